@@ -66,6 +66,10 @@ def _command(options: argparse.Namespace) -> Callable[[], int]:
             from kvchat.cli import ask
 
             return lambda: ask.run(arguments.ask_options(options))
+        case "serve":
+            from kvchat.cli.serve import command as serve
+
+            return lambda: serve.run(arguments.serve_options(options))
         case "prepare" | "prepared":
             from kvchat.cli import prepared
 

@@ -21,6 +21,7 @@ from kvchat.library.remote.starter import StarterProgress, fetch_starter
 from kvchat.runtime import Runtime, open_runtime
 from kvchat.settings import Settings, load_settings
 from kvchat.system.concurrency import Threads
+from kvchat.system.ownership import Ownership
 from kvchat.system.paths import Paths, resolve_paths
 from kvchat.transfer.repair import repair
 from kvchat.transfer.restore import finish_restore
@@ -90,7 +91,7 @@ async def _run(qt: QApplication, instance: SingleInstance, paths: Paths, *, star
 async def _opened(paths: Paths, settings: Settings) -> Runtime | None:
     """The runtime, with damaged chats repaired if the user wants that; None if not. Raises KvchatError."""
     try:
-        return await open_runtime(paths, settings)
+        return await open_runtime(paths, settings, Ownership(paths.state, "the kvchat window", lasts=True))
     except ChatsDamaged as error:
         words = "Repairing keeps all that can be read, with what the newest automatic backup has."
         if not await _ask(error.title, f"{words} The damaged file is set aside.", error.detail, "Repair"):
@@ -99,7 +100,7 @@ async def _opened(paths: Paths, settings: Settings) -> Runtime | None:
         if repaired is None:
             raise
         await _ask(repaired.title, repaired.words, "", "")
-        return await open_runtime(paths, settings)
+        return await open_runtime(paths, settings, Ownership(paths.state, "the kvchat window", lasts=True))
 
 
 class _Application:

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import itertools
 from contextlib import suppress
 from pathlib import Path
-
-import psutil
 
 from kvchat.chat.deletion.permanent import forget_strangers
 from kvchat.chat.deletion.recently_deleted import purge_left_behind
@@ -19,29 +16,26 @@ from kvchat.chat.restore_findings import Findings
 from kvchat.chat.service import ChatService
 from kvchat.chat.turn.statistics import Statistics, note_disk, read_statistics
 from kvchat.diagnostics import Facts, report
+from kvchat.door_service import DoorService
 from kvchat.engine.running.log import EngineLog
-from kvchat.engine.running.supervisor import EngineSupervisor
 from kvchat.engine.speaking.connection import EngineState, EngineStatus
-from kvchat.engine_host.external import ExternalHost
 from kvchat.engine_host.idle_stop import IdleStop
-from kvchat.engine_host.managed import ManagedHost
-from kvchat.engine_host.memory import EngineMemory
+from kvchat.engine_host.making import HostParts, make_hosts
 from kvchat.engine_host.model import AnsweringModel
-from kvchat.engine_host.setup import EngineSetup, server_key
-from kvchat.engine_host.switching import SwitchingHost
+from kvchat.engine_host.setup import EngineSetup
 from kvchat.kvstore.savepoint import StoreRefused
 from kvchat.kvstore.store import SavePointStore
 from kvchat.library.gguf.facts import read_facts
-from kvchat.library.gguf.kv_cache import kv_bytes
-from kvchat.library.memory.corrections import CorrectionBook
+from kvchat.library.memory.machine import on_battery
 from kvchat.library.model_library import ModelLibrary
-from kvchat.library.remote.downloads import Download, DownloadState
+from kvchat.library.remote.downloads import Download, outcome_in_words
 from kvchat.session.finishing import Unfinished
 from kvchat.session.restore_cost import BreakEven
 from kvchat.settings import Settings, differ, save_settings
 from kvchat.store_service import BOUND_SETTINGS, StoreService, keep_within_bounds, open_store_or_none
 from kvchat.system.concurrency import Background, Worker
 from kvchat.system.migrations import drop_old_copies
+from kvchat.system.ownership import Ownership
 from kvchat.system.paths import Paths
 from kvchat.transfer.service import TransferService
 from kvchat.words.redaction import this_person
@@ -52,13 +46,25 @@ SAVE_PATIENCE_S = 15.0  # an engine that writes nothing for so long hangs
 class Runtime:
     """A running kvchat without its window. Made by `open_runtime`, ended by `close`."""
 
-    def __init__(self, paths: Paths, settings: Settings, database: Database, worker: Worker, store: SavePointStore):
+    def __init__(
+        self,
+        paths: Paths,
+        settings: Settings,
+        database: Database,
+        worker: Worker,
+        store: SavePointStore,
+        ownership: Ownership,
+        key: str | None = None,
+    ) -> None:
         self.paths, self.settings = paths, settings
         self._chosen_model = settings.model_path  # the user's, to begin with next time; a conversation may use another
         self.events = EventBus()
         self._worker, self._database, self._store = worker, database, store
         self._log = EngineLog(paths.engine_log)
-        self.engine = self._make_hosts()
+        given = paths, lambda: self.settings, store, Findings(database, worker, self.events), self._log, ownership
+        told = self._take_model, self._engine_changed, self._notify
+        hosts = HostParts(*given, *told, lambda: self.chat.context.tokens_needed(self.settings.model_path), key)
+        self.engine = make_hosts(hosts)
         self.models = ModelLibrary(paths, lambda: self.settings.model_folders)
         self.models.subscribe(self._download_changed)
         self.model = AnsweringModel(lambda: self.settings, self.engine, self.models)
@@ -79,7 +85,11 @@ class Runtime:
         )
         self.engines = EngineSetup(paths, lambda: self.settings)
         self.transfer = TransferService(paths, database, worker, self.events, store, self.chat.try_out)
-        self._idle_stop = IdleStop(lambda: self.settings.idle_minutes, self.chat, self.engine)
+        parts = self.chat.slots, self.engine, self.model, self.models
+        self.door = DoorService(paths, lambda: self.settings, *parts, ownership, self._notify)
+        self._idle_stop = IdleStop(
+            lambda: self.settings.idle_minutes, self.chat, self.engine, others_idle_s=lambda: self.door.idle_s
+        )
         self._closed = False
         self._backups = DailyBackups(paths.database, self._notify)
         self._storing_settings = asyncio.Lock()
@@ -93,13 +103,7 @@ class Runtime:
     @property
     def break_even(self) -> BreakEven | None:
         """From how many tokens on restoring pays here; None until an engine has read and restored something."""
-        choice, context_size = self.engine.choice, self.engine.context_size
-        if choice is None or context_size is None:
-            return None
-        plan = choice.plan
-        return self.chat.slots.restore_cost.break_even(
-            lambda tokens: kv_bytes(choice.facts, tokens, plan.kv_type_k, plan.kv_type_v), context_size
-        )
+        return self.engine.break_even(self.chat.slots.restore_cost)
 
     async def statistics(self) -> Statistics:
         """What the replies of the last days cost, by day, as their receipts say it. Raises StorageFailed."""
@@ -124,8 +128,16 @@ class Runtime:
         await self._take_newest_model()
         if self.model.is_there:
             await (self.start_engine() if self.settings.engine_start == "app" else self.engine.rest())
+        self._background.begin(self.door.follow())
         self._background.begin(self._idle_stop.run())
         self.chat.titles.begin(lambda: self.settings.model_titles)
+
+    async def serve(self) -> None:
+        """For `kvchat serve`: wait until the engine is there, as `begin` does nothing else. Raises KvchatError."""
+        self.chat.forget_left_behind()
+        async with self.chat.slots.alone():
+            await self.engine.ready()
+        self._background.begin(self._idle_stop.run())
 
     async def start_engine(self) -> None:
         """Start the engine with the model from the settings; returns at once, `EngineChanged` tells the rest."""
@@ -134,6 +146,7 @@ class Runtime:
     async def stop_engine(self) -> None:
         """Stop every reply, finish what is being saved, then stop the engine, a hanging one too."""
         self.chat.stop_all()
+        await self.door.break_off()
         await self._come_to_rest()
         await self.engine.stop()
 
@@ -182,6 +195,7 @@ class Runtime:
                 if differ(before, settings, BOUND_SETTINGS):
                     await self.save_points.keep_to(self.settings)
                 self.chat.recently_deleted.look_after()
+                await self.door.changed(before, settings)
 
     async def close(self) -> None:
         """Stop what is being said, finish the running save, stop the engine, close the database. Again does nothing."""
@@ -192,6 +206,7 @@ class Runtime:
         self._idle_stop.end()
         await self.models.close()
         self.chat.close()
+        await finishing.in_time(self.door.close(), SAVE_PATIENCE_S)
         await self._come_to_rest()
         await self.engine.close()
         await finishing.in_time(self.chat.idle(), SAVE_PATIENCE_S)
@@ -210,9 +225,13 @@ class Runtime:
         """Nobody waits for what is being put away: it is not kept, and `close` ends soon."""
         self.chat.slots.finishing.cancel()
 
+    async def _idle(self) -> None:
+        await self.chat.idle()
+        await self.door.idle()
+
     async def _come_to_rest(self) -> None:
         """Wait for turns and saves to end, but not for an engine that hangs: stopping it ends them too."""
-        if not await self.chat.slots.finishing.rested(self.chat.idle(), SAVE_PATIENCE_S):
+        if not await self.chat.slots.finishing.rested(self._idle(), SAVE_PATIENCE_S):
             self.events.publish(Notice("The engine does not answer", "It is stopped; what it was saving is not kept."))
 
     def _why_not_read(self) -> str:
@@ -221,38 +240,11 @@ class Runtime:
             return "" if self.settings.read_ahead == "always" else "that is switched off"
         if self.settings.engine_url:
             return "the engine is not kvchat’s own"
-        battery = psutil.sensors_battery()
-        return "" if battery is None or battery.power_plugged is not False else "this computer runs on its battery"
+        return "this computer runs on its battery" if on_battery() else ""
 
     def _download_changed(self, download: Download) -> None:
-        name = download.order.file.name
-        if download.state is DownloadState.DONE:
-            self.events.publish(Notice(f"{name} is downloaded", "It is among the models now."))
-        elif download.state is DownloadState.FAILED and download.error is not None:
-            error = download.error
-            self.events.publish(Notice(f"{name} could not be downloaded", f"{error.title}. {error.detail}"))
-
-    def _make_hosts(self) -> SwitchingHost:
-        generations, folder = itertools.count(1), self._store.staging_folder()
-        findings = Findings(self._database, self._worker, self.events)
-        managed = ManagedHost(
-            lambda: self.settings,
-            folder,
-            EngineSupervisor(log=self._log, generations=generations),
-            findings,
-            EngineMemory(CorrectionBook(self.paths.memory_corrections), self._notify, self._store),
-            lambda: self.chat.context.tokens_needed(self.settings.model_path),
-        )
-        external = ExternalHost(
-            lambda: self.settings,
-            folder,
-            generations,
-            findings,
-            server_key(self.paths),
-        )
-        return SwitchingHost(
-            lambda: self.settings, self._take_model, managed, external, self._engine_changed, self._log
-        )
+        if words := outcome_in_words(download):
+            self.events.publish(Notice(*words))
 
     async def _take_newest_model(self) -> None:
         """The conversation on show at the start is the newest: begin with its model, if that is still there."""
@@ -277,8 +269,14 @@ class Runtime:
             self.chat.engine_ready()
 
 
-async def open_runtime(paths: Paths, settings: Settings) -> Runtime:
-    """Open the database and the store. Raises KvchatError when the folders or the database cannot be used."""
+async def open_runtime(
+    paths: Paths, settings: Settings, ownership: Ownership | None = None, key: str | None = None
+) -> Runtime:
+    """Open the database and the store. Raises KvchatError when the folders or the database cannot be used.
+
+    `ownership`: of the engine; without, this is the process that others find it with. `key`: of the server in the
+    settings, in place of the one that is kept.
+    """
     await asyncio.to_thread(paths.ensure)
     worker = Worker("database")
     database = await worker.run(Database, paths.database)
@@ -296,4 +294,5 @@ async def open_runtime(paths: Paths, settings: Settings) -> Runtime:
             await worker.run(forget_strangers, store, database)
             # What has grown too old since the last run goes.
             await asyncio.to_thread(keep_within_bounds, paths, settings, store)
-    return Runtime(paths, settings, database, worker, store)
+    ownership = ownership or Ownership(paths.state, "another kvchat", lasts=False)
+    return Runtime(paths, settings, database, worker, store, ownership, key)

@@ -31,7 +31,6 @@ ENGINE_STARTS = frozenset(("app", "message"))
 READ_AHEAD = frozenset(("auto", "always", "never"))
 HIGHEST_TEMPERATURE = 5.0  # beyond it a model says nothing but noise
 LEAST_CONTEXT, MOST_CONTEXT = 256, 2**24  # tokens; llama.cpp's least step, and more than any model was trained for
-MOST_SLOTS = 8  # chats side by side
 LEAST_QUOTA, MOST_BYTES = 100 * MB, 10**18  # bytes; more than any disk has, and less than SQLite counts
 MOST_TOKENS = 2**31 - 1  # of a reply; llama.cpp's int32_t
 MOST_DAYS = 3650
@@ -54,7 +53,6 @@ class Settings:
     engine_start: str = "app"  # the engine starts with the app, or with the first message
     idle_minutes: int | None = None  # without a message for so long, the engine stops; None: it stays
     context_size: int | None = None  # tokens
-    slots: int = 0  # so many chats side by side in the engine; 0: kvchat decides
     kv_type: str = "f16"
     quota_bytes: int | None = None  # default: as kvstore.admission.default_quota has it
     free_floor_bytes: int = 2 * GB  # below this much free disk space nothing is saved
@@ -68,6 +66,11 @@ class Settings:
     temperature: float | None = None  # sampling; None: the engine's default
     max_tokens: int | None = None  # the longest reply, in tokens; None: as long as the model goes on
     seed: int | None = None
+    door: bool = False  # other programs may use the engine
+    door_host: str = "127.0.0.1"  # the address they find it at; any but this computer's own needs a key
+    door_port: int = 8737
+    door_any_model: bool = False  # a model name that nobody has means the one in use
+    door_origins: str = ""  # web pages that may use it, parted by commas
 
     @property
     def keep_deleted_s(self) -> float:
@@ -189,7 +192,6 @@ _RULES: dict[str, _Rule] = {
     "engine_start": _one_of(ENGINE_STARTS),
     "idle_minutes": _whole(1, MOST_IDLE_MINUTES, _several("minute")),
     "context_size": _whole(LEAST_CONTEXT, MOST_CONTEXT, _several("token")),
-    "slots": _whole(0, MOST_SLOTS),
     "kv_type": _one_of(KV_TYPE_NAMES),
     "quota_bytes": _whole(LEAST_QUOTA, MOST_BYTES, size),
     "free_floor_bytes": _whole(0, MOST_BYTES, size),
@@ -203,4 +205,9 @@ _RULES: dict[str, _Rule] = {
     "temperature": _temperature,
     "max_tokens": _whole(1, MOST_TOKENS, _several("token")),
     "seed": _whole(-1, 2**32 - 1),  # llama.cpp's uint32_t; -1 is a random one
+    "door": _switch,
+    "door_host": _text,
+    "door_port": _whole(1, 65_535),
+    "door_any_model": _switch,
+    "door_origins": _text,
 }

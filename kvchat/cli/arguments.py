@@ -1,42 +1,26 @@
-"""The command line: its commands and options, the values they take, and what was asked for. Does none of it.
-
-What the functions that read a value raise, argparse makes a usage message of.
-"""
+"""The command line: its commands and options, the values they take, and what was asked for. Does none of it."""
 
 from __future__ import annotations
 
 import argparse
-import os
-import re
-import sys
-from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from kvchat import __version__
 from kvchat.cli import options
-from kvchat.errors import KvchatError
-from kvchat.settings import MOST_BYTES, MOST_CONTEXT, why_not
+from kvchat.cli.options import NoQuestion, byte_count, named_path, positive, setting, standard_input, text
 from kvchat.transfer.exporting import ExportForm
-from kvchat.words.wording import size
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 T = TypeVar("T", bound="DataclassInstance")
 SIZE_TOKENS = 16_384  # of the chat of `bench --size`: 2 GB
-MOST_QUESTION = 64_000_000  # bytes, as of a file that is attached
-_UNREAD = re.compile("[\ud800-\udfff]")  # Python's surrogateescape
-_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}  # decimal, as all sizes kvchat shows
 _CODES = (
     "Exit codes: 0 done; 1 not done, or nothing found, or a fault found: standard error says which; 2 the command line"
     " makes no sense; 130 and 143 ended by Ctrl+C or SIGTERM; 141 whoever read the output has left."
 )
-
-
-class NoQuestion(KvchatError):
-    """There is nothing that could be asked."""
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -51,6 +35,7 @@ def build_parser() -> argparse.ArgumentParser:
     _flag(parser, "--hidden", "start in the tray, without opening the window")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="without a window")
     _add_ask(commands.add_parser("ask", help="ask one question and print the reply"))
+    _add_serve(commands.add_parser("serve", help="let other programs use the engine, with its memory"))
     _add_prepare(commands)
     _add_bench(commands.add_parser("bench", help="measure what save points bring with your own model"))
     _add_store(commands.add_parser("store", help="show, prune or verify the save points"))
@@ -72,6 +57,11 @@ def ask_options(namespace: argparse.Namespace) -> options.AskOptions:
     if not prompt.strip():
         raise NoQuestion("There is no question", "It is empty.", "Write it behind the command, or - to read it.")
     return _filled(options.AskOptions, namespace, prompt=prompt, attach=tuple(namespace.attach))
+
+
+def serve_options(namespace: argparse.Namespace) -> options.ServeOptions:
+    """The options of `serve`."""
+    return _filled(options.ServeOptions, namespace)
 
 
 def prepare_options(namespace: argparse.Namespace) -> options.PrepareOptions:
@@ -121,61 +111,6 @@ def _filled(kind: type[T], namespace: argparse.Namespace, **instead: object) -> 
     return kind(**told | instead)
 
 
-def positive(digits: str) -> int:
-    """A whole number above zero, and none that nobody could wait for."""
-    number = int(digits)  # argparse makes a usage message of its ValueError
-    if not 1 <= number <= MOST_CONTEXT:
-        raise argparse.ArgumentTypeError(f"{digits} is not from 1 to {MOST_CONTEXT:,}")
-    return number
-
-
-def setting(name: str, read: Callable[[str], float]) -> Callable[[str], float]:
-    """A number within the bounds that the setting `name` has."""
-
-    def number(digits: str) -> float:
-        value = read(digits)
-        if why := why_not(name, value):
-            raise argparse.ArgumentTypeError(f"{digits}: {why}")
-        return value
-
-    return number
-
-
-def text(words: str) -> str:
-    """Words that a locale could not read are read as UTF-8; bytes that are none are shown as such."""
-    if not _UNREAD.search(words):
-        return words
-    return os.fsencode(words).decode("utf-8", "replace")
-
-
-def named_path(name: str) -> Path:
-    """A path that can be written down: what answers a chat is remembered by it."""
-    if text(name) != name:
-        raise argparse.ArgumentTypeError(f"the name {text(name)!r} is not in UTF-8: rename it")
-    return Path(name)
-
-
-def standard_input() -> str:
-    """All of standard input as text. Raises NoQuestion for what nobody can ask."""
-    given = sys.stdin.buffer.read(MOST_QUESTION + 1) if sys.stdin else b""
-    if len(given) > MOST_QUESTION:
-        raise NoQuestion(
-            "The question is too long", f"It is larger than {size(MOST_QUESTION)}.", "Attach a part of it."
-        )
-    return given.decode("utf-8-sig", "replace").replace("\0", "")
-
-
-def byte_count(words: str) -> int:
-    """A size as a user writes it: "2GB", "1.5 gb", "500M", "1000000"."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)B?\s*", words, re.IGNORECASE)
-    if match is None:
-        raise argparse.ArgumentTypeError(f"{words!r} is not a size; write it as 500MB or 2GB")
-    size_bytes = float(match[1]) * _UNITS[match[2].upper()]
-    if size_bytes > MOST_BYTES:
-        raise argparse.ArgumentTypeError(f"{words!r} is more than any disk has")
-    return round(size_bytes)
-
-
 def _flag(parser: argparse._ActionsContainer, name: str, words: str, **more: Any) -> None:
     parser.add_argument(name, action="store_true", help=words, **more)
 
@@ -201,6 +136,15 @@ def _add_ask(parser: argparse.ArgumentParser) -> None:
     _flag(parser, "--starter", "without a model, fetch the starter model", default=argparse.SUPPRESS)
     _add_json(parser)
     _value(parser, "prompt", "PROMPT", "the question; - reads standard input")
+
+
+def _add_serve(parser: argparse.ArgumentParser) -> None:
+    _value(parser, "--host", "ADDRESS", "where to listen (default: 127.0.0.1); any other needs a key")
+    _value(parser, "--port", "N", "default: 8737", type=setting("door_port", int))
+    _add_engine(parser)
+    _value(parser, "--slots", "N", "answer up to N requests side by side", type=positive)
+    keys = "a file only you may read; a line is a key, or a program's name, a colon and its key"
+    _value(parser, "--key-file", "FILE", keys, type=Path)
 
 
 def _add_prepare(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

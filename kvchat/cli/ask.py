@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import sys
 from dataclasses import dataclass, field
@@ -25,12 +26,13 @@ from kvchat.cli.options import AskOptions
 from kvchat.engine.speaking.connection import EngineState, EngineStatus
 from kvchat.engine.speaking.errors import EngineFailure
 from kvchat.engine.speaking.wire import Sampling
+from kvchat.engine_host.managed import EngineElsewhere
 from kvchat.errors import KvchatError
 from kvchat.runtime import Runtime, open_runtime
 from kvchat.session.events import MakingRoom, RestoreFailed, Saved, SaveSkipped
+from kvchat.system.ownership import Ownership
 from kvchat.system.paths import resolve_paths
 from kvchat.words.safe_text import calm
-from kvchat.words.wording import roughly
 from kvchat.words.wording import size as size_in_words
 
 TOLD_OF_RECEIPT = (
@@ -88,7 +90,14 @@ class _Printer:
 async def _ask(options: AskOptions) -> int:
     paths = resolve_paths()
     settings = await chosen_settings(paths, options.model, options.engine, starter=options.starter)
-    runtime = await open_runtime(paths, settings)
+    ownership = Ownership(paths.state, "kvchat ask", lasts=False)
+    key = None
+    if not settings.engine_url and (other := await asyncio.to_thread(ownership.claim)) and other.lasts:
+        if options.engine or not other.door:
+            raise EngineElsewhere(other)
+        _remark(f"{other.name} has the engine, and answers.")
+        settings, key = dataclasses.replace(settings, engine_url=other.door), other.key
+    runtime = await open_runtime(paths, settings, ownership, key)
     printer = _Printer(options.as_json)
     try:
         runtime.events.subscribe(printer.hear)
@@ -136,23 +145,11 @@ async def _conversation(runtime: Runtime, options: AskOptions) -> str:
             raise NoSuchChat(f"There is no chat {options.chat_id}", "", "Leave --chat out to go on with the newest.")
         return options.chat_id
     if options.on is not None:
-        return await _begun_on(runtime, options.on)
+        return (await runtime.chat.library.begin(await runtime.chat.library.named(options.on))).id
     known = await runtime.chat.conversations()
     if known and not options.new:
         return known[0].id
     return (await runtime.chat.new_conversation(options.system)).id
-
-
-async def _begun_on(runtime: Runtime, name: str) -> str:
-    """A new chat on what was prepared under that name; where it has to be read again that is said before."""
-    library = runtime.chat.library
-    one = await library.named(name)
-    usage = () if runtime.save_points.problem else (await runtime.save_points.usage()).conversations
-    for standing in await library.standings(await runtime.engine.states_now(), usage):
-        if standing.prepared.id == one.id and standing.why_not:
-            time = f" in {roughly(standing.seconds)}" if standing.seconds else ""
-            _remark(f"“{calm(name)}” is read first{time}: {standing.why_not}")
-    return (await library.begin(one)).id
 
 
 def _answer(chat_id: str, reply: Message) -> dict[str, object]:

@@ -1,13 +1,27 @@
-"""What the user asked of a command, as values."""
+"""What the user asked of a command, as values, and how values are read.
+
+What the functions that read one raise, argparse makes a usage message of.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import argparse
+import os
+import re
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from kvchat.errors import KvchatError
+from kvchat.settings import MOST_BYTES, MOST_CONTEXT, why_not
 from kvchat.transfer.exporting import ExportForm
+from kvchat.words.wording import size
+
+MOST_QUESTION = 64_000_000  # bytes, as of a file that is attached
+_UNREAD = re.compile("[\ud800-\udfff]")  # Python's surrogateescape
+_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}  # decimal, as all sizes kvchat shows
 
 
 @dataclass(frozen=True)
@@ -30,6 +44,18 @@ class AskOptions:
 
 
 PERSON_PARTS = ("switch", "paste", "documents", "busy")
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    """Where and with what `kvchat serve` serves. None means "not given": the settings decide."""
+
+    host: str | None = None
+    port: int | None = None
+    model: Path | None = None
+    engine: Path | None = None
+    slots: int | None = None  # requests that are answered side by side
+    key_file: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -101,3 +127,62 @@ class ExportOptions:
     form: ExportForm | None = None  # None: as the target's name says
     with_memory: bool = False  # so that the chat is as quick elsewhere
     passphrase_file: Path | None = None  # whose first line seals it
+
+
+class NoQuestion(KvchatError):
+    """There is nothing that could be asked."""
+
+
+def positive(digits: str) -> int:
+    """A whole number above zero, and none that nobody could wait for."""
+    number = int(digits)  # argparse makes a usage message of its ValueError
+    if not 1 <= number <= MOST_CONTEXT:
+        raise argparse.ArgumentTypeError(f"{digits} is not from 1 to {MOST_CONTEXT:,}")
+    return number
+
+
+def setting(name: str, read: Callable[[str], float]) -> Callable[[str], float]:
+    """A number within the bounds that the setting `name` has."""
+
+    def number(digits: str) -> float:
+        value = read(digits)
+        if why := why_not(name, value):
+            raise argparse.ArgumentTypeError(f"{digits}: {why}")
+        return value
+
+    return number
+
+
+def text(words: str) -> str:
+    """Words that a locale could not read are read as UTF-8; bytes that are none are shown as such."""
+    if not _UNREAD.search(words):
+        return words
+    return os.fsencode(words).decode("utf-8", "replace")
+
+
+def named_path(name: str) -> Path:
+    """A path that can be written down: what answers a chat is remembered by it."""
+    if text(name) != name:
+        raise argparse.ArgumentTypeError(f"the name {text(name)!r} is not in UTF-8: rename it")
+    return Path(name)
+
+
+def standard_input() -> str:
+    """All of standard input as text. Raises NoQuestion for what nobody can ask."""
+    given = sys.stdin.buffer.read(MOST_QUESTION + 1) if sys.stdin else b""
+    if len(given) > MOST_QUESTION:
+        raise NoQuestion(
+            "The question is too long", f"It is larger than {size(MOST_QUESTION)}.", "Attach a part of it."
+        )
+    return given.decode("utf-8-sig", "replace").replace("\0", "")
+
+
+def byte_count(words: str) -> int:
+    """A size as a user writes it: "2GB", "1.5 gb", "500M", "1000000"."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)B?\s*", words, re.IGNORECASE)
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{words!r} is not a size; write it as 500MB or 2GB")
+    size_bytes = float(match[1]) * _UNITS[match[2].upper()]
+    if size_bytes > MOST_BYTES:
+        raise argparse.ArgumentTypeError(f"{words!r} is more than any disk has")
+    return round(size_bytes)

@@ -28,7 +28,6 @@ from kvchat.library.gguf.kv_cache import kv_bytes_per_token
 from kvchat.session.host import ReadyEngine
 from kvchat.session.restore_support import Finding, Strategy
 from kvchat.settings import Settings
-from kvchat.system.secret_store import SecretStore
 
 _OUT_OF_REACH = "the server keeps its states where kvchat cannot reach them"
 _IN_USE = "it was not tried out beforehand, because another program may be using the server"
@@ -51,9 +50,12 @@ class ExternalHost(BaseHost):
         slot_path: Path,
         generations: Iterator[int],
         findings: Findings,
-        key: SecretStore,
+        key: Callable[[], str],
     ) -> None:
-        """`slot_path` stands in where the server's own folder is out of reach: nothing is written there."""
+        """`slot_path` stands in where the server's own folder is out of reach: nothing is written there.
+
+        `key`: the server's, empty where it asks for none; may ask the user to unlock a keyring.
+        """
         super().__init__(settings, slot_path, ExternalServer(generations), findings)
         self.server: ServerFacts | None = None  # as it told last
         self._key = key
@@ -77,8 +79,7 @@ class ExternalHost(BaseHost):
                 reason = EngineFailure(FailureKind.NOT_FOUND, error.title, error.detail, error.advice)
                 self._set_override(EngineStatus(EngineState.FAILED, reason))
                 return
-            kept = await asyncio.to_thread(self._key.load)
-            await self._connection.connect(ServerAddress(url, kept[0] if kept else ""))
+            await self._connection.connect(ServerAddress(url, await asyncio.to_thread(self._key)))
 
     async def stop(self) -> None:
         """Let go of the server. It goes on running."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections.abc import Callable
 
 from kvchat.chat.service import ChatService
@@ -16,13 +17,19 @@ class IdleStop:
     """Stops a ready engine after so many idle minutes; the next message starts it and restores from its save point."""
 
     def __init__(
-        self, minutes: Callable[[], int | None], chat: ChatService, host: SwitchingHost, look_s: float = LOOK_S
+        self,
+        minutes: Callable[[], int | None],
+        chat: ChatService,
+        host: SwitchingHost,
+        look_s: float = LOOK_S,
+        others_idle_s: Callable[[], float] = lambda: math.inf,
     ) -> None:
-        """`minutes` are those in the settings at this moment; None: never."""
+        """`minutes` are those in the settings at this moment; None: never. `others_idle_s`: other programs'."""
         self._minutes = minutes
         self._chat = chat
         self._host = host
         self._look_s = look_s
+        self._others_idle_s = others_idle_s
         self._ended = asyncio.Event()
 
     async def run(self) -> None:
@@ -46,4 +53,5 @@ class IdleStop:
 
     def _is_due(self) -> bool:
         minutes = self._minutes()
-        return minutes is not None and self._host.may_rest() and self._chat.idle_s >= 60 * minutes
+        idle_s = min(self._chat.idle_s, self._others_idle_s())
+        return minutes is not None and self._host.may_rest() and idle_s >= 60 * minutes

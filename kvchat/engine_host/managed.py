@@ -21,6 +21,20 @@ from kvchat.errors import KvchatError
 from kvchat.session.host import ReadyEngine
 from kvchat.session.restore_support import Finding, Strategy
 from kvchat.settings import Settings
+from kvchat.system.ownership import Owner, Ownership
+
+CLAIM_EVERY_S = 0.2
+
+
+class EngineElsewhere(KvchatError):
+    """Another kvchat of this user has the engine: a second copy of its model is not loaded."""
+
+    def __init__(self, other: Owner) -> None:
+        super().__init__(
+            "Another kvchat has the engine",
+            f"It is {other.name} (process {other.pid}); the model is not loaded a second time.",
+            "Use that one, or end it first.",
+        )
 
 
 class ManagedHost(BaseHost):
@@ -36,12 +50,18 @@ class ManagedHost(BaseHost):
         findings: Findings,
         memory: EngineMemory,
         needed: Callable[[], Awaitable[int]],
+        ownership: Ownership | None = None,
     ) -> None:
-        """`needed`: how many tokens the chats have that are likely to be answered, the replies included."""
+        """`needed`: how many tokens the chats have that are likely to be answered, the replies included.
+
+        `ownership`: of the one engine; without, this process is not asked whether another has one.
+        """
         super().__init__(settings, slot_path, supervisor, findings)
         self.choice: EngineChoice | None = None  # of the engine that runs, or ran last
         self.memory = memory
         self._needed = needed
+        self._ownership = ownership
+        self._closed = False
         self._starter: asyncio.Task[None] | None = None
         self._meant_to_see = False  # the engine was started to be shown pictures
 
@@ -59,6 +79,7 @@ class ManagedHost(BaseHost):
 
     async def start(self, *, sees: bool = False, tokens: int = 0) -> None:
         """Choose an engine and start it, unless an engine runs. What goes wrong ends up in the status."""
+        elsewhere = await self._claim()
         async with self._lock:
             if self.status.state not in DOWN:
                 return
@@ -66,6 +87,8 @@ class ManagedHost(BaseHost):
             self.started_with = settings = self._settings()
             self._meant_to_see = sees
             try:
+                if elsewhere is not None:
+                    raise EngineElsewhere(elsewhere)
                 needed = max(tokens, await self._needed())
                 choice = await asyncio.to_thread(
                     self.memory.choose, settings, self._slot_path, sees=sees, needed=needed
@@ -95,10 +118,13 @@ class ManagedHost(BaseHost):
 
     async def close(self) -> None:
         """Stop for good."""
+        self._closed = True
         async with self._lock:
             self._override = None
             await self._connection.close()
             await self.memory.close()
+            if self._ownership is not None:
+                await asyncio.to_thread(self._ownership.release)
         if self._inspection is not None:
             await asyncio.wait([self._inspection])  # it ends with its engine
 
@@ -133,6 +159,15 @@ class ManagedHost(BaseHost):
         stopped = self.status.state in (EngineState.STOPPED, EngineState.STOPPING, EngineState.RESTING)
         return failure.stopped_on_purpose() if reason is error and stopped else reason
 
+    async def _claim(self) -> Owner | None:
+        """Be the one process that has an engine; which other keeps it. A command that has it is waited for."""
+        while self._ownership is not None and not self._closed:
+            other = await asyncio.to_thread(self._ownership.claim)
+            if other is None or other.lasts:
+                return other
+            await asyncio.sleep(CLAIM_EVERY_S)
+        return None
+
     async def _start_anew(self, *, sees: bool, tokens: int) -> None:
         """Start an engine, in place of one that runs. Whoever waits for it may go away: it is finished all the same."""
 
@@ -165,7 +200,6 @@ class ManagedHost(BaseHost):
             kv_bytes_per_token=choice.kv_bytes_per_token,
             finding=Finding(choice.promised, proved=False),
             sees=facts.sees,
-            slots=tuple(range(choice.plan.slots)),
             most_context=choice.most.tokens if choice.context.tokens < choice.most.tokens else 0,
         )
         self._subject = choice.subject

@@ -18,10 +18,12 @@ from kvchat.engine_host.external import ExternalHost
 from kvchat.engine_host.managed import ManagedHost
 from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import Fingerprint
+from kvchat.library.gguf.kv_cache import kv_bytes
 from kvchat.library.memory.context_size import ContextChoice
 from kvchat.library.memory.fitting import MemoryBar, given_back
 from kvchat.library.memory.proposals import Proposal
 from kvchat.session.host import ReadyEngine
+from kvchat.session.restore_cost import BreakEven, RestoreCost
 from kvchat.settings import Settings, differ
 
 # These need another engine process.
@@ -32,7 +34,6 @@ RESTART_SETTINGS = (
     "engine_arguments",
     "rpc_workers",
     "context_size",
-    "slots",
     "kv_type",
 )
 
@@ -151,6 +152,16 @@ class SwitchingHost:
         except KvchatError:
             return None
         return choice.fingerprint, choice.most.tokens
+
+    def break_even(self, cost: RestoreCost) -> BreakEven | None:
+        """From how many tokens on restoring pays with the engine that runs; None until it has read and restored."""
+        choice, context_size = self.choice, self.context_size
+        if choice is None or context_size is None:
+            return None
+        plan = choice.plan
+        return cost.break_even(
+            lambda tokens: kv_bytes(choice.facts, tokens, plan.kv_type_k, plan.kv_type_v), context_size
+        )
 
     async def note_restore(self, *, hollow: bool) -> None:
         """A restore in a real turn held, or proved hollow."""

@@ -54,17 +54,17 @@ class ModelLibrary:
         loop = asyncio.get_running_loop()
 
         def look(stop: threading.Event) -> tuple[UnreadableFolder, ...]:
-            chosen = [expanded(folder) for folder in self._chosen()]
-            folders = list(model_folders(self._paths.models, chosen, this_machine()))
-            if in_use:
-                folders.append(ModelFolder(Source.FILE, Path(in_use)))
-            finder = ModelFinder(folders, self._paths.model_facts)
+            finder = self._finder(in_use)
             for model in finder.models(stop):
                 judgement = judge(model.facts) if model.facts else None
                 loop.call_soon_threadsafe(found, JudgedModel(model, judgement))
             return tuple(finder.unreadable)
 
         return await in_thread(look)
+
+    async def usable(self) -> list[FoundModel]:
+        """The models on disk that can be used, however they fit. Can be cancelled."""
+        return await in_thread(lambda stop: [model for model in self._finder(None).models(stop) if model.facts])
 
     def download(self, repository: HubRepository, file: HubFile) -> Path:
         """Begin to fetch a model; returns where it will be. Raises HubError for an impossible file name."""
@@ -73,6 +73,12 @@ class ModelLibrary:
     def is_here(self, repository: HubRepository, file: HubFile) -> bool:
         """Whether kvchat has fetched that model already. Raises HubError for an impossible file name."""
         return Order(repository.repository, repository.revision, file).is_here(self._paths.models)
+
+    def _finder(self, in_use: str | None) -> ModelFinder:
+        folders = list(model_folders(self._paths.models, [*map(expanded, self._chosen())], this_machine()))
+        if in_use:
+            folders.append(ModelFolder(Source.FILE, Path(in_use)))
+        return ModelFinder(folders, self._paths.model_facts)
 
     def repository_of(self, path: Path) -> str | None:
         """The repository a model was fetched from, told by where it lies; None for one that kvchat did not fetch."""

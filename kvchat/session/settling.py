@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from kvchat.engine.speaking.errors import EngineRefused
@@ -13,6 +13,7 @@ from kvchat.session.events import SaveSkipped, Saving, Tell
 from kvchat.session.lease import Lease
 from kvchat.system.concurrency import Interruption
 
+Boundary = Callable[[], Coroutine[Any, Any, Tokens]]
 R = TypeVar("R")
 
 
@@ -31,27 +32,25 @@ class Settling:
         self._steps.interrupt()
 
     async def run(
-        self, lease: Lease, history: Sequence[ChatMessage], label: str, going_on: Sequence[ChatMessage] = ()
+        self, lease: Lease, boundary: Boundary, label: str | None = None, going_on: Sequence[ChatMessage] = ()
     ) -> None:
-        """Settle at the turn boundary after `history` and save under `label`. Under the slot's lock.
+        """Settle at the turn boundary that `boundary` finds, and save under `label`. In the slot's owner's hands.
 
         `going_on`: the history with its last reply open, if that may be continued. Raises EngineGone.
         """
         try:
-            await self._run(lease, history, label, going_on)
+            await self._run(lease, boundary, label, going_on)
         except EngineRefused as refusal:
             self._tell(SaveSkipped(refusal.message))
 
-    async def _run(
-        self, lease: Lease, history: Sequence[ChatMessage], label: str, going_on: Sequence[ChatMessage]
-    ) -> None:
+    async def _run(self, lease: Lease, find: Boundary, label: str | None, going_on: Sequence[ChatMessage]) -> None:
         engine = lease.engine
         end: Tokens = ()
         if lease.keeps:
             self._tell(Saving())
             if going_on and not engine.can_cut:
                 end = await self._save_where_it_goes_on(lease, label, going_on)
-        boundary = await self._unless_superseded(lease.boundary(history)) or ()
+        boundary = await self._unless_superseded(find()) or ()
         *early, boundary = engine.stops(boundary)
         for stop in early:
             # Not where the save at the reply's end serves: the slot need not go back.
@@ -63,7 +62,7 @@ class Settling:
         elif lease.keeps:
             self._tell(SaveSkipped("the next message came first"))
 
-    async def _save_where_it_goes_on(self, lease: Lease, label: str, going_on: Sequence[ChatMessage]) -> Tokens:
+    async def _save_where_it_goes_on(self, lease: Lease, label: str | None, going_on: Sequence[ChatMessage]) -> Tokens:
         """Also save at the very end of a reply that may be continued, which it returns: the turn boundary is beyond."""
         end = await self._unless_superseded(lease.engine.engine.prompt_tokens(going_on))
         for stop in lease.engine.stops(end) if end else ():
@@ -80,7 +79,7 @@ class Settling:
         self.settle_ms += 1000 * (time.perf_counter() - began_at)
         return settled
 
-    async def _save(self, lease: Lease, tokens: Tokens, label: str, *, tell: bool = True) -> None:
+    async def _save(self, lease: Lease, tokens: Tokens, label: str | None, *, tell: bool = True) -> None:
         began_at = time.perf_counter()
         await lease.save(tokens, label=label, tell=tell)
         self.save_ms += 1000 * (time.perf_counter() - began_at)

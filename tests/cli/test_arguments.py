@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.cli.arguments import NoQuestion, ask_options, bench_options, build_parser
-from kvchat.cli.options import AskOptions, BenchOptions
+from kvchat.cli.arguments import ask_options, bench_options, build_parser
+from kvchat.cli.options import AskOptions, BenchOptions, NoQuestion
 
 
 def parse_ask(*arguments: str) -> AskOptions:

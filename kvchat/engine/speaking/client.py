@@ -7,7 +7,7 @@ import contextlib
 import copy
 import json
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
 from typing import Any
@@ -22,6 +22,7 @@ from kvchat.engine.speaking.vision import FIRST_ID, PicturePrompts, cannot_show,
 from kvchat.engine.speaking.wire import (
     ChatChunk,
     ChatMessage,
+    Picture,
     PromptProgress,
     Sampling,
     ServerFacts,
@@ -33,6 +34,7 @@ from kvchat.engine.speaking.wire import (
 MORE = "more"  # what a message that grows goes on with, to see where its words end
 MANY = 32_768  # bytes of token ids; more are not read on the thread of the window
 _HEALTH_S = 2.0  # asked again and again, so a slow answer costs nothing
+_LONGEST_S = 3600.0  # an answer in one piece, which comes when all of it was said
 _SLOT_S = 900.0  # a save or restore may wait for a busy slot, and move many GB on a slow disk
 
 
@@ -178,6 +180,22 @@ class LlamaServerClient:
         whole, other = [await self._rendered(one) for one in (messages, longer)]
         return await self._prompts.of(whole[: common(whole, other)], grows=True)
 
+    async def request_tokens(
+        self, body: Mapping[str, Any], pictures: Sequence[Picture] = ()
+    ) -> tuple[str, tuple[int, ...]]:
+        """The prompt of a chat request as the API takes it, with tools and all, and its ids.
+
+        `pictures`: those that stand in it, in order; the body itself needs but their places.
+        """
+        rendered = str((await self._http.call("POST", "/apply-template", dict(body))).get("prompt"))
+        if pictures:
+            return rendered, await self._picture_prompts().tokens(rendered, pictures)
+        return rendered, await self._prompts.of(rendered)
+
+    async def text_tokens(self, text: str) -> tuple[int, ...]:
+        """The ids of a prompt that needs no template."""
+        return await self._prompts.of(text)
+
     async def count_tokens(self, text: str) -> int:
         """How many tokens a text has, by itself: /tokenize."""
         return len(await self._tokens(text, False))
@@ -219,6 +237,15 @@ class LlamaServerClient:
         """POST /slots/N?action=erase."""
         self.rows.asked()
         await self._slot("erase", {})
+
+    @contextlib.asynccontextmanager
+    async def passed_on(self, path: str, body: bytes) -> AsyncIterator[httpx2.Response]:
+        """The engine's own answer to somebody's request, whatever its status, to be read with `aiter_raw`.
+
+        Where it reads into the slot, `rows` has to be told.
+        """
+        async with self._http.passed_on(path, body, silence_s=_LONGEST_S) as answer:
+            yield answer
 
     async def look(self, path: str) -> bytes:
         """GET something that is there to be looked at, such as /slots or /metrics."""

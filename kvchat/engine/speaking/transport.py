@@ -93,6 +93,17 @@ class Transport:
             raise refusal
         return response.content
 
+    @contextlib.asynccontextmanager
+    async def passed_on(self, path: str, body: bytes, *, silence_s: float | None) -> AsyncIterator[httpx2.Response]:
+        """The server's own answer to a request that somebody else made, whatever its status, still to be read."""
+        headers = self._authorization | {"Content-Type": "application/json", "Accept-Encoding": "identity"}
+        timeout = httpx2.Timeout(CONNECT_S, read=silence_s)
+        async with (
+            self._client() as http,
+            http.stream("POST", path, content=body, headers=headers, timeout=timeout) as answer,
+        ):
+            yield answer
+
     async def stream(self, path: str, body: dict[str, Any]) -> AsyncGenerator[ChatChunk, None]:
         """The events of a streamed answer. Raises EngineGone when it breaks off before its end.
 

@@ -140,3 +140,9 @@ def _number_in(path: Path) -> int | None:
         return int(path.read_text("ascii"))
     except (OSError, ValueError):
         return None
+
+
+def on_battery() -> bool:
+    """Whether this computer runs on its battery."""
+    battery = psutil.sensors_battery()
+    return battery is not None and battery.power_plugged is False

@@ -212,3 +212,13 @@ async def _cancel_others() -> None:
         task.cancel()
     await asyncio.gather(*others, return_exceptions=True)
     await asyncio.get_running_loop().shutdown_default_executor()
+
+
+def outcome_in_words(download: Download) -> tuple[str, str] | None:
+    """How a download has ended, as a title and what it means; None of one that goes on or was told to stop."""
+    name, error = download.order.file.name, download.error
+    if download.state is DownloadState.DONE:
+        return f"{name} is downloaded", "It is among the models now."
+    if download.state is DownloadState.FAILED and error is not None:
+        return f"{name} could not be downloaded", f"{error.title}. {error.detail}"
+    return None

@@ -1,0 +1,1 @@
+"""`kvchat serve`: the door for other programs, without a window."""

@@ -1,0 +1,189 @@
+"""Requests get a slot each, of an engine with their model, and what they leave in it is settled and saved."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
+
+from kvchat.engine.speaking.errors import EngineError, EngineGone
+from kvchat.engine.speaking.wire import ChatMessage
+from kvchat.errors import KvchatError
+from kvchat.gateway.dialects.asked import Asked, Refused
+from kvchat.gateway.dialects.conversion import Json, Unconvertible
+from kvchat.gateway.dialects.prompts import boundary_after, pictures_in, prompt_of
+from kvchat.gateway.dialects.replies import Heard
+from kvchat.gateway.outlet import TooSlow
+from kvchat.gateway.passing import TAIL, Passing
+from kvchat.gateway.requests import Passage, Passages, Stage
+from kvchat.gateway.work import Work
+from kvchat.kvstore.savepoint import PROGRAM, Tokens, common_prefix
+from kvchat.session.events import SessionEvent
+from kvchat.session.host import EngineHost, ReadyEngine
+from kvchat.session.lease import Lease
+from kvchat.session.session import Request, Session
+from kvchat.session.settling import Settling
+from kvchat.session.slots.pool import Slots
+from kvchat.session.slots.slot import Slot
+from kvchat.system.concurrency import Background
+
+LEAST_KEPT = 64  # tokens; a shorter state is read sooner than it is looked for
+LIMITS = ("max_completion_tokens", "max_output_tokens", "max_tokens", "n_predict")  # what clients call it
+FindModel = Callable[[str], Awaitable[str | None]]  # the path of a model by a client's name for it; None: that in use
+
+
+def owner_of(program: str) -> str:
+    """Whose a program's states are, in slots and in the store."""
+    return PROGRAM + program
+
+
+@dataclass
+class Answering:
+    """Answers requests, one after the other in each slot. Belongs to the event loop's thread."""
+
+    slots: Slots
+    host: EngineHost
+    find_model: FindModel
+    passages: Passages
+
+    def __post_init__(self) -> None:
+        self._works: list[Work] = []
+        self.background = Background()
+
+    @property
+    def under_way(self) -> int:
+        """How many requests wait or are answered; those that are only saved are not counted."""
+        return sum(1 for work in self._works if not work.outlet.ended)
+
+    def begin(self, path: str, asked: Asked, passage: Passage) -> Work:
+        """Begin to answer; what goes out comes to the work's outlet."""
+        work = Work(path, asked, passage)
+        passage.model, passage.stream = asked.model, asked.stream
+        work.outlet.sent = lambda: setattr(passage, "first_ms", passage.ms())
+        self._works.append(work)
+        self.background.begin(self._run(work))
+        return work
+
+    async def end(self) -> None:
+        """Break off what is being answered; wait until what is being saved is saved."""
+        for work in tuple(self._works):
+            work.leave()
+        await self.background.idle()
+
+    async def _run(self, work: Work) -> None:
+        """Whatever goes wrong is said to the client, as far as there is one."""
+        work.task = asyncio.current_task()
+        try:
+            await self._answer(work)
+        except asyncio.CancelledError:
+            if not work.left:
+                raise
+        except Refused as error:
+            work.refuse(error.status, error.message, error.kind)
+        except EngineError as error:
+            work.refuse(502, str(error), "server_error")
+        except KvchatError as error:
+            work.refuse(503, str(error), "unavailable_error")
+        except TooSlow:
+            work.left = True
+        except BaseException:
+            work.refuse(500, "kvchat made a mistake.", "server_error")
+            raise
+        finally:
+            self._works.remove(work)
+            work.outlet.end()
+            self.passages.moved(work.passage, Stage.LEFT if work.left else Stage.FAILED)
+
+    async def _answer(self, work: Work) -> None:
+        passage = work.passage
+        request = Request(_seen(work.asked), model=await self.find_model(work.asked.model))
+        engine: ReadyEngine | None = None
+        if self.host.is_ready(request.model, sees=request.sees):  # else there is none to ask, nor anything in a slot
+            engine = await self.host.ready(request.model, sees=request.sees)
+            work.prompt = await prompt_of(engine, work.asked)
+        work.key = self._key(work)
+        async with contextlib.AsyncExitStack() as held:
+            slot = await held.enter_async_context(self.slots.needed(work.key, work.prompt.ids))
+            passage.slot, passage.queue_ms = slot.number, passage.ms()
+            if work.asked.several:
+                await held.enter_async_context(self.slots.alone(slot))
+            session = Session(self.slots, slot, self.host, owner_of(passage.program), partial(_hear, passage))
+            answered = await work.answering.run(self._answered(work, session, request, engine))
+            if work.asked.several:
+                self.slots.forget()
+            work.outlet.end()
+            if answered is None:
+                return
+            self.passages.moved(passage, Stage.DONE)
+            lease, heard = answered
+            if heard is not None and not work.asked.several:
+                await self._keep(work, slot, lease, heard)
+
+    async def _answered(
+        self, work: Work, session: Session, request: Request, engine: ReadyEngine | None
+    ) -> tuple[Lease, Heard | None]:
+        """Answer; an engine lost before the first word costs nothing: the next one answers, once."""
+        try:
+            lease = await self._ready(work, session, request, engine)
+            return lease, await Passing(work, lease, self.host, self.passages.moved).run()
+        except EngineGone as loss:
+            self.slots.forget()
+            reason = await self.host.explain_loss(loss)
+            if work.outlet.begun or not self.host.recovers():
+                raise reason from loss
+        async with session.losses_explained():
+            lease = await self._ready(work, session, request, None)
+            return lease, await Passing(work, lease, self.host, self.passages.moved).run()
+
+    async def _ready(self, work: Work, session: Session, request: Request, before: ReadyEngine | None) -> Lease:
+        """The slot of an engine with the model and the room that the request needs; `before`: made the prompt's ids."""
+        lease = await session.ready(request)
+        if before is None or lease.engine.generation != before.generation:
+            work.prompt = await prompt_of(lease.engine, work.asked)
+        limits = (work.asked.body.get(name) for name in LIMITS)
+        limit = next((one for one in limits if isinstance(one, int) and one > 0), None)
+        wanted = len(work.prompt.ids) + lease.engine.reserve(limit)
+        return await session.with_room(request, wanted) if lease.engine.too_small(wanted) else lease
+
+    def _key(self, work: Work) -> str:
+        """Those that go on from one another are the same: the next makes settling after the one before pointless."""
+        ids = work.prompt.ids
+        for other in reversed(self._works):
+            before = other.prompt.ids
+            ours = other.passage.program == work.passage.program
+            if other.outlet.ended and before and ours and common_prefix(before, ids) >= len(before) - TAIL:
+                return other.key
+        return f"{owner_of(work.passage.program)}#{work.passage.id}"
+
+    async def _keep(self, work: Work, slot: Slot, lease: Lease, heard: Heard) -> None:
+        """Settle where the next request will begin, and save."""
+        reply, asked = heard.reply, work.asked
+        if reply is None or not work.prompt.ids or slot.contents is None:
+            return
+        settling = Settling(partial(_hear, work.passage))
+        with self.slots.settling(slot, work.key, settling.supersede):
+            try:
+                await settling.run(lease, partial(_boundary, lease, asked, reply))
+            except EngineGone as loss:
+                self.slots.forget()
+                await self.host.explain_loss(loss)
+
+
+async def _boundary(lease: Lease, asked: Asked, reply: Json) -> Tokens:
+    boundary = await boundary_after(lease.engine, asked, reply)
+    return boundary if len(boundary) >= LEAST_KEPT else ()
+
+
+def _seen(asked: Asked) -> tuple[ChatMessage, ...]:
+    """What says of a request whether the model has to see."""
+    try:
+        pictures = pictures_in(asked)
+    except Unconvertible:  # the engine says why
+        return ()
+    return (ChatMessage("user", "", pictures=pictures),) if pictures else ()
+
+
+def _hear(passage: Passage, event: SessionEvent) -> None:
+    """What a session tells of a request is in its receipt."""

@@ -1,0 +1,202 @@
+"""What the door speaks: which path is which dialect, and what it has to know of a request to make it warm.
+
+Requests and answers are passed on as they are; nothing here is sent to anybody, but for words of refusal.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from kvchat.gateway.dialects.conversion import Json, Unconvertible, from_messages, from_responses
+
+MINE = b',"id_slot":%d,"cache_prompt":true}'  # at the end of a body: of two equal names the engine takes the last
+
+
+class Form(Enum):
+    """What a request and its answer look like."""
+
+    CHAT = "chat"
+    COMPLETION = "completion"
+    RESPONSES = "responses"
+    MESSAGES = "messages"
+    PLAIN = "plain"  # nothing is generated
+
+
+# Where the engine generates: these take a slot.
+GENERATING = {
+    "/v1/chat/completions": Form.CHAT,
+    "/chat/completions": Form.CHAT,
+    "/v1/completions": Form.COMPLETION,
+    "/v1/responses": Form.RESPONSES,
+    "/responses": Form.RESPONSES,
+    "/v1/messages": Form.MESSAGES,
+}
+# The engine's words, passed on beside everything else. What counts tokens or looks at a template needs no slot.
+ASIDE = (
+    "/v1/messages/count_tokens",
+    "/v1/chat/completions/input_tokens",
+    "/v1/responses/input_tokens",
+    "/apply-template",
+    "/tokenize",
+    "/detokenize",
+)
+# These read into a slot of the engine's choice, and leave nothing in it to go on from.
+READING = ("/v1/embeddings", "/embeddings", "/rerank", "/v1/rerank", "/reranking", "/v1/reranking")
+
+
+class NotJson(ValueError):
+    """The body is no JSON object."""
+
+
+class Refused(Exception):
+    """A request is turned away. `kind` is OpenAI's word for why."""
+
+    def __init__(self, status: int, message: str, kind: str = "invalid_request_error", again_s: int = 0) -> None:
+        super().__init__(message)
+        self.status, self.message, self.kind = status, message, kind
+        self.again_s = again_s  # after so many seconds it may be tried again
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request's body, as it came and as it is understood."""
+
+    form: Form
+    raw: bytes
+    body: Json
+
+    @property
+    def stream(self) -> bool:
+        """Whether the answer is wanted as it comes."""
+        return self.body.get("stream") is True
+
+    @property
+    def model(self) -> str:
+        """The model it names, empty where it names none."""
+        name = self.body.get("model")
+        return name if isinstance(name, str) else ""
+
+    @property
+    def several(self) -> bool:
+        """Whether more than one answer is wanted: each takes a slot."""
+        counts = (self.body.get(name) for name in ("n", "n_cmpl"))
+        prompt = self.body.get("prompt")
+        prompts = len(prompt) if self.form is Form.COMPLETION and isinstance(prompt, list) and _texts(prompt) else 1
+        return prompts > 1 or any(isinstance(count, int) and count > 1 for count in counts)
+
+    def for_slot(self, slot: int) -> bytes:
+        """The body as it came, pinned to a slot. The client's own wish for one, if any, is the engine's no more."""
+        raw = self.raw.rstrip()
+        mine = MINE % slot
+        return raw[:-1] + mine if self.body else b"{" + mine[1:]
+
+    def chat(self) -> Json:
+        """It as a chat completion, which `/apply-template` renders. Raises Unconvertible."""
+        return as_chat(self.form, self.body)
+
+    def followed_by(self, reply: Json, words: str) -> Json | str | None:
+        """The prompt of a request that goes on from here, which begins with `words` after the reply.
+
+        A chat completion; or text, for a completion. None where nobody can tell.
+        """
+        match self.form:
+            case Form.COMPLETION:
+                prompt = self.body.get("prompt")
+                return f"{prompt}{reply.get('text') or ''}{words}" if isinstance(prompt, str) else None
+            case Form.CHAT:
+                said = _list(self.body.get("messages"))
+                body = self.body | {"messages": [*said, *_chat_reply(reply, said), _chat_next(reply, words)]}
+            case Form.MESSAGES:
+                said = _list(self.body.get("messages"))
+                answer = {"role": "assistant", "content": reply.get("content")}
+                body = self.body | {"messages": [*said, answer, _messages_next(reply, words)]}
+            case Form.RESPONSES:
+                asked = self.body.get("input")
+                said = [{"role": "user", "content": asked}] if isinstance(asked, str) else _list(asked)
+                output = _list(reply.get("output"))
+                body = self.body | {"input": [*said, *output, _responses_next(output, words)]}
+            case _:
+                return None
+        if said and isinstance(said[-1], dict) and said[-1].get("role") == "assistant":
+            return None  # the reply went on from there: what it will be sent back as is not known
+        return as_chat(self.form, body)
+
+
+def understood(form: Form, raw: bytes) -> Asked:
+    """A request's body. Raises NotJson."""
+    try:
+        body = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise NotJson(str(error)) from error
+    if not isinstance(body, dict):
+        raise NotJson("The body must be a JSON object.")
+    return Asked(form, raw, body)
+
+
+def as_chat(form: Form, body: Json) -> Json:
+    """A body as a chat completion. Raises Unconvertible."""
+    try:
+        match form:
+            case Form.CHAT:
+                return body
+            case Form.MESSAGES:
+                return from_messages(body)
+            case Form.RESPONSES:
+                return from_responses(body)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise Unconvertible(str(error)) from error
+    raise Unconvertible("it has no messages")
+
+
+def refusal(form: Form | None, status: int, message: str, kind: str) -> Json:
+    """An error in a dialect's own shape. `kind` is OpenAI's; Anthropic has its own words."""
+    if form is Form.MESSAGES:
+        kinds = {401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
+        kinds |= {413: "request_too_large", 429: "rate_limit_error", 529: "overloaded_error"}
+        named = kinds.get(status, "invalid_request_error" if status < 500 else "api_error")
+        return {"type": "error", "error": {"type": named, "message": message}}
+    return {"error": {"code": status, "message": message, "type": kind, "param": None}}
+
+
+def _chat_reply(reply: Json, said: Sequence[Any]) -> list[Json]:
+    """The reply as the client is going to send it: with its thinking only if it has sent any before."""
+    thinks = any(isinstance(one, dict) and one.get("reasoning_content") for one in said)
+    return [{name: value for name, value in reply.items() if thinks or name != "reasoning_content"}]
+
+
+def _chat_next(reply: Json, words: str) -> Json:
+    calls = reply.get("tool_calls") or ()
+    if calls:
+        return {"role": "tool", "tool_call_id": calls[0].get("id", ""), "content": words}
+    return {"role": "user", "content": words}
+
+
+def _messages_next(reply: Json, words: str) -> Json:
+    used = next((block for block in reply.get("content") or () if block.get("type") == "tool_use"), None)
+    if used is None:
+        return {"role": "user", "content": words}
+    return {"role": "user", "content": [{"type": "tool_result", "tool_use_id": used.get("id"), "content": words}]}
+
+
+def _responses_next(output: Sequence[Any], words: str) -> Json:
+    call = next((item for item in output if item.get("type") == "function_call"), None)
+    if call is None:
+        return {"role": "user", "content": words}
+    return {"type": "function_call_output", "call_id": call.get("call_id"), "output": words}
+
+
+def _texts(prompt: Sequence[Any]) -> bool:
+    return any(isinstance(one, str | list) for one in prompt) and not _mixed(prompt)
+
+
+def _mixed(prompt: Sequence[Any]) -> bool:
+    """Ids and texts in one list are one prompt."""
+    return any(isinstance(one, int) for one in prompt)
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []

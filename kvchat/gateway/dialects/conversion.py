@@ -1,0 +1,224 @@
+"""Requests of other dialects in the form of a chat completion, as llama-server itself converts them.
+
+It renders only that form for others (`/apply-template`), and the prompt's ids must be those it is going to use. What it
+would refuse is Unconvertible here: then it is left to it to say so. tests/gateway/test_prompt_ids.py compares the two.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+Json = dict[str, Any]
+BILLING, STAMP = "x-anthropic-billing-header:", "cch="  # Claude Code's: the engine levels the stamp's five characters
+
+
+class Unconvertible(ValueError):
+    """It is not what its dialect allows."""
+
+
+def from_messages(body: Mapping[str, Any]) -> Json:
+    """Anthropic's `/v1/messages` as a chat completion: of it, what makes the prompt."""
+    messages: list[Any] = []
+    system = body.get("system")
+    if isinstance(system, str | list):
+        texts = [system] if isinstance(system, str) else [_text(b) for b in system if _kind(b) == "text"]
+        messages.append({"role": "system", "content": "".join(map(_levelled, texts))})
+    for message in _list(body.get("messages")):
+        messages += _said(_dict(message))
+    chat: Json = {"messages": messages}
+    if isinstance(tools := body.get("tools"), list):
+        chat["tools"] = [_tool(_dict(tool)) for tool in tools]
+    if isinstance(choice := body.get("tool_choice"), dict):
+        if choice.get("type") == "auto":
+            chat["tool_choice"] = "auto"
+        elif choice.get("type") in ("any", "tool"):
+            chat["tool_choice"] = "required"
+    if "chat_template_kwargs" in body:
+        chat["chat_template_kwargs"] = body["chat_template_kwargs"]
+    return chat
+
+
+def _said(message: Json) -> list[Json]:
+    """One message: what was said and called, then what tools answered."""
+    content, role = message.get("content"), message.get("role")
+    if "content" not in message and role == "assistant":
+        return []
+    if not isinstance(content, list):
+        return [message]
+    parts: list[Json] = []
+    calls: list[Json] = []
+    results: list[Json] = []
+    thinking = ""
+    for block in map(_dict, content):
+        match block.get("type"):
+            case "text":
+                parts.append(block)
+            case "thinking":
+                thinking += str(block.get("thinking") or "")
+            case "image":
+                parts += _image(block)
+            case "tool_use":
+                arguments = _compact(block.get("input", {}))
+                function = {"name": _str(block, "name"), "arguments": arguments}
+                calls.append({"id": _str(block, "id"), "type": "function", "function": function})
+            case "tool_result":
+                result = _result(block.get("content"))
+                results.append({"role": "tool", "tool_call_id": _str(block, "tool_use_id"), "content": result})
+    said: Json = {"role": role, "content": parts or ""}
+    if calls:
+        said["tool_calls"] = calls
+    if thinking:
+        said["reasoning_content"] = thinking
+    return [*([said] if parts or calls or thinking else []), *results]
+
+
+def _result(content: Any) -> Any:
+    """What a tool answered: words alone are a string."""
+    if isinstance(content, str):
+        return content
+    parts: list[Json] = []
+    for block in map(_dict, _list(content)):
+        if _kind(block) == "text":
+            parts.append({"type": "text", "text": _text(block)})
+        elif _kind(block) == "image":
+            parts += _image(block)
+    if any(part["type"] == "image_url" for part in parts):
+        return parts
+    return "".join(part["text"] for part in parts)
+
+
+def _image(block: Json) -> list[Json]:
+    source = _dict(block.get("source", {}))
+    match source.get("type"):
+        case "base64":
+            url = f"data:{source.get('media_type', 'image/jpeg')};base64,{_str(source, 'data')}"
+        case "url":
+            url = _str(source, "url")
+        case _:
+            return []
+    return [{"type": "image_url", "image_url": {"url": url}}]
+
+
+def _tool(tool: Json) -> Json:
+    described = {"name": _str(tool, "name"), "description": _str(tool, "description")}
+    return {"type": "function", "function": described | {"parameters": tool.get("input_schema", {})}}
+
+
+def _levelled(text: str) -> str:
+    if not text.startswith(BILLING) or (at := text.find(STAMP, len(BILLING))) < 0:
+        return text
+    begin = at + len(STAMP)
+    return text[:begin] + "fffff" + text[begin + 5 :] if text[begin + 5 : begin + 6] == ";" else text
+
+
+def from_responses(body: Mapping[str, Any]) -> Json:
+    """OpenAI's `/v1/responses` as a chat completion. Raises Unconvertible."""
+    chat = {key: value for key, value in body.items() if key not in ("input", "instructions", "tools", "reasoning")}
+    messages: list[Json] = []
+    if "instructions" in body:
+        messages.append({"role": "system", "content": body["instructions"] or ""})
+    asked = body.get("input")
+    if isinstance(asked, str):
+        messages.append({"role": "user", "content": asked})
+    else:
+        for item in _list(asked):
+            _take(messages, dict(_dict(item)))
+    chat["messages"] = messages
+    tools = [_function(_dict(tool)) for tool in _list(body.get("tools", [])) if _kind(tool) == "function"]
+    if tools:
+        chat["tools"] = tools
+    if "effort" in (reasoning := body.get("reasoning") or {}):
+        chat["reasoning_effort"] = reasoning["effort"]
+    return chat
+
+
+def _take(messages: list[Json], item: Json) -> None:
+    """One item of the input, which may belong to the assistant's message before it."""
+    last = messages[-1] if messages and messages[-1].get("role") == "assistant" else None
+    content = item.get("content")
+    if isinstance(content, str):
+        content = [{"text": content, "type": "input_text"}]
+    role, kind = item.get("role"), item.get("type")
+    if role in ("user", "system", "developer") and isinstance(content, list):
+        kept = {key: value for key, value in item.items() if key not in ("type", "status")}
+        messages.append(kept | {"content": [_input_part(_dict(part)) for part in content]})
+    elif role == "assistant" and kind == "message":
+        parts = [_output_part(_dict(part)) for part in content or ()]
+        if last is None:
+            kept = {key: value for key, value in item.items() if key not in ("type", "status")}
+            messages.append(kept | {"content": parts})
+        else:
+            last["content"] = [*(last["content"] if isinstance(last.get("content"), list) else ()), *parts]
+    elif kind == "function_call":
+        function = {"arguments": item["arguments"], "name": item["name"]}
+        call = {"function": function, "id": item["call_id"], "type": "function"}
+        if last is None:
+            messages.append({"role": "assistant", "tool_calls": [call]})
+        else:
+            last["tool_calls"] = [*last.get("tool_calls", ()), call]
+    elif kind == "function_call_output":
+        output = item.get("output")
+        told = output if isinstance(output, str) else [_dict(part) | {"type": "text"} for part in _list(output)]
+        messages.append({"content": told, "role": "tool", "tool_call_id": item.get("call_id")})
+    elif kind == "reasoning" and isinstance(content, list) and content:
+        thinking = _dict(content[0]).get("text")
+        if last is None:
+            messages.append({"role": "assistant", "content": [], "reasoning_content": thinking})
+        else:
+            last["reasoning_content"] = thinking
+    else:
+        raise Unconvertible(f"an item of type {kind}")
+
+
+def _input_part(part: Json) -> Json:
+    match part.get("type"):
+        case "input_text":
+            return {"text": part.get("text"), "type": "text"}
+        case "input_image":
+            return {"image_url": {"url": part.get("image_url")}, "type": "image_url"}
+    raise Unconvertible(f"a part of type {part.get('type')}")
+
+
+def _output_part(part: Json) -> Json:
+    match part.get("type"):
+        case "output_text" | "input_text":
+            return {"text": part.get("text"), "type": "text"}
+        case "refusal":
+            return {"refusal": part.get("refusal"), "type": "refusal"}
+    raise Unconvertible(f"a part of type {part.get('type')}")
+
+
+def _function(tool: Json) -> Json:
+    described = {key: value for key, value in tool.items() if key != "type"}
+    return {"type": "function", "function": {**described, "strict": described.get("strict", True)}}
+
+
+def _compact(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+
+
+def _kind(block: Any) -> Any:
+    return block.get("type") if isinstance(block, dict) else None
+
+
+def _text(block: Json) -> str:
+    return _str(block, "text")
+
+
+def _str(block: Json, name: str) -> str:
+    value = block.get(name)
+    return value if isinstance(value, str) else ""
+
+
+def _dict(value: Any) -> Json:
+    if not isinstance(value, dict):
+        raise Unconvertible("not an object")
+    return value
+
+
+def _list(value: Any) -> list[Any]:
+    if not isinstance(value, list):
+        raise Unconvertible("not a list")
+    return value

@@ -1,0 +1,108 @@
+"""The ids of a request's prompt, those the engine is going to use; and of what may follow its answer."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from dataclasses import dataclass
+from typing import Any
+
+from kvchat.engine.speaking.errors import EngineRefused
+from kvchat.engine.speaking.wire import Picture
+from kvchat.gateway.dialects.asked import Asked, Form
+from kvchat.gateway.dialects.conversion import Json, Unconvertible
+from kvchat.kvstore.savepoint import Tokens, common_prefix
+from kvchat.session.host import ReadyEngine
+from kvchat.session.lease import BOUNDARY_PROBES
+
+_PLACE = {"url": "data:image/png;base64,iVBORw=="}  # templates are rendered without looking at a picture
+_HEARD = ("input_audio", "input_video", "file")  # of these nobody knows what they are among the tokens
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt as the model reads it."""
+
+    ids: Tokens
+    text: str = ""  # empty where it was given as ids
+
+
+UNKNOWN = Prompt(())
+
+
+def pictures_in(asked: Asked) -> tuple[Picture, ...]:
+    """The pictures in a request, as far as it brings them along. Raises Unconvertible where it does not."""
+    return _chat_and_pictures(asked.chat())[1] if asked.form not in (Form.COMPLETION, Form.PLAIN) else ()
+
+
+async def prompt_of(engine: ReadyEngine, asked: Asked) -> Prompt:
+    """The prompt of a request; UNKNOWN where only the engine can make it, or would refuse it. Raises EngineGone."""
+    try:
+        if asked.form is Form.COMPLETION:
+            return await _given(engine, asked.body.get("prompt"))
+        return await _rendered(engine, asked.chat())
+    except (Unconvertible, EngineRefused):
+        return UNKNOWN
+
+
+async def boundary_after(engine: ReadyEngine, asked: Asked, reply: Json) -> Tokens:
+    """What every prompt begins with that goes on after this reply. Raises EngineGone; EngineRefused where none can."""
+    both: list[Tokens] = []
+    for probe in BOUNDARY_PROBES:
+        try:
+            following = asked.followed_by(reply, probe)
+            if following is None:
+                return ()
+            prompt = await (_given(engine, following) if isinstance(following, str) else _rendered(engine, following))
+        except Unconvertible:
+            return ()
+        both.append(prompt.ids)
+    return both[0][: common_prefix(*both)]
+
+
+async def _given(engine: ReadyEngine, prompt: Any) -> Prompt:
+    """A prompt as a completion has it: text, or ids."""
+    if isinstance(prompt, str):
+        return Prompt(await engine.engine.text_tokens(prompt), prompt)
+    if isinstance(prompt, list) and prompt and all(type(one) is int for one in prompt):
+        return Prompt(tuple(prompt))
+    return UNKNOWN
+
+
+async def _rendered(engine: ReadyEngine, chat: Json) -> Prompt:
+    body, pictures = _chat_and_pictures(chat)
+    text, ids = await engine.engine.request_tokens(body, pictures)
+    return Prompt(ids, text)
+
+
+def _chat_and_pictures(chat: Json) -> tuple[Json, tuple[Picture, ...]]:
+    """A chat request without its pictures, which are but places there, and these. Raises Unconvertible."""
+    pictures: list[Picture] = []
+    messages = chat.get("messages")
+    if not isinstance(messages, list):
+        raise Unconvertible("no messages")
+    bare = []
+    for message in messages:
+        content = message.get("content") if isinstance(message, dict) else None
+        if isinstance(content, list):
+            message = message | {"content": [_without_picture(part, pictures) for part in content]}
+        bare.append(message)
+    return (chat | {"messages": bare} if pictures else chat), tuple(pictures)
+
+
+def _without_picture(part: Any, pictures: list[Picture]) -> Any:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if kind in _HEARD:
+        raise Unconvertible(f"{kind} in it")
+    if kind != "image_url":
+        return part
+    image = part.get("image_url")
+    url = image.get("url") if isinstance(image, dict) else image
+    head, comma, data = str(url).partition(";base64,")
+    if not comma or not head.startswith("data:"):
+        raise Unconvertible("a picture that is elsewhere")
+    try:
+        pictures.append(Picture(base64.b64decode(data, validate=True)))
+    except binascii.Error as error:
+        raise Unconvertible("a picture that is none") from error
+    return part | {"image_url": _PLACE}

@@ -1,0 +1,179 @@
+"""Listens along while an answer is passed on: the engine's counts, and the reply as the client will send it back."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from kvchat.gateway.dialects.asked import Form
+from kvchat.gateway.dialects.conversion import Json
+
+MOST_HEARD = 64_000_000  # bytes of an answer; of a longer one nothing is kept
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What the engine said of a request. Tokens; ms where it said so."""
+
+    prompt: int
+    cached: int
+    predicted: int
+    prompt_ms: float | None = None
+
+
+@dataclass
+class Heard:
+    """Of one answer. `take` its bytes as they come, then `end`."""
+
+    form: Form
+    stream: bool
+    counts: Counts | None = None
+    whole: bool = False  # the answer came to its end
+    _size: int = 0
+    _rest: bytearray = field(default_factory=bytearray)
+    _message: Json = field(default_factory=dict)
+    _blocks: dict[int, Json] = field(default_factory=dict)
+    _output: list[Any] | None = None
+
+    def take(self, data: bytes) -> None:
+        """Some more of it."""
+        self._size += len(data)
+        if self._size > MOST_HEARD:
+            self._rest.clear()
+            return
+        self._rest += data
+        if self.stream:
+            with self._as_far_as_understood():
+                for event in self._events():
+                    self._hear(event)
+
+    def end(self) -> None:
+        """That was all."""
+        if not self.stream and self._size <= MOST_HEARD:
+            with self._as_far_as_understood():
+                self._whole(_object(bytes(self._rest)))
+        self._rest.clear()
+
+    @property
+    def reply(self) -> Json | None:
+        """What was answered, in its dialect's own form; None where it is not known to its end."""
+        if not self.whole or self._size > MOST_HEARD:
+            return None
+        match self.form:
+            case Form.CHAT:
+                calls = [self._blocks[index] for index in sorted(self._blocks)]
+                return {"role": "assistant", "content": None} | self._message | ({"tool_calls": calls} if calls else {})
+            case Form.COMPLETION:
+                return self._message
+            case Form.MESSAGES:
+                return {"content": [_finished(self._blocks[index]) for index in sorted(self._blocks)]}
+            case Form.RESPONSES:
+                return None if self._output is None else {"output": self._output}
+        return None
+
+    @contextlib.contextmanager
+    def _as_far_as_understood(self) -> Iterator[None]:
+        """An engine that words its answers otherwise is passed on all the same; what was heard is nothing to go by."""
+        try:
+            yield
+        except (AttributeError, KeyError, TypeError, ValueError):
+            self._size, self.counts = MOST_HEARD + 1, None
+
+    def _events(self) -> Iterator[Json]:
+        while (end := self._rest.find(b"\n\n")) >= 0:
+            event = bytes(self._rest[:end])
+            del self._rest[: end + 2]
+            for line in event.splitlines():
+                if line.startswith(b"data:"):
+                    data = line[5:].strip()
+                    if data == b"[DONE]":
+                        self.whole = True
+                    else:
+                        yield _object(data)
+
+    def _hear(self, event: Json) -> None:
+        self._count(event)
+        match self.form:
+            case Form.CHAT | Form.COMPLETION:
+                for choice in event.get("choices") or ():
+                    if choice.get("index", 0) == 0:
+                        self._take_choice(choice.get("delta") or {"text": choice.get("text")})
+            case Form.MESSAGES:
+                self._hear_message(event)
+            case Form.RESPONSES if event.get("type") == "response.completed":
+                self.whole, self._output = True, (event.get("response") or {}).get("output")
+
+    def _take_choice(self, delta: Json) -> None:
+        for name in ("content", "reasoning_content", "text"):
+            if isinstance(words := delta.get(name), str):
+                self._message[name] = (self._message.get(name) or "") + words
+        for call in delta.get("tool_calls") or ():
+            known = self._blocks.setdefault(
+                call.get("index", 0), {"id": "", "type": "function", "function": {"name": "", "arguments": ""}}
+            )
+            known["id"] += call.get("id") or ""
+            for name in ("name", "arguments"):
+                known["function"][name] += (call.get("function") or {}).get(name) or ""
+
+    def _hear_message(self, event: Json) -> None:
+        match event.get("type"):
+            case "content_block_start":
+                self._blocks[event.get("index", 0)] = dict(event.get("content_block") or {})
+            case "content_block_delta":
+                block, delta = self._blocks.setdefault(event.get("index", 0), {}), event.get("delta") or {}
+                for name in ("text", "thinking", "signature", "partial_json"):
+                    if isinstance(words := delta.get(name), str):
+                        block[name] = (block.get(name) or "") + words
+            case "message_stop":
+                self.whole = True
+
+    def _whole(self, body: Json) -> None:
+        """An answer in one piece."""
+        self._count(body)
+        match self.form:
+            case Form.CHAT | Form.COMPLETION:
+                choice = next(iter(body.get("choices") or ()), None)
+                if choice is not None:
+                    self.whole, self._message = True, choice.get("message") or {"text": choice.get("text")}
+            case Form.MESSAGES:
+                self.whole, self._blocks = "content" in body, dict(enumerate(body.get("content") or ()))
+            case Form.RESPONSES:
+                self.whole, self._output = "output" in body, body.get("output")
+
+    def _count(self, event: Json) -> None:
+        inner = event.get("message") or event.get("response")
+        usage = event.get("usage") or (inner.get("usage") if isinstance(inner, dict) else None) or {}
+        before = self.counts or Counts(0, 0, 0)
+        if isinstance(timings := event.get("timings"), dict) and "prompt_n" in timings:
+            cached = int(timings.get("cache_n") or 0)
+            prompt = cached + int(timings["prompt_n"] or 0)
+            predicted = int(timings.get("predicted_n") or 0)
+            self.counts = Counts(prompt, cached, predicted, float(timings.get("prompt_ms") or 0.0))
+        elif "cache_read_input_tokens" in usage:  # Anthropic's: what was cached is not among the input
+            cached = int(usage["cache_read_input_tokens"] or 0)
+            prompt = cached + int(usage.get("input_tokens") or 0)
+            self.counts = Counts(prompt, cached, int(usage.get("output_tokens") or 0))
+        elif "input_tokens_details" in usage:
+            cached = int((usage["input_tokens_details"] or {}).get("cached_tokens") or 0)
+            self.counts = Counts(int(usage.get("input_tokens") or 0), cached, int(usage.get("output_tokens") or 0))
+        elif self.form is Form.MESSAGES and "output_tokens" in usage:
+            self.counts = Counts(before.prompt, before.cached, int(usage["output_tokens"] or 0))
+
+
+def _finished(block: Json) -> Json:
+    """A block of a stream, as one in an answer of one piece."""
+    if block.get("type") != "tool_use" or "partial_json" not in block:
+        return block
+    told = {name: value for name, value in block.items() if name != "partial_json"}
+    return told | {"input": _object(block["partial_json"].encode())}
+
+
+def _object(data: bytes) -> Json:
+    try:
+        value = json.loads(data)
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}

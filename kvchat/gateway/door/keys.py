@@ -1,0 +1,110 @@
+"""Keys of the door: one for everybody, others for a program each, that can be taken back one by one."""
+
+from __future__ import annotations
+
+import hmac
+import json
+import os
+import re
+import secrets
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+
+from kvchat.errors import KvchatError
+from kvchat.system.files import read_plain
+from kvchat.system.paths import Paths
+from kvchat.system.secret_store import SecretStore
+
+EVERYBODY = ""  # whose key it is that is no program's
+LEAST_KEY = 8  # characters
+_ACCOUNT = "door keys"
+_MOST_FILE = 100_000
+_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,39}")
+
+
+class BadKeyFile(KvchatError):
+    """The file with the keys cannot be used."""
+
+
+class Keys:
+    """Those that open the door."""
+
+    def __init__(self, keys: Mapping[str, str]) -> None:
+        """By program; `EVERYBODY`: whoever shows it is told by what it says it is."""
+        self._keys = {name: key.encode() for name, key in keys.items() if key}
+
+    def __bool__(self) -> bool:
+        return bool(self._keys)
+
+    def program_of(self, shown: str) -> str | None:
+        """Whose key it is, `EVERYBODY` where it is nobody's in particular; None if it is none.
+
+        Takes as long for a wrong one as for a right one, whoever's it is.
+        """
+        given, found = shown.encode("utf-8", "replace"), None
+        for name, key in self._keys.items():
+            if hmac.compare_digest(key, given):
+                found = name
+        return found
+
+
+class DoorKeys:
+    """The user's keys, in the keyring or in a file of their own. Use it off the event loop."""
+
+    def __init__(self, paths: Paths) -> None:
+        self._store = SecretStore(_ACCOUNT, paths.config / "door-keys")
+
+    def load(self) -> dict[str, str]:
+        """The keys by program; empty where there are none."""
+        kept = self._store.load()
+        try:
+            named = json.loads(kept[0]) if kept else {}
+        except ValueError:
+            return {}
+        return {str(name): str(key) for name, key in named.items()} if isinstance(named, dict) else {}
+
+    def make(self, program: str = EVERYBODY) -> str:
+        """A new key in place of this program's, if it had one. Raises OSError where it can be kept nowhere."""
+        key = f"kv-{secrets.token_urlsafe(32)}"
+        self._store.save(json.dumps(self.load() | {program: key}))
+        return key
+
+    def revoke(self, program: str = EVERYBODY) -> None:
+        """Its key opens nothing any more. Raises OSError."""
+        left = {name: key for name, key in self.load().items() if name != program}
+        if left:
+            self._store.save(json.dumps(left))
+        else:
+            self._store.forget()
+
+
+def read_key_file(path: Path) -> dict[str, str]:
+    """Keys from a file: a line is a key, or `program: key`. Raises BadKeyFile for one that others may read, too."""
+    try:
+        if os.name != "nt" and stat.S_IMODE(path.stat().st_mode) & 0o077:
+            raise BadKeyFile("The file with the key is not private", f"Others may read {path}.", f"chmod 600 {path}")
+        lines = read_plain(path, _MOST_FILE).decode().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadKeyFile("The file with the key cannot be read", f"{path}: {error}.") from error
+    keys: dict[str, str] = {}
+    for line in filter(None, map(str.strip, lines)):
+        name, colon, key = (part.strip() for part in line.partition(":"))
+        if not colon:
+            name, key = EVERYBODY, line
+        if len(key) < LEAST_KEY or (name and not _NAME.fullmatch(name)):
+            words = f"A line is a key of at least {LEAST_KEY} characters, or a program's name, a colon and its key."
+            raise BadKeyFile("The file with the key is not as it should be", f"{path}: {words}")
+        keys[name] = key
+    if not keys:
+        raise BadKeyFile("There is no key in the file", f"{path} is empty.")
+    return keys
+
+
+def program_by(agent: str) -> str:
+    """What a program is called by what it says of itself (User-Agent)."""
+    product, _, version = agent.strip().partition(" ")[0].lower().partition("/")
+    if version in ("python", "js", "go", "java"):  # the SDKs of OpenAI and Anthropic
+        product = f"{product}-{version}"
+    name = re.sub(r"[^a-z0-9._-]", "-", product)[:40].strip("-._")
+    return {"": "other", "mozilla": "browser"}.get(name, name)

@@ -1,0 +1,143 @@
+"""Listens: uvicorn in the event loop that there is, within bounds that no number of clients can break."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+from starlette.types import ASGIApp
+from uvicorn import Config, Server
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from kvchat.errors import KvchatError
+
+MOST_CONNECTIONS = 256  # each takes a file, of which a process may have 1024
+HEAD_S = 10.0  # that a request's head may take to come
+KEPT_OPEN_S = 30  # a connection between two requests
+PATIENCE_S = 5  # for what is still being sent at the end
+
+
+class PortTaken(KvchatError):
+    """Nobody can be listened for there."""
+
+
+class _Connection(H11Protocol):
+    """One client. One too many is turned away at once, and so is one that does not say what it wants."""
+
+    _head: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        """Somebody has come."""
+        if len(self.connections) >= MOST_CONNECTIONS:
+            transport.abort()
+            return
+        super().connection_made(transport)
+        self._head = self.loop.call_later(HEAD_S, self._expect_head)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """They have gone."""
+        if self._head is not None:
+            self._head.cancel()
+        if self.transport is not None:
+            super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """They say something."""
+        if self.transport is not None:
+            super().data_received(data)
+
+    def _expect_head(self) -> None:
+        """Again and again while the connection is there: a later request's head may be the one that does not come."""
+        between = self.cycle is None or self.cycle.response_complete
+        if between and (self.cycle is None or self.conn.trailing_data[0]):
+            self.transport.abort()
+        else:
+            self._head = self.loop.call_later(HEAD_S, self._expect_head)
+
+
+class _Server(Server):
+    """Belongs to a loop that has signal handlers of its own."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self.told_to_end, self.listens = asyncio.Event(), asyncio.Event()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Signals are the app's."""
+        yield
+
+    async def main_loop(self) -> None:
+        """Nothing is to be done ten times a second."""
+        self.listens.set()
+        await self.told_to_end.wait()
+
+
+class Listening:
+    """An address that is listened on, until `close`."""
+
+    def __init__(self, server: _Server, task: asyncio.Task[None], sock: socket.socket) -> None:
+        self._server, self._task = server, task
+        self.port: int = sock.getsockname()[1]
+
+    @property
+    def connections(self) -> int:
+        """How many are open."""
+        return len(self._server.server_state.connections)
+
+    async def close(self) -> None:
+        """Take in nobody any more, and end what is still being sent."""
+        self._server.told_to_end.set()
+        await asyncio.wait({self._task})
+        for connection in tuple(self._server.server_state.connections):
+            connection.transport.abort()
+
+
+async def listen(app: ASGIApp, host: str, port: int) -> Listening:
+    """Listen there; port 0: on any that is free. Raises PortTaken."""
+    sock = _bound(host, port)
+    config = Config(
+        app,
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        http=_Connection,
+        ws="none",
+        proxy_headers=False,
+        server_header=False,
+        date_header=False,
+        timeout_keep_alive=KEPT_OPEN_S,
+        timeout_graceful_shutdown=PATIENCE_S,
+    )
+    server = _Server(config)
+    task = asyncio.create_task(server.serve([sock]), name="the door")
+    listens = asyncio.ensure_future(server.listens.wait())
+    await asyncio.wait({task, listens}, return_when=asyncio.FIRST_COMPLETED)
+    if task.done():
+        listens.cancel()
+        await task
+    return Listening(server, task, sock)
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        sock = socket.socket(family, kind, protocol)
+        try:
+            if hasattr(socket, "SO_REUSEADDR") and not hasattr(socket, "SO_EXCLUSIVEADDRUSE"):
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind(address)
+        except OSError:
+            sock.close()
+            raise
+    except OSError as error:
+        raise PortTaken(
+            "Other programs cannot be listened for",
+            f"Nobody can listen at {host}:{port}: {error.strerror}.",
+            "Choose another port, or end the program that has it.",
+        ) from error
+    sock.setblocking(False)
+    return sock

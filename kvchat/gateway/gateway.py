@@ -1,0 +1,121 @@
+"""The door itself: opened and closed, and what is seen of it."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from kvchat.errors import KvchatError
+from kvchat.gateway.answering import Answering
+from kvchat.gateway.door.app import make_app
+from kvchat.gateway.door.checks import Checks, is_loopback
+from kvchat.gateway.door.keys import Keys
+from kvchat.gateway.door.server import Listening, listen
+from kvchat.gateway.metrics import Metrics
+from kvchat.gateway.models import Catalogue
+from kvchat.gateway.requests import Passages
+from kvchat.kvstore.savepoint import PROGRAM
+from kvchat.session.host import EngineHost, ReadyEngine
+from kvchat.session.slots.pool import Slots
+
+PORT = 8737
+
+
+class NoKey(KvchatError):
+    """Others could reach the door, and there is no key."""
+
+    def __init__(self, host: str) -> None:
+        super().__init__(
+            "A door that others can reach needs a key",
+            f"At {host} every computer of the network could use the model.",
+            "Give a key (--key-file, or Settings, Other programs), or listen at 127.0.0.1 alone.",
+        )
+
+
+@dataclass(frozen=True)
+class Door:
+    """Where it is, and for whom."""
+
+    host: str = "127.0.0.1"
+    port: int = PORT
+    keys: Keys = field(default_factory=lambda: Keys({}))
+    origins: frozenset[str] = frozenset()
+
+
+class Gateway:
+    """Belongs to one event loop. `passages` has the requests, live and past; subscribe there to hear of them."""
+
+    def __init__(self, slots: Slots, host: EngineHost, catalogue: Catalogue) -> None:
+        self._slots, self._host = slots, host
+        self.catalogue = catalogue
+        self.passages = Passages()
+        self.metrics = Metrics(self.passages)
+        self.answering = Answering(slots, host, catalogue.find, self.passages)
+        self.door: Door | None = None  # that is open
+        self._listening: Listening | None = None
+
+    @property
+    def url(self) -> str | None:
+        """Where it is to be found; None while it is closed."""
+        if self.door is None or self._listening is None:
+            return None
+        host = f"[{self.door.host}]" if ":" in self.door.host else self.door.host
+        return f"http://{host}:{self._listening.port}"
+
+    @property
+    def idle_s(self) -> float:
+        """For how long nobody has asked anything, in seconds."""
+        return self.answering.background.idle_s
+
+    async def open(self, door: Door) -> str:
+        """Open it, in place of one that is open; its address. Raises NoKey and PortTaken."""
+        if not door.keys and not is_loopback(door.host):
+            raise NoKey(door.host)
+        await self.shut()
+        self._listening = await listen(make_app(self, Checks(door.host, door.keys, door.origins)), door.host, door.port)
+        self.door = door
+        assert self.url is not None
+        return self.url
+
+    async def shut(self) -> None:
+        """Take in nobody any more; what is being answered breaks off, what is being saved is saved."""
+        listening, self._listening, self.door = self._listening, None, None
+        await self.answering.end()
+        if listening is not None:
+            await listening.close()
+
+    async def look(self, path: str) -> bytes:
+        """What the engine shows there. Raises KvchatError."""
+        return await (await self._ready()).engine.look(path)
+
+    async def ask_aside(self, path: str, body: bytes) -> tuple[int, bytes]:
+        """The engine's status and answer to what needs no slot. Raises KvchatError."""
+        async with (await self._ready()).engine.passed_on(path, body) as answer:
+            return answer.status_code, await answer.aread()
+
+    def as_json(self) -> dict[str, Any]:
+        """What `GET /kvchat/requests` answers: what is under way, the last requests newest first, and the slots."""
+        passages = self.passages
+        return {
+            "at": time.time(),
+            "under_way": [one.as_json() for one in passages.under_way],
+            "last": [one.as_json() for one in reversed(passages.last)],
+            "slots": [
+                {"slot": slot.number, "owner": _shown(slot.contents.owner), "tokens": len(slot.contents.tokens)}
+                for slot in self._slots.all
+                if slot.contents is not None
+            ],
+        }
+
+    async def _ready(self) -> ReadyEngine:
+        """The engine that there is; one is started if there is none."""
+        if self._host.is_ready():
+            return await self._host.ready()
+        async with self._slots.alone():
+            return await self._host.ready()
+
+
+def _shown(owner: str) -> str:
+    """Whose a slot is, as other programs may know it."""
+    return owner.removeprefix(PROGRAM) if owner.startswith(PROGRAM) else "kvchat"

@@ -1,0 +1,201 @@
+"""A request in its slot: loaded, read in steps, passed on as it came; the answer as it comes, then proved."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import httpx2
+
+from kvchat.engine.speaking import wire
+from kvchat.gateway.dialects.asked import Form, refusal
+from kvchat.gateway.dialects.replies import Counts, Heard
+from kvchat.gateway.requests import Passage, Stage
+from kvchat.gateway.work import Work
+from kvchat.kvstore.savepoint import common_prefix
+from kvchat.session.host import EngineHost
+from kvchat.session.lease import Lease
+from kvchat.session.proof import NOTHING_LOADED, SOURCES, Loaded, Source, judged
+from kvchat.session.reading import STEP_MS, read_ahead
+
+LEAST_STEPS = 256  # tokens; fewer are read by the request itself
+TAIL = 16  # tokens that are always left to it: it reads at least the last one, and need not go back for that
+MOST_HEADER = 500  # characters
+RENDERS_OTHERWISE = "the engine made another prompt of it than it had told"
+
+
+@dataclass
+class Passing:
+    """Of one request, by a lease of its slot."""
+
+    work: Work
+    lease: Lease
+    host: EngineHost
+    moved: Callable[[Passage, Stage], None]
+
+    async def run(self) -> Heard | None:
+        """Answer it; what was heard of the answer, None of one that the engine refused. Raises EngineGone."""
+        loaded = await self._load()
+        steps = await self._read(loaded)
+        self.moved(self.work.passage, Stage.ANSWERING)
+        return await self._forward(loaded, steps=steps)
+
+    @property
+    def _known(self) -> bool:
+        """Whether it is one prompt, whose ids are known, and that fits: only such a one is looked for and kept."""
+        return not self.work.asked.several and 0 < len(self.work.prompt.ids) < self.lease.engine.context_size
+
+    async def _load(self) -> Loaded:
+        passage, ids = self.work.passage, self.work.prompt.ids
+        if not self._known:
+            return NOTHING_LOADED
+        self.moved(passage, Stage.LOADING)
+        loaded = await self.lease.load(ids)
+        passage.prompt, passage.found = len(ids), loaded.expected_cached
+        cold = Source.HOT if loaded.expected_cached else Source.COLD
+        passage.source = (SOURCES[loaded.restore.tier] if loaded.restore else cold).value
+        if loaded.restore:
+            point = loaded.restore.save_point
+            passage.restore_ms = loaded.restore.ms
+            self.lease.slots.restore_cost.recall_prefill(point.prefill_ms / point.n_tokens or None)
+        passage.miss = "" if loaded.expected_cached else loaded.miss_reason or ""
+        return loaded
+
+    async def _read(self, loaded: Loaded) -> bool:
+        """Read a long prompt but for its last tokens, in steps that let others in between; whether there were any."""
+        ids, passage, cost = self.work.prompt.ids, self.work.passage, self.lease.slots.restore_cost
+        missing = len(ids) - loaded.expected_cached
+        if not self._known or missing < LEAST_STEPS:
+            return False
+        if cost.prefill_ms_per_token is not None and cost.prefill_ms(missing) < 2 * STEP_MS:
+            return False
+        began_at = time.perf_counter()
+
+        def progress(done: int) -> None:
+            passage.read = done - loaded.expected_cached
+            self.moved(passage, Stage.READING)
+
+        await read_ahead(self.lease, ids[:-TAIL], loaded, lambda: not self.work.left, progress)
+        passage.read_ms = 1000 * (time.perf_counter() - began_at)
+        if contents := self.lease.slot.contents:
+            cost.learn_prefill(contents.ahead.tokens, contents.ahead.ms)
+        return True
+
+    async def _forward(self, loaded: Loaded, *, steps: bool) -> Heard | None:
+        work, lease, engine = self.work, self.lease, self.lease.engine.engine
+        asked, ids = work.asked, work.prompt.ids
+        before = lease.slot.contents
+        held = common_prefix(before.tokens, ids) if before else 0
+        if self._known and not steps:
+            lease.note(ids[: loaded.expected_cached], loaded=loaded)
+        rows, begun = engine.rows.asked(), False
+        heard = Heard(asked.form, asked.stream)
+        try:
+            async with engine.passed_on(work.path, asked.for_slot(engine.slot)) as answer:
+                work.passage.status = answer.status_code
+                if answer.status_code != 200:
+                    await self._refused(answer)
+                    return None
+                begun = True
+                body = await self._take(answer, heard)
+        finally:
+            engine.rows.answered(rows, heard.counts.cached if heard.counts else 0)
+            self._note(held, begun=begun)
+        await self._prove(loaded, heard.counts, steps=steps)
+        if asked.stream:
+            work.outlet.write(f": kvchat {json.dumps(_receipt(work.passage))}\n\n".encode())
+        else:
+            work.outlet.whole(200, self._headers(answer) | _headers_of(_receipt(work.passage)), body)
+        return heard
+
+    async def _take(self, answer: httpx2.Response, heard: Heard) -> bytes:
+        """Pass the answer on, or collect it."""
+        outlet, body = self.work.outlet, bytearray()
+        if heard.stream:
+            outlet.begin(200, self._headers(answer) | {"cache-control": "no-cache"})
+        async for data in answer.aiter_raw():
+            if heard.stream:
+                outlet.write(data)
+            else:
+                body += data
+            heard.take(data)
+        heard.end()
+        return bytes(body)
+
+    async def _refused(self, answer: httpx2.Response) -> None:
+        """Pass the engine's refusal on; Anthropic's dialect has another shape than the engine gives it."""
+        body, form = await answer.aread(), self.work.asked.form
+        if form is Form.MESSAGES:
+            error = wire.parse_error(body, answer.status_code)
+            body = json.dumps(refusal(form, answer.status_code, error.message, error.kind)).encode()
+        self.work.outlet.whole(answer.status_code, self._headers(answer), body)
+
+    def _note(self, held: int, *, begun: bool) -> None:
+        """What the slot holds: once an answer has begun all of the prompt; before, nobody can tell how much of it."""
+        lease, ids = self.lease, self.work.prompt.ids
+        if not self._known:
+            if begun:
+                lease.slot.forget()
+        elif begun:
+            lease.note(ids)
+        elif lease.engine.can_cut:
+            lease.note(ids[:held])
+        elif lease.slot.contents and lease.slot.contents.tokens != ids[:held]:
+            lease.slot.forget()
+
+    async def _prove(self, loaded: Loaded, counts: Counts | None, *, steps: bool) -> None:
+        """What the engine's count says of what was loaded; it teaches what restoring is worth."""
+        passage, ids, lease = self.work.passage, self.work.prompt.ids, self.lease
+        if counts is None:
+            return
+        cost = lease.slots.restore_cost
+        read = counts.prompt - counts.cached
+        if counts.prompt_ms is not None and not steps:
+            cost.learn_prefill(read, counts.prompt_ms)
+            passage.read_ms = counts.prompt_ms
+        passage.prompt, passage.predicted = counts.prompt, counts.predicted
+        passage.cached = max(0, counts.cached - passage.read)
+        if not self._known:
+            return
+        if counts.prompt != len(ids):  # what the slot holds is not what was thought
+            lease.slot.forget()
+            passage.miss = RENDERS_OTHERWISE
+            return
+        proved = loaded, passage.cached, counts.prompt
+        verdict = judged(*proved) if steps else await lease.prove(*proved)  # of steps the first has proved it
+        if loaded.restore:
+            await self.host.note_restore(hollow=verdict.hollow)
+        passage.source, passage.miss = verdict.source.value, verdict.miss_reason or ""
+        passage.saved_ms = max(0.0, cost.prefill_ms(passage.cached) - passage.restore_ms)
+
+    def _headers(self, answer: httpx2.Response) -> dict[str, str]:
+        told = {"content-type": answer.headers.get("content-type", "application/json")}
+        passage = self.work.passage
+        if passage.found is not None:
+            known = {"source": passage.source, "found": passage.found, "restore-ms": round(passage.restore_ms)}
+            told |= _headers_of(known | ({"miss": passage.miss} if passage.miss else {}))
+        return told
+
+
+def _receipt(passage: Passage) -> dict[str, object]:
+    """What is proved at the end, by the names of the headers."""
+    told = {
+        "source": passage.source,
+        "found": passage.found,
+        "restore-ms": round(passage.restore_ms),
+        "miss": passage.miss or None,
+        "cached": passage.cached,
+        "prompt": passage.prompt,
+    }
+    return {name: value for name, value in told.items() if value is not None}
+
+
+def _headers_of(told: dict[str, object]) -> dict[str, str]:
+    return {f"x-kvchat-{name}": as_header(str(value)) for name, value in told.items()}
+
+
+def as_header(words: str) -> str:
+    """Words as a header can hold them."""
+    return "".join(c if " " <= c <= "~" else "?" for c in words)[:MOST_HEADER]

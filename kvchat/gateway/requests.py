@@ -1,0 +1,107 @@
+"""What is known of the requests that came through the door: those that wait or are answered, and the last ones.
+
+Never a word of a prompt: programs, models, counts and times, named as in the headers and in `/kvchat/requests`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from enum import Enum
+from typing import Any
+
+KEPT = 500  # receipts
+
+
+class Stage(Enum):
+    """How far a request is."""
+
+    QUEUED = "queued"  # others are before it, or no engine is ready yet
+    LOADING = "loading"  # what is kept of its prompt is being restored
+    READING = "reading"  # the rest of its prompt is being read, in steps
+    ANSWERING = "answering"
+    DONE = "done"
+    FAILED = "failed"
+    LEFT = "left"  # the client went away
+
+
+OVER = (Stage.DONE, Stage.FAILED, Stage.LEFT)
+
+
+@dataclass
+class Passage:
+    """One request's way through the door. Times in ms; counts in tokens; None where it is not known (yet)."""
+
+    id: int
+    program: str
+    dialect: str  # the path it came by
+    at: float  # time.time()
+    model: str = ""
+    stream: bool = False
+    stage: Stage = Stage.QUEUED
+    status: int = 0  # of the answer
+    source: str = ""  # as a reply's receipt has it: hot, warm, disk, cold; proved once `cached` is known
+    found: int | None = None  # of the prompt's tokens, in a slot or in the store, before it was read
+    prompt: int | None = None
+    read: int = 0  # so far
+    cached: int | None = None  # what the engine's own count proved
+    predicted: int | None = None
+    queue_ms: float = 0.0
+    restore_ms: float = 0.0
+    read_ms: float = 0.0  # of steps and of the engine's own reading
+    first_ms: float | None = None  # until the first byte of the answer went out
+    total_ms: float | None = None
+    miss: str = ""  # why more had to be read than need be
+    saved_ms: float = 0.0  # what reading the found tokens would have taken
+    slot: int | None = None
+    mended: dict[str, int] = field(default_factory=dict)  # tokens that each rule has spared
+    _began: float = field(default_factory=time.perf_counter, repr=False)
+
+    def ms(self) -> float:
+        """Since it came."""
+        return 1000 * (time.perf_counter() - self._began)
+
+    def as_json(self) -> dict[str, Any]:
+        """What `GET /kvchat/requests` tells of it."""
+        told = {name: value for name, value in asdict(self).items() if not name.startswith("_")}
+        return told | {"stage": self.stage.value}
+
+
+class Passages:
+    """The requests that are under way, and the last ones that are over. Of the event loop's thread."""
+
+    def __init__(self) -> None:
+        self.under_way: list[Passage] = []  # oldest first
+        self.last: deque[Passage] = deque(maxlen=KEPT)  # newest last
+        self._numbers = itertools.count(1)
+        self._listeners: list[Callable[[Passage], None]] = []
+
+    def subscribe(self, listener: Callable[[Passage], None]) -> Callable[[], None]:
+        """Call `listener` whenever a request came or got on; returns what ends that."""
+        self._listeners.append(listener)
+        return lambda: self._listeners.remove(listener) if listener in self._listeners else None
+
+    def begin(self, program: str, dialect: str) -> Passage:
+        """A request has come."""
+        passage = Passage(next(self._numbers), program, dialect, time.time())
+        self.under_way.append(passage)
+        self._tell(passage)
+        return passage
+
+    def moved(self, passage: Passage, stage: Stage) -> None:
+        """It got on; what is over stays over."""
+        if passage.stage in OVER:
+            return
+        passage.stage = stage
+        if stage in OVER:
+            passage.total_ms = passage.ms()
+            self.under_way.remove(passage)
+            self.last.append(passage)
+        self._tell(passage)
+
+    def _tell(self, passage: Passage) -> None:
+        for listener in tuple(self._listeners):
+            listener(passage)

@@ -1,0 +1,70 @@
+"""A whole kvchat without its window, on any engine, with its door open, and a client at it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx2
+
+from kvchat.gateway.requests import Passage
+from kvchat.runtime import Runtime
+from kvchat.settings import Settings
+from tests.running import opened
+
+WORDS = "Tell me about the river and the garden, please, and leave nothing out. " * 3
+
+
+@dataclass
+class OpenDoor:
+    """The runtime behind it, and a client before it."""
+
+    runtime: Runtime
+    client: httpx2.AsyncClient
+    url: str
+
+    async def chat(self, *words: str, stream: bool = False, **more: Any) -> httpx2.Response:
+        """A chat of which every other word is the assistant's."""
+        return await self.client.post("/v1/chat/completions", json=chat_body(*words, stream=stream, **more))
+
+    async def settled(self) -> None:
+        """Once what was answered is saved."""
+        await self.runtime.door.idle()
+
+    @property
+    def last(self) -> Passage:
+        return self.runtime.door.gateway.passages.last[-1]
+
+
+def chat_body(*words: str, **more: Any) -> dict[str, Any]:
+    roles = ("user", "assistant")
+    messages = [{"role": roles[n % 2], "content": one} for n, one in enumerate(words)]
+    return {"messages": messages, "max_tokens": 12, "temperature": 0} | more
+
+
+@contextlib.asynccontextmanager
+async def door(
+    home: Path, settings: Settings, keys: Mapping[str, str] | None = None, **headers: str
+) -> AsyncIterator[OpenDoor]:
+    async with opened(home, settings) as runtime:
+        url = await runtime.door.open("127.0.0.1", 0, keys or {})
+        async with httpx2.AsyncClient(base_url=url, headers=headers, timeout=120, trust_env=False) as client:
+            yield OpenDoor(runtime, client, url)
+
+
+def events(text: str) -> list[dict[str, Any]]:
+    """The data of a stream."""
+    lines = [line.removeprefix("data:").strip() for line in text.splitlines() if line.startswith("data:")]
+    return [json.loads(line) for line in lines if line != "[DONE]"]
+
+
+def receipt_in(text: str) -> dict[str, Any]:
+    """What the last comment of a stream says."""
+    comments = [line for line in text.splitlines() if line.startswith(": kvchat ")]
+    assert text.rstrip().endswith(comments[-1])
+    told: dict[str, Any] = json.loads(comments[-1].removeprefix(": kvchat "))
+    return told

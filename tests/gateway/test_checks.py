@@ -1,0 +1,131 @@
+"""Who may come in, and how a program is called."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from starlette.datastructures import Headers
+
+from kvchat.gateway.dialects.asked import Refused
+from kvchat.gateway.door.checks import Checks, is_loopback, origins_in
+from kvchat.gateway.door.keys import EVERYBODY, BadKeyFile, DoorKeys, Keys, program_by, read_key_file
+from kvchat.system.paths import resolve_paths
+
+HERE = Checks("127.0.0.1", Keys({}))
+
+
+def status(checks: Checks, **headers: str) -> int:
+    told = Headers({name.replace("_", "-"): value for name, value in headers.items()})
+    try:
+        checks.check_way(told)
+        checks.program(told)
+    except Refused as refused:
+        return refused.status
+    return 200
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [
+        ("127.0.0.1:8737", 200),
+        ("localhost:8737", 200),
+        ("LOCALHOST", 200),
+        ("[::1]:8737", 200),
+        ("192.168.1.5:8737", 200),
+        (f"{os.uname().nodename if hasattr(os, 'uname') else 'localhost'}:8737", 200),
+        ("evil.example:8737", 403),
+        ("localhost.evil.example", 403),
+        ("127.0.0.1.evil.example:8737", 403),
+        ("", 403),
+    ],
+)
+def test_a_name_that_is_not_this_computers_was_made_to_lead_here(host: str, expected: int) -> None:
+    assert status(HERE, host=host) == expected
+
+
+def test_web_pages_stay_out_but_for_those_that_are_named() -> None:
+    named = Checks("127.0.0.1", Keys({}), origins_in("https://chat.example/, http://localhost:3000"))
+    host = "127.0.0.1:8737"
+    for origin in ("https://evil.example", "null", "http://127.0.0.1:8737", "https://chat.example.evil.example"):
+        assert status(named, host=host, origin=origin) == 403
+    assert status(named, host=host, origin="https://chat.example") == 200
+    assert status(HERE, host=host, origin="https://chat.example") == 403
+    assert status(HERE, host=host, sec_fetch_site="cross-site") == 403
+    assert status(HERE, host=host, sec_fetch_site="none") == 200, "the user typed the address"
+
+
+def test_a_key_says_whose_it_is() -> None:
+    keys = Keys({EVERYBODY: "one-for-all", "editor": "the-editors-own"})
+    assert keys.program_of("the-editors-own") == "editor"
+    assert keys.program_of("one-for-all") == EVERYBODY
+    assert keys.program_of("") is None
+    assert keys.program_of("ünknown") is None
+    checks = Checks("0.0.0.0", keys)
+    told = {"user-agent": "claude-cli/2.0 (external, cli)"}
+    assert checks.program(Headers(told | {"authorization": "Bearer one-for-all"})) == "claude-cli"
+    assert checks.program(Headers(told | {"x-api-key": "one-for-all"})) == "claude-cli"
+    assert checks.program(Headers(told | {"authorization": "bearer the-editors-own"})) == "editor"
+    with pytest.raises(Refused) as refused:
+        checks.program(Headers(told | {"authorization": "Bearer another"}))
+    assert refused.value.status == 401
+    assert "another" not in refused.value.message
+
+
+@pytest.mark.parametrize(
+    ("agent", "name"),
+    [
+        ("OpenAI/Python 3.54.0", "openai-python"),
+        ("Anthropic/JS 0.60.0", "anthropic-js"),
+        ("claude-cli/2.0.1 (external, cli)", "claude-cli"),
+        ("codex_cli_rs/0.40.0 (Debian 12; x86_64)", "codex_cli_rs"),
+        ("opencode/1.18.33", "opencode"),
+        ("Mozilla/5.0 (X11; Linux)", "browser"),
+        ("", "other"),
+        ("../../etc/passwd", "etc-passwd".removesuffix("-passwd")),
+        ("\x00\xff" * 40, "other"),
+    ],
+)
+def test_a_program_is_called_by_what_it_says_it_is(agent: str, name: str) -> None:
+    assert program_by(agent) == name or not set(program_by(agent)) - set("abcdefghijklmnopqrstuvwxyz0123456789._-")
+
+
+def test_loopback() -> None:
+    assert is_loopback("127.0.0.1")
+    assert is_loopback("::1")
+    assert is_loopback("localhost")
+    assert not is_loopback("0.0.0.0")
+    assert not is_loopback("my-computer")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="modes as POSIX has them")
+def test_a_file_with_keys(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("sk-for-everybody\nopencode: sk-for-opencode\n\n")
+    file.chmod(0o644)
+    with pytest.raises(BadKeyFile, match="not private"):
+        read_key_file(file)
+    file.chmod(0o600)
+    assert read_key_file(file) == {EVERYBODY: "sk-for-everybody", "opencode": "sk-for-opencode"}
+    for bad in ("", "short", "a name with blanks: sk-for-everybody"):
+        file.write_text(bad)
+        with pytest.raises(BadKeyFile):
+            read_key_file(file)
+    with pytest.raises(BadKeyFile):
+        read_key_file(tmp_path / "none")
+
+
+@pytest.mark.usefixtures("no_keyring")
+def test_keys_are_made_and_taken_back_one_by_one(tmp_path: Path) -> None:
+    kept = DoorKeys(resolve_paths({"KVCHAT_HOME": str(tmp_path)}))
+    assert kept.load() == {}
+    one, other = kept.make(), kept.make("opencode")
+    assert kept.load() == {EVERYBODY: one, "opencode": other}
+    assert kept.make("opencode") != other
+    kept.revoke("opencode")
+    assert kept.load() == {EVERYBODY: one}
+    kept.revoke()
+    assert kept.load() == {}
+    assert not list((tmp_path / "config").iterdir())

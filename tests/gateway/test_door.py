@@ -1,0 +1,257 @@
+"""The door on an engine that does as it is told: refusals, and everything that can go wrong between two programs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from kvchat.gateway import outlet
+from kvchat.gateway.door import app, checks, server
+from kvchat.gateway.gateway import Door, NoKey
+from kvchat.gateway.requests import Stage
+from kvchat.settings import Settings
+from tests.engine.waiting import until
+from tests.engine_fixtures import FakeEngine
+from tests.gateway.doors import WORDS, OpenDoor, chat_body, door, events, receipt_in
+from tests.library.gguf_files import LLAMA, write_gguf
+
+
+@pytest.fixture
+def settings(tmp_path: Path, fake_engine: FakeEngine) -> Settings:
+    model = write_gguf(tmp_path / "heron.gguf", dict(LLAMA))
+    return Settings(model_path=str(model), engine_path=str(fake_engine.path), context_size=4096, free_floor_bytes=0)
+
+
+@pytest.fixture
+async def at(tmp_path: Path, settings: Settings) -> AsyncIterator[OpenDoor]:
+    async with door(tmp_path / "home", settings) as one:
+        yield one
+
+
+async def test_an_answer_goes_through_as_it_is_and_its_receipt_follows(at: OpenDoor, fake_engine: FakeEngine) -> None:
+    answer = await at.chat(WORDS)
+    assert answer.status_code == 200
+    assert answer.json()["choices"][0]["message"]["content"].startswith("You said")
+    assert answer.headers["x-kvchat-source"] == "cold"
+    assert answer.headers["x-kvchat-prompt"] == str(at.last.prompt)
+    sent = fake_engine.requests()[-1] if not fake_engine.requests()[-1]["path"].startswith("/slots") else None
+    await at.settled()
+    streamed = await at.chat(WORDS, answer.json()["choices"][0]["message"]["content"], "And then?", stream=True)
+    assert streamed.headers["content-type"].startswith("text/event-stream")
+    told = receipt_in(streamed.text)
+    assert told["source"] == "hot"
+    assert told["cached"] > 0.9 * told["found"] > 100
+    assert streamed.headers["x-kvchat-found"] == str(told["found"])
+    assert "".join(e["choices"][0]["delta"].get("content") or "" for e in events(streamed.text)).startswith("You")
+    forwarded = [r["body"] for r in fake_engine.requests() if r["path"] == "/v1/chat/completions"]
+    assert all(body["id_slot"] == 0 and body["cache_prompt"] is True for body in forwarded)
+    del sent
+    listed = (await at.client.get("/kvchat/requests")).json()
+    assert [one["source"] for one in listed["last"]] == ["hot", "cold"]
+    assert listed["last"][0]["cached"] == told["cached"]
+    assert b'kvchat_requests_total{outcome="done"' in (await at.client.get("/metrics")).content
+
+
+async def test_a_client_cannot_choose_the_slot(at: OpenDoor, fake_engine: FakeEngine) -> None:
+    await at.chat(WORDS, id_slot=7, cache_prompt=False)
+    body = next(r["body"] for r in fake_engine.requests() if r["path"] == "/v1/chat/completions")
+    assert (body["id_slot"], body["cache_prompt"]) == (0, True)
+
+
+async def test_refusals_have_the_dialects_own_shape(at: OpenDoor) -> None:
+    for path, shape in (("/v1/chat/completions", "openai"), ("/v1/messages", "anthropic"), ("/v1/responses", "openai")):
+        for body, status in ((b"{bad", 400), (b"[]", 400), (b'{"model": "gpt-4o", "messages": []}', 404)):
+            answer = await at.client.post(path, content=body)
+            told = answer.json()
+            assert answer.status_code == status
+            if shape == "anthropic":
+                assert told["type"] == "error"
+                assert told["error"]["type"] in ("invalid_request_error", "not_found_error")
+            assert told["error"]["message"]
+    told = (await at.client.post("/v1/chat/completions", json={"model": "gpt-4o", "messages": []})).json()
+    assert told["error"]["type"] == "model_not_found"
+    assert "There are: heron" in told["error"]["message"]
+    assert (await at.client.get("/nothing")).json()["error"]["message"]
+    assert (await at.client.get("/v1/chat/completions")).status_code == 405
+
+
+async def test_a_made_up_model_is_the_one_in_use_if_the_user_says_so(tmp_path: Path, settings: Settings) -> None:
+    async with door(tmp_path / "home", replace(settings, door_any_model=True)) as at:
+        assert (await at.chat(WORDS, model="gpt-4o")).status_code == 200
+        assert (await at.client.get("/v1/models")).json()["data"][0]["id"] == "heron"
+
+
+async def test_nobody_comes_in_by_another_name_or_from_a_web_page_or_without_the_key(
+    tmp_path: Path, settings: Settings
+) -> None:
+    async with door(tmp_path / "home", settings, {"": "the-key-of-all", "editor": "the-editors-key"}) as at:
+        body = chat_body(WORDS)
+        ours = {"authorization": "Bearer the-editors-key"}
+        for headers, status in (
+            ({}, 401),
+            ({"authorization": "Bearer wrong"}, 401),
+            (ours | {"host": "evil.example"}, 403),
+            (ours | {"origin": "https://evil.example"}, 403),
+            (ours, 200),
+            ({"x-api-key": "the-key-of-all"}, 200),
+        ):
+            answer = await at.client.post("/v1/chat/completions", json=body, headers=headers)
+            assert answer.status_code == status, headers
+            assert "access-control-allow-origin" not in answer.headers
+        assert (await at.client.get("/health")).status_code == 200
+        assert (await at.client.get("/v1/models")).status_code == 401
+        programs = [passage.program for passage in at.runtime.door.gateway.passages.last]
+        assert programs[0] == "editor"
+        assert programs[1].startswith("python-httpx")
+
+
+async def test_named_web_pages_may_use_it(tmp_path: Path, settings: Settings) -> None:
+    async with door(tmp_path / "home", replace(settings, door_origins="https://chat.example")) as at:
+        asked = {"origin": "https://chat.example", "access-control-request-method": "POST"}
+        allowed = await at.client.options("/v1/chat/completions", headers=asked)
+        assert allowed.headers["access-control-allow-origin"] == "https://chat.example"
+        answer = await at.client.get("/v1/models", headers={"origin": "https://chat.example"})
+        assert answer.headers["access-control-allow-origin"] == "https://chat.example"
+        assert (await at.client.get("/v1/models", headers={"origin": "https://evil.example"})).status_code == 403
+
+
+async def test_what_others_can_reach_needs_a_key(at: OpenDoor) -> None:
+    with pytest.raises(NoKey):
+        await at.runtime.door.gateway.open(Door("0.0.0.0", 0))
+
+
+async def test_too_much_is_refused(at: OpenDoor, monkeypatch: pytest.MonkeyPatch, fake_engine: FakeEngine) -> None:
+    monkeypatch.setattr(checks, "MOST_BODY", 1000)
+    assert (await at.client.post("/v1/messages", content=b"x" * 2000)).json()["error"]["type"] == "request_too_large"
+
+    async def endless() -> AsyncIterator[bytes]:
+        for _ in range(100):
+            yield b"x" * 100
+
+    assert (await at.client.post("/v1/chat/completions", content=endless())).status_code == 413
+    monkeypatch.setattr(app, "MOST_UNDER_WAY", 1)
+    fake_engine.set(FAKE_HOLD_DURING="begin")
+    first = asyncio.ensure_future(at.chat("Hello"))
+    await until(lambda: at.runtime.door.gateway.answering.under_way == 1)
+    refused = await at.chat("Hello")
+    assert refused.status_code == 429
+    assert int(refused.headers["retry-after"]) > 0
+    fake_engine.set(FAKE_HOLD_DURING=None)
+    assert (await first).status_code == 200
+
+
+async def test_a_client_that_leaves_stops_its_answer(at: OpenDoor, fake_engine: FakeEngine) -> None:
+    fake_engine.set(FAKE_REPLY="word " * 4000, FAKE_TOKEN_DELAY=0.01)
+    body = chat_body(WORDS, stream=True) | {"max_tokens": 4000}
+    async with at.client.stream("POST", "/v1/chat/completions", json=body) as answer:
+        async for _ in answer.aiter_bytes():
+            break
+    await until(lambda: at.runtime.door.gateway.passages.last)
+    assert at.last.stage is Stage.LEFT
+    fake_engine.set(FAKE_REPLY=None, FAKE_TOKEN_DELAY=None)
+    again = await at.chat(WORDS)
+    assert again.headers["x-kvchat-source"] == "hot", "what was read for it is not read again"
+
+
+async def test_a_client_that_leaves_while_it_waits(at: OpenDoor, fake_engine: FakeEngine) -> None:
+    fake_engine.set(FAKE_HOLD_DURING="begin")
+    first = asyncio.ensure_future(at.chat("Hello"))
+    gateway = at.runtime.door.gateway
+    await until(lambda: gateway.answering.under_way == 1)
+    second = asyncio.ensure_future(at.chat("And me"))
+    await until(lambda: gateway.answering.under_way == 2)
+    second.cancel()
+    await until(lambda: gateway.answering.under_way == 1)
+    assert at.last.stage is Stage.LEFT
+    fake_engine.set(FAKE_HOLD_DURING=None)
+    assert (await first).status_code == 200
+
+
+async def test_an_engine_that_dies_before_the_first_word_costs_nothing(at: OpenDoor, fake_engine: FakeEngine) -> None:
+    await at.chat("Hello")
+    fake_engine.set(FAKE_DIE_DURING="begin", FAKE_DIE_TIMES=1)
+    answer = await at.chat(WORDS, stream=True)
+    assert answer.status_code == 200
+    assert receipt_in(answer.text)["prompt"] > 100
+
+
+async def test_an_engine_that_dies_in_the_middle_breaks_off_and_the_next_answers(
+    at: OpenDoor, fake_engine: FakeEngine
+) -> None:
+    await at.chat("Hello")
+    fake_engine.set(FAKE_DIE_DURING="stream", FAKE_DIE_TIMES=1)
+    answer = await at.chat(WORDS, stream=True)
+    assert "[DONE]" not in answer.text
+    assert at.last.stage is Stage.FAILED
+    fake_engine.set(FAKE_DIE_DURING=None)
+    assert (await at.chat(WORDS)).status_code == 200
+
+
+async def test_a_client_that_takes_nothing_keeps_nobody_waiting(
+    at: OpenDoor, fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outlet, "TAKEN_S", 0.5)
+    fake_engine.set(FAKE_REPLY="word " * 100)
+    await at.chat("Hello")
+    body = json.dumps(chat_body("x" * 3000, stream=True) | {"max_tokens": 900}).encode()
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(at.url.rpartition(":")[2]), limit=1)
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
+    writer.write(head.encode() + body)
+    await writer.drain()
+    assert (await at.chat("And me")).status_code == 200
+    writer.close()
+    del reader
+
+
+async def test_half_requests_and_too_many_are_let_go(at: OpenDoor, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "HEAD_S", 0.3)
+    monkeypatch.setattr(server, "MOST_CONNECTIONS", 20)
+    port = int(at.url.rpartition(":")[2])
+    opened = [await asyncio.open_connection("127.0.0.1", port) for _ in range(60)]
+    for _, writer in opened:
+        with contextlib.suppress(ConnectionError):
+            writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nHost: loc")
+    for reader, writer in opened:
+        with contextlib.suppress(ConnectionError):
+            assert await reader.read() in (b"", b"Invalid HTTP request received.")
+        writer.close()
+    assert (await at.chat("Hello")).status_code == 200
+    monkeypatch.setattr(checks, "BODY_S", 0.3)
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{")
+    assert b" 408 " in await reader.readline()
+    writer.close()
+
+
+async def test_nothing_of_a_prompt_is_written_down(
+    tmp_path: Path, at: OpenDoor, capfd: pytest.CaptureFixture[str], fake_engine: FakeEngine
+) -> None:
+    await at.chat("The unspeakable heron " + WORDS)
+    await at.client.post("/v1/chat/completions", content=b'{"messages": "unspeakable')
+    fake_engine.set(FAKE_DIE_DURING="stream", FAKE_DIE_TIMES=1)
+    with contextlib.suppress(httpx2.HTTPError):
+        await at.chat("The unspeakable heron", stream=True)
+    await at.settled()
+    told = (await at.client.get("/kvchat/requests")).text + (await at.client.get("/metrics")).text
+    assert "unspeakable" not in told + "".join(capfd.readouterr())
+    for file in (tmp_path / "home" / "state").rglob("*"):
+        assert not file.is_file() or b"unspeakable" not in file.read_bytes(), file
+
+
+async def test_shutting_it_ends_what_is_said_and_takes_in_nobody(at: OpenDoor, fake_engine: FakeEngine) -> None:
+    fake_engine.set(FAKE_REPLY="word " * 4000, FAKE_TOKEN_DELAY=0.01)
+    body = chat_body(WORDS, stream=True) | {"max_tokens": 4000}
+    with contextlib.suppress(httpx2.RemoteProtocolError, httpx2.ReadError):
+        async with at.client.stream("POST", "/v1/chat/completions", json=body) as answer:
+            async for _ in answer.aiter_bytes():
+                await at.runtime.door.close()
+    assert at.last.stage is Stage.LEFT
+    with pytest.raises(httpx2.ConnectError):
+        await at.client.get("/health")
