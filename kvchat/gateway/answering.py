@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
@@ -29,6 +30,7 @@ from kvchat.session.slots.pool import Slots
 from kvchat.session.slots.slot import Slot
 from kvchat.system.concurrency import Background
 
+HEADS = 20  # beginnings of prompts that are remembered
 LEAST_KEPT = 64  # tokens; a shorter state is read sooner than it is looked for
 LIMITS = ("max_completion_tokens", "max_output_tokens", "max_tokens", "n_predict")  # what clients call it
 FindModel = Callable[[str], Awaitable[str | None]]  # the path of a model by a client's name for it; None: that in use
@@ -50,6 +52,7 @@ class Answering:
 
     def __post_init__(self) -> None:
         self._works: list[Work] = []
+        self._heads: deque[Tokens] = deque(maxlen=HEADS)
         self.background = Background()
 
     @property
@@ -127,7 +130,7 @@ class Answering:
         """Answer; an engine lost before the first word costs nothing: the next one answers, once."""
         try:
             lease = await self._ready(work, session, request, engine)
-            return lease, await Passing(work, lease, self.host, self.passages.moved).run()
+            return lease, await self._passing(work, lease).run()
         except EngineGone as loss:
             self.slots.forget()
             reason = await self.host.explain_loss(loss)
@@ -135,7 +138,7 @@ class Answering:
                 raise reason from loss
         async with session.losses_explained():
             lease = await self._ready(work, session, request, None)
-            return lease, await Passing(work, lease, self.host, self.passages.moved).run()
+            return lease, await self._passing(work, lease).run()
 
     async def _ready(self, work: Work, session: Session, request: Request, before: ReadyEngine | None) -> Lease:
         """The slot of an engine with the model and the room that the request needs; `before`: made the prompt's ids."""
@@ -146,6 +149,9 @@ class Answering:
         limit = next((one for one in limits if isinstance(one, int) and one > 0), None)
         wanted = len(work.prompt.ids) + lease.engine.reserve(limit)
         return await session.with_room(request, wanted) if lease.engine.too_small(wanted) else lease
+
+    def _passing(self, work: Work, lease: Lease) -> Passing:
+        return Passing(work, lease, self.host, self.passages.moved, self._heads)
 
     def _key(self, work: Work) -> str:
         """Those that go on from one another are the same: the next makes settling after the one before pointless."""

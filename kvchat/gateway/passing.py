@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import json
 import time
+from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import httpx2
 
 from kvchat.engine.speaking import wire
 from kvchat.gateway.dialects.asked import Form, refusal
+from kvchat.gateway.dialects.prompts import head_of
 from kvchat.gateway.dialects.replies import Counts, Heard
 from kvchat.gateway.requests import Passage, Stage
 from kvchat.gateway.work import Work
-from kvchat.kvstore.savepoint import common_prefix
+from kvchat.kvstore.savepoint import Tokens, common_prefix
 from kvchat.session.host import EngineHost
 from kvchat.session.lease import Lease
 from kvchat.session.proof import NOTHING_LOADED, SOURCES, Loaded, Source, judged
 from kvchat.session.reading import STEP_MS, read_ahead
+from kvchat.session.system_prompt import LONG_MS
+from kvchat.system.concurrency import to_its_end
 
+LEAST_HEAD = 64  # tokens; fewer are read sooner than saved
 LEAST_STEPS = 256  # tokens; fewer are read by the request itself
 TAIL = 16  # tokens that are always left to it: it reads at least the last one, and need not go back for that
 MOST_HEADER = 500  # characters
@@ -34,6 +39,7 @@ class Passing:
     lease: Lease
     host: EngineHost
     moved: Callable[[Passage, Stage], None]
+    heads: deque[Tokens]  # that requests began with lately
 
     async def run(self) -> Heard | None:
         """Answer it; what was heard of the answer, None of one that the engine refused. Raises EngineGone."""
@@ -63,20 +69,41 @@ class Passing:
         passage.miss = "" if loaded.expected_cached else loaded.miss_reason or ""
         return loaded
 
+    async def _heads(self, loaded: Loaded) -> tuple[Tokens, ...]:
+        """Where to save on the way, so that other conversations of this program need not read how they begin.
+
+        Elsewhere any state that begins so serves them; one that cannot be cut has to end there.
+        """
+        lease, ids = self.lease, self.work.prompt.ids
+        few = len(ids) - loaded.expected_cached < LEAST_HEAD
+        if lease.engine.can_cut or not lease.keeps or not self._known or few:
+            return ()
+        head = await head_of(lease.engine, self.work.asked)
+        if not max(loaded.expected_cached, LEAST_HEAD) < len(head) < len(ids) or ids[: len(head)] != head:
+            return ()
+        again = head in self.heads
+        self.heads.append(head)
+        return lease.engine.stops(head) if again or lease.slots.restore_cost.prefill_ms(len(head)) >= LONG_MS else ()
+
     async def _read(self, loaded: Loaded) -> bool:
         """Read a long prompt but for its last tokens, in steps that let others in between; whether there were any."""
         ids, passage, cost = self.work.prompt.ids, self.work.passage, self.lease.slots.restore_cost
-        missing = len(ids) - loaded.expected_cached
-        if not self._known or missing < LEAST_STEPS:
+        missing, heads = len(ids) - loaded.expected_cached, await self._heads(loaded)
+        rate = cost.prefill_ms_per_token
+        is_long = missing >= LEAST_STEPS and (rate is None or missing * rate >= 2 * STEP_MS)
+        if not self._known or not (heads or is_long):
             return False
-        if cost.prefill_ms_per_token is not None and cost.prefill_ms(missing) < 2 * STEP_MS:
-            return False
-        began_at = time.perf_counter()
+        began_at, found = time.perf_counter(), loaded.expected_cached
 
         def progress(done: int) -> None:
-            passage.read = done - loaded.expected_cached
+            passage.read = done - found
             self.moved(passage, Stage.READING)
 
+        for stop in heads:
+            await read_ahead(self.lease, stop, loaded, lambda: True, progress)
+            await to_its_end(self.lease.save(stop, tell=False))
+            if contents := self.lease.slot.contents:
+                loaded = replace(loaded, expected_cached=len(stop), restore=None, ahead=contents.ahead)
         await read_ahead(self.lease, ids[:-TAIL], loaded, lambda: not self.work.left, progress)
         passage.read_ms = 1000 * (time.perf_counter() - began_at)
         if contents := self.lease.slot.contents:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import sys
 from pathlib import Path
@@ -34,7 +35,7 @@ class DoorIsOpen(KvchatError):
 
 
 def run(options: ServeOptions) -> int:
-    """Serve until SIGINT or SIGTERM. Returns the exit code. Raises KvchatError."""
+    """Serve until SIGINT or SIGTERM, which is no fault. Returns the exit code. Raises KvchatError."""
     return run_until_interrupted(_serve(options))
 
 
@@ -53,7 +54,8 @@ async def _serve(options: ServeOptions) -> int:
         url = await runtime.door.open(settings.door_host, settings.door_port, keys)
         await runtime.serve()
         print(f"ready {url}", flush=True)
-        await asyncio.Event().wait()
+        with contextlib.suppress(asyncio.CancelledError):  # told to end, it has done what it was to do
+            await asyncio.Event().wait()
     finally:
         await runtime.close()
     return 0

@@ -13,6 +13,7 @@ from typing import Any
 
 from kvchat.gateway.dialects.conversion import Json, Unconvertible, from_messages, from_responses
 
+SHARED = ("system", "instructions", "tools")  # what conversations of a program begin with, beside first messages
 MINE = b',"id_slot":%d,"cache_prompt":true}'  # at the end of a body: of two equal names the engine takes the last
 
 
@@ -97,6 +98,22 @@ class Asked:
     def chat(self) -> Json:
         """It as a chat completion, which `/apply-template` renders. Raises Unconvertible."""
         return as_chat(self.form, self.body)
+
+    def begun_otherwise(self, words: str) -> Json | None:
+        """The prompt of another conversation with the same system prompt and tools, which begins with `words`.
+
+        None where there is nothing that another would begin with, too.
+        """
+        listed = "input" if self.form is Form.RESPONSES else "messages"
+        said = self.body.get(listed)
+        first: list[Any] = []
+        for one in said if isinstance(said, list) else ():
+            if not isinstance(one, dict) or one.get("role") not in ("system", "developer"):
+                break
+            first.append(one)
+        if self.form is Form.COMPLETION or not (first or any(self.body.get(name) for name in SHARED)):
+            return None
+        return as_chat(self.form, self.body | {listed: [*first, {"role": "user", "content": words}]})
 
     def followed_by(self, reply: Json, words: str) -> Json | str | None:
         """The prompt of a request that goes on from here, which begins with `words` after the reply.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,16 +46,26 @@ async def prompt_of(engine: ReadyEngine, asked: Asked) -> Prompt:
         return UNKNOWN
 
 
+async def head_of(engine: ReadyEngine, asked: Asked) -> Tokens:
+    """What every conversation begins with that has this one's system prompt and tools. Raises EngineGone."""
+    return await _shared(engine, asked.begun_otherwise)
+
+
 async def boundary_after(engine: ReadyEngine, asked: Asked, reply: Json) -> Tokens:
-    """What every prompt begins with that goes on after this reply. Raises EngineGone; EngineRefused where none can."""
+    """What every prompt begins with that goes on after this reply. Raises EngineGone."""
+    return await _shared(engine, lambda words: asked.followed_by(reply, words))
+
+
+async def _shared(engine: ReadyEngine, following: Callable[[str], Json | str | None]) -> Tokens:
+    """What two prompts share that differ from some words on; nothing where there can be none."""
     both: list[Tokens] = []
     for probe in BOUNDARY_PROBES:
         try:
-            following = asked.followed_by(reply, probe)
-            if following is None:
+            made = following(probe)
+            if made is None:
                 return ()
-            prompt = await (_given(engine, following) if isinstance(following, str) else _rendered(engine, following))
-        except Unconvertible:
+            prompt = await (_given(engine, made) if isinstance(made, str) else _rendered(engine, made))
+        except (Unconvertible, EngineRefused):
             return ()
         both.append(prompt.ids)
     return both[0][: common_prefix(*both)]

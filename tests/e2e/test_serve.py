@@ -1,0 +1,129 @@
+"""`kvchat serve` with the real engine, spoken to by the packages that programs use, with a restart in between."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import openai
+import pytest
+
+from kvchat.engine.running.plan import free_port
+from tests.e2e.home import Home, engine_arguments, notes
+from tests.e2e.serving import Serving, serving
+
+pytestmark = pytest.mark.e2e
+
+SYSTEM = "You title chats. " + notes(40)
+TOOL = {"name": "measure", "description": "Measures a bridge.", "input_schema": {"type": "object", "properties": {}}}
+
+
+class Clients:
+    """What two programs ask, one like OpenCode, one like Claude Code."""
+
+    def __init__(self, at: Serving) -> None:
+        self.openai = openai.OpenAI(base_url=f"{at.url}/v1", api_key="none", max_retries=0)
+        self.anthropic = anthropic.Anthropic(base_url=at.url, api_key="none", max_retries=0)
+
+    def title(self, of: str = "bridges") -> Any:
+        """A request beside the chat, on a system prompt of its own."""
+        messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": f"Name this chat about {of}."}]
+        return self.openai.chat.completions.with_raw_response.create(
+            model="kvchat", messages=messages, max_tokens=8, temperature=0
+        )
+
+    def chat(self, *words: str) -> tuple[str, Any]:
+        """The reply, streamed, and the headers."""
+        roles = ("user", "assistant")
+        messages = [{"role": roles[n % 2], "content": one} for n, one in enumerate(words)]
+        with self.openai.chat.completions.with_streaming_response.create(
+            model="kvchat", messages=messages, max_tokens=8, temperature=0, stream=True
+        ) as answer:
+            text = "".join(chunk.choices[0].delta.content or "" for chunk in answer.parse() if chunk.choices)
+            return text, answer.headers
+
+    def message(self, *turns: Any) -> tuple[list[Any], Any]:
+        """The blocks of the answer, and the headers."""
+        raw = self.anthropic.messages.with_raw_response.create(
+            model="kvchat",
+            system=[{"type": "text", "text": notes(60, start=500)}],
+            messages=list(turns),
+            tools=[TOOL],
+            max_tokens=8,
+            extra_body={"temperature": 0},
+        )
+        return [block.model_dump(exclude_none=True) for block in raw.parse().content], raw.headers
+
+
+def assert_warm(headers: Any, source: str = "disk") -> None:
+    assert headers["x-kvchat-source"] == source, dict(headers)
+    assert int(headers["x-kvchat-found"]) > 300
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen35", "gemma3"])
+def test_programs_go_on_warm_after_a_restart(
+    tmp_path: Path, tiny_model: Callable[[str], Path], architecture: str
+) -> None:
+    """Two programs in turns, each with a prompt of its own; then all of it again, in another process."""
+    home, port = Home(tmp_path / "home"), free_port("127.0.0.1")
+    home.write_settings(free_floor_bytes=0, context_size=8192)
+    common = ("--model", str(tiny_model(architecture)), *engine_arguments("llama-server"))
+    first_words, question = notes(60), {"role": "user", "content": "Which bridge is the longest?"}
+    with serving(home, *common, port=port) as at:
+        ours = Clients(at)
+        title, (reply, _), (blocks, _) = ours.title(), ours.chat(first_words), ours.message(question)
+        ours.title("rivers")  # where states cannot be cut, the second that begins so leaves one there
+        assert [one.id for one in ours.openai.models.list()] == [tiny_model(architecture).stem]
+        assert ours.anthropic.messages.count_tokens(model="kvchat", messages=[question]).input_tokens > 5
+        assert at.end(signal.SIGINT if architecture == "llama" else signal.SIGTERM) == 0
+    with serving(home, *common, port=port) as at:
+        ours = Clients(at)
+        again = ours.title()
+        assert again.parse().choices[0].message.content == title.parse().choices[0].message.content
+        assert_warm(again.headers)
+        _, headers = ours.chat(first_words, reply, "And the second?")
+        assert_warm(headers)
+        _, headers = ours.message(question, {"role": "assistant", "content": blocks}, question)
+        assert_warm(headers)
+        cached, prompt = int(headers["x-kvchat-cached"]), int(headers["x-kvchat-prompt"])
+        assert cached >= 0.95 * (prompt - 30)
+        responses = ours.openai.responses.create(model="kvchat", input="Hello", max_output_tokens=4)
+        assert responses.output_text
+        with pytest.raises(openai.NotFoundError, match="There are"):
+            ours.openai.chat.completions.create(model="gpt-4o", messages=[question])
+        with pytest.raises(anthropic.NotFoundError, match="There are"):
+            ours.anthropic.messages.create(model="claude", messages=[question], max_tokens=1)
+        assert at.end() == 0
+    assert "Traceback" not in (home.folder / "serve.errors").read_text("utf-8")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="locks as POSIX has them")
+def test_one_process_has_the_engine(tmp_path: Path, tiny_model: Callable[[str], Path]) -> None:
+    """`ask` uses the engine that is there, by its door; a second `serve` says that it cannot."""
+    home, model = Home(tmp_path / "home"), tiny_model("llama")
+    home.write_settings(free_floor_bytes=0, model_path=str(model), engine_path=engine_arguments("llama-server")[1])
+    keys = tmp_path / "keys"
+    keys.write_text("a-key-of-the-users-own")
+    keys.chmod(0o600)
+    with serving(home, "--key-file", str(keys), port=free_port("127.0.0.1")) as at:
+        asked = home.run("ask", "--new", "--temperature", "0", "--max-tokens", "5", notes(20))
+        assert asked.returncode == 0, asked.stderr
+        assert asked.stdout.strip()
+        assert "kvchat serve has the engine" in asked.stderr
+        again = home.ask("And the first?")
+        assert again["receipt"]["cached_tokens"] > 0.8 * again["receipt"]["prompt_tokens"]
+        second = home.run("serve", "--port", str(free_port("127.0.0.1")))
+        assert second.returncode == 1
+        assert "kvchat serve" in second.stderr
+        assert "a second time" in second.stderr
+        assert not home.run("serve", "--host", "0.0.0.0", "--port", "1").stdout
+        assert at.end() == 0
+    assert not (home.folder / "state" / "engine.json").exists()
+    assert home.run("ask", "--new", "--max-tokens", "2", "Hello").returncode == 0, "it has an engine of its own again"
+    answer = home.run("serve", "--host", "0.0.0.0", "--port", str(free_port("127.0.0.1")))
+    assert answer.returncode == 1
+    assert "needs a key" in answer.stderr
