@@ -31,6 +31,7 @@ ENGINE_STARTS = frozenset(("app", "message"))
 READ_AHEAD = frozenset(("auto", "always", "never"))
 HIGHEST_TEMPERATURE = 5.0  # beyond it a model says nothing but noise
 LEAST_CONTEXT, MOST_CONTEXT = 256, 2**24  # tokens; llama.cpp's least step, and more than any model was trained for
+MOST_SLOTS = 8  # chats side by side
 LEAST_QUOTA, MOST_BYTES = 100 * MB, 10**18  # bytes; more than any disk has, and less than SQLite counts
 MOST_TOKENS = 2**31 - 1  # of a reply; llama.cpp's int32_t
 MOST_DAYS = 3650
@@ -53,6 +54,7 @@ class Settings:
     engine_start: str = "app"  # the engine starts with the app, or with the first message
     idle_minutes: int | None = None  # without a message for so long, the engine stops; None: it stays
     context_size: int | None = None  # tokens
+    slots: int = 0  # so many chats side by side in the engine; 0: kvchat decides
     kv_type: str = "f16"
     quota_bytes: int | None = None  # default: as kvstore.admission.default_quota has it
     free_floor_bytes: int = 2 * GB  # below this much free disk space nothing is saved
@@ -192,6 +194,7 @@ _RULES: dict[str, _Rule] = {
     "engine_start": _one_of(ENGINE_STARTS),
     "idle_minutes": _whole(1, MOST_IDLE_MINUTES, _several("minute")),
     "context_size": _whole(LEAST_CONTEXT, MOST_CONTEXT, _several("token")),
+    "slots": _whole(0, MOST_SLOTS),
     "kv_type": _one_of(KV_TYPE_NAMES),
     "quota_bytes": _whole(LEAST_QUOTA, MOST_BYTES, size),
     "free_floor_bytes": _whole(0, MOST_BYTES, size),

@@ -178,13 +178,15 @@ class Refusal(Exception):
 
 
 class Slot:
-    """Slot 0: what it holds, and one lock over it."""
+    """What it holds, and one lock over it. The context is shared with the others: `--kv-unified`."""
 
-    def __init__(self, context_size: int, batch_size: int, folder: Path | None) -> None:
+    def __init__(self, context_size: int, batch_size: int, folder: Path | None, all: list[Slot]) -> None:
         self.context_size, self.batch_size, self.folder = context_size, batch_size, folder
         self.tokens: list[int] = []
         self.lock = threading.Lock()
+        self.all = all
         self.hollow = False
+        self.failed = False  # another's request was too much for all
 
     def cached(self, prompt: list[int]) -> int:
         """How much of the prompt is there already. The last token is always read again: it gives the logits."""
@@ -209,9 +211,22 @@ class Slot:
         phase("prefill")
         while len(self.tokens) < len(prompt):
             time.sleep(float(switch("FAKE_BATCH_DELAY") or 0))
+            self.find_room(min(len(self.tokens) + self.batch_size, len(prompt)))
             self.tokens = prompt[: len(self.tokens) + self.batch_size]
             passed = 1000 * (time.monotonic() - start)
             yield progress | {"processed": len(self.tokens), "time_ms": passed}
+
+    def find_room(self, tokens: int) -> None:
+        """As b11434: idle slots are purged, the first first; where that is not enough, all that goes on fails."""
+        for other in [*self.all, None]:
+            if sum(len(one.tokens) for one in self.all if one is not self) + tokens <= self.context_size:
+                return
+            if other is not None and other is not self and not other.lock.locked():
+                other.tokens = []
+        for one in self.all:
+            one.tokens = []
+            one.failed = one is not self and one.lock.locked()
+        raise Refusal(500, "Context size has been exceeded.", "server_error")
 
     def path(self, filename: str) -> Path:
         if self.folder is None:
@@ -244,12 +259,13 @@ class Slot:
         phase("restore")
         self.tokens = []
         data = path.read_bytes() if path.exists() else b""
+        refusal = Refusal(
+            400,
+            "Unable to restore slot: No available space in KV cache or invalid slot save file",
+            "invalid_request_error",
+        )
         if switch("FAKE_REFUSE_RESTORE") or data[:8] != slot_file([])[:8]:
-            raise Refusal(
-                400,
-                "Unable to restore slot: No available space in KV cache or invalid slot save file",
-                "invalid_request_error",
-            )
+            raise refusal
         count = struct.unpack_from("<I", data, 8)[0]
         packed = list(struct.unpack_from(f"<{count}i", data, 12)) if len(data) >= 12 + 4 * count else []
         tokens = packed[3:-1]
@@ -258,6 +274,8 @@ class Slot:
         if len(tokens) > self.context_size:
             message = "Unable to restore slot: Restored prompt does not fit in the slot context"
             raise Refusal(400, message, "invalid_request_error")
+        if sum(len(one.tokens) for one in self.all) + len(tokens) > self.context_size:
+            raise refusal
         self.tokens, self.hollow = tokens, bool(switch("FAKE_HOLLOW_RESTORE"))
         return {"n_restored": len(tokens), "n_read": len(data), "timings": {"restore_ms": 0.7}}
 
@@ -291,21 +309,22 @@ class Handler(socketserver.StreamRequestHandler):
         if not self.admitted():
             return
         record({"method": "POST", "path": self.path, "body": body}, "requests.jsonl")
-        slot = self.server.slot
+        slots = self.server.slots
         try:
             if self.path == "/apply-template":
                 self.answer(200, {"prompt": render(body["messages"])})
             elif self.path == "/tokenize":
                 self.answer(200, {"tokens": tokenize(body["content"], body.get("add_special", False))})
             elif self.path == "/v1/chat/completions":
-                with slot.lock:
-                    self.stream(self.chat(body)) if body.get("stream") else self.answer(200, whole(self.chat(body)))
+                with (slot := slots[body.get("id_slot", 0)]).lock:
+                    answer = self.chat(slot, body)
+                    self.stream(answer) if body.get("stream") else self.answer(200, whole(answer))
             elif self.path == "/completion":
-                with slot.lock:
-                    self.stream(self.completion(body))
-            elif self.path.startswith("/slots/0?action="):
-                with slot.lock:
-                    self.answer(200, self.slot_action(self.path.partition("=")[2], body))
+                with (slot := slots[body.get("id_slot", 0)]).lock:
+                    self.stream(self.completion(slot, body))
+            elif asked := re.fullmatch(r"/slots/(\d+)\?action=(\w+)", self.path):
+                with (slot := slots[int(asked[1])]).lock:
+                    self.answer(200, {"id_slot": int(asked[1]), **self.slot_action(slot, asked[2], body)})
             else:
                 raise Refusal(404, "File Not Found", "not_found_error")
         except Refusal as refusal:
@@ -347,8 +366,8 @@ class Handler(socketserver.StreamRequestHandler):
         self.wfile.write(b"%x\r\n%s\r\n" % (len(data), data))
         self.wfile.flush()
 
-    def chat(self, body: dict[str, Any]) -> Iterator[dict[str, Any] | str]:
-        slot, messages = self.server.slot, body["messages"]
+    def chat(self, slot: Slot, body: dict[str, Any]) -> Iterator[dict[str, Any] | str]:
+        messages = body["messages"]
         prompt = tokenize(render(messages), True)
         check_gpu()
         start, cache = time.monotonic(), None
@@ -375,6 +394,13 @@ class Handler(socketserver.StreamRequestHandler):
                     yield Refusal(500, switch("FAKE_BREAK_STREAM"), "server_error").body
                     return
             said += len(word)
+            try:
+                if slot.failed:
+                    raise Refusal(500, "Context size has been exceeded.", "server_error")
+                slot.find_room(len(prompt) + said)
+            except Refusal as refusal:
+                yield refusal.body
+                return
             slot.tokens = [*prompt, *(FIRST_BYTE + byte for byte in wanted[: said - 1])]  # the last is not read yet
             echo = begun if index == 0 and switch("FAKE_ECHO") else b""
             delta = {"content": (echo + word).decode("utf-8", "ignore")}
@@ -390,24 +416,25 @@ class Handler(socketserver.StreamRequestHandler):
         spent = {"prompt_ms": prompt_ms, "predicted_ms": 1000 * (time.monotonic() - start)}
         return {"cache_n": cache, "prompt_n": len(prompt) - cache, "predicted_n": said, **spent}
 
-    def completion(self, body: dict[str, Any]) -> Iterator[dict[str, Any] | str]:
+    @staticmethod
+    def completion(slot: Slot, body: dict[str, Any]) -> Iterator[dict[str, Any] | str]:
         if body.get("n_predict") != 0:
             raise Refusal(501, "the fake completes nothing: n_predict must be 0", "not_supported_error")
         check_gpu()
         cache = None
-        for progress in self.server.slot.read_prompt(list(body["prompt"])):
+        for progress in slot.read_prompt(list(body["prompt"])):
             cache = progress["cache"] if cache is None else cache
             yield {"content": "", "stop": False, "prompt_progress": progress}
-        timings = self.timings(body["prompt"], cache or 0, 1.0, 0, time.monotonic())
+        timings = Handler.timings(body["prompt"], cache or 0, 1.0, 0, time.monotonic())
         yield {"content": "", "stop": True, "timings": timings}
 
-    def slot_action(self, action: str, body: dict[str, Any]) -> dict[str, Any]:
-        slot = self.server.slot
+    @staticmethod
+    def slot_action(slot: Slot, action: str, body: dict[str, Any]) -> dict[str, Any]:
         if action == "erase":
             erased, slot.tokens = len(slot.tokens), []
-            return {"id_slot": 0, "n_erased": erased}
+            return {"n_erased": erased}
         done = slot.save(body["filename"]) if action == "save" else slot.restore(body["filename"])
-        return {"id_slot": 0, "filename": body["filename"], **done}
+        return {"filename": body["filename"], **done}
 
 
 class FakeServer(socketserver.ThreadingTCPServer):
@@ -416,18 +443,23 @@ class FakeServer(socketserver.ThreadingTCPServer):
     request_queue_size = 64
 
     def __init__(self, flags: argparse.Namespace, key: str) -> None:
-        self.slot = Slot(flags.ctx_size, flags.batch_size, flags.slot_save_path)
+        self.slots: list[Slot] = []
+        for _ in range(flags.parallel):
+            self.slots.append(Slot(flags.ctx_size, flags.batch_size, flags.slot_save_path, self.slots))
         self.flags, self.key, self.loaded = flags, key, False
         super().__init__((flags.host, flags.port), Handler)
 
     def slots(self) -> list[dict[str, Any]]:
-        tokens, context = len(self.slot.tokens), self.flags.ctx_size
-        return [{"id": 0, "n_ctx": context, "is_processing": self.slot.lock.locked(), "n_prompt_tokens": tokens}]
+        state = {"n_ctx": self.flags.ctx_size}
+        return [
+            {"id": number, "is_processing": slot.lock.locked(), "n_prompt_tokens": len(slot.tokens), **state}
+            for number, slot in enumerate(self.slots)
+        ]
 
     def props(self) -> dict[str, Any]:
         return {
             "default_generation_settings": {"n_ctx": self.flags.ctx_size},
-            "total_slots": 1,
+            "total_slots": self.flags.parallel,
             "model_path": str(self.flags.model),
             "build_info": "b0-fake",
             "chat_template": "chatml",
@@ -450,7 +482,8 @@ def parse_flags(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--mmproj", type=Path)
     parser.add_argument("--api-key", default=os.environ.get("LLAMA_API_KEY", ""))
     lacking = switch("FAKE_LACKS").split()
-    valued = "--parallel -ctk -ctv --cache-ram --threads --cors-origins --rpc --lora --fit --n-cpu-moe --n-gpu-layers"
+    parser.add_argument("--parallel", type=int, default=1)
+    valued = "-ctk -ctv --cache-ram --threads --cors-origins --rpc --lora --fit --n-cpu-moe --n-gpu-layers"
     for flag in (*valued.split(), "--verbosity", "--ctx-checkpoints"):
         if flag not in lacking:
             parser.add_argument(flag, type=int if flag in ("--n-gpu-layers", "--verbosity") else str)

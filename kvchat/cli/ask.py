@@ -33,6 +33,7 @@ from kvchat.session.events import MakingRoom, RestoreFailed, Saved, SaveSkipped
 from kvchat.system.ownership import Ownership
 from kvchat.system.paths import resolve_paths
 from kvchat.words.safe_text import calm
+from kvchat.words.wording import roughly
 from kvchat.words.wording import size as size_in_words
 
 TOLD_OF_RECEIPT = (
@@ -145,11 +146,23 @@ async def _conversation(runtime: Runtime, options: AskOptions) -> str:
             raise NoSuchChat(f"There is no chat {options.chat_id}", "", "Leave --chat out to go on with the newest.")
         return options.chat_id
     if options.on is not None:
-        return (await runtime.chat.library.begin(await runtime.chat.library.named(options.on))).id
+        return await _begun_on(runtime, options.on)
     known = await runtime.chat.conversations()
     if known and not options.new:
         return known[0].id
     return (await runtime.chat.new_conversation(options.system)).id
+
+
+async def _begun_on(runtime: Runtime, name: str) -> str:
+    """A new chat on what was prepared under that name; where it has to be read again that is said before."""
+    library = runtime.chat.library
+    one = await library.named(name)
+    usage = () if runtime.save_points.problem else (await runtime.save_points.usage()).conversations
+    for standing in await library.standings(await runtime.engine.states_now(), usage):
+        if standing.prepared.id == one.id and standing.why_not:
+            time = f" in {roughly(standing.seconds)}" if standing.seconds else ""
+            _remark(f"“{calm(name)}” is read first{time}: {standing.why_not}")
+    return (await library.begin(one)).id
 
 
 def _answer(chat_id: str, reply: Message) -> dict[str, object]:

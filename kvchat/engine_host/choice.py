@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kvchat.chat.restore_findings import Subject
@@ -20,7 +19,7 @@ from kvchat.library.gguf.facts import GgufFacts, read_facts
 from kvchat.library.gguf.identity import FileStamps, file_identity, file_stamps, model_identity
 from kvchat.library.gguf.kv_cache import kv_bytes_per_token
 from kvchat.library.local.files import display_name, projector_of
-from kvchat.library.memory.context_size import ContextChoice, ContextChooser
+from kvchat.library.memory.context_size import ContextChoice, ContextChooser, slots_for
 from kvchat.library.memory.corrections import NOTHING_LEARNED, Circumstances, CorrectionBook, Corrections
 from kvchat.library.memory.machine import MemoryFacts
 from kvchat.library.memory.placement import Demand
@@ -108,7 +107,7 @@ class EngineChoice:
         if self.plan.projector is None:
             return Subject(self.fingerprint, self.build)
         options = f"{self.fingerprint.options} with a projector".strip()
-        return Subject(dataclasses.replace(self.fingerprint, options=options), self.build)
+        return Subject(replace(self.fingerprint, options=options), self.build)
 
     def smaller(self) -> tuple[EngineChoice, ...]:
         """What to try instead, in this order, when the engine runs out of memory as it loads."""
@@ -130,15 +129,16 @@ class EngineChoice:
 
     def _demand(self, corrections: Corrections) -> Demand:
         plan = self.plan
-        return Demand(self.facts, plan.kv_type_k, is_swa_full(plan.extra), corrections, self.projector_bytes)
+        swa_full = is_swa_full(plan.extra)
+        return Demand(self.facts, plan.kv_type_k, swa_full, corrections, self.projector_bytes, plan.slots)
 
     def _with(self, context: ContextChoice) -> EngineChoice:
-        return dataclasses.replace(
+        return replace(
             self,
             plan=placed(self.plan, context),
             context=context,
             most=context,
-            fingerprint=dataclasses.replace(self.fingerprint, rope=rope_factors(self.facts, context.tokens)),
+            fingerprint=replace(self.fingerprint, rope=rope_factors(self.facts, context.tokens)),
         )
 
 
@@ -172,7 +172,10 @@ def choose_engine(
     circumstances = Circumstances(loaded, facts.size, build, memory.device_kind)
     corrections = book.find(circumstances) if book else NOTHING_LEARNED
     swa_full = is_swa_full(extra)
-    chooser = ContextChooser(Demand(facts, settings.kv_type, swa_full, corrections, projector_bytes), memory)
+    demand = Demand(facts, settings.kv_type, swa_full, corrections, projector_bytes)
+    left_out = options_to_leave_out(asked)
+    slots = 1 if "--kv-unified" in left_out else settings.slots or slots_for(demand, memory)
+    chooser = ContextChooser(replace(demand, slots=slots), memory)
     most = chooser.choose(settings.context_size)
     context = chooser.begin_with(most, needed)
     plan = LaunchPlan(
@@ -182,9 +185,10 @@ def choose_engine(
         kv_type_k=settings.kv_type,
         kv_type_v=settings.kv_type,
         projector=projector,
+        slots=slots,
         rpc_workers=workers,
         extra=extra,
-        left_out=options_to_leave_out(asked),
+        left_out=left_out,
     )
     fingerprint = Fingerprint(
         model=identity,
@@ -228,7 +232,7 @@ def _weighed(projector: Path) -> tuple[int, str]:
 def placed(plan: LaunchPlan, context: ContextChoice) -> LaunchPlan:
     """The plan with a choice's context size and offload."""
     where = context.placement
-    return dataclasses.replace(
+    return replace(
         plan,
         context_size=context.tokens,
         gpu_layers=where.gpu_layers if where else None,

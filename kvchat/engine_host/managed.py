@@ -200,6 +200,7 @@ class ManagedHost(BaseHost):
             kv_bytes_per_token=choice.kv_bytes_per_token,
             finding=Finding(choice.promised, proved=False),
             sees=facts.sees,
+            slots=tuple(range(choice.plan.slots)),
             most_context=choice.most.tokens if choice.context.tokens < choice.most.tokens else 0,
         )
         self._subject = choice.subject

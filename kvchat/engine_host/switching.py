@@ -34,6 +34,7 @@ RESTART_SETTINGS = (
     "engine_arguments",
     "rpc_workers",
     "context_size",
+    "slots",
     "kv_type",
 )
 

@@ -169,7 +169,7 @@ class Answering:
         if reply is None or not work.prompt.ids or slot.contents is None:
             return
         settling = Settling(partial(_hear, work.passage))
-        with self.slots.settling(slot, work.key, settling.supersede):
+        with self.slots.settling(slot, settling.supersede):
             try:
                 await settling.run(lease, partial(_boundary, lease, asked, reply))
             except EngineGone as loss:

@@ -147,14 +147,23 @@ class Session:
         if not self._host.is_ready(request.model, sees=request.sees):
             self._tell(WaitingForEngine())
         asked_at = time.perf_counter()
-        if self._host.is_ready(request.model, sees=request.sees) and not tokens:
-            engine = await self._host.ready(request.model, sees=request.sees)
-        else:
-            async with self._slots.alone(self._slot):
-                engine = await self._host.ready(request.model, sees=request.sees, tokens=tokens)
+        engine = await self._engine(request, tokens)
         self.engine_wait_s += time.perf_counter() - asked_at
         self.lease = Lease(self._slots, self._slot, engine.rendering(request.template), self._owner, self._tell)
         return self.lease
+
+    async def _engine(self, request: Request, tokens: int) -> ReadyEngine:
+        """A ready one; changed, or begun with, only while nobody uses another slot of it."""
+        slots, slot, model, sees = self._slots, self._slot, request.model, request.sees
+        if not tokens and self._host.is_ready(model, sees=sees):
+            engine = await self._host.ready(model, sees=sees)
+            if len(engine.slots) == len(slots.all) and slot in slots.all:
+                slots.fit(engine, slot)
+                return engine
+        async with slots.alone(slot):
+            engine = await self._host.ready(model, sees=sees, tokens=tokens)
+            slots.fit(engine, slot)
+            return engine
 
     async def with_room(self, request: Request, tokens: int) -> Lease:
         """As `ready`, for an engine that is too small: it is started again, and what was in its slot is gone."""
@@ -214,7 +223,7 @@ class Session:
         await self.ask(request, hear)
 
     async def _lost(self, loss: EngineGone) -> EngineError:
-        self._slots.forget()
+        self._slot.forget()
         return await self._host.explain_loss(loss)
 
     async def _next_engine(self, request: Request, loss: EngineGone) -> Lease:

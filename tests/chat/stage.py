@@ -29,7 +29,7 @@ class Stage:
     def __init__(self, home: Path, fake: FakeEngine, model: Path) -> None:
         self.home, self.fake = home, fake
         self.settings = Settings(
-            model_path=str(model), engine_path=str(fake.path), context_size=4096, free_floor_bytes=0
+            model_path=str(model), engine_path=str(fake.path), context_size=4096, free_floor_bytes=0, slots=1
         )
         self.events: list[Event] = []
         self.runtime: Runtime

@@ -77,6 +77,8 @@ class Preparing:
         self._running = False
         self._timer: asyncio.TimerHandle | None = None
         self._rested_on: str | None = None
+        self._not_kept: dict[str, int] = {}  # how long chats were when what was read of them could not be saved
+        self._told = ""  # why nothing is read ahead
 
     def select(self, conversation_id: str | None) -> None:
         """The user looks at this conversation now, or at none."""
@@ -149,7 +151,7 @@ class Preparing:
                     if read and not await self._stays(target):
                         break
                     work = functools.partial(self._prepare, target.conversation_id, read)
-                    if await slots.run(Rank.PREPARE, target.conversation_id, work) is None:
+                    if await slots.run(Rank.PREPARE, target.conversation_id, work, beside=not read) is None:
                         self._due.set()  # something else came first
                         break
         except KvchatError as error:
@@ -165,7 +167,12 @@ class Preparing:
 
     async def _stays(self, target: _Target) -> bool:
         """Whether it is still on show after a moment, and may be read."""
-        if self._why_not_read() or self._stopped == target.conversation_id:
+        if reason := self._why_not_read():
+            if reason != self._told and (target.attachments or len(target.draft) >= AT_ONCE):
+                self._told = reason
+                self._parts.events.publish(NotReadAhead(target.conversation_id, reason))
+            return False
+        if self._stopped == target.conversation_id:
             return False
         if not target.draft and not target.attachments:  # who writes does stay
             with contextlib.suppress(TimeoutError):
@@ -206,7 +213,7 @@ class Preparing:
             return True
         missing = len(boundary) - loaded.expected_cached
         stopped_short = loaded.ahead.tokens and loaded.expected_cached == len(boundary)  # before it was saved
-        unsaved = stopped_short and lease.keeps and not await lease.is_kept(boundary)
+        unsaved = stopped_short and self._may_keep(work) and not await lease.is_kept(boundary)
         if work.branch and (missing >= LEAST_GAIN or unsaved):
             if not await self._read_history(work, loaded):
                 return False
@@ -218,14 +225,19 @@ class Preparing:
             return await self._read(work, [work.draft], loaded, draft=True)
         return True
 
+    def _may_keep(self, work: _Work) -> bool:
+        """Whether saving is of any use: what could not be is not tried, and told, again and again."""
+        return work.lease.keeps and self._not_kept.get(work.lease.owner) != len(work.boundary)
+
     async def _read_history(self, work: _Work, loaded: Loaded) -> bool:
         """Read what is missing of the chat, and save it."""
         lease, label = work.lease, work.branch[-1].id
 
         async def keep(stop: Tokens) -> None:
-            if lease.keeps and not await lease.is_kept(stop):
+            if self._may_keep(work) and not await lease.is_kept(stop):
                 await lease.settle(stop)
-                await lease.save(stop, label=label, tell=stop == work.boundary)
+                if await lease.save(stop, label=label, tell=stop == work.boundary) is None:
+                    self._not_kept[lease.owner] = len(work.boundary)
 
         read = await self._read(work, lease.engine.stops(work.boundary), loaded, keep, draft=False)
         if read:

@@ -1,6 +1,6 @@
 """Titles by the model, made in its spare time as an extension of the chat's own prompt.
 
-Only the chat whose state is in the slot is named, so that nothing is loaded for it, and afterwards the slot holds that
+Only a chat whose state is in a slot is named, so that nothing is loaded for it, and afterwards the slot holds that
 chat's turn boundary again. Whoever asks for the slot meanwhile has it at once. A chat is tried once.
 """
 
@@ -89,10 +89,9 @@ class Titles:
             self._timer = asyncio.get_running_loop().call_later(IDLE_S, self.come)
 
     def come(self) -> None:
-        """There is time now: begin to name the chat in the slot, if it waits for that."""
+        """There is time now: begin to name the chats in the slots, those that wait for that."""
         if self._wanted():
-            for conversation_id in self._parts.slots.owners():
-                self._background.begin(self._name_in_spare_time(conversation_id))
+            self._background.begin(self._name_all(self._parts.slots.owners()))
 
     async def idle(self) -> None:
         """Wait until no title is being made."""
@@ -116,6 +115,10 @@ class Titles:
         if attempt.title is None:
             raise NoTitle(asked=attempt.answer is not None)
         parts.events.publish(ConversationsChanged())
+
+    async def _name_all(self, conversation_ids: list[str]) -> None:
+        for conversation_id in conversation_ids:
+            await self._name_in_spare_time(conversation_id)
 
     async def _name_in_spare_time(self, conversation_id: str) -> None:
         """Find the chat a title. Where that fails nobody is told: it has one already."""

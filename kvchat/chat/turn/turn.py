@@ -13,13 +13,14 @@ from kvchat.chat.options import AnswerSettings, FormatRefused
 from kvchat.chat.record.database import ConversationGone
 from kvchat.chat.record.database_file import StorageFailed
 from kvchat.chat.record.messages import UNFINISHED, Message, MessageState, Receipt, Role
-from kvchat.chat.record.prompt import ends_with_reply, prompt_messages
+from kvchat.chat.record.prompt import ends_with_reply, needs_vision, prompt_messages
 from kvchat.chat.turn.opening import Beginning
 from kvchat.chat.turn.reply import Echo, ReplyWriter
 from kvchat.chat.turn_parts import TurnParts
 from kvchat.engine.speaking.errors import EngineError, EngineRefused
 from kvchat.engine.speaking.wire import ENGINE_DEFAULTS, Sampling
 from kvchat.errors import KvchatError
+from kvchat.kvstore.savepoint import Tokens
 from kvchat.session.events import Asked, SaveSkipped, SessionEvent
 from kvchat.session.proof import Loaded, Verdict
 from kvchat.session.session import Request, Session
@@ -81,7 +82,7 @@ class Turn:
         Never raises a KvchatError: what went wrong is told as TurnFailed or SaveSkipped.
         """
         slots = self._parts.slots
-        async with slots.needed(self.conversation_id) as slot:
+        async with slots.needed(self.conversation_id, await self._prompt()) as slot:
             self._session = Session(slots, slot, self._parts.host, self.conversation_id, self._hear)
             self._queued_s = time.perf_counter() - self._sent_at if self.behind_another else 0.0
             reply: Message | None = None
@@ -94,8 +95,22 @@ class Turn:
                 self.answered = True
                 done(reply)
             if reply is not None and self._keeps:
-                with slots.settling(slot, self.conversation_id, self.supersede):
+                with slots.settling(slot, self.supersede):
                     await self._settle(reply)
+
+    async def _prompt(self) -> Tokens:
+        """Its prompt's ids where another owner's slot may hold most of them, as that of a chat that had not begun."""
+        parts, beginning = self._parts, self.beginning
+        chosen = await parts.answer_settings(self.conversation_id)
+        if not beginning or len(parts.slots.all) == 1 or parts.slots.of(self.conversation_id):
+            return ()
+        messages = prompt_messages(await parts.path(beginning.question_id))
+        if not messages or needs_vision(messages) or not parts.host.is_ready(chosen.model):
+            return ()
+        with contextlib.suppress(KvchatError):  # whoever asks for an engine next is told
+            engine = (await parts.host.ready(chosen.model)).rendering(chosen.options.template)
+            return await engine.engine.prompt_tokens(messages)
+        return ()
 
     async def _answer(self) -> Message | None:
         """The reply, whole or as far as Stop let it come."""

@@ -1,4 +1,4 @@
-"""The turns that run or wait: one after the other, at most one reply in a conversation, the words on disk first."""
+"""The turns that run or wait: as many as there are slots, at most one in a conversation, the words on disk first."""
 
 from __future__ import annotations
 
@@ -37,48 +37,60 @@ class _Waiting:
 
 
 class TurnQueue:
-    """First come, first served, unless somebody is put first. Belongs to the event loop's thread."""
+    """First come, first served, unless somebody is put first: as many at a time as there are slots, one in each chat.
 
-    def __init__(self, events: EventBus) -> None:
-        self._events = events
+    Belongs to the event loop's thread.
+    """
+
+    def __init__(self, events: EventBus, slots: Callable[[], int]) -> None:
+        self._events, self._slots = events, slots
         self._waiting: list[_Waiting] = []
-        self._now: str | None = None
+        self._now: list[str] = []
         self._moved = asyncio.Event()
 
     def ahead_of(self, conversation_id: str) -> str | None:
-        """The conversation that is answered while this one waits, None if it does not wait for another."""
+        """A conversation that is answered while this one waits for a slot, None if it does not wait for another."""
         waits = any(one.conversation_id == conversation_id for one in self._waiting)
-        return self._now if waits and self._now != conversation_id else None
+        return self._now[0] if waits and self._full and conversation_id not in self._now else None
 
     def put_first(self, conversation_id: str) -> None:
         """Of those that wait, this conversation is the next."""
         self._waiting.sort(key=lambda one: one.conversation_id != conversation_id)
-        self._move()
+        self.move()
 
     @contextlib.asynccontextmanager
     async def turn(self, conversation_id: str) -> AsyncIterator[None]:
-        """Its turn, when it comes: until the end of this context nobody else is answered."""
+        """Its turn, when it comes: until the end of this context it counts as answered."""
         me = _Waiting(conversation_id)
         self._waiting.append(me)
         try:
-            while self._now is not None or self._waiting[0] is not me:
-                if self._now not in (None, conversation_id):
-                    self._events.publish(WaitingForChat(conversation_id, self._now or ""))
+            while self._full or self._next is not me:
+                if (ahead := self.ahead_of(conversation_id)) is not None:
+                    self._events.publish(WaitingForChat(conversation_id, ahead))
                 await self._moved.wait()
         finally:
             self._waiting.remove(me)
-        self._now = conversation_id
-        self._move()
+        self._now.append(conversation_id)
+        self.move()
         try:
             yield
         finally:
-            self._now = None
-            self._move()
+            self._now.remove(conversation_id)
+            self.move()
 
-    def _move(self) -> None:
+    def move(self) -> None:
         """Have everybody look where they stand."""
         self._moved.set()
         self._moved = asyncio.Event()
+
+    @property
+    def _full(self) -> bool:
+        return len(self._now) >= self._slots()
+
+    @property
+    def _next(self) -> _Waiting | None:
+        """The first whose chat is not answered now."""
+        return next((one for one in self._waiting if one.conversation_id not in self._now), None)
 
 
 class Turns:
@@ -95,7 +107,8 @@ class Turns:
         """`model`: the path of the one that answers in a conversation that has none yet. `over`: a turn is over."""
         self._parts, self._background, self._context, self._model = parts, background, context, model
         self._over = over
-        self._line = TurnQueue(parts.events)
+        self._line = TurnQueue(parts.events, lambda: len(parts.slots.all))
+        parts.slots.changed = self._line.move
         self._turns: list[Turn] = []  # running or waiting, until their save is over
 
     @property

@@ -53,6 +53,7 @@ class LaunchPlan:
     gpu_layers: int | None = None  # the output counted as one more; None: there is no GPU
     cpu_experts: int = 0  # of the first so many layers a mixture's experts stay in the computer's memory
     projector: Path | None = None  # makes pictures into what the model reads
+    slots: int = 1  # sequences side by side, which share the context
     rpc_workers: tuple[str, ...] = ()  # host:port of each rpc-server that shares the work
     extra: tuple[str, ...] = ()  # the user's own arguments, checked
     left_out: frozenset[str] = frozenset()  # of OPTIONAL, what this build does not know
@@ -84,7 +85,7 @@ def llama_server_arguments(plan: LaunchPlan) -> list[str]:
         *("--ctx-size", str(plan.context_size)),
         *("--batch-size", str(plan.batch_size)),
         *("--slot-save-path", str(plan.slot_path)),
-        *("--parallel", "1"),
+        *("--parallel", str(plan.slots)),
         *("-ctk", plan.kv_type_k),
         *("-ctv", plan.kv_type_v),
         *(word for words in optional if words[0] not in plan.left_out for word in words),
@@ -111,7 +112,7 @@ def embedded_parameters(plan: LaunchPlan) -> dict[str, ParameterValue]:
         "n_batch": plan.batch_size,
         # The engine joins folder and file name as they are, so the separator has to be there.
         "slot_save_path": str(plan.slot_path / "_")[:-1],
-        "n_parallel": 1,
+        "n_parallel": plan.slots,
         "kv_unified": True,
         "cache_type_k": plan.kv_type_k,
         "cache_type_v": plan.kv_type_v,

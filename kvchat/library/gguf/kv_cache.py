@@ -41,14 +41,23 @@ def kv_bytes(
 
 
 def layer_bytes(
-    layout: KvLayout, n_ctx: int, kv_type_k: str = "f16", kv_type_v: str = "f16", *, swa_full: bool = False
+    layout: KvLayout,
+    n_ctx: int,
+    kv_type_k: str = "f16",
+    kv_type_v: str = "f16",
+    *,
+    swa_full: bool = False,
+    slots: int = 1,
 ) -> tuple[int, ...]:
-    """The same for each layer by itself. Raises ValueError for an unknown KV type."""
+    """The same for each layer by itself, with so many slots that share the context.
+
+    Raises ValueError for an unknown KV type.
+    """
     cells = padded(n_ctx)
-    window = cells if swa_full else window_cells(layout.window, cells)
+    window = cells if swa_full else window_cells(slots * layout.window, cells)
     return tuple(
         math.ceil(row_bytes(layer, kv_type_k, kv_type_v) * (window if layer.slides else cells))
-        + STATE_BYTES * layer.state
+        + STATE_BYTES * slots * layer.state
         for layer in layout.layers
     )
 

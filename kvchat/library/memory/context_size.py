@@ -5,8 +5,7 @@ kvchat alone decides this; the engine's own `--fit` is off, so that what is show
 
 from __future__ import annotations
 
-import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvchat.library.memory.fitting import ENOUGH_ON_DEVICE, STEP, Fitting, MemoryBar, margin, round_down
 from kvchat.library.memory.machine import MemoryFacts
@@ -37,7 +36,18 @@ class ContextChoice:
 
 
 LEAST_BEGINNING, CHEAP = 8192, 512 * 1024 * 1024  # tokens; bytes of KV cache, laid out within about a second
+SLOTS = 1
 WORTHWHILE_PART = 8  # a context is raised by an eighth, or not at all
+
+
+def slots_for(demand: Demand, memory: MemoryFacts) -> int:
+    """How many chats to have side by side: SLOTS, or as many as cost the context no more than a trifle."""
+    alone = ContextChooser(replace(demand, slots=1), memory).choose().tokens
+    for slots in range(SLOTS, 1, -1):
+        beside = ContextChooser(replace(demand, slots=slots), memory).choose()
+        if beside.fits and beside.tokens >= alone - alone // WORTHWHILE_PART:
+            return slots
+    return 1
 
 
 class ContextChooser:
@@ -132,7 +142,7 @@ class ContextChooser:
             trained = self._facts.trained_context
             # b11434 caps the slot at the trained context, and allocates the rest in vain
             warning = f"The model was trained for {trained:,} tokens: newer engines stop there, older ones get lost."
-        return dataclasses.replace(self._choice(tokens, placement, reason), warning=warning, by_user=True)
+        return replace(self._choice(tokens, placement, reason), warning=warning, by_user=True)
 
     def _stepped_down(self, tokens: int, placement: Placement, before: ContextChoice) -> ContextChoice:
         """A smaller choice after `before` did not fit."""
@@ -155,7 +165,7 @@ class ContextChooser:
         if placement.gpu_layers:
             halve_down_to(min(ENOUGH_ON_DEVICE, self._fit.trained))
             for quarters in (3, 2, 1, 0):
-                placement = dataclasses.replace(placement, gpu_layers=placement.gpu_layers * quarters // (quarters + 1))
+                placement = replace(placement, gpu_layers=placement.gpu_layers * quarters // (quarters + 1))
                 steps.append((tokens, placement))
         halve_down_to(self._fit.least)
         return steps

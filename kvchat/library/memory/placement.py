@@ -75,11 +75,12 @@ class Demand:
     swa_full: bool = False
     corrections: Corrections = NOTHING_LEARNED
     projector: int = 0  # bytes of the projector that gives it sight
+    slots: int = 1  # chats side by side, which share the context
 
     def needs(self, tokens: int, placement: Placement) -> Needs:
         """What it needs with a context of `tokens`. Raises ValueError for an unknown KV type."""
         weights, learned = self.facts.weights, self.corrections
-        kv = layer_bytes(self.facts.kv, tokens, self.kv_type, self.kv_type, swa_full=self.swa_full)
+        kv = layer_bytes(self.facts.kv, tokens, self.kv_type, self.kv_type, swa_full=self.swa_full, slots=self.slots)
         start = max(placement.all_layers - placement.gpu_layers, 0)
         gpu_weights = sum(weights.layers[start:]) - sum(weights.experts[start : placement.cpu_experts])
         host_weights = sum(weights.layers) - gpu_weights + weights.embedding
@@ -128,4 +129,4 @@ class Demand:
     def _checkpoints(self, tokens: int) -> int:
         """Copies of the state that the engine keeps of models that cannot be cut back (server-context.cpp)."""
         fixed = kv_estimate(self.facts, tokens, self.kv_type, self.kv_type).fixed
-        return 0 if self.swa_full else fixed * CONTEXT_CHECKPOINTS
+        return 0 if self.swa_full else fixed * CONTEXT_CHECKPOINTS * self.slots

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterator
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -12,7 +12,7 @@ from kvchat.kvstore.savepoint import AbsorbReport, Tokens
 from kvchat.kvstore.store import SavePointStore
 from kvchat.session.finishing import Finishing
 from kvchat.session.host import ReadyEngine
-from kvchat.session.restore_cost import RestoreCost
+from kvchat.session.restore_cost import LEAST_GAIN, RestoreCost
 from kvchat.session.slots.scheduler import Rank, Scheduler
 from kvchat.session.slots.slot import Slot, SlotContents
 
@@ -24,11 +24,13 @@ class Slots:
     """The slots, with all that their owners share. Belongs to the event loop's thread."""
 
     def __init__(self, store: SavePointStore) -> None:
-        self.all = [Slot(0)]
+        self.all = [Slot(0)]  # as many as the engine has, once one has said so
+        self.changed: Callable[[], None] = lambda: None  # there are more or fewer
         self.store = store
         self.restore_cost = RestoreCost()
         self.finishing = Finishing()
-        self._scheduler = Scheduler()
+        self._scheduler = Scheduler(lambda: self.all, self._choose)
+        self._can_cut = True  # states
         self._written: asyncio.Task[Any] | None = None  # what was last begun to be written into the store's list
 
     @property
@@ -41,20 +43,37 @@ class Slots:
         return next((slot for slot in self.all if slot.holds() == owner), None)
 
     def owners(self) -> list[str]:
-        """Whose state is in them."""
-        return [owner for slot in self.all if (owner := slot.holds()) is not None]
+        """Whose state is in them, the one used last first."""
+        slots = sorted(self.all, key=lambda slot: -slot.used_at)
+        return [owner for slot in slots if (owner := slot.holds()) is not None]
 
     def best(self, owner: str, prompt: Tokens, engine: ReadyEngine) -> tuple[SlotContents | None, int]:
         """What is in the slot that `needed` would give for this prompt, and how many of its tokens that serves."""
-        contents = self.all[0].known(engine)
+        slot = self.of(owner) or self._choose(owner, prompt, self.all, ())
+        contents = slot.known(engine) if slot else None
         return contents, contents.serves(prompt, engine.can_cut) if contents else 0
 
-    @contextlib.asynccontextmanager
-    async def needed(self, owner: str, prompt: Tokens = ()) -> AsyncIterator[Slot]:
-        """A slot for whoever is waited for: the one that holds most of the prompt, else the owner's, else another."""
-        del prompt  # there is one
-        async with self._scheduler.needed(owner):
-            yield self.all[0]
+    def fit(self, engine: ReadyEngine, slot: Slot) -> None:
+        """As many as this engine has, `slot` among them. Under `alone`, where there were more or fewer."""
+        self._can_cut, many = engine.can_cut, len(engine.slots)
+        if len(self.all) != many or slot not in self.all:
+            others = [other for other in self.all if other is not slot]
+            others += [Slot() for _ in range(many - 1 - len(others))]
+            self.all = [slot, *others[: many - 1]]
+            for number, one in enumerate(self.all):
+                one.number = number
+            self.changed()
+
+    def needed(
+        self, owner: str, prompt: Tokens = (), *, window: bool = True
+    ) -> contextlib.AbstractAsyncContextManager[Slot]:
+        """A slot for whoever is waited for, as soon as there is one that nobody else is waited for in.
+
+        The owner's own, or, of a `prompt`, the one that holds most of it; else an empty one, else the one that was left
+        alone longest. Whoever sits at the `window` goes first, and one slot of several is left to it; of its owners
+        each has no more than one.
+        """
+        return self._scheduler.needed(owner, prompt, window=window)
 
     async def run(
         self,
@@ -63,31 +82,26 @@ class Slots:
         work: Callable[[Slot, Callable[[], bool]], Coroutine[Any, Any, R]],
         *,
         wait: bool = True,
+        beside: bool = False,
     ) -> R | None:
         """Do it in a slot when nobody needs one and nothing more urgent is to be done; None if it was ended early.
 
         `work` is given the slot, and a call that tells whether it may go on: between two steps it ends by itself where
-        it may not. Without `wait` it is done now or, answering None, not at all.
+        it may not. Without `wait` it is done now or, answering None, not at all. `beside`: it has the engine compute
+        nothing, and so may be done while others are answered in other slots.
         """
-        return await self._scheduler.run(rank, owner, lambda wanted: work(self.all[0], wanted), wait=wait)
+        return await self._scheduler.run(rank, owner, work, wait=wait, beside=beside)
 
-    @contextlib.asynccontextmanager
-    async def alone(self, slot: Slot | None = None) -> AsyncIterator[None]:
+    def alone(self, slot: Slot | None = None) -> contextlib.AbstractAsyncContextManager[None]:
         """Every slot, for what changes the engine: once nobody uses another than `slot`, which the caller has."""
-        if slot is not None:
-            yield
-            return
-        async with self._scheduler.needed(""):
-            yield
+        return self._scheduler.alone(slot)
 
-    @contextlib.contextmanager
-    def settling(self, slot: Slot, owner: str, end: Callable[[], object]) -> Iterator[None]:
+    def settling(self, slot: Slot, end: Callable[[], object]) -> contextlib.AbstractContextManager[None]:
         """What the holder of the slot does from now on nobody waits for; `end` ends it early."""
-        with self._scheduler.settling(owner, end):
-            yield
+        return self._scheduler.settling(slot, end)
 
     def wanted_by(self, owner: str) -> contextlib.AbstractContextManager[None]:
-        """Somebody waits for a slot, for this owner, or has it: meanwhile nothing is begun in spare time."""
+        """Somebody waits for a slot, for this owner, or has it: meanwhile nothing is computed in spare time."""
         return self._scheduler.wanted_by(owner)
 
     async def quiet(self, rank: Rank, patience_s: float) -> None:
@@ -100,8 +114,7 @@ class Slots:
 
     async def apart(self, owners: Collection[str]) -> None:
         """Once no slot is in the hands of these owners."""
-        async with self._scheduler.needed(""):
-            pass
+        await self._scheduler.apart(owners)
 
     def forget(self) -> None:
         """Nothing is known of any slot any more."""
@@ -151,3 +164,19 @@ class Slots:
     def discard_messages(self, owner: str, labels: Collection[str]) -> asyncio.Task[int]:
         """What was saved under these labels goes, of an owner that stays. As `discard`."""
         return self.in_order(asyncio.to_thread(self.store.delete_messages, owner, labels))
+
+    def _choose(self, owner: str, prompt: Tokens, free: Sequence[Slot], soon: Sequence[Slot]) -> Slot | None:
+        """Of the slots that are free, or will be soon."""
+        if not prompt and (own := self.of(owner)) in (*free, *soon):
+            return own
+        if prompt:
+            best = max((*free, *soon), key=lambda slot: self._served(slot, prompt), default=None)
+            if best is not None and self._served(best, prompt):
+                return best
+        return min(free, key=lambda slot: (slot.contents is not None, slot.used_at), default=None)
+
+    def _served(self, slot: Slot, prompt: Tokens) -> int:
+        """How many tokens of a prompt a slot serves; 0 where that is less than what would be thrown away for it."""
+        contents = slot.contents
+        served = contents.serves(prompt, self._can_cut) if contents else 0
+        return served if contents and served >= max(LEAST_GAIN, len(contents.tokens) // 2) else 0

@@ -1,18 +1,21 @@
-"""Who has a slot: whoever is waited for; and in spare time whatever else there is to do, the most urgent first.
+"""Who has which slot: whoever is waited for; and in spare time whatever else there is to do, the most urgent first.
 
-The one place that decides. What is done in spare time ends when somebody asks for the slot, and the less urgent when
-something more urgent comes; who made it begins it again if it is still of use.
+The one place that decides, for all slots. What is done in spare time ends when somebody is waited for, and the less
+urgent when something more urgent comes; who made it begins it again if it is still of use. Slots do not share
+computing: however many there are, one thing is computed in spare time, and nothing beside somebody who is waited for.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, TypeVar
 
+from kvchat.kvstore.savepoint import Tokens
+from kvchat.session.slots.slot import Slot
 from kvchat.system.concurrency import Interruption
 
 R = TypeVar("R")
@@ -35,134 +38,240 @@ class Rank(IntEnum):
     WARM_UP = 7  # what may be restored next is read from a slow disk
 
 
+# For an owner and a prompt, of the slots that are free and of those that will be soon: the one to take or to wait for.
+Choose = Callable[[str, Tokens, Sequence[Slot], Sequence[Slot]], Slot | None]
+
+
 @dataclass(eq=False)
-class _Work:
-    """One thing that is done in spare time, or waits to be."""
+class _Use:
+    """Somebody who wants a slot, or has one."""
 
-    rank: Rank
     owner: str
-    end: Callable[[], object] = lambda: None  # ends it early
+    rank: Rank | None = None  # None: it is waited for
+    end: Callable[[], object] = lambda: None  # ends what is done in spare time early
+    prompt: Tokens = ()
+    window: bool = True  # whoever waits sits at the window
+    beside: bool = False  # it computes nothing, and so may be done beside what is waited for
     wanted: bool = True  # false: it is to end where it may be ended well
+    idle: bool = False  # it waits for all the others, and does nothing in its own meanwhile
+    given: asyncio.Future[Slot] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+    @property
+    def slot(self) -> Slot | None:
+        """That it has."""
+        given = self.given
+        return given.result() if given.done() and not given.cancelled() else None
 
 
-@dataclass
 class Scheduler:
-    """Of one slot. Belongs to the event loop's thread."""
+    """Of all slots. Belongs to the event loop's thread."""
 
-    _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    _asking: list[str] = field(default_factory=list)  # the owners that are waited for, those included that have it
-    _work: _Work | None = None  # that has the slot
-    _waiting: list[_Work] = field(default_factory=list)
-    _moved: asyncio.Event = field(default_factory=asyncio.Event)
+    def __init__(self, slots: Callable[[], Sequence[Slot]], choose: Choose) -> None:
+        self._slots, self._choose = slots, choose
+        self._wanting: list[str] = []  # the owners that are waited for, whether they have a slot or not
+        self._asking: list[_Use] = []  # for a slot: those that are waited for
+        self._waiting: list[_Use] = []  # for spare time
+        self._using: list[_Use] = []  # a slot
+        self._changing: list[tuple[_Use | None, asyncio.Future[None]]] = []  # the engine, the first now or soon
+        self._moved = asyncio.Event()
 
     @property
     def free(self) -> bool:
-        """Whether nobody has the slot or waits for it."""
-        return not self._lock.locked() and not self._asking
+        """Whether nobody has a slot or waits for one."""
+        return not (self._using or self._asking or self._wanting)
+
+    def in_use(self, slot: Slot) -> bool:
+        """Whether somebody has the slot and does anything in it."""
+        return any(use.slot is slot and not use.idle for use in self._using)
 
     @contextlib.contextmanager
     def wanted_by(self, owner: str) -> Iterator[None]:
-        """Somebody waits for the slot, for this owner, or has it: meanwhile nothing is begun in spare time.
+        """Somebody waits for a slot, for this owner, or has it: meanwhile nothing is computed in spare time.
 
         What is being done ends: for the same owner where it may be ended well, for a restore is of use to it; for
-        another at once, or, if it is settling, after some patience.
+        another at once or, if it is settling and in the way, after some patience.
         """
-        self._asking.append(owner)
-        self._give_way(owner)
+        self._wanting.append(owner)
+        self._make_way(owner)
         try:
             yield
         finally:
-            self._asking.remove(owner)
-            self._move()
+            self._wanting.remove(owner)
+            self._deal()
 
     @contextlib.asynccontextmanager
-    async def needed(self, owner: str) -> AsyncIterator[None]:
-        """The slot, for whoever is waited for."""
-        with self.wanted_by(owner):
-            async with self._lock:
-                yield
+    async def needed(self, owner: str, prompt: Tokens, *, window: bool) -> AsyncIterator[Slot]:
+        """A slot, for whoever is waited for."""
+        use = _Use(owner, prompt=prompt, window=window)
+        self._asking.append(use)
+        self._deal()
+        self._make_way(owner)
+        try:
+            yield await use.given
+        finally:
+            self._leave(use)
 
     async def run(
         self,
         rank: Rank,
         owner: str,
-        work: Callable[[Callable[[], bool]], Coroutine[Any, Any, R]],
+        work: Callable[[Slot, Callable[[], bool]], Coroutine[Any, Any, R]],
         *,
-        wait: bool = True,
+        wait: bool,
+        beside: bool,
     ) -> R | None:
-        """Do it in the slot when nobody needs that and nothing more urgent is to be done; None if it was ended early.
-
-        `work` is told by a call whether it may go on: between two steps it ends by itself where it may not. Without
-        `wait` it is done now or, answering None, not at all.
-        """
+        """Do it in a slot when nobody needs that and nothing more urgent is to be done; None if it was ended early."""
         steps = Interruption()
-        me = _Work(rank, owner, steps.interrupt)
-        if self._work is not None and self._work.rank > rank:
-            self._end(self._work)
-        elif not wait and not (self.free and self._is_next(me)):
-            return None
+        me = _Use(owner, rank, steps.interrupt, beside=beside)
+        less_urgent = [use for use in self._using if use.rank is not None and use.rank > rank]
+        for use in less_urgent:
+            self._end(use)
         self._waiting.append(me)
+        self._deal()
         try:
-            while not (self.free and self._is_next(me)):
-                await self._moved.wait()
+            if not wait and not less_urgent and me.slot is None:
+                return None
+            slot = await me.given
+            return await steps.run(work(slot, lambda: me.wanted)) if me.wanted else None
         finally:
-            self._waiting.remove(me)
-        async with self._lock:  # which is free: nothing comes between
-            self._work = me
-            try:
-                return await steps.run(work(lambda: me.wanted))
-            finally:
-                self._work = None
-                asyncio.get_running_loop().call_soon(self._move)
+            self._leave(me)
 
-    @contextlib.contextmanager
-    def settling(self, owner: str, end: Callable[[], object]) -> Iterator[None]:
-        """What the holder of the slot does from now on nobody waits for; `end` ends it early."""
-        before, self._work = self._work, _Work(Rank.SETTLE, owner, end)
+    @contextlib.asynccontextmanager
+    async def alone(self, slot: Slot | None) -> AsyncIterator[None]:
+        """Every slot, one who asks for that after the other: nothing new is begun meanwhile, what goes on is finished.
+
+        Whoever waits for it uses its own no more than one that has left: two never wait for each other.
+        """
+        me = next((use for use in self._using if slot is not None and use.slot is slot), None)
+        entry = me, asyncio.get_running_loop().create_future()
+        self._changing.append(entry)
+        if me is not None:
+            me.idle = True
+        for use in [use for use in self._using if use is not me and use.rank is not None]:
+            self._later(use) if use.rank is Rank.SETTLE else self._end(use)
+        self._deal()
         try:
-            for other in self._asking:
-                self._give_way(other, but=owner)
+            await entry[1]
             yield
         finally:
-            self._work = before
+            self._changing.remove(entry)
+            if me is not None:
+                me.idle = False
+            self._deal()
+
+    @contextlib.contextmanager
+    def settling(self, slot: Slot, end: Callable[[], object]) -> Iterator[None]:
+        """What the holder of the slot does from now on nobody waits for; `end` ends it early."""
+        me = next(use for use in self._using if use.slot is slot)
+        me.rank, me.end = Rank.SETTLE, end
+        try:
+            if self._crowded or self._changing:
+                self._later(me)
+            self._deal()
+            yield
+        finally:
+            me.rank = None
+
+    async def apart(self, owners: Collection[str]) -> None:
+        """Once no slot is in the hands of these owners: what is done for them in spare time ends."""
+        while theirs := [use for use in self._using if use.owner in owners]:
+            for use in theirs:
+                if use.rank is Rank.SETTLE:
+                    self._later(use)
+                elif use.rank is not None:
+                    self._end(use)
+            await self._moved.wait()
 
     async def quiet(self, rank: Rank, patience_s: float) -> None:
-        """Wait, but no longer than so long, until nobody needs the slot and nothing more urgent is done."""
-        me = _Work(rank, "")
+        """Wait, but no longer than so long, until nobody needs a slot and nothing more urgent is done."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(patience_s):
-                while not (self.free and self._is_next(me)):
+                while not self.free or any(use.rank is not None and use.rank < rank for use in self._waiting):
                     await self._moved.wait()
+
+    async def moved(self) -> None:
+        """Until somebody has come or gone."""
+        await self._moved.wait()
 
     def end(self, rank: Rank | None = None, *, but: str | None = None) -> None:
         """End what is done in spare time, of a rank or any but settling; `but` that owner's ends between two steps."""
-        work = self._work
-        if work is None or work.rank is Rank.SETTLE or rank not in (None, work.rank):
-            return
-        work.wanted = False
-        if work.owner != but:
-            work.end()
+        for use in self._using:
+            if use.rank not in (None, Rank.SETTLE) and rank in (None, use.rank):
+                use.wanted = False
+                if use.owner != but:
+                    use.end()
 
-    def _is_next(self, me: _Work) -> bool:
-        """Whether nothing else that waits is more urgent."""
-        return all(other is me or other.rank >= me.rank for other in self._waiting)
+    @property
+    def _crowded(self) -> bool:
+        """Whether more are waited for than there are slots."""
+        there = [*self._asking, *(use for use in self._using if use.rank in (None, Rank.SETTLE))]
+        to_come = set(self._wanting) - {use.owner for use in there}
+        return len(there) + len(to_come) > len(self._slots())
 
-    def _give_way(self, owner: str, *, but: str | None = None) -> None:
-        work = self._work
-        if work is None or owner == but:
-            return
-        work.wanted = False
-        if work.rank is Rank.SETTLE and work.owner != owner:
-            asyncio.get_running_loop().call_later(SETTLING_PATIENCE_S, work.end)
-        elif work.owner != owner or work.rank is not Rank.PREPARE:
-            work.end()
+    def _make_way(self, owner: str) -> None:
+        """Somebody is waited for, and needs a slot or all that the engine can do."""
+        crowded = self._crowded or any(use.owner == owner for use in self._asking)
+        for use in [use for use in self._using if use.rank is not None]:
+            if use.rank is Rank.SETTLE:
+                if use.owner == owner:
+                    self._end(use)
+                elif crowded:
+                    self._later(use)
+            elif use.owner == owner and use.rank is Rank.PREPARE:
+                use.wanted = False
+            elif crowded or not use.beside:
+                self._end(use)
+
+    def _later(self, use: _Use) -> None:
+        """End settling, which most often ends by itself before."""
+        use.wanted = False
+        asyncio.get_running_loop().call_later(SETTLING_PATIENCE_S, use.end)
 
     @staticmethod
-    def _end(work: _Work) -> None:
-        work.wanted = False
-        work.end()
+    def _end(use: _Use) -> None:
+        use.wanted = False
+        use.end()
 
-    def _move(self) -> None:
-        """Have everybody look whether the slot is theirs."""
+    def _leave(self, use: _Use) -> None:
+        for some in (self._asking, self._waiting, self._using):
+            if use in some:
+                some.remove(use)
+        use.given.cancel()
+        self._deal(spare=False)
+        asyncio.get_running_loop().call_soon(self._deal)  # whoever made it may go on with it
+
+    def _deal(self, *, spare: bool = True) -> None:
+        """Give the free slots to those who are next."""
+        if self._changing:
+            me, all_idle = self._changing[0]
+            if not all_idle.done() and all(use is me or use.idle for use in self._using):
+                all_idle.set_result(None)
+        else:
+            for use in sorted(self._asking, key=lambda use: not use.window):
+                self._give(use, self._asking)
+            if spare and not self._asking and all(use.rank in (None, Rank.SETTLE) for use in self._using):
+                busy = bool(self._using or self._wanting)
+                for use in sorted(self._waiting, key=lambda use: use.rank or Rank.SETTLE):
+                    if (use.beside or not busy) and self._give(use, self._waiting):
+                        break
         self._moved.set()
         self._moved = asyncio.Event()
+
+    def _give(self, use: _Use, waiting: list[_Use]) -> bool:
+        """A free slot, if there is one for it."""
+        taken = {other.slot: other.rank for other in self._using}
+        free = [slot for slot in self._slots() if slot not in taken]
+        soon = [slot for slot, rank in taken.items() if slot is not None and rank not in (None, Rank.SETTLE)]
+        programs = sum(not other.window and other.rank is None for other in self._using)
+        if not use.window and programs and programs >= len(self._slots()) - 1:
+            return False  # one is always left to the window, where there are several
+        if use.window and any(other.owner == use.owner for other in self._using):
+            return False  # its own, a moment later: its state is there
+        slot = self._choose(use.owner, use.prompt, free, soon)
+        if slot is None or slot not in free:
+            return False
+        waiting.remove(use)
+        self._using.append(use)
+        slot.touch()
+        use.given.set_result(slot)
+        return True

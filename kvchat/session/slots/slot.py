@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, replace
 
 from kvchat.kvstore.savepoint import Tokens, common_prefix
 from kvchat.session.host import ReadyEngine
 from kvchat.session.proof import NOTHING_AHEAD, ReadAhead, RestoreRecord
+
+_USES = itertools.count(1)
 
 
 @dataclass(frozen=True)
@@ -33,9 +36,14 @@ class Slot:
     """One of the engine's sequences. Whoever needs it has it from restore to save: no two owners ever mix."""
 
     def __init__(self, number: int = 0) -> None:
-        self.number = number
+        self.number = number  # its place among those that are kvchat's: the first is 0
+        self.used_at = 0  # grows with each use of any
         self.contents: SlotContents | None = None  # None: nothing is known of it
         self.save_point = ""  # the one that was saved from it last, or restored into it
+
+    def touch(self) -> None:
+        """Somebody uses it from now on."""
+        self.used_at = next(_USES)
 
     def holds(self, generation: int | None = None) -> str | None:
         """Whose state is in it (of that engine process, if given)."""

@@ -65,9 +65,9 @@ def tool_button(
     return made
 
 
-def line_edit(name: str, placeholder: str = "", *, clearable: bool = False) -> QLineEdit:
-    """A field; `name` is what a screen reader says, `clearable`: with a button that empties it."""
-    made = QLineEdit(placeholderText=placeholder, clearButtonEnabled=clearable)
+def line_edit(name: str, placeholder: str = "") -> QLineEdit:
+    """A field; `name` is what a screen reader says."""
+    made = QLineEdit(placeholderText=placeholder)
     made.setAccessibleName(name)
     return made
 

@@ -31,6 +31,7 @@ class DocumentsLine(ElidedButton):
     def __init__(self, look: Look) -> None:
         super().__init__("quiet")
         self._look = look
+        self.setAccessibleName("Documents")
         self.hide()
         look.changed.connect(self._restyle)
         self._restyle()
@@ -92,7 +93,10 @@ class ChatPage(QWidget):
         return super().eventFilter(watched, event)
 
     def _place_notices(self) -> None:
-        """Over the page's lower end, so that nothing moves; beside the button that leads there where that has room."""
+        """Over the page's lower end, beside the button that leads there where that has room.
+
+        Nothing moves but what would be covered at the end of a chat: below it there is as much room.
+        """
         notices, page = self._notices, self._middle.geometry()
         notices.setVisible(bool(notices.on_show))
         letter, beside = notices.fontMetrics().averageCharWidth(), (page.width() - JUMP_ROOM) // 2 - _GAP - _SCROLL_BAR
@@ -102,6 +106,8 @@ class ChatPage(QWidget):
         left, below = page.right() - wide - _SCROLL_BAR - _GAP, _GAP if fits else JUMP_ROOM
         notices.setGeometry(left, page.bottom() - high - below, wide, high)
         notices.raise_()
+        covers = bool(notices.on_show) and left < page.center().x() + COLUMN_WIDTH // 2
+        self._transcript.leave_room(high + below + _GAP if covers else 0)
 
     def show_messages(self, has_messages: bool) -> None:
         """The transcript, or the welcome where there is nothing to read yet."""

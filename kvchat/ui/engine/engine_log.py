@@ -7,10 +7,11 @@ from PySide6.QtGui import QGuiApplication, QKeySequence, QShortcut, QTextCursor
 from PySide6.QtWidgets import QCheckBox, QPlainTextEdit, QWidget
 
 from kvchat.engine.running.log import Level, at_least
-from kvchat.ui.base.building import button, column, label, line_edit, plain_text, row
+from kvchat.ui.base.building import button, column, label, plain_text, row
 from kvchat.ui.base.text_cursors import mark
 from kvchat.ui.base.theme import Look, page_font
 from kvchat.ui.widgets.entries import ChoiceBox
+from kvchat.ui.widgets.fields import ClearableField
 
 _MOST_MARKED = 500  # places found that are marked; more would only slow it down
 _LEVELS = ((Level.DETAIL, "Everything"), (Level.WARNING, "Warnings and errors"), (Level.ERROR, "Errors"))
@@ -25,7 +26,7 @@ class LogPage(QWidget):
         self._lines: list[str] = []
         self._shown: list[str] = []
         self._showing = False
-        self.search = line_edit("Search the log", "Search", clearable=True)
+        self.search = ClearableField(look, "Search the log", "Search")
         self.found, self.level = label(kind="small"), ChoiceBox(look)
         self.level.setAccessibleName("Which lines")
         for level, words in _LEVELS:

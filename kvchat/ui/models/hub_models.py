@@ -15,11 +15,12 @@ from kvchat.library.memory.machine import MemoryFacts
 from kvchat.library.remote.hub import AccessNeeded, HubFile, HubModel, HubRepository, repository_in
 from kvchat.library.remote.starter import Suggestion, suggestions_for, tier_for
 from kvchat.runtime import Runtime
-from kvchat.ui.base.building import button, column, label, line_edit, row
+from kvchat.ui.base.building import button, column, label, row
 from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.panel import Panel
 from kvchat.ui.models.model_rows import file_row, result_row, suggestion_row
 from kvchat.ui.widgets.card import Card
+from kvchat.ui.widgets.fields import ClearableField
 from kvchat.ui.widgets.row_list import Row, RowList
 
 SAID = "Searching and downloading ask huggingface.co; nothing is asked before you do."
@@ -38,7 +39,8 @@ class ModelsHub(QWidget):
         self._heading_before = ""  # while the heading says what is being asked
         self._repository: HubRepository | None = None
         hint = "Name of a model, or an address on huggingface.co"
-        self.field, self.search = line_edit("Search Hugging Face", hint, clearable=True), button("Search", self._search)
+        self.field = ClearableField(look, "Search Hugging Face", hint)
+        self.search = button("Search", self._search)
         self.field.returnPressed.connect(self._search)
         self.back = button("‹ Back", self._go_back, "link", name="Back to the list")
         self.heading = label(kind="strong")

@@ -14,13 +14,14 @@ from kvchat.library.local.finder import UnreadableFolder
 from kvchat.library.model_library import JudgedModel
 from kvchat.runtime import Runtime
 from kvchat.settings import Settings
-from kvchat.ui.base.building import button, column, label, line_edit, row
+from kvchat.ui.base.building import button, column, label, row
 from kvchat.ui.base.file_dialog import file_dialog
 from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.panel import Panel
 from kvchat.ui.models.first_start import STARTER
 from kvchat.ui.models.model_rows import found_row, in_order
 from kvchat.ui.widgets.card import Card
+from kvchat.ui.widgets.fields import ClearableField
 from kvchat.ui.widgets.row_list import Row, RowList, Tone
 from kvchat.words.wording import several
 
@@ -41,7 +42,7 @@ class ModelsHere(QWidget):
         self._runtime, self._panel = runtime, panel
         self._models: list[JudgedModel] = []
         self._looking = False
-        self.filter = line_edit("Filter the models by name", "Filter by name", clearable=True)
+        self.filter = ClearableField(look, "Filter the models by name", "Filter by name")
         self.filter.textChanged.connect(self.refresh)
         self.list = RowList(look, "Models on this computer")
         self.list.taken.connect(self._use)

@@ -13,7 +13,7 @@ from kvchat.library.model_library import JudgedModel
 from kvchat.runtime import Runtime
 from kvchat.ui.base.tasks import TaskRunner
 from kvchat.ui.base.theme import Look
-from kvchat.ui.models.model_rows import found_row, in_order
+from kvchat.ui.models.model_rows import found_row, in_order, told_apart
 from kvchat.ui.widgets.elided import plain_tip
 from kvchat.ui.widgets.entries import ChoiceBox
 from kvchat.ui.widgets.row_list import Tone
@@ -56,11 +56,16 @@ class ModelBox(ChoiceBox):
         """Offer what else is on this computer and can be used."""
         if not self.isEnabled():
             return
+        chips: dict[str, str] = {}
         for one in sorted(await _found_here(self._runtime), key=in_order):
             path, row = str(one.model.path), found_row(one, None)
             if one.judgement is not None and self.findData(path) < 0:
-                self.addItem(one.model.name if row.tone is Tone.GOOD else f"{one.model.name} ({row.chip})", path)
+                self.addItem(one.model.name, path)
                 self.setItemData(self.count() - 1, plain_tip(f"{row.words}\n{row.tip}"), Qt.ItemDataRole.ToolTipRole)
+                chips[path] = "" if row.tone is Tone.GOOD else f" ({row.chip})"
+        shown = [(self.itemText(place), self.itemData(place) or "") for place in range(self.count())]
+        for place, name in enumerate(told_apart([(name, Path(path)) for name, path in shown])):
+            self.setItemText(place, name + chips.get(shown[place][1], ""))
 
 
 class ModelMenu(QObject):
@@ -97,9 +102,10 @@ class ModelMenu(QObject):
         menu.clear()
         usable = [one for one in self._found if one.judgement is not None]
         usable.sort(key=lambda one: (str(one.model.path) != used, _fits_not(one), in_order(one)))
-        for one in usable[:_MOST]:
+        names = told_apart([(one.model.name, one.model.path) for one in usable[:_MOST]])
+        for one, name in zip(usable, names, strict=False):
             row = found_row(one, Path(used) if used else None)
-            words = f"{one.model.name.replace('&', '&&')}\t{row.chip}"
+            words = f"{name.replace('&', '&&')}\t{row.chip}"
             action = menu.addAction(words, partial(self.chosen.emit, one.model.path))
             action.setCheckable(True)
             action.setChecked(str(one.model.path) == used)

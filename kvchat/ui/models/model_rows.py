@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 from kvchat.errors import KvchatError
@@ -31,6 +33,14 @@ def found_row(one: JudgedModel, used: Path | None) -> Row:
     chip, tone = ("in use", Tone.GOOD) if model.path == used else _chip(one.judgement)
     tip = [one.judgement.reason, str(model.path)]
     return Row(model.path, name, " · ".join(parts), chip, tone, "\n".join(tip))
+
+
+def told_apart(models: Sequence[tuple[str, Path]]) -> list[str]:
+    """The names of models; of those that are called alike, with the folder that one lies in, or else its file."""
+    alike = Counter(name for name, _ in models)
+    there = Counter((name, path.parent.name) for name, path in models)
+    places = (path.parent.name if there[name, path.parent.name] == 1 else path.name for name, path in models)
+    return [name if alike[name] == 1 else f"{name} · {place}" for (name, _), place in zip(models, places, strict=True)]
 
 
 def in_order(one: JudgedModel) -> tuple[bool, str, int]:

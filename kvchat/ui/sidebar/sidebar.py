@@ -32,7 +32,7 @@ from kvchat.ui.sidebar.search_panel import SearchPanel
 from kvchat.ui.widgets.item_list import ROW
 from kvchat.words.wording import STORAGE, one_line, several, size_of
 
-_REST_MS = 250  # the pointer stays on a row for so long before that means anything
+_REST_MS = 250  # pointer or keys stay on a row for so long before that means anything
 _ALONE = QItemSelectionModel.SelectionFlag.ClearAndSelect  # whatever keys are held
 
 
@@ -40,7 +40,7 @@ class Sidebar(QFrame):
     """Shows the conversations and says what the user wants of them."""
 
     selected = Signal(str)  # conversation id
-    rested_on = Signal(str)  # conversation id: the pointer stays there
+    rested_on = Signal(str)  # conversation id: the pointer stays there, or the keys
     delete_requested = Signal(list)  # conversation ids
     archive_requested = Signal(list, bool)  # conversation ids, archived from now on
     top_requested = Signal(list, bool)  # conversation ids, on top from now on
@@ -60,7 +60,7 @@ class Sidebar(QFrame):
         self.model = ConversationModel(self)
         self.arrangement = Arrangement()
         self._folders: list[str] = []
-        self._resting = ""  # the conversation the pointer is on
+        self._resting = ""  # the conversation that pointer or keys came to last
         self.view_button = button("", kind="quiet", tip="Which chats are shown, and in what order")
         self.view_menu = QMenu(self)
         self.view_menu.aboutToShow.connect(self._fill_view_menu)
@@ -168,14 +168,15 @@ class Sidebar(QFrame):
         view.selectionModel().selectionChanged.connect(self._announce)
         view.setMouseTracking(True)
         view.entered.connect(self._rest)
+        view.selectionModel().currentChanged.connect(lambda index: self._rest(index))
         return view
 
     def _rest(self, index: QModelIndex) -> None:
-        """Tell of the row if the pointer still is on it after a moment."""
-        self._resting = conversation_id = self.model.rows[index.row()].id
+        """Tell of the row if pointer or keys are still on it after a moment."""
+        self._resting = conversation_id = self.model.rows[index.row()].id if index.isValid() else ""
 
         def tell() -> None:
-            if self._resting == conversation_id:
+            if conversation_id and self._resting == conversation_id:
                 self.rested_on.emit(conversation_id)
 
         QTimer.singleShot(_REST_MS, self, tell)

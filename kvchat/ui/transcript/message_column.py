@@ -57,7 +57,7 @@ class MessageColumn(QScrollArea):
         self.setWidget(self._ground)
         self.tail = TranscriptTail(self._ground)
         self.tail.changed.connect(self._fit_tail)
-        self._tail_height = 0
+        self._tail_height = self._room_below = 0
         self._jump = JumpButton(self, look)
         self._jump.clicked.connect(self.scroll_to_end)
         self._filler = QTimer(self, singleShot=True)
@@ -77,6 +77,12 @@ class MessageColumn(QScrollArea):
         """Follow the reply again."""
         self._follow = True
         self._arrange()
+
+    def leave_room(self, pixels: int) -> None:
+        """Leave so much below the end, over which something else lies."""
+        if pixels != self._room_below:
+            self._room_below = pixels
+            self._arrange()
 
     def scroll_by(self, pixels: int) -> None:
         """Scroll as the reader would."""
@@ -201,7 +207,7 @@ class MessageColumn(QScrollArea):
         return last if self._follow else min(max(top, 0), last)
 
     def _height(self) -> int:
-        return _TOP + self._rows.total + self._tail_height + _BOTTOM
+        return _TOP + self._rows.total + self._tail_height + max(_BOTTOM, self._room_below)
 
     def _rows_between(self, top: int, bottom: int) -> range:
         if not len(self._rows):

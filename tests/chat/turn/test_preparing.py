@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
+import psutil
 import pytest
 
-from kvchat.chat.events import ReadingAhead
+from kvchat.chat.events import NotReadAhead, ReadingAhead
 from kvchat.chat.turn import preparing
 from kvchat.session import reading
+from kvchat.session.events import SaveSkipped
 from kvchat.session.proof import Source
 from tests.chat.stage import Stage
 
@@ -103,6 +106,48 @@ async def test_where_nothing_may_be_read_ahead_it_is_restored_all_the_same(stage
     await written(stage, chat, DRAFT)
     assert not stage.of(ReadingAhead)
     assert stage.runtime.chat.slots.owners() == [chat]
+
+
+async def test_that_a_chat_is_never_saved_is_told_once_however_often_it_is_read(stage: Stage) -> None:
+    chat, other = await stage.chat(), await stage.chat()
+    await stage.answered(chat, STORY)
+    await stage.answered(other)
+    forgotten(stage)
+    await stage.runtime.save_points.never_save(chat, True)
+    await shown(stage, chat)
+    for draft in (DRAFT, DRAFT[:200], DRAFT + DRAFT):
+        await written(stage, chat, draft)
+    assert len(stage.of(SaveSkipped)) == 1
+
+
+async def test_that_a_paste_is_not_read_ahead_on_battery_is_told_once(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    battery = SimpleNamespace(percent=80, secsleft=3600, power_plugged=False)
+    monkeypatch.setattr(psutil, "sensors_battery", lambda: battery, raising=False)
+    stage.runtime.settings = replace(stage.runtime.settings, read_ahead="auto")
+    chat = await stage.chat()
+    await stage.answered(chat)
+    stage.events.clear()
+    for draft in ("Well", DRAFT * 2, DRAFT * 4):
+        await written(stage, chat, draft)
+    assert [told.reason for told in stage.of(NotReadAhead)] == ["this computer runs on its battery"]
+    assert not stage.of(ReadingAhead)
+    battery.power_plugged = True
+    await written(stage, chat, DRAFT)
+    assert stage.of(ReadingAhead)
+
+
+async def test_what_is_read_ahead_teaches_how_fast_reading_is(stage: Stage) -> None:
+    chat = await stage.chat()
+    await stage.answered(chat)
+    await shown(stage, chat)
+    costs = stage.runtime.chat.slots.restore_cost
+    costs.recent.clear()
+    costs.prefill_ms_per_token = None
+    await written(stage, chat, DRAFT * 4)
+    assert [one.tokens for one in costs.recent] == [64] * (len(costs.recent) - 1) + [costs.recent[-1].tokens]
+    assert costs.prefill_ms_per_token
 
 
 async def test_what_is_read_ahead_can_be_stopped_until_it_is_opened_again(stage: Stage) -> None:

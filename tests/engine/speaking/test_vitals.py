@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from kvchat.engine.speaking.vitals import (
     Speed,
     drm_memory,
     drm_watts,
+    graphics_watts,
     nvidia_memory,
     nvidia_watts,
     parse_metrics,
@@ -79,6 +81,25 @@ def test_the_cards_power_by_nvidia_smi() -> None:
     assert nvidia_watts(uses, limits, [99]) is None, "this card does not tell"
     assert nvidia_watts(uses, limits, [5]) is None
     assert nvidia_watts("", "", [17]) is None
+
+
+def test_the_cards_power_by_a_program_that_answers_as_nvidia_smi_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program, me = tmp_path / "nvidia-smi", os.getpid()
+    program.write_text(
+        f"""#!/bin/sh
+        case "$*" in
+            "--query-compute-apps=pid,gpu_uuid --format=csv,noheader,nounits") echo "{me}, GPU-a"; echo "1, GPU-b";;
+            "--query-gpu=gpu_uuid,power.limit --format=csv,noheader,nounits") echo "GPU-a, 700.00"; echo "GPU-b, 9";;
+            *) echo "no such query" >&2; exit 2;;
+        esac"""
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert graphics_watts(me) == 700.0
+    program.write_text("#!/bin/sh\nexit 9")
+    assert graphics_watts(me) is None
 
 
 def test_the_cards_power_by_the_kernel(tmp_path: Path) -> None:

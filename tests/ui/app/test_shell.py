@@ -8,6 +8,8 @@ from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QApplication, QLineEdit, QMenu
 from pytestqt.qtbot import QtBot
 
+from kvchat.chat.events import MessagesChanged
+from kvchat.chat.record.messages import Role
 from kvchat.errors import KvchatError
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.base.theme import Look
@@ -177,6 +179,23 @@ async def test_notices_move_nothing_and_stand_at_the_end(furnished: FakeRuntime,
     jump = window.transcript.findChild(JumpButton)
     assert jump is not None
     assert window.notices.x() > jump.geometry().right()
+
+
+async def test_the_end_of_a_long_chat_is_not_covered_by_notices(furnished: FakeRuntime, window: MainWindow) -> None:
+    furnished.chat.write("d", Role.ASSISTANT, "A line of it.\n\n" * 60)
+    furnished.events.publish(MessagesChanged("d"))
+    bar = window.transcript.verticalScrollBar()
+    await until(lambda: bar.maximum() > 0 and bar.value() == bar.maximum())
+
+    def end() -> int:
+        last = window.transcript.views[window.transcript.messages[-1].id]
+        return last.mapTo(window, last.rect().bottomLeft()).y()
+
+    before = end()
+    window.notices.show_error(KvchatError("Cannot restart", "Many words. " * 20))
+    await until(lambda: window.notices.isVisible() and end() < window.notices.mapTo(window, QPoint(0, 0)).y())
+    window.notices.on_show[0].close_button.click()
+    await until(lambda: end() == before)
 
 
 async def test_the_preset_window_holds_what_is_behind_it_and_enter_saves(

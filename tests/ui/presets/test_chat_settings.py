@@ -172,6 +172,22 @@ async def test_a_chat_is_given_another_model(models: FakeRuntime, panel: ChatSet
     assert models.chat.by_id["c1"].model == "/models/qwen.gguf"
 
 
+async def test_models_that_are_called_alike_can_be_told_apart(models: FakeRuntime, panel: ChatSettings) -> None:
+    facts = models.models.there[0].facts  # type: ignore[attr-defined]
+    for path in ("/other/qwen.gguf", "/models/copy/SmolLM2-135M-Instruct.gguf", "/models/copy/2.gguf"):
+        name = "Qwen" if "qwen" in path else "SmolLM2-135M-Instruct"
+        models.models.there.append(FoundModel(Path(path), name, Source.CHOSEN, 9, facts))  # type: ignore[attr-defined]
+    await opened(panel)
+    await until(lambda: panel.model.count() == 5)
+    assert sorted(panel.model.itemText(i) for i in range(5)) == [
+        "Qwen · models",
+        "Qwen · other",
+        "SmolLM2-135M-Instruct · 2.gguf",
+        "SmolLM2-135M-Instruct · SmolLM2-135M-Instruct.gguf",
+        "SmolLM2-135M-Instruct · models",
+    ]
+
+
 async def test_the_users_own_server_has_one_model(models: FakeRuntime, panel: ChatSettings) -> None:
     models.settings = replace(models.settings, engine_url="http://127.0.0.1:8080")
     await opened(panel)

@@ -1,9 +1,15 @@
 from __future__ import annotations
 
-import pytest
+from dataclasses import replace
 
-from kvchat.settings import GB
+import pytest
+from PySide6.QtCore import Qt
+from pytestqt.qtbot import QtBot
+
+from kvchat.settings import GB, Settings
+from kvchat.ui.base.theme import Look
 from kvchat.ui.widgets.entries import DAYS, GIGABYTES, MINUTES, TOKENS, Notation
+from kvchat.ui.widgets.fields import ClearableField
 
 
 @pytest.mark.parametrize(
@@ -45,3 +51,17 @@ def test_reads_what_people_write(notation: Notation, text: str, value: int) -> N
 def test_refuses_the_rest_with_an_example(notation: Notation, text: str) -> None:
     with pytest.raises(ValueError, match="such as"):
         notation.read(text)
+
+
+def test_what_empties_a_field_grows_with_the_text(look: Look, qtbot: QtBot) -> None:
+    field = ClearableField(look, "Search", "Search…")
+    qtbot.addWidget(field)
+    field.show()
+    assert field.empty.isHidden()
+    qtbot.keyClicks(field, "bridge")
+    small = field.empty.size(), field.empty.iconSize()
+    look.follow(replace(Settings(), zoom=200))
+    assert (field.empty.size(), field.empty.iconSize()) == (small[0] * 2, small[1] * 2)
+    qtbot.mouseClick(field.empty, Qt.MouseButton.LeftButton)
+    assert field.text() == ""
+    assert field.empty.isHidden()
