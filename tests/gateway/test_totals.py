@@ -1,0 +1,70 @@
+"""What programs have asked, added up by day and kept."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from kvchat.gateway.totals import KEPT_DAYS, MOST_PROGRAMS, Sum, Total, Totals
+
+NOON = datetime(2026, 11, 22, 12)
+
+
+def asked(days: int = 0, **others: Sum) -> Total:
+    at = (NOON + timedelta(days=days)).timestamp()
+    return Total(1, 1000, 900, 4000.0, at, {"the date": Sum(1, 100, 400.0)}, dict(others))
+
+
+def test_what_was_counted_is_there_after_a_restart(tmp_path: Path) -> None:
+    totals = Totals(tmp_path / "programs.json")
+    totals.count("zed", asked())
+    totals.count("zed", asked(1, rule=Sum(1, 50, 200.0)))
+    totals.count("codex", asked())
+    totals.write(totals.text())
+    for kept in (totals, Totals(tmp_path / "programs.json")):
+        zed = kept.by_program()["zed"]
+        assert (zed.requests, zed.prompt, zed.cached, zed.saved_ms, zed.share) == (2, 2000, 1800, 8000.0, 0.9)
+        assert zed.misses == {"the date": Sum(2, 200, 800.0)}
+        assert zed.mended == {"rule": Sum(1, 50, 200.0)}
+        assert zed.last_at == (NOON + timedelta(days=1)).timestamp()
+        assert set(kept.by_program()) == {"zed", "codex"}
+    assert (tmp_path / "programs.json").stat().st_mode & 0o077 == 0
+    totals.forget("zed")
+    assert set(totals.by_program()) == {"codex"}
+
+
+def test_it_stays_small(tmp_path: Path) -> None:
+    totals = Totals(tmp_path / "programs.json")
+    for day in range(KEPT_DAYS + 10):
+        totals.count("zed", asked(day))
+    assert totals.by_program()["zed"].requests == KEPT_DAYS
+    for number in range(MOST_PROGRAMS + 10):
+        totals.count(f"program {number}", asked(KEPT_DAYS + 9))
+    assert len(totals.by_program()) <= MOST_PROGRAMS + 1
+    assert totals.by_program()["other"].requests == 11
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        "not JSON",
+        "[]",
+        "7",
+        '{"2026-11-22": 3}',
+        '{"2026-11-22": {"zed": {"requests": "many"}}}',
+        '{"2026-11-22": {"zed": {"requests": true}}}',
+        '{"2026-11-22": {"zed": {"requests": -1}}}',
+        '{"2026-11-22": {"zed": {"misses": {"a": 1}}}}',
+        '{"2026-11-22": {"zed": {"misses": {"a": {"times": []}}}}}',
+    ],
+)
+def test_nonsense_counts_as_nothing(tmp_path: Path, raw: str) -> None:
+    (tmp_path / "programs.json").write_text(raw)
+    totals = Totals(tmp_path / "programs.json")
+    assert totals.by_program() == {}
+    totals.count("zed", asked())
+    totals.write(totals.text())
+    assert json.loads((tmp_path / "programs.json").read_text())["2026-11-22"]["zed"]["requests"] == 1
