@@ -1,0 +1,186 @@
+"""The lines that have a program use kvchat, to be pasted. From each program's own documentation; no Qt."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+NO_KEY = "none"  # programs that insist on a key are given some word
+
+
+@dataclass(frozen=True)
+class Access:
+    """Where and how kvchat is asked."""
+
+    url: str  # without a path
+    key: str  # empty: none is wanted
+    model: str  # its name
+    context: int | None = None  # tokens
+    windows: bool = False  # lines for PowerShell instead of a shell
+
+    @property
+    def v1(self) -> str:
+        """The address as OpenAI's clients want it."""
+        return f"{self.url}/v1"
+
+    @property
+    def some_key(self) -> str:
+        """The key, or a word in its place."""
+        return self.key or NO_KEY
+
+
+@dataclass(frozen=True)
+class Client:
+    """A program, where its lines go, and who says so."""
+
+    name: str
+    where: str
+    link: str
+    lines: Callable[[Access], str]
+
+
+def _openai(access: Access) -> str:
+    asked = '[{"role": "user", "content": "Hello"}]'
+    call = f"client.chat.completions.create(model={_quoted(access.model)}, messages={asked})"
+    made = f"OpenAI(base_url={_quoted(access.v1)}, api_key={_quoted(access.some_key)})"
+    return f"from openai import OpenAI\n\nclient = {made}\n{call}"
+
+
+def _claude_code(access: Access) -> str:
+    variables = {
+        "ANTHROPIC_BASE_URL": access.url,
+        "ANTHROPIC_AUTH_TOKEN": access.some_key,
+        "ANTHROPIC_MODEL": access.model,
+        "ANTHROPIC_DEFAULT_HAIKU_MODEL": access.model,
+        "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",
+    }
+    return _environment(access, variables, "claude")
+
+
+def _codex(access: Access) -> str:
+    key = f"# {_environment(access, {'KVCHAT_API_KEY': access.key})}\n" if access.key else ""
+    named = '\nenv_key = "KVCHAT_API_KEY"' if access.key else ""
+    return (
+        f"{key}model = {_quoted(access.model)}\n"
+        'model_provider = "kvchat"\n\n'
+        "[model_providers.kvchat]\n"
+        'name = "kvchat"\n'
+        f"base_url = {_quoted(access.v1)}\n"
+        f'wire_api = "responses"{named}'
+    )
+
+
+def _opencode(access: Access) -> str:
+    model: dict[str, Any] = {"name": access.model}
+    if access.context:
+        model["limit"] = {"context": access.context, "output": access.context // 4}
+    provider = {
+        "npm": "@ai-sdk/openai-compatible",
+        "name": "kvchat",
+        "options": {"baseURL": access.v1, "apiKey": access.some_key},
+        "models": {access.model: model},
+    }
+    name = f"kvchat/{access.model}"
+    schema = "https://opencode.ai/config.json"
+    return _json({"$schema": schema, "provider": {"kvchat": provider}, "model": name, "small_model": name})
+
+
+def _cline(access: Access) -> str:
+    fields = (
+        ("API Provider", "OpenAI Compatible"),
+        ("Base URL", access.v1),
+        ("OpenAI Compatible API Key", access.some_key),
+        ("Model ID", access.model),
+    )
+    return "\n".join(f"{name}: {value}" for name, value in fields)
+
+
+def _aider(access: Access) -> str:
+    variables = {"OPENAI_API_BASE": access.v1, "OPENAI_API_KEY": access.some_key}
+    return _environment(access, variables, f"aider --model {shlex.quote(f'openai/{access.model}')}")
+
+
+def _zed(access: Access) -> str:
+    model = {
+        "name": access.model,
+        "display_name": access.model,
+        "max_tokens": access.context or 32_768,
+        "capabilities": {"tools": True, "images": False, "parallel_tool_calls": False, "prompt_cache_key": False},
+    }
+    provider = {"api_url": access.v1, "available_models": [model]}
+    return _json({"language_models": {"openai_compatible": {"kvchat": provider}}})
+
+
+def _continue(access: Access) -> str:
+    return (
+        "name: kvchat\nversion: 0.0.1\nschema: v1\nmodels:\n"
+        f"  - name: {_quoted(access.model)}\n"
+        "    provider: openai\n"
+        f"    model: {_quoted(access.model)}\n"
+        f"    apiBase: {access.v1}\n"
+        f"    apiKey: {_quoted(access.some_key)}\n"
+        "    roles: [chat, edit, apply]"
+    )
+
+
+def _open_webui(access: Access) -> str:
+    variables = {"OPENAI_API_BASE_URL": access.v1, "OPENAI_API_KEY": access.some_key}
+    return _environment(access, variables, "open-webui serve")
+
+
+CLIENTS = (
+    Client("OpenAI SDK", "In a Python program.", "https://github.com/openai/openai-python", _openai),
+    Client(
+        "Claude Code",
+        "In the terminal. The last line leaves out a number that would have everything read again each time.",
+        "https://code.claude.com/docs/en/llm-gateway",
+        _claude_code,
+    ),
+    Client(
+        "Codex",
+        "At the beginning of ~/.codex/config.toml.",
+        "https://developers.openai.com/codex/config-advanced",
+        _codex,
+    ),
+    Client("OpenCode", "In opencode.json.", "https://opencode.ai/docs/providers/", _opencode),
+    Client(
+        "Cline",
+        "In Cline’s settings, with the gear.",
+        "https://docs.cline.bot/provider-config/openai-compatible",
+        _cline,
+    ),
+    Client("Aider", "In the terminal.", "https://aider.chat/docs/llms/openai-compat.html", _aider),
+    Client(
+        "Zed",
+        "In settings.json. Zed asks for the key in its agent settings, under LLM Providers, or takes KVCHAT_API_KEY.",
+        "https://zed.dev/docs/ai/use-api-access",
+        _zed,
+    ),
+    Client("Continue", "In ~/.continue/config.yaml.", "https://docs.continue.dev/reference", _continue),
+    Client(
+        "Open WebUI",
+        "In the terminal; in a running one it is Admin Settings, Connections.",
+        "https://docs.openwebui.com/getting-started/quick-start/connect-a-provider/starting-with-openai-compatible",
+        _open_webui,
+    ),
+)
+
+
+def _environment(access: Access, variables: dict[str, str], command: str = "") -> str:
+    if access.windows:
+        lines = [f"$env:{name} = '{value.replace(chr(39), 2 * chr(39))}'" for name, value in variables.items()]
+    else:
+        lines = [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]
+    return "\n".join([*lines, *([command] if command else [])])
+
+
+def _quoted(text: str) -> str:
+    """As a string of JSON, which is one of Python, TOML and YAML as well."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, indent=2)
