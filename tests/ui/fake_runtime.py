@@ -39,6 +39,7 @@ from kvchat.chat.turn.forecasts import Forecasts
 from kvchat.chat.turn.prediction import Forecast
 from kvchat.chat.turn.statistics import KINDS, Disk, Replies, Statistics
 from kvchat.chat.turn.titles import Titles
+from kvchat.door_service import DoorService, InEngine
 from kvchat.engine.finding.discovery import Device, EngineKind, EngineLocation
 from kvchat.engine.finding.probe import EngineEntry
 from kvchat.engine.speaking.connection import EngineState, EngineStatus
@@ -50,6 +51,7 @@ from kvchat.engine_host.setup import EngineSetup
 from kvchat.engine_host.switching import RESTART_SETTINGS, SwitchingHost
 from kvchat.engine_host.trial import Trial, TrialStep
 from kvchat.errors import KvchatError
+from kvchat.gateway.requests import Passage
 from kvchat.kvstore.savepoint import ConversationUsage, PrunedConversation, PrunePlan, StoreUsage
 from kvchat.library.gguf.facts import GgufFacts
 from kvchat.library.local.finder import FoundModel, UnreadableFolder
@@ -820,6 +822,61 @@ class FakeStore(StoreService):
         return self._runtime.kept.pop(conversation_id, 0)
 
 
+class FakeDoor(DoorService):
+    """A door nobody stands behind: its requests, totals and keys are what a test says."""
+
+    def __init__(self, runtime: FakeRuntime) -> None:
+        self.paths, self.settings = runtime.paths, lambda: runtime.settings
+        self._runtime = runtime
+        self.kept_keys: dict[str, str] = {}
+        self.asked: list[Passage] = []  # under way
+        self.over: list[Passage] = []
+        self.held: tuple[InEngine, ...] = ()
+        self.listeners: list[Callable[[], object]] = []
+        self._number = 0
+
+    @property
+    def url(self) -> str | None:  # type: ignore[override]
+        settings = self._runtime.settings
+        return f"http://127.0.0.1:{settings.door_port}" if settings.door else None
+
+    @property
+    def under_way(self) -> Sequence[Passage]:
+        return self.asked
+
+    @property
+    def last(self) -> Sequence[Passage]:
+        return self.over
+
+    @property
+    def in_engine(self) -> tuple[InEngine, ...]:
+        return self.held
+
+    def subscribe(self, listener: Callable[[], object]) -> Callable[[], None]:
+        self.listeners.append(listener)
+        return lambda: self.listeners.remove(listener)
+
+    async def keys(self) -> dict[str, str]:
+        return dict(self.kept_keys)
+
+    async def make_key(self, program: str = "") -> None:
+        self._number += 1
+        self.kept_keys[program] = f"kv-{program or 'everybody'}-{self._number}"
+
+    async def revoke_key(self, program: str) -> None:
+        del self.kept_keys[program]
+
+    async def forget(self, program: str) -> None:
+        self._runtime.calls.append(("forget program", program))
+        self.totals.forget(program)
+
+    def over_with(self, passage: Passage) -> None:
+        """A request is over."""
+        self.over.append(passage)
+        for listener in self.listeners:
+            listener()
+
+
 class FakeRuntime(Runtime):
     """A runtime whose engine is a word and whose store is a dict."""
 
@@ -855,6 +912,7 @@ class FakeRuntime(Runtime):
         self.model: FakeModel = FakeModel(self)
         self.save_points: FakeStore = FakeStore(self)
         self.engines = FakeEngines(self.paths, lambda: self.settings)
+        self.door: FakeDoor = FakeDoor(self)
         self.log = ["build: 11434", "load_tensors: 30 layers", "main: server is listening"]
 
     async def retest_restoring(self) -> None:

@@ -7,8 +7,9 @@ rule of `rules.py`, off until it is switched on: it changes its place in the bod
 else, byte for byte, and both texts are told. Nothing of a prompt is ever written to disk here.
 """
 
+from kvchat.gateway.medicine.causes import MENDED_BY
 from kvchat.gateway.medicine.medicine import Medicine, Treated
 from kvchat.gateway.medicine.partings import Parting, Prompt
 from kvchat.gateway.medicine.rules import RULES, Change, Rule
 
-__all__ = ["RULES", "Change", "Medicine", "Parting", "Prompt", "Rule", "Treated"]
+__all__ = ["MENDED_BY", "RULES", "Change", "Medicine", "Parting", "Prompt", "Rule", "Treated"]

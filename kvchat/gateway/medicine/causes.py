@@ -33,6 +33,18 @@ _KNOWN_MESSAGES = (
     (re.compile(r"<environment_context>|<environment_details>|<env>"), "what the program tells of its surroundings"),
 )
 _OTHER_WAY = "the conversation went another way"
+_DROPPED, _OTHER_ORDER = "reasoning of earlier turns was dropped by the template", "tools listed in another order"
+# Of causes as they are added up, the rule that mends each.
+MENDED_BY = {
+    "the billing header": BILLING_HEADER,
+    _OTHER_ORDER: SORT_TOOLS,
+    _DROPPED: KEEP_REASONING,
+    **{
+        f"the {what} in the {where}": HOLD_CLOCK
+        for what in ("date", "time")
+        for where in ("system prompt", "first message")
+    },
+}
 SYSTEM, TOOLS, MESSAGE, TEMPLATE = "system", "tools", "message", "template"
 
 
@@ -47,7 +59,9 @@ class Place:
     @property
     def kind_words(self) -> str:
         """Without its number."""
-        return "a message" if self.kind == MESSAGE else self.words
+        if self.kind != MESSAGE:
+            return self.words
+        return "a message" if self.number else "the first message"
 
 
 class Cause(NamedTuple):
@@ -145,7 +159,7 @@ def _of_the_part(old: Prompt, new: Prompt, at: int, place: Place) -> Cause:
     ):
         return Cause(f"other options of the request: {', '.join(changed)}", "", "other options of the request")
     if _THINKS.search(old.text[max(0, at - 40) : at + _AROUND]):
-        return Cause("reasoning of earlier turns was dropped by the template", KEEP_REASONING)
+        return Cause(_DROPPED, KEEP_REASONING)
     return Cause("the template put the same messages in other words")
 
 
@@ -164,7 +178,7 @@ def _of_tools(before: Contents, now: Contents) -> Cause:
     if other:
         return Cause(f"tool list changed: {_named(other)} described anew", "", _TOOLS_CHANGED)
     if [name for name, _ in before.tools] != [name for name, _ in now.tools]:
-        return Cause("tools listed in another order", SORT_TOOLS)
+        return Cause(_OTHER_ORDER, SORT_TOOLS)
     return Cause(_TOOLS_CHANGED)
 
 

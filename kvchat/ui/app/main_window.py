@@ -239,6 +239,7 @@ class MainWindow(QMainWindow):
             "restart-engine": lambda: self.runner.start(self._runtime.restart_engine()),
             "disk": self.side_windows.open_storage,
             "saved": self.side_windows.open_saved,
+            "programs": self.side_windows.open_programs,
             "quit": self.quitting.ask,
             "export": self._export,
             "export-memory": self._export_memory,

@@ -12,6 +12,8 @@ from kvchat.ui.controllers.sidebar import SidebarController
 from kvchat.ui.engine.engine_window import EngineWindow
 from kvchat.ui.models.models_window import ModelsWindow
 from kvchat.ui.presets.chat_settings import ChatSettings, Subject
+from kvchat.ui.programs.programs_window import ProgramsWindow
+from kvchat.ui.settings.other_programs import OtherProgramsPage
 from kvchat.ui.settings.presets import PresetsPage
 from kvchat.ui.settings.settings_window import SettingsWindow
 from kvchat.ui.settings.storage import StoragePage
@@ -39,6 +41,7 @@ class SideWindows(QObject):
         self._engine: EngineWindow | None = None
         self._deleted: DeletedWindow | None = None
         self._library: LibraryWindow | None = None
+        self._programs: ProgramsWindow | None = None
         self._settings: SettingsWindow | None = None
         self._models: ModelsWindow | None = None
         self._chat_settings: ChatSettings | None = None
@@ -70,6 +73,7 @@ class SideWindows(QObject):
             self._settings = window = SettingsWindow(self._runtime, self._look, self._runner, self._parent)
             window.model.model_requested.connect(self.open_models)
             window.storage.usage_requested.connect(self.open_storage)
+            window.others.programs_requested.connect(self.open_programs)
         self._settings.show_page(page)
         return self._settings
 
@@ -115,6 +119,14 @@ class SideWindows(QObject):
         if prepared_id:
             self._library.choose(prepared_id)
         return self._library
+
+    def open_programs(self) -> ProgramsWindow:
+        """What other programs ask."""
+        if self._programs is None:
+            self._programs = ProgramsWindow(self._runtime, self._look, self._runner, self._parent)
+            self._programs.settings_requested.connect(lambda: self.open_settings(OtherProgramsPage.name))
+        self._programs.bring_forward()
+        return self._programs
 
     def _show_usage(self) -> None:
         """The storage window stays true while it is on show."""

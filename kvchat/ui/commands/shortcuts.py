@@ -65,6 +65,7 @@ SHORTCUTS = (
     Shortcut("settings", "Settings…", _WINDOWS, ("Ctrl+,",), also="preferences options configure theme font language"),
     Shortcut("models", "Models…", _WINDOWS, ("Ctrl+M",), also="download gguf hugging face switch change llm"),
     Shortcut("library", "Library…", _WINDOWS, also="documents folder repository files prepare knowledge read begin"),
+    Shortcut("programs", "Programs…", _WINDOWS, also="gateway server api agents editors requests openai anthropic"),
     Shortcut("engine", "Engine…", _WINDOWS, ("Ctrl+Shift+E",), also="server llama memory speed gpu"),
     Shortcut("log", "Engine’s log…", _WINDOWS, also="output errors messages debug diagnostics"),
     Shortcut("restart-engine", "Restart engine", _WINDOWS, also="start stop server llama reload"),

@@ -15,6 +15,7 @@ from kvchat.ui.dialogs.panel import Panel
 from kvchat.ui.settings.engines import EnginePage
 from kvchat.ui.settings.general import GeneralPage
 from kvchat.ui.settings.model import ModelPage
+from kvchat.ui.settings.other_programs import OtherProgramsPage
 from kvchat.ui.settings.page import SettingsPage
 from kvchat.ui.settings.presets import PresetsPage
 from kvchat.ui.settings.storage import StoragePage
@@ -33,8 +34,9 @@ class SettingsWindow(Panel):
         look.changed.connect(self._fit_list)
         self.general, self.model = GeneralPage(runtime, look, self), ModelPage(runtime, look, self)
         self.presets, self.engine = PresetsPage(runtime, look, self), EnginePage(runtime, look, self)
-        self.storage = StoragePage(runtime, look, self)
-        self.pages: tuple[SettingsPage, ...] = (self.general, self.model, self.presets, self.engine, self.storage)
+        self.storage, self.others = StoragePage(runtime, look, self), OtherProgramsPage(runtime, look, self)
+        most = self.general, self.model, self.presets, self.engine, self.storage
+        self.pages: tuple[SettingsPage, ...] = (*most, self.others)
         self.list, self._stack = QListWidget(), QStackedWidget()
         self.list.setObjectName("settingsPages")
         self.list.setAccessibleName("Pages")

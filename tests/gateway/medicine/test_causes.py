@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kvchat.gateway.medicine import Medicine, Parting, Prompt
+from kvchat.gateway.medicine import MENDED_BY, Medicine, Parting, Prompt
 from tests.gateway import agents
 from tests.gateway.agents import Body, assistant, rendered, user
 
@@ -23,6 +23,7 @@ def parting(one: Prompt, other: Prompt) -> Parting | None:
 def why(one: Body, other: Body) -> tuple[str, str]:
     found = parting(rendered(one), rendered(other))
     assert found is not None
+    assert MENDED_BY.get(found.about, "") == found.rule
     return found.cause, found.rule
 
 

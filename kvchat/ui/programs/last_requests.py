@@ -1,0 +1,106 @@
+"""The last requests of a program: a list, and of the one that is chosen its receipt and where its prompt parted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from PySide6.QtWidgets import QPlainTextEdit, QVBoxLayout, QWidget
+
+from kvchat.gateway.medicine import RULES, Change
+from kvchat.gateway.requests import Passage, Stage
+from kvchat.session.proof import Source
+from kvchat.ui.base.building import column, label, plain_text, row
+from kvchat.ui.base.theme import Look, code_font
+from kvchat.ui.messages.reply_footer import ReceiptView
+from kvchat.ui.programs.wording import chip_of, receipt_of, request_line, request_title, source_of
+from kvchat.ui.widgets.row_list import Row, RowList, Tone
+
+_MOST = 50  # requests; more of one program nobody looks at
+_SHOWN, _LINES = 5, 5  # rows of the list, and of a text, without scrolling
+
+
+class LastRequests(QWidget):
+    """The newest first."""
+
+    def __init__(self, look: Look) -> None:
+        super().__init__()
+        self._look = look
+        self._requests: dict[int, Passage] = {}
+        self._shown: Passage | None = None
+        self.list = RowList(look, "Last requests")
+        self.list.current_changed.connect(self._show_current)
+        self.receipt: ReceiptView | None = None
+        self._below: QVBoxLayout = column(spacing=6)
+        column(label("Last requests", "strong"), self.list, self._below, on=self, spacing=6, margins=(0, 10, 0, 0))
+        look.changed.connect(self._fit)
+
+    def show_requests(self, requests: Sequence[Passage]) -> None:
+        """Show these."""
+        self._requests = {one.id: one for one in requests[:_MOST]}
+        self.setVisible(bool(requests))
+        self.list.show_rows([_row(one) for one in self._requests.values()])
+        if self.list.current is None and requests:
+            self.list.select(requests[0].id)
+        self._fit()
+
+    def _show_current(self) -> None:
+        """The receipt of the one that is chosen, and both texts where it parted."""
+        chosen = self.list.current
+        passage = self._requests.get(int(str(chosen.value))) if chosen else None
+        if passage is self._shown:
+            return
+        self._shown = passage
+        was_open = self.receipt is not None and self.receipt.is_open
+        self.receipt = None
+        while (item := self._below.takeAt(0)) is not None:
+            if (widget := item.widget()) is not None:
+                widget.hide()
+                widget.deleteLater()
+        if passage is None:
+            return
+        if (receipt := receipt_of(passage)) is not None:
+            self.receipt = ReceiptView(receipt, self._look)
+            self._below.addWidget(self.receipt)
+            if was_open:
+                self.receipt.toggle()
+        if passage.parting is not None:
+            read = (passage.prompt or 0) - (passage.cached or 0)
+            words = passage.parting.sentence(read, passage.read_ms / 1000)
+            self._below.addWidget(label(words[:1].upper() + words[1:] + ".", wraps=True, selectable=True))
+            self._below.addWidget(self._texts("Before", passage.parting.before, "Now", passage.parting.after))
+        for change in passage.changes:
+            self._below.addWidget(label(_changed(change), wraps=True))
+            self._below.addWidget(self._texts("As it was sent", change.before, "As the model was told", change.after))
+
+    def _texts(self, left: str, before: str, right: str, after: str) -> QWidget:
+        """Two texts beside each other."""
+        made = QWidget()
+        sides = [
+            column(label(name, "small"), self._text(name, text), spacing=3)
+            for name, text in ((left, before), (right, after))
+        ]
+        row((sides[0], 1), (sides[1], 1), on=made, spacing=10, margins=0)
+        return made
+
+    def _text(self, name: str, text: str) -> QPlainTextEdit:
+        made = plain_text(name, code_font(self._look.type.mono, self._look.type.small), text or "(nothing)")
+        made.setFixedHeight(made.fontMetrics().lineSpacing() * _LINES + self._look.px(22))
+        return made
+
+    def _fit(self) -> None:
+        rows = min(max(len(self.list.rows), 1), _SHOWN)
+        height = self.list.sizeHintForRow(0) if self.list.rows else self._look.px(54)
+        self.list.setFixedHeight(rows * max(height, 1) + 2 * self.list.frameWidth() + self._look.px(6))
+
+
+def _row(passage: Passage) -> Row:
+    tone = Tone.GOOD
+    if passage.stage is not Stage.DONE:
+        tone = Tone.WARN
+    elif source_of(passage) is Source.COLD:
+        tone = Tone.PLAIN
+    return Row(passage.id, request_title(passage), request_line(passage), chip_of(passage), tone)
+
+
+def _changed(change: Change) -> str:
+    return f"{RULES[change.rule].title}: {change.where} was changed."

@@ -1,0 +1,122 @@
+"""What the programs window says of requests and programs. Pure functions on values; no Qt."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+
+from kvchat.chat.record.messages import Receipt
+from kvchat.chat.turn.receipts import where_told
+from kvchat.gateway.requests import Passage, Stage
+from kvchat.gateway.totals import Sum, Total
+from kvchat.kvstore.savepoint import program_of
+from kvchat.session.proof import Source
+from kvchat.words.wording import brief, moment_of, roughly, several, since, tokens_short
+
+_STAGES = {
+    Stage.QUEUED: "waits",
+    Stage.LOADING: "loading what is remembered",
+    Stage.READING: "reading",
+    Stage.ANSWERING: "answering",
+}
+_ENDED = {Stage.FAILED: "failed", Stage.LEFT: "left by the program"}
+_LEAST_SAVED_MS = 1000.0
+
+
+def stage_of(passage: Passage) -> str:
+    """What is being done for a request."""
+    if passage.stage is Stage.READING and passage.prompt:
+        left = passage.prompt - (passage.found or 0)
+        return f"reading, {passage.read:,} of {left:,} tokens"
+    return _STAGES.get(passage.stage, _ENDED.get(passage.stage, ""))
+
+
+def holder_of(owner: str, titles: Mapping[str, str]) -> str:
+    """Whose something in the engine is: a program's name, a chat's title."""
+    return program_of(owner) or titles.get(owner, "a chat")
+
+
+def program_line(total: Total, now: datetime) -> str:
+    """A program in a line."""
+    parts = [several(total.requests, "request")]
+    if total.last_at:
+        parts.append(f"the last one {since(datetime.fromtimestamp(total.last_at, UTC), now)}")
+    if total.saved_ms >= _LEAST_SAVED_MS:
+        parts.append(f"{roughly(total.saved_ms / 1000)} saved")
+    return " · ".join(parts)
+
+
+def found_share(total: Total) -> str:
+    """How much of its prompts was found; empty where it has sent none."""
+    return f"{100 * total.share:.0f} % found" if total.prompt else ""
+
+
+def all_together(totals: Sequence[Total]) -> str:
+    """All programs in a sentence."""
+    prompt, cached = sum(one.prompt for one in totals), sum(one.cached for one in totals)
+    words = f"{several(sum(one.requests for one in totals), 'request')} of {several(len(totals), 'program')}"
+    return (
+        f"{words}; {100 * cached / prompt:.0f} % of what they sent did not have to be read again."
+        if prompt
+        else f"{words}."
+    )
+
+
+def told_of(one: Sum) -> str:
+    """How often something happened, and what it came to."""
+    took = f", {roughly(one.ms / 1000)}" if one.ms >= _LEAST_SAVED_MS else ""
+    return f"{one.times:,}×{took}"
+
+
+def request_title(passage: Passage) -> str:
+    """A request by when it came and what for."""
+    at = datetime.fromtimestamp(passage.at).astimezone()
+    today = at.date() == datetime.now().date()
+    return f"{f'{at:%H:%M:%S}' if today else moment_of(at)} · {passage.model or 'the model in use'}"
+
+
+def request_line(passage: Passage) -> str:
+    """A request in a line."""
+    if passage.stage in _ENDED:
+        status = f" ({passage.status})" if passage.status >= 400 else ""
+        return f"{_ENDED[passage.stage]}{status}"
+    parts = [f"{tokens_short(passage.prompt)} tokens" if passage.prompt else "no prompt"]
+    if passage.first_ms is not None:
+        parts.append(f"first word after {brief(passage.first_ms)}")
+    if passage.miss:
+        parts.append(passage.miss)
+    return " · ".join(parts)
+
+
+def receipt_of(passage: Passage) -> Receipt | None:
+    """A request's receipt, as a reply's; None of one that was never answered from a prompt."""
+    if passage.stage is not Stage.DONE or passage.prompt is None or passage.cached is None:
+        return None
+    waited = (passage.first_ms or passage.total_ms or 0.0) - passage.queue_ms
+    writing = ((passage.total_ms or 0.0) - (passage.first_ms or 0.0)) / 1000
+    predicted = passage.predicted or 0
+    return Receipt(
+        ttft_ms=max(0.0, waited),
+        restore_ms=passage.restore_ms,
+        prefill_ms=passage.read_ms,
+        first_token_ms=max(0.0, waited - passage.restore_ms - passage.read_ms),
+        prompt_tokens=passage.prompt,
+        cached_tokens=passage.cached,
+        predicted_tokens=predicted,
+        tokens_per_second=predicted / writing if passage.stream and writing > 0 else 0.0,
+        source=source_of(passage),
+        miss_reason=passage.miss or None,
+        queue_wait_ms=passage.queue_ms,
+        saved_ms=passage.saved_ms or None,
+    )
+
+
+def source_of(passage: Passage) -> Source:
+    """Where its prompt came from."""
+    return next((one for one in Source if one.value == passage.source), Source.COLD)
+
+
+def chip_of(passage: Passage) -> str:
+    """Where its prompt came from, in a word; empty where that is not known."""
+    receipt = receipt_of(passage)
+    return where_told(receipt) if receipt else ""

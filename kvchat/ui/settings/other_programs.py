@@ -1,0 +1,306 @@
+"""Settings, Other programs: whether they are let in, at which address and with which key, and the lines to paste."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from PySide6.QtCore import QTimer, QUrl, Signal
+from PySide6.QtGui import QDesktopServices, QGuiApplication
+from PySide6.QtWidgets import QLineEdit, QPlainTextEdit, QPushButton, QWidget
+
+from kvchat.door_service import EVERYBODY
+from kvchat.runtime import Runtime
+from kvchat.settings import Settings
+from kvchat.ui.base.building import button, column, label, line_edit, plain_text, row
+from kvchat.ui.base.theme import Look, code_font
+from kvchat.ui.dialogs.confirm import confirm
+from kvchat.ui.dialogs.panel import Panel
+from kvchat.ui.programs.clients import CLIENTS, Access, Client
+from kvchat.ui.settings.page import SettingsPage
+from kvchat.ui.widgets.entries import ChoiceBox, ChoiceEntry, Entry, Notation, NumberEntry
+from kvchat.ui.widgets.layouts import FlowLayout
+
+_ON_OFF = ((False, "Off"), (True, "On"))
+_WHAT = (
+    "Editors and agents on this computer can ask the model too. What they ask is remembered as your chats are, so that "
+    "they answer at once, after a restart as well."
+)
+_ANY = "Programs that insist on a name such as gpt-4o get the model in use. Off: they are told which models there are."
+_KEY = "Who shows it is let in. Every program may use the same one."
+_OWN = "A program with a key of its own is known by it, and can be shut out alone."
+_SET_UP = "The lines that have it ask here. When they are copied the key is in them."
+_HIDDEN, _SAID_MS = "•" * 12, 1500
+
+
+def _read_port(text: str) -> int:
+    if not text.strip().isdecimal():
+        raise ValueError("This must be a whole number, such as 8737.")
+    return int(text)
+
+
+_PORT = Notation("", str, _read_port)
+
+
+class OtherProgramsPage(SettingsPage):
+    """Only the switch while nobody is let in."""
+
+    name = "Other programs"
+    programs_requested = Signal()
+
+    def __init__(self, runtime: Runtime, look: Look, panel: Panel) -> None:
+        super().__init__(runtime, look, panel)
+        self.keys: Mapping[str, str] = {}  # by program
+        self.door = self.add(ChoiceEntry(look, "door", "Let other programs in", _WHAT, _ON_OFF, self.change))
+        self.address = self.add(AddressEntry())
+        self.key = self.add(KeyEntry(self))
+        self.lines = self.add(LinesEntry(self))
+        any_model = ChoiceEntry(look, "door_any_model", "Answer to any model’s name", _ANY, _ON_OFF, self.change)
+        self.any_model = self.add(any_model)
+        self.own = self.add(OwnKeysEntry(self))
+        reset = f"Back to {Settings().door_port}"
+        words = "Another one, where that is taken by something else."
+        self.port = self.add(NumberEntry("door_port", "Port", words, _PORT, self.change, reset=reset))
+        self.show_programs = button("Show…", self.programs_requested, name="Show the programs")
+        words = "What each has asked, how much of it was remembered, and what had it read again."
+        self.programs = self.add(Entry("Programs", words, self.show_programs))
+
+    def change(self, name: str, value: Any) -> None:
+        """Put it into force, with a key if somebody is let in for the first time, and show what came of it."""
+        self.run(self._change(name, value))
+
+    def refresh(self) -> None:
+        """Show what is in force; the keys follow."""
+        super().refresh()
+        on = self.runtime.settings.door
+        for entry in (self.address, self.key, self.lines, self.any_model, self.own, self.port):
+            entry.setVisible(on)
+        self.address.show_url(self.runtime.door.url)
+        self._show_keys()
+        if on and self.isVisible():
+            self.run(self.load_keys())
+
+    def showEvent(self, event: Any) -> None:
+        """Ask for the keys."""
+        super().showEvent(event)
+        self.refresh()
+
+    @property
+    def access(self) -> Access:
+        """Where kvchat is asked now, with everybody's key."""
+        port = self.runtime.settings.door_port
+        url = self.runtime.door.url or f"http://127.0.0.1:{port}"
+        model = self.runtime.model.name or "default"
+        return Access(
+            url, self.keys.get(EVERYBODY, ""), model, self.runtime.engine.context_size, sys.platform == "win32"
+        )
+
+    async def load_keys(self) -> None:
+        """Ask for the keys and show them."""
+        self.keys = await self.runtime.door.keys()
+        self._show_keys()
+
+    async def make_key(self, program: str = EVERYBODY) -> None:
+        """A new key; the one there was opens nothing any more."""
+        await self.runtime.door.make_key(program)
+        await self.load_keys()
+
+    async def revoke_key(self, program: str) -> None:
+        """Its key opens nothing any more."""
+        await self.runtime.door.revoke_key(program)
+        await self.load_keys()
+
+    async def _change(self, name: str, value: Any) -> None:
+        if name == "door" and value and not await self.runtime.door.keys():
+            await self.runtime.door.make_key(EVERYBODY)
+        try:
+            await self.runtime.apply_settings(replace(self.runtime.settings, **{name: value}))
+        finally:
+            self.refresh()
+
+    def _show_keys(self) -> None:
+        self.key.show_key(self.keys.get(EVERYBODY, ""))
+        self.own.show_keys({name: key for name, key in self.keys.items() if name != EVERYBODY})
+        self.lines.show_lines()
+
+
+class CopyButton(QPushButton):
+    """Copies something, and says so for a moment."""
+
+    def __init__(self, what: str, text: Callable[[], str]) -> None:
+        super().__init__("Copy")
+        self.setAccessibleName(f"Copy {what}")
+        self._text = text
+        self._back = QTimer(self, singleShot=True, interval=_SAID_MS)
+        self._back.timeout.connect(lambda: self.setText("Copy"))
+        self.clicked.connect(self._copy)
+
+    def _copy(self) -> None:
+        QGuiApplication.clipboard().setText(self._text())
+        self.setText("Copied")
+        self._back.start()
+
+
+class AddressEntry(Entry):
+    """Where kvchat is found."""
+
+    def __init__(self) -> None:
+        self.field = line_edit("Address")
+        self.field.setReadOnly(True)
+        self.copy, holder = CopyButton("the address", self.field.text), QWidget()
+        row((self.field, 1), self.copy, on=holder, spacing=8, margins=0)
+        super().__init__("Address", "", holder, wide=True)
+
+    def show_url(self, url: str | None) -> None:
+        """The address, or that there is none yet."""
+        self.field.setText(url or "")
+        self.copy.setEnabled(url is not None)
+        if url is None:
+            self.say("It could not be opened. Another port may help.")
+        elif "//127.0.0.1" in url or "//[::1]" in url or "//localhost" in url:
+            self.say("Reached from this computer alone.")
+        else:
+            self.say("Other computers of the network reach it, too.")
+
+
+class KeyEntry(Entry):
+    """Everybody's key: hidden until it is wanted."""
+
+    def __init__(self, page: OtherProgramsPage) -> None:
+        self._page, self._key = page, ""
+        self.field = line_edit("Key")
+        self.field.setReadOnly(True)
+        self.reveal = button("Show", self._toggle, name="Show the key")
+        self.copy = CopyButton("the key", lambda: self._key)
+        self.renew = button("Renew…", self._ask, name="Renew the key")
+        holder, buttons = QWidget(), FlowLayout()
+        for one in (self.reveal, self.copy, self.renew):
+            buttons.addWidget(one)
+        column(self.field, buttons, on=holder, spacing=8, margins=0)
+        super().__init__("Key", _KEY, holder, wide=True)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the key can be read."""
+        return self.field.echoMode() is QLineEdit.EchoMode.Normal
+
+    def show_key(self, key: str) -> None:
+        """Show this one, as dots."""
+        self._key = key
+        self.field.setText(key)
+        self._reveal(self.is_open and bool(key))
+        self.say(_KEY if key else "There is none: every program on this computer is let in.")
+        self.renew.setText("Renew…" if key else "Make one")
+        for one in (self.field, self.reveal, self.copy):
+            one.setVisible(bool(key))
+
+    def restore(self, settings: Settings) -> None:
+        """Nobody looks any more."""
+        self._reveal(False)
+
+    def _toggle(self) -> None:
+        self._reveal(not self.is_open)
+        self._page.lines.show_lines()
+
+    def _reveal(self, is_open: bool) -> None:
+        self.field.setEchoMode(QLineEdit.EchoMode.Normal if is_open else QLineEdit.EchoMode.Password)
+        self.field.setCursorPosition(0)
+        self.reveal.setText("Hide" if is_open else "Show")
+
+    def _ask(self) -> None:
+        if not self._key:
+            self._make()
+            return
+        words = "Programs that have the old one are shut out until they are given the new one."
+        confirm(self._page.panel, "Make a new key?", words, "Make a new key", self._make)
+
+    def _make(self) -> None:
+        self._page.run(self._page.make_key())
+
+
+class LinesEntry(Entry):
+    """What to paste into which program."""
+
+    def __init__(self, page: OtherProgramsPage) -> None:
+        self._page = page
+        self.box = ChoiceBox(page.look, "Program")
+        for client in CLIENTS:
+            self.box.addItem(client.name, client)
+        self.where = label(kind="small", wraps=True)
+        self.text = plain_text("Lines to paste", code_font(page.look.type.mono, page.look.type.small))
+        self.text.setLineWrapMode(QPlainTextEdit.LineWrapMode.NoWrap)
+        self.copy = CopyButton("the lines", lambda: self.client.lines(page.access))
+        self.link = button("Its documentation", self._open, "link")
+        holder, above = QWidget(), FlowLayout()
+        for one in (self.box, self.copy, self.link):
+            above.addWidget(one)
+        column(above, self.where, self.text, on=holder, spacing=8, margins=0)
+        super().__init__("Set a program up", _SET_UP, holder, wide=True)
+        self.box.activated.connect(self.show_lines)
+        page.look.changed.connect(self.show_lines)
+
+    @property
+    def client(self) -> Client:
+        """The program that was chosen."""
+        chosen: Client = self.box.currentData()
+        return chosen
+
+    def show_lines(self) -> None:
+        """Those of the program that was chosen, with the key only where that is on show."""
+        access, look = self._page.access, self._page.look
+        shown = access if self._page.key.is_open or not access.key else replace(access, key=_HIDDEN)
+        self.where.setText(self.client.where)
+        lines = self.client.lines(shown)
+        self.text.setFont(code_font(look.type.mono, look.type.small))
+        if self.text.toPlainText() != lines:
+            self.text.setPlainText(lines)
+        height = self.text.fontMetrics().lineSpacing() * (lines.count("\n") + 1)
+        self.text.setFixedHeight(min(height + look.px(40), look.px(360)))
+
+    def _open(self) -> None:
+        QDesktopServices.openUrl(QUrl(self.client.link))
+
+
+class OwnKeysEntry(Entry):
+    """Keys of single programs."""
+
+    def __init__(self, page: OtherProgramsPage) -> None:
+        self._page = page
+        self.rows: dict[str, QWidget] = {}  # by program
+        self.field = line_edit("The program’s name", "such as zed")
+        self.make = button("Make a key", self._make, name="Make a key for this program")
+        holder = QWidget()
+        self._list = column(spacing=6)
+        column(self._list, row((self.field, 1), self.make, spacing=8), on=holder, spacing=8, margins=0)
+        super().__init__("Keys of single programs", _OWN, holder, wide=True)
+        self.field.returnPressed.connect(self._make)
+
+    def show_keys(self, keys: Mapping[str, str]) -> None:
+        """A row for each."""
+        for old in self.rows.values():
+            old.hide()
+            old.deleteLater()
+        self.rows = {name: self._key_row(name, key) for name, key in sorted(keys.items())}
+        for one in self.rows.values():
+            self._list.addWidget(one)
+
+    def restore(self, settings: Settings) -> None:
+        """What was typed and not made."""
+        self.field.clear()
+
+    def _key_row(self, name: str, key: str) -> QWidget:
+        made = QWidget()
+        copy = CopyButton(f"the key of {name}", lambda: key)
+        words = f"Take back the key of {name}"
+        revoke = button("Take back", lambda: self._page.run(self._page.revoke_key(name)), name=words)
+        row((label(name, selectable=True), 1), copy, revoke, on=made, spacing=8, margins=0)
+        return made
+
+    def _make(self) -> None:
+        name = re.sub(r"[^a-z0-9._-]+", "-", self.field.text().strip().lower()).strip("-._")[:40]
+        if name:
+            self.field.clear()
+            self._page.run(self._page.make_key(name))

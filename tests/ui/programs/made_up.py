@@ -1,0 +1,73 @@
+"""Programs and requests as the window shows them."""
+
+from __future__ import annotations
+
+import time
+from datetime import datetime
+
+from kvchat.door_service import InEngine
+from kvchat.gateway.medicine import Change, Parting
+from kvchat.gateway.requests import Passage, Stage
+from kvchat.gateway.totals import Sum, Total
+from tests.ui.fake_runtime import FakeRuntime
+
+CLAUDE, LONG_NAME = "claude-cli", "an-editor-of-a-name-that-is-much-longer-than-any-window-is-wide-编辑器"
+
+
+def a_request(number: int, program: str = CLAUDE, **others: object) -> Passage:
+    """One that is over, warm unless told otherwise."""
+    facts: dict[str, object] = {
+        "model": "Qwen3.6-27B-Q4_K_M",
+        "stream": True,
+        "stage": Stage.DONE,
+        "status": 200,
+        "source": "disk",
+        "found": 20_600,
+        "prompt": 20_968,
+        "cached": 20_656,
+        "predicted": 412,
+        "restore_ms": 310.0,
+        "read_ms": 620.0,
+        "first_ms": 1010.0,
+        "total_ms": 12_400.0,
+        "saved_ms": 40_700.0,
+    }
+    return Passage(number, program, "/v1/messages", time.time() - 60 * number, **(facts | others))  # type: ignore[arg-type]
+
+
+def parted() -> Passage:
+    """One whose prompt was read again, and one of whose texts was changed."""
+    before = "<env>\n  Working directory: /home/ada/engine\n  Today's date: Sun Nov 22 2026\n</env>"
+    parting = Parting(
+        312, 20_968, "the date in the system prompt", "hold-clock", "the date in the system prompt", before,
+        before.replace("Sun Nov 22", "Mon Nov 23"),
+    )  # fmt: skip
+    header = "x-anthropic-billing-header: cc_version=2.1.177.01c; cc_entrypoint=cli; cch=0aaa9;"
+    change = Change("billing-header", "the system prompt", header, "", differs=True)
+    return a_request(
+        1, source="cold", cached=312, read_ms=41_000.0, first_ms=41_300.0, saved_ms=600.0, miss=parting.cause,
+        parting=parting, changes=(change,),
+    )  # fmt: skip
+
+
+def fill(runtime: FakeRuntime) -> None:
+    """Three programs, requests under way, and what is in the engine."""
+    door, now = runtime.door, datetime.now().timestamp()
+    misses = {
+        "the date in the system prompt": Sum(3, 62_000, 123_000.0),
+        "tool list changed": Sum(2, 21_000, 41_000.0),
+        "earlier messages were summarised (compaction)": Sum(1, 9_000, 18_000.0),
+    }
+    mended = {"billing-header": Sum(48, 980_000, 1_950_000.0)}
+    door.totals.count(CLAUDE, Total(124, 2_400_000, 2_210_000, 4_400_000.0, now - 40, misses, mended))
+    door.totals.count("opencode", Total(31, 420_000, 402_000, 700_000.0, now - 4000))
+    door.totals.count(LONG_NAME, Total(2, 3_000, 0, 0.0, now - 90_000))
+    door.over += [a_request(9), a_request(7, source="hot", restore_ms=0.0), a_request(5, stage=Stage.LEFT), parted()]
+    door.over.append(a_request(3, "opencode"))
+    reading = a_request(0, stage=Stage.READING, slot=0, found=4_096, read=8_192, cached=None, first_ms=None)
+    door.asked = [reading, a_request(0, LONG_NAME, stage=Stage.QUEUED, cached=None)]
+    door.held = (
+        InEngine(0, f"program/{CLAUDE}", 12_288),
+        InEngine(1, "c", 5_900),
+        InEngine(2, "program/opencode", 18_400),
+    )

@@ -1,0 +1,131 @@
+"""The programs window over the fake runtime."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from PySide6.QtCore import Qt
+from PySide6.QtWidgets import QLabel, QPlainTextEdit
+from pytestqt.qtbot import QtBot
+
+from kvchat.settings import Settings
+from kvchat.ui.app.main_window import MainWindow
+from kvchat.ui.dialogs.confirm import ConfirmDialog
+from kvchat.ui.programs.programs_window import ProgramsWindow
+from tests.ui.fake_runtime import FakeRuntime
+from tests.ui.programs.made_up import CLAUDE, LONG_NAME, a_request, fill
+from tests.ui.waiting import until
+from tests.ui.windows import button
+
+LEFT = Qt.MouseButton.LeftButton
+
+
+@pytest.fixture
+def filled(furnished: FakeRuntime) -> FakeRuntime:
+    furnished.settings = replace(furnished.settings, door=True)
+    fill(furnished)
+    return furnished
+
+
+def words(window: ProgramsWindow) -> str:
+    return "\n".join(getattr(one, "whole", "") or one.text() for one in window.findChildren(QLabel) if one.isVisible())
+
+
+def opened(window: MainWindow) -> ProgramsWindow:
+    return window.side_windows.open_programs()
+
+
+async def test_nothing_was_asked_yet(runtime: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
+    programs = opened(window)
+    assert programs.empty.isVisible()
+    qtbot.mouseClick(button(programs, "Set a program up"), LEFT)
+    await until(lambda: window.side_windows.open_settings().others.isVisible())
+
+
+async def test_programs_stand_with_what_was_found_the_last_one_first(filled: FakeRuntime, window: MainWindow) -> None:
+    programs = opened(window)
+    assert [row.title for row in programs.list.rows] == [CLAUDE, "opencode", LONG_NAME]
+    first = programs.list.rows[0]
+    assert first.chip == "92 % found"
+    assert first.words == "124 requests · the last one just now · about 73 min saved"
+    assert "shut out" not in words(programs)
+    filled.settings = replace(filled.settings, door=False)
+    programs.refresh()
+    assert "shut out" in words(programs)
+
+
+async def test_what_goes_on_is_told_with_how_far_it_is(filled: FakeRuntime, window: MainWindow) -> None:
+    programs = opened(window)
+    await until(lambda: programs.now.rows[2].name.whole == "Chat c")
+    shown = [(row.name.whole, row.words.whole, row.bar.isVisible()) for row in programs.now.rows if row.isVisible()]
+    assert shown == [
+        (CLAUDE, "reading, 8,192 of 16,872 tokens", True),
+        (LONG_NAME, "waits", False),
+        ("Chat c", "ready, 5.9K tokens", False),
+        ("opencode", "ready, 18.4K tokens", False),
+    ]
+
+
+async def test_why_it_was_read_again_and_what_mends_it(filled: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
+    programs = opened(window)
+    await until(lambda: "3×, about 2 min" in words(programs))
+    said = words(programs)
+    assert "The date in the system prompt" in said
+    assert "Has spared 980,000 tokens (48×, about 32 min)." in said
+    assert "For want of it 62,000 tokens were read again (3×, about 2 min)." in said
+    rule = programs.details.rules["hold-clock"]
+    assert not rule.on
+    qtbot.keyClick(rule.box, Qt.Key.Key_Down)
+    await until(lambda: filled.settings.door_rules == (f"{CLAUDE} hold-clock",))
+    await until(lambda: rule.on)
+    programs.list.select("opencode")
+    assert not rule.on
+    await until(lambda: "Nothing of what it sent had to be read twice." in words(programs))
+    programs.list.select(CLAUDE)
+    qtbot.keyClick(rule.box, Qt.Key.Key_Up)
+    await until(lambda: filled.settings.door_rules == ())
+
+
+async def test_a_request_has_the_receipt_of_a_reply_and_both_texts(filled: FakeRuntime, window: MainWindow) -> None:
+    programs = opened(window)
+    requests = programs.requests
+    assert [row.chip for row in requests.list.rows] == ["read again", "", "still loaded", "remembered"]
+    assert requests.list.rows[1].words == "left by the program"
+    assert requests.receipt is not None
+    assert "read again" in requests.receipt.text
+    await until(lambda: "Token 312" in words(programs))
+    assert "Token 312 of 20,968: the date in the system prompt; 20,656 tokens read again, 41 s." in words(programs)
+    texts = [one.toPlainText() for one in requests.findChildren(QPlainTextEdit) if one.isVisible()]
+    assert "Sun Nov 22" in texts[0]
+    assert "Mon Nov 23" in texts[1]
+    assert "cch=0aaa9" in texts[2]
+    assert texts[3] == "(nothing)"
+    assert "Leave the billing header out: the system prompt was changed." in words(programs)
+    requests.receipt.toggle()
+    assert requests.receipt.is_open
+
+
+async def test_it_follows_what_comes(filled: FakeRuntime, window: MainWindow) -> None:
+    programs = opened(window)
+    programs.requests.list.select(9)
+    filled.door.over_with(a_request(11))
+    await until(lambda: len(programs.requests.list.rows) == 5)
+    assert programs.requests.list.current is not None
+    assert programs.requests.list.current.value == 9, "what was looked at stays"
+    programs.close()
+    assert not filled.door.listeners
+
+
+async def test_a_program_can_be_forgotten(filled: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
+    programs = opened(window)
+    qtbot.mouseClick(programs.forget, LEFT)
+    dialog = next(one for one in programs.findChildren(ConfirmDialog) if one.isVisible())
+    qtbot.mouseClick(button(dialog, "Forget"), LEFT)
+    await until(lambda: CLAUDE not in [row.title for row in programs.list.rows])
+    assert ("forget program", CLAUDE) in filled.calls
+
+
+def test_rules_are_off_by_default() -> None:
+    assert Settings().door_rules == ()
+    assert not Settings().door

@@ -1,0 +1,138 @@
+"""Settings, Other programs, over the fake runtime."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from PySide6.QtCore import Qt, QUrl
+from PySide6.QtGui import QDesktopServices, QGuiApplication
+from PySide6.QtWidgets import QAbstractButton, QLineEdit
+from pytestqt.qtbot import QtBot
+
+from kvchat.ui.app.main_window import MainWindow
+from kvchat.ui.dialogs.confirm import ConfirmDialog
+from kvchat.ui.settings.other_programs import OtherProgramsPage
+from tests.ui.fake_runtime import FakeRuntime
+from tests.ui.waiting import until
+from tests.ui.windows import button
+
+LEFT = Qt.MouseButton.LeftButton
+
+
+def page_of(window: MainWindow) -> OtherProgramsPage:
+    return window.side_windows.open_settings(OtherProgramsPage.name).others
+
+
+async def switched_on(window: MainWindow, runtime: FakeRuntime) -> OtherProgramsPage:
+    page = page_of(window)
+    page.change("door", True)
+    await until(lambda: page.key.field.text())
+    return page
+
+
+async def test_off_there_is_only_the_switch(runtime: FakeRuntime, window: MainWindow) -> None:
+    page = page_of(window)
+    assert not runtime.settings.door
+    hidden = page.address, page.key, page.lines, page.any_model, page.own, page.port
+    assert not any(entry.isVisible() for entry in hidden)
+    assert page.door.isVisible()
+
+
+async def test_switched_on_there_is_an_address_and_a_key(runtime: FakeRuntime, window: MainWindow) -> None:
+    page = await switched_on(window, runtime)
+    assert runtime.settings.door
+    assert page.address.field.text() == "http://127.0.0.1:8737"
+    assert page.address.words.text() == "Reached from this computer alone."
+    assert runtime.door.kept_keys == {"": "kv-everybody-1"}
+    page.change("door", False)
+    await until(lambda: not page.key.isVisible())
+    page.change("door", True)
+    await until(page.key.isVisible)
+    assert runtime.door.kept_keys == {"": "kv-everybody-1"}, "the key stays as it was"
+
+
+async def test_the_key_is_shown_only_when_asked_for(runtime: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
+    page = await switched_on(window, runtime)
+    assert page.key.field.echoMode() is QLineEdit.EchoMode.Password
+    assert "kv-everybody-1" not in page.lines.text.toPlainText()
+    qtbot.mouseClick(button(page, "Copy the key"), LEFT)
+    assert QGuiApplication.clipboard().text() == "kv-everybody-1"
+    assert page.key.copy.text() == "Copied"
+    await until(lambda: page.key.copy.text() == "Copy")
+    qtbot.mouseClick(button(page, "Show the key"), LEFT)
+    assert page.key.field.echoMode() is QLineEdit.EchoMode.Normal
+    assert "kv-everybody-1" in page.lines.text.toPlainText()
+    window.side_windows.open_settings().close()
+    assert page.key.field.echoMode() is QLineEdit.EchoMode.Password
+
+
+async def test_the_key_is_renewed_after_a_question(runtime: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
+    page = await switched_on(window, runtime)
+    qtbot.mouseClick(page.key.renew, LEFT)
+    dialog = next(one for one in page.panel.findChildren(ConfirmDialog) if one.isVisible())
+    qtbot.mouseClick(button(dialog, "Make a new key"), LEFT)
+    await until(lambda: page.key.field.text() == "kv-everybody-2")
+
+
+async def test_the_lines_of_each_program_are_copied_with_the_key(
+    runtime: FakeRuntime, window: MainWindow, qtbot: QtBot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = await switched_on(window, runtime)
+    lines = page.lines
+    names = [lines.box.itemText(number) for number in range(lines.box.count())]
+    assert names == [
+        "OpenAI SDK", "Claude Code", "Codex", "OpenCode", "Cline", "Aider", "Zed", "Continue", "Open WebUI",
+    ]  # fmt: skip
+    for number, name in enumerate(names):
+        lines.box.setCurrentIndex(number)
+        lines.box.activated.emit(number)
+        assert "http://127.0.0.1:8737" in lines.text.toPlainText(), name
+        assert lines.where.text()
+        qtbot.mouseClick(lines.copy, LEFT)
+        assert ("kv-everybody-1" in QGuiApplication.clipboard().text()) == (name != "Zed")
+    opened: list[QUrl] = []
+    monkeypatch.setattr(QDesktopServices, "openUrl", lambda url: bool(opened.append(url)) or True)
+    qtbot.mouseClick(lines.link, LEFT)
+    assert opened[0].host() == "docs.openwebui.com"
+
+
+async def test_a_program_gets_a_key_of_its_own_that_can_be_taken_back(
+    runtime: FakeRuntime, window: MainWindow, qtbot: QtBot
+) -> None:
+    page = await switched_on(window, runtime)
+    qtbot.keyClicks(page.own.field, "My Zed ")
+    qtbot.keyClick(page.own.field, Qt.Key.Key_Return)
+    await until(lambda: "my-zed" in page.own.rows)
+    qtbot.mouseClick(button(page, "Copy the key of my-zed"), LEFT)
+    assert QGuiApplication.clipboard().text() == "kv-my-zed-2"
+    qtbot.mouseClick(button(page, "Take back the key of my-zed"), LEFT)
+    await until(lambda: not page.own.rows)
+    assert list(runtime.door.kept_keys) == [""]
+
+
+async def test_a_port_is_a_number(runtime: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
+    page = await switched_on(window, runtime)
+    for text, refused in (("eighty", True), ("0", True), ("8740", False)):
+        page.port.field.selectAll()
+        qtbot.keyClicks(page.port.field, text)
+        qtbot.keyClick(page.port.field, Qt.Key.Key_Return)
+        assert bool(page.port.refusal.text()) == refused
+    await until(lambda: page.address.field.text().endswith(":8740"))
+
+
+async def test_what_is_open_to_others_is_said(runtime: FakeRuntime, window: MainWindow) -> None:
+    page = await switched_on(window, runtime)
+    page.address.show_url("http://192.168.1.7:8737")
+    assert page.address.words.text() == "Other computers of the network reach it, too."
+    page.address.show_url(None)
+    assert "could not be opened" in page.address.words.text()
+    assert not page.address.copy.isEnabled()
+
+
+async def test_the_programs_are_a_click_away(runtime: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
+    page = page_of(window)
+    qtbot.mouseClick(page.show_programs, LEFT)
+    await until(lambda: window.side_windows.open_programs().isVisible())
+    runtime.settings = replace(runtime.settings)
+    assert isinstance(page.show_programs, QAbstractButton)
