@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -13,19 +13,32 @@ from typing import TYPE_CHECKING
 from kvchat.engine_host.model import AnsweringModel
 from kvchat.engine_host.switching import SwitchingHost
 from kvchat.errors import KvchatError
+from kvchat.kvstore.savepoint import PROGRAM
 from kvchat.library.model_library import ModelLibrary
 from kvchat.session.slots.pool import Slots
-from kvchat.settings import Settings, differ
+from kvchat.settings import Settings, SettingsNotSaved, differ
 from kvchat.system.ownership import Ownership
 from kvchat.system.paths import Paths
 
 if TYPE_CHECKING:
     from kvchat.gateway.gateway import Gateway
     from kvchat.gateway.models import Model
+    from kvchat.gateway.requests import Passage
+    from kvchat.gateway.totals import Totals
 
 DOOR_SETTINGS = ("door", "door_host", "door_port", "door_origins")
+EVERYBODY = ""  # whose key it is that is no program's
 OURS = "kvchat"  # kvchat's own commands, as a program
 ANY_PORT = 0
+
+
+@dataclass(frozen=True)
+class InEngine:
+    """What is in the engine, ready to be gone on from."""
+
+    place: int  # the slot
+    owner: str
+    tokens: int
 
 
 @dataclass
@@ -58,6 +71,62 @@ class DoorService:
     def idle_s(self) -> float:
         """For how long no other program has asked anything, in seconds."""
         return self._gateway.idle_s if self._gateway else float("inf")
+
+    @cached_property
+    def totals(self) -> Totals:
+        """What programs have asked, by day."""
+        from kvchat.gateway.totals import Totals
+
+        return Totals(self.paths.state / "programs.json")
+
+    @property
+    def under_way(self) -> Sequence[Passage]:
+        """The requests that wait or are answered, the oldest first."""
+        return self._gateway.passages.under_way if self._gateway else ()
+
+    @property
+    def last(self) -> Sequence[Passage]:
+        """The last requests that are over, the newest last."""
+        return tuple(self._gateway.passages.last) if self._gateway else ()
+
+    @property
+    def in_engine(self) -> tuple[InEngine, ...]:
+        """What each slot holds."""
+        held = ((slot.number, slot.contents) for slot in self.slots.all)
+        return tuple(InEngine(n, one.owner, len(one.tokens)) for n, one in held if one is not None)
+
+    def subscribe(self, listener: Callable[[], object]) -> Callable[[], None]:
+        """Call `listener` whenever a request came or got on; returns what ends that."""
+
+        def tell(_: Passage) -> None:
+            listener()
+
+        return self.gateway.passages.subscribe(tell)
+
+    def rules(self, program: str) -> frozenset[str]:
+        """What is mended of this program's prompts."""
+        chosen = (one.rpartition(" ") for one in self.settings().door_rules)
+        return frozenset(rule for name, _, rule in chosen if name == program)
+
+    async def keys(self) -> dict[str, str]:
+        """The user's keys by program."""
+        return await self._keys()
+
+    async def make_key(self, program: str = EVERYBODY) -> None:
+        """A new key, in force at once. Raises SettingsNotSaved."""
+        await self._change_keys("make", program)
+
+    async def revoke_key(self, program: str) -> None:
+        """Its key opens nothing any more. Raises SettingsNotSaved."""
+        await self._change_keys("revoke", program)
+
+    async def forget(self, program: str) -> None:
+        """Forget what is known and kept of a program. Raises StoreRefused."""
+        self.totals.forget(program)
+        if self._gateway is not None:
+            self._gateway.forget(program)
+        await asyncio.to_thread(self.totals.write, self.totals.text())
+        await asyncio.to_thread(self.slots.store.delete_conversation, PROGRAM + program)
 
     async def follow(self) -> None:
         """Open or shut it as the settings say; what goes wrong is told. kvchat's own commands can always come in."""
@@ -114,6 +183,16 @@ class DoorService:
         url = await self.gateway.open(Door(host, port, let_in, origins_in(self.settings().door_origins)))
         await asyncio.to_thread(self.ownership.tell_door, url, ours)
         return url
+
+    async def _change_keys(self, what: str, program: str) -> None:
+        from kvchat.gateway.door.keys import DoorKeys
+
+        try:
+            await asyncio.to_thread(getattr(DoorKeys(self.paths), what), program)
+        except OSError as error:
+            raise SettingsNotSaved(self.paths.config, error) from error
+        if self._gateway is not None:
+            await self.follow()
 
     async def _keys(self) -> dict[str, str]:
         from kvchat.gateway.door.keys import DoorKeys

@@ -73,6 +73,9 @@ class Settings:
     door_port: int = 8737
     door_any_model: bool = False  # a model name that nobody has means the one in use
     door_origins: str = ""  # web pages that may use it, parted by commas
+    door_rules: tuple[
+        str, ...
+    ] = ()  # what is mended of programs' prompts: the program and the rule, each "zed hold-clock"
 
     @property
     def keep_deleted_s(self) -> float:
@@ -213,4 +216,5 @@ _RULES: dict[str, _Rule] = {
     "door_port": _whole(1, 65_535),
     "door_any_model": _switch,
     "door_origins": _text,
+    "door_rules": _paths,
 }

@@ -85,6 +85,10 @@ class Gateway:
         if listening is not None:
             await listening.close()
 
+    def forget(self, program: str) -> None:
+        """Nothing of a program's past requests is known any more."""
+        self.passages.forget(program)
+
     async def look(self, path: str) -> bytes:
         """What the engine shows there. Raises KvchatError."""
         return await (await self._ready()).engine.look(path)

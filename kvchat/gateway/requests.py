@@ -9,11 +9,14 @@ import itertools
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import Any
 
+from kvchat.gateway.medicine import Change, Parting
+
 KEPT = 500  # receipts
+_NOT_TOLD = ("_began", "parting", "changes")
 
 
 class Stage(Enum):
@@ -58,6 +61,8 @@ class Passage:
     saved_ms: float = 0.0  # what reading the found tokens would have taken
     slot: int | None = None
     mended: dict[str, int] = field(default_factory=dict)  # tokens that each rule has spared
+    parting: Parting | None = None  # from the closest prompt before it; its texts are never told outside the window
+    changes: tuple[Change, ...] = ()  # of the rules that are on; so are theirs
     _began: float = field(default_factory=time.perf_counter, repr=False)
 
     def ms(self) -> float:
@@ -66,7 +71,7 @@ class Passage:
 
     def as_json(self) -> dict[str, Any]:
         """What `GET /kvchat/requests` tells of it."""
-        told = {name: value for name, value in asdict(self).items() if not name.startswith("_")}
+        told = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in _NOT_TOLD}
         return told | {"stage": self.stage.value}
 
 
@@ -101,6 +106,12 @@ class Passages:
             self.under_way.remove(passage)
             self.last.append(passage)
         self._tell(passage)
+
+    def forget(self, program: str) -> None:
+        """Those of a program that are over."""
+        kept = [one for one in self.last if one.program != program]
+        self.last.clear()
+        self.last.extend(kept)
 
     def _tell(self, passage: Passage) -> None:
         for listener in tuple(self._listeners):

@@ -69,9 +69,9 @@ async def test_what_goes_on_is_told_with_how_far_it_is(filled: FakeRuntime, wind
 
 async def test_why_it_was_read_again_and_what_mends_it(filled: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
     programs = opened(window)
-    await until(lambda: "3×, about 2 min" in words(programs))
+    await until(lambda: "The date in the system prompt" in words(programs))
     said = words(programs)
-    assert "The date in the system prompt" in said
+    assert "3×, about 2 min\n" in said
     assert "Has spared 980,000 tokens (48×, about 32 min)." in said
     assert "For want of it 62,000 tokens were read again (3×, about 2 min)." in said
     rule = programs.details.rules["hold-clock"]
