@@ -2,7 +2,8 @@
 
 The engine is started through this file, run as a script of its own (stdlib only, a few milliseconds). On Linux it
 asks the kernel to be killed when its parent dies and then becomes the engine. Elsewhere it stays as a small parent
-that holds a pipe from the app: when the pipe closes, the app is gone and the engine is killed.
+that holds a pipe from the app: when the pipe closes, the app is gone and the engine is killed. On Windows both are in a
+job that ends with the guard, so that not even the guard's own end leaves the engine behind.
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ _OPTION_PREFIX = "LLAMA_ARG_"  # llama.cpp's common/arg.cpp: every option may be
 _KERNEL = "kernel"
 _PIPE = "pipe"
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_END_WITH_JOB = 0x2000  # winnt.h: JOB_OBJECT_LIMIT_KILL_ON_JOB_CLOSE
+_EXTENDED_LIMITS = 9  # winnt.h: JobObjectExtendedLimitInformation
+_CREATE_NO_WINDOW = 0x08000000  # winbase.h
 
 
 def command(engine_command: Sequence[str], *, by_pipe: bool | None = None) -> list[str]:
@@ -65,6 +69,29 @@ def _hold_by_kernel() -> None:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
 
 
+def _hold_by_job() -> None:
+    """On Windows be in a job, and the engine to come too, that ends with the last handle to it, which is ours."""
+    if sys.platform == "win32":
+        import ctypes
+
+        kernel = ctypes.WinDLL("kernel32")
+        kernel.CreateJobObjectW.restype = kernel.GetCurrentProcess.restype = ctypes.c_void_p
+        job = ctypes.c_void_p(kernel.CreateJobObjectW(None, None))
+        limits = (ctypes.c_uint32 * 36)()  # winnt.h: JOBOBJECT_EXTENDED_LIMIT_INFORMATION, 144 bytes on 64 bits
+        limits[4] = _END_WITH_JOB  # its BasicLimitInformation.LimitFlags
+        kernel.SetInformationJobObject(job, _EXTENDED_LIMITS, ctypes.byref(limits), ctypes.sizeof(limits))
+        kernel.AssignProcessToJobObject(job, ctypes.c_void_p(kernel.GetCurrentProcess()))
+
+
+def no_window() -> int:
+    """Creation flags for a program that prints: where we have no console, Windows would open a window for its own."""
+    if sys.platform == "win32":
+        import ctypes
+
+        return 0 if ctypes.WinDLL("kernel32").GetConsoleWindow() else _CREATE_NO_WINDOW
+    return 0
+
+
 def _watch(engine_command: Sequence[str]) -> int:
     """Run the engine as a child; kill it when standard input ends. Returns its exit code."""
     import subprocess  # not for those who need neither: this and `threading` take longer to import than all the rest
@@ -74,8 +101,12 @@ def _watch(engine_command: Sequence[str]) -> int:
     for name in ("SIGTERM", "SIGINT", "SIGBREAK"):
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), lambda *_: None)
+    _hold_by_job()
     with subprocess.Popen(
-        engine_command, stdin=subprocess.DEVNULL, env=engine_environment(engine_command[0])
+        engine_command,
+        stdin=subprocess.DEVNULL,
+        env=engine_environment(engine_command[0]),
+        creationflags=no_window(),
     ) as engine:
         threading.Thread(target=_kill_at_end_of_input, args=(engine.kill,), daemon=True).start()
         code = engine.wait()

@@ -215,6 +215,7 @@ def _ask(command: list[str]) -> str:
             timeout=_ASK_TIMEOUT_S,
             env=parent_guard.engine_environment(command[0]) | {"GGML_NO_BACKTRACE": "1"},  # it would bury the reason
             check=False,
+            creationflags=getattr(subprocess, "CREATE_NO_WINDOW", 0),  # of Windows
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise EngineNotFound("The engine cannot be run", str(error), _ADVICE) from error

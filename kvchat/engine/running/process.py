@@ -90,7 +90,7 @@ class EngineProcess:
             stderr=asyncio.subprocess.STDOUT,
             env=dict(environment),
             start_new_session=True,
-            creationflags=_NEW_GROUP,
+            creationflags=_NEW_GROUP | parent_guard.no_window(),
         )
         return cls(transport, events, log)
 
@@ -142,10 +142,18 @@ class EngineProcess:
     def _signal(self, rung: StopRung) -> None:
         if sys.platform != "win32":
             self._signal_group(signal.SIGTERM)
-        elif rung is StopRung.ASKED:
-            self._transport.send_signal(signal.CTRL_BREAK_EVENT)
-        elif (held := self._transport.get_pipe_transport(0)) is not None:
-            held.close()  # the guard kills the engine; TerminateProcess would reach the guard alone
+        elif rung is not StopRung.ASKED:
+            self._release()
+        else:
+            try:
+                self._transport.send_signal(signal.CTRL_BREAK_EVENT)
+            except OSError:  # who has no console, as the window's kvchat, can ask nobody so
+                self._release()
+
+    def _release(self) -> None:
+        """Let go of the guard, which then kills the engine; TerminateProcess would reach the guard alone."""
+        if (held := self._transport.get_pipe_transport(0)) is not None:
+            held.close()
 
     def _kill(self) -> None:
         if sys.platform != "win32":

@@ -18,6 +18,7 @@ from kvchat.engine.speaking.client import LlamaServerClient
 from kvchat.engine.speaking.errors import EngineError
 
 _NVIDIA_SMI_S = 5.0
+_NO_WINDOW: int = getattr(subprocess, "CREATE_NO_WINDOW", 0)  # Windows alone has it, and would open one for its console
 _MEASURABLE_S = 0.02  # a reply of one token counts as a microsecond: its rate says nothing
 
 
@@ -172,7 +173,9 @@ def _nvidia_smi(query: str) -> str:
         return ""
     command = [program, f"--query-{query}", "--format=csv,noheader,nounits"]
     try:
-        done = subprocess.run(command, capture_output=True, timeout=_NVIDIA_SMI_S, check=False)
+        done = subprocess.run(
+            command, capture_output=True, timeout=_NVIDIA_SMI_S, check=False, creationflags=_NO_WINDOW
+        )
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return done.stdout.decode("utf-8", "replace")

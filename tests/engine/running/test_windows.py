@@ -1,0 +1,100 @@
+"""What is done on Windows alone, with Windows faked: seen is what it would be asked for."""
+
+from __future__ import annotations
+
+import ctypes
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kvchat.engine import parent_guard
+from kvchat.engine.running.process import EngineProcess, StopRung
+
+
+class Function:
+    """A function of a Windows library that writes down what it was called with."""
+
+    def __init__(self, calls: list[tuple[Any, ...]], name: str, result: int) -> None:
+        self.restype: object = None
+        self._calls, self._name, self._result = calls, name, result
+
+    def __call__(self, *arguments: Any) -> int:
+        self._calls.append((self._name, *arguments))
+        return self._result
+
+
+Windows = Callable[..., list[tuple[Any, ...]]]
+
+
+@pytest.fixture
+def windows(monkeypatch: pytest.MonkeyPatch) -> Windows:
+    """Be on Windows, where the kernel's functions return these; what they are called with."""
+
+    def fake(**results: int) -> list[tuple[Any, ...]]:
+        calls: list[tuple[Any, ...]] = []
+        kernel = SimpleNamespace(**{name: Function(calls, name, result) for name, result in results.items()})
+        monkeypatch.setattr(ctypes, "WinDLL", lambda name: {"kernel32": kernel}[name], raising=False)
+        monkeypatch.setattr(signal, "CTRL_BREAK_EVENT", 1, raising=False)
+        monkeypatch.setattr(sys, "platform", "win32")
+        return calls
+
+    return fake
+
+
+def test_guard_and_engine_are_in_a_job_that_ends_with_the_guard(
+    windows: Windows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = windows(
+        CreateJobObjectW=7,
+        GetCurrentProcess=2**64 - 1,
+        SetInformationJobObject=1,
+        AssignProcessToJobObject=1,
+        GetConsoleWindow=0,
+    )
+    started: list[dict[str, Any]] = []
+
+    def popen(command: list[str], **options: Any) -> None:
+        started.append({"calls": [name for name, *_ in calls], **options})
+        raise FileNotFoundError
+
+    monkeypatch.setattr(subprocess, "Popen", popen)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    assert parent_guard.main(["pipe", "1", "llama-server.exe"]) == parent_guard.EXIT_NOT_FOUND
+    assert "AssignProcessToJobObject" in started[0]["calls"]  # before there is an engine, which is then born into it
+    assert started[0]["creationflags"] == 0x08000000
+    _, job, kind, limits, size = next(call for call in calls if call[0] == "SetInformationJobObject")
+    assert (job.value, kind, size) == (7, 9, 144)
+    assert bytes(limits._obj)[16:20] == (0x2000).to_bytes(4, "little")
+    _, job, process = next(call for call in calls if call[0] == "AssignProcessToJobObject")
+    assert (job.value, process.value) == (7, 2**64 - 1)
+
+
+def test_in_a_terminal_the_engine_shares_the_console_by_which_it_is_asked_to_stop(windows: Windows) -> None:
+    windows(GetConsoleWindow=1)
+    assert parent_guard.no_window() == 0
+
+
+@pytest.mark.parametrize("console", [True, False])
+def test_without_a_console_an_engine_that_cannot_be_asked_is_let_go(windows: Windows, console: bool) -> None:
+    windows()
+    did: list[str] = []
+
+    def send_signal(number: int) -> None:
+        if not console:
+            raise OSError(6, "The handle is invalid")
+        did.append(f"signal {number}")
+
+    held = SimpleNamespace(close=lambda: did.append("let go"))
+    process = SimpleNamespace(
+        _transport=SimpleNamespace(send_signal=send_signal, get_pipe_transport=lambda fd: held if fd == 0 else None)
+    )
+    process._release = lambda: EngineProcess._release(process)  # type: ignore[arg-type]
+    EngineProcess._signal(process, StopRung.ASKED)  # type: ignore[arg-type]
+    assert did == (["signal 1"] if console else ["let go"])
+    EngineProcess._signal(process, StopRung.TERMINATED)  # type: ignore[arg-type]
+    assert did[-1] == "let go"
