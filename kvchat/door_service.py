@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -53,6 +54,7 @@ class DoorService:
     models: ModelLibrary
     ownership: Ownership
     notify: Callable[[str, str], None]
+    absorb: Callable[[], Awaitable[None]]  # has what was saved taken apart
     url: str | None = None  # where other programs find it; None while it is shut to them
     _gateway: Gateway | None = None
     _changing: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -64,7 +66,7 @@ class DoorService:
         from kvchat.gateway.models import Catalogue
 
         catalogue = Catalogue(self._in_use, self._look, lambda: self.settings().door_any_model)
-        self._gateway = Gateway(self.slots, self.host, catalogue)
+        self._gateway = Gateway(self.slots, self.host, catalogue, self.absorb)
         return self._gateway
 
     @property
@@ -174,6 +176,7 @@ class DoorService:
 
     async def _open(self, host: str, port: int, keys: Mapping[str, str] | None) -> str:
         """`keys`: None lets in kvchat's own commands alone; empty ones let in everybody."""
+        await asyncio.to_thread(importlib.import_module, "kvchat.gateway.gateway")  # takes a tenth of a second
         from kvchat.gateway.door.checks import origins_in
         from kvchat.gateway.door.keys import Keys
         from kvchat.gateway.gateway import Door

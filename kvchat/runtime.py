@@ -86,7 +86,7 @@ class Runtime:
         self.engines = EngineSetup(paths, lambda: self.settings)
         self.transfer = TransferService(paths, database, worker, self.events, store, self.chat.try_out)
         parts = self.chat.slots, self.engine, self.model, self.models
-        self.door = DoorService(paths, lambda: self.settings, *parts, ownership, self._notify)
+        self.door = DoorService(paths, lambda: self.settings, *parts, ownership, self._notify, self.chat.absorb)
         self._idle_stop = IdleStop(
             lambda: self.settings.idle_minutes, self.chat, self.engine, others_idle_s=lambda: self.door.idle_s
         )

@@ -83,6 +83,7 @@ class ChatService:
         self.library = Library(self._parts, begin, forget, model, self._preparing.begin)
         self.ahead_of, self.go_first = self._turns.ahead_of, self._turns.go_first
         self.try_out = lambda *asked: trying_out.try_out(self._parts, *asked)
+        self.absorb = self._parts.absorb
 
     @property
     def busy(self) -> str | None:

@@ -49,6 +49,7 @@ class Answering:
     host: EngineHost
     find_model: FindModel
     passages: Passages
+    absorb: Callable[[], Awaitable[None]]  # has the store take apart what was saved, when there is time
 
     def __post_init__(self) -> None:
         self._works: list[Work] = []
@@ -123,6 +124,8 @@ class Answering:
             lease, heard = answered
             if heard is not None and not work.asked.several:
                 await self._keep(work, slot, lease, heard)
+        if lease.keeps:
+            await self.absorb()
 
     async def _answered(
         self, work: Work, session: Session, request: Request, engine: ReadyEngine | None

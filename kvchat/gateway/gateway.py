@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,12 +47,15 @@ class Door:
 class Gateway:
     """Belongs to one event loop. `passages` has the requests, live and past; subscribe there to hear of them."""
 
-    def __init__(self, slots: Slots, host: EngineHost, catalogue: Catalogue) -> None:
+    def __init__(
+        self, slots: Slots, host: EngineHost, catalogue: Catalogue, absorb: Callable[[], Awaitable[None]]
+    ) -> None:
+        """`absorb` has the store take apart what was saved, when there is time."""
         self._slots, self._host = slots, host
         self.catalogue = catalogue
         self.passages = Passages()
         self.metrics = Metrics(self.passages)
-        self.answering = Answering(slots, host, catalogue.find, self.passages)
+        self.answering = Answering(slots, host, catalogue.find, self.passages, absorb)
         self.door: Door | None = None  # that is open
         self._listening: Listening | None = None
 

@@ -21,6 +21,7 @@ from tests.engine.waiting import until
 from tests.engine_fixtures import FakeEngine
 from tests.gateway.doors import WORDS, OpenDoor, chat_body, door, events, receipt_in
 from tests.library.gguf_files import LLAMA, write_gguf
+from tests.store_contents import StoreContents
 
 
 @pytest.fixture
@@ -255,3 +256,14 @@ async def test_shutting_it_ends_what_is_said_and_takes_in_nobody(at: OpenDoor, f
     assert at.last.stage is Stage.LEFT
     with pytest.raises(httpx2.ConnectError):
         await at.client.get("/health")
+
+
+async def test_what_is_saved_is_taken_apart_while_the_door_is_open(
+    tmp_path: Path, at: OpenDoor, fake_engine: FakeEngine
+) -> None:
+    """A program's states do not gather in memory until kvchat ends."""
+    await at.chat(WORDS)
+    await at.settled()
+    kept = StoreContents(tmp_path / "home")
+    assert kept.absorbed() == 1
+    assert at.runtime.chat.slots.owners() == [f"program/{at.last.program}"]
