@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import httpx2
 
 from kvchat.engine.speaking import wire
+from kvchat.engine.speaking.vision import FIRST_ID
 from kvchat.gateway.dialects.asked import Form, refusal
 from kvchat.gateway.dialects.prompts import head_of
 from kvchat.gateway.dialects.replies import Counts, Heard
@@ -88,7 +89,9 @@ class Passing:
     async def _read(self, loaded: Loaded) -> bool:
         """Read a long prompt but for its last tokens, in steps that let others in between; whether there were any."""
         ids, passage, cost = self.work.prompt.ids, self.work.passage, self.lease.slots.restore_cost
-        missing, heads = len(ids) - loaded.expected_cached, await self._heads(loaded)
+        # A picture is read in one piece, and words after it only to the end of one.
+        end = next((n for n, token in enumerate(ids[:-TAIL]) if token <= FIRST_ID), len(ids) - TAIL)
+        missing, heads = end - loaded.expected_cached, await self._heads(loaded)
         rate = cost.prefill_ms_per_token
         is_long = missing >= LEAST_STEPS and (rate is None or missing * rate >= 2 * STEP_MS)
         if not self._known or not (heads or is_long):
@@ -104,7 +107,7 @@ class Passing:
             await to_its_end(self.lease.save(stop, tell=False))
             if contents := self.lease.slot.contents:
                 loaded = replace(loaded, expected_cached=len(stop), restore=None, ahead=contents.ahead)
-        await read_ahead(self.lease, ids[:-TAIL], loaded, lambda: not self.work.left, progress)
+        await read_ahead(self.lease, ids[:end], loaded, lambda: not self.work.left, progress)
         passage.read_ms = 1000 * (time.perf_counter() - began_at)
         if contents := self.lease.slot.contents:
             cost.learn_prefill(contents.ahead.tokens, contents.ahead.ms)

@@ -25,7 +25,9 @@ TEMPLATE = """{%- if tools %}<|im_start|>tools
 {%- endif %}
 {%- if message.tool_calls %}
 {%- for call in message.tool_calls %}
-<tool_call>{{ call.function.name }} {{ call.function.arguments | tojson }}</tool_call>
+<tool_call>
+{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}
+</tool_call>
 {%- endfor %}
 {%- endif %}<|im_end|>
 {% endfor %}
@@ -162,3 +164,48 @@ REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
     )
     for name, body in bodies.items()
 }
+
+# A request, the reply as it is heard, and what the client asks next.
+_CHAT, _MESSAGE, _RESPONSE = CHATS["tools"], MESSAGES["blocks"], RESPONSES["plain"]
+_SAID = {"role": "assistant", "content": "A moment.", "reasoning_content": "I ask."}
+_USED = [{"type": "text", "text": "A moment."}, {"type": "tool_use", "id": "t1", "name": "weather", "input": CALL}]
+_ANSWERED = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t1", "content": "Rain."}]}
+_OUTPUT = [
+    {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "A moment."}]},
+    {"type": "function_call", "call_id": "c1", "name": "weather", "arguments": '{"city": "Bern"}'},
+]
+_ITEMS = [{"role": "user", "content": ASKED}, *_OUTPUT]
+_TOLD = {"role": "tool", "tool_call_id": "call_1", "content": "Rain."}
+GOING_ON: list[tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = [
+    (
+        "/v1/chat/completions",
+        _CHAT,
+        _SAID,
+        _CHAT | {"messages": [*_CHAT["messages"], {"role": "assistant", "content": "A moment."}, _CHAT["messages"][0]]},
+    ),
+    (
+        "/v1/chat/completions",
+        _CHAT,
+        {"role": "assistant", "content": None, "tool_calls": [_OPENAI_CALL]},
+        _CHAT
+        | {"messages": [*_CHAT["messages"], {"role": "assistant", "tool_calls": [_OPENAI_CALL], "content": ""}, _TOLD]},
+    ),
+    (
+        "/v1/messages",
+        _MESSAGE,
+        {"content": _USED},
+        _MESSAGE | {"messages": [*_MESSAGE["messages"], {"role": "assistant", "content": _USED}, _ANSWERED]},
+    ),
+    (
+        "/v1/responses",
+        _RESPONSE,
+        {"output": _OUTPUT},
+        _RESPONSE | {"input": [*_ITEMS, {"type": "function_call_output", "call_id": "c1", "output": "Rain."}]},
+    ),
+    (
+        "/v1/completions",
+        COMPLETIONS["text"],
+        {"text": " And so on"},
+        {"prompt": f"{SYSTEM} And so on, and on."},
+    ),
+]

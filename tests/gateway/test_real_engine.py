@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +15,15 @@ import pytest
 from kvchat.engine.finding.discovery import EngineLocation
 from kvchat.engine.running.plan import LaunchPlan
 from kvchat.gateway import passing
+from kvchat.gateway.dialects.asked import GENERATING, understood
+from kvchat.gateway.dialects.prompts import boundary_after, prompt_of
 from kvchat.gateway.passing import TAIL
 from kvchat.settings import Settings
 from tests.engine.waiting import until
-from tests.gateway.corpus import REQUESTS, TEMPLATE
+from tests.gateway.corpus import GOING_ON, REQUESTS, SYSTEM, TEMPLATE
 from tests.gateway.doors import OpenDoor, door, receipt_in
+from tests.models import seeing
+from tests.pictures import png
 from tests.users_server import KEY, UsersServer
 
 pytestmark = pytest.mark.engine
@@ -121,3 +127,46 @@ def bare(value: Any) -> Any:
         left_out = OF_THE_MOMENT | OF_THE_CACHE
         return {name: bare(one) for name, one in value.items() if name not in left_out}
     return [bare(one) for one in value] if isinstance(value, list) else value
+
+
+async def test_pictures_are_warm_too_in_whatever_dialect_they_come(
+    tmp_path: Path, tiny_model: Callable[[str], Path], real_llama_server: EngineLocation
+) -> None:
+    data = base64.b64encode(png()).decode()
+    in_chat = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}
+    in_message = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": data}}
+    chosen = replace(settings(tmp_path, seeing(tiny_model("llama")), real_llama_server), engine_arguments="")
+    words, replies = {"type": "text", "text": "What is it?"}, []
+    system = {"role": "system", "content": SYSTEM}
+    for source in ("cold", "disk"):
+        async with door(tmp_path / "home", chosen) as at:
+            user = {"role": "user", "content": [in_chat, words]}
+            one = await at.client.post("/v1/chat/completions", json=greedy("", {"messages": [system, user]}))
+            assert one.status_code == 200, one.text
+            assert at.last.source == source, at.last
+            await at.settled()
+            asked = {"system": SYSTEM, "messages": [{"role": "user", "content": [in_message, words]}]}
+            other = await at.client.post("/v1/messages", json=greedy("", asked))
+            assert at.last.source == "hot"
+            assert at.last.cached == at.last.prompt - 1
+            replies += [one.json()["choices"][0]["message"]["content"], other.json()["content"][0]["text"]]
+            elsewhere = {"type": "image_url", "image_url": {"url": "http://127.0.0.1:9/none.png"}}
+            refused = await at.client.post("/v1/chat/completions", json={"messages": [user | {"content": [elsewhere]}]})
+            assert refused.status_code >= 400
+    assert len(set(replies)) == 1
+
+
+async def test_where_the_next_request_goes_on_is_known_beforehand(
+    tmp_path: Path, tiny_model: Callable[[str], Path], real_llama_server: EngineLocation
+) -> None:
+    """After words, thinking and calls, in each dialect: what clients send next begins with what was settled at."""
+    async with door(tmp_path / "home", settings(tmp_path, tiny_model("llama"), real_llama_server)) as at:
+        await at.chat("Hello")
+        engine = await at.runtime.engine.ready()
+        for where, body, reply, following in GOING_ON:
+            form = GENERATING[where]
+            asked, then = [understood(form, json.dumps(one).encode()) for one in (body, following)]
+            prompt, after = [(await prompt_of(engine, one)).ids for one in (asked, then)]
+            boundary = await boundary_after(engine, asked, reply)
+            assert len(prompt) < len(boundary) < len(after), where
+            assert after[: len(boundary)] == boundary, where

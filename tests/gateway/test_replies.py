@@ -1,0 +1,135 @@
+"""What is heard of answers while they are passed on: the same from a stream as from one piece, however that is cut."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from kvchat.gateway.dialects.asked import Form
+from kvchat.gateway.dialects.replies import Counts, Heard
+
+TIMINGS = {"cache_n": 90, "prompt_n": 10, "prompt_ms": 5.0, "predicted_n": 7}
+CALL = {"id": "call_1", "type": "function", "function": {"name": "go", "arguments": '{"where":"東"}'}}
+TOOL_USE = {"type": "tool_use", "id": "toolu_1", "name": "go", "input": {"where": "東"}}
+OUTPUT = [{"type": "function_call", "call_id": "c1", "name": "go", "arguments": "{}"}]
+
+
+def delta(**words: Any) -> dict[str, Any]:
+    return {"choices": [{"index": 0, "delta": words}]}
+
+
+def block(index: int, **words: Any) -> dict[str, Any]:
+    return {"type": "content_block_delta", "index": index, "delta": words}
+
+
+STREAMS: dict[Form, list[Any]] = {
+    Form.CHAT: [
+        delta(role="assistant", content=None),
+        delta(reasoning_content="I "),
+        delta(reasoning_content="ask."),
+        delta(content="A mo"),
+        {"choices": [{"index": 1, "delta": {"content": "another answer"}}]},
+        delta(content="ment."),
+        delta(tool_calls=[{"index": 0, "id": "call_1", "type": "function", "function": {"name": "go"}}]),
+        delta(tool_calls=[{"index": 0, "function": {"arguments": '{"where":'}}]),
+        delta(tool_calls=[{"index": 0, "function": {"arguments": '"東"}'}}]),
+        {"choices": [{"index": 0, "delta": {}, "finish_reason": "tool_calls"}], "timings": TIMINGS},
+        "[DONE]",
+    ],
+    Form.COMPLETION: [
+        {"choices": [{"index": 0, "text": "A mo"}]},
+        {"choices": [{"index": 0, "text": "ment."}], "timings": TIMINGS},
+        "[DONE]",
+    ],
+    Form.MESSAGES: [
+        {"type": "message_start", "message": {"usage": {"cache_read_input_tokens": 90, "input_tokens": 10}}},
+        {"type": "content_block_start", "index": 0, "content_block": {"type": "thinking", "thinking": ""}},
+        block(0, type="thinking_delta", thinking="I ask."),
+        block(0, type="signature_delta", signature=""),
+        {"type": "content_block_start", "index": 1, "content_block": {"type": "text", "text": ""}},
+        block(1, type="text_delta", text="A mo"),
+        block(1, type="text_delta", text="ment."),
+        {"type": "content_block_start", "index": 2, "content_block": TOOL_USE | {"input": {}}},
+        block(2, type="input_json_delta", partial_json='{"where":'),
+        block(2, type="input_json_delta", partial_json='"東"}'),
+        {"type": "message_delta", "delta": {"stop_reason": "tool_use"}, "usage": {"output_tokens": 7}},
+        {"type": "message_stop"},
+    ],
+    Form.RESPONSES: [
+        {"type": "response.created", "response": {}},
+        {"type": "response.output_text.delta", "delta": "ignored: all of it comes at the end"},
+        {"type": "response.completed", "response": {"output": OUTPUT}, "timings": TIMINGS},
+    ],
+}
+WHOLE: dict[Form, dict[str, Any]] = {
+    Form.CHAT: {
+        "choices": [
+            {
+                "index": 0,
+                "message": {
+                    "role": "assistant",
+                    "content": "A moment.",
+                    "reasoning_content": "I ask.",
+                    "tool_calls": [CALL],
+                },
+            }
+        ],
+        "timings": TIMINGS,
+    },
+    Form.COMPLETION: {"choices": [{"index": 0, "text": "A moment."}], "timings": TIMINGS},
+    Form.MESSAGES: {
+        "content": [
+            {"type": "thinking", "thinking": "I ask.", "signature": ""},
+            {"type": "text", "text": "A moment."},
+            TOOL_USE,
+        ],
+        "usage": {"cache_read_input_tokens": 90, "input_tokens": 10, "output_tokens": 7},
+    },
+    Form.RESPONSES: {
+        "output": OUTPUT,
+        "usage": {"input_tokens": 100, "output_tokens": 7, "input_tokens_details": {"cached_tokens": 90}},
+    },
+}
+
+
+def stream(form: Form) -> bytes:
+    lines = [one if isinstance(one, str) else json.dumps(one, ensure_ascii=False) for one in STREAMS[form]]
+    return "".join(f"event: x\ndata: {line}\n\n" for line in lines).encode()
+
+
+@pytest.mark.parametrize("form", STREAMS)
+def test_a_stream_in_any_pieces_is_the_answer_in_one(form: Form) -> None:
+    whole = Heard(form, stream=False)
+    whole.take(json.dumps(WHOLE[form]).encode())
+    whole.end()
+    assert whole.reply is not None
+    data = stream(form)
+    for size in (1, 7, 64, len(data)):
+        heard = Heard(form, stream=True)
+        for at in range(0, len(data), size):
+            heard.take(data[at : at + size])
+        heard.end()
+        assert heard.reply == whole.reply
+        assert heard.counts is not None
+        assert (heard.counts.prompt, heard.counts.cached, heard.counts.predicted) == (100, 90, 7)
+
+
+@pytest.mark.parametrize("form", STREAMS)
+def test_what_breaks_off_is_no_reply(form: Form) -> None:
+    data = stream(form)
+    heard = Heard(form, stream=True)
+    heard.take(data[: len(data) * 2 // 3])
+    heard.end()
+    assert heard.reply is None
+
+
+@pytest.mark.parametrize("form", STREAMS)
+@pytest.mark.parametrize("body", [b"", b"{", b"[1]", b'{"choices": 7}', b'{"choices": [7], "content": 3, "output": 3}'])
+def test_an_answer_of_another_shape_is_passed_on_and_nothing_is_made_of_it(form: Form, body: bytes) -> None:
+    for streamed in (False, True):
+        heard = Heard(form, streamed)
+        heard.take(b"data: " + body + b"\n\n" if streamed else body)
+        heard.end()
+        assert heard.counts in (None, Counts(0, 0, 0))
