@@ -12,8 +12,9 @@ Below the chat: no conversation, no message, no database, no Qt. An owner is a t
   wait for it, so two conversations never mix. Turns stand in line for it (`chat/turn/turns.py`), and one that waits
   can be put first. A `Slot` remembers what it holds (whose, which tokens, of which engine process: `generation`),
   and what is there already is never restored into it.
-- **Load** asks the store for the save point that shares the longest prefix with the prompt, has it verified and
-  staged, and restores it if that leaves less to read than the slot as it is. States of hybrid, recurrent and
+- **Load** asks the store for the save point that shares the longest prefix with the prompt, and has it verified,
+  staged and restored if that leaves less to read than the slot as it is (`session/planning.py`, which forecasts ask,
+  too). States of hybrid, recurrent and
   sliding-window models cannot be cut, so there a state counts only if the prompt extends it.
 - **Does restoring work here?** (`session/self_test.py`, `session/restore_support.py`) When an engine comes up that was
   not seen before with this model and these flags, the host tries restoring out before it calls it ready: settle, save,

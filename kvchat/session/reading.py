@@ -19,7 +19,7 @@ FIRST_STEP, LEAST_STEP, MOST_STEP = 64, 8, 2048  # tokens: where no rate is know
 # llama.cpp's attention on a processor takes up to twice as long for each of fewer tokens, the deeper they stand.
 WHOLE_STEP = 64
 _LONGEST = 2.0  # by so much a whole step may take longer than it should
-_CHANGE = 1.4  # from one step to the next: one that met a busy moment says little
+_SLOWER, _QUICKER = 1.4, 2.0  # at most, from one step to the next: one that met a busy moment says little
 
 Keep = Callable[[Tokens], Coroutine[Any, Any, object]]
 
@@ -52,7 +52,7 @@ class Pace:
             return
         was, self.ms_per_token = self.ms_per_token, ms / tokens
         if was and self._measured:
-            self.ms_per_token = min(max(self.ms_per_token, was / _CHANGE), was * _CHANGE)
+            self.ms_per_token = min(max(self.ms_per_token, was / _QUICKER), was * _SLOWER)
         self._measured = True
 
 

@@ -151,6 +151,18 @@ def test_bench_shares_a_system_prompt(home: Home, tiny_model: Callable[[str], Pa
     assert figures["cached_tokens"] >= 0.9 * figures["prompt_tokens"], "a new chat begins where the prompt ends"
 
 
+def test_bench_of_a_person_begins_chats_on_prepared_documents(home: Home, tiny_model: Callable[[str], Path]) -> None:
+    done = home.run("bench", "--json", "--person", "documents", "--tokens", "600", "--model", str(tiny_model("llama")))
+    assert done.returncode == 0, done.stderr
+    figures = json.loads(done.stdout)
+    assert (figures["switch"], figures["paste"], figures["busy_prediction_error"]) == (None, None, None)
+    documents = figures["documents"]
+    assert 500 < documents["tokens"] < 700
+    assert documents["chats"] == 20
+    assert documents["disk_bytes"] < 1.05 * documents["unique_rows_bytes"], "the documents' rows are kept once"
+    assert figures["prediction_error"] is not None
+
+
 def test_growth_over_many_turns_is_measured_and_drawn(
     home: Home, tmp_path: Path, tiny_model: Callable[[str], Path]
 ) -> None:

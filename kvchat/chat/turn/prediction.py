@@ -135,9 +135,8 @@ def _work(tokens: int, after: int) -> tuple[float, ...]:
 def _slowness(weights: Sequence[float], last: Sequence[Sample]) -> float:
     """What the last ones took by what they should have; where they do not agree that it was more, or less: nothing."""
     ratios = [took / usual for case, took in last if (usual := _sum(weights, case)) > 0]
-    if len(ratios) < _JUST_NOW:
-        return 1.0
-    return max(min(ratios), 1.0) * min(max(ratios), 1.0)
+    agree = len(ratios) >= _JUST_NOW and (min(ratios) > 1 or max(ratios) < 1)
+    return median(ratios) if agree else 1.0
 
 
 def _load(size: int) -> tuple[float, ...]:
