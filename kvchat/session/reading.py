@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kvchat.engine.speaking.wire import Timings
@@ -15,10 +15,11 @@ from kvchat.session.slots.slot import SlotContents
 from kvchat.system.concurrency import to_its_end
 
 STEP_MS = 250.0  # a step takes about so long
-FIRST_STEP, LEAST_STEP, MOST_STEP = 64, 8, 2048  # tokens: where no rate is known, and at all
-# llama.cpp's attention on a processor takes up to twice as long for each of fewer tokens, the deeper they stand.
+FIRST_STEP, LEAST_STEP, MOST_STEP = 16, 8, 2048  # tokens: where no rate is known, and at all
+# llama.cpp's attention on a processor takes two to five times as long for each of fewer tokens, the deeper they stand.
 WHOLE_STEP = 64
-_LONGEST = 2.0  # by so much a whole step may take longer than it should
+_LONGER = 2.0  # by so much a whole step may take longer than it should, before it is not made
+_DEARER = 3.0  # by so much a token may take longer in a smaller one
 _SLOWER, _QUICKER = 1.4, 2.0  # at most, from one step to the next: one that met a busy moment says little
 
 Keep = Callable[[Tokens], Coroutine[Any, Any, object]]
@@ -32,28 +33,37 @@ async def nothing(tokens: Tokens) -> None:
 class Pace:
     """How many tokens a step has, by how long those before took."""
 
-    ms_per_token: float | None
+    whole: float | None = None  # ms a token, in steps of WHOLE_STEP and more
+    small: float | None = None  # in smaller ones
     step_ms: float = STEP_MS  # that one should take
-    _measured: bool = False
+    _measured: set[bool] = field(default_factory=set)  # which of them were, since it began
 
     @property
     def tokens(self) -> int:
         """Of the next step."""
-        if not self.ms_per_token:
+        if not (self.whole or self.small):
             return FIRST_STEP
-        fit = int(self.step_ms / self.ms_per_token)
-        if fit < WHOLE_STEP and WHOLE_STEP * self.ms_per_token <= _LONGEST * self.step_ms:
+        whole = self.whole or (self.small or 0.0) / 2
+        if WHOLE_STEP * whole <= _LONGER * self.step_ms:
+            return min(max(int(self.step_ms / whole), WHOLE_STEP), MOST_STEP)
+        small = self.small or 2 * whole
+        if small > _DEARER * whole:
             return WHOLE_STEP
-        return min(max(fit, LEAST_STEP), MOST_STEP)
+        return min(max(int(self.step_ms / small), LEAST_STEP), WHOLE_STEP - 1)
 
     def learn(self, tokens: int, ms: float) -> None:
-        """A step took so long. The first one is believed, those after it may change the pace by little."""
+        """A step took so long. The first one of either size is believed, those after it may change it by little."""
         if tokens < LEAST_TOLD or not ms:
             return
-        was, self.ms_per_token = self.ms_per_token, ms / tokens
-        if was and self._measured:
-            self.ms_per_token = min(max(self.ms_per_token, was / _QUICKER), was * _SLOWER)
-        self._measured = True
+        is_whole, now = tokens >= WHOLE_STEP, ms / tokens
+        was = self.whole if is_whole else self.small
+        if was and is_whole in self._measured:
+            now = min(max(now, was / _QUICKER), was * _SLOWER)
+        self._measured.add(is_whole)
+        if is_whole:
+            self.whole = now
+        else:
+            self.small = now
 
 
 async def read_ahead(
@@ -71,7 +81,7 @@ async def read_ahead(
     teaches what restoring is worth. Raises EngineGone and EngineRefused.
     """
     done, costs = min(loaded.expected_cached, len(tokens)), lease.slots.restore_cost
-    pace = Pace(costs.last_ms_per_token, step_ms)
+    pace = Pace(*costs.last_ms_per_token(WHOLE_STEP), step_ms)
     while done < len(tokens):
         if not wanted():
             return False

@@ -48,11 +48,11 @@ class RestoreCost:
         """The median of the last restores."""
         return statistics.median(self._restores) if self._restores else None
 
-    @property
-    def last_ms_per_token(self) -> float | None:
-        """Of what was read last, if that says anything: small steps and deep ones take longer for each token."""
-        last = next((one for one in reversed(self.recent) if one.tokens >= LEAST_TOLD), None)
-        return last.ms / last.tokens if last else self.prefill_ms_per_token
+    def last_ms_per_token(self, many: int) -> tuple[float | None, float | None]:
+        """Of what was read last, so many tokens at once or more, and fewer, which may take longer for each."""
+        rates = [(one.tokens >= many, one.ms / one.tokens) for one in self.recent if one.tokens >= LEAST_TOLD]
+        last = dict(rates)
+        return last.get(True, self.prefill_ms_per_token), last.get(False)
 
     def use_model(self, model: str) -> None:
         """From now on it is this one: what was measured with another says nothing of how fast it reads."""

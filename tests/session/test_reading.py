@@ -9,9 +9,9 @@ import pytest
 from kvchat.session.reading import FIRST_STEP, LEAST_STEP, MOST_STEP, STEP_MS, WHOLE_STEP, Pace
 
 
-def after(steps: int, took: Callable[[int], float], rate: float | None = None) -> tuple[Pace, list[float]]:
+def after(steps: int, took: Callable[[int], float], pace: Pace | None = None) -> tuple[Pace, list[float]]:
     """The pace after so many steps on a machine that takes so long for so many tokens; how long each took."""
-    pace, times = Pace(rate), []
+    pace, times = pace or Pace(), []
     for _ in range(steps):
         times.append(took(pace.tokens))
         pace.learn(pace.tokens, times[-1])
@@ -19,7 +19,7 @@ def after(steps: int, took: Callable[[int], float], rate: float | None = None) -
 
 
 def test_the_first_step_is_a_small_one_where_nothing_was_measured() -> None:
-    assert Pace(None).tokens == FIRST_STEP
+    assert Pace().tokens == FIRST_STEP
 
 
 @pytest.mark.parametrize("per_token", [0.02, 0.3, 1.5, 3.5, 20.0, 200.0])
@@ -46,6 +46,13 @@ def test_a_whole_step_that_takes_much_too_long_is_not_made() -> None:
     assert sum(took > 2 * STEP_MS for took in times) <= 2
 
 
+def test_small_steps_that_are_hardly_quicker_than_a_whole_one_are_not_made() -> None:
+    """As with gigabytes of rows on two cores: 8 tokens took 0.7 s, 64 of them 1.2 s."""
+    pace, times = after(20, lambda tokens: 600 + 9 * tokens, Pace(whole=5.0))
+    assert pace.tokens == WHOLE_STEP
+    assert sum(took < 1000 for took in times) == 1
+
+
 def test_one_step_that_met_a_busy_moment_changes_little() -> None:
     pace, _ = after(5, lambda tokens: 1.0 * tokens)
     before = pace.tokens
@@ -56,6 +63,6 @@ def test_one_step_that_met_a_busy_moment_changes_little() -> None:
 
 
 def test_what_a_few_tokens_took_says_nothing() -> None:
-    pace = Pace(2.0)
+    pace = Pace(2.0, 4.0)
     pace.learn(3, 90)
-    assert pace.ms_per_token == 2.0
+    assert (pace.whole, pace.small) == (2.0, 4.0)

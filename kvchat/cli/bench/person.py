@@ -26,7 +26,7 @@ from kvchat.words.wording import duration, size
 
 ROUNDS = 3
 PASTE = 2000  # tokens
-BUSY_MESSAGES = (60, 300, 30, 150, 400, 90, 200, 40, 300, 120, 50, 250)  # their tokens
+BUSY_MESSAGES = (60, 300, 30, 150, 400, 90, 200, 120)  # their tokens
 REPLY_TOKENS = 12
 
 
