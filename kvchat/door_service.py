@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib
 import secrets
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -18,6 +19,7 @@ from kvchat.kvstore.savepoint import PROGRAM
 from kvchat.library.model_library import ModelLibrary
 from kvchat.session.slots.pool import Slots
 from kvchat.settings import Settings, SettingsNotSaved, differ
+from kvchat.system.concurrency import Background
 from kvchat.system.ownership import Ownership
 from kvchat.system.paths import Paths
 
@@ -31,6 +33,7 @@ DOOR_SETTINGS = ("door", "door_host", "door_port", "door_origins")
 EVERYBODY = ""  # whose key it is that is no program's
 OURS = "kvchat"  # kvchat's own commands, as a program
 ANY_PORT = 0
+SAVED_AFTER_S = 5.0  # requests that come at once are written down together
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,8 @@ class DoorService:
     url: str | None = None  # where other programs find it; None while it is shut to them
     _gateway: Gateway | None = None
     _changing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _background: Background = field(default_factory=Background)
+    _saving: asyncio.TimerHandle | None = None  # of the totals, before long
 
     @cached_property
     def gateway(self) -> Gateway:
@@ -66,7 +71,8 @@ class DoorService:
         from kvchat.gateway.models import Catalogue
 
         catalogue = Catalogue(self._in_use, self._look, lambda: self.settings().door_any_model)
-        self._gateway = Gateway(self.slots, self.host, catalogue, self.absorb)
+        self._gateway = Gateway(self.slots, self.host, catalogue, self.absorb, self.rules)
+        self._gateway.passages.subscribe(self._count)
         return self._gateway
 
     @property
@@ -127,7 +133,7 @@ class DoorService:
         self.totals.forget(program)
         if self._gateway is not None:
             self._gateway.forget(program)
-        await asyncio.to_thread(self.totals.write, self.totals.text())
+        await self._save()
         await asyncio.to_thread(self.slots.store.delete_conversation, PROGRAM + program)
 
     async def follow(self) -> None:
@@ -173,6 +179,26 @@ class DoorService:
             self.url = None
             if self._gateway is not None:
                 await self._gateway.shut()
+        if self._saving is not None:
+            self._saving.cancel()
+            await self._save()
+
+    def _count(self, passage: Passage) -> None:
+        """Add up what a request came to, and write that down before long."""
+        from kvchat.gateway.mending import total_of
+        from kvchat.gateway.requests import Stage
+
+        if passage.stage is not Stage.DONE:
+            return
+        self.totals.count(passage.program, total_of(passage, self.slots.restore_cost.prefill_ms))
+        if self._saving is None:
+            loop = asyncio.get_running_loop()
+            self._saving = loop.call_later(SAVED_AFTER_S, lambda: self._background.begin(self._save()))
+
+    async def _save(self) -> None:
+        self._saving = None
+        with contextlib.suppress(OSError):  # it is written again with the next request
+            await asyncio.to_thread(self.totals.write, self.totals.text())
 
     async def _open(self, host: str, port: int, keys: Mapping[str, str] | None) -> str:
         """`keys`: None lets in kvchat's own commands alone; empty ones let in everybody."""

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from kvchat.engine.speaking.errors import EngineError, EngineGone
@@ -16,6 +16,7 @@ from kvchat.gateway.dialects.asked import Asked, Refused
 from kvchat.gateway.dialects.conversion import Json, Unconvertible
 from kvchat.gateway.dialects.prompts import boundary_after, pictures_in, prompt_of
 from kvchat.gateway.dialects.replies import Heard
+from kvchat.gateway.mending import Mending
 from kvchat.gateway.outlet import TooSlow
 from kvchat.gateway.passing import TAIL, Passing
 from kvchat.gateway.requests import Passage, Passages, Stage
@@ -50,6 +51,7 @@ class Answering:
     find_model: FindModel
     passages: Passages
     absorb: Callable[[], Awaitable[None]]  # has the store take apart what was saved, when there is time
+    mending: Mending = field(default_factory=Mending)
 
     def __post_init__(self) -> None:
         self._works: list[Work] = []
@@ -63,7 +65,7 @@ class Answering:
 
     def begin(self, path: str, asked: Asked, passage: Passage) -> Work:
         """Begin to answer; what goes out comes to the work's outlet."""
-        work = Work(path, asked, passage)
+        work = Work(path, self.mending.treated(asked, passage), passage)
         passage.model, passage.stream = asked.model, asked.stream
         work.outlet.sent = lambda: setattr(passage, "first_ms", passage.ms())
         self._works.append(work)
@@ -120,6 +122,7 @@ class Answering:
             work.outlet.end()
             if answered is None:
                 return
+            self.mending.prove(work.asked, work.prompt, passage)
             self.passages.moved(passage, Stage.DONE)
             lease, heard = answered
             if heard is not None and not work.asked.several:
@@ -148,6 +151,7 @@ class Answering:
         lease = await session.ready(request)
         if before is None or lease.engine.generation != before.generation:
             work.prompt = await prompt_of(lease.engine, work.asked)
+        self.mending.compare(work.asked, work.prompt, work.passage, lease.engine.fingerprint.model)
         limits = (work.asked.body.get(name) for name in LIMITS)
         limit = next((one for one in limits if isinstance(one, int) and one > 0), None)
         wanted = len(work.prompt.ids) + lease.engine.reserve(limit)

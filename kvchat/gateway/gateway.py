@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +13,7 @@ from kvchat.gateway.door.app import make_app
 from kvchat.gateway.door.checks import Checks, is_loopback
 from kvchat.gateway.door.keys import Keys
 from kvchat.gateway.door.server import Listening, listen
+from kvchat.gateway.mending import Mending, no_rules
 from kvchat.gateway.metrics import Metrics
 from kvchat.gateway.models import Catalogue
 from kvchat.gateway.requests import Passages
@@ -48,14 +49,19 @@ class Gateway:
     """Belongs to one event loop. `passages` has the requests, live and past; subscribe there to hear of them."""
 
     def __init__(
-        self, slots: Slots, host: EngineHost, catalogue: Catalogue, absorb: Callable[[], Awaitable[None]]
+        self,
+        slots: Slots,
+        host: EngineHost,
+        catalogue: Catalogue,
+        absorb: Callable[[], Awaitable[None]],
+        rules: Callable[[str], Collection[str]] = no_rules,
     ) -> None:
-        """`absorb` has the store take apart what was saved, when there is time."""
+        """`absorb` has the store take apart what was saved, when there is time; `rules`: those on for a program."""
         self._slots, self._host = slots, host
         self.catalogue = catalogue
         self.passages = Passages()
         self.metrics = Metrics(self.passages)
-        self.answering = Answering(slots, host, catalogue.find, self.passages, absorb)
+        self.answering = Answering(slots, host, catalogue.find, self.passages, absorb, Mending(rules))
         self.door: Door | None = None  # that is open
         self._listening: Listening | None = None
 
@@ -92,6 +98,7 @@ class Gateway:
     def forget(self, program: str) -> None:
         """Nothing of a program's past requests is known any more."""
         self.passages.forget(program)
+        self.answering.mending.forget(program)
 
     async def look(self, path: str) -> bytes:
         """What the engine shows there. Raises KvchatError."""

@@ -205,7 +205,7 @@ class Passing:
         passage = self.work.passage
         if passage.found is not None:
             known = {"source": passage.source, "found": passage.found, "restore-ms": round(passage.restore_ms)}
-            told |= _headers_of(known | ({"miss": passage.miss} if passage.miss else {}))
+            told |= _headers_of(known | ({"miss": passage.why} if passage.why else {}))
         return told
 
 
@@ -215,7 +215,7 @@ def _receipt(passage: Passage) -> dict[str, object]:
         "source": passage.source,
         "found": passage.found,
         "restore-ms": round(passage.restore_ms),
-        "miss": passage.miss or None,
+        "miss": passage.why or None,
         "cached": passage.cached,
         "prompt": passage.prompt,
     }

@@ -16,6 +16,7 @@ from typing import Any
 from kvchat.gateway.medicine import Change, Parting
 
 KEPT = 500  # receipts
+LEAST_READ, ABOUT = 64, 64  # tokens: fewer that are read are not worth a word; what is found ends about there
 _NOT_TOLD = ("_began", "parting", "changes")
 
 
@@ -69,10 +70,26 @@ class Passage:
         """Since it came."""
         return 1000 * (time.perf_counter() - self._began)
 
+    @property
+    def broken(self) -> Parting | None:
+        """Where its prompt parted, if that is why much of it had to be read: not if more was found elsewhere."""
+        parting, known = self.parting, self.found if self.cached is None else self.cached
+        if parting is None or self.prompt is None or known is None or self.prompt - known < LEAST_READ:
+            return None
+        if known > parting.at + ABOUT or (parting.expected and known >= parting.at - ABOUT):
+            return None
+        return parting
+
+    @property
+    def why(self) -> str:
+        """Why more had to be read than need be; empty where it had not."""
+        parting = self.broken
+        return parting.cause if parting else self.miss
+
     def as_json(self) -> dict[str, Any]:
         """What `GET /kvchat/requests` tells of it."""
         told = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in _NOT_TOLD}
-        return told | {"stage": self.stage.value}
+        return told | {"stage": self.stage.value, "miss": self.why}
 
 
 class Passages:

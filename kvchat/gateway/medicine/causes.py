@@ -32,7 +32,7 @@ _KNOWN_MESSAGES = (
     (re.compile(r"added these files to the chat|read-?only files", re.IGNORECASE), "the files in the chat"),
     (re.compile(r"<environment_context>|<environment_details>|<env>"), "what the program tells of its surroundings"),
 )
-_OTHER_WAY = "the conversation went another way"
+_OTHER, _OTHER_WAY = "another conversation begins", "the conversation went another way"
 _DROPPED, _OTHER_ORDER = "reasoning of earlier turns was dropped by the template", "tools listed in another order"
 # Of causes as they are added up, the rule that mends each.
 MENDED_BY = {
@@ -81,7 +81,10 @@ def parting(old: Prompt, new: Prompt) -> Parting:
     place = _place(old.contents, new, at)
     before, after = old.text[max(0, at - _AROUND) : at + _AROUND], new.text[max(0, at - _AROUND) : at + _AROUND]
     cause = _of_the_line(_line(old.text, at), _line(new.text, at), place) or _of_the_part(old, new, at, place)
-    return Parting(old.shares(new), len(new), cause.words, cause.rule, cause.about or cause.words, before, after)
+    about = cause.about or cause.words
+    return Parting(
+        old.shares(new), len(new), cause.words, cause.rule, about, before, after, about in (_OTHER, _OTHER_WAY)
+    )
 
 
 def _place(before: Contents, new: Prompt, at: int) -> Place:
@@ -200,7 +203,7 @@ def _of_messages(before: tuple[Message, ...], now: tuple[Message, ...], place: P
         return Cause(f"{_WERE_CLEARED}, from {place.words} on", "", _WERE_CLEARED)
     if number == 0 and (len(now) == 1 or now[1:2] != before[1:2]) and not _SUMMARY.search(ours.text[:2_000]):
         known = next((words for marks, words in _KNOWN_MESSAGES if marks.search(ours.text)), "")
-        return Cause(known or "another conversation begins")
+        return Cause(known or _OTHER)
     if len(now) < len(before) and ours in before[number + 1 :]:
         left_out = several(before.index(ours, number + 1) - number, "earlier message")
         return Cause(f"{left_out} left out", "", "earlier messages left out")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -26,7 +27,7 @@ class Prompt:
 
     def __init__(self, ids: Sequence[int] | Ids, text: str = "", body: Mapping[str, Any] | None = None) -> None:
         """`text` is empty where it is not known, `body` where there is none."""
-        self.ids: Ids = np.asarray(ids, np.int32)
+        self.ids: Ids = np.asarray(ids if isinstance(ids, np.ndarray) else array("i", ids), np.int32)
         self.text, self.body = text, body or {}
 
     def __len__(self) -> int:
@@ -85,6 +86,7 @@ class Parting:
     about: str = ""  # the cause without names and numbers: what may be added up and kept
     before: str = ""  # around the place, in the prompt before
     after: str = ""  # and in this one
+    expected: bool = False  # another conversation, or another way of this one: no fault of anybody's
 
     def sentence(self, read: int | None = None, seconds: float = 0.0) -> str:
         """All of it in a sentence; `read`: so many tokens were read again, which took so long."""

@@ -63,11 +63,11 @@ class LastRequests(QWidget):
             self._below.addWidget(self.receipt)
             if was_open:
                 self.receipt.toggle()
-        if passage.parting is not None:
+        if (parting := passage.broken) is not None:
             read = (passage.prompt or 0) - (passage.cached or 0)
-            words = passage.parting.sentence(read, passage.read_ms / 1000)
+            words = parting.sentence(read, passage.read_ms / 1000)
             self._below.addWidget(label(words[:1].upper() + words[1:] + ".", wraps=True, selectable=True))
-            self._below.addWidget(self._texts("Before", passage.parting.before, "Now", passage.parting.after))
+            self._below.addWidget(self._texts("Before", parting.before, "Now", parting.after))
         for change in passage.changes:
             self._below.addWidget(label(_changed(change), wraps=True))
             self._below.addWidget(self._texts("As it was sent", change.before, "As the model was told", change.after))

@@ -83,8 +83,8 @@ def request_line(passage: Passage) -> str:
     parts = [f"{tokens_short(passage.prompt)} tokens" if passage.prompt else "no prompt"]
     if passage.first_ms is not None:
         parts.append(f"first word after {brief(passage.first_ms)}")
-    if passage.miss:
-        parts.append(passage.miss)
+    if passage.why:
+        parts.append(passage.why)
     return " · ".join(parts)
 
 
@@ -105,7 +105,7 @@ def receipt_of(passage: Passage) -> Receipt | None:
         predicted_tokens=predicted,
         tokens_per_second=predicted / writing if passage.stream and writing > 0 else 0.0,
         source=source_of(passage),
-        miss_reason=passage.miss or None,
+        miss_reason=passage.why or None,
         queue_wait_ms=passage.queue_ms,
         saved_ms=passage.saved_ms or None,
     )

@@ -1,0 +1,155 @@
+"""Prefix medicine through the door: what a program is told of a prompt that was read again, and rules that mend it."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from kvchat.engine.finding.discovery import EngineLocation
+from kvchat.gateway.totals import Totals
+from kvchat.settings import Settings
+from tests.engine_fixtures import FakeEngine
+from tests.gateway import agents
+from tests.gateway.doors import OpenDoor, door, receipt_in
+from tests.library.gguf_files import LLAMA, write_gguf
+
+TODAY, TOMORROW = (f"{datetime.now() + timedelta(days=days):%a %b %d %Y}" for days in (0, 1))
+AGENTS = {"/v1/messages": "claude-cli/2.1.177 (external, cli)", "/v1/chat/completions": "opencode/1.18.33"}
+
+
+@pytest.fixture
+def settings(tmp_path: Path, fake_engine: FakeEngine) -> Settings:
+    model = write_gguf(tmp_path / "heron.gguf", dict(LLAMA))
+    settings = Settings(model_path=str(model), engine_path=str(fake_engine.path), context_size=8192, free_floor_bytes=0)
+    return replace(settings, door_any_model=True)
+
+
+@pytest.fixture
+async def at(tmp_path: Path, settings: Settings) -> AsyncIterator[OpenDoor]:
+    async with door(tmp_path / "home", settings) as one:
+        yield one
+
+
+async def ask(at: OpenDoor, body: agents.Body, path: str = "/v1/chat/completions") -> str:
+    body = body | {"max_tokens": 12}
+    answer = await at.client.post(path, json=body, headers={"user-agent": AGENTS[path]})
+    assert answer.status_code == 200, answer.text
+    await at.settled()
+    return answer.text
+
+
+async def test_why_it_was_read_again_is_told_in_the_receipt_and_added_up(tmp_path: Path, at: OpenDoor) -> None:
+    await ask(at, agents.opencode(date=TODAY))
+    assert at.last.program == "opencode"
+    assert at.last.broken is None
+    told = receipt_in(await ask(at, agents.opencode(date=TOMORROW)))
+    parting = at.last.broken
+    assert parting is not None
+    assert told["miss"] == "the date in the system prompt"
+    assert parting.rule == "hold-clock"
+    assert TODAY in parting.before
+    assert TOMORROW in parting.after
+    listed = (await at.client.get("/kvchat/requests")).json()["last"][0]
+    assert listed["miss"] == "the date in the system prompt"
+    assert TOMORROW not in json.dumps(listed)
+    assert "changes" not in listed
+    total = at.runtime.door.totals.by_program()["opencode"]
+    assert total.requests == 2
+    assert total.misses["the date in the system prompt"].tokens == (at.last.prompt or 0) - (at.last.cached or 0)
+    await at.runtime.door.close()
+    assert Totals(tmp_path / "home" / "state" / "programs.json").by_program()["opencode"] == total
+
+
+async def test_a_rule_mends_it_and_counts_what_it_spares(at: OpenDoor, fake_engine: FakeEngine) -> None:
+    runtime = at.runtime
+    await runtime.apply_settings(replace(runtime.settings, door_rules=("opencode hold-clock", "zed sort-tools")))
+    for date in (TODAY, TOMORROW):
+        await ask(at, agents.opencode(date=date))
+    prompt, cached = at.last.prompt or 0, at.last.cached or 0
+    assert at.last.broken is None
+    assert cached > 0.9 * prompt
+    (change,) = at.last.changes
+    assert (change.before.strip(), change.after.strip()) == (f"Today's date: {TOMORROW}", f"Today's date: {TODAY}")
+    assert 0 < at.last.mended["hold-clock"] < cached
+    forwarded = [one["body"] for one in fake_engine.requests() if one["path"] == "/v1/chat/completions"]
+    assert forwarded[0]["messages"] == forwarded[1]["messages"]
+    assert forwarded[1]["tools"] == agents.opencode()["tools"]
+    assert runtime.door.totals.by_program()["opencode"].mended["hold-clock"].tokens == at.last.mended["hold-clock"]
+    assert at.last.as_json()["mended"] == at.last.mended
+
+
+async def test_a_prompt_that_goes_on_is_no_miss_nor_is_another_conversation(at: OpenDoor) -> None:
+    first = agents.opencode()
+    await ask(at, first)
+    other = copy.deepcopy(first)
+    other["messages"][1]["content"] = "And how does the lexer know where it is?"
+    await ask(at, other)
+    assert at.last.parting is not None
+    assert at.last.parting.cause == "another conversation begins"
+    assert at.last.broken is None
+    assert at.last.why == ""
+
+
+async def test_what_is_forgotten_is_not_compared_with(at: OpenDoor) -> None:
+    await ask(at, agents.opencode(date=TODAY))
+    await at.runtime.door.forget("opencode")
+    assert not at.runtime.door.last
+    assert not at.runtime.door.totals.by_program()
+    assert not (await at.runtime.save_points.usage()).conversations
+    await ask(at, agents.opencode(date=TOMORROW))
+    assert at.last.parting is None
+
+
+async def test_a_key_is_in_force_at_once_and_taken_back_at_once(tmp_path: Path, settings: Settings) -> None:
+    async with door(tmp_path / "home", replace(settings, door_port=18_737)) as at:
+        service = at.runtime.door
+        await service.make_key()
+        await service.make_key("zed")
+        keys = await service.keys()
+        assert set(keys) == {"", "zed"}
+        await at.runtime.apply_settings(replace(at.runtime.settings, door=True))
+        at.client.base_url = service.url or ""
+        zed = {"authorization": f"Bearer {keys['zed']}"}
+        assert (await at.client.get("/v1/models", headers=zed)).status_code == 200
+        assert (await at.client.get("/v1/models")).status_code == 401
+        await service.revoke_key("zed")
+        assert (await at.client.get("/v1/models", headers=zed)).status_code == 401
+        everybody = {"authorization": f"Bearer {keys['']}"}
+        assert (await at.client.get("/v1/models", headers=everybody)).status_code == 200
+
+
+@pytest.mark.engine
+async def test_the_billing_header_of_claude_code_before_the_real_engine(
+    tmp_path: Path, tiny_model: Callable[[str], Path], real_llama_server: EngineLocation
+) -> None:
+    """The engine itself leaves out the number of each request; the version is another one after an update."""
+    settings = Settings(
+        model_path=str(tiny_model("llama")),
+        engine_path=str(real_llama_server.path),
+        context_size=8192,
+        free_floor_bytes=0,
+        door_any_model=True,
+    )
+
+    def updated(to: str) -> agents.Body:
+        body = agents.claude_code()
+        body["system"][0]["text"] = body["system"][0]["text"].replace("2.1.177", to)
+        return body
+
+    async with door(tmp_path / "home", settings) as at:
+        for version in ("2.1.177", "2.1.178"):
+            await ask(at, updated(version), "/v1/messages")
+        assert at.last.why == "the billing header"
+        assert (at.last.cached or 0) < 0.2 * (at.last.prompt or 0)
+        await at.runtime.apply_settings(replace(at.runtime.settings, door_rules=("claude-cli billing-header",)))
+        for version in ("2.1.179", "2.1.180"):
+            await ask(at, updated(version), "/v1/messages")
+        assert at.last.why == ""
+        assert (at.last.cached or 0) > 0.9 * (at.last.prompt or 0)
+        assert at.last.mended == {"billing-header": at.last.cached}
