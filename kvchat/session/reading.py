@@ -38,18 +38,16 @@ class Pace:
     step_ms: float = STEP_MS  # that one should take
     _measured: set[bool] = field(default_factory=set)  # which of them were, since it began
 
-    @property
-    def tokens(self) -> int:
-        """Of the next step."""
+    def tokens(self, left: int) -> int:
+        """Of the next step, where so many are left to read."""
         if not (self.whole or self.small):
-            return FIRST_STEP
+            return min(FIRST_STEP, left)
         whole = self.whole or (self.small or 0.0) / 2
-        if WHOLE_STEP * whole <= _LONGER * self.step_ms:
-            return min(max(int(self.step_ms / whole), WHOLE_STEP), MOST_STEP)
         small = self.small or 2 * whole
-        if small > _DEARER * whole:
-            return WHOLE_STEP
-        return min(max(int(self.step_ms / small), LEAST_STEP), WHOLE_STEP - 1)
+        as_whole = WHOLE_STEP * whole <= _LONGER * self.step_ms or small > _DEARER * whole
+        if as_whole and left >= WHOLE_STEP:
+            return min(max(int(self.step_ms / whole), WHOLE_STEP), MOST_STEP, left)
+        return min(max(int(self.step_ms / small), LEAST_STEP), WHOLE_STEP - 1, left)
 
     def learn(self, tokens: int, ms: float) -> None:
         """A step took so long. The first one of either size is believed, those after it may change it by little."""
@@ -85,7 +83,7 @@ async def read_ahead(
     while done < len(tokens):
         if not wanted():
             return False
-        end = min(done + pace.tokens, len(tokens))
+        end = done + pace.tokens(len(tokens) - done)
         timings, loaded = await to_its_end(_step(lease, tokens[:end], loaded))
         pace.learn(timings.prompt_n, timings.prompt_ms)
         costs.learn_prefill(timings.prompt_n, timings.prompt_ms, timings.cache_n)

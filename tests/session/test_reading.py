@@ -8,25 +8,27 @@ import pytest
 
 from kvchat.session.reading import FIRST_STEP, LEAST_STEP, MOST_STEP, STEP_MS, WHOLE_STEP, Pace
 
+PLENTY = 100_000  # tokens are left to read
+
 
 def after(steps: int, took: Callable[[int], float], pace: Pace | None = None) -> tuple[Pace, list[float]]:
     """The pace after so many steps on a machine that takes so long for so many tokens; how long each took."""
     pace, times = pace or Pace(), []
     for _ in range(steps):
-        times.append(took(pace.tokens))
-        pace.learn(pace.tokens, times[-1])
+        times.append(took(pace.tokens(PLENTY)))
+        pace.learn(pace.tokens(PLENTY), times[-1])
     return pace, times
 
 
 def test_the_first_step_is_a_small_one_where_nothing_was_measured() -> None:
-    assert Pace().tokens == FIRST_STEP
+    assert Pace().tokens(PLENTY) == FIRST_STEP
 
 
 @pytest.mark.parametrize("per_token", [0.02, 0.3, 1.5, 3.5, 20.0, 200.0])
 def test_a_step_comes_to_take_about_as_long_as_it_should(per_token: float) -> None:
     pace, times = after(20, lambda tokens: 5 + per_token * tokens)
-    assert times[-1] <= 1.1 * STEP_MS or pace.tokens == LEAST_STEP
-    assert times[-1] >= 0.8 * STEP_MS or pace.tokens == MOST_STEP
+    assert times[-1] <= 1.1 * STEP_MS or pace.tokens(PLENTY) == LEAST_STEP
+    assert times[-1] >= 0.8 * STEP_MS or pace.tokens(PLENTY) == MOST_STEP
 
 
 def deep(depth: int) -> Callable[[int], float]:
@@ -36,7 +38,7 @@ def deep(depth: int) -> Callable[[int], float]:
 
 def test_a_step_that_could_be_whole_is_not_made_smaller_for_nothing() -> None:
     pace, times = after(20, deep(3000))
-    assert pace.tokens == WHOLE_STEP
+    assert pace.tokens(PLENTY) == WHOLE_STEP
     assert max(times) < deep(3000)(WHOLE_STEP - 1)
 
 
@@ -49,17 +51,24 @@ def test_a_whole_step_that_takes_much_too_long_is_not_made() -> None:
 def test_small_steps_that_are_hardly_quicker_than_a_whole_one_are_not_made() -> None:
     """As with gigabytes of rows on two cores: 8 tokens took 0.7 s, 64 of them 1.2 s."""
     pace, times = after(20, lambda tokens: 600 + 9 * tokens, Pace(whole=5.0))
-    assert pace.tokens == WHOLE_STEP
+    assert pace.tokens(PLENTY) == WHOLE_STEP
     assert sum(took < 1000 for took in times) == 1
+
+
+def test_what_is_left_in_the_end_is_read_in_small_steps_too() -> None:
+    took = deep(4000)
+    pace = Pace(took(WHOLE_STEP) / WHOLE_STEP, took(30) / 30)
+    assert took(pace.tokens(60)) <= STEP_MS
+    assert pace.tokens(5) == 5
 
 
 def test_one_step_that_met_a_busy_moment_changes_little() -> None:
     pace, _ = after(5, lambda tokens: 1.0 * tokens)
-    before = pace.tokens
+    before = pace.tokens(PLENTY)
     pace.learn(before, 20 * STEP_MS)
-    assert pace.tokens >= before / 1.5
-    pace.learn(pace.tokens, STEP_MS)
-    assert pace.tokens >= before / 1.5
+    assert pace.tokens(PLENTY) >= before / 1.5
+    pace.learn(pace.tokens(PLENTY), STEP_MS)
+    assert pace.tokens(PLENTY) >= before / 1.5
 
 
 def test_what_a_few_tokens_took_says_nothing() -> None:
