@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import httpx2
 
 from kvchat.engine.speaking import wire
+from kvchat.engine.speaking.exchange import Answer
 from kvchat.engine.speaking.vision import FIRST_ID
 from kvchat.gateway.dialects.asked import Form, refusal
 from kvchat.gateway.dialects.prompts import head_of
@@ -140,7 +141,7 @@ class Passing:
             work.outlet.whole(200, self._headers(answer) | _headers_of(_receipt(work.passage)), body)
         return heard
 
-    async def _take(self, answer: httpx2.Response, heard: Heard) -> bytes:
+    async def _take(self, answer: httpx2.Response | Answer, heard: Heard) -> bytes:
         """Pass the answer on, or collect it."""
         outlet, body = self.work.outlet, bytearray()
         if heard.stream:
@@ -154,7 +155,7 @@ class Passing:
         heard.end()
         return bytes(body)
 
-    async def _refused(self, answer: httpx2.Response) -> None:
+    async def _refused(self, answer: httpx2.Response | Answer) -> None:
         """Pass the engine's refusal on; Anthropic's dialect has another shape than the engine gives it."""
         body, form = await answer.aread(), self.work.asked.form
         if form is Form.MESSAGES:
@@ -200,7 +201,7 @@ class Passing:
         passage.source, passage.miss = verdict.source.value, verdict.miss_reason or ""
         passage.saved_ms = max(0.0, cost.prefill_ms(passage.cached) - passage.restore_ms)
 
-    def _headers(self, answer: httpx2.Response) -> dict[str, str]:
+    def _headers(self, answer: httpx2.Response | Answer) -> dict[str, str]:
         told = {"content-type": answer.headers.get("content-type", "application/json")}
         passage = self.work.passage
         if passage.found is not None:

@@ -16,6 +16,7 @@ import httpx2
 
 from kvchat.engine.speaking import bodies, wire
 from kvchat.engine.speaking.errors import EngineError, EngineRefused, NotOurEngine
+from kvchat.engine.speaking.exchange import Answer
 from kvchat.engine.speaking.tokenizing import PromptTokens, common
 from kvchat.engine.speaking.transport import CONNECT_S, Transport
 from kvchat.engine.speaking.vision import FIRST_ID, PicturePrompts, cannot_show, without_pictures
@@ -239,7 +240,7 @@ class LlamaServerClient:
         await self._slot("erase", {})
 
     @contextlib.asynccontextmanager
-    async def passed_on(self, path: str, body: bytes) -> AsyncIterator[httpx2.Response]:
+    async def passed_on(self, path: str, body: bytes) -> AsyncIterator[httpx2.Response | Answer]:
         """The engine's own answer to somebody's request, whatever its status, to be read with `aiter_raw`.
 
         Where it reads into the slot, `rows` has to be told.

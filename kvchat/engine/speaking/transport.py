@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import json
 import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ import httpx2
 
 from kvchat.engine.speaking import errors, wire
 from kvchat.engine.speaking.errors import EngineBroken, EngineError, EngineGone, EngineRefused, EngineSilent
+from kvchat.engine.speaking.exchange import Answer, BrokeOff, Unreachable, exchange
 from kvchat.engine.speaking.wire import ChatChunk
 
 if TYPE_CHECKING:
@@ -23,6 +25,7 @@ PAUSE_S = 0.03  # between two reads of a stream: far less than between two updat
 WORRY_S = 10.0  # without a word, after words were coming
 _QUICK_S = 60.0  # for what the engine answers without computing; it may be behind a running batch
 _LAST_WORDS_S = 0.1  # at the end, for what a reply's connection still holds
+_SILENT = "It has been silent for too long."
 _GONE_ADVICE = "kvchat starts it again by itself; send the message once more."
 _HANG_ADVICE = "Restart the engine, then send the message once more."
 
@@ -46,6 +49,8 @@ class Transport:
         self._streams: set[asyncio.Task[None]] = set()
         self._authorization = {"Authorization": f"Bearer {key}"} if key else {}
         self._open: set[httpx2.AsyncClient] = set()
+        self._under_way: set[Answer] = set()
+        self._plain = base_url if base_url.startswith("http://") and transport is None else ""
         # One for each request. The server closes connections after a streamed reply, and a request that is cancelled
         # at a bad moment leaves its connection open in httpx2's pool: with the client it goes.
         self._make = functools.partial(
@@ -63,6 +68,8 @@ class Transport:
             await asyncio.wait(self._streams, timeout=_LAST_WORDS_S)
         for http in tuple(self._open):
             await http.aclose()
+        for answer in tuple(self._under_way):
+            answer.drop()
 
     async def knock(self, path: str, timeout_s: float) -> int:
         """GET without the key, which is not for a stranger who happens to listen there; the status."""
@@ -79,28 +86,37 @@ class Transport:
         self, method: str, path: str, body: dict[str, Any] | None = None, *, timeout_s: float = _QUICK_S
     ) -> bytes:
         """Whatever the server answers."""
-        async with self._client() as http:
-            response = await http.request(
-                method,
-                path,
-                json=body,
-                headers=self._authorization,
-                timeout=httpx2.Timeout(timeout_s, connect=CONNECT_S),
-            )
+        content = b""
+        if body is not None:
+            content = json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
+        async with self.passed_on(path, content, method=method, silence_s=timeout_s) as response:
+            answer = await response.aread()
         if response.status_code != 200:
-            refusal = _refusal(wire.parse_error(response.content, response.status_code))
+            refusal = _refusal(wire.parse_error(answer, response.status_code))
             self._on_fault(refusal)
             raise refusal
-        return response.content
+        return answer
 
     @contextlib.asynccontextmanager
-    async def passed_on(self, path: str, body: bytes, *, silence_s: float | None) -> AsyncIterator[httpx2.Response]:
-        """The server's own answer to a request that somebody else made, whatever its status, still to be read."""
+    async def passed_on(
+        self, path: str, body: bytes, *, method: str = "POST", silence_s: float | None
+    ) -> AsyncIterator[httpx2.Response | Answer]:
+        """The server's own answer to a request that is made already, whatever its status, still to be read."""
         headers = self._authorization | {"Content-Type": "application/json", "Accept-Encoding": "identity"}
-        timeout = httpx2.Timeout(CONNECT_S, read=silence_s)
+        if self._plain:
+            asked = exchange(
+                *(self._plain, method, path, body, headers),
+                connect_s=CONNECT_S,
+                silence_s=silence_s,
+                under_way=self._under_way,
+            )
+            async with self._in_words(), asked as plain:
+                yield plain
+            return
+        timeout = httpx2.Timeout(silence_s, connect=CONNECT_S)
         async with (
             self._client() as http,
-            http.stream("POST", path, content=body, headers=headers, timeout=timeout) as answer,
+            http.stream(method, path, content=body, headers=headers, timeout=timeout) as answer,
         ):
             yield answer
 
@@ -126,10 +142,26 @@ class Transport:
             await asyncio.wait({reading})
 
     @contextlib.asynccontextmanager
-    async def _client(self) -> AsyncIterator[httpx2.AsyncClient]:
-        """For one request. This is the one place where httpx2's errors become ours."""
+    async def _in_words(self) -> AsyncIterator[None]:
+        """What goes wrong with a plain exchange, in our words."""
+        self._check_open()
+        try:
+            yield
+        except Unreachable as error:
+            raise EngineGone("The engine cannot be reached", str(error), _GONE_ADVICE) from error
+        except TimeoutError as error:
+            raise EngineSilent("The engine does not answer", _SILENT, _GONE_ADVICE) from error
+        except BrokeOff as error:
+            raise EngineGone("The engine broke off", str(error), _GONE_ADVICE) from error
+
+    def _check_open(self) -> None:
         if self._closing.is_set():
             raise EngineGone("The engine is no longer there", "It was stopped or started anew.", _GONE_ADVICE)
+
+    @contextlib.asynccontextmanager
+    async def _client(self) -> AsyncIterator[httpx2.AsyncClient]:
+        """For one request. This is the one place where httpx2's errors become ours."""
+        self._check_open()
         try:
             async with self._make() as http:
                 self._open.add(http)
@@ -140,8 +172,7 @@ class Transport:
         except httpx2.ConnectError as error:
             raise EngineGone("The engine cannot be reached", _words(error), _GONE_ADVICE) from error
         except httpx2.ReadTimeout as error:
-            silence = "It has been silent for too long."
-            raise EngineSilent("The engine does not answer", silence, _GONE_ADVICE) from error
+            raise EngineSilent("The engine does not answer", _SILENT, _GONE_ADVICE) from error
         except httpx2.TimeoutException as error:
             raise EngineGone("The engine does not answer", "It cannot be reached.", _HANG_ADVICE) from error
         except (httpx2.HTTPError, httpx2.StreamError) as error:
