@@ -13,6 +13,7 @@ from kvchat.engine.speaking.vision import FIRST_ID
 from kvchat.kvstore.savepoint import Miss, RestorePlan, Tokens
 from kvchat.session.host import ReadyEngine
 from kvchat.session.proof import Loaded
+from kvchat.session.restore_cost import LEAST_GAIN
 from kvchat.session.slots.pool import Slots
 from kvchat.session.slots.slot import SlotContents
 
@@ -52,6 +53,8 @@ async def plan(
         as_it_is = Loaded(held, contents.unproved, None, contents.ahead.within(len(contents.tokens), held))
     if contents and contents.exact and contents.owner == owner and held == len(contents.tokens):
         return Plan(as_it_is)  # its own turn boundary, or beyond it: nothing can leave less
+    if held and held > len(prompt) - LEAST_GAIN:  # nothing is worth a restore: it need not be looked for
+        return Plan(as_it_is)
     best = await _best(slots, engine, owner, prompt, lambda gain, size: worth(gain - held, size))
     if isinstance(best, Miss):
         return Plan(as_it_is if held else replace(as_it_is, miss_reason=best.reason))
