@@ -258,7 +258,9 @@ class Scheduler:
         self._moved = asyncio.Event()
 
     def _give(self, use: _Use, waiting: list[_Use]) -> bool:
-        """A free slot, if there is one for it."""
+        """A free slot, if there is one for it, and it has not gone away."""
+        if use.given.done():
+            return False
         taken = {other.slot: other.rank for other in self._using}
         free = [slot for slot in self._slots() if slot not in taken]
         soon = [slot for slot, rank in taken.items() if slot is not None and rank not in (None, Rank.SETTLE)]

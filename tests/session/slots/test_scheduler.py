@@ -1,0 +1,281 @@
+"""Who has which slot: never two at a time, nobody waits for ever, and nobody computes beside a change of the engine."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections import Counter
+from collections.abc import Callable
+from typing import cast
+
+import pytest
+
+from kvchat.kvstore.store import SavePointStore
+from kvchat.session.slots import scheduler
+from kvchat.session.slots.pool import Slots
+from kvchat.session.slots.scheduler import Rank
+from kvchat.session.slots.slot import Slot, SlotContents
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scheduler, "SETTLING_PATIENCE_S", 0.0)
+
+
+def pool(count: int) -> Slots:
+    slots = Slots(cast(SavePointStore, None))
+    slots.all = [Slot(number) for number in range(count)]
+    return slots
+
+
+def hold(slots: Slots, **owners: tuple[int, ...]) -> None:
+    """Have the first slots hold these."""
+    for slot, (owner, tokens) in zip(slots.all, owners.items(), strict=False):
+        slot.touch()
+        slot.contents = SlotContents(1, owner, tokens, exact=True)
+
+
+async def steps(count: int = 10) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+class Crowd:
+    """Owners that do this and that at once, and what must hold meanwhile."""
+
+    def __init__(self, slots: Slots, seed: int) -> None:
+        self.slots, self.random = slots, random.Random(seed)
+        self.owners: Counter[str] = Counter()
+        self.programs = 0
+        self.in_hands: set[Slot] = set()
+        self.computing: set[Slot] = set()  # the engine, by whom in which slot
+        self.changing = False
+        self.done = 0
+
+    async def pause(self) -> None:
+        await steps(self.random.randrange(5))
+
+    async def compute(self, slot: Slot) -> None:
+        for _ in range(self.random.randrange(4)):
+            assert not self.changing, "the engine is being changed"
+            self.computing.add(slot)
+            try:
+                await self.pause()
+            finally:
+                self.computing.discard(slot)
+
+    @contextlib.contextmanager
+    def having(self, slot: Slot, owner: str, *, window: bool = True) -> contextlib.AbstractContextManager[None]:
+        assert slot not in self.in_hands
+        self.in_hands.add(slot)
+        self.owners[owner] += window
+        assert self.owners[owner] <= 1
+        self.programs += not window
+        try:
+            yield
+        finally:
+            self.in_hands.remove(slot)
+            self.owners[owner] -= window
+            self.programs -= not window
+
+    async def change(self, slot: Slot | None) -> None:
+        async with self.slots.alone(slot):
+            assert not self.computing
+            self.changing = True
+            try:
+                await self.pause()
+            finally:
+                self.changing = False
+
+    async def reply(self, owner: str, *, window: bool) -> None:
+        await self.pause()
+        with self.slots.wanted_by(owner) if window else contextlib.nullcontext():
+            async with self.slots.needed(owner, window=window) as slot:
+                with self.having(slot, owner, window=window):
+                    if self.random.random() < 0.3:
+                        await self.change(slot)
+                    await self.compute(slot)
+                    if self.random.random() < 0.2:  # it needs more room
+                        await self.change(slot)
+                        await self.compute(slot)
+                    slot.contents = SlotContents(1, owner, (1, 2, 3), exact=True)
+                    ended = asyncio.Event()
+                    with self.slots.settling(slot, ended.set):
+                        for _ in range(self.random.randrange(20)):
+                            if ended.is_set():
+                                break
+                            await self.compute(slot)
+        self.done += 1
+
+    async def spare(self, rank: Rank, owner: str) -> None:
+        async def work(slot: Slot, wanted: Callable[[], bool]) -> None:
+            with self.having(slot, owner):
+                if rank is Rank.GROW:
+                    await self.change(slot)
+                while wanted() and self.random.random() < 0.8:
+                    await self.compute(slot)
+
+        await self.pause()
+        beside = rank is Rank.PREPARE and self.random.random() < 0.5
+        await self.slots.run(rank, owner, work, wait=self.random.random() < 0.5, beside=beside)
+
+    async def impatient(self, owner: str) -> None:
+        """Goes away again at any moment."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self.random.random() / 200):
+                while True:
+                    await self.reply(owner, window=True)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("seed", range(25))
+async def test_whatever_comes_when_every_reply_is_given(count: int, seed: int) -> None:
+    slots = pool(count)
+    crowd = Crowd(slots, seed)
+    replies = [crowd.reply(f"chat {n}", window=True) for n in range(6)]
+    replies += [crowd.reply("program", window=False) for _ in range(4)]
+    spare = [crowd.spare(rank, f"chat {n % 3}") for n, rank in enumerate([*Rank][1:6] * 2)]
+    rest = [*(crowd.impatient(f"one who leaves {n}") for n in range(3)), crowd.change(None), slots.apart(["chat 1", "chat 2"])]
+    async with asyncio.timeout(20):
+        await asyncio.gather(*replies, *spare, *rest)
+    assert crowd.done >= len(replies)
+    assert slots.free
+
+
+async def test_two_that_wait_to_change_the_engine_do_not_wait_for_each_other() -> None:
+    slots, order = pool(2), list[str]()
+
+    async def turn(owner: str) -> None:
+        async with slots.needed(owner) as slot:
+            await steps()
+            async with slots.alone(slot):
+                order.append(owner)
+                await steps()
+
+    async with asyncio.timeout(5):
+        await asyncio.gather(turn("a"), turn("b"))
+    assert order == ["a", "b"]
+
+
+async def test_nothing_new_is_begun_while_one_waits_for_all_slots() -> None:
+    slots, order = pool(2), list[str]()
+
+    async def turn(owner: str) -> None:
+        async with slots.needed(owner):
+            order.append(owner)
+            await steps(30)
+            order.append(f"end of {owner}")
+
+    async def stop() -> None:
+        await steps()
+        async with slots.alone():
+            order.append("stopped")
+
+    async def late() -> None:
+        await steps(15)
+        await turn("b")
+
+    async with asyncio.timeout(5):
+        await asyncio.gather(turn("a"), stop(), late())
+    assert order == ["a", "end of a", "stopped", "b", "end of b"]
+
+
+async def test_a_chat_gets_the_slot_that_holds_it_and_another_the_one_left_alone_longest() -> None:
+    slots = pool(3)
+    hold(slots, a=(1, 2), b=(3, 4))
+    async with slots.needed("b") as of_b, slots.needed("c") as of_c, slots.needed("a") as of_a:
+        assert (of_a, of_b, of_c) == (slots.all[0], slots.all[1], slots.all[2])
+    slots.all[2].contents = SlotContents(1, "c", (5,), exact=True)
+    async with slots.needed("a"):
+        pass
+    async with slots.needed("d") as of_d:
+        assert slots.of("b") is of_d, "a was used since"
+
+
+async def test_a_prompt_goes_where_most_of_it_is() -> None:
+    slots = pool(3)
+    shared, one, other = tuple(range(100)), tuple(range(200, 260)), tuple(range(300, 360))
+    hold(slots, one=shared + one, other=shared + other)
+    async with slots.needed("program", (*shared, *other, 7), window=False) as slot:
+        assert slot is slots.all[1]
+    async with slots.needed("program", (*range(900, 1000), 7), window=False) as slot:
+        assert slot is slots.all[2], "an empty one, for nothing of it is in any"
+    async with slots.needed("new", (*shared[:40], 7)) as slot:
+        assert slot is slots.all[2], "too little of it for what would be thrown away"
+
+
+async def test_where_states_cannot_be_cut_only_what_is_extended_serves() -> None:
+    slots = pool(2)
+    hold(slots, one=tuple(range(100)), other=tuple(range(60)))
+    slots._can_cut = False
+    async with slots.needed("program", (*range(80), 7), window=False) as slot:
+        assert slot is slots.all[1]
+
+
+async def test_the_window_goes_first_and_has_a_slot_of_several() -> None:
+    slots, order = pool(2), list[str]()
+    go = asyncio.Event()
+
+    async def program(name: str) -> None:
+        async with slots.needed("program", window=False):
+            order.append(name)
+            await go.wait()
+
+    waiting = [asyncio.create_task(program(name)) for name in ("one", "two")]
+    await steps()
+    assert order == ["one"], "the other slot is the window's"
+    async with asyncio.timeout(5), slots.needed("chat"):
+        order.append("chat")
+    go.set()
+    await asyncio.gather(*waiting)
+    assert order == ["one", "chat", "two"]
+
+
+async def test_settling_goes_on_beside_another_chat_and_ends_where_its_slot_is_needed() -> None:
+    slots, ended = pool(2), asyncio.Event()
+
+    async def settles() -> None:
+        async with slots.needed("a") as slot:
+            with slots.settling(slot, ended.set):
+                await ended.wait()
+
+    task = asyncio.create_task(settles())
+    await steps()
+    async with slots.needed("b"):
+        await asyncio.sleep(0.01)
+        assert not ended.is_set()
+        async with asyncio.timeout(5), slots.needed("c"):
+            assert ended.is_set()
+    await task
+
+
+async def test_a_restore_goes_on_beside_a_reply_and_reading_does_not() -> None:
+    slots = pool(2)
+
+    async def work(slot: Slot, wanted: Callable[[], bool]) -> bool:
+        return wanted()
+
+    async with slots.needed("a"):
+        assert await slots.run(Rank.PREPARE, "b", work, wait=False, beside=True) is True
+        assert await slots.run(Rank.PREPARE, "b", work, wait=False) is None
+
+
+async def test_fewer_slots_than_before_are_shared_by_those_that_wait() -> None:
+    class Engine:
+        can_cut, slots = True, (0,)
+
+    slots, order = pool(2), list[tuple[str, int, int]]()
+
+    async def turn(owner: str) -> None:
+        async with slots.needed(owner) as slot:
+            await steps()
+            async with slots.alone(slot):
+                slots.fit(Engine(), slot)  # type: ignore[arg-type]
+            order.append((owner, slot.number, len(slots.all)))
+            await steps(20)
+            order.append((owner, slot.number, len(slots.all)))
+
+    async with asyncio.timeout(5):
+        await asyncio.gather(turn("a"), turn("b"))
+    assert order == [("a", 0, 1), ("a", 0, 1), ("b", 0, 1), ("b", 0, 1)]
