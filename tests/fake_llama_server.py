@@ -302,7 +302,7 @@ class Handler(socketserver.StreamRequestHandler):
             self.answer(200, {"status": "ok"}) if self.server.loaded else self.answer_loading()
         elif self.admitted():
             record({"method": "GET", "path": self.path, "body": {}}, "requests.jsonl")
-            self.answer(200, {"/props": self.server.props, "/slots": self.server.slots}.get(self.path, list)())
+            self.answer(200, {"/props": self.server.props, "/slots": self.server.states}.get(self.path, list)())
 
     def post(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers.get("content-length", 0))) or b"{}")
@@ -396,6 +396,7 @@ class Handler(socketserver.StreamRequestHandler):
             said += len(word)
             try:
                 if slot.failed:
+                    slot.failed = False
                     raise Refusal(500, "Context size has been exceeded.", "server_error")
                 slot.find_room(len(prompt) + said)
             except Refusal as refusal:
@@ -449,7 +450,7 @@ class FakeServer(socketserver.ThreadingTCPServer):
         self.flags, self.key, self.loaded = flags, key, False
         super().__init__((flags.host, flags.port), Handler)
 
-    def slots(self) -> list[dict[str, Any]]:
+    def states(self) -> list[dict[str, Any]]:
         state = {"n_ctx": self.flags.ctx_size}
         return [
             {"id": number, "is_processing": slot.lock.locked(), "n_prompt_tokens": len(slot.tokens), **state}

@@ -7,6 +7,7 @@ import contextlib
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,7 +28,7 @@ from kvchat.kvstore.savepoint import (
 from kvchat.session.events import Restored, RestoreFailed, Restoring, Saved, SaveSkipped, Tell
 from kvchat.session.host import ReadyEngine
 from kvchat.session.planning import found, plan
-from kvchat.session.proof import Loaded, RestoreRecord, Verdict, judged
+from kvchat.session.proof import NOT_REUSED, PURGED, Loaded, RestoreRecord, Verdict, judged
 from kvchat.session.slots.pool import Slots
 from kvchat.session.slots.slot import Slot, SlotContents
 
@@ -47,20 +48,22 @@ class Lease:
     def __init__(self, slots: Slots, slot: Slot, engine: ReadyEngine, owner: str, tell: Tell) -> None:
         self.slots, self.slot, self.engine, self.owner = slots, slot, engine.on_slot(slot.number), owner
         self._store, self._tell = slots.store, tell
+        slot.of_process(engine.generation)
 
     @property
     def keeps(self) -> bool:
         """Whether saving is of any use: to the engine, and there is where to keep it."""
         return self.engine.saves and self._store.problem is None
 
-    async def load(self, prompt: Tokens) -> Loaded:
-        """Make the slot hold the state that leaves the least of `prompt` to prefill.
+    async def load(self, prompt: Tokens, reserve: int = 0) -> Loaded:
+        """Make the slot hold the state that leaves the least of `prompt` to prefill, with room for it.
 
-        Never raises for a bad save point: that is set aside and the prompt is simply prefilled. Raises EngineGone if
-        the engine dies over it.
+        `reserve`: tokens that are to follow it. Never raises for a bad save point: that is set aside and the prompt is
+        simply prefilled. Raises EngineGone if the engine dies over it.
         """
         cost, slot = self.slots.restore_cost, self.slot
         cost.use_model(self.engine.fingerprint.model)
+        await self.slots.context.room(slot, self.engine, min(len(prompt) + reserve, self.engine.context_size))
         ready = await plan(self.slots, self.engine, self.owner, slot.known(self.engine), prompt, cost.worth_trying)
         if ready.restore is None:
             return ready.as_it_is
@@ -70,7 +73,7 @@ class Lease:
             return Loaded(0, None, miss_reason=outcome.reason)
         cost.learn_restore(outcome.bytes, outcome.ms)
         tokens = outcome.save_point.tokens[: outcome.n_tokens]
-        slot.contents = SlotContents(self.engine.generation, self.owner, tokens, exact=True, unproved=outcome)
+        slot.hold(SlotContents(self.engine.generation, self.owner, tokens, exact=True, unproved=outcome))
         self._tell(Restored(outcome.bytes, outcome.n_tokens, outcome.ms))
         return Loaded(ready.had, outcome, miss_reason=None)
 
@@ -88,6 +91,8 @@ class Lease:
         """
         self.slot.proved()
         verdict = judged(loaded, cached, prompt)
+        if verdict.miss_reason == NOT_REUSED and not cached and len(self.slots.all) > 1:
+            verdict = replace(verdict, miss_reason=PURGED)
         if verdict.hollow and loaded.restore and verdict.miss_reason:
             await self.set_aside(loaded.restore.save_point, verdict.miss_reason)
             self._tell(RestoreFailed(verdict.miss_reason, hollow=True))
@@ -96,7 +101,7 @@ class Lease:
     def note(self, tokens: Tokens, *, exact: bool = False, loaded: Loaded | None = None) -> None:
         """The slot now holds at least these tokens; `loaded` if nothing has proved yet that it does."""
         unproved = loaded.restore if loaded else None
-        self.slot.contents = SlotContents(self.engine.generation, self.owner, tokens, exact, unproved)
+        self.slot.hold(SlotContents(self.engine.generation, self.owner, tokens, exact, unproved))
 
     async def boundary(self, history: Sequence[ChatMessage]) -> Tokens:
         """The turn boundary after `history`: the tokens every possible next user message will begin with."""
@@ -148,11 +153,14 @@ class Lease:
                 return staged
             if staged.n_tokens > self.engine.context_size:  # the engine would refuse a good state
                 return Miss(TOO_LARGE_NOW)
+            if staged.n_tokens > self.slot.claim:
+                await self.slots.context.room(self.slot, self.engine, staged.n_tokens)
             self.slot.forget()
             try:
                 answer = await engine.restore_slot(staged.path.name)
             except EngineRefused as refusal:
                 reason = f"the engine refused its memory: {refusal.message}"
+                self.slot.emptied()
                 await self.set_aside(point, reason)
                 return Miss(reason)
             except EngineGone:
@@ -162,6 +170,7 @@ class Lease:
             reason = f"the engine loaded {answer.n_restored:,} of {staged.n_tokens:,} tokens"
             await self.set_aside(point, reason)
             await engine.erase_slot()
+            self.slot.emptied()
             return Miss(reason)
         finished = time.perf_counter()
         self._note_save_point(point, staged.n_tokens)

@@ -14,6 +14,9 @@ LEAST_SHARE, LEAST_TOKENS = 0.1, 64
 NOTHING_TO_MISS = "the first reply"  # a reason that is in the receipts of earlier versions, too
 
 
+NOT_REUSED = "the engine did not reuse what it held"
+PURGED = "the engine gave up what it held, to make room for another chat"
+
 NOTICEABLE_MS = 250.0  # whoever waits so long notices
 
 
@@ -93,7 +96,7 @@ def judged(loaded: Loaded, cached: int, prompt: int) -> Verdict:
     expected = loaded.expected_cached
     if cached < HOLLOW_SHARE * (expected or prompt):
         if loaded.restore is None:
-            reason = loaded.miss_reason or "the engine did not reuse what it held"
+            reason = loaded.miss_reason or NOT_REUSED
             return Verdict(Source.COLD, hollow=False, miss_reason=reason)
         had = loaded.restore.save_point.n_tokens
         hollow = f"hollow restore: the engine accepted {had:,} tokens and then reused {cached:,} of them"

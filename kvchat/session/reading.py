@@ -120,5 +120,5 @@ async def _step(lease: Lease, tokens: Tokens, loaded: Loaded) -> tuple[Timings, 
     ahead = ReadAhead(loaded.ahead.tokens + timings.prompt_n, loaded.ahead.ms + timings.prompt_ms)
     loaded = replace(loaded, expected_cached=len(tokens), ahead=ahead)
     generation, owner = lease.engine.generation, lease.owner
-    lease.slot.contents = SlotContents(generation, owner, tokens, exact=True, unproved=loaded.restore, ahead=ahead)
+    lease.slot.hold(SlotContents(generation, owner, tokens, exact=True, unproved=loaded.restore, ahead=ahead))
     return timings, loaded

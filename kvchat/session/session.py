@@ -23,6 +23,7 @@ from kvchat.session.slots.slot import Slot
 from kvchat.session.system_prompt import SystemPrompt, save_on_the_way
 
 DIED_OVER_SAVE = "the engine died while it saved the system prompt"
+CROWDED_OUT = "Context size has been exceeded"  # the engine's words for several requests that together are too much
 _NOT_SAVED = 64  # tokens at the end of a full context: settling needs room
 
 Hear = Callable[[ChatChunk], bool | None]  # true: that is enough
@@ -65,6 +66,8 @@ class Session:
 
     def __init__(self, slots: Slots, slot: Slot, host: EngineHost, owner: str, tell: Tell = nobody) -> None:
         self._slots, self._slot, self._host, self._owner, self._tell = slots, slot, host, owner, tell
+        self.crowded_out = False  # the last answer broke off, for others took its room
+        self._reserve = 0  # tokens that are reserved for it, for it was crowded out before
         self.engine_wait_s = 0.0  # spent on waiting for an engine to come up
         self.lease: Lease | None = None  # None until an engine was ready
         # Of the last request:
@@ -87,16 +90,33 @@ class Session:
         `hear` is given what comes, and the progress before it. Raises PromptTooLong, EngineGone, EngineRefused, and
         KvchatError where no engine comes up.
         """
-        self._heard = False
+        self._heard = self.crowded_out = False
         try:
-            await self._answer(request, hear)
+            await self._beside_others(request, hear)
         except EngineGone as loss:
             if self._heard:
                 raise
             await self._lost(loss)
             if not self._host.recovers():
                 raise
-            await self._answer(request, hear)
+            await self._beside_others(request, hear)
+
+    async def _beside_others(self, request: Request, hear: Hear) -> None:
+        """Answer; where others took more of the context meanwhile than there is, all over again with more for itself.
+
+        An answer that has begun then goes on as one that was outgrown.
+        """
+        while True:
+            try:
+                return await self._answer(request, hear)
+            except EngineRefused as refusal:
+                if CROWDED_OUT not in refusal.message or self._reserve > self._leased.engine.context_size:
+                    raise
+                self._slot.emptied()
+                self._reserve = 2 * self._leased.engine.reserve(None) + 2 * self._reserve
+                if self._heard:
+                    self.crowded_out = True
+                    return None
 
     async def prepare(self, request: Request) -> Lease:
         """Have an engine ready and its slot hold the best state for the request. Raises as `answer` does."""
@@ -109,7 +129,7 @@ class Session:
         if len(self.prompt) >= lease.engine.context_size:
             raise PromptTooLong(len(self.prompt), lease.engine.limit)
         try:
-            self.loaded = await lease.load(self.prompt)
+            self.loaded = await lease.load(self.prompt, max(wanted - len(self.prompt), self._reserve))
         except EngineGone as loss:  # over a bad file: the next engine does it the ordinary way
             lease = await self._next_engine(request, loss)
             self._tell(RestoreFailed(DIED_OVER_RESTORE))
@@ -131,6 +151,9 @@ class Session:
             async with contextlib.aclosing(stream) as chunks:
                 async for chunk in chunks:
                     read, done = chunk.timings or read, chunk.progress.processed if chunk.progress else done
+                    if chunk.timings:
+                        used = chunk.timings.prompt_tokens + chunk.timings.predicted_n
+                        self._slots.context.grows(lease.slot, lease.engine, used)
                     if self._take(chunk, hear):
                         break
         except EngineRefused as refusal:
@@ -175,8 +198,10 @@ class Session:
 
     @property
     def outgrown(self) -> bool:
-        """Whether the last answer ended because the context is full, and may go on in a larger one."""
+        """Whether the last answer ended because the context is full, and may go on: in a larger one, or alone."""
         engine = self.engine
+        if self.crowded_out:
+            return True
         return engine is not None and self.full and engine.too_small(engine.context_size + 1)
 
     @property
@@ -190,7 +215,7 @@ class Session:
     async def save_what_fits(self, messages: Sequence[ChatMessage], label: str) -> None:
         """Save what a full context holds of the messages, so that it is not read again in a larger one."""
         lease = self._leased
-        if lease.keeps and lease.engine.can_cut:
+        if lease.keeps and lease.engine.can_cut and not self.crowded_out:
             known = (await lease.engine.engine.prompt_tokens(messages))[: lease.engine.context_size - _NOT_SAVED]
             await lease.settle(known)
             await lease.save(known, label=label, tell=False)
@@ -243,7 +268,9 @@ class Session:
             chunk = replace(chunk, timings=timings, progress=progress)
         self.timings = chunk.timings or self.timings
         self.finish_reason = chunk.finish_reason or self.finish_reason
-        self._heard = self._heard or bool(chunk.text or chunk.thinking)
+        if not self._heard and (chunk.text or chunk.thinking):
+            self._heard = True
+            self._slots.talks(self._slot)
         return bool(hear(chunk))
 
     def _note(self, done: int | None, *, begun: bool) -> None:

@@ -26,10 +26,10 @@ QUESTION = "Tell me about the river and the garden, please, and leave nothing ou
 class Stage:
     """One process's kvchat. Open another on the same home for what a restart of the app is like."""
 
-    def __init__(self, home: Path, fake: FakeEngine, model: Path) -> None:
+    def __init__(self, home: Path, fake: FakeEngine, model: Path, slots: int = 1) -> None:
         self.home, self.fake = home, fake
         self.settings = Settings(
-            model_path=str(model), engine_path=str(fake.path), context_size=4096, free_floor_bytes=0, slots=1
+            model_path=str(model), engine_path=str(fake.path), context_size=4096, free_floor_bytes=0, slots=slots
         )
         self.events: list[Event] = []
         self.runtime: Runtime

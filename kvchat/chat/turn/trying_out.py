@@ -83,3 +83,4 @@ async def _empty(lease: Lease) -> None:
     lease.slot.forget()
     with contextlib.suppress(EngineError):  # one that is gone has nothing in it
         await lease.engine.engine.erase_slot()
+    lease.slot.emptied()

@@ -14,6 +14,7 @@ from kvchat.session.finishing import Finishing
 from kvchat.session.host import ReadyEngine
 from kvchat.session.restore_cost import LEAST_GAIN, RestoreCost
 from kvchat.session.slots.scheduler import Rank, Scheduler
+from kvchat.session.slots.sharing import SharedContext, Steps
 from kvchat.session.slots.slot import Slot, SlotContents
 
 SOON_S = 0.5  # a free list takes milliseconds
@@ -31,6 +32,8 @@ class Slots:
         self.finishing = Finishing()
         self._scheduler = Scheduler(lambda: self.all, self._choose)
         self._can_cut = True  # states
+        self.context = SharedContext(lambda: self.all, self._scheduler)
+        self.steps = Steps(self._scheduler, self.context)
         self._written: asyncio.Task[Any] | None = None  # what was last begun to be written into the store's list
 
     @property
@@ -116,6 +119,11 @@ class Slots:
         """Once no slot is in the hands of these owners."""
         await self._scheduler.apart(owners)
 
+    def talks(self, slot: Slot) -> None:
+        """The words of a reply come."""
+        slot.talks = True
+        self._scheduler.move()
+
     def forget(self) -> None:
         """Nothing is known of any slot any more."""
         for slot in self.all:
@@ -169,11 +177,16 @@ class Slots:
         """Of the slots that are free, or will be soon."""
         if not prompt and (own := self.of(owner)) in (*free, *soon):
             return own
-        if prompt:
-            best = max((*free, *soon), key=lambda slot: self._served(slot, prompt), default=None)
-            if best is not None and self._served(best, prompt):
-                return best
-        return min(free, key=lambda slot: (slot.contents is not None, slot.used_at), default=None)
+        served = {slot: self._served(slot, prompt) for slot in (*free, *soon)} if prompt else {}
+        extended = [slot for slot in served if slot.contents and served[slot] == len(slot.contents.tokens)]
+        if extended:
+            return max(extended, key=served.__getitem__)
+        left_alone = min(free, key=lambda slot: (slot.contents is not None, slot.used_at), default=None)
+        best = max(served, key=served.__getitem__, default=None)
+        # What is cut off for it is lost to others, and most often kept: an empty slot is better.
+        if best is not None and served[best] and (left_alone is None or left_alone.contents):
+            return best
+        return left_alone
 
     def _served(self, slot: Slot, prompt: Tokens) -> int:
         """How many tokens of a prompt a slot serves; 0 where that is less than what would be thrown away for it."""

@@ -145,8 +145,8 @@ class Scheduler:
         me = next((use for use in self._using if slot is not None and use.slot is slot), None)
         entry = me, asyncio.get_running_loop().create_future()
         self._changing.append(entry)
-        if me is not None:
-            me.idle = True
+        if me is not None and slot is not None:
+            me.idle, slot.claim = True, 0
         for use in [use for use in self._using if use is not me and use.rank is not None]:
             self._later(use) if use.rank is Rank.SETTLE else self._end(use)
         self._deal()
@@ -193,6 +193,12 @@ class Scheduler:
         """Until somebody has come or gone."""
         await self._moved.wait()
 
+    def at_the_window(self) -> Iterator[bool]:
+        """Of each reply that is waited for there whether its words come already."""
+        for use in (*self._asking, *self._using):
+            if use.window and use.rank is None:
+                yield use.slot is not None and use.slot.talks
+
     def end(self, rank: Rank | None = None, *, but: str | None = None) -> None:
         """End what is done in spare time, of a rank or any but settling; `but` that owner's ends between two steps."""
         for use in self._using:
@@ -237,6 +243,8 @@ class Scheduler:
             if use in some:
                 some.remove(use)
         use.given.cancel()
+        if use.slot is not None:
+            use.slot.left()
         self._deal(spare=False)
         asyncio.get_running_loop().call_soon(self._deal)  # whoever made it may go on with it
 
@@ -254,6 +262,10 @@ class Scheduler:
                 for use in sorted(self._waiting, key=lambda use: use.rank or Rank.SETTLE):
                     if (use.beside or not busy) and self._give(use, self._waiting):
                         break
+        self.move()
+
+    def move(self) -> None:
+        """Have everybody who waits look again."""
         self._moved.set()
         self._moved = asyncio.Event()
 
@@ -274,6 +286,6 @@ class Scheduler:
             return False
         waiting.remove(use)
         self._using.append(use)
-        slot.touch()
+        slot.taken(window=use.window)
         use.given.set_result(slot)
         return True

@@ -38,12 +38,34 @@ class Slot:
     def __init__(self, number: int = 0) -> None:
         self.number = number  # its place among those that are kvchat's: the first is 0
         self.used_at = 0  # grows with each use of any
+        self.window = True  # who has it, or had it last, sits at the window
+        self.talks = False  # the words of a reply come
+        self.claim = 0  # tokens it may come to hold for who has it now; 0: nothing is asked of it now
+        self.at_most = 0  # tokens the engine may keep in it beyond what is known
+        self.generation = 0  # of the engine process that this is about
         self.contents: SlotContents | None = None  # None: nothing is known of it
         self.save_point = ""  # the one that was saved from it last, or restored into it
 
-    def touch(self) -> None:
+    def taken(self, *, window: bool) -> None:
         """Somebody uses it from now on."""
-        self.used_at = next(_USES)
+        self.used_at, self.window, self.talks = next(_USES), window, False
+
+    def left(self) -> None:
+        """Nobody uses it any more."""
+        if self.claim:
+            self.at_most = max(self.at_most, self.claim) if self.contents is None or not self.contents.exact else 0
+        self.claim, self.talks = 0, False
+
+    def of_process(self, generation: int) -> None:
+        """It is that engine process's from now on: a new one has nothing in it."""
+        if generation != self.generation:
+            self.generation, self.at_most, self.contents = generation, 0, None
+
+    def held(self, generation: int) -> int:
+        """How many tokens that engine process keeps in it, at most."""
+        if generation != self.generation:
+            return 0
+        return max(self.at_most, len(self.contents.tokens) if self.contents else 0)
 
     def holds(self, generation: int | None = None) -> str | None:
         """Whose state is in it (of that engine process, if given)."""
@@ -63,6 +85,18 @@ class Slot:
         if self.contents:
             self.contents = replace(self.contents, unproved=None)
 
+    def hold(self, contents: SlotContents) -> None:
+        """This is in it now."""
+        self.contents = contents
+        if contents.exact:
+            self.at_most = 0
+
+    def emptied(self) -> None:
+        """Nothing is in it any more."""
+        self.contents, self.at_most = None, 0
+
     def forget(self) -> None:
         """Nothing is known of it any more."""
+        if self.contents:
+            self.at_most = max(self.at_most, len(self.contents.tokens))
         self.contents = None

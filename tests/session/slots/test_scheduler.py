@@ -32,7 +32,7 @@ def pool(count: int) -> Slots:
 def hold(slots: Slots, **owners: tuple[int, ...]) -> None:
     """Have the first slots hold these."""
     for slot, (owner, tokens) in zip(slots.all, owners.items(), strict=False):
-        slot.touch()
+        slot.taken(window=True)
         slot.contents = SlotContents(1, owner, tokens, exact=True)
 
 
@@ -136,7 +136,8 @@ async def test_whatever_comes_when_every_reply_is_given(count: int, seed: int) -
     replies = [crowd.reply(f"chat {n}", window=True) for n in range(6)]
     replies += [crowd.reply("program", window=False) for _ in range(4)]
     spare = [crowd.spare(rank, f"chat {n % 3}") for n, rank in enumerate([*Rank][1:6] * 2)]
-    rest = [*(crowd.impatient(f"one who leaves {n}") for n in range(3)), crowd.change(None), slots.apart(["chat 1", "chat 2"])]
+    rest = [crowd.change(None), slots.apart(["chat 1", "chat 2"])]
+    rest += [crowd.impatient(f"one who leaves {n}") for n in range(3)]
     async with asyncio.timeout(20):
         await asyncio.gather(*replies, *spare, *rest)
     assert crowd.done >= len(replies)

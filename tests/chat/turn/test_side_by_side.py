@@ -1,0 +1,175 @@
+"""Several chats side by side in one engine: answered at once, hot both, and sharing its context."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from kvchat.chat.events import WaitingForChat
+from kvchat.session.events import Restoring
+from kvchat.session.proof import Source
+from tests.chat.stage import QUESTION, Stage
+from tests.engine_fixtures import FakeEngine
+
+# They share no beginning: what is saved of one serves no other.
+TOPICS = (
+    QUESTION,
+    "A letter from the harbour came this morning, and it says: " * 2,
+    "Nine lamps were lit for the clock. " * 3,
+)
+OTHER = "Something quite different about a violin, a lamp and a clock, and what became of all three of them."
+pytestmark = pytest.mark.fake
+
+
+@pytest.fixture
+async def two(tmp_path: Path, fake_engine: FakeEngine, smollm2: Path) -> AsyncIterator[Stage]:
+    """A stage whose engine has two slots, of 4,096 tokens together."""
+    async with Stage(tmp_path / "home", fake_engine, smollm2, slots=2) as stage:
+        yield stage
+
+
+async def test_two_chats_in_turn_are_hot_both(two: Stage) -> None:
+    chats = [await two.chat(), await two.chat()]
+    sources = [(await two.answered(chats[n % 2], f"{TOPICS[n % 2]} {n}")).source for n in range(6)]
+    assert sources == [Source.COLD, Source.COLD, *[Source.HOT] * 4]
+    assert not two.requests("/slots/0?action=restore")
+    assert not two.requests("/slots/1?action=restore")
+    assert {body["id_slot"] for body in two.requests("/v1/chat/completions")} == {0, 1}
+
+
+async def test_choosing_a_chat_that_is_in_another_slot_restores_nothing(two: Stage) -> None:
+    chats = [await two.chat(), await two.chat()]
+    for chat, topic in zip(chats, TOPICS, strict=False):
+        await two.answered(chat, topic)
+    for chat in chats * 2:
+        two.runtime.chat.select(chat)
+        await two.runtime.chat.idle()
+    assert not two.of(Restoring)
+    assert {*two.runtime.chat.slots.owners()} == {*chats}
+
+
+async def test_what_was_saved_from_one_slot_is_restored_into_another(two: Stage) -> None:
+    chats = [await two.chat() for _ in range(3)]
+    for chat, topic in zip(chats, TOPICS, strict=True):
+        await two.answered(chat, topic)
+    slots = two.runtime.chat.slots
+    assert [slots.of(chat) for chat in chats] == [None, slots.all[1], slots.all[0]]
+    await two.answered(chats[1], "Go on.")
+    receipt = await two.answered(chats[2], "Go on.")
+    assert receipt.source == Source.HOT
+    receipt = await two.answered(chats[0], "Go on.")
+    assert slots.of(chats[0]) is slots.all[1], "the one left alone longest"
+    assert receipt.source == Source.WARM
+    assert receipt.cached_tokens > 100
+
+
+async def test_two_chats_are_answered_at_once(two: Stage) -> None:
+    chats = [await two.chat(), await two.chat()]
+    await two.answered(chats[0])
+    two.fake.set(FAKE_HOLD_DURING="stream")
+    replies = [two.runtime.chat.send(chat, OTHER) for chat in chats]
+    await two.until(lambda: sum(turn.answering for turn in two.runtime.chat._turns._turns) == 2)
+    third = two.runtime.chat.send(await two.chat(), QUESTION)
+    await two.until(lambda: two.of(WaitingForChat))
+    assert two.of(WaitingForChat)[-1].other in chats
+    two.fake.set(FAKE_HOLD_DURING=None)
+    assert all(await asyncio.gather(*replies, third))
+
+
+async def test_a_chat_that_waits_can_be_put_first(two: Stage) -> None:
+    chats = [await two.chat() for _ in range(3)]
+    await two.answered(chats[0])
+    two.fake.set(FAKE_TOKEN_DELAY=0.05, FAKE_REPLY="many words " * 200)
+    for chat in chats[:2]:
+        two.runtime.chat.send(chat, OTHER)
+    await two.until(lambda: sum(turn.answering for turn in two.runtime.chat._turns._turns) == 2)
+    third = two.runtime.chat.send(chats[2], QUESTION)
+    await two.until(lambda: two.runtime.chat.ahead_of(chats[2]))
+    two.runtime.chat.go_first(chats[2])
+    two.fake.set(FAKE_TOKEN_DELAY=None, FAKE_REPLY=None)
+    assert await third
+    await two.runtime.chat.idle()
+
+
+async def test_a_chat_is_restored_while_another_is_answered(two: Stage) -> None:
+    chats = [await two.chat() for _ in range(3)]
+    for chat, topic in zip(chats, TOPICS, strict=True):
+        await two.answered(chat, topic)
+    two.fake.set(FAKE_HOLD_DURING="stream")
+    reply = two.runtime.chat.send(chats[2], OTHER)
+    await two.until(lambda: two.runtime.chat.busy)
+    two.runtime.chat.select(chats[0])
+    await two.until(lambda: two.runtime.chat.slots.of(chats[0]))
+    assert two.runtime.chat.busy == chats[2]
+    two.fake.set(FAKE_HOLD_DURING=None)
+    assert await reply
+    await two.runtime.chat.idle()
+
+
+async def test_room_is_made_before_something_is_read_or_restored(two: Stage) -> None:
+    """The engine would purge whatever it likes, fail both, or take a good save point for a bad one."""
+    chats = [await two.chat(), await two.chat()]
+    await two.answered(chats[0], QUESTION * 25)  # 1,800 tokens, and the echo as many
+    await two.answered(chats[1], OTHER * 6)
+    receipt = await two.answered(chats[1], OTHER * 12)
+    assert receipt.source == Source.HOT
+    assert two.runtime.chat.slots.owners() == [chats[1]], "the other is erased"
+    receipt = await two.answered(chats[0], "Go on.")
+    assert receipt.source == Source.WARM
+    assert not two.errors()
+
+
+async def test_a_reply_that_another_takes_the_room_of_goes_on_when_that_one_is_over(two: Stage) -> None:
+    chats = [await two.chat(), await two.chat()]
+    await two.answered(chats[0])
+    long = " ".join(f"word {n}" for n in range(200))  # 1,700 tokens, and the question's 100
+    two.fake.set(FAKE_REPLY=long, FAKE_TOKEN_DELAY=0.002)
+    replies = [two.runtime.chat.send(chat, OTHER * 8) for chat in chats]
+    said = [await reply for reply in replies]
+    assert [message.content for message in said if message] == [long, long], two.errors()
+    await two.runtime.chat.idle()
+
+
+async def test_what_the_engine_gave_up_by_itself_is_a_miss_with_a_reason(two: Stage) -> None:
+    chats = [await two.chat(), await two.chat()]
+    for chat, topic in zip(chats, TOPICS, strict=False):
+        await two.answered(chat, topic)
+    slot = two.runtime.chat.slots.of(chats[0])
+    assert slot is not None
+    engine = await two.runtime.engine.ready()
+    await engine.on_slot(slot.number).engine.erase_slot()
+    receipt = await two.answered(chats[0], "Go on.")
+    assert (receipt.source, receipt.cached_tokens) == (Source.COLD, 0)
+    assert receipt.miss_reason == "the engine gave up what it held, to make room for another chat"
+
+
+async def test_a_new_chat_goes_on_with_what_was_read_before_it_began(two: Stage) -> None:
+    first = await two.chat()
+    await two.answered(first)
+    two.runtime.chat.prepare(None, f"{QUESTION} And {OTHER} " * 3)
+    await two.until(lambda: two.runtime.chat.slots.of("") or len(two.runtime.chat.slots.owners()) == 2)
+    await two.runtime.chat.idle()
+    receipt = await two.answered(await two.chat(), f"{QUESTION} And {OTHER} " * 3)
+    assert receipt.cached_tokens > 300
+    assert first in two.runtime.chat.slots.owners()
+
+
+async def test_no_chat_is_left_out_when_the_engine_is_started_again_for_one(two: Stage) -> None:
+    chats = [await two.chat(), await two.chat()]
+    for chat, topic in zip(chats, TOPICS, strict=False):
+        await two.answered(chat, topic)
+    await two.runtime.chat.rest(_stopped(two))
+    replies = await asyncio.gather(*(two.runtime.chat.send(chat, "Go on.") for chat in chats))
+    assert all(replies), two.errors()
+    assert {*two.runtime.chat.slots.owners()} == {*chats}
+
+
+def _stopped(stage: Stage):
+    async def stop() -> bool:
+        await stage.runtime.engine.rest()
+        return True
+
+    return stop
