@@ -68,10 +68,11 @@ def _message(turn: Mapping[str, Any]) -> Message:
         return Message("tool", "\n".join(_texts(turn.get("output"))))
     said = _texts(content)
     thought = [str(turn[name]) for name in ("reasoning_content", "reasoning") if turn.get(name)]
-    blocks = [block for block in _list(content) if isinstance(block, dict) and block.get("type") == "thinking"]
-    thought += [str(block.get("thinking", "")) for block in blocks]
+    blocks = [block for block in _list(content) if isinstance(block, dict)]
+    thought += [str(block.get("thinking", "")) for block in blocks if block.get("type") == "thinking"]
+    answers = bool(blocks) and all(block.get("type") == "tool_result" for block in blocks)
     calls = [_as_json(call) for call in _list(turn.get("tool_calls"))]
-    return Message(str(turn.get("role", "")), "\n".join([*said, *calls]), "\n".join(thought))
+    return Message("tool" if answers else str(turn.get("role", "")), "\n".join([*said, *calls]), "\n".join(thought))
 
 
 def _texts(content: Any) -> list[str]:

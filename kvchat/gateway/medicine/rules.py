@@ -14,7 +14,7 @@ from datetime import datetime, timedelta
 from itertools import pairwise
 from typing import Any
 
-from kvchat.gateway.medicine.body import SYSTEM_ROLES
+from kvchat.gateway.medicine.body import SYSTEM_ROLES, contents
 from kvchat.gateway.medicine.clocks import masked, telling_now
 from kvchat.gateway.medicine.located import Edit, Located
 
@@ -140,8 +140,10 @@ def keep_reasoning(body: Located, held: Held, now: datetime) -> Changed:
     if not missing or (options is not None and not options.source.startswith("{")):
         return
     added = json.dumps(missing)
-    thought = _earlier_thought(members.get("messages"))
-    differs = bool(thought) and held.differs(KEEP_REASONING, "asked", _last_question(members.get("messages")))
+    said = contents(body.value).messages
+    asked = max((place for place, one in enumerate(said) if one.role == "user"), default=0)
+    thought = next(filter(None, (one.reasoning.strip() for one in said[:asked])), "")
+    differs = held.differs(KEEP_REASONING, "asked", said[asked].text if said else "") and bool(thought)
     before = options.source if options else "no options"
     change = Change(KEEP_REASONING, "the template’s options", before, added, differs, thought[:60])
     if options is None:
@@ -180,7 +182,7 @@ RULES: dict[str, Rule] = {
             KEEP_REASONING,
             "Keep the reasoning",
             "Models that can keep what they thought in earlier turns keep it, instead of reading those turns again "
-            "without it.",
+            "without it; engines of today have them do so unless they are told otherwise.",
         ),
     )
 }
@@ -226,23 +228,6 @@ def _tool_name(tool: Located) -> str:
     members = tool.members()
     named = members["function"].members() if "function" in members else members
     return str(named["name"].value) if "name" in named else tool.source
-
-
-def _turns(messages: Located | None) -> list[dict[str, Any]]:
-    return [one for one in messages.value if isinstance(one, dict)] if messages else []
-
-
-def _earlier_thought(messages: Located | None) -> str:
-    """The first reasoning of the turns before the last question; empty where the last word is no question."""
-    turns = _turns(messages)
-    if not turns or turns[-1].get("role") != "user":
-        return ""
-    thought = (str(turn.get("reasoning_content") or "") for turn in turns)
-    return next(filter(None, thought), "").strip()
-
-
-def _last_question(messages: Located | None) -> str:
-    return json.dumps(_turns(messages)[-1:], default=str)
 
 
 def _line(text: str, match: re.Match[str], said: str) -> str:

@@ -23,9 +23,11 @@ from kvchat.ui.base.theme import ZOOMS, Look
 from kvchat.ui.dialogs import panel
 from kvchat.ui.dialogs.confirm import confirm
 from kvchat.ui.presets.chat_settings import ChatSettings
+from kvchat.ui.settings.other_programs import OtherProgramsPage
 from kvchat.ui.transcript.links import LinkDialog
 from kvchat.ui.widgets.elided import ElidedButton, ElidedLabel
 from tests.ui.fake_runtime import FakeRuntime, a_receipt, counted
+from tests.ui.programs.made_up import fill as programs_made_up
 from tests.ui.waiting import until
 from tests.ui.windows import on_show
 
@@ -187,8 +189,14 @@ async def test_the_other_windows(furnished: FakeRuntime, wide: MainWindow) -> No
     question = confirm(wide, "Delete every save point?", "Your chats stay. " * 12, "Delete all", lambda: None)
     link = LinkDialog(wide, "https://example.org/" + "a-long-path/" * 12)
     link.open()
+    programs_made_up(furnished)
+    settings = wide.side_windows.open_settings(OtherProgramsPage.name)
+    settings.others.change("door", True)
+    await until(lambda: settings.others.key.field.text())
     for window in (
         engine,
+        settings,
+        wide.side_windows.open_programs(),
         wide.side_windows.open_engine(log=True),
         wide.side_windows.open_deleted(),
         wide.side_windows.open_storage(),

@@ -38,6 +38,7 @@ from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.messages.reply_footer import ReceiptView
 from kvchat.words.wording import IN_PLAIN_WORDS
 from tests.ui.fake_runtime import FakeRuntime, a_receipt, counted
+from tests.ui.programs.made_up import fill as programs_made_up
 from tests.ui.waiting import until
 
 COINAGES = ("hollow", "settle", "fingerprint", "turn boundary", "cache", "tok/s", "offload", "context checkpoint")
@@ -173,6 +174,9 @@ async def test_no_term_is_shown_by_the_window(furnished: FakeRuntime, window: Ma
         assert receipt.details is None
     settings, storage = window.side_windows.open_settings(), window.side_windows.open_storage()
     saved = window.side_windows.open_saved()
+    programs_made_up(furnished)
+    programs = window.side_windows.open_programs()
+    programs.requests.list.select(1)
     await until(lambda: storage.list.usage.rows and settings.model.memory.isVisibleTo(settings.model) and saved.shown)
     for page in settings.pages:
         settings.show_page(page.name)
@@ -184,7 +188,7 @@ async def test_no_term_is_shown_by_the_window(furnished: FakeRuntime, window: Ma
     window.show_first_start()
     for menu in window.findChildren(QMenu):
         menu.aboutToShow.emit()
-    for top in (window, settings, storage, saved, models, dialog, sheet, palette):
+    for top in (window, settings, storage, saved, programs, models, dialog, sheet, palette):
         told += texts(top)
     assert {"Storage", "Speed and token counts", "Creativity and style", "Memory of chats"} <= set(told)
     assert any(text.startswith("remembered: 136 MB in 21 ms") for text in told), "the strip was read"
