@@ -68,6 +68,7 @@ def _buttons(t: Theme, small: float, icon: int) -> str:
                    padding: 6px 14px; }}
     QToolButton {{ background: transparent; border: 1px solid transparent; border-radius: 8px; padding: 4px; }}
     QToolButton[kind="quiet"] {{ padding: 3px; }}
+    QToolButton[kind="bare"] {{ padding: 0; }}
     QPushButton:hover, QToolButton:hover {{ background: {t.hover}; }}
     QPushButton:focus, QToolButton:focus {{ border: 1px solid {t.accent}; }}
     QPushButton:disabled {{ color: {t.muted}; }}

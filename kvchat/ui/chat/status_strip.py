@@ -19,6 +19,7 @@ from kvchat.ui.widgets.elided import ElidedLabel, plain_tip
 from kvchat.words.wording import tokens_short
 
 _GAP = 18  # pixels between remarks
+_STOP = 14  # pixels, at 100 % text
 _BETWEEN = 16  # pixels between the strip's parts
 
 
@@ -125,7 +126,8 @@ class StatusStrip(QFrame):
         self.model.setSizePolicy(QSizePolicy.Policy.Maximum, QSizePolicy.Policy.Preferred)
         self.progress = progress_bar("Reading")
         self.progress.setFixedWidth(90)
-        self.stop = tool_button("Stop reading ahead")  # shown while something is read that nobody has asked for yet
+        # Shown while something is read that nobody has asked for yet; no higher than the words, or the page would move.
+        self.stop = tool_button("Stop reading ahead", kind="bare")
         for one in (self.progress, self.stop):
             one.hide()
         self.remarks = Remarks(look)
@@ -200,6 +202,8 @@ class StatusStrip(QFrame):
         self.remarks.setFont(font)
         self._show_remarks()
         self.stop.setIcon(icon("close", self._look.theme.muted))
+        self.stop.setIconSize(QSize(1, 1) * self._look.px(_STOP - 2))
+        self.stop.setFixedSize(QSize(1, 1) * self._look.px(_STOP))
         self.dot.fit()
         self.dot.update()
         self.remarks.update()

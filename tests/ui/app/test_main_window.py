@@ -92,9 +92,11 @@ async def test_what_is_written_is_told_as_it_is_written_and_reading_it_can_be_st
     await settled(window, furnished)
     qtbot.keyClicks(window.composer.editor, "one")
     assert furnished.chat.drafted == ("thesis", "one", ())
+    high = window.strip.sizeHint().height()
     furnished.events.publish(ReadingAhead("thesis", 300, 2100, draft=True))
     assert "reading what you write: 300 of 2,100 tokens" in window.strip.remarks.text
     assert window.strip.progress.value() == 142
+    assert (window.strip.stop.isVisible(), window.strip.sizeHint().height()) == (True, high)  # the page stays in place
     qtbot.mouseClick(window.strip.stop, Qt.MouseButton.LeftButton)
     assert furnished.chat.calls[-1] == ("stop reading ahead", "thesis")
     furnished.events.publish(ReadingAhead("thesis", 2100, 2100, draft=True))
