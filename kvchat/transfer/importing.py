@@ -39,6 +39,7 @@ class ImportReport:
     known: int = 0  # conversations that were here already, left as they are
     problems: tuple[str, ...] = ()  # one line each: file, conversation, reason
     memories: tuple[Brought, ...] = ()  # that came with conversations
+    here: tuple[str, ...] = ()  # ids of those that were here already; what was deleted lately is
     told: tuple[str, ...] = ()  # what trying those out has shown, a sentence each
 
 
@@ -60,7 +61,7 @@ def import_paths(
     imported: list[str] = []
     problems: list[str] = []
     memories: list[Brought] = []
-    known = 0
+    here: list[str] = []
     try:
         for done, entry in enumerate(entry for path in paths for entry in _entries(path, passphrase)):
             progress(done, 0)
@@ -72,7 +73,7 @@ def import_paths(
                 if call(store_rows, database, row):
                     imported.append(row["id"])
                 else:
-                    known += 1
+                    here.append(row["id"])
                 if entry.memory and store is not None:
                     memories.append(entry.memory.bring(store, row["id"], progress))
             except (BadConversation, RecursionError) as problem:
@@ -88,7 +89,7 @@ def import_paths(
             for conversation_id in imported:
                 call(take_back, database, conversation_id)
         raise
-    return ImportReport(tuple(imported), known, tuple(problems), tuple(memories))
+    return ImportReport(tuple(imported), len(here), tuple(problems), tuple(memories), tuple(here))
 
 
 @dataclass(frozen=True)

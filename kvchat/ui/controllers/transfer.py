@@ -134,10 +134,15 @@ class TransferController(Controller):
                 lambda given: self._runner.start(self._take_in(paths, given)),
             )
             return
-        if report.imported:
-            self.imported.emit(list(report.imported))
+        back = [id for id in report.here if id not in self._conversations.titles]
+        if back:
+            await self._runtime.chat.recently_deleted.restore_chats(back)
+        if report.imported or back:
+            self.imported.emit([*report.imported, *back])
         title = f"Imported {several(len(report.imported), 'chat')}"
         known = f"{several(report.known, 'chat was', 'chats were')} here already." if report.known else ""
+        if back:
+            known += " It was deleted, and is back." if report.known == 1 else f" Back from deletion: {len(back):,}."
         known = " ".join(filter(None, (known, *report.told)))
         if report.problems:
             ImportReportDialog(self._views.look, title, known, report.problems, self._window).open()

@@ -179,6 +179,23 @@ async def test_a_chat_without_memory_says_so(kept: FakeRuntime, window: MainWind
     await until(lambda: notices(window) == ["Nothing is kept of this chat that could go with it"])
 
 
+async def test_a_chat_that_was_deleted_is_back_where_it_is_imported_again(
+    kept: FakeRuntime, window: MainWindow, tmp_path: Path
+) -> None:
+    (tmp_path / "theirs.json").write_text(
+        json.dumps([{"uuid": "1", "name": "One", "chat_messages": [CLAUDE]}]), "utf-8"
+    )
+    [id] = (await kept.transfer.take_in([tmp_path / "theirs.json"], lambda done, total: None)).imported
+    kept.chat.add("One", id=id)
+    await kept.chat.recently_deleted.hide_chats([id])
+    await until(lambda: id not in window.chat.conversations.titles)
+    choose(window, "Import chats…")
+    pick(window, tmp_path / "theirs.json")
+    told = "1 chat was here already. It was deleted, and is back."
+    await until(lambda: told in [notice.words[1] for notice in window.notices.on_show])
+    await until(lambda: window.chat.current == id)
+
+
 async def test_what_cannot_be_imported_is_told_line_by_line(
     kept: FakeRuntime, window: MainWindow, tmp_path: Path, qtbot: QtBot
 ) -> None:
