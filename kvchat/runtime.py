@@ -18,7 +18,7 @@ from kvchat.chat.turn.statistics import Statistics, note_disk, read_statistics
 from kvchat.diagnostics import Facts, report
 from kvchat.door_service import DoorService
 from kvchat.engine.running.log import EngineLog
-from kvchat.engine.speaking.connection import EngineState, EngineStatus
+from kvchat.engine.speaking.connection import DOWN, EngineState, EngineStatus
 from kvchat.engine_host.idle_stop import IdleStop
 from kvchat.engine_host.making import HostParts, make_hosts
 from kvchat.engine_host.model import AnsweringModel
@@ -83,7 +83,7 @@ class Runtime:
         self.save_points = StoreService(
             paths, store, lambda: self.settings, lambda *disk: worker.run(note_disk, database, *disk)
         )
-        self.engines = EngineSetup(paths, lambda: self.settings)
+        self.engines = EngineSetup(paths, lambda: self.settings, self.use_engine)
         self.transfer = TransferService(paths, database, worker, self.events, store, self.chat.try_out)
         parts = self.chat.slots, self.engine, self.model, self.models
         self.door = DoorService(paths, lambda: self.settings, *parts, ownership, self._notify, self.chat.absorb)
@@ -165,9 +165,15 @@ class Runtime:
         await asyncio.to_thread(read_facts, path)
         self._chosen_model = str(path)
         await self.apply_settings(dataclasses.replace(self.settings, model_path=str(path)))
-        if self.engine.status.state in (EngineState.STOPPED, EngineState.RESTING, EngineState.FAILED):
+        if self.engine.status.state in DOWN:
             await self.start_engine()
         elif self.engine.restart_pending:
+            await self.restart_engine()
+
+    async def use_engine(self, path: str | None) -> None:
+        """Take this engine into use: at once or, where somebody is being answered, when the engine starts next."""
+        await self.apply_settings(dataclasses.replace(self.settings, engine_path=path))
+        if self.model.is_there and self.chat.idle_s and self.door.idle_s:
             await self.restart_engine()
 
     async def locate_model(self, missing: str, path: Path) -> None:
@@ -204,7 +210,7 @@ class Runtime:
         self._closed = True
         finishing = self.chat.slots.finishing
         self._idle_stop.end()
-        await self.models.close()
+        await asyncio.gather(self.models.close(), self.engines.close())
         self.chat.close()
         await finishing.in_time(self.door.close(), SAVE_PATIENCE_S)
         await self._come_to_rest()
@@ -249,10 +255,7 @@ class Runtime:
     async def _take_newest_model(self) -> None:
         """The conversation on show at the start is the newest: begin with its model, if that is still there."""
         newest = next(iter(await self.chat.conversations()), None)
-        if newest is None or newest.model is None:
-            return
-        path = Path(newest.model)
-        if await asyncio.to_thread(path.exists):
+        if newest is not None and newest.model and await asyncio.to_thread(Path(newest.model).exists):
             self._take_model(newest.model)
 
     def _take_model(self, model: str) -> None:
@@ -292,7 +295,6 @@ async def open_runtime(
     if store.problem is None:
         with suppress(StoreRefused):  # tried again at the next start
             await worker.run(forget_strangers, store, database)
-            # What has grown too old since the last run goes.
-            await asyncio.to_thread(keep_within_bounds, paths, settings, store)
+            await asyncio.to_thread(keep_within_bounds, paths, settings, store)  # what has grown too old since goes
     ownership = ownership or Ownership(paths.state, "another kvchat", lasts=False)
     return Runtime(paths, settings, database, worker, store, ownership, key)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from keyring.backends import fail
 
-pytest_plugins = ["tests.engine_fixtures", "tests.model_fixtures"]
+pytest_plugins = ["tests.engine_fixtures", "tests.model_fixtures", "tests.library.fake_hub"]
 
 # An engine's threads wait for each other asleep. On a busy machine one that spins waits for one that is not running: a
 # bench of a tiny model that takes 9 s took 35, and three times the CPU time.

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from kvchat import __version__
 from kvchat.cli import options
 from kvchat.cli.options import NoQuestion, byte_count, named_path, positive, setting, standard_input, text
+from kvchat.engine.finding.graphics import Backend
 from kvchat.transfer.exporting import ExportForm
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ def store_options(namespace: argparse.Namespace) -> options.StoreOptions:
 
 def engines_options(namespace: argparse.Namespace) -> options.EnginesOptions:
     """The options of `engines`."""
-    return _filled(options.EnginesOptions, namespace, test=namespace.action == "test")
+    return _filled(options.EnginesOptions, namespace, action=namespace.action or "list")
 
 
 def models_options(namespace: argparse.Namespace) -> options.ModelsOptions:
@@ -199,7 +200,12 @@ def _add_engines(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", title="actions (without one, they are listed)")
     test = actions.add_parser("test", help="start one with a small model; save and restore")
     _value(test, "path", "PATH", 'a llama-server, or "embedded" (default: the one in use)', type=str, nargs="?")
-    _add_json(test, default=argparse.SUPPRESS)
+    get = actions.add_parser("get", help="fetch one that uses the graphics card; Ctrl+C pauses, the same goes on")
+    kinds = [backend.value.lower() for backend in Backend]
+    get.add_argument("backend", nargs="?", choices=kinds, help="what it computes with (default: what suits the card)")
+    remove = actions.add_parser("remove", help="delete one that was fetched")
+    _value(remove, "name", "NAME", "its name, as the list has it")
+    _add_json(test, get, remove, default=argparse.SUPPRESS)
 
 
 def _add_models(parser: argparse.ArgumentParser) -> None:

@@ -87,10 +87,12 @@ class PrepareOptions:
 
 @dataclass(frozen=True)
 class EnginesOptions:
-    """What `kvchat engines` is to do: list them, or try one out."""
+    """What `kvchat engines` is to do."""
 
-    test: bool = False
+    action: Literal["list", "test", "get", "remove"] = "list"
     path: str | None = None  # the engine to try; None: the one kvchat would start
+    backend: str | None = None  # what the one to get is to compute with; None: what suits the card best
+    name: str = ""  # of the one to remove
     as_json: bool = False
 
 

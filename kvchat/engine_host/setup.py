@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from kvchat.engine.finding.discovery import EngineLocation
+from kvchat.engine.finding.discovery import EngineLocation, program_name
+from kvchat.engine.finding.graphics import Backend, find_graphics
 from kvchat.engine.finding.probe import EngineEntry, take_inventory, usable_engine
 from kvchat.engine.running.external import parse_address
 from kvchat.engine_host.choice import user_arguments
+from kvchat.engine_host.fetching import EngineFetcher, FetchedEngine, Fetching, Stage
 from kvchat.engine_host.trial import Trial, TrialStep, try_engine
 from kvchat.errors import KvchatError
 from kvchat.library.remote.starter import installed_starter, starter_path
 from kvchat.settings import Settings
+from kvchat.system.concurrency import Interruption
 from kvchat.system.paths import Paths
 from kvchat.system.secret_store import Keeper, SecretStore
 
@@ -43,16 +46,78 @@ class KeyNotKept(KvchatError):
 
 
 class EngineSetup:
-    """Asks engines what the settings window wants to know. Nothing here touches the engine that runs."""
+    """Asks engines what the settings window wants to know, and fetches others; what passes the trial is used."""
 
-    def __init__(self, paths: Paths, settings: Callable[[], Settings]) -> None:
-        self._paths = paths
-        self._settings = settings
+    def __init__(
+        self, paths: Paths, settings: Callable[[], Settings], use: Callable[[str | None], Awaitable[None]]
+    ) -> None:
+        """`use` takes the engine at that path into use; None: kvchat decides which."""
+        self._paths, self._settings, self._use = paths, settings, use
         self.key = server_key(paths)
+        self.fetcher = EngineFetcher(paths.engines, lambda: trial_model(paths, settings()))
+        self.fetching: Fetching | None = None  # what is being fetched
+        self._fetch = Interruption()
+        self._listeners: list[Callable[[], None]] = []
+
+    def subscribe(self, listener: Callable[[], None]) -> Callable[[], None]:
+        """Hear of every change of `fetching`, on the loop's thread; call what is returned to stop."""
+        self._listeners.append(listener)
+        return lambda: self._listeners.remove(listener)
+
+    async def get(self, wanted: Backend | None = None) -> Trial | None:
+        """Fetch an engine for the graphics card of this computer, try it out and, if it works, use it.
+
+        None when it was cancelled, or one is being fetched already. Raises KvchatError.
+        """
+        if self.fetching is not None:
+            return None
+
+        async def work() -> tuple[FetchedEngine, Trial]:
+            graphics = await asyncio.to_thread(find_graphics)
+            return await self.fetcher.fetch(await self.fetcher.build(graphics, wanted), self._tell)
+
+        self._tell(Fetching(Stage.ASKING))
+        try:
+            got = await self._fetch.run(work())
+        finally:
+            self._tell(None)
+        if got is None:
+            return None
+        engine, trial = got
+        if trial.works:
+            await self._use(str(engine.location.path))
+        return trial
+
+    async def remove(self, name: str) -> None:
+        """Delete an engine that was fetched; if it is in use, kvchat decides again which to use. Raises KvchatError."""
+        if self._settings().engine_path == str(self._paths.engines / name / program_name()):
+            await self._use(None)
+        await self.fetcher.remove(name)
+
+    async def close(self) -> None:
+        """Stop fetching; what has arrived is kept."""
+        self.cancel_fetch()
+        await self.fetcher.close()
+
+    def cancel_fetch(self) -> None:
+        """Stop fetching; what has arrived is kept."""
+        self._fetch.interrupt()
+
+    def _tell(self, fetching: Fetching | None) -> None:
+        if fetching is not None and fetching.build is not None and self.fetching is None:
+            return  # a late word, of one that has ended
+        self.fetching = fetching
+        for listener in tuple(self._listeners):
+            listener()
 
     async def engines(self) -> tuple[EngineEntry, ...]:
         """The engines of this computer, the one in the settings first."""
-        return await asyncio.to_thread(take_inventory, self._settings().engine_path)
+
+        def look() -> tuple[EngineEntry, ...]:
+            fetched = [one.location for one in self.fetcher.fetched()]
+            return take_inventory(self._settings().engine_path, fetched)
+
+        return await asyncio.to_thread(look)
 
     async def try_out(self, location: EngineLocation, tell: Callable[[TrialStep], None]) -> Trial:
         """Start it with a small model, say a word, save and restore; `tell` hears each step."""

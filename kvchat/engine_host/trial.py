@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvchat.engine.finding.discovery import EngineLocation, list_devices
+from kvchat.engine.finding.drivers import why_no_card
+from kvchat.engine.finding.graphics import Backend
 from kvchat.engine.finding.probe import EngineProbe, probe
 from kvchat.engine.running.log import EngineLog
 from kvchat.engine.running.plan import LaunchPlan
@@ -63,11 +65,15 @@ class CannotRemember(KvchatError):
 
 
 async def try_engine(
-    location: EngineLocation, model: Path | None, tell: Callable[[TrialStep], None] = lambda _: None
+    location: EngineLocation,
+    model: Path | None,
+    tell: Callable[[TrialStep], None] = lambda _: None,
+    needs: Backend | None = None,
 ) -> Trial:
     """Ask the engine who it is and, with a model, load it, say a word, try out restoring. Raises nothing of its own.
 
-    Without a model the trial ends after the devices. `tell` hears each step as it is done.
+    Without a model the trial ends after the devices. `tell` hears each step as it is done. `needs`: what it has to
+    compute with.
     """
     steps: list[TrialStep] = []
 
@@ -80,6 +86,8 @@ async def try_engine(
         asked.check(location)
         done(TrialStep("Version", asked.version))
         devices = await asyncio.to_thread(list_devices, location)
+        if needs and location.path and all(device.name.startswith("CPU") for device in devices):
+            raise await asyncio.to_thread(why_no_card, location.path, needs)
         done(TrialStep("Devices", ", ".join(device.description for device in devices) or "the processor alone"))
         if model is None:
             done(TrialStep("Model", "There is none yet to try it with."))

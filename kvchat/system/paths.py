@@ -58,6 +58,11 @@ class Paths:
         return self.data / "models"
 
     @property
+    def engines(self) -> Path:
+        """Engines kvchat fetched itself, each in a folder of its own; what is on its way in `.downloads`."""
+        return self.data / "engines"
+
+    @property
     def model_facts(self) -> Path:
         """What the headers of the models on disk say, remembered. It may always be thrown away."""
         return self.cache / "models.json"

@@ -6,7 +6,10 @@ from pathlib import Path
 import pytest
 
 from kvchat.__main__ import main
+from kvchat.engine.finding.graphics import Graphics, Maker
 from tests.engine_fixtures import FakeEngine
+from tests.library.engine_archives import tarred
+from tests.library.fake_hub import FakeHub
 
 
 @pytest.fixture
@@ -53,3 +56,43 @@ def test_the_trial(home: Path, fake_engine: FakeEngine, capsys: pytest.CaptureFi
     assert told["steps"][-1]["failed"] is True
     assert main(["engines", "test", "/nowhere"]) == 1
     assert "/nowhere" in capsys.readouterr().err
+
+
+def test_getting_one_using_it_and_removing_it(
+    home: Path,
+    fake_engine: FakeEngine,
+    github: FakeHub,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("kvchat.engine_host.setup.find_graphics", lambda: Graphics("linux", (Maker.AMD,)))
+    monkeypatch.setattr("kvchat.library.remote.engine_builds.builds_for.__defaults__", ("x86_64",))
+    archive = tarred({"llama-b11457/llama-server": fake_engine.path.read_bytes()})
+    github.releases = {"b11457": {"llama-b11457-bin-ubuntu-vulkan-x64.tar.gz": archive}}
+    settings, name = home / "config" / "settings.json", "llama.cpp-b11457-vulkan"
+    program = home / "data" / "engines" / name / "llama-server"
+
+    fake_engine.set(FAKE_NO_GPU=1)
+    assert main(["engines", "get"]) == 1
+    told = capsys.readouterr().out
+    assert f"from {github.url}/ggml-org/llama.cpp/releases" in told
+    assert "! The engine does not see the graphics card: No driver offers the card to Vulkan" in told
+    assert json.loads(settings.read_text())["engine_path"] == str(fake_engine.path), "the old one stays"
+
+    fake_engine.set(FAKE_NO_GPU=None)
+    assert main(["engines", "get", "vulkan", "--json"]) == 0
+    told_json = json.loads(capsys.readouterr().out)
+    assert (told_json["works"], told_json["engine"]) == (True, str(program))
+    assert json.loads(settings.read_text())["engine_path"] == str(program)
+    assert main(["engines", "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert listed["fetched"][0]["name"] == name
+    assert (listed["engines"][0]["path"], listed["engines"][0]["chosen"]) == (str(program), True)
+
+    assert main(["engines", "get", "rocm"]) == 1
+    assert "no engine for ROCm" in capsys.readouterr().err
+    assert main(["engines", "remove", name]) == 0
+    assert not program.exists()
+    assert json.loads(settings.read_text())["engine_path"] is None
+    assert main(["engines", "remove", name]) == 1
+    assert "no engine called" in capsys.readouterr().err

@@ -13,6 +13,11 @@ from kvchat.system.paths import Paths, resolve_paths
 from tests.engine_fixtures import FakeEngine
 
 
+async def unused(path: str | None) -> None:
+    """No engine is taken into use here."""
+    raise AssertionError(path)
+
+
 @pytest.fixture
 def paths(tmp_path: Path) -> Paths:
     return resolve_paths({"KVCHAT_HOME": str(tmp_path / "home")})
@@ -33,14 +38,14 @@ def paths(tmp_path: Path) -> Paths:
 async def test_a_text_is_judged_by_the_engine_in_use(
     paths: Paths, fake_engine: FakeEngine, name: str, text: str, reason: str
 ) -> None:
-    setup = EngineSetup(paths, lambda: Settings(engine_path=str(fake_engine.path)))
+    setup = EngineSetup(paths, lambda: Settings(engine_path=str(fake_engine.path)), unused)
     said = await setup.why_not(name, text)
     assert reason in said
     assert bool(said) is bool(reason)
 
 
 async def test_a_broken_engine_is_the_reason_itself(paths: Paths) -> None:
-    assert "/nowhere" in await EngineSetup(paths, lambda: Settings(engine_path="/nowhere")).why_not(
+    assert "/nowhere" in await EngineSetup(paths, lambda: Settings(engine_path="/nowhere"), unused).why_not(
         "rpc_workers", "a:1"
     )
 
@@ -51,16 +56,16 @@ async def test_an_engine_is_tried_with_the_smallest_model_there_is(
     monkeypatch.setattr("kvchat.engine_host.setup.installed_starter", lambda: None)
     settings = Settings(engine_path=str(fake_engine.path))
     heard: list[TrialStep] = []
-    await EngineSetup(paths, lambda: settings).try_out(fake_engine.location, heard.append)
+    await EngineSetup(paths, lambda: settings, unused).try_out(fake_engine.location, heard.append)
     assert fake_engine.launches() == []
     with_model = replace(settings, model_path=str(fake_engine.plan.model))
-    trial = await EngineSetup(paths, lambda: with_model).try_out(fake_engine.location, heard.append)
+    trial = await EngineSetup(paths, lambda: with_model, unused).try_out(fake_engine.location, heard.append)
     assert trial.works
     assert str(fake_engine.plan.model) in fake_engine.launches()[0]["arguments"]
 
 
 async def test_the_servers_key_is_in_no_settings_file(paths: Paths) -> None:
-    setup = EngineSetup(paths, Settings)
+    setup = EngineSetup(paths, Settings, unused)
     assert await setup.keep_key("s3cret") is not None
     kept = setup.key.load()
     assert kept is not None

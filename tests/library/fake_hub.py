@@ -1,4 +1,4 @@
-"""A stand-in Hugging Face on loopback ports: API and redirects on one, the bytes on another, as with its CDN."""
+"""A stand-in Hugging Face and GitHub on loopback ports: API and redirects on one, bytes on another, as with a CDN."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, quote, unquote, urlsplit
+
+import pytest
 
 REVISION = "5f0b02c75b57c5855da9ae460ce51323ea669d8a"
 TOKEN = "hf_AbCdEfGhIjKlMnOpQrStUv"
@@ -35,6 +37,7 @@ class FakeHub:
     url: str = ""
     cdn: str = ""
     repositories: dict[str, dict[str, bytes]] = field(default_factory=dict)  # files by repository and path
+    releases: dict[str, dict[str, bytes]] = field(default_factory=dict)  # GitHub's: files by tag and name, newest first
     gated: set[str] = field(default_factory=set)
     accepted: bool = True  # whether TOKEN's account has accepted the terms
     claims: dict[str, str] = field(default_factory=dict)  # SHA-256 told for a path instead of the true one
@@ -51,6 +54,16 @@ class FakeHub:
     def downloads(self) -> list[Request]:
         """Requests for bytes."""
         return [request for request in self.requests if request.on_cdn]
+
+
+@pytest.fixture
+def github(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
+    """A GitHub that kvchat is led to."""
+    with serving() as hub:
+        monkeypatch.setenv("GITHUB_API_URL", hub.url)
+        monkeypatch.setenv("GITHUB_SERVER_URL", hub.url)
+        monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+        yield hub
 
 
 @contextmanager
@@ -95,15 +108,42 @@ class _Handler(BaseHTTPRequestHandler):
             self._body("text/html", b"<html>Welcome to our hotel</html>")
         elif self.on_cdn:
             repository, _, file = unquote(path.path).strip("/").partition("//")
-            self._send_bytes(hub.repositories[repository][file])
+            self._send_bytes((hub.repositories | hub.releases)[repository][file])
         elif path.path == "/api/models":
             self._search(parse_qs(path.query))
         elif match := re.fullmatch(r"/api/models/([^/]+/[^/]+)", path.path):
             self._repository(match[1])
         elif match := re.fullmatch(rf"/([^/]+/[^/]+)/resolve/({REVISION}|main)/(.+)", path.path):
             self._resolve(match[1], unquote(match[3]))
+        elif re.fullmatch(r"/repos/[^/]+/[^/]+/releases", path.path):
+            self._json([self._release(tag) for tag in hub.releases])
+        elif (match := re.fullmatch(r"/[^/]+/[^/]+/releases/download/([^/]+)/([^/]+)", path.path)) and (
+            match[2] in hub.releases.get(match[1], {})
+        ):
+            self._say(302, {"Location": f"{hub.cdn}/{match[1]}//{match[2]}?sig=1"})
         else:
             self._say(404)
+
+    def _release(self, tag: str) -> dict[str, Any]:
+        """As GitHub's API tells it, cut down to what somebody might read."""
+        files = self.hub.releases[tag]
+        return {
+            "tag_name": tag,
+            "name": tag,
+            "draft": False,
+            "prerelease": False,
+            "assets": [
+                {
+                    "name": name,
+                    "state": "uploaded",
+                    "content_type": "application/gzip",
+                    "size": len(content),
+                    "digest": f"sha256:{self.hub.claims.get(name) or hashlib.sha256(content).hexdigest()}",
+                    "browser_download_url": f"{self.hub.url}/ggml-org/llama.cpp/releases/download/{tag}/{name}",
+                }
+                for name, content in files.items()
+            ],
+        }
 
     def _search(self, query: dict[str, list[str]]) -> None:
         words = query["search"][0].lower()

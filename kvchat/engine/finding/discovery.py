@@ -91,7 +91,7 @@ def installed_engines(
         embedded_present = importlib.util.find_spec("xllamacpp") is not None
     programs: dict[Path, Path] = {}  # by what they really are
     for folder in install_places() if search is None else search:
-        program = folder / _program_name()
+        program = folder / program_name()
         if _is_program(program):
             programs.setdefault(program.resolve(), program.absolute())
     found = [EngineLocation(EngineKind.LLAMA_SERVER, program) for program in programs.values()]
@@ -182,9 +182,9 @@ def _checked(path: Path) -> Path:
     if not path.exists():
         raise EngineNotFound("The engine is not there", f"{path} does not exist.", _ADVICE)
     if path.is_dir():
-        if _is_program(path / _program_name()):
-            return (path / _program_name()).absolute()
-        raise EngineNotFound("The engine is not there", f"{path} is a folder without a {_program_name()}.", _ADVICE)
+        if _is_program(path / program_name()):
+            return (path / program_name()).absolute()
+        raise EngineNotFound("The engine is not there", f"{path} is a folder without a {program_name()}.", _ADVICE)
     if not _is_program(path):
         raise EngineNotFound("The engine cannot be run", f"{path} is not an executable program.", _ADVICE)
     return path.absolute()
@@ -193,7 +193,8 @@ def _checked(path: Path) -> Path:
 _ADVICE = "Correct the engine path in the settings, or clear it so that kvchat looks for an engine itself."
 
 
-def _program_name() -> str:
+def program_name() -> str:
+    """What a llama-server's file is called on this system."""
     return "llama-server.exe" if sys.platform == "win32" else "llama-server"
 
 

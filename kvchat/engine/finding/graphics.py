@@ -1,4 +1,4 @@
-"""The graphics cards of this computer, seen without any driver's help, and how to get an engine that uses them."""
+"""The graphics cards of this computer, seen without any driver's help, and what an engine can compute with on them."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ _DISPLAY_CLASS = 0x03  # PCI class code: VGA, XGA, 3D and other display controll
 _NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 _WINDOWS_LIBRARIES = {"nvcuda.dll": "NVIDIA", "amdhip64.dll": "AMD", "ze_loader.dll": "Intel"}
 
-RELEASES = "https://github.com/ggml-org/llama.cpp/releases"
-
 
 class Maker(Enum):
     """Who made the card: that decides which engine builds can use it."""
@@ -28,28 +26,21 @@ class Maker(Enum):
 _PCI_VENDORS = {0x10DE: Maker.NVIDIA, 0x1002: Maker.AMD, 0x8086: Maker.INTEL}  # pci-ids.ucw.cz
 
 
-_WAYS = {  # by the system: for which makers, how
-    "linux": (
-        (
-            {Maker.NVIDIA},
-            "For NVIDIA's CUDA: conda install -c conda-forge llama-cpp, or pixi global install llama-cpp.",
-        ),
-        (
-            {Maker.AMD, Maker.INTEL, Maker.NVIDIA},
-            f"With Vulkan, for every maker: unpack the Vulkan build for Linux from {RELEASES} "
-            "and choose the folder with llama-server in the settings.",
-        ),
-    ),
-    "win32": (
-        (set(Maker), "With Vulkan, for every maker: winget install llama.cpp"),
-        (
-            {Maker.NVIDIA},
-            f"Faster on NVIDIA: unpack the CUDA build for Windows and its CUDA libraries from {RELEASES} into one "
-            "folder and choose it in the settings.",
-        ),
-        ({Maker.AMD}, f"Faster on many AMD cards: the HIP build for Windows from {RELEASES}."),
-    ),
-    "darwin": ((set(Maker), "With Metal: brew install llama.cpp"),),
+class Backend(Enum):
+    """What an engine computes with on a card; the value is its name, which those of the engine's devices begin with."""
+
+    CUDA = "CUDA"
+    ROCM = "ROCm"
+    VULKAN = "Vulkan"
+    SYCL = "SYCL"
+    METAL = "Metal"
+
+
+_SUITS = {  # the best first. Vulkan comes with every driver; ROCm and SYCL mostly need libraries of the maker's
+    Maker.NVIDIA: (Backend.CUDA, Backend.VULKAN),
+    Maker.AMD: (Backend.VULKAN, Backend.ROCM),
+    Maker.INTEL: (Backend.VULKAN, Backend.SYCL),
+    Maker.APPLE: (Backend.METAL,),
 }
 
 
@@ -86,14 +77,18 @@ def linux_makers(devices: Path) -> tuple[Maker, ...]:
     return _ordered(found)
 
 
-def install_advice(graphics: Graphics) -> tuple[str, ...]:
-    """How to install an engine that uses these cards: steps for a person, the best way first.
+def suiting(graphics: Graphics) -> tuple[Backend, ...]:
+    """What an engine can compute with on these cards, the best first."""
+    return tuple(dict.fromkeys(backend for maker in graphics.makers for backend in _SUITS[maker]))
 
-    Package names are those in llama.cpp's docs/install.md.
-    """
+
+def install_advice(graphics: Graphics) -> tuple[str, ...]:
+    """How to come by an engine that uses these cards, in sentences for the command line."""
     if not graphics.makers:
         return ("No graphics card was found that an engine could use: the engine inside kvchat does as well as any.",)
-    steps = [words for makers, words in _WAYS[graphics.system] if makers & set(graphics.makers)]
+    best, *others = (backend.value for backend in suiting(graphics))
+    also = f" `kvchat engines get {others[0].lower()}` fetches one for {others[0]}." if others else ""
+    steps = [f"`kvchat engines get` fetches one for {best}, and tries it out.{also}"]
     if Maker.NVIDIA in graphics.makers and not graphics.nvidia_driver:
         steps.insert(0, "Install NVIDIA's own driver first: without it no engine can use the card.")
     return tuple(steps)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import threading
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -146,9 +147,12 @@ class EngineEntry:
         return tuple(dict.fromkeys(name for name in names if name != "CPU"))
 
 
-def take_inventory(settings_path: str | None) -> tuple[EngineEntry, ...]:
-    """Every engine found, the one in the settings first. Raises nothing: what is wrong stands in the entry."""
-    found = installed_engines()
+def take_inventory(settings_path: str | None, fetched: Iterable[EngineLocation] = ()) -> tuple[EngineEntry, ...]:
+    """Every engine found, the one in the settings first. Raises nothing: what is wrong stands in the entry.
+
+    `fetched`: those that kvchat has fetched itself, which no search would find.
+    """
+    found = [*fetched, *installed_engines()]
     with contextlib.suppress(KvchatError):  # whoever starts it is told
         found = [find_engine(settings_path), *found] if settings_path else found
     programs: dict[Path | None, EngineLocation] = {}  # by what they really are: one may be there under two names

@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from kvchat.errors import KvchatError
-from kvchat.library.remote.hub import Hub
-from kvchat.library.remote.hub_download import Order, discard, fetch_model, unfinished_orders
+from kvchat.library.remote.hub_download import Order, Origin, discard, fetch_model, unfinished_orders
 
 TELL_EVERY_S = 0.2
 RATE_OVER_S = 5.0  # the rate shown is the mean over about so long
@@ -62,7 +61,7 @@ class Download:
 class Downloads:
     """Belongs to one event loop; the bytes flow on a thread of their own. `tell` is called on that loop."""
 
-    def __init__(self, models: Path, hub: Hub, tell: Callable[[Download], None]) -> None:
+    def __init__(self, models: Path, hub: Origin, tell: Callable[[Download], None]) -> None:
         self._models = models
         self._hub = hub
         self._tell = tell
@@ -99,7 +98,7 @@ class Downloads:
         def report(done: int, rate: float, checking: bool) -> None:
             loop.call_soon_threadsafe(self._moved, path, done, rate, checking)
 
-        future = self._running[path] = self._thread.start(self._fetch(order, path, _Meter(report)))
+        future = self._running[path] = self._thread.start(self._fetch(order, path, Meter(report)))
         future.add_done_callback(lambda ended: loop.call_soon_threadsafe(self._ended, path, ended))
         return path
 
@@ -122,7 +121,7 @@ class Downloads:
         self._running.clear()
         await asyncio.to_thread(self._thread.close)
 
-    async def _fetch(self, order: Order, path: Path, meter: _Meter) -> Path:
+    async def _fetch(self, order: Order, path: Path, meter: Meter) -> Path:
         async with self._files[path], self._turn:
             return await fetch_model(order, self._models, self._hub, meter)
 
@@ -154,8 +153,8 @@ class Downloads:
         self._tell(download)
 
 
-class _Meter:
-    """Turns every chunk's bytes into a few reports a second, with a rate."""
+class Meter:
+    """Turns every chunk's bytes into a few reports a second: bytes, bytes per second, whether they are checked only."""
 
     def __init__(self, report: Callable[[int, float, bool], None]) -> None:
         self._report = report
@@ -163,6 +162,7 @@ class _Meter:
         self._looks: list[tuple[float, int]] = []  # when, and bytes by then
 
     def __call__(self, done: int, checking: bool) -> None:
+        """As `DoneBytes`."""
         now = time.monotonic()
         if now - self._told_at < TELL_EVERY_S:
             return

@@ -36,7 +36,7 @@ Token = Callable[[], str | None]  # may block: a keyring asks the user to unlock
 
 
 class HubError(KvchatError):
-    """Hugging Face could not be reached, or did not give what was asked for."""
+    """A place that files come from could not be reached, or did not give what was asked for."""
 
 
 class Unreachable(HubError):
@@ -102,6 +102,8 @@ class HubRepository:
 
 class Hub:
     """Hugging Face, or whatever HF_ENDPOINT names. For any event loop; keeps no connection."""
+
+    name = "Hugging Face"
 
     def __init__(self, token: Token) -> None:
         self._token = token

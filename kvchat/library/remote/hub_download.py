@@ -1,7 +1,8 @@
-"""Fetches one model from Hugging Face, so that it can be stopped at any byte, by kill -9 too, and taken up again.
+"""Fetches files whose hashes are known, so that it can be stopped at any byte, by kill -9 too, and taken up again.
 
-huggingface_hub's own hf_hub_download begins anew after every interruption (version 2.4.0: its temporary file has a
-random name and is deleted), so the bytes are written here. Beside the model's place lie, until it is whole,
+They are a model of Hugging Face or, from GitHub, an engine: "model" stands for both. huggingface_hub's own
+hf_hub_download begins anew after every interruption (version 2.4.0: its temporary file has a random name and is
+deleted), so the bytes are written here. Beside the model's place lie, until it is whole,
 `<name>.part` with the bytes so far and `<name>.download`, which says what is being fetched.
 """
 
@@ -16,14 +17,18 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from kvchat.errors import KvchatError
-from kvchat.library.remote.hub import Hub, HubError, HubFile, HubPart, Unreachable
+from kvchat.library.remote.hub import HubError, HubFile, HubPart, Unreachable
 from kvchat.system.files import read_json, size_of, whole_file
 from kvchat.words.wording import size as size_in_words
+
+if TYPE_CHECKING:
+    import httpx2
 
 ORDER_SUFFIX = ".download"
 CHUNK = 4 * 1024 * 1024  # bytes hashed at a time when a download is taken up again
@@ -36,7 +41,18 @@ DoneBytes = Callable[[int, bool], None]  # bytes so far of all files; whether th
 
 
 class DownloadFailed(KvchatError):
-    """The model could not be fetched or stored."""
+    """The files could not be fetched or stored."""
+
+
+class Origin(Protocol):
+    """Where files come from: `Hub` or `GitHub`."""
+
+    name: str  # in a sentence
+
+    def download(
+        self, repository: str, revision: str, path: str, start: int
+    ) -> AbstractAsyncContextManager[httpx2.Response]:
+        """The bytes of a file from `start` on, as a response to be streamed. Raises HubError."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +105,7 @@ def discard(order: Order, models: Path) -> None:
             folder.rmdir()
 
 
-async def fetch_model(order: Order, models: Path, hub: Hub, told: DoneBytes) -> Path:
+async def fetch_model(order: Order, models: Path, origin: Origin, told: DoneBytes) -> Path:
     """Fetch what is missing of a model, check its hashes, and put it in its place; returns its first file.
 
     Cancelling leaves what has arrived, to be taken up again. Raises HubError, DownloadFailed.
@@ -107,7 +123,7 @@ async def fetch_model(order: Order, models: Path, hub: Hub, told: DoneBytes) -> 
             before, fetched = 0, []
             for part in order.file.parts:
                 if size_of(order.target(models, part)) != part.size:  # else a kill came while all were put in place
-                    await _Fetch(order, part, models, hub, _after(before, told)).run()
+                    await _Fetch(order, part, models, origin, _after(before, told)).run()
                     fetched.append(part)
                 before += part.size
             for part in fetched:
@@ -121,8 +137,8 @@ async def fetch_model(order: Order, models: Path, hub: Hub, told: DoneBytes) -> 
 class _Fetch:
     """One file on its way: the bytes written and their hash go together."""
 
-    def __init__(self, order: Order, part: HubPart, models: Path, hub: Hub, told: DoneBytes) -> None:
-        self._order, self._part, self._hub, self._told = order, part, hub, told
+    def __init__(self, order: Order, part: HubPart, models: Path, origin: Origin, told: DoneBytes) -> None:
+        self._order, self._part, self._origin, self._told = order, part, origin, told
         self._path = order.partial(models, part)
         self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._done = 0
@@ -164,7 +180,7 @@ class _Fetch:
     async def _stream(self, file: Any) -> None:
         """Read until the server ends. Raises Unreachable where that is too early."""
         order, part = self._order, self._part
-        async with self._hub.download(order.repository, order.revision, part.path, self._done) as response:
+        async with self._origin.download(order.repository, order.revision, part.path, self._done) as response:
             if self._done and not response.headers.get("Content-Range", "").startswith(f"bytes {self._done}-"):
                 self._begin_anew(file)  # the server has sent all of it
             async for chunk in response.aiter_bytes():
@@ -182,7 +198,7 @@ class _Fetch:
         self._path.unlink()
         return DownloadFailed(
             "The download arrived damaged",
-            f"{self._part.path} is not what Hugging Face has a hash of.",
+            f"{self._part.path} is not what {self._origin.name} has a hash of.",
             "What had arrived is deleted: download it again.",
         )
 
@@ -218,7 +234,7 @@ def _alone(target: Path) -> Iterator[None]:
                 with contextlib.suppress(OSError):  # Windows deletes no open file
                     lock.unlink()
     except Timeout:
-        raise DownloadFailed("This model is being fetched already", "Another kvchat does it.", "Wait for it.") from None
+        raise DownloadFailed("This is being fetched already", "Another kvchat does it.", "Wait for it.") from None
 
 
 def _check_room(order: Order, models: Path) -> None:
@@ -234,10 +250,10 @@ def _check_room(order: Order, models: Path) -> None:
     free = shutil.disk_usage(order.target(models).parent).free
     if needed + SPARE_ROOM > free:
         raise DownloadFailed(
-            "There is not enough disk space for this model",
+            "There is not enough disk space for this download",
             f"It needs {size_in_words(needed)} more, and {size_in_words(SPARE_ROOM)} should stay free; "
             f"{models} has {size_in_words(free)}.",
-            "Free some space, or choose a smaller file.",
+            "Free some space, or choose something smaller.",
         )
 
 
@@ -247,7 +263,7 @@ def _disk_failure(folder: Path, error: OSError) -> DownloadFailed:
             "The disk is full", f"{folder} has no room left.", "Free some space, then go on: what has arrived is kept."
         )
     return DownloadFailed(
-        "The model cannot be stored", f"{folder}: {error.strerror}.", "Check that you may write there."
+        "The download cannot be stored", f"{folder}: {error.strerror}.", "Check that you may write there."
     )
 
 

@@ -4,7 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.engine.finding.graphics import Graphics, Maker, find_graphics, install_advice, linux_makers
+from kvchat.engine.finding.graphics import (
+    Backend,
+    Graphics,
+    Maker,
+    find_graphics,
+    install_advice,
+    linux_makers,
+    suiting,
+)
 
 
 def device(folder: Path, name: str, kind: str, vendor: str) -> None:
@@ -32,13 +40,13 @@ def test_this_computer_can_be_looked_at() -> None:
 @pytest.mark.parametrize(
     ("graphics", "told", "not_told"),
     [
-        (Graphics("linux", (Maker.NVIDIA,)), "conda-forge llama-cpp", "driver first"),
+        (Graphics("linux", (Maker.NVIDIA,)), "fetches one for CUDA", "driver first"),
+        (Graphics("linux", (Maker.NVIDIA,)), "`kvchat engines get vulkan`", "driver first"),
         (Graphics("linux", (Maker.NVIDIA,), nvidia_driver=False), "driver first", "Metal"),
-        (Graphics("linux", (Maker.AMD,), nvidia_driver=False), "Vulkan build for Linux", "NVIDIA"),
-        (Graphics("linux", (Maker.INTEL,)), "Vulkan build for Linux", "CUDA"),
-        (Graphics("win32", (Maker.NVIDIA,)), "winget install llama.cpp", "HIP"),
-        (Graphics("win32", (Maker.AMD,)), "HIP build", "CUDA"),
-        (Graphics("darwin", (Maker.APPLE,)), "brew install llama.cpp", "Vulkan"),
+        (Graphics("linux", (Maker.AMD,), nvidia_driver=False), "fetches one for Vulkan", "NVIDIA"),
+        (Graphics("linux", (Maker.INTEL,)), "`kvchat engines get sycl`", "CUDA"),
+        (Graphics("win32", (Maker.AMD,)), "`kvchat engines get rocm`", "CUDA"),
+        (Graphics("darwin", (Maker.APPLE,)), "for Metal", "Vulkan"),
         (Graphics("linux", ()), "as well as any", "Vulkan"),
     ],
 )
@@ -46,3 +54,9 @@ def test_the_advice_fits_the_system_and_the_card(graphics: Graphics, told: str, 
     advice = " ".join(install_advice(graphics))
     assert told in advice
     assert not_told not in advice
+
+
+def test_what_an_engine_can_compute_with() -> None:
+    both = Graphics("linux", (Maker.NVIDIA, Maker.AMD))
+    assert suiting(both) == (Backend.CUDA, Backend.VULKAN, Backend.ROCM)
+    assert suiting(Graphics("linux", ())) == ()

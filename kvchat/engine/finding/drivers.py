@@ -1,0 +1,104 @@
+"""Why an engine does not see the graphics card: which library or driver it lacks. Runs `ldd`, on Linux alone.
+
+An engine of llama.cpp's releases loads what it computes with as it starts, and where that cannot be loaded it goes on
+with the processor, without a word (`GGML_BACKEND_DL`, ggml/src/ggml-backend-reg.cpp).
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from kvchat.engine import parent_guard
+from kvchat.engine.finding.graphics import Backend
+from kvchat.errors import KvchatError
+
+_TIMEOUT_S = 20.0
+_LACKS = re.compile(r"^\s*(\S+) => not found", re.MULTILINE)
+_NEEDS_SYSTEM = re.compile(r"version `(GLIBC(?:XX)?_[\d.]+)' not found")
+_SYSTEM = "a newer Linux"
+
+# What brings a library, by the beginning of its name. Packages are Debian's and Ubuntu's.
+_BRINGS = {
+    "libcuda.so": "NVIDIA’s own driver (Debian: nvidia-driver)",
+    "libvulkan.so": "the Vulkan loader (Debian: libvulkan1) and the card’s driver for it (mesa-vulkan-drivers)",
+    "libgomp.so": "the OpenMP library (Debian: libgomp1)",
+    "libcudart.so": "the CUDA libraries, which come with the engine: fetch it again",
+    "libcublas": "the CUDA libraries, which come with the engine: fetch it again",
+    "libamdhip": "AMD’s ROCm",
+    "libhip": "AMD’s ROCm",
+    "libroc": "AMD’s ROCm",
+    "libhsa": "AMD’s ROCm",
+    "libsycl": "Intel’s oneAPI",
+    "libmkl": "Intel’s oneAPI",
+    "libze_loader": "Intel’s Level Zero loader (Debian: libze1)",
+}
+_DRIVERS = {  # what makes a card seen, where all libraries are there
+    Backend.CUDA: "NVIDIA’s own driver is not running, is too old for this engine, or the card is.",
+    Backend.VULKAN: "No driver offers the card to Vulkan (Debian: mesa-vulkan-drivers; for NVIDIA, its own driver).",
+    Backend.ROCM: "AMD’s driver is not running, you may not use it (group render), or ROCm does not know the card.",
+    Backend.SYCL: "Intel’s driver for computing is not there (Debian: intel-opencl-icd and libze1).",
+    Backend.METAL: "macOS offers no card that Metal could use.",
+}
+
+
+class SeesNoCard(KvchatError):
+    """The engine runs, but on the processor alone."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(
+            "The engine does not see the graphics card",
+            why,
+            "Put that right, then try again; what was downloaded is kept.",
+        )
+
+
+def why_no_card(program: Path, backend: Backend) -> SeesNoCard:
+    """Why the engine at `program` has no device of that kind. Blocks for as long as `ldd` takes."""
+    lacking = missing_libraries(program.parent)
+    if _SYSTEM in lacking:
+        return SeesNoCard(f"This build needs a newer Linux than this one: {lacking[_SYSTEM]}.")
+    if not lacking:
+        return SeesNoCard(_DRIVERS[backend])
+    known = {next((words for start, words in _BRINGS.items() if name.startswith(start)), "") for name in lacking}
+    names, brought = ", ".join(sorted(lacking)), " and ".join(sorted(filter(None, known)))
+    return SeesNoCard(f"It lacks {names}. {_from(brought)}")
+
+
+def missing_libraries(folder: Path) -> dict[str, str]:
+    """What the engine's libraries in a folder cannot find, by name; under `_SYSTEM` what this one is too old for.
+
+    Empty where `ldd` cannot say.
+    """
+    found: dict[str, str] = {}
+    if sys.platform != "linux":
+        return found
+    for library in sorted({*folder.glob("libggml-*.so"), *folder.glob("llama-server")}):
+        text = _ldd(library)
+        found |= {name: name for name in _LACKS.findall(text) if not (folder / name).exists()}
+        if too_old := _NEEDS_SYSTEM.search(text):
+            found[_SYSTEM] = too_old[1].replace("_", " ")
+    return found
+
+
+def _from(brought: str) -> str:
+    return f"That comes with {brought}." if brought else ""
+
+
+def _ldd(library: Path) -> str:
+    """What it prints, on either stream."""
+    try:
+        done = subprocess.run(
+            ["ldd", str(library)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=_TIMEOUT_S,
+            env=parent_guard.engine_environment("ldd") | {"LC_ALL": "C"},
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.decode("utf-8", "replace")

@@ -1,0 +1,244 @@
+"""Engines for the graphics card: fetched from llama.cpp's releases, tried out, kept beside the others, removed.
+
+Each lies in a folder of its own below `Paths.engines`, and is whole there or not at all. The engine in use stays that
+until another one has passed the trial.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import errno
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+from kvchat.engine.finding.discovery import EngineKind, EngineLocation, program_name
+from kvchat.engine.finding.graphics import Backend, Graphics
+from kvchat.engine_host.trial import Trial, TrialStep, try_engine
+from kvchat.errors import KvchatError
+from kvchat.library.remote.downloads import LoopThread, Meter
+from kvchat.library.remote.engine_builds import REPOSITORY, EngineBuild, backend_of, builds_for
+from kvchat.library.remote.github import GitHub
+from kvchat.library.remote.hub_download import Order, fetch_model
+from kvchat.system.archives import UnsafeArchive, unpack
+from kvchat.system.concurrency import in_thread
+from kvchat.system.files import size_of
+from kvchat.words.wording import size as size_in_words
+
+UNPACKED = 3  # times its download an engine takes, at most
+STALE_AFTER_S = 24 * 3600.0  # what is so old nobody unpacks or deletes any more
+
+
+class NoSuchEngine(KvchatError):
+    """There is no engine to fetch, or to remove, of that name."""
+
+
+class EngineNotStored(KvchatError):
+    """An engine could not be unpacked or removed."""
+
+
+class Stage(Enum):
+    """What is being done; the value is the word on the screen."""
+
+    ASKING = "asking what there is"
+    CHECKING = "checking what is there"
+    FETCHING = "downloading"
+    UNPACKING = "unpacking"
+    TRYING = "trying it out"
+
+
+@dataclass(frozen=True)
+class Fetching:
+    """How far it is. Bytes; rate in bytes per second, 0 while it is not known."""
+
+    stage: Stage
+    build: EngineBuild | None = None  # None while it is asked for
+    done: int = 0
+    rate: float = 0.0
+    steps: tuple[TrialStep, ...] = ()
+
+
+@dataclass(frozen=True)
+class FetchedEngine:
+    """An engine that kvchat has fetched."""
+
+    name: str
+    folder: Path
+    size: int  # bytes
+
+    @property
+    def location(self) -> EngineLocation:
+        """Its program."""
+        return EngineLocation(EngineKind.LLAMA_SERVER, self.folder / program_name())
+
+
+class EngineFetcher:
+    """Belongs to one event loop; the bytes flow on a thread of their own. Asks nothing until a method is called."""
+
+    def __init__(self, engines: Path, trial_model: Callable[[], Path | None]) -> None:
+        """`engines`: the folder they are kept in. `trial_model` is called in another thread."""
+        self._engines, self._trial_model = engines, trial_model
+        self._downloads = engines / ".downloads"
+        self._github = GitHub()
+        self._thread = LoopThread("engines")
+
+    @property
+    def source(self) -> str:
+        """Where they come from, for a browser."""
+        return self._github.page(REPOSITORY)
+
+    def fetched(self) -> tuple[FetchedEngine, ...]:
+        """Those that are here, by their names. Looks at the disk."""
+        return tuple(sorted(self._look(), key=lambda one: one.name))
+
+    async def build(self, graphics: Graphics, wanted: Backend | None = None) -> EngineBuild:
+        """The newest build for these cards: the best kind, or the one that is wanted. Raises NoSuchEngine, HubError."""
+        releases = await asyncio.wrap_future(self._thread.start(self._github.releases(REPOSITORY)))
+        builds = builds_for(graphics, releases)
+        for build in builds:
+            if wanted in (None, build.backend):
+                return build
+        others = ", ".join(build.backend.value for build in builds)
+        raise NoSuchEngine(
+            f"There is no engine for {wanted.value}" if wanted else "There is no engine for this computer’s card",
+            f"llama.cpp’s newest releases have {others or 'none'} that suits it.",
+            f"Look at {self.source} yourself, or choose a llama-server that you have.",
+        )
+
+    async def fetch(self, build: EngineBuild, tell: Callable[[Fetching], None]) -> tuple[FetchedEngine, Trial]:
+        """Have an engine, and try it out; what is here already is only tried.
+
+        Cancelling keeps what has arrived. Raises HubError, DownloadFailed, EngineNotStored. An engine that fails the
+        trial stays, to be tried again.
+        """
+        now = Fetching(Stage.ASKING, build)
+        if not (self._engines / build.name / program_name()).exists():
+            await self._download(build, tell)
+            tell(dataclasses.replace(now, stage=Stage.UNPACKING, done=build.size))
+            await in_thread(lambda stop: self._unpack(build.order, stop))
+        steps: list[TrialStep] = []
+
+        def step(one: TrialStep) -> None:
+            steps.append(one)
+            tell(dataclasses.replace(now, stage=Stage.TRYING, done=build.size, steps=tuple(steps)))
+
+        tell(dataclasses.replace(now, stage=Stage.TRYING, done=build.size))
+        engine = await asyncio.to_thread(self._named, build.name)
+        model = await asyncio.to_thread(self._trial_model)
+        return engine, await try_engine(engine.location, model, step, needs=backend_of(build.name))
+
+    async def remove(self, name: str) -> None:
+        """Delete an engine that was fetched. Raises NoSuchEngine, EngineNotStored: then it is still there, whole."""
+
+        def delete() -> None:
+            folder = self._named(name).folder
+            try:  # Windows lets nobody move what runs
+                shutil.rmtree(folder.rename(folder.with_name(f".{name}.gone")))
+            except OSError as error:
+                why = f"{folder}: {error.strerror}."
+                raise EngineNotStored("The engine could not be removed", why, "Stop it, then try again.") from error
+
+        await asyncio.to_thread(delete)
+
+    async def close(self) -> None:
+        """Stop a download; what has arrived is kept."""
+        await asyncio.to_thread(self._thread.close)
+
+    async def _download(self, build: EngineBuild, tell: Callable[[Fetching], None]) -> None:
+        loop = asyncio.get_running_loop()
+
+        def report(done: int, rate: float, checking: bool) -> None:
+            stage = Stage.CHECKING if checking else Stage.FETCHING
+            loop.call_soon_threadsafe(tell, Fetching(stage, build, done, rate))
+
+        await asyncio.to_thread(self._make_room, build)
+        tell(Fetching(Stage.FETCHING, build))
+        work = fetch_model(build.order, self._downloads, self._github, Meter(report))
+        await asyncio.wrap_future(self._thread.start(work))
+
+    def _make_room(self, build: EngineBuild) -> None:
+        """Forget what was begun of others, and see whether there is room for this one. Raises EngineNotStored."""
+        try:
+            self._downloads.mkdir(parents=True, exist_ok=True, mode=0o700)
+            for path in self._downloads.rglob("*"):
+                if path.is_file() and not any(path.name.startswith(part.path) for part in build.order.file.parts):
+                    path.unlink()
+            for left in self._engines.glob(".*"):  # a crash leaves it
+                if left != self._downloads and time.time() - left.stat().st_mtime > STALE_AFTER_S:
+                    shutil.rmtree(left, ignore_errors=True)
+            free = shutil.disk_usage(self._engines).free
+        except OSError as error:
+            raise _not_stored(self._engines, error) from error
+        needed = build.size * (1 + UNPACKED) - build.order.done(self._downloads)
+        if free < needed:
+            raise EngineNotStored(
+                "There is not enough disk space for this engine",
+                f"It needs {size_in_words(needed)} for a moment; {self._engines} has {size_in_words(free)} free.",
+                "Free some space, then try again.",
+            )
+
+    def _unpack(self, order: Order, stop: threading.Event) -> None:
+        """Put the engine together beside its place, then into it; what was downloaded goes when that is done."""
+        target = self._engines / order.file.name
+        try:
+            with tempfile.TemporaryDirectory(prefix=".new-", dir=self._engines, ignore_cleanup_errors=True) as name:
+                whole = Path(name) / target.name
+                whole.mkdir(mode=0o700)
+                for part in order.file.parts:
+                    unpack(order.target(self._downloads, part), whole, stop)
+                if stop.is_set():
+                    return
+                if not (whole / program_name()).is_file():
+                    raise UnsafeArchive(f"there is no {program_name()} in it")
+                if target.exists():  # without its program
+                    shutil.rmtree(target)
+                whole.rename(target)
+        except UnsafeArchive as error:
+            self._forget(order)
+            raise EngineNotStored(
+                "The engine is not as expected", f"{order.file.parts[0].path}: {error}.", f"Look at {self.source}."
+            ) from error
+        except OSError as error:
+            raise _not_stored(self._engines, error) from error
+        self._forget(order)
+
+    def _forget(self, order: Order) -> None:
+        """Delete the archives."""
+        for part in order.file.parts:
+            with contextlib.suppress(OSError):
+                order.target(self._downloads, part).unlink(missing_ok=True)
+
+    def _named(self, name: str) -> FetchedEngine:
+        found = next((one for one in self._look() if one.name == name), None)
+        if found is None:
+            there = ", ".join(one.name for one in self.fetched()) or "none"
+            raise NoSuchEngine(
+                f"kvchat has fetched no engine called {name}", f"There is: {there}.", "Only those can be removed."
+            )
+        return found
+
+    def _look(self) -> Iterator[FetchedEngine]:
+        with contextlib.suppress(OSError):
+            for folder in self._engines.iterdir():
+                if not folder.name.startswith(".") and (folder / program_name()).is_file():
+                    size = sum(size_of(path) for path in folder.rglob("*") if not path.is_symlink())
+                    yield FetchedEngine(folder.name, folder, size)
+
+
+def _not_stored(folder: Path, error: OSError) -> EngineNotStored:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return EngineNotStored(
+            "The disk is full",
+            f"{folder} has no room left for the engine.",
+            "Free some space, then try again: what has arrived is kept.",
+        )
+    return EngineNotStored(
+        "The engine cannot be stored", f"{folder}: {error.strerror}.", "Check that you may write there."
+    )

@@ -1,0 +1,132 @@
+"""Unpacks archives of others: nothing lands outside the folder that is meant for it, whatever the archive says."""
+
+from __future__ import annotations
+
+import stat
+import tarfile
+import tempfile
+import threading
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from gzip import BadGzipFile
+from pathlib import Path
+from typing import IO
+
+MOST_UNPACKED = 20_000_000_000  # bytes; more than any engine
+MOST_FILES = 100_000
+_CHUNK = 1024 * 1024
+
+
+class UnsafeArchive(ValueError):
+    """It is no archive, or has something that does not belong into one; says what."""
+
+
+@dataclass(frozen=True)
+class _Member:
+    """One entry: a folder has neither `open` nor `link`."""
+
+    name: str
+    size: int = 0
+    runs: bool = False  # its owner may execute it
+    open: Callable[[], IO[bytes]] | None = None
+    link: str = ""  # where a symbolic link leads, as it is written
+
+
+def unpack(archive: Path, into: Path, stop: threading.Event) -> None:
+    """Put what a .zip or .tar.gz holds into a folder, without the one folder that all of it may be in; ends at `stop`.
+
+    Beside what is there already, which is replaced where it has the same name. Raises UnsafeArchive, and OSError as
+    writing does; then, and when it was stopped, something may lie there.
+    """
+    with tempfile.TemporaryDirectory(prefix=".unpacking-", dir=into) as name:
+        beside = Path(name)
+        _unpack(archive, beside, stop)
+        found = list(beside.iterdir())
+        if len(found) == 1 and found[0].is_dir() and not found[0].is_symlink():
+            found = list(found[0].iterdir())
+        for path in found if not stop.is_set() else ():
+            path.replace(into / path.name)
+
+
+def _unpack(archive: Path, into: Path, stop: threading.Event) -> None:
+    total = files = 0
+    try:
+        for member in _zipped(archive) if zipfile.is_zipfile(archive) else _tarred(archive):
+            if stop.is_set():
+                return
+            total, files = total + member.size, files + 1
+            if total > MOST_UNPACKED or files > MOST_FILES:
+                raise UnsafeArchive("it would unpack to more than any engine has")
+            _put(member, _inside(into, member.name), stop)
+    except (tarfile.TarError, zipfile.BadZipFile, BadGzipFile, zlib.error, EOFError, NotImplementedError) as error:
+        raise UnsafeArchive(f"it is damaged: {error}") from error
+
+
+def _put(member: _Member, target: Path, stop: threading.Event) -> None:
+    folder = target if member.open is None and not member.link else target.parent
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if folder == target:
+        return
+    target.unlink(missing_ok=True)  # never written through: it may be a link
+    if member.link:
+        target.symlink_to(member.link)
+        return
+    assert member.open is not None
+    with member.open() as reader, target.open("xb") as writer:
+        while not stop.is_set() and (chunk := reader.read(_CHUNK)):
+            writer.write(chunk)
+    if member.runs:
+        target.chmod(0o755)
+
+
+def _inside(folder: Path, name: str) -> Path:
+    """Where a member belongs. Raises UnsafeArchive where that is not inside, or behind a link."""
+    pieces = [piece for piece in name.split("/") if piece not in ("", ".")]
+    if name.startswith("/") or any(piece == ".." or set(piece) & set('\\:*?"<>|\0') for piece in pieces):
+        raise UnsafeArchive(f"it has a file with an impossible name: {name!r}")
+    target = folder.joinpath(*pieces)
+    for parent in target.parents:
+        if parent == folder:
+            break
+        if parent.is_symlink():
+            raise UnsafeArchive(f"it has a file behind a link: {name!r}")
+    return target
+
+
+def _tarred(archive: Path) -> Iterator[_Member]:
+    with tarfile.open(archive) as tar:
+        for entry in tar:
+            if entry.isdir():
+                yield _Member(entry.name)
+            elif entry.issym():
+                if "/" in entry.linkname or entry.linkname in ("", ".", ".."):  # libllama.so -> libllama.so.0
+                    raise UnsafeArchive(f"it has a link that leads elsewhere: {entry.name!r}")
+                yield _Member(entry.name, link=entry.linkname)
+            elif entry.isreg():
+
+                def opened(entry: tarfile.TarInfo = entry) -> IO[bytes]:
+                    reader = tar.extractfile(entry)
+                    assert reader is not None  # of a regular file
+                    return reader
+
+                yield _Member(entry.name, entry.size, bool(entry.mode & stat.S_IXUSR), opened)
+            else:
+                raise UnsafeArchive(f"it has something that is no file: {entry.name!r}")
+
+
+def _zipped(archive: Path) -> Iterator[_Member]:
+    with zipfile.ZipFile(archive) as zipped:
+        for entry in zipped.infolist():
+            mode = entry.external_attr >> 16
+            if stat.S_ISLNK(mode):
+                raise UnsafeArchive(f"it has a link: {entry.filename!r}")
+            if entry.is_dir():
+                yield _Member(entry.filename)
+                continue
+
+            def opened(entry: zipfile.ZipInfo = entry) -> IO[bytes]:
+                return zipped.open(entry)
+
+            yield _Member(entry.filename, entry.file_size, bool(mode & stat.S_IXUSR), opened)

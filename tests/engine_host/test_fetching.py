@@ -1,0 +1,248 @@
+"""Engines from a stand-in GitHub: fetched, taken up again, checked, unpacked, tried out, kept, removed."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections import namedtuple
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from kvchat.engine.finding.graphics import Backend, Graphics, Maker
+from kvchat.engine_host import fetching as fetching_module
+from kvchat.engine_host import setup as engine_setup
+from kvchat.engine_host.fetching import EngineNotStored, Fetching, NoSuchEngine, Stage
+from kvchat.engine_host.setup import EngineSetup
+from kvchat.errors import KvchatError
+from kvchat.library.remote import hub_download
+from kvchat.library.remote.hub import HubError, Unreachable
+from kvchat.library.remote.hub_download import DownloadFailed
+from kvchat.settings import Settings
+from kvchat.system.paths import Paths
+from tests.engine_fixtures import FakeEngine
+from tests.library.engine_archives import tarred
+from tests.library.fake_hub import FakeHub
+
+NAME = "llama.cpp-b11457-cuda-12.8"
+ARCHIVE, LIBRARIES = (f"{one}llama-b11457-bin-ubuntu-cuda-12.8-x64.tar.gz" for one in ("", "cudart-"))
+VULKAN = "llama-b11457-bin-ubuntu-vulkan-x64.tar.gz"
+
+
+class Home:
+    """A kvchat's engines, and what was told of them."""
+
+    def __init__(self, paths: Paths, fake: FakeEngine) -> None:
+        self.paths, self.settings = paths, Settings(engine_path="/usr/bin/old", model_path=str(fake.plan.model))
+        self.told: list[Fetching | None] = []
+        self.setup = EngineSetup(paths, lambda: self.settings, self._use)
+        self.setup.subscribe(lambda: self.told.append(self.setup.fetching))
+
+    async def _use(self, path: str | None) -> None:
+        self.settings = Settings(engine_path=path, model_path=self.settings.model_path)
+
+    @property
+    def stages(self) -> list[Stage]:
+        """Each once, in their order."""
+        return list(dict.fromkeys(one.stage for one in self.told if one))
+
+    @property
+    def program(self) -> Path:
+        return self.paths.engines / NAME / "llama-server"
+
+    def left(self) -> list[str]:
+        """The files there are, without folders of their own."""
+        return sorted(path.name for path in self.paths.engines.rglob("*") if path.is_file())
+
+
+@pytest_asyncio.fixture
+async def home(
+    tmp_path: Path, fake_engine: FakeEngine, github: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Home]:
+    monkeypatch.setattr(engine_setup, "find_graphics", lambda: Graphics("linux", (Maker.NVIDIA,)))
+    monkeypatch.setattr(engine_setup, "installed_starter", lambda: None)
+    monkeypatch.setattr(fetching_module.builds_for, "__defaults__", ("x86_64",))
+    monkeypatch.setattr(hub_download, "WAITS_S", (0.0, 0.0))
+    program = fake_engine.path.read_bytes()
+    engine = tarred({"llama-b11457/llama-server": program, "llama-b11457/libggml-cuda.so": bytes(300_000)})
+    libraries = tarred({f"{LIBRARIES}/libcudart.so.12": b"cuda", f"{LIBRARIES}/libcublas.so.12": b"blas"})
+    github.releases = {"b11457": {ARCHIVE: engine, LIBRARIES: libraries, VULKAN: engine}}
+    root = tmp_path / "home"
+    home = Home(Paths(*(root / one for one in ("config", "data", "cache", "state"))), fake_engine)
+    yield home
+    await home.setup.close()
+
+
+async def test_it_is_fetched_tried_out_and_used(home: Home, github: FakeHub) -> None:
+    trial = await home.setup.get()
+    assert trial is not None
+    assert trial.works
+    assert home.settings.engine_path == str(home.program)
+    assert home.left() == ["libcublas.so.12", "libcudart.so.12", "libggml-cuda.so", "llama-server"]
+    assert home.stages == [Stage.ASKING, Stage.FETCHING, Stage.UNPACKING, Stage.TRYING]
+    assert home.told[-1] is None
+    last = home.told[-2]
+    assert last is not None
+    assert [step.name for step in last.steps][-1] == "Memory of chats"
+    assert [one.name for one in home.setup.fetcher.fetched()] == [NAME]
+    entries = await home.setup.engines()
+    assert (entries[0].location.path, entries[0].chosen) == (home.program, True)
+
+
+async def test_what_is_here_is_only_tried_again(home: Home, github: FakeHub) -> None:
+    await home.setup.get()
+    fetched = len(github.downloads)
+    trial = await home.setup.get()
+    assert trial is not None
+    assert trial.works
+    assert len(github.downloads) == fetched
+
+
+async def test_another_kind_can_be_had_and_stands_beside(home: Home) -> None:
+    await home.setup.get()
+    await home.setup.get(Backend.VULKAN)
+    assert [one.name for one in home.setup.fetcher.fetched()] == [NAME, "llama.cpp-b11457-vulkan"]
+    with pytest.raises(NoSuchEngine, match="no engine for SYCL"):
+        await home.setup.get(Backend.SYCL)
+
+
+async def test_one_that_does_not_see_the_card_is_not_used_and_kept_to_be_tried_again(
+    home: Home, fake_engine: FakeEngine, github: FakeHub
+) -> None:
+    fake_engine.set(FAKE_NO_GPU=1)
+    trial = await home.setup.get()
+    assert trial is not None
+    assert not trial.works
+    assert trial.steps[-1].name == "The engine does not see the graphics card"
+    assert "NVIDIA" in trial.steps[-1].detail
+    assert home.settings.engine_path == "/usr/bin/old"
+    fake_engine.set(FAKE_NO_GPU=None)  # the driver is installed
+    github.status = 0
+    before = len(github.downloads)
+    trial = await home.setup.get()
+    assert trial is not None
+    assert trial.works
+    assert len(github.downloads) == before
+    assert home.settings.engine_path == str(home.program)
+
+
+async def test_one_that_does_not_start_is_not_used(home: Home, fake_engine: FakeEngine) -> None:
+    fake_engine.set(FAKE_EXIT_AT_START="-11:")
+    trial = await home.setup.get()
+    assert trial is not None
+    assert "crashed" in trial.steps[-1].name
+    assert home.settings.engine_path == "/usr/bin/old"
+
+
+async def refused(home: Home, kind: type[KvchatError]) -> KvchatError:
+    """What `get` raises. Nothing is in the way of the next attempt, and the old engine is in use."""
+    with pytest.raises(kind) as caught:
+        await home.setup.get()
+    assert home.setup.fetching is None
+    assert home.settings.engine_path == "/usr/bin/old"
+    assert home.setup.fetcher.fetched() == ()
+    assert caught.value.detail
+    assert caught.value.advice
+    return caught.value
+
+
+async def test_a_wrong_hash_and_then_a_right_one(home: Home, github: FakeHub) -> None:
+    github.claims[LIBRARIES] = "0" * 64
+    error = await refused(home, DownloadFailed)
+    assert error.title == "The download arrived damaged"
+    assert "GitHub" in error.detail
+    github.claims.clear()
+    before = len(github.downloads)
+    trial = await home.setup.get()
+    assert trial is not None
+    assert trial.works
+    assert len(github.downloads) > before
+
+
+async def test_no_network(home: Home, github: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GITHUB_API_URL", "http://127.0.0.1:9")
+    assert (await refused(home, Unreachable)).title == "GitHub cannot be reached"
+    monkeypatch.setenv("GITHUB_API_URL", github.url)
+    github.status = 404
+    await refused(home, HubError)
+
+
+async def test_a_connection_that_breaks_off_goes_on_where_it_was(home: Home, github: FakeHub) -> None:
+    github.cut_after = [200, 30]
+    trial = await home.setup.get()
+    assert trial is not None
+    assert trial.works
+    ranges = [request.headers.get("range") for request in github.downloads]
+    assert "bytes=200-" in ranges
+
+
+async def test_cancelled_it_goes_on_later(home: Home, github: FakeHub) -> None:
+    github.hold_at = 0
+    work = asyncio.ensure_future(home.setup.get())
+    await asyncio.to_thread(github.held.wait, 240)
+    assert await home.setup.get() is None, "one at a time"
+    home.setup.cancel_fetch()
+    assert await work is None
+    assert home.setup.fetching is None
+    assert home.settings.engine_path == "/usr/bin/old"
+    github.hold_at = None
+    github.go_on.set()
+    trial = await home.setup.get()
+    assert trial is not None
+    assert trial.works
+
+
+async def test_too_little_room_is_told_before_a_byte_is_fetched(
+    home: Home, github: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10**9, 0, 1000))
+    assert "not enough disk space" in (await refused(home, EngineNotStored)).title
+    assert github.downloads == []
+
+
+async def test_a_disk_that_is_full_when_it_is_unpacked_keeps_what_arrived(
+    home: Home, github: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fetching_module, "unpack", full)
+        assert (await refused(home, EngineNotStored)).title == "The disk is full"
+    assert home.left() == sorted((ARCHIVE, LIBRARIES))
+    before = len(github.downloads)
+    trial = await home.setup.get()
+    assert trial is not None
+    assert trial.works
+    assert len(github.downloads) == before
+
+
+async def test_an_archive_that_would_lead_outside_is_not_unpacked(home: Home, github: FakeHub) -> None:
+    github.releases["b11457"][ARCHIVE] = tarred({"llama-b11457/llama-server": b"", "../../../outside": b"x"})
+    assert "impossible name" in (await refused(home, EngineNotStored)).detail
+    assert home.left() == []
+    github.releases["b11457"][ARCHIVE] = tarred({"llama-b11457/README": b""})
+    assert "no llama-server in it" in (await refused(home, EngineNotStored)).detail
+
+
+async def test_what_was_begun_of_another_version_goes(home: Home, github: FakeHub) -> None:
+    old = home.paths.engines / ".downloads" / "ggml-org" / "llama.cpp" / "llama-b1-bin-ubuntu-cuda-12.8-x64.tar.gz.part"
+    old.parent.mkdir(parents=True)
+    old.write_bytes(b"1")
+    await home.setup.get()
+    assert not old.exists()
+
+
+async def test_removing_the_one_in_use_and_one_that_is_not_there(home: Home) -> None:
+    await home.setup.get()
+    await home.setup.remove(NAME)
+    assert home.settings.engine_path is None
+    assert home.left() == []
+    with pytest.raises(NoSuchEngine, match="no engine called"):
+        await home.setup.remove(NAME)
+    for name in ("..", ".", "", "../data", ".downloads"):
+        with pytest.raises(NoSuchEngine):
+            await home.setup.remove(name)

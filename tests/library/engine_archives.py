@@ -1,0 +1,39 @@
+"""Archives as llama.cpp's releases have them."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+import zipfile
+from collections.abc import Mapping
+
+
+def tarred(files: Mapping[str, bytes], links: Mapping[str, str] | None = None, *, links_first: bool = False) -> bytes:
+    """A .tar.gz of these files, of which programs may be executed, and symbolic links."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
+
+        def add_links() -> None:
+            for name, target in (links or {}).items():
+                entry = tarfile.TarInfo(name)
+                entry.type, entry.linkname = tarfile.SYMTYPE, target
+                tar.addfile(entry)
+
+        if links_first:
+            add_links()
+        for name, content in files.items():
+            entry = tarfile.TarInfo(name)
+            entry.size, entry.mode = len(content), 0o755 if name.endswith("llama-server") else 0o644
+            tar.addfile(entry, io.BytesIO(content))
+        if not links_first:
+            add_links()
+    return buffer.getvalue()
+
+
+def zipped(files: Mapping[str, bytes]) -> bytes:
+    """A .zip of these files."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in files.items():
+            archive.writestr(name, content)
+    return buffer.getvalue()

@@ -1,0 +1,141 @@
+"""Archives as llama.cpp's releases are, and archives that nobody should unpack."""
+
+from __future__ import annotations
+
+import io
+import os
+import random
+import tarfile
+import threading
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from kvchat.system import archives
+from kvchat.system.archives import UnsafeArchive, unpack
+from tests.library.engine_archives import tarred, zipped
+
+
+def put(folder: Path, name: str, content: bytes) -> Path:
+    path = folder / name
+    path.write_bytes(content)
+    return path
+
+
+def unpacked(archive: Path, into: Path) -> list[str]:
+    into.mkdir(exist_ok=True)
+    unpack(archive, into, threading.Event())
+    return sorted(path.relative_to(into).as_posix() for path in into.rglob("*"))
+
+
+def test_the_folder_around_all_goes_and_links_and_rights_stay(tmp_path: Path) -> None:
+    files = {"llama-b1/llama-server": b"#!", "llama-b1/LICENSE": b"MIT", "llama-b1/rocblas/library/a.dat": b"x"}
+    archive = put(tmp_path, "a.tar.gz", tarred(files, links={"llama-b1/libllama.so": "LICENSE"}))
+    into = tmp_path / "into"
+    assert unpacked(archive, into) == [
+        *("LICENSE", "libllama.so", "llama-server"),
+        *("rocblas", "rocblas/library", "rocblas/library/a.dat"),
+    ]
+    assert os.access(into / "llama-server", os.X_OK)
+    assert not os.access(into / "LICENSE", os.X_OK)
+    assert (into / "libllama.so").readlink() == Path("LICENSE")
+
+
+def test_a_second_archive_lands_beside_the_first(tmp_path: Path) -> None:
+    into = tmp_path / "into"
+    unpacked(put(tmp_path, "a.zip", zipped({"llama-server.exe": b"1", "ggml-cuda.dll": b"2"})), into)
+    second = put(tmp_path, "b.tar.gz", tarred({"cudart-llama-b1/libcudart.so.12": b"3", "cudart-llama-b1/x": b"4"}))
+    assert unpacked(second, into) == ["ggml-cuda.dll", "libcudart.so.12", "llama-server.exe", "x"]
+
+
+def with_member(change: Callable[[tarfile.TarInfo], object]) -> bytes:
+    """A tar with a good file and one that is changed."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
+        tar.addfile(tarfile.TarInfo("good"), io.BytesIO())
+        entry = tarfile.TarInfo("llama-b1/bad")
+        change(entry)
+        tar.addfile(entry, io.BytesIO(b"x" * entry.size))
+    return buffer.getvalue()
+
+
+def linked(name: str, kind: bytes = tarfile.SYMTYPE) -> Callable[[tarfile.TarInfo], object]:
+    def change(entry: tarfile.TarInfo) -> None:
+        entry.type, entry.linkname = kind, name
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (tarred({"../outside": b"x"}), "impossible name"),
+        (tarred({"a/../../outside": b"x"}), "impossible name"),
+        (tarred({"/tmp/outside": b"x"}), "impossible name"),
+        (tarred({"C:\\outside": b"x"}), "impossible name"),
+        (zipped({"../outside": b"x"}), "impossible name"),
+        (zipped({"a/../../outside": b"x"}), "impossible name"),
+        (with_member(linked("../../outside")), "leads elsewhere"),
+        (with_member(linked("/etc/passwd")), "leads elsewhere"),
+        (with_member(linked("..")), "leads elsewhere"),
+        (with_member(linked("good", tarfile.LNKTYPE)), "no file"),
+        (with_member(linked("", tarfile.FIFOTYPE)), "no file"),
+        (with_member(linked("", tarfile.CHRTYPE)), "no file"),
+        (tarred({"x/y": b""}, links={"x": "."}), "leads elsewhere"),
+        (b"no archive", "damaged"),
+        (tarred({"a": random.Random(0).randbytes(100_000)})[:50_000], "damaged"),
+        (b"", "damaged"),
+    ],
+)
+def test_what_would_lead_outside_or_is_no_archive_is_refused(tmp_path: Path, content: bytes, words: str) -> None:
+    into = tmp_path / "in" / "into"
+    into.mkdir(parents=True)
+    with pytest.raises(UnsafeArchive, match=words):
+        unpacked(put(tmp_path, "a.tar.gz", content), into)
+    assert list(into.iterdir()) == []
+    assert list(tmp_path.rglob("outside")) == []
+
+
+def test_nothing_is_written_behind_a_link(tmp_path: Path) -> None:
+    """A link to a folder beside it, and then a file in that: it could be one that was there before."""
+    content = tarred({"d/x": b"1", "l/y": b"2"}, links={"l": "d"}, links_first=True)
+    with pytest.raises(UnsafeArchive, match="behind a link"):
+        unpacked(put(tmp_path, "a.tar.gz", content), tmp_path / "into")
+
+
+def test_a_bomb_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(archives, "MOST_UNPACKED", 1000)
+    for content in (tarred({"a": bytes(2000)}), zipped({"a": bytes(2000)})):
+        with pytest.raises(UnsafeArchive, match="more than any engine"):
+            unpacked(put(tmp_path, "a", content), tmp_path / "into")
+    monkeypatch.setattr(archives, "MOST_FILES", 2)
+    with pytest.raises(UnsafeArchive, match="more than any engine"):
+        unpacked(put(tmp_path, "a", tarred({str(n): b"" for n in range(3)})), tmp_path / "into")
+
+
+def test_a_zip_that_lies_about_sizes_is_refused(tmp_path: Path) -> None:
+    """What is unpacked is never more than what was counted."""
+    content = zipped({"a": bytes(5000)})
+    lying = content.replace((5000).to_bytes(4, "little"), (10).to_bytes(4, "little"))
+    assert lying != content
+    with pytest.raises(UnsafeArchive):
+        unpacked(put(tmp_path, "a.zip", lying), tmp_path / "into")
+
+
+def test_it_can_be_stopped(tmp_path: Path) -> None:
+    archive, stop = put(tmp_path, "a.zip", zipped({"a": b"1"})), threading.Event()
+    stop.set()
+    unpack(archive, tmp_path, stop)
+    assert [path.name for path in tmp_path.iterdir()] == ["a.zip"]
+
+
+def test_a_link_in_a_zip_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        entry = zipfile.ZipInfo("l")
+        entry.external_attr = 0o120777 << 16
+        archive.writestr(entry, "/etc/passwd")
+    with pytest.raises(UnsafeArchive, match="link"):
+        unpacked(path, tmp_path / "into")
