@@ -635,7 +635,7 @@ class FakeLibrary(ModelLibrary):
 
 
 class FakeEngines(EngineSetup):
-    """Two engines, of which one is too old; a trial of two steps; a key in a variable."""
+    """Two engines, of which one is too old; a trial of two steps; a key in a variable. What is fetched really is."""
 
     found = (
         EngineEntry(
@@ -911,7 +911,7 @@ class FakeRuntime(Runtime):
         self.engine: FakeEngine = FakeEngine(self)
         self.model: FakeModel = FakeModel(self)
         self.save_points: FakeStore = FakeStore(self)
-        self.engines = FakeEngines(self.paths, lambda: self.settings)
+        self.engines = FakeEngines(self.paths, lambda: self.settings, self.use_engine)
         self.door: FakeDoor = FakeDoor(self)
         self.log = ["build: 11434", "load_tensors: 30 layers", "main: server is listening"]
 
@@ -950,6 +950,9 @@ class FakeRuntime(Runtime):
             raise self.refuse
         self.settings = replace(self.settings, model_path=str(path))
         self.set_engine(EngineState.READY)
+
+    async def use_engine(self, path: str | None) -> None:
+        await self.apply_settings(replace(self.settings, engine_path=path))
 
     async def apply_settings(self, settings: Settings) -> None:
         self.calls.append(("apply", settings))

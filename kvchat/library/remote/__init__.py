@@ -1,1 +1,1 @@
-"""Models that can be had: Hugging Face, the starter, downloads. What has arrived is for `local` to find."""
+"""What can be had: models from Hugging Face, the starter, engines from GitHub; downloads. What has arrived is for `local` to find."""

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QFileDialog, QLineEdit, QWidget
 
 from kvchat.engine.finding.discovery import EngineKind, EngineLocation
-from kvchat.engine.finding.graphics import find_graphics, install_advice
+from kvchat.engine.finding.graphics import Backend, Graphics, Maker, find_graphics, suiting
 from kvchat.engine.finding.probe import EngineEntry
+from kvchat.engine_host.fetching import FetchedEngine
 from kvchat.engine_host.trial import TrialStep
+from kvchat.errors import KvchatError
 from kvchat.runtime import Runtime
 from kvchat.system.secret_store import Keeper
-from kvchat.ui.base.building import button, line_edit
+from kvchat.ui.base.building import button, column, label, line_edit, row
 from kvchat.ui.base.file_dialog import file_dialog
 from kvchat.ui.base.theme import Look
+from kvchat.ui.dialogs.confirm import confirm
 from kvchat.ui.dialogs.panel import Panel
 from kvchat.ui.settings.page import SettingsPage, TextEntry
+from kvchat.ui.widgets.engine_offer import PROMISE, EngineOffer
 from kvchat.ui.widgets.entries import ChoiceBox, Entry
 from kvchat.ui.widgets.layouts import FlowLayout
+from kvchat.words.wording import size
 
 _DECIDES = "kvchat decides"
 _NOT_LOOKED = "The program that runs the model. kvchat takes the first it finds that is good enough."
@@ -42,6 +48,7 @@ class EnginePage(SettingsPage):
 
     def __init__(self, runtime: Runtime, look: Look, panel: Panel) -> None:
         super().__init__(runtime, look, panel)
+        self._engines = runtime.engines
         self.found: tuple[EngineEntry, ...] = ()
         self._looked = False
         self.box = ChoiceBox(look, "Engine")
@@ -50,10 +57,12 @@ class EnginePage(SettingsPage):
         self.engine = self.add(Entry("Engine", _NOT_LOOKED, _flow(self.box, self.browse, self.again), wide=True))
         self.test = button("Try it", lambda: self.run(self._try()), name="Try the engine")
         self.trial = self.add(Entry("Does it work?", _TRIAL, self.test))
-        self.advice = self.add(Entry("Use your graphics card", "\n".join(install_advice(find_graphics())), QWidget()))
-        self.advice.words.setTextInteractionFlags(  # commands to be copied
-            Qt.TextInteractionFlag.TextSelectableByMouse | Qt.TextInteractionFlag.TextSelectableByKeyboard
-        )
+        self.offer = EngineOffer(look)
+        self.card = self.add(Entry("Use your graphics card", PROMISE, self.offer, wide=True))
+        self.fetched = self.add(FetchedEntry(self))
+        self.offer.requested.connect(lambda backend: self.run(self._get(backend)))
+        self.offer.cancel_requested.connect(self._engines.cancel_fetch)
+        panel.follow(self._engines.subscribe, self._show_fetching)
         title = "Use a llama-server that you run yourself"
         url = TextEntry(self, "engine_url", title, _YOURS, example="http://127.0.0.1:8080", empty=None)
         self.url, self.key = self.add(url), self.add(KeyEntry(self))
@@ -86,7 +95,9 @@ class EnginePage(SettingsPage):
         self.run(self._look())
 
     async def _look(self) -> None:
-        self.found = await self.runtime.engines.engines()
+        fetched = await asyncio.to_thread(self._engines.fetcher.fetched)
+        self.found = await self._engines.engines()
+        self.fetched.show_engines(fetched)
         self._show_engines()
 
     def _show_engines(self) -> None:
@@ -104,9 +115,24 @@ class EnginePage(SettingsPage):
         elif self._looked:
             self.engine.say("No engine was found.")
         graphics = find_graphics()
-        wanted = bool(self.found) and bool(graphics.makers) and not any(entry.backends for entry in self.found)
-        self.advice.setVisible(wanted)
-        self.advice.say("\n".join(install_advice(graphics)))
+        self.card.setVisible(bool(graphics.makers))
+        self.card.say(_card_words(graphics, self.found))
+        self.offer.show_choices(suiting(graphics))
+        self._show_fetching()
+
+    def _show_fetching(self) -> None:
+        self.offer.show_fetching(self._engines.fetching)
+
+    async def _get(self, backend: Backend) -> None:
+        """What comes of it stands beside the button, not in a notice at the window's top."""
+        try:
+            trial = await self._engines.get(backend)
+        except KvchatError as error:
+            self.offer.show_error(error)
+            return
+        if trial is not None:
+            self.offer.show_steps(trial.steps)
+            self.look_again()
 
     def open_file_dialog(self) -> None:
         """Let the user point at a llama-server."""
@@ -132,7 +158,7 @@ class EnginePage(SettingsPage):
         self.trial.say("Starting…")
         try:
             location = next((entry.location for entry in self.found if entry.chosen), None) or self._selected()
-            await self.runtime.engines.try_out(location, tell)
+            await self._engines.try_out(location, tell)
         finally:
             self.test.setEnabled(True)
 
@@ -141,6 +167,43 @@ class EnginePage(SettingsPage):
         if path is None or path == EngineKind.EMBEDDED.value:
             return EngineLocation(EngineKind.EMBEDDED)
         return EngineLocation(EngineKind.LLAMA_SERVER, Path(path))
+
+
+class FetchedEntry(Entry):
+    """The engines kvchat has fetched; each can be removed. Hidden while there is none."""
+
+    def __init__(self, page: EnginePage) -> None:
+        self._page, self._list = page, QWidget()
+        self._rows = column(on=self._list, spacing=4, margins=0)
+        super().__init__("Fetched engines", "Choose one above; what is not used can be removed.", self._list, wide=True)
+
+    def show_engines(self, engines: Sequence[FetchedEngine]) -> None:
+        """Those there are now."""
+        while item := self._rows.takeAt(0):
+            if widget := item.widget():
+                widget.deleteLater()
+        for engine in engines:
+            self._rows.addWidget(self._row_of(engine))
+        self.setVisible(bool(engines))
+
+    def _row_of(self, engine: FetchedEngine) -> QWidget:
+        holder, words = QWidget(), f"{engine.name}, {size(engine.size)}"
+        remove = button("Remove", lambda: self._ask(engine), "link", name=f"Remove {engine.name}")
+        row((label(words, wraps=True), 1), remove, on=holder, spacing=10, margins=0)
+        return holder
+
+    def _ask(self, engine: FetchedEngine) -> None:
+        used = self._page.runtime.settings.engine_path == str(engine.location.path)
+        words = f"{size(engine.size)} are freed. It can be had again."
+        if used:
+            words += " It is in use: kvchat takes another engine instead."
+        confirm(self, f"Remove {engine.name}?", words, "Remove", lambda: self._page.run(self._remove(engine.name)))
+
+    async def _remove(self, name: str) -> None:
+        try:
+            await self._page.runtime.engines.remove(name)
+        finally:
+            self._page.look_again()
 
 
 class KeyEntry(Entry):
@@ -173,6 +236,17 @@ class KeyEntry(Entry):
 
 def _name(entry: EngineEntry) -> str:
     return str(entry.location.path or "The engine inside kvchat")
+
+
+def _card_words(graphics: Graphics, found: Sequence[EngineEntry]) -> str:
+    """Whether the card is used, and how it can be."""
+    cards = " and ".join(maker.value for maker in graphics.makers)
+    chosen = next((entry for entry in found if entry.chosen), None)
+    if chosen is not None and chosen.backends:
+        return f"Graphics: {cards}. The engine in use computes on it. {PROMISE}"
+    driver = Maker.NVIDIA in graphics.makers and not graphics.nvidia_driver
+    words = "Install NVIDIA’s own driver first: without it no engine can use the card. " if driver else ""
+    return f"Graphics: {cards}. With an engine that uses it, replies come several times as fast. {words}{PROMISE}"
 
 
 def _described(entry: EngineEntry) -> str:

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from random import randbytes
 
 import pytest
 import pytest_asyncio
 from PySide6.QtCore import Qt
+from PySide6.QtWidgets import QPushButton
 from pytestqt.qtbot import QtBot
 
 from kvchat.engine.finding.graphics import Graphics, Maker
 from kvchat.ui.app.main_window import MainWindow
+from kvchat.ui.dialogs.confirm import ConfirmDialog
 from kvchat.ui.settings import engines as settings_engines
 from kvchat.ui.settings.engines import EnginePage
 from kvchat.ui.settings.page import TextEntry
+from tests.engine_fixtures import FakeEngine
+from tests.library.engine_archives import tarred
+from tests.library.fake_hub import FakeHub
 from tests.ui.fake_runtime import FakeEngines, FakeRuntime
 from tests.ui.waiting import until
 
@@ -63,14 +69,97 @@ async def test_a_trial_is_told_step_by_step(page: EnginePage) -> None:
     await until(page.test.isEnabled)
 
 
-@pytest.mark.parametrize("makers", [(Maker.NVIDIA,), ()])
-async def test_advice_where_a_card_goes_unused(
+@pytest.mark.parametrize("makers", [(Maker.NVIDIA, Maker.AMD), ()])
+async def test_an_offer_where_there_is_a_card(
     page: EnginePage, monkeypatch: pytest.MonkeyPatch, makers: tuple[Maker, ...]
 ) -> None:
-    monkeypatch.setattr(settings_engines, "find_graphics", lambda: Graphics("linux", makers))
+    monkeypatch.setattr(settings_engines, "find_graphics", lambda: Graphics("linux", makers, nvidia_driver=False))
     page.refresh()
-    assert page.advice.isVisible() is bool(makers)
-    assert ("conda-forge" in page.advice.words.text()) is bool(makers)
+    assert page.card.isVisible() is bool(makers)
+    if makers:
+        assert "Graphics: NVIDIA and AMD." in page.card.words.text()
+        assert "NVIDIA’s own driver first" in page.card.words.text()
+        choices = [page.offer.choice.itemText(row) for row in range(page.offer.choice.count())]
+        assert choices == ["CUDA, about 770 MB", "Vulkan, about 32 MB", "ROCm, about 245 MB"]
+    assert not page.fetched.isVisible()
+
+
+@pytest.fixture
+def released(github: FakeHub, fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> FakeHub:
+    """A GitHub with an engine for this computer's card."""
+    monkeypatch.setattr("kvchat.engine_host.setup.installed_starter", lambda: None)
+    monkeypatch.setattr("kvchat.library.remote.engine_builds.builds_for.__defaults__", ("x86_64",))
+    for module in ("kvchat.engine_host.setup", "kvchat.ui.settings.engines"):
+        monkeypatch.setattr(f"{module}.find_graphics", lambda: Graphics("linux", (Maker.AMD,)))
+    files = {"llama-b11457/llama-server": fake_engine.path.read_bytes(), "llama-b11457/filler": randbytes(500_000)}
+    github.releases = {"b11457": {"llama-b11457-bin-ubuntu-vulkan-x64.tar.gz": tarred(files)}}
+    return github
+
+
+async def test_one_click_gets_an_engine_and_it_can_be_removed(
+    released: FakeHub, page: EnginePage, runtime: FakeRuntime, fake_engine: FakeEngine, qtbot: QtBot
+) -> None:
+    runtime.settings = replace(runtime.settings, model_path=str(fake_engine.plan.model))
+    released.hold_at = 200_000
+    qtbot.mouseClick(page.offer.get, Qt.MouseButton.LeftButton)
+    await until(lambda: 0 < page.offer.bar.value() < 1000)
+    assert "llama.cpp-b11457-vulkan: " in page.offer.amount.text()
+    assert page.offer.cancel.isVisible()
+    assert not page.offer.get.isVisible()
+    page.panel.close()  # it goes on without the window
+    page.panel.bring_forward()
+    assert page.offer.cancel.isVisible()
+    released.go_on.set()
+    await until(page.offer.outcome.isVisible)
+    assert page.offer.outcome.title.text() == "The new engine works and is chosen"
+    assert "✓ Memory of chats" in page.offer.outcome.detail.text()
+    assert page.offer.get.isVisible()
+    program = runtime.paths.engines / "llama.cpp-b11457-vulkan" / "llama-server"
+    assert runtime.settings.engine_path == str(program)
+    await until(page.fetched.isVisible)
+
+    remove = page.fetched.findChild(QPushButton)
+    assert remove is not None
+    assert remove.accessibleName() == "Remove llama.cpp-b11457-vulkan"
+    qtbot.mouseClick(remove, Qt.MouseButton.LeftButton)
+    dialog = page.findChild(ConfirmDialog)
+    assert dialog is not None
+    dialog.yes.click()
+    await until(lambda: not page.fetched.isVisible())
+    assert runtime.settings.engine_path is None
+    assert not program.exists()
+
+
+async def test_what_goes_wrong_is_told_beside_the_button_and_it_can_be_tried_again(
+    released: FakeHub, page: EnginePage, runtime: FakeRuntime, fake_engine: FakeEngine, qtbot: QtBot
+) -> None:
+    released.status = 503
+    page.offer.get.click()
+    await until(page.offer.outcome.isVisible)
+    assert page.offer.outcome.title.text() == "GitHub has a problem"
+    assert page.offer.outcome.property("tone") == "bad"
+    released.status = 0
+    fake_engine.set(FAKE_NO_GPU=1)
+    page.offer.get.click()
+    await until(lambda: "does not see the graphics card" in page.offer.outcome.title.text())
+    assert "mesa-vulkan-drivers" in page.offer.outcome.detail.text()
+    assert runtime.settings.engine_path is None
+    released.hold_at = 0
+    page.offer.get.click()  # the engine is here: nothing is downloaded
+    fake_engine.set(FAKE_NO_GPU=None)
+    await until(lambda: page.offer.get.isVisible() and page.offer.outcome.isVisible())
+
+
+async def test_it_can_be_cancelled(released: FakeHub, page: EnginePage, runtime: FakeRuntime, qtbot: QtBot) -> None:
+    released.hold_at = 100_000
+    page.offer.get.click()
+    await until(released.held.is_set)
+    page.offer.cancel.click()
+    await until(page.offer.get.isVisible)
+    assert not page.offer.outcome.isVisible()
+    assert runtime.settings.engine_path is None
+    released.go_on.set()
+    await runtime.engines.close()
 
 
 async def test_what_cannot_be_used_is_refused_in_place_and_kept_to_be_corrected(
