@@ -1,1 +1,1 @@
-"""What can be had: models from Hugging Face, the starter, engines from GitHub; downloads. What has arrived is for `local` to find."""
+"""Models and engines that can be had: Hugging Face, the starter, GitHub, downloads. What arrived is for `local`."""
