@@ -253,7 +253,7 @@ def row_of(one: Standing, reading: Reading | None) -> Row:
         share = f"{100 * reading.done // reading.total} %" if reading.total else "…"
         chip, tone = f"reading {share}", Tone.PLAIN
     elif one.why_not:
-        chip, tone = "to be read", Tone.WARN
+        chip, tone = "to be read" if prepared.is_read else "not read", Tone.WARN
     elif one.changes:
         chip, tone = "files changed", Tone.WARN
     return Row(prepared.id, prepared.name, " · ".join(part for part in parts if part), chip, tone)
@@ -272,7 +272,9 @@ def details_of(one: Standing, reading: Reading | None, seconds_left: float | Non
         lines += [f"Read {since(prepared.created_at.astimezone(), datetime.now().astimezone())}{kept}."]
     if one.changes:
         lines += [f"{one.changes.words} since then. Chats begin on what was read; reading again reads what is new."]
-    if one.why_not:
+    if not prepared.is_read:
+        lines += ["It was not read to its end: no chat can begin on it yet. Reading again goes on from what is kept."]
+    elif one.why_not:
         time = f", which takes {roughly(one.seconds)}" if one.seconds else ""
         lines += [f"A chat on it would have to read it first{time}: {one.why_not}."]
     return "\n".join(lines)

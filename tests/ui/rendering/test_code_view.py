@@ -62,7 +62,9 @@ def test_colours_are_the_themes() -> None:
 
 
 @pytest.mark.parametrize("step", [1, 7, 40])
-def test_colours_of_code_that_grew_are_those_of_the_whole(step: int) -> None:
+def test_colours_of_code_that_grew_are_those_of_the_whole(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However slow the machine is."""
+    monkeypatch.setattr("kvchat.ui.rendering.highlight._GROW_MS", 60_000.0)
     source = SOURCE * 60
     growing, whole = LineColours("python", DARK), LineColours("python", DARK)
     for end in range(0, len(source) + step, step):

@@ -71,8 +71,13 @@ async def test_what_changed_or_is_not_ready_is_said_and_read_again_or_removed(
     library = furnished.chat.library
     library.put("a changed one", tokens=5_000, changes=Changes(2, 1))
     library.put("b of another model", tokens=5_000, why_not="it was read with another model")
+    library.put("c that was too long")
     panel = await opened(window, qtbot)
-    assert [row.chip for row in panel.list.rows] == ["files changed", "to be read"]
+    assert [row.chip for row in panel.list.rows] == ["files changed", "to be read", "not read"]
+    panel.list.select("p2")
+    assert "no chat can begin on it yet" in panel.details.text()
+    assert not panel.begin.isEnabled()
+    panel.list.select("p0")
     assert "2 files changed, 1 new since then" in panel.details.text()
     panel.list.select("p1")
     assert "read it first, which takes about 36 s: it was read with another model." in panel.details.text()
@@ -86,7 +91,7 @@ async def test_what_changed_or_is_not_ready_is_said_and_read_again_or_removed(
     question = panel.findChild(ConfirmDialog)
     assert isinstance(question, ConfirmDialog)
     qtbot.mouseClick(question.yes, LEFT)
-    await until(lambda: [row.title for row in panel.list.rows] == ["a changed one"])
+    await until(lambda: [row.title for row in panel.list.rows] == ["a changed one", "c that was too long"])
 
 
 async def test_a_chat_says_what_it_stands_on_and_leads_there(
