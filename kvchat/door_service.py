@@ -60,6 +60,7 @@ class DoorService:
     absorb: Callable[[], Awaitable[None]]  # has what was saved taken apart
     url: str | None = None  # where other programs find it; None while it is shut to them
     _gateway: Gateway | None = None
+    _follows: bool = False  # the settings, from the first time on
     _changing: asyncio.Lock = field(default_factory=asyncio.Lock)
     _background: Background = field(default_factory=Background)
     _saving: asyncio.TimerHandle | None = None  # of the totals, before long
@@ -138,6 +139,7 @@ class DoorService:
 
     async def follow(self) -> None:
         """Open or shut it as the settings say; what goes wrong is told. kvchat's own commands can always come in."""
+        self._follows = True
         async with self._changing:
             settings = self.settings()
             self.url = None
@@ -154,7 +156,7 @@ class DoorService:
 
     async def changed(self, before: Settings, after: Settings) -> None:
         """Other settings are in force."""
-        if self._gateway is not None and differ(before, after, DOOR_SETTINGS):
+        if self._follows and differ(before, after, DOOR_SETTINGS):
             await self.follow()
 
     async def open(self, host: str, port: int, keys: Mapping[str, str] | None = None) -> str:
@@ -220,7 +222,7 @@ class DoorService:
             await asyncio.to_thread(getattr(DoorKeys(self.paths), what), program)
         except OSError as error:
             raise SettingsNotSaved(self.paths.config, error) from error
-        if self._gateway is not None:
+        if self._follows:
             await self.follow()
 
     async def _keys(self) -> dict[str, str]:

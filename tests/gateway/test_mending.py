@@ -109,6 +109,7 @@ async def test_what_is_forgotten_is_not_compared_with(at: OpenDoor) -> None:
 async def test_a_key_is_in_force_at_once_and_taken_back_at_once(tmp_path: Path, settings: Settings) -> None:
     async with door(tmp_path / "home", replace(settings, door_port=18_737)) as at:
         service = at.runtime.door
+        await service.follow()
         await service.make_key()
         await service.make_key("zed")
         keys = await service.keys()

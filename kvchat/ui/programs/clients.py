@@ -43,10 +43,17 @@ class Client:
 
 
 def _openai(access: Access) -> str:
-    asked = '[{"role": "user", "content": "Hello"}]'
-    call = f"client.chat.completions.create(model={_quoted(access.model)}, messages={asked})"
-    made = f"OpenAI(base_url={_quoted(access.v1)}, api_key={_quoted(access.some_key)})"
-    return f"from openai import OpenAI\n\nclient = {made}\n{call}"
+    return (
+        "from openai import OpenAI\n\n"
+        "client = OpenAI(\n"
+        f"    base_url={_quoted(access.v1)},\n"
+        f"    api_key={_quoted(access.some_key)},\n"
+        ")\n"
+        "client.chat.completions.create(\n"
+        f"    model={_quoted(access.model)},\n"
+        '    messages=[{"role": "user", "content": "Hello"}],\n'
+        ")"
+    )
 
 
 def _claude_code(access: Access) -> str:

@@ -258,7 +258,7 @@ class LinesEntry(Entry):
         if self.text.toPlainText() != lines:
             self.text.setPlainText(lines)
         height = self.text.fontMetrics().lineSpacing() * (lines.count("\n") + 1)
-        self.text.setFixedHeight(min(height + look.px(40), look.px(360)))
+        self.text.setFixedHeight(min(height + look.px(46), look.px(360)))
 
     def _open(self) -> None:
         QDesktopServices.openUrl(QUrl(self.client.link))

@@ -1,0 +1,76 @@
+"""From the switch in the settings to a request's receipt: the real window over a real kvchat, a client at its door."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import httpx2
+import pytest
+from PySide6.QtGui import QGuiApplication
+from pytestqt.qtbot import QtBot
+
+from kvchat.settings import Settings
+from kvchat.ui.base.theme import Look
+from kvchat.ui.settings.other_programs import OtherProgramsPage
+from tests.engine_fixtures import FakeEngine
+from tests.gateway import agents
+from tests.gateway.test_mending import TODAY, TOMORROW
+from tests.library.gguf_files import LLAMA, write_gguf
+from tests.ui.windows import Open, begun
+
+
+@pytest.fixture
+def settings(tmp_path: Path, fake_engine: FakeEngine) -> Settings:
+    model = write_gguf(tmp_path / "heron.gguf", dict(LLAMA))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    return Settings(
+        model_path=str(model),
+        engine_path=str(fake_engine.path),
+        context_size=8192,
+        free_floor_bytes=0,
+        door_port=port,
+        door_any_model=True,
+    )
+
+
+async def test_from_the_switch_to_the_receipt(tmp_path: Path, settings: Settings, look: Look, qtbot: QtBot) -> None:
+    async with begun(tmp_path / "home", settings, look) as shown:
+        page = shown.window.side_windows.open_settings(OtherProgramsPage.name).others
+        assert not page.address.isVisible()
+        page.change("door", True)
+        await shown.until(lambda: page.key.field.text() and page.address.field.text())
+        page.key.copy.click()
+        page.lines.copy.click()
+        assert page.access.key in QGuiApplication.clipboard().text()
+        headers = {"authorization": f"Bearer {page.access.key}", "user-agent": "opencode/1.18.33"}
+        async with httpx2.AsyncClient(base_url=page.address.field.text(), timeout=60, trust_env=False) as client:
+            assert (await client.get("/v1/models")).status_code == 401
+            programs = shown.window.side_windows.open_programs()
+            for date in (TODAY, TOMORROW):
+                body = agents.opencode(date=date) | {"max_tokens": 12}
+                answer = await client.post("/v1/chat/completions", json=body, headers=headers)
+                assert answer.status_code == 200
+                await shown.runtime.door.idle()
+        await shown.until(lambda: len(programs.requests.list.rows) == 2)
+        await seen(shown)
+        page.change("door", False)
+        await shown.until(lambda: shown.runtime.door.url is None)
+
+
+async def seen(shown: Open) -> None:
+    """What came of it is in the windows."""
+    programs, storage = shown.window.side_windows.open_programs(), shown.window.side_windows.open_storage()
+    assert [row.title for row in programs.list.rows] == ["opencode"]
+    newest = programs.requests.list.rows[0]
+    programs.requests.list.select(newest.value)
+    assert "the date in the system prompt" in newest.words
+    assert programs.requests.receipt is not None
+    assert set(shown.runtime.door.totals.by_program()["opencode"].misses) == {"the date in the system prompt"}
+    await shown.until(lambda: [row.title for row in storage.list.usage.rows] == ["opencode (program)"])
+    storage.refresh()
+    await shown.until(lambda: storage.list.usage.rows[0].details.startswith("2 prompts kept"))
+    for window in (storage, programs, shown.window.side_windows.open_settings()):
+        window.close()
