@@ -9,5 +9,6 @@
   is settled where the next request will begin, and saved under `program/NAME`. No session is asked for: those that go
   on from one another are known by their ids.
 - **Told** (`requests.py`, `metrics.py`): programs, counts, times and why; never a word of a prompt. `gateway/medicine`
-  finds why prompts part.
+  finds why prompts part, and rules of it that are on mend requests before they are rendered (`mending.py`);
+  `totals.py` keeps sums by program and day.
 """
