@@ -2,24 +2,36 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import anthropic
+import httpx2
 import openai
+import psutil
 import pytest
 
 from kvchat.engine.running.plan import free_port
-from tests.e2e.home import Home, engine_arguments, notes
+from tests.e2e.desktop import Desktop
+from tests.e2e.home import GREEDY, Home, engine_arguments, notes
 from tests.e2e.serving import Serving, serving
+from tests.e2e.waiting import wait_until
+from tests.e2e.window import open_window
 
 pytestmark = pytest.mark.e2e
 
 SYSTEM = "You title chats. " + notes(40)
 TOOL = {"name": "measure", "description": "Measures a bridge.", "input_schema": {"type": "object", "properties": {}}}
+
+
+@pytest.fixture(scope="module")
+def desktop() -> Iterator[Desktop]:
+    with Desktop() as running:
+        yield running
 
 
 class Clients:
@@ -127,3 +139,32 @@ def test_one_process_has_the_engine(tmp_path: Path, tiny_model: Callable[[str], 
     answer = home.run("serve", "--host", "0.0.0.0", "--port", str(free_port("127.0.0.1")))
     assert answer.returncode == 1
     assert "needs a key" in answer.stderr
+
+
+def test_beside_a_window_its_engine_answers(
+    desktop: Desktop, tmp_path: Path, tiny_model: Callable[[str], Path]
+) -> None:
+    """No second engine; and no door for others, which the settings have shut."""
+    home = Home(tmp_path / "home")
+    model, engine = str(tiny_model("llama")), engine_arguments("llama-server")[1]
+    home.write_settings(free_floor_bytes=0, model_path=model, engine_path=engine, max_tokens=12, **GREEDY)
+    note = home.folder / "state" / "engine.json"
+
+    def engines() -> list[int]:
+        return [one.pid for one in psutil.process_iter(["cmdline"]) if model in (one.info["cmdline"] or ())]
+
+    with open_window(desktop, home) as window:
+        window.exchange(notes(30))
+        wait_until(lambda: "http" in note.read_text("utf-8"), what="the way in for kvchat's own commands")
+        before = engines()
+        asked = home.run("ask", "--temperature", "0", "--max-tokens", "5", "And the first?")
+        assert asked.returncode == 0, asked.stderr
+        assert "the kvchat window has the engine" in asked.stderr
+        assert engines() == before
+        told = json.loads(note.read_text("utf-8"))
+        assert note.stat().st_mode & 0o077 == 0
+        assert httpx2.get(f"{told['door']}/v1/models").status_code == 401, "nobody else has its key"
+        assert home.run("serve", "--port", str(free_port("127.0.0.1"))).returncode == 1
+        assert len(home.replies()) == 2
+        window.quit()
+    assert not note.exists()

@@ -108,8 +108,9 @@ async def ids_fault(at: OpenDoor, where: str, body: dict[str, Any]) -> str:
     await at.client.post(where, json=greedy(where, body))
     passage = at.last
     await at.settled()
-    known = (passage.found or 0) + passage.read + TAIL
-    if passage.miss == passing.RENDERS_OTHERWISE or passage.cached != passage.found or known != passage.prompt:
+    found, prompt = passage.found or 0, passage.prompt or 0
+    known = found + passage.read >= prompt - TAIL and passage.cached == min(found, prompt - 1)
+    if passage.miss == passing.RENDERS_OTHERWISE or not known:
         return f"of {passage.prompt} tokens {passage.found} were found, {passage.read} read, {passage.cached} of use"
     return ""
 
