@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import QSize
+from PySide6.QtCore import QSize, QTimer
 from PySide6.QtGui import QHideEvent, QShowEvent
 from PySide6.QtWidgets import QFrame, QListWidget, QListWidgetItem, QStackedWidget, QWidget
 
@@ -42,9 +42,8 @@ class SettingsWindow(Panel):
         self.list.setAccessibleName("Pages")
         for page in self.pages:
             QListWidgetItem(page.name, self.list)
-            self._stack.addWidget(page)
         self._fit_list()
-        self.list.currentRowChanged.connect(self._stack.setCurrentIndex)
+        self.list.currentRowChanged.connect(self._turn_to)
         self.list.setCurrentRow(0)
         self.pending = self._build_pending()
         self._build()
@@ -57,6 +56,18 @@ class SettingsWindow(Panel):
             self.list.item(number).setSizeHint(QSize(0, metrics.height() + _PAGE_PADDING))
         widest = max(metrics.horizontalAdvance(page.name) for page in self.pages)
         self.list.setFixedWidth(widest + _LIST_PADDING)
+
+    def _turn_to(self, number: int) -> None:
+        """Show that page. The others are laid out one after the other: all at once they would hold the window up."""
+        while self._stack.count() <= number:
+            self._stack.addWidget(self.pages[self._stack.count()])
+        self._stack.setCurrentIndex(number)
+        QTimer.singleShot(0, self, self._lay_out_next)
+
+    def _lay_out_next(self) -> None:
+        if self._stack.count() < len(self.pages):
+            self._stack.addWidget(self.pages[self._stack.count()])
+            QTimer.singleShot(0, self, self._lay_out_next)
 
     def show_page(self, name: str = "") -> None:
         """Come to the front, at the page of that name, else at the one shown last."""
