@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Collection
 from dataclasses import replace
 
-from kvchat.gateway.dialects.asked import Asked
+from kvchat.gateway.dialects.asked import Asked, Form
 from kvchat.gateway.dialects.prompts import Prompt as Rendered
 from kvchat.gateway.medicine import Medicine, Prompt, Treated
 from kvchat.gateway.requests import Passage
@@ -30,7 +30,7 @@ class Mending:
     def treated(self, asked: Asked, passage: Passage) -> Asked:
         """The request as it is to be rendered and passed on."""
         rules = self._rules(passage.program)
-        if not rules:
+        if not rules or asked.form in (Form.PLAIN, Form.COMPLETION):  # those have no template
             return asked
         treated = self._medicine.treat(passage.program, asked.raw, asked.body, rules)
         passage.changes = treated.changes

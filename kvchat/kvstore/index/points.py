@@ -245,9 +245,10 @@ def unused_since(db: sqlite3.Connection, moment: float, protected: int | None, *
     """
     query = (
         "SELECT s.id FROM save_points s JOIN conversations c ON c.id = s.conversation_id"
-        " WHERE owner IS NULL AND last_used_at < ? AND NOT pinned AND s.id IS NOT ? AND name GLOB ?"
+        " WHERE owner IS NULL AND last_used_at < ? AND NOT pinned AND s.id IS NOT ?"
     )
-    return [int(row[0]) for row in db.execute(query, (moment, protected, f"{PROGRAM}*" if programs else "*"))]
+    values = (moment, protected, f"{PROGRAM}*") if programs else (moment, protected)
+    return [int(row[0]) for row in db.execute(query + " AND name GLOB ?" * programs, values)]
 
 
 def same_place(db: sqlite3.Connection, point_id: int) -> list[int]:

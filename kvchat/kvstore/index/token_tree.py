@@ -174,6 +174,8 @@ def first_below(
 
 def ways_on(db: sqlite3.Connection, nodes: Sequence[int]) -> dict[int, int]:
     """In how many ways token lists go on from the end of each of these nodes: 0 where one ends, 2 where they part."""
+    if not nodes:
+        return {}
     query = (
         "SELECT parent_id, fingerprint_id, packed, id FROM nodes WHERE parent_id IN (SELECT value FROM json_each(?1))"
         " OR parent_id IN (SELECT parent_id FROM nodes WHERE id IN (SELECT value FROM json_each(?1))) ORDER BY 1, 2, 3"

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from PySide6.QtCore import QTimer, QUrl, Signal
-from PySide6.QtGui import QDesktopServices, QGuiApplication
-from PySide6.QtWidgets import QLineEdit, QPlainTextEdit, QPushButton, QWidget
+from PySide6.QtCore import QUrl, Signal
+from PySide6.QtGui import QDesktopServices
+from PySide6.QtWidgets import QLineEdit, QPlainTextEdit, QWidget
 
 from kvchat.door_service import EVERYBODY
 from kvchat.runtime import Runtime
@@ -21,6 +21,7 @@ from kvchat.ui.dialogs.confirm import confirm
 from kvchat.ui.dialogs.panel import Panel
 from kvchat.ui.programs.clients import CLIENTS, Access, Client
 from kvchat.ui.settings.page import SettingsPage
+from kvchat.ui.widgets.copy_button import CopyButton
 from kvchat.ui.widgets.entries import ChoiceBox, ChoiceEntry, Entry, Notation, NumberEntry
 from kvchat.ui.widgets.layouts import FlowLayout
 
@@ -33,7 +34,7 @@ _ANY = "Programs that insist on a name such as gpt-4o get the model in use. Off:
 _KEY = "Who shows it is let in. Every program may use the same one."
 _OWN = "A program with a key of its own is known by it, and can be shut out alone."
 _SET_UP = "The lines that have it ask here. When they are copied the key is in them."
-_HIDDEN, _SAID_MS = "•" * 12, 1500
+_HIDDEN = "•" * 12
 
 
 def _read_port(text: str) -> int:
@@ -125,23 +126,6 @@ class OtherProgramsPage(SettingsPage):
         self.key.show_key(self.keys.get(EVERYBODY, ""))
         self.own.show_keys({name: key for name, key in self.keys.items() if name != EVERYBODY})
         self.lines.show_lines()
-
-
-class CopyButton(QPushButton):
-    """Copies something, and says so for a moment."""
-
-    def __init__(self, what: str, text: Callable[[], str]) -> None:
-        super().__init__("Copy")
-        self.setAccessibleName(f"Copy {what}")
-        self._text = text
-        self._back = QTimer(self, singleShot=True, interval=_SAID_MS)
-        self._back.timeout.connect(lambda: self.setText("Copy"))
-        self.clicked.connect(self._copy)
-
-    def _copy(self) -> None:
-        QGuiApplication.clipboard().setText(self._text())
-        self.setText("Copied")
-        self._back.start()
 
 
 class AddressEntry(Entry):
