@@ -24,8 +24,11 @@ async def test_many_turns_take_no_more_than_few(tmp_path: Path) -> None:
     assert looks[-1].turn == 40
 
 
-@pytest.mark.parametrize("model", ["llama", "gemma3", "qwen35"])
-async def test_whatever_is_prepared_the_replies_are_those_of_a_cold_engine(tmp_path: Path, model: str) -> None:
-    heard = await person.run(tmp_path, tiny_model(model, heeds=True), engine_path("llama-server"), count=60, seed=1)
+@pytest.mark.parametrize(("model", "slots"), [("llama", 1), ("gemma3", 2), ("qwen35", 2)])
+async def test_whatever_is_prepared_the_replies_are_those_of_a_cold_engine(
+    tmp_path: Path, model: str, slots: int
+) -> None:
+    shaped, program = tiny_model(model, heeds=True), engine_path("llama-server")
+    heard = await person.run(tmp_path, shaped, program, count=60, seed=1, slots=slots)
     assert heard["draft read"]
     assert heard["restored"]

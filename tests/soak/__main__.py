@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import signal
 import sys
 import tempfile
@@ -51,12 +52,12 @@ def _run(name: str, count: int, place: Path, seed: int) -> None:
         case "stores":
             _tell(f"damaged stores: {dict(damaged_stores.run(count, seed))}")
         case "steps":  # that a person makes, with each kind of memory
-            for model in ("llama", "gemma3", "qwen35"):
-                where = place / model
+            for model, slots in itertools.product(("llama", "gemma3", "qwen35"), (1, 2)):
+                where = place / f"{model}-{slots}"
                 where.mkdir()
-                asyncio.run(
-                    person.run(where, tiny_model(model, heeds=True), engine_path("llama-server"), count, seed, _tell)
-                )
+                _tell(f"{model}, {slots} side by side")
+                program = engine_path("llama-server")
+                asyncio.run(person.run(where, tiny_model(model, heeds=True), program, count, seed, _tell, slots))
         case _:
             faults = damaged_chats.run(count, seed)
             if faults:

@@ -146,12 +146,18 @@ class Person:
 
 
 async def run(
-    folder: Path, model: Path, engine: str | None, count: int, seed: int, tell: Callable[[str], None] = print
+    folder: Path,
+    model: Path,
+    engine: str | None,
+    count: int,
+    seed: int,
+    tell: Callable[[str], None] = print,
+    slots: int = 1,
 ) -> Counter[str]:
-    """So many things; what came of them. Raises AssertionError where a reply is not a cold engine's."""
+    """So many things with so many chats side by side; what came of them. Raises AssertionError where a reply is not a cold engine's."""
     settings = Settings(
         model_path=str(model), engine_path=engine, context_size=CONTEXT, free_floor_bytes=0, model_titles=False,
-        read_ahead="always", kv_type="f32",
+        read_ahead="always", kv_type="f32", slots=slots,
     )  # fmt: skip
     runtime = await open_runtime(resolve_paths({"KVCHAT_HOME": str(folder / "home")}), settings)
     with mock.patch.multiple(preparing, PAUSE_S=0.05, DWELL_S=0.1):
@@ -163,17 +169,17 @@ async def run(
                 if (number + 1) % 100 == 0:
                     tell(f"{number + 1}: {dict(person.heard)}")
             await runtime.chat.idle()
-            replies = [path for chat in person.all for path in await _replies(runtime, chat)]
+            replies = [path for chat in person.all for path in await replies_of(runtime, chat)]
             sources = Counter(r.source.value for path in replies if (r := path[-1].receipt))
         finally:
             await runtime.close()
-    wrong = await _compared(folder, model, engine, replies)
+    wrong = await compared(folder, model, engine, replies)
     tell(f"{dict(person.did)}, {len(replies)} replies, {dict(sources)}, heard {dict(person.heard)}")
     assert not wrong, f"{len(wrong)} of {len(replies)} replies differ: {wrong[:3]}"
     return person.heard
 
 
-async def _replies(runtime: Runtime, chat: str) -> list[list[Message]]:
+async def replies_of(runtime: Runtime, chat: str) -> list[list[Message]]:
     """The way to each reply of the chat that came to an end, on whatever branch, the reply included."""
     with runtime._database.reading() as db:
         query = "SELECT id FROM messages WHERE conversation_id = ? AND role = 'assistant' AND state IN (?, ?)"
@@ -182,7 +188,7 @@ async def _replies(runtime: Runtime, chat: str) -> list[list[Message]]:
     return [runtime._database.path(one) for one in ids]
 
 
-async def _compared(folder: Path, model: Path, engine: str | None, replies: list[list[Message]]) -> list[str]:
+async def compared(folder: Path, model: Path, engine: str | None, replies: list[list[Message]]) -> list[str]:
     """What differs from what an engine says that has read nothing before."""
     kind = EngineLocation(EngineKind.LLAMA_SERVER, Path(engine)) if engine else EngineLocation(EngineKind.EMBEDDED)
     slots = folder / "cold"
