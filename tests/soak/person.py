@@ -154,7 +154,10 @@ async def run(
     tell: Callable[[str], None] = print,
     slots: int = 1,
 ) -> Counter[str]:
-    """So many things with so many chats side by side; what came of them. Raises AssertionError where a reply is not a cold engine's."""
+    """So many things with so many chats side by side; what came of them.
+
+    Raises AssertionError where a reply is not a cold engine's.
+    """
     settings = Settings(
         model_path=str(model), engine_path=engine, context_size=CONTEXT, free_floor_bytes=0, model_titles=False,
         read_ahead="always", kv_type="f32", slots=slots,

@@ -34,24 +34,25 @@ class _Waiting:
     """A turn that waits."""
 
     conversation_id: str
+    model: str | None
 
 
 class TurnQueue:
     """First come, first served, unless somebody is put first: as many at a time as there are slots, one in each chat.
 
-    Belongs to the event loop's thread.
+    And all with one model: an engine has no other beside it. Belongs to the event loop's thread.
     """
 
     def __init__(self, events: EventBus, slots: Callable[[], int]) -> None:
         self._events, self._slots = events, slots
         self._waiting: list[_Waiting] = []
-        self._now: list[str] = []
+        self._now: dict[str, str | None] = {}  # the chats that are answered, and their models
         self._moved = asyncio.Event()
 
     def ahead_of(self, conversation_id: str) -> str | None:
         """A conversation that is answered while this one waits for a slot, None if it does not wait for another."""
-        waits = any(one.conversation_id == conversation_id for one in self._waiting)
-        return self._now[0] if waits and self._full and conversation_id not in self._now else None
+        me = next((one for one in self._waiting if one.conversation_id == conversation_id), None)
+        return next(iter(self._now)) if me and self._full(me) and conversation_id not in self._now else None
 
     def put_first(self, conversation_id: str) -> None:
         """Of those that wait, this conversation is the next."""
@@ -59,23 +60,23 @@ class TurnQueue:
         self.move()
 
     @contextlib.asynccontextmanager
-    async def turn(self, conversation_id: str) -> AsyncIterator[None]:
+    async def turn(self, conversation_id: str, model: str | None) -> AsyncIterator[None]:
         """Its turn, when it comes: until the end of this context it counts as answered."""
-        me = _Waiting(conversation_id)
+        me = _Waiting(conversation_id, model)
         self._waiting.append(me)
         try:
-            while self._full or self._next is not me:
+            while self._full(me) or self._next is not me:
                 if (ahead := self.ahead_of(conversation_id)) is not None:
                     self._events.publish(WaitingForChat(conversation_id, ahead))
                 await self._moved.wait()
         finally:
             self._waiting.remove(me)
-        self._now.append(conversation_id)
+        self._now[conversation_id] = model
         self.move()
         try:
             yield
         finally:
-            self._now.remove(conversation_id)
+            del self._now[conversation_id]
             self.move()
 
     def move(self) -> None:
@@ -83,9 +84,8 @@ class TurnQueue:
         self._moved.set()
         self._moved = asyncio.Event()
 
-    @property
-    def _full(self) -> bool:
-        return len(self._now) >= self._slots()
+    def _full(self, me: _Waiting) -> bool:
+        return len(self._now) >= self._slots() or any(model != me.model for model in self._now.values())
 
     @property
     def _next(self) -> _Waiting | None:
@@ -187,7 +187,8 @@ class Turns:
                 await self._stand_last(turn, answered_now=True)
             if turn.beginning is not None and (alone or (alone := await self._wait(turn))):
                 with self._parts.slots.wanted_by(turn.conversation_id):
-                    async with self._line.turn(turn.conversation_id):
+                    chosen = await self._parts.answer_settings(turn.conversation_id)
+                    async with self._line.turn(turn.conversation_id, chosen.model or self._model()):
                         await turn.run(done)
                 self._over()
                 await self._parts.absorb()

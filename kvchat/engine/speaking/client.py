@@ -96,6 +96,7 @@ class LlamaServerClient:
         """
         self.base_url = base_url
         self.key = key
+        self.alone = alone
         self._rows = defaultdict[int, SlotRows](lambda: SlotRows(alone))
         self.slot = 0  # the one that every request is pinned to
         self._template: Mapping[str, bool | str] = {}

@@ -8,7 +8,7 @@ import json
 import re
 import shutil
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,9 +55,18 @@ async def take_vitals(pid: int | None, client: LlamaServerClient) -> Vitals:
     memory, graphics = await asyncio.to_thread(_memory, pid) if pid is not None else (None, None)
     slot, speed = None, Speed(None, None)
     with contextlib.suppress(EngineError):
-        slot = dict(enumerate(parse_slots(await client.look("/slots")))).get(client.slot)
+        slots = parse_slots(await client.look("/slots"))
+        slot = together(slots if client.alone else slots[client.slot : client.slot + 1])
         speed = parse_metrics((await client.look("/metrics")).decode("utf-8", "replace"))
     return Vitals(pid, memory, graphics, slot, speed)
+
+
+def together(slots: Sequence[SlotState]) -> SlotState | None:
+    """What those have that share one context; None without any."""
+    if not slots:
+        return None
+    busy, tokens = any(slot.busy for slot in slots), sum(slot.tokens for slot in slots)
+    return SlotState(busy, tokens, max(slot.context_size for slot in slots))
 
 
 def parse_slots(body: bytes) -> tuple[SlotState, ...]:

@@ -189,8 +189,13 @@ class ContextChooser:
         needed, free = self._fit.compared(tokens, placement)
         return (
             f"With a chat of that length the model takes about {size_in_words(needed)} of the {size_in_words(free)} "
-            f"{self._place(placement)}; {size_in_words(margin(free))} of it is left alone."
+            f"{self._place(placement)}; {size_in_words(margin(free))} of it is left alone.{self._shared()}"
         )
+
+    def _shared(self) -> str:
+        """Another sentence where several chats lie side by side; else nothing."""
+        slots = self._demand.slots
+        return f" Up to {slots} chats share it side by side: each may use what the others leave." if slots > 1 else ""
 
     def _ran_out(self, placement: Placement) -> str:
         """Another sentence where it is a load that ran out of memory that bounds the choice; else nothing."""

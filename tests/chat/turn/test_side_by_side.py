@@ -94,6 +94,23 @@ async def test_a_chat_that_waits_can_be_put_first(two: Stage) -> None:
     await two.runtime.chat.idle()
 
 
+async def test_a_chat_with_another_model_waits_for_all_that_are_answered(two: Stage, tmp_path: Path) -> None:
+    chats = [await two.chat(), await two.chat()]
+    other = tmp_path / "other.gguf"
+    other.symlink_to(str(two.settings.model_path))
+    await two.answered(chats[0])
+    await two.runtime.chat.use_model(chats[1], str(other))
+    two.fake.set(FAKE_HOLD_DURING="stream")
+    replies = [two.runtime.chat.send(chats[0], OTHER)]
+    await two.until(lambda: two.runtime.chat.busy)
+    replies.append(two.runtime.chat.send(chats[1], OTHER))
+    await two.until(lambda: two.runtime.chat.ahead_of(chats[1]) == chats[0])
+    assert len(two.fake.launches()) == 1, "the engine stays while it answers"
+    two.fake.set(FAKE_HOLD_DURING=None)
+    assert all(await asyncio.gather(*replies))
+    assert len(two.fake.launches()) == 2
+
+
 async def test_a_chat_is_restored_while_another_is_answered(two: Stage) -> None:
     chats = [await two.chat() for _ in range(3)]
     for chat, topic in zip(chats, TOPICS, strict=True):
