@@ -122,7 +122,7 @@ class Answering:
             work.outlet.end()
             if answered is None:
                 return
-            self.mending.prove(work.asked, work.prompt, passage)
+            self.mending.prove(work)
             self.passages.moved(passage, Stage.DONE)
             lease, heard = answered
             if heard is not None and not work.asked.several:
@@ -151,7 +151,7 @@ class Answering:
         lease = await session.ready(request)
         if before is None or lease.engine.generation != before.generation:
             work.prompt = await prompt_of(lease.engine, work.asked)
-        self.mending.compare(work.asked, work.prompt, work.passage, lease.engine.fingerprint.model)
+        await self.mending.compare(work, lease)
         limits = (work.asked.body.get(name) for name in LIMITS)
         limit = next((one for one in limits if isinstance(one, int) and one > 0), None)
         wanted = len(work.prompt.ids) + lease.engine.reserve(limit)

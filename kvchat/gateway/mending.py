@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import json
 import time
 from collections.abc import Callable, Collection
 from dataclasses import replace
 
+from kvchat.engine.speaking.errors import EngineRefused
 from kvchat.gateway.dialects.asked import Asked, Form
 from kvchat.gateway.dialects.prompts import Prompt as Rendered
 from kvchat.gateway.medicine import Medicine, Prompt, Treated
+from kvchat.gateway.medicine.partings import shared_text
 from kvchat.gateway.requests import Passage
 from kvchat.gateway.totals import Sum, Total
+from kvchat.gateway.work import Work
+from kvchat.kvstore.savepoint import Miss, StoreRefused, Tokens, common_prefix
+from kvchat.session.lease import Lease
 
 Rules = Callable[[str], Collection[str]]  # the names of those that are on for a program
+BEFORE, BEHIND, LEAST_FOUND = 64, 160, 40  # tokens around a parting that are asked for; characters that find it
 LOST = "its memory"  # begins what the store says of a prompt that was known once
 
 
@@ -36,14 +45,21 @@ class Mending:
         passage.changes = treated.changes
         return replace(asked, raw=treated.raw, body=dict(treated.body)) if treated.changes else asked
 
-    def compare(self, asked: Asked, rendered: Rendered, passage: Passage, model: str) -> None:
-        """Say where the prompt parts from those before it. `model`: what ids, and states, mean."""
-        if rendered.ids:
-            prompt = Prompt(rendered.ids, rendered.text, asked.body)
-            passage.parting = self._medicine.compare(passage.program, model, prompt)
+    async def compare(self, work: Work, lease: Lease) -> None:
+        """Say where the prompt parts from those before it, after a restart from what is kept of the program's."""
+        rendered, passage, model = work.prompt, work.passage, lease.engine.fingerprint.model
+        if not rendered.ids:
+            return
+        prompt = Prompt(rendered.ids, rendered.text, work.asked.body)
+        if not self._medicine.knows(passage.program, model, prompt):
+            with contextlib.suppress(StoreRefused, EngineRefused):
+                if (earlier := await _kept(lease, rendered)) is not None:
+                    self._medicine.remember(passage.program, model, earlier)
+        passage.parting = self._medicine.compare(passage.program, model, prompt)
 
-    def prove(self, asked: Asked, rendered: Rendered, passage: Passage) -> None:
+    def prove(self, work: Work) -> None:
         """What the rules have spared, now that the engine has said what it had."""
+        asked, rendered, passage = work.asked, work.prompt, work.passage
         if passage.changes and passage.cached is not None and rendered.ids:
             treated = Treated(asked.raw, asked.body, passage.changes)
             prompt = Prompt(rendered.ids, rendered.text, asked.body)
@@ -52,6 +68,37 @@ class Mending:
     def forget(self, program: str) -> None:
         """Nothing of what a program has asked is known any more."""
         self._medicine.forget(program)
+
+
+async def _kept(lease: Lease, rendered: Rendered) -> Prompt | None:
+    """What the closest state of the same program in the store stands for; None without, and if this goes on from it.
+
+    Its text is known around the place where both part: that much is asked of the engine. Raises StoreRefused and
+    EngineRefused.
+    """
+    ids, store = rendered.ids, lease.slots.store
+    if store.problem is not None or not rendered.text:
+        return None
+    plan = await asyncio.to_thread(store.find, lease.engine.fingerprint, ids, can_cut=True, conversation_id=lease.owner)
+    if isinstance(plan, Miss) or plan.save_point.conversation_id != lease.owner:
+        return None
+    before = plan.save_point.tokens
+    at = common_prefix(before, ids)
+    if at in (len(before), len(ids)):
+        return None
+    around = slice(max(0, at - BEFORE), at + BEHIND)
+    theirs, ours = await _text_of(lease, before[around]), await _text_of(lease, ids[around])
+    shared = shared_text(theirs, ours)
+    place = rendered.text.find(ours[: shared + LEAST_FOUND])
+    if place < 0 or not ours:
+        return None
+    return Prompt(before, rendered.text[: place + shared] + theirs[shared:])
+
+
+async def _text_of(lease: Lease, ids: Tokens) -> str:
+    async with lease.engine.engine.passed_on("/detokenize", json.dumps({"tokens": ids}).encode()) as answer:
+        told = json.loads(await answer.aread()) if answer.status_code == 200 else {}
+    return str(told.get("content", "")).strip("\N{REPLACEMENT CHARACTER}")  # of a character that is cut in two
 
 
 def total_of(passage: Passage, ms: Callable[[int], float]) -> Total:

@@ -16,6 +16,7 @@ from kvchat.gateway.totals import Totals
 from kvchat.settings import Settings
 from tests.engine_fixtures import FakeEngine
 from tests.gateway import agents
+from tests.gateway.corpus import TEMPLATE
 from tests.gateway.doors import OpenDoor, door, receipt_in
 from tests.library.gguf_files import LLAMA, write_gguf
 
@@ -34,6 +35,19 @@ def settings(tmp_path: Path, fake_engine: FakeEngine) -> Settings:
 async def at(tmp_path: Path, settings: Settings) -> AsyncIterator[OpenDoor]:
     async with door(tmp_path / "home", settings) as one:
         yield one
+
+
+def real(folder: Path, model: Path, engine: EngineLocation, template: str = TEMPLATE, more: str = "") -> Settings:
+    """The real engine with a template of ours: tiny models' own knows no tools."""
+    (folder / "template.jinja").write_text(template, "utf-8")
+    return Settings(
+        model_path=str(model),
+        engine_path=str(engine.path),
+        engine_arguments=f"--chat-template-file {folder / 'template.jinja'} {more}".strip(),
+        context_size=8192,
+        free_floor_bytes=0,
+        door_any_model=True,
+    )
 
 
 async def ask(at: OpenDoor, body: agents.Body, path: str = "/v1/chat/completions") -> str:
@@ -126,17 +140,34 @@ async def test_a_key_is_in_force_at_once_and_taken_back_at_once(tmp_path: Path, 
 
 
 @pytest.mark.engine
+async def test_it_is_told_after_a_restart_as_well(
+    tmp_path: Path, tiny_model: Callable[[str], Path], real_llama_server: EngineLocation
+) -> None:
+    """What was asked is remembered in memory alone; what the store keeps of it tells the same."""
+    settings = real(tmp_path, tiny_model("llama"), real_llama_server)
+    question = agents.user("How does the parser recover? " * 30)
+    async with door(tmp_path / "home", settings) as at:
+        await ask(at, agents.opencode(question, date=TODAY))
+    async with door(tmp_path / "home", settings) as at:
+        await ask(at, agents.opencode(question, date=TOMORROW))
+        parting = at.last.broken
+        assert parting is not None
+        assert parting.cause == "the date in the system prompt"
+        assert TODAY in parting.before
+        assert TOMORROW in parting.after
+        assert parting.at > 100
+    async with door(tmp_path / "home", settings) as at:
+        await ask(at, agents.opencode(agents.user("What else? " * 20), date=TODAY))
+        assert at.last.why == ""
+        assert (at.last.cached or 0) > 100
+
+
+@pytest.mark.engine
 async def test_the_billing_header_of_claude_code_before_the_real_engine(
     tmp_path: Path, tiny_model: Callable[[str], Path], real_llama_server: EngineLocation
 ) -> None:
     """The engine itself leaves out the number of each request; the version is another one after an update."""
-    settings = Settings(
-        model_path=str(tiny_model("llama")),
-        engine_path=str(real_llama_server.path),
-        context_size=8192,
-        free_floor_bytes=0,
-        door_any_model=True,
-    )
+    settings = real(tmp_path, tiny_model("llama"), real_llama_server)
 
     def updated(to: str) -> agents.Body:
         body = agents.claude_code()
@@ -185,16 +216,7 @@ def looked(path: str) -> list[agents.Body]:
 async def test_reasoning_is_kept_before_the_real_engine(
     tmp_path: Path, tiny_model: Callable[[str], Path], real_llama_server: EngineLocation, path: str
 ) -> None:
-    template = tmp_path / "template.jinja"
-    template.write_text(DROPS, "utf-8")
-    settings = Settings(
-        model_path=str(tiny_model("llama")),
-        engine_path=str(real_llama_server.path),
-        engine_arguments=f"--chat-template-file {template} --no-reasoning-preserve",
-        context_size=8192,
-        free_floor_bytes=0,
-        door_any_model=True,
-    )
+    settings = real(tmp_path, tiny_model("llama"), real_llama_server, DROPS, "--no-reasoning-preserve")
     question = agents.user("Why does it lose its place?")
     first = [question, *looked(path)]
     later = [*first, agents.assistant("At the brace."), agents.user("Then mend it.")]

@@ -41,6 +41,9 @@ class Contents:
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
+NOTHING_KNOWN = Contents()
+
+
 def contents(body: Mapping[str, Any]) -> Contents:
     """What a body says, as far as it has the shape of one: whatever has not is left out."""
     told = [*_texts(body.get("system")), *_texts(body.get("instructions"))]

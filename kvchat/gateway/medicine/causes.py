@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from kvchat.gateway.medicine.body import Contents, Message
+from kvchat.gateway.medicine.body import NOTHING_KNOWN, Contents, Message
 from kvchat.gateway.medicine.clocks import CLOCK, has_date, masked
 from kvchat.gateway.medicine.partings import Parting, Prompt, shared_text
 from kvchat.gateway.medicine.rules import BILLING_HEADER, HOLD_CLOCK, KEEP_REASONING, SORT_TOOLS
@@ -72,6 +72,7 @@ class Cause(NamedTuple):
     about: str = ""
 
 
+_TEMPLATE = Place(TEMPLATE, 0, "the template")
 _SYSTEM, _TOOLS = Place(SYSTEM, 0, "the system prompt"), Place(TOOLS, 0, "the tool list")
 
 
@@ -114,16 +115,24 @@ def _place(before: Contents, new: Prompt, at: int) -> Place:
 
 def _first_difference(before: Contents, now: Contents, number: int) -> Place:
     """What differs first in the bodies, of the messages from `number` on; -1: it stands before the first of them."""
+    if before == NOTHING_KNOWN:  # of what a state in the store stands for only its text is known
+        return _SYSTEM if number < 0 and not now.tools else _TOOLS if number < 0 else _message(now, number)
     if number < 0 and before.tools != now.tools:
         return _TOOLS
     if number <= 0 and before.system != now.system:
         return _SYSTEM
     for place in range(max(0, number), min(len(before.messages), len(now.messages))):
         if before.messages[place] != now.messages[place]:
-            return Place(MESSAGE, place, f"message {place + 1} ({now.messages[place].role})")
+            return _message(now, place)
     if before.tools != now.tools:
         return _TOOLS
-    return Place(TEMPLATE, 0, "the template")
+    return _TEMPLATE
+
+
+def _message(now: Contents, number: int) -> Place:
+    if number >= len(now.messages):
+        return _TEMPLATE
+    return Place(MESSAGE, number, f"message {number + 1} ({now.messages[number].role})")
 
 
 def _of_the_line(before: str, after: str, place: Place) -> Cause | None:
@@ -172,6 +181,8 @@ def _option(one: Contents, name: str) -> object:
 
 def _of_tools(before: Contents, now: Contents) -> Cause:
     """What happened to the tool list."""
+    if not before.tools:
+        return Cause(_TOOLS_CHANGED)
     theirs, ours = dict(before.tools), dict(now.tools)
     added, gone = [name for name in ours if name not in theirs], [name for name in theirs if name not in ours]
     changes = [f"{_named(names)} {what}" for names, what in ((added, "added"), (gone, "removed")) if names]

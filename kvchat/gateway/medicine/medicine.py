@@ -51,6 +51,14 @@ class Medicine:
             return Treated(raw, body)  # no request of a known shape: the engine says what is wrong with it
         return Treated(text.encode(), after, tuple(changes)) if changes else Treated(raw, body)
 
+    def knows(self, program: str, model: str, prompt: Prompt) -> bool:
+        """Whether the program has asked anything like it before, as far as is remembered."""
+        return self._recent.closest((program, model), prompt) is not None
+
+    def remember(self, program: str, model: str, prompt: Prompt) -> None:
+        """The program has asked this before, in another run."""
+        self._recent.keep((program, model), prompt, None)
+
     def compare(self, program: str, model: str, prompt: Prompt) -> Parting | None:
         """Where and why a prompt parts from the closest of the program's before it, which is remembered with it.
 
