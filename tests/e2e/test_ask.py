@@ -159,7 +159,8 @@ def test_bench_of_a_person_begins_chats_on_prepared_documents(home: Home, tiny_m
     documents = figures["documents"]
     assert 500 < documents["tokens"] < 700
     assert documents["chats"] == 20
-    assert documents["disk_bytes"] < 1.05 * documents["unique_rows_bytes"], "the documents' rows are kept once"
+    # Of so small a model what is written beside the rows counts; kept for each chat they would be four times as much.
+    assert documents["disk_bytes"] < 1.2 * documents["unique_rows_bytes"], "the documents' rows are kept once"
     assert figures["prediction_error"] is not None
 
 
