@@ -143,7 +143,7 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
     _value(parser, "--host", "ADDRESS", "where to listen (default: 127.0.0.1); any other needs a key")
     _value(parser, "--port", "N", "default: 8737", type=setting("door_port", int))
     _add_engine(parser)
-    _value(parser, "--slots", "N", "answer up to N requests side by side", type=positive)
+    _value(parser, "--slots", "N", "answer up to N requests side by side", type=setting("slots", int))
     keys = "a file only you may read; a line is a key, or a program's name, a colon and its key"
     _value(parser, "--key-file", "FILE", keys, type=Path)
 

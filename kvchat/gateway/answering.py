@@ -18,7 +18,7 @@ from kvchat.gateway.dialects.prompts import boundary_after, pictures_in, prompt_
 from kvchat.gateway.dialects.replies import Heard
 from kvchat.gateway.mending import Mending
 from kvchat.gateway.outlet import TooSlow
-from kvchat.gateway.passing import TAIL, Passing
+from kvchat.gateway.passing import TAIL, CrowdedOut, GaveWay, Passing
 from kvchat.gateway.requests import Passage, Passages, Stage
 from kvchat.gateway.work import Work
 from kvchat.kvstore.savepoint import PROGRAM, Tokens, common_prefix
@@ -32,6 +32,7 @@ from kvchat.session.slots.slot import Slot
 from kvchat.system.concurrency import Background
 
 HEADS = 20  # beginnings of prompts that are remembered
+MORE_ROOM = 512  # tokens, at least, for one that was crowded out
 LEAST_KEPT = 64  # tokens; a shorter state is read sooner than it is looked for
 LIMITS = ("max_completion_tokens", "max_output_tokens", "max_tokens", "n_predict")  # what clients call it
 FindModel = Callable[[str], Awaitable[str | None]]  # the path of a model by a client's name for it; None: that in use
@@ -110,25 +111,38 @@ class Answering:
             engine = await self.host.ready(request.model, sees=request.sees)
             work.prompt = await prompt_of(engine, work.asked)
         work.key = self._key(work)
+        while not await self._answer_in_a_slot(work, request, engine):
+            self.passages.moved(passage, Stage.QUEUED)
+
+    async def _answer_in_a_slot(self, work: Work, request: Request, engine: ReadyEngine | None) -> bool:
+        """Answer, then settle and save; false if it is to begin again, for others needed what it had."""
+        asked, passage = work.asked, work.passage
         async with contextlib.AsyncExitStack() as held:
-            slot = await held.enter_async_context(self.slots.needed(work.key, work.prompt.ids))
-            passage.slot, passage.queue_ms = slot.number, passage.ms()
-            if work.asked.several:
+            slot = await held.enter_async_context(self.slots.needed(work.key, work.prompt.ids, window=False))
+            passage.slot, passage.queue_ms = slot.number, passage.queue_ms or passage.ms()
+            if asked.several:
                 await held.enter_async_context(self.slots.alone(slot))
             session = Session(self.slots, slot, self.host, owner_of(passage.program), partial(_hear, passage))
-            answered = await work.answering.run(self._answered(work, session, request, engine))
-            if work.asked.several:
+            try:
+                answered = await work.answering.run(self._answered(work, session, request, engine))
+            except GaveWay:
+                return False
+            except CrowdedOut:
+                work.reserve = 2 * work.reserve + MORE_ROOM
+                return False
+            if asked.several:
                 self.slots.forget()
             work.outlet.end()
             if answered is None:
-                return
+                return True
             self.mending.prove(work)
             self.passages.moved(passage, Stage.DONE)
             lease, heard = answered
-            if heard is not None and not work.asked.several:
+            if heard is not None and not asked.several:
                 await self._keep(work, slot, lease, heard)
         if lease.keeps:
             await self.absorb()
+        return True
 
     async def _answered(
         self, work: Work, session: Session, request: Request, engine: ReadyEngine | None
@@ -151,14 +165,16 @@ class Answering:
         lease = await session.ready(request)
         if before is None or lease.engine.generation != before.generation:
             work.prompt = await prompt_of(lease.engine, work.asked)
-        await self.mending.compare(work, lease)
+        if work.passage.found is None:  # else it begins again
+            await self.mending.compare(work, lease)
         limits = (work.asked.body.get(name) for name in LIMITS)
         limit = next((one for one in limits if isinstance(one, int) and one > 0), None)
-        wanted = len(work.prompt.ids) + lease.engine.reserve(limit)
+        work.reserve = max(work.reserve, lease.engine.reserve(limit))
+        wanted = len(work.prompt.ids) + work.reserve
         return await session.with_room(request, wanted) if lease.engine.too_small(wanted) else lease
 
     def _passing(self, work: Work, lease: Lease) -> Passing:
-        return Passing(work, lease, self.host, self.passages.moved, self._heads)
+        return Passing(work, lease, self.host, self.passages.moved, self._heads, work.reserve)
 
     def _key(self, work: Work) -> str:
         """Those that go on from one another are the same: the next makes settling after the one before pointless."""

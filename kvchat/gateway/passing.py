@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import httpx2
 
@@ -23,6 +24,7 @@ from kvchat.session.host import EngineHost
 from kvchat.session.lease import Lease
 from kvchat.session.proof import NOTHING_LOADED, SOURCES, Loaded, Source, judged
 from kvchat.session.reading import STEP_MS, read_ahead
+from kvchat.session.session import CROWDED_OUT
 from kvchat.session.system_prompt import LONG_MS
 from kvchat.system.concurrency import to_its_end
 
@@ -31,6 +33,14 @@ LEAST_STEPS = 256  # tokens; fewer are read by the request itself
 TAIL = 16  # tokens that are always left to it: it reads at least the last one, and need not go back for that
 MOST_HEADER = 500  # characters
 RENDERS_OTHERWISE = "the engine made another prompt of it than it had told"
+
+
+class CrowdedOut(Exception):
+    """Others took more of the context meanwhile than there is: it is asked again with more for itself."""
+
+
+class GaveWay(Exception):
+    """The window needs the slot, or the room that it takes: it begins again when it is its turn."""
 
 
 @dataclass
@@ -42,6 +52,7 @@ class Passing:
     host: EngineHost
     moved: Callable[[Passage, Stage], None]
     heads: deque[Tokens]  # that requests began with lately
+    reserve: int  # tokens for the answer
 
     async def run(self) -> Heard | None:
         """Answer it; what was heard of the answer, None of one that the engine refused. Raises EngineGone."""
@@ -60,7 +71,9 @@ class Passing:
         if not self._known:
             return NOTHING_LOADED
         self.moved(passage, Stage.LOADING)
-        loaded = await self.lease.load(ids)
+        loaded = await self.lease.load(ids, self.reserve)
+        if passage.found is not None:  # it begins again: what it has read itself was not found
+            return loaded
         passage.prompt, passage.found = len(ids), loaded.expected_cached
         cold = Source.HOT if loaded.expected_cached else Source.COLD
         passage.source = (SOURCES[loaded.restore.tier] if loaded.restore else cold).value
@@ -95,24 +108,35 @@ class Passing:
         missing, heads = end - loaded.expected_cached, await self._heads(loaded)
         rate = cost.prefill_ms_per_token
         is_long = missing >= LEAST_STEPS and (rate is None or missing * rate >= 2 * STEP_MS)
-        if not self._known or not (heads or is_long):
+        # Anthropic's requests go to the slot that has most of them: with several, this one has to be that.
+        astray = self.work.asked.form is Form.MESSAGES and len(self.lease.slots.all) > 1 and missing > 0
+        if not self._known or not (heads or is_long or astray):
             return False
-        began_at, found = time.perf_counter(), loaded.expected_cached
+        began_at, found, read = time.perf_counter(), loaded.expected_cached, passage.read
 
         def progress(done: int) -> None:
-            passage.read = done - found
+            passage.read = read + done - found
             self.moved(passage, Stage.READING)
 
-        for stop in heads:
-            await read_ahead(self.lease, stop, loaded, lambda: True, progress)
-            await to_its_end(self.lease.save(stop, tell=False))
-            if contents := self.lease.slot.contents:
-                loaded = replace(loaded, expected_cached=len(stop), restore=None, ahead=contents.ahead)
-        await read_ahead(self.lease, ids[:end], loaded, lambda: not self.work.left, progress)
-        passage.read_ms = 1000 * (time.perf_counter() - began_at)
-        if contents := self.lease.slot.contents:
-            cost.learn_prefill(contents.ahead.tokens, contents.ahead.ms)
+        slots, slot = self.lease.slots, self.lease.slot
+        for stop in (*heads, ids[:end]):
+            turn = partial(slots.steps.step, slot)
+            if not await read_ahead(self.lease, stop, loaded, lambda: not self.work.left, progress, turn=turn):
+                passage.read_ms += 1000 * (time.perf_counter() - began_at)
+                await self._keep_read()
+                raise GaveWay
+            if stop in heads:
+                await to_its_end(self.lease.save(stop, tell=False))
+            if contents := slot.contents:
+                loaded = replace(loaded, expected_cached=max(len(stop), found), restore=None, ahead=contents.ahead)
+        passage.read_ms += 1000 * (time.perf_counter() - began_at)
         return True
+
+    async def _keep_read(self) -> None:
+        """Save what was read so far, if reading it again would take long: the window may need its place."""
+        contents, cost = self.lease.slot.contents, self.lease.slots.restore_cost
+        if contents and contents.exact and self.lease.keeps and cost.prefill_ms(len(contents.tokens)) >= LONG_MS:
+            await to_its_end(self.lease.save(contents.tokens, tell=False))
 
     async def _forward(self, loaded: Loaded, *, steps: bool) -> Heard | None:
         work, lease, engine = self.work, self.lease, self.lease.engine.engine
@@ -146,20 +170,25 @@ class Passing:
         outlet, body = self.work.outlet, bytearray()
         if heard.stream:
             outlet.begin(200, self._headers(answer) | {"cache-control": "no-cache"})
+        prompt, lease = len(self.work.prompt.ids), self.lease
         async for data in answer.aiter_raw():
             if heard.stream:
                 outlet.write(data)
             else:
                 body += data
             heard.take(data)
+            lease.slots.context.grows(lease.slot, lease.engine, prompt + heard.events)
         heard.end()
         return bytes(body)
 
     async def _refused(self, answer: httpx2.Response | Answer) -> None:
         """Pass the engine's refusal on; Anthropic's dialect has another shape than the engine gives it."""
         body, form = await answer.aread(), self.work.asked.form
+        error = wire.parse_error(body, answer.status_code)
+        if CROWDED_OUT in error.message and self.reserve < self.lease.engine.context_size:
+            self.lease.slot.emptied()
+            raise CrowdedOut
         if form is Form.MESSAGES:
-            error = wire.parse_error(body, answer.status_code)
             body = json.dumps(refusal(form, answer.status_code, error.message, error.kind)).encode()
         self.work.outlet.whole(answer.status_code, self._headers(answer), body)
 

@@ -22,6 +22,7 @@ class Work:
     outlet: Outlet = field(default_factory=Outlet)
     key: str = ""  # who it is among those that want a slot: those that go on from one another are the same
     prompt: Prompt = UNKNOWN
+    reserve: int = 0  # tokens that its answer may come to, as far as room is kept for it
     left: bool = False  # by its client
     task: asyncio.Task[None] | None = None
     answering: Interruption = field(default_factory=Interruption)

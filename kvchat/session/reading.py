@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -23,6 +24,12 @@ _DEARER = 3.0  # by so much a token may take longer in a smaller one
 _SLOWER, _QUICKER = 1.4, 2.0  # at most, from one step to the next: one that met a busy moment says little
 
 Keep = Callable[[Tokens], Coroutine[Any, Any, object]]
+Turn = Callable[[], contextlib.AbstractAsyncContextManager[bool]]  # around a step; false: it is not made, nor any other
+
+
+def at_once() -> contextlib.AbstractAsyncContextManager[bool]:
+    """Every step at once."""
+    return contextlib.nullcontext(True)
 
 
 async def nothing(tokens: Tokens) -> None:
@@ -71,6 +78,7 @@ async def read_ahead(
     wanted: Callable[[], bool],
     progress: Callable[[int], None] = lambda done: None,
     step_ms: float = STEP_MS,
+    turn: Turn = at_once,
 ) -> bool:
     """Read `tokens` into a slot that was `loaded` for them; whether it holds them all: not if it was not `wanted`.
 
@@ -83,8 +91,11 @@ async def read_ahead(
     while done < len(tokens):
         if not wanted():
             return False
-        end = done + pace.tokens(len(tokens) - done)
-        timings, loaded = await to_its_end(_step(lease, tokens[:end], loaded))
+        async with turn() as mine:
+            if not mine:
+                return False
+            end = done + pace.tokens(len(tokens) - done)
+            timings, loaded = await to_its_end(_step(lease, tokens[:end], loaded))
         pace.learn(timings.prompt_n, timings.prompt_ms)
         costs.learn_prefill(timings.prompt_n, timings.prompt_ms, timings.cache_n)
         done = end

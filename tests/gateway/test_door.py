@@ -16,6 +16,7 @@ from kvchat.gateway import outlet
 from kvchat.gateway.door import app, checks, server
 from kvchat.gateway.gateway import Door, NoKey
 from kvchat.gateway.requests import Stage
+from kvchat.session import reading
 from kvchat.settings import Settings
 from tests.engine.waiting import until
 from tests.engine_fixtures import FakeEngine
@@ -267,3 +268,39 @@ async def test_what_is_saved_is_taken_apart_while_the_door_is_open(
     kept = StoreContents(tmp_path / "home")
     assert kept.absorbed() == 1
     assert at.runtime.chat.slots.owners() == [f"program/{at.last.program}"]
+
+
+@pytest.mark.parametrize("slots", [1, 2])
+async def test_whoever_sits_at_the_window_waits_for_a_step_at_most(
+    tmp_path: Path, settings: Settings, fake_engine: FakeEngine, slots: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program's long prompt gives way between two steps, and goes on where it was."""
+    monkeypatch.setattr(reading, "MOST_STEP", 128)  # the fake engine says that it is quick
+    async with door(tmp_path / "home", replace(settings, slots=slots)) as at:
+        await at.chat("Hello")
+        await at.settled()
+        fake_engine.set(FAKE_BATCH_DELAY=0.1)
+        long = asyncio.ensure_future(at.chat("x" * 3000))
+        passages = at.runtime.door.gateway.passages
+        await until(lambda: any(one.stage is Stage.READING and one.read for one in passages.under_way))
+        chat = await at.runtime.chat.new_conversation("")
+        reply = await at.runtime.chat.send(chat.id, "And me?")
+        assert reply is not None
+        assert reply.content == "You said: And me?"
+        assert not long.done()
+        fake_engine.set(FAKE_BATCH_DELAY=None)
+        answer = await long
+        assert answer.json()["choices"][0]["message"]["content"].startswith("You said: xx")
+        assert at.last.found is not None
+        assert (at.last.cached or 0) <= at.last.found < 20, "what it had read itself before it gave way was not found"
+
+
+async def test_programs_are_answered_side_by_side(tmp_path: Path, settings: Settings, fake_engine: FakeEngine) -> None:
+    async with door(tmp_path / "home", replace(settings, slots=3)) as at:
+        await at.chat("Hello")
+        fake_engine.set(FAKE_REPLY="word " * 100, FAKE_TOKEN_DELAY=0.01)
+        both = [asyncio.ensure_future(at.chat(f"{n} {WORDS}", stream=True)) for n in range(2)]
+        passages = at.runtime.door.gateway.passages
+        await until(lambda: len({one.slot for one in passages.under_way if one.stage is Stage.ANSWERING}) == 2)
+        fake_engine.set(FAKE_TOKEN_DELAY=None)
+        assert [(await one).status_code for one in both] == [200, 200]

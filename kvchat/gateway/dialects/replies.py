@@ -32,6 +32,7 @@ class Heard:
     stream: bool
     counts: Counts | None = None
     whole: bool = False  # the answer came to its end
+    events: int = 0  # of a stream so far: about a token each
     _size: int = 0
     _rest: bytearray = field(default_factory=bytearray)
     _message: Json = field(default_factory=dict)
@@ -48,6 +49,7 @@ class Heard:
         if self.stream:
             with self._as_far_as_understood():
                 for event in self._events():
+                    self.events += 1
                     self._hear(event)
 
     def end(self) -> None:

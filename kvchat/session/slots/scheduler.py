@@ -199,6 +199,11 @@ class Scheduler:
             if use.window and use.rank is None:
                 yield use.slot is not None and use.slot.talks
 
+    @property
+    def kept_from_the_window(self) -> bool:
+        """Whether somebody there waits for the only slot."""
+        return len(self._slots()) == 1 and any(use.window for use in self._asking)
+
     def end(self, rank: Rank | None = None, *, but: str | None = None) -> None:
         """End what is done in spare time, of a rank or any but settling; `but` that owner's ends between two steps."""
         for use in self._using:

@@ -32,8 +32,9 @@ class SharedContext:
         self._erasing: set[asyncio.Task[None]] = set()
 
     def crowded(self, slot: Slot) -> bool:
-        """Whether somebody at the window waits for room that this slot takes."""
-        return not slot.window and any(other.window for other in self._waiting)
+        """Whether somebody at the window waits for this slot, which is the only one, or for room that it takes."""
+        waited_for = self._scheduler.kept_from_the_window or any(other.window for other in self._waiting)
+        return waited_for and not slot.window
 
     async def room(self, slot: Slot, engine: ReadyEngine, tokens: int) -> None:
         """Once there is room for so many tokens in the slot, for its holder. Raises EngineGone and EngineRefused."""
