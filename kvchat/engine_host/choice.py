@@ -27,6 +27,8 @@ from kvchat.library.memory.proposals import FULL_WINDOW, Proposal, Situation, pr
 from kvchat.session.restore_support import Strategy
 from kvchat.settings import Settings
 
+WINDOW_SLOTS, PROGRAMS_SLOTS = 1, 4  # chats side by side, and where other programs use the engine, too
+
 _OWN = frozenset(("-mm", "--mmproj", "-mmu", "--mmproj-url"))  # the user's own arguments that load one
 
 
@@ -174,7 +176,11 @@ def choose_engine(
     swa_full = is_swa_full(extra)
     demand = Demand(facts, settings.kv_type, swa_full, corrections, projector_bytes)
     left_out = options_to_leave_out(asked)
-    slots = 1 if "--kv-unified" in left_out else settings.slots or slots_for(demand, memory)
+    slots = (
+        1
+        if "--kv-unified" in left_out
+        else settings.slots or slots_for(demand, memory, PROGRAMS_SLOTS if settings.door else WINDOW_SLOTS)
+    )
     chooser = ContextChooser(replace(demand, slots=slots), memory)
     most = chooser.choose(settings.context_size)
     context = chooser.begin_with(most, needed)

@@ -116,7 +116,8 @@ async def bench_home(
     """
     paths = resolve_paths()
     settings = await chosen_settings(paths, options.model, options.engine)
-    settings = dataclasses.replace(settings, context_size=context_size or settings.context_size, read_ahead="always")
+    size = context_size or settings.context_size  # one slot: what is measured is how a chat comes back into it
+    settings = dataclasses.replace(settings, context_size=size, read_ahead="always", slots=1)
     paths.ensure()
     with tempfile.TemporaryDirectory(prefix="bench-", dir=paths.cache) as folder:
         own = Paths(*(Path(folder) / name for name in ("config", "data", "cache", "state")))

@@ -36,14 +36,16 @@ class ContextChoice:
 
 
 LEAST_BEGINNING, CHEAP = 8192, 512 * 1024 * 1024  # tokens; bytes of KV cache, laid out within about a second
-SLOTS = 1
 WORTHWHILE_PART = 8  # a context is raised by an eighth, or not at all
 
 
-def slots_for(demand: Demand, memory: MemoryFacts) -> int:
-    """How many chats to have side by side: SLOTS, or as many as cost the context no more than a trifle."""
-    alone = ContextChooser(replace(demand, slots=1), memory).choose().tokens
-    for slots in range(SLOTS, 1, -1):
+def slots_for(demand: Demand, memory: MemoryFacts, wanted: int) -> int:
+    """How many chats to have side by side: as many as are `wanted`, as long as that costs the context but a trifle.
+
+    With full attention a slot takes no memory, with sliding windows or recurrent state one more window or state.
+    """
+    alone = ContextChooser(demand, memory).choose().tokens
+    for slots in range(wanted, 1, -1):
         beside = ContextChooser(replace(demand, slots=slots), memory).choose()
         if beside.fits and beside.tokens >= alone - alone // WORTHWHILE_PART:
             return slots

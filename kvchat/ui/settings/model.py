@@ -19,6 +19,12 @@ _PRECISION = (
     "cannot be used until you change it back. In the field’s terms: the type of the KV cache."
 )
 
+_SLOTS = ((0, "kvchat decides"), (1, "One"), (2, "Two"), (4, "Four"))
+_SIDE_BY_SIDE = (
+    "So many of the chats used last stay in the model’s view at once: going back to one of them takes no time, and as "
+    "many can be answered at a time. They share the context size."
+)
+
 
 class ModelPage(SettingsPage):
     """The model and its memory."""
@@ -41,6 +47,7 @@ class ModelPage(SettingsPage):
         default, reset = "kvchat decides", "Let kvchat decide"
         context = NumberEntry("context_size", "Context size", "", TOKENS, change, default=default, reset=reset)
         self.context = self.add(context)
+        self.slots = self.add(ChoiceEntry(look, "slots", "Chats side by side", _SIDE_BY_SIDE, _SLOTS, change))
         self.memory = self.add(MemoryEntry(look))
         self.memory.taken.connect(lambda proposal: self.apply(proposal.taken(runtime.settings)))
         title = "Precision of the memory of chats"

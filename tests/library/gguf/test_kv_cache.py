@@ -5,9 +5,21 @@ from pathlib import Path
 import gguf
 import pytest
 
+from kvchat.engine.finding.discovery import EngineKind, EngineLocation
+from kvchat.engine.running.log import EngineLog, Purpose, read_allocations
+from kvchat.engine.running.plan import LaunchPlan
+from kvchat.engine.running.supervisor import EngineSupervisor
 from kvchat.library.gguf.facts import GgufFacts, read_facts
-from kvchat.library.gguf.kv_cache import KV_TYPES, KvEstimate, kv_bytes, kv_bytes_per_token, kv_estimate
+from kvchat.library.gguf.kv_cache import (
+    KV_TYPES,
+    KvEstimate,
+    kv_bytes,
+    kv_bytes_per_token,
+    kv_estimate,
+    layer_bytes,
+)
 from tests.library.gguf_files import LLAMA, write_gguf
+from tests.models import engine_program, tiny_model
 
 
 @pytest.fixture
@@ -22,6 +34,27 @@ def test_smollm2_exactly(smollm2: Path) -> None:
     assert kv_bytes_per_token(facts, "q8_0", "q8_0") == 23_040 / 2 * 34 / 32
     assert kv_bytes_per_token(facts, "f32", "q4_0") == 30 * 3 * 64 * (4 + 18 / 32)
     assert not facts.kv.notes
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize(("architecture", "window"), [("gemma3", 512), ("qwen35", None), ("llama", None)])
+async def test_what_slots_beside_the_first_take_is_what_the_engine_allocates(
+    tmp_path: Path, architecture: str, window: int | None
+) -> None:
+    """Windows and recurrent state once more each; of full attention nothing."""
+    model = tiny_model(architecture, window)
+    facts, location = read_facts(model), EngineLocation(EngineKind.LLAMA_SERVER, engine_program("llama-server"))
+    for slots in (1, 2, 4):
+        supervisor = EngineSupervisor(log=(log := EngineLog()))
+        try:
+            await supervisor.start(location, LaunchPlan(model, 8192, tmp_path, slots=slots))
+            await supervisor.ready()
+        finally:
+            await supervisor.close()
+        took = read_allocations(log.since_start)
+        assert took is not None
+        planned = sum(layer_bytes(facts.kv, 8192, slots=slots))
+        assert took.bytes(Purpose.KV, on_host=True) == pytest.approx(planned, rel=0.01, abs=20_000)
 
 
 def test_kv_types_are_those_of_llama_cpp() -> None:

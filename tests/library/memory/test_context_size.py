@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from kvchat.library.gguf.facts import GgufFacts, read_facts
-from kvchat.library.memory.context_size import ContextChoice, ContextChooser
+from kvchat.library.memory.context_size import ContextChoice, ContextChooser, slots_for
 from kvchat.library.memory.corrections import Corrections
 from kvchat.library.memory.fitting import ENOUGH_ON_DEVICE, MINIMUM, STEP, margin
 from kvchat.library.memory.machine import DeviceMemory, MemoryFacts
@@ -32,6 +33,17 @@ def test_all_the_model_was_trained_for_where_it_fits(smollm2: Path) -> None:
     )
     assert choice.fits
     assert not choice.warning
+
+
+def test_slots_are_had_where_they_cost_the_context_a_trifle(large: GgufFacts, tmp_path: Path) -> None:
+    assert slots_for(Demand(large), MemoryFacts(10 * GB), 4) == 4, "full attention: nothing"
+    fields = LLAMA | {"attention.sliding_window": 4096, "attention.sliding_window_pattern": 2}
+    slides = Demand(read_facts(write_gguf(tmp_path / "slides.gguf", fields)))
+    assert slots_for(slides, PLENTY, 4) == 4
+    tight = next(MemoryFacts(size) for size in range(0, GB, 1 << 18) if choose(slides.facts, MemoryFacts(size)).fits)
+    assert slots_for(slides, tight, 4) == 1
+    reason = ContextChooser(replace(slides, slots=2), PLENTY).choose().reason
+    assert reason.endswith("Up to 2 chats share it side by side: each may use what the others leave.")
 
 
 def test_no_needless_cap(large: GgufFacts) -> None:
