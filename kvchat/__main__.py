@@ -63,9 +63,14 @@ def _command(options: argparse.Namespace) -> Callable[[], int]:
 
     match options.command:
         case "ask":
-            from kvchat.cli import ask
+            asked = arguments.ask_options(options)
+            if not asked.prompt:
+                from kvchat.cli.talk import conversation
 
-            return lambda: ask.run(arguments.ask_options(options))
+                return lambda: conversation.run(asked)
+            from kvchat.cli.talk import ask
+
+            return lambda: ask.run(asked)
         case "serve":
             from kvchat.cli.serve import command as serve
 
@@ -92,9 +97,19 @@ def _command(options: argparse.Namespace) -> Callable[[], int]:
 
             return lambda: models.run(arguments.models_options(options))
         case "search":
-            from kvchat.cli import search
+            from kvchat.cli.chats import search
 
             return lambda: search.run(" ".join(options.words), as_json=options.as_json)
+        case "chats":
+            from kvchat.cli.chats import command as chats
+
+            return lambda: chats.run(arguments.chats_options(options))
+        case "settings":
+            from kvchat.cli import settings
+
+            return lambda: settings.run(arguments.settings_options(options))
+        case "completion":
+            return lambda: _print_completion(options.shell)
         case "export" | "import" | "backup" | "restore" | "repair":
             from kvchat.cli import transfer
 
@@ -108,9 +123,19 @@ def _command(options: argparse.Namespace) -> Callable[[], int]:
         case "doctor":
             from kvchat.cli.doctor import command as doctor
 
-            return lambda: doctor.run(as_json=options.as_json, retest=options.retest)
+            return lambda: doctor.run(as_json=options.as_json, retest=options.retest, model=options.model)
         case _:
             return _app(starter=options.starter, hidden=options.hidden)
+
+
+def _print_completion(shell: str) -> int:
+    """What a shell has to read to complete kvchat's commands and options."""
+    import shtab
+
+    from kvchat.cli.arguments import build_parser
+
+    print(shtab.complete(build_parser(), shell))
+    return 0
 
 
 def _app(*, starter: bool, hidden: bool) -> Callable[[], int]:

@@ -218,3 +218,5 @@ _RULES: dict[str, _Rule] = {
     "door_origins": _text,
     "door_rules": _paths,
 }
+
+NAMES = tuple(_RULES)

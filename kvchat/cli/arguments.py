@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -11,6 +12,7 @@ from kvchat import __version__
 from kvchat.cli import options
 from kvchat.cli.options import NoQuestion, byte_count, named_path, positive, setting, standard_input, text
 from kvchat.engine.finding.graphics import Backend
+from kvchat.settings import NAMES as SETTING_NAMES
 from kvchat.transfer.exporting import ExportForm
 
 if TYPE_CHECKING:
@@ -27,35 +29,39 @@ _CODES = (
 def build_parser() -> argparse.ArgumentParser:
     """The parser for the whole command line. `command` is None when the app itself is wanted."""
     parser = argparse.ArgumentParser(
-        prog="kvchat",
-        description="Chat with your own llama-server; every chat's KV cache is kept and restored.",
-        epilog=_CODES,
+        "kvchat", description="Chat with your own llama-server, and have it remember.", epilog=_CODES
     )
     parser.add_argument("--version", action="version", version=f"kvchat {__version__}")
     _flag(parser, "--starter", "without a model, fetch the starter model (98 MB) unasked")
     _flag(parser, "--hidden", "start in the tray, without opening the window")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="without a window")
-    _add_ask(commands.add_parser("ask", help="ask one question and print the reply"))
+    _add_ask(commands.add_parser("ask", help="ask a question, or have a conversation on the terminal"))
     _add_serve(commands.add_parser("serve", help="let other programs use the engine, with its memory"))
     _add_prepare(commands)
     _add_bench(commands.add_parser("bench", help="measure what save points bring with your own model"))
     _add_store(commands.add_parser("store", help="show, prune or verify the save points"))
     _add_engines(commands.add_parser("engines", help="list the engines of this computer, or try one out"))
     _add_models(commands.add_parser("models", help="find models on this machine, search and fetch others"))
+    _add_chats(commands.add_parser("chats", help="list, show, rename or delete chats"))
     search = commands.add_parser("search", help="find words in all chats and what is attached to them")
     _value(search, "words", "WORDS", 'all of them, or beginnings; "in quotes" as they are', nargs="+")
     _add_json(search)
     _add_transfer(commands)
+    _add_settings(commands.add_parser("settings", help="list the settings, look one up, change one"))
     doctor = commands.add_parser("doctor", help="show what kvchat found on this machine")
     _add_json(doctor)
+    _value(doctor, "--model", "PATH", "a GGUF file to judge (default: the one in the settings)", type=named_path)
     _flag(doctor, "--retest", "have the next start try out again whether restoring works here")
+    shells = commands.add_parser("completion", help="print what makes a shell complete kvchat's commands")
+    shells.add_argument("shell", choices=("bash", "zsh", "tcsh"), help='for ~/.bashrc: eval "$(… bash)"')
     return parser
 
 
 def ask_options(namespace: argparse.Namespace) -> options.AskOptions:
-    """The options of `ask`; the prompt `-` is read from standard input here. Raises NoQuestion."""
-    prompt = standard_input() if namespace.prompt == "-" else namespace.prompt
-    if not prompt.strip():
+    """The options of `ask`; `-`, or no prompt without a terminal, is read from standard input. Raises NoQuestion."""
+    talks = namespace.prompt is None and sys.stdin.isatty() and not namespace.as_json
+    prompt = "" if talks else standard_input() if namespace.prompt in (None, "-") else namespace.prompt
+    if not talks and not prompt.strip():
         raise NoQuestion("There is no question", "It is empty.", "Write it behind the command, or - to read it.")
     return _filled(options.AskOptions, namespace, prompt=prompt, attach=tuple(namespace.attach))
 
@@ -101,6 +107,18 @@ def models_options(namespace: argparse.Namespace) -> options.ModelsOptions:
     )
 
 
+def chats_options(namespace: argparse.Namespace) -> options.ChatsOptions:
+    """The options of `chats`."""
+    chats = tuple(getattr(namespace, "chats", ()))
+    return _filled(options.ChatsOptions, namespace, action=namespace.action or "list", chats=chats)
+
+
+def settings_options(namespace: argparse.Namespace) -> options.SettingsOptions:
+    """The options of `settings`."""
+    values = tuple(getattr(namespace, "values", ()))
+    return _filled(options.SettingsOptions, namespace, action=namespace.action or "list", values=values)
+
+
 def export_options(namespace: argparse.Namespace) -> options.ExportOptions:
     """The options of `export`."""
     return _filled(options.ExportOptions, namespace, form=ExportForm(namespace.form) if namespace.form else None)
@@ -136,7 +154,8 @@ def _add_ask(parser: argparse.ArgumentParser) -> None:
     # SUPPRESS: without it the subcommand's default would overrule a --starter given before `ask`.
     _flag(parser, "--starter", "without a model, fetch the starter model", default=argparse.SUPPRESS)
     _add_json(parser)
-    _value(parser, "prompt", "PROMPT", "the question; - reads standard input")
+    words = "the question; - reads standard input; without one, a conversation on the terminal"
+    _value(parser, "prompt", "PROMPT", words, nargs="?")
 
 
 def _add_serve(parser: argparse.ArgumentParser) -> None:
@@ -208,6 +227,29 @@ def _add_engines(parser: argparse.ArgumentParser) -> None:
     _add_json(test, get, remove, default=argparse.SUPPRESS)
 
 
+def _add_chats(parser: argparse.ArgumentParser) -> None:
+    _add_json(parser)
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", title="actions (without one, they are listed)")
+    show = actions.add_parser("show", help="print one as Markdown; with --json all of it, as `export` writes it")
+    rename = actions.add_parser("rename", help="give one another title")
+    delete = actions.add_parser("delete", help="delete some; for a while the window can have them back")
+    for action, many in ((show, 1), (rename, 1), (delete, "+")):
+        _value(action, "chats", "ID", "as the list has it; its first letters do", nargs=many)
+    _value(rename, "title", "TITLE", "the new one")
+    _add_json(show, rename, delete, default=argparse.SUPPRESS)
+
+
+def _add_settings(parser: argparse.ArgumentParser) -> None:
+    _add_json(parser)
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", title="actions (without one, they are listed)")
+    get, change = actions.add_parser("get", help="print one"), actions.add_parser("set", help="change one")
+    reset = actions.add_parser("reset", help="take what is usual again")
+    for action in (get, change, reset):
+        action.add_argument("name", metavar="NAME", choices=SETTING_NAMES, help="as the list has it")
+    _value(change, "values", "VALUE", "a size as 20GB, a list as several values", nargs="+")
+    _add_json(get, change, reset, default=argparse.SUPPRESS)
+
+
 def _add_models(parser: argparse.ArgumentParser) -> None:
     _add_json(parser)
     folders = "look here as well; may be repeated"
@@ -220,11 +262,13 @@ def _add_models(parser: argparse.ArgumentParser) -> None:
     files = actions.add_parser("files", help="list the models in a repository, with sizes and whether they fit")
     get = actions.add_parser("get", help="fetch a model; Ctrl+C pauses, the same command goes on")
     _flag(get, "--use", "make it the model to chat with")
+    use = actions.add_parser("use", help="make a model that is here the one to chat with")
+    _value(use, "words", "NAME", "its name in the list or a part of it, or the path of a GGUF file", nargs="+")
     for action in (files, get):
         _value(action, "repository", "OWNER/NAME[:QUANT]", "such as ggml-org/gemma-3-4b-it-GGUF:Q4_K_M")
     token = actions.add_parser("token", help="keep an access token for gated models, read from standard input")
     _flag(token, "--forget", "forget it")
-    _add_json(suggest, search, files, default=argparse.SUPPRESS)
+    _add_json(suggest, search, files, use, default=argparse.SUPPRESS)
 
 
 def _add_json(*parsers: argparse.ArgumentParser, default: object = False) -> None:

@@ -17,7 +17,7 @@ from kvchat.library.remote.starter import StarterProgress, StarterStage, fetch_s
 from kvchat.settings import Settings, load_settings, save_settings
 from kvchat.system.concurrency import Threads
 from kvchat.system.paths import Paths
-from kvchat.transfer.restore import finish_restore
+from kvchat.transfer.restore import finish_restore, in_use
 
 
 class NoModelForCommand(KvchatError):
@@ -31,18 +31,45 @@ class NoModelForCommand(KvchatError):
         )
 
 
+class SettingsInUse(KvchatError):
+    """The settings belong to a kvchat that runs."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "kvchat is running, and would not see it",
+            "It keeps its settings until it ends.",
+            "Change it in its window, or quit it first.",
+        )
+
+
 async def chosen_settings(paths: Paths, model: Path | None, engine: Path | None, *, starter: bool = False) -> Settings:
     """The user's settings, with this call's model and engine in their place. Raises KvchatError without a model."""
     finish_restore(paths)
     settings = _overridden(load_settings(paths.settings_file), model, engine)
     if settings.model_path or settings.engine_url:
         return settings
-    if not starter:
+    if not starter and not await asyncio.to_thread(_starter_is_wanted):
         raise NoModelForCommand
     paths.ensure()
     path = str(await fetch_starter(paths.models, _show_progress))
     save_settings(paths.settings_file, dataclasses.replace(load_settings(paths.settings_file), model_path=path))
     return dataclasses.replace(settings, model_path=path)
+
+
+def _starter_is_wanted() -> bool:
+    """Whether the user, asked on the terminal, wants the starter model; nobody is asked elsewhere."""
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return False
+    print("No model is chosen yet. Fetch the small starter model, 98 MB? [Y/n] ", end="", file=sys.stderr, flush=True)
+    answer = sys.stdin.readline()
+    return bool(answer) and answer.strip().lower() in ("", "y", "yes")
+
+
+def change_settings(paths: Paths, **changes: Any) -> None:
+    """Write changes into the settings. Raises SettingsInUse where a kvchat that runs would not see them."""
+    if in_use(paths):
+        raise SettingsInUse
+    save_settings(paths.settings_file, dataclasses.replace(load_settings(paths.settings_file), **changes))
 
 
 def _overridden(settings: Settings, model: Path | None, engine: Path | None) -> Settings:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from kvchat.cli.command_runtime import run_until_interrupted
+from kvchat.cli.command_runtime import SettingsInUse, change_settings, run_until_interrupted
 from kvchat.cli.options import EnginesOptions
 from kvchat.cli.terminal import show_progress
 from kvchat.engine.finding.discovery import EngineLocation, find_engine
@@ -16,8 +15,9 @@ from kvchat.engine.finding.probe import EngineEntry, take_inventory, usable_engi
 from kvchat.engine_host.fetching import EngineFetcher, FetchedEngine, Stage
 from kvchat.engine_host.setup import EngineSetup, trial_model
 from kvchat.engine_host.trial import Trial, TrialStep, try_engine
-from kvchat.settings import Settings, load_settings, save_settings
+from kvchat.settings import Settings, load_settings
 from kvchat.system.paths import Paths, resolve_paths
+from kvchat.transfer.restore import in_use
 from kvchat.words.wording import size
 
 
@@ -112,7 +112,8 @@ def _show_step(step: TrialStep) -> None:
 
 async def _get(paths: Paths, options: EnginesOptions) -> int:
     """Fetch an engine, try it out and use it: what the button in the settings does."""
-    paths.ensure()
+    if in_use(paths.ensure()):
+        raise SettingsInUse
     setup, shown = _setup(paths), 0
     stage: Stage | None = None
 
@@ -161,8 +162,7 @@ def _setup(paths: Paths) -> EngineSetup:
     """The engines, where what is taken into use is written into the settings alone."""
 
     async def use(path: str | None) -> None:
-        settings = load_settings(paths.settings_file)
-        save_settings(paths.settings_file, dataclasses.replace(settings, engine_path=path))
+        change_settings(paths, engine_path=path)
 
     return EngineSetup(paths, lambda: load_settings(paths.settings_file), use)
 

@@ -7,9 +7,10 @@ import getpass
 import json
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-from kvchat.cli.command_runtime import run_until_interrupted
+from kvchat.cli.command_runtime import change_settings, run_until_interrupted
 from kvchat.cli.options import ModelsOptions
 from kvchat.cli.terminal import columns, show_progress
 from kvchat.engine_host.capacity import ModelJudge, look_at_capacity
@@ -18,13 +19,13 @@ from kvchat.library.gguf.facts import read_facts
 from kvchat.library.local.files import without_quantisation
 from kvchat.library.local.finder import FoundModel, UnreadableFolder
 from kvchat.library.memory.corrections import CorrectionBook
-from kvchat.library.memory.machine import MemoryFacts
+from kvchat.library.memory.machine import MemoryFacts, available_memory
 from kvchat.library.memory.verdict import Judgement, judge_size
 from kvchat.library.model_library import JudgedModel, ModelLibrary
 from kvchat.library.remote.hub import HubFile, HubModel, HubRepository, repository_in
 from kvchat.library.remote.hub_download import Order, fetch_model
 from kvchat.library.remote.starter import Suggestion, suggestions_for, tier_for
-from kvchat.settings import Settings, load_settings, save_settings
+from kvchat.settings import Settings, load_settings
 from kvchat.system.files import is_folder
 from kvchat.system.paths import Paths, resolve_paths
 from kvchat.words.wording import several, size, tokens_short
@@ -56,6 +57,8 @@ def run(options: ModelsOptions) -> int:
             return run_until_interrupted(_files(library, settings, options))
         case "get":
             return run_until_interrupted(_get(library, paths, options))
+        case "use":
+            return run_until_interrupted(_use(library, paths, options))
         case "token":
             return _token(library, options)
 
@@ -188,9 +191,35 @@ async def _get(library: ModelLibrary, paths: Paths, options: ModelsOptions) -> i
     print(path)
     if options.use:
         read_facts(path)
-        settings = load_settings(paths.settings_file)
-        save_settings(paths.settings_file, dataclasses.replace(settings, model_path=str(path)))
+        change_settings(paths, model_path=str(path))
     return 0
+
+
+async def _use(library: ModelLibrary, paths: Paths, options: ModelsOptions) -> int:
+    """Chat with a model that is here from now on."""
+    path = _named_file(options.what) or await _found(library, options.what)
+    read_facts(path)
+    change_settings(paths, model_path=str(path))
+    print(json.dumps({"model_path": str(path)}) if options.as_json else f"New chats are answered by {path}.")
+    return 0
+
+
+def _named_file(name: str) -> Path | None:
+    return Path(name).absolute() if Path(name).is_file() else None
+
+
+async def _found(library: ModelLibrary, name: str) -> Path:
+    """The one model on this machine that is so called, or has that in its name. Raises NoSuchFile."""
+    judged: list[JudgedModel] = []
+    await library.find(lambda facts: judge_size(facts.size, available_memory()), judged.append)
+    models = {one.model.path: one.model.name for one in judged if one.model.facts}
+    exact = [path for path, known in models.items() if known.lower() == name.lower()]
+    found = exact or [path for path, known in models.items() if name.lower() in known.lower()]
+    if len(found) == 1:
+        return found[0]
+    there = ", ".join(sorted({models[path] for path in found} or set(models.values()))) or "none"
+    title = f"Several models are called like “{name}”" if found else f"There is no model “{name}” on this machine"
+    raise NoSuchFile(title, f"There is: {there}.", "Name one of them, or the path of a GGUF file.")
 
 
 def chosen_file(repository: HubRepository, quantisation: str) -> HubFile:

@@ -67,34 +67,15 @@ def run(problem: DisplayProblem, *, starter: bool) -> int:
     print(f"kvchat cannot open a window. {problem.detail}\n  {problem.advice}", file=sys.stderr)
     if not starter:
         return 1
-    from kvchat.cli import ask
-
     if not sys.stdin.isatty():
+        from kvchat.cli.talk import ask
+
         print(f"Instead, one question to the starter model: {GREETING}", file=sys.stderr)
         return ask.run(AskOptions(prompt=GREETING, new=True, max_tokens=GREETING_TOKENS, starter=True))
-    return _chat_in_terminal()
+    from kvchat.cli.talk import conversation
 
-
-def _chat_in_terminal() -> int:
-    """Read a line, run the turn, again; an empty line or the end of input ends it."""
-    from kvchat.cli import ask
-
-    print("Chatting in the terminal instead. An empty line ends it.", file=sys.stderr)
-    new = True
-    while prompt := _read_line():
-        code = ask.run(AskOptions(prompt=prompt, new=new, starter=True))
-        if code != 0:
-            return code
-        new = False
-    return 0
-
-
-def _read_line() -> str:
-    """The user's next line; empty at the end of input."""
-    try:
-        return input("> ").strip()
-    except EOFError:
-        return ""
+    print("Chatting in the terminal instead.", file=sys.stderr)
+    return conversation.run(AskOptions(new=True, starter=True))
 
 
 def _missing(libraries: Iterable[str]) -> DisplayProblem | None:

@@ -26,9 +26,9 @@ _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}  # decimal, as
 
 @dataclass(frozen=True)
 class AskOptions:
-    """One question for `kvchat ask`. None means "not given": the settings or the model decide."""
+    """What `kvchat ask` is to ask. None means "not given": the settings or the model decide."""
 
-    prompt: str
+    prompt: str = ""  # empty: a conversation on the terminal
     new: bool = False  # begin a new conversation
     chat_id: str | None = None  # go on with this one; neither: go on with the newest, or begin the first
     model: Path | None = None
@@ -108,10 +108,30 @@ class StoreOptions:
 
 
 @dataclass(frozen=True)
+class ChatsOptions:
+    """What `kvchat chats` is to do with the chats."""
+
+    action: Literal["list", "show", "rename", "delete"] = "list"
+    chats: tuple[str, ...] = ()  # ids, or beginnings of them
+    title: str = ""  # the new one
+    as_json: bool = False
+
+
+@dataclass(frozen=True)
+class SettingsOptions:
+    """What `kvchat settings` is to do with the settings."""
+
+    action: Literal["list", "get", "set", "reset"] = "list"
+    name: str = ""
+    values: tuple[str, ...] = ()
+    as_json: bool = False
+
+
+@dataclass(frozen=True)
 class ModelsOptions:
     """What `kvchat models` is to look for or to fetch."""
 
-    action: Literal["list", "suggest", "search", "files", "get", "token"] = "list"
+    action: Literal["list", "suggest", "search", "files", "get", "use", "token"] = "list"
     what: str = ""  # the words of a search; the repository of `files` and `get`
     quantisation: str = ""  # which file to get
     use: bool = False  # make what was fetched the model to chat with

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from kvchat.__main__ import main
 from kvchat.cli.arguments import ask_options, bench_options, build_parser
 from kvchat.cli.options import AskOptions, BenchOptions, NoQuestion
 
@@ -43,6 +44,30 @@ def test_a_dash_reads_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
     assert parse_ask("--new", "-") == AskOptions(prompt="a long\nquestion", new=True)
 
 
+def test_no_question_is_a_conversation_on_a_terminal_and_standard_input_elsewhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"a question")))
+    assert parse_ask("--new") == AskOptions(prompt="a question", new=True)
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"")))
+    with pytest.raises(NoQuestion):
+        parse_ask("--new")
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
+    assert parse_ask("--new") == AskOptions(new=True)
+    with pytest.raises(NoQuestion):
+        parse_ask("--json")
+
+
+@pytest.mark.parametrize(
+    ("shell", "words"), [("bash", "complete -o"), ("zsh", "#compdef kvchat"), ("tcsh", "complete ")]
+)
+def test_a_shell_can_complete_every_command(shell: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["completion", shell]) == 0
+    printed = capsys.readouterr().out
+    assert words in printed
+    assert all(command in printed for command in ("engines", "chats", "settings", "rename"))
+
+
 def test_starter_may_stand_before_the_command() -> None:
     assert ask_options(build_parser().parse_args(["--starter", "ask", "Hello"])).starter
 
@@ -51,7 +76,6 @@ def test_starter_may_stand_before_the_command() -> None:
     "arguments",
     [
         ["--new", "--chat", "abc", "x"],
-        [],
         *(["--max-tokens", bad, "x"] for bad in ("0", "many", "1e3", "-1", "", "9" * 5000, str(2**31))),
         *(["--temperature", bad, "x"] for bad in ("nan", "inf", "-inf", "1e9", "-0.1", "warm", "")),
         *(["--seed", bad, "x"] for bad in ("-5", "1.5", str(2**32), "nan")),

@@ -147,6 +147,25 @@ def test_which_file_is_meant() -> None:
         chosen_file(repository("Q5_0", "Q8_0"), "")
 
 
+def test_one_that_is_here_is_chosen_by_a_part_of_its_name_or_its_path(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    models = resolve_paths().models
+    models.mkdir(parents=True)
+    big, small, elsewhere = models / "Heron-7B-Q4_K_M.gguf", models / "Heron-1B-Q8_0.gguf", tmp_path / "stork.gguf"
+    for path in (big, small, elsewhere):
+        write_gguf(path)
+    for name, path in (("heron-7b", big), ("HERON-1B", small), (str(elsewhere), elsewhere)):
+        assert told(capsys, action="use", what=name) == {"model_path": str(path)}
+        assert load_settings(resolve_paths().settings_file).model_path == str(path)
+    with pytest.raises(NoSuchFile, match="Several models") as caught:
+        run(ModelsOptions(action="use", what="heron"))
+    assert "Heron" in caught.value.detail
+    with pytest.raises(NoSuchFile, match="There is no model"):
+        run(ModelsOptions(action="use", what="pelican"))
+    assert load_settings(resolve_paths().settings_file).model_path == str(elsewhere)
+
+
 def test_the_command_line() -> None:
     def parse(*words: str) -> ModelsOptions:
         return models_options(build_parser().parse_args(["models", *words]))

@@ -38,10 +38,15 @@ FOLDERS = ("config", "data", "models", "save points", "state")
 _ATTACHED = "run by yourself; kvchat talks to it and was told so in the settings"
 
 
-def run(*, as_json: bool = False, retest: bool = False) -> int:
-    """Print the report, and first with `retest` forget what was found out about restoring; 0, or 1 for a fault."""
+def run(*, as_json: bool = False, retest: bool = False, model: Path | None = None) -> int:
+    """Print the report, and first with `retest` forget what was found out about restoring; 0, or 1 for a fault.
+
+    `model`: in place of the one in the settings.
+    """
     paths = resolve_paths()
     settings = load_settings(paths.settings_file)
+    if model is not None:
+        settings = dataclasses.replace(settings, model_path=str(model.absolute()))
     if retest and settings.model_path and paths.database.exists():
         forget_model(paths.database, model_identity(Path(settings.model_path)))
     report = collect(paths, settings)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from kvchat.__main__ import main
 from kvchat.chat.record.database import Database
 from kvchat.chat.restore_findings import Subject, newest_finding, store_finding
 from kvchat.cli.doctor.command import collect, run
@@ -17,7 +18,7 @@ from kvchat.engine.finding.probe import NEEDED_OPTIONS
 from kvchat.kvstore.savepoint import Fingerprint
 from kvchat.library.gguf.identity import model_identity
 from kvchat.session.restore_support import Finding, Strategy
-from kvchat.settings import Settings, save_settings
+from kvchat.settings import Settings, load_settings, save_settings
 from kvchat.system.paths import Paths, resolve_paths
 from tests.library.gguf_files import write_gguf
 
@@ -189,3 +190,14 @@ def test_a_server_of_the_users_is_named_and_not_looked_into(paths: Paths) -> Non
     text = "\n".join(lines(report))
     assert "http://127.0.0.1:8080" in text
     assert "processor alone" not in text
+
+
+def test_another_model_can_be_judged_and_nothing_is_chosen(
+    paths: Paths, engine: Path, smollm2: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_settings(paths.settings_file, Settings(engine_path=str(engine)))
+    assert main(["doctor", "--json", "--model", str(smollm2)]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["model"]["path"], told["model"]["usable"]) == (str(smollm2), True)
+    assert told["context"]["tokens"] > 0
+    assert load_settings(paths.settings_file).model_path is None

@@ -1,4 +1,4 @@
-"""`kvchat ask`: the same turn as in the window, without Qt: restore, stream, settle, save, stop."""
+"""`kvchat ask QUESTION`: the same turn as in the window, without Qt: restore, stream, settle, save, stop."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kvchat.chat.events import (
     WaitingForWriter,
 )
 from kvchat.chat.input.documents import read_attachment
-from kvchat.chat.record.messages import Message, Receipt
+from kvchat.chat.record.messages import Attachment, Message, Receipt
 from kvchat.chat.turn.receipts import receipt_sentence
 from kvchat.cli.command_runtime import chosen_settings, run_until_interrupted
 from kvchat.cli.options import AskOptions
@@ -59,8 +59,10 @@ class _Printer:
     as_json: bool
     error: KvchatError | None = None
     receipts: list[Receipt] = field(default_factory=list)
+    tells_saves: bool = True  # in a conversation they come while the next question is typed
 
     def hear(self, event: Event) -> None:
+        """What the runtime's events have heard."""
         match event:
             case ReplyDelta(text=text) if not self.as_json:
                 _say(calm(text) if sys.stdout.isatty() else text, end="")
@@ -69,26 +71,60 @@ class _Printer:
                     self.receipts.append(receipt)
                 if not self.as_json:
                     _say()
-                    _remark(receipt_sentence(receipt) if receipt else "stopped")
+                    remark(receipt_sentence(receipt) if receipt else "stopped")
             case WaitingForWriter():
-                _remark("This chat is being answered by another kvchat; waiting...")
+                remark("This chat is being answered by another kvchat; waiting...")
             case MakingRoom(done=False):
-                _remark("making room for a longer chat...")
+                remark("making room for a longer chat...")
             case RestoreFailed(reason=reason):
-                _remark(f"the save point was not used: {reason}")
-            case Saved(bytes=size, ms=ms):
-                _remark(f"saved {size_in_words(size)} in {ms:,.0f} ms")
-            case SaveSkipped(reason=reason):
-                _remark(f"not saved: {reason}")
+                remark(f"the save point was not used: {reason}")
+            case Saved(bytes=size, ms=ms) if self.tells_saves:
+                remark(f"saved {size_in_words(size)} in {ms:,.0f} ms")
+            case SaveSkipped(reason=reason) if self.tells_saves:
+                remark(f"not saved: {reason}")
             case Notice(title=title, detail=detail):
-                _remark(f"{title}. {detail}")
+                remark(f"{title}. {detail}")
             case EngineChanged(status=EngineStatus(EngineState.STARTING, EngineFailure() as failure)):
-                _remark(f"{failure.title}. {failure.detail} Trying again…")
+                remark(f"{failure.title}. {failure.detail} Trying again…")
             case TurnFailed(error=error) | QuestionNotStored(error=error):
                 self.error = error
 
 
-async def _ask(options: AskOptions) -> int:
+@dataclass
+class Talk:
+    """A chat on the terminal: made by `open_talk`, asked in, closed. What the engine has of it stays in between."""
+
+    runtime: Runtime
+    chat_id: str
+    printer: _Printer
+    sampling: Sampling
+    attachments: tuple[Attachment, ...]  # go with the next question
+
+    async def ask(self, question: str) -> Message | None:
+        """Have it answered, printed as it comes; None where it was not. Raises KvchatError."""
+        self.printer.error, attachments = None, self.attachments
+        self.attachments = ()
+        reply = await self.runtime.chat.send(self.chat_id, question, self.sampling, attachments=attachments)
+        if self.printer.error:
+            raise self.printer.error
+        return reply
+
+    def stop(self) -> None:
+        """End the reply; what has come of it is kept."""
+        self.runtime.chat.stop(self.chat_id)
+
+    async def title(self) -> str:
+        """What the chat is called."""
+        conversation = await self.runtime.chat.conversation(self.chat_id)
+        return conversation.title if conversation else ""
+
+    async def close(self) -> None:
+        """Stop the engine, with everything saved."""
+        await self.runtime.close()
+
+
+async def open_talk(options: AskOptions) -> Talk:
+    """The chat that was named, or a new one, with nothing asked in it yet. Raises KvchatError."""
     paths = resolve_paths()
     settings = await chosen_settings(paths, options.model, options.engine, starter=options.starter)
     ownership = Ownership(paths.state, "kvchat ask", lasts=False)
@@ -96,28 +132,42 @@ async def _ask(options: AskOptions) -> int:
     if not settings.engine_url and (other := await asyncio.to_thread(ownership.claim)) and other.lasts:
         if options.engine or not other.door:
             raise EngineElsewhere(other)
-        _remark(f"{other.name} has the engine, and answers.")
+        remark(f"{other.name} has the engine, and answers.")
         settings, key = dataclasses.replace(settings, engine_url=other.door), other.key
     runtime = await open_runtime(paths, settings, ownership, key)
     printer = _Printer(options.as_json)
     try:
         runtime.events.subscribe(printer.hear)
         if problem := runtime.save_points.problem:
-            _remark(str(problem))
+            remark(str(problem))
         attachments = tuple([await asyncio.to_thread(read_attachment, path) for path in options.attach])
         chat_id = await _conversation(runtime, options)
         if options.model is not None:
             await runtime.chat.use_model(chat_id, str(options.model.absolute()))
-        reply = await runtime.chat.send(chat_id, options.prompt, _sampling(options), attachments=attachments)
-        await _kept(runtime)
-        if (finding := runtime.engine.current.finding) and not finding.strategy.saves:
-            _remark(finding.words)
-    finally:
+    except BaseException:
         await runtime.close()
-    if printer.error:
-        raise printer.error
+        raise
+    return Talk(runtime, chat_id, printer, _sampling(options), attachments)
+
+
+async def _ask(options: AskOptions) -> int:
+    talk = await open_talk(options)
+    error: KvchatError | None = None
+    reply: Message | None = None
+    try:
+        try:
+            reply = await talk.ask(options.prompt)
+        except KvchatError as failed:
+            error = failed  # told when the engine has stopped
+        await _kept(talk.runtime)
+        if (finding := talk.runtime.engine.current.finding) and not finding.strategy.saves:
+            remark(finding.words)
+    finally:
+        await talk.close()
+    if error:
+        raise error
     if options.as_json and reply:
-        _say(json.dumps(_answer(chat_id, reply), ensure_ascii=False))
+        _say(json.dumps(_answer(talk.chat_id, reply), ensure_ascii=False))
     return 0 if reply else 1
 
 
@@ -127,7 +177,7 @@ async def _kept(runtime: Runtime) -> None:
     try:
         await asyncio.wait({idle}, timeout=SAID_AFTER_S)
         if not idle.done() and (unfinished := runtime.unfinished):
-            _remark(f"saving the memory of this chat ({unfinished.words}); Ctrl+C ends kvchat without it")
+            remark(f"saving the memory of this chat ({unfinished.words}); Ctrl+C ends kvchat without it")
         await idle
     except asyncio.CancelledError:
         runtime.give_up_saving()
@@ -161,7 +211,7 @@ async def _begun_on(runtime: Runtime, name: str) -> str:
     for standing in await library.standings(await runtime.engine.states_now(), usage):
         if standing.prepared.id == one.id and standing.why_not:
             time = f" in {roughly(standing.seconds)}" if standing.seconds else ""
-            _remark(f"“{calm(name)}” is read first{time}: {standing.why_not}")
+            remark(f"“{calm(name)}” is read first{time}: {standing.why_not}")
     return (await library.begin(one)).id
 
 
@@ -178,6 +228,6 @@ def _say(text: str = "", end: str = "\n") -> None:
     print(text, end=end, flush=True)
 
 
-def _remark(text: str) -> None:
+def remark(text: str) -> None:
     """What is not the reply goes to standard error."""
     print(text, file=sys.stderr)

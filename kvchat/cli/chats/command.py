@@ -1,0 +1,102 @@
+"""`kvchat chats`: list, show, rename and delete chats, without a screen."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Sequence
+from contextlib import closing
+from typing import Any
+
+from kvchat.chat.record.database import Database
+from kvchat.chat.record.messages import Conversation
+from kvchat.cli.command_runtime import run_until_interrupted
+from kvchat.cli.options import ChatsOptions
+from kvchat.cli.terminal import columns
+from kvchat.errors import KvchatError
+from kvchat.runtime import open_runtime
+from kvchat.settings import load_settings
+from kvchat.system.paths import Paths, resolve_paths
+from kvchat.transfer.exporting import ExportForm, write_export
+from kvchat.words.safe_text import calm
+from kvchat.words.wording import one_line, several, timestamp
+
+_SHOWN = 8  # letters of an id: enough to name one by
+
+
+class NoSuchChat(KvchatError):
+    """There is no chat of that id, or several begin like it."""
+
+
+def run(options: ChatsOptions) -> int:
+    """Do it and print what came of it. Returns the exit code. Raises KvchatError."""
+    paths = resolve_paths().ensure()
+    with closing(Database(paths.database)) as database:
+        known = database.conversations()
+        meant = [_meant(known, name) for name in options.chats]
+        match options.action:
+            case "list":
+                print(_as_json(known) if options.as_json else "\n".join(_lines(known)))
+                return 0
+            case "show":
+                form = ExportForm.JSON if options.as_json else ExportForm.MARKDOWN
+                write_export(database, [meant[0].id], form, sys.stdout.buffer, zipped=False)
+                return 0
+            case "rename":
+                if not options.title.strip():
+                    raise NoSuchChat("A chat needs a title", "It is empty.", "Write one behind the chat.")
+                database.rename(meant[0].id, options.title.strip(), by_user=True)
+                renamed = database.conversation(meant[0].id) or meant[0]
+                print(_as_json([renamed]) if options.as_json else _line(renamed))
+                return 0
+    return run_until_interrupted(_delete(paths, meant, options.as_json))
+
+
+async def _delete(paths: Paths, chats: Sequence[Conversation], as_json: bool) -> int:
+    """As in the window: for a while they can be had back there."""
+    settings = load_settings(paths.settings_file)
+    runtime = await open_runtime(paths, settings)
+    try:
+        await runtime.chat.organiser.delete([one.id for one in chats])
+    finally:
+        await runtime.close()
+    if as_json:
+        print(_as_json(chats))
+    else:
+        kept = (
+            f"for {several(settings.keep_deleted_days, 'day')} among" if settings.keep_deleted_days else "no longer in"
+        )
+        print(f"{several(len(chats), 'chat')} deleted; {kept} the recently deleted of the window.")
+    return 0
+
+
+def _meant(known: Sequence[Conversation], name: str) -> Conversation:
+    """The chat of that id, or whose id begins so. Raises NoSuchChat."""
+    found = [one for one in known if one.id == name] or [one for one in known if name and one.id.startswith(name)]
+    if len(found) == 1:
+        return found[0]
+    title = f"Several chats begin with {name}" if found else f"There is no chat {name}"
+    raise NoSuchChat(title, "", "`kvchat chats` lists them; write more of its id.")
+
+
+def _lines(chats: Sequence[Conversation]) -> list[str]:
+    return columns([_row(one) for one in chats]) if chats else ["There are no chats yet: `kvchat ask` begins one."]
+
+
+def _row(one: Conversation) -> tuple[str, ...]:
+    return one.id[:_SHOWN], timestamp(one.updated_at), one_line(calm(one.title)), calm(one.folder or "")
+
+
+def _line(one: Conversation) -> str:
+    return "  ".join(_row(one)).strip()
+
+
+def _as_json(chats: Sequence[Conversation]) -> str:
+    """The chats as JSON; times in ISO 8601."""
+
+    def plain(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        return {name: value.isoformat() if hasattr(value, "isoformat") else value for name, value in pairs}
+
+    told = [dataclasses.asdict(one, dict_factory=plain) for one in chats]
+    return json.dumps({"chats": told}, ensure_ascii=False, indent=2)

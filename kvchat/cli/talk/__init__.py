@@ -1,0 +1,1 @@
+"""`kvchat ask`: one question, or a conversation on the terminal. Runs the very turn that the window runs."""

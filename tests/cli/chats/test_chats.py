@@ -1,0 +1,83 @@
+"""`kvchat chats` as a user types it."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from kvchat.__main__ import main
+from kvchat.chat.record.database import Database
+from kvchat.chat.record.messages import Conversation, MessageState, Role
+from kvchat.system.paths import resolve_paths
+
+
+@pytest.fixture
+def chats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Conversation]]:
+    """Two chats, the newer one first."""
+    monkeypatch.setenv("KVCHAT_HOME", str(tmp_path / "home"))
+    with closing(Database(resolve_paths().ensure().database)) as database:
+        for title in ("Old birds", "New \x1b[31mbirds"):
+            made = database.create_conversation(title, None)
+            database.append_question(made.id, "Which bird?")
+            database.append(made.id, None, Role.ASSISTANT, "A **stork**.", MessageState.COMPLETE)
+        yield sorted(database.conversations(), key=lambda one: one.title, reverse=True)
+
+
+def left() -> list[str]:
+    with closing(Database(resolve_paths().database)) as database:
+        return [one.title for one in database.conversations()]
+
+
+def test_they_are_listed(chats: list[Conversation], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["chats"]) == 0
+    shown = capsys.readouterr().out
+    old = next(one for one in chats if one.title == "Old birds")
+    assert f"{old.id[:8]}  " in shown
+    assert "New ␛[31mbirds" in shown
+    assert main(["chats", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)["chats"]
+    assert {one["id"] for one in told} == {one.id for one in chats}
+    assert told[0]["updated_at"].startswith("20")
+
+
+def test_one_is_shown(chats: list[Conversation], capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    assert main(["chats", "show", chats[0].id[:12]]) == 0
+    assert b"A **stork**." in capfdbinary.readouterr().out
+    assert main(["chats", "show", chats[0].id, "--json"]) == 0
+    assert json.loads(capfdbinary.readouterr().out)
+
+
+def test_one_is_renamed(chats: list[Conversation], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["chats", "rename", chats[0].id, " Storks "]) == 0
+    assert "Storks" in capsys.readouterr().out
+    assert "Storks" in left()
+    assert main(["chats", "rename", chats[0].id, " "]) == 1
+    assert "needs a title" in capsys.readouterr().err
+
+
+def test_some_are_deleted_and_can_be_had_back(chats: list[Conversation], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["chats", "delete", chats[0].id, chats[1].id]) == 0
+    assert "2 chats deleted; for 7 days among the recently deleted" in capsys.readouterr().out
+    assert left() == []
+    with closing(sqlite3.connect(resolve_paths().database)) as database:
+        assert database.execute("SELECT count(*) FROM messages").fetchone() == (4,), "the words are still there"
+
+
+@pytest.mark.parametrize("action", [["show", "zzz"], ["rename", "zzz", "x"], ["delete", "zzz"], ["show", ""]])
+def test_one_that_is_not_there(
+    chats: list[Conversation], capsys: pytest.CaptureFixture[str], action: list[str]
+) -> None:
+    assert main(["chats", *action]) == 1
+    assert "There is no chat" in capsys.readouterr().err
+    assert len(left()) == 2
+
+
+def test_none_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("KVCHAT_HOME", str(tmp_path / "home"))
+    assert main(["chats"]) == 0
+    assert "`kvchat ask` begins one" in capsys.readouterr().out
