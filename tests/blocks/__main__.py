@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -38,6 +39,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--pictures", type=Path, metavar="FOLDER", help="of the screen after each thing that was done")
     asked = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("told to end"))  # and what it has started ends with it
     with tempfile.TemporaryDirectory(prefix="kvchat-blocks-") as folder:
         found = measure(Path(folder), asked.chats, asked.pictures)
     if asked.json:
