@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 
 from kvchat.engine.speaking.errors import EngineError
 from kvchat.session.host import ReadyEngine
@@ -45,10 +45,9 @@ class SharedContext:
         try:
             while self._waiting[0] is not slot or not self._fits(slot, engine, tokens):
                 await self._scheduler.moved()
-            for other in self._in_the_way(slot, engine, tokens):
-                await self._erase(other, engine)
+            slot.claim = tokens  # from now on: whoever sits at the window may come before the rest is done
+            self._make_room(slot, engine)
             await asyncio.gather(*self._erasing)
-            slot.claim = tokens
         finally:
             self._waiting.remove(slot)
             self._scheduler.move()
@@ -57,30 +56,28 @@ class SharedContext:
         """The holder of the slot has come to so many tokens: what nobody uses goes, if it is in the way."""
         if tokens > slot.claim:
             slot.claim = tokens + MARGIN
-            for other in self._in_the_way(slot, engine, slot.claim):
-                task = asyncio.ensure_future(self._erase(other, engine))
-                self._erasing.add(task)
-                task.add_done_callback(self._erasing.discard)
+            self._make_room(slot, engine)
 
     def _fits(self, slot: Slot, engine: ReadyEngine, tokens: int) -> bool:
         """Whether it does beside those that are answered. Alone it always does: the engine says what is too long."""
         claimed = sum(other.claim for other in self._others(slot))
         return not claimed or claimed + tokens + MARGIN <= engine.context_size
 
-    def _in_the_way(self, slot: Slot, engine: ReadyEngine, tokens: int) -> Iterable[Slot]:
-        """What nobody uses now and has to go, so that there is room for so many tokens."""
+    def _make_room(self, slot: Slot, engine: ReadyEngine) -> None:
+        """Begin to erase what nobody uses now and has to go, so that there is room for what the slot claims."""
         claimed = sum(other.claim for other in self._others(slot))
         idle = [other for other in self._others(slot) if not other.claim and other.held(engine.generation)]
         idle.sort(key=lambda other: -other.used_at)
-        room = engine.context_size - claimed - tokens - MARGIN
+        room = engine.context_size - claimed - slot.claim - MARGIN
         for other in idle:
             room -= other.held(engine.generation)
             if room < 0:
-                yield other
+                other.emptied()
+                task = asyncio.ensure_future(self._erase(other, engine))
+                self._erasing.add(task)
+                task.add_done_callback(self._erasing.discard)
 
     async def _erase(self, slot: Slot, engine: ReadyEngine) -> None:
-        slot.forget()
-        slot.at_most = 0
         with contextlib.suppress(EngineError):  # whoever asks it next is told
             await engine.on_slot(slot.number).engine.erase_slot()
 
