@@ -76,7 +76,8 @@ class Answering:
     async def end(self) -> None:
         """Break off what is being answered; wait until what is being saved is saved."""
         for work in tuple(self._works):
-            work.leave()
+            work.break_off()
+            self.passages.moved(work.passage, Stage.FAILED)
         await self.background.idle()
 
     async def _run(self, work: Work) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
-from kvchat.gateway.dialects.asked import Asked, refusal
+from kvchat.gateway.dialects.asked import Asked, refusal, refusal_event
 from kvchat.gateway.dialects.prompts import UNKNOWN, Prompt
 from kvchat.gateway.outlet import Outlet
 from kvchat.gateway.requests import Passage
@@ -23,7 +23,7 @@ class Work:
     key: str = ""  # who it is among those that want a slot: those that go on from one another are the same
     prompt: Prompt = UNKNOWN
     reserve: int = 0  # tokens that its answer may come to, as far as room is kept for it
-    left: bool = False  # by its client
+    left: bool = False  # nobody waits for it any more
     task: asyncio.Task[None] | None = None
     answering: Interruption = field(default_factory=Interruption)
 
@@ -32,11 +32,23 @@ class Work:
         if self.outlet.ended:
             return
         self.left = True
-        if not self.answering.interrupt() and self.task is not None:
-            self.task.cancel()
+        self._end()
+
+    def break_off(self) -> None:
+        """It ends although its client is there, which is told so."""
+        if not self.outlet.ended:
+            self.left = True
+            self.refuse(503, "The engine was stopped.", "unavailable_error")
+            self._end()
 
     def refuse(self, status: int, message: str, kind: str) -> None:
-        """Say why there is no answer; once one has begun it can only break off."""
+        """Say why there is no answer, or why it breaks off."""
         if not self.outlet.begun:
             self.passage.status = status
+        elif self.asked.stream and not self.outlet.ended:
+            self.outlet.write(refusal_event(self.asked.form, status, message, kind))
         self.outlet.refuse(status, refusal(self.asked.form, status, message, kind))
+
+    def _end(self) -> None:
+        if not self.answering.interrupt() and self.task is not None:
+            self.task.cancel()

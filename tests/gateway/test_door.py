@@ -254,7 +254,7 @@ async def test_shutting_it_ends_what_is_said_and_takes_in_nobody(at: OpenDoor, f
         async with at.client.stream("POST", "/v1/chat/completions", json=body) as answer:
             async for _ in answer.aiter_bytes():
                 await at.runtime.door.close()
-    assert at.last.stage is Stage.LEFT
+    assert at.last.stage is Stage.FAILED
     with pytest.raises(httpx2.ConnectError):
         await at.client.get("/health")
 
@@ -304,3 +304,20 @@ async def test_programs_are_answered_side_by_side(tmp_path: Path, settings: Sett
         await until(lambda: len({one.slot for one in passages.under_way if one.stage is Stage.ANSWERING}) == 2)
         fake_engine.set(FAKE_TOKEN_DELAY=None)
         assert [(await one).status_code for one in both] == [200, 200]
+
+
+async def test_who_is_broken_off_is_told_so_in_the_dialects_own_shape(at: OpenDoor, fake_engine: FakeEngine) -> None:
+    """One that streams, by a last event, and one that waits for it, by a refusal; both in their dialects."""
+    fake_engine.set(FAKE_REPLY="word " * 4000, FAKE_TOKEN_DELAY=0.01)
+    body = chat_body(WORDS, stream=True) | {"max_tokens": 4000}
+    async with at.client.stream("POST", "/v1/chat/completions", json=body) as answer:
+        chunks = answer.aiter_text()
+        told = await anext(chunks)
+        waiting = asyncio.create_task(at.client.post("/v1/messages", json=chat_body("Me too")))
+        await until(lambda: len(at.runtime.door.gateway.passages.under_way) == 2)
+        await at.runtime.stop_engine()
+        told += "".join([chunk async for chunk in chunks])
+    assert events(told)[-1]["error"]["code"] == 503
+    assert (await waiting).status_code == 503
+    assert (await waiting).json()["type"] == "error"
+    assert at.last.stage is Stage.FAILED

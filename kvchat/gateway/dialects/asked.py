@@ -179,6 +179,15 @@ def refusal(form: Form | None, status: int, message: str, kind: str) -> Json:
     return {"error": {"code": status, "message": message, "type": kind, "param": None}}
 
 
+def refusal_event(form: Form, status: int, message: str, kind: str) -> bytes:
+    """The same as the last event of a stream that has begun."""
+    error = refusal(form, status, message, kind)
+    if form is Form.RESPONSES:
+        error = {"type": "error", "code": kind, "message": message, "param": None}
+    name = "event: error\n" if form in (Form.MESSAGES, Form.RESPONSES) else ""
+    return f"{name}data: {json.dumps(error)}\n\n".encode()
+
+
 def _chat_reply(reply: Json, said: Sequence[Any]) -> list[Json]:
     """The reply as the client is going to send it: with its thinking only if it has sent any before."""
     thinks = any(isinstance(one, dict) and one.get("reasoning_content") for one in said)
