@@ -196,6 +196,7 @@ def _add_bench(parser: argparse.ArgumentParser) -> None:
         const="all",
         choices=("switch", "paste", "documents", "busy", "all"),
     )
+    _flag(other, "--gateway", "measure what other programs wait for instead, beside the engine itself and hearth")
     large = "measure a chat of gigabytes instead, and the store alone with a made file of that size (2.15GB)"
     _value(other, "--size", "BYTES", large, dest="made_bytes", type=byte_count, nargs="?", const=0)
     _add_json(parser)

@@ -70,6 +70,7 @@ class BenchOptions:
     made_bytes: int | None = None  # how large the file made for that is
     after_restart: bool = False  # measure what comes back after a restart, whatever the user does next
     person: str | None = None  # what is left of the waits when a person looks and writes before Send: a part, or all
+    gateway: bool = False  # what other programs wait for at the door
     as_json: bool = False
 
 

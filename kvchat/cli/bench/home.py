@@ -88,9 +88,11 @@ class BenchHome:
         await self.runtime.stop_engine()
         await self.runtime.engine.ready()
 
-    async def restart(self) -> None:
-        """All of it anew, as after quitting: only what is on disk is left."""
+    async def restart(self, slots: int | None = None) -> None:
+        """All of it anew, as after quitting: only what is on disk is left. `slots`: so many from now on."""
         await self.runtime.close()
+        if slots is not None:
+            self._settings = dataclasses.replace(self._settings, slots=slots)
         self.runtime = self._heard(await open_runtime(self._paths, self._settings))
         await self.runtime.engine.ready()
 

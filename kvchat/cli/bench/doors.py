@@ -1,0 +1,295 @@
+"""What `bench --gateway` asks: an engine itself, kvchat's door, and another's; each with a model and engine alike.
+
+And the client it asks them with: plain sockets in a thread of its own, so that it takes next to nothing of their time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import http.client
+import json
+import os
+import shutil
+import tempfile
+import time
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import psutil
+
+from kvchat.cli.bench.home import BenchFailed, BenchHome
+from kvchat.engine import embedded
+from kvchat.engine.finding.discovery import EngineLocation
+from kvchat.engine.running.log import EngineLog
+from kvchat.engine.running.plan import LaunchPlan, free_port, prepare
+from kvchat.engine.running.process import EngineProcess
+from kvchat.kvstore.files import disk
+
+Body = dict[str, Any]
+HEARTH = "hearth"  # of hearth-llm, a proxy that keeps whole slot files
+CHAT = "/v1/chat/completions"
+PATIENCE_S = 600.0
+_LOOK_S = 0.05
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What one request brought. Times in ms, from sending it; counts in tokens."""
+
+    text: str
+    first_byte_ms: float  # of the answer's body
+    ttft_ms: float  # until the first word
+    total_ms: float
+    cached: int
+    prompt: int
+    predicted: int
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where requests go, and what goes with them."""
+
+    url: str
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    async def ask(self, body: Body) -> Answer:
+        """The whole answer. Raises BenchFailed."""
+        return await asyncio.to_thread(_ask, self, body)
+
+    async def begin(self, body: Body) -> contextlib.closing[http.client.HTTPConnection]:
+        """A stream whose first bytes have come. Closed, its client has left. Raises BenchFailed."""
+
+        def begin() -> http.client.HTTPConnection:
+            connection, answer = _sent(self, body | {"stream": True})
+            answer.read1()
+            return connection
+
+        return contextlib.closing(await asyncio.to_thread(begin))
+
+
+class Door(ABC):
+    """One of those that are compared. What it keeps lies in a folder of its own, and is gone with it."""
+
+    name: str
+    keeps = True  # what it has read outlives its engine
+    most_slots = 2
+
+    @abstractmethod
+    async def open(self, slots: int) -> Address:
+        """Start it all anew, with so many slots; what it has on disk is left."""
+
+    @abstractmethod
+    async def kill(self) -> None:
+        """Its engine dies in the middle of everything."""
+
+    @abstractmethod
+    async def direct(self) -> Address | None:
+        """Its own engine behind it; None if it is that."""
+
+    async def idle(self) -> None:
+        """Once all that it keeps is kept."""
+        return
+
+    async def disk_bytes(self) -> int:
+        """What it has on disk."""
+        return 0
+
+
+class Ours(Door):
+    """kvchat's."""
+
+    name = "kvchat"
+
+    def __init__(self, home: BenchHome) -> None:
+        self._home = home
+
+    async def open(self, slots: int) -> Address:
+        """All of kvchat, as after quitting."""
+        await self._home.restart(slots=slots)
+        return Address(await self._home.runtime.door.open("127.0.0.1", 0, {}))
+
+    async def kill(self) -> None:
+        """The engine alone: the bench is kvchat's own process."""
+        pid = self._home.runtime.engine.current.engine_pid
+        if pid is not None:
+            psutil.Process(pid).kill()
+
+    async def direct(self) -> Address:
+        """The same slot, without asking."""
+        client = (await self._home.runtime.engine.ready()).engine
+        return Address(client.base_url, {"authorization": f"Bearer {client.key}"})
+
+    async def idle(self) -> None:
+        """Settled, saved and absorbed."""
+        await self._home.runtime.door.idle()
+        await self._home.runtime.chat.idle()
+
+    async def disk_bytes(self) -> int:
+        """All of its store."""
+        return (await self._home.runtime.save_points.usage()).physical_bytes
+
+
+class Direct(Door):
+    """An engine without anything before it, as its makers have it: it keeps other prompts in memory."""
+
+    name = "llama-server"
+    keeps = False
+
+    def __init__(self, location: EngineLocation, plan: LaunchPlan, folder: Path) -> None:
+        self._location, self._folder = location, folder
+        self._plan = dataclasses.replace(plan, slot_path=folder, left_out=plan.left_out | {"--cache-ram"})
+        self._process: EngineProcess | None = None
+
+    async def open(self, slots: int) -> Address:
+        """Another process."""
+        await self.close()
+        invocation = prepare(self._location, dataclasses.replace(self._plan, slots=slots))
+        keys = (embedded.KEY_VARIABLE, "LLAMA_API_KEY")
+        environment = {name: value for name, value in invocation.environment.items() if name not in keys}
+        self._process = await _begun(list(invocation.command), environment, invocation.base_url)
+        return Address(invocation.base_url)
+
+    async def kill(self) -> None:
+        """The process."""
+        if self._process is not None:
+            psutil.Process(self._process.pid).kill()
+            await self._process.wait()
+
+    async def direct(self) -> Address | None:
+        """It is that."""
+        return None
+
+    async def close(self) -> None:
+        """Let it end."""
+        if self._process is not None:
+            await self._process.stop()
+
+
+class Hearth(Direct):
+    """hearth-llm before an engine like that; it uses one slot."""
+
+    name = HEARTH
+    keeps = True
+    most_slots = 1
+
+    _proxy: EngineProcess | None = None
+    _engine = Address("")
+
+    async def open(self, slots: int) -> Address:
+        """Both processes."""
+        if self._proxy is not None:
+            await self._proxy.stop()
+        self._engine = await super().open(1)
+        port = free_port("127.0.0.1")
+        command = [
+            HEARTH,
+            "serve",
+            "--upstream",
+            self._engine.url,
+            "--port",
+            str(port),
+            "--cache-dir",
+            str(self._folder),
+        ]
+        url = f"http://127.0.0.1:{port}"
+        self._proxy = await _begun(command, os.environ, url)
+        return Address(url)
+
+    async def direct(self) -> Address | None:
+        """The engine that it was put before."""
+        return self._engine
+
+    async def disk_bytes(self) -> int:
+        """Its folder."""
+        return await asyncio.to_thread(disk.tree_size, self._folder)
+
+    async def close(self) -> None:
+        """Let both end."""
+        if self._proxy is not None:
+            await self._proxy.stop()
+        await super().close()
+
+
+@asynccontextmanager
+async def others(location: EngineLocation, plan: LaunchPlan, place: Path) -> AsyncIterator[list[Direct]]:
+    """The engine itself, and hearth where it is installed; ended and removed afterwards. `place`: for their folders."""
+    kinds = [Direct, *([Hearth] if shutil.which(HEARTH) else [])]
+    with tempfile.TemporaryDirectory(prefix="bench-", dir=place) as folder:
+        doors = [kind(location, plan, Path(tempfile.mkdtemp(dir=folder))) for kind in kinds]
+        try:
+            yield doors
+        finally:
+            for door in doors:
+                await door.close()
+
+
+async def _begun(command: list[str], environment: Mapping[str, str], url: str) -> EngineProcess:
+    """A process that answers. Raises BenchFailed."""
+    process = await EngineProcess.spawn(command, environment, EngineLog())
+    while not await asyncio.to_thread(_is_healthy, url):
+        if await process.ended_within(_LOOK_S):
+            said = (await process.wait()).last_lines
+            raise BenchFailed(f"{Path(command[0]).name} could not be started", "\n".join(said[-3:]))
+    return process
+
+
+def _is_healthy(url: str) -> bool:
+    with contextlib.suppress(OSError, http.client.HTTPException):
+        connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=PATIENCE_S)
+        with contextlib.closing(connection):
+            connection.request("GET", "/health")
+            return connection.getresponse().status == 200
+    return False
+
+
+def _sent(where: Address, body: Body) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
+    connection = http.client.HTTPConnection(urlsplit(where.url).netloc, timeout=PATIENCE_S)
+    data = json.dumps(body).encode()
+    connection.connect()
+    connection.request("POST", CHAT, data, {"content-type": "application/json", **where.headers})
+    answer = connection.getresponse()
+    if answer.status != 200:
+        raise BenchFailed("A request was refused", answer.read(2000).decode("utf-8", "replace"))
+    return connection, answer
+
+
+def _ask(where: Address, body: Body) -> Answer:
+    """`body` says whether it is streamed."""
+    began = time.perf_counter()
+    connection, answer = _sent(where, body)
+    with contextlib.closing(connection):
+        first_byte = first_word = 0.0
+        text, timings, rest = "", Body(), b""
+        while data := answer.read1(65536):
+            first_byte = first_byte or time.perf_counter()
+            rest += data
+            if not body.get("stream"):
+                continue
+            *lines, rest = rest.split(b"\n")
+            for event in (json.loads(line[6:]) for line in lines if line.startswith(b"data: {")):
+                timings = event.get("timings") or timings
+                word = "".join(choice["delta"].get("content") or "" for choice in event.get("choices") or ())
+                if word and not text:
+                    first_word = time.perf_counter()
+                text += word
+        ended = time.perf_counter()
+    if not body.get("stream"):
+        whole = json.loads(rest)
+        text, timings = whole["choices"][0]["message"]["content"] or "", whole.get("timings") or {}
+    cached = int(timings.get("cache_n", 0))
+    return Answer(
+        text=text,
+        first_byte_ms=1000 * (first_byte - began),
+        ttft_ms=1000 * ((first_word or ended) - began),
+        total_ms=1000 * (ended - began),
+        cached=cached,
+        prompt=cached + int(timings.get("prompt_n", 0)),
+        predicted=int(timings.get("predicted_n", 0)),
+    )
