@@ -3,15 +3,51 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import time
+import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tests.e2e.home import Home
+
+# In the manner of Qwen's, which many models that call tools have.
+TEMPLATE = r"""
+{%- if tools %}
+{{- '<|im_start|>system\n' }}
+{%- if messages[0].role == 'system' %}{{- messages[0].content + '\n\n' }}{%- endif %}
+{{- '# Tools\n\nFunction signatures within <tools></tools> XML tags:\n<tools>' }}
+{%- for tool in tools %}{{- '\n' + (tool | tojson) }}{%- endfor %}
+{{- '\n</tools>\n\nFor each call, return a json object with its name and arguments within <tool_call></tool_call>:' }}
+{{- '\n<tool_call>\n{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call><|im_end|>\n' }}
+{%- elif messages[0].role == 'system' %}
+{{- '<|im_start|>system\n' + messages[0].content + '<|im_end|>\n' }}
+{%- endif %}
+{%- for message in messages %}
+{%- if message.role == 'user' or (message.role == 'system' and not loop.first) %}
+{{- '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}
+{%- elif message.role == 'assistant' %}
+{{- '<|im_start|>assistant' }}
+{%- if message.content %}{{- '\n' + message.content }}{%- endif %}
+{%- for call in message.tool_calls or [] %}
+{%- if call.function %}{%- set call = call.function %}{%- endif %}
+{{- '\n<tool_call>\n{"name": "' + call.name + '", "arguments": ' }}
+{{- call.arguments | tojson }}{{- '}\n</tool_call>' }}
+{%- endfor %}
+{{- '<|im_end|>\n' }}
+{%- elif message.role == 'tool' %}
+{{- '<|im_start|>tool\n' + message.content + '<|im_end|>\n' }}
+{%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}
+"""
 
 
 @dataclass
@@ -21,6 +57,16 @@ class Serving:
     process: subprocess.Popen[str]
     url: str
     errors: Path
+
+    def get(self, path: str) -> Any:
+        with urllib.request.urlopen(f"{self.url}{path}", timeout=60) as answer:
+            return json.load(answer)
+
+    def requests(self) -> list[dict[str, Any]]:
+        """Those that are over, oldest first, once nothing is under way."""
+        while (told := self.get("/kvchat/requests"))["under_way"]:
+            time.sleep(0.05)
+        return list(reversed(told["last"]))
 
     def end(self, number: int = signal.SIGTERM) -> int:
         """Tell it to end; its exit code."""
@@ -52,3 +98,10 @@ def serving(home: Home, *arguments: str, port: int) -> Iterator[Serving]:
             if process.poll() is None:
                 process.terminate()
                 process.wait()
+
+
+def python_beside(program: str) -> str | None:
+    """The Python that a command on the PATH was installed with; None without it."""
+    found = shutil.which(program)
+    python = Path(found).with_name("python") if found else None
+    return str(python) if python and python.exists() else None

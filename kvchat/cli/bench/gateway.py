@@ -211,7 +211,8 @@ async def measure(options: BenchOptions) -> GatewayFigures:
 
 def _run(door: Door, prompts: Sequence[str]) -> _Run:
     tools = json.dumps(_tools(), indent=1)
-    return _Run(door, *(_Client(f"You are an agent.\n{tools}\n{notes}") for notes in prompts))
+    one, other = [_Client(f"You are an agent.\n{tools}\n{notes}") for notes in prompts]
+    return _Run(door, one, other)
 
 
 def _tools() -> list[Body]:
@@ -229,9 +230,9 @@ def lines(result: GatewayFigures) -> list[str]:
     first = (
         f"Two programs, prompts of about {result.prompt_tokens:,} tokens; their rows: {size(result.unique_rows_bytes)}"
     )
-    names = ("", "time to the first word, cold", "  hot", "  after a restart", "  two clients, one slot")
-    names += ("  two clients, two slots", "  killed in the middle of a reply", f"on disk after {TURNS} turns")
-    names += ("more than the engine asked directly", "  first byte of a stream", "same greedy replies as directly")
+    names = ["", "time to the first word, cold", "  hot", "  after a restart", "  two clients, one slot"]
+    names += ["  two clients, two slots", "  killed in the middle of a reply", f"on disk after {TURNS} turns"]
+    names += ["more than the engine asked directly", "  first byte of a stream", "same greedy replies as directly"]
     return [first, *columns(list(zip(names, *map(_column, result.doors), strict=True)))]
 
 

@@ -1,0 +1,327 @@
+"""Other programs at the door of `kvchat serve`: two sessions with a restart between, and all is warm."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import httpx2
+import openai
+import pytest
+
+from kvchat.engine.running.plan import free_port
+from tests.e2e.home import Home, engine_arguments, notes
+from tests.e2e.serving import TEMPLATE, Serving, python_beside, serving
+from tests.gateway import agents
+from tests.models import starter_model
+from tests.models import tiny_model as tiny
+
+pytestmark = pytest.mark.e2e
+
+SYSTEM = "Answer from these notes, or call a tool.\n" + notes(10)
+CITY = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Ulm"]}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+TOOL: Any = {"type": "function", "function": {"name": "weather", "description": "It tells.", "parameters": CITY}}
+ENGINE = engine_arguments("llama-server")
+NEW = 40  # tokens of the last question, and of what stands around it
+CALL: Any = {"name": "weather", "arguments": '{"city": "Ulm"}'}
+
+
+@pytest.fixture(scope="module")
+def model() -> Path:
+    return tiny("llama", heeds=True)
+
+
+@contextlib.contextmanager
+def door_of(home: Home, model: Path, port: int = 0) -> Iterator[Serving]:
+    """With a template that heeds tools, and whatever models the programs name."""
+    template = home.folder / "template.jinja"
+    arguments = f"--chat-template-file {template}"
+    home.write_settings(context_size=16384, free_floor_bytes=0, door_any_model=True, engine_arguments=arguments)
+    template.write_text(TEMPLATE, "utf-8")
+    with serving(home, "--model", str(model), *ENGINE, port=port or free_port("127.0.0.1")) as at:
+        yield at
+        assert at.end() == 0
+    assert "Traceback" not in at.errors.read_text("utf-8")
+
+
+def is_warm(told: dict[str, Any], source: str = "disk") -> bool:
+    return bool(told["source"] == source and told["cached"] >= told["prompt"] - NEW > 0)
+
+
+def test_the_packages_of_openai_and_anthropic(tmp_path: Path) -> None:
+    """All they can ask comes back in a form they take; what was said in the first session is warm in the second."""
+    home, model = Home(tmp_path / "home"), starter_model()
+    with door_of(home, model) as door:
+        chats = {"openai": _openai(door), "responses": _responses(door), "anthropic": _anthropic(door)}
+        assert {one["program"] for one in door.requests()} == {"openai-python", "anthropic-python"}
+    with door_of(home, model) as door:
+        for name, goes_on in chats.items():
+            goes_on(door)
+            told = door.requests()[-1]
+            assert is_warm(told), json.dumps([name, told])
+
+
+GoesOn = Callable[[Serving], None]
+
+
+def _openai(door: Serving) -> GoesOn:
+    client = openai.OpenAI(base_url=f"{door.url}/v1", api_key="none", max_retries=0)
+    named = client.models.list().data[0].id
+    said: list[Any] = [{"role": "system", "content": SYSTEM}]
+    for name in ("one", "two"):  # the model is small: it does as was done before
+        called = {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [{"id": name, "type": "function", "function": CALL}],
+        }
+        said += [{"role": "user", "content": "Weather in Ulm?"}, called]
+        said += [{"role": "tool", "tool_call_id": name, "content": "Rain."}, {"role": "assistant", "content": "Rain."}]
+    said += [{"role": "user", "content": "Weather in Ulm?"}]
+    greedy: Any = {"model": named, "max_tokens": 40, "temperature": 0}
+
+    raw = client.chat.completions.with_raw_response.create(messages=said, **greedy)
+    whole = raw.parse()
+    assert raw.headers["x-kvchat-source"] == "cold"
+    assert whole.usage
+    assert int(raw.headers["x-kvchat-prompt"]) == whole.usage.prompt_tokens
+    streamed = client.chat.completions.create(messages=said, stream=True, **greedy)
+    words = "".join(chunk.choices[0].delta.content or "" for chunk in streamed if chunk.choices)
+    assert words
+    shaped: Any = {"type": "json_schema", "json_schema": {"name": "city", "schema": CITY, "strict": True}}
+    answer = client.chat.completions.create(messages=said, response_format=shaped, **greedy)
+    assert json.loads(answer.choices[0].message.content or "") == {"city": "Ulm"}
+
+    called = client.chat.completions.create(messages=said, tools=[TOOL], **greedy)
+    (made,) = called.choices[0].message.tool_calls or ()
+    assert made.type == "function"
+    assert json.loads(made.function.arguments) == {"city": "Ulm"}
+    parts = client.chat.completions.create(messages=said, tools=[TOOL], stream=True, **greedy)
+    calls = [one for chunk in parts if chunk.choices for one in chunk.choices[0].delta.tool_calls or ()]
+    assert "".join(one.function.arguments or "" for one in calls if one.function) == made.function.arguments
+    said += [called.choices[0].message.model_dump(exclude_none=True)]
+    said += [{"role": "tool", "tool_call_id": made.id, "content": "Rain."}]
+
+    text = client.completions.create(prompt=SYSTEM, **greedy)
+    assert text.choices[0].text
+    after = client.chat.completions.create(messages=said, tools=[TOOL], **greedy)
+    said += [{"role": "assistant", "content": after.choices[0].message.content}, {"role": "user", "content": "And?"}]
+
+    def goes_on(door: Serving) -> None:
+        client = openai.OpenAI(base_url=f"{door.url}/v1", api_key="none", max_retries=0)
+        client.chat.completions.create(messages=said, tools=[TOOL], **greedy)
+
+    return goes_on
+
+
+def _responses(door: Serving) -> GoesOn:
+    client = openai.OpenAI(base_url=f"{door.url}/v1", api_key="none", max_retries=0)
+    asked: Any = {
+        "model": "gpt-5-codex",
+        "instructions": "Be brief. " + SYSTEM,
+        "max_output_tokens": 12,
+        "temperature": 0,
+    }
+    said: list[Any] = [{"role": "user", "content": "How long is the second?"}]
+    whole = client.responses.create(input=said, **asked)
+    events = list(client.responses.create(input=said, stream=True, **asked))
+    last = events[-1]
+    assert last.type == "response.completed"
+    assert "".join(one.delta for one in events if one.type == "response.output_text.delta") == last.response.output_text
+    said += [*whole.model_dump(exclude_none=True)["output"], {"role": "user", "content": "And the third?"}]
+
+    def goes_on(door: Serving) -> None:
+        openai.OpenAI(base_url=f"{door.url}/v1", api_key="none", max_retries=0).responses.create(input=said, **asked)
+
+    return goes_on
+
+
+def _anthropic(door: Serving) -> GoesOn:
+    client = anthropic.Anthropic(base_url=door.url, api_key="none", max_retries=0)
+    asked: Any = {
+        "model": "claude",
+        "system": "Heed the notes. " + SYSTEM,
+        "max_tokens": 40,
+        "extra_body": {"temperature": 0},
+    }
+    said: list[Any] = []
+    for name in ("one", "two"):
+        use = {"type": "tool_use", "id": name, "name": "weather", "input": {"city": "Ulm"}}
+        result = {"type": "tool_result", "tool_use_id": name, "content": "Rain."}
+        said += [{"role": "user", "content": "Weather in Ulm?"}, {"role": "assistant", "content": [use]}]
+        said += [{"role": "user", "content": [result]}, {"role": "assistant", "content": "Rain."}]
+    said += [{"role": "user", "content": "Weather in Ulm?"}]
+    counted = client.messages.count_tokens(model="any", system=asked["system"], messages=said)
+    whole = client.messages.create(messages=said, **asked)
+    assert counted.input_tokens == whole.usage.input_tokens + (whole.usage.cache_read_input_tokens or 0)
+    with client.messages.stream(messages=said, **asked) as stream:
+        assert "".join(stream.text_stream) == stream.get_final_text()
+    tool: Any = {"name": "weather", "description": "It tells.", "input_schema": CITY}
+    called = client.messages.create(messages=said, tools=[tool], **asked)
+    used = next(block for block in called.content if block.type == "tool_use")
+    assert used.input == {"city": "Ulm"}
+    said += [{"role": "assistant", "content": [block.model_dump(exclude_none=True) for block in called.content]}]
+    said += [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": used.id, "content": "Rain."}]}]
+    after = client.messages.create(messages=said, tools=[tool], **asked)
+    said += [{"role": "assistant", "content": [block.model_dump(exclude_none=True) for block in after.content]}]
+    said += [{"role": "user", "content": "And?"}]
+
+    def goes_on(door: Serving) -> None:
+        client = anthropic.Anthropic(base_url=door.url, api_key="none", max_retries=0)
+        client.messages.create(messages=said, tools=[tool], **asked)
+
+    return goes_on
+
+
+AGENTS: dict[str, tuple[str, Callable[..., agents.Body], str]] = {
+    "Claude Code": ("/v1/messages", agents.claude_code, "max_tokens"),
+    "Codex": ("/v1/responses", agents.codex, "max_output_tokens"),
+    "Cline": ("/v1/chat/completions", agents.cline, "max_tokens"),
+    "Aider": ("/v1/chat/completions", agents.aider, "max_tokens"),
+    "OpenCode": ("/v1/chat/completions", agents.opencode, "max_tokens"),
+}
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gemma3", "qwen35"])
+def test_agents_of_every_shape_go_on_after_a_restart(tmp_path: Path, architecture: str) -> None:
+    """A turn in the first session, the next in the second: with a model that can be cut, and one that cannot."""
+    home, model = Home(tmp_path / "home"), tiny(architecture, heeds=True)
+    with door_of(home, model) as door:
+        turns = {name: _turns(door, name) for name in AGENTS}
+    with door_of(home, model) as door:
+        for name, said in turns.items():
+            _asked(door, name, *said)
+            told = door.requests()[-1]
+            assert is_warm(told), json.dumps([name, told])
+
+
+def _turns(door: Serving, name: str) -> list[agents.Body]:
+    """What was said after an agent's first request and after its second; the third follows."""
+    said: list[agents.Body] = []
+    for words in ("And the lexer?", "And the printer?"):
+        reply = _asked(door, name, *said)
+        said += [_message(name, "assistant", reply), _message(name, "user", words)]
+    return said
+
+
+def _message(name: str, role: str, words: str) -> agents.Body:
+    if name != "Codex":
+        return {"role": role, "content": words}
+    kind = "output_text" if role == "assistant" else "input_text"
+    return {"type": "message", "role": role, "content": [{"type": kind, "text": words}]}
+
+
+def _asked(door: Serving, name: str, *said: agents.Body) -> str:
+    """The words that came of an agent's request, which is streamed."""
+    path, shape, limit = AGENTS[name]
+    body = shape(*said) | {limit: 12, "temperature": 0}
+    answer = httpx2.post(f"{door.url}{path}", json=body, timeout=240, headers={"user-agent": f"{name}/1.0"})
+    assert answer.status_code == 200, answer.text
+    return "".join(_words(json.loads(line[6:])) for line in answer.text.splitlines() if line.startswith("data: {"))
+
+
+def _words(event: dict[str, Any]) -> str:
+    delta = event.get("delta")
+    if isinstance(delta, str):
+        return delta
+    if isinstance(delta, dict):
+        return str(delta.get("text") or "")
+    return "".join(choice["delta"].get("content") or "" for choice in event.get("choices") or ())
+
+
+LITELLM = """
+import json, sys, litellm
+url, said = sys.argv[1], json.loads(sys.argv[2])
+def ask(model, base, **more):
+    greedy = dict(messages=said, api_key="none", max_tokens=12, temperature=0)
+    return litellm.completion(model=model, api_base=base, **greedy, **more)
+whole = ask("openai/local", url + "/v1").choices[0].message.content
+streamed = "".join(part.choices[0].delta.content or "" for part in ask("openai/local", url + "/v1", stream=True))
+assert whole == streamed, (whole, streamed)
+other = ask("anthropic/local", url).choices[0].message.content
+assert whole == other, (whole, other)
+print(json.dumps(whole))
+"""
+
+
+@pytest.mark.skipif(python_beside("litellm") is None, reason="litellm is not installed")
+def test_litellm(tmp_path: Path, model: Path) -> None:
+    """In both dialects, which are one prompt. It brings sixty packages along: it is no part of the environment."""
+    home = Home(tmp_path / "home")
+    said = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": "How long is the fifth?"}]
+    for session in range(2):
+        with door_of(home, model) as door:
+            command = [str(python_beside("litellm")), "-I", "-c", LITELLM, door.url, json.dumps(said)]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+            assert done.returncode == 0, done.stderr[-3000:]
+            if session:
+                assert is_warm(door.requests()[0]), door.requests()
+        said += [{"role": "assistant", "content": json.loads(done.stdout)}, {"role": "user", "content": "And?"}]
+
+
+@pytest.mark.skipif(shutil.which("opencode") is None, reason="opencode is not installed")
+def test_opencode(tmp_path: Path, model: Path) -> None:
+    """`npm install opencode-ai`, its commands on the PATH: it asks for a title, then with tools for an answer.
+
+    It goes on from there, and after a restart both are warm in a session of their own, and in the one that goes on.
+    """
+    home, port, folder = Home(tmp_path / "home"), free_port("127.0.0.1"), tmp_path / "work"
+    folder.mkdir()
+    provider = {
+        "npm": "@ai-sdk/openai-compatible",
+        "options": {"baseURL": f"http://127.0.0.1:{port}/v1"},
+        "models": {"local": {"limit": {"context": 16384, "output": 24}}},
+    }
+    named = {"model": "kvchat/local", "small_model": "kvchat/local", "provider": {"kvchat": provider}}
+    config = folder / "opencode.json"
+    config.write_text(json.dumps(named | {"autoupdate": False, "share": "disabled"}), "utf-8")
+    places = {f"XDG_{one}_HOME": str(tmp_path / one) for one in ("CONFIG", "DATA", "STATE", "CACHE")}
+    around = os.environ | places | {"HOME": str(tmp_path), "OPENCODE_CONFIG": str(config)}
+
+    def run(*words: str) -> None:
+        command = ["opencode", "run", *words]
+        done = subprocess.run(
+            command, cwd=folder, env=around, stdin=subprocess.DEVNULL, capture_output=True, timeout=600
+        )
+        assert done.returncode == 0, done.stderr
+
+    with door_of(home, model, port) as door:
+        run("Explain how the parser recovers from errors.")
+        run("-c", "And the lexer?")
+        title, main, following = door.requests()
+        assert main["prompt"] > title["prompt"] > 400
+        assert is_warm(following, "hot")
+    with door_of(home, model, port) as door:
+        run("-c", "And the printer?")
+        run("Explain how the lexer works.")
+        assert [told["program"] for told in door.requests()] == ["opencode"] * 3
+        for told in door.requests():
+            print(json.dumps(told))
+            assert is_warm(told, "disk") or is_warm(told, "warm"), json.dumps(told)
+
+
+def test_bench_compares_the_doors(tmp_path: Path) -> None:
+    """kvchat's and the engine itself; hearth as well, where it is installed."""
+    home, model = Home(tmp_path / "home"), tiny("llama", heeds=True)
+    done = home.run("bench", "--gateway", "--json", "--tokens", "1500", "--model", str(model), *ENGINE)
+    assert done.returncode == 0, done.stderr
+    figures = json.loads(done.stdout)
+    ours, engine, *others = figures["doors"]
+    assert [one["name"] for one in (ours, engine)] == ["kvchat", "llama-server"]
+    assert [one["name"] for one in others] == (["hearth"] if shutil.which("hearth") else [])
+    assert ours["restarted_cached"] >= figures["prompt_tokens"] - 200
+    assert engine["restarted_cached"] == 0
+    assert ours["disk_ratio"] < 1.5
+    assert engine["overhead_ms"] is None
+    assert not list((home.folder / "cache").glob("bench-*"))
