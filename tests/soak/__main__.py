@@ -1,4 +1,7 @@
-"""The long runs: `python -m tests.soak [--kills N] [--turns N] [--stores N] [--chats N] [--steps N]`, or all."""
+"""The long runs: `python -m tests.soak [--kills N] [--turns N] [--stores N] [--chats N] [--steps N] [--gateway S]`.
+
+Without any, all. N: how many; S: for how many seconds.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +18,9 @@ from tests.chat import mutating as damaged_chats
 from tests.e2e.home import engine_path
 from tests.kvstore import mutating as damaged_stores
 from tests.models import tiny_model
-from tests.soak import kills, person, turns
+from tests.soak import kills, person, programs, turns
 
-FULL = {"kills": 300, "turns": 2000, "stores": 1000, "chats": 1000, "steps": 500}
+FULL = {"kills": 300, "turns": 2000, "stores": 1000, "chats": 1000, "steps": 500, "gateway": 600}
 
 
 def main() -> None:
@@ -58,6 +61,9 @@ def _run(name: str, count: int, place: Path, seed: int) -> None:
                 _tell(f"{model}, {slots} side by side")
                 program = engine_path("llama-server")
                 asyncio.run(person.run(where, tiny_model(model, heeds=True), program, count, seed, _tell, slots))
+        case "gateway":
+            model = tiny_model("llama", heeds=True)
+            asyncio.run(programs.run(place, model, engine_path("llama-server"), count, seed, _tell))
         case _:
             faults = damaged_chats.run(count, seed)
             if faults:

@@ -61,7 +61,7 @@ async def run(folder: Path, model: Path, turns: int, tell: Callable[[str], None]
             assert reply is not None, f"turn {turn} had no reply"
             if (turn + 1) % every == 0:
                 await runtime.chat.idle()
-                looks.append(_look(runtime, turn + 1))
+                looks.append(look(runtime, turn + 1))
                 tell(str(looks[-1]))
     finally:
         await runtime.close()
@@ -69,7 +69,8 @@ async def run(folder: Path, model: Path, turns: int, tell: Callable[[str], None]
     return looks
 
 
-def _look(runtime: Runtime, turn: int) -> Look:
+def look(runtime: Runtime, turn: int) -> Look:
+    """Now."""
     me = psutil.Process()
     mine = me.memory_info()
     engines = sum(child.memory_info().rss for child in me.children(recursive=True))
