@@ -24,6 +24,7 @@ from kvchat.session.host import EngineHost
 from kvchat.session.lease import Lease
 from kvchat.session.proof import NOTHING_LOADED, SOURCES, Loaded, Source, judged
 from kvchat.session.reading import STEP_MS, read_ahead
+from kvchat.session.restore_cost import LEAST_GAIN
 from kvchat.session.session import CROWDED_OUT
 from kvchat.session.system_prompt import LONG_MS
 from kvchat.system.concurrency import to_its_end
@@ -32,6 +33,7 @@ LEAST_HEAD = 64  # tokens; fewer are read sooner than saved
 LEAST_STEPS = 256  # tokens; fewer are read by the request itself
 TAIL = 16  # tokens that are always left to it: it reads at least the last one, and need not go back for that
 MOST_HEADER = 500  # characters
+NOT_ALIKE = "nothing that is kept begins like it"
 RENDERS_OTHERWISE = "the engine made another prompt of it than it had told"
 
 
@@ -75,13 +77,14 @@ class Passing:
         if passage.found is not None:  # it begins again: what it has read itself was not found
             return loaded
         passage.prompt, passage.found = len(ids), loaded.expected_cached
-        cold = Source.HOT if loaded.expected_cached else Source.COLD
-        passage.source = (SOURCES[loaded.restore.tier] if loaded.restore else cold).value
+        as_it_is = Source.COLD if _is_little(loaded.expected_cached, len(ids)) else Source.HOT
+        passage.source = (SOURCES[loaded.restore.tier] if loaded.restore else as_it_is).value
         if loaded.restore:
             point = loaded.restore.save_point
             passage.restore_ms = loaded.restore.ms
             self.lease.slots.restore_cost.recall_prefill(point.prefill_ms / point.n_tokens or None)
-        passage.miss = "" if loaded.expected_cached else loaded.miss_reason or ""
+        if as_it_is is Source.COLD and not loaded.restore:
+            passage.miss = loaded.miss_reason or NOT_ALIKE
         return loaded
 
     async def _heads(self, loaded: Loaded) -> tuple[Tokens, ...]:
@@ -227,7 +230,9 @@ class Passing:
         verdict = judged(*proved) if steps else await lease.prove(*proved)  # of steps the first has proved it
         if loaded.restore:
             await self.host.note_restore(hollow=verdict.hollow)
-        passage.source, passage.miss = verdict.source.value, verdict.miss_reason or ""
+        little = _is_little(passage.cached, counts.prompt)
+        passage.source = (Source.COLD if little else verdict.source).value
+        passage.miss = verdict.miss_reason or (passage.miss if little else "")
         passage.saved_ms = max(0.0, cost.prefill_ms(passage.cached) - passage.restore_ms)
 
     def _headers(self, answer: httpx2.Response | Answer) -> dict[str, str]:
@@ -237,6 +242,11 @@ class Passing:
             known = {"source": passage.source, "found": passage.found, "restore-ms": round(passage.restore_ms)}
             told |= _headers_of(known | ({"miss": passage.why} if passage.why else {}))
         return told
+
+
+def _is_little(found: int, prompt: int) -> bool:
+    """Whether what was found is no more than any two prompts have in common."""
+    return found < LEAST_GAIN <= prompt - found
 
 
 def _receipt(passage: Passage) -> dict[str, object]:
