@@ -23,7 +23,8 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
 from kvchat.errors import KvchatError
 
-MAGIC = b"kvchat sealed 2\n"
+MAGIC = b"kvchat sealed "
+_EARLIER, _VERSION = b"1\n", b"2\n"  # what follows; the earlier one's key is sealed in age's own way
 _COST, _BLOCK = 1 << 18, 8  # of scrypt, as age has them
 _SALT, _NONCE, _SEALED_KEY = 16, bytes(12), 90  # bytes; whatever is sealed with a salt's key is sealed once
 
@@ -46,7 +47,7 @@ def seal(pieces: Iterable[bytes], out: IO[bytes], passphrase: str) -> None:
     """Write the pieces so that only the passphrase opens them. Raises OSError and what making them raises."""
     key = pyrage.x25519.Identity.generate()
     salt = secrets.token_bytes(_SALT)
-    out.write(MAGIC + salt + _lock(passphrase, salt).encrypt(_NONCE, str(key).encode(), None))
+    out.write(MAGIC + _VERSION + salt + _lock(passphrase, salt).encrypt(_NONCE, str(key).encode(), None))
     joined = _Joined(iter(pieces))
     try:
         with io.BufferedReader(joined, 1 << 20) as source:  # type: ignore[type-var]
@@ -64,10 +65,9 @@ def opened(file: IO[bytes], passphrase: str) -> Iterator[IO[bytes]]:
     It ends early where the file is cut off or is not what was written: whoever reads it must know where its end is.
     Raises WrongPassphrase.
     """
-    salt, sealed = file.read(_SALT), file.read(_SEALED_KEY)
     try:
-        key = pyrage.x25519.Identity.from_str(_lock(passphrase, salt).decrypt(_NONCE, sealed, None).decode())
-    except (InvalidTag, pyrage.IdentityError, ValueError) as error:
+        key = pyrage.x25519.Identity.from_str(_unlocked(file, passphrase).decode())
+    except (InvalidTag, pyrage.DecryptError, pyrage.IdentityError, ValueError) as error:
         raise WrongPassphrase from error
     reading, writing = os.pipe()
 
@@ -82,6 +82,14 @@ def opened(file: IO[bytes], passphrase: str) -> Iterator[IO[bytes]]:
             yield plain
     finally:
         thread.join()  # it meets a closed pipe
+
+
+def _unlocked(file: IO[bytes], passphrase: str) -> bytes:
+    """The file's key."""
+    if file.read(len(_VERSION)) == _EARLIER:
+        return bytes(pyrage.passphrase.decrypt(file.read(int.from_bytes(file.read(2), "big")), passphrase))
+    salt, sealed = file.read(_SALT), file.read(_SEALED_KEY)
+    return _lock(passphrase, salt).decrypt(_NONCE, sealed, None)
 
 
 def _lock(passphrase: str, salt: bytes) -> ChaCha20Poly1305:
