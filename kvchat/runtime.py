@@ -83,7 +83,7 @@ class Runtime:
         self.save_points = StoreService(
             paths, store, lambda: self.settings, lambda *disk: worker.run(note_disk, database, *disk)
         )
-        self.engines = EngineSetup(paths, lambda: self.settings, self.use_engine)
+        self.engines = EngineSetup(paths, lambda: self.settings, self.use_engine, self._notify)
         self.transfer = TransferService(paths, database, worker, self.events, store, self.chat.try_out)
         parts = self.chat.slots, self.engine, self.model, self.models
         self.door = DoorService(paths, lambda: self.settings, *parts, ownership, self._notify, self.chat.absorb)

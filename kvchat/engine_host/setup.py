@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from kvchat.engine.finding.discovery import EngineLocation, program_name
-from kvchat.engine.finding.graphics import Backend, find_graphics
+from kvchat.engine.finding.discovery import EngineLocation, installed_engines, program_name
+from kvchat.engine.finding.graphics import Backend, Graphics, find_graphics
 from kvchat.engine.finding.probe import EngineEntry, take_inventory, usable_engine
 from kvchat.engine.running.external import parse_address
 from kvchat.engine_host.choice import user_arguments
@@ -49,10 +49,14 @@ class EngineSetup:
     """Asks engines what the settings window wants to know, and fetches others; what passes the trial is used."""
 
     def __init__(
-        self, paths: Paths, settings: Callable[[], Settings], use: Callable[[str | None], Awaitable[None]]
+        self,
+        paths: Paths,
+        settings: Callable[[], Settings],
+        use: Callable[[str | None], Awaitable[None]],
+        notify: Callable[[str, str], object] = lambda title, detail: None,
     ) -> None:
-        """`use` takes the engine at that path into use; None: kvchat decides which."""
-        self._paths, self._settings, self._use = paths, settings, use
+        """`use` takes the engine at that path into use; None: kvchat decides which. `notify` hears of a new one."""
+        self._paths, self._settings, self._use, self._notify = paths, settings, use, notify
         self.key = server_key(paths)
         self.fetcher = EngineFetcher(paths.engines, lambda: trial_model(paths, settings()))
         self.fetching: Fetching | None = None  # what is being fetched
@@ -63,6 +67,15 @@ class EngineSetup:
         """Hear of every change of `fetching`, on the loop's thread; call what is returned to stop."""
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener)
+
+    def unused_graphics(self) -> Graphics | None:
+        """The cards of this computer, where only the engine inside kvchat is here and leaves them unused. Looks around.
+
+        On a Mac that one uses them.
+        """
+        settings, graphics = self._settings(), find_graphics()
+        chosen = settings.engine_path or settings.engine_url or any(one.path for one in installed_engines())
+        return None if chosen or not graphics.makers or graphics.system == "darwin" else graphics
 
     async def get(self, wanted: Backend | None = None) -> Trial | None:
         """Fetch an engine for the graphics card of this computer, try it out and, if it works, use it.
@@ -86,6 +99,7 @@ class EngineSetup:
         engine, trial = got
         if trial.works:
             await self._use(str(engine.location.path))
+            self._notify("There is an engine for the graphics card", f"{engine.name} works, and is chosen.")
         return trial
 
     async def remove(self, name: str) -> None:

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvchat.engine.finding.discovery import EngineLocation, list_devices
-from kvchat.engine.finding.drivers import why_no_card
+from kvchat.engine.finding.discovery import EngineLocation, EngineNotFound, list_devices
+from kvchat.engine.finding.drivers import LacksLibraries, what_is_lacking, why_no_card
 from kvchat.engine.finding.graphics import Backend
 from kvchat.engine.finding.probe import EngineProbe, probe
 from kvchat.engine.running.log import EngineLog
@@ -82,7 +82,7 @@ async def try_engine(
         tell(step)
 
     try:
-        asked = await asyncio.to_thread(probe, location)
+        asked = await asyncio.to_thread(_asked, location, needs)
         asked.check(location)
         done(TrialStep("Version", asked.version))
         devices = await asyncio.to_thread(list_devices, location)
@@ -96,6 +96,16 @@ async def try_engine(
     except KvchatError as error:
         done(TrialStep(error.title, error.detail, error))
     return Trial(tuple(steps))
+
+
+def _asked(location: EngineLocation, needs: Backend | None) -> EngineProbe:
+    """What it says of itself; of one that was fetched it is known what brings the libraries that it lacks."""
+    try:
+        return probe(location)
+    except EngineNotFound as error:
+        if needs and location.path and (lacking := what_is_lacking(location.path)):
+            raise LacksLibraries(lacking) from error
+        raise
 
 
 async def _run(location: EngineLocation, asked: EngineProbe, model: Path, done: Callable[[TrialStep], None]) -> None:

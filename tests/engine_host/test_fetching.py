@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
+import sys
 from collections import namedtuple
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -11,6 +13,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from kvchat.engine.finding.discovery import EngineLocation
 from kvchat.engine.finding.graphics import Backend, Graphics, Maker
 from kvchat.engine_host import fetching as fetching_module
 from kvchat.engine_host import setup as engine_setup
@@ -37,7 +40,8 @@ class Home:
     def __init__(self, paths: Paths, fake: FakeEngine) -> None:
         self.paths, self.settings = paths, Settings(engine_path="/usr/bin/old", model_path=str(fake.plan.model))
         self.told: list[Fetching | None] = []
-        self.setup = EngineSetup(paths, lambda: self.settings, self._use)
+        self.notices: list[tuple[str, ...]] = []
+        self.setup = EngineSetup(paths, lambda: self.settings, self._use, lambda *words: self.notices.append(words))
         self.setup.subscribe(lambda: self.told.append(self.setup.fetching))
 
     async def _use(self, path: str | None) -> None:
@@ -80,6 +84,7 @@ async def test_it_is_fetched_tried_out_and_used(home: Home, github: FakeHub) -> 
     assert trial is not None
     assert trial.works
     assert home.settings.engine_path == str(home.program)
+    assert home.notices == [("There is an engine for the graphics card", f"{NAME} works, and is chosen.")]
     assert home.left() == ["libcublas.so.12", "libcudart.so.12", "libggml-cuda.so", "llama-server"]
     assert home.stages == [Stage.ASKING, Stage.FETCHING, Stage.UNPACKING, Stage.TRYING]
     assert home.told[-1] is None
@@ -246,3 +251,45 @@ async def test_removing_the_one_in_use_and_one_that_is_not_there(home: Home) -> 
     for name in ("..", ".", "", "../data", ".downloads"):
         with pytest.raises(NoSuchEngine):
             await home.setup.remove(name)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="ldd is Linux's")
+async def test_one_that_cannot_even_start_says_what_it_lacks(
+    home: Home, github: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    github.releases["b11457"][ARCHIVE] = tarred({"llama-b11457/llama-server": b"#!/bin/sh\nexit 127\n"})
+    ldd = tmp_path / "bin" / "ldd"
+    ldd.parent.mkdir()
+    ldd.write_text("#!/bin/sh\necho '\tlibssl.so.3 => not found'\n")
+    ldd.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{ldd.parent}{os.pathsep}{os.environ['PATH']}")
+    trial = await home.setup.get()
+    assert trial is not None
+    assert trial.steps[-1].name == "The engine cannot be run here"
+    assert trial.steps[-1].detail == "It lacks libssl.so.3. That comes with OpenSSL (Debian: libssl3)."
+    assert home.settings.engine_path == "/usr/bin/old"
+
+
+@pytest.mark.engine
+async def test_a_real_llama_server_out_of_an_archive(
+    home: Home, github: FakeHub, real_llama_server: EngineLocation, smollm2: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All that lies beside it comes along. It is a build for the processor alone, and that is found out."""
+    assert real_llama_server.path is not None
+    program = real_llama_server.path.resolve()
+    there = list(program.parent.iterdir())
+    links = {f"llama-b11457/{path.name}": str(path.readlink()) for path in there if path.is_symlink()}
+    files = {f"llama-b11457/{path.name}": path.read_bytes() for path in there if not path.is_symlink()}
+    github.releases = {"b11457": {VULKAN: tarred(files, links)}}
+    home.settings = Settings(engine_path="/usr/bin/old", model_path=str(smollm2))
+    trial = await home.setup.get(Backend.VULKAN)
+    assert trial is not None
+    assert trial.steps[-1].name == "The engine does not see the graphics card"
+    assert "Vulkan" in trial.steps[-1].detail
+    assert home.settings.engine_path == "/usr/bin/old"
+    monkeypatch.setattr(fetching_module, "backend_of", lambda name: None)  # as if the processor were enough
+    trial = await home.setup.get(Backend.VULKAN)
+    assert trial is not None
+    assert trial.works, trial.steps[-1]
+    assert trial.steps[-1].name == "Memory of chats"
+    assert home.settings.engine_path == str(home.paths.engines / "llama.cpp-b11457-vulkan" / "llama-server")

@@ -31,6 +31,8 @@ _BRINGS = {
     "libhip": "AMD’s ROCm",
     "libroc": "AMD’s ROCm",
     "libhsa": "AMD’s ROCm",
+    "libssl": "OpenSSL (Debian: libssl3)",
+    "libcrypto": "OpenSSL (Debian: libssl3)",
     "libsycl": "Intel’s oneAPI",
     "libmkl": "Intel’s oneAPI",
     "libze_loader": "Intel’s Level Zero loader (Debian: libze1)",
@@ -44,6 +46,9 @@ _DRIVERS = {  # what makes a card seen, where all libraries are there
 }
 
 
+_AGAIN = "Put that right, then try again; what was downloaded is kept."
+
+
 class SeesNoCard(KvchatError):
     """The engine runs, but on the processor alone."""
 
@@ -51,20 +56,35 @@ class SeesNoCard(KvchatError):
         super().__init__(
             "The engine does not see the graphics card",
             why,
-            "Put that right, then try again; what was downloaded is kept.",
+            _AGAIN,
         )
+
+
+class LacksLibraries(KvchatError):
+    """The engine cannot be run here."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__("The engine cannot be run here", why, _AGAIN)
 
 
 def why_no_card(program: Path, backend: Backend) -> SeesNoCard:
     """Why the engine at `program` has no device of that kind. Blocks for as long as `ldd` takes."""
+    return SeesNoCard(what_is_lacking(program) or _DRIVERS[backend])
+
+
+def what_is_lacking(program: Path) -> str:
+    """The libraries that an engine does not find, and what brings them; empty where it has all, or nobody can say.
+
+    Blocks for as long as `ldd` takes.
+    """
     lacking = missing_libraries(program.parent)
     if _SYSTEM in lacking:
-        return SeesNoCard(f"This build needs a newer Linux than this one: {lacking[_SYSTEM]}.")
+        return f"This build needs {_SYSTEM} than this one: {lacking[_SYSTEM]}."
     if not lacking:
-        return SeesNoCard(_DRIVERS[backend])
+        return ""
     known = {next((words for start, words in _BRINGS.items() if name.startswith(start)), "") for name in lacking}
-    names, brought = ", ".join(sorted(lacking)), " and ".join(sorted(filter(None, known)))
-    return SeesNoCard(f"It lacks {names}. {_from(brought)}")
+    brought = " and ".join(sorted(filter(None, known)))
+    return f"It lacks {', '.join(sorted(lacking))}." + (f" That comes with {brought}." if brought else "")
 
 
 def missing_libraries(folder: Path) -> dict[str, str]:
@@ -81,10 +101,6 @@ def missing_libraries(folder: Path) -> dict[str, str]:
         if too_old := _NEEDS_SYSTEM.search(text):
             found[_SYSTEM] = too_old[1].replace("_", " ")
     return found
-
-
-def _from(brought: str) -> str:
-    return f"That comes with {brought}." if brought else ""
 
 
 def _ldd(library: Path) -> str:

@@ -44,6 +44,7 @@ from kvchat.ui.models.model_choice import ModelMenu
 from kvchat.ui.presets.chat_settings import Subject
 from kvchat.ui.sidebar.sidebar import Sidebar
 from kvchat.ui.transcript.transcript import Transcript
+from kvchat.ui.widgets.engine_offer import EngineOffer
 
 
 class MainWindow(QMainWindow):
@@ -67,7 +68,7 @@ class MainWindow(QMainWindow):
         self.find_bar, self.documents = FindBar(look, self.transcript), DocumentsLine(look)
         self.engine_card, self.context_card = EngineCard(), ContextCard()
         self.composer, self.context_meter, self.strip = Composer(look), ContextMeter(look), StatusStrip(look)
-        self.first_start = FirstStart()
+        self.first_start = FirstStart(EngineOffer(look, runtime.engines, self.runner.start, explains=True))
         self._build()
         self._make_controllers()
         self._connect()

@@ -58,6 +58,8 @@ class QuitController(QObject):
             ends.append(f"{what} being downloaded: what has arrived is kept, and can go on later.")
         if self._first_start.is_fetching:
             ends.append("The starter model is being downloaded.")
+        if self._runtime.engines.fetching is not None:
+            ends.append("An engine is being downloaded: what has arrived is kept, and can go on later.")
         ends += [f"{words.rstrip('…')}: that ends, and nothing of it is kept." for words in self._transfer.going_on]
         return ends
 

@@ -1,4 +1,4 @@
-"""No model yet: pick a file, or fetch the starter model."""
+"""No model yet: pick a file, or fetch the starter model; and an engine for a card that would go unused."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from kvchat.ui.base.building import STRETCH, button, column, label, progress_bar
 from kvchat.ui.base.file_dialog import file_dialog
 from kvchat.ui.base.icons import app_icon
 from kvchat.ui.widgets.card import Card
+from kvchat.ui.widgets.engine_offer import EngineOffer
 from kvchat.ui.widgets.layouts import ScrollPage
 from kvchat.words.wording import size
 
@@ -28,8 +29,10 @@ class FirstStart(QWidget):
     starter_requested = Signal()
     cancel_requested = Signal()
 
-    def __init__(self) -> None:
+    def __init__(self, offer: EngineOffer) -> None:
+        """`offer`: an engine for the graphics card; on show where a card would go unused."""
         super().__init__()
+        self.offer = offer
         self.setObjectName("firstStart")
         self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
         self.starter = _wide_button(STARTER, self.fetch_starter, "primary")
@@ -73,6 +76,7 @@ class FirstStart(QWidget):
         self._can_go_back = can_go_back
         self._show_fetching(False)
         self.error.hide()
+        self.offer.look()
 
     def open_file_dialog(self) -> None:
         """Let the user pick a GGUF file; the choice comes as `pick_requested`."""
@@ -99,7 +103,7 @@ class FirstStart(QWidget):
     def _build_column(self) -> QVBoxLayout:
         box = QWidget()
         box.setMaximumWidth(self.fontMetrics().averageCharWidth() * _LETTERS)
-        choices = self.starter, self.models, self.pick, self._build_progress(), self.error, self.back
+        choices = self.starter, self.models, self.pick, self._build_progress(), self.error, self.offer, self.back
         column(*_greeting(), 8, *choices, on=box, spacing=12, margins=24)
         return column(STRETCH, STRETCH, box, STRETCH, STRETCH, STRETCH)
 

@@ -10,11 +10,10 @@ from typing import Any
 from PySide6.QtWidgets import QFileDialog, QLineEdit, QWidget
 
 from kvchat.engine.finding.discovery import EngineKind, EngineLocation
-from kvchat.engine.finding.graphics import Backend, Graphics, Maker, find_graphics, suiting
+from kvchat.engine.finding.graphics import Graphics, Maker, find_graphics
 from kvchat.engine.finding.probe import EngineEntry
 from kvchat.engine_host.fetching import FetchedEngine
 from kvchat.engine_host.trial import TrialStep
-from kvchat.errors import KvchatError
 from kvchat.runtime import Runtime
 from kvchat.system.secret_store import Keeper
 from kvchat.ui.base.building import button, column, label, line_edit, row
@@ -23,7 +22,7 @@ from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.confirm import confirm
 from kvchat.ui.dialogs.panel import Panel
 from kvchat.ui.settings.page import SettingsPage, TextEntry
-from kvchat.ui.widgets.engine_offer import PROMISE, EngineOffer
+from kvchat.ui.widgets.engine_offer import PROMISE, EngineOffer, cards
 from kvchat.ui.widgets.entries import ChoiceBox, Entry
 from kvchat.ui.widgets.layouts import FlowLayout
 from kvchat.words.wording import size
@@ -57,12 +56,10 @@ class EnginePage(SettingsPage):
         self.engine = self.add(Entry("Engine", _NOT_LOOKED, _flow(self.box, self.browse, self.again), wide=True))
         self.test = button("Try it", lambda: self.run(self._try()), name="Try the engine")
         self.trial = self.add(Entry("Does it work?", _TRIAL, self.test))
-        self.offer = EngineOffer(look)
+        self.offer = EngineOffer(look, runtime.engines, self.run)
         self.card = self.add(Entry("Use your graphics card", PROMISE, self.offer, wide=True))
         self.fetched = self.add(FetchedEntry(self))
-        self.offer.requested.connect(lambda backend: self.run(self._get(backend)))
-        self.offer.cancel_requested.connect(self._engines.cancel_fetch)
-        panel.follow(self._engines.subscribe, self._show_fetching)
+        self.offer.tried.connect(self.look_again)
         title = "Use a llama-server that you run yourself"
         url = TextEntry(self, "engine_url", title, _YOURS, example="http://127.0.0.1:8080", empty=None)
         self.url, self.key = self.add(url), self.add(KeyEntry(self))
@@ -117,22 +114,7 @@ class EnginePage(SettingsPage):
         graphics = find_graphics()
         self.card.setVisible(bool(graphics.makers))
         self.card.say(_card_words(graphics, self.found))
-        self.offer.show_choices(suiting(graphics))
-        self._show_fetching()
-
-    def _show_fetching(self) -> None:
-        self.offer.show_fetching(self._engines.fetching)
-
-    async def _get(self, backend: Backend) -> None:
-        """What comes of it stands beside the button, not in a notice at the window's top."""
-        try:
-            trial = await self._engines.get(backend)
-        except KvchatError as error:
-            self.offer.show_error(error)
-            return
-        if trial is not None:
-            self.offer.show_steps(trial.steps)
-            self.look_again()
+        self.offer.show_choices(graphics)
 
     def open_file_dialog(self) -> None:
         """Let the user point at a llama-server."""
@@ -240,13 +222,12 @@ def _name(entry: EngineEntry) -> str:
 
 def _card_words(graphics: Graphics, found: Sequence[EngineEntry]) -> str:
     """Whether the card is used, and how it can be."""
-    cards = " and ".join(maker.value for maker in graphics.makers)
     chosen = next((entry for entry in found if entry.chosen), None)
     if chosen is not None and chosen.backends:
-        return f"Graphics: {cards}. The engine in use computes on it. {PROMISE}"
+        return f"{cards(graphics)}. The engine in use computes on it. {PROMISE}"
     driver = Maker.NVIDIA in graphics.makers and not graphics.nvidia_driver
     words = "Install NVIDIA’s own driver first: without it no engine can use the card. " if driver else ""
-    return f"Graphics: {cards}. With an engine that uses it, replies come several times as fast. {words}{PROMISE}"
+    return f"{cards(graphics)}. With an engine that uses it, replies come several times as fast. {words}{PROMISE}"
 
 
 def _described(entry: EngineEntry) -> str:

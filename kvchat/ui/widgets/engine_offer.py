@@ -1,14 +1,18 @@
-"""An engine for the graphics card, by one click: what there is, how far it is, what went wrong. Does none of it."""
+"""An engine for the graphics card, by one click: what there is, how far it is, what went wrong."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
 
 from PySide6.QtCore import Signal
+from PySide6.QtGui import QHideEvent, QShowEvent
 from PySide6.QtWidgets import QComboBox, QWidget
 
-from kvchat.engine.finding.graphics import Backend
+from kvchat.engine.finding.graphics import Backend, Graphics, suiting
 from kvchat.engine_host.fetching import Fetching, Stage
+from kvchat.engine_host.setup import EngineSetup
 from kvchat.engine_host.trial import TrialStep
 from kvchat.errors import KvchatError
 from kvchat.library.remote.engine_builds import about
@@ -19,25 +23,35 @@ from kvchat.ui.widgets.entries import ChoiceBox
 from kvchat.ui.widgets.layouts import FlowLayout
 from kvchat.words.wording import rough_duration, size
 
+Start = Callable[[Coroutine[Any, Any, None]], object]
 PROMISE = (
-    "It comes from llama.cpp’s releases on GitHub, its hash is checked, and it is used only if it passes a trial. The "
-    "engine you have stays."
+    "The engine for it comes from llama.cpp’s releases on GitHub, its hash is checked, and it is used only if it "
+    "passes a trial. The one you have stays."
 )
 
 
 class EngineOffer(QWidget):
-    """For Settings and the first run: a choice with a button, or a bar with Cancel; below, what came of it."""
+    """For Settings and the first run: a choice with a button, or a bar with Cancel; below, what came of it.
 
-    requested = Signal(object)  # Backend
-    cancel_requested = Signal()
+    What one of them has begun the other shows as well, and it goes on when nobody looks.
+    """
 
-    def __init__(self, look: Look) -> None:
+    tried = Signal()  # there is one more engine, chosen or not
+
+    def __init__(self, look: Look, engines: EngineSetup, start: Start, *, explains: bool = False) -> None:
+        """`start` begins what the user asked for, and tells what fails while nobody looks here.
+
+        `explains`: it stands alone, hidden until `look` has found a card that would go unused.
+        """
         super().__init__()
+        self._engines, self._start = engines, start
+        self._unsubscribe: Callable[[], None] | None = None
         self.choice = ChoiceBox(look, "What the engine computes with")
         self.choice.setSizeAdjustPolicy(QComboBox.SizeAdjustPolicy.AdjustToContents)
-        self.get = button("Get it", lambda: self.requested.emit(self.choice.currentData()), "primary")
+        kind = "" if explains else "primary"
+        self.get = button("Get it", lambda: self._start(self._get(self.choice.currentData())), kind)
         self.bar, self.amount = progress_bar("Getting an engine"), label(kind="muted", wraps=True)
-        self.cancel = button("Cancel", self.cancel_requested, name="Cancel getting an engine")
+        self.cancel = button("Cancel", engines.cancel_fetch, name="Cancel getting an engine")
         self.outcome = Card()
         self._choosing, self._running = QWidget(), QWidget()
         choosing = FlowLayout(self._choosing)
@@ -46,12 +60,56 @@ class EngineOffer(QWidget):
         column(
             self.bar, row((self.amount, 1), self.cancel, spacing=10), on=self._running, spacing=8, margins=(0, 4, 0, 0)
         )
-        column(self._choosing, self._running, self.outcome, on=self, spacing=10, margins=0)
+        self.title, self.words = label("", "strong", wraps=True), label(PROMISE, "small", wraps=True)
+        column(self.title, self.words, self._choosing, self._running, self.outcome, on=self, spacing=8, margins=0)
+        for widget in () if explains else (self.title, self.words):
+            widget.hide()
+        if explains:
+            self.hide()
         self.outcome.hide()
         self._running.hide()
 
-    def show_choices(self, backends: Sequence[Backend]) -> None:
-        """What an engine can compute with here, the best first."""
+    def showEvent(self, event: QShowEvent) -> None:
+        """Follow how far it is."""
+        super().showEvent(event)
+        if self._unsubscribe is None:
+            self._unsubscribe = self._engines.subscribe(self._show_fetching)
+        self._show_fetching()
+
+    def hideEvent(self, event: QHideEvent) -> None:
+        """Nobody looks."""
+        super().hideEvent(event)
+        if self._unsubscribe is not None:
+            self._unsubscribe()
+            self._unsubscribe = None
+
+    async def _get(self, backend: Backend) -> None:
+        """What comes of it stands here; where nobody looks here, what failed is told elsewhere as well."""
+        try:
+            trial = await self._engines.get(backend)
+        except KvchatError as error:
+            self.show_error(error)
+            if not self.isVisible():
+                raise
+            return
+        if trial is not None:
+            self.show_steps(trial.steps)
+            self.tried.emit()
+
+    def look(self) -> None:
+        """Come on show if there is a card that would go unused."""
+        self._start(self._look())
+
+    async def _look(self) -> None:
+        graphics = await asyncio.to_thread(self._engines.unused_graphics)
+        if graphics is not None:
+            self.title.setText(f"{cards(graphics)}: use it for replies that come several times as fast")
+            self.show_choices(graphics)
+        self.setVisible(graphics is not None or self._engines.fetching is not None)
+
+    def show_choices(self, graphics: Graphics) -> None:
+        """What an engine can compute with on these cards, the best first."""
+        backends = suiting(graphics)
         chosen = self.choice.currentData()
         if [self.choice.itemData(at) for at in range(self.choice.count())] != list(backends):
             self.choice.clear()
@@ -59,8 +117,9 @@ class EngineOffer(QWidget):
                 self.choice.addItem(", ".join(filter(None, (backend.value, about(backend)))), backend)
             self.choice.setCurrentIndex(max(0, self.choice.findData(chosen)))
 
-    def show_fetching(self, now: Fetching | None) -> None:
-        """How far it is; None: nothing goes on."""
+    def _show_fetching(self) -> None:
+        """How far it is, or that nothing goes on."""
+        now = self._engines.fetching
         self._choosing.setVisible(now is None)
         self._running.setVisible(now is not None)
         if now is None:
@@ -90,6 +149,11 @@ class EngineOffer(QWidget):
             restyle(widget, "tone", tone)
         self.outcome.say(title, detail, advice)
         self.outcome.show()
+
+
+def cards(graphics: Graphics) -> str:
+    """The graphics cards in words."""
+    return f"Graphics card by {' and '.join(maker.value for maker in graphics.makers)}"
 
 
 def _words(now: Fetching) -> str:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from random import randbytes
 
 import pytest
 from PySide6.QtCore import Qt
-from PySide6.QtWidgets import QFileDialog
+from PySide6.QtWidgets import QFileDialog, QLabel
 from pytestqt.qtbot import QtBot
 
+from kvchat.engine.finding.discovery import EngineKind, EngineLocation
+from kvchat.engine.finding.graphics import Graphics, Maker
 from kvchat.errors import KvchatError
 from kvchat.ui.app.main_window import MainWindow
+from kvchat.ui.settings.engines import EnginePage
+from tests.library.fake_hub import FakeHub
 from tests.ui.fake_runtime import FakeRuntime
 from tests.ui.waiting import until
 
@@ -51,6 +57,52 @@ async def test_a_starter_that_is_here_keeps_nobody_from_quitting(runtime: FakeRu
     window.first_start.show_fetched()
     window.keyboard.actions["quit"].trigger()
     assert heard == [True]
+
+
+@pytest.fixture
+def with_card(runtime: FakeRuntime, monkeypatch: pytest.MonkeyPatch) -> FakeRuntime:
+    """A computer with a card and the engine inside kvchat alone."""
+    for module in ("kvchat.engine_host.setup", "kvchat.ui.settings.engines"):
+        monkeypatch.setattr(f"{module}.find_graphics", lambda: Graphics("linux", (Maker.AMD,)))
+    monkeypatch.setattr("kvchat.engine_host.setup.installed_engines", lambda: [EngineLocation(EngineKind.EMBEDDED)])
+    return runtime
+
+
+async def test_a_card_that_would_go_unused_is_offered_an_engine(
+    with_card: FakeRuntime, window: MainWindow, github: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    offer = window.first_start.offer
+    await until(offer.isVisible)
+    assert offer.title.text().startswith("Graphics card by AMD")
+    assert "GitHub" in offer.words.text()
+    assert github.requests == [], "nothing is asked of the network unasked"
+    monkeypatch.setattr("kvchat.library.remote.engine_builds.builds_for.__defaults__", ("x86_64",))
+    github.releases = {"b1": {"llama-b1-bin-ubuntu-vulkan-x64.tar.gz": randbytes(500_000)}}
+    github.hold_at = 100_000
+    offer.get.click()
+    await until(github.held.is_set)
+    page = window.side_windows.open_settings(EnginePage.name).engine
+    await until(page.offer.cancel.isVisible)  # the settings show it as well
+    window.quitting.ask()
+    assert window.quitting.question is not None
+    assert "An engine is being downloaded" in " ".join(
+        label.text() for label in window.quitting.question.findChildren(QLabel)
+    )
+    window.quitting.question.reject()
+    github.go_on.set()
+    await until(offer.outcome.isVisible)  # these bytes are no archive
+    assert offer.outcome.title.text() == "The engine is not as expected"
+    assert with_card.settings.engine_path is None
+
+
+async def test_where_an_engine_is_there_none_is_offered(
+    with_card: FakeRuntime, window: MainWindow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    offer = window.first_start.offer
+    await until(offer.isVisible)
+    with_card.settings = replace(with_card.settings, engine_path="/usr/bin/llama-server")
+    window.show_first_start()
+    await until(offer.isHidden)
 
 
 async def test_an_error_is_shown_and_the_choice_comes_back(runtime: FakeRuntime, window: MainWindow) -> None:

@@ -77,7 +77,7 @@ async def test_an_offer_where_there_is_a_card(
     page.refresh()
     assert page.card.isVisible() is bool(makers)
     if makers:
-        assert "Graphics: NVIDIA and AMD." in page.card.words.text()
+        assert "Graphics card by NVIDIA and AMD." in page.card.words.text()
         assert "NVIDIA’s own driver first" in page.card.words.text()
         choices = [page.offer.choice.itemText(row) for row in range(page.offer.choice.count())]
         assert choices == ["CUDA, about 770 MB", "Vulkan, about 32 MB", "ROCm, about 245 MB"]
