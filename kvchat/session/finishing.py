@@ -54,14 +54,14 @@ class _Step:
 
 
 class Finishing:
-    """For the slot's keeper. Belongs to the event loop's thread, but for `cancelled`."""
+    """For all slots. Belongs to the event loop's thread, but for `cancelled`."""
 
     def __init__(self) -> None:
         self.cancelled = threading.Event()  # nobody waits for it any more
         self._hurry = asyncio.Event()
-        self._step: _Step | None = None
+        self._steps: list[_Step] = []  # at the same time
         self._waiting = 0  # bytes that are saved and not absorbed yet
-        self._ahead = 0  # bytes that the engine saves when it has read so far
+        self._ahead: list[int] = []  # bytes that the engine saves when it has read so far
         self._read: object = None  # how far it was when it last told
         # Seconds a byte: of the engine's saves (True), of absorbing them.
         self._rates = {True: _ENGINE_S_PER_BYTE, False: _STORE_S_PER_BYTE}
@@ -99,11 +99,11 @@ class Finishing:
         def tell(progress: object) -> None:
             self._read = progress
 
-        self._ahead = size
+        self._ahead.append(size)
         try:
             yield tell
         finally:
-            self._ahead = 0
+            self._ahead.remove(size)
 
     @contextlib.contextmanager
     def saving(self, size: int, path: Path) -> Iterator[None]:
@@ -121,26 +121,26 @@ class Finishing:
 
     def left(self) -> Unfinished | None:
         """What is still to be done, None when it is nothing."""
-        step, rates = self._step, self._rates
-        waiting = self._waiting + self._ahead + (step.size if step and step.path else 0)
-        if step is None and not waiting:
+        steps, rates, ahead = self._steps, self._rates, sum(self._ahead)
+        waiting = self._waiting + ahead + sum(step.size for step in steps if step.path)
+        if not steps and not waiting:
             return None
-        seconds = step.left_s(rates[bool(step.path)]) if step else self._ahead * rates[True]
-        return Unfinished(max(waiting, step.size if step else 0), seconds + waiting * rates[False])
+        seconds = sum(step.left_s(rates[bool(step.path)]) for step in steps) if steps else ahead * rates[True]
+        absorbed = sum(step.size for step in steps if not step.path)
+        return Unfinished(max(waiting, absorbed), seconds + waiting * rates[False])
 
     def progress(self) -> object:
         """Equal to what it was before only if the engine wrote and read nothing meanwhile."""
-        step = self._step
-        if step is None or step.path is None:  # our own work always comes to an end
-            return object() if step else self._read
-        return step, step.written
+        if any(step.path is None for step in self._steps):  # our own work always comes to an end
+            return object()
+        return [(step, step.written) for step in self._steps] or self._read
 
     @contextlib.contextmanager
     def _running(self, step: _Step) -> Iterator[None]:
-        before, self._step = self._step, step
+        self._steps.append(step)
         try:
             yield
             if step.size:
                 self._rates[bool(step.path)] = (time.monotonic() - step.began_at) / step.size
         finally:
-            self._step = before
+            self._steps = [one for one in self._steps if one is not step]

@@ -38,3 +38,18 @@ def test_what_is_read_before_it_is_saved_counts_and_is_no_standstill(tmp_path: P
         tell("half of it")
         assert finishing.progress() != before
     assert finishing.left() is None
+
+
+def test_of_two_that_are_saved_at_a_time_the_first_to_end_is_not_told_of_afterwards(tmp_path: Path) -> None:
+    finishing = Finishing()
+    first, second = finishing.saving(1000, tmp_path / "1.slot"), finishing.saving(1000, tmp_path / "2.slot")
+    first.__enter__()
+    second.__enter__()
+    left = finishing.left()
+    assert left is not None
+    assert left.bytes == 2000
+    first.__exit__(None, None, None)
+    second.__exit__(None, None, None)
+    with finishing.absorbing():
+        assert finishing.left() is not None
+    assert finishing.left() is None
