@@ -87,8 +87,13 @@ class ChatService:
 
     @property
     def busy(self) -> str | None:
-        """The conversation whose reply is being made right now, if any."""
-        return self._turns.busy
+        """A conversation whose reply is being made right now, if any."""
+        return next(iter(self.answering), None)
+
+    @property
+    def answering(self) -> tuple[str, ...]:
+        """The conversations whose replies are being made right now."""
+        return self._turns.answering
 
     @property
     def idle_s(self) -> float:

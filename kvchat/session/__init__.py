@@ -7,11 +7,17 @@ Below the chat: no conversation, no message, no database, no Qt. An owner is a t
   ready, makes the ids, finds room, loads, streams, proves and learns, and tells what happened as plain values,
   which the chat makes its events of (`EventBus.of_chat`). However a request ends, the slot is known to hold no more
   than it does. The self-test uses the steps one by one (`session/lease.py`).
-- **One scheduler** (`session/slots/scheduler.py`) says who has a slot, from load to save: whoever is waited for, and
-  in spare time what is most urgent (settle, grow, try out, prepare, title, absorb). Switching, sending and deleting
-  wait for it, so two conversations never mix. Turns stand in line for it (`chat/turn/turns.py`), and one that waits
-  can be put first. A `Slot` remembers what it holds (whose, which tokens, of which engine process: `generation`),
-  and what is there already is never restored into it.
+- **Several slots, one scheduler** (`session/slots`). As many chats as the engine has slots are answered at a time and
+  stay hot side by side. `slots/scheduler.py` says who has which, from load to save: whoever is waited for, the window
+  before other programs, and in spare time what is most urgent (settle, grow, try out, prepare, title, absorb). Slots
+  do not share computing: beside somebody who is waited for nothing is read ahead, but a chat may be restored. Two
+  conversations never mix, and none has two slots. What changes the engine has all slots to itself; who waits for that
+  uses its own no more, so two never wait for each other. Turns stand in line (`chat/turn/turns.py`), and one that
+  waits can be put first. A `Slot` remembers what it holds (whose, which tokens, of which engine process:
+  `generation`), and what is there already is never restored into it.
+- **One context** (`slots/sharing.py`). The engine purges idle slots as it likes, fails all requests that together are
+  too much, and refuses a restore without room in the words of a bad file. So room is made before anything is loaded.
+  Programs' prompts are read step by step, in turn, and not while somebody at the window waits for a first word.
 - **Load** asks the store for the save point that shares the longest prefix with the prompt, and has it verified,
   staged and restored if that leaves less to read than the slot as it is (`session/planning.py`, which forecasts ask,
   too). States of hybrid, recurrent and

@@ -412,6 +412,10 @@ class FakeChat(ChatService):
         self._going_on: set[str] = set()  # replies of which nothing new has come yet
 
     @property
+    def answering(self) -> tuple[str, ...]:
+        return tuple(self._running)
+
+    @property
     def busy(self) -> str | None:
         return next(iter(self._running), None)
 

@@ -117,9 +117,9 @@ class Turns:
         return bool(self._turns)
 
     @property
-    def busy(self) -> str | None:
-        """The conversation whose reply is being made right now, if any."""
-        return next((turn.conversation_id for turn in self._turns if turn.answering), None)
+    def answering(self) -> tuple[str, ...]:
+        """The conversations whose replies are being made right now."""
+        return tuple(turn.conversation_id for turn in self._turns if turn.answering)
 
     def is_answering(self, conversation_id: str) -> bool:
         """Whether a reply in this conversation is being made or waits for its turn."""

@@ -50,9 +50,10 @@ class QuitController(QObject):
 
     def _what_ends(self) -> list[str]:
         """A sentence for each thing that goes on."""
-        ends = []
-        if (busy := self._runtime.chat.busy) is not None:
-            ends.append(f"A reply is being written in “{self._list.title(busy)}”; what has come of it is kept.")
+        ends = [
+            f"A reply is being written in “{self._list.title(chat)}”; what has come of it is kept."
+            for chat in self._runtime.chat.answering
+        ]
         if count := sum(1 for one in self._runtime.models.downloads.all() if one.state in RUNS):
             what = several(count, "model is", "models are")
             ends.append(f"{what} being downloaded: what has arrived is kept, and can go on later.")

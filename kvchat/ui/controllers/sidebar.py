@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -103,12 +103,12 @@ class SidebarController(Controller):
 
     def show_list(self) -> None:
         """Show what is known."""
-        row_of = partial(self._row, busy=self._runtime.chat.busy)
+        row_of = partial(self._row, busy=self._runtime.chat.answering)
         chats = arranged(self._conversations, self._sidebar.arrangement)
         self._sidebar.show_chats(chats, row_of, self._current(), folders_of(self._conversations))
         self.shown.emit()
 
-    def _row(self, conversation: Conversation, busy: str | None) -> Row:
+    def _row(self, conversation: Conversation, busy: Collection[str]) -> Row:
         """A row comes into sight: what its next reply will wait for is asked now, for all of them together."""
         usage = self._usage_by_id.get(conversation.id)
         if conversation.id not in self._foretold:
@@ -119,7 +119,7 @@ class SidebarController(Controller):
             conversation.id,
             conversation.title,
             self._forecasts.get(conversation.id),
-            busy=conversation.id == busy,
+            busy=conversation.id in busy,
             pinned=usage is not None and usage.pinned,
             never_save=usage is not None and usage.never_save,
             on_top=conversation.on_top,

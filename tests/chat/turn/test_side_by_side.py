@@ -71,7 +71,7 @@ async def test_two_chats_are_answered_at_once(two: Stage) -> None:
     await two.answered(chats[0])
     two.fake.set(FAKE_HOLD_DURING="stream")
     replies = [two.runtime.chat.send(chat, OTHER) for chat in chats]
-    await two.until(lambda: sum(turn.answering for turn in two.runtime.chat._turns._turns) == 2)
+    await two.until(lambda: len(two.runtime.chat.answering) == 2)
     third = two.runtime.chat.send(await two.chat(), QUESTION)
     await two.until(lambda: two.of(WaitingForChat))
     assert two.of(WaitingForChat)[-1].other in chats
@@ -85,7 +85,7 @@ async def test_a_chat_that_waits_can_be_put_first(two: Stage) -> None:
     two.fake.set(FAKE_TOKEN_DELAY=0.05, FAKE_REPLY="many words " * 200)
     for chat in chats[:2]:
         two.runtime.chat.send(chat, OTHER)
-    await two.until(lambda: sum(turn.answering for turn in two.runtime.chat._turns._turns) == 2)
+    await two.until(lambda: len(two.runtime.chat.answering) == 2)
     third = two.runtime.chat.send(chats[2], QUESTION)
     await two.until(lambda: two.runtime.chat.ahead_of(chats[2]))
     two.runtime.chat.go_first(chats[2])
