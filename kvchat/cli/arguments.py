@@ -40,7 +40,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_prepare(commands)
     _add_bench(commands.add_parser("bench", help="measure what save points bring with your own model"))
     _add_store(commands.add_parser("store", help="show, prune or verify the save points"))
-    _add_engines(commands.add_parser("engines", help="list the engines of this computer, or try one out"))
+    _add_engines(commands.add_parser("engines", help="list engines, try one out, fetch one for the graphics card"))
     _add_models(commands.add_parser("models", help="find models on this machine, search and fetch others"))
     _add_chats(commands.add_parser("chats", help="list, show, rename or delete chats"))
     search = commands.add_parser("search", help="find words in all chats and what is attached to them")

@@ -128,7 +128,7 @@ async def _get(paths: Paths, options: EnginesOptions) -> int:
                 print(f"{now.build.name} ({size(now.build.size)}) from {setup.fetcher.source}", flush=True)
             elif stage is Stage.TRYING:
                 print("Trying it out:", flush=True)
-        if now.build and now.stage in (Stage.FETCHING, Stage.CHECKING):
+        if now.build and now.stage in (Stage.FETCHING, Stage.CHECKING, Stage.UNPACKING):
             show_progress(f"{now.stage.value.capitalize()}:", now.done, now.build.size)
         for step in now.steps[shown:]:
             _show_step(step)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from kvchat.cli.command_runtime import change_settings, run_until_interrupted
+from kvchat.cli.command_runtime import SettingsInUse, change_settings, run_until_interrupted
 from kvchat.cli.options import ModelsOptions
 from kvchat.cli.terminal import columns, show_progress
 from kvchat.engine_host.capacity import ModelJudge, look_at_capacity
@@ -28,6 +28,7 @@ from kvchat.library.remote.starter import Suggestion, suggestions_for, tier_for
 from kvchat.settings import Settings, load_settings
 from kvchat.system.files import is_folder
 from kvchat.system.paths import Paths, resolve_paths
+from kvchat.transfer.restore import in_use
 from kvchat.words.wording import several, size, tokens_short
 
 LONGEST_TOKEN = 1000  # characters
@@ -180,6 +181,8 @@ async def _files(library: ModelLibrary, settings: Settings, options: ModelsOptio
 
 async def _get(library: ModelLibrary, paths: Paths, options: ModelsOptions) -> int:
     paths.ensure()
+    if options.use and in_use(paths):  # to be told after hours would be late
+        raise SettingsInUse
     repository = await library.hub.repository(_named(options.what))
     file = chosen_file(repository, options.quantisation)
     order = Order(repository.repository, repository.revision, file)

@@ -100,6 +100,9 @@ class EngineFetcher:
 
     async def build(self, graphics: Graphics, wanted: Backend | None = None) -> EngineBuild:
         """The newest build for these cards: the best kind, or the one that is wanted. Raises NoSuchEngine, HubError."""
+        if not graphics.makers:
+            why = "The engine inside kvchat does as well as any on the processor."
+            raise NoSuchEngine("No graphics card was found", why, "If there is one, install its driver first.")
         releases = await asyncio.wrap_future(self._thread.start(self._github.releases(REPOSITORY)))
         builds = builds_for(graphics, releases)
         for build in builds:

@@ -86,7 +86,7 @@ async def try_engine(
         asked.check(location)
         done(TrialStep("Version", asked.version))
         devices = await asyncio.to_thread(list_devices, location)
-        if needs and location.path and all(device.name.startswith("CPU") for device in devices):
+        if needs and location.path and all(device.name.startswith(("CPU", "BLAS")) for device in devices):
             raise await asyncio.to_thread(why_no_card, location.path, needs)
         done(TrialStep("Devices", ", ".join(device.description for device in devices) or "the processor alone"))
         if model is None:

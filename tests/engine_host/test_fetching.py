@@ -113,6 +113,13 @@ async def test_another_kind_can_be_had_and_stands_beside(home: Home) -> None:
         await home.setup.get(Backend.SYCL)
 
 
+async def test_without_a_card_nothing_is_asked(home: Home, github: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_setup, "find_graphics", lambda: Graphics("linux", ()))
+    with pytest.raises(NoSuchEngine, match="No graphics card"):
+        await home.setup.get()
+    assert github.requests == []
+
+
 async def test_one_that_does_not_see_the_card_is_not_used_and_kept_to_be_tried_again(
     home: Home, fake_engine: FakeEngine, github: FakeHub
 ) -> None:

@@ -27,7 +27,7 @@ _PCI_VENDORS = {0x10DE: Maker.NVIDIA, 0x1002: Maker.AMD, 0x8086: Maker.INTEL}  #
 
 
 class Backend(Enum):
-    """What an engine computes with on a card; the value is its name, which those of the engine's devices begin with."""
+    """What an engine computes with on a card; the value is its name."""
 
     CUDA = "CUDA"
     ROCM = "ROCm"
