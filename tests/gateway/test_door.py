@@ -90,6 +90,27 @@ async def test_a_made_up_model_is_the_one_in_use_if_the_user_says_so(tmp_path: P
         assert (await at.client.get("/v1/models")).json()["data"][0]["id"] == "heron"
 
 
+async def test_a_model_that_a_client_names_is_loaded(
+    tmp_path: Path, settings: Settings, fake_engine: FakeEngine
+) -> None:
+    """As a chat's own is: in place of the one that runs, once nobody is answered by that."""
+    folder = tmp_path / "models"
+    folder.mkdir()
+    other = write_gguf(folder / "ibis.gguf", dict(LLAMA))
+    async with door(tmp_path / "home", replace(settings, model_folders=(str(folder),))) as at:
+        assert (await at.chat(WORDS)).status_code == 200
+        fake_engine.set(FAKE_TOKEN_DELAY=0.02)
+        busy = asyncio.ensure_future(at.chat(WORDS, "So?", "And then?", stream=True))
+        await until(lambda: at.runtime.door.gateway.answering.under_way == 1)
+        named, again = await asyncio.gather(at.chat(WORDS, model="Ibis"), at.chat("Hello", model="ibis"))
+        assert [named.status_code, again.status_code] == [200, 200]
+        assert "[DONE]" in (await busy).text
+        models = [launch["arguments"][launch["arguments"].index("--model") + 1] for launch in fake_engine.launches()]
+        assert models == [settings.model_path, str(other)]
+        listed = [one["id"] for one in (await at.client.get("/v1/models")).json()["data"]]
+        assert listed[0] == "ibis"
+
+
 async def test_nobody_comes_in_by_another_name_or_from_a_web_page_or_without_the_key(
     tmp_path: Path, settings: Settings
 ) -> None:

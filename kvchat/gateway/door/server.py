@@ -15,6 +15,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from kvchat.errors import KvchatError
 
 MOST_CONNECTIONS = 256  # each takes a file, of which a process may have 1024
+AT_A_TIME = 128  # connections that are taken before the event loop sees to anything else
 HEAD_S = 10.0  # that a request's head may take to come
 KEPT_OPEN_S = 30  # a connection between two requests
 PATIENCE_S = 5  # for what is still being sent at the end
@@ -107,6 +108,7 @@ async def listen(app: ASGIApp, host: str, port: int) -> Listening:
         http=_Connection,
         ws="none",
         proxy_headers=False,
+        backlog=AT_A_TIME,
         server_header=False,
         date_header=False,
         timeout_keep_alive=KEPT_OPEN_S,
