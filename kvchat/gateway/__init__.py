@@ -1,11 +1,13 @@
 """The door for other programs: what they ask is answered by the same engine, with the same memory.
 
-- **In** (`gateway/door`): one listener in the event loop there is; Host, Origin, key and size are looked at before
-  anything is read.
+- **In** (`gateway/door`): one listener in the event loop there is (a client that streams while another sends 1 MB holds
+  that up for no more than 50 ms); Host, Origin, key and size are looked at before anything is read.
 - **Understood** (`gateway/dialects`): requests and answers are passed on as they are. Of a request the prompt's ids are
   made as the engine makes them; of an answer the counts are heard, and the reply as the client will send it back.
 - **Answered** (`answering.py`, `passing.py`): a slot that holds most of the prompt, the best state loaded into it
-  (`session/lease.py`), a long rest read in steps, the request forwarded, the engine's own count as proof. Then the slot
+  (`session/lease.py`), a long rest read in steps between which the window goes first, the request forwarded pinned to
+  that slot (Anthropic's dialect cannot be pinned: the engine takes the slot that has most of it, so that is seen to
+  before), the engine's own count as proof. Then the slot
   is settled where the next request will begin, and saved under `program/NAME`. No session is asked for: those that go
   on from one another are known by their ids.
 - **Told** (`requests.py`, `metrics.py`): programs, counts, times and why; never a word of a prompt. `gateway/medicine`
