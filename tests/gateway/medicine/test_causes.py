@@ -149,3 +149,18 @@ def test_without_the_rendered_text_the_bodies_say_it() -> None:
     found = parting(Prompt(one.ids, "", one.body), Prompt(other.ids, "", other.body))
     assert found is not None
     assert found.cause == "another conversation begins"
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "cause"),
+    [
+        (agents.opencode(), agents.opencode(date="Mon Nov 23 2026"), "the date in the system prompt"),
+        (agents.opencode(), agents.opencode(tools=[agents.function("browser")]), "tool list changed"),
+        (agents.opencode(user(LONG)), agents.opencode(user("Else " + LONG)), "another conversation begins"),
+    ],
+)
+def test_of_a_state_in_the_store_only_its_text_is_known(one: Body, other: Body, cause: str) -> None:
+    before = rendered(one)
+    found = parting(Prompt(before.ids, before.text), rendered(other))
+    assert found is not None
+    assert found.cause == cause
