@@ -71,7 +71,7 @@ def _keys(file: Path | None) -> dict[str, str] | None:
 def _with_options(settings: Settings, options: ServeOptions) -> Settings:
     host, port = options.host or settings.door_host, options.port or settings.door_port
     slots = settings.slots if options.slots is None else options.slots
-    return dataclasses.replace(settings, door_host=host, door_port=port, slots=slots)
+    return dataclasses.replace(settings, door=True, door_host=host, door_port=port, slots=slots)
 
 
 def _hear(event: Event) -> None:
