@@ -170,10 +170,9 @@ class DoorService:
         if self._gateway is not None:
             await self._gateway.answering.background.idle()
 
-    async def break_off(self) -> None:
-        """End what is being answered; what is being saved is finished."""
-        if self._gateway is not None:
-            await self._gateway.answering.end()
+    def stopped(self) -> contextlib.AbstractContextManager[None]:
+        """End what is being answered, and let nothing begin meanwhile; what is being saved is not ended."""
+        return contextlib.nullcontext() if self._gateway is None else self._gateway.answering.stopped()
 
     async def close(self) -> None:
         """Shut it, to kvchat's own commands too."""

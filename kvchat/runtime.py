@@ -146,9 +146,9 @@ class Runtime:
     async def stop_engine(self) -> None:
         """Stop every reply, finish what is being saved, then stop the engine, a hanging one too."""
         self.chat.stop_all()
-        await self.door.break_off()
-        await self._come_to_rest()
-        await self.engine.stop()
+        with self.door.stopped():
+            await self._come_to_rest()
+            await self.engine.stop()
 
     async def restart_engine(self) -> None:
         """Stop, then start."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -58,6 +58,7 @@ class Answering:
         self._works: list[Work] = []
         self._heads: deque[Tokens] = deque(maxlen=HEADS)
         self.background = Background()
+        self.stops = 0  # under way: meanwhile nothing is begun
 
     @property
     def under_way(self) -> int:
@@ -73,12 +74,17 @@ class Answering:
         self.background.begin(self._run(work))
         return work
 
-    async def end(self) -> None:
-        """Break off what is being answered; wait until what is being saved is saved."""
+    @contextlib.contextmanager
+    def stopped(self) -> Iterator[None]:
+        """Break off what is being answered, and take in nobody until the end; what is being saved goes on."""
+        self.stops += 1
         for work in tuple(self._works):
             work.break_off()
             self.passages.moved(work.passage, Stage.FAILED)
-        await self.background.idle()
+        try:
+            yield
+        finally:
+            self.stops -= 1
 
     async def _run(self, work: Work) -> None:
         """Whatever goes wrong is said to the client, as far as there is one."""

@@ -91,9 +91,10 @@ class Gateway:
     async def shut(self) -> None:
         """Take in nobody any more; what is being answered breaks off, what is being saved is saved."""
         listening, self._listening, self.door = self._listening, None, None
-        await self.answering.end()
-        if listening is not None:
-            await listening.close()
+        with self.answering.stopped():
+            await self.answering.background.idle()
+            if listening is not None:
+                await listening.close()
 
     def forget(self, program: str) -> None:
         """Nothing of a program's past requests is known any more."""

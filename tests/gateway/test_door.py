@@ -342,3 +342,21 @@ async def test_who_is_broken_off_is_told_so_in_the_dialects_own_shape(at: OpenDo
     assert (await waiting).status_code == 503
     assert (await waiting).json()["type"] == "error"
     assert at.last.stage is Stage.FAILED
+
+
+async def test_clients_that_ask_again_and_again_do_not_keep_the_engine_from_stopping(at: OpenDoor) -> None:
+    """Each is refused until it has stopped; then the next is answered by another engine."""
+    await at.chat("Hello")
+    refused = asyncio.Event()
+
+    async def ask_again() -> None:
+        while (await at.chat(WORDS)).status_code != 503:
+            pass
+        refused.set()
+        while (await at.chat(WORDS)).status_code == 503:
+            pass
+
+    clients = [asyncio.create_task(ask_again()) for _ in range(4)]
+    while not refused.is_set():
+        await at.runtime.stop_engine()
+    await asyncio.gather(*clients)

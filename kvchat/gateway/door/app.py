@@ -160,6 +160,8 @@ class _Answers:
             asked = await asyncio.to_thread(understood, form, raw) if len(raw) > LARGE else understood(form, raw)
         except NotJson as error:
             raise Refused(400, f"The body is not JSON: {error}") from error
+        if answering.stops:
+            raise Refused(503, "The engine is being stopped.", "unavailable_error", again_s=AGAIN_S)
         passage = self._gateway.passages.begin(scope["program"], scope["path"])
         work = answering.begin(scope["path"], asked, passage)
         try:
