@@ -8,11 +8,12 @@ import json
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import httpx2
 import pytest
 
-from kvchat.gateway import outlet
+from kvchat.gateway import outlet, passing
 from kvchat.gateway.door import app, checks, server
 from kvchat.gateway.gateway import Door, NoKey
 from kvchat.gateway.requests import Stage
@@ -360,3 +361,25 @@ async def test_clients_that_ask_again_and_again_do_not_keep_the_engine_from_stop
     while not refused.is_set():
         await at.runtime.stop_engine()
     await asyncio.gather(*clients)
+
+
+async def test_steps_are_short_only_where_somebody_at_the_window_may_wait(
+    at: OpenDoor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a processor, a prompt read in many short steps takes several times as long as in a few long ones."""
+    steps: list[float] = []
+    read = passing.read_ahead
+
+    async def heard(*args: Any, step_ms: float, **others: Any) -> bool:
+        steps.append(step_ms)
+        return await read(*args, step_ms=step_ms, **others)
+
+    monkeypatch.setattr(passing, "read_ahead", heard)
+    await at.chat("x" * 1000)
+    chat = await at.runtime.chat.new_conversation("")
+    await at.runtime.chat.send(chat.id, "Hello")
+    await at.runtime.chat.idle()
+    monkeypatch.setattr(passing, "LEAST_STEPS", 1)
+    monkeypatch.setattr(passing, "STEP_MS", 0.0)
+    await at.chat("y" * 1000)
+    assert steps == [passing.ALONE_STEP_MS, 0.0]
