@@ -22,7 +22,7 @@ _PRECISION = (
 _SLOTS = ((0, "kvchat decides"), (1, "One"), (2, "Two"), (4, "Four"))
 _SIDE_BY_SIDE = (
     "So many of the chats used last stay in the model’s view at once: going back to one of them takes no time, and as "
-    "many can be answered at a time. They share the context size."
+    "many can be answered at a time. They share the context size, and each slows the others a little."
 )
 
 
