@@ -143,6 +143,9 @@ def _number_in(path: Path) -> int | None:
 
 
 def on_battery() -> bool:
-    """Whether this computer runs on its battery."""
-    battery = psutil.sensors_battery()
+    """Whether this computer runs on its battery; False where that is not to be known, as without a /sys."""
+    try:
+        battery = psutil.sensors_battery()
+    except OSError:
+        return False
     return battery is not None and battery.power_plugged is False

@@ -5,7 +5,14 @@ from pathlib import Path
 import psutil
 import pytest
 
-from kvchat.library.memory.machine import DeviceMemory, MemoryFacts, available_memory, cgroup_room, staging_room
+from kvchat.library.memory.machine import (
+    DeviceMemory,
+    MemoryFacts,
+    available_memory,
+    cgroup_room,
+    on_battery,
+    staging_room,
+)
 
 MIB = 1024 * 1024
 
@@ -107,3 +114,13 @@ def test_what_a_container_leaves_for_slot_files(tmp_path: Path) -> None:
     fake_group(tmp_path, "0::/box\n", "sys/fs/cgroup/box", **limits)
     assert staging_room(0, tmp_path) == 100 * MIB, "a quarter of what may be used"
     assert staging_room(600 * MIB, tmp_path) == 250 * MIB, "what is staged already may be used for that"
+
+
+def test_where_there_is_no_sys_nobody_is_on_battery(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container or a chroot: psutil lists /sys/class/power_supply, whether it is there or not."""
+
+    def missing() -> None:
+        raise FileNotFoundError(2, "No such file or directory", "/sys/class/power_supply")
+
+    monkeypatch.setattr(psutil, "sensors_battery", missing, raising=False)
+    assert not on_battery()
