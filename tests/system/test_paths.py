@@ -6,6 +6,8 @@ import os
 import sys
 from pathlib import Path
 
+import platformdirs.macos
+import platformdirs.windows
 import pytest
 
 from kvchat.__main__ import main
@@ -77,3 +79,17 @@ def test_the_doctor_speaks_of_a_home_that_cannot_be(
     monkeypatch.setenv("KVCHAT_HOME", str(tmp_path / ("x" * 300)))
     main(["doctor"])
     assert "(not made yet)" in capsys.readouterr().out
+
+
+def test_other_systems_have_places_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the platform faked: nothing that may be thrown away holds what must be kept."""
+    monkeypatch.delenv("KVCHAT_HOME", raising=False)
+    monkeypatch.setenv("LOCALAPPDATA", "/Users/x/AppData/Local")
+    for place, there in ((platformdirs.macos.MacOS, "Library"), (platformdirs.windows.Windows, "AppData/Local")):
+        monkeypatch.setattr(platformdirs, "PlatformDirs", place)
+        monkeypatch.setattr("platformdirs.windows.get_win_folder", platformdirs.windows.get_win_folder_from_env_vars)
+        paths = resolve_paths()
+        for folder in (paths.config, paths.data, paths.cache, paths.state):
+            assert there in folder.as_posix()
+        assert paths.cache not in (paths.config, paths.data, paths.state)
+        assert not paths.database.is_relative_to(paths.cache)

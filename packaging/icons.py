@@ -1,0 +1,75 @@
+"""kvchat's icon in the forms that desktops ask for, drawn from the logo: `python packaging/icons.py FOLDER`."""
+
+from __future__ import annotations
+
+import struct
+import sys
+from pathlib import Path
+
+HICOLOR = (16, 22, 24, 32, 48, 64, 128, 256, 512)
+ICO = (16, 24, 32, 48, 64, 128, 256)
+# Types of ICNS entries that hold PNG, by pixels (wiki: Apple Icon Image format); @2x ones are of their own type.
+ICNS = (("icp4", 16), ("icp5", 32), ("ic07", 128), ("ic08", 256), ("ic09", 512), ("ic10", 1024), ("ic11", 32))
+ICNS += (("ic12", 64), ("ic13", 256), ("ic14", 512))
+
+
+def png(size: int) -> bytes:
+    """The icon as PNG, so many pixels wide."""
+    from PySide6.QtCore import QBuffer, QByteArray
+    from PySide6.QtGui import QImage, QPainter
+    from PySide6.QtSvg import QSvgRenderer
+
+    from kvchat.ui.base.logo import app_svg
+
+    image = QImage(size, size, QImage.Format.Format_ARGB32)
+    image.fill(0)
+    painter = QPainter(image)
+    QSvgRenderer(QByteArray(app_svg().encode())).render(painter)
+    painter.end()
+    buffer = QBuffer()
+    image.save(buffer, "PNG")
+    return bytes(buffer.data().data())
+
+
+def ico() -> bytes:
+    """All of ICO's sizes in one file, each as PNG: a directory of 16 bytes an entry, then the images."""
+    images = [png(size) for size in ICO]
+    head = struct.pack("<HHH", 0, 1, len(images))
+    start = len(head) + 16 * len(images)
+    for size, image in zip(ICO, images, strict=True):
+        head += struct.pack("<BBBBHHII", size % 256, size % 256, 0, 0, 1, 32, len(image), start)
+        start += len(image)
+    return head + b"".join(images)
+
+
+def icns() -> bytes:
+    """All of ICNS's sizes in one file: type, length with these eight bytes, PNG."""
+    body = b"".join(
+        kind.encode() + struct.pack(">I", len(data) + 8) + data for kind, size in ICNS for data in [png(size)]
+    )
+    return b"icns" + struct.pack(">I", len(body) + 8) + body
+
+
+def for_platform(folder: Path) -> str | None:
+    """A file that PyInstaller puts into the executable or the app here; Linux has its icons elsewhere."""
+    made = {"win32": ("kvchat.ico", ico), "darwin": ("kvchat.icns", icns)}.get(sys.platform)
+    if made is None:
+        return None
+    (folder / made[0]).write_bytes(made[1]())
+    return str(folder / made[0])
+
+
+def hicolor(folder: Path) -> None:
+    """The icon theme's folders, under `folder`."""
+    from kvchat.ui.base.logo import app_svg
+
+    for size in HICOLOR:
+        place = folder / f"{size}x{size}" / "apps"
+        place.mkdir(parents=True)
+        (place / "kvchat.png").write_bytes(png(size))
+    (folder / "scalable" / "apps").mkdir(parents=True)
+    (folder / "scalable" / "apps" / "kvchat.svg").write_text(app_svg(), "utf-8")
+
+
+if __name__ == "__main__":
+    hicolor(Path(sys.argv[1]))

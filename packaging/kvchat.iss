@@ -1,0 +1,62 @@
+; Inno Setup 6: iscc /DVersion=0.1.0 packaging\kvchat.iss makes dist\kvchat-0.1.0-windows-x86_64.exe out of dist\kvchat.
+; For one user, without an administrator. Removing it leaves chats, models and settings alone.
+[Setup]
+AppId={{6E0B7C0A-3B63-4E0C-9C5E-2F0B9D5B7A11}
+AppName=kvchat
+AppVersion={#Version}
+AppPublisher=The kvchat maintainers
+DefaultDirName={localappdata}\Programs\kvchat
+DefaultGroupName=kvchat
+DisableProgramGroupPage=yes
+PrivilegesRequired=lowest
+ArchitecturesAllowed=x64compatible
+ArchitecturesInstallIn64BitMode=x64compatible
+MinVersion=10.0.17763
+LicenseFile=..\dist\kvchat\LICENCES.txt
+SetupIconFile=..\dist\kvchat\_internal\kvchat.ico
+UninstallDisplayIcon={app}\kvchat-app.exe
+OutputDir=..\dist
+OutputBaseFilename=kvchat-{#Version}-windows-x86_64
+Compression=lzma2/max
+SolidCompression=yes
+WizardStyle=modern
+CloseApplications=yes
+ChangesEnvironment=yes
+
+[Files]
+Source: "..\dist\kvchat\*"; DestDir: "{app}"; Flags: ignoreversion recursesubdirs createallsubdirs
+
+[InstallDelete]
+; What an earlier version had and this one has not would otherwise be imported.
+Type: filesandordirs; Name: "{app}\_internal"
+
+[Icons]
+; The program without a console; kvchat.exe beside it is for the terminal.
+Name: "{userprograms}\kvchat"; Filename: "{app}\kvchat-app.exe"; AppUserModelID: "kvchat"
+
+[Tasks]
+Name: path; Description: "Let the terminal know the command ""kvchat"""; Flags: unchecked
+
+[Registry]
+Root: HKCU; Subkey: "Environment"; ValueType: expandsz; ValueName: "Path"; ValueData: "{olddata};{app}"; Tasks: path; Check: not OnPath
+
+[Run]
+Filename: "{app}\kvchat-app.exe"; Description: "Start kvchat"; Flags: nowait postinstall skipifsilent
+
+[Code]
+function OnPath: Boolean;
+var
+  Path: String;
+begin
+  Result := RegQueryStringValue(HKCU, 'Environment', 'Path', Path)
+    and (Pos(';' + Lowercase(ExpandConstant('{app}')) + ';', ';' + Lowercase(Path) + ';') > 0);
+end;
+
+procedure CurUninstallStepChanged(Step: TUninstallStep);
+var
+  Path: String;
+begin
+  if (Step = usUninstall) and RegQueryStringValue(HKCU, 'Environment', 'Path', Path) then
+    if StringChangeEx(Path, ';' + ExpandConstant('{app}'), '', True) > 0 then
+      RegWriteExpandStringValue(HKCU, 'Environment', 'Path', Path);
+end;

@@ -1,0 +1,88 @@
+"""A minimal Debian without Python or a compiler, as a folder of its own to install a package into and to run it in."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+from functools import cache
+from pathlib import Path
+
+_PACKAGES = Path(__file__).resolve().parents[2] / "packaging" / "debian-packages"
+_SUITE = "bookworm"
+_MIRROR = "http://deb.debian.org/debian"
+# What apt and dpkg keep about themselves, and what other packages make of what is installed.
+_BOOKKEEPING = ("var/lib/dpkg/", "var/lib/apt/", "var/cache/", "var/log/", "etc/ld.so.cache", "tmp/")
+# In a mount namespace of its own, so that nothing stays mounted: /tmp is the test's, where display, buses and home are.
+_ENTER = """
+set -e
+mount --bind /proc "$0/proc"; mount --rbind /dev "$0/dev"; mount --bind /tmp "$0/tmp"
+exec chroot "$0" /usr/bin/env -u LD_LIBRARY_PATH PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root "$@"
+"""
+
+
+@cache
+def why_not() -> str | None:
+    """Why there cannot be one here; None if there can."""
+    if shutil.which("mmdebstrap") is None:
+        return "mmdebstrap is not installed"
+    if os.geteuid() != 0:
+        return "a root file system is made by root"
+    tried = subprocess.run(["unshare", "--mount", "mount", "--bind", "/proc", "/proc"], capture_output=True, text=True)
+    return None if tried.returncode == 0 else f"no mounts of one's own here: {tried.stderr.strip()}"
+
+
+def _dependencies() -> list[str]:
+    """The packages that ours depends on: they are fetched once, so that apt installs without a network."""
+    lines = _PACKAGES.read_text("utf-8").splitlines()
+    found = [line.partition(": ")[2].split() for line in lines if line.startswith(("qt:", "engine:"))]
+    return sorted(name for names in found for name in names)
+
+
+def _archive() -> Path:
+    """The system as a tar file, with apt's lists and the dependencies' packages in its cache; made once."""
+    recipe = " ".join([_SUITE, _MIRROR, *_dependencies()])
+    folder = Path.home() / ".cache" / "kvchat-tests"
+    archive = folder / f"bare-{hashlib.sha256(recipe.encode()).hexdigest()[:12]}.tar"
+    if not archive.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        unfinished = archive.with_name(f"{archive.stem}-{os.getpid()}.tar")
+        fetch = f'chroot "$1" apt-get install -y --download-only --no-install-recommends {" ".join(_dependencies())}'
+        command = ["mmdebstrap", "--quiet", "--variant=minbase", "--skip=cleanup/apt", f"--customize-hook={fetch}"]
+        subprocess.run([*command, _SUITE, str(unfinished), _MIRROR], check=True, stdin=subprocess.DEVNULL, timeout=900)
+        unfinished.replace(archive)
+    return archive
+
+
+class BareSystem:
+    """The system, unpacked into a folder. Its /tmp is the machine's own."""
+
+    def __init__(self, root: Path) -> None:
+        root.mkdir()
+        subprocess.run(["tar", "-xf", str(_archive()), "-C", str(root), "--exclude=./dev/*"], check=True)
+        (root / "etc/dpkg/dpkg.cfg.d/quick").write_text("force-unsafe-io\n")  # a disk that nobody will miss
+        self.root = root
+
+    def command(self, *arguments: str | Path) -> list[str]:
+        """What runs these arguments inside."""
+        return ["unshare", "--mount", "sh", "-c", _ENTER, str(self.root), *map(str, arguments)]
+
+    def run(self, *arguments: str | Path) -> str:
+        """Run this inside, with nothing but what is inside, and return what it printed."""
+        environment = {"DEBIAN_FRONTEND": "noninteractive", "LANG": "C.UTF-8"}
+        done = subprocess.run(
+            self.command(*arguments),
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=600,
+        )
+        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+        return done.stdout
+
+    def files(self) -> set[str]:
+        """Everything in it, apt's and dpkg's bookkeeping left out."""
+        found = (path.relative_to(self.root).as_posix() for path in self.root.rglob("*"))
+        return {name for name in found if not name.startswith(_BOOKKEEPING)}

@@ -1,0 +1,76 @@
+"""What packages are made of: that its parts agree, and that those who read them understand them."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+
+from kvchat import __version__
+from kvchat.ui.base.logo import asset_files
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGING = ROOT / "packaging"
+
+
+@pytest.fixture
+def scripts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The scripts in `packaging` can be imported."""
+    monkeypatch.syspath_prepend(str(PACKAGING))
+
+
+def test_the_version_is_the_same_everywhere() -> None:
+    assert tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["version"] == __version__
+    assert f'<release version="{__version__}"' in (PACKAGING / "kvchat.metainfo.xml").read_text("utf-8")
+    manifest = yaml.safe_load((PACKAGING / "io.github.kvchat.kvchat.yml").read_text("utf-8"))
+    assert f"kvchat-{__version__}-linux" in manifest["modules"][0]["sources"][0]["path"]
+
+
+@pytest.mark.skipif(shutil.which("appstreamcli") is None, reason="appstreamcli is not installed")
+def test_software_centres_understand_the_description() -> None:
+    done = subprocess.run(
+        ["appstreamcli", "validate", "--no-net", "--pedantic", PACKAGING / "kvchat.metainfo.xml"],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout
+
+
+def test_the_workflow_runs_what_there_is() -> None:
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "packages.yml").read_text("utf-8"))
+    steps = [step for job in workflow["jobs"].values() for step in job["steps"]]
+    named = {name for step in steps for name in re.findall(r"packaging/[\w.-]+", step.get("run", ""))}
+    assert named
+    assert not [name for name in named if not (ROOT / name).exists()]
+
+
+def test_icons_are_drawn_in_every_form(scripts: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import icons  # type: ignore[import-not-found]
+
+    assert icons.for_platform(tmp_path) is None
+    for platform, magic in (("win32", b"\0\0\1\0"), ("darwin", b"icns")):
+        monkeypatch.setattr(sys, "platform", platform)
+        assert Path(icons.for_platform(tmp_path)).read_bytes().startswith(magic)
+    icons.hicolor(tmp_path)
+    assert (tmp_path / "scalable/apps/kvchat.svg").read_text("utf-8") == asset_files()["kvchat.svg"]
+    assert (tmp_path / "48x48/apps/kvchat.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_what_has_no_licence_is_named(scripts: None, tmp_path: Path) -> None:
+    import bundled  # type: ignore[import-not-found]
+    import markdown_it
+
+    stray = tmp_path / "stray.so"
+    stray.touch()
+    with pytest.raises(bundled.NoLicence, match=re.escape(str(stray))):
+        bundled.licences([stray], "1.0")
+    text = bundled.licences([markdown_it.__file__, re.__file__, ROOT / "kvchat" / "app.py"], "1.0")
+    assert "  markdown-it-py " in text
+    assert "  Python 3." in text
+    assert "Permission is hereby granted" in text
