@@ -27,6 +27,7 @@ from kvchat.session.events import Restored
 from kvchat.settings import Settings
 from kvchat.system.paths import resolve_paths
 from tests.e2e.home import notes
+from tests.e2e.test_branches import TIE, said_by, verdict
 
 GREEDY = Sampling(max_tokens=6, temperature=0.0, seed=1)
 CHATS = 5
@@ -176,7 +177,7 @@ async def run(
             sources = Counter(r.source.value for path in replies if (r := path[-1].receipt))
         finally:
             await runtime.close()
-    wrong = await compared(folder, model, engine, replies)
+    wrong = await compared(folder, model, engine, replies, ties=slots > 1)
     tell(f"{dict(person.did)}, {len(replies)} replies, {dict(sources)}, heard {dict(person.heard)}")
     assert not wrong, f"{len(wrong)} of {len(replies)} replies differ: {wrong[:3]}"
     return person.heard
@@ -191,8 +192,14 @@ async def replies_of(runtime: Runtime, chat: str) -> list[list[Message]]:
     return [runtime._database.path(one) for one in ids]
 
 
-async def compared(folder: Path, model: Path, engine: str | None, replies: list[list[Message]]) -> list[str]:
-    """What differs from what an engine says that has read nothing before."""
+async def compared(
+    folder: Path, model: Path, engine: str | None, replies: list[list[Message]], *, ties: bool
+) -> list[str]:
+    """What differs from what an engine says that has read nothing before.
+
+    `ties`: two tokens that are as good may change places. Two chats that are answered at once are computed in one
+    batch, which rounds otherwise: of 38 replies two parted where the logarithms were 0.001 apart (b11434, llama).
+    """
     kind = EngineLocation(EngineKind.LLAMA_SERVER, Path(engine)) if engine else EngineLocation(EngineKind.EMBEDDED)
     slots = folder / "cold"
     slots.mkdir()
@@ -205,7 +212,11 @@ async def compared(folder: Path, model: Path, engine: str | None, replies: list[
         for path in replies:
             await client.erase_slot()
             said = await _said(client, prompt_messages(path[:-1]))
-            if said != path[-1].content:
+            if said == path[-1].content:
+                continue
+            await client.erase_slot()
+            asked = prompt_messages(path[:-1])
+            if not ties or verdict(path[-1].content, await said_by(client, asked)) != TIE:
                 receipt = path[-1].receipt
                 wrong.append(f"{path[-1].content!r} instead of {said!r} ({receipt and receipt.source})")
     finally:
