@@ -39,6 +39,7 @@ GREEDY = Sampling(max_tokens=TOKENS, temperature=0.0, seed=1)
 TROUBLE_S = 15.0  # between two troubles, at most twice that
 CHAT_S = 2.0  # between two questions of the window's
 LOOK_S = 10.0
+CROWD = 20  # connections for each second: 12,000 at full length
 GROWTH, SOME = 8_000_000, 4  # bytes of memory in minutes; descriptors or threads
 USED = 12  # descriptors that stay with threads: the store's list, what is kept ready in memory
 TIE = 0.01  # between the logarithms of two words' probabilities
@@ -160,6 +161,32 @@ class Soak:
                 await self.over.wait()
 
 
+async def crowd(url: str, count: int, at_once: int = 300) -> Counter[str]:
+    """So many connections, many at a time, that say half a head; and how those fare who mean it meanwhile."""
+    host, port = url.removeprefix("http://").split(":")
+    fared: Counter[str] = Counter()
+
+    async def come() -> None:
+        with suppress(OSError):
+            _, writer = await asyncio.open_connection(host, int(port))
+            fared["came"] += 1
+            with suppress(ConnectionError):
+                writer.write(HEAD[: fared["came"] % len(HEAD)])
+                await writer.drain()
+            await asyncio.sleep(0.5)
+            writer.transport.abort()
+
+    for _ in range(0, count, at_once):
+        coming = [asyncio.create_task(come()) for _ in range(at_once)]
+        async with httpx2.AsyncClient(base_url=url, timeout=60, trust_env=False) as http:
+            try:
+                fared[str((await http.get("/health")).status_code)] += 1
+            except httpx2.HTTPError:  # one too many for the moment
+                fared["turned away"] += 1
+        await asyncio.gather(*coming)
+    return fared
+
+
 HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 RUDE = (
     b"",
@@ -258,6 +285,7 @@ async def run(
                 tell(f"{looks[-1]}, {dict(soak.happened)}")
             soak.over.set()
             await asyncio.gather(*tasks)
+            soak.happened += await crowd(soak.url, seconds * CROWD)
         finally:
             for task in tasks:
                 task.cancel()
