@@ -242,32 +242,35 @@ def _words(event: dict[str, Any]) -> str:
 
 LITELLM = """
 import json, sys, litellm
-url, said = sys.argv[1], json.loads(sys.argv[2])
-def ask(model, base, **more):
-    greedy = dict(messages=said, api_key="none", max_tokens=12, temperature=0)
-    return litellm.completion(model=model, api_base=base, **greedy, **more)
-whole = ask("openai/local", url + "/v1").choices[0].message.content
-streamed = "".join(part.choices[0].delta.content or "" for part in ask("openai/local", url + "/v1", stream=True))
+url, chats = sys.argv[1], json.loads(sys.argv[2])
+def ask(model, base, said, **more):
+    greedy = dict(api_key="none", max_tokens=12, temperature=0)
+    return litellm.completion(model=model, api_base=base, messages=said, **greedy, **more)
+whole = ask("openai/local", url + "/v1", chats[0]).choices[0].message.content
+parts = ask("openai/local", url + "/v1", chats[0], stream=True)
+streamed = "".join(part.choices[0].delta.content or "" for part in parts)
 assert whole == streamed, (whole, streamed)
-other = ask("anthropic/local", url).choices[0].message.content
-assert whole == other, (whole, other)
-print(json.dumps(whole))
+print(json.dumps([whole, ask("anthropic/local", url, chats[1]).choices[0].message.content]))
 """
 
 
 @pytest.mark.skipif(python_beside("litellm") is None, reason="litellm is not installed")
 def test_litellm(tmp_path: Path, model: Path) -> None:
-    """In both dialects, which are one prompt. It brings sixty packages along: it is no part of the environment."""
-    home = Home(tmp_path / "home")
-    said = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": "How long is the fifth?"}]
+    """In both dialects. It brings sixty packages along: it is no part of the environment, but used where it is."""
+    home, around = Home(tmp_path / "home"), os.environ | {"LITELLM_LOCAL_MODEL_COST_MAP": "True"}
+    system = {"role": "system", "content": SYSTEM}
+    chats: list[list[Any]] = [[system, {"role": "user", "content": f"How long is the {n}?"}] for n in ("first", "last")]
     for session in range(2):
         with door_of(home, model) as door:
-            command = [str(python_beside("litellm")), "-I", "-c", LITELLM, door.url, json.dumps(said)]
-            done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+            command = [str(python_beside("litellm")), "-I", "-c", LITELLM, door.url, json.dumps(chats)]
+            done = subprocess.run(command, env=around, capture_output=True, text=True, timeout=240, check=False)
             assert done.returncode == 0, done.stderr[-3000:]
             if session:
-                assert is_warm(door.requests()[0]), door.requests()
-        said += [{"role": "assistant", "content": json.loads(done.stdout)}, {"role": "user", "content": "And?"}]
+                openais, _, anthropics = door.requests()
+                assert is_warm(openais), json.dumps(openais)
+                assert is_warm(anthropics) or is_warm(anthropics, "warm"), json.dumps(anthropics)
+        for chat, reply in zip(chats, json.loads(done.stdout.splitlines()[-1]), strict=True):
+            chat += [{"role": "assistant", "content": reply}, {"role": "user", "content": "And?"}]
 
 
 @pytest.mark.skipif(shutil.which("opencode") is None, reason="opencode is not installed")
