@@ -98,6 +98,7 @@ class Soak:
             return None
         if answer.status_code in (429, 502, 503):
             self.happened[str(answer.status_code)] += 1
+            await self._pause(0.5)
             return None
         assert answer.status_code == 200, answer.text
         words = _words(answer.text) if body["stream"] else _whole(answer.json())
