@@ -330,7 +330,7 @@ def _connections(url: str | None) -> list[Any]:
     """Those of this process at the door."""
     port = int(str(url).rpartition(":")[2])
     mine = psutil.Process().net_connections(kind="tcp4")
-    return [one for one in mine if one.status == psutil.CONN_ESTABLISHED and one.laddr.port == port]
+    return [one for one in mine if one.status != psutil.CONN_LISTEN and port in (one.laddr.port, *one.raddr[1:])]
 
 
 async def _compared(folder: Path, model: Path, engine: str | None, said: list[Said]) -> list[str]:
