@@ -15,7 +15,7 @@ from kvchat.kvstore.savepoint import StoreRefused
 from kvchat.session.host import EngineHost
 from kvchat.session.session import Session
 from kvchat.session.slots.pool import Slots
-from kvchat.session.slots.scheduler import ABSORBING_PATIENCE_S, Rank
+from kvchat.session.slots.rank import ABSORBING_PATIENCE_S, Rank
 from kvchat.session.slots.slot import Slot
 from kvchat.system.concurrency import Worker
 

@@ -19,7 +19,7 @@ from kvchat.gateway.dialects.prompts import head_of
 from kvchat.gateway.dialects.replies import Counts, Heard
 from kvchat.gateway.requests import Passage, Stage
 from kvchat.gateway.work import Work
-from kvchat.kvstore.savepoint import PROGRAM, Tokens, common_prefix
+from kvchat.kvstore.savepoint import Tokens, common_prefix
 from kvchat.session.host import EngineHost
 from kvchat.session.lease import Lease
 from kvchat.session.proof import NOTHING_LOADED, SOURCES, Loaded, Source, judged
@@ -31,7 +31,7 @@ from kvchat.system.concurrency import to_its_end
 
 LEAST_HEAD = 64  # tokens; fewer are read sooner than saved
 LEAST_STEPS = 256  # tokens; fewer are read by the request itself
-ALONE_STEP_MS = 2000.0  # a step takes about so long where no chat of the window's is in a slot
+ALONE_STEP_MS = 2000.0  # a step takes about so long where nobody is at the window
 TAIL = 16  # tokens that are always left to it: it reads at least the last one, and need not go back for that
 MOST_HEADER = 500  # characters
 NOT_ALIKE = "nothing that is kept begins like it"
@@ -140,9 +140,7 @@ class Passing:
 
     def _step_ms(self) -> float:
         """How long a step should take: few tokens at a time are slower, which only the window is worth."""
-        slots = self.lease.slots.all
-        chats = [one for one in slots if one.contents and not one.contents.owner.startswith(PROGRAM)]
-        return STEP_MS if chats else ALONE_STEP_MS
+        return STEP_MS if self.lease.slots.window_used else ALONE_STEP_MS
 
     async def _keep_read(self) -> None:
         """Save what was read so far, if reading it again would take long: the window may need its place."""

@@ -33,7 +33,7 @@ from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import Tokens
 from kvchat.session.host import RESERVE_MOST, ReadyEngine
 from kvchat.session.session import Request, Session
-from kvchat.session.slots.scheduler import Rank
+from kvchat.session.slots.rank import Rank
 from kvchat.session.slots.slot import Slot
 
 SUMMARY_REQUEST = "Please summarise our conversation so far, so that we can go on from your summary alone."

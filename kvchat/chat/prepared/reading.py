@@ -18,7 +18,7 @@ from kvchat.session.proof import NOTHING_AHEAD
 from kvchat.session.reading import read_and_keep
 from kvchat.session.restore_cost import LEAST_MEASURED
 from kvchat.session.session import Request, Session
-from kvchat.session.slots.scheduler import Rank
+from kvchat.session.slots.rank import Rank
 from kvchat.session.slots.slot import Slot
 
 STEP_MS = 500.0  # a step takes about so long: there are many of them, and small ones take longer in all

@@ -27,7 +27,7 @@ from kvchat.session.proof import Loaded
 from kvchat.session.reading import Keep, nothing, read_and_keep
 from kvchat.session.restore_cost import LEAST_GAIN
 from kvchat.session.session import Request
-from kvchat.session.slots.scheduler import Rank
+from kvchat.session.slots.rank import Rank
 from kvchat.session.slots.slot import Slot
 from kvchat.system.concurrency import Background
 

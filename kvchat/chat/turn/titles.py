@@ -22,7 +22,7 @@ from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import Tokens
 from kvchat.session.host import TemplateOptions
 from kvchat.session.session import Request, Session
-from kvchat.session.slots.scheduler import Rank
+from kvchat.session.slots.rank import Rank
 from kvchat.session.slots.slot import Slot
 from kvchat.system.concurrency import Background
 

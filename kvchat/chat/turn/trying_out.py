@@ -15,7 +15,7 @@ from kvchat.kvstore.savepoint import Fingerprint
 from kvchat.session.lease import Lease
 from kvchat.session.planning import NOT_WORTH_IT
 from kvchat.session.session import Request
-from kvchat.session.slots.scheduler import Rank
+from kvchat.session.slots.rank import Rank
 from kvchat.session.slots.slot import Slot
 
 BEYOND = 4  # tokens by which what was restored is extended, as in the self-test

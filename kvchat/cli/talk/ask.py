@@ -30,7 +30,7 @@ from kvchat.engine_host.managed import EngineElsewhere
 from kvchat.errors import KvchatError
 from kvchat.runtime import Runtime, open_runtime
 from kvchat.session.events import MakingRoom, RestoreFailed, Saved, SaveSkipped
-from kvchat.system.ownership import Ownership
+from kvchat.system.ownership import Owner, Ownership
 from kvchat.system.paths import resolve_paths
 from kvchat.words.safe_text import calm
 from kvchat.words.wording import roughly
@@ -41,6 +41,7 @@ TOLD_OF_RECEIPT = (
     *("source", "miss_reason"),
 )
 SAID_AFTER_S = 1.0  # so long a save goes on without a word
+DOOR_WAIT_S = 10  # that a window or `kvchat serve` may take from having the engine to opening its door
 
 
 class NoSuchChat(KvchatError):
@@ -99,12 +100,15 @@ class Talk:
     printer: _Printer
     sampling: Sampling
     attachments: tuple[Attachment, ...]  # go with the next question
+    keeps: bool  # what the engine has of it is ours to keep: else it is done where the engine is
 
     async def ask(self, question: str) -> Message | None:
         """Have it answered, printed as it comes; None where it was not. Raises KvchatError."""
         self.printer.error, attachments = None, self.attachments
         self.attachments = ()
-        reply = await self.runtime.chat.send(self.chat_id, question, self.sampling, attachments=attachments)
+        reply = await self.runtime.chat.send(
+            self.chat_id, question, self.sampling, attachments=attachments, keep=self.keeps
+        )
         if self.printer.error:
             raise self.printer.error
         return reply
@@ -129,7 +133,7 @@ async def open_talk(options: AskOptions) -> Talk:
     settings = await chosen_settings(paths, options.model, options.engine, starter=options.starter)
     ownership = Ownership(paths.state, "kvchat ask", lasts=False)
     key = None
-    if not settings.engine_url and (other := await asyncio.to_thread(ownership.claim)) and other.lasts:
+    if not settings.engine_url and (other := await _who_has_the_engine(ownership)) and other.lasts:
         if options.engine or not other.door:
             raise EngineElsewhere(other)
         remark(f"{other.name} has the engine, and answers.")
@@ -147,7 +151,17 @@ async def open_talk(options: AskOptions) -> Talk:
     except BaseException:
         await runtime.close()
         raise
-    return Talk(runtime, chat_id, printer, _sampling(options), attachments)
+    return Talk(runtime, chat_id, printer, _sampling(options), attachments, keeps=key is None)
+
+
+async def _who_has_the_engine(ownership: Ownership) -> Owner | None:
+    """Which other process, if one does; with its door, which one that has only begun has not opened yet."""
+    for _ in range(DOOR_WAIT_S * 10):
+        other = await asyncio.to_thread(ownership.claim)
+        if other is None or not other.lasts or other.door:
+            break
+        await asyncio.sleep(0.1)
+    return other
 
 
 async def _ask(options: AskOptions) -> int:
@@ -160,7 +174,7 @@ async def _ask(options: AskOptions) -> int:
         except KvchatError as failed:
             error = failed  # told when the engine has stopped
         await _kept(talk.runtime)
-        if (finding := talk.runtime.engine.current.finding) and not finding.strategy.saves:
+        if talk.keeps and (finding := talk.runtime.engine.current.finding) and not finding.strategy.saves:
             remark(finding.words)
     finally:
         await talk.close()

@@ -13,11 +13,13 @@ from kvchat.kvstore.store import SavePointStore
 from kvchat.session.finishing import Finishing
 from kvchat.session.host import ReadyEngine
 from kvchat.session.restore_cost import LEAST_GAIN, RestoreCost
-from kvchat.session.slots.scheduler import Rank, Scheduler
+from kvchat.session.slots.rank import Rank
+from kvchat.session.slots.scheduler import Scheduler
 from kvchat.session.slots.sharing import SharedContext, Steps
 from kvchat.session.slots.slot import Slot, SlotContents
 
 SOON_S = 0.5  # a free list takes milliseconds
+SETTLING_MOST_S = 10.0  # no program waits longer for another's settling
 R = TypeVar("R")
 
 
@@ -100,8 +102,17 @@ class Slots:
         return self._scheduler.alone(slot)
 
     def settling(self, slot: Slot, end: Callable[[], object]) -> contextlib.AbstractContextManager[None]:
-        """What the holder of the slot does from now on nobody waits for; `end` ends it early."""
-        return self._scheduler.settling(slot, end)
+        """What the holder of the slot does from now on nobody waits for; `end` ends it early.
+
+        Other programs wait for it up to a tenth of what reading it all again would take.
+        """
+        lost_ms = self.restore_cost.prefill_ms(len(slot.contents.tokens)) if slot.contents else 0.0
+        return self._scheduler.settling(slot, end, min(lost_ms / 10_000, SETTLING_MOST_S))
+
+    @property
+    def window_used(self) -> bool:
+        """Whether somebody sits at the window, or did a moment ago."""
+        return self._scheduler.window_used
 
     def wanted_by(self, owner: str) -> contextlib.AbstractContextManager[None]:
         """Somebody waits for a slot, for this owner, or has it: meanwhile nothing is computed in spare time."""

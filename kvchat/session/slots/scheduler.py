@@ -9,33 +9,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
-from enum import IntEnum
 from typing import Any, TypeVar
 
 from kvchat.kvstore.savepoint import Tokens
+from kvchat.session.slots.rank import Rank
 from kvchat.session.slots.slot import Slot
 from kvchat.system.concurrency import Interruption
 
 R = TypeVar("R")
 
 SETTLING_PATIENCE_S = 1.0  # for so long one owner waits for another's settling: most take less, and are saved
-ABSORBING_PATIENCE_S = 10.0  # for so long what was saved lies in memory, if something else goes on and on
-
-
-class Rank(IntEnum):
-    """What nobody waits for, the most urgent first."""
-
-    SETTLE = 0  # an answer's slot is brought to the turn boundary and saved: else the answer is read again
-    GROW = 1  # the engine is started again with more room
-    TRY_OUT = 2  # memory that came with a chat is tried out: somebody looks at how that goes
-    PREPARE = 3  # what the user looks at and writes is restored and read
-    DOCUMENTS = 4  # documents that are kept for chats to begin on are read
-    TITLE = 5  # a chat is named
-    # Beside the slot, which they do not need:
-    ABSORB = 6  # what was saved is taken apart
-    WARM_UP = 7  # what may be restored next is read from a slow disk
+WINDOW_USED_S = 600.0  # so long after it was used last the window is still thought of
 
 
 # For an owner and a prompt, of the slots that are free and of those that will be soon: the one to take or to wait for.
@@ -49,6 +36,7 @@ class _Use:
     owner: str
     rank: Rank | None = None  # None: it is waited for
     end: Callable[[], object] = lambda: None  # ends what is done in spare time early
+    patience_s: float = SETTLING_PATIENCE_S  # that other programs have with its settling
     prompt: Tokens = ()
     window: bool = True  # whoever waits sits at the window
     beside: bool = False  # it computes nothing, and so may be done beside what is waited for
@@ -73,6 +61,7 @@ class Scheduler:
         self._waiting: list[_Use] = []  # for spare time
         self._using: list[_Use] = []  # a slot
         self._changing: list[tuple[_Use | None, asyncio.Future[None]]] = []  # the engine, the first now or soon
+        self._window_at = -WINDOW_USED_S  # when a slot was given to the window last (time.monotonic)
         self._moved = asyncio.Event()
 
     @property
@@ -105,7 +94,7 @@ class Scheduler:
         use = _Use(owner, prompt=prompt, window=window)
         self._asking.append(use)
         self._deal()
-        self._make_way(owner)
+        self._make_way(owner, window=window)
         try:
             yield await use.given
         finally:
@@ -148,7 +137,7 @@ class Scheduler:
         if me is not None and slot is not None:
             me.idle, slot.claim = True, 0
         for use in [use for use in self._using if use is not me and use.rank is not None]:
-            self._later(use) if use.rank is Rank.SETTLE else self._end(use)
+            self._later(use, window=True) if use.rank is Rank.SETTLE else self._end(use)
         self._deal()
         try:
             await entry[1]
@@ -160,13 +149,16 @@ class Scheduler:
             self._deal()
 
     @contextlib.contextmanager
-    def settling(self, slot: Slot, end: Callable[[], object]) -> Iterator[None]:
-        """What the holder of the slot does from now on nobody waits for; `end` ends it early."""
+    def settling(self, slot: Slot, end: Callable[[], object], patience_s: float) -> Iterator[None]:
+        """What the holder of the slot does from now on nobody waits for; `end` ends it early.
+
+        Not before so many seconds for another program that waits.
+        """
         me = next(use for use in self._using if use.slot is slot)
-        me.rank, me.end = Rank.SETTLE, end
+        me.rank, me.end, me.patience_s = Rank.SETTLE, end, max(patience_s, SETTLING_PATIENCE_S)
         try:
             if self._crowded or self._changing:
-                self._later(me)
+                self._later(me, window=bool(self._changing or self._wanting) or any(u.window for u in self._asking))
             self._deal()
             yield
         finally:
@@ -177,7 +169,7 @@ class Scheduler:
         while theirs := [use for use in self._using if use.owner in owners]:
             for use in theirs:
                 if use.rank is Rank.SETTLE:
-                    self._later(use)
+                    self._later(use, window=True)
                 elif use.rank is not None:
                     self._end(use)
             await self._moved.wait()
@@ -200,6 +192,12 @@ class Scheduler:
                 yield use.slot is not None and use.slot.talks
 
     @property
+    def window_used(self) -> bool:
+        """Whether somebody sits at the window, or did a moment ago."""
+        now = any(use.window for use in (*self._asking, *self._using))
+        return now or time.monotonic() - self._window_at < WINDOW_USED_S
+
+    @property
     def kept_from_the_window(self) -> bool:
         """Whether somebody there waits for the only slot."""
         return len(self._slots()) == 1 and any(use.window for use in self._asking)
@@ -219,7 +217,7 @@ class Scheduler:
         to_come = set(self._wanting) - {use.owner for use in there}
         return len(there) + len(to_come) > len(self._slots())
 
-    def _make_way(self, owner: str) -> None:
+    def _make_way(self, owner: str, *, window: bool = True) -> None:
         """Somebody is waited for, and needs a slot or all that the engine can do."""
         crowded = self._crowded or any(use.owner == owner for use in self._asking)
         for use in [use for use in self._using if use.rank is not None]:
@@ -227,16 +225,17 @@ class Scheduler:
                 if use.owner == owner:
                     self._end(use)
                 elif crowded:
-                    self._later(use)
+                    self._later(use, window=window)
             elif use.owner == owner and use.rank is Rank.PREPARE:
                 use.wanted = False
             elif crowded or not use.beside:
                 self._end(use)
 
-    def _later(self, use: _Use) -> None:
-        """End settling, which most often ends by itself before."""
+    @staticmethod
+    def _later(use: _Use, *, window: bool) -> None:
+        """End settling, which most often ends by itself before; `window`: whoever sits there waits for it."""
         use.wanted = False
-        asyncio.get_running_loop().call_later(SETTLING_PATIENCE_S, use.end)
+        asyncio.get_running_loop().call_later(SETTLING_PATIENCE_S if window else use.patience_s, use.end)
 
     @staticmethod
     def _end(use: _Use) -> None:
@@ -282,8 +281,8 @@ class Scheduler:
         free = [slot for slot in self._slots() if slot not in taken]
         soon = [slot for slot, rank in taken.items() if slot is not None and rank not in (None, Rank.SETTLE)]
         programs = sum(not other.window and other.rank is None for other in self._using)
-        if not use.window and programs and programs >= len(self._slots()) - 1:
-            return False  # one is always left to the window, where there are several
+        if not use.window and programs and programs >= len(self._slots()) - self.window_used:
+            return False  # one is left to the window, where there are several and it is used
         if use.window and any(other.owner == use.owner for other in self._using):
             return False  # its own, a moment later: its state is there
         slot = self._choose(use.owner, use.prompt, free, soon)
@@ -292,5 +291,6 @@ class Scheduler:
         waiting.remove(use)
         self._using.append(use)
         slot.taken(window=use.window)
+        self._window_at = time.monotonic() if use.window else self._window_at
         use.given.set_result(slot)
         return True

@@ -14,7 +14,7 @@ import pytest
 from kvchat.kvstore.store import SavePointStore
 from kvchat.session.slots import scheduler
 from kvchat.session.slots.pool import Slots
-from kvchat.session.slots.scheduler import Rank
+from kvchat.session.slots.rank import Rank
 from kvchat.session.slots.slot import Slot, SlotContents
 
 
@@ -214,9 +214,42 @@ async def test_where_states_cannot_be_cut_only_what_is_extended_serves() -> None
         assert slot is slots.all[1]
 
 
+async def test_programs_have_every_slot_where_nobody_is_at_the_window() -> None:
+    slots = pool(2)
+    async with asyncio.timeout(5), slots.needed("one", window=False), slots.needed("two", window=False):
+        assert not slots.window_used
+
+
+async def test_other_programs_wait_longer_for_settling_than_the_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What they would take away takes long to be read again."""
+    slots, ended = pool(1), asyncio.Event()
+    slots.restore_cost.learn_prefill(100, 100_000.0)
+    monkeypatch.setattr(scheduler, "SETTLING_PATIENCE_S", 0.0)
+
+    async def settles() -> None:
+        async with slots.needed("a", window=False) as slot:
+            hold(slots, a=tuple(range(100)))
+            with slots.settling(slot, ended.set):
+                await ended.wait()
+
+    async def wants(window: bool) -> None:
+        async with slots.needed("b", window=window):
+            pass
+
+    task = asyncio.create_task(settles())
+    await steps()
+    program = asyncio.create_task(wants(False))
+    await asyncio.sleep(0.05)
+    assert not ended.is_set()
+    async with asyncio.timeout(5):
+        await asyncio.gather(task, program, wants(True))
+
+
 async def test_the_window_goes_first_and_has_a_slot_of_several() -> None:
     slots, order = pool(2), list[str]()
     go = asyncio.Event()
+    async with slots.needed("chat"):
+        pass
 
     async def program(name: str) -> None:
         async with slots.needed("program", window=False):
