@@ -88,6 +88,7 @@ def linked(name: str, kind: bytes = tarfile.SYMTYPE) -> Callable[[tarfile.TarInf
         (tarred({"a": random.Random(0).randbytes(100_000)})[:50_000], "damaged"),
         (b"", "damaged"),
     ],
+    ids=lambda one: one if isinstance(one, str) else "archive",  # which says when it was made
 )
 def test_what_would_lead_outside_or_is_no_archive_is_refused(tmp_path: Path, content: bytes, words: str) -> None:
     into = tmp_path / "in" / "into"
