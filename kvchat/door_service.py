@@ -61,6 +61,7 @@ class DoorService:
     url: str | None = None  # where other programs find it; None while it is shut to them
     _gateway: Gateway | None = None
     _follows: bool = False  # the settings, from the first time on
+    _closed: bool = False  # for good
     _changing: asyncio.Lock = field(default_factory=asyncio.Lock)
     _background: Background = field(default_factory=Background)
     _saving: asyncio.TimerHandle | None = None  # of the totals, before long
@@ -141,6 +142,8 @@ class DoorService:
         """Open or shut it as the settings say; what goes wrong is told. kvchat's own commands can always come in."""
         self._follows = True
         async with self._changing:
+            if self._closed:
+                return
             settings = self.settings()
             self.url = None
             if settings.door:
@@ -175,7 +178,8 @@ class DoorService:
         return contextlib.nullcontext() if self._gateway is None else self._gateway.answering.stopped()
 
     async def close(self) -> None:
-        """Shut it, to kvchat's own commands too."""
+        """Shut it for good, to kvchat's own commands too."""
+        self._closed = True
         async with self._changing:
             self.url = None
             if self._gateway is not None:

@@ -27,6 +27,7 @@ from kvchat.kvstore.savepoint import Fingerprint, Miss, RestorePlan, SavePoint, 
 from kvchat.runtime import Runtime
 from kvchat.session.host import EARLY_TOKENS
 from kvchat.settings import Settings
+from kvchat.system.ownership import Ownership
 from kvchat.system.paths import Paths
 from tests.e2e.home import notes
 from tests.soak.moments import Fate, Fulfilment, say
@@ -256,9 +257,9 @@ def main(home: Path, seed: int, fate: Fate | None) -> int:
     open_runtime, begin = app.open_runtime, Runtime.begin
     lives: list[asyncio.Task[None]] = []
 
-    async def opened(paths: Paths, settings: Settings) -> Runtime:
+    async def opened(paths: Paths, settings: Settings, ownership: Ownership) -> Runtime:
         say(opening=True)
-        return await open_runtime(paths, settings)
+        return await open_runtime(paths, settings, ownership)
 
     async def begun(runtime: Runtime) -> None:
         await begin(runtime)

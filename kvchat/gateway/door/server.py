@@ -117,7 +117,13 @@ async def listen(app: ASGIApp, host: str, port: int) -> Listening:
     server = _Server(config)
     task = asyncio.create_task(server.serve([sock]), name="the door")
     listens = asyncio.ensure_future(server.listens.wait())
-    await asyncio.wait({task, listens}, return_when=asyncio.FIRST_COMPLETED)
+    try:
+        await asyncio.wait({task, listens}, return_when=asyncio.FIRST_COMPLETED)
+    except BaseException:
+        task.cancel()
+        await asyncio.wait({task})
+        sock.close()
+        raise
     if task.done():
         listens.cancel()
         await task
