@@ -173,9 +173,7 @@ def test_sigterm_stops_the_engine_and_ends(terminal: Callable[..., Terminal], fa
     talk.until("> ")
     talk.process.send_signal(signal.SIGTERM)
     with contextlib.suppress(OSError):  # it has ended
-        talk.types(
-            "\n"
-        )  # readline may have been between its prompt and its waiting: then it hears it with the next key
+        talk.types("\n")  # heard now, where readline was between its prompt and its waiting
     assert talk.ends() == 143, talk.said
     assert engines_alive(fake_engine) == []
 
