@@ -127,7 +127,7 @@ class StoreMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if hasattr(self, "bench"):
             self.bench.store.close()
-            shutil.rmtree(self.folder)
+            shutil.rmtree(self.folder, ignore_errors=True)  # what is made ready in the background may still come
 
 
 TestStore = StoreMachine.TestCase

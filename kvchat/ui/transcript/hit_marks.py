@@ -24,7 +24,7 @@ class HitMarks(QObject):
         self._page, self._look = page, look
         self._terms: tuple[Term, ...] = ()
         self._current: tuple[QTextEdit, int] | None = None  # where the reader was led: the text, and the position in it
-        look.changed.connect(lambda: self.show_terms(self._terms))
+        look.changed.connect(self._show_again)  # no lambda, which would outlive the page
 
     @property
     def are_shown(self) -> bool:
@@ -72,6 +72,9 @@ class HitMarks(QObject):
         if before is not None and isValid(before[0]):
             self._mark(before[0])
         self._mark(text)
+
+    def _show_again(self) -> None:
+        self.show_terms(self._terms)
 
     def _cursors(self, text: QTextEdit) -> list[QTextCursor]:
         words = text.toPlainText()
