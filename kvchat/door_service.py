@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 from kvchat.engine_host.model import AnsweringModel
 from kvchat.engine_host.switching import SwitchingHost
 from kvchat.errors import KvchatError
-from kvchat.kvstore.savepoint import PROGRAM
+from kvchat.gateway.door.keys import EVERYBODY, DoorKeys, Keys
+from kvchat.kvstore.savepoint import kept_for
 from kvchat.library.model_library import ModelLibrary
 from kvchat.session.slots.pool import Slots
 from kvchat.settings import Settings, SettingsNotSaved, differ
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from kvchat.gateway.totals import Totals
 
 DOOR_SETTINGS = ("door", "door_host", "door_port", "door_origins")
-EVERYBODY = ""  # whose key it is that is no program's
 OURS = "kvchat"  # kvchat's own commands, as a program
 ANY_PORT = 0
 SAVED_AFTER_S = 5.0  # requests that come at once are written down together
@@ -120,7 +120,7 @@ class DoorService:
 
     async def keys(self) -> dict[str, str]:
         """The user's keys by program."""
-        return await self._keys()
+        return await asyncio.to_thread(DoorKeys(self.paths).load)
 
     async def make_key(self, program: str = EVERYBODY) -> None:
         """A new key, in force at once. Raises SettingsNotSaved."""
@@ -136,7 +136,7 @@ class DoorService:
         if self._gateway is not None:
             self._gateway.forget(program)
         await self._save()
-        await asyncio.to_thread(self.slots.store.delete_conversation, PROGRAM + program)
+        await asyncio.to_thread(self.slots.store.delete_conversation, kept_for(program))
 
     async def follow(self) -> None:
         """Open or shut it as the settings say; what goes wrong is told. kvchat's own commands can always come in."""
@@ -148,7 +148,7 @@ class DoorService:
             self.url = None
             if settings.door:
                 try:
-                    self.url = await self._open(settings.door_host, settings.door_port, await self._keys())
+                    self.url = await self._open(settings.door_host, settings.door_port, await self.keys())
                     return
                 except KvchatError as error:
                     self.notify(error.title, f"{error.detail} {error.advice}".strip())
@@ -165,7 +165,7 @@ class DoorService:
     async def open(self, host: str, port: int, keys: Mapping[str, str] | None = None) -> str:
         """Open it there, with the user's own keys unless some are given; its address. Raises KvchatError."""
         async with self._changing:
-            self.url = await self._open(host, port, keys if keys is not None else await self._keys())
+            self.url = await self._open(host, port, keys if keys is not None else await self.keys())
             return self.url
 
     async def idle(self) -> None:
@@ -209,7 +209,6 @@ class DoorService:
         """`keys`: None lets in kvchat's own commands alone; empty ones let in everybody."""
         await asyncio.to_thread(importlib.import_module, "kvchat.gateway.gateway")  # takes a tenth of a second
         from kvchat.gateway.door.checks import origins_in
-        from kvchat.gateway.door.keys import Keys
         from kvchat.gateway.gateway import Door
 
         ours = secrets.token_urlsafe(32)
@@ -219,19 +218,12 @@ class DoorService:
         return url
 
     async def _change_keys(self, what: str, program: str) -> None:
-        from kvchat.gateway.door.keys import DoorKeys
-
         try:
             await asyncio.to_thread(getattr(DoorKeys(self.paths), what), program)
         except OSError as error:
             raise SettingsNotSaved(self.paths.config, error) from error
         if self._follows:
             await self.follow()
-
-    async def _keys(self) -> dict[str, str]:
-        from kvchat.gateway.door.keys import DoorKeys
-
-        return await asyncio.to_thread(DoorKeys(self.paths).load)
 
     def _in_use(self) -> Model | None:
         from kvchat.gateway.models import Model

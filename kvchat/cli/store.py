@@ -16,12 +16,12 @@ from kvchat.cli.terminal import columns, show_progress
 from kvchat.errors import KvchatError
 from kvchat.kvstore.block_store import BlockStore
 from kvchat.kvstore.savepoint import (
-    PROGRAM,
     ConversationUsage,
     PrunedConversation,
     PrunePlan,
     StoreUsage,
     VerifyReport,
+    kept_for,
     program_of,
 )
 from kvchat.settings import load_settings
@@ -102,7 +102,7 @@ def _forget(store: BlockStore, options: StoreOptions) -> int:
     if options.program not in filter(None, programs):
         there = ", ".join(sorted(filter(None, programs))) or "There are none"
         raise KvchatError(f"Nothing is kept for a program called “{options.program}”", f"{there}.", "")
-    freed = store.delete_conversation(PROGRAM + options.program)
+    freed = store.delete_conversation(kept_for(options.program))
     print(
         json.dumps({"program": options.program, "bytes_freed": freed}) if options.as_json else f"Freed {size(freed)}."
     )

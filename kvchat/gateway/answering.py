@@ -21,7 +21,7 @@ from kvchat.gateway.outlet import TooSlow
 from kvchat.gateway.passing import TAIL, CrowdedOut, GaveWay, Passing
 from kvchat.gateway.requests import Passage, Passages, Stage
 from kvchat.gateway.work import Work
-from kvchat.kvstore.savepoint import PROGRAM, Tokens, common_prefix
+from kvchat.kvstore.savepoint import Tokens, common_prefix, kept_for
 from kvchat.session.events import SessionEvent
 from kvchat.session.host import EngineHost, ReadyEngine
 from kvchat.session.lease import Lease
@@ -36,11 +36,6 @@ MORE_ROOM = 512  # tokens, at least, for one that was crowded out
 LEAST_KEPT = 64  # tokens; a shorter state is read sooner than it is looked for
 LIMITS = ("max_completion_tokens", "max_output_tokens", "max_tokens", "n_predict")  # what clients call it
 FindModel = Callable[[str], Awaitable[str | None]]  # the path of a model by a client's name for it; None: that in use
-
-
-def owner_of(program: str) -> str:
-    """Whose a program's states are, in slots and in the store."""
-    return PROGRAM + program
 
 
 @dataclass
@@ -129,7 +124,7 @@ class Answering:
             passage.slot, passage.queue_ms = slot.number, passage.queue_ms or passage.ms()
             if asked.several:
                 await held.enter_async_context(self.slots.alone(slot))
-            session = Session(self.slots, slot, self.host, owner_of(passage.program), partial(_hear, passage))
+            session = Session(self.slots, slot, self.host, kept_for(passage.program), partial(_hear, passage))
             try:
                 answered = await work.answering.run(self._answered(work, session, request, engine))
             except GaveWay:
@@ -191,7 +186,7 @@ class Answering:
             ours = other.passage.program == work.passage.program
             if other.outlet.ended and before and ours and common_prefix(before, ids) >= len(before) - TAIL:
                 return other.key
-        return f"{owner_of(work.passage.program)}#{work.passage.id}"
+        return f"{kept_for(work.passage.program)}#{work.passage.id}"
 
     async def _keep(self, work: Work, slot: Slot, lease: Lease, heard: Heard) -> None:
         """Settle where the next request will begin, and save."""

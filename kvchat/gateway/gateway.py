@@ -17,7 +17,7 @@ from kvchat.gateway.mending import Mending, no_rules
 from kvchat.gateway.metrics import Metrics
 from kvchat.gateway.models import Catalogue
 from kvchat.gateway.requests import Passages
-from kvchat.kvstore.savepoint import PROGRAM
+from kvchat.kvstore.savepoint import program_of
 from kvchat.session.host import EngineHost, ReadyEngine
 from kvchat.session.slots.pool import Slots
 
@@ -134,4 +134,4 @@ class Gateway:
 
 def _shown(owner: str) -> str:
     """Whose a slot is, as other programs may know it."""
-    return owner.removeprefix(PROGRAM) if owner.startswith(PROGRAM) else "kvchat"
+    return program_of(owner) or "kvchat"

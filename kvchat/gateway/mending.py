@@ -13,12 +13,12 @@ from kvchat.engine.speaking.errors import EngineRefused
 from kvchat.gateway.dialects.asked import Asked, Form
 from kvchat.gateway.dialects.prompts import Prompt as Rendered
 from kvchat.gateway.medicine import Medicine, Prompt, Treated
-from kvchat.gateway.medicine.partings import shared_text
 from kvchat.gateway.requests import Passage
 from kvchat.gateway.totals import Sum, Total
 from kvchat.gateway.work import Work
 from kvchat.kvstore.savepoint import Miss, StoreRefused, Tokens, common_prefix
 from kvchat.session.lease import Lease
+from kvchat.words.comparing import shared_text
 
 Rules = Callable[[str], Collection[str]]  # the names of those that are on for a program
 BEFORE, BEHIND, LEAST_FOUND = 64, 160, 40  # tokens around a parting that are asked for; characters that find it
@@ -106,9 +106,8 @@ def total_of(passage: Passage, ms: Callable[[int], float]) -> Total:
     prompt, cached = passage.prompt or 0, passage.cached or 0
     total = Total(1, prompt, cached, passage.saved_ms, time.time())
     parted = passage.broken
-    if parted is not None:
-        total.misses[parted.about] = Sum(1, prompt - cached, passage.read_ms)
-    elif passage.miss.startswith(LOST):
-        total.misses[passage.miss] = Sum(1, prompt - cached, passage.read_ms)
+    cause = parted.about if parted else passage.miss
+    if parted or cause.startswith(LOST):
+        total.misses[cause] = Sum(1, prompt - cached, passage.read_ms)
     total.mended |= {rule: Sum(1, tokens, ms(tokens)) for rule, tokens in passage.mended.items()}
     return total

@@ -61,31 +61,29 @@ class Outlet:
             self.whole(status, {"content-type": "application/json"} | dict(headers or {}), body)
         self.end()
 
-    async def deliver(self, receive: Receive, send: Send) -> bool:
-        """Send all of it; False if the client left before it was all taken."""
+    async def deliver(self, receive: Receive, send: Send) -> None:
+        """Send all of it, as long as the client is there."""
         sending = asyncio.ensure_future(self._send(send))
         leaving = asyncio.ensure_future(_left(receive))
         try:
             await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
-            return sending.done() and not sending.cancelled() and sending.exception() is None and sending.result()
         finally:
             for task in (sending, leaving):
                 task.cancel()
-            await asyncio.wait({sending, leaving})
+            await asyncio.gather(sending, leaving, return_exceptions=True)
 
-    async def _send(self, send: Send) -> bool:
+    async def _send(self, send: Send) -> None:
         first = True
         while (message := await self._arrived.get()) is not None:
             try:
                 async with asyncio.timeout(TAKEN_S):
                     await send(message)
-            except (OSError, TimeoutError):
-                return False
+            except (OSError, TimeoutError):  # it has left
+                return
             self._waiting -= len(message.get("body", b""))
             if first and message.get("body"):
                 first = False
                 self.sent()
-        return True
 
 
 async def _left(receive: Receive) -> None:

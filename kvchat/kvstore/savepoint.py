@@ -14,6 +14,11 @@ Tokens = tuple[int, ...]
 PROGRAM = "program/"  # begins what save points of other programs are kept under, instead of a conversation's id
 
 
+def kept_for(program: str) -> str:
+    """What a program's save points are kept under."""
+    return PROGRAM + program
+
+
 def program_of(conversation_id: str) -> str:
     """The name of the program whose save points are kept under that; empty where it is a conversation."""
     return conversation_id[len(PROGRAM) :] if conversation_id.startswith(PROGRAM) else ""

@@ -8,7 +8,7 @@ import pytest
 
 from tests.e2e.home import engine_path
 from tests.models import tiny_model
-from tests.soak import kills, person, turns
+from tests.soak import kills, person, programs, turns
 from tests.soak.__main__ import kinds
 
 pytestmark = pytest.mark.e2e
@@ -32,3 +32,9 @@ async def test_whatever_is_prepared_the_replies_are_those_of_a_cold_engine(
     heard = await person.run(tmp_path, shaped, program, count=60, seed=1, slots=slots)
     assert heard["draft read"]
     assert heard["restored"]
+
+
+async def test_other_programs_are_never_answered_for_each_other(tmp_path: Path) -> None:
+    happened = await programs.run(tmp_path, tiny_model("llama", heeds=True), engine_path("llama-server"), 30, seed=1)
+    assert happened["window"]
+    assert all(happened[path] for path in programs.DIALECTS)

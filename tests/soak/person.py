@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -192,6 +193,22 @@ async def replies_of(runtime: Runtime, chat: str) -> list[list[Message]]:
     return [runtime._database.path(one) for one in ids]
 
 
+@asynccontextmanager
+async def cold_engine(folder: Path, model: Path, engine: str | None, context: int) -> AsyncIterator[LlamaServerClient]:
+    """An engine that has read nothing before, and computes as those of the soaks do."""
+    kind = EngineLocation(EngineKind.LLAMA_SERVER, Path(engine)) if engine else EngineLocation(EngineKind.EMBEDDED)
+    slots = folder / "cold"
+    slots.mkdir()
+    supervisor = EngineSupervisor(policy=RestartPolicy(deaths=1))
+    await supervisor.start(kind, LaunchPlan(model, context, slots, kv_type_k="f32", kv_type_v="f32"))
+    try:
+        client = await supervisor.ready()
+        assert isinstance(client, LlamaServerClient)
+        yield client
+    finally:
+        await supervisor.close()
+
+
 async def compared(
     folder: Path, model: Path, engine: str | None, replies: list[list[Message]], *, ties: bool
 ) -> list[str]:
@@ -200,15 +217,8 @@ async def compared(
     `ties`: two tokens that are as good may change places. Two chats that are answered at once are computed in one
     batch, which rounds otherwise: of 38 replies two parted where the logarithms were 0.001 apart (b11434, llama).
     """
-    kind = EngineLocation(EngineKind.LLAMA_SERVER, Path(engine)) if engine else EngineLocation(EngineKind.EMBEDDED)
-    slots = folder / "cold"
-    slots.mkdir()
-    supervisor = EngineSupervisor(policy=RestartPolicy(deaths=1))
-    await supervisor.start(kind, LaunchPlan(model, CONTEXT, slots, kv_type_k="f32", kv_type_v="f32"))
     wrong = []
-    try:
-        client = await supervisor.ready()
-        assert isinstance(client, LlamaServerClient)
+    async with cold_engine(folder, model, engine, CONTEXT) as client:
         for path in replies:
             await client.erase_slot()
             said = await _said(client, prompt_messages(path[:-1]))
@@ -219,8 +229,6 @@ async def compared(
             if not ties or verdict(path[-1].content, await said_by(client, asked)) != TIE:
                 receipt = path[-1].receipt
                 wrong.append(f"{path[-1].content!r} instead of {said!r} ({receipt and receipt.source})")
-    finally:
-        await supervisor.close()
     return wrong
 
 

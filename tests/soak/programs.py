@@ -22,16 +22,13 @@ import httpx2
 import psutil
 
 from kvchat.chat.record.messages import MessageState
-from kvchat.engine.finding.discovery import EngineKind, EngineLocation
-from kvchat.engine.running.plan import LaunchPlan
-from kvchat.engine.running.supervisor import EngineSupervisor, RestartPolicy
-from kvchat.engine.speaking.client import LlamaServerClient
 from kvchat.engine.speaking.wire import Sampling
 from kvchat.gateway.dialects.asked import GENERATING, as_chat
 from kvchat.runtime import Runtime, open_runtime
 from kvchat.settings import Settings
 from kvchat.system.paths import resolve_paths
 from tests.e2e.home import notes
+from tests.soak.person import cold_engine
 from tests.soak.turns import Grew, Look, look
 
 CLIENTS, CONTEXT, TOKENS = 8, 8192, 8
@@ -67,6 +64,11 @@ class Soak:
     happened: Counter[str] = field(default_factory=Counter)
     longest_wait_s: float = 0.0  # of the window's chat
     over: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def all_heard(self) -> bool:
+        """Whether the window and every dialect have been answered."""
+        return all(self.happened[one] for one in ("window", *DIALECTS))
 
     async def client(self, number: int) -> None:
         """A program: some go on from the same beginning, and each speaks all dialects in turn."""
@@ -266,7 +268,10 @@ def _whole(answer: Body) -> str:
 async def run(
     folder: Path, model: Path, engine: str | None, seconds: int, seed: int, tell: Callable[[str], None] = print
 ) -> Counter[str]:
-    """For so long; what happened. Raises AssertionError where a reply is not a cold engine's, or something is left."""
+    """For so long, and until everybody has been answered; what happened.
+
+    Raises AssertionError where a reply is not a cold engine's, or something is left.
+    """
     settings = Settings(
         model_path=str(model), engine_path=engine, context_size=CONTEXT, free_floor_bytes=0, model_titles=False,
         kv_type="f32", slots=2,
@@ -280,7 +285,7 @@ async def run(
         doing = [soak.client(number) for number in range(CLIENTS)]
         tasks = [asyncio.create_task(one) for one in (*doing, soak.window(), soak.trouble(), soak.rude())]
         try:
-            while time.monotonic() < ends and not any(task.done() for task in tasks):
+            while (time.monotonic() < ends or not soak.all_heard) and not any(task.done() for task in tasks):
                 await asyncio.sleep(min(LOOK_S, max(0.1, ends - time.monotonic())))
                 looks.append(look(runtime, len(soak.said)))
                 tell(f"{looks[-1]}, {dict(soak.happened)}")
@@ -335,15 +340,8 @@ def _connections(url: str | None) -> list[Any]:
 
 async def _compared(folder: Path, model: Path, engine: str | None, said: list[Said]) -> list[str]:
     """What differs from what an engine says that has read nothing before."""
-    kind = EngineLocation(EngineKind.LLAMA_SERVER, Path(engine)) if engine else EngineLocation(EngineKind.EMBEDDED)
-    slots = folder / "cold"
-    slots.mkdir()
-    supervisor = EngineSupervisor(policy=RestartPolicy(deaths=1))
-    await supervisor.start(kind, LaunchPlan(model, CONTEXT, slots, kv_type_k="f32", kv_type_v="f32"))
     wrong = []
-    try:
-        client = await supervisor.ready()
-        assert isinstance(client, LlamaServerClient)
+    async with cold_engine(folder, model, engine, CONTEXT) as client:
         headers = {"authorization": f"Bearer {client.key}"}
         async with httpx2.AsyncClient(base_url=client.base_url, headers=headers, timeout=300, trust_env=False) as http:
             for one in said:
@@ -352,8 +350,6 @@ async def _compared(folder: Path, model: Path, engine: str | None, said: list[Sa
                 words = _whole(answer.json())
                 if words != one.words and (lead := await _lead(http, one)) > TIE:
                     wrong.append(f"{one.path}: {one.words!r} instead of {words!r}, by {lead}")
-    finally:
-        await supervisor.close()
     return wrong
 
 

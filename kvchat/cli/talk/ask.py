@@ -41,7 +41,7 @@ TOLD_OF_RECEIPT = (
     *("source", "miss_reason"),
 )
 SAID_AFTER_S = 1.0  # so long a save goes on without a word
-DOOR_WAIT_S = 30  # that a window or `kvchat serve` may take from having the engine to opening its door
+DOOR_WAIT_S = 10  # that a window or `kvchat serve` may take from having the engine to opening its door
 
 
 class NoSuchChat(KvchatError):

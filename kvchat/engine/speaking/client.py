@@ -17,7 +17,7 @@ import httpx2
 from kvchat.engine.speaking import bodies, wire
 from kvchat.engine.speaking.errors import EngineError, EngineRefused, NotOurEngine
 from kvchat.engine.speaking.exchange import Answer
-from kvchat.engine.speaking.tokenizing import PromptTokens, common
+from kvchat.engine.speaking.tokenizing import PromptTokens
 from kvchat.engine.speaking.transport import CONNECT_S, Transport
 from kvchat.engine.speaking.vision import FIRST_ID, PicturePrompts, cannot_show, without_pictures
 from kvchat.engine.speaking.wire import (
@@ -31,6 +31,7 @@ from kvchat.engine.speaking.wire import (
     SlotSave,
     Timings,
 )
+from kvchat.words.comparing import shared_text
 
 MORE = "more"  # what a message that grows goes on with, to see where its words end
 MANY = 32_768  # bytes of token ids; more are not read on the thread of the window
@@ -180,7 +181,7 @@ class LlamaServerClient:
         last = messages[-1]
         longer = [*messages[:-1], replace(last, content=f"{last.content} {MORE}")]
         whole, other = [await self._rendered(one) for one in (messages, longer)]
-        return await self._prompts.of(whole[: common(whole, other)], grows=True)
+        return await self._prompts.of(whole[: shared_text(whole, other)], grows=True)
 
     async def request_tokens(
         self, body: Mapping[str, Any], pictures: Sequence[Picture] = ()

@@ -12,6 +12,8 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 
+from kvchat.words.comparing import shared_text
+
 Ids = tuple[int, ...]
 Tokenize = Callable[[str, bool], Awaitable[Ids]]
 PIECE = 2000  # characters, at least, of a text that grows
@@ -66,7 +68,7 @@ class PromptTokens:
         """The ids by way of the prompt that shares most with it; None where none can be cut."""
         if not self._end or self._holds is False:
             return None
-        shared = [(common(known.text, text), known) for known in self._known]
+        shared = [(shared_text(known.text, text), known) for known in self._known]
         most, known = max(shared, key=lambda one: one[0], default=(0, None))
         cut = text.rfind(self._end, 0, most)
         if known is None or cut <= 0:
@@ -107,15 +109,3 @@ def _pieces(text: str) -> Iterator[str]:
         yield text[begin : cut.end()]
         begin = cut.end()
     yield text[begin:]
-
-
-def common(a: str, b: str) -> int:
-    """How many leading characters two texts share."""
-    least, most = 0, min(len(a), len(b))
-    while least < most:
-        middle = (least + most + 1) // 2
-        if a[least:middle] == b[least:middle]:
-            least = middle
-        else:
-            most = middle - 1
-    return least

@@ -8,8 +8,9 @@ from typing import NamedTuple
 
 from kvchat.gateway.medicine.body import NOTHING_KNOWN, Contents, Message
 from kvchat.gateway.medicine.clocks import CLOCK, has_date, masked
-from kvchat.gateway.medicine.partings import Parting, Prompt, shared_text
+from kvchat.gateway.medicine.partings import Parting, Prompt
 from kvchat.gateway.medicine.rules import BILLING_HEADER, HOLD_CLOCK, KEEP_REASONING, SORT_TOOLS
+from kvchat.words.comparing import shared_text
 from kvchat.words.wording import several
 
 _AROUND = 160  # characters of each text that are told

@@ -94,15 +94,3 @@ class Parting:
         if read is not None:
             words += f"; {read:,} tokens read again"
         return f"{words}, {brief(1000 * seconds)}" if read is not None and seconds else words
-
-
-def shared_text(one: str, other: str) -> int:
-    """How many leading characters two texts share."""
-    low, high = 0, min(len(one), len(other))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if one[low:middle] == other[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low

@@ -12,7 +12,7 @@ from PySide6.QtCore import QUrl, Signal
 from PySide6.QtGui import QDesktopServices
 from PySide6.QtWidgets import QLineEdit, QPlainTextEdit, QWidget
 
-from kvchat.door_service import EVERYBODY
+from kvchat.gateway.door.keys import EVERYBODY
 from kvchat.runtime import Runtime
 from kvchat.settings import Settings
 from kvchat.ui.base.building import button, column, label, line_edit, plain_text, row

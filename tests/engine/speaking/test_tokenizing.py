@@ -9,8 +9,9 @@ from kvchat.engine.finding.discovery import EngineLocation
 from kvchat.engine.running.plan import LaunchPlan
 from kvchat.engine.running.supervisor import EngineSupervisor
 from kvchat.engine.speaking.client import LlamaServerClient
-from kvchat.engine.speaking.tokenizing import PromptTokens, common
+from kvchat.engine.speaking.tokenizing import PromptTokens
 from kvchat.engine.speaking.wire import ChatMessage
+from kvchat.words.comparing import shared_text
 
 END, END_ID = "<|end|>", 7
 HISTORY = "".join(f"<|say|>{'word ' * 50}{number}{END}" for number in range(20))
@@ -81,7 +82,7 @@ async def test_without_an_end_token_all_of_it_is_asked_for(engine: Engine) -> No
     ("a", "b", "shared"), [("", "", 0), ("ab", "ab", 2), ("abc", "abd", 2), ("x", "y", 0), ("ab", "a", 1)]
 )
 def test_what_two_texts_share(a: str, b: str, shared: int) -> None:
-    assert common(a, b) == shared
+    assert shared_text(a, b) == shared
 
 
 @pytest.mark.engine

@@ -26,6 +26,9 @@ LONG = "\n\n".join(f"Paragraph {number} of many." for number in range(40))
 async def opened(home: Home, look: Look) -> AsyncIterator[Open]:
     paths = resolve_paths({"KVCHAT_HOME": str(home.folder)})
     async with begun(home.folder, load_settings(paths.settings_file), look) as window:
+        # Between set-up and test events are handled without a running loop: nothing may be in the middle of its start.
+        await window.runtime.engine.ready()
+        await window.until(lambda: window.runtime.door.gateway.url)
         yield window
 
 
