@@ -152,10 +152,12 @@ class DoorService:
                     return
                 except KvchatError as error:
                     self.notify(error.title, f"{error.detail} {error.advice}".strip())
-            try:
-                await self._open("127.0.0.1", ANY_PORT, None)
-            except KvchatError:  # then a command says that the engine is here
-                return
+            await self.let_commands_in()
+
+    async def let_commands_in(self) -> None:
+        """Open it to kvchat's own commands alone. Where that cannot be they say that the engine is here."""
+        with contextlib.suppress(KvchatError):
+            await self._open("127.0.0.1", ANY_PORT, None)
 
     async def changed(self, before: Settings, after: Settings) -> None:
         """Other settings are in force."""

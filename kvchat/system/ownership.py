@@ -52,6 +52,14 @@ class Ownership:
         self._tell(self._me)
         return None
 
+    def other(self) -> Owner | None:
+        """Which other process has it now. It is not claimed: who has it must not wait for one that waits for it."""
+        mine = self._lock.is_locked
+        other = self.claim()
+        if not mine:
+            self.release()
+        return other
+
     def tell_door(self, url: str, key: str) -> None:
         """Where the door is, while it is open; for nobody but this user."""
         self._me = Owner(self._me.name, self._me.pid, self._me.lasts, url, key)

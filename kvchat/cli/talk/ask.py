@@ -127,11 +127,14 @@ class Talk:
         await self.runtime.close()
 
 
-async def open_talk(options: AskOptions) -> Talk:
-    """The chat that was named, or a new one, with nothing asked in it yet. Raises KvchatError."""
+async def open_talk(options: AskOptions, *, lasts: bool = False) -> Talk:
+    """The chat that was named, or a new one, with nothing asked in it yet. Raises KvchatError.
+
+    `lasts`: it goes on for long, and others who ask meanwhile are let in.
+    """
     paths = resolve_paths()
     settings = await chosen_settings(paths, options.model, options.engine, starter=options.starter)
-    ownership = Ownership(paths.state, "kvchat ask", lasts=False)
+    ownership = Ownership(paths.state, "kvchat ask", lasts=lasts)
     key = None
     if not settings.engine_url and (other := await _who_has_the_engine(ownership)) and other.lasts:
         if options.engine or not other.door:
@@ -148,6 +151,8 @@ async def open_talk(options: AskOptions) -> Talk:
         chat_id = await _conversation(runtime, options)
         if options.model is not None:
             await runtime.chat.use_model(chat_id, str(options.model.absolute()))
+        if lasts and key is None:
+            await runtime.door.let_commands_in()
     except BaseException:
         await runtime.close()
         raise
@@ -157,7 +162,7 @@ async def open_talk(options: AskOptions) -> Talk:
 async def _who_has_the_engine(ownership: Ownership) -> Owner | None:
     """Which other process, if one does; with its door, which one that has only begun has not opened yet."""
     for _ in range(DOOR_WAIT_S * 10):
-        other = await asyncio.to_thread(ownership.claim)
+        other = await asyncio.to_thread(ownership.other)
         if other is None or not other.lasts or other.door:
             break
         await asyncio.sleep(0.1)

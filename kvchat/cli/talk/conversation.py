@@ -34,7 +34,7 @@ def run(options: AskOptions) -> int:
         import readline  # noqa: F401  # input() edits lines with it
     loop = _Loop()
     try:
-        talk = loop.wait(open_talk(options))
+        talk = loop.wait(open_talk(options, lasts=True))
     except KeyboardInterrupt as ended:
         return ended.code if isinstance(ended, Ended) else INTERRUPTED
     talk.printer.tells_saves = False

@@ -106,6 +106,20 @@ def test_of_many_at_once_each_is_asked_with_all_that_was_said_before(home: Home,
             assert prompts(fake_engine)[question] == [content.strip() for _, content in branch[:at]]
 
 
+def test_who_waits_for_a_chat_keeps_the_engine_from_nobody(home: Home, fake_engine: FakeEngine) -> None:
+    """Else two would wait for each other: one has the chat and no engine, one the engine and no chat."""
+    Asking(home, "--new", "Zero").ends()
+    locks = ChatLocks(home.folder / "data" / "answering")
+    with closing(Database(home.folder / "data" / "conversations.db")) as database:
+        (chat,) = database.conversations()
+    assert locks.acquire(chat.id)
+    waiting = Asking(home, "One")
+    waiting.says(WAITING)
+    assert Asking(home, "--new", "Elsewhere").ends().strip() == "You said: Elsewhere"
+    locks.release(chat.id)
+    assert waiting.ends().strip() == "You said: One"
+
+
 def test_the_lock_dies_with_its_process_and_leaves_no_file(tmp_path: Path) -> None:
     locks = ChatLocks(tmp_path)
     with subprocess.Popen(

@@ -132,9 +132,17 @@ def test_questions_one_after_the_other_and_ctrl_d(
     talk.types("And nou\x7fw?\n")  # edited
     talk.until("A second one.")
     assert "still loaded" in talk.until("> "), "it is warm between"
+    beside = terminal("ask", "--new", "Somebody else")
+    beside.until("kvchat ask has the engine, and answers.")
+    beside.until("A second one.")
+    assert beside.ends() == 0, beside.said
     talk.types("\x04")
     assert talk.ends() == 0, talk.said
-    assert [one["content"] for one in home.messages() if one["role"] == "user"] == ["Hello", "And now?"]
+    assert [one["content"] for one in home.messages() if one["role"] == "user"] == [
+        "Hello",
+        "And now?",
+        "Somebody else",
+    ]
     assert len(fake_engine.launches()) == 1
     assert engines_alive(fake_engine) == []
     assert "Traceback" not in talk.said
