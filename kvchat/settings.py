@@ -111,11 +111,15 @@ def load_settings(path: Path) -> Settings:
 
 
 def save_settings(path: Path, settings: Settings) -> None:
-    """Write the settings; a crash leaves the old file. Raises SettingsNotSaved."""
+    """Write the settings, and what a newer kvchat wrote there; a crash leaves the old file. Raises SettingsNotSaved."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        raw = None
+        with contextlib.suppress(OSError, ValueError):
+            raw = read_json(path, _MOST_FILE)
+        newer = {name: value for name, value in raw.items() if name not in _RULES} if isinstance(raw, dict) else {}
         with whole_file(path) as new:
-            new.write_text(json.dumps(dataclasses.asdict(settings), indent=2), "utf-8")
+            new.write_text(json.dumps(newer | dataclasses.asdict(settings), indent=2), "utf-8")
     except OSError as error:
         raise SettingsNotSaved(path, error) from error
 

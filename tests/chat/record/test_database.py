@@ -6,7 +6,6 @@ import dataclasses
 import gc
 import os
 import signal
-import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -23,7 +22,6 @@ from kvchat.chat.record.drafts import Drafts
 from kvchat.chat.record.messages import Attachment, Conversation, Message, MessageState, Receipt, Role
 from kvchat.session.proof import Source
 from kvchat.system.concurrency import Worker
-from kvchat.system.migrations import DatabaseTooNew
 from tests.chat.library import fill_chat
 from tests.kvstore.true_files import Bench
 
@@ -204,17 +202,6 @@ def test_a_system_prompt_is_shared_once_another_reply_came_first_after_it(databa
 def test_the_file_is_private(database: Database) -> None:
     assert database.file.stat().st_mode & 0o777 == 0o600
     assert database.file.parent.stat().st_mode & 0o777 == 0o700
-
-
-def test_a_newer_database_is_refused_and_left_alone(tmp_path: Path) -> None:
-    path = tmp_path / "conversations.db"
-    Database(path).close()
-    connection = sqlite3.connect(path)
-    connection.execute("INSERT INTO migrations VALUES (999, 0)")
-    connection.commit()
-    connection.close()
-    with pytest.raises(DatabaseTooNew, match="newer kvchat"):
-        Database(path)
 
 
 def test_a_migration_is_atomic_and_backed_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,90 @@
+"""Databases as each earlier kvchat left them, one file for every numbered migration: they must open for ever.
+
+`python -m tests.formats` makes the file that a new migration lacks; those that are there are never made again.
+"""
+
+from __future__ import annotations
+
+import gzip
+import sqlite3
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+
+from kvchat.chat.record.migrations import MIGRATIONS as CHATS
+from kvchat.kvstore.index.schema import MIGRATIONS as INDEX
+from kvchat.system.migrations import Step, migrate
+
+FOLDER = Path(__file__).parent
+RECEIPT = (
+    '{"ttft_ms": 310.0, "restore_ms": 21.0, "prefill_ms": 2000.0, "first_token_ms": 9.0, "prompt_tokens": 1000,'
+    ' "cached_tokens": 0, "predicted_tokens": 7, "tokens_per_second": 41.0, "source": "cold", "miss_reason": "",'
+    ' "model": "m"}'
+)
+# What somebody wrote with each format: rows that the formats before had no place for.
+CHAT_ROWS = {
+    1: f"""
+        INSERT INTO conversations VALUES ('c', 'Herons', 1, 1.0, 2.0, 'r');
+        INSERT INTO messages VALUES ('s', 'c', NULL, 'system', 'Be kind.', '', 'complete', 1.0, NULL, NULL);
+        INSERT INTO messages VALUES
+            ('q', 'c', 's', 'user', 'Where do herons sleep? 🜁', '', 'complete', 1.1, NULL, NULL);
+        INSERT INTO messages VALUES ('r', 'c', 'q', 'assistant', 'In trees.', 'hm', 'complete', 1.2, '{RECEIPT}', NULL);
+        INSERT INTO messages VALUES ('b', 'c', 'q', 'assistant', 'On one leg.', '', 'interrupted', 1.3, NULL, NULL)
+    """,
+    3: "INSERT INTO restore_findings VALUES ('{}', 'b6451', 'any', 1, '', 0, 1.0)",
+    4: "UPDATE conversations SET model = '/models/m.gguf'",
+    5: "INSERT INTO presets VALUES ('p', 'Brief', 'Be brief.', NULL, '', 0)",
+    6: "UPDATE conversations SET folder = 'Birds', on_top = 1",
+    8: "INSERT INTO attachments VALUES ('q', 0, 'a.txt', 7, 'h', 'A lake.')",
+    9: "INSERT INTO drafts VALUES ('c', 'And storks')",
+    11: "INSERT INTO attachments VALUES ('q', 1, 'a.png', 3, 'i', '', x'89504e')",
+    13: "INSERT INTO draft_attachments VALUES ('c', 0, 'b.txt', 7, 'j', 'A pond.', x'')",
+    14: "INSERT INTO deleted VALUES ('gone', 'c')",
+    15: "INSERT INTO removed VALUES ('away', 'c', 2.0, 'r', 'Herons', '{\"messages\": [], \"attachments\": []}')",
+    18: "INSERT INTO prepared (id, name, paths, sources, texts, created_at)"
+    " VALUES ('d', 'docs', '[]', '[]', '[]', 1.0)",
+    19: "INSERT INTO disk_by_day VALUES ('2026-11-22', 7, 20)",
+}
+# Two turns that share rows, and one file of unknown layout.
+INDEX_ROWS = {
+    1: """
+        INSERT INTO fingerprints VALUES (1, '{}');
+        INSERT INTO conversations (id, name) VALUES (1, 'thesis'), (2, 'letter');
+        INSERT INTO save_points
+            (id, conversation_id, fingerprint_id, node_id, n_tokens, file_size, prefill_ms, created_at, last_used_at)
+            VALUES (1, 1, 1, 1, 9, 5100, 0, 0, 0), (2, 2, 1, 1, 9, 5100, 0, 0, 0), (3, 2, 1, 1, 9, 70, 0, 0, 0);
+        INSERT INTO blocks VALUES (1, x'01', 5000, 0), (2, x'02', 100, 1), (3, x'03', 90, 1), (4, x'04', 70, 1);
+        INSERT INTO block_uses VALUES (1, 0, 1, 0, 0, 1, 0, 0), (1, 1, 2, -1, 0, 1, 0, 0), (2, 0, 1, 0, 0, 1, 0, 0),
+            (2, 1, 3, -1, 0, 1, 0, 0), (3, 0, 4, -1, 0, 1, 0, 0)
+    """,
+}
+
+
+def earlier(kind: str, number: int, target: Path) -> Path:
+    """The file of that format, "chats" or "index", unpacked to `target`."""
+    target.write_bytes(gzip.decompress((FOLDER / f"{kind}-{number:02}.db.gz").read_bytes()))
+    return target
+
+
+def _make(kind: str, steps: Sequence[Step], rows: Mapping[int, str]) -> None:
+    for number in range(1, len(steps) + 1):
+        packed = FOLDER / f"{kind}-{number:02}.db.gz"
+        if packed.exists():
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "made.db"
+            with closing(sqlite3.connect(file, isolation_level=None)) as db:
+                for step in range(1, number + 1):
+                    migrate(db, file, steps[:step], "", keep_copy=False)
+                    db.executescript(rows.get(step, ""))
+                db.execute("VACUUM")
+            packed.write_bytes(gzip.compress(file.read_bytes(), mtime=0))
+        sys.stdout.write(f"made {packed.name}\n")
+
+
+def make_missing() -> None:
+    """Make the files that are not there yet."""
+    _make("chats", CHATS, CHAT_ROWS)
+    _make("index", INDEX, INDEX_ROWS)

@@ -1,0 +1,3 @@
+from tests.formats import make_missing
+
+make_missing()

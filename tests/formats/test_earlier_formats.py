@@ -1,0 +1,110 @@
+"""What earlier versions left opens, with all that is in it; what a newer one left is refused and left alone."""
+
+from __future__ import annotations
+
+import json
+import re
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from kvchat.chat.record.database import Database
+from kvchat.chat.record.migrations import MIGRATIONS as CHATS
+from kvchat.kvstore.index import usage
+from kvchat.kvstore.index.index import Index
+from kvchat.kvstore.index.schema import MIGRATIONS as INDEX
+from kvchat.settings import NAMES, Settings, load_settings, save_settings
+from kvchat.system.migrations import DatabaseTooNew, version
+from tests.formats import FOLDER, earlier
+
+
+def open_chats(path: Path) -> Database:
+    return Database(path)
+
+
+def open_index(path: Path) -> Index:
+    return Index(path, lambda damaged: None)
+
+
+def schema(path: Path) -> list[tuple[str, str]]:
+    with closing(sqlite3.connect(path)) as db:
+        rows = db.execute("SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY name").fetchall()
+    return [(name, re.sub(r"\s+", " ", re.sub("--.*", "", sql))) for name, sql in rows]
+
+
+@pytest.mark.parametrize("number", range(1, len(CHATS) + 1))
+def test_chats_of_each_format_open_and_what_was_there_is_kept_beside(number: int, tmp_path: Path) -> None:
+    path, new = earlier("chats", number, tmp_path / "chats.db"), tmp_path / "new.db"
+    chats = open_chats(path)
+    try:
+        assert [(c.id, c.title, c.title_by_user) for c in chats.conversations()] == [("c", "Herons", True)]
+        assert [m.content for m in chats.branch("c")] == ["Be kind.", "Where do herons sleep? 🜁", "In trees."]
+        assert chats.branch("c")[-1].receipt is not None
+        assert [a.name for a in chats.branch("c")[1].attachments] == ["a.txt", "a.png"][
+            : (number >= 8) + (number >= 11)
+        ]
+        assert len(chats.rows("SELECT * FROM searched")) == 4
+    finally:
+        chats.close()
+    open_chats(new).close()
+    assert schema(path) == schema(new), "a migration that was delivered is never changed"
+    copy = tmp_path / f"chats.db.before-{len(CHATS)}"
+    assert copy.exists() == (number < len(CHATS))
+    if copy.exists():
+        with closing(sqlite3.connect(copy)) as db:
+            assert version(db) == number
+            assert db.execute("SELECT content FROM messages WHERE id = 'r'").fetchall() == [("In trees.",)]
+
+
+@pytest.mark.parametrize("number", range(1, len(INDEX) + 1))
+def test_an_index_of_each_format_is_counted_when_it_is_opened(number: int, tmp_path: Path) -> None:
+    path, new = earlier("index", number, tmp_path / "index.db"), tmp_path / "new.db"
+    index = open_index(path)
+    with index.read() as db:
+        totals = usage.totals(db, "")
+        letter, thesis = usage.by_conversation(db)
+    index.close()
+    assert (totals.rows, totals.disk) == (5070, 8192 + 3 * 4096)
+    assert (thesis.conversation_id, thesis.exclusive_bytes, thesis.shared_bytes) == ("thesis", 4096, 8192)
+    assert (letter.conversation_id, letter.exclusive_bytes, letter.shared_bytes) == ("letter", 2 * 4096, 8192)
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["index.db"], "no copy of what may be lost anyway"
+    open_index(new).close()
+    assert schema(path) == schema(new), "a migration that was delivered is never changed"
+
+
+@pytest.mark.parametrize(("kind", "opens"), [("chats", open_chats), ("index", open_index)])
+def test_a_newer_one_is_refused_and_not_a_byte_is_changed(
+    kind: str, opens: Callable[[Path], object], tmp_path: Path
+) -> None:
+    path = earlier(kind, len(CHATS if kind == "chats" else INDEX), tmp_path / "made.db")
+    with closing(sqlite3.connect(path)) as db:
+        db.execute("PRAGMA journal_mode = WAL")
+        db.execute("INSERT INTO migrations VALUES (999, 0)")
+        db.commit()
+    before = path.read_bytes()
+    with pytest.raises(DatabaseTooNew, match="newer kvchat"):
+        opens(path)
+    assert path.read_bytes() == before
+    assert [file.name for file in tmp_path.iterdir()] == ["made.db"]
+
+
+def test_settings_of_each_version_are_read_whole() -> None:
+    for file in sorted(FOLDER.glob("settings-*.json")):
+        written = json.loads(file.read_text("utf-8"))
+        read = load_settings(file)
+        found = {name: list(value) if isinstance(value := getattr(read, name), tuple) else value for name in written}
+        assert found == written, file.name
+        untouched = {name for name in written if getattr(Settings(), name) == getattr(read, name)}
+        assert not untouched, "what is the default shows nothing"
+
+
+def test_what_a_newer_version_set_is_still_there_when_this_one_has_written(tmp_path: Path) -> None:
+    path = tmp_path / "settings.json"
+    path.write_text('{"theme": "dark", "of_tomorrow": [1]}', "utf-8")
+    save_settings(path, Settings(theme="light"))
+    written = json.loads(path.read_text("utf-8"))
+    assert (written["theme"], written["of_tomorrow"]) == ("light", [1])
+    assert set(written) == {*NAMES, "of_tomorrow"}
