@@ -259,9 +259,9 @@ def _is_little(found: int, prompt: int) -> bool:
 def _receipt(passage: Passage) -> dict[str, object]:
     """What is proved at the end, by the names of the headers."""
     told = {
-        "source": passage.source,
+        "source": passage.source or None,
         "found": passage.found,
-        "restore-ms": round(passage.restore_ms),
+        "restore-ms": None if passage.found is None else round(passage.restore_ms),
         "miss": passage.why or None,
         "cached": passage.cached,
         "prompt": passage.prompt,

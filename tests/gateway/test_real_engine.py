@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,11 +15,13 @@ import pytest
 
 from kvchat.engine.finding.discovery import EngineLocation
 from kvchat.engine.running.plan import LaunchPlan
+from kvchat.engine_host.setup import server_key
 from kvchat.gateway import passing
-from kvchat.gateway.dialects.asked import GENERATING, understood
+from kvchat.gateway.dialects.asked import GENERATING, READING, understood
 from kvchat.gateway.dialects.prompts import boundary_after, prompt_of
 from kvchat.gateway.passing import TAIL
 from kvchat.settings import Settings
+from kvchat.system.paths import resolve_paths
 from tests.engine.waiting import until
 from tests.gateway.corpus import GOING_ON, REQUESTS, SYSTEM, TEMPLATE
 from tests.gateway.doors import OpenDoor, door, receipt_in
@@ -171,3 +174,61 @@ async def test_where_the_next_request_goes_on_is_known_beforehand(
             boundary = await boundary_after(engine, asked, reply)
             assert len(prompt) < len(boundary) < len(after), where
             assert after[: len(boundary)] == boundary, where
+
+
+INPUTS = {"input": ["A river.", "A garden by it.", "Two rivers and a garden."], "model": "any"}
+RANKED = {"query": "rivers", "documents": ["A garden by it.", "Two rivers and a garden."]}
+VECTORS = ("--embeddings", "--pooling", "mean")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "has", "own"), [((), "", True), (VECTORS, "embeddings", True), (("--reranking",), "rank", False)]
+)
+async def test_embeddings_and_reranking_are_the_engines_own(
+    tmp_path: Path,
+    tiny_model: Callable[[str], Path],
+    real_llama_server: EngineLocation,
+    arguments: tuple[str, ...],
+    has: str,
+    own: bool,
+) -> None:
+    """Vectors, or that it has none, byte for byte; and what they have pushed out of slots, no chat believes in."""
+    path, model = real_llama_server.path, tiny_model("llama")
+    assert path is not None
+    chosen = replace(settings(tmp_path, model, real_llama_server), slots=2, door_any_model=True)
+    (tmp_path / "slots").mkdir()
+    with contextlib.ExitStack() as ends:
+        if own:
+            chosen = replace(chosen, engine_arguments=" ".join(arguments))
+        else:
+            theirs = UsersServer(path, LaunchPlan(model, 8192, tmp_path / "slots", slots=2, extra=arguments))
+            ends.callback(theirs.end)
+            chosen = replace(chosen, engine_url=theirs.address.url)
+            server_key(resolve_paths({"KVCHAT_HOME": str(tmp_path / "home")})).save(KEY)
+        async with door(tmp_path / "home", chosen) as at:
+            first = (await at.chat(SYSTEM)).json()["choices"][0]["message"]["content"]
+            await at.settled()
+            engine = (await at.runtime.engine.ready()).engine
+            headers, asked = {"authorization": f"Bearer {engine.key}"}, {}
+            async with httpx2.AsyncClient(base_url=engine.base_url, headers=headers, trust_env=False) as direct:
+                for where in READING:
+                    if has == "rank" and has not in where:
+                        continue  # it answers with whatever is in its memory
+                    body = RANKED if "rank" in where else INPUTS
+                    answers = [await one.post(where, json=body) for one in (at.client, direct)]
+                    assert [one.status_code for one in answers] == [200 if has and has in where else 501] * 2
+                    assert answers[0].content == answers[1].content
+                    assert not [name for name in answers[0].headers if name.startswith("x-kvchat")]
+                    asked[where] = answers[0].content
+            assert at.last.as_json()["source"] == ""
+            at.runtime.chat.slots.forget()  # those that came by no door
+            before = [await at.chat(words, first, "And then?") for words in (SYSTEM, SYSTEM[::-1])]
+            await at.settled()
+            for where, body in asked.items():
+                again = await at.client.post(where, json=RANKED if "rank" in where else INPUTS)
+                assert again.content == body
+            for words, reply in zip((SYSTEM, SYSTEM[::-1]), before, strict=True):
+                after = await at.chat(words, first, "And then?")
+                assert at.last.cached == min(at.last.found or 0, (at.last.prompt or 0) - 1), at.last
+                assert said(after.text, False) == said(reply.text, False)
+                await at.settled()

@@ -48,7 +48,7 @@ _OWNED = {
     " --cache-reuse --context-shift --cache-idle-slots --sleep-idle-seconds",
     _MODEL: "-m --model -mu --model-url -hf -hfr --hf-repo -hff --hf-file -hft --hf-token -dr --docker-repo"
     " --models-dir --models-preset --models-max --models-autoload",
-    _FOREIGN: "--embedding --embeddings --rerank --reranking --ui --webui --ui-config --ui-config-file --ui-mcp-proxy"
+    _FOREIGN: "--ui --webui --ui-config --ui-config-file --ui-mcp-proxy"
     " --tools --tools-runtime --mcp-servers-config --mcp-servers-json -ag --agent --jinja --media-path",
     _WATCHES: "--metrics --slots --props --log-disable --log-file",
     _ENDS: "-h --help --usage --version --list-devices -cl --cache-list --completion-bash",

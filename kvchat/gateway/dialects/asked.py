@@ -83,11 +83,11 @@ class Asked:
 
     @property
     def several(self) -> bool:
-        """Whether more than one answer is wanted: each takes a slot."""
+        """Whether several answers are wanted, which take a slot each, or vectors, which take those they like."""
         counts = (self.body.get(name) for name in ("n", "n_cmpl"))
         prompt = self.body.get("prompt")
         prompts = len(prompt) if self.form is Form.COMPLETION and isinstance(prompt, list) and _texts(prompt) else 1
-        return prompts > 1 or any(isinstance(count, int) and count > 1 for count in counts)
+        return self.form is Form.PLAIN or prompts > 1 or any(isinstance(count, int) and count > 1 for count in counts)
 
     def for_slot(self, slot: int) -> bytes:
         """The body as it came, pinned to a slot. The client's own wish for one, if any, is the engine's no more."""
