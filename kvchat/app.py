@@ -128,8 +128,10 @@ class _Application:
             with contextlib.suppress(NotImplementedError):  # Windows
                 loop.add_signal_handler(number, self._told_to_end)
         self._tray.show()
-        if not (hidden and self._tray.icon.isVisible() and self._tray.icon.isSystemTrayAvailable()):
+        if not hidden:
             self._window.show()
+        elif not (self._tray.icon.isVisible() and self._tray.icon.isSystemTrayAvailable()):
+            self._window.showMinimized()  # a tray may still come up; until then this is how one finds it
         await self._window.start()
         gc.freeze()  # else each whole pass of the collector goes through all of Qt's classes, and holds everything up
         await self._runtime.begin()

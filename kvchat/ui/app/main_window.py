@@ -46,6 +46,11 @@ from kvchat.ui.sidebar.sidebar import Sidebar
 from kvchat.ui.transcript.transcript import Transcript
 from kvchat.ui.widgets.engine_offer import EngineOffer
 
+_NO_TRAY = (
+    "Closing the window quits kvchat here, for this desktop shows no tray it could stay in. On GNOME the extension "
+    "“AppIndicator and KStatusNotifierItem Support” adds one."
+)
+
 
 class MainWindow(QMainWindow):
     """kvchat's window. Make it on a running qasync loop, then `await start()`; `await finish()` before it goes."""
@@ -140,12 +145,17 @@ class MainWindow(QMainWindow):
         self.place.remember()
         event.ignore()
         if not (self.keep_in_tray and QSystemTrayIcon.isSystemTrayAvailable()):
-            self.quitting.ask()
+            self.quitting.ask(_NO_TRAY if self.keep_in_tray and self._is_first("told_about_no_tray") else "")
             return
         self.hide()
-        if not self._memory.value("told_about_tray", False, type=bool):
-            self._memory.setValue("told_about_tray", True)
+        if self._is_first("told_about_tray"):
             self.hidden_first_time.emit()
+
+    def _is_first(self, time: str) -> bool:
+        """Whether this never happened before."""
+        first = not self._memory.value(time, False, type=bool)
+        self._memory.setValue(time, True)
+        return first
 
     def showEvent(self, event: QShowEvent) -> None:
         """Tell the tray."""

@@ -38,14 +38,14 @@ class QuitController(QObject):
         self._transfer, self._first_start, self._window = transfer, first_start, window
         self.question: ConfirmDialog | None = None
 
-    def ask(self) -> None:
-        """Quit, once the user agrees to what that ends."""
-        ends = self._what_ends()
-        if not ends:
+    def ask(self, why: str = "") -> None:
+        """Quit, once the user agrees to what that ends. `why`: what else is to be said before, and asked about."""
+        words = [*filter(None, (why,)), *self._what_ends()]
+        if not words:
             self.agreed.emit()
         elif self.question is None:
             self._window.show()
-            self.question = confirm(self._window, "Quit now?", " ".join(ends), "Quit", self.agreed.emit, keep="Stay")
+            self.question = confirm(self._window, "Quit now?", " ".join(words), "Quit", self.agreed.emit, keep="Stay")
             self.question.finished.connect(self._forget)
 
     def _what_ends(self) -> list[str]:
@@ -61,6 +61,10 @@ class QuitController(QObject):
             ends.append("The starter model is being downloaded.")
         if self._runtime.engines.fetching is not None:
             ends.append("An engine is being downloaded: what has arrived is kept, and can go on later.")
+        if self._runtime.chat.library.reading:
+            ends.append("Documents are being read for the library: what has been read of them is kept.")
+        if self._runtime.door.under_way:
+            ends.append("Another program is being answered; it gets no more of that answer.")
         ends += [f"{words.rstrip('…')}: that ends, and nothing of it is kept." for words in self._transfer.going_on]
         return ends
 

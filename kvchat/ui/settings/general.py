@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from kvchat.runtime import Runtime
+from kvchat.settings import Settings
+from kvchat.system.login import can_start_at_login, start_at_login, starts_at_login
 from kvchat.ui.base.theme import ZOOMS, Look
 from kvchat.ui.dialogs.panel import Panel
 from kvchat.ui.settings.page import SettingsPage
@@ -38,6 +42,7 @@ class GeneralPage(SettingsPage):
             "Automatically: not on battery, and not with a server of your own. Of a draft nothing is kept."
         )
         self.read_ahead = self.add(ChoiceEntry(look, "read_ahead", "Read before you send", words, _AHEAD, change))
+        self.login = self.add(LoginEntry(look, self))
         words = "With the first message saves memory until you need it; that message waits until the model is loaded."
         self.start = self.add(ChoiceEntry(look, "engine_start", "Start the engine", words, _STARTS, change))
         words = (
@@ -46,3 +51,23 @@ class GeneralPage(SettingsPage):
         )
         title = "Stop the engine when idle"
         self.idle = self.add(NumberEntry("idle_minutes", title, words, MINUTES, change, default="never", reset="Never"))
+
+
+class LoginEntry(ChoiceEntry):
+    """Whether kvchat starts with the session. Not one of kvchat's settings: the desktop knows."""
+
+    def __init__(self, look: Look, page: SettingsPage) -> None:
+        words = "In the tray, without opening its window. Your chats are then ready when you are."
+        super().__init__(look, "", "Start at login", words, _ON_OFF, lambda _, on: page.run(self._change(on)))
+        self._page = page
+
+    def refresh(self, settings: Settings) -> None:
+        """Show how it is now, where that can be changed from here."""
+        self.setVisible(can_start_at_login())
+        self.box.setCurrentIndex(self.box.findData(starts_at_login()))
+
+    async def _change(self, on: bool) -> None:
+        try:
+            await asyncio.to_thread(start_at_login, on)
+        finally:
+            self.refresh(self._page.runtime.settings)

@@ -6,12 +6,14 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from PySide6.QtWidgets import QApplication
+from PySide6.QtWidgets import QApplication, QLabel
 from pytestqt.qtbot import QtBot
 
 from kvchat.session.finishing import Unfinished
 from kvchat.ui.app import quitting
+from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.app.quitting import FinishingBox, close_and_tell
+from kvchat.ui.app.tray import Tray
 from tests.ui.fake_runtime import FakeRuntime
 
 
@@ -69,3 +71,43 @@ async def test_an_engine_that_takes_a_while_to_stop_needs_no_box(
     assert not boxes()
     runtime.told.set()
     await closing
+
+
+def said(window: MainWindow) -> str:
+    """The question that is open; empty where there is none."""
+    question = window.quitting.question
+    return " ".join(label.text() for label in question.findChildren(QLabel)) if question else ""
+
+
+async def test_what_other_programs_and_the_library_lose_is_asked_about(
+    runtime: FakeRuntime, window: MainWindow
+) -> None:
+    heard: list[bool] = []
+    window.quit_requested.connect(lambda: heard.append(True))
+    runtime.door.asked = [object()]  # type: ignore[list-item]
+    window.quitting.ask()
+    assert "Another program is being answered" in said(window)
+    runtime.door.asked = []
+    assert window.quitting.question is not None
+    window.quitting.question.reject()
+    runtime.chat.library.reading["a"] = object()  # type: ignore[assignment]
+    window.quitting.ask()
+    assert "Documents are being read" in said(window)
+    assert not heard
+    runtime.chat.library.reading.clear()
+    window.quitting.question.yes.click()
+    assert heard
+
+
+async def test_where_there_is_no_tray_closing_says_once_that_it_quits(runtime: FakeRuntime, window: MainWindow) -> None:
+    tray, heard = Tray(runtime, window), []
+    window.quit_requested.connect(lambda: heard.append(True))
+    window.close()
+    assert "no tray" in said(window)
+    assert window.quitting.question is not None
+    window.quitting.question.keep.click()
+    assert not heard
+    assert window.isVisible()
+    window.close()
+    assert heard == [True], "it has been said"
+    tray.close()

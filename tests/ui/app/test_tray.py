@@ -83,6 +83,8 @@ async def test_closing_goes_to_the_tray_where_there_is_one(
     monkeypatch.undo()
     window.show()
     window.close()
+    assert window.quitting.question is not None, "there it stayed, here it would end: that is said first"
+    window.quitting.question.yes.click()
     assert heard == ["told", "quit"]
 
 

@@ -80,6 +80,28 @@ async def test_every_control_has_a_name_and_its_help(settings: SettingsWindow) -
                 assert entry.field.accessibleDescription() == entry.words.text()
 
 
+async def test_starting_at_login_is_the_desktop_s_to_know(
+    settings: SettingsWindow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    entry, file = settings.general.login, tmp_path / "autostart/kvchat.desktop"
+    settings.general.refresh()
+    assert entry.box.currentText() == "Off"
+    entry.box.setCurrentIndex(0)
+    entry.box.activated.emit(0)
+    await until(file.exists)
+    file.write_text(file.read_text() + "Hidden=true\n")
+    settings.general.refresh()
+    assert entry.box.currentText() == "Off"
+    file.unlink()
+    file.parent.rmdir()
+    file.parent.write_text("in the way")
+    entry.box.activated.emit(0)
+    await until(lambda: settings.notices.on_show)
+    assert settings.notices.on_show[0].words[0] == "Starting at login could not be changed"
+    assert entry.box.currentText() == "Off"
+
+
 async def test_the_theme_applies_at_once(
     runtime: FakeRuntime, settings: SettingsWindow, look: Look, qtbot: QtBot
 ) -> None:

@@ -1,0 +1,151 @@
+"""Starting with the session: an autostart file on Linux, a value of the Run key on Windows, a LaunchAgent on macOS.
+
+What stands there is the only record, so that what the desktop's own settings switch off is off here as well. kvchat
+starts hidden, in the tray.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import plistlib
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from kvchat.errors import KvchatError
+from kvchat.system.files import whole_file
+
+_RUN_KEY = r"Software\Microsoft\Windows\CurrentVersion\Run"
+_NAME, _LABEL = "kvchat", "io.github.kvchat.kvchat"
+_OFF = ("hidden=true", "x-gnome-autostart-enabled=false")  # as desktops write it who are told to leave one out
+_NO_SUCH = (FileNotFoundError, NotADirectoryError)
+
+
+class LoginNotChanged(KvchatError):
+    """The place where the desktop looks for what to start cannot be written."""
+
+    def __init__(self, error: OSError) -> None:
+        super().__init__(
+            "Starting at login could not be changed",
+            f"{error.filename or 'The list of programs to start'}: {error.strerror}.",
+            "Your desktop’s own settings have a list of the programs that start at login.",
+        )
+
+
+def can_start_at_login() -> bool:
+    """Whether that can be arranged from here: what is in a Flatpak sees nothing of the desktop's own files."""
+    return "FLATPAK_ID" not in os.environ
+
+
+def starts_at_login() -> bool:
+    """Whether kvchat starts when this user logs in."""
+    try:
+        if sys.platform == "win32":
+            return bool(_run_key_value())
+        if sys.platform == "darwin":
+            return _agent().exists()
+        lines = _autostart().read_text("utf-8", "replace").lower().splitlines()
+    except OSError:
+        return False
+    return not any(line.replace(" ", "") in _OFF for line in lines)
+
+
+def start_at_login(on: bool) -> None:
+    """Have kvchat start when this user logs in, or not. Raises LoginNotChanged."""
+    try:
+        if sys.platform == "win32":
+            _set_run_key(on)
+        elif sys.platform == "darwin":
+            _put(_agent(), plistlib.dumps(_agent_words()) if on else None)
+        else:
+            _put(_autostart(), _entry().encode() if on else None)
+    except OSError as error:
+        raise LoginNotChanged(error) from error
+
+
+def command() -> list[str]:
+    """What starts this kvchat again, as one would type it."""
+    if image := os.environ.get("APPIMAGE"):  # what runs lies in a place of this run's own
+        return [image]
+    program = Path(sys.executable)
+    if sys.platform == "win32":  # those without a console
+        program = program.with_name("kvchat-app.exe" if _is_bundle() else "pythonw.exe")
+    return [str(program)] if _is_bundle() else [str(program), "-m", "kvchat"]
+
+
+def _is_bundle() -> bool:
+    return bool(getattr(sys, "frozen", False))
+
+
+def _home() -> dict[str, str]:
+    """A kvchat with a folder of its own starts with that."""
+    return {"KVCHAT_HOME": os.environ["KVCHAT_HOME"]} if os.environ.get("KVCHAT_HOME") else {}
+
+
+def _autostart() -> Path:
+    """https://specifications.freedesktop.org/autostart-spec: the user's own folder comes before all others."""
+    config = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
+    return Path(config) / "autostart" / "kvchat.desktop"
+
+
+def _entry() -> str:
+    own = [f"{name}={value}" for name, value in _home().items()]
+    words = [*(["env", *own] if own else []), *command(), "--hidden"]
+    lines = (
+        "Type=Application",
+        "Name=kvchat",
+        f"Exec={' '.join(map(_quoted, words))}",
+        "Icon=kvchat",
+        "Terminal=false",
+    )
+    return "\n".join(("[Desktop Entry]", *lines, ""))
+
+
+def _quoted(word: str) -> str:
+    """As the desktop entry specification has it, where an argument is more than letters; a lone % is a field code."""
+    word = word.replace("%", "%%")
+    if all(letter.isalnum() or letter in "/._-=%" for letter in word):
+        return word
+    for letter in '\\"`$':
+        word = word.replace(letter, "\\" + letter)
+    return '"' + word.replace("\\", "\\\\") + '"'  # and once more: the value is a string of the file's
+
+
+def _agent() -> Path:
+    return Path.home() / "Library" / "LaunchAgents" / f"{_LABEL}.plist"
+
+
+def _agent_words() -> dict[str, Any]:
+    """https://developer.apple.com/library/archive/documentation/MacOSX/Conceptual/BPSystemStartup"""
+    words: dict[str, Any] = {"Label": _LABEL, "ProgramArguments": [*command(), "--hidden"], "RunAtLoad": True}
+    return words | ({"EnvironmentVariables": _home()} if _home() else {})
+
+
+def _put(path: Path, contents: bytes | None) -> None:
+    if contents is None:
+        path.unlink(missing_ok=True)
+        return
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with whole_file(path) as new:
+        new.write_bytes(contents)
+
+
+def _run_key_value() -> str:
+    registry: Any = importlib.import_module("winreg")  # of Windows alone
+    try:
+        with registry.OpenKey(registry.HKEY_CURRENT_USER, _RUN_KEY) as key:
+            return str(registry.QueryValueEx(key, _NAME)[0])
+    except _NO_SUCH:
+        return ""
+
+
+def _set_run_key(on: bool) -> None:
+    registry: Any = importlib.import_module("winreg")
+    with registry.CreateKey(registry.HKEY_CURRENT_USER, _RUN_KEY) as key:
+        if on:
+            line = subprocess.list2cmdline([*command(), "--hidden"])
+            registry.SetValueEx(key, _NAME, 0, registry.REG_SZ, line)
+        elif _run_key_value():
+            registry.DeleteValue(key, _NAME)

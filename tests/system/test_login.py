@@ -1,0 +1,153 @@
+"""Starting at login on each of the three platforms; the other two are played here."""
+
+from __future__ import annotations
+
+import plistlib
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kvchat.system import login
+from kvchat.system.login import LoginNotChanged, can_start_at_login, start_at_login, starts_at_login
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name in ("APPIMAGE", "FLATPAK_ID", "KVCHAT_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setattr(sys, "executable", "/usr/bin/python3")
+    return tmp_path
+
+
+def run_line(entry: Path) -> str:
+    return next(line for line in entry.read_text().splitlines() if line.startswith("Exec="))
+
+
+def test_linux_writes_an_autostart_entry(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "linux")
+    entry = home / "config/autostart/kvchat.desktop"
+    assert not starts_at_login()
+    start_at_login(False)  # what is not there need not be taken away
+    start_at_login(True)
+    assert starts_at_login()
+    assert run_line(entry) == "Exec=/usr/bin/python3 -m kvchat --hidden"
+    start_at_login(False)
+    assert not entry.exists()
+
+
+@pytest.mark.parametrize("line", ["Hidden=true", "X-GNOME-Autostart-enabled = false"])
+def test_what_the_desktop_switched_off_is_off(home: Path, monkeypatch: pytest.MonkeyPatch, line: str) -> None:
+    monkeypatch.setattr(sys, "platform", "linux")
+    start_at_login(True)
+    entry = home / "config/autostart/kvchat.desktop"
+    entry.write_text(entry.read_text() + line + "\n")
+    assert not starts_at_login()
+    start_at_login(True)
+    assert starts_at_login()
+
+
+def test_names_with_spaces_images_and_a_home_of_its_own(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setenv("APPIMAGE", '/home/a b/100% "k$".AppImage')
+    monkeypatch.setenv("KVCHAT_HOME", "/srv/kv")
+    start_at_login(True)
+    line = run_line(home / "config/autostart/kvchat.desktop")
+    assert line == r'Exec=env KVCHAT_HOME=/srv/kv "/home/a b/100%% \\"k\\$\\".AppImage" --hidden'
+
+
+def test_the_entry_is_one_as_desktops_want_it(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "linux")
+    start_at_login(True)
+    entry = str(home / "config/autostart/kvchat.desktop")
+    try:
+        done = subprocess.run(["desktop-file-validate", entry], capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        pytest.skip("desktop-file-validate is not installed")
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+def test_where_it_cannot_be_written_it_is_said(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "linux")
+    (home / "config").write_text("not a folder")
+    with pytest.raises(LoginNotChanged) as raised:
+        start_at_login(True)
+    assert "autostart" in raised.value.detail
+    assert not starts_at_login()
+
+
+def test_a_flatpak_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert can_start_at_login()
+    monkeypatch.setenv("FLATPAK_ID", "io.github.kvchat.kvchat")
+    assert not can_start_at_login()
+
+
+def test_macos_has_an_agent(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr(sys, "frozen", True, raising=False)
+    monkeypatch.setattr(sys, "executable", "/Applications/kvchat.app/Contents/MacOS/kvchat")
+    monkeypatch.setenv("KVCHAT_HOME", "/srv/kv")
+    start_at_login(True)
+    assert starts_at_login()
+    agent = plistlib.loads((home / "Library/LaunchAgents/io.github.kvchat.kvchat.plist").read_bytes())
+    assert agent["ProgramArguments"] == ["/Applications/kvchat.app/Contents/MacOS/kvchat", "--hidden"]
+    assert (agent["RunAtLoad"], agent["EnvironmentVariables"]) == (True, {"KVCHAT_HOME": "/srv/kv"})
+    start_at_login(False)
+    assert not starts_at_login()
+
+
+class Registry(SimpleNamespace):
+    """As much of `winreg` as is used."""
+
+    HKEY_CURRENT_USER, REG_SZ = "HKCU", 1
+
+    def __init__(self) -> None:
+        super().__init__(keys={})
+
+    def OpenKey(self, root: str, name: str) -> Any:
+        if name not in self.keys:
+            raise FileNotFoundError(name)
+        return self.CreateKey(root, name)
+
+    def CreateKey(self, root: str, name: str) -> Any:
+        values = self.keys.setdefault(name, {})
+
+        class Key(dict[str, str]):
+            def __enter__(self) -> dict[str, str]:
+                return values
+
+            def __exit__(self, *_: object) -> None: ...
+
+        return Key()
+
+    def QueryValueEx(self, key: dict[str, str], name: str) -> tuple[str, int]:
+        if name not in key:
+            raise FileNotFoundError(name)
+        return key[name], 1
+
+    def SetValueEx(self, key: dict[str, str], name: str, _: int, kind: int, value: str) -> None:
+        key[name] = value
+
+    def DeleteValue(self, key: dict[str, str], name: str) -> None:
+        del key[name]
+
+
+def test_windows_has_a_value_of_the_run_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    registry = Registry()
+    monkeypatch.setitem(sys.modules, "winreg", registry)
+    monkeypatch.setattr(sys, "platform", "win32")
+    monkeypatch.setattr(sys, "frozen", True, raising=False)
+    monkeypatch.setattr(sys, "executable", "/Program Files/kvchat/kvchat.exe")
+    assert not starts_at_login()
+    start_at_login(False)
+    start_at_login(True)
+    assert starts_at_login()
+    assert registry.keys[login._RUN_KEY] == {"kvchat": '"/Program Files/kvchat/kvchat-app.exe" --hidden'}
+    start_at_login(False)
+    assert registry.keys[login._RUN_KEY] == {}
+    assert not starts_at_login()
