@@ -13,7 +13,7 @@ from kvchat.engine.speaking.errors import EngineRefused
 from kvchat.gateway.dialects.asked import Asked, Form
 from kvchat.gateway.dialects.prompts import Prompt as Rendered
 from kvchat.gateway.medicine import Medicine, Prompt, Treated
-from kvchat.gateway.requests import Passage
+from kvchat.gateway.requests import LOST, Passage
 from kvchat.gateway.totals import Sum, Total
 from kvchat.gateway.work import Work
 from kvchat.kvstore.savepoint import Miss, StoreRefused, Tokens, common_prefix
@@ -22,7 +22,6 @@ from kvchat.words.comparing import shared_text
 
 Rules = Callable[[str], Collection[str]]  # the names of those that are on for a program
 BEFORE, BEHIND, LEAST_FOUND = 64, 160, 40  # tokens around a parting that are asked for; characters that find it
-LOST = "its memory"  # begins what the store says of a prompt that was known once
 
 
 def no_rules(_: str) -> Collection[str]:
@@ -53,7 +52,9 @@ class Mending:
         prompt = Prompt(rendered.ids, rendered.text, work.asked.body)
         if not self._medicine.knows(passage.program, model, prompt):
             with contextlib.suppress(StoreRefused, EngineRefused):
-                if (earlier := await _kept(lease, rendered)) is not None:
+                earlier = await _kept(lease, rendered)
+                passage.unheard = earlier is None
+                if earlier is not None:
                     self._medicine.remember(passage.program, model, earlier)
         passage.parting = self._medicine.compare(passage.program, model, prompt)
 

@@ -17,8 +17,9 @@ from kvchat.engine.speaking.vision import FIRST_ID
 from kvchat.gateway.dialects.asked import Form, refusal
 from kvchat.gateway.dialects.prompts import head_of
 from kvchat.gateway.dialects.replies import Counts, Heard
-from kvchat.gateway.requests import Passage, Stage
+from kvchat.gateway.requests import LOST, Passage, Stage
 from kvchat.gateway.work import Work
+from kvchat.kvstore.restoring import NOTHING_ALIKE
 from kvchat.kvstore.savepoint import Tokens, common_prefix
 from kvchat.session.host import EngineHost
 from kvchat.session.lease import Lease
@@ -34,7 +35,6 @@ LEAST_STEPS = 256  # tokens; fewer are read by the request itself
 ALONE_STEP_MS = 2000.0  # a step takes about so long where nobody is at the window
 TAIL = 16  # tokens that are always left to it: it reads at least the last one, and need not go back for that
 MOST_HEADER = 500  # characters
-NOT_ALIKE = "nothing that is kept begins like it"
 RENDERS_OTHERWISE = "the engine made another prompt of it than it had told"
 
 
@@ -75,6 +75,8 @@ class Passing:
             return NOTHING_LOADED
         self.moved(passage, Stage.LOADING)
         loaded = await self.lease.load(ids, self.reserve)
+        if (loaded.miss_reason or "").startswith(LOST) and not passage.was_known:  # another conversation's was
+            loaded = replace(loaded, miss_reason=NOTHING_ALIKE)
         if passage.found is not None:  # it begins again: what it has read itself was not found
             return loaded
         passage.prompt, passage.found = len(ids), loaded.expected_cached
@@ -85,7 +87,7 @@ class Passing:
             passage.restore_ms = loaded.restore.ms
             self.lease.slots.restore_cost.recall_prefill(point.prefill_ms / point.n_tokens or None)
         if as_it_is is Source.COLD and not loaded.restore:
-            passage.miss = loaded.miss_reason or NOT_ALIKE
+            passage.miss = loaded.miss_reason or NOTHING_ALIKE
         return loaded
 
     async def _heads(self, loaded: Loaded) -> tuple[Tokens, ...]:

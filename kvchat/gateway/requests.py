@@ -16,8 +16,9 @@ from typing import Any
 from kvchat.gateway.medicine import Change, Parting
 
 KEPT = 500  # receipts
+LOST = "its memory"  # begins what the store says where a program had something once
 LEAST_READ, ABOUT = 64, 64  # tokens: fewer that are read are not worth a word; what is found ends about there
-_NOT_TOLD = ("_began", "parting", "changes")
+_NOT_TOLD = ("_began", "unheard", "parting", "changes")
 
 
 class Stage(Enum):
@@ -62,6 +63,7 @@ class Passage:
     saved_ms: float = 0.0  # what reading the found tokens would have taken
     slot: int | None = None
     mended: dict[str, int] = field(default_factory=dict)  # tokens that each rule has spared
+    unheard: bool = False  # nothing like it is remembered of the program
     parting: Parting | None = None  # from the closest prompt before it; its texts are never told outside the window
     changes: tuple[Change, ...] = ()  # of the rules that are on; so are theirs
     _began: float = field(default_factory=time.perf_counter, repr=False)
@@ -71,14 +73,17 @@ class Passage:
         return 1000 * (time.perf_counter() - self._began)
 
     @property
+    def was_known(self) -> bool:
+        """Whether the program has asked before what begins like it, as far as is remembered."""
+        return not self.unheard and (self.parting is None or self.parting.at >= ABOUT)
+
+    @property
     def broken(self) -> Parting | None:
         """Where its prompt parted, if that is why much of it had to be read: not if more was found elsewhere."""
         parting, known = self.parting, self.found if self.cached is None else self.cached
         if parting is None or self.prompt is None or known is None or self.prompt - known < LEAST_READ:
             return None
-        if known > parting.at + ABOUT or (parting.expected and known >= parting.at - ABOUT):
-            return None
-        return parting
+        return None if parting.expected or known > parting.at + ABOUT else parting
 
     @property
     def why(self) -> str:

@@ -32,6 +32,7 @@ from kvchat.kvstore.savepoint import (
     Tier,
     Tokens,
     never,
+    program_of,
 )
 from kvchat.kvstore.saving import Window
 
@@ -39,7 +40,9 @@ MOST_PLACES = 500  # looked at for a plan; beyond them all share too little, or 
 MOST_OLDER = 16  # save points looked through for older window rows
 WORTH_RESTORING = 32  # tokens; any two conversations under one chat template may share this many
 NOTHING_SAVED = "nothing is kept of this chat"
+NOTHING_ALIKE = "nothing that is kept begins like it"
 CANNOT_GO_BACK = "the chat was changed before what was kept of it, and this model cannot go back"
+GOES_ON_OTHERWISE = "what is kept begins like it and goes on otherwise, and this model cannot go back"
 
 
 class Restoring:
@@ -273,7 +276,8 @@ def worth_restoring(shared: int, saved: int, prompt: int) -> bool:
 def _why_nothing(
     db: sqlite3.Connection, conversation_id: str, fingerprint: Fingerprint, kind: int | None, prompt: Tokens
 ) -> str:
-    """Why no save point can be used, in words for the receipt."""
+    """Why no save point can be used, in words for the receipt: of a chat, or of one of a program's many."""
+    program = bool(program_of(conversation_id))
     note = index_points.newest_loss(db, conversation_id, kind)
     if note is not None:
         return note
@@ -282,12 +286,12 @@ def _why_nothing(
         nearest = next(token_tree.places(db, kind, prompt), None)
         shared = nearest.shared if nearest else 0
         if shared >= WORTH_RESTORING:
-            return CANNOT_GO_BACK
-        return f"what is saved begins differently ({shared} tokens in common)"
+            return GOES_ON_OTHERWISE if program else CANNOT_GO_BACK
+        return NOTHING_ALIKE if program else f"what is saved begins differently ({shared} tokens in common)"
     if others:
         differences = others[-1].differences(fingerprint)
         if "model" in differences:
             return "saved with another model"
         return f"saved with other engine settings ({', '.join(differences)})"
-    lost_at = index_lost_at(db)
-    return f"{NOTHING_SAVED}; the list of what was kept was lost on {lost_at:%Y-%m-%d}" if lost_at else NOTHING_SAVED
+    nothing, lost_at = NOTHING_ALIKE if program else NOTHING_SAVED, index_lost_at(db)
+    return f"{nothing}; the list of what was kept was lost on {lost_at:%Y-%m-%d}" if lost_at else nothing

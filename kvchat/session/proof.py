@@ -15,7 +15,7 @@ NOTHING_TO_MISS = "the first reply"  # a reason that is in the receipts of earli
 
 
 NOT_REUSED = "the engine did not reuse what it held"
-PURGED = "the engine gave up what it held, to make room for another chat"
+PURGED = "the engine gave up what it held, to make room for others"
 
 NOTICEABLE_MS = 250.0  # whoever waits so long notices
 

@@ -13,6 +13,8 @@ import pytest
 
 from kvchat.engine.finding.discovery import EngineLocation
 from kvchat.gateway.totals import Totals
+from kvchat.kvstore.housekeeping import PRUNED_BY_USER
+from kvchat.kvstore.restoring import NOTHING_ALIKE
 from kvchat.settings import Settings
 from tests.engine_fixtures import FakeEngine
 from tests.gateway import agents
@@ -108,6 +110,25 @@ async def test_a_prompt_that_goes_on_is_no_miss_nor_is_another_conversation(at: 
     assert at.last.parting.cause == "another conversation begins"
     assert at.last.broken is None
     assert at.last.why == ""
+
+
+async def test_only_what_was_kept_once_is_said_to_be_gone(at: OpenDoor) -> None:
+    """A program has many conversations: what was deleted of one is no reason why another is read."""
+    first, store = agents.opencode(), at.runtime.save_points
+    await ask(at, first)
+    assert at.last.why == NOTHING_ALIKE
+    other, later = copy.deepcopy(first), copy.deepcopy(first)
+    other["messages"][1]["content"] = "And how does the lexer know where it is?"
+    later["messages"] += [agents.assistant("By counting."), agents.user("And the printer?")]
+    title = {"messages": [agents.user("Name this chat. " * 20)]}
+    for body, reason in ((title, NOTHING_ALIKE), (other, PRUNED_BY_USER), (later, PRUNED_BY_USER)):
+        await at.runtime.stop_engine()
+        await store.prune(await store.plan_prune(0))
+        await ask(at, body)
+        assert at.last.cached == 0
+        assert at.last.why == reason
+    total = at.runtime.door.totals.by_program()["opencode"]
+    assert {cause: one.times for cause, one in total.misses.items()} == {PRUNED_BY_USER: 2}
 
 
 async def test_what_is_forgotten_is_not_compared_with(at: OpenDoor) -> None:

@@ -168,7 +168,7 @@ async def test_what_the_engine_gave_up_by_itself_is_a_miss_with_a_reason(two: St
     await engine.on_slot(slot.number).engine.erase_slot()
     receipt = await two.answered(chats[0], "Go on.")
     assert (receipt.source, receipt.cached_tokens) == (Source.COLD, 0)
-    assert receipt.miss_reason == "the engine gave up what it held, to make room for another chat"
+    assert receipt.miss_reason == "the engine gave up what it held, to make room for others"
 
 
 async def test_a_new_chat_goes_on_with_what_was_read_before_it_began(two: Stage) -> None:
