@@ -23,8 +23,10 @@ from kvchat.settings import Settings, load_settings
 from kvchat.system.concurrency import Threads
 from kvchat.system.ownership import Ownership
 from kvchat.system.paths import Paths, resolve_paths
+from kvchat.system.session_bus import SessionBus
 from kvchat.transfer.repair import repair
 from kvchat.transfer.restore import finish_restore
+from kvchat.ui.app.attention import Attention
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.app.quitting import close_and_tell
 from kvchat.ui.app.single_instance import SingleInstance
@@ -113,6 +115,8 @@ class _Application:
         self._fetch: asyncio.Task[None] | None = None
         self._window = MainWindow(runtime, look)
         self._tray = Tray(runtime, self._window)
+        self._bus = SessionBus()
+        self._attention = Attention(runtime, self._window, self._tray, self._bus)
         self._window.quit_requested.connect(self.quitting.set)
         self._window.transfer.restart_requested.connect(self._restart)
         self._window.first_start.starter_requested.connect(self._fetch_starter)
@@ -143,8 +147,10 @@ class _Application:
         """Out of sight at once; then what is being saved is finished and the engine stopped."""
         self._cancel_fetch()
         self._window.hide()
+        self._attention.close()
         self._tray.close()
         await self._window.finish()
+        await self._bus.close()
         await close_and_tell(self._runtime)
 
     def _told_to_end(self) -> None:

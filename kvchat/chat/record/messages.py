@@ -63,6 +63,12 @@ class Receipt:
     save_ms: float | None = None  # and having it saved there
     saved_ms: float | None = None  # an estimate: time not spent on prefill, at this machine's measured rate
 
+    @property
+    def whole_s(self) -> float:
+        """From Send to the reply's last token, every wait included, in seconds."""
+        writing = self.predicted_tokens / self.tokens_per_second if self.tokens_per_second else 0.0
+        return (self.engine_wait_ms + self.queue_wait_ms + self.ttft_ms) / 1000 + writing
+
 
 @dataclass(frozen=True)
 class Attachment:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable
 
 from PySide6.QtCore import QSettings, Signal
-from PySide6.QtGui import QCloseEvent, QHideEvent, QShowEvent
-from PySide6.QtWidgets import QMainWindow, QStackedWidget, QSystemTrayIcon, QWidget
+from PySide6.QtGui import QCloseEvent, QGuiApplication, QHideEvent, QShowEvent
+from PySide6.QtWidgets import QMainWindow, QStackedWidget, QWidget
 
 from kvchat.errors import KvchatError
 from kvchat.runtime import Runtime
@@ -46,23 +47,16 @@ from kvchat.ui.sidebar.sidebar import Sidebar
 from kvchat.ui.transcript.transcript import Transcript
 from kvchat.ui.widgets.engine_offer import EngineOffer
 
-_NO_TRAY = (
-    "Closing the window quits kvchat here, for this desktop shows no tray it could stay in. On GNOME the extension "
-    "“AppIndicator and KStatusNotifierItem Support” adds one."
-)
-
 
 class MainWindow(QMainWindow):
     """kvchat's window. Make it on a running qasync loop, then `await start()`; `await finish()` before it goes."""
 
     quit_requested = Signal()
     shown_changed = Signal()
-    hidden_first_time = Signal()  # closed into the tray for the first time ever
 
     def __init__(self, runtime: Runtime, look: Look) -> None:
         super().__init__()
         self._runtime, self._look = runtime, look
-        self.keep_in_tray = False  # set by the Tray
         self._memory = QSettings(str(runtime.paths.config / "window.ini"), QSettings.Format.IniFormat)
         self.setWindowTitle("kvchat")
         self.setWindowIcon(app_icon())
@@ -99,7 +93,8 @@ class MainWindow(QMainWindow):
         self.model_menu = ModelMenu(runtime, self.header.model_menu, self.runner)
         self.transfer = TransferController(runtime, views, self.chat.conversations, self)
         self.side_windows = SideWindows(runtime, look, self.runner, self.chat.conversations, self)
-        self.quitting = QuitController(runtime, self.chat.conversations, self.transfer, self.first_start, self)
+        asked_about = self.chat.conversations, self.transfer, self.first_start
+        self.quitting = QuitController(runtime, *asked_about, self, self._memory)
 
     async def start(self) -> None:
         """Fill the window with what there is."""
@@ -116,13 +111,28 @@ class MainWindow(QMainWindow):
             await self.chat.drafts.keep()
         await self.runner.close()
 
-    def raise_window(self) -> None:
-        """Bring the window to the front, wherever it was."""
+    def raise_window(self, token: str = "") -> None:
+        """Bring the window to the front, wherever it was.
+
+        `token`: with which whoever asks lets it; without one Wayland only marks it. Qt takes it from the environment.
+        """
+        if token and QGuiApplication.platformName().startswith("wayland"):
+            os.environ["XDG_ACTIVATION_TOKEN"] = token
         if self.isMinimized():
             self.showNormal()
         self.show()
         self.raise_()
         self.activateWindow()
+
+    def show_chat(self, conversation_id: str | None, token: str = "", _checked: bool = False) -> None:
+        """Bring the window to the front with this conversation, or with an empty page."""
+        self.raise_window(token)
+        if conversation_id is None:
+            self.new_conversation()
+        else:
+            self._pages.setCurrentWidget(self._chat_page)
+            self.place.show_page()
+            self.chat.open(conversation_id)
 
     def new_conversation(self) -> None:
         """An empty page; the conversation begins with its first message."""
@@ -144,18 +154,7 @@ class MainWindow(QMainWindow):
         """Into the tray where there is one, else quit."""
         self.place.remember()
         event.ignore()
-        if not (self.keep_in_tray and QSystemTrayIcon.isSystemTrayAvailable()):
-            self.quitting.ask(_NO_TRAY if self.keep_in_tray and self._is_first("told_about_no_tray") else "")
-            return
-        self.hide()
-        if self._is_first("told_about_tray"):
-            self.hidden_first_time.emit()
-
-    def _is_first(self, time: str) -> bool:
-        """Whether this never happened before."""
-        first = not self._memory.value(time, False, type=bool)
-        self._memory.setValue(time, True)
-        return first
+        self.quitting.close_window()
 
     def showEvent(self, event: QShowEvent) -> None:
         """Tell the tray."""
@@ -224,12 +223,12 @@ class MainWindow(QMainWindow):
             "new": self.new_conversation,
             "previous": lambda: self.sidebar.step(-1),
             "next": lambda: self.sidebar.step(1),
-            "list": self._go_to_list,
+            "list": lambda: self._in_sidebar(self.sidebar.list.setFocus),
             "rename": self._rename,
             "sidebar": self.place.toggle_sidebar,
             "full-screen": self.place.toggle_full_screen,
             "name": lambda: self.runner.start(self._runtime.chat.titles.name(self.chat.current or "")),
-            "delete": self._delete,
+            "delete": lambda: self._with_open(lambda id: self.sidebar.delete_requested.emit([id])),
             "undo": self.notices.undo_last,
             "deleted": self.side_windows.open_deleted,
             "library": self.side_windows.open_library,
@@ -241,7 +240,7 @@ class MainWindow(QMainWindow):
             "find": self.find_bar.begin,
             "find-next": lambda: self.find_bar.step(1),
             "find-previous": lambda: self.find_bar.step(-1),
-            "search": self._go_to_search,
+            "search": lambda: self._in_sidebar(self.sidebar.search.focus),
             "chat-settings": self.open_chat_settings,
             "settings": self.side_windows.open_settings,
             "models": self.side_windows.open_models,
@@ -252,8 +251,8 @@ class MainWindow(QMainWindow):
             "saved": self.side_windows.open_saved,
             "programs": self.side_windows.open_programs,
             "quit": self.quitting.ask,
-            "export": self._export,
-            "export-memory": self._export_memory,
+            "export": lambda: self._with_open(lambda id: self.transfer.export([id])),
+            "export-memory": lambda: self._with_open(self.transfer.export_with_memory),
             "export-all": self.transfer.export_all,
             "import": self.transfer.take_in,
             "import-folder": self.transfer.take_in_folder,
@@ -261,29 +260,18 @@ class MainWindow(QMainWindow):
             "restore": self.transfer.restore,
         }
 
-    def _go_to_list(self) -> None:
+    def _in_sidebar(self, do: Callable[[], object]) -> None:
         self.place.show_sidebar()
-        self.sidebar.list.setFocus()
-
-    def _go_to_search(self) -> None:
-        self.place.show_sidebar()
-        self.sidebar.search.focus()
+        do()
 
     def _rename(self) -> None:
         if not self.sidebar.begin_rename():
             self.header.begin_rename()
 
-    def _delete(self) -> None:
+    def _with_open(self, do: Callable[[str], object]) -> None:
+        """Something with the open conversation, if there is one."""
         if self.chat.current is not None:
-            self.sidebar.delete_requested.emit([self.chat.current])
-
-    def _export(self) -> None:
-        if self.chat.current is not None:
-            self.transfer.export([self.chat.current])
-
-    def _export_memory(self) -> None:
-        if self.chat.current is not None:
-            self.transfer.export_with_memory(self.chat.current)
+            do(self.chat.current)
 
     def _escape(self) -> None:
         """Esc closes what is on top, or else stops the reply."""

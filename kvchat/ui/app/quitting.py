@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from PySide6.QtCore import QObject, Qt, Signal
-from PySide6.QtWidgets import QDialog, QProgressBar, QWidget
+from PySide6.QtCore import QObject, QSettings, Qt, Signal
+from PySide6.QtWidgets import QDialog, QProgressBar, QSystemTrayIcon, QWidget
 
 from kvchat.library.remote.downloads import RUNS
 from kvchat.runtime import Runtime
@@ -17,6 +17,10 @@ from kvchat.ui.dialogs.confirm import ConfirmDialog, confirm
 from kvchat.ui.models.first_start import FirstStart
 from kvchat.words.wording import several
 
+_NO_TRAY = (
+    "Closing the window quits kvchat here, for this desktop shows no tray it could stay in. On GNOME the extension "
+    "“AppIndicator and KStatusNotifierItem Support” adds one."
+)
 SHOWN_AFTER_S, UPDATED_EVERY_S = 1.0, 0.5
 
 
@@ -24,6 +28,7 @@ class QuitController(QObject):
     """Asks only where something goes on that quitting ends."""
 
     agreed = Signal()
+    hidden_first_time = Signal()  # closed into the tray for the first time ever
 
     def __init__(
         self,
@@ -32,8 +37,12 @@ class QuitController(QObject):
         transfer: TransferController,
         first_start: FirstStart,
         window: QWidget,
+        memory: QSettings,
     ) -> None:
+        """`memory`: what the window knows of earlier times."""
         super().__init__(window)
+        self.keep_in_tray = False  # set by the Tray
+        self._memory = memory
         self._runtime, self._list = runtime, conversations
         self._transfer, self._first_start, self._window = transfer, first_start, window
         self.question: ConfirmDialog | None = None
@@ -47,6 +56,21 @@ class QuitController(QObject):
             self._window.show()
             self.question = confirm(self._window, "Quit now?", " ".join(words), "Quit", self.agreed.emit, keep="Stay")
             self.question.finished.connect(self._forget)
+
+    def close_window(self) -> None:
+        """Into the tray where there is one, else quit."""
+        if not (self.keep_in_tray and QSystemTrayIcon.isSystemTrayAvailable()):
+            self.ask(_NO_TRAY if self.keep_in_tray and self._is_first("told_about_no_tray") else "")
+            return
+        self._window.hide()
+        if self._is_first("told_about_tray"):
+            self.hidden_first_time.emit()
+
+    def _is_first(self, time: str) -> bool:
+        """Whether this never happened before."""
+        first = not self._memory.value(time, False, type=bool)
+        self._memory.setValue(time, True)
+        return first
 
     def _what_ends(self) -> list[str]:
         """A sentence for each thing that goes on."""

@@ -51,7 +51,7 @@ class Tray(QObject):
         self.icon = QSystemTrayIcon(self)
         self.menu = QMenu()
         self.toggle = self.menu.addAction("Hide", self._toggle_window)
-        self.new = self.menu.addAction("New chat", lambda: self._open(None))
+        self.new = self.menu.addAction("New chat", lambda: window.show_chat(None))
         self.recent: list[QAction] = []  # the chats used last
         self._below_recent = self.menu.addSeparator()
         self.start = self._engine_action("Start engine", runtime.start_engine)
@@ -63,9 +63,9 @@ class Tray(QObject):
         self.menu.aboutToShow.connect(self.refresh)
         self.icon.setContextMenu(self.menu)
         self.icon.activated.connect(self._activated)
-        window.keep_in_tray = True
+        window.quitting.keep_in_tray = True
         window.shown_changed.connect(self.refresh)
-        window.hidden_first_time.connect(self._tell_where)
+        window.quitting.hidden_first_time.connect(self._tell_where)
         window.chat.conversations.shown.connect(self._show_recent)
         self._unsubscribe = runtime.events.subscribe(self._hear)
         self.refresh()
@@ -113,16 +113,9 @@ class Tray(QObject):
         for id, title in titles:
             action = QAction(_entry(title), self.menu)
             action.setData(id)
-            action.triggered.connect(partial(self._open, id))
+            action.triggered.connect(partial(self._window.show_chat, id, ""))
             self.menu.insertAction(self._below_recent, action)
             self.recent.append(action)
-
-    def _open(self, conversation_id: str | None, _: bool = False) -> None:
-        self._window.raise_window()
-        if conversation_id is None:
-            self._window.new_conversation()
-        else:
-            self._window.chat.open(conversation_id)
 
     def _engine_action(self, words: str, run: Request) -> QAction:
         return self.menu.addAction(words, lambda: self._window.runner.start(run()))

@@ -73,7 +73,7 @@ async def test_closing_goes_to_the_tray_where_there_is_one(
 ) -> None:
     monkeypatch.setattr(QSystemTrayIcon, "isSystemTrayAvailable", staticmethod(lambda: True))
     heard: list[str] = []
-    window.hidden_first_time.connect(lambda: heard.append("told"))
+    window.quitting.hidden_first_time.connect(lambda: heard.append("told"))
     window.quit_requested.connect(lambda: heard.append("quit"))
     for _ in range(2):
         window.show()

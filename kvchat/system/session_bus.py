@@ -1,0 +1,92 @@
+"""The desktop's message bus (D-Bus), where there is one: connected to when somebody is first asked something."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+_TIMEOUT_S = 10.0
+
+
+class NoAnswer(Exception):
+    """There is no bus, or nobody there who does that."""
+
+
+class Service(NamedTuple):
+    """Somebody on the bus."""
+
+    name: str
+    path: str
+    interface: str
+
+
+class SessionBus:
+    """A connection to the session's bus. Belongs to one event loop."""
+
+    def __init__(self) -> None:
+        self._connecting = asyncio.Lock()
+        self._connection: Any = None
+        self._router: Any = None
+        self._listening: set[asyncio.Task[None]] = set()
+
+    async def call(self, service: Service, method: str, signature: str = "", *body: Any) -> tuple[Any, ...]:
+        """What it answers. Raises NoAnswer."""
+        router = await self._connected()
+        from jeepney import DBusAddress, DBusErrorResponse, new_method_call
+        from jeepney.io.common import RouterClosed
+        from jeepney.wrappers import unwrap_msg
+
+        address = DBusAddress(service.path, service.name, service.interface)
+        asked = new_method_call(address, method, signature, body)
+        try:
+            return tuple(unwrap_msg(await asyncio.wait_for(router.send_and_get_reply(asked), _TIMEOUT_S)))
+        except (DBusErrorResponse, RouterClosed, OSError, EOFError, TimeoutError) as error:
+            raise NoAnswer(str(error)) from error
+
+    async def listen(self, service: Service, signal: str, hear: Callable[..., object]) -> None:
+        """Call `hear` with what each such signal carries, until the end. Raises NoAnswer."""
+        router = await self._connected()
+        from jeepney import MatchRule, message_bus
+
+        rule = MatchRule(type="signal", path=service.path, interface=service.interface, member=signal)
+        queue: asyncio.Queue[Any] = asyncio.Queue()
+        router.filter(rule, queue=queue)
+        bus = Service(message_bus.bus_name, message_bus.object_path, message_bus.interface)
+        await self.call(bus, "AddMatch", "s", rule.serialise())
+
+        async def pass_on() -> None:
+            while True:
+                hear(*(await queue.get()).body)
+
+        self._listening.add(asyncio.ensure_future(pass_on()))
+
+    async def unique_name(self) -> str:
+        """What the bus calls this connection. Raises NoAnswer."""
+        return str((await self._connected()).unique_name)
+
+    async def close(self) -> None:
+        """Hear nothing any more."""
+        for task in self._listening:
+            task.cancel()
+        await asyncio.gather(*self._listening, return_exceptions=True)
+        self._listening.clear()
+        if self._router is not None:
+            await self._router.__aexit__(None, None, None)
+            await self._connection.close()
+            self._router = self._connection = None
+
+    async def _connected(self) -> Any:
+        if sys.platform in ("win32", "darwin"):
+            raise NoAnswer("There is no such bus here")
+        async with self._connecting:
+            if self._router is None:
+                try:
+                    from jeepney.io.asyncio import DBusRouter, open_dbus_connection
+
+                    self._connection = await asyncio.wait_for(open_dbus_connection("SESSION"), _TIMEOUT_S)
+                except (ImportError, LookupError, OSError, ValueError, RuntimeError, EOFError, TimeoutError) as error:
+                    raise NoAnswer(str(error)) from error
+                self._router = DBusRouter(self._connection)
+            return self._router

@@ -1,0 +1,85 @@
+"""A session bus of a test's own, and a service on it that a test plays."""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from jeepney import DBusAddress, HeaderFields, MessageType, new_error, new_method_return, new_signal
+from jeepney.bus_messages import message_bus
+from jeepney.io.blocking import open_dbus_connection
+from jeepney.low_level import Message
+
+Answers = Callable[[str, tuple[Any, ...]], "tuple[str, tuple[Any, ...]] | None"]  # method, body -> signature, body
+
+
+class Bus:
+    """A running bus and who is played on it."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.played: list[Played] = []
+
+    def play(self, name: str, path: str, interface: str, answers: Answers) -> Played:
+        """Let somebody be there."""
+        self.played.append(Played(self.address, name, path, interface, answers))
+        return self.played[-1]
+
+
+@contextmanager
+def session_bus(folder: Path) -> Iterator[Bus]:
+    """A bus that ends with the block."""
+    command = ["dbus-daemon", "--session", "--nofork", "--print-address", f"--address=unix:dir={folder}"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as daemon:
+        assert daemon.stdout is not None
+        bus = Bus(daemon.stdout.readline().decode().strip())
+        try:
+            yield bus
+        finally:
+            daemon.terminate()
+            for one in bus.played:
+                one.join()
+
+
+class Played:
+    """A service: `answers` says what it answers to a method, None being an error. Serves on a thread of its own."""
+
+    def __init__(self, bus: str, name: str, path: str, interface: str, answers: Answers) -> None:
+        self.asked: list[tuple[str, tuple[Any, ...]]] = []
+        self._address, self._answers = DBusAddress(path, name, interface), answers
+        self._connection = open_dbus_connection(bus)
+        self._connection.send_and_get_reply(message_bus.RequestName(name))
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
+
+    def emit(self, signal: str, signature: str, *body: Any, path: str = "", interface: str = "") -> None:
+        """Send a signal; the path and interface are its own unless others are given."""
+        where = self._address
+        emitter = DBusAddress(path or where.object_path, where.bus_name, interface or where.interface)
+        self._connection.send(new_signal(emitter, signal, signature, body))
+
+    def join(self) -> None:
+        """Wait until the bus, and with it the thread, is gone."""
+        self._thread.join(60)
+        self._connection.close()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                call = self._connection.receive()
+            except (ConnectionError, OSError, ValueError):
+                return
+            if call.header.message_type == MessageType.method_call:
+                self._connection.send(self._answer(call))
+
+    def _answer(self, call: Message) -> Message:
+        method = call.header.fields[HeaderFields.member]
+        self.asked.append((method, call.body))
+        answer = self._answers(method, call.body)
+        if answer is None:
+            return new_error(call, "org.freedesktop.DBus.Error.UnknownMethod")
+        return new_method_return(call, *answer)
