@@ -59,12 +59,16 @@ class SafeRenderer(RendererHTML):
     def link_open(self, tokens: Sequence[Token], i: int, options: OptionsDict, env: Any) -> str:
         """A link that is none of the web becomes plain text."""
         url = str(tokens[i].attrGet("href") or "")
-        return f'<a href="{html.escape(url)}">' if is_web_link(url) else "<span>"
+        return f'<a href="{html.escape(url)}">' if self.leads(url) else "<span>"
 
     def link_close(self, tokens: Sequence[Token], i: int, options: OptionsDict, env: Any) -> str:
         """As it was opened."""
         opened = next(t for t in reversed(tokens[:i]) if t.type == "link_open" and t.level == tokens[i].level)
-        return "</a>" if is_web_link(str(opened.attrGet("href") or "")) else "</span>"
+        return "</a>" if self.leads(str(opened.attrGet("href") or "")) else "</span>"
+
+    def leads(self, url: str) -> bool:
+        """Whether this may be a link."""
+        return is_web_link(url)
 
     def html_inline(self, tokens: Sequence[Token], i: int, options: OptionsDict, env: Any) -> str:
         """No text gets here as HTML; the check box of a task does."""

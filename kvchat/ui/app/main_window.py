@@ -250,6 +250,7 @@ class MainWindow(QMainWindow):
             "disk": self.side_windows.open_storage,
             "saved": self.side_windows.open_saved,
             "programs": self.side_windows.open_programs,
+            "manual": self.side_windows.open_manual,
             "quit": self.quitting.ask,
             "export": lambda: self._with_open(lambda id: self.transfer.export([id])),
             "export-memory": lambda: self._with_open(self.transfer.export_with_memory),

@@ -10,6 +10,7 @@ from kvchat.ui.base.tasks import TaskRunner
 from kvchat.ui.base.theme import Look
 from kvchat.ui.controllers.sidebar import SidebarController
 from kvchat.ui.engine.engine_window import EngineWindow
+from kvchat.ui.manual.manual_window import ManualWindow
 from kvchat.ui.models.models_window import ModelsWindow
 from kvchat.ui.presets.chat_settings import ChatSettings, Subject
 from kvchat.ui.programs.programs_window import ProgramsWindow
@@ -44,6 +45,7 @@ class SideWindows(QObject):
         self._programs: ProgramsWindow | None = None
         self._settings: SettingsWindow | None = None
         self._models: ModelsWindow | None = None
+        self._manual: ManualWindow | None = None
         self._chat_settings: ChatSettings | None = None
         conversations.usage_changed.connect(self._show_usage)
 
@@ -119,6 +121,13 @@ class SideWindows(QObject):
         if prepared_id:
             self._library.choose(prepared_id)
         return self._library
+
+    def open_manual(self) -> ManualWindow:
+        """How kvchat works, and what to do where it does not."""
+        if self._manual is None:
+            self._manual = ManualWindow(self._look, self._runner, self._parent)
+        self._manual.bring_forward()
+        return self._manual
 
     def open_programs(self) -> ProgramsWindow:
         """What other programs ask."""

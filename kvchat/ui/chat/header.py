@@ -130,7 +130,7 @@ class Header(QWidget):
         for action in ("export-all", "import", "import-folder", "back-up", "restore"):
             self._entry(keeping, action)
         menu.addSeparator()
-        for action in ("settings", "shortcuts", "quit"):
+        for action in ("settings", "manual", "shortcuts", "quit"):
             self._entry(menu, action)
         return menu
 

@@ -71,7 +71,8 @@ SHORTCUTS = (
     Shortcut("restart-engine", "Restart engine", _WINDOWS, also="start stop server llama reload"),
     Shortcut("disk", f"{STORAGE}…", _WINDOWS, ("Ctrl+D",), also="disk usage space cache memory of chats delete shrink"),
     Shortcut("saved", f"{TIME_SAVED}…", _WINDOWS, also="statistics plots seconds energy hot warm disk cold csv"),
-    Shortcut("shortcuts", "Keyboard shortcuts", _WINDOWS, ("F1", "Ctrl+/"), also="keys help hotkeys"),
+    Shortcut("manual", "Manual", _WINDOWS, ("F1",), also="help how privacy folders troubleshooting errors"),
+    Shortcut("shortcuts", "Keyboard shortcuts", _WINDOWS, ("Ctrl+/",), also="keys help hotkeys"),
     Shortcut("quit", "Quit", _WINDOWS, ("Ctrl+Q",), also="exit close leave"),
     Shortcut("export", "Export this chat…", _KEEPING, also="save share download markdown html json"),
     Shortcut("export-memory", "Export with its memory…", _KEEPING, also="save share move computer passphrase encrypt"),
@@ -84,7 +85,7 @@ SHORTCUTS = (
 
 
 class ShortcutSheet(QDialog):
-    """Two columns of groups. Esc, Enter and F1 close it."""
+    """Two columns of groups. Esc and Enter close it."""
 
     def __init__(self, parent: QWidget) -> None:
         super().__init__(parent)

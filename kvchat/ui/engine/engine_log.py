@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from PySide6.QtCore import Qt
-from PySide6.QtGui import QGuiApplication, QKeySequence, QShortcut, QTextCursor
+from PySide6.QtGui import QGuiApplication
 from PySide6.QtWidgets import QCheckBox, QPlainTextEdit, QWidget
 
 from kvchat.engine.running.log import Level, at_least
-from kvchat.ui.base.building import button, column, label, plain_text, row
-from kvchat.ui.base.text_cursors import mark
+from kvchat.ui.base.building import button, column, plain_text, row
 from kvchat.ui.base.theme import Look, page_font
 from kvchat.ui.widgets.entries import ChoiceBox
-from kvchat.ui.widgets.fields import ClearableField
+from kvchat.ui.widgets.fields import TextSearch
 
-_MOST_MARKED = 500  # places found that are marked; more would only slow it down
 _LEVELS = ((Level.DETAIL, "Everything"), (Level.WARNING, "Warnings and errors"), (Level.ERROR, "Errors"))
 
 
@@ -22,12 +20,10 @@ class LogPage(QWidget):
 
     def __init__(self, look: Look) -> None:
         super().__init__()
-        self._look = look
         self._lines: list[str] = []
         self._shown: list[str] = []
         self._showing = False
-        self.search = ClearableField(look, "Search the log", "Search")
-        self.found, self.level = label(kind="small"), ChoiceBox(look)
+        self.level = ChoiceBox(look)
         self.level.setAccessibleName("Which lines")
         for level, words in _LEVELS:
             self.level.addItem(words, level.value)
@@ -40,30 +36,19 @@ class LogPage(QWidget):
             Qt.TextInteractionFlag.TextSelectableByMouse | Qt.TextInteractionFlag.TextSelectableByKeyboard
         )
         self.text.setLineWrapMode(QPlainTextEdit.LineWrapMode.NoWrap)
-        above = row((self.search, 1), self.found, self.level, self.follow, self.copy, spacing=10)
+        self.search = TextSearch(look, "Search the log", self.text)
+        above = row((self.search, 1), self.search.found, self.level, self.follow, self.copy, spacing=10)
         column(above, (self.text, 1), on=self, spacing=10, margins=0)
         self.text.verticalScrollBar().valueChanged.connect(self._scrolled)
-        self.search.textChanged.connect(self._search)
-        self.search.returnPressed.connect(self.find_next)
+        self.search.reached.connect(lambda: self.follow.setChecked(False))
         self.level.activated.connect(lambda _: self._show())
         self.follow.toggled.connect(self._follow)
-        look.changed.connect(self._search)
-        QShortcut(QKeySequence(QKeySequence.StandardKey.Find), self).activated.connect(self._begin_search)
 
     def show_lines(self, lines: list[str]) -> None:
         """What the log holds now."""
         if lines != self._lines:
             self._lines = lines
             self._show()
-
-    def find_next(self) -> None:
-        """Go to the next place, from the top again after the last."""
-        words = self.search.text()
-        if words and not self.text.find(words):
-            self.text.moveCursor(QTextCursor.MoveOperation.Start)
-            self.text.find(words)
-        if self.text.textCursor().hasSelection():
-            self.follow.setChecked(False)
 
     def _show(self) -> None:
         """Only what is new is added, so that a selection stays."""
@@ -77,23 +62,9 @@ class LogPage(QWidget):
         else:
             self.text.setPlainText("\n".join(wanted))
         self._shown = wanted
-        self._search()
+        self.search.mark_all()
         bar.setValue(bar.maximum() if self.follow.isChecked() else at)
         self._showing = False
-
-    def _search(self) -> None:
-        """Mark every place and count them."""
-        words = self.search.text()
-        found: list[QTextCursor] = []
-        cursor = QTextCursor(self.text.document())
-        while words and len(found) < _MOST_MARKED:
-            cursor = self.text.document().find(words, cursor)
-            if cursor.isNull():
-                break
-            found.append(cursor)
-        mark(self.text, found, self._look.theme)
-        many = f"{len(found)}{'+' if len(found) == _MOST_MARKED else ''}"
-        self.found.setText(f"{many} found" if words else "")
 
     def _scrolled(self, value: int) -> None:
         if not self._showing:  # then it was the reader
@@ -102,10 +73,6 @@ class LogPage(QWidget):
     def _follow(self, on: bool) -> None:
         if on:
             self.text.verticalScrollBar().setValue(self.text.verticalScrollBar().maximum())
-
-    def _begin_search(self) -> None:
-        self.search.setFocus()
-        self.search.selectAll()
 
     def _copy(self) -> None:
         QGuiApplication.clipboard().setText("\n".join(self._shown))

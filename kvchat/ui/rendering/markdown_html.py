@@ -34,11 +34,14 @@ def prose_css(theme: Theme, mono: str, points: float) -> str:
     """
 
 
-def renderer_class(theme: Theme) -> type[SafeRenderer]:
-    """A renderer in these colours."""
+def renderer_class(theme: Theme, *, links_within: bool = False) -> type[SafeRenderer]:
+    """A renderer in these colours. `links_within`: those to another place of the same text are links, too."""
 
     class Renderer(SafeRenderer):
         """What QTextDocument needs written otherwise; formulas stand as `<!--math:i-->`."""
+
+        def leads(self, url: str) -> bool:
+            return super().leads(url) or (links_within and url.startswith("#"))
 
         def image(self, tokens: Sequence[Token], i: int, options: OptionsDict, env: Any) -> str:
             return f'<span style="color:{theme.muted}">{super().image(tokens, i, options, env)}</span>'

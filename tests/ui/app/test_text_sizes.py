@@ -201,6 +201,7 @@ async def test_the_other_windows(furnished: FakeRuntime, wide: MainWindow) -> No
         wide.side_windows.open_deleted(),
         wide.side_windows.open_storage(),
         wide.side_windows.open_saved(),
+        wide.side_windows.open_manual(),
         wide.keyboard.open_sheet(),
         question,
         link,

@@ -1,0 +1,158 @@
+"""The manual, beside whatever it is read about: its headings in a list, its text, and a search in it."""
+
+from __future__ import annotations
+
+import re
+from importlib.resources import files
+
+from PySide6.QtCore import QPoint, QSize, Qt, QUrl
+from PySide6.QtGui import QDesktopServices, QResizeEvent, QTextBlock, QTextCursor, QTextOption
+from PySide6.QtWidgets import QFrame, QListWidget, QListWidgetItem, QTextBrowser, QWidget
+
+from kvchat.ui.base.building import column, row
+from kvchat.ui.base.tasks import TaskRunner
+from kvchat.ui.base.theme import Look, page_font
+from kvchat.ui.dialogs.panel import Panel
+from kvchat.ui.rendering.markdown_html import prose_css, renderer_class
+from kvchat.ui.rendering.page_style import COLUMN_WIDTH
+from kvchat.ui.widgets.fields import TextSearch
+from kvchat.words.markdown import markdown_parser
+
+_LEAST_SIDE, _ABOVE = 28, 12  # pixels beside the text, and above it and a heading that was gone to
+_ROW_PADDING, _LIST_PADDING = 10, 66  # pixels around a heading in the list, with the list's own
+
+
+def source() -> str:
+    """The manual as it was written, in Markdown."""
+    return (files(__package__) / "en.md").read_text("utf-8")
+
+
+def _anchor(heading: str) -> str:
+    """What a link calls a heading: "#chats-and-disk"."""
+    return "#" + re.sub(r"\s+", "-", re.sub(r"[^\w\s-]", "", heading.lower()))
+
+
+class ManualPage(QTextBrowser):
+    """The text, in a column that stays narrow enough to read."""
+
+    def __init__(self, look: Look) -> None:
+        super().__init__()
+        self._look = look
+        self.setAccessibleName("Manual")
+        self.setFrameShape(QFrame.Shape.NoFrame)
+        self.setOpenLinks(False)
+        self.setWordWrapMode(QTextOption.WrapMode.WrapAtWordBoundaryOrAnywhere)
+        self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        self.anchorClicked.connect(self._follow)
+        self._place = 0  # number of the block at the top
+        self.verticalScrollBar().valueChanged.connect(self._scrolled)
+        self.document().documentLayout().documentSizeChanged.connect(lambda _: self._stay())
+        self.show_text()
+
+    def show_text(self) -> None:
+        """The whole text, in the colours and letters of now, at the same place as before."""
+        look, place = self._look, self._place
+        parser = markdown_parser(renderer_class(look.theme, links_within=True))
+        parser.options["breaks"] = False
+        document = self.document()
+        document.setDefaultFont(page_font(look.type.family, look.type.body))
+        css = prose_css(look.theme, look.type.mono, look.type.body - 1.25)
+        document.setDefaultStyleSheet(css + "table { margin-bottom: 14px }")
+        self.setHtml(parser.render(source()))
+        self._place = place
+        self._stay()
+
+    def headings(self) -> list[QTextBlock]:
+        """Those that lead through the text, in order."""
+        found, block = [], self.document().begin()
+        while block.isValid():
+            if block.blockFormat().headingLevel() in (2, 3):
+                found.append(block)
+            block = block.next()
+        return found
+
+    def go_to(self, heading: QTextBlock) -> None:
+        """Have it at the top, with the cursor."""
+        self.setTextCursor(QTextCursor(heading))
+        self.bring(heading)
+
+    def bring(self, block: QTextBlock) -> None:
+        """Have it at the top."""
+        self.verticalScrollBar().setValue(self._top(block))
+
+    def at(self) -> int:
+        """Which of the headings the reader is below; -1 above the first."""
+        here = self.verticalScrollBar().value()
+        return sum(self._top(heading) <= here for heading in self.headings()) - 1
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        """What is too wide for a column of text stays empty."""
+        side = max(_LEAST_SIDE, (self.width() - self._look.px(COLUMN_WIDTH)) // 2)
+        self.setViewportMargins(side, _ABOVE, side, 0)
+        super().resizeEvent(event)
+
+    def _scrolled(self) -> None:
+        self._place = self.cursorForPosition(QPoint(0, _ABOVE)).blockNumber()
+
+    def _stay(self) -> None:
+        """The text is laid out otherwise: the reader goes on where it was."""
+        self.bring(self.document().findBlockByNumber(self._place))
+
+    def _top(self, block: QTextBlock) -> int:
+        return int(self.document().documentLayout().blockBoundingRect(block).y()) - _ABOVE
+
+    def _follow(self, url: QUrl) -> None:
+        """To another place of the manual, or to the web: these links are kvchat's own."""
+        if not url.toString().startswith("#"):
+            QDesktopServices.openUrl(url)
+            return
+        for heading in self.headings():
+            if _anchor(heading.text()) == url.toString():
+                self.go_to(heading)
+
+
+class ManualWindow(Panel):
+    """Read beside the main window. The list follows the text, and leads through it."""
+
+    def __init__(self, look: Look, runner: TaskRunner, parent: QWidget | None = None) -> None:
+        super().__init__(look, runner, "Manual", parent, size=(940, 680), least=(520, 360))
+        self.page, self.list = ManualPage(look), QListWidget()
+        self.search = TextSearch(look, "Search the manual", self.page)
+        self.list.setObjectName("settingsPages")
+        self.list.setAccessibleName("Headings")
+        self.list.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        for heading in self.page.headings():
+            deeper = heading.blockFormat().headingLevel() > 2
+            QListWidgetItem(f"{'     ' if deeper else ''}{heading.text()}", self.list)
+        above = row((self.search, 1), self.search.found, spacing=10, margins=(28, 16, 28, 10))
+        column(self.notices, above, (self.page, 1), on=(right := QWidget()), spacing=0, margins=0)
+        row(self.list, (right, 1), on=self, spacing=0, margins=0)
+        self.search.reached.connect(lambda: self.page.bring(self.page.textCursor().block()))
+        self.list.currentRowChanged.connect(self._turn_to)
+        self.page.verticalScrollBar().valueChanged.connect(self._scrolled)
+        look.changed.connect(self._restyle)
+        self._fit_list()
+        self.search.setFocus()
+
+    def _turn_to(self, number: int) -> None:
+        if number >= 0:
+            self.page.go_to(self.page.headings()[number])
+
+    def _scrolled(self) -> None:
+        self.list.blockSignals(True)  # it follows, and does not lead
+        self.list.setCurrentRow(self.page.at())
+        self.list.blockSignals(False)
+
+    def _restyle(self) -> None:
+        self._fit_list()
+        self.page.show_text()
+        self.search.mark_all()
+
+    def _fit_list(self) -> None:
+        """As wide and high as the headings need."""
+        self.list.ensurePolished()
+        metrics = self.list.fontMetrics()
+        rows = [self.list.item(number) for number in range(self.list.count())]
+        for one in rows:
+            one.setSizeHint(QSize(0, metrics.height() + _ROW_PADDING))
+        self.list.setFixedWidth(max(metrics.horizontalAdvance(one.text()) for one in rows) + _LIST_PADDING)

@@ -1,0 +1,72 @@
+"""F1 opens the manual: headings lead to their places, links work, words are found, and the text follows the theme."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from PySide6.QtCore import Qt, QUrl
+from PySide6.QtGui import QDesktopServices
+from pytestqt.qtbot import QtBot
+
+from kvchat.ui.app.main_window import MainWindow
+from kvchat.ui.manual.manual_window import ManualWindow, source
+from tests.ui.fake_runtime import FakeRuntime
+
+
+@pytest.fixture
+def manual(window: MainWindow, qtbot: QtBot) -> ManualWindow:
+    qtbot.keyClick(window, Qt.Key.Key_F1)
+    manual = window.findChild(ManualWindow)
+    assert isinstance(manual, ManualWindow)
+    assert manual.isVisible()
+    return manual
+
+
+async def test_headings_lead_to_their_places_and_follow_the_text(manual: ManualWindow) -> None:
+    names = [manual.list.item(row).text().strip() for row in range(manual.list.count())]
+    assert names == re.findall(r"^##+ (.*)", source(), re.MULTILINE)
+    row = names.index("Privacy")
+    manual.list.setCurrentRow(row)
+    assert manual.page.textCursor().block().text() == "Privacy"
+    bar = manual.page.verticalScrollBar()
+    bar.setValue(bar.maximum())
+    assert manual.list.currentRow() > row
+    bar.setValue(0)
+    assert manual.list.currentRow() == -1
+
+
+async def test_every_link_leads_somewhere(manual: ManualWindow, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr(QDesktopServices, "openUrl", lambda url: opened.append(url.toString()))
+    links = re.findall(r"\]\(([^)]*)\)", source())
+    within = [link for link in links if link.startswith("#")]
+    assert within
+    for link in links:
+        manual.page.moveCursor(manual.page.textCursor().MoveOperation.Start)
+        manual.page.anchorClicked.emit(QUrl(link))
+        if link in within:
+            assert manual.page.textCursor().block().blockFormat().headingLevel() > 1, link
+    assert opened == [link for link in links if link not in within]
+    shown = manual.page.toHtml()
+    assert all(f'href="{link}"' in shown for link in links), "each is one that can be clicked"
+
+
+async def test_words_are_found(manual: ManualWindow, qtbot: QtBot) -> None:
+    assert manual.search.hasFocus()
+    qtbot.keyClicks(manual.search, "Not saved: the disk is full.")
+    assert manual.search.found.text() == "1 found"
+    qtbot.keyClick(manual.search, Qt.Key.Key_Return)
+    assert manual.page.textCursor().selectedText() == "Not saved: the disk is full."
+    assert manual.list.currentItem().text().strip() == "The memory of a chat"
+
+
+async def test_the_text_follows_the_theme_and_stays_where_it_was(
+    runtime: FakeRuntime, manual: ManualWindow, window: MainWindow
+) -> None:
+    manual.list.setCurrentRow(8)
+    before, light = manual.list.currentRow(), manual.page.toHtml()
+    await runtime.apply_settings(type(runtime.settings)(theme="dark", zoom=150))
+    assert manual.page.toHtml() != light
+    assert manual.list.currentRow() == before
+    assert manual.page.horizontalScrollBar().maximum() == 0

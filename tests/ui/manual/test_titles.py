@@ -1,0 +1,99 @@
+"""Whatever title a fault has on screen, the manual has a place for it."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
+
+import kvchat
+from kvchat.ui.manual.manual_window import source
+
+ROOT = Path(kvchat.__file__).parent
+FILES = {file: ast.parse(file.read_text("utf-8")) for file in sorted(ROOT.rglob("*.py")) if "bench" not in file.parts}
+# What is no class of errors and takes a title all the same, and at which place.
+OTHERS = {"EngineFailure": 1, "_Rule": 2, "_failure": 0, "__init__": 0}
+# Titles that another part gives: each of these expressions was a title before, or is one of those that are listed.
+GIVEN_ON = {
+    "title",
+    "too_new",
+    "reason.title",
+    "error.title",
+    "gone.title",
+    "self._title",
+    "failed",
+    "lost",
+    "*_GONE",
+    "NOT_WAITED_FOR",
+    "TITLE",
+    "reason",
+    "why.removesuffix('.')",
+    "str(error) or 'It takes no connection.'",
+}
+
+
+def error_classes() -> dict[str, ast.ClassDef]:
+    """Every class that is a KvchatError, by its name."""
+    classes = [node for tree in FILES.values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    names = {"KvchatError"}
+    for _ in range(5):
+        names |= {one.name for one in classes for base in one.bases if getattr(base, "id", "") in names}
+    return {one.name: one for one in classes if one.name in names}
+
+
+def words(node: ast.expr | None) -> Iterator[str]:
+    """The texts that an expression may be, whatever varies as “…”; what cannot be told as its code, in braces."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        yield re.sub(r"\{[^}]*\}", "…", node.value)
+    elif isinstance(node, ast.JoinedStr):
+        yield "".join(one.value if isinstance(one, ast.Constant) else "…" for one in node.values)  # type: ignore[misc]
+    elif isinstance(node, ast.IfExp):
+        yield from chain(words(node.body), words(node.orelse))
+    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "format":
+        yield from words(node.func.value)
+    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("_", "N_", "ngettext"):
+        yield from chain.from_iterable(map(words, node.args[:2]))
+    elif node is not None and ast.unparse(node) not in GIVEN_ON:
+        yield f"{{{ast.unparse(node)}}}"
+
+
+def titles() -> dict[str, str]:
+    """Every title, and the file it is in."""
+    errors, found = error_classes(), {}
+    places = OTHERS | dict.fromkeys(errors, 0)
+    for name, one in errors.items():
+        made = next((part for part in one.body if isinstance(part, ast.FunctionDef) and part.name == "__init__"), None)
+        if made is not None and [argument.arg for argument in made.args.args[1:2]] != ["title"]:
+            places.pop(name)  # it gives itself one
+    for file, tree in FILES.items():
+        inside = {
+            id(node)
+            for one in ast.walk(tree)
+            if isinstance(one, ast.ClassDef) and one.name in errors
+            for node in ast.walk(one)
+        }
+        for node in ast.walk(tree):
+            if not isinstance(node, ast.Call):
+                continue
+            name = node.func.id if isinstance(node.func, ast.Name) else getattr(node.func, "attr", "")
+            if name not in places or (name == "__init__" and id(node) not in inside):
+                continue
+            place = places[name]
+            given = next((one.value for one in node.keywords if one.arg == "title"), None)
+            for text in words(given or (node.args[place] if len(node.args) > place else None)):
+                found.setdefault(text, file.name)
+    return found
+
+
+def plain(text: str) -> str:
+    return text.replace("’", "'")
+
+
+def test_every_title_of_a_fault_has_its_place() -> None:
+    found = titles()
+    assert len(found) > 150
+    listed = {plain(line.removeprefix("- ")) for line in source().splitlines() if line.startswith("- ")}
+    missing = {f"{text}  ({file})" for text, file in found.items() if plain(text) not in listed}
+    assert not missing, "\n".join(sorted(missing))
