@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ def _main(arguments: Sequence[str], ready: Callable[[], None] = lambda: None) ->
     from kvchat.cli.arguments import build_parser
     from kvchat.errors import KvchatError
 
-    options = build_parser().parse_args(arguments)
+    options = build_parser().parse_args(["open", *arguments] if _is_to_open(arguments[:1]) else arguments)
     try:
         command = _command(options)
         ready()
@@ -41,6 +42,11 @@ def _main(arguments: Sequence[str], ready: Callable[[], None] = lambda: None) ->
     except KvchatError as error:
         print("\n  ".join(filter(None, (f"kvchat: {error.title}", error.detail, error.advice))), file=sys.stderr)
         return 1
+
+
+def _is_to_open(first: Sequence[str]) -> bool:
+    """Whether kvchat was given a link or a file instead of a command, as desktops do."""
+    return any(one.startswith(("kvchat:", "file:")) or (Path(one).suffix and Path(one).is_file()) for one in first)
 
 
 def _child(arguments: list[str]) -> int | None:
@@ -125,7 +131,8 @@ def _command(options: argparse.Namespace) -> Callable[[], int]:
 
             return lambda: doctor.run(as_json=options.as_json, retest=options.retest, model=options.model)
         case _:
-            return _app(starter=options.starter, hidden=options.hidden)
+            what, quick = tuple(getattr(options, "what", ())), options.command == "quick"
+            return _app(what, quick=quick, starter=options.starter, hidden=options.hidden)
 
 
 def _print_completion(shell: str) -> int:
@@ -138,15 +145,24 @@ def _print_completion(shell: str) -> int:
     return 0
 
 
-def _app(*, starter: bool, hidden: bool) -> Callable[[], int]:
-    """The window; where Qt could only abort, words about what is missing, and a chat in the terminal instead."""
+def _app(what: tuple[str, ...], *, quick: bool, starter: bool, hidden: bool) -> Callable[[], int]:
+    """The window; where Qt could only abort, words about what is missing, and a chat in the terminal instead.
+
+    A window that is there already is told, before all that one needs is imported.
+    """
     from kvchat.cli import no_display
 
     if (problem := no_display.find_problem()) is not None:
         return lambda: no_display.run(problem, starter=starter)
+    from kvchat.system.paths import resolve_paths
+    from kvchat.ui.app.single_instance import SingleInstance, wish_for
+
+    wish = wish_for(what, quick=quick)
+    if SingleInstance(resolve_paths().data).tell(wish):
+        return lambda: 0
     from kvchat import app
 
-    return lambda: app.run(starter=starter, hidden=hidden)
+    return lambda: app.run(starter=starter, hidden=hidden, wish=wish)
 
 
 if __name__ == "__main__":

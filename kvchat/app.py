@@ -8,10 +8,12 @@ import gc
 import os
 import signal
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import qasync
-from PySide6.QtCore import QObject, QTimer
+from PySide6.QtCore import QEvent, QObject, QTimer, Signal
+from PySide6.QtGui import QFileOpenEvent
 from PySide6.QtWidgets import QApplication, QMessageBox
 
 from kvchat import __version__
@@ -28,8 +30,9 @@ from kvchat.transfer.repair import repair
 from kvchat.transfer.restore import finish_restore
 from kvchat.ui.app.attention import Attention
 from kvchat.ui.app.main_window import MainWindow
+from kvchat.ui.app.opening import Opener
 from kvchat.ui.app.quitting import close_and_tell
-from kvchat.ui.app.single_instance import SingleInstance
+from kvchat.ui.app.single_instance import SingleInstance, Wish
 from kvchat.ui.app.tray import Tray
 from kvchat.ui.base.theme import Look
 
@@ -37,13 +40,13 @@ _AGAIN = -1  # not an exit code: start once more
 _SPENT_EVERY_MS = 10_000
 
 
-def run(*, starter: bool, hidden: bool) -> int:
-    """Run the application until it is quit; returns the exit code. A second start raises the first one's window.
+def run(*, starter: bool, hidden: bool, wish: Wish | None = None) -> int:
+    """Run the application until it is quit; returns the exit code. A second start tells the first one its `wish`.
 
     `starter` fetches the starter model without asking if there is no model; `hidden` starts in the tray.
     """
-    paths = resolve_paths()
-    qt = QApplication(sys.argv[:1])
+    paths, wish = resolve_paths(), wish or Wish()
+    qt = _Qt(sys.argv[:1])
     qt.setApplicationName("kvchat")
     qt.setApplicationVersion(__version__)
     qt.setDesktopFileName("kvchat")
@@ -54,19 +57,56 @@ def run(*, starter: bool, hidden: bool) -> int:
         qasync.run(_say(error))
         return 1
     instance = SingleInstance(paths.data)
-    if not instance.claim():
+    if not instance.claim(wish):
         return 0
     try:
-        code = int(qasync.run(_run(qt, instance, paths, starter=starter, hidden=hidden)))
+        code = int(qasync.run(_run(qt, instance, paths, wish, starter=starter, hidden=hidden)))
     finally:
         instance.release()
     if code == _AGAIN:
-        os.execv(sys.executable, [argument for argument in sys.orig_argv if argument != "--hidden"])
+        os.execv(sys.executable, [argument for argument in sys.orig_argv if argument not in ("--hidden", "quick")])
     return code
 
 
-async def _run(qt: QApplication, instance: SingleInstance, paths: Paths, *, starter: bool, hidden: bool) -> int:
+class _Qt(QApplication):
+    """Hears what the Finder opens with kvchat, which macOS tells as an event."""
+
+    asked = Signal(Wish)
+
+    def event(self, event: QEvent) -> bool:
+        """A file, or a link."""
+        if isinstance(event, QFileOpenEvent):
+            self.asked.emit(Wish((event.url().toString(),)))
+            return True
+        return super().event(event)
+
+
+class _Wishes:
+    """What this start is for, and later ones: kept until there is a window."""
+
+    def __init__(self, first: Wish) -> None:
+        self._waiting = [first] if first.open or first.quick else []
+        self._fulfil: Callable[[Wish], None] | None = None
+
+    def hear(self, wish: Wish) -> None:
+        """One more."""
+        if self._fulfil is None:
+            self._waiting.append(wish)
+        else:
+            self._fulfil(wish)
+
+    def begin(self, fulfil: Callable[[Wish], None]) -> None:
+        """There is a window now."""
+        self._fulfil = fulfil
+        for wish in self._waiting:
+            fulfil(wish)
+
+
+async def _run(qt: _Qt, instance: SingleInstance, paths: Paths, wish: Wish, *, starter: bool, hidden: bool) -> int:
     asyncio.get_running_loop().set_default_executor(Threads())
+    wishes = _Wishes(wish)
+    for asked in (instance.asked, qt.asked):
+        asked.connect(wishes.hear)
     try:
         finish_restore(paths)
     except KvchatError as error:
@@ -81,9 +121,10 @@ async def _run(qt: QApplication, instance: SingleInstance, paths: Paths, *, star
         return 1
     if runtime is None:
         return 1
-    app = _Application(runtime, look, instance)
+    app = _Application(runtime, look)
     try:
-        await app.start(starter=starter, hidden=hidden)
+        await app.start(starter=starter, hidden=hidden or wish.quick)
+        wishes.begin(app.opener.fulfil)
         await app.quitting.wait()
     finally:
         await app.close()
@@ -108,7 +149,7 @@ async def _opened(paths: Paths, settings: Settings) -> Runtime | None:
 class _Application:
     """The living parts, and the order in which they start and end."""
 
-    def __init__(self, runtime: Runtime, look: Look, instance: SingleInstance) -> None:
+    def __init__(self, runtime: Runtime, look: Look) -> None:
         self.quitting = asyncio.Event()
         self.again = False  # whether to start anew after the end
         self._runtime = runtime
@@ -121,7 +162,7 @@ class _Application:
         self._window.transfer.restart_requested.connect(self._restart)
         self._window.first_start.starter_requested.connect(self._fetch_starter)
         self._window.first_start.cancel_requested.connect(self._cancel_fetch)
-        instance.raise_requested.connect(self._window.raise_window)
+        self.opener = Opener(runtime, self._window, look)
 
     async def start(self, *, starter: bool, hidden: bool) -> None:
         """Show the window, then start the engine; both go on while the other is not ready yet."""
@@ -147,6 +188,7 @@ class _Application:
         """Out of sight at once; then what is being saved is finished and the engine stopped."""
         self._cancel_fetch()
         self._window.hide()
+        self.opener.close()
         self._attention.close()
         self._tray.close()
         await self._window.finish()

@@ -39,6 +39,16 @@ Name: path; Description: "Let the terminal know the command ""kvchat"""; Flags: 
 
 [Registry]
 Root: HKCU; Subkey: "Environment"; ValueType: expandsz; ValueName: "Path"; ValueData: "{olddata};{app}"; Tasks: path; Check: not OnPath
+; Links and the chats that travel open with it; for models it is offered beside what has them already.
+Root: HKCU; Subkey: "Software\Classes\kvchat"; ValueType: string; ValueData: "URL:kvchat"; Flags: uninsdeletekey
+Root: HKCU; Subkey: "Software\Classes\kvchat"; ValueType: string; ValueName: "URL Protocol"; ValueData: ""
+Root: HKCU; Subkey: "Software\Classes\kvchat\shell\open\command"; ValueType: string; ValueData: """{app}\kvchat-app.exe"" open ""%1"""
+Root: HKCU; Subkey: "Software\Classes\kvchat.chat"; ValueType: string; ValueData: "Chat with its memory"; Flags: uninsdeletekey
+Root: HKCU; Subkey: "Software\Classes\kvchat.chat\shell\open\command"; ValueType: string; ValueData: """{app}\kvchat-app.exe"" open ""%1"""
+Root: HKCU; Subkey: "Software\Classes\.kvchat"; ValueType: string; ValueData: "kvchat.chat"; Flags: uninsdeletekey
+Root: HKCU; Subkey: "Software\Classes\.gguf\OpenWithProgids"; ValueType: string; ValueName: "kvchat.chat"; ValueData: ""; Flags: uninsdeletevalue
+; Whether it starts at login is for its own settings to say; without it nothing is to be started.
+Root: HKCU; Subkey: "Software\Microsoft\Windows\CurrentVersion\Run"; ValueName: "kvchat"; Flags: uninsdeletevalue dontcreatekey
 
 [Run]
 Filename: "{app}\kvchat-app.exe"; Description: "Start kvchat"; Flags: nowait postinstall skipifsilent

@@ -34,6 +34,7 @@ def _frames(t: Theme) -> str:
     QFrame[kind="quote"] {{ border: none; border-left: 2px solid {t.line}; border-radius: 0; background: transparent; }}
     QFrame[kind="rule"] {{ background: {t.line}; border: none; }}
     #palette {{ {boxed}; }}
+    #quick {{ background: {t.page}; border: 1px solid {t.line}; }}
     """
 
 

@@ -76,6 +76,10 @@ class TransferController(Controller):
         """Chats from files, of kvchat or another application."""
         self._pick("Import chats", QFileDialog.FileMode.ExistingFiles, _EXPORTS, self._take_in)
 
+    def import_files(self, paths: list[Path]) -> None:
+        """Chats from these files."""
+        self._runner.start(self._take_in(paths))
+
     def take_in_folder(self) -> None:
         """Chats from all files in a folder."""
         self._pick("Import a folder of chats", QFileDialog.FileMode.Directory, "", self._take_in)

@@ -52,6 +52,12 @@ class ModelsWindow(Panel):
         self._come(self.hub)
         self.hub.open_repository(repository)
 
+    def look_for(self, name: str) -> None:
+        """Come to the front with this to be searched for; nothing is asked of the network yet."""
+        self._come(self.hub)
+        self.hub.field.setText(name)
+        self.hub.field.setFocus()
+
     def showEvent(self, event: QShowEvent) -> None:
         """Look for models and for downloads an earlier kvchat has left; follow what changes from now on."""
         super().showEvent(event)

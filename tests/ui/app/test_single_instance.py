@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from PySide6.QtNetwork import QLocalSocket
 
-from kvchat.ui.app.single_instance import SingleInstance
+from kvchat.ui.app.single_instance import SingleInstance, Wish
 from tests.ui.waiting import until
 
+HERE = str(Path("a.gguf").resolve())
 SECOND_START = """
 import sys
 from pathlib import Path
 from PySide6.QtCore import QCoreApplication
-from kvchat.ui.app.single_instance import SingleInstance
+from kvchat.ui.app.single_instance import SingleInstance, wish_for
 app = QCoreApplication([])
-sys.exit(0 if SingleInstance(Path(sys.argv[1])).claim() else 3)
+sys.exit(0 if SingleInstance(Path(sys.argv[1])).claim(wish_for(("kvchat://new", "a.gguf"))) else 3)
 """
 
 
 def start_again(folder: Path) -> subprocess.Popen[bytes]:
-    return subprocess.Popen([sys.executable, "-c", SECOND_START, str(folder)])
+    environment = os.environ | {"XDG_ACTIVATION_TOKEN": "let it"}
+    return subprocess.Popen([sys.executable, "-c", SECOND_START, str(folder)], env=environment)
 
 
 @pytest.mark.parametrize("lock", ["made", "cannot be made"])
@@ -32,12 +36,13 @@ async def test_a_second_start_raises_the_first(tmp_path: Path, lock: str) -> Non
         (tmp_path / "app.lock").mkdir()
     first = SingleInstance(tmp_path)
     assert first.claim()
-    raised: list[bool] = []
-    first.raise_requested.connect(lambda: raised.append(True))
+    heard: list[Wish] = []
+    first.asked.connect(heard.append)
     second = start_again(tmp_path)
     await until(lambda: second.poll() is not None, "the second start to end")
     assert second.returncode == 3
-    await until(lambda: raised)
+    await until(lambda: heard)
+    assert heard == [Wish(("kvchat://new", HERE), token="let it")]
     first.release()
 
 
@@ -59,3 +64,16 @@ async def test_the_folder_is_free_after_release(tmp_path: Path) -> None:
     second = start_again(tmp_path)
     await until(lambda: second.poll() is not None)
     assert second.returncode == 0
+
+
+async def test_another_version_s_words_raise_the_window(tmp_path: Path) -> None:
+    first, heard = SingleInstance(tmp_path), list[Wish]()
+    assert first.claim()
+    first.asked.connect(heard.append)
+    socket = QLocalSocket()
+    socket.connectToServer(first.name)
+    socket.write(b"raise\n")
+    socket.disconnectFromServer()
+    await until(lambda: heard)
+    assert heard == [Wish()]
+    first.release()

@@ -1,0 +1,80 @@
+"""What kvchat is asked to open: kvchat:// links, chats, models, documents, and the small window to ask in.
+
+A link comes from anywhere, a web page too: it never sends, fetches or deletes, it only shows or writes down.
+
+    kvchat://chat/ID            that chat
+    kvchat://new?text=WORDS     an empty page, with these words to be sent or not
+    kvchat://model/OWNER/NAME   the models window, with this to be searched for or not
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from urllib.parse import parse_qs, unquote, urlsplit
+
+from PySide6.QtCore import QObject, QUrl
+
+from kvchat.runtime import Runtime
+from kvchat.ui.app.main_window import MainWindow
+from kvchat.ui.app.quick_window import QuickWindow
+from kvchat.ui.app.single_instance import Wish
+from kvchat.ui.base.theme import Look
+
+
+class Opener(QObject):
+    """Does what a start is for, or a later one."""
+
+    def __init__(self, runtime: Runtime, window: MainWindow, look: Look) -> None:
+        super().__init__(window)
+        self._runtime, self._window = runtime, window
+        self.quick = QuickWindow(runtime, look, window.runner, window.chat.run_turn, window.messages.handle)
+        self.quick.chat_wanted.connect(lambda id: window.show_chat(id))
+
+    def close(self) -> None:
+        """The small window ends with the large one."""
+        self.quick.close()
+        self.quick.deleteLater()
+
+    def fulfil(self, wish: Wish) -> None:
+        """Do all of it."""
+        if wish.quick and self._runtime.model.is_there:
+            self.quick.come()
+            return
+        self._window.raise_window(wish.token)
+        for what in wish.open:
+            self.open(what)
+
+    def open(self, what: str) -> None:
+        """Open a link, or a file by its whole path."""
+        if what.startswith("file:"):
+            self._open_file(Path(QUrl(what).toLocalFile()))
+        elif what.startswith("kvchat:"):
+            self._follow(what)
+        else:
+            self._open_file(Path(what))
+
+    def _follow(self, link: str) -> None:
+        parts = urlsplit(link)
+        rest = unquote(parts.path).strip("/")
+        match parts.netloc:
+            case "chat" if rest in self._window.chat.conversations.ids:
+                self._window.show_chat(rest)
+            case "new":
+                self._window.new_conversation()
+                self._window.composer.take("\n".join(parse_qs(parts.query).get("text", ())))
+            case "model" if rest:
+                self._window.side_windows.open_models().look_for(rest)
+            case _:
+                self._window.notices.tell("This link leads to nothing here", link)
+
+    def _open_file(self, path: Path) -> None:
+        window = self._window
+        match path.suffix.lower():
+            case ".kvchat":
+                window.transfer.import_files([path])
+            case ".gguf":
+                use = window.models.switch if self._runtime.model.is_there else window.models.use
+                window.runner.start(use(path))
+            case _:
+                window.new_conversation()
+                window.attachments.take([path])

@@ -1,0 +1,172 @@
+"""A small window to ask one thing in: over whatever one is at, answered there, gone with Esc. The chat is kept."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from PySide6.QtCore import QPoint, Qt, Signal
+from PySide6.QtGui import QCursor, QGuiApplication, QShowEvent
+
+from kvchat.chat import events
+from kvchat.chat.record.messages import Attachment
+from kvchat.errors import KvchatError
+from kvchat.runtime import Runtime
+from kvchat.ui.base.building import STRETCH, button, column, label, row
+from kvchat.ui.base.tasks import TaskRunner
+from kvchat.ui.base.theme import Look
+from kvchat.ui.chat.composer import Composer
+from kvchat.ui.controllers.views import TurnState
+from kvchat.ui.dialogs.panel import Panel
+from kvchat.ui.messages.message_actions import MessageRequest
+from kvchat.ui.transcript.transcript import Transcript
+
+_WIDTH, _HEIGHT = 640, 480  # pixels at 100 % text; as high once something is asked
+
+
+class QuickWindow(Panel):
+    """Each time it comes it is empty, unless it still waits for a reply."""
+
+    chat_wanted = Signal(str)  # in the main window
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        look: Look,
+        runner: TaskRunner,
+        run_turn: Callable[[str, asyncio.Future[Any]], None],
+        handle: Callable[[MessageRequest], None],
+    ) -> None:
+        """`run_turn` follows a turn for the main window, where the chat may be opened meanwhile.
+
+        `handle` does what is asked for with a message.
+        """
+        super().__init__(look, runner, "Quick question")
+        self.setWindowFlags(
+            Qt.WindowType.Dialog | Qt.WindowType.FramelessWindowHint | Qt.WindowType.WindowStaysOnTopHint
+        )
+        self.setObjectName("quick")
+        self._runtime, self._run_turn = runtime, run_turn
+        self._chat: str | None = None
+        self._turn = TurnState()
+        self.follow(runtime.events.subscribe, self._hear)
+        self.transcript, self.composer = Transcript(look), Composer(look)
+        self.composer.attach.hide()  # with files it is no quick question
+        self.composer.editor.setPlaceholderText("Ask something…")
+        self.composer.sent.connect(self._send)
+        self.composer.stop_requested.connect(self._stop)
+        self.transcript.retry_requested.connect(self._retry)
+        self.transcript.message_requested.connect(lambda asked: self.transcript.end_edit(asked.message.id))
+        self.transcript.message_requested.connect(handle)
+        self.model = label(kind="small")
+        self.to_main = button("Open in the main window", self._open, "link")
+        self._below = row(self.model, STRETCH, self.to_main, margins=(6, 0, 6, 0))
+        parts = self.notices, (self.transcript, 1), self.composer, self._below
+        column(*parts, on=self, spacing=8, margins=12)
+
+    def come(self) -> None:
+        """Come to the front with an empty page; asked for while it is there, go."""
+        if self.isVisible() and self.isActiveWindow():
+            self.close()
+            return
+        if self._chat is None or not self._runtime.chat.is_answering(self._chat):
+            self._chat, self._turn = None, TurnState()
+            self.transcript.show_conversation([])
+        self._fit()
+        self.bring_forward()
+        self.composer.focus()
+
+    def showEvent(self, event: QShowEvent) -> None:
+        """What came while nobody looked is shown."""
+        super().showEvent(event)
+        self._show()
+
+    def _send(self, text: str, _attachments: tuple[Attachment, ...]) -> None:
+        self.run(self._ask(text))
+
+    async def _ask(self, text: str) -> None:
+        """Raises KvchatError; what was written is back in the field then."""
+        try:
+            if self._chat is None:
+                self._chat = (await self._runtime.chat.new_conversation()).id
+        except KvchatError:
+            self.composer.set_draft(text)
+            raise
+        self._follow(self._runtime.chat.send(self._chat, text))
+
+    def _retry(self) -> None:
+        if self._chat is not None:
+            self._follow(self._runtime.chat.retry(self._chat))
+
+    def _follow(self, task: asyncio.Future[Any]) -> None:
+        assert self._chat is not None
+        self._turn.begin()
+        self._run_turn(self._chat, task)
+        task.add_done_callback(lambda _: self._over())
+        self._fit()
+        self._show()
+
+    def _over(self) -> None:
+        self._turn.end()
+        self._show()
+
+    def _stop(self) -> None:
+        if self._chat is not None:
+            self._runtime.chat.stop(self._chat)
+
+    def _open(self) -> None:
+        if self._chat is not None:
+            self.close()
+            self.chat_wanted.emit(self._chat)
+
+    def _hear(self, event: events.Event) -> None:
+        if self._chat is None or getattr(event, "conversation_id", None) != self._chat:
+            return
+        match event:
+            case events.QuestionNotStored(text=text, error=error):
+                self.composer.set_draft(text)
+                self.tell(error)
+            case events.MessagesChanged():
+                self._show()
+            case _:
+                known = self._turn.live_id
+                self._turn.hear(event)  # type: ignore[arg-type]
+                if isinstance(event, events.ReplyDelta) and event.message_id == known:
+                    self._show_live()
+                else:
+                    self._show()
+
+    def _show(self) -> None:
+        """All of it."""
+        self.model.setText(self._runtime.model.name or "")
+        self.to_main.setVisible(self._chat is not None)
+        answers = self._chat is not None and self._runtime.chat.is_answering(self._chat)
+        self.composer.set_busy(answers)
+        self.transcript.show_pending(self._turn.story.pending if self._turn.awaiting else "")
+        self.transcript.show_failure(self._turn.failure, self._runtime.model.name)
+        if self._chat is not None and self.isVisible():
+            self.run(self._reload(self._chat))
+
+    async def _reload(self, chat: str) -> None:
+        messages = await self._runtime.chat.messages(chat)
+        if chat == self._chat:
+            self.transcript.update_messages(messages)
+            self._show_live()
+
+    def _show_live(self) -> None:
+        turn = self._turn
+        if turn.live_id:
+            self.transcript.set_live(turn.live_id, turn.live_text, turn.live_thinking, turn.live_thinking_ms)
+
+    def _fit(self) -> None:
+        """Small while nothing was asked, then as high as a reply needs; in the upper middle of the user's screen."""
+        asked = self._chat is not None
+        self.transcript.setVisible(asked)
+        room = (QGuiApplication.screenAt(QCursor.pos()) or QGuiApplication.primaryScreen()).availableGeometry()
+        width = min(self._look.px(_WIDTH), room.width() - 40)
+        height = min(self._look.px(_HEIGHT), room.height() - 80) if asked else self.sizeHint().height()
+        self.setFixedWidth(width)
+        self.setFixedHeight(height)
+        if not self.isVisible():
+            self.move(room.topLeft() + QPoint((room.width() - width) // 2, room.height() // 5))

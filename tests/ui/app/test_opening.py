@@ -1,0 +1,157 @@
+"""What kvchat is asked to open, and the small window to ask in, over the fake runtime."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from PySide6.QtCore import Qt
+from pytestqt.qtbot import QtBot
+
+from kvchat.__main__ import _is_to_open
+from kvchat.cli.arguments import build_parser
+from kvchat.ui.app.main_window import MainWindow
+from kvchat.ui.app.opening import Opener
+from kvchat.ui.app.quick_window import QuickWindow
+from kvchat.ui.app.single_instance import Wish
+from kvchat.ui.base.theme import Look
+from kvchat.ui.messages.message_actions import MessageRequest, Request
+from kvchat.ui.messages.reply_view import ReplyView
+from kvchat.ui.models.models_window import ModelsWindow
+from tests.ui.fake_runtime import FakeRuntime
+from tests.ui.waiting import until
+
+
+@pytest.fixture
+def opener(furnished: FakeRuntime, window: MainWindow, look: Look) -> Iterator[Opener]:
+    opener = Opener(furnished, window, look)
+    yield opener
+    opener.close()
+
+
+async def test_a_link_shows_a_chat_and_writes_without_sending(
+    furnished: FakeRuntime, window: MainWindow, opener: Opener
+) -> None:
+    window.hide()
+    opener.fulfil(Wish(("kvchat://chat/b",)))
+    assert (window.isVisible(), window.chat.current) == (True, "b")
+    opener.fulfil(Wish(("kvchat://new?text=Why%20is%0Ait%20blue%3F",)))
+    assert (window.chat.current, window.composer.draft) == (None, "Why is\nit blue?")
+    opener.open("kvchat://new?text=%20So%3F")
+    assert window.composer.draft == "Why is\nit blue? So?", "what was written is not overwritten"
+    assert not furnished.chat.answering
+
+
+async def test_a_link_that_leads_nowhere_is_told(furnished: FakeRuntime, window: MainWindow, opener: Opener) -> None:
+    for link in ("kvchat://chat/gone", "kvchat://delete/b", "kvchat:"):
+        opener.open(link)
+        assert window.notices.on_show[-1].words == ("This link leads to nothing here", link)
+    assert window.chat.current == "d"
+
+
+async def test_a_link_to_a_model_asks_nothing_of_the_network(window: MainWindow, opener: Opener) -> None:
+    opener.open("kvchat://model/ggml-org/gemma-3-4b-it-GGUF")
+    models = window.findChild(ModelsWindow)
+    assert models is not None
+    assert models.hub.field.text() == "ggml-org/gemma-3-4b-it-GGUF"
+    await until(lambda: models.hub.list.rows)  # suggestions, which are known here
+    assert models.hub.heading.text().startswith("Suggestions")
+
+
+async def test_a_document_is_attached_to_a_new_chat(
+    furnished: FakeRuntime, window: MainWindow, opener: Opener, tmp_path: Path
+) -> None:
+    (tmp_path / "notes.txt").write_text("The heron stands.")
+    opener.fulfil(Wish((str(tmp_path / "notes.txt"),)))
+    await until(lambda: window.composer.chips.attachments)
+    assert window.chat.current is None
+    assert window.composer.chips.attachments[0].text == "The heron stands."
+
+
+async def test_a_model_answers_from_now_on(furnished: FakeRuntime, window: MainWindow, opener: Opener) -> None:
+    opener.open((Path("/models") / "other.gguf").as_uri())
+    await until(lambda: ("use_model", Path("/models/other.gguf")) in furnished.calls)
+    await until(lambda: furnished.chat.by_id["d"].model == "/models/other.gguf")
+
+
+async def test_a_chat_that_travels_is_taken_in(
+    furnished: FakeRuntime, window: MainWindow, opener: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[list[Path]] = []
+    monkeypatch.setattr(window.transfer, "import_files", taken.append)
+    opener.open("/home/a/Lakes.kvchat")
+    assert taken == [[Path("/home/a/Lakes.kvchat")]]
+
+
+def test_files_and_links_need_no_command(tmp_path: Path) -> None:
+    file = tmp_path / "chat.kvchat"
+    file.touch()
+    assert _is_to_open([str(file)])
+    assert _is_to_open(["kvchat://chat/a"])
+    assert not _is_to_open(["ask"])
+    assert not _is_to_open([str(tmp_path)])
+    assert not _is_to_open([])
+    assert build_parser().parse_args(["open", "a", "b"]).what == ["a", "b"]
+    assert build_parser().parse_args(["quick"]).command == "quick"
+
+
+@pytest.fixture
+def quick(opener: Opener) -> QuickWindow:
+    opener.fulfil(Wish(quick=True))
+    return opener.quick
+
+
+async def test_a_quick_question_is_answered_in_its_window(
+    furnished: FakeRuntime, window: MainWindow, quick: QuickWindow, qtbot: QtBot
+) -> None:
+    assert quick.isVisible()
+    assert quick.transcript.isHidden()
+    small = quick.height()
+    qtbot.keyClicks(quick.composer.editor, "How high?")
+    qtbot.keyClick(quick.composer.editor, Qt.Key.Key_Return)
+    await until(lambda: furnished.chat.busy)
+    chat = furnished.chat.busy or ""
+    assert quick.height() > small
+    furnished.chat.say(chat, "Eight metres.")
+    await until(lambda: any(isinstance(v, ReplyView) and v.text for v in quick.transcript.views.values()))
+    furnished.chat.finish(chat, None)
+    await until(lambda: not furnished.chat.is_answering(chat))
+    assert window.chat.current == "d", "the main window stays where it was"
+    reply = await furnished.chat.messages(chat)
+    quick.transcript.message_requested.emit(MessageRequest(Request.REGENERATE, reply[-1]))
+    await until(lambda: furnished.chat.is_answering(chat))
+    furnished.chat.finish(chat, None)
+    await until(lambda: not furnished.chat.is_answering(chat))
+    quick.to_main.click()
+    assert (quick.isVisible(), window.chat.current) == (False, chat)
+    quick.come()
+    assert quick.transcript.isHidden(), "the next one is another question"
+
+
+async def test_esc_leaves_a_reply_running_and_coming_back_shows_it(
+    furnished: FakeRuntime, quick: QuickWindow, qtbot: QtBot
+) -> None:
+    quick.composer.set_draft("How high?")
+    quick.composer.button.click()
+    await until(lambda: furnished.chat.busy)
+    chat = furnished.chat.busy or ""
+    qtbot.keyClick(quick.composer.editor, Qt.Key.Key_Escape)
+    assert not quick.isVisible()
+    assert furnished.chat.is_answering(chat)
+    quick.come()
+    assert quick.transcript.isVisible()
+    furnished.chat.say(chat, "Eight metres.")
+    await until(lambda: any(isinstance(v, ReplyView) and v.text for v in quick.transcript.views.values()))
+    quick.composer.button.click()  # it is Stop now
+    await until(lambda: not furnished.chat.is_answering(chat))
+
+
+async def test_without_a_model_the_main_window_comes(runtime: FakeRuntime, window: MainWindow, look: Look) -> None:
+    runtime.settings = type(runtime.settings)()
+    opener = Opener(runtime, window, look)
+    window.hide()
+    opener.fulfil(Wish(quick=True))
+    assert window.isVisible()
+    assert not opener.quick.isVisible()
+    opener.close()
