@@ -1,9 +1,10 @@
-.PHONY: run test check lint bundle clean
+.PHONY: run test check lint bundle catalogues clean
 
 run:     ; packaging/run
 test:    ; packaging/test
 check:   ; packaging/test --quick
 bundle:  ; packaging/build-bundle
+catalogues: ; packaging/catalogues
 
 lint:
 	.venv/bin/ruff check .

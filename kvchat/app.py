@@ -35,6 +35,7 @@ from kvchat.ui.app.quitting import close_and_tell
 from kvchat.ui.app.single_instance import SingleInstance, Wish
 from kvchat.ui.app.tray import Tray
 from kvchat.ui.base.theme import Look
+from kvchat.words.language import _
 
 _AGAIN = -1  # not an exit code: start once more
 _SPENT_EVERY_MS = 10_000
@@ -136,8 +137,10 @@ async def _opened(paths: Paths, settings: Settings) -> Runtime | None:
     try:
         return await open_runtime(paths, settings, Ownership(paths.state, "the kvchat window", lasts=True))
     except ChatsDamaged as error:
-        words = "Repairing keeps all that can be read, with what the newest automatic backup has."
-        if not await _ask(error.title, f"{words} The damaged file is set aside.", error.detail, "Repair"):
+        words = _("Repairing keeps all that can be read, with what the newest automatic backup has.")
+        if not await _ask(
+            error.title, _("{words} The damaged file is set aside.", words=words), error.detail, _("Repair")
+        ):
             return None
         repaired = await asyncio.to_thread(repair, paths)
         if repaired is None:
@@ -275,7 +278,7 @@ async def _ask(title: str, words: str, detail: str, action: str) -> bool:
     wanted = box.addButton(action, QMessageBox.ButtonRole.AcceptRole) if action else None
     if wanted is not None:
         box.setDefaultButton(wanted)
-        box.addButton("Quit", QMessageBox.ButtonRole.RejectRole)
+        box.addButton(_("Quit"), QMessageBox.ButtonRole.RejectRole)
     box.finished.connect(lambda _: closed.set())
     box.open()
     await closed.wait()

@@ -38,6 +38,7 @@ from kvchat.system.migrations import drop_old_copies
 from kvchat.system.ownership import Ownership
 from kvchat.system.paths import Paths
 from kvchat.transfer.service import TransferService
+from kvchat.words.language import _
 from kvchat.words.redaction import this_person
 
 SAVE_PATIENCE_S = 15.0  # an engine that writes nothing for so long hangs
@@ -238,15 +239,17 @@ class Runtime:
     async def _come_to_rest(self) -> None:
         """Wait for turns and saves to end, but not for an engine that hangs: stopping it ends them too."""
         if not await self.chat.slots.finishing.rested(self._idle(), SAVE_PATIENCE_S):
-            self.events.publish(Notice("The engine does not answer", "It is stopped; what it was saving is not kept."))
+            self.events.publish(
+                Notice(_("The engine does not answer"), _("It is stopped; what it was saving is not kept."))
+            )
 
     def _why_not_read(self) -> str:
         """Why nothing is to be read before it is asked for, in words; empty where it may be."""
         if self.settings.read_ahead != "auto":
-            return "" if self.settings.read_ahead == "always" else "that is switched off"
+            return "" if self.settings.read_ahead == "always" else _("that is switched off")
         if self.settings.engine_url:
-            return "the engine is not kvchat’s own"
-        return "this computer runs on its battery" if on_battery() else ""
+            return _("the engine is not kvchat’s own")
+        return _("this computer runs on its battery") if on_battery() else ""
 
     def _download_changed(self, download: Download) -> None:
         if words := outcome_in_words(download):

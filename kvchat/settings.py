@@ -20,7 +20,8 @@ from typing import Any
 
 from kvchat.errors import KvchatError
 from kvchat.system.files import read_json, whole_file
-from kvchat.words.wording import several, size
+from kvchat.words.language import LANGUAGES, SYSTEM, _, number, several
+from kvchat.words.wording import size
 
 GB = 1_000_000_000
 MB = 1_000_000
@@ -61,6 +62,7 @@ class Settings:
     max_age_days: int | None = None  # save points not used for so long are deleted; None: kept until the quota is full
     keep_deleted_days: int = 7  # so long deleted chats and messages can be had back; 0: only until Undo goes
     theme: str = "system"  # system, light or dark
+    language: str = SYSTEM  # or one of LANGUAGES
     zoom: int = 100  # the size of all text, in percent
     show_numbers: bool = True  # receipts under replies, and figures in the strip
     read_ahead: str = "auto"  # what is not sent yet: on mains and with kvchat's own engine, always, or never
@@ -88,9 +90,9 @@ class SettingsNotSaved(KvchatError):
 
     def __init__(self, path: Path, error: OSError) -> None:
         super().__init__(
-            "The settings could not be saved",
+            _("The settings could not be saved"),
             f"{path}: {error.strerror}.",
-            "They hold until kvchat is quit. Check that the disk has room and that you may write there.",
+            _("They hold until kvchat is quit. Check that the disk has room and that you may write there."),
         )
 
 
@@ -143,25 +145,27 @@ def _known_fields(raw: dict[str, Any]) -> dict[str, Any]:
 _Rule = Callable[[Any], str]
 
 
-def _whole(least: int, most: float = math.inf, words: Callable[[float], str] = "{:,.0f}".format) -> _Rule:
+def _whole(least: int, most: float = math.inf, words: Callable[[float], str] = number) -> _Rule:
     def rule(value: Any) -> str:
         if not isinstance(value, int) or isinstance(value, bool):
-            return "This must be a whole number."
+            return _("This must be a whole number.")
         if value < least:
-            return f"This must be at least {words(least)}."
-        return f"This must be at most {words(most)}." if value > most else ""
+            return _("This must be at least {words}.", words=words(least))
+        return _("This must be at most {words}.", words=words(most)) if value > most else ""
 
     return rule
 
 
 def _one_of(choices: frozenset[str]) -> _Rule:
     return lambda value: (
-        "" if isinstance(value, str) and value in choices else f"This must be one of {sorted(choices)}."
+        ""
+        if isinstance(value, str) and value in choices
+        else _("This must be one of {choices}.", choices=sorted(choices))
     )
 
 
 def _switch(value: Any) -> str:
-    return "" if isinstance(value, bool) else "This must be true or false."
+    return "" if isinstance(value, bool) else _("This must be true or false.")
 
 
 def _path(value: Any) -> str:
@@ -169,26 +173,40 @@ def _path(value: Any) -> str:
         fits = isinstance(value, str) and b"\0" not in os.fsencode(value)
     except UnicodeEncodeError:  # half a character, which JSON can hold and no name
         fits = False
-    return "" if fits else "This must be a path."
+    return "" if fits else _("This must be a path.")
 
 
 def _text(value: Any) -> str:
-    return "" if isinstance(value, str) and not re.search("[\0\ud800-\udfff]", value) else "This must be text."
+    return "" if isinstance(value, str) and not re.search("[\0\ud800-\udfff]", value) else _("This must be text.")
 
 
 def _paths(value: Any) -> str:
     if not isinstance(value, tuple):
-        return "This must be a list of paths."
+        return _("This must be a list of paths.")
     return next((why for path in value if (why := _path(path))), "")
 
 
 def _temperature(value: Any) -> str:
     fits = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= HIGHEST_TEMPERATURE
-    return "" if fits else f"This must be a number from 0 to {HIGHEST_TEMPERATURE:.0f}."
+    return (
+        ""
+        if fits
+        else _(
+            "This must be a number from 0 to {highest_temperature}.", highest_temperature=f"{HIGHEST_TEMPERATURE:.0f}"
+        )
+    )
 
 
-def _several(one: str) -> Callable[[float], str]:
-    return lambda count: several(int(count), one)
+def _minutes(count: float) -> str:
+    return several(int(count), "{count} minute", "{count} minutes")
+
+
+def _days(count: float) -> str:
+    return several(int(count), "{count} day", "{count} days")
+
+
+def _tokens(count: float) -> str:
+    return several(int(count), "{count} token", "{count} tokens")
 
 
 _RULES: dict[str, _Rule] = {
@@ -199,21 +217,22 @@ _RULES: dict[str, _Rule] = {
     "engine_arguments": _text,
     "rpc_workers": _text,
     "engine_start": _one_of(ENGINE_STARTS),
-    "idle_minutes": _whole(1, MOST_IDLE_MINUTES, _several("minute")),
-    "context_size": _whole(LEAST_CONTEXT, MOST_CONTEXT, _several("token")),
+    "idle_minutes": _whole(1, MOST_IDLE_MINUTES, _minutes),
+    "context_size": _whole(LEAST_CONTEXT, MOST_CONTEXT, _tokens),
     "slots": _whole(0, MOST_SLOTS),
     "kv_type": _one_of(KV_TYPE_NAMES),
     "quota_bytes": _whole(LEAST_QUOTA, MOST_BYTES, size),
     "free_floor_bytes": _whole(0, MOST_BYTES, size),
-    "max_age_days": _whole(1, MOST_DAYS, _several("day")),
-    "keep_deleted_days": _whole(0, MOST_DAYS, _several("day")),
+    "max_age_days": _whole(1, MOST_DAYS, _days),
+    "keep_deleted_days": _whole(0, MOST_DAYS, _days),
     "theme": _one_of(THEMES),
+    "language": _one_of(frozenset((SYSTEM, *LANGUAGES))),
     "zoom": _whole(LEAST_ZOOM, MOST_ZOOM, "{:.0f} %".format),
     "show_numbers": _switch,
     "read_ahead": _one_of(READ_AHEAD),
     "model_titles": _switch,
     "temperature": _temperature,
-    "max_tokens": _whole(1, MOST_TOKENS, _several("token")),
+    "max_tokens": _whole(1, MOST_TOKENS, _tokens),
     "seed": _whole(-1, 2**32 - 1),  # llama.cpp's uint32_t; -1 is a random one
     "door": _switch,
     "door_host": _text,

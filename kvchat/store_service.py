@@ -23,8 +23,9 @@ from kvchat.library.memory.machine import staging_room
 from kvchat.settings import Settings
 from kvchat.system.files import in_time, is_folder
 from kvchat.system.paths import Paths
-from kvchat.words.wording import several, tokens_short
+from kvchat.words.language import _, several
 from kvchat.words.wording import size as size_in_words
+from kvchat.words.wording import tokens_short
 
 # These have the store look for what must go, or may stay.
 BOUND_SETTINGS = ("quota_bytes", "free_floor_bytes", "max_age_days", "model_path", "kv_type")
@@ -65,8 +66,16 @@ def chats_in_words(quota: int, chat_bytes: int) -> str:
         return ""
     chats, tokens = quota // chat_bytes, tokens_short(LONG_CHAT)
     if chats < 1:
-        return f"holds no chat of {tokens} tokens with this model: one takes {size_in_words(chat_bytes)}"
-    return f"holds about {several(chats, 'chat')} of {tokens} tokens with this model"
+        return _(
+            "holds no chat of {tokens} tokens with this model: one takes {size}",
+            tokens=tokens,
+            size=size_in_words(chat_bytes),
+        )
+    return _(
+        "holds about {chats} of {tokens} tokens with this model",
+        chats=several(chats, "{count} chat", "{count} chats"),
+        tokens=tokens,
+    )
 
 
 def limit_in_words(paths: Paths, settings: Settings) -> str:
@@ -92,7 +101,7 @@ def open_store_or_none(paths: Paths, settings: Settings) -> SavePointStore:
     except KvchatError as error:
         return NoStore(error)
     except OSError as error:
-        return NoStore(KvchatError("The folder for save points cannot be used.", f"{paths.save_points}: {error}."))
+        return NoStore(KvchatError(_("The folder for save points cannot be used."), f"{paths.save_points}: {error}."))
 
 
 def store_problem(paths: Paths, settings: Settings) -> str:

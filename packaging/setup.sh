@@ -87,7 +87,7 @@ make_venv() {
 # What .venv was made from: it is set up again when any of this changes.
 environment_stamp() {
   printf '%s\n' "$PWD" "$1"
-  cat pyproject.toml packaging/constraints.txt
+  cat pyproject.toml packaging/constraints.txt kvchat/locale/*/LC_MESSAGES/kvchat.po  # which pip compiles
 }
 
 pip_install() {

@@ -24,6 +24,7 @@ from kvchat.chat.record.database import ConversationGone, Database
 from kvchat.engine.speaking.wire import Sampling
 from kvchat.errors import KvchatError
 from kvchat.session.host import TemplateOptions
+from kvchat.words.language import N_, _
 
 
 @dataclass(frozen=True)
@@ -54,9 +55,9 @@ class FormatRefused(KvchatError):
 
     def __init__(self, said: str) -> None:
         super().__init__(
-            "The engine cannot follow this chat's output format",
-            f"It says: {said}.",
-            "Your message is kept. Correct the grammar or schema in the chat's settings (⋯), then try again.",
+            _("The engine cannot follow this chat's output format"),
+            _("It says: {said}.", said=said),
+            _("Your message is kept. Correct the grammar or schema in the chat's settings (⋯), then try again."),
         )
 
 
@@ -72,23 +73,28 @@ class Range:
     def why_not(self, value: float) -> str:
         """Why the value cannot be, as a sentence; empty where it can."""
         if self.whole and value != int(value):
-            return f"{self.words} must be a whole number."
+            return _("{words} must be a whole number.", words=_(self.words))
         if not math.isfinite(value) or not self.least <= value <= self.most:
-            return f"{self.words} must be from {self.least:,.10g} to {self.most:,.10g}."
+            return _(
+                "{words} must be from {least} to {most}.",
+                words=_(self.words),
+                least=f"{self.least:,.10g}",
+                most=f"{self.most:,.10g}",
+            )
         return ""
 
 
 # What llama.cpp takes is wider; beyond these bounds a model says nothing but noise.
 RANGES: dict[str, Range] = {
-    "temperature": Range("Temperature", 0, 2),
+    "temperature": Range(N_("Temperature"), 0, 2),
     "top_k": Range("Top-k", 0, 1000, whole=True),
     "top_p": Range("Top-p", 0, 1),
     "min_p": Range("Min-p", 0, 1),
-    "repeat_penalty": Range("Repeat penalty", 0.5, 2),
-    "presence_penalty": Range("Presence penalty", -2, 2),
-    "frequency_penalty": Range("Frequency penalty", -2, 2),
-    "seed": Range("Seed", -1, 2**32 - 1, whole=True),  # llama.cpp's uint32_t; -1 is a random one
-    "max_tokens": Range("Longest reply", 1, 2**24, whole=True),
+    "repeat_penalty": Range(N_("Repeat penalty"), 0.5, 2),
+    "presence_penalty": Range(N_("Presence penalty"), -2, 2),
+    "frequency_penalty": Range(N_("Frequency penalty"), -2, 2),
+    "seed": Range(N_("Seed"), -1, 2**32 - 1, whole=True),  # llama.cpp's uint32_t; -1 is a random one
+    "max_tokens": Range(N_("Longest reply"), 1, 2**24, whole=True),
 }
 MOST_STOPS, LONGEST_FORMAT = 16, 100_000  # words that end a reply; characters of a schema or grammar
 
@@ -99,27 +105,33 @@ def check(options: ChatOptions) -> None:
     for name, bounds in RANGES.items():
         value = getattr(sampling, name)
         if value is not None and (why := bounds.why_not(value)):
-            raise BadOptions(why.removesuffix("."), "", "Change the number, or leave the field empty.")
+            raise BadOptions(why.removesuffix("."), "", _("Change the number, or leave the field empty."))
     if len(sampling.stop or ()) > MOST_STOPS or not all(sampling.stop or ()):
-        raise BadOptions(f"There can be at most {MOST_STOPS} stop words, none of them empty", "", "Take some away.")
+        raise BadOptions(
+            _("There can be at most {most_stops} stop words, none of them empty", most_stops=MOST_STOPS),
+            "",
+            _("Take some away."),
+        )
     check_format(sampling)
 
 
 def check_format(sampling: Sampling) -> None:
     """Raises BadOptions for a schema that is not JSON and a grammar without a root. The engine knows the rest."""
     if sampling.json_schema and sampling.grammar:
-        raise BadOptions("A reply can follow a JSON schema or a grammar, not both", "", "Take one of them away.")
+        raise BadOptions(_("A reply can follow a JSON schema or a grammar, not both"), "", _("Take one of them away."))
     if len((sampling.json_schema or "") + (sampling.grammar or "")) > LONGEST_FORMAT:
-        raise BadOptions("This output format is too long", "", "Use a shorter one.")
+        raise BadOptions(_("This output format is too long"), "", _("Use a shorter one."))
     if sampling.json_schema:
         try:
             schema = json.loads(sampling.json_schema)
         except (ValueError, RecursionError) as error:
-            raise BadOptions("The JSON schema is not JSON", f"{error}.", "Correct it and try again.") from None
+            raise BadOptions(_("The JSON schema is not JSON"), f"{error}.", _("Correct it and try again.")) from None
         if not isinstance(schema, dict):
-            raise BadOptions("The JSON schema is not an object", "", "It must begin with { and end with }.")
+            raise BadOptions(_("The JSON schema is not an object"), "", _("It must begin with { and end with }."))
     if sampling.grammar and "root" not in sampling.grammar:
-        raise BadOptions("The grammar has no rule named root", "", "Every GBNF grammar begins with one: root ::= …")
+        raise BadOptions(
+            _("The grammar has no rule named root"), "", _("Every GBNF grammar begins with one: root ::= …")
+        )
 
 
 def options_json(options: ChatOptions) -> str:
@@ -176,7 +188,7 @@ class PresetExists(KvchatError):
     """Two presets cannot have one name."""
 
     def __init__(self, name: str) -> None:
-        super().__init__(f"There is a preset named “{name}” already", "", "Choose another name.")
+        super().__init__(_("There is a preset named “{name}” already", name=name), "", _("Choose another name."))
 
 
 def presets(database: Database) -> list[Preset]:

@@ -19,6 +19,7 @@ from kvchat.chat.record.database_file import StorageFailed
 from kvchat.kvstore.savepoint import Fingerprint
 from kvchat.session.restore_support import Finding, Strategy
 from kvchat.system.concurrency import Worker
+from kvchat.words.language import _
 
 RETEST_AFTER_S = 7 * 86_400.0  # where restoring does not work
 
@@ -65,9 +66,9 @@ class Findings:
         with suppress(StorageFailed):
             await self._worker.run(store_finding, self._database, subject, finding, self._clock())
         if not finding.strategy.saves:
-            self._events.publish(Notice("Chats cannot be remembered here", finding.words))
+            self._events.publish(Notice(_("Chats cannot be remembered here"), finding.words))
         elif before is not None and before.strategy is not finding.strategy:
-            self._events.publish(Notice("Remembering chats did not work as expected", finding.words))
+            self._events.publish(Notice(_("Remembering chats did not work as expected"), finding.words))
 
 
 def newest_finding(file: Path, model: str) -> tuple[Finding, str] | None:

@@ -18,6 +18,7 @@ from kvchat.session.slots.pool import Slots
 from kvchat.session.slots.rank import ABSORBING_PATIENCE_S, Rank
 from kvchat.session.slots.slot import Slot
 from kvchat.system.concurrency import Worker
+from kvchat.words.language import _
 
 
 @dataclass(frozen=True)
@@ -68,4 +69,4 @@ class TurnParts:
         if report.save_points:
             self.events.publish(Absorbed(report.save_points, report.bytes_written))
         for words in report.refused:
-            self.events.publish(Notice("The memory of a chat was not kept", words))
+            self.events.publish(Notice(_("The memory of a chat was not kept"), words))

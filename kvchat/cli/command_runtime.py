@@ -18,6 +18,7 @@ from kvchat.settings import Settings, load_settings, save_settings
 from kvchat.system.concurrency import Threads
 from kvchat.system.paths import Paths
 from kvchat.transfer.restore import finish_restore, in_use
+from kvchat.words.language import _
 
 
 class NoModelForCommand(KvchatError):
@@ -25,9 +26,9 @@ class NoModelForCommand(KvchatError):
 
     def __init__(self) -> None:
         super().__init__(
-            "No model is chosen yet",
+            _("No model is chosen yet"),
             "",
-            "Give one with --model PATH, or add --starter to fetch the small starter model (98 MB).",
+            _("Give one with --model PATH, or add --starter to fetch the small starter model (98 MB)."),
         )
 
 
@@ -36,9 +37,9 @@ class SettingsInUse(KvchatError):
 
     def __init__(self) -> None:
         super().__init__(
-            "kvchat is running, and would not see it",
-            "It keeps its settings until it ends.",
-            "Change it in its window, or quit it first.",
+            _("kvchat is running, and would not see it"),
+            _("It keeps its settings until it ends."),
+            _("Change it in its window, or quit it first."),
         )
 
 
@@ -111,6 +112,6 @@ def run_until_interrupted(work: Coroutine[Any, Any, int]) -> int:
 
 
 def _show_progress(progress: StarterProgress) -> None:
-    show_progress(f"Starter model: {progress.stage.value}", progress.done, progress.total or 0)
+    show_progress(_("Starter model: {value}", value=progress.stage.value), progress.done, progress.total or 0)
     if progress.stage is StarterStage.READY and sys.stderr.isatty():
         print(file=sys.stderr)

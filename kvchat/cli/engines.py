@@ -18,6 +18,7 @@ from kvchat.engine_host.trial import Trial, TrialStep, try_engine
 from kvchat.settings import Settings, load_settings
 from kvchat.system.paths import Paths, resolve_paths
 from kvchat.transfer.restore import in_use
+from kvchat.words.language import _
 from kvchat.words.wording import size
 
 
@@ -40,12 +41,16 @@ def run(options: EnginesOptions) -> int:
 
 def lines(entries: tuple[EngineEntry, ...], fetched: Sequence[FetchedEngine] = ()) -> list[str]:
     """The list as a person reads it; the engine in use is marked."""
-    told = [line for entry in entries for line in _entry_lines(entry)] or ["No engine was found."]
+    told = [line for entry in entries for line in _entry_lines(entry)] or [_("No engine was found.")]
     told += [f"  Fetched: {one.name} ({size(one.size)}); `kvchat engines remove {one.name}`" for one in fetched]
     graphics = find_graphics()
     if not any(entry.backends for entry in entries):
         cards = " and ".join(maker.value for maker in graphics.makers)
-        told += ["", f"Graphics: {cards}. To use it:" if cards else "Graphics:", *install_advice(graphics)]
+        told += [
+            "",
+            _("Graphics: {cards}. To use it:", cards=cards) if cards else _("Graphics:"),
+            *install_advice(graphics),
+        ]
     return told
 
 
@@ -125,9 +130,17 @@ async def _get(paths: Paths, options: EnginesOptions) -> int:
         if now.build and now.stage is not stage:
             stage = now.stage
             if stage is Stage.FETCHING:
-                print(f"{now.build.name} ({size(now.build.size)}) from {setup.fetcher.source}", flush=True)
+                print(
+                    _(
+                        "{name} ({size}) from {source}",
+                        name=now.build.name,
+                        size=size(now.build.size),
+                        source=setup.fetcher.source,
+                    ),
+                    flush=True,
+                )
             elif stage is Stage.TRYING:
-                print("Trying it out:", flush=True)
+                print(_("Trying it out:"), flush=True)
         if now.build and now.stage in (Stage.FETCHING, Stage.CHECKING, Stage.UNPACKING):
             show_progress(f"{now.stage.value.capitalize()}:", now.done, now.build.size)
         for step in now.steps[shown:]:
@@ -145,16 +158,16 @@ async def _get(paths: Paths, options: EnginesOptions) -> int:
     if options.as_json:
         print(json.dumps(_trial_fields(path, trial), indent=2))
     elif trial.works:
-        print(f"In use now: {path}")
+        print(_("In use now: {path}", path=path))
     else:
-        print("It is not used; the engine you had stays. The same command tries it again without a download.")
+        print(_("It is not used; the engine you had stays. The same command tries it again without a download."))
     return 0 if trial.works else 1
 
 
 async def _remove(paths: Paths, options: EnginesOptions) -> int:
     setup = _setup(paths)
     await setup.remove(options.name)
-    print(json.dumps({"removed": options.name}) if options.as_json else f"{options.name} is removed.")
+    print(json.dumps({"removed": options.name}) if options.as_json else _("{name} is removed.", name=options.name))
     return 0
 
 

@@ -29,7 +29,8 @@ from kvchat.settings import Settings, load_settings
 from kvchat.system.files import is_folder
 from kvchat.system.paths import Paths, resolve_paths
 from kvchat.transfer.restore import in_use
-from kvchat.words.wording import several, size, tokens_short
+from kvchat.words.language import _, several
+from kvchat.words.wording import size, tokens_short
 
 LONGEST_TOKEN = 1000  # characters
 
@@ -44,7 +45,7 @@ def run(options: ModelsOptions) -> int:
     settings = load_settings(paths.settings_file)
     for folder in options.folders:
         if not is_folder(folder):
-            raise NoSuchFile("There is no such folder", str(folder), "Name one that is there.")
+            raise NoSuchFile(_("There is no such folder"), str(folder), _("Name one that is there."))
     chosen = (*settings.model_folders, *(str(folder.absolute()) for folder in options.folders))
     library = ModelLibrary(paths, lambda: chosen)
     match options.action:
@@ -78,14 +79,14 @@ async def _list(library: ModelLibrary, paths: Paths, settings: Settings, as_json
 
 def list_lines(models: Sequence[JudgedModel], unreadable: Sequence[UnreadableFolder]) -> list[str]:
     """The models for a reader, those that cannot be used at the end with the reason."""
-    lines = [several(len(models), "model")]
+    lines = [several(len(models), "{count} model", "{count} models")]
     lines += columns([_row(one.model, one.judgement) for one in models if one.judgement])
     for problem, name in [(one.model.problem, one.model.name) for one in models]:
         if problem:
             lines += [f"  {name}: {problem.title}.", f"    {problem.detail}"]
     lines += [f"  {folder.path} cannot be read: {folder.reason}." for folder in unreadable]
     if not models:
-        lines += ["`kvchat models suggest` names some, `kvchat models get` fetches one."]
+        lines += [_("`kvchat models suggest` names some, `kvchat models get` fetches one.")]
     return lines
 
 
@@ -130,15 +131,15 @@ def _suggest(memory: MemoryFacts, as_json: bool) -> int:
     if as_json:
         print(json.dumps({"memory_gb": tier, "suggestions": [dataclasses.asdict(one) for one in fitting]}))
         return 0
-    print(f"For a GPU of {tier} GB:" if tier else "For a computer without a large GPU:")
+    print(_("For a GPU of {tier} GB:", tier=tier) if tier else _("For a computer without a large GPU:"))
     print("\n".join(columns([_suggestion_row(one, memory) for one in fitting])))
-    print("Fetch one with `kvchat models get NAME`.")
+    print(_("Fetch one with `kvchat models get NAME`."))
     return 0
 
 
 def _suggestion_row(one: Suggestion, memory: MemoryFacts) -> tuple[str, ...]:
     verdict = judge_size(one.size, memory).verdict.value
-    return (f"{one.repository}:{one.quantisation}", f"about {size(one.size)}", verdict, one.why)
+    return (f"{one.repository}:{one.quantisation}", _("about {size}", size=size(one.size)), verdict, one.why)
 
 
 async def _search(library: ModelLibrary, options: ModelsOptions) -> int:
@@ -146,10 +147,10 @@ async def _search(library: ModelLibrary, options: ModelsOptions) -> int:
     if options.as_json:
         print(json.dumps({"models": [_hub_fields(one) for one in found]}))
     elif not found:
-        print(f"Nothing on Hugging Face is named like “{options.what}” and has GGUF files.")
+        print(_("Nothing on Hugging Face is named like “{what}” and has GGUF files.", what=options.what))
     else:
         rows = [
-            (one.repository, f"{one.downloads:,} downloads", "asks for your account" if one.gated else "")
+            (one.repository, f"{one.downloads:,} downloads", _("asks for your account") if one.gated else "")
             for one in found
         ]
         print("\n".join(columns(rows)))
@@ -170,12 +171,12 @@ async def _files(library: ModelLibrary, settings: Settings, options: ModelsOptio
         print(json.dumps({"repository": repository.repository, "revision": repository.revision, "files": files}))
         return 0
     if not repository.files:
-        print(f"{repository.repository} has no model that kvchat could use.")
+        print(_("{repository} has no model that kvchat could use.", repository=repository.repository))
         return 0
     rows = [(one.name, size(one.size), judge_size(one.size, memory).verdict.value) for one in repository.files]
     print("\n".join(columns(rows)))
     if repository.gated:
-        print("Its makers want to know who fetches it: `kvchat models token` takes an access token.")
+        print(_("Its makers want to know who fetches it: `kvchat models token` takes an access token."))
     return 0
 
 
@@ -188,7 +189,7 @@ async def _get(library: ModelLibrary, paths: Paths, options: ModelsOptions) -> i
     order = Order(repository.repository, repository.revision, file)
 
     def tell(done: int, checking: bool) -> None:
-        show_progress("Checking:" if checking else "Fetching:", done, file.size)
+        show_progress(_("Checking:") if checking else _("Fetching:"), done, file.size)
 
     path = await fetch_model(order, paths.models, library.hub, tell)
     print(path)
@@ -203,7 +204,9 @@ async def _use(library: ModelLibrary, paths: Paths, options: ModelsOptions) -> i
     path = _named_file(options.what) or await _found(library, options.what)
     read_facts(path)
     change_settings(paths, model_path=str(path))
-    print(json.dumps({"model_path": str(path)}) if options.as_json else f"New chats are answered by {path}.")
+    print(
+        json.dumps({"model_path": str(path)}) if options.as_json else _("New chats are answered by {path}.", path=path)
+    )
     return 0
 
 
@@ -221,8 +224,12 @@ async def _found(library: ModelLibrary, name: str) -> Path:
     if len(found) == 1:
         return found[0]
     there = ", ".join(sorted({models[path] for path in found} or set(models.values()))) or "none"
-    title = f"Several models are called like “{name}”" if found else f"There is no model “{name}” on this machine"
-    raise NoSuchFile(title, f"There is: {there}.", "Name one of them, or the path of a GGUF file.")
+    title = (
+        _("Several models are called like “{name}”", name=name)
+        if found
+        else _("There is no model “{name}” on this machine", name=name)
+    )
+    raise NoSuchFile(title, _("There is: {there}.", there=there), _("Name one of them, or the path of a GGUF file."))
 
 
 def chosen_file(repository: HubRepository, quantisation: str) -> HubFile:
@@ -234,11 +241,13 @@ def chosen_file(repository: HubRepository, quantisation: str) -> HubFile:
         fitting = list(repository.files) if len(repository.files) == 1 else usual
     if len(fitting) == 1:
         return fitting[0]
-    there = ", ".join(one.quantisation or one.name for one in repository.files) or "no model that kvchat could use"
+    there = ", ".join(one.quantisation or one.name for one in repository.files) or _("no model that kvchat could use")
     raise NoSuchFile(
-        f"{repository.repository} has no such file" if wanted else "Which file is it to be?",
-        f"There is: {there}.",
-        f"Name one: `kvchat models get {repository.repository}:Q8_0`.",
+        _("{repository} has no such file", repository=repository.repository)
+        if wanted
+        else _("Which file is it to be?"),
+        _("There is: {there}.", there=there),
+        _("Name one: `kvchat models get {repository}:Q8_0`.", repository=repository.repository),
     )
 
 
@@ -247,7 +256,7 @@ def _named(text: str) -> str:
     repository = repository_in(text)
     if repository is None:
         raise NoSuchFile(
-            "This is no repository", f"“{text}”", "Write it as OWNER/NAME; `kvchat models search` finds it."
+            _("This is no repository"), f"“{text}”", _("Write it as OWNER/NAME; `kvchat models search` finds it.")
         )
     return repository
 
@@ -255,9 +264,9 @@ def _named(text: str) -> str:
 def _token(library: ModelLibrary, options: ModelsOptions) -> int:
     if options.forget:
         library.token.forget()
-        print("The access token is forgotten.")
+        print(_("The access token is forgotten."))
         return 0
     # Not as an argument: those can be seen by every user of the machine.
     value = getpass.getpass("Access token: ") if sys.stdin.isatty() else sys.stdin.readline(LONGEST_TOKEN)
-    print(f"Kept in {library.token.save(value)}.")
+    print(_("Kept in {save}.", save=library.token.save(value)))
     return 0

@@ -14,10 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvchat.cli.options import AskOptions
+from kvchat.words.language import N_, _
 
 GREETING = "Say hello in one sentence."
 GREETING_TOKENS = 64
-_ELSEWHERE = "Start kvchat from a desktop session, or chat here with: kvchat ask PROMPT"
+_ELSEWHERE = N_("Start kvchat from a desktop session, or chat here with: kvchat ask PROMPT")
 
 # Shared objects that Qt's libraries and its platform plugins link to.
 _CORE_LIBRARIES = (
@@ -58,23 +59,26 @@ def find_problem(environment: Mapping[str, str] = os.environ) -> DisplayProblem 
     elif environment.get("WAYLAND_DISPLAY"):
         needed += _WAYLAND_LIBRARIES
     else:
-        return DisplayProblem("There is no display: neither DISPLAY nor WAYLAND_DISPLAY is set.", _ELSEWHERE)
+        return DisplayProblem(_("There is no display: neither DISPLAY nor WAYLAND_DISPLAY is set."), _(_ELSEWHERE))
     return _missing(needed) or _unreachable(environment)
 
 
 def run(problem: DisplayProblem, *, starter: bool) -> int:
     """Say what is wrong. With `starter`, chat all the same: a loop on a terminal, one greeting elsewhere."""
-    print(f"kvchat cannot open a window. {problem.detail}\n  {problem.advice}", file=sys.stderr)
+    print(
+        _("kvchat cannot open a window. {detail}\n  {advice}", detail=problem.detail, advice=problem.advice),
+        file=sys.stderr,
+    )
     if not starter:
         return 1
     if not sys.stdin.isatty():
         from kvchat.cli.talk import ask
 
-        print(f"Instead, one question to the starter model: {GREETING}", file=sys.stderr)
+        print(_("Instead, one question to the starter model: {greeting}", greeting=GREETING), file=sys.stderr)
         return ask.run(AskOptions(prompt=GREETING, new=True, max_tokens=GREETING_TOKENS, starter=True))
     from kvchat.cli.talk import conversation
 
-    print("Chatting in the terminal instead.", file=sys.stderr)
+    print(_("Chatting in the terminal instead."), file=sys.stderr)
     return conversation.run(AskOptions(new=True, starter=True))
 
 
@@ -85,8 +89,8 @@ def _missing(libraries: Iterable[str]) -> DisplayProblem | None:
         return None
     packages = " ".join(dict.fromkeys(map(_package, lost)))
     return DisplayProblem(
-        f"Qt needs libraries that are not installed: {', '.join(lost)}.",
-        f"On Debian or Ubuntu, run: sudo apt-get install -y {packages}",
+        _("Qt needs libraries that are not installed: {lost}.", lost=", ".join(lost)),
+        _("On Debian or Ubuntu, run: sudo apt-get install -y {packages}", packages=packages),
     )
 
 
@@ -111,7 +115,7 @@ def _unreachable(environment: Mapping[str, str]) -> DisplayProblem | None:
     if any(_answers(name, environment) for name in names):
         return None
     shown = " and ".join(f"{name}={environment[name]}" for name in names)
-    return DisplayProblem(f"No display answers at {shown}.", _ELSEWHERE)
+    return DisplayProblem(_("No display answers at {shown}.", shown=shown), _(_ELSEWHERE))
 
 
 def _answers(name: str, environment: Mapping[str, str]) -> bool:

@@ -17,6 +17,7 @@ from typing import Literal
 from kvchat.errors import KvchatError
 from kvchat.settings import MOST_BYTES, MOST_CONTEXT, why_not
 from kvchat.transfer.exporting import ExportForm
+from kvchat.words.language import _, number
 from kvchat.words.wording import size
 
 MOST_QUESTION = 64_000_000  # bytes, as of a file that is attached
@@ -158,10 +159,12 @@ class NoQuestion(KvchatError):
 
 def positive(digits: str) -> int:
     """A whole number above zero, and none that nobody could wait for."""
-    number = int(digits)  # argparse makes a usage message of its ValueError
-    if not 1 <= number <= MOST_CONTEXT:
-        raise argparse.ArgumentTypeError(f"{digits} is not from 1 to {MOST_CONTEXT:,}")
-    return number
+    value = int(digits)  # argparse makes a usage message of its ValueError
+    if not 1 <= value <= MOST_CONTEXT:
+        raise argparse.ArgumentTypeError(
+            _("{digits} is not from 1 to {most_context}", digits=digits, most_context=number(MOST_CONTEXT))
+        )
+    return value
 
 
 def setting(name: str, read: Callable[[str], float]) -> Callable[[str], float]:
@@ -186,7 +189,7 @@ def text(words: str) -> str:
 def named_path(name: str) -> Path:
     """A path that can be written down: what answers a chat is remembered by it."""
     if text(name) != name:
-        raise argparse.ArgumentTypeError(f"the name {text(name)!r} is not in UTF-8: rename it")
+        raise argparse.ArgumentTypeError(_("the name {text} is not in UTF-8: rename it", text=repr(text(name))))
     return Path(name)
 
 
@@ -195,7 +198,9 @@ def standard_input() -> str:
     given = sys.stdin.buffer.read(MOST_QUESTION + 1) if sys.stdin else b""
     if len(given) > MOST_QUESTION:
         raise NoQuestion(
-            "The question is too long", f"It is larger than {size(MOST_QUESTION)}.", "Attach a part of it."
+            _("The question is too long"),
+            _("It is larger than {most_question}.", most_question=size(MOST_QUESTION)),
+            _("Attach a part of it."),
         )
     return given.decode("utf-8-sig", "replace").replace("\0", "")
 
@@ -204,8 +209,8 @@ def byte_count(words: str) -> int:
     """A size as a user writes it: "2GB", "1.5 gb", "500M", "1000000"."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)B?\s*", words, re.IGNORECASE)
     if match is None:
-        raise argparse.ArgumentTypeError(f"{words!r} is not a size; write it as 500MB or 2GB")
+        raise argparse.ArgumentTypeError(_("{words} is not a size; write it as 500MB or 2GB", words=repr(words)))
     size_bytes = float(match[1]) * _UNITS[match[2].upper()]
     if size_bytes > MOST_BYTES:
-        raise argparse.ArgumentTypeError(f"{words!r} is more than any disk has")
+        raise argparse.ArgumentTypeError(_("{words} is more than any disk has", words=repr(words)))
     return round(size_bytes)

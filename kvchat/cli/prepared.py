@@ -18,8 +18,9 @@ from kvchat.cli.terminal import columns
 from kvchat.runtime import Runtime, open_runtime
 from kvchat.settings import load_settings
 from kvchat.system.paths import resolve_paths
+from kvchat.words.language import _, number, several
 from kvchat.words.safe_text import calm
-from kvchat.words.wording import duration, roughly, several, size, timestamp
+from kvchat.words.wording import duration, roughly, size, timestamp
 
 
 def run_prepare(options: PrepareOptions) -> int:
@@ -40,8 +41,12 @@ async def _prepare(options: PrepareOptions) -> int:
     def hear(event: Event) -> None:
         if isinstance(event, LibraryChanged) and sys.stderr.isatty():
             for reading in library.reading.values():
-                amount = f"{reading.done:,} of {reading.total:,} tokens" if reading.total else ""
-                print(f"\rReading: {amount:<30}", end="", file=sys.stderr, flush=True)
+                amount = (
+                    _("{done} of {total} tokens", done=number(reading.done), total=number(reading.total))
+                    if reading.total
+                    else ""
+                )
+                print(_("\rReading: {amount}", amount=f"{amount:<30}"), end="", file=sys.stderr, flush=True)
 
     runtime.events.subscribe(hear)
     try:
@@ -58,7 +63,15 @@ async def _prepare(options: PrepareOptions) -> int:
     if sys.stderr.isatty():
         print(file=sys.stderr)
     took = f", read in {duration(now.read_ms)}" if now.read_ms else ""
-    print(f"“{calm(now.name)}” is prepared: {several(len(now.sources), 'file')}, {now.tokens:,} tokens{took}.")
+    print(
+        _(
+            "“{name}” is prepared: {count}, {tokens} tokens{took}.",
+            name=calm(now.name),
+            count=several(len(now.sources), "{count} file", "{count} files"),
+            tokens=number(now.tokens),
+            took=took,
+        )
+    )
     return 0
 
 
@@ -69,15 +82,27 @@ async def _meant(runtime: Runtime, options: PrepareOptions) -> Prepared:
     if found is not None:
         given = await asyncio.to_thread(lambda: {str(path.absolute()) for path in options.paths})
         if given and given != set(found.paths):
-            words, advice = f"It was made of {', '.join(found.paths)}.", "Choose another name, or remove it first."
-            raise CannotPrepare(f"There is something called “{options.name}” already", words, advice)
+            words, advice = (
+                _("It was made of {paths}.", paths=", ".join(found.paths)),
+                _("Choose another name, or remove it first."),
+            )
+            raise CannotPrepare(_("There is something called “{name}” already", name=options.name), words, advice)
         return found
     if not options.paths:
-        raise CannotPrepare(f"There is nothing called “{options.name}” yet", "", "Say which files or folders to read.")
+        raise CannotPrepare(
+            _("There is nothing called “{name}” yet", name=options.name),
+            "",
+            _("Say which files or folders to read."),
+        )
     now = await runtime.engine.states_now()
     estimate = await library.estimate(options.paths, now[0].model if now else "")
     time = f", {roughly(estimate.seconds)}" if estimate.seconds else ""
-    words = f"{several(estimate.files, 'file')}, about {estimate.tokens:,} tokens{time}"
+    words = _(
+        "{files}, about {tokens} tokens{time}",
+        files=several(estimate.files, "{count} file", "{count} files"),
+        tokens=number(estimate.tokens),
+        time=time,
+    )
     print(words, file=sys.stderr)
     return await library.add(options.paths, options.name)
 
@@ -105,15 +130,17 @@ def _fields(one: Standing, folder: Path) -> dict[str, Any]:
 
 def _row(one: Standing) -> tuple[str, ...]:
     """A set for a reader."""
-    prepared, seconds = one.prepared, roughly(one.seconds) if one.seconds else "a time never measured"
+    prepared, seconds = one.prepared, roughly(one.seconds) if one.seconds else _("a time never measured")
     return (
         calm(prepared.name),
-        several(len(prepared.sources), "file"),
+        several(len(prepared.sources), "{count} file", "{count} files"),
         f"{prepared.tokens:,} tokens",
         size(one.bytes),
-        f"not ready: {one.why_not}; reading takes {seconds}" if one.why_not else f"saves {seconds}",
+        _("not ready: {why_not}; reading takes {seconds}", why_not=one.why_not, seconds=seconds)
+        if one.why_not
+        else _("saves {seconds}", seconds=seconds),
         calm(Path(prepared.model).stem),
-        f"read {timestamp(prepared.created_at)}" if prepared.is_read else "",
+        _("read {timestamp}", timestamp=timestamp(prepared.created_at)) if prepared.is_read else "",
         f"{one.changes.words} since" if one.changes else "",
     )
 
@@ -128,7 +155,7 @@ async def _prepared(options: PrepareOptions) -> int:
     try:
         if options.action == "remove":
             await runtime.chat.library.remove(await runtime.chat.library.named(options.name))
-            print(f"“{calm(options.name)}” is removed.")
+            print(_("“{name}” is removed.", name=calm(options.name)))
             return 0
         usage = await runtime.save_points.usage()
         shown = await runtime.chat.library.standings(await runtime.engine.states_now(), usage.conversations)
@@ -137,7 +164,9 @@ async def _prepared(options: PrepareOptions) -> int:
     if options.as_json:
         print(json.dumps({"prepared": [_fields(one, paths.save_points) for one in shown]}, ensure_ascii=False))
     elif not shown:
-        print("Nothing is prepared. `kvchat prepare PATH... --name NAME` reads documents once, for chats to begin on.")
+        print(
+            _("Nothing is prepared. `kvchat prepare PATH... --name NAME` reads documents once, for chats to begin on.")
+        )
     else:
-        print("\n".join([f"Kept in {paths.save_points}", *columns(list(map(_row, shown)))]))
+        print("\n".join([_("Kept in {save_points}", save_points=paths.save_points), *columns(list(map(_row, shown)))]))
     return 0

@@ -16,6 +16,8 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
+from kvchat.words.language import _
+
 FAILED = 1  # what argparse ends with is 2
 INTERRUPTED, TERMINATED, NO_READER = 130, 143, 141  # 128 + the signal, as a shell has it
 DEAF_S = 1.5  # how long a signal may go unheard
@@ -150,6 +152,6 @@ def _not_told(fault: OSError) -> int:
     """The exit code where the work is done and nobody has heard of it."""
     if isinstance(fault, BrokenPipeError):  # who read it wanted no more
         return NO_READER
-    why = "It is closed" if fault.errno == errno.EBADF else fault.strerror
-    print(f"kvchat: The output could not be written\n  {why}.", file=sys.stderr)
+    why = _("It is closed") if fault.errno == errno.EBADF else fault.strerror
+    print(_("kvchat: The output could not be written\n  {why}.", why=why), file=sys.stderr)
     return FAILED

@@ -17,6 +17,7 @@ from kvchat.errors import KvchatError
 from kvchat.settings import NAMES, Settings, load_settings, why_not
 from kvchat.system.paths import Paths, resolve_paths
 from kvchat.transfer.restore import in_use
+from kvchat.words.language import _
 
 _JUDGED_BY_ENGINE = ("engine_arguments", "rpc_workers", "engine_url")
 
@@ -55,7 +56,11 @@ def _set(paths: Paths, name: str, value: Any, as_json: bool) -> int:
     if not why and value and name in _JUDGED_BY_ENGINE:
         why = asyncio.run(_engine_says(paths, name, value))
     if why:
-        raise BadSetting(f"{name} cannot be that", why, f"`kvchat settings reset {name}` takes what is usual.")
+        raise BadSetting(
+            _("{name} cannot be that", name=name),
+            why,
+            _("`kvchat settings reset {name}` takes what is usual.", name=name),
+        )
     paths.ensure()
     if in_use(paths):
         raise SettingsInUse
@@ -79,12 +84,16 @@ def _value(name: str, words: Sequence[str]) -> Any:
     if isinstance(usual, tuple):
         return tuple(words)
     if len(words) != 1:
-        raise BadSetting(f"{name} takes one value", f"{len(words)} were given.", "Put it into quotes.")
+        raise BadSetting(
+            _("{name} takes one value", name=name),
+            _("{count} were given.", count=len(words)),
+            _("Put it into quotes."),
+        )
     if name.endswith("_bytes"):
         try:
             return byte_count(first)
         except argparse.ArgumentTypeError as error:
-            raise BadSetting(f"{name} cannot be that", f"{error}.") from error
+            raise BadSetting(_("{name} cannot be that", name=name), f"{error}.") from error
     try:
         number = json.loads(first)
     except ValueError:

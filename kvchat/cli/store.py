@@ -27,8 +27,9 @@ from kvchat.kvstore.savepoint import (
 from kvchat.settings import load_settings
 from kvchat.store_service import chats_in_words, long_chat, open_store
 from kvchat.system.paths import Paths, resolve_paths
+from kvchat.words.language import _, number, several
 from kvchat.words.safe_text import calm
-from kvchat.words.wording import duration, one_line, several, size, timestamp
+from kvchat.words.wording import duration, one_line, size, timestamp
 
 Titles = Mapping[str, str]  # by conversation id
 Saved = Mapping[str, float]  # seconds, by conversation id
@@ -67,7 +68,7 @@ def _told_of(paths: Paths) -> tuple[Titles, Saved]:
     try:
         with closing(Database(paths.database)) as database:
             titles = {conversation.id: conversation.title for conversation in database.conversations()}
-            titles |= {one.owner: f"Prepared: {one.name}" for one in all_prepared(database)}
+            titles |= {one.owner: _("Prepared: {name}", name=one.name) for one in all_prepared(database)}
             return titles, database.seconds_saved()
     except KvchatError:
         return {}, {}
@@ -82,12 +83,12 @@ def _prune(store: BlockStore, titles: Titles, options: StoreOptions) -> int:
     if options.as_json:
         print(json.dumps(_plan_fields(plan, titles, options, freed)))
     elif freed:
-        print(f"Freed {size(freed)}.")
+        print(_("Freed {freed}.", freed=size(freed)))
     return 0
 
 
 def _verify(store: BlockStore, titles: Titles, as_json: bool) -> int:
-    report = store.verify(partial(show_progress, "Verifying:"))
+    report = store.verify(partial(show_progress, _("Verifying:")))
     left = {one.conversation_id: one.save_points for one in store.usage().conversations}
     told = (
         json.dumps(_report_fields(report, left, titles)) if as_json else "\n".join(report_lines(report, left, titles))
@@ -100,11 +101,15 @@ def _forget(store: BlockStore, options: StoreOptions) -> int:
     """Delete what is kept for a program. Raises KvchatError where nothing is."""
     programs = [program_of(one.conversation_id) for one in store.usage().conversations]
     if options.program not in filter(None, programs):
-        there = ", ".join(sorted(filter(None, programs))) or "There are none"
-        raise KvchatError(f"Nothing is kept for a program called “{options.program}”", f"{there}.", "")
+        there = ", ".join(sorted(filter(None, programs))) or _("There are none")
+        raise KvchatError(
+            _("Nothing is kept for a program called “{program}”", program=options.program), f"{there}.", ""
+        )
     freed = store.delete_conversation(kept_for(options.program))
     print(
-        json.dumps({"program": options.program, "bytes_freed": freed}) if options.as_json else f"Freed {size(freed)}."
+        json.dumps({"program": options.program, "bytes_freed": freed})
+        if options.as_json
+        else _("Freed {freed}.", freed=size(freed))
     )
     return 0
 
@@ -112,23 +117,63 @@ def _forget(store: BlockStore, options: StoreOptions) -> int:
 def usage_lines(usage: StoreUsage, titles: Titles, saved: Saved) -> list[str]:
     """The store for a reader: sums, then each conversation, the largest first."""
     programs = [one for one in usage.conversations if program_of(one.conversation_id)]
-    chats = several(len(usage.conversations) - len(programs), "chat")
-    others = f" and {several(len(programs), 'program')}" if programs else ""
+    chats = several(len(usage.conversations) - len(programs), "{count} chat", "{count} chats")
+    others = f" and {several(len(programs), '{count} program', '{count} programs')}" if programs else ""
     rows = [
-        ("Save points", f"{usage.save_points:,}, in {chats}{others}"),
-        ("On disk", f"{size(usage.physical_bytes)} of {size(usage.quota_bytes)} allowed"),
-        ("As whole files", f"{size(usage.logical_bytes)}; sharing saves {size(shared_savings(usage))}"),
-        ("Rows, each once", size(usage.unique_rows_bytes)),
-        ("Written", f"{size(usage.bytes_written_today)} today, {size(usage.bytes_written)} in total"),
-        ("Free on the disk", f"{size(usage.free_bytes)}; below {size(usage.free_floor_bytes)} nothing is saved"),
+        (
+            _("Save points"),
+            _("{save_points}, in {chats}{others}", save_points=number(usage.save_points), chats=chats, others=others),
+        ),
+        (
+            _("On disk"),
+            _(
+                "{physical_bytes} of {quota_bytes} allowed",
+                physical_bytes=size(usage.physical_bytes),
+                quota_bytes=size(usage.quota_bytes),
+            ),
+        ),
+        (
+            _("As whole files"),
+            _(
+                "{logical_bytes}; sharing saves {shared_savings}",
+                logical_bytes=size(usage.logical_bytes),
+                shared_savings=size(shared_savings(usage)),
+            ),
+        ),
+        (_("Rows, each once"), size(usage.unique_rows_bytes)),
+        (
+            _("Written"),
+            _(
+                "{bytes_written_today} today, {bytes_written} in total",
+                bytes_written_today=size(usage.bytes_written_today),
+                bytes_written=size(usage.bytes_written),
+            ),
+        ),
+        (
+            _("Free on the disk"),
+            _(
+                "{free_bytes}; below {free_floor_bytes} nothing is saved",
+                free_bytes=size(usage.free_bytes),
+                free_floor_bytes=size(usage.free_floor_bytes),
+            ),
+        ),
     ]
     if holds := chats_in_words(usage.quota_bytes, usage.chat_bytes):
         rows.insert(2, ("", holds))
     if programs:
         held = size(sum(one.exclusive_bytes for one in programs))
-        rows.append(("Other programs", f"{held} their own, of {size(usage.programs_quota_bytes)} allowed"))
+        rows.append(
+            (
+                _("Other programs"),
+                _(
+                    "{held} their own, of {programs_quota_bytes} allowed",
+                    held=held,
+                    programs_quota_bytes=size(usage.programs_quota_bytes),
+                ),
+            )
+        )
     if usage.set_aside_bytes:
-        rows.append(("Set aside as bad", size(usage.set_aside_bytes)))
+        rows.append((_("Set aside as bad"), size(usage.set_aside_bytes)))
     lines = [f"{name:<18}{value}" for name, value in rows]
     if not usage.conversations:
         return lines
@@ -136,14 +181,14 @@ def usage_lines(usage: StoreUsage, titles: Titles, saved: Saved) -> list[str]:
 
 
 def _usage_row(one: ConversationUsage, titles: Titles, saved: Saved) -> tuple[str, ...]:
-    marks = [word for word, is_so in (("pinned", one.pinned), ("never saved", one.never_save)) if is_so]
+    marks = [word for word, is_so in (("pinned", one.pinned), (_("never saved"), one.never_save)) if is_so]
     return (
         _title(one.conversation_id, titles),
-        several(one.save_points, "save point"),
-        f"{size(one.exclusive_bytes)} its own",
+        several(one.save_points, "{count} save point", "{count} save points"),
+        _("{exclusive_bytes} its own", exclusive_bytes=size(one.exclusive_bytes)),
         f"{size(one.shared_bytes)} shared",
-        f"saved {duration(1000 * saved.get(one.conversation_id, 0.0))} so far",
-        f"used {timestamp(one.last_used_at)}",
+        _("saved {get} so far", get=duration(1000 * saved.get(one.conversation_id, 0.0))),
+        _("used {timestamp}", timestamp=timestamp(one.last_used_at)),
         ", ".join(marks),
     )
 
@@ -156,38 +201,52 @@ def shared_savings(usage: StoreUsage) -> int:
 def plan_lines(plan: PrunePlan, titles: Titles, target_bytes: int, *, dry_run: bool) -> list[str]:
     """What a prune removes, or would remove, and what re-reading it would cost."""
     if not plan.save_point_ids:
-        lines = [f"Nothing to delete: the save points take {size(plan.bytes_left)}."]
+        lines = [_("Nothing to delete: the save points take {bytes_left}.", bytes_left=size(plan.bytes_left))]
     else:
-        verb = "Would delete" if dry_run else "Deleting"
+        verb = _("Would delete") if dry_run else _("Deleting")
         lines = [
-            f"{verb} {several(len(plan.save_point_ids), 'save point')}, {size(plan.bytes_freed)};"
-            f" to read again: {_rereading(plan.prefill_seconds)}.",
+            _(
+                "{verb} {count}, {bytes_freed}; to read again: {rereading}.",
+                verb=verb,
+                count=several(len(plan.save_point_ids), "{count} save point", "{count} save points"),
+                bytes_freed=size(plan.bytes_freed),
+                rereading=_rereading(plan.prefill_seconds),
+            ),
             *columns([_pruned_row(one, titles) for one in plan.conversations]),
             f"{size(plan.bytes_left)} {'would remain' if dry_run else 'remain'}.",
         ]
     if plan.bytes_left > target_bytes:
-        lines.append(f"That is more than {size(target_bytes)}: what is pinned stays, and the list of what is saved.")
+        lines.append(
+            _(
+                "That is more than {target_bytes}: what is pinned stays, and the list of what is saved.",
+                target_bytes=size(target_bytes),
+            )
+        )
     return lines
 
 
 def _pruned_row(one: PrunedConversation, titles: Titles) -> tuple[str, ...]:
     return (
         _title(one.conversation_id, titles),
-        several(one.save_points, "save point"),
+        several(one.save_points, "{count} save point", "{count} save points"),
         size(one.bytes_freed),
-        f"to read again: {_rereading(one.prefill_seconds)}",
+        _("to read again: {rereading}", rereading=_rereading(one.prefill_seconds)),
         _left(one.save_points_left),
     )
 
 
 def report_lines(report: VerifyReport, left: Mapping[str, int], titles: Titles) -> list[str]:
     """What verifying has found; `left`: the save points a conversation still has."""
-    checked = f"{several(report.blocks, 'block')} checked, {size(report.bytes)}"
+    checked = _(
+        "{blocks} checked, {bytes}",
+        blocks=several(report.blocks, "{count} block", "{count} blocks"),
+        bytes=size(report.bytes),
+    )
     lines = [f"{checked}: {'all are good.' if report.clean else f'{report.bad_blocks:,} bad, set aside.'}"]
     rows = [
         (
             _title(one.conversation_id, titles),
-            f"{several(one.save_points, 'save point')} lost",
+            _("{save_points} lost", save_points=several(one.save_points, "{count} save point", "{count} save points")),
             _left(left.get(one.conversation_id, 0)),
             one.reason,
         )
@@ -243,15 +302,15 @@ def _named(conversation_id: str, titles: Titles, fields: dict[str, Any]) -> dict
 def _title(conversation_id: str, titles: Titles) -> str:
     """A title in one short line, or a program's name; where the conversation is not known, its id."""
     program = program_of(conversation_id)
-    title = f"Program: {program}" if program else titles.get(conversation_id, conversation_id)
+    title = _("Program: {program}", program=program) if program else titles.get(conversation_id, conversation_id)
     title = one_line(calm(title))
     return title if len(title) <= TITLE_WIDTH else title[: TITLE_WIDTH - 1] + "…"
 
 
 def _left(save_points: int) -> str:
-    return f"{save_points:,} left" if save_points else "starts cold"
+    return f"{save_points:,} left" if save_points else _("starts cold")
 
 
 def _rereading(seconds: float) -> str:
     """How long that would take; a save point made before this machine's speed was measured does not say."""
-    return f"about {duration(1000 * seconds)}" if seconds else "never measured"
+    return _("about {seconds}", seconds=duration(1000 * seconds)) if seconds else _("never measured")

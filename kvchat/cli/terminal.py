@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
+from kvchat.words.language import _
 from kvchat.words.wording import size
 
 
@@ -19,6 +20,6 @@ def columns(rows: Sequence[tuple[str, ...]]) -> list[str]:
 def show_progress(what: str, done: int, total: int) -> None:
     """So many bytes of so many, in a line of standard error that the next one goes over; to nobody else's eyes."""
     if sys.stderr.isatty():
-        amount = f"{size(done)} of {size(total)}" if total else ""
+        amount = _("{done} of {total}", done=size(done), total=size(total)) if total else ""
         end = "\n" if total and done == total else ""
         print(f"\r{what} {amount:<24}", end=end, file=sys.stderr, flush=True)

@@ -24,7 +24,8 @@ from kvchat.transfer.importing import ImportReport, import_paths
 from kvchat.transfer.memory_file import export_with_memory, is_memory_file
 from kvchat.transfer.repair import repair
 from kvchat.transfer.restore import finish_restore, forget_waiting, in_use, lay_ready
-from kvchat.words.wording import several, size
+from kvchat.words.language import _, number, several
+from kvchat.words.wording import size
 
 STANDARD_OUTPUT = Path("-")
 MOST_PASSPHRASE = 64_000  # bytes of its file
@@ -43,7 +44,9 @@ class StillRunning(KvchatError):
 
     def __init__(self) -> None:
         super().__init__(
-            "kvchat is running on these chats", "Nothing has been changed.", "Quit it, then restore the backup."
+            _("kvchat is running on these chats"),
+            _("Nothing has been changed."),
+            _("Quit it, then restore the backup."),
         )
 
 
@@ -53,18 +56,22 @@ def run_export(options: ExportOptions) -> int:
     if options.with_memory:
         return _export_with_memory(paths, options)
     if options.passphrase_file:
-        raise NotThatWay("Only a chat with its memory can be sealed with a passphrase", "", "Add --with-memory.")
+        raise NotThatWay(_("Only a chat with its memory can be sealed with a passphrase"), "", "Add --with-memory.")
     form = options.form or ExportForm.of(options.target)
     with closing(Database(paths.database)) as database:
         known = [conversation.id for conversation in database.conversations()]
         chosen = [options.chat_id] if options.chat_id else known
         if options.chat_id and options.chat_id not in known:
-            raise NoSuchConversation("There is no such chat", options.chat_id, "Look for its id in an export of all.")
+            raise NoSuchConversation(
+                _("There is no such chat"), options.chat_id, _("Look for its id in an export of all.")
+            )
         if options.target == STANDARD_OUTPUT:
             write_export(database, chosen, form, sys.stdout.buffer, zipped=len(chosen) != 1)
             return 0
         count = export_file(database, chosen, form, options.target)
-    print(f"exported {several(count, 'chat')} to {options.target}")
+    print(
+        _("exported {count} to {target}", count=several(count, "{count} chat", "{count} chats"), target=options.target)
+    )
     return 0
 
 
@@ -72,9 +79,9 @@ def _export_with_memory(paths: Paths, options: ExportOptions) -> int:
     """Write one conversation with its memory."""
     if not options.chat_id or options.form or options.target == STANDARD_OUTPUT:
         raise NotThatWay(
-            "A chat with its memory goes alone, into a file of its own form",
+            _("A chat with its memory goes alone, into a file of its own form"),
             "",
-            "Name the chat with --chat, and leave --form out.",
+            _("Name the chat with --chat, and leave --form out."),
         )
     passphrase = _passphrase(options.passphrase_file)
     with (
@@ -82,11 +89,20 @@ def _export_with_memory(paths: Paths, options: ExportOptions) -> int:
         closing(open_store(paths, load_settings(paths.settings_file))) as store,
     ):
         if database.conversation(options.chat_id) is None:
-            raise NoSuchConversation("There is no such chat", options.chat_id, "Look for its id in an export of all.")
-        telling = partial(show_progress, "Exporting:")
+            raise NoSuchConversation(
+                _("There is no such chat"), options.chat_id, _("Look for its id in an export of all.")
+            )
+        telling = partial(show_progress, _("Exporting:"))
         written = export_with_memory(database, store, options.chat_id, options.target, passphrase, telling)
-    sealed = "sealed with the passphrase" if passphrase else "readable by anyone who has the file"
-    print(f"exported 1 chat with its memory, {size(written)}, to {options.target}; {sealed}")
+    sealed = _("sealed with the passphrase") if passphrase else _("readable by anyone who has the file")
+    print(
+        _(
+            "exported 1 chat with its memory, {written}, to {target}; {sealed}",
+            written=size(written),
+            target=options.target,
+            sealed=sealed,
+        )
+    )
     return 0
 
 
@@ -113,7 +129,13 @@ async def _import_with_memory(paths: Paths, files: Sequence[Path], passphrase: s
 def _report(report: ImportReport) -> int:
     for problem in report.problems:
         print(problem, file=sys.stderr)
-    print(f"imported {several(len(report.imported), 'chat')}, {report.known:,} were here already")
+    print(
+        _(
+            "imported {count}, {known} were here already",
+            count=several(len(report.imported), "{count} chat", "{count} chats"),
+            known=number(report.known),
+        )
+    )
     for words in report.told:
         print(words)
     return 1 if report.problems else 0
@@ -132,10 +154,12 @@ def _passphrase(file: Path | None) -> str:
     try:
         text = sys.stdin.readline() if file == STANDARD_OUTPUT else read_plain(file, MOST_PASSPHRASE).decode()
     except (OSError, ValueError) as error:
-        raise NotThatWay("The passphrase could not be read", f"{file}: {error}.", "Give a file of text.") from error
+        raise NotThatWay(
+            _("The passphrase could not be read"), f"{file}: {error}.", _("Give a file of text.")
+        ) from error
     passphrase = text.partition("\n")[0].rstrip("\r")
     if not passphrase:
-        raise NotThatWay("The passphrase is empty", str(file), "Write one into its first line.")
+        raise NotThatWay(_("The passphrase is empty"), str(file), _("Write one into its first line."))
     return passphrase
 
 
@@ -147,7 +171,14 @@ def run_backup(target: Path) -> int:
             write_backup(paths, sys.stdout.buffer)
             return 0
         facts = make_backup(paths, target)
-    print(f"backed up {several(facts.conversations, 'chat')}, {size(facts.size)}, to {target}")
+    print(
+        _(
+            "backed up {conversations}, {size}, to {target}",
+            conversations=several(facts.conversations, "{count} chat", "{count} chats"),
+            size=size(facts.size),
+            target=target,
+        )
+    )
     return 0
 
 
@@ -161,7 +192,13 @@ def run_restore(source: Path) -> int:
     if replaced is None:  # it was started meanwhile
         forget_waiting(paths)
         raise StillRunning
-    print(f"restored {several(facts.conversations, 'chat')}; what was here is in {replaced}")
+    print(
+        _(
+            "restored {conversations}; what was here is in {replaced}",
+            conversations=several(facts.conversations, "{count} chat", "{count} chats"),
+            replaced=replaced,
+        )
+    )
     return 0
 
 
@@ -170,5 +207,5 @@ def run_repair() -> int:
     paths = resolve_paths().ensure()
     finish_restore(paths)
     repaired = repair(paths)
-    print(repaired.words if repaired else "The chats are whole; nothing was changed.")
+    print(repaired.words if repaired else _("The chats are whole; nothing was changed."))
     return 0

@@ -21,6 +21,7 @@ from kvchat.library.memory.proposals import FULL_WINDOW
 from kvchat.library.memory.verdict import Judgement, judge
 from kvchat.settings import Settings
 from kvchat.system.files import size_of
+from kvchat.words.language import _
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,7 @@ def memory_for(location: EngineLocation, workers: Sequence[str] = (), staged: St
         if reason := worker_gone(error.detail):
             raise EngineFailed(reason) from error
         said = next((line.strip() for line in error.detail.splitlines() if line.strip()), "")
-        raise extra_arguments.BadWorkers(f"The engine does not run with them: {said}") from error
+        raise extra_arguments.BadWorkers(_("The engine does not run with them: {said}", said=said)) from error
     return _memory(staged, [DeviceMemory(d.name, d.free_bytes) for d in devices if d.free_bytes])
 
 

@@ -26,6 +26,7 @@ from kvchat.library.memory.placement import Demand
 from kvchat.library.memory.proposals import FULL_WINDOW, Proposal, Situation, proposals
 from kvchat.session.restore_support import Strategy
 from kvchat.settings import Settings
+from kvchat.words.language import _
 
 # Chats side by side where kvchat decides: for the window alone, and where other programs use the engine, too.
 # What lies idle in another slot costs memory of full attention nothing, of the others a window or a state, and it slows
@@ -41,9 +42,9 @@ class CannotSee(KvchatError):
 
     def __init__(self, model: str, why: str = "", advice: str = "") -> None:
         super().__init__(
-            f"{model} cannot see pictures",
-            why or "The file it sees with (it has “mmproj” in its name) does not lie beside it.",
-            advice or "Choose a model that can see. If this one can, download it again: that file comes with it.",
+            _("{model} cannot see pictures", model=model),
+            why or _("The file it sees with (it has “mmproj” in its name) does not lie beside it."),
+            advice or _("Choose a model that can see. If this one can, download it again: that file comes with it."),
         )
 
 
@@ -61,7 +62,7 @@ class NoModel(KvchatError):
     """No model has been chosen yet."""
 
     def __init__(self) -> None:
-        super().__init__("No model is chosen yet", "", "Pick a GGUF file, or fetch the starter model.")
+        super().__init__(_("No model is chosen yet"), "", _("Pick a GGUF file, or fetch the starter model."))
 
 
 class ModelMissing(KvchatError):
@@ -70,9 +71,9 @@ class ModelMissing(KvchatError):
     def __init__(self, path: str) -> None:
         self.path = path
         super().__init__(
-            f"This chat’s model, {Path(path).stem}, is no longer there",
-            f"{path} is gone, or its disk is not connected.",
-            "Choose what answers here from now on.",
+            _("This chat’s model, {stem}, is no longer there", stem=Path(path).stem),
+            _("{path} is gone, or its disk is not connected.", path=path),
+            _("Choose what answers here from now on."),
         )
 
 
@@ -235,8 +236,12 @@ def _weighed(projector: Path) -> tuple[int, str]:
         identity = file_identity(projector)
         return projector.stat().st_size, identity
     except OSError as error:
-        why = f"The file it sees with, {projector.name}, cannot be read: {error.strerror or error}."
-        raise CannotSee("This model", why, "Check that you may read it.") from error
+        why = _(
+            "The file it sees with, {name}, cannot be read: {reason}.",
+            name=projector.name,
+            reason=error.strerror or error,
+        )
+        raise CannotSee(_("This model"), why, _("Check that you may read it.")) from error
 
 
 def placed(plan: LaunchPlan, context: ContextChoice) -> LaunchPlan:
@@ -288,10 +293,10 @@ def user_arguments(
     extra = extra_arguments.parse(settings.engine_arguments)
     workers = extra_arguments.parse_workers(settings.rpc_workers)
     if location.path is None and extra:
-        raise extra_arguments.BadArguments("The engine inside kvchat takes none; only a llama-server does.")
+        raise extra_arguments.BadArguments(_("The engine inside kvchat takes none; only a llama-server does."))
     no_rpc = location.path is None or (asked.options is not None and asked.options.find("--rpc") is None)
     if workers and no_rpc:
-        raise extra_arguments.BadWorkers("This engine cannot share its work with other computers.")
+        raise extra_arguments.BadWorkers(_("This engine cannot share its work with other computers."))
     extra_arguments.check(extra, asked.options)
     return extra, workers
 

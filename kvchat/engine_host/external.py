@@ -28,14 +28,15 @@ from kvchat.library.gguf.kv_cache import kv_bytes_per_token
 from kvchat.session.host import ReadyEngine
 from kvchat.session.restore_support import Finding, Strategy
 from kvchat.settings import Settings
+from kvchat.words.language import N_, _
 
-_OUT_OF_REACH = "the server keeps its states where kvchat cannot reach them"
-_IN_USE = "it was not tried out beforehand, because another program may be using the server"
+_OUT_OF_REACH = N_("the server keeps its states where kvchat cannot reach them")
+_IN_USE = N_("it was not tried out beforehand, because another program may be using the server")
 
 _NO_PROJECTOR = (
-    "The model of your server",
-    "The server was started without what it sees with (--mmproj).",
-    "Start it with that, or attach the text that is in the picture.",
+    N_("The model of your server"),
+    N_("The server was started without what it sees with (--mmproj)."),
+    N_("Start it with that, or attach the text that is in the picture."),
 )
 
 
@@ -93,7 +94,7 @@ class ExternalHost(BaseHost):
     async def check_vision(self, model: str | None) -> None:
         """Whether the server can be shown pictures, as far as it is known. Raises CannotSee."""
         if self.is_ready() and not self.sees:
-            raise CannotSee(*_NO_PROJECTOR)
+            raise CannotSee(*map(_, _NO_PROJECTOR))
 
     async def ready(self, *, sees: bool = False, tokens: int = 0) -> ReadyEngine:
         """Wait until the server can be used. Raises KvchatError when it cannot.
@@ -108,7 +109,7 @@ class ExternalHost(BaseHost):
             await self._connection.ready()
             if known := self.known:
                 if sees and not known.sees:
-                    raise CannotSee(*_NO_PROJECTOR)
+                    raise CannotSee(*map(_, _NO_PROJECTOR))
                 return known
             await self._inspected()
 

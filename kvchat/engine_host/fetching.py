@@ -30,6 +30,7 @@ from kvchat.library.remote.hub_download import Order, fetch_model
 from kvchat.system.archives import UnsafeArchive, unpack
 from kvchat.system.concurrency import in_thread
 from kvchat.system.files import size_of
+from kvchat.words.language import N_, _
 from kvchat.words.wording import size as size_in_words
 
 UNPACKED = 3  # times its download an engine takes, at most
@@ -47,11 +48,11 @@ class EngineNotStored(KvchatError):
 class Stage(Enum):
     """What is being done; the value is the word on the screen."""
 
-    ASKING = "asking what there is"
-    CHECKING = "checking what is there"
+    ASKING = N_("asking what there is")
+    CHECKING = N_("checking what is there")
     FETCHING = "downloading"
     UNPACKING = "unpacking"
-    TRYING = "trying it out"
+    TRYING = N_("trying it out")
 
 
 @dataclass(frozen=True)
@@ -101,8 +102,8 @@ class EngineFetcher:
     async def build(self, graphics: Graphics, wanted: Backend | None = None) -> EngineBuild:
         """The newest build for these cards: the best kind, or the one that is wanted. Raises NoSuchEngine, HubError."""
         if not graphics.makers:
-            why = "The engine inside kvchat does as well as any on the processor."
-            raise NoSuchEngine("No graphics card was found", why, "If there is one, install its driver first.")
+            why = _("The engine inside kvchat does as well as any on the processor.")
+            raise NoSuchEngine(_("No graphics card was found"), why, _("If there is one, install its driver first."))
         releases = await asyncio.wrap_future(self._thread.start(self._github.releases(REPOSITORY)))
         builds = builds_for(graphics, releases)
         for build in builds:
@@ -110,9 +111,11 @@ class EngineFetcher:
                 return build
         others = ", ".join(build.backend.value for build in builds)
         raise NoSuchEngine(
-            f"There is no engine for {wanted.value}" if wanted else "There is no engine for this computer’s card",
-            f"llama.cpp’s newest releases have {others or 'none'} that suits it.",
-            f"Look at {self.source} yourself, or choose a llama-server that you have.",
+            _("There is no engine for {card}", card=wanted.value)
+            if wanted
+            else _("There is no engine for this computer’s card"),
+            _("llama.cpp’s newest releases have {others} that suits it.", others=others or "none"),
+            _("Look at {source} yourself, or choose a llama-server that you have.", source=self.source),
         )
 
     async def fetch(self, build: EngineBuild, tell: Callable[[Fetching], None]) -> tuple[FetchedEngine, Trial]:
@@ -146,7 +149,9 @@ class EngineFetcher:
                 shutil.rmtree(folder.rename(folder.with_name(f".{name}.gone")))
             except OSError as error:
                 why = f"{folder}: {error.strerror}."
-                raise EngineNotStored("The engine could not be removed", why, "Stop it, then try again.") from error
+                raise EngineNotStored(
+                    _("The engine could not be removed"), why, _("Stop it, then try again.")
+                ) from error
 
         await asyncio.to_thread(delete)
 
@@ -182,9 +187,14 @@ class EngineFetcher:
         needed = build.size * (1 + UNPACKED) - build.order.done(self._downloads)
         if free < needed:
             raise EngineNotStored(
-                "There is not enough disk space for this engine",
-                f"It needs {size_in_words(needed)} for a moment; {self._engines} has {size_in_words(free)} free.",
-                "Free some space, then try again.",
+                _("There is not enough disk space for this engine"),
+                _(
+                    "It needs {needed} for a moment; {engines} has {free} free.",
+                    needed=size_in_words(needed),
+                    engines=self._engines,
+                    free=size_in_words(free),
+                ),
+                _("Free some space, then try again."),
             )
 
     def _unpack(self, order: Order, stop: threading.Event) -> None:
@@ -199,14 +209,16 @@ class EngineFetcher:
                 if stop.is_set():
                     return
                 if not (whole / program_name()).is_file():
-                    raise UnsafeArchive(f"there is no {program_name()} in it")
+                    raise UnsafeArchive(_("there is no {program_name} in it", program_name=program_name()))
                 if target.exists():  # without its program
                     shutil.rmtree(target)
                 whole.rename(target)
         except UnsafeArchive as error:
             self._forget(order)
             raise EngineNotStored(
-                "The engine is not as expected", f"{order.file.parts[0].path}: {error}.", f"Look at {self.source}."
+                _("The engine is not as expected"),
+                f"{order.file.parts[0].path}: {error}.",
+                _("Look at {source}.", source=self.source),
             ) from error
         except OSError as error:
             raise _not_stored(self._engines, error) from error
@@ -223,7 +235,9 @@ class EngineFetcher:
         if found is None:
             there = ", ".join(one.name for one in self.fetched()) or "none"
             raise NoSuchEngine(
-                f"kvchat has fetched no engine called {name}", f"There is: {there}.", "Only those can be removed."
+                _("kvchat has fetched no engine called {name}", name=name),
+                _("There is: {there}.", there=there),
+                _("Only those can be removed."),
             )
         return found
 
@@ -238,10 +252,10 @@ class EngineFetcher:
 def _not_stored(folder: Path, error: OSError) -> EngineNotStored:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return EngineNotStored(
-            "The disk is full",
-            f"{folder} has no room left for the engine.",
-            "Free some space, then try again: what has arrived is kept.",
+            _("The disk is full"),
+            _("{folder} has no room left for the engine.", folder=folder),
+            _("Free some space, then try again: what has arrived is kept."),
         )
     return EngineNotStored(
-        "The engine cannot be stored", f"{folder}: {error.strerror}.", "Check that you may write there."
+        _("The engine cannot be stored"), f"{folder}: {error.strerror}.", _("Check that you may write there.")
     )

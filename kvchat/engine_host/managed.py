@@ -22,6 +22,7 @@ from kvchat.session.host import ReadyEngine
 from kvchat.session.restore_support import Finding, Strategy
 from kvchat.settings import Settings
 from kvchat.system.ownership import Owner, Ownership
+from kvchat.words.language import N_, _
 
 CLAIM_EVERY_S = 0.2
 
@@ -31,9 +32,9 @@ class EngineElsewhere(KvchatError):
 
     def __init__(self, other: Owner) -> None:
         super().__init__(
-            "Another kvchat has the engine",
-            f"It is {other.name} (process {other.pid}); the model is not loaded a second time.",
-            "Use that one, or end it first.",
+            _("Another kvchat has the engine"),
+            _("It is {name} (process {pid}); the model is not loaded a second time.", name=other.name, pid=other.pid),
+            _("Use that one, or end it first."),
         )
 
 
@@ -97,7 +98,7 @@ class ManagedHost(BaseHost):
                 self._set_override(EngineStatus(EngineState.FAILED, failure.not_started(error)))
                 return
             except BaseException:
-                self._set_override(EngineStatus(EngineState.FAILED, failure.NOT_PREPARED))
+                self._set_override(EngineStatus(EngineState.FAILED, failure.not_prepared()))
                 raise
             self.memory.starts(choice)
             self.choice = choice
@@ -150,7 +151,7 @@ class ManagedHost(BaseHost):
                     return known
                 sees = known.sees
             elif self._meant_to_see:
-                raise CannotSee("This model", "The file beside it is not for pictures.")
+                raise CannotSee(_("This model"), _("The file beside it is not for pictures."))
             await self._start_anew(sees=sees, tokens=tokens)
 
     async def explain_loss(self, error: EngineError) -> EngineError:
@@ -210,7 +211,7 @@ class ManagedHost(BaseHost):
             reason = await self.explain_loss(loss)
             if self._connection.status.state in (EngineState.READY, EngineState.STOPPING, EngineState.STOPPED):
                 raise reason from loss  # it is silent, or was stopped on purpose: that says nothing
-            died = Finding(Strategy.NONE, proved=True, reason="the engine died when it was tried out")
+            died = Finding(Strategy.NONE, proved=True, reason=N_("the engine died when it was tried out"))
             await self._findings.learn(choice.subject, died)
             return
         self._ready = replace(ready, finding=finding)

@@ -18,6 +18,7 @@ from kvchat.library.memory.context_size import ContextChoice
 from kvchat.library.memory.corrections import NOTHING_LEARNED, CorrectionBook, Corrections, factor
 from kvchat.library.memory.fitting import COMPUTER, MemoryBar
 from kvchat.settings import Settings
+from kvchat.words.language import _
 from kvchat.words.wording import day
 
 
@@ -75,9 +76,13 @@ class EngineMemory:
         self._taught = choice
         learned = learn_share(choice.context, choice.corrections, self.book.clock() if ran_out else None)
         if ran_out:
-            again = "" if ran_out.context.by_user else f" More is tried again from {day(learned.until)} on."
-            detail = f"It runs with less now. {choice.context.reason}{again}"
-            self._notify("Memory ran out while the model loaded", detail)
+            again = (
+                ""
+                if ran_out.context.by_user
+                else " " + _("More is tried again from {until} on.", until=day(learned.until))
+            )
+            detail = _("It runs with less now. {reason}{again}", reason=choice.context.reason, again=again)
+            self._notify(_("Memory ran out while the model loaded"), detail)
         self.learned = learn(choice.context, learned, actual)
         if self.learned != choice.corrections:
             write = asyncio.to_thread(self.book.learn, choice.circumstances, self.learned)

@@ -17,6 +17,7 @@ from kvchat.library.local.files import display_name
 from kvchat.library.local.ollama import name_of_blob
 from kvchat.library.model_library import ModelLibrary
 from kvchat.settings import Settings
+from kvchat.words.language import _
 
 
 class AnsweringModel:
@@ -31,7 +32,7 @@ class AnsweringModel:
         settings = self._settings()
         if settings.engine_url:
             server = self._host.external.server
-            return display_name(Path(server.model_path)) if server and server.model_path else "the server’s model"
+            return display_name(Path(server.model_path)) if server and server.model_path else _("the server’s model")
         return self.name_of(settings.model_path) if settings.model_path else None
 
     def name_of(self, model: str) -> str:

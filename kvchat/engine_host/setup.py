@@ -21,6 +21,7 @@ from kvchat.settings import Settings
 from kvchat.system.concurrency import Interruption
 from kvchat.system.paths import Paths
 from kvchat.system.secret_store import Keeper, SecretStore
+from kvchat.words.language import _
 
 _KEY_ACCOUNT = "llama-server key"
 
@@ -42,7 +43,7 @@ class KeyNotKept(KvchatError):
     """The key can be kept nowhere."""
 
     def __init__(self, error: OSError) -> None:
-        super().__init__("The key could not be kept", f"{error.strerror}.", "Check that the disk has room.")
+        super().__init__(_("The key could not be kept"), f"{error.strerror}.", _("Check that the disk has room."))
 
 
 class EngineSetup:
@@ -99,7 +100,10 @@ class EngineSetup:
         engine, trial = got
         if trial.works:
             await self._use(str(engine.location.path))
-            self._notify("There is an engine for the graphics card", f"{engine.name} works, and is chosen.")
+            self._notify(
+                _("There is an engine for the graphics card"),
+                _("{name} works, and is chosen.", name=engine.name),
+            )
         return trial
 
     async def remove(self, name: str) -> None:

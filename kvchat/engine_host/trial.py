@@ -28,6 +28,7 @@ from kvchat.library.gguf.kv_cache import kv_bytes_per_token
 from kvchat.session.host import ReadyEngine
 from kvchat.session.restore_support import Finding, Strategy
 from kvchat.session.self_test import self_test
+from kvchat.words.language import _
 from kvchat.words.wording import duration, per_second
 
 _CONTEXT = 2048  # tokens; enough for a word and a sliding window, and little to allocate
@@ -59,9 +60,11 @@ class CannotRemember(KvchatError):
     """What the engine brings back is of no use, or nobody knows whether it is."""
 
     def __init__(self, finding: Finding) -> None:
-        verb = "may not" if finding.strategy.saves else "cannot"
-        advice = "Chats work; each one is read again when it is opened. Try another version of llama-server."
-        super().__init__(f"Chats {verb} be remembered with this engine", finding.words, advice)
+        title = _("Chats cannot be remembered with this engine")
+        if finding.strategy.saves:
+            title = _("Chats may not be remembered with this engine")
+        advice = _("Chats work; each one is read again when it is opened. Try another version of llama-server.")
+        super().__init__(title, finding.words, advice)
 
 
 async def try_engine(
@@ -84,13 +87,13 @@ async def try_engine(
     try:
         asked = await asyncio.to_thread(_asked, location, needs)
         asked.check(location)
-        done(TrialStep("Version", asked.version))
+        done(TrialStep(_("Version"), asked.version))
         devices = await asyncio.to_thread(list_devices, location)
         if needs and location.path and all(device.name.startswith(("CPU", "BLAS")) for device in devices):
             raise await asyncio.to_thread(why_no_card, location.path, needs)
-        done(TrialStep("Devices", ", ".join(device.description for device in devices) or "the processor alone"))
+        done(TrialStep(_("Devices"), ", ".join(device.description for device in devices) or _("the processor alone")))
         if model is None:
-            done(TrialStep("Model", "There is none yet to try it with."))
+            done(TrialStep(_("Model"), _("There is none yet to try it with.")))
         else:
             await _run(location, asked, model, done)
     except KvchatError as error:
@@ -116,13 +119,22 @@ async def _run(location: EngineLocation, asked: EngineProbe, model: Path, done: 
         try:
             await supervisor.start(location, plan)
             engine = await supervisor.ready()
-            done(TrialStep("Model", f"{model.stem} loaded in {duration(1000 * (time.perf_counter() - started))}"))
+            done(
+                TrialStep(
+                    _("Model"),
+                    _(
+                        "{stem} loaded in {perf_counter}",
+                        stem=model.stem,
+                        perf_counter=duration(1000 * (time.perf_counter() - started)),
+                    ),
+                )
+            )
             timings = await _say_a_word(engine)
-            done(TrialStep("Reply", per_second(timings.tokens_per_second) if timings else "it answered"))
+            done(TrialStep(_("Reply"), per_second(timings.tokens_per_second) if timings else _("it answered")))
             finding = await _self_test(engine, supervisor.generation, plan)
             if not (finding.proved and finding.strategy.saves):
                 raise CannotRemember(finding)
-            done(TrialStep("Memory of chats", finding.words))
+            done(TrialStep(_("Memory of chats"), finding.words))
         except EngineError as error:
             raise await _reason(supervisor, error) from error
         finally:

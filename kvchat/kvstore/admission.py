@@ -8,6 +8,7 @@ from pathlib import Path
 
 from kvchat.kvstore.layout import header as slotfile
 from kvchat.kvstore.savepoint import StoreRefused, Tokens, common_prefix
+from kvchat.words.language import _
 from kvchat.words.wording import size as size_in_words
 
 GB = 1_000_000_000
@@ -35,41 +36,52 @@ def check_room(size: int, still_to_write: int, free: int, quota: int, floor: int
     """
     if size > quota:
         raise StoreRefused(
-            "Not saved: larger than the limit on the disk.",
-            f"The memory of this chat takes {size_in_words(size)}, the limit is {size_in_words(quota)}.",
-            "Raise the limit in the settings, under Storage.",
+            _("Not saved: larger than the limit on the disk."),
+            _(
+                "The memory of this chat takes {size}, the limit is {quota}.",
+                size=size_in_words(size),
+                quota=size_in_words(quota),
+            ),
+            _("Raise the limit in the settings, under Storage."),
         )
     if free - still_to_write < floor:
         raise StoreRefused(
-            "Not saved: the disk is nearly full.",
-            f"{size_in_words(free)} are free, and {size_in_words(floor)} must stay free.",
-            "Make room on the disk, or lower the floor in the settings.",
+            _("Not saved: the disk is nearly full."),
+            _("{free} are free, and {floor} must stay free.", free=size_in_words(free), floor=size_in_words(floor)),
+            _("Make room on the disk, or lower the floor in the settings."),
         )
 
 
 def check_saved(slot_file: Path, expected: Tokens, expected_size: int | None) -> int:
     """The size of a file the engine has just saved. Raises StoreRefused unless it is whole and holds `expected`."""
-    title = "Not saved: the engine's file is not usable."
+    title = _("Not saved: the engine's file is not usable.")
     try:
         size = slot_file.stat().st_size
         tokens = slotfile.read_tokens(slot_file)
     except FileNotFoundError:
-        raise StoreRefused(title, "The engine said that it saved, but there is no file.") from None
+        raise StoreRefused(title, _("The engine said that it saved, but there is no file.")) from None
     except slotfile.SlotFileError as error:
-        raise StoreRefused(title, f"It is broken: {error}.") from error
+        raise StoreRefused(title, _("It is broken: {error}.", error=error)) from error
     if expected_size is not None and size != expected_size:
         written, there = size_in_words(expected_size), size_in_words(size)
-        raise StoreRefused(title, f"It is not whole: the engine wrote {written}, {there} are there.")
+        raise StoreRefused(
+            title,
+            _("It is not whole: the engine wrote {written}, {there} are there.", written=written, there=there),
+        )
     if not len(tokens):
-        raise StoreRefused("Not saved: the engine had nothing of this chat.")
+        raise StoreRefused(_("Not saved: the engine had nothing of this chat."))
     if not slotfile.stands_for(tokens, expected):
-        detail = f"It holds {len(tokens)} tokens, {common_prefix(tokens.tolist(), expected)} of them this chat's."
-        raise StoreRefused("Not saved: the engine holds something else.", detail)
+        detail = _(
+            "It holds {count} tokens, {common_prefix} of them this chat's.",
+            count=len(tokens),
+            common_prefix=common_prefix(tokens.tolist(), expected),
+        )
+        raise StoreRefused(_("Not saved: the engine holds something else."), detail)
     return size
 
 
 def not_written(error: OSError) -> StoreRefused:
     """The refusal for a fault of the disk while writing."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return StoreRefused("Not saved: the disk is full.", "", "Make room on the disk.")
-    return StoreRefused("Not saved: it could not be written.", f"{error.strerror or error}.")
+        return StoreRefused(_("Not saved: the disk is full."), "", _("Make room on the disk."))
+    return StoreRefused(_("Not saved: it could not be written."), f"{error.strerror or error}.")

@@ -51,6 +51,7 @@ from kvchat.kvstore.savepoint import (
     never,
 )
 from kvchat.kvstore.saving import Saving
+from kvchat.words.language import _
 
 NOT_YET = "another program is writing to the memory of chats just now"
 
@@ -103,8 +104,8 @@ class BlockStore(Restoring, Saving, Exchange):
             Saving.__init__(self, self._parts)
             self._begin()
         except (OSError, IndexFailed, IndexLost) as error:
-            title = "The folder for the memory of chats cannot be used."
-            advice = "Check that it is a folder of yours and that the disk is not full."
+            title = _("The folder for the memory of chats cannot be used.")
+            advice = _("Check that it is a folder of yours and that the disk is not full.")
             raise StoreRefused(title, f"{folder}: {getattr(error, 'strerror', None) or error}.", advice) from error
 
     def _begin(self) -> None:

@@ -19,10 +19,11 @@ from kvchat.kvstore.layout.manifest import BadMemory, CarriedPoint, Manifest
 from kvchat.kvstore.layout.recipe import RecipeError
 from kvchat.kvstore.parts import in_words
 from kvchat.kvstore.savepoint import Fingerprint, StoreRefused, common_prefix
+from kvchat.words.language import N_, _
 
 MOST_POINTS = 100  # of a conversation, the newest; the blocks of the last hold all but what states cannot be cut to
 _PIECE = 1 << 20  # bytes
-_GONE = "A part of the memory of this chat was deleted or damaged meanwhile.", "", "Try again, or leave it out."
+_GONE = N_("A part of the memory of this chat was deleted or damaged meanwhile."), "", N_("Try again, or leave it out.")
 
 Contents = Iterator[tuple[bytes, Iterable[bytes]]]  # a block's name, and what it holds in pieces
 
@@ -97,17 +98,17 @@ class Exchange(Housekeeping):
         for name, content in contents:
             size = missing.pop(name, None)
             if size is None:
-                raise BadMemory("it holds a block twice, or one that it does not need")
+                raise BadMemory(_("it holds a block twice, or one that it does not need"))
             if files.claim(name, size) is not None:
                 continue
             written = files.write(_at_most(content, size))
             if written.block != name or written.size != size:
                 files.drop(written)
-                raise BadMemory("a part of it is damaged")
+                raise BadMemory(_("a part of it is damaged"))
             total += files.put(written)
             xxh3[name] = written.xxh3
         if missing:
-            raise BadMemory("a part of it is missing")
+            raise BadMemory(_("a part of it is missing"))
         return total, xxh3
 
     @in_words(saving=True)
@@ -118,7 +119,7 @@ class Exchange(Housekeeping):
         parts = self._parts
         with parts.index.write() as db:
             if index_points.never_save(db, conversation_id):
-                raise StoreRefused("Not saved: you chose never to save this chat.")
+                raise StoreRefused(_("Not saved: you chose never to save this chat."))
             on_disk = {name: files.claim(name, size) for name, size in manifest.blocks.items()}
             there = {name: taken for name, taken in on_disk.items() if taken is not None}
             if len(there) < len(on_disk):
@@ -160,5 +161,5 @@ def _at_most(content: Iterable[bytes], size: int) -> Iterator[bytes]:
     for piece in content:
         size -= len(piece)
         if size < 0:
-            raise BadMemory("a part of it is damaged")
+            raise BadMemory(_("a part of it is damaged"))
         yield piece

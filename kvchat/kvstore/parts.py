@@ -21,16 +21,17 @@ from kvchat.kvstore.index import usage as index_usage
 from kvchat.kvstore.index.index import Index, IndexFailed, IndexLost
 from kvchat.kvstore.layout.layout import RowMap
 from kvchat.kvstore.savepoint import Bounds, StoreRefused
+from kvchat.words.language import N_, _
 
 DELETED_MEANWHILE = "its memory was deleted meanwhile"
 BLOCKS, INDEX, SET_ASIDE, STAGING = "blocks", "index.db", "set-aside", "staging"  # what is in the store's folder
 BRIEF_S = 0.5  # how long somebody who waits for an answer waits for others to write
 LEFTOVER_AGE_S = 3600.0  # a block file nothing refers to may be one that is just being absorbed
 _SET_ASIDE_FILES, _SET_ASIDE_SHARE = 3, 0.1  # how many bad files are kept for a look, how much of the quota they take
-_NOT_DONE = "The list of what is kept was damaged.", "The memory of chats could not be read or written."
+_NOT_DONE = N_("The list of what is kept was damaged."), N_("The memory of chats could not be read or written.")
 _NOT_SAVED = (
-    "Not saved: the list of what is kept was damaged.",
-    "Not saved: the list of what is kept could not be written.",
+    N_("Not saved: the list of what is kept was damaged."),
+    N_("Not saved: the list of what is kept could not be written."),
 )
 _AT_A_TIME = 200  # blocks deleted in one transaction, so that other processes need not wait long
 
@@ -62,7 +63,7 @@ class BadFiles:
             with contextlib.suppress(OSError):
                 files.append(((found := path.stat()).st_mtime, found.st_size, path))
         taken = 0
-        for number, (_, size, path) in enumerate(sorted(files, reverse=True)):
+        for number, (_age, size, path) in enumerate(sorted(files, reverse=True)):
             taken += size
             if number >= _SET_ASIDE_FILES or taken > _SET_ASIDE_SHARE * quota:
                 path.unlink(missing_ok=True)
@@ -233,7 +234,7 @@ def in_words(*, saving: bool = False) -> Iterator[None]:
     try:
         yield
     except IndexLost as error:
-        raise StoreRefused(lost, "It was set aside, and a new one begun: each chat is read again once.") from error
+        raise StoreRefused(lost, _("It was set aside, and a new one begun: each chat is read again once.")) from error
     except (IndexFailed, OSError) as error:
         if saving and isinstance(error, OSError):
             raise

@@ -31,6 +31,7 @@ from kvchat.kvstore.savepoint import (
     Tokens,
     common_prefix,
 )
+from kvchat.words.language import _
 
 _LOOK_EVERY_S = 0.05  # whether somebody still waits for another thread to be done
 _TRIES = 3  # another process may delete a block just when we begin to rely on it
@@ -64,7 +65,7 @@ class Saving:
         parts, bounds = self._parts, self._parts.bounds
         with in_words(saving=True), parts.index.read() as db:
             if conversation_id is not None and index_points.never_save(db, conversation_id):
-                raise StoreRefused("Not saved: you chose never to save this chat.")
+                raise StoreRefused(_("Not saved: you chose never to save this chat."))
         staged = self._unabsorbed()
         in_memory = place is not None and parts.staging.expect(place, size, staged)
         to_write = self._new(size, state) + (0 if in_memory else size)  # as blocks, and as the engine saves it
@@ -106,7 +107,7 @@ class Saving:
             waiting = parts.staging.take_in(slot_file)  # not while others wait for the index: it may be a copy
             with in_words(saving=True), parts.index.write() as db:
                 if index_points.never_save(db, conversation_id):
-                    raise StoreRefused("Not saved: you chose never to save this chat.")
+                    raise StoreRefused(_("Not saved: you chose never to save this chat."))
                 point = index_points.add_staged(db, new, parts.staging.owner)
                 parts.staging.keep(point.id, waiting)
                 if parts.staging.has_warm(point.id, on_disk=True):
@@ -197,14 +198,14 @@ class Saving:
         self._check_disk(point, before.shared if before else 0)
         row_map = parts.read_row_map(slot_file)
         written = 0
-        for _ in range(_TRIES):
+        for _again in range(_TRIES):
             result = take_apart(slot_file, row_map, before, parts.blocks, cancelled, gives_way=gives_way)
             written += result.written
             outcome = self._commit(point, result, written, patience_s)
             if outcome is not _Outcome.BLOCK_GONE:
                 self._grown.pop(point_id, None)
                 return written if outcome is _Outcome.DONE else None
-        raise StoreRefused("Not saved: its blocks were deleted again and again while they were written.")
+        raise StoreRefused(_("Not saved: its blocks were deleted again and again while they were written."))
 
     def _commit(self, point: SavePoint, result: Absorbed, written: int, patience_s: float | None) -> _Outcome:
         """Record the recipe, unless one of its blocks has gone since."""

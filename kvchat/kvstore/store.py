@@ -12,8 +12,9 @@ from kvchat.errors import KvchatError
 from kvchat.kvstore.block_store import BlockStore
 from kvchat.kvstore.files.memory_files import NOTHING_STAGED, Staged
 from kvchat.kvstore.savepoint import AbsorbReport, Kept, Loss, Miss, StoreRefused, StoreUsage, Unseen
+from kvchat.words.language import N_, _
 
-TITLE = "The memory of chats cannot be kept for now"
+TITLE = N_("The memory of chats cannot be kept for now")
 
 
 class NoStore:
@@ -24,8 +25,11 @@ class NoStore:
 
     def __init__(self, why: KvchatError) -> None:
         """`why`: what whoever tried to open the store was told."""
-        advice = f"{why.advice} You can go on chatting; a chat is read again whenever another one was in between."
-        self.problem = StoreRefused(TITLE, f"{why.title} {why.detail}".strip(), advice.strip())
+        advice = _(
+            "{advice} You can go on chatting; a chat is read again whenever another one was in between.",
+            advice=why.advice,
+        )
+        self.problem = StoreRefused(_(TITLE), f"{why.title} {why.detail}".strip(), advice.strip())
         self._folders: list[Path] = []
 
     def staging_folder(self) -> Path:

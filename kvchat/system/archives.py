@@ -14,6 +14,8 @@ from gzip import BadGzipFile
 from pathlib import Path
 from typing import IO
 
+from kvchat.words.language import _
+
 MOST_UNPACKED = 20_000_000_000  # bytes; more than any engine
 MOST_FILES = 100_000
 _CHUNK = 1024 * 1024
@@ -58,10 +60,10 @@ def _unpack(archive: Path, into: Path, stop: threading.Event) -> None:
                 return
             total, files = total + member.size, files + 1
             if total > MOST_UNPACKED or files > MOST_FILES:
-                raise UnsafeArchive("it would unpack to more than any engine has")
+                raise UnsafeArchive(_("it would unpack to more than any engine has"))
             _put(member, _inside(into, member.name), stop)
     except (tarfile.TarError, zipfile.BadZipFile, BadGzipFile, zlib.error, EOFError, NotImplementedError) as error:
-        raise UnsafeArchive(f"it is damaged: {error}") from error
+        raise UnsafeArchive(_("it is damaged: {error}", error=error)) from error
 
 
 def _put(member: _Member, target: Path, stop: threading.Event) -> None:
@@ -85,13 +87,13 @@ def _inside(folder: Path, name: str) -> Path:
     """Where a member belongs. Raises UnsafeArchive where that is not inside, or behind a link."""
     pieces = [piece for piece in name.split("/") if piece not in ("", ".")]
     if name.startswith("/") or any(piece == ".." or set(piece) & set('\\:*?"<>|\0') for piece in pieces):
-        raise UnsafeArchive(f"it has a file with an impossible name: {name!r}")
+        raise UnsafeArchive(_("it has a file with an impossible name: {name}", name=repr(name)))
     target = folder.joinpath(*pieces)
     for parent in target.parents:
         if parent == folder:
             break
         if parent.is_symlink():
-            raise UnsafeArchive(f"it has a file behind a link: {name!r}")
+            raise UnsafeArchive(_("it has a file behind a link: {name}", name=repr(name)))
     return target
 
 
@@ -102,7 +104,7 @@ def _tarred(archive: Path) -> Iterator[_Member]:
                 yield _Member(entry.name)
             elif entry.issym():
                 if "/" in entry.linkname or entry.linkname in ("", ".", ".."):  # libllama.so -> libllama.so.0
-                    raise UnsafeArchive(f"it has a link that leads elsewhere: {entry.name!r}")
+                    raise UnsafeArchive(_("it has a link that leads elsewhere: {name}", name=repr(entry.name)))
                 yield _Member(entry.name, link=entry.linkname)
             elif entry.isreg():
 
@@ -113,7 +115,7 @@ def _tarred(archive: Path) -> Iterator[_Member]:
 
                 yield _Member(entry.name, entry.size, bool(entry.mode & stat.S_IXUSR), opened)
             else:
-                raise UnsafeArchive(f"it has something that is no file: {entry.name!r}")
+                raise UnsafeArchive(_("it has something that is no file: {name}", name=repr(entry.name)))
 
 
 def _zipped(archive: Path) -> Iterator[_Member]:
@@ -121,7 +123,7 @@ def _zipped(archive: Path) -> Iterator[_Member]:
         for entry in zipped.infolist():
             mode = entry.external_attr >> 16
             if stat.S_ISLNK(mode):
-                raise UnsafeArchive(f"it has a link: {entry.filename!r}")
+                raise UnsafeArchive(_("it has a link: {filename}", filename=repr(entry.filename)))
             if entry.is_dir():
                 yield _Member(entry.filename)
                 continue

@@ -11,6 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, ParamSpec, Protocol, TypeVar
 
+from kvchat.words.language import _
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -54,7 +56,7 @@ class Background:
         if not self._tasks:
             self._hear(False)
         if not task.cancelled() and (error := task.exception()):
-            context = {"message": "Work in the background ended in a bug", "exception": error, "task": task}
+            context = {"message": _("Work in the background ended in a bug"), "exception": error, "task": task}
             task.get_loop().call_exception_handler(context)
 
 

@@ -21,6 +21,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
+from kvchat.words.language import _
 from kvchat.words.wording import size as size_in_words
 
 PATIENCE_S = 10.0  # a disk that sleeps wakes up within it
@@ -35,7 +36,7 @@ class NotAFile(OSError):
 
     def __init__(self, path: Path, mode: int) -> None:
         self.kind = _kind(mode)  # in words: "a pipe"
-        super().__init__(errno.EINVAL, f"It is {self.kind}, not a file", str(path))
+        super().__init__(errno.EINVAL, _("It is {kind}, not a file", kind=self.kind), str(path))
 
 
 def size_of(path: Path) -> int:
@@ -59,7 +60,7 @@ class TooLarge(OSError):
     """A file is larger than what it may be."""
 
     def __init__(self, path: Path, most: int) -> None:
-        super().__init__(errno.EFBIG, f"It is larger than {size_in_words(most)}", str(path))
+        super().__init__(errno.EFBIG, _("It is larger than {most}", most=size_in_words(most)), str(path))
 
 
 def open_plain(path: Path) -> BinaryIO:
@@ -102,7 +103,9 @@ def in_time(work: Callable[[], R]) -> R:
     except TimeoutError as error:
         if done.done():  # the work's own
             raise
-        raise TimeoutError(errno.ETIMEDOUT, f"Nothing answered for {PATIENCE_S:.0f} s") from error
+        raise TimeoutError(
+            errno.ETIMEDOUT, _("Nothing answered for {patience_s} s", patience_s=f"{PATIENCE_S:.0f}")
+        ) from error
 
 
 def check_is_file(path: Path, mode: int) -> None:
@@ -156,7 +159,7 @@ class _Patient(io.RawIOBase):
             self._hangs = True
             raise
         except BlockingIOError as error:
-            raise OSError(errno.EAGAIN, "It waits for news, as no file does") from error
+            raise OSError(errno.EAGAIN, _("It waits for news, as no file does")) from error
         buffer[: len(read)] = read
         return len(read)
 
@@ -174,10 +177,10 @@ class _Patient(io.RawIOBase):
 def _kind(mode: int) -> str:
     """What is not a file, in words."""
     if stat.S_ISDIR(mode):
-        return "a folder"
+        return _("a folder")
     if stat.S_ISFIFO(mode):
-        return "a pipe"
-    return "a socket" if stat.S_ISSOCK(mode) else "a device"
+        return _("a pipe")
+    return _("a socket") if stat.S_ISSOCK(mode) else _("a device")
 
 
 PRIVATE = 0o600

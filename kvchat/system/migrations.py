@@ -10,6 +10,7 @@ from contextlib import closing
 from pathlib import Path
 
 from kvchat.errors import KvchatError
+from kvchat.words.language import _
 
 Step = str | Callable[[sqlite3.Connection], None]  # SQL, or what SQL alone cannot do
 COPIES_DAYS = 7.0  # for so long what a database held before a migration is kept
@@ -22,8 +23,13 @@ class DatabaseTooNew(KvchatError):
     def __init__(self, title: str, path: Path, found: int, known: int) -> None:
         super().__init__(
             title,
-            f"{path} has format {found}; this version knows formats up to {known}.",
-            "Install the newer version again. Nothing was changed.",
+            _(
+                "{path} has format {found}; this version knows formats up to {known}.",
+                path=path,
+                found=found,
+                known=known,
+            ),
+            _("Install the newer version again. Nothing was changed."),
         )
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import platformdirs
 
 from kvchat.errors import KvchatError
+from kvchat.words.language import _
 
 
 class NoHome(KvchatError):
@@ -16,9 +17,9 @@ class NoHome(KvchatError):
 
     def __init__(self) -> None:
         super().__init__(
-            "There is no home folder",
-            "Neither HOME nor the computer's list of users names one.",
-            "Set HOME, or KVCHAT_HOME to a folder for kvchat alone.",
+            _("There is no home folder"),
+            _("Neither HOME nor the computer's list of users names one."),
+            _("Set HOME, or KVCHAT_HOME to a folder for kvchat alone."),
         )
 
 
@@ -27,9 +28,9 @@ class NoFolder(KvchatError):
 
     def __init__(self, folder: Path, error: OSError) -> None:
         super().__init__(
-            "A folder that kvchat needs cannot be made",
+            _("A folder that kvchat needs cannot be made"),
             f"{folder}: {error.strerror}.",
-            "Check that you may write there, or set KVCHAT_HOME to another folder.",
+            _("Check that you may write there, or set KVCHAT_HOME to another folder."),
         )
 
 

@@ -11,6 +11,7 @@ from enum import Enum
 from pathlib import Path
 
 from kvchat.system.files import read_plain
+from kvchat.words.language import N_
 
 _SERVICE = "kvchat"
 
@@ -18,8 +19,8 @@ _SERVICE = "kvchat"
 class Keeper(Enum):
     """What keeps a secret; the value is how a sentence ends: "kept in …"."""
 
-    KEYRING = "the system's keyring"
-    FILE = "a file that only you may read, because no keyring answers here"
+    KEYRING = N_("the system's keyring")
+    FILE = N_("a file that only you may read, because no keyring answers here")
 
 
 class SecretStore:

@@ -20,6 +20,7 @@ from kvchat.system import migrations
 from kvchat.system.concurrency import Progress
 from kvchat.system.files import open_plain, whole_file
 from kvchat.system.paths import Paths
+from kvchat.words.language import _
 
 FORMAT = "kvchat-backup"
 VERSION = 1
@@ -60,9 +61,9 @@ def make_backup(paths: Paths, target: Path, progress: Progress = lambda done, to
         return replace(facts, size=target.stat().st_size)
     except (OSError, sqlite3.Error) as error:
         raise BackupFailed(
-            "The backup could not be made",
+            _("The backup could not be made"),
             f"{target}: {getattr(error, 'strerror', None) or error}.",
-            "Choose another place, or make room there.",
+            _("Choose another place, or make room there."),
         ) from error
 
 

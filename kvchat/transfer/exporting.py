@@ -25,12 +25,13 @@ from kvchat.errors import KvchatError
 from kvchat.system.concurrency import Progress
 from kvchat.system.files import whole_file
 from kvchat.transfer.rows import conversation_rows, write_json
+from kvchat.words.language import N_, _
 from kvchat.words.markdown import SafeRenderer, is_too_deep, markdown_parser
 from kvchat.words.safe_text import calm, shown_document, spelled_out
 from kvchat.words.wording import one_line, timestamp
 
 T = TypeVar("T")
-SPEAKERS = {Role.SYSTEM: "System prompt", Role.USER: "You", Role.ASSISTANT: "Reply"}
+SPEAKERS = {Role.SYSTEM: N_("System prompt"), Role.USER: N_("You"), Role.ASSISTANT: N_("Reply")}
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 _STYLE = """
@@ -99,9 +100,9 @@ def whole_export(target: Path, *, private: bool = False) -> Iterator[Path]:
             yield new
     except OSError as error:
         raise ExportFailed(
-            "The export could not be written",
+            _("The export could not be written"),
             f"{target}: {error.strerror or error}.",
-            "Choose another place, or make room there.",
+            _("Choose another place, or make room there."),
         ) from error
 
 
@@ -153,11 +154,11 @@ def as_markdown(conversation: Conversation, branch: Sequence[Message]) -> str:
     """One conversation's current branch as Markdown."""
     parts = [f"# {one_line(calm(conversation.title))}", f"*{timestamp(conversation.created_at)}*"]
     for message in branch:
-        parts.append(f"## {SPEAKERS[message.role]}")
+        parts.append(f"## {_(SPEAKERS[message.role])}")
         if message.thinking.strip():
             quoted = "\n".join(f"> {line}" for line in calm(message.thinking).strip().splitlines())
             parts.append(f"> *Thinking*\n>\n{quoted}")
-        parts += [f"*Attached: {one_line(calm(attachment.name))}*" for attachment in message.attachments]
+        parts += [_("*Attached: {name}*", name=one_line(calm(attachment.name))) for attachment in message.attachments]
         parts.append(_safe_markdown(message.content.strip()))
     return "\n\n".join(parts) + "\n"
 
@@ -182,12 +183,12 @@ def as_html(conversations: Iterable[tuple[Conversation, Sequence[Message]]]) -> 
 def file_name(conversation: Conversation, suffix: str) -> str:
     """A name for a conversation's file, on any system: its title and a piece of its id."""
     words = re.sub(r'[\x00-\x1f\x7f<>:"/\\|?*\s]+', " ", calm(conversation.title)).strip(" .")[:60].rstrip(" .")
-    return f"{words or 'Chat'} {conversation.id[:6]}{suffix}"
+    return f"{words or _('Chat')} {conversation.id[:6]}{suffix}"
 
 
 def _article(message: Message, reader: MarkdownIt) -> str:
     thinking = (
-        f"<details><summary>Thinking</summary>{_plain(calm(message.thinking))}</details>"
+        f"<details><summary>{_('Thinking')}</summary>{_plain(calm(message.thinking))}</details>"
         if message.thinking.strip()
         else ""
     )
@@ -198,7 +199,7 @@ def _article(message: Message, reader: MarkdownIt) -> str:
         for attachment in message.attachments
     )
     body = _rendered(message.content, reader) if message.role is Role.ASSISTANT else _plain(calm(message.content))
-    heading = f'<h2 class="speaker">{SPEAKERS[message.role]}</h2>'
+    heading = f'<h2 class="speaker">{_(SPEAKERS[message.role])}</h2>'
     return f'<article class="{message.role.value}" dir="auto">{heading}{thinking}{attached}{body}</article>\n'
 
 

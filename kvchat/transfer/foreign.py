@@ -14,6 +14,7 @@ from typing import Any
 from kvchat.chat.record.messages import MessageState, Role
 from kvchat.chat.record.prompt import title_from
 from kvchat.transfer.rows import BadConversation, Row
+from kvchat.words.language import _
 
 _NAMESPACE = uuid.UUID("8a9c7e5b-5a43-4d6f-9a35-3f1c4c1f2b7e")  # the same export gives the same ids, whenever it comes
 _ROLES = {"system": Role.SYSTEM, "user": Role.USER, "human": Role.USER, "assistant": Role.ASSISTANT}
@@ -157,7 +158,7 @@ def _rows(
     by_key = {message.key: message for message in said}
     kept = {key for key, m in by_key.items() if m.role is not None and (m.text.strip() or m.thinking.strip())}
     if not kept:
-        raise BadConversation("it has no messages")
+        raise BadConversation(_("it has no messages"))
     conversation_id = uuid.uuid5(_NAMESPACE, f"{application}:{source_id}").hex
 
     nearest: dict[str, str | None] = {key: key for key in kept}

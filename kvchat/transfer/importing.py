@@ -24,6 +24,7 @@ from kvchat.transfer.foreign import foreign_parser
 from kvchat.transfer.memory_file import Brought, MemoryFile, is_memory_file, open_memory_file
 from kvchat.transfer.rows import BadConversation, Row, store_rows, take_back
 from kvchat.transfer.untrusted_files import LARGEST_FILE, ZIP_FAULTS, is_zip, json_pieces, open_zip
+from kvchat.words.language import _, number
 from kvchat.words.safe_text import calm
 from kvchat.words.wording import one_line, size
 
@@ -66,7 +67,13 @@ def import_paths(
         for done, entry in enumerate(entry for path in paths for entry in _entries(path, passphrase)):
             progress(done, 0)
             if done == MOST_CHATS:
-                problems.append(f"{entry.where}: kvchat takes in {MOST_CHATS:,} chats at once, the rest is left out")
+                problems.append(
+                    _(
+                        "{where}: kvchat takes in {most_chats} chats at once, the rest is left out",
+                        where=entry.where,
+                        most_chats=number(MOST_CHATS),
+                    )
+                )
                 break
             try:
                 row = entry.row()
@@ -79,7 +86,13 @@ def import_paths(
             except (BadConversation, RecursionError) as problem:
                 problems.append(f"{entry.where}: {_reason(problem)}")
             except (BadMemory, StoreRefused) as problem:
-                problems.append(f"{entry.where}: the chat is here, its memory was left out: {problem}")
+                problems.append(
+                    _(
+                        "{where}: the chat is here, its memory was left out: {problem}",
+                        where=entry.where,
+                        problem=problem,
+                    )
+                )
             progress(done + 1, 0)
     except BaseException:
         with suppress(StorageFailed, StoreRefused):
@@ -132,9 +145,9 @@ def _members(archive: zipfile.ZipFile) -> list[zipfile.ZipInfo]:
     conversations = [member for member in members if Path(member.filename).name == "conversations.json"]
     found = conversations or members  # exports hold other JSON as well: users, feedback, projects
     if not found:
-        raise ValueError("the zip holds no JSON")
+        raise ValueError(_("the zip holds no JSON"))
     if sum(member.file_size for member in found) > LARGEST_FILE:
-        raise ValueError(f"unpacked it would be larger than {size(LARGEST_FILE)}")
+        raise ValueError(_("unpacked it would be larger than {largest_file}", largest_file=size(LARGEST_FILE)))
     return found
 
 
@@ -144,23 +157,23 @@ def _in_file(name: str, opened: Callable[[], IO[bytes]]) -> Iterator[_Entry]:
     try:
         with opened() as file:
             for count, piece in enumerate(json_pieces(file), 1):
-                where = name if piece.alone else f"{name}, chat {count}"
+                where = name if piece.alone else _("{name}, chat {count}", name=name, count=count)
                 if title := _title(piece.value):
                     where += f" “{title}”"
                 yield _Entry(where, _reader(piece.value, name if piece.alone else f"{name}:{count}", own=piece.own))
             if not count:
-                raise ValueError("it holds no chats")
+                raise ValueError(_("it holds no chats"))
     except (*ZIP_FAULTS, MemoryError) as error:
-        rest = f"; the {count:,} before that are taken in" if count > 1 else ""
+        rest = "; " + _("the {count} before that are taken in", count=number(count)) if count > 1 else ""
         yield _Entry(name, _raiser(_reason(error) + rest))
 
 
 def _reader(entry: Any, name: str, *, own: bool) -> Callable[[], Row]:
     if own:
-        return (lambda: entry) if isinstance(entry, dict) else _raiser("it is not a chat")
+        return (lambda: entry) if isinstance(entry, dict) else _raiser(_("it is not a chat"))
     parser = foreign_parser(entry)
     if parser is None:
-        return _raiser("it is not a chat in any form that kvchat knows")
+        return _raiser(_("it is not a chat in any form that kvchat knows"))
     return lambda: parser(entry, name)
 
 
@@ -179,13 +192,15 @@ def _title(entry: Any) -> str:
 def _reason(error: Exception) -> str:
     """Why something could not be read, in words."""
     if isinstance(error, json.JSONDecodeError):
-        return f"line {error.lineno}, column {error.colno}: it is not JSON ({error.msg})"
+        return _(
+            "line {line}, column {column}: it is not JSON ({msg})", line=error.lineno, column=error.colno, msg=error.msg
+        )
     if isinstance(error, UnicodeDecodeError):
-        return "it is not text in UTF-8"
+        return _("it is not text in UTF-8")
     if isinstance(error, zipfile.BadZipFile | zlib.error | EOFError):
-        return f"the zip is damaged ({error})"
+        return _("the zip is damaged ({error})", error=error)
     if isinstance(error, RecursionError):
-        return "it is nested too deeply"
+        return _("it is nested too deeply")
     if isinstance(error, MemoryError):
-        return "there is not enough memory for it"
+        return _("there is not enough memory for it")
     return str(error.strerror or error) if isinstance(error, OSError) else str(error)

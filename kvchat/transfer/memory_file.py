@@ -27,14 +27,14 @@ from kvchat.system.files import open_plain
 from kvchat.transfer.exporting import ExportForm, whole_export, write_export
 from kvchat.transfer.sealed import MAGIC, PassphraseNeeded, opened, seal
 from kvchat.transfer.untrusted_files import LARGEST_PIECE, json_pieces
+from kvchat.words.language import N_, _, number, several
 from kvchat.words.safe_text import calm
-from kvchat.words.wording import several
 from kvchat.words.wording import size as size_in_words
 
 SUFFIX = ".kvchat"
 _CHATS, _MEMORY, _BLOCKS = "chats.json", "memory.json", "blocks/"
 _PIECE = 1 << 20  # bytes
-_CUT_OFF = "it is cut off or damaged"
+_CUT_OFF = N_("it is cut off or damaged")
 
 
 @dataclass(frozen=True)
@@ -50,22 +50,29 @@ class Brought:
 
 def told_of(brought: Brought, tried: TriedOut) -> str:
     """What came along with a chat, and whether it is of use here."""
-    came = f"Its memory came along: {several(brought.n_tokens, 'token')}, {size_in_words(brought.bytes)}"
-    came += f", made with {calm(brought.model)}." if brought.model else "."
+    tokens, bytes_ = several(brought.n_tokens, "{count} token", "{count} tokens"), size_in_words(brought.bytes)
+    came = _("Its memory came along: {tokens}, {size}.", tokens=tokens, size=bytes_)
+    if model := calm(brought.model):
+        came = _("Its memory came along: {tokens}, {size}, made with {model}.", tokens=tokens, size=bytes_, model=model)
     if tried.waits:
-        why = f"It could not be tried out yet: {tried.reason.rstrip('.')}." if tried.reason else ""
-        return f"{came} {why or 'It is tried out when the chat goes on.'}"
+        why = _("It could not be tried out yet: {reason}.", reason=tried.reason.rstrip(".")) if tried.reason else ""
+        return f"{came} {why or _('It is tried out when the chat goes on.')}"
     if tried.reason:
-        return f"{came} Here the chat will be read again: {tried.reason.rstrip('.')}."
-    return f"{came} It was tried out and works here: {tried.tokens:,} of {tried.of:,} tokens need not be read again."
+        return _("{came} Here the chat will be read again: {reason}.", came=came, reason=tried.reason.rstrip("."))
+    return _(
+        "{came} It was tried out and works here: {tokens} of {of} tokens need not be read again.",
+        came=came,
+        tokens=number(tried.tokens),
+        of=number(tried.of),
+    )
 
 
 class NothingKept(KvchatError):
     """A chat has no memory that could go with it."""
 
     def __init__(self) -> None:
-        advice = "Export it without, or let it be answered once and try again."
-        super().__init__("Nothing is kept of this chat that could go with it", "", advice)
+        advice = _("Export it without, or let it be answered once and try again.")
+        super().__init__(_("Nothing is kept of this chat that could go with it"), "", advice)
 
 
 def memory_to_export(store: SavePointStore, conversation_id: str) -> Manifest:
@@ -188,7 +195,7 @@ class MemoryFile:
         except BadMemory:
             raise
         except (ValueError, RecursionError, StopIteration) as error:
-            raise BadMemory("its description is not one") from error
+            raise BadMemory(_("its description is not one")) from error
         store.bring(conversation_id, manifest, self._blocks(manifest, progress))
         model = described.get("model")
         name = model if isinstance(model, str) else ""
@@ -197,7 +204,7 @@ class MemoryFile:
     def _whole(self, wanted: str) -> bytes:
         name, size, content = next(self._members, ("", 0, iter(())))
         if name != wanted or size > LARGEST_PIECE:
-            raise BadMemory(_CUT_OFF)
+            raise BadMemory(_(_CUT_OFF))
         return b"".join(content)
 
     def _blocks(self, manifest: Manifest, progress: Progress) -> Contents:
@@ -206,9 +213,9 @@ class MemoryFile:
             try:
                 block = bytes.fromhex(name.removeprefix(_BLOCKS))
             except ValueError as error:
-                raise BadMemory(_CUT_OFF) from error
+                raise BadMemory(_(_CUT_OFF)) from error
             if manifest.blocks.get(block) != size:
-                raise BadMemory("it holds a block that it does not need")
+                raise BadMemory(_("it holds a block that it does not need"))
             yield block, content
             done += size
             progress(done, manifest.bytes)
@@ -220,12 +227,12 @@ def _members(stream: IO[bytes]) -> Iterator[tuple[str, int, Iterator[bytes]]]:
         try:
             member = tarfile.TarInfo.frombuf(head, "ascii", "strict")
         except (tarfile.HeaderError, ValueError) as error:
-            raise BadMemory(_CUT_OFF) from error
+            raise BadMemory(_(_CUT_OFF)) from error
         if not member.isreg() or member.size < 0:
-            raise BadMemory(_CUT_OFF)
+            raise BadMemory(_(_CUT_OFF))
         content = _content(stream, member.size)
         yield member.name, member.size, content
-        for _ in content:
+        for _rest in content:
             pass
 
 
@@ -241,5 +248,5 @@ def _content(stream: IO[bytes], size: int) -> Iterator[bytes]:
 def _exactly(stream: IO[bytes], count: int) -> bytes:
     piece = stream.read(count)
     if len(piece) < count:
-        raise BadMemory(_CUT_OFF)
+        raise BadMemory(_(_CUT_OFF))
     return piece

@@ -18,7 +18,7 @@ from kvchat.errors import KvchatError
 from kvchat.system.paths import Paths
 from kvchat.transfer.backup import DATABASE, WAITING
 from kvchat.transfer.restore import finish_restore, forget_waiting, in_use, say_ready
-from kvchat.words.wording import several
+from kvchat.words.language import _, number, several
 
 _MOST_NAMED = 8  # chats that lost something
 
@@ -37,29 +37,43 @@ class Repaired:
     @property
     def title(self) -> str:
         """In a line, what came of it."""
-        return "Your chats are repaired" if self.found.chats else "No chat could be read"
+        return _("Your chats are repaired") if self.found.chats else _("No chat could be read")
 
     @property
     def words(self) -> str:
         """What was found and what was lost, for the user."""
         found = self.found
-        lines = [f"{several(found.chats, 'chat')} with {several(found.messages, 'message')} are there."]
+        lines = [
+            _(
+                "{chats} with {messages} are there.",
+                chats=several(found.chats, "{count} chat", "{count} chats"),
+                messages=several(found.messages, "{count} message", "{count} messages"),
+            )
+        ]
         if found.from_backup:
-            lines.append(f"{several(found.from_backup, 'message')} of these come from the automatic backup.")
+            lines.append(
+                several(
+                    found.from_backup,
+                    "{count} message of these come from the automatic backup.",
+                    "{count} messages of these come from the automatic backup.",
+                )
+            )
         if found.lost:
-            named = [f"“{title}” ({count:,})" for title, count in found.lost[:_MOST_NAMED]]
+            named = [f"“{title}” ({number(count)})" for title, count in found.lost[:_MOST_NAMED]]
             more = len(found.lost) - len(named)
-            named += [f"{several(more, 'more chat')}"] if more > 0 else []
-            lines.append(f"Messages could not be read any more in {', '.join(named)}.")
+            named += [several(more, "{count} more chat", "{count} more chats")] if more > 0 else []
+            lines.append(_("Messages could not be read any more in {named}.", named=", ".join(named)))
         elif found.unreadable:
-            lines.append("Of the damaged file itself nothing could be read.")
-        return " ".join([*lines, f"The damaged file is kept in {self.aside}."])
+            lines.append(_("Of the damaged file itself nothing could be read."))
+        return " ".join([*lines, _("The damaged file is kept in {aside}.", aside=self.aside)])
 
 
 def repair(paths: Paths) -> Repaired | None:
     """Put a new file of chats in the damaged one's place; None if there is no damage. Raises KvchatError."""
     if in_use(paths):
-        raise RepairFailed("kvchat is running on these chats", "Nothing has been changed.", "Quit it, then try again.")
+        raise RepairFailed(
+            _("kvchat is running on these chats"), _("Nothing has been changed."), _("Quit it, then try again.")
+        )
     waiting, file = paths.data / WAITING, paths.database
     forget_waiting(paths)
     try:
@@ -78,12 +92,14 @@ def repair(paths: Paths) -> Repaired | None:
         say_ready(paths, datetime.now(UTC))
         aside = finish_restore(paths)
         if aside is None:
-            raise RepairFailed("kvchat was started meanwhile", "Nothing has been changed.", "Quit it, then try again.")
+            raise RepairFailed(
+                _("kvchat was started meanwhile"), _("Nothing has been changed."), _("Quit it, then try again.")
+            )
         doubt_of(file).unlink(missing_ok=True)
         return Repaired(found, aside)
     except (OSError, *FAULTS) as error:
         raise RepairFailed(
-            "The chats could not be repaired", f"{file}: {error}.", "Make room on the disk, then try again."
+            _("The chats could not be repaired"), f"{file}: {error}.", _("Make room on the disk, then try again.")
         ) from error
     finally:
         forget_waiting(paths)

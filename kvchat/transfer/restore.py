@@ -36,6 +36,7 @@ from kvchat.transfer.backup import (
     belongs,
 )
 from kvchat.transfer.untrusted_files import ZIP_FAULTS, open_zip
+from kvchat.words.language import _
 from kvchat.words.wording import size as size_in_words
 
 _READY = "ready"  # written last into the folder that waits
@@ -130,9 +131,9 @@ def finish_restore(paths: Paths) -> Path | None:
         return replaced
     except OSError as error:
         raise BackupFailed(
-            "The backup could not be put back",
+            _("The backup could not be put back"),
             f"{error.filename or paths.data}: {error.strerror or error}.",
-            "Make room on the disk and start kvchat again.",
+            _("Make room on the disk and start kvchat again."),
         ) from error
 
 
@@ -170,19 +171,19 @@ def _manifest(archive: zipfile.ZipFile) -> dict[str, Any]:
         if manifest["format"] != FORMAT:
             raise ValueError
         if manifest["version"] != VERSION:
-            raise zipfile.BadZipFile("it was made by a newer kvchat")
+            raise zipfile.BadZipFile(_("it was made by a newer kvchat"))
         datetime.fromisoformat(manifest["made_at"])
         if "data/conversations.db" not in manifest["files"]:
             raise ValueError
         for name, entry in manifest["files"].items():
             parts = PurePosixPath(name).parts
             if parts[0] not in ("data", "config") or len(parts) < 2 or ".." in parts or "\\" in name or ":" in name:
-                raise zipfile.BadZipFile(f"it would write outside kvchat's folders: {name}")
+                raise zipfile.BadZipFile(_("it would write outside kvchat's folders: {name}", name=name))
             if not isinstance(entry["size"], int) or entry["size"] < 0 or not isinstance(entry["blake3"], str):
                 raise ValueError
         return dict(manifest)
     except (KeyError, TypeError, ValueError, IndexError, RecursionError) as error:
-        raise zipfile.BadZipFile("it is not a backup of kvchat's") from error
+        raise zipfile.BadZipFile(_("it is not a backup of kvchat's")) from error
 
 
 def _facts(source: Path, manifest: Mapping[str, Any]) -> BackupFacts:
@@ -195,7 +196,11 @@ def _check_room(paths: Paths, facts: BackupFacts) -> None:
     """Raises OSError where it would fill the disk."""
     free = shutil.disk_usage(paths.data).free
     if facts.unpacked > free:
-        words = f"it needs {size_in_words(facts.unpacked)} of room, and {size_in_words(free)} are free"
+        words = _(
+            "it needs {unpacked} of room, and {free} are free",
+            unpacked=size_in_words(facts.unpacked),
+            free=size_in_words(free),
+        )
         raise OSError(errno.ENOSPC, words)
 
 
@@ -218,10 +223,10 @@ def _unpack(
             out.flush()
             os.fsync(out.fileno())
     except KeyError as error:
-        raise zipfile.BadZipFile(f"{name} is missing in it") from error
+        raise zipfile.BadZipFile(_("{name} is missing in it", name=name)) from error
     target.chmod(0o600)
     if size != entry["size"] or digest.hexdigest() != entry["blake3"]:
-        raise zipfile.BadZipFile(f"{name} is damaged")
+        raise zipfile.BadZipFile(_("{name} is damaged", name=name))
     return before + size
 
 
@@ -229,13 +234,13 @@ def _check_database(database: Path) -> None:
     """Raises zipfile.BadZipFile unless this kvchat can open it."""
     with closing(sqlite3.connect(database)) as db:
         if db.execute("PRAGMA integrity_check").fetchone()[0] != "ok":
-            raise zipfile.BadZipFile("the chats in it are damaged")
+            raise zipfile.BadZipFile(_("the chats in it are damaged"))
         if migrations.version(db) > len(MIGRATIONS):
-            raise zipfile.BadZipFile("it was made by a newer kvchat")
+            raise zipfile.BadZipFile(_("it was made by a newer kvchat"))
 
 
 def _bad(source: Path, error: Exception) -> BadBackup:
     reason = getattr(error, "strerror", None) or error
     return BadBackup(
-        "This backup cannot be used", f"{source.name}: {reason}.", "Choose another one. Nothing has been changed."
+        _("This backup cannot be used"), f"{source.name}: {reason}.", _("Choose another one. Nothing has been changed.")
     )

@@ -13,6 +13,7 @@ from kvchat.chat.record.database import Database
 from kvchat.chat.record.messages import MessageState, Receipt, Role
 from kvchat.chat.record.rows import attachment_of, insert_rows, receipt_of, role_of, state_of, text_of
 from kvchat.session.proof import Source
+from kvchat.words.language import _, number
 
 Row = dict[str, Any]
 Needs = Mapping[str, type | tuple[type, ...]]  # the types of values that must be there
@@ -77,7 +78,7 @@ def store_rows(database: Database, conversation: Row) -> bool:
             ]
             insert_rows(db, "attachments", attachments)
     except sqlite3.IntegrityError as error:
-        raise BadConversation("some of its messages are in another chat here already") from error
+        raise BadConversation(_("some of its messages are in another chat here already")) from error
     return True
 
 
@@ -125,9 +126,9 @@ def _checked(conversation: Row) -> tuple[Row, list[Row]]:
     """The conversation's own values and its messages', clean. Raises BadConversation."""
     messages = conversation.get("messages")
     if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
-        raise BadConversation("it has no list of messages")
+        raise BadConversation(_("it has no list of messages"))
     if len(messages) > MOST_MESSAGES:
-        raise BadConversation(f"it has more than {MOST_MESSAGES:,} messages")
+        raise BadConversation(_("it has more than {most_messages} messages", most_messages=number(MOST_MESSAGES)))
     checked = _clean({k: v for k, v in conversation.items() if k != "messages"}, _CONVERSATION_NEEDS, "it")
     checked["title"] = checked["title"][:LONGEST_TITLE]
     clean = [_checked_message(message, number) for number, message in enumerate(messages, 1)]
@@ -137,16 +138,18 @@ def _checked(conversation: Row) -> tuple[Row, list[Row]]:
 
 def _checked_message(message: Row, number: int) -> Row:
     receipt, attachments = message.get("receipt"), message.get("attachments", [])
-    what = f"message {number}"
+    what = _("message {number}", number=number)
     plain = {k: v for k, v in message.items() if k not in ("receipt", "attachments")}
     clean = _clean(plain, _MESSAGE_NEEDS, what)
     if not isinstance(attachments, list) or not all(isinstance(attachment, dict) for attachment in attachments):
-        raise BadConversation(f"the attachments of {what} are not a list")
-    clean["attachments"] = [_checked_attachment(entry, f"an attachment of {what}") for entry in attachments]
+        raise BadConversation(_("the attachments of {what} are not a list", what=what))
+    clean["attachments"] = [
+        _checked_attachment(entry, _("an attachment of {what}", what=what)) for entry in attachments
+    ]
     if clean["role"] not in _ROLES:
-        raise BadConversation(f"{what} is by “{clean['role']}”, which is not a role")
+        raise BadConversation(_("{what} is by “{clean}”, which is not a role", what=what, clean=clean["role"]))
     if clean["state"] not in _STATES or clean["state"] == MessageState.STREAMING.value:
-        raise BadConversation(f"{what} has the unknown state “{clean['state']}”")
+        raise BadConversation(_("{what} has the unknown state “{clean}”", what=what, clean=clean["state"]))
     if receipt is not None:
         clean["receipt"] = _checked_receipt(receipt, what)
     return clean
@@ -159,7 +162,7 @@ def _checked_attachment(attachment: Row, what: str) -> Row:
         try:
             picture = picture_of(clean["name"], base64.b64decode(clean["data"], validate=True))
         except (TypeError, ValueError, CannotAttach) as error:
-            raise BadConversation(f"{what} is no picture") from error
+            raise BadConversation(_("{what} is no picture", what=what)) from error
         clean |= {"data": picture.data, "size": picture.size, "hash": picture.hash, "text": ""}
     return clean
 
@@ -172,24 +175,31 @@ def _checked_receipt(receipt: Any, what: str) -> str:
         Receipt(**receipt)
         return json.dumps(receipt, allow_nan=False)
     except (KeyError, TypeError, ValueError) as error:
-        raise BadConversation(f"the receipt of {what} is not one") from error
+        raise BadConversation(_("the receipt of {what} is not one", what=what)) from error
 
 
 def _clean(values: Row, needs: Needs, what: str) -> Row:
     """Plain values of the needed types. Raises BadConversation."""
     for name, wanted in needs.items():
         if not isinstance(values.get(name), wanted) or isinstance(values[name], bool):
-            raise BadConversation(f"{what} has no proper “{name}”")
+            raise BadConversation(_("{what} has no proper “{name}”", what=what, name=name))
         if name.endswith("_at") and not 0 <= values[name] <= _LATEST:
-            raise BadConversation(f"{what} has a time beyond the calendar as “{name}”")
+            raise BadConversation(_("{what} has a time beyond the calendar as “{name}”", what=what, name=name))
     clean = {}
     for name, value in values.items():
         if name in _LEFT_OUT:
             continue
         if not isinstance(value, str | int | float | None) or (isinstance(value, int) and abs(value) > _LARGEST):
-            raise BadConversation(f"{what} has something unexpected as “{name}”")
+            raise BadConversation(_("{what} has something unexpected as “{name}”", what=what, name=name))
         if isinstance(value, str) and len(value) > LONGEST_TEXT and name != "data":
-            raise BadConversation(f"{what} has more than {LONGEST_TEXT:,} characters as “{name}”")
+            raise BadConversation(
+                _(
+                    "{what} has more than {longest_text} characters as “{name}”",
+                    what=what,
+                    longest_text=number(LONGEST_TEXT),
+                    name=name,
+                )
+            )
         clean[name] = _whole_text(value) if isinstance(value, str) else value
     return clean
 
@@ -203,17 +213,17 @@ def _check_tree(leaf_id: Any, messages: Sequence[Row]) -> None:
     """Raises BadConversation unless the messages are trees, free of circles, and the leaf is one of them."""
     parents = {message["id"]: message.get("parent_id") for message in messages}
     if len(parents) < len(messages):
-        raise BadConversation("two of its messages have the same id")
+        raise BadConversation(_("two of its messages have the same id"))
     if leaf_id is not None and leaf_id not in parents:
-        raise BadConversation("its last message is missing")
+        raise BadConversation(_("its last message is missing"))
     rooted: set[str] = set()
     for start in parents:
         path, at = set(), start
         while at is not None and at not in rooted:
             if at in path:
-                raise BadConversation("its messages answer each other in a circle")
+                raise BadConversation(_("its messages answer each other in a circle"))
             if at not in parents:
-                raise BadConversation("a message answers one that is missing")
+                raise BadConversation(_("a message answers one that is missing"))
             path.add(at)
             at = parents[at]
         rooted |= path

@@ -22,6 +22,7 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
 from kvchat.errors import KvchatError
+from kvchat.words.language import _
 
 MAGIC = b"kvchat sealed "
 _EARLIER, _VERSION = b"1\n", b"2\n"  # what follows; the earlier one's key is sealed in age's own way
@@ -32,15 +33,19 @@ _SALT, _NONCE, _SEALED_KEY = 16, bytes(12), 90  # bytes; whatever is sealed with
 class PassphraseNeeded(KvchatError):
     """The file cannot be opened without its passphrase."""
 
-    def __init__(self, title: str = "This file needs its passphrase") -> None:
-        super().__init__(title, "Nothing was imported.", "Give the passphrase it was exported with.")
+    def __init__(self, title: str = "") -> None:
+        super().__init__(
+            title or _("This file needs its passphrase"),
+            _("Nothing was imported."),
+            _("Give the passphrase it was exported with."),
+        )
 
 
 class WrongPassphrase(PassphraseNeeded):
     """Another one was given, or the first bytes of the file are damaged."""
 
     def __init__(self) -> None:
-        super().__init__("The passphrase does not open this file")
+        super().__init__(_("The passphrase does not open this file"))
 
 
 def seal(pieces: Iterable[bytes], out: IO[bytes], passphrase: str) -> None:

@@ -21,6 +21,7 @@ from typing import IO, Any, BinaryIO
 
 from kvchat.system.files import open_plain
 from kvchat.transfer.rows import FORMAT, VERSION, own_entries
+from kvchat.words.language import _, number
 from kvchat.words.wording import size
 
 MOST_LISTED = 16_000_000  # bytes of a zip's list of what is in it: some 150,000 files, each takes 1 KB once it is read
@@ -43,10 +44,10 @@ def open_zip(path: Path) -> Iterator[zipfile.ZipFile]:
     """A zip, for as long as the block takes. Raises OSError and zipfile.BadZipFile."""
     with open_plain(path) as file:
         if _directory_size(file) > MOST_LISTED:
-            raise zipfile.BadZipFile("it lists more files than kvchat looks through")
+            raise zipfile.BadZipFile(_("it lists more files than kvchat looks through"))
         with zipfile.ZipFile(file) as archive:
             if any(member.compress_type not in _PACKED for member in archive.infolist()):
-                raise zipfile.BadZipFile("it is packed in an unusual way")  # which can take any amount of memory
+                raise zipfile.BadZipFile(_("it is packed in an unusual way"))  # which can take any amount of memory
             yield archive
 
 
@@ -185,14 +186,14 @@ class _Text:
         more = self._file.read(count)
         self._read += len(more)
         if self._read > LARGEST_FILE:
-            raise TooMuch(f"it is larger than {size(LARGEST_FILE)}")
+            raise TooMuch(_("it is larger than {largest_file}", largest_file=size(LARGEST_FILE)))
         self._buffer, self.at, self._ended = self._buffer[self.at :] + more, 0, not more
 
     def _check_bounds(self) -> None:
         if len(self._buffer) - self.at > LARGEST_PIECE:
-            raise TooMuch(f"one chat in it is larger than {size(LARGEST_PIECE)}")
+            raise TooMuch(_("one chat in it is larger than {largest_piece}", largest_piece=size(LARGEST_PIECE)))
         if sum(self._buffer.count(sign, self.at) for sign in '{["') > MOST_PARTS:
-            raise TooMuch(f"one chat in it has more than {MOST_PARTS:,} parts")
+            raise TooMuch(_("one chat in it has more than {most_parts} parts", most_parts=number(MOST_PARTS)))
 
     def _float(self, digits: str) -> float:
         self._count_number()
@@ -205,4 +206,4 @@ class _Text:
     def _count_number(self) -> None:
         self._numbers += 1
         if self._numbers > MOST_PARTS:
-            raise TooMuch(f"one chat in it has more than {MOST_PARTS:,} numbers")
+            raise TooMuch(_("one chat in it has more than {most_parts} numbers", most_parts=number(MOST_PARTS)))

@@ -5,18 +5,22 @@ What the words mean stands in ARCHITECTURE.md, Words.
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import date, datetime
 
-MEMORY_OF_CHATS, STORAGE = "Memory of chats", "Storage"  # what is kept so that chats need not be read again; its place
-CHATS_READY = "chats kept ready, up to"  # staged in the computer's memory; a size follows
-ALWAYS_KEEP, NEVER_KEEP = "Always keep its memory", "Never keep its memory"
-TIME_SAVED = "Time saved"  # the page that adds it up
-NUMBERS = "Speed and token counts"
-STYLE = "Creativity and style"
+from kvchat.words.language import N_, _, number, pgettext, several
+
+# What stands here is shown through `_`.
+MEMORY_OF_CHATS = N_("Memory of chats")  # what is kept so that chats need not be read again
+STORAGE = N_("Storage")  # its place
+CHATS_READY = N_("chats kept ready, up to")  # staged in the computer's memory; a size follows
+ALWAYS_KEEP, NEVER_KEEP = N_("Always keep its memory"), N_("Never keep its memory")
+TIME_SAVED = N_("Time saved")  # the page that adds it up
+NUMBERS = N_("Speed and token counts")
+STYLE = N_("Creativity and style")
 # Where what a reply went on from came from, the best first.
-STILL_LOADED, REMEMBERED, READ_AGAIN = "still loaded", "remembered", "read again"
-READ_AHEAD = "read ahead"  # before Send, while the user looked or wrote
-FIRST_REPLY, READ = "first reply", "read"  # and not again: there was nothing to remember, or next to nothing of use
+STILL_LOADED, REMEMBERED, READ_AGAIN = N_("still loaded"), N_("remembered"), N_("read again")
+READ_AHEAD = N_("read ahead")  # before Send, while the user looked or wrote
+FIRST_REPLY, READ = N_("first reply"), N_("read")  # not again: there was nothing to remember, or next to nothing of use
 
 
 # What the field says, and what the window says instead. The field's terms stay in the details, on the command line and
@@ -41,72 +45,104 @@ IN_PLAIN_WORDS = {
     "projector": "what a model sees with",
 }
 
-
+_MONTHS = (
+    *(N_("January"), N_("February"), N_("March"), N_("April"), N_("May"), N_("June"), N_("July")),
+    *(N_("August"), N_("September"), N_("October"), N_("November"), N_("December")),
+)
+_SHORT_MONTHS = (
+    *(N_("Jan"), N_("Feb"), N_("Mar"), N_("Apr"), N_("May"), N_("Jun")),
+    *(N_("Jul"), N_("Aug"), N_("Sep"), N_("Oct"), N_("Nov"), N_("Dec")),
+)
 SAME_NIGHT_H = 6  # hours; after midnight the evening before is not yet "yesterday"
 
 
 def size(count: float) -> str:
     """Bytes in decimal units, as a file manager shows them: "136 MB", "3.1 GB"."""
-    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("KB", 1e3)):
-        value = count / scale
-        if value >= 0.9995:  # 999,960,000 rounds to 1 GB, not to 1000 MB
-            return f"{value:.0f} {unit}" if value >= 10 and unit != "GB" else f"{value:.1f} {unit}".replace(".0 ", " ")
-    return f"{count:.0f} bytes"
+    return _in_unit(count, _unit(count))
 
 
 def size_of(count: int, whole: int) -> str:
     """As in "3.1 of 20 GB": both in the unit of the second, unless the first would vanish in it."""
-    few, all_ = size(count), size(whole)
-    same_unit = few.split()[-1] == all_.split()[-1]
-    return f"{few.split()[0] if same_unit else few} of {all_}"
+    few, all_ = _unit(count), _unit(whole)
+    part = _figure(count, few) if few == all_ else _in_unit(count, few)
+    return _("{part} of {whole}", part=part, whole=_in_unit(whole, all_))
 
 
-def several(count: int, one: str, many: str = "") -> str:
-    """A count of things: "1 chat", "1,204 chats". `many` where it is not `one` with an s."""
-    return f"{count:,} {one if count == 1 else many or one + 's'}"
+def _unit(count: float) -> str:
+    for unit, scale in _SCALES.items():
+        if count / scale >= 0.9995:  # 999,960,000 rounds to 1 GB, not to 1000 MB
+            return unit
+    return ""
+
+
+_SCALES = {"GB": 1e9, "MB": 1e6, "KB": 1e3}
+
+
+def _figure(count: float, unit: str) -> str:
+    value = count / _SCALES[unit] if unit else count
+    whole = not unit or (value >= 10 and unit != "GB") or f"{value:.1f}".endswith(".0")
+    return number(value, 0 if whole else 1, grouped=False)
+
+
+def _in_unit(count: float, unit: str) -> str:
+    figure = _figure(count, unit)
+    match unit:
+        case "GB":
+            return _("{figure} GB", figure=figure)
+        case "MB":
+            return _("{figure} MB", figure=figure)
+        case "KB":
+            return _("{figure} KB", figure=figure)
+        case _:
+            return _("{figure} bytes", figure=figure)
 
 
 def duration(ms: float) -> str:
     """A time in words: "21 ms", "0.31 s", "34.6 s", "2 min 5 s"."""
     if ms < 100:
-        return f"{ms:.0f} ms"
-    if ms < 10_000:
-        return f"{ms / 1000:.2f} s"
+        return _("{ms} ms", ms=number(ms))
     if ms < 100_000:
-        return f"{ms / 1000:.1f} s"
+        return _("{seconds} s", seconds=number(ms / 1000, 2 if ms < 10_000 else 1))
     minutes, seconds = divmod(round(ms / 1000), 60)
-    return f"{minutes} min {seconds} s"
+    return _("{minutes} min {seconds} s", minutes=minutes, seconds=seconds)
 
 
 def brief(ms: float) -> str:
     """A time at a glance: "0.3 s", "35 s", "2 min"."""
     if ms < 95:
-        return "under 0.1 s"
-    return f"{ms / 1000:.1f} s" if ms < 9_950 else rough_duration(ms / 1000)
+        return _("under {seconds} s", seconds=number(0.1, 1))
+    seconds = ms / 1000
+    return _("{seconds} s", seconds=number(seconds, 1)) if ms < 9_950 else rough_duration(seconds)
 
 
 def rough_duration(seconds: float) -> str:
     """A time that nobody wants to know exactly, in words: "8 s", "5 min", "1 h 20 min"."""
     if seconds < 59.5:
-        return f"{max(1, round(seconds))} s"
+        return _("{seconds} s", seconds=max(1, round(seconds)))
     hours, minutes = divmod(round(seconds / 60), 60)
-    return " ".join(part for part in (f"{hours} h" if hours else "", f"{minutes} min" if minutes else "") if part)
+    if not hours:
+        return _("{minutes} min", minutes=minutes)
+    if not minutes:
+        return _("{hours} h", hours=hours)
+    return _("{hours} h {minutes} min", hours=hours, minutes=minutes)
 
 
 def roughly(seconds: float) -> str:
     """An estimated time, marked as one and no finer than it is known: "about 36 s", "about 3 min", "about 2 h"."""
     if seconds < 1:
-        return "less than a second"
+        return _("less than a second")
     if seconds < 90:
-        return f"about {seconds:.0f} s"
+        return _("about {seconds} s", seconds=number(seconds))
     if seconds < 90 * 60:
-        return f"about {seconds / 60:.0f} min"
-    return f"about {seconds / 3600:.0f} h"
+        return _("about {minutes} min", minutes=number(seconds / 60))
+    return _("about {hours} h", hours=f"{seconds / 3600:.0f}")
 
 
 def energy(watt_hours: float) -> str:
     """An estimated energy: "40 Wh", "1.3 kWh"."""
-    return f"{watt_hours:.0f} Wh" if watt_hours < 999.5 else f"{watt_hours / 1000:.1f} kWh"
+    if watt_hours < 999.5:
+        return _("{energy} Wh", energy=number(watt_hours))
+    return _("{energy} kWh", energy=number(watt_hours / 1000, 1))
 
 
 def since(moment: datetime, now: datetime) -> str:
@@ -114,28 +150,47 @@ def since(moment: datetime, now: datetime) -> str:
     days, minutes = (now.date() - moment.date()).days, int((now - moment).total_seconds() // 60)
     if days == 0 or minutes < 60 * SAME_NIGHT_H:
         if minutes < 1:
-            return "just now"
-        return f"{minutes} min ago" if minutes < 60 else f"{minutes // 60} h ago"
+            return _("just now")
+        if minutes < 60:
+            return _("{minutes} min ago", minutes=minutes)
+        return _("{hours} h ago", hours=minutes // 60)
     if days == 1:
-        return "yesterday"
-    return f"{days} days ago" if days < 14 else moment.strftime("%d %b %Y")
+        return _("yesterday")
+    return several(days, "{count} day ago", "{count} days ago") if days < 14 else date_of(moment)
 
 
 def day(when: float) -> str:
     """The day of a moment in seconds since 1970, where this computer is: "22 November"."""
-    local = datetime.fromtimestamp(when)
-    return f"{local.day} {local:%B}"
+    return day_of(datetime.fromtimestamp(when))
+
+
+def day_of(when: date) -> str:
+    """A day without its year: "22 November"."""
+    return _("{day} {month}", day=when.day, month=_(_MONTHS[when.month - 1]))
+
+
+def day_short(when: date) -> str:
+    """As `day_of`, for a narrow place: "22 Nov"."""
+    words = pgettext("month in few letters", "{day} {month}")
+    return words.format(day=when.day, month=_(_SHORT_MONTHS[when.month - 1]))
+
+
+def date_of(when: date) -> str:
+    """A day with its year: "05 Nov 2026"."""
+    words = pgettext("month in few letters", "{day} {month} {year}")
+    return words.format(day=f"{when.day:02}", month=_(_SHORT_MONTHS[when.month - 1]), year=when.year)
 
 
 def moment_of(at: datetime) -> str:
     """A moment to the minute, where this computer is: "22 November 2026, 14:05"."""
     local = at.astimezone()
-    return f"{local.day} {local:%B %Y, %H:%M}"
+    words = _("{day} {month} {year}, {time}")
+    return words.format(day=local.day, month=_(_MONTHS[local.month - 1]), year=local.year, time=f"{local:%H:%M}")
 
 
 def per_second(rate: float) -> str:
     """How fast tokens come or are read: "4.3 tokens/s", "41 tokens/s", "2,140 tokens/s"."""
-    return f"{rate:,.0f} tokens/s" if rate >= 10 else f"{rate:.1f} tokens/s"
+    return _("{rate} tokens/s", rate=number(rate, 0 if rate >= 10 else 1))
 
 
 def timestamp(at: datetime) -> str:
@@ -147,9 +202,9 @@ def tokens_short(count: int) -> str:
     """A count of tokens for a narrow place: "812", "5.9K", "32K" (32,768), "131K"."""
     if count < 1000:
         return str(count)
-    if count % 1024 == 0:
-        return f"{count // 1024}K"
-    return f"{count / 1000:.1f}K".replace(".0K", "K") if count < 100_000 else f"{count / 1000:.0f}K"
+    thousands = count / 1024 if count % 1024 == 0 else count / 1000
+    whole = count % 1024 == 0 or count >= 100_000 or f"{thousands:.1f}".endswith(".0")
+    return _("{count}K", count=round(thousands) if whole else number(thousands, 1))
 
 
 def one_line(text: str) -> str:

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from kvchat.errors import KvchatError
+from kvchat.words.language import several
 from kvchat.words.wording import (
     IN_PLAIN_WORDS,
     duration,
     moment_of,
     rough_duration,
     roughly,
-    several,
     since,
     size,
     size_of,
@@ -111,9 +111,9 @@ def test_a_moment() -> None:
 
 
 def test_counts_of_things() -> None:
-    assert several(1, "chat") == "1 chat"
-    assert several(0, "chat") == "0 chats"
-    assert several(1204, "chat was", "chats were") == "1,204 chats were"
+    assert several(1, "{count} chat", "{count} chats") == "1 chat"
+    assert several(0, "{count} chat", "{count} chats") == "0 chats"
+    assert several(1204, "{count} chat was", "{count} chats were") == "1,204 chats were"
 
 
 @pytest.mark.parametrize("term", IN_PLAIN_WORDS)

@@ -9,6 +9,7 @@ from kvchat.chat.input.pictures import TOKENS_GUESSED
 from kvchat.chat.record.messages import Message, Role
 from kvchat.chat.record.prompt import pictures_of, prompt_content
 from kvchat.errors import KvchatError
+from kvchat.words.language import _, number
 
 BYTES_PER_TOKEN = 4  # roughly, until an engine counts
 TEMPLATE_TOKENS = 8  # what a chat template puts around one message, roughly
@@ -19,9 +20,9 @@ class NothingToDrop(KvchatError):
 
     def __init__(self) -> None:
         super().__init__(
-            "There is no middle to leave out",
-            "The beginning and the last message take the whole context already.",
-            "Choose a larger context size, or send less at once.",
+            _("There is no middle to leave out"),
+            _("The beginning and the last message take the whole context already."),
+            _("Choose a larger context size, or send less at once."),
         )
 
 
@@ -29,12 +30,19 @@ class DocumentsTooLong(KvchatError):
     """What is attached does not fit beside the conversation."""
 
     def __init__(self, names: Sequence[str], use: ContextUse) -> None:
-        what = f"“{names[0]}” does" if len(names) == 1 else f"The {len(names)} attached files do"
-        taken = f" {use.used:,} are used by the chat already." if use.used else ""
+        title = _("“{name}” does not fit the model's context", name=names[0])
+        if len(names) > 1:
+            title = _("The {count} attached files do not fit the model's context", count=len(names))
+        taken = _("{used} are used by the chat already.", used=number(use.used)) if use.used else ""
+        there = _(
+            "This message has {waiting} tokens and the context holds {limit}.",
+            waiting=number(use.waiting),
+            limit=number(use.limit),
+        )
         super().__init__(
-            f"{what} not fit the model's context",
-            f"This message has {use.waiting:,} tokens and the context holds {use.limit:,}.{taken}",
-            "Attach the part that matters, or choose a larger context size in the settings.",
+            title,
+            f"{there} {taken}".rstrip(),
+            _("Attach the part that matters, or choose a larger context size in the settings."),
         )
 
 
@@ -43,9 +51,9 @@ class NoRoomForPart(KvchatError):
 
     def __init__(self, name: str) -> None:
         super().__init__(
-            f"No part of “{name}” fits",
-            "The chat takes nearly the whole context already.",
-            "Keep only the newest part of the chat, choose a larger context, or begin a new chat.",
+            _("No part of “{name}” fits", name=name),
+            _("The chat takes nearly the whole context already."),
+            _("Keep only the newest part of the chat, choose a larger context, or begin a new chat."),
         )
 
 

@@ -35,6 +35,7 @@ from kvchat.session.host import RESERVE_MOST, ReadyEngine
 from kvchat.session.session import Request, Session
 from kvchat.session.slots.rank import Rank
 from kvchat.session.slots.slot import Slot
+from kvchat.words.language import _
 
 SUMMARY_REQUEST = "Please summarise our conversation so far, so that we can go on from your summary alone."
 PART, LEAST_PART = "Beginning of {name}", 64  # a document that was cut to fit; tokens below which that makes no sense
@@ -46,14 +47,14 @@ class StillAnswering(KvchatError):
     """A conversation answers one message at a time."""
 
     def __init__(self) -> None:
-        super().__init__("The last message is still being answered", "", "Wait for the reply, or stop it.")
+        super().__init__(_("The last message is still being answered"), "", _("Wait for the reply, or stop it."))
 
 
 class NoSummary(KvchatError):
     """The model said nothing."""
 
     def __init__(self) -> None:
-        super().__init__("The model wrote no summary", "", "Try again, or leave the middle out instead.")
+        super().__init__(_("The model wrote no summary"), "", _("Try again, or leave the middle out instead."))
 
 
 @dataclass(frozen=True)

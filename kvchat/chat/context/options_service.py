@@ -24,6 +24,7 @@ from kvchat.chat.record.tree import branch_of_copies
 from kvchat.chat.turn_parts import TurnParts
 from kvchat.engine.speaking.errors import EngineRefused
 from kvchat.errors import KvchatError
+from kvchat.words.language import _
 
 
 class TemplateFixed(KvchatError):
@@ -31,9 +32,9 @@ class TemplateFixed(KvchatError):
 
     def __init__(self) -> None:
         super().__init__(
-            "This chat has begun with other options of its model",
-            "They stand at the beginning of everything the model has read here.",
-            "Begin a new chat to use others.",
+            _("This chat has begun with other options of its model"),
+            _("They stand at the beginning of everything the model has read here."),
+            _("Begin a new chat to use others."),
         )
 
 
@@ -105,7 +106,9 @@ class OptionsService:
             await engine.engine.check_schema(options.sampling.json_schema)
         except EngineRefused as refusal:
             said = refusal.message.rpartition("JSON schema error at ")[2]
-            raise BadOptions("The engine cannot follow this JSON schema", said, "Correct it and try again.") from None
+            raise BadOptions(
+                _("The engine cannot follow this JSON schema"), said, _("Correct it and try again.")
+            ) from None
 
     async def presets(self) -> list[Preset]:
         """All presets, by name."""

@@ -20,6 +20,7 @@ from kvchat.chat.turn_parts import TurnParts
 from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import program_of
 from kvchat.kvstore.store import SavePointStore
+from kvchat.words.language import _
 
 AGAIN_S = 300.0  # after so long what could not be deleted is tried again
 
@@ -70,8 +71,8 @@ class PermanentDeletion:
             yield
         except KvchatError as error:
             if not self._told:
-                words = f"{error.title.rstrip('.')}. {error.detail} It is tried again."
-                self._parts.events.publish(Notice("What was deleted is not all gone yet", words))
+                words = _("{title}. {detail} It is tried again.", title=error.title.rstrip("."), detail=error.detail)
+                self._parts.events.publish(Notice(_("What was deleted is not all gone yet"), words))
             self._told = True
             self.close()
             loop = asyncio.get_running_loop()

@@ -13,6 +13,7 @@ from kvchat.chat.input.pictures import CannotAttach, is_picture, picture_of
 from kvchat.chat.record.messages import Attachment
 from kvchat.errors import KvchatError
 from kvchat.system.files import NotAFile, TooLarge, read_plain
+from kvchat.words.language import _
 
 MOST_BYTES = 64_000_000
 PDF_PATIENCE_S = 60.0
@@ -32,11 +33,13 @@ def read_bytes(path: Path) -> bytes:
     try:
         return read_plain(path, MOST_BYTES)
     except NotAFile as error:
-        raise CannotAttach(path.name, f"{error.strerror}.", "Attach files one by one, or several at once.") from error
+        raise CannotAttach(
+            path.name, f"{error.strerror}.", _("Attach files one by one, or several at once.")
+        ) from error
     except TooLarge as error:
-        raise CannotAttach(path.name, f"{error.strerror}.", "Attach the part that matters.") from error
+        raise CannotAttach(path.name, f"{error.strerror}.", _("Attach the part that matters.")) from error
     except OSError as error:
-        raise CannotAttach(path.name, f"{error.strerror or error}.", "Check that you may read it.") from error
+        raise CannotAttach(path.name, f"{error.strerror or error}.", _("Check that you may read it.")) from error
 
 
 def document_of_file(name: str, data: bytes) -> Attachment:
@@ -51,7 +54,7 @@ def document_of_text(name: str, text: str) -> Attachment:
 
 def _attachment(name: str, data: bytes, text: str) -> Attachment:
     if not text.strip():
-        raise CannotAttach(name, "There is no text in it.", "Attach a file with text.")
+        raise CannotAttach(name, _("There is no text in it."), _("Attach a file with text."))
     return Attachment(name, len(data), blake3(data).hexdigest(), text)
 
 
@@ -59,7 +62,7 @@ def _text(name: str, data: bytes) -> str:
     if data[:1024].lstrip().startswith(b"%PDF-"):
         return _tidy(_pdf_text(name, data))
     if Path(name).suffix.lower() in _OFFICE:
-        raise CannotAttach(name, "kvchat reads text and PDF.", "Save it as PDF or as text, and attach that.")
+        raise CannotAttach(name, _("kvchat reads text and PDF."), _("Save it as PDF or as text, and attach that."))
     return _tidy(_decoded(name, data))
 
 
@@ -77,7 +80,9 @@ def _decoded(name: str, data: bytes) -> str:
             best = from_bytes(data).best()
             if best is not None:
                 return str(best)
-    raise CannotAttach(name, "It holds no text that kvchat can read.", "Attach text, code, Markdown, CSV or a PDF.")
+    raise CannotAttach(
+        name, _("It holds no text that kvchat can read."), _("Attach text, code, Markdown, CSV or a PDF.")
+    )
 
 
 def _pdf_text(name: str, data: bytes) -> str:
@@ -88,19 +93,21 @@ def _pdf_text(name: str, data: bytes) -> str:
     try:
         reader = PdfReader(io.BytesIO(data))
         if reader.is_encrypted and not reader.decrypt(""):
-            raise CannotAttach(name, "It is protected by a password.", "Save it without the password, and attach that.")
+            raise CannotAttach(
+                name, _("It is protected by a password."), _("Save it without the password, and attach that.")
+            )
         for page in reader.pages:
             if time.monotonic() > deadline:
-                raise CannotAttach(name, "Its text takes too long to find.", "Attach fewer of its pages.")
+                raise CannotAttach(name, _("Its text takes too long to find."), _("Attach fewer of its pages."))
             pages.append(page.extract_text().strip())
     except KvchatError:
         raise
     except Exception as error:  # a damaged PDF can break the reader in any way
-        words = f"The PDF is damaged or unusual ({type(error).__name__})."
-        raise CannotAttach(name, words, "Save it anew from another program, or attach its text.") from error
+        words = _("The PDF is damaged or unusual ({name}).", name=type(error).__name__)
+        raise CannotAttach(name, words, _("Save it anew from another program, or attach its text.")) from error
     if not any(pages):
-        advice = "Run text recognition (OCR) over it first."
-        raise CannotAttach(name, "Its pages are pictures: there is no text in it.", advice)
+        advice = _("Run text recognition (OCR) over it first.")
+        raise CannotAttach(name, _("Its pages are pictures: there is no text in it."), advice)
     return "\n\n".join(pages)
 
 

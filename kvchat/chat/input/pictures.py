@@ -8,6 +8,7 @@ from blake3 import blake3
 
 from kvchat.chat.record.messages import Attachment
 from kvchat.errors import KvchatError
+from kvchat.words.language import _, number
 from kvchat.words.wording import size as size_in_words
 
 MOST_BYTES = 10_000_000
@@ -21,7 +22,7 @@ class CannotAttach(KvchatError):
     """A file that cannot be given to the model."""
 
     def __init__(self, name: str, why: str, advice: str) -> None:
-        super().__init__(f"“{name}” cannot be attached", why, advice)
+        super().__init__(_("“{name}” cannot be attached", name=name), why, advice)
 
 
 def is_picture(data: bytes) -> bool:
@@ -39,16 +40,24 @@ def picture_of(name: str, data: bytes) -> Attachment:
     """A picture as it is in its file. Raises CannotAttach."""
     if kind_of(data) is None:
         raise CannotAttach(
-            name, "Models are shown PNG, JPEG, GIF and BMP.", "Save the picture as PNG, and attach that."
+            name, _("Models are shown PNG, JPEG, GIF and BMP."), _("Save the picture as PNG, and attach that.")
         )
-    advice = "Make it smaller, and attach that."
+    advice = _("Make it smaller, and attach that.")
     if len(data) > MOST_BYTES:
-        words = f"It has {size_in_words(len(data))}; {size_in_words(MOST_BYTES)} is the most."
+        words = _(
+            "It has {count}; {most_bytes} is the most.",
+            count=size_in_words(len(data)),
+            most_bytes=size_in_words(MOST_BYTES),
+        )
         raise CannotAttach(name, words, advice)
     width, height = pixels(data)
     if not 0 < width * height <= MOST_PIXELS:
-        words = f"It has {width:,} × {height:,} pixels." if width * height else "It is damaged."
-        raise CannotAttach(name, words, advice if width * height else "Save it anew, and attach that.")
+        words = (
+            _("It has {width} × {height} pixels.", width=number(width), height=number(height))
+            if width * height
+            else _("It is damaged.")
+        )
+        raise CannotAttach(name, words, advice if width * height else _("Save it anew, and attach that."))
     return Attachment(name, len(data), blake3(data).hexdigest(), "", data)
 
 

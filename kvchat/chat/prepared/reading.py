@@ -20,6 +20,7 @@ from kvchat.session.restore_cost import LEAST_MEASURED
 from kvchat.session.session import Request, Session
 from kvchat.session.slots.rank import Rank
 from kvchat.session.slots.slot import Slot
+from kvchat.words.language import _, number
 
 STEP_MS = 500.0  # a step takes about so long: there are many of them, and small ones take longer in all
 PART_MS = 20_000.0  # what is read in so long is saved
@@ -75,7 +76,7 @@ class DocumentReader:
             if not lease.keeps:
                 problem = self._parts.slots.store.problem
                 why = problem.detail if problem else lease.engine.finding.words
-                raise CannotPrepare("Documents cannot be kept here", why, "")
+                raise CannotPrepare(_("Documents cannot be kept here"), why, "")
             if not await self._to_the_end(lease, boundary, wanted):
                 return None
             contents, engine = lease.slot.known(lease.engine), lease.engine
@@ -93,7 +94,7 @@ class DocumentReader:
             await lease.settle(stop)  # where a longer state was restored it holds more
             saved = await lease.save(stop, label=self._label(lease.engine.fingerprint), tell=False)
             if saved is None and self._why_not_saved:
-                raise CannotPrepare("The documents could not be kept", self._why_not_saved, "")
+                raise CannotPrepare(_("The documents could not be kept"), self._why_not_saved, "")
 
         stops = [stop for stop in self._stops(lease, boundary) if len(stop) >= loaded.expected_cached]
         return await read_and_keep(
@@ -116,12 +117,22 @@ class DocumentReader:
         for document in self._documents:
             so_far += len(document.text)
             fits += so_far * tokens <= room * letters
-        amount = f"about {100 * room // tokens} % of it fit"
+        amount = _("about {percent} % of it fit", percent=100 * room // tokens)
         if len(self._documents) > 1:
-            amount = f"the first {fits:,} of its {len(self._documents):,} files fit, {amount}"
-        words = f"It has {tokens:,} tokens and there is room for {room:,}: {amount}."
-        advice = "Choose a part of it, or a larger context size in the settings if model and memory allow it."
-        raise CannotPrepare("That is longer than the model can read at once", words, advice)
+            amount = _(
+                "the first {fits} of its {count} files fit, {amount}",
+                fits=number(fits),
+                count=number(len(self._documents)),
+                amount=amount,
+            )
+        words = _(
+            "It has {tokens} tokens and there is room for {room}: {amount}.",
+            tokens=number(tokens),
+            room=number(room),
+            amount=amount,
+        )
+        advice = _("Choose a part of it, or a larger context size in the settings if model and memory allow it.")
+        raise CannotPrepare(_("That is longer than the model can read at once"), words, advice)
 
     def _hear(self, event: SessionEvent) -> None:
         if isinstance(event, SaveSkipped):

@@ -15,6 +15,7 @@ from kvchat.chat.record.database import Database
 from kvchat.chat.record.messages import Attachment, Conversation, Message, Role, new_message
 from kvchat.chat.record.rows import text_of, time_of
 from kvchat.kvstore.savepoint import Fingerprint
+from kvchat.words.language import _
 
 # Behind the documents, which stand first: they are all that is long.
 INSTRUCTION = "Answer with the help of these documents."
@@ -67,8 +68,8 @@ def add(database: Database, name: str, paths: Sequence[str], documents: Sequence
     made, now = uuid.uuid4().hex, datetime.now(UTC).timestamp()
     statement = "INSERT OR IGNORE INTO prepared (id, name, paths, sources, texts, created_at) VALUES (?, ?, ?, ?, ?, ?)"
     if not database.write(statement, (made, name, json.dumps(paths), *_stored(documents), now)):
-        advice = "Choose another name, or have that one read again."
-        raise CannotPrepare(f"There is something called “{name}” in the library already", "", advice)
+        advice = _("Choose another name, or have that one read again.")
+        raise CannotPrepare(_("There is something called “{name}” in the library already", name=name), "", advice)
     return next(one for one in all_prepared(database) if one.id == made)
 
 
@@ -96,7 +97,7 @@ def begin_chat(database: Database, prepared: Prepared) -> Conversation:
     """A new conversation whose system message has the documents as they were read last."""
     row = next(iter(database.rows("SELECT texts FROM prepared WHERE id = ?", (prepared.id,))), None)
     if row is None:
-        raise CannotPrepare(f"“{prepared.name}” is no longer in the library", "", "Prepare it again.")
+        raise CannotPrepare(_("“{name}” is no longer in the library", name=prepared.name), "", _("Prepare it again."))
     texts = json.loads(text_of(row["texts"]))
     documents = [Document(source, text).attachment for source, text in zip(prepared.sources, texts, strict=True)]
     made = database.create_conversation(prepared.name, INSTRUCTION, documents)

@@ -20,6 +20,7 @@ from kvchat.chat.prepared.sources import CannotPrepare, Changes, Document, gathe
 from kvchat.chat.record.messages import Conversation
 from kvchat.chat.turn_parts import TurnParts
 from kvchat.kvstore.savepoint import ConversationUsage, Fingerprint
+from kvchat.words.language import _, number
 
 LETTERS_A_TOKEN = 3.6  # of English and code, roughly, before an engine has counted
 
@@ -96,7 +97,11 @@ class Library:
         """The one of that name. Raises CannotPrepare."""
         found = next((one for one in await self.all() if one.name == name), None)
         if found is None:
-            raise CannotPrepare(f"There is nothing called “{name}” in the library", "", "`kvchat prepared` lists it.")
+            raise CannotPrepare(
+                _("There is nothing called “{name}” in the library", name=name),
+                "",
+                _("`kvchat prepared` lists it."),
+            )
         return found
 
     async def estimate(self, paths: Sequence[Path], model: str) -> Estimate:
@@ -121,7 +126,7 @@ class Library:
         It gives way to whatever else is asked for. Cancelled, what was read so far serves the next time.
         """
         if one.id in self.reading:
-            raise CannotPrepare(f"“{one.name}” is being read already", "", "")
+            raise CannotPrepare(_("“{name}” is being read already", name=one.name), "", "")
         task = asyncio.ensure_future(self._read(one))
         self.reading[one.id] = Reading(task)
         self._begin(_over(task))
@@ -257,16 +262,16 @@ def why_not_ready(one: Prepared, usage: ConversationUsage | None, now: Fingerpri
     `now`, `limit`: with what states are made by the engine in use, and its longest context; None where not known.
     """
     if not one.is_read or one.fingerprint is None:
-        return "it was not read to its end"
+        return _("it was not read to its end")
     differences = one.fingerprint.differences(now) if now else []
     if "model" in differences:
-        return "it was read with another model"
+        return _("it was read with another model")
     if limit is not None and one.tokens >= limit:
-        return f"it is longer than the context in use ({limit:,} tokens)"
+        return _("it is longer than the context in use ({limit} tokens)", limit=number(limit))
     if differences:
-        return f"it was read with another {', '.join(differences)}"
+        return _("it was read with another {differences}", differences=", ".join(differences))
     if usage is None or not usage.save_points:
-        return "its memory was deleted"
+        return _("its memory was deleted")
     return ""
 
 

@@ -18,7 +18,8 @@ from kvchat.chat.input.documents import document_of_file, read_bytes
 from kvchat.chat.input.pictures import CannotAttach, is_picture
 from kvchat.chat.record.messages import Attachment
 from kvchat.errors import KvchatError
-from kvchat.words.wording import several, size
+from kvchat.words.language import _, number, several
+from kvchat.words.wording import size
 
 MOST_TEXT = 32_000_000  # characters; more than any context holds
 MOST_FILES = 20_000  # that are looked at
@@ -69,9 +70,19 @@ class Changes:
     @property
     def words(self) -> str:
         """As in "2 files changed, 1 new, 1 gone"."""
-        counts = ((self.changed, "changed"), (self.added, "new"), (self.gone, "gone"))
-        first, *rest = [(count, what) for count, what in counts if count] or [(0, "changed")]
-        return ", ".join([f"{several(first[0], 'file')} {first[1]}", *(f"{count:,} {what}" for count, what in rest)])
+        changed, added, gone = self.changed, self.added, self.gone
+        whole = (
+            several(changed, "{count} file changed", "{count} files changed"),
+            several(added, "{count} file new", "{count} files new"),
+            several(gone, "{count} file gone", "{count} files gone"),
+        )
+        brief = (
+            several(changed, "{count} changed", "{count} changed"),
+            several(added, "{count} new", "{count} new"),
+            several(gone, "{count} gone", "{count} gone"),
+        )
+        there = [place for place, count in enumerate((changed, added, gone)) if count] or [0]
+        return ", ".join([whole[there[0]], *(brief[place] for place in there[1:])])
 
 
 def gather(paths: Sequence[Path], before: Sequence[Source] = ()) -> tuple[Document, ...]:
@@ -89,11 +100,15 @@ def gather(paths: Sequence[Path], before: Sequence[Source] = ()) -> tuple[Docume
         documents.append(document)
         amount += len(document.text)
         if amount > MOST_TEXT:
-            words = f"They hold more than {size(MOST_TEXT)} of text, more than any model reads at once."
-            raise CannotPrepare("That is too much to prepare", words, "Choose the part that matters.")
+            words = _(
+                "They hold more than {most_text} of text, more than any model reads at once.", most_text=size(MOST_TEXT)
+            )
+            raise CannotPrepare(_("That is too much to prepare"), words, _("Choose the part that matters."))
     if not documents:
         raise CannotPrepare(
-            "There is nothing to read", "No file with text was found there.", "Choose text, code, Markdown or a PDF."
+            _("There is nothing to read"),
+            _("No file with text was found there."),
+            _("Choose text, code, Markdown or a PDF."),
         )
     return tuple(documents)
 
@@ -129,7 +144,7 @@ def _document(path: Path, name: str, *, named: bool) -> Document | None:
         changed = path.stat().st_mtime_ns if path.exists() else 0  # before it is read: what changes meanwhile is seen
         data = read_bytes(path)
         if is_picture(data):
-            raise CannotAttach(path.name, "It is a picture.", "Prepare text, code, Markdown or a PDF.")
+            raise CannotAttach(path.name, _("It is a picture."), _("Prepare text, code, Markdown or a PDF."))
         read = document_of_file(name, data)
     except (CannotAttach, OSError):
         if named:
@@ -155,8 +170,8 @@ def _files(paths: Iterable[Path]) -> Iterator[tuple[Path, str, bool]]:
                 seen.add(file)
                 yield file, os.fsencode(name).decode("utf-8", "replace"), file == path
             if len(seen) > MOST_FILES:
-                words = f"There are more than {MOST_FILES:,} files in it."
-                raise CannotPrepare("That is too much to prepare", words, "Choose the folder that matters.")
+                words = _("There are more than {most_files} files in it.", most_files=number(MOST_FILES))
+                raise CannotPrepare(_("That is too much to prepare"), words, _("Choose the folder that matters."))
 
 
 def _in_folder(folder: Path, rules: _Rules) -> Iterator[Path]:

@@ -17,6 +17,7 @@ from kvchat.chat.record.database_file import DatabaseFile, doubted
 from kvchat.chat.record.messages import Attachment, Conversation, Message, MessageState, Receipt, Role, new_message
 from kvchat.chat.record.rows import conversation_of, insert_attachments, message_of, receipt_json, with_attachments
 from kvchat.errors import KvchatError
+from kvchat.words.language import _
 
 BEING_WRITTEN = "SELECT id, writer, conversation_id FROM messages WHERE state = 'streaming'"
 
@@ -25,7 +26,7 @@ class ConversationGone(KvchatError):
     """The conversation was deleted meanwhile."""
 
     def __init__(self) -> None:
-        super().__init__("This chat was deleted", "", "Begin a new one to go on.")
+        super().__init__(_("This chat was deleted"), "", _("Begin a new one to go on."))
 
 
 class Database(DatabaseFile):

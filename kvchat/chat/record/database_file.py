@@ -12,6 +12,7 @@ from pathlib import Path
 from kvchat.chat.record.migrations import migrate
 from kvchat.errors import KvchatError
 from kvchat.system.files import name_beside
+from kvchat.words.language import _
 
 LOCK_WAIT_S = 10.0  # how long a write waits for another process (the app and `ask` share the file)
 BACKUPS = "backups"  # the folder's name, beside the file, see kvchat.chat.recovery.automatic_backups
@@ -25,12 +26,14 @@ class StorageFailed(KvchatError):
 class ChatsDamaged(StorageFailed):
     """What is in the conversations' database is not what was written there."""
 
-    def __init__(self, path: Path, what: str, title: str = "The chats' file is damaged") -> None:
+    def __init__(self, path: Path, what: str, title: str = "") -> None:
         super().__init__(
-            title,
+            title or _("The chats' file is damaged"),
             f"{path}: {what}.",
-            "Quit kvchat and start it again to have it repaired, or run kvchat repair: what can be read is kept, and"
-            " what the newest automatic backup has; the damaged file is set aside.",
+            _(
+                "Quit kvchat and start it again to have it repaired, or run kvchat repair: what can be read is kept, "
+                "and what the newest automatic backup has; the damaged file is set aside."
+            ),
         )
 
 
@@ -53,7 +56,7 @@ class DatabaseFile:
             if not path.exists():
                 _make(path)
             elif not path.stat().st_size:
-                raise ChatsDamaged(path, "it holds nothing", "The chats' file is empty")
+                raise ChatsDamaged(path, _("it holds nothing"), _("The chats' file is empty"))
             self._connection = _connected(path)
             try:
                 self._connection.execute("PRAGMA journal_mode = WAL")
@@ -147,7 +150,7 @@ def _connected(path: Path) -> sqlite3.Connection:
 def _make(path: Path) -> None:
     """A new file, there whole or not at all: one without anything in it was emptied. Raises ChatsDamaged."""
     if any(path.with_name(BACKUPS).glob("*.db")):
-        raise ChatsDamaged(path, "there are backups of it", "The chats' file is gone")
+        raise ChatsDamaged(path, _("there are backups of it"), _("The chats' file is gone"))
     new = name_beside(path)
     try:
         make_empty(new)
@@ -166,9 +169,9 @@ def _in_words(path: Path) -> Iterator[None]:
         yield
     except (sqlite3.OperationalError, OSError) as error:
         raise StorageFailed(
-            "Your chats could not be read or written",
+            _("Your chats could not be read or written"),
             f"{path}: {error}.",
-            "Check that the disk is not full and that the file may be written, then try again.",
+            _("Check that the disk is not full and that the file may be written, then try again."),
         ) from error
     except sqlite3.DatabaseError as error:
         if isinstance(error, (sqlite3.ProgrammingError, sqlite3.IntegrityError, sqlite3.InterfaceError)):

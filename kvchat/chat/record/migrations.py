@@ -6,6 +6,7 @@ import sqlite3
 from pathlib import Path
 
 from kvchat.system import migrations
+from kvchat.words.language import _
 
 MIGRATIONS: tuple[str, ...] = (
     # 1: conversations, and messages as a tree
@@ -213,4 +214,4 @@ MIGRATIONS: tuple[str, ...] = (
 
 def migrate(connection: sqlite3.Connection, path: Path) -> None:
     """Bring the conversations to the newest format. Raises kvchat.system.migrations.DatabaseTooNew."""
-    migrations.migrate(connection, path, MIGRATIONS, "Your chats were last opened by a newer kvchat")
+    migrations.migrate(connection, path, MIGRATIONS, _("Your chats were last opened by a newer kvchat"))

@@ -17,6 +17,7 @@ from kvchat.chat.record.prompt import NEW_TITLE, title_from
 from kvchat.chat.record.rows import attachment_of, insert_rows, text_of
 from kvchat.chat.record.title_words import words_said
 from kvchat.errors import KvchatError
+from kvchat.words.language import _
 
 # UNION and not UNION ALL: the messages of a damaged file may answer each other in a circle.
 _BELOW = """
@@ -38,15 +39,15 @@ class BelongsToDeleted(KvchatError):
     """What a deleted message answers is deleted, too."""
 
     def __init__(self) -> None:
-        super().__init__("The message before it is deleted, too", "", "Put that one back first.")
+        super().__init__(_("The message before it is deleted, too"), "", _("Put that one back first."))
 
 
 class WentOn(KvchatError):
     """The conversation has another end than the one a branch was made for."""
 
     def __init__(self) -> None:
-        advice = "Try again if it is still full."
-        super().__init__("The chat has gone on meanwhile", "Nothing was left out of it.", advice)
+        advice = _("Try again if it is still full.")
+        super().__init__(_("The chat has gone on meanwhile"), _("Nothing was left out of it."), advice)
 
 
 @dataclass(frozen=True)

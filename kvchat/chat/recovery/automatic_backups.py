@@ -16,6 +16,7 @@ from pathlib import Path
 
 from kvchat.chat.record.database_file import BACKUPS, ChatsDamaged, StorageFailed, make_empty
 from kvchat.system.files import name_beside
+from kvchat.words.language import _
 
 KEPT = 3
 LOOK_EVERY_S = 3600.0
@@ -65,7 +66,9 @@ def back_up(file: Path, *, often: bool) -> bool:
             old.unlink(missing_ok=True)
         return True
     except (OSError, sqlite3.OperationalError) as error:
-        raise StorageFailed("No automatic backup could be made", f"{today}: {error}.", "Make room there.") from error
+        raise StorageFailed(
+            _("No automatic backup could be made"), f"{today}: {error}.", _("Make room there.")
+        ) from error
     except FAULTS as error:
         raise ChatsDamaged(file, str(error)) from error
 

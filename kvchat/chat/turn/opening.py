@@ -9,13 +9,14 @@ from kvchat.chat.record.database import Database, is_alive, this_process
 from kvchat.chat.record.messages import Attachment, Message, MessageState, Role
 from kvchat.chat.record.prompt import title_from
 from kvchat.errors import KvchatError
+from kvchat.words.language import _
 
 
 class NothingToAnswer(KvchatError):
     """There is no user message to answer."""
 
     def __init__(self) -> None:
-        super().__init__("There is nothing to answer yet", "", "Write a message first.")
+        super().__init__(_("There is nothing to answer yet"), "", _("Write a message first."))
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,8 @@ from kvchat.chat.record.messages import Receipt
 from kvchat.session.proof import Source
 from kvchat.session.reading import WHOLE_STEP
 from kvchat.session.restore_cost import Prefill
-from kvchat.words.wording import READ_AGAIN, REMEMBERED, STILL_LOADED, rough_duration, roughly, several
+from kvchat.words.language import N_, _, several
+from kvchat.words.wording import STILL_LOADED, rough_duration, roughly
 
 NOTICEABLE_MS = 1000.0  # a shorter wait is not told
 SHORT_MESSAGE = 32  # tokens that any message has
@@ -50,30 +51,38 @@ class Forecast:
     def of_chat(self) -> str:
         """For a chat in a list: where it is, and what that means."""
         if not self.begun:
-            return "nothing said yet"
-        wait = f"{roughly(self.ms / 1000)} to the first word" if self.ms is not None and self.noticeable else ""
-        return _WHERE[self.source] + (f": {wait}" if wait else _OTHERWISE[self.source])
+            return _("nothing said yet")
+        where = _(_WHERE[self.source])
+        if self.ms is not None and self.noticeable:
+            return _("{where}: {time} to the first word", where=where, time=roughly(self.ms / 1000))
+        return f"{where}: {_(_OTHERWISE[self.source])}" if self.source in _OTHERWISE else where
 
     @property
     def of_message(self) -> str:
         """For a message that is being written: "about 4 s: 2,100 tokens to read"; empty where nobody would notice."""
         if self.ms is None or not self.noticeable:
             return ""
-        loads = "loading it, and " if self.source in _RESTORED else ""
-        return f"{roughly(self.ms / 1000)}: {loads}{several(self.to_read, 'token')} to read"
+        time = roughly(self.ms / 1000)
+        if self.source in _RESTORED:
+            return several(
+                self.to_read,
+                "{time}: loading it, and {count} token to read",
+                "{time}: loading it, and {count} tokens to read",
+                time=time,
+            )
+        return several(self.to_read, "{time}: {count} token to read", "{time}: {count} tokens to read", time=time)
 
 
 _WHERE = {
     Source.AHEAD: STILL_LOADED,
     Source.HOT: STILL_LOADED,
-    Source.WARM: f"{REMEMBERED}, in memory",
-    Source.DISK: f"{REMEMBERED}, on disk",
-    Source.COLD: f"must be {READ_AGAIN}",
+    Source.WARM: N_("remembered, in memory"),
+    Source.DISK: N_("remembered, on disk"),
+    Source.COLD: N_("must be read again"),
 }
-_OTHERWISE = dict.fromkeys(_RESTORED, ": comes back in a moment") | {
-    Source.AHEAD: ": answers at once",
-    Source.HOT: ": answers at once",
-    Source.COLD: "",
+_OTHERWISE = dict.fromkeys(_RESTORED, N_("comes back in a moment")) | {
+    Source.AHEAD: N_("answers at once"),
+    Source.HOT: N_("answers at once"),
 }
 
 
@@ -176,7 +185,7 @@ def _least_off(cases: Numbers, took: Numbers) -> tuple[Numbers, float]:
     """
     scale, trust = cases.mean(axis=0), 1 / np.sqrt(took)
     scale[scale == 0] = 1.0
-    for _ in range(_ROUNDS):
+    for _round in range(_ROUNDS):
         weights = np.linalg.lstsq(cases / scale * trust[:, None], took * trust, rcond=None)[0]
         off = np.abs(cases / scale @ weights - took)
         trust = 1 / np.sqrt(np.sqrt(took) * np.maximum(off, 0.01 * took))

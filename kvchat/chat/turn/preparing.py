@@ -30,13 +30,14 @@ from kvchat.session.session import Request
 from kvchat.session.slots.rank import Rank
 from kvchat.session.slots.slot import Slot
 from kvchat.system.concurrency import Background
+from kvchat.words.language import N_
 
 PAUSE_S = 0.6  # a draft that has not changed for so long is read
 AT_ONCE = 400  # characters that come all at once were pasted
 DWELL_S = 1.0  # a chat that was looked at for so long is read if there is nothing to restore
 WARMING_PATIENCE_S = 3.0  # for so long it waits for what is more urgent
 UNSTABLE = 8  # tokens at the end of a draft that its next letters may change
-COSTS_MORE = "going back from it would take longer than reading it"
+COSTS_MORE = N_("going back from it would take longer than reading it")
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from enum import Enum
 
 from kvchat.chat.record.messages import Receipt
 from kvchat.session.proof import LEAST_SHARE, NOTHING_TO_MISS, PROVED_SHARE, Source, Verdict
+from kvchat.words.language import N_, _, number, retold, several
 from kvchat.words.wording import (
     FIRST_REPLY,
     READ,
@@ -17,7 +18,6 @@ from kvchat.words.wording import (
     brief,
     duration,
     per_second,
-    several,
     size,
 )
 
@@ -28,15 +28,14 @@ WHERE = {
     Source.DISK: REMEMBERED,
     Source.COLD: READ_AGAIN,
 }
-UNUSED = "what was loaded was not used"
+UNUSED = N_("what was loaded was not used")
 _IN_FULL = {  # what the field calls it
-    Source.AHEAD: "ahead: prefilled before Send",
-    Source.HOT: "hot: it was in the engine’s slot",
-    Source.WARM: "warm: restored from memory",
-    Source.DISK: "restored from disk, proved by the engine’s own count",
-    Source.COLD: "cold: read from the beginning",
+    Source.AHEAD: N_("ahead: prefilled before Send"),
+    Source.HOT: N_("hot: it was in the engine’s slot"),
+    Source.WARM: N_("warm: restored from memory"),
+    Source.DISK: N_("restored from disk, proved by the engine’s own count"),
+    Source.COLD: N_("cold: read from the beginning"),
 }
-QUEUED, STARTED = "for another reply", "for the engine to start"
 _LEAST_WAIT_MS = 500.0  # nor is a shorter wait
 _LEAST_SAVING_MS = 100.0  # less than that is not worth a word
 
@@ -52,12 +51,12 @@ class ReceiptLine:
 class Phase(Enum):
     """What is done for one reply, in this order."""
 
-    LOADING = "Loading"
-    READING = "Reading"
-    FIRST_TOKEN = "First token"
-    WRITING = "Writing"
-    SETTLING = "Rounding off"  # settling: the slot is brought to the turn boundary
-    SAVING = "Saving"
+    LOADING = N_("Loading")
+    READING = N_("Reading")
+    FIRST_TOKEN = N_("First token")
+    WRITING = N_("Writing")
+    SETTLING = N_("Rounding off")  # settling: the slot is brought to the turn boundary
+    SAVING = N_("Saving")
 
 
 @dataclass(frozen=True)
@@ -71,10 +70,10 @@ class Step:
     @property
     def words(self) -> str:
         """What it was."""
-        return _AHEAD.get(self.phase, self.phase.value) if self.before_send else self.phase.value
+        return _(_AHEAD.get(self.phase, self.phase.value) if self.before_send else self.phase.value)
 
 
-_AHEAD = {Phase.LOADING: "Loaded ahead", Phase.READING: READ_AHEAD.capitalize()}
+_AHEAD = {Phase.LOADING: N_("Loaded ahead"), Phase.READING: N_("Read ahead")}
 
 
 def timeline(receipt: Receipt) -> tuple[Step, ...]:
@@ -96,25 +95,29 @@ def timeline(receipt: Receipt) -> tuple[Step, ...]:
 def where_from(verdict: Verdict, cached: int, prompt: int) -> str:
     """Where a prompt of `prompt` tokens came from, in the word for it; "in part" where most of it had to be read."""
     if verdict.miss_reason == NOTHING_TO_MISS:
-        return FIRST_REPLY
-    where = WHERE[verdict.source]
+        return _(FIRST_REPLY)
+    where = _(WHERE[verdict.source])
     most = PROVED_SHARE if verdict.source is Source.AHEAD else 0.5
     if verdict.source is Source.COLD or cached >= most * prompt:
         return where
-    return f"{where} in part" if cached >= LEAST_SHARE * prompt else READ
+    return _("{where} in part", where=where) if cached >= LEAST_SHARE * prompt else _(READ)
+
+
+def verdict_of(receipt: Receipt) -> Verdict:
+    """What a receipt says of where its prompt came from."""
+    return Verdict(receipt.source, receipt.hollow, receipt.miss_reason)
 
 
 def where_told(receipt: Receipt) -> str:
     """As `where_from`, of a receipt."""
-    verdict = Verdict(receipt.source, receipt.hollow, receipt.miss_reason)
-    return where_from(verdict, receipt.cached_tokens, receipt.prompt_tokens)
+    return where_from(verdict_of(receipt), receipt.cached_tokens, receipt.prompt_tokens)
 
 
 def receipt_line(receipt: Receipt) -> ReceiptLine:
     """The receipt as it stands under a reply."""
     words = f"{brief(receipt.ttft_ms)} · {where_told(receipt)}"
     if receipt.hollow:
-        words = f"{words}: {UNUSED}"
+        words = f"{words}: {_(UNUSED)}"
     return ReceiptLine(" · ".join([words, *_waits(receipt)]), fault=receipt.hollow)
 
 
@@ -123,74 +126,99 @@ def receipt_sentence(receipt: Receipt) -> str:
     read = receipt.prompt_tokens - receipt.cached_tokens
     parts = [duration(receipt.ttft_ms)]
     if receipt.hollow:
-        parts.append(f"read {several(read, 'token')} again: {UNUSED}")
+        parts.append(f"{several(read, 'read {count} token again', 'read {count} tokens again')}: {_(UNUSED)}")
     elif receipt.source is Source.COLD:
-        parts.append(f"read {several(read, 'token')}")
+        parts.append(several(read, "read {count} token", "read {count} tokens"))
         if receipt.miss_reason:
-            parts.append(receipt.miss_reason)
+            parts.append(retold(receipt.miss_reason))
     else:
-        parts.append(", ".join([f"read {several(read, 'new token')}", *_had(receipt)]))
+        parts.append(", ".join([several(read, "read {count} new token", "read {count} new tokens"), *_had(receipt)]))
         if receipt.saved_ms is not None and receipt.saved_ms >= _LEAST_SAVING_MS:
-            parts.append(f"saved about {_rounded(receipt.saved_ms)}")
+            parts.append(_("saved about {time}", time=_rounded(receipt.saved_ms)))
     return " · ".join([*parts, *_waits(receipt)])
 
 
 def _had(receipt: Receipt) -> list[str]:
     """What need not be read after Send, and why."""
     ahead, before = receipt.read_ahead_tokens, receipt.cached_tokens - receipt.read_ahead_tokens
-    origin = " from disk" if receipt.source is Source.DISK else ""
-    still = receipt.source is Source.HOT or (receipt.source is Source.AHEAD and not receipt.restore_ms)
-    had = [f"{before:,} {STILL_LOADED}" if still else f"{REMEMBERED} {before:,}{origin}"] if before else []
-    return [*had, f"{ahead:,} {READ_AHEAD}"] if ahead else had
+    had = []
+    if before and (receipt.source is Source.HOT or (receipt.source is Source.AHEAD and not receipt.restore_ms)):
+        had.append(_("{tokens} still loaded", tokens=number(before)))
+    elif before and receipt.source is Source.DISK:
+        had.append(_("remembered {tokens} from disk", tokens=number(before)))
+    elif before:
+        had.append(_("remembered {tokens}", tokens=number(before)))
+    return [*had, _("{tokens} read ahead", tokens=number(ahead))] if ahead else had
 
 
 def receipt_details(receipt: Receipt) -> tuple[tuple[str, str], ...]:
     """The receipt opened: each line's name and value. Here the field's terms stand beside kvchat's words."""
     read, cached = receipt.prompt_tokens - receipt.cached_tokens, receipt.cached_tokens
-    source = f"{where_told(receipt)}; {f'hollow restore: {UNUSED}' if receipt.hollow else _IN_FULL[receipt.source]}"
-    speed = f" at {per_second(receipt.tokens_per_second)}" if receipt.tokens_per_second else ""
+    full = _("hollow restore: what was loaded was not used") if receipt.hollow else _(_IN_FULL[receipt.source])
+    written = _tokens(receipt.predicted_tokens)
+    if receipt.tokens_per_second:
+        written = _("{tokens} at {speed}", tokens=written, speed=per_second(receipt.tokens_per_second))
+    prompt = _(
+        "{tokens}: read {read} new, remembered {kept}",
+        tokens=_tokens(receipt.prompt_tokens),
+        read=number(read),
+        kept=number(cached),
+    )
+    reading = _("{time} for {tokens}", time=duration(receipt.prefill_ms), tokens=_tokens(read))
     lines = [
-        ("Time to first token", duration(receipt.ttft_ms)),
-        ("  Loading (restore)", _restore(receipt)),
-        *([("  Read ahead", _ahead(receipt))] if receipt.read_ahead_tokens else []),
-        ("  Reading (prefill)", f"{duration(receipt.prefill_ms)} for {several(read, 'token')}"),
-        ("  First token and the rest", duration(receipt.first_token_ms)),
-        ("Prompt", f"{several(receipt.prompt_tokens, 'token')}: read {read:,} new, remembered {cached:,}"),
-        ("Reply", several(receipt.predicted_tokens, "token") + speed),
-        ("Where from", source),
+        (_("Time to first token"), duration(receipt.ttft_ms)),
+        ("  " + _("Loading (restore)"), _restore(receipt)),
+        *([("  " + _("Read ahead"), _ahead(receipt))] if receipt.read_ahead_tokens else []),
+        ("  " + _("Reading (prefill)"), reading),
+        ("  " + _("First token and the rest"), duration(receipt.first_token_ms)),
+        (_("Prompt"), prompt),
+        (_("Reply"), written),
+        (_("Where from"), f"{where_told(receipt)}; {full}"),
     ]
     if receipt.settle_ms is not None:
-        saved = f", saved in {duration(receipt.save_ms)}" if receipt.save_ms is not None else ", not saved"
-        lines.append(("After the reply", f"rounded off in {duration(receipt.settle_ms)}{saved}"))
-    for words, waited in ((QUEUED, receipt.queue_wait_ms), (STARTED, receipt.engine_wait_ms)):
-        if waited >= _LEAST_WAIT_MS:
-            lines.append((f"Waited {words} (not counted)", duration(waited)))
+        settled = duration(receipt.settle_ms)
+        words = _("rounded off in {time}, not saved", time=settled)
+        if receipt.save_ms is not None:
+            words = _("rounded off in {time}, saved in {saved}", time=settled, saved=duration(receipt.save_ms))
+        lines.append((_("After the reply"), words))
+    if receipt.queue_wait_ms >= _LEAST_WAIT_MS:
+        lines.append((_("Waited for another reply (not counted)"), duration(receipt.queue_wait_ms)))
+    if receipt.engine_wait_ms >= _LEAST_WAIT_MS:
+        lines.append((_("Waited for the engine to start (not counted)"), duration(receipt.engine_wait_ms)))
     if receipt.saved_ms is not None:
-        lines.append(("Time saved (estimate)", duration(receipt.saved_ms)))
+        lines.append((_("Time saved (estimate)"), duration(receipt.saved_ms)))
     if receipt.miss_reason:
-        lines.append(("Why it was read", receipt.miss_reason))
+        lines.append((_("Why it was read"), retold(receipt.miss_reason)))
     return tuple(lines)
 
 
 def _waits(receipt: Receipt) -> list[str]:
     """What is no part of the time to the first token, and was waited for all the same."""
-    waits = ((QUEUED, receipt.queue_wait_ms), (STARTED, receipt.engine_wait_ms))
-    return [f"waited {brief(waited)} {words}" for words, waited in waits if waited >= _LEAST_WAIT_MS]
+    queued, started = receipt.queue_wait_ms, receipt.engine_wait_ms
+    return [
+        *([_("waited {time} for another reply", time=brief(queued))] if queued >= _LEAST_WAIT_MS else []),
+        *([_("waited {time} for the engine to start", time=brief(started))] if started >= _LEAST_WAIT_MS else []),
+    ]
+
+
+def _tokens(count: int) -> str:
+    return several(count, "{count} token", "{count} tokens")
 
 
 def _restore(receipt: Receipt) -> str:
     if not receipt.restore_ms:
-        return "nothing to load"
-    size_part = f"{size(receipt.restored_bytes)} in " if receipt.restored_bytes else ""
-    ahead = " (before you pressed Send, not counted)" if receipt.prefetched else ""
-    return f"{size_part}{duration(receipt.restore_ms)}{ahead}"
+        return _("nothing to load")
+    words = duration(receipt.restore_ms)
+    if receipt.restored_bytes:
+        words = _("{size} in {time}", size=size(receipt.restored_bytes), time=words)
+    return _("{what} (before you pressed Send, not counted)", what=words) if receipt.prefetched else words
 
 
 def _ahead(receipt: Receipt) -> str:
-    taken = several(receipt.read_ahead_tokens, "token")
-    return f"{taken} in {duration(receipt.read_ahead_ms)} (before you pressed Send, not counted)"
+    tokens, time = _tokens(receipt.read_ahead_tokens), duration(receipt.read_ahead_ms)
+    return _("{what} (before you pressed Send, not counted)", what=_("{tokens} in {time}", tokens=tokens, time=time))
 
 
 def _rounded(ms: float) -> str:
     """An estimate shows no more digits than it is worth."""
-    return f"{ms / 1000:.0f} s" if 10_000 <= ms < 100_000 else duration(ms)
+    return _("{seconds} s", seconds=f"{ms / 1000:.0f}") if 10_000 <= ms < 100_000 else duration(ms)

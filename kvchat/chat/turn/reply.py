@@ -15,6 +15,7 @@ from kvchat.chat.record.messages import Message, MessageState, Receipt
 from kvchat.engine.speaking.wire import ChatChunk, Timings
 from kvchat.session.proof import NOTHING_LOADED, Loaded, Verdict, judged
 from kvchat.system.concurrency import Worker
+from kvchat.words.language import _
 
 FLUSH_INTERVAL_S = 0.5  # a crash loses at most what came since the last flush
 SILENT_S, SILENT_READING_S = 5.0, 60.0  # without a word, and without a batch: said at the earliest
@@ -260,5 +261,5 @@ class ReplyWriter:
                 self._unwritten = True  # the next round tries again: the other process may only have been slow
                 if not warned:
                     warned = True
-                    words = f"{error.detail} The reply goes on; kvchat keeps trying to write it down."
+                    words = _("{detail} The reply goes on; kvchat keeps trying to write it down.", detail=error.detail)
                     self._events.publish(Notice(error.title, words))

@@ -19,6 +19,7 @@ from pathlib import Path
 from kvchat.chat.record.database import Database
 from kvchat.chat.turn.receipts import UNUSED
 from kvchat.session.proof import NOTHING_TO_MISS, Source
+from kvchat.words.language import N_, _, retold
 from kvchat.words.wording import FIRST_REPLY, READ_AGAIN, READ_AHEAD, REMEMBERED, STILL_LOADED
 
 MOST_DAYS, LEAST_DAYS = 90, 14  # looked back, today included; a plot of fewer would be one wide bar
@@ -26,13 +27,17 @@ _KINDS = {
     Source.HOT: STILL_LOADED,
     Source.AHEAD: READ_AHEAD,
     Source.WARM: REMEMBERED,
-    Source.DISK: f"{REMEMBERED} from disk",
+    Source.DISK: N_("remembered from disk"),
     None: FIRST_REPLY,
     Source.COLD: READ_AGAIN,
 }
 KINDS = tuple(_KINDS.values())  # where replies went on from, the quickest first
-_OF_REPLIES = "went on from", "why it was read", "replies", "time saved (s)", "time to first word (s, sum)"
-_OF_DISK = "memory on disk (bytes)", "its limit (bytes)"
+_DAY = N_("day")
+_OF_REPLIES = (
+    *(N_("went on from"), N_("why it was read"), N_("replies")),
+    *(N_("time saved (s)"), N_("time to first word (s, sum)")),
+)
+_OF_DISK = N_("memory on disk (bytes)"), N_("its limit (bytes)")
 _QUERY = """
     SELECT date(created_at, 'unixepoch', 'localtime') AS day, receipt ->> '$.source' AS source,
         CASE WHEN receipt ->> '$.hollow' THEN ? ELSE receipt ->> '$.miss_reason' END AS reason,
@@ -131,12 +136,12 @@ class Statistics:
         """
         out = io.StringIO(newline="")
         table = csv.writer(out)
-        energy = ("energy saved, at most (Wh)",) if watts else ()
-        table.writerow(("day", *_OF_REPLIES, *energy, *_OF_DISK))
+        energy = (N_("energy saved, at most (Wh)"),) if watts else ()
+        table.writerow(map(_, (_DAY, *_OF_REPLIES, *energy, *_OF_DISK)))
         for day in self.days:
             for one in self.replies:
                 if one.day == day:
-                    cells = one.kind, one.reason, one.count, f"{one.saved_s:.3f}", f"{one.first_token_s:.3f}"
+                    cells = _(one.kind), retold(one.reason), one.count, f"{one.saved_s:.3f}", f"{one.first_token_s:.3f}"
                     used = (f"{one.not_read_s * watts / 3600:.4f}",) if watts else ()
                     table.writerow((day.isoformat(), *cells, *used, "", ""))
             if disk := self.disk_by_day.get(day):

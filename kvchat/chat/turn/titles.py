@@ -25,6 +25,7 @@ from kvchat.session.session import Request, Session
 from kvchat.session.slots.rank import Rank
 from kvchat.session.slots.slot import Slot
 from kvchat.system.concurrency import Background
+from kvchat.words.language import _
 
 IDLE_S = 3.0  # so long nothing has been asked for
 _HELD_SHARE = 0.9  # of the chat must be in the slot: it is not read again for a title
@@ -39,10 +40,13 @@ class NoTitle(KvchatError):
 
     def __init__(self, *, asked: bool) -> None:
         if asked:
-            super().__init__("The model found no name", "", "The chat keeps the one it has.")
+            super().__init__(_("The model found no name"), "", _("The chat keeps the one it has."))
         else:
-            what, advice = "The model is busy, or has not read this chat yet.", "Send a message here, then try again."
-            super().__init__("The chat cannot be named now", what, advice)
+            what, advice = (
+                _("The model is busy, or has not read this chat yet."),
+                _("Send a message here, then try again."),
+            )
+            super().__init__(_("The chat cannot be named now"), what, advice)
 
 
 @dataclass

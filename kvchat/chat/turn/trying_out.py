@@ -17,6 +17,7 @@ from kvchat.session.planning import NOT_WORTH_IT
 from kvchat.session.session import Request
 from kvchat.session.slots.rank import Rank
 from kvchat.session.slots.slot import Slot
+from kvchat.words.language import _, number
 
 BEYOND = 4  # tokens by which what was restored is extended, as in the self-test
 
@@ -62,11 +63,17 @@ async def _tried(lease: Lease, messages: list[ChatMessage], fingerprint: Fingerp
     differences = fingerprint.differences(lease.engine.fingerprint)
     if differences:
         told = ["model"] if "model" in differences else differences
-        return TriedOut(reason=f"it was made with another {' and another '.join(told)}")
+        return TriedOut(reason=_("it was made with another {told}", told=_(" and another ").join(map(_, told))))
     await _empty(lease)
     boundary = await lease.boundary(messages)
     if len(boundary) + BEYOND >= lease.engine.context_size:
-        return TriedOut(reason=f"it has {len(boundary):,} tokens, and the context is of {lease.engine.context_size:,}")
+        return TriedOut(
+            reason=_(
+                "it has {count} tokens, and the context is of {context_size}",
+                count=number(len(boundary)),
+                context_size=number(lease.engine.context_size),
+            )
+        )
     loaded = await lease.load_boundary(boundary)
     if loaded.restore is None:
         return TriedOut(reason=loaded.miss_reason or NOT_WORTH_IT)

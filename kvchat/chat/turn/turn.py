@@ -27,6 +27,7 @@ from kvchat.session.session import Request, Session
 from kvchat.session.settling import Settling
 from kvchat.session.system_prompt import SystemPrompt
 from kvchat.system.concurrency import Interruption
+from kvchat.words.language import _, number
 
 
 class Turn:
@@ -211,9 +212,11 @@ class Turn:
         message = await reply.finish(state, receipt)
         parts.events.publish(ReplyFinished(self.conversation_id, message.id, receipt))
         if receipt is not None and self._session.full and (engine := self._session.engine):
-            taken = f"All {engine.context_size:,} tokens of it are taken."  # never passed off as a whole one
-            words = f"{taken} Choose a larger one, or go on in a shorter branch."
-            parts.events.publish(Notice("The reply was cut off: the context is full", words, self.conversation_id))
+            words = _(  # never passed off as a whole one
+                "All {tokens} tokens of it are taken. Choose a larger one, or go on in a shorter branch.",
+                tokens=number(engine.context_size),
+            )
+            parts.events.publish(Notice(_("The reply was cut off: the context is full"), words, self.conversation_id))
         return message
 
     async def _close_interrupted(self) -> None:
@@ -259,7 +262,7 @@ class Turn:
         if (self._drawn.grammar or self._drawn.json_schema) and "grammar" in refusal.message:
             return FormatRefused(refusal.message)
         return EngineError(
-            "The engine would not answer",
+            _("The engine would not answer"),
             refusal.message,
-            "Try again. If it happens every time, the model's chat template may not suit this chat.",
+            _("Try again. If it happens every time, the model's chat template may not suit this chat."),
         )

@@ -19,8 +19,9 @@ from kvchat.runtime import open_runtime
 from kvchat.settings import load_settings
 from kvchat.system.paths import Paths, resolve_paths
 from kvchat.transfer.exporting import ExportForm, write_export
+from kvchat.words.language import _, several
 from kvchat.words.safe_text import calm
-from kvchat.words.wording import one_line, several, timestamp
+from kvchat.words.wording import one_line, timestamp
 
 _SHOWN = 8  # letters of an id: enough to name one by
 
@@ -45,7 +46,7 @@ def run(options: ChatsOptions) -> int:
                 return 0
             case "rename":
                 if not options.title.strip():
-                    raise NoSuchChat("A chat needs a title", "It is empty.", "Write one behind the chat.")
+                    raise NoSuchChat(_("A chat needs a title"), _("It is empty."), _("Write one behind the chat."))
                 database.rename(meant[0].id, options.title.strip(), by_user=True)
                 renamed = database.conversation(meant[0].id) or meant[0]
                 print(_as_json([renamed]) if options.as_json else _line(renamed))
@@ -65,9 +66,20 @@ async def _delete(paths: Paths, chats: Sequence[Conversation], as_json: bool) ->
         print(_as_json(chats))
     else:
         kept = (
-            f"for {several(settings.keep_deleted_days, 'day')} among" if settings.keep_deleted_days else "no longer in"
+            _(
+                "for {keep_deleted_days} among",
+                keep_deleted_days=several(settings.keep_deleted_days, "{count} day", "{count} days"),
+            )
+            if settings.keep_deleted_days
+            else _("no longer in")
         )
-        print(f"{several(len(chats), 'chat')} deleted; {kept} the recently deleted of the window.")
+        print(
+            _(
+                "{count} deleted; {kept} the recently deleted of the window.",
+                count=several(len(chats), "{count} chat", "{count} chats"),
+                kept=kept,
+            )
+        )
     return 0
 
 
@@ -76,12 +88,12 @@ def _meant(known: Sequence[Conversation], name: str) -> Conversation:
     found = [one for one in known if one.id == name] or [one for one in known if name and one.id.startswith(name)]
     if len(found) == 1:
         return found[0]
-    title = f"Several chats begin with {name}" if found else f"There is no chat {name}"
-    raise NoSuchChat(title, "", "`kvchat chats` lists them; write more of its id.")
+    title = _("Several chats begin with {name}", name=name) if found else _("There is no chat {name}", name=name)
+    raise NoSuchChat(title, "", _("`kvchat chats` lists them; write more of its id."))
 
 
 def _lines(chats: Sequence[Conversation]) -> list[str]:
-    return columns([_row(one) for one in chats]) if chats else ["There are no chats yet: `kvchat ask` begins one."]
+    return columns([_row(one) for one in chats]) if chats else [_("There are no chats yet: `kvchat ask` begins one.")]
 
 
 def _row(one: Conversation) -> tuple[str, ...]:

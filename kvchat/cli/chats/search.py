@@ -10,6 +10,7 @@ from contextlib import closing
 from kvchat.chat.record.database import Database
 from kvchat.chat.search.search import FoundChat, find, index_some
 from kvchat.system.paths import resolve_paths
+from kvchat.words.language import _
 from kvchat.words.safe_text import calm
 from kvchat.words.wording import one_line
 
@@ -30,7 +31,7 @@ def run(words: str, *, as_json: bool) -> int:
         for one in found:
             print(_in_words(one, marked=sys.stdout.isatty()))
     if not found:
-        print("Nothing found.", file=sys.stderr)
+        print(_("Nothing found."), file=sys.stderr)
     return 0 if found else NOTHING_FOUND
 
 

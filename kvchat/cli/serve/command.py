@@ -19,6 +19,7 @@ from kvchat.runtime import open_runtime
 from kvchat.settings import Settings
 from kvchat.system.ownership import Owner, Ownership
 from kvchat.system.paths import resolve_paths
+from kvchat.words.language import _
 
 NAME = "kvchat serve"
 
@@ -28,9 +29,9 @@ class DoorIsOpen(KvchatError):
 
     def __init__(self, other: Owner) -> None:
         super().__init__(
-            "The engine is in use already",
-            f"{other.name} (process {other.pid}) has it; the model is not loaded a second time.",
-            "In its window, Settings, Other programs opens the door to it; or end it first.",
+            _("The engine is in use already"),
+            _("{name} (process {pid}) has it; the model is not loaded a second time.", name=other.name, pid=other.pid),
+            _("In its window, Settings, Other programs opens the door to it; or end it first."),
         )
 
 
@@ -81,7 +82,7 @@ def _hear(event: Event) -> None:
         case EngineChanged(status=EngineStatus(EngineState.FAILED, EngineFailure() as failure)):
             _remark(f"{failure.title}. {failure.detail} {failure.advice}".strip())
         case EngineChanged(status=EngineStatus(EngineState.STARTING, EngineFailure() as failure)):
-            _remark(f"{failure.title}. {failure.detail} Trying again…")
+            _remark(_("{title}. {detail} Trying again…", title=failure.title, detail=failure.detail))
 
 
 def _remark(text: str) -> None:

@@ -32,6 +32,7 @@ from kvchat.runtime import Runtime, open_runtime
 from kvchat.session.events import MakingRoom, RestoreFailed, Saved, SaveSkipped
 from kvchat.system.ownership import Owner, Ownership
 from kvchat.system.paths import resolve_paths
+from kvchat.words.language import _, number
 from kvchat.words.safe_text import calm
 from kvchat.words.wording import roughly
 from kvchat.words.wording import size as size_in_words
@@ -74,19 +75,19 @@ class _Printer:
                     _say()
                     remark(receipt_sentence(receipt) if receipt else "stopped")
             case WaitingForWriter():
-                remark("This chat is being answered by another kvchat; waiting...")
+                remark(_("This chat is being answered by another kvchat; waiting..."))
             case MakingRoom(done=False):
-                remark("making room for a longer chat...")
+                remark(_("making room for a longer chat..."))
             case RestoreFailed(reason=reason):
-                remark(f"the save point was not used: {reason}")
+                remark(_("the save point was not used: {reason}", reason=reason))
             case Saved(bytes=size, ms=ms) if self.tells_saves:
-                remark(f"saved {size_in_words(size)} in {ms:,.0f} ms")
+                remark(_("saved {size} in {ms} ms", size=size_in_words(size), ms=number(ms)))
             case SaveSkipped(reason=reason) if self.tells_saves:
-                remark(f"not saved: {reason}")
+                remark(_("not saved: {reason}", reason=reason))
             case Notice(title=title, detail=detail):
                 remark(f"{title}. {detail}")
             case EngineChanged(status=EngineStatus(EngineState.STARTING, EngineFailure() as failure)):
-                remark(f"{failure.title}. {failure.detail} Trying again…")
+                remark(_("{title}. {detail} Trying again…", title=failure.title, detail=failure.detail))
             case TurnFailed(error=error) | QuestionNotStored(error=error):
                 self.error = error
 
@@ -139,7 +140,7 @@ async def open_talk(options: AskOptions, *, lasts: bool = False) -> Talk:
     if not settings.engine_url and (other := await _who_has_the_engine(ownership)) and other.lasts:
         if options.engine or not other.door:
             raise EngineElsewhere(other)
-        remark(f"{other.name} has the engine, and answers.")
+        remark(_("{name} has the engine, and answers.", name=other.name))
         settings, key = dataclasses.replace(settings, engine_url=other.door), other.key
     runtime = await open_runtime(paths, settings, ownership, key)
     printer = _Printer(options.as_json)
@@ -161,7 +162,7 @@ async def open_talk(options: AskOptions, *, lasts: bool = False) -> Talk:
 
 async def _who_has_the_engine(ownership: Ownership) -> Owner | None:
     """Which other process, if one does; with its door, which one that has only begun has not opened yet."""
-    for _ in range(DOOR_WAIT_S * 10):
+    for _again in range(DOOR_WAIT_S * 10):
         other = await asyncio.to_thread(ownership.other)
         if other is None or not other.lasts or other.door:
             break
@@ -196,7 +197,7 @@ async def _kept(runtime: Runtime) -> None:
     try:
         await asyncio.wait({idle}, timeout=SAID_AFTER_S)
         if not idle.done() and (unfinished := runtime.unfinished):
-            remark(f"saving the memory of this chat ({unfinished.words}); Ctrl+C ends kvchat without it")
+            remark(_("saving the memory of this chat ({words}); Ctrl+C ends kvchat without it", words=unfinished.words))
         await idle
     except asyncio.CancelledError:
         runtime.give_up_saving()
@@ -212,7 +213,11 @@ async def _conversation(runtime: Runtime, options: AskOptions) -> str:
     """The conversation to go on with, or a new one."""
     if options.chat_id is not None:
         if await runtime.chat.conversation(options.chat_id) is None:
-            raise NoSuchChat(f"There is no chat {options.chat_id}", "", "Leave --chat out to go on with the newest.")
+            raise NoSuchChat(
+                _("There is no chat {chat_id}", chat_id=options.chat_id),
+                "",
+                _("Leave --chat out to go on with the newest."),
+            )
         return options.chat_id
     if options.on is not None:
         return await _begun_on(runtime, options.on)
@@ -230,7 +235,7 @@ async def _begun_on(runtime: Runtime, name: str) -> str:
     for standing in await library.standings(await runtime.engine.states_now(), usage):
         if standing.prepared.id == one.id and standing.why_not:
             time = f" in {roughly(standing.seconds)}" if standing.seconds else ""
-            remark(f"“{calm(name)}” is read first{time}: {standing.why_not}")
+            remark(_("“{name}” is read first{time}: {why_not}", name=calm(name), time=time, why_not=standing.why_not))
     return (await library.begin(one)).id
 
 

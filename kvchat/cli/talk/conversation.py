@@ -18,12 +18,13 @@ from kvchat.cli.process import INTERRUPTED, Ended
 from kvchat.cli.talk.ask import Talk, open_talk, remark
 from kvchat.errors import KvchatError
 from kvchat.system.concurrency import Threads
+from kvchat.words.language import N_, _
 from kvchat.words.safe_text import calm
 from kvchat.words.wording import one_line
 
 R = TypeVar("R")
 PROMPT = "> "
-_ENDS = "Ctrl+C stops a reply, Ctrl+D ends."
+_ENDS = N_("Ctrl+C stops a reply, Ctrl+D ends.")
 
 
 def run(options: AskOptions) -> int:
@@ -103,5 +104,5 @@ def _answer(loop: _Loop, talk: Talk, question: str) -> None:
 def _close(loop: _Loop, talk: Talk) -> None:
     """Save and stop the engine; Ctrl+C gives up what is not saved yet."""
     if unfinished := talk.runtime.unfinished:
-        remark(f"saving the memory of this chat ({unfinished.words}); Ctrl+C ends kvchat without it")
+        remark(_("saving the memory of this chat ({words}); Ctrl+C ends kvchat without it", words=unfinished.words))
     loop.wait_stopping(talk.close(), talk.runtime.give_up_saving)

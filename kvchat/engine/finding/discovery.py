@@ -21,6 +21,7 @@ from kvchat.engine import embedded, parent_guard
 from kvchat.errors import KvchatError
 from kvchat.system.files import in_time
 from kvchat.system.paths import expanded
+from kvchat.words.language import N_, _
 
 _ASK_TIMEOUT_S = 30.0
 
@@ -40,7 +41,7 @@ class EngineLocation:
     path: Path | None = None
 
     def __str__(self) -> str:
-        return "embedded engine" if self.path is None else str(self.path)
+        return _("embedded engine") if self.path is None else str(self.path)
 
 
 @dataclass(frozen=True)
@@ -72,14 +73,14 @@ def find_engine(
         try:
             return EngineLocation(EngineKind.LLAMA_SERVER, in_time(lambda: _checked(path)))
         except OSError as error:
-            raise EngineNotFound("The engine is not there", f"{path}: {error.strerror}.", _ADVICE) from error
+            raise EngineNotFound(_("The engine is not there"), f"{path}: {error.strerror}.", _(_ADVICE)) from error
     found = installed_engines(search=search, embedded_present=embedded_present)
     if found:
         return found[0]
     raise EngineNotFound(
-        "No engine found",
-        "There is no llama-server on this machine, and the embedded engine is not installed.",
-        "Install llama.cpp, or `pip install xllamacpp`, or set the path to a llama-server in the settings.",
+        _("No engine found"),
+        _("There is no llama-server on this machine, and the embedded engine is not installed."),
+        _("Install llama.cpp, or `pip install xllamacpp`, or set the path to a llama-server in the settings."),
     )
 
 
@@ -180,17 +181,23 @@ def _checked(path: Path) -> Path:
     if len(path.parts) == 1 and (found := shutil.which(str(path))):
         return Path(found)
     if not path.exists():
-        raise EngineNotFound("The engine is not there", f"{path} does not exist.", _ADVICE)
+        raise EngineNotFound(_("The engine is not there"), _("{path} does not exist.", path=path), _(_ADVICE))
     if path.is_dir():
         if _is_program(path / program_name()):
             return (path / program_name()).absolute()
-        raise EngineNotFound("The engine is not there", f"{path} is a folder without a {program_name()}.", _ADVICE)
+        raise EngineNotFound(
+            _("The engine is not there"),
+            _("{path} is a folder without a {program_name}.", path=path, program_name=program_name()),
+            _(_ADVICE),
+        )
     if not _is_program(path):
-        raise EngineNotFound("The engine cannot be run", f"{path} is not an executable program.", _ADVICE)
+        raise EngineNotFound(
+            _("The engine cannot be run"), _("{path} is not an executable program.", path=path), _(_ADVICE)
+        )
     return path.absolute()
 
 
-_ADVICE = "Correct the engine path in the settings, or clear it so that kvchat looks for an engine itself."
+_ADVICE = N_("Correct the engine path in the settings, or clear it so that kvchat looks for an engine itself.")
 
 
 def program_name() -> str:
@@ -219,8 +226,12 @@ def _ask(command: list[str]) -> str:
             creationflags=getattr(subprocess, "CREATE_NO_WINDOW", 0),  # of Windows
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise EngineNotFound("The engine cannot be run", str(error), _ADVICE) from error
+        raise EngineNotFound(_("The engine cannot be run"), str(error), _(_ADVICE)) from error
     text = done.stdout.decode("utf-8", "replace")
     if done.returncode != 0:
-        raise EngineNotFound("The engine cannot be run", text.strip()[-500:] or f"exit {done.returncode}", _ADVICE)
+        raise EngineNotFound(
+            _("The engine cannot be run"),
+            text.strip()[-500:] or _("exit {returncode}", returncode=done.returncode),
+            _(_ADVICE),
+        )
     return text

@@ -14,39 +14,42 @@ from pathlib import Path
 from kvchat.engine import parent_guard
 from kvchat.engine.finding.graphics import Backend
 from kvchat.errors import KvchatError
+from kvchat.words.language import N_, _
 
 _TIMEOUT_S = 20.0
 _LACKS = re.compile(r"^\s*(\S+) => not found", re.MULTILINE)
 _NEEDS_SYSTEM = re.compile(r"version `(GLIBC(?:XX)?_[\d.]+)' not found")
-_SYSTEM = "a newer Linux"
+_SYSTEM = N_("a newer Linux")
 
 # What brings a library, by the beginning of its name. Packages are Debian's and Ubuntu's.
 _BRINGS = {
-    "libcuda.so": "NVIDIA’s own driver (Debian: nvidia-driver)",
-    "libvulkan.so": "the Vulkan loader (Debian: libvulkan1) and the card’s driver for it (mesa-vulkan-drivers)",
-    "libgomp.so": "the OpenMP library (Debian: libgomp1)",
-    "libcudart.so": "the CUDA libraries, which come with the engine: fetch it again",
-    "libcublas": "the CUDA libraries, which come with the engine: fetch it again",
-    "libamdhip": "AMD’s ROCm",
-    "libhip": "AMD’s ROCm",
-    "libroc": "AMD’s ROCm",
-    "libhsa": "AMD’s ROCm",
-    "libssl": "OpenSSL (Debian: libssl3)",
-    "libcrypto": "OpenSSL (Debian: libssl3)",
-    "libsycl": "Intel’s oneAPI",
-    "libmkl": "Intel’s oneAPI",
-    "libze_loader": "Intel’s Level Zero loader (Debian: libze1)",
+    "libcuda.so": N_("NVIDIA’s own driver (Debian: nvidia-driver)"),
+    "libvulkan.so": N_("the Vulkan loader (Debian: libvulkan1) and the card’s driver for it (mesa-vulkan-drivers)"),
+    "libgomp.so": N_("the OpenMP library (Debian: libgomp1)"),
+    "libcudart.so": N_("the CUDA libraries, which come with the engine: fetch it again"),
+    "libcublas": N_("the CUDA libraries, which come with the engine: fetch it again"),
+    "libamdhip": N_("AMD’s ROCm"),
+    "libhip": N_("AMD’s ROCm"),
+    "libroc": N_("AMD’s ROCm"),
+    "libhsa": N_("AMD’s ROCm"),
+    "libssl": N_("OpenSSL (Debian: libssl3)"),
+    "libcrypto": N_("OpenSSL (Debian: libssl3)"),
+    "libsycl": N_("Intel’s oneAPI"),
+    "libmkl": N_("Intel’s oneAPI"),
+    "libze_loader": N_("Intel’s Level Zero loader (Debian: libze1)"),
 }
 _DRIVERS = {  # what makes a card seen, where all libraries are there
-    Backend.CUDA: "NVIDIA’s own driver is not running, is too old for this engine, or the card is.",
-    Backend.VULKAN: "No driver offers the card to Vulkan (Debian: mesa-vulkan-drivers; for NVIDIA, its own driver).",
-    Backend.ROCM: "AMD’s driver is not running, you may not use it (group render), or ROCm does not know the card.",
-    Backend.SYCL: "Intel’s driver for computing is not there (Debian: intel-opencl-icd and libze1).",
-    Backend.METAL: "macOS offers no card that Metal could use.",
+    Backend.CUDA: N_("NVIDIA’s own driver is not running, is too old for this engine, or the card is."),
+    Backend.VULKAN: N_(
+        "No driver offers the card to Vulkan (Debian: mesa-vulkan-drivers; for NVIDIA, its own driver)."
+    ),
+    Backend.ROCM: N_("AMD’s driver is not running, you may not use it (group render), or ROCm does not know the card."),
+    Backend.SYCL: N_("Intel’s driver for computing is not there (Debian: intel-opencl-icd and libze1)."),
+    Backend.METAL: N_("macOS offers no card that Metal could use."),
 }
 
 
-_AGAIN = "Put that right, then try again; what was downloaded is kept."
+_AGAIN = N_("Put that right, then try again; what was downloaded is kept.")
 
 
 class SeesNoCard(KvchatError):
@@ -54,9 +57,9 @@ class SeesNoCard(KvchatError):
 
     def __init__(self, why: str) -> None:
         super().__init__(
-            "The engine does not see the graphics card",
+            _("The engine does not see the graphics card"),
             why,
-            _AGAIN,
+            _(_AGAIN),
         )
 
 
@@ -64,7 +67,7 @@ class LacksLibraries(KvchatError):
     """The engine cannot be run here."""
 
     def __init__(self, why: str) -> None:
-        super().__init__("The engine cannot be run here", why, _AGAIN)
+        super().__init__(_("The engine cannot be run here"), why, _(_AGAIN))
 
 
 def why_no_card(program: Path, backend: Backend) -> SeesNoCard:
@@ -79,12 +82,14 @@ def what_is_lacking(program: Path) -> str:
     """
     lacking = missing_libraries(program.parent)
     if _SYSTEM in lacking:
-        return f"This build needs {_SYSTEM} than this one: {lacking[_SYSTEM]}."
+        return _("This build needs {system} than this one: {lacking}.", system=_(_SYSTEM), lacking=lacking[_SYSTEM])
     if not lacking:
         return ""
     known = {next((words for start, words in _BRINGS.items() if name.startswith(start)), "") for name in lacking}
-    brought = " and ".join(sorted(filter(None, known)))
-    return f"It lacks {', '.join(sorted(lacking))}." + (f" That comes with {brought}." if brought else "")
+    brought = _(" and ").join(sorted(_(words) for words in known if words))
+    return _("It lacks {lacking}.", lacking=", ".join(sorted(lacking))) + (
+        " " + _("That comes with {brought}.", brought=brought) if brought else ""
+    )
 
 
 def missing_libraries(folder: Path) -> dict[str, str]:

@@ -9,15 +9,16 @@ from collections.abc import Iterator, Sequence, Set
 
 from kvchat.engine.finding.options import KnownOptions, plain
 from kvchat.errors import KvchatError
+from kvchat.words.language import N_, _
 
-_ADVICE = "Correct the extra arguments in the settings, or clear them."
+_ADVICE = N_("Correct the extra arguments in the settings, or clear them.")
 
 
 class BadArguments(KvchatError):
     """The extra arguments cannot be used."""
 
     def __init__(self, detail: str) -> None:
-        super().__init__("The engine's extra arguments cannot be used", detail, _ADVICE)
+        super().__init__(_("The engine's extra arguments cannot be used"), detail, _(_ADVICE))
 
 
 class BadWorkers(KvchatError):
@@ -25,19 +26,19 @@ class BadWorkers(KvchatError):
 
     def __init__(self, detail: str) -> None:
         super().__init__(
-            "The list of other computers cannot be used",
+            _("The list of other computers cannot be used"),
             detail,
-            "Write each as name:port in the settings, or clear it.",
+            _("Write each as name:port in the settings, or clear it."),
         )
 
 
-_LOCAL = "kvchat keeps the engine reachable from this computer alone"
-_SETTING = "it has a setting of its own"
-_SAVE_POINTS = "the memory of chats depends on it"
-_MODEL = "the model is chosen in the window"
-_FOREIGN = "kvchat uses the engine for chatting alone"
-_WATCHES = "kvchat watches the engine through it"
-_ENDS = "the engine would print something and end"
+_LOCAL = N_("kvchat keeps the engine reachable from this computer alone")
+_SETTING = N_("it has a setting of its own")
+_SAVE_POINTS = N_("the memory of chats depends on it")
+_MODEL = N_("the model is chosen in the window")
+_FOREIGN = N_("kvchat uses the engine for chatting alone")
+_WATCHES = N_("kvchat watches the engine through it")
+_ENDS = N_("the engine would print something and end")
 
 # One spelling of each is enough where the build's own --help tells the others.
 _OWNED = {
@@ -79,7 +80,7 @@ def parse(text: str) -> tuple[str, ...]:
     try:
         return tuple(lexer)
     except ValueError as error:
-        raise BadArguments("A quotation mark is not closed.") from error
+        raise BadArguments(_("A quotation mark is not closed.")) from error
 
 
 def check(arguments: Sequence[str], known: KnownOptions | None) -> None:
@@ -89,17 +90,24 @@ def check(arguments: Sequence[str], known: KnownOptions | None) -> None:
     """
     for name, values in _grouped(arguments):
         if not name.startswith("-"):
-            raise BadArguments(f'"{name}" is not an option; options begin with a dash.')
+            raise BadArguments(_('"{name}" is not an option; options begin with a dash.', name=name))
         option = known.find(name) if known else None
         if reason := _reason(name, option.names if option else ()):
-            raise BadArguments(f"{name} is not for you to set here: {reason}.")
+            raise BadArguments(_("{name} is not for you to set here: {reason}.", name=name, reason=_(reason)))
         if known is None:
             continue
         if option is None:
-            hint = " Write a space instead of the equals sign." if "=" in name else ""
-            raise BadArguments(f"This engine does not know the option {name}.{hint}")
+            hint = _("Write a space instead of the equals sign.") if "=" in name else ""
+            raise BadArguments(f"{_('This engine does not know the option {name}.', name=name)} {hint}".rstrip())
         if len(values) != option.values:
-            raise BadArguments(f"{name} takes {_count(option.values)}, and {_count(len(values))} was given.")
+            raise BadArguments(
+                _(
+                    "{name} takes {count}, and {count2} was given.",
+                    name=name,
+                    count=_count(option.values),
+                    count2=_count(len(values)),
+                )
+            )
 
 
 def meaning(arguments: Sequence[str]) -> str:
@@ -129,7 +137,7 @@ def parse_workers(text: str) -> tuple[str, ...]:
         host, colon, port = worker.rpartition(":")
         right_host = re.fullmatch(r"[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.%\w]+\]", host)
         if not colon or not right_host or not port.isdecimal() or not 0 < int(port) < 65536:
-            raise BadWorkers(f'"{worker}" is not a computer and a port.')
+            raise BadWorkers(_('"{worker}" is not a computer and a port.', worker=worker))
     return workers
 
 
@@ -161,4 +169,4 @@ def _reason(name: str, other_names: Sequence[str]) -> str | None:
 
 
 def _count(values: int) -> str:
-    return {0: "no value", 1: "one value"}.get(values, f"{values} values")
+    return {0: _("no value"), 1: _("one value")}.get(values, f"{values} values")

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
+from kvchat.words.language import _
+
 _PCI_DEVICES = Path("/sys/bus/pci/devices")
 _DISPLAY_CLASS = 0x03  # PCI class code: VGA, XGA, 3D and other display controllers
 _NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
@@ -85,12 +87,16 @@ def suiting(graphics: Graphics) -> tuple[Backend, ...]:
 def install_advice(graphics: Graphics) -> tuple[str, ...]:
     """How to come by an engine that uses these cards, in sentences for the command line."""
     if not graphics.makers:
-        return ("No graphics card was found that an engine could use: the engine inside kvchat does as well as any.",)
+        return (
+            _("No graphics card was found that an engine could use: the engine inside kvchat does as well as any."),
+        )
     best, *others = (backend.value for backend in suiting(graphics))
-    also = f" `kvchat engines get {others[0].lower()}` fetches one for {others[0]}." if others else ""
-    steps = [f"`kvchat engines get` fetches one for {best}, and tries it out.{also}"]
+    steps = [_("`kvchat engines get` fetches one for {best}, and tries it out.", best=best)]
+    if others:
+        name = others[0].lower()
+        steps[0] += " " + _("`kvchat engines get {name}` fetches one for {other}.", name=name, other=others[0])
     if Maker.NVIDIA in graphics.makers and not graphics.nvidia_driver:
-        steps.insert(0, "Install NVIDIA's own driver first: without it no engine can use the card.")
+        steps.insert(0, _("Install NVIDIA's own driver first: without it no engine can use the card."))
     return tuple(steps)
 
 

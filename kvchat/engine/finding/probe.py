@@ -22,6 +22,7 @@ from kvchat.engine.finding.discovery import (
 from kvchat.engine.finding.options import KnownOptions, parse_help
 from kvchat.errors import KvchatError
 from kvchat.system.files import stamp_of
+from kvchat.words.language import _
 
 # The first build known to tell in every answer how much of the prompt came from its cache (`cache_n`, llama.cpp
 # pull requests 15827 and 15879, September 2025). Without that no restore can be proved.
@@ -34,9 +35,9 @@ class EngineTooOld(KvchatError):
 
     def __init__(self, location: EngineLocation, lacks: str) -> None:
         super().__init__(
-            "This engine is too old",
+            _("This engine is too old"),
             f"{location} {lacks}.",
-            "Install a newer llama-server, or choose the engine inside kvchat in the settings.",
+            _("Install a newer llama-server, or choose the engine inside kvchat in the settings."),
         )
 
 
@@ -45,9 +46,9 @@ class NotAnEngine(EngineNotFound):
 
     def __init__(self, program: Path) -> None:
         super().__init__(
-            "This is not a llama-server",
-            f"{program} answers, but it does not have a llama-server's options.",
-            "Choose the program llama-server, or clear the engine path so that kvchat looks for one itself.",
+            _("This is not a llama-server"),
+            _("{program} answers, but it does not have a llama-server's options.", program=program),
+            _("Choose the program llama-server, or clear the engine path so that kvchat looks for one itself."),
         )
 
 
@@ -62,10 +63,17 @@ class EngineProbe:
     def check(self, location: EngineLocation) -> None:
         """Raise EngineTooOld unless kvchat can work with it. One that does not tell is given the chance."""
         if self.build is not None and self.build < MINIMUM_BUILD:
-            raise EngineTooOld(location, f"is build {self.build}; kvchat needs {MINIMUM_BUILD} or newer")
+            raise EngineTooOld(
+                location,
+                _(
+                    "is build {build}; kvchat needs {minimum_build} or newer",
+                    build=self.build,
+                    minimum_build=MINIMUM_BUILD,
+                ),
+            )
         lacking = self.options.missing(NEEDED_OPTIONS) if self.options else frozenset()
         if lacking:
-            raise EngineTooOld(location, f"does not know {', '.join(sorted(lacking))}")
+            raise EngineTooOld(location, _("does not know {lacking}", lacking=", ".join(sorted(lacking))))
 
 
 def build_number(text: str) -> int | None:

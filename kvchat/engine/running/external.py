@@ -15,15 +15,16 @@ from kvchat.engine.speaking.client import Health, LlamaServerClient
 from kvchat.engine.speaking.connection import EngineConnection, EngineState, EngineStatus
 from kvchat.engine.speaking.errors import EngineFailure, EngineGone, EngineRefused, FailureKind, NotOurEngine
 from kvchat.errors import KvchatError
+from kvchat.words.language import N_, _
 
-_ADVICE = "Check the server's address and key in the settings, and whether it runs."
+_ADVICE = N_("Check the server's address and key in the settings, and whether it runs.")
 
 
 class BadAddress(KvchatError):
     """The address of the server makes no sense."""
 
     def __init__(self, detail: str) -> None:
-        super().__init__("The server's address cannot be used", detail, "Write it as http://127.0.0.1:8080.")
+        super().__init__(_("The server's address cannot be used"), detail, _("Write it as http://127.0.0.1:8080."))
 
 
 @dataclass(frozen=True)
@@ -53,13 +54,13 @@ def parse_address(text: str) -> str:
     except httpx2.InvalidURL as error:
         raise BadAddress(f"{error}.") from error
     if url.scheme not in ("http", "https") or not url.host:
-        raise BadAddress("It has to begin with http:// or https:// and name a computer.")
+        raise BadAddress(_("It has to begin with http:// or https:// and name a computer."))
     if url.userinfo:
-        raise BadAddress("A password does not belong into the address; the key has a place of its own.")
+        raise BadAddress(_("A password does not belong into the address; the key has a place of its own."))
     if url.port is not None and not 0 < url.port < 65_536:
-        raise BadAddress(f"A port is a number from 1 to 65535, and {url.port} is none.")
+        raise BadAddress(_("A port is a number from 1 to 65535, and {port} is none.", port=url.port))
     if url.query or url.fragment:
-        raise BadAddress("It has to end before any ? or #.")
+        raise BadAddress(_("It has to end before any ? or #."))
     return str(url).rstrip("/")
 
 
@@ -151,7 +152,7 @@ async def _unfit(client: LlamaServerClient) -> EngineFailure | None:
         facts = await client.facts()
     except EngineRefused as refusal:
         if refusal.status in (401, 403):
-            return _failure("The server does not accept the key", refusal.message)
+            return _failure(_("The server does not accept the key"), refusal.message)
         return _no_llama_server(client.base_url)
     except EngineGone as gone:
         return _failure(gone.title, gone.detail)
@@ -161,20 +162,20 @@ async def _unfit(client: LlamaServerClient) -> EngineFailure | None:
     if build is not None and build < MINIMUM_BUILD:
         return EngineFailure(
             FailureKind.INCOMPATIBLE,
-            "The server is too old",
-            f"It is build {build}; kvchat needs {MINIMUM_BUILD} or newer.",
-            "Update the llama-server that runs there.",
+            _("The server is too old"),
+            _("It is build {build}; kvchat needs {minimum_build} or newer.", build=build, minimum_build=MINIMUM_BUILD),
+            _("Update the llama-server that runs there."),
         )
     return None
 
 
 def _gone(url: str) -> EngineFailure:
-    return _failure("The server does not answer", f"Nobody answers at {url}.")
+    return _failure(_("The server does not answer"), _("Nobody answers at {url}.", url=url))
 
 
 def _no_llama_server(url: str) -> EngineFailure:
-    return _failure("This is not a llama-server", f"Another program answers at {url}.")
+    return _failure(_("This is not a llama-server"), _("Another program answers at {url}.", url=url))
 
 
 def _failure(title: str, detail: str) -> EngineFailure:
-    return EngineFailure(FailureKind.NOT_FOUND, title, detail, _ADVICE)
+    return EngineFailure(FailureKind.NOT_FOUND, title, detail, _(_ADVICE))

@@ -28,6 +28,7 @@ from kvchat.engine.speaking.errors import (
     said_last,
 )
 from kvchat.errors import KvchatError
+from kvchat.words.language import _, number
 
 _WINDOWS_DLL_NOT_FOUND = 0xC0000135
 _WINDOWS_ILLEGAL_INSTRUCTION = 0xC000001D
@@ -43,9 +44,9 @@ def explain(outcome: Outcome, *, was_ready: bool = False) -> EngineFailure:
         return failure
     return EngineFailure(
         FailureKind.EXITED,
-        "The engine stopped by itself",
-        said_last(f"It ended with exit code {outcome.code}.", lines),
-        LOG_ADVICE,
+        _("The engine stopped by itself"),
+        said_last(_("It ended with exit code {code}.", code=outcome.code), lines),
+        _(LOG_ADVICE),
     )
 
 
@@ -53,9 +54,9 @@ def timed_out(seconds: float, lines: Sequence[str]) -> EngineFailure:
     """The engine said nothing for so long while it loaded that it was given up."""
     return EngineFailure(
         FailureKind.TIMED_OUT,
-        "The engine did not come up",
-        said_last(f"It showed no progress for {seconds:.0f} seconds and was stopped.", lines),
-        "Is the model on a slow or sleeping disk? Try again, or try a smaller model.",
+        _("The engine did not come up"),
+        said_last(_("It showed no progress for {seconds} seconds and was stopped.", seconds=f"{seconds:.0f}"), lines),
+        _("Is the model on a slow or sleeping disk? Try again, or try a smaller model."),
     )
 
 
@@ -69,7 +70,7 @@ def ailing(error: EngineError) -> EngineFailure | None:
 def hangs() -> EngineFailure:
     """A ready engine that answers no more."""
     return EngineFailure(
-        FailureKind.HANGS, "The engine hung", "It did not answer for too long and was stopped.", LOG_ADVICE
+        FailureKind.HANGS, _("The engine hung"), _("It did not answer for too long and was stopped."), _(LOG_ADVICE)
     )
 
 
@@ -77,16 +78,16 @@ def foreign_server(port: int) -> EngineFailure:
     """Somebody else answered on our port."""
     return EngineFailure(
         FailureKind.PORT_TAKEN,
-        "The engine's port was taken",
-        f"Another program answers on port {port}.",
-        "Start the engine again: another port is chosen each time.",
+        _("The engine's port was taken"),
+        _("Another program answers on port {port}.", port=port),
+        _("Start the engine again: another port is chosen each time."),
     )
 
 
 def cannot_spawn(error: OSError) -> EngineFailure:
     """Not even a process could be made."""
     return EngineFailure(
-        FailureKind.EXITED, "The engine could not be started", str(error), "Close some programs and try again."
+        FailureKind.EXITED, _("The engine could not be started"), str(error), _("Close some programs and try again.")
     )
 
 
@@ -94,9 +95,9 @@ def bug(error: BaseException) -> EngineFailure:
     """kvchat itself broke while it looked after the engine."""
     return EngineFailure(
         FailureKind.EXITED,
-        "kvchat lost track of the engine",
-        f"This is a fault in kvchat: {error!r}",
-        "Start the engine again, and please report this.",
+        _("kvchat lost track of the engine"),
+        _("This is a fault in kvchat: {error}", error=repr(error)),
+        _("Start the engine again, and please report this."),
     )
 
 
@@ -104,13 +105,21 @@ def given_up(reason: EngineFailure, deaths: int) -> EngineFailure:
     """The same reason, for an engine that is not started again."""
     if deaths < 2:
         return reason
-    return dataclasses.replace(reason, detail=f"{reason.detail} It died {deaths} times, so it is left alone.")
+    return dataclasses.replace(
+        reason,
+        detail=_("{detail} It died {deaths} times, so it is left alone.", detail=reason.detail, deaths=deaths),
+    )
 
 
 def smaller(reason: EngineFailure, plan: LaunchPlan) -> EngineFailure:
     """The same reason, for an engine that is started again with a smaller plan."""
-    layers = "" if plan.gpu_layers is None else f" and {plan.gpu_layers} layers on the GPU"
-    return dataclasses.replace(reason, advice=f"It is started again with {plan.context_size:,} tokens{layers}.")
+    tokens, layers = number(plan.context_size), plan.gpu_layers
+    advice = _("It is started again with {tokens} tokens.", tokens=tokens)
+    if layers is not None:
+        advice = _(
+            "It is started again with {tokens} tokens and {layers} layers on the GPU.", tokens=tokens, layers=layers
+        )
+    return dataclasses.replace(reason, advice=advice)
 
 
 def _by_start(outcome: Outcome, lines: Sequence[str]) -> EngineFailure | None:
@@ -119,24 +128,27 @@ def _by_start(outcome: Outcome, lines: Sequence[str]) -> EngineFailure | None:
     if library is not None or outcome.code == _WINDOWS_DLL_NOT_FOUND:
         return EngineFailure(
             FailureKind.MISSING_LIBRARY,
-            "The engine lacks a library",
-            library or "A library (DLL) that it needs is not installed.",
-            "Install llama-server again, together with the libraries it was built with, or set the engine path in the "
-            'settings to "embedded" to use the engine inside kvchat.',
+            _("The engine lacks a library"),
+            library or _("A library (DLL) that it needs is not installed."),
+            _(
+                "Install llama-server again, together with the libraries it was built with, or set the engine "
+                "path in the "
+                'settings to "embedded" to use the engine inside kvchat.'
+            ),
         )
     if outcome.code in (parent_guard.EXIT_NOT_FOUND, parent_guard.EXIT_NOT_EXECUTABLE, embedded.EXIT_NOT_INSTALLED):
         return EngineFailure(
             FailureKind.NOT_FOUND,
-            "The engine could not be started",
-            last_error(lines) or "Its program is not there or may not be run.",
-            "Check the engine path in the settings.",
+            _("The engine could not be started"),
+            last_error(lines) or _("Its program is not there or may not be run."),
+            _("Check the engine path in the settings."),
         )
     if outcome.signal == signal.SIGILL.value or outcome.code == _WINDOWS_ILLEGAL_INSTRUCTION:
         return EngineFailure(
             FailureKind.UNSUPPORTED_CPU,
-            "The engine does not fit this processor",
-            "It used an instruction this processor does not have.",
-            "Install a llama-server built for this machine.",
+            _("The engine does not fit this processor"),
+            _("It used an instruction this processor does not have."),
+            _("Install a llama-server built for this machine."),
         )
     return None
 
@@ -155,25 +167,25 @@ def _by_signal(outcome: Outcome, lines: Sequence[str]) -> EngineFailure | None:
     name = _signal_name(outcome.signal)
     if name == "SIGKILL":
         if outcome.memory_ran_out:
-            return out_of_memory("It was killed while the system ended programs for want of memory.")
+            return out_of_memory(_("It was killed while the system ended programs for want of memory."))
         return EngineFailure(
             FailureKind.KILLED,
-            "The engine was killed",
-            "Something outside kvchat ended it at once (SIGKILL). Systems do that when memory runs out.",
-            MEMORY_ADVICE,
+            _("The engine was killed"),
+            _("Something outside kvchat ended it at once (SIGKILL). Systems do that when memory runs out."),
+            _(MEMORY_ADVICE),
         )
     if name in ("SIGABRT", "SIGSEGV", "SIGBUS", "SIGFPE", "SIGTRAP"):
         return EngineFailure(
             FailureKind.CRASHED,
-            "The engine crashed",
-            said_last(f"It ended with {name}.", lines),
-            LOG_ADVICE,
+            _("The engine crashed"),
+            said_last(_("It ended with {name}.", name=name), lines),
+            _(LOG_ADVICE),
         )
     return EngineFailure(
         FailureKind.KILLED,
-        "The engine was killed",
-        f"Something outside kvchat ended it ({name}).",
-        LOG_ADVICE,
+        _("The engine was killed"),
+        _("Something outside kvchat ended it ({name}).", name=name),
+        _(LOG_ADVICE),
     )
 
 
@@ -181,15 +193,17 @@ def _signal_name(number: int) -> str:
     try:
         return signal.Signals(number).name
     except ValueError:
-        return f"signal {number}"
+        return _("signal {number}", number=number)
 
 
-NOT_PREPARED = EngineFailure(
-    FailureKind.EXITED,
-    "The engine could not be started",
-    "Something unexpected went wrong while kvchat prepared it.",
-    "The report says what; try again, or choose another model or engine.",
-)
+def not_prepared() -> EngineFailure:
+    """A fault of kvchat's own before there was an engine."""
+    return EngineFailure(
+        FailureKind.EXITED,
+        _("The engine could not be started"),
+        _("Something unexpected went wrong while kvchat prepared it."),
+        _("The report says what; try again, or choose another model or engine."),
+    )
 
 
 def not_started(error: KvchatError) -> EngineFailure:
@@ -208,4 +222,4 @@ def not_started(error: KvchatError) -> EngineFailure:
 
 def stopped_on_purpose() -> EngineError:
     """For a turn that was cut off because the user stopped the engine."""
-    return EngineError("The engine was stopped", "", "It starts again with your next message.")
+    return EngineError(_("The engine was stopped"), "", _("It starts again with your next message."))

@@ -20,6 +20,7 @@ from kvchat.engine.running.watch import Watch, WatchPolicy
 from kvchat.engine.speaking.client import Health, LlamaServerClient
 from kvchat.engine.speaking.connection import EngineConnection, EngineState, EngineStatus
 from kvchat.engine.speaking.errors import EngineFailure, EngineGone, FailureKind, NotOurEngine
+from kvchat.words.language import _
 
 _FIRST_POLL_S = 0.05
 _LONGEST_POLL_S = 0.5
@@ -172,7 +173,7 @@ class EngineSupervisor(EngineConnection):
 
     async def _start_once(self, location: EngineLocation, plan: LaunchPlan, status: EngineStatus) -> _Death:
         """One life, on the first port nobody else took between our choosing it and the engine binding it."""
-        for _ in range(self._policy.port_attempts - 1):
+        for _again in range(self._policy.port_attempts - 1):
             death = await self._live(prepare(location, plan), status)
             if death.failure.kind is not FailureKind.PORT_TAKEN:
                 return death
@@ -213,7 +214,7 @@ class EngineSupervisor(EngineConnection):
     async def _look_after(self, process: EngineProcess, client: LlamaServerClient, watch: Watch) -> EngineFailure:
         """Wait until a ready engine ends by itself, or has to be ended; the reason."""
         ending = asyncio.create_task(process.wait(), name="engine ending")
-        ailing = asyncio.create_task(watch.until_ailing(client), name="engine watch")
+        ailing = asyncio.create_task(watch.until_ailing(client), name=_("engine watch"))
         try:
             await asyncio.wait({ending, ailing}, return_when=asyncio.FIRST_COMPLETED)
             if ending.done():

@@ -12,6 +12,7 @@ from kvchat.engine.running import failure
 from kvchat.engine.running.log import EngineLog
 from kvchat.engine.speaking.client import LlamaServerClient
 from kvchat.engine.speaking.errors import EngineError, EngineFailure, EngineGone
+from kvchat.words.language import _
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ class Watch:
             if self._reported is not None:
                 return self._reported
             if self._wall() - before - pause > self._policy.asleep_s:
-                self._log.note("kvchat: the computer slept; asking the engine whether it still answers")
+                self._log.note(_("kvchat: the computer slept; asking the engine whether it still answers"))
                 misses = 0  # what it missed before was its falling asleep
             misses = 0 if await self._answers(client) else misses + 1
             self._worried = self._worried and misses > 0

@@ -32,6 +32,7 @@ from kvchat.engine.speaking.wire import (
     Timings,
 )
 from kvchat.words.comparing import shared_text
+from kvchat.words.language import _
 
 MORE = "more"  # what a message that grows goes on with, to see where its words end
 MANY = 32_768  # bytes of token ids; more are not read on the thread of the window
@@ -116,7 +117,7 @@ class LlamaServerClient:
             return Health.READY
         if status == 503:
             return Health.LOADING
-        raise NotOurEngine("Another program answers on the engine's port", f"/health says {status}.")
+        raise NotOurEngine(_("Another program answers on the engine's port"), f"/health says {status}.")
 
     async def verify(self) -> ServerFacts:
         """The facts of a server that turns away a caller without our key and knows ours. Raises NotOurEngine.
@@ -126,7 +127,7 @@ class LlamaServerClient:
         if await self._http.knock("/props", CONNECT_S) == 401:
             with contextlib.suppress(EngineRefused):
                 return await self.facts()
-        raise NotOurEngine("Another program answers on the engine's port", "It does not know this launch's key.")
+        raise NotOurEngine(_("Another program answers on the engine's port"), _("It does not know this launch's key."))
 
     @property
     def rows(self) -> SlotRows:
@@ -271,7 +272,7 @@ class LlamaServerClient:
 
     def _picture_prompts(self) -> PicturePrompts:
         if self._pictures is None:
-            raise cannot_show("no projector is loaded")
+            raise cannot_show(_("no projector is loaded"))
         return self._pictures
 
     async def _tokens(self, text: str, special: bool) -> tuple[int, ...]:
@@ -279,7 +280,7 @@ class LlamaServerClient:
         answer = await self._http.answer("POST", "/tokenize", body)
         tokens = await asyncio.to_thread(wire.parse_tokens, answer) if len(answer) > MANY else wire.parse_tokens(answer)
         if tokens is None:
-            raise EngineRefused(200, "The engine's answer to /tokenize makes no sense.")
+            raise EngineRefused(200, _("The engine's answer to /tokenize makes no sense."))
         return tokens
 
     async def _slot(self, action: str, body: dict[str, Any]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from enum import Enum
 
 from kvchat.engine.speaking.client import LlamaServerClient
 from kvchat.engine.speaking.errors import EngineError, EngineFailed, EngineFailure
+from kvchat.words.language import _
 
 
 class EngineState(Enum):
@@ -76,7 +77,7 @@ class EngineConnection:
             if state is EngineState.FAILED and self._status.failure is not None:
                 raise EngineFailed(self._status.failure)
             if state in (EngineState.STOPPED, EngineState.STOPPING):
-                raise EngineError("The engine is stopped", "", "Start the engine, then try again.")
+                raise EngineError(_("The engine is stopped"), "", _("Start the engine, then try again."))
             await self._changed.wait()
 
     def _publish(self, status: EngineStatus) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from kvchat.errors import KvchatError
+from kvchat.words.language import N_, _
 
 
 class FailureKind(Enum):
@@ -55,7 +56,7 @@ class EngineRefused(EngineError):
     """The engine answered with an error status."""
 
     def __init__(self, status: int, message: str, kind: str = "") -> None:
-        super().__init__("The engine refused the request", message)
+        super().__init__(_("The engine refused the request"), message)
         self.status = status
         self.message = message
         self.kind = kind  # llama-server's error type, e.g. "exceed_context_size_error"
@@ -77,8 +78,8 @@ class EngineBroken(EngineFailed, EngineGone):
     """The engine answers, and says what only another process can heal: it is as good as gone."""
 
 
-MEMORY_ADVICE = "Choose a smaller context or a smaller model, or close other programs that use much memory."
-LOG_ADVICE = "The engine's log says more. If it happens again, try another model or another llama-server version."
+MEMORY_ADVICE = N_("Choose a smaller context or a smaller model, or close other programs that use much memory.")
+LOG_ADVICE = N_("The engine's log says more. If it happens again, try another model or another llama-server version.")
 
 # llama.cpp's "0.00.026.668 E " (time, level) and the module column before the function's name.
 _PREFIX = re.compile(r"^(\d+\.)+\d+ [A-Z] (?:(?:srv|cmn|slt|cli|que|res|hf)\s+\S+:?\s+)?")
@@ -99,30 +100,32 @@ class _Rule:
         if self._kind is FailureKind.WORKER_LOST and (match := _WORKER_GONE.search(line)):
             worker = match["worker"]
             line = (
-                f"No rpc-server answers at {worker}." if worker else "The rpc-server of another computer has stopped."
+                _("No rpc-server answers at {worker}.", worker=worker)
+                if worker
+                else _("The rpc-server of another computer has stopped.")
             )
-        return EngineFailure(self._kind, self._title, line, self._advice)
+        return EngineFailure(self._kind, _(self._title), line, _(self._advice))
 
 
 _OUT_OF_MEMORY = _Rule(
     r"failed to allocate|unable to allocate|cudaMalloc failed|std::bad_alloc|out of (device )?memory"
     r"|ErrorOutOf(Device|Host)Memory|Insufficient Memory|Cannot allocate memory|alloc_tensor_range: failed",
     FailureKind.OUT_OF_MEMORY,
-    "The engine ran out of memory",
+    N_("The engine ran out of memory"),
     MEMORY_ADVICE,
 )
 _GPU_LOST = _Rule(  # what the backends say when the driver was reset or the card is gone: ggml-cuda, -vulkan, …
     r"(CUDA|ROCm|MUSA|HIP) error|DeviceLost|device lost|GPU is lost|fallen off the bus|unspecified launch failure"
     r"|command buffer \d+ failed|SYCL error",
     FailureKind.GPU_LOST,
-    "The graphics card stopped working for the engine",
-    "This happens when its driver is reset or updated, or after sleep. If it goes on, restart the computer.",
+    N_("The graphics card stopped working for the engine"),
+    N_("This happens when its driver is reset or updated, or after sleep. If it goes on, restart the computer."),
 )
 _WORKER_LOST = _Rule(
     _WORKER_GONE.pattern,
     FailureKind.WORKER_LOST,
-    "Another computer does not answer",
-    "Start rpc-server there and check the network, or take that computer out of the list in the settings.",
+    N_("Another computer does not answer"),
+    N_("Start rpc-server there and check the network, or take that computer out of the list in the settings."),
 )
 _DYING = (
     _OUT_OF_MEMORY,
@@ -132,7 +135,7 @@ _DYING = (
     _Rule(
         r"GGML_ASSERT|\.(c|cc|cpp|cu|cuh|h|hpp|m|mm):\d+: |terminate called",
         FailureKind.CRASHED,
-        "The engine crashed",
+        N_("The engine crashed"),
         LOG_ADVICE,
     ),
 )
@@ -140,33 +143,36 @@ _STARTING = (
     _Rule(
         r"couldn't bind HTTP server socket|Address already in use",
         FailureKind.PORT_TAKEN,
-        "The engine's port was taken",
-        "Start the engine again: another port is chosen each time.",
+        N_("The engine's port was taken"),
+        N_("Start the engine again: another port is chosen each time."),
     ),
     _Rule(
         r"invalid argument:|unknown argument|error while handling argument",
         FailureKind.INCOMPATIBLE,
-        "This engine does not fit kvchat",
-        'Install a newer llama-server, or set the engine path in the settings to "embedded" to use kvchat\'s own.',
+        N_("This engine does not fit kvchat"),
+        N_('Install a newer llama-server, or set the engine path in the settings to "embedded" to use kvchat\'s own.'),
     ),
     _Rule(
         r"V cache.* requires flash[_ ]att",  # src/llama-context.cpp
         FailureKind.INCOMPATIBLE,
-        "This precision does not work here",
-        "The model is fine. Set the precision in the settings to exact (f16), or use an engine with flash attention.",
+        N_("This precision does not work here"),
+        N_(
+            "The model is fine. Set the precision in the settings to exact (f16), or use an engine with flash "
+            "attention."
+        ),
     ),
     _Rule(
         r"unknown model architecture",
         FailureKind.BAD_MODEL,
-        "The model cannot be loaded",
-        "This engine does not know this kind of model yet: update the engine, or choose another model.",
+        N_("The model cannot be loaded"),
+        N_("This engine does not know this kind of model yet: update the engine, or choose another model."),
     ),
     _Rule(
         r"invalid magic|missing tensor|error loading model|failed to load model|corrupted or incomplete"
         r"|gguf_init_from_\w+: failed",
         FailureKind.BAD_MODEL,
-        "The model cannot be loaded",
-        "Choose another model, or download this one again: the file may be damaged or incomplete.",
+        N_("The model cannot be loaded"),
+        N_("Choose another model, or download this one again: the file may be damaged or incomplete."),
     ),
 )
 
@@ -190,7 +196,12 @@ def broken(status: int, message: str) -> EngineFailure | None:
     if _GPU_LOST.pattern.search(message):
         return _GPU_LOST.failure(message)
     if status == 500 and _CANNOT_COMPUTE.search(message):
-        return EngineFailure(FailureKind.CRASHED, "The engine can no longer compute", f"It said: {message}", LOG_ADVICE)
+        return EngineFailure(
+            FailureKind.CRASHED,
+            _("The engine can no longer compute"),
+            _("It said: {message}", message=message),
+            _(LOG_ADVICE),
+        )
     return None
 
 
@@ -223,4 +234,4 @@ def _clean(line: str) -> str:
 def said_last(sentence: str, lines: Sequence[str]) -> str:
     """The sentence, and what was said last."""
     line = last_error(lines)
-    return f"{sentence} It said last: {line}" if line else sentence
+    return _("{sentence} It said last: {line}", sentence=sentence, line=line) if line else sentence

@@ -11,6 +11,8 @@ from urllib.parse import urlsplit
 
 import h11
 
+from kvchat.words.language import _
+
 _PIECE = 65_536
 
 
@@ -60,7 +62,7 @@ class Answer:
                 raise
             raise BrokeOff(str(error) or type(error).__name__) from error
         if isinstance(event, h11.ConnectionClosed):
-            raise BrokeOff("It was closed.")
+            raise BrokeOff(_("It was closed."))
         return event
 
 
@@ -85,7 +87,7 @@ async def exchange(
         async with asyncio.timeout(connect_s):
             reader, writer = await asyncio.open_connection(to.hostname, to.port or 80)
     except OSError as error:  # TimeoutError is one
-        raise Unreachable(str(error) or "It takes no connection.") from error
+        raise Unreachable(str(error) or _("It takes no connection.")) from error
     answer = Answer(reader, writer, silence_s)
     under_way.add(answer)
     try:

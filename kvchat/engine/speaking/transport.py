@@ -16,6 +16,7 @@ from kvchat.engine.speaking import errors, wire
 from kvchat.engine.speaking.errors import EngineBroken, EngineError, EngineGone, EngineRefused, EngineSilent
 from kvchat.engine.speaking.exchange import Answer, BrokeOff, Unreachable, exchange
 from kvchat.engine.speaking.wire import ChatChunk
+from kvchat.words.language import N_, _
 
 if TYPE_CHECKING:
     from httpcore2 import AsyncNetworkStream
@@ -25,9 +26,9 @@ PAUSE_S = 0.03  # between two reads of a stream: far less than between two updat
 WORRY_S = 10.0  # without a word, after words were coming
 _QUICK_S = 60.0  # for what the engine answers without computing; it may be behind a running batch
 _LAST_WORDS_S = 0.1  # at the end, for what a reply's connection still holds
-_SILENT = "It has been silent for too long."
-_GONE_ADVICE = "kvchat starts it again by itself; send the message once more."
-_HANG_ADVICE = "Restart the engine, then send the message once more."
+_SILENT = N_("It has been silent for too long.")
+_GONE_ADVICE = N_("kvchat starts it again by itself; send the message once more.")
+_HANG_ADVICE = N_("Restart the engine, then send the message once more.")
 
 
 class Transport:
@@ -148,15 +149,15 @@ class Transport:
         try:
             yield
         except Unreachable as error:
-            raise EngineGone("The engine cannot be reached", str(error), _GONE_ADVICE) from error
+            raise EngineGone(_("The engine cannot be reached"), str(error), _(_GONE_ADVICE)) from error
         except TimeoutError as error:
-            raise EngineSilent("The engine does not answer", _SILENT, _GONE_ADVICE) from error
+            raise EngineSilent(_("The engine does not answer"), _(_SILENT), _(_GONE_ADVICE)) from error
         except BrokeOff as error:
-            raise EngineGone("The engine broke off", str(error), _GONE_ADVICE) from error
+            raise EngineGone(_("The engine broke off"), str(error), _(_GONE_ADVICE)) from error
 
     def _check_open(self) -> None:
         if self._closing.is_set():
-            raise EngineGone("The engine is no longer there", "It was stopped or started anew.", _GONE_ADVICE)
+            raise EngineGone(_("The engine is no longer there"), _("It was stopped or started anew."), _(_GONE_ADVICE))
 
     @contextlib.asynccontextmanager
     async def _client(self) -> AsyncIterator[httpx2.AsyncClient]:
@@ -170,13 +171,13 @@ class Transport:
                 finally:
                     self._open.discard(http)
         except httpx2.ConnectError as error:
-            raise EngineGone("The engine cannot be reached", _words(error), _GONE_ADVICE) from error
+            raise EngineGone(_("The engine cannot be reached"), _words(error), _(_GONE_ADVICE)) from error
         except httpx2.ReadTimeout as error:
-            raise EngineSilent("The engine does not answer", _SILENT, _GONE_ADVICE) from error
+            raise EngineSilent(_("The engine does not answer"), _(_SILENT), _(_GONE_ADVICE)) from error
         except httpx2.TimeoutException as error:
-            raise EngineGone("The engine does not answer", "It cannot be reached.", _HANG_ADVICE) from error
+            raise EngineGone(_("The engine does not answer"), _("It cannot be reached."), _(_HANG_ADVICE)) from error
         except (httpx2.HTTPError, httpx2.StreamError) as error:
-            raise EngineGone("The engine broke off", _words(error), _GONE_ADVICE) from error
+            raise EngineGone(_("The engine broke off"), _words(error), _(_GONE_ADVICE)) from error
 
     async def _next(
         self, arrived: asyncio.Queue[ChatChunk | Exception | None], *, begun: bool
@@ -221,7 +222,9 @@ class Transport:
             arrive(error)
         else:
             arrive(
-                None if ended else EngineGone("The engine broke off", "Its reply stopped before the end.", _GONE_ADVICE)
+                None
+                if ended
+                else EngineGone(_("The engine broke off"), _("Its reply stopped before the end."), _(_GONE_ADVICE))
             )
 
 

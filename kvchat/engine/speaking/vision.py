@@ -19,6 +19,7 @@ from blake3 import blake3
 from kvchat.engine.speaking.bodies import messages_body
 from kvchat.engine.speaking.errors import EngineRefused
 from kvchat.engine.speaking.wire import ChatMessage, Picture
+from kvchat.words.language import _
 
 FIRST_ID = -2  # −1 is llama-server's own placeholder
 KEPT_BYTES = 64_000_000  # of pictures seen last, to read them in again when the slot is settled
@@ -30,7 +31,7 @@ Tokenize = Callable[[str, bool], Awaitable[tuple[int, ...]]]  # a text's ids; wi
 
 def cannot_show(why: str) -> EngineRefused:
     """A prompt with pictures cannot be made; why, in words."""
-    return EngineRefused(200, f"Pictures cannot be shown: {why}.")
+    return EngineRefused(200, _("Pictures cannot be shown: {why}.", why=why))
 
 
 class PicturePrompts:
@@ -66,14 +67,14 @@ class PicturePrompts:
                     "content"
                 ]
                 if await self._tokenize(words, at == 0) != run:
-                    raise EngineRefused(200, "With pictures it can be read again only to the end of a word.")
+                    raise EngineRefused(200, _("With pictures it can be read again only to the end of a word."))
                 text += words
         return {"prompt_string": text, "multimodal_data": data}
 
     def _texts(self, prompt: str, pictures: int) -> list[str]:
         texts = prompt.split(self._marker)
         if len(texts) != pictures + 1:
-            raise cannot_show("the model’s chat template leaves out pictures")
+            raise cannot_show(_("the model’s chat template leaves out pictures"))
         return texts
 
     async def _ids(self, picture: Picture) -> tuple[int, ...]:
@@ -90,14 +91,14 @@ class PicturePrompts:
             answer = await self._call("/v1/chat/completions/input_tokens", {"messages": messages_body(alone)})
         except EngineRefused as refusal:
             if refusal.status in (404, 501):
-                raise cannot_show("this engine cannot count them, a newer one can") from refusal
+                raise cannot_show(_("this engine cannot count them, a newer one can")) from refusal
             raise
         rendered = await self._call("/apply-template", {"messages": without_pictures(alone)})
         first, second = self._texts(str(rendered.get("prompt")), 1)
         words = len(await self._tokenize(first, True)) + len(await self._tokenize(second, False))
         count = int(answer.get("input_tokens") or 0) - words
         if count <= 0:
-            raise cannot_show("the engine does not tell how many tokens a picture takes")
+            raise cannot_show(_("the engine does not tell how many tokens a picture takes"))
         return picture_ids(self._projector, picture, count)
 
     def _pictures_in(self, run: tuple[int, ...]) -> list[Picture]:
@@ -106,7 +107,7 @@ class PicturePrompts:
         while rest:
             picture = next((one for one, ids in self._known.items() if rest[: len(ids)] == ids), None)
             if picture is None:
-                raise cannot_show("a picture is no longer at hand")
+                raise cannot_show(_("a picture is no longer at hand"))
             found.append(picture)
             rest = rest[len(self._known[picture]) :]
         return found
@@ -128,7 +129,7 @@ def without_pictures(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
 def _runs(tokens: Sequence[int]) -> Iterator[tuple[int, tuple[int, ...]]]:
     """Runs of text and runs of pictures, each with where it begins."""
     at = 0
-    for _, group in groupby(tokens, lambda token: token <= FIRST_ID):
+    for _kind, group in groupby(tokens, lambda token: token <= FIRST_ID):
         run = tuple(group)
         yield at, run
         at += len(run)

@@ -11,7 +11,7 @@ from kvchat.gateway.medicine.clocks import CLOCK, has_date, masked
 from kvchat.gateway.medicine.partings import Parting, Prompt
 from kvchat.gateway.medicine.rules import BILLING_HEADER, HOLD_CLOCK, KEEP_REASONING, SORT_TOOLS
 from kvchat.words.comparing import shared_text
-from kvchat.words.wording import several
+from kvchat.words.language import several
 
 _AROUND = 160  # characters of each text that are told
 _SNIPPET = 80  # characters by which a part of the body is found in the prompt
@@ -217,7 +217,9 @@ def _of_messages(before: tuple[Message, ...], now: tuple[Message, ...], place: P
         known = next((words for marks, words in _KNOWN_MESSAGES if marks.search(ours.text)), "")
         return Cause(known or _OTHER)
     if len(now) < len(before) and ours in before[number + 1 :]:
-        left_out = several(before.index(ours, number + 1) - number, "earlier message")
+        left_out = several(
+            before.index(ours, number + 1) - number, "{count} earlier message", "{count} earlier messages"
+        )
         return Cause(f"{left_out} left out", "", "earlier messages left out")
     if _SUMMARY.search(ours.text[:2_000]) and not _SUMMARY.search(theirs.text[:2_000]):
         return Cause("earlier messages were summarised (compaction)")

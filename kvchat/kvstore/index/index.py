@@ -19,10 +19,11 @@ from kvchat.kvstore.index.check import CorruptIndex, is_sane
 from kvchat.kvstore.index.notes import note_index_loss
 from kvchat.kvstore.index.schema import MIGRATIONS
 from kvchat.system.migrations import migrate
+from kvchat.words.language import N_, _
 
 LOCK_WAIT_S = 30.0  # how long a write in the background waits for another process's
 FIRST_WAIT_S = 3.0  # how long opening waits, and whoever only reads, where next to nothing can be in the way
-TOO_NEW = "The memory of your chats was last kept by a newer kvchat"
+TOO_NEW = N_("The memory of your chats was last kept by a newer kvchat")
 _PAGE_BYTES = 8192  # a whole segment of tokens fits into a page of an index with its neighbours
 _LOG_BYTES = 400_000  # of the write-ahead log, before it is worked into the file
 _MOST_IDLE = 4
@@ -155,7 +156,7 @@ class Index:
     @contextmanager
     def _turn(self, patience_s: float | None) -> Iterator[None]:
         if not self._writing.acquire(timeout=-1 if patience_s is None else patience_s):
-            raise IndexFailed("it is being written") from TimeoutError()
+            raise IndexFailed(_("it is being written")) from TimeoutError()
         try:
             yield
         finally:
@@ -207,7 +208,7 @@ class Index:
                 connection.execute(f"PRAGMA wal_autocheckpoint = {_LOG_BYTES // _PAGE_BYTES}")
                 connection.execute("PRAGMA journal_size_limit = 0")  # and so is its file, once a large one was written
                 connection.execute("PRAGMA secure_delete = ON")  # tokens of a deleted conversation are gone, not hidden
-                migrate(connection, self.path, MIGRATIONS, TOO_NEW, keep_copy=False)
+                migrate(connection, self.path, MIGRATIONS, _(TOO_NEW), keep_copy=False)
         except BaseException:
             connection.close()
             raise
@@ -228,11 +229,11 @@ class Index:
                             self.path.with_name(self.path.name + suffix).unlink(missing_ok=True)
                         self._set_aside(self.path)
                     if damaged is not None and self._file() == damaged:
-                        raise IndexFailed("it is damaged, and something holds on to it")
+                        raise IndexFailed(_("it is damaged, and something holds on to it"))
                     self._writer = self._connect()
                     note_index_loss(self._writer.connection)
             except (Timeout, OSError, sqlite3.Error) as error:
-                raise IndexFailed(f"it is damaged, and cannot be made anew: {error}") from error
+                raise IndexFailed(_("it is damaged, and cannot be made anew: {error}", error=error)) from error
             self.fresh = True
 
     def _close_readers(self) -> None:

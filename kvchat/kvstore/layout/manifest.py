@@ -14,6 +14,7 @@ from typing import Any
 from kvchat.kvstore.layout.layout import CacheRows, Region, RowMap, Run
 from kvchat.kvstore.layout.recipe import RESIDUE, RESIDUE_CHUNK, BlockUse, Recipe, RecipeError, check_whole
 from kvchat.kvstore.savepoint import Fingerprint, Tokens, common_prefix
+from kvchat.words.language import _
 
 FORMAT, VERSION = "kvchat-memory", 1
 _MOST = 1 << 50  # of any number in it
@@ -89,22 +90,22 @@ def from_json(data: Any) -> Manifest:
     """The manifest in values that anybody may have written. Raises BadMemory."""
     try:
         if data["format"] != FORMAT or data["version"] != VERSION:
-            raise BadMemory("it was written by a newer kvchat")
+            raise BadMemory(_("it was written by a newer kvchat"))
         blocks = [(bytes.fromhex(name), _number(size)) for name, size in data["blocks"]]
         if any(len(name) != _BLOCK_NAME for name, _ in blocks):
-            raise BadMemory("a block has no proper name")
+            raise BadMemory(_("a block has no proper name"))
         points: list[CarriedPoint] = []
         for entry in data["points"]:
             points.append(_point(entry, blocks, points[-1].tokens if points else ()))
         manifest = Manifest(_fingerprint(data["fingerprint"]), tuple(points))
     except (KeyError, TypeError, IndexError, AttributeError, OverflowError, RecipeError) as error:
-        raise BadMemory("its description is not one") from error
+        raise BadMemory(_("its description is not one")) from error
     except BadMemory:
         raise
     except ValueError as error:
-        raise BadMemory("its description is not one") from error
+        raise BadMemory(_("its description is not one")) from error
     if not points or manifest.blocks != dict(blocks):
-        raise BadMemory("its description does not fit what it holds")
+        raise BadMemory(_("its description does not fit what it holds"))
     return manifest
 
 
@@ -113,7 +114,7 @@ def _point(entry: Any, blocks: Sequence[tuple[bytes, int]], before: Tokens) -> C
     shared, message_id = _number(entry["shared"]), entry["message_id"]
     tokens = (*before[:shared], *(_number(one, -_MOST_TOKEN, _MOST_TOKEN) for one in entry["tokens"]))
     if shared > len(before) or not tokens or not isinstance(message_id, str | None):
-        raise BadMemory("a save point is of no tokens")
+        raise BadMemory(_("a save point is of no tokens"))
     caches = tuple(
         CacheRows(tuple(Region(*_numbers(one, 2)) for one in regions), tuple(Run(*_numbers(one, 3)) for one in runs))
         for regions, runs in entry["caches"]
@@ -122,7 +123,7 @@ def _point(entry: Any, blocks: Sequence[tuple[bytes, int]], before: Tokens) -> C
     for number, cache, *place in entry["uses"]:
         row, rows, skip, position = _numbers(place, 4)
         if cache == RESIDUE and rows > RESIDUE_CHUNK:
-            raise BadMemory("a block unpacks to more than a block can hold")
+            raise BadMemory(_("a block unpacks to more than a block can hold"))
         uses.append(BlockUse(*blocks[_number(number)], _number(cache, RESIDUE), row, rows, skip, position))
     row_map = RowMap(caches, tuple(_number(one) for one in entry["breaks"]))
     recipe = Recipe(_number(entry["file_size"], 1), row_map, tuple(uses))
@@ -133,23 +134,23 @@ def _point(entry: Any, blocks: Sequence[tuple[bytes, int]], before: Tokens) -> C
 def _fingerprint(facts: Any) -> Fingerprint:
     fingerprint = Fingerprint(**facts)
     if not all(type(value) is (int if name == "streams" else str) for name, value in asdict(fingerprint).items()):
-        raise BadMemory("it does not say what it was made with")
+        raise BadMemory(_("it does not say what it was made with"))
     return fingerprint
 
 
 def _numbers(values: Sequence[Any], count: int) -> list[int]:
     if len(values) != count:
-        raise BadMemory("its description is not one")
+        raise BadMemory(_("its description is not one"))
     return [_number(value) for value in values]
 
 
 def _number(value: Any, least: int = 0, most: int = _MOST) -> int:
     if type(value) is not int or not least <= value < most:
-        raise BadMemory("a number in its description cannot be true")
+        raise BadMemory(_("a number in its description cannot be true"))
     return value
 
 
 def _duration(value: Any) -> float:
     if type(value) not in (int, float) or not isfinite(value) or not 0 <= value < _MOST:
-        raise BadMemory("a number in its description cannot be true")
+        raise BadMemory(_("a number in its description cannot be true"))
     return float(value)

@@ -13,6 +13,7 @@ from kvchat.library.gguf.kv_layers import KvLayout, head_lengths, kv_layout
 from kvchat.library.gguf.split_files import part_name
 from kvchat.library.gguf.template_options import TemplateWord, words_in
 from kvchat.system.files import NotAFile
+from kvchat.words.language import _
 
 # llama_ftype in llama.cpp's include/llama.h, as people name the files.
 FILE_TYPES = {
@@ -125,14 +126,16 @@ def _read_whole(path: Path) -> GgufHeader:
         header = read_header(path)
         size = path.stat().st_size
     except FileNotFoundError:
-        raise NotAModel("The model file is missing", str(path), "It may have been moved: choose it again.") from None
+        raise NotAModel(
+            _("The model file is missing"), str(path), _("It may have been moved: choose it again.")
+        ) from None
     except CutShort:
         raise _half_downloaded(path) from None
     except HeaderFault as fault:
         raise _not_gguf(path, str(fault)) from None
     except NotAFile as error:
-        advice = "Choose a file whose name ends in .gguf."
-        raise NotAModel(f"This is {error.kind}, not a model", str(path), advice) from None
+        advice = _("Choose a file whose name ends in .gguf.")
+        raise NotAModel(_("This is {kind}, not a model", kind=error.kind), str(path), advice) from None
     except OSError as error:
         raise unreadable(path, error) from None
     if header.data_end > size:
@@ -143,28 +146,28 @@ def _read_whole(path: Path) -> GgufHeader:
 def unreadable(path: Path, error: OSError) -> NotAModel:
     """The error for a model file that is there and cannot be read."""
     return NotAModel(
-        "The model file cannot be read", f"{path}: {error.strerror}", "Check its permissions and its disk."
+        _("The model file cannot be read"), f"{path}: {error.strerror}", _("Check its permissions and its disk.")
     )
 
 
 def _half_downloaded(path: Path) -> NotAModel:
     return NotAModel(
-        "The model file is not whole",
-        f"{path} ends before its last weights: it looks half-downloaded.",
-        "Download it again, or wait until the download is done.",
+        _("The model file is not whole"),
+        _("{path} ends before its last weights: it looks half-downloaded.", path=path),
+        _("Download it again, or wait until the download is done."),
     )
 
 
 def _not_gguf(path: Path, fault: str) -> NotAModel:
     if fault == "big-endian":
-        return NotAModel("This model is for big-endian machines", str(path), "Look for its ordinary GGUF file.")
+        return NotAModel(_("This model is for big-endian machines"), str(path), _("Look for its ordinary GGUF file."))
     if fault.startswith("GGUF version"):
         return NotAModel(
-            "This GGUF version is unknown",
-            f"{path} says {fault}; kvchat reads versions 2 and 3.",
-            "Look for a newer download of this model.",
+            _("This GGUF version is unknown"),
+            _("{path} says {fault}; kvchat reads versions 2 and 3.", path=path, fault=fault),
+            _("Look for a newer download of this model."),
         )
-    return NotAModel("This is not a GGUF model", f"{path}: {fault}.", "Choose a file in llama.cpp's GGUF format.")
+    return NotAModel(_("This is not a GGUF model"), f"{path}: {fault}.", _("Choose a file in llama.cpp's GGUF format."))
 
 
 def _check_kind(values: Mapping[str, Value]) -> None:
@@ -173,27 +176,31 @@ def _check_kind(values: Mapping[str, Value]) -> None:
     fields = GgufFields(values, architecture)
     if kind == "mmproj" or architecture == "clip":
         raise NotAModel(
-            "This file only adds sight or hearing to a model",
-            "It is a multimodal projector (mmproj).",
-            "Choose the model file that came with it.",
+            _("This file only adds sight or hearing to a model"),
+            _("It is a multimodal projector (mmproj)."),
+            _("Choose the model file that came with it."),
         )
     if kind == "adapter":
-        raise NotAModel("This is a LoRA adapter, not a model", "", "Choose the model that it was made for.")
+        raise NotAModel(_("This is a LoRA adapter, not a model"), "", _("Choose the model that it was made for."))
     if kind == "imatrix":
-        raise NotAModel("This is an importance matrix, not a model", "", "Choose the model that it was made for.")
+        raise NotAModel(_("This is an importance matrix, not a model"), "", _("Choose the model that it was made for."))
     if not architecture or not fields.number("context_length"):
         raise NotAModel(
-            "This is not a language model",
-            "The GGUF file names no architecture and trained context.",
-            "Choose a text model.",
+            _("This is not a language model"),
+            _("The GGUF file names no architecture and trained context."),
+            _("Choose a text model."),
         )
     if not 0 < fields.number("block_count") <= MOST_BLOCKS:
-        raise NotAModel("This is not a GGUF model", "Its number of layers makes no sense.", "Download it again.")
+        raise NotAModel(
+            _("This is not a GGUF model"), _("Its number of layers makes no sense."), _("Download it again.")
+        )
     if any(count < 0 for count in fields.per_layer("attention.head_count_kv", MOST_BLOCKS)):
-        raise NotAModel("This is not a GGUF model", "Its number of heads makes no sense.", "Download it again.")
+        raise NotAModel(
+            _("This is not a GGUF model"), _("Its number of heads makes no sense."), _("Download it again.")
+        )
     if "bert" in architecture or architecture in ("t5encoder", "gemma-embedding"):
         raise NotAModel(
-            "This is an embedding model", "It makes vectors of text and cannot chat.", "Choose a chat model."
+            _("This is an embedding model"), _("It makes vectors of text and cannot chat."), _("Choose a chat model.")
         )
 
 
@@ -205,13 +212,15 @@ def _parts(path: Path, values: Mapping[str, Value]) -> tuple[Path, ...]:
     part = part_name(path.name)
     if part is None or part.count != count:
         raise NotAModel(
-            "This file is one part of a model",
-            f"{path.name} is one of {count} parts, and its name does not say which.",
-            "Give the parts their original names back.",
+            _("This file is one part of a model"),
+            _("{name} is one of {count} parts, and its name does not say which.", name=path.name, count=count),
+            _("Give the parts their original names back."),
         )
     if part.number != 1:
         raise NotAModel(
-            "This is a later part of a split model", path.name, f"Choose the first part, {part.all_names[0]}."
+            _("This is a later part of a split model"),
+            path.name,
+            _("Choose the first part, {all_names}.", all_names=part.all_names[0]),
         )
     return (path, *(path.with_name(name) for name in part.all_names[1:]))
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvchat.library.gguf.header import GgufFields
+from kvchat.words.language import _
 
 # Where llama.cpp knows from the architecture which layers have a sliding window, and files need not say: every how
 # many-th layer attends fully. 0: none does.
@@ -99,7 +100,7 @@ def kv_layout(fields: GgufFields) -> KvLayout:
     if window_note:
         notes.append(window_note)
     if fields.prefix in _ONLY_ROUGHLY:
-        notes.append("this kind of model keeps its context in a way of its own")
+        notes.append(_("this kind of model keeps its context in a way of its own"))
     state, indexed = _state_values(fields), _indexed_layers(fields, blocks)
     layers = []
     for layer in range(blocks):
@@ -147,7 +148,7 @@ def _unknown_hybrid(
     recurs = _by_period(fields, len(attends)) if _names_period(fields) else [heads == 0 for heads in kv_heads]
     if any(recurs):
         return [attention and not recurs[layer] for layer, attention in enumerate(attends)], recurs, []
-    return attends, [True] * len(attends), ["every layer is counted both as attention and as recurrent"]
+    return attends, [True] * len(attends), [_("every layer is counted both as attention and as recurrent")]
 
 
 def _names_period(fields: GgufFields) -> bool:
@@ -233,7 +234,7 @@ def _sliding_layers(fields: GgufFields, blocks: int, recurs: list[bool]) -> tupl
     if period < 0:
         period = _WINDOW_PERIODS.get(architecture, -1) if full_first is None else full_first
     if period < 0:
-        return none, "the file does not say which layers have a sliding window, so all are counted in full"
+        return none, _("the file does not say which layers have a sliding window, so all are counted in full")
     if period == 0:  # as in llama_hparams::set_swa_pattern
         return [True] * blocks, ""
     full = 0 if full_first is not None else period - 1

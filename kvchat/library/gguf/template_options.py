@@ -10,6 +10,8 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from kvchat.words.language import N_
+
 Choices = tuple[tuple[bool | str, str], ...]
 
 
@@ -30,16 +32,16 @@ class TemplateOption:
     choices: Choices
 
 
-_THINK, _REMEMBER, _HOW_MUCH = "Think before replying", "Show it its earlier thinking", "Reasoning effort"
-_YES_NO: Choices = ((True, "On"), (False, "Off"))
-_NO_YES: Choices = ((False, "On"), (True, "Off"))  # the variable says what is left out
-_EFFORTS: Choices = (("low", "Low"), ("medium", "Medium"), ("high", "High"))
+_THINK, _REMEMBER, _HOW_MUCH = N_("Think before replying"), N_("Show it its earlier thinking"), N_("Reasoning effort")
+_YES_NO: Choices = ((True, N_("On")), (False, N_("Off")))
+_NO_YES: Choices = ((False, N_("On")), (True, N_("Off")))  # the variable says what is left out
+_EFFORTS: Choices = (("low", N_("Low")), ("medium", N_("Medium")), ("high", N_("High")))
 _KNOWN = (
     TemplateOption("enable_thinking", _THINK, _YES_NO),  # Qwen3, GLM, SmolLM3 and many more
     TemplateOption("thinking", _THINK, _YES_NO),  # DeepSeek V3.1, Granite, Kimi
     TemplateOption("reasoning", _THINK, _YES_NO),  # Cohere
-    TemplateOption("thinking_option", _THINK, (("on", "On"), ("off", "Off"))),  # Ling
-    TemplateOption("thinking_mode", _THINK, (("enabled", "On"), ("disabled", "Off"))),  # MiniMax
+    TemplateOption("thinking_option", _THINK, (("on", N_("On")), ("off", N_("Off")))),  # Ling
+    TemplateOption("thinking_mode", _THINK, (("enabled", N_("On")), ("disabled", N_("Off")))),  # MiniMax
     TemplateOption("reasoning_effort", _HOW_MUCH, _EFFORTS),  # gpt-oss
     TemplateOption("thinking_effort", _HOW_MUCH, _EFFORTS),  # Kimi
     TemplateOption("reasoning_strength", _HOW_MUCH, _EFFORTS),
@@ -51,7 +53,7 @@ _KNOWN = (
     TemplateOption("drop_thinking", _REMEMBER, _NO_YES),  # DeepSeek V4
 )
 _LADDER = ("off", "none", "no_think", "disabled", "minimal", "low", "medium", "high", "xhigh", "max")  # what is more
-_WORDS = {"no_think": "None", "xhigh": "Very high", "max": "As much as it can"} | {
+_WORDS = {"no_think": N_("None"), "xhigh": N_("Very high"), "max": N_("As much as it can")} | {
     value: words for option in _KNOWN for value, words in option.choices if isinstance(value, str)
 }
 _COMMENT = re.compile(r"\{#.*?#\}", re.DOTALL)

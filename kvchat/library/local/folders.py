@@ -15,19 +15,20 @@ from enum import Enum
 from pathlib import Path
 
 from kvchat.system.files import read_json, read_plain
+from kvchat.words.language import N_
 
 
 class Source(Enum):
     """Whose folder a model lies in; the value is its name on the screen."""
 
     KVCHAT = "kvchat"
-    CHOSEN = "your folder"
+    CHOSEN = N_("your folder")
     LM_STUDIO = "LM Studio"
     HUGGING_FACE = "Hugging Face cache"
     LLAMA_CPP = "llama.cpp cache"
     JAN = "Jan"
     OLLAMA = "Ollama"
-    FILE = "your file"
+    FILE = N_("your file")
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from kvchat.library.memory.fitting import ENOUGH_ON_DEVICE, STEP, Fitting, MemoryBar, margin, round_down
 from kvchat.library.memory.machine import MemoryFacts
 from kvchat.library.memory.placement import Demand, Placement
+from kvchat.words.language import _, number
 from kvchat.words.wording import day
 from kvchat.words.wording import size as size_in_words
 
@@ -81,7 +82,11 @@ class ContextChooser:
         on_gpu = most.placement is not None and most.placement.whole
         if most.by_user or on_gpu or most.kv_bytes <= CHEAP or size >= most.tokens:
             return most
-        reason = f"{most.reason} {size:,} are laid out so far, so that it is ready soon; it grows with your chats."
+        reason = _(
+            "{reason} {size} are laid out so far, so that it is ready soon; it grows with your chats.",
+            reason=most.reason,
+            size=number(size),
+        )
         return self._choice(size, most.placement or self._fit.in_memory, reason)
 
     def larger(self, tokens: int, placement: Placement | None) -> ContextChoice | None:
@@ -97,10 +102,18 @@ class ContextChooser:
             where = place(larger)
             if larger >= worthwhile and self._fit.fits(larger, where):
                 needed, free = self._fit.compared(larger, where)
-                slower = f" Then {where.in_words(self._memory.beside)}: slower." if where != stays else ""
-                reason = (
-                    f"{larger:,} tokens take about {size_in_words(needed)} of the {size_in_words(free)} "
-                    f"{self._place(where)} once the engine has stopped.{slower}"
+                slower = (
+                    " " + _("Then {in_words}: slower.", in_words=where.in_words(self._memory.beside))
+                    if where != stays
+                    else ""
+                )
+                reason = _(
+                    "{larger} tokens take about {needed} of the {free} {place} once the engine has stopped.{slower}",
+                    larger=number(larger),
+                    needed=size_in_words(needed),
+                    free=size_in_words(free),
+                    place=self._place(where),
+                    slower=slower,
                 )
                 return self._choice(larger, where, reason)
         return None
@@ -110,23 +123,37 @@ class ContextChooser:
         tokens, placement = self._fit.largest(self._fit.trained)
         if not self._fit.fits(tokens, placement):
             needed = size_in_words(self._fit.compared(tokens, placement)[0])
-            reason = (
-                f"{tokens:,} tokens: the least that is of use, though even this may not fit. "
-                f"With the chat the model takes about {needed}, and {self._sparable(placement)}."
+            reason = _(
+                "{tokens} tokens: the least that is of use, though even this may not fit. "
+                "With the chat the model takes about {needed}, and {sparable}.",
+                tokens=number(tokens),
+                needed=needed,
+                sparable=self._sparable(placement),
             )
         elif self._memory.devices and not placement.whole:
-            length = "a good length" if tokens >= min(self._fit.trained, ENOUGH_ON_DEVICE) else "what fits"
-            reason = (
-                f"{tokens:,} tokens: {length} where {placement.in_words(self._memory.beside)}. "
-                f"{self._share(tokens, placement)}{self._ran_out(placement)}"
+            length = _("a good length") if tokens >= min(self._fit.trained, ENOUGH_ON_DEVICE) else _("what fits")
+            reason = _(
+                "{tokens} tokens: {length} where {in_words}. {share}{ran_out}",
+                tokens=number(tokens),
+                length=length,
+                in_words=placement.in_words(self._memory.beside),
+                share=self._share(tokens, placement),
+                ran_out=self._ran_out(placement),
             )
         elif tokens >= self._fit.trained:
-            reason = f"{tokens:,} tokens: all this model was trained for. {self._share(tokens, placement)}"
+            reason = _(
+                "{tokens} tokens: all this model was trained for. {share}",
+                tokens=number(tokens),
+                share=self._share(tokens, placement),
+            )
         else:
             trained = self._facts.trained_context
-            reason = (
-                f"{tokens:,} tokens: what fits into memory; the model was trained for {trained:,}. "
-                f"{self._share(tokens, placement)}{self._ran_out(placement)}"
+            reason = _(
+                "{tokens} tokens: what fits into memory; the model was trained for {trained}. {share}{ran_out}",
+                tokens=number(tokens),
+                trained=number(trained),
+                share=self._share(tokens, placement),
+                ran_out=self._ran_out(placement),
             )
         return self._choice(tokens, placement, reason)
 
@@ -134,23 +161,42 @@ class ContextChooser:
         """The user's own size, at least one step, with a warning where it is unwise."""
         tokens = max(STEP, wanted)
         placement = self._fit.best_placement(tokens)
-        reason = f"{tokens:,} tokens: your own choice. {self._share(tokens, placement)}"
+        reason = _(
+            "{tokens} tokens: your own choice. {share}", tokens=number(tokens), share=self._share(tokens, placement)
+        )
         warning = ""
         if not self._fit.fits(tokens, placement):
             needed = size_in_words(self._fit.compared(tokens, placement)[0])
             spare = self._sparable(placement)
-            warning = f"This may not fit: with the chat the model takes about {needed}, and {spare}."
+            warning = _(
+                "This may not fit: with the chat the model takes about {needed}, and {spare}.",
+                needed=needed,
+                spare=spare,
+            )
         elif tokens > self._facts.trained_context:
             trained = self._facts.trained_context
             # b11434 caps the slot at the trained context, and allocates the rest in vain
-            warning = f"The model was trained for {trained:,} tokens: newer engines stop there, older ones get lost."
+            warning = _(
+                "The model was trained for {trained} tokens: newer engines stop there, older ones get lost.",
+                trained=number(trained),
+            )
         return replace(self._choice(tokens, placement, reason), warning=warning, by_user=True)
 
     def _stepped_down(self, tokens: int, placement: Placement, before: ContextChoice) -> ContextChoice:
         """A smaller choice after `before` did not fit."""
-        more = f"{before.tokens:,}" if tokens < before.tokens else f"more of the model on {self._memory.beside}"
+        more = (
+            number(before.tokens)
+            if tokens < before.tokens
+            else _("more of the model on {beside}", beside=self._memory.beside)
+        )
         less = f"; {placement.in_words(self._memory.beside)}" if self._memory.devices and not placement.whole else ""
-        reason = f"{tokens:,} tokens: memory ran out with {more}{less}. {self._share(tokens, placement)}"
+        reason = _(
+            "{tokens} tokens: memory ran out with {more}{less}. {share}",
+            tokens=number(tokens),
+            more=more,
+            less=less,
+            share=self._share(tokens, placement),
+        )
         return self._choice(tokens, placement, reason)
 
     def _steps_below(self, choice: ContextChoice) -> list[tuple[int, Placement]]:
@@ -175,36 +221,52 @@ class ContextChooser:
     def _place(self, placement: Placement) -> str:
         """How a sentence about free memory ends."""
         if placement.gpu_layers == 0:
-            return "allowed here" if self._memory.limited else "free"
+            return _("allowed here") if self._memory.limited else "free"
         if placement.whole:
-            return f"free on {self._memory.beside}"
-        return f"free, {self._memory.beside} included"
+            return _("free on {beside}", beside=self._memory.beside)
+        return _("free, {beside} included", beside=self._memory.beside)
 
     def _sparable(self, placement: Placement) -> str:
         """How much can be spared, as the end of a sentence."""
         free = self._fit.compared(self._fit.least, placement)[1]
         spare = size_in_words(max(0.0, self._fit.spendable(free)))
-        return f"only {spare} of the {size_in_words(free)} {self._place(placement)} can be spared"
+        return _(
+            "only {spare} of the {free} {place} can be spared",
+            spare=spare,
+            free=size_in_words(free),
+            place=self._place(placement),
+        )
 
     def _share(self, tokens: int, placement: Placement) -> str:
         """What the model takes of what there is with a chat of that length, as a sentence."""
         needed, free = self._fit.compared(tokens, placement)
-        return (
-            f"With a chat of that length the model takes about {size_in_words(needed)} of the {size_in_words(free)} "
-            f"{self._place(placement)}; {size_in_words(margin(free))} of it is left alone.{self._shared()}"
+        return _(
+            "With a chat of that length the model takes about {needed} of the {free} "
+            "{place}; {margin} of it is left alone.{shared}",
+            needed=size_in_words(needed),
+            free=size_in_words(free),
+            place=self._place(placement),
+            margin=size_in_words(margin(free)),
+            shared=self._shared(),
         )
 
     def _shared(self) -> str:
         """Another sentence where several chats lie side by side; else nothing."""
         slots = self._demand.slots
-        return f" Up to {slots} chats share it side by side: each may use what the others leave." if slots > 1 else ""
+        return (
+            " " + _("Up to {slots} chats share it side by side: each may use what the others leave.", slots=slots)
+            if slots > 1
+            else ""
+        )
 
     def _ran_out(self, placement: Placement) -> str:
         """Another sentence where it is a load that ran out of memory that bounds the choice; else nothing."""
         free, learned = self._fit.compared(self._fit.least, placement)[1], self._demand.corrections
         if learned.limit * free >= free - margin(free):
             return ""
-        return f" More ran out of memory when it was tried; it is tried again from {day(learned.until)} on."
+        return " " + _(
+            "More ran out of memory when it was tried; it is tried again from {until} on.", until=day(learned.until)
+        )
 
     def _choice(self, tokens: int, placement: Placement, reason: str) -> ContextChoice:
         found = self._fit.bars(tokens, placement)

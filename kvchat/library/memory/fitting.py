@@ -8,6 +8,7 @@ from functools import lru_cache
 
 from kvchat.library.memory.machine import MemoryFacts
 from kvchat.library.memory.placement import Demand, Placement
+from kvchat.words.language import _
 from kvchat.words.wording import size as size_in_words
 
 COMPUTER = "memory"  # how a bar calls the computer's own memory
@@ -40,11 +41,16 @@ class MemoryBar:
     @property
     def in_words(self) -> str:
         """The bar as one line of text."""
-        parts = ((self.weights, "weights"), (self.kv, "KV cache"), (self.compute, "buffers"), (self.other, "engine"))
+        parts = (
+            (self.weights, _("weights")),
+            (self.kv, _("KV cache")),
+            (self.compute, _("buffers")),
+            (self.other, _("engine")),
+        )
         taken = ", ".join(f"{size_in_words(size)} {what}" for size, what in parts if size)
-        left = ((self.staging, "for staging"), (self.unused, "unused"), (self.margin, "left alone"))
+        left = ((self.staging, _("for staging")), (self.unused, _("unused")), (self.margin, _("left alone")))
         rest = ", ".join(f"{size_in_words(size)} {what}" for size, what in left if size)
-        return f"{taken}; {rest}, of {size_in_words(self.free)} free"
+        return _("{taken}; {rest}, of {free} free", taken=taken, rest=rest, free=size_in_words(self.free))
 
     @property
     def fits(self) -> bool:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import psutil
 
+from kvchat.words.language import _, several
+
 _STAYS_FREE = 4 << 30  # bytes
 
 
@@ -47,9 +49,12 @@ class MemoryFacts:
     @property
     def beside(self) -> str:
         """What there is beside the computer's own memory and processor, in words; "" without."""
-        kinds = ["computer" if device.kind == "RPC" else "GPU" for device in self.devices]
-        words = {"GPU": "the GPU", "computer": "the other computer"}
-        return " and ".join(words[kind] + ("s" if kinds.count(kind) > 1 else "") for kind in dict.fromkeys(kinds))
+        elsewhere = [device.kind == "RPC" for device in self.devices]
+        words = {
+            False: several(elsewhere.count(False), "the GPU", "the GPUs"),
+            True: several(elsewhere.count(True), "the other computer", "the other computers"),
+        }
+        return _(" and ").join(words[kind] for kind in dict.fromkeys(elsewhere))
 
     @property
     def device_kind(self) -> str:

@@ -12,6 +12,7 @@ from kvchat.engine.running.plan import CONTEXT_CHECKPOINTS
 from kvchat.library.gguf.facts import GgufFacts
 from kvchat.library.gguf.kv_cache import MICRO_BATCH, kv_estimate, layer_bytes, padded
 from kvchat.library.memory.corrections import NOTHING_LEARNED, Corrections
+from kvchat.words.language import _
 
 ENGINE_BYTES = 128 * 1024 * 1024  # the engine's program, its HTTP threads and small buffers
 
@@ -32,10 +33,15 @@ class Placement:
     def in_words(self, where: str) -> str:
         """What of the model is beside the computer's memory, as part of a sentence; `where`: "the GPU"."""
         if self.gpu_layers == 0:
-            return f"nothing of the model fits on {where}"
+            return _("nothing of the model fits on {where}", where=where)
         if self.gpu_layers < self.all_layers:
-            return f"{self.gpu_layers} of its {self.all_layers} layers fit on {where}"
-        return f"the experts of {self.cpu_experts} layers do not fit on {where}"
+            return _(
+                "{gpu_layers} of its {all_layers} layers fit on {where}",
+                gpu_layers=self.gpu_layers,
+                all_layers=self.all_layers,
+                where=where,
+            )
+        return _("the experts of {cpu_experts} layers do not fit on {where}", cpu_experts=self.cpu_experts, where=where)
 
 
 @dataclass(frozen=True)

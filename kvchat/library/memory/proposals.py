@@ -11,6 +11,7 @@ from kvchat.library.memory.context_size import ContextChoice, ContextChooser
 from kvchat.library.memory.machine import MemoryFacts
 from kvchat.library.memory.placement import Demand
 from kvchat.settings import Settings
+from kvchat.words.language import _, number
 from kvchat.words.wording import size as size_in_words
 
 SMALLER_KV = "q8_0"
@@ -67,7 +68,7 @@ def proposals(situation: Situation) -> tuple[Proposal, ...]:
 def _smaller_kv(situation: Situation) -> Proposal | None:
     """KV rows of 8.5 bits a value in place of 16 or 32."""
     choice, facts, learned = situation.choice, situation.demand.facts, situation.demand.corrections
-    per_block, _ = KV_TYPES[SMALLER_KV]
+    per_block, _bytes = KV_TYPES[SMALLER_KV]
     divides = facts.key_length % per_block == 0 and facts.value_length % per_block == 0
     # llama.cpp: a quantised V cache requires flash attention
     if situation.demand.kv_type not in ("f16", "bf16", "f32") or not divides or not learned.flash_attention:
@@ -77,9 +78,9 @@ def _smaller_kv(situation: Situation) -> Proposal | None:
         situation.otherwise(kv_type=SMALLER_KV),
         situation.otherwise(kv_type=SMALLER_KV, wanted=choice.tokens),
         Proposal(
-            f"Keep the context in less memory ({SMALLER_KV})",
+            _("Keep the context in less memory ({smaller_kv})", smaller_kv=SMALLER_KV),
             "",
-            "Replies may differ in small ways, and saved chats are read once more.",
+            _("Replies may differ in small ways, and saved chats are read once more."),
             kv_type=SMALLER_KV,
         ),
     )
@@ -97,9 +98,9 @@ def _flash_attention(situation: Situation) -> Proposal | None:
         forced.otherwise(),
         forced.otherwise(wanted=situation.choice.tokens),
         Proposal(
-            "Insist on flash attention (-fa on)",
+            _("Insist on flash attention (-fa on)"),
             "",
-            "The engine found that it does not suit this computer: it may be slow, or not start.",
+            _("The engine found that it does not suit this computer: it may be slow, or not start."),
             engine_argument=FLASH_ATTENTION,
         ),
     )
@@ -113,12 +114,14 @@ def _bought(situation: Situation, best: ContextChoice, same: ContextChoice, offe
     choice = situation.choice
     tokens, freed = best.tokens - choice.tokens, choice.needed - same.needed
     if tokens > 0:
-        gain = f"{tokens:,} more tokens of context fit into the same memory."
+        gain = _("{tokens} more tokens of context fit into the same memory.", tokens=number(tokens))
     elif best.fits and not choice.fits:
-        gain = f"The {best.tokens:,} tokens then fit."
+        gain = _("The {tokens} tokens then fit.", tokens=number(best.tokens))
     elif _on_gpu(best) > _on_gpu(choice):
-        whole = best.placement is not None and best.placement.whole
-        gain = f"{'All' if whole else 'More'} of the model fits on {situation.memory.beside} then, which is faster."
+        beside = situation.memory.beside
+        gain = _("More of the model fits on {beside} then, which is faster.", beside=beside)
+        if best.placement is not None and best.placement.whole:
+            gain = _("All of the model fits on {beside} then, which is faster.", beside=beside)
     else:
         return None
     return dataclasses.replace(offer, gain=gain, tokens=tokens, bytes=freed)
@@ -139,11 +142,17 @@ def _full_window(situation: Situation) -> Proposal | None:
         return None
     taken = situation.otherwise(swa_full=True, wanted=choice.tokens).kv_bytes - choice.kv_bytes
     fewer = choice.tokens - full.tokens
-    shorter = f", and the context would be {fewer:,} tokens shorter" if fewer > 0 else ""
+    price = _("It takes {taken} more memory at this context.", taken=size_in_words(taken))
+    if fewer > 0:
+        price = _(
+            "It takes {taken} more memory at this context, and the context would be {fewer} tokens shorter.",
+            taken=size_in_words(taken),
+            fewer=number(fewer),
+        )
     return Proposal(
-        "Keep whole sliding windows (--swa-full)",
-        "Editing or going back anywhere in a chat needs no reading again.",
-        f"It takes {size_in_words(taken)} more memory at this context{shorter}.",
+        _("Keep whole sliding windows (--swa-full)"),
+        _("Editing or going back anywhere in a chat needs no reading again."),
+        price,
         -fewer,
         -taken,
         engine_argument=FULL_WINDOW,

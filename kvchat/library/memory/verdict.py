@@ -9,6 +9,7 @@ from kvchat.library.memory.context_size import ContextChooser
 from kvchat.library.memory.fitting import margin
 from kvchat.library.memory.machine import MemoryFacts
 from kvchat.library.memory.placement import ENGINE_BYTES, Demand
+from kvchat.words.language import _, number
 from kvchat.words.wording import size as size_in_words
 
 COMFORTABLE = 8192  # tokens; with less, a long conversation soon loses its beginning
@@ -40,11 +41,14 @@ def judge(demand: Demand, memory: MemoryFacts, wanted: int | None = None) -> Jud
     choice = chooser.choose()
     blind = ContextChooser(replace(demand, projector=0), memory).choose() if not choice.fits else choice
     if not choice.fits and blind.fits:
-        return Judgement(Verdict.TIGHT, f"{blind.reason} For pictures there is not enough memory.")
+        return Judgement(Verdict.TIGHT, _("{reason} For pictures there is not enough memory.", reason=blind.reason))
     if not choice.fits:
         return Judgement(Verdict.NO, choice.reason)
     if wanted is not None and not (own := chooser.choose(wanted)).fits:
-        return Judgement(Verdict.TIGHT, f"{own.tokens:,} tokens: your own choice. {own.warning}")
+        return Judgement(
+            Verdict.TIGHT,
+            _("{tokens} tokens: your own choice. {warning}", tokens=number(own.tokens), warning=own.warning),
+        )
     if choice.beside_gpu:
         return Judgement(Verdict.TIGHT, f"{choice.reason} {_partly(memory)}")
     if choice.tokens < min(demand.facts.trained_context, COMFORTABLE):
@@ -56,14 +60,19 @@ def judge_size(size: int, memory: MemoryFacts) -> Judgement:
     """A model of which only the size of its files is known, in bytes: a guess, and said to be one."""
     needed = round(size * (1 + OVERHEAD_SHARE)) + ENGINE_BYTES
     free = memory.device_free if memory.devices else memory.available
-    where = f"free on {memory.beside}" if memory.devices else "free"
-    guess = f"By its size it takes about {size_in_words(needed)}; {size_in_words(free)} is {where}."
+    where = _("free on {beside}", beside=memory.beside) if memory.devices else "free"
+    guess = _(
+        "By its size it takes about {needed}; {free} is {where}.",
+        needed=size_in_words(needed),
+        free=size_in_words(free),
+        where=where,
+    )
     if needed <= _spendable(free):
         return Judgement(Verdict.FITS, guess)
     if memory.devices and needed <= _spendable(free + memory.available):
         return Judgement(Verdict.TIGHT, f"{guess} {_partly(memory)}")
     if not memory.devices and size + ENGINE_BYTES <= _spendable(free):
-        return Judgement(Verdict.TIGHT, f"{guess} Little room is left for a chat.")
+        return Judgement(Verdict.TIGHT, _("{guess} Little room is left for a chat.", guess=guess))
     return Judgement(Verdict.NO, guess)
 
 
@@ -73,4 +82,4 @@ def _spendable(free: int) -> int:
 
 
 def _partly(memory: MemoryFacts) -> str:
-    return f"Part of it runs beside {memory.beside}, which is slower."
+    return _("Part of it runs beside {beside}, which is slower.", beside=memory.beside)

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 from kvchat.errors import KvchatError
 from kvchat.library.remote.hub_download import Order, Origin, discard, fetch_model, unfinished_orders
+from kvchat.words.language import N_, _
 
 TELL_EVERY_S = 0.2
 RATE_OVER_S = 5.0  # the rate shown is the mean over about so long
@@ -25,12 +26,12 @@ RATE_OVER_S = 5.0  # the rate shown is the mean over about so long
 class DownloadState(Enum):
     """What a download is doing; the value is the word on the screen."""
 
-    WAITING = "waiting"
-    CHECKING = "checking what is there"
-    FETCHING = "downloading"
-    PAUSED = "paused"
-    DONE = "done"
-    FAILED = "failed"
+    WAITING = N_("waiting")
+    CHECKING = N_("checking what is there")
+    FETCHING = N_("downloading")
+    PAUSED = N_("paused")
+    DONE = N_("done")
+    FAILED = N_("failed")
 
 
 RUNS = frozenset((DownloadState.WAITING, DownloadState.CHECKING, DownloadState.FETCHING))
@@ -143,7 +144,7 @@ class Downloads:
         if error is None:
             self._set(dataclasses.replace(known, state=DownloadState.DONE, done=known.total, rate=0.0))
             return
-        words = error if isinstance(error, KvchatError) else KvchatError("Something unexpected went wrong")
+        words = error if isinstance(error, KvchatError) else KvchatError(_("Something unexpected went wrong"))
         self._set(dataclasses.replace(known, state=DownloadState.FAILED, rate=0.0, error=words))
         if words is not error:
             raise error
@@ -218,7 +219,7 @@ def outcome_in_words(download: Download) -> tuple[str, str] | None:
     """How a download has ended, as a title and what it means; None of one that goes on or was told to stop."""
     name, error = download.order.file.name, download.error
     if download.state is DownloadState.DONE:
-        return f"{name} is downloaded", "It is among the models now."
+        return _("{name} is downloaded", name=name), _("It is among the models now.")
     if download.state is DownloadState.FAILED and error is not None:
-        return f"{name} could not be downloaded", f"{error.title}. {error.detail}"
+        return _("{name} could not be downloaded", name=name), f"{error.title}. {error.detail}"
     return None

@@ -21,6 +21,7 @@ from kvchat.engine.finding.graphics import Backend, Graphics, suiting
 from kvchat.library.remote.github import Release
 from kvchat.library.remote.hub import HubFile, HubPart
 from kvchat.library.remote.hub_download import Order
+from kvchat.words.language import _
 from kvchat.words.wording import size as size_in_words
 
 REPOSITORY = "ggml-org/llama.cpp"
@@ -70,7 +71,7 @@ class EngineBuild:
 def about(backend: Backend, system: str = sys.platform) -> str:
     """How much there would be to download, in words: "about 770 MB"; empty where that is not known."""
     count = _ABOUT.get((system, backend))
-    return f"about {size_in_words(count)}" if count else ""
+    return _("about {count}", count=size_in_words(count)) if count else ""
 
 
 def builds_for(

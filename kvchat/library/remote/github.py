@@ -15,6 +15,7 @@ from urllib.parse import quote, urlsplit
 
 from kvchat import __version__
 from kvchat.library.remote.hub import TIMEOUT_S, HubError, HubPart, Unreachable
+from kvchat.words.language import _
 
 if TYPE_CHECKING:
     import httpx2
@@ -46,7 +47,9 @@ class GitHub:
                 return tuple(_release(one) for one in response.json() if not one["draft"] and not one["prerelease"])
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 raise HubError(
-                    "The answer makes no sense", f"{base}: {error!r}.", "Something else than GitHub may have answered."
+                    _("The answer makes no sense"),
+                    f"{base}: {error!r}.",
+                    _("Something else than GitHub may have answered."),
                 ) from error
 
     def page(self, repository: str) -> str:
@@ -78,9 +81,9 @@ class GitHub:
         except httpx2.HTTPStatusError as error:
             raise _refused(host, error.response.status_code, url) from error
         except httpx2.TimeoutException as error:
-            raise _unreachable(f"{host} did not answer in time.") from error
+            raise _unreachable(_("{host} did not answer in time.", host=host)) from error
         except (httpx2.HTTPError, httpx2.InvalidURL) as error:
-            raise _unreachable(f"There is no connection to {host}.") from error
+            raise _unreachable(_("There is no connection to {host}.", host=host)) from error
 
 
 def _server() -> str:
@@ -89,15 +92,25 @@ def _server() -> str:
 
 def _refused(host: str, status: int, url: str) -> HubError:
     if status == 404:
-        return HubError("GitHub has no such file", f"{url} is gone.", "Try again: there may be a newer one.")
+        return HubError(
+            _("GitHub has no such file"), _("{url} is gone.", url=url), _("Try again: there may be a newer one.")
+        )
     if status in (403, 429):  # asked without an account: 60 times an hour
-        return HubError("GitHub asks for patience", f"{host} gets too many requests from here.", "Try again later.")
+        return HubError(
+            _("GitHub asks for patience"),
+            _("{host} gets too many requests from here.", host=host),
+            _("Try again later."),
+        )
     kind = Unreachable if status >= 500 else HubError
-    return kind("GitHub has a problem", f"{host} answered {status}.", "Try again later.")
+    return kind(
+        _("GitHub has a problem"),
+        _("{host} answered {status}.", host=host, status=status),
+        _("Try again later."),
+    )
 
 
 def _unreachable(why: str) -> Unreachable:
-    return Unreachable("GitHub cannot be reached", why, "Check the internet connection and try again.")
+    return Unreachable(_("GitHub cannot be reached"), why, _("Check the internet connection and try again."))
 
 
 def _release(one: dict[str, Any]) -> Release:

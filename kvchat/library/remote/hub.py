@@ -22,6 +22,7 @@ from kvchat import __version__
 from kvchat.errors import KvchatError
 from kvchat.library.gguf.split_files import part_name
 from kvchat.library.local.files import is_projector, projector_for, quantisation_in
+from kvchat.words.language import _
 
 if TYPE_CHECKING:
     import httpx2
@@ -121,7 +122,7 @@ class Hub:
         """GGUF repositories whose names contain the text, the most downloaded first. Raises HubError."""
         query = {"search": text, "filter": "gguf", "sort": "downloads", "direction": -1, "limit": MOST_RESULTS}
         content = await self._json("/api/models", query)
-        with _sense("The search"):
+        with _sense(_("The search")):
             return tuple(_found(_info(entry)) for entry in content)
 
     async def repository(self, repository: str) -> HubRepository:
@@ -180,38 +181,49 @@ class Hub:
         host = urlsplit(self.endpoint).netloc
         unknown = isinstance(error, RepositoryNotFoundError) and not isinstance(error, GatedRepoError)
         if status == 404 or unknown:  # the Hub answers 401 to who asks for what is private or not there at all
-            advice = "Check its name. A private model needs an access token of its owner."
-            return HubError("Hugging Face has no such model", repository, advice)
+            advice = _("Check its name. A private model needs an access token of its owner.")
+            return HubError(_("Hugging Face has no such model"), repository, advice)
         if status in (401, 403):
             return self._refused(status, repository, had_token)
         if status == 429:
-            return Unreachable("Hugging Face asks for patience", f"{host} gets too many requests.", "Try again later.")
+            return Unreachable(
+                _("Hugging Face asks for patience"),
+                _("{host} gets too many requests.", host=host),
+                _("Try again later."),
+            )
         if status:
             kind = Unreachable if status >= 500 else HubError
-            return kind("Hugging Face has a problem", f"{host} answered {status}.", "Try again later.")
+            return kind(
+                _("Hugging Face has a problem"),
+                _("{host} answered {status}.", host=host, status=status),
+                _("Try again later."),
+            )
         why = _why_unreachable(error, host)
-        return Unreachable("Hugging Face cannot be reached", why, "Check the internet connection and try again.")
+        return Unreachable(_("Hugging Face cannot be reached"), why, _("Check the internet connection and try again."))
 
     def _refused(self, status: int, repository: str, had_token: bool) -> AccessNeeded:
         page = self.page(repository)
         if not had_token:
             return AccessNeeded(
-                "This model wants to know who you are",
-                f"{repository} is open only to those who have accepted its terms.",
-                f"Accept them on {page}, then give kvchat an access token of your account.",
+                _("This model wants to know who you are"),
+                _("{repository} is open only to those who have accepted its terms.", repository=repository),
+                _("Accept them on {page}, then give kvchat an access token of your account.", page=page),
                 page,
             )
         if status == 401:
             return AccessNeeded(
-                "Hugging Face does not know the access token",
-                "It may have been withdrawn, or a letter is missing.",
-                f"Make a new one at {self.endpoint}/settings/tokens.",
+                _("Hugging Face does not know the access token"),
+                _("It may have been withdrawn, or a letter is missing."),
+                _("Make a new one at {endpoint}/settings/tokens.", endpoint=self.endpoint),
                 page,
             )
         return AccessNeeded(
-            "Your account may not fetch this model",
-            f"{repository} is open only to those who have accepted its terms.",
-            f"Accept them on {page}, then try again. The token needs the right to read gated repositories.",
+            _("Your account may not fetch this model"),
+            _("{repository} is open only to those who have accepted its terms.", repository=repository),
+            _(
+                "Accept them on {page}, then try again. The token needs the right to read gated repositories.",
+                page=page,
+            ),
             page,
         )
 
@@ -230,12 +242,12 @@ def _why_unreachable(error: Exception, host: str) -> str:
 
     match error:
         case httpx2.TimeoutException():
-            return f"{host} did not answer in time."
+            return _("{host} did not answer in time.", host=host)
         case httpx2.InvalidURL() | httpx2.UnsupportedProtocol():
-            return f"“{host}” is no address. It comes from the variable HF_ENDPOINT."
+            return _("“{host}” is no address. It comes from the variable HF_ENDPOINT.", host=host)
         case ConnectionError():
-            return "The variable HF_HUB_OFFLINE forbids it."
-    return f"There is no connection to {host}."
+            return _("The variable HF_HUB_OFFLINE forbids it.")
+    return _("There is no connection to {host}.", host=host)
 
 
 def _library() -> ModuleType:
@@ -261,7 +273,9 @@ def _sense(what: str) -> Any:
         yield
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise HubError(
-            "The answer makes no sense", f"{what}: {error!r}.", "Something else than Hugging Face may have answered."
+            _("The answer makes no sense"),
+            f"{what}: {error!r}.",
+            _("Something else than Hugging Face may have answered."),
         ) from error
 
 

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from kvchat.errors import KvchatError
 from kvchat.library.remote.hub import HubError, HubFile, HubPart, Unreachable
 from kvchat.system.files import read_json, size_of, whole_file
+from kvchat.words.language import _
 from kvchat.words.wording import size as size_in_words
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ class Order:
         inside = PurePosixPath((part or self.file.parts[0]).path)
         pieces = (*self.repository.split("/"), *inside.parts)
         if inside.is_absolute() or any(piece in ("", ".", "..") or set(piece) & set('\\:*?"<>|\0') for piece in pieces):
-            raise HubError("This file has an impossible name", str(inside), "Choose another file.")
+            raise HubError(_("This file has an impossible name"), str(inside), _("Choose another file."))
         return models.joinpath(*pieces)
 
     def partial(self, models: Path, part: HubPart) -> Path:
@@ -191,15 +192,17 @@ class _Fetch:
                 self._done += len(chunk)
                 self._told(self._done, False)
         if self._done < part.size:
-            raise Unreachable("The download broke off", f"{part.path} came only in part.", "Try again.")
+            raise Unreachable(
+                _("The download broke off"), _("{path} came only in part.", path=part.path), _("Try again.")
+            )
 
     def _damaged(self) -> DownloadFailed:
         """The bytes are not those that were ordered; they are of no use."""
         self._path.unlink()
         return DownloadFailed(
-            "The download arrived damaged",
-            f"{self._part.path} is not what {self._origin.name} has a hash of.",
-            "What had arrived is deleted: download it again.",
+            _("The download arrived damaged"),
+            _("{path} is not what {name} has a hash of.", path=self._part.path, name=self._origin.name),
+            _("What had arrived is deleted: download it again."),
         )
 
     def _begin_anew(self, file: Any) -> None:
@@ -234,36 +237,52 @@ def _alone(target: Path) -> Iterator[None]:
                 with contextlib.suppress(OSError):  # Windows deletes no open file
                     lock.unlink()
     except Timeout:
-        raise DownloadFailed("This is being fetched already", "Another kvchat does it.", "Wait for it.") from None
+        raise DownloadFailed(
+            _("This is being fetched already"), _("Another kvchat does it."), _("Wait for it.")
+        ) from None
 
 
 def _check_room(order: Order, models: Path) -> None:
     largest = max(part.size for part in order.file.parts)
     if largest > LARGEST:
         raise DownloadFailed(
-            "This file is too large to be fetched like this",
-            f"It has {size_in_words(largest)}; Hugging Face gives larger files than {size_in_words(LARGEST)} only to "
-            "its own program.",
-            f"Use `hf download {order.repository} {order.file.parts[0].path}`; kvchat will find the model.",
+            _("This file is too large to be fetched like this"),
+            _(
+                "It has {largest}; Hugging Face gives larger files than {largest2} only to its own program.",
+                largest=size_in_words(largest),
+                largest2=size_in_words(LARGEST),
+            ),
+            _(
+                "Use `hf download {repository} {path}`; kvchat will find the model.",
+                repository=order.repository,
+                path=order.file.parts[0].path,
+            ),
         )
     needed = order.file.size - order.done(models)
     free = shutil.disk_usage(order.target(models).parent).free
     if needed + SPARE_ROOM > free:
         raise DownloadFailed(
-            "There is not enough disk space for this download",
-            f"It needs {size_in_words(needed)} more, and {size_in_words(SPARE_ROOM)} should stay free; "
-            f"{models} has {size_in_words(free)}.",
-            "Free some space, or choose something smaller.",
+            _("There is not enough disk space for this download"),
+            _(
+                "It needs {needed} more, and {spare_room} should stay free; {models} has {free}.",
+                needed=size_in_words(needed),
+                spare_room=size_in_words(SPARE_ROOM),
+                models=models,
+                free=size_in_words(free),
+            ),
+            _("Free some space, or choose something smaller."),
         )
 
 
 def _disk_failure(folder: Path, error: OSError) -> DownloadFailed:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return DownloadFailed(
-            "The disk is full", f"{folder} has no room left.", "Free some space, then go on: what has arrived is kept."
+            _("The disk is full"),
+            _("{folder} has no room left.", folder=folder),
+            _("Free some space, then go on: what has arrived is kept."),
         )
     return DownloadFailed(
-        "The download cannot be stored", f"{folder}: {error.strerror}.", "Check that you may write there."
+        _("The download cannot be stored"), f"{folder}: {error.strerror}.", _("Check that you may write there.")
     )
 
 

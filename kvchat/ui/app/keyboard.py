@@ -17,6 +17,7 @@ from kvchat.ui.base.theme import ZOOMS
 from kvchat.ui.commands.palette import Palette, PaletteEntry
 from kvchat.ui.commands.shortcuts import SHORTCUTS, ShortcutSheet, install_shortcuts, shown_keys
 from kvchat.ui.controllers.chat import ChatController
+from kvchat.words.language import _
 
 
 class Keyboard(QObject):
@@ -86,7 +87,7 @@ class Keyboard(QObject):
 
     def _actions(self) -> Sequence[PaletteEntry]:
         return [
-            PaletteEntry(shortcut.words, shown_keys(shortcut), self._handlers[shortcut.action], shortcut.also)
+            PaletteEntry(_(shortcut.words), shown_keys(shortcut), self._handlers[shortcut.action], _(shortcut.also))
             for shortcut in SHORTCUTS
             if shortcut.own and shortcut.in_palette
         ]

@@ -15,9 +15,9 @@ from kvchat.ui.controllers.sidebar import SidebarController
 from kvchat.ui.controllers.transfer import TransferController
 from kvchat.ui.dialogs.confirm import ConfirmDialog, confirm
 from kvchat.ui.models.first_start import FirstStart
-from kvchat.words.wording import several
+from kvchat.words.language import N_, _, several
 
-_NO_TRAY = (
+_NO_TRAY = N_(
     "Closing the window quits kvchat here, for this desktop shows no tray it could stay in. On GNOME the extension "
     "“AppIndicator and KStatusNotifierItem Support” adds one."
 )
@@ -54,13 +54,15 @@ class QuitController(QObject):
             self.agreed.emit()
         elif self.question is None:
             self._window.show()
-            self.question = confirm(self._window, "Quit now?", " ".join(words), "Quit", self.agreed.emit, keep="Stay")
+            self.question = confirm(
+                self._window, _("Quit now?"), " ".join(words), _("Quit"), self.agreed.emit, keep=_("Stay")
+            )
             self.question.finished.connect(self._forget)
 
     def close_window(self) -> None:
         """Into the tray where there is one, else quit."""
         if not (self.keep_in_tray and QSystemTrayIcon.isSystemTrayAvailable()):
-            self.ask(_NO_TRAY if self.keep_in_tray and self._is_first("told_about_no_tray") else "")
+            self.ask(_(_NO_TRAY) if self.keep_in_tray and self._is_first("told_about_no_tray") else "")
             return
         self._window.hide()
         if self._is_first("told_about_tray"):
@@ -75,21 +77,29 @@ class QuitController(QObject):
     def _what_ends(self) -> list[str]:
         """A sentence for each thing that goes on."""
         ends = [
-            f"A reply is being written in “{self._list.title(chat)}”; what has come of it is kept."
+            _("A reply is being written in “{title}”; what has come of it is kept.", title=self._list.title(chat))
             for chat in self._runtime.chat.answering
         ]
         if count := sum(1 for one in self._runtime.models.downloads.all() if one.state in RUNS):
-            what = several(count, "model is", "models are")
-            ends.append(f"{what} being downloaded: what has arrived is kept, and can go on later.")
+            ends.append(
+                several(
+                    count,
+                    "{count} model is being downloaded: what has arrived is kept, and can go on later.",
+                    "{count} models are being downloaded: what has arrived is kept, and can go on later.",
+                )
+            )
         if self._first_start.is_fetching:
-            ends.append("The starter model is being downloaded.")
+            ends.append(_("The starter model is being downloaded."))
         if self._runtime.engines.fetching is not None:
-            ends.append("An engine is being downloaded: what has arrived is kept, and can go on later.")
+            ends.append(_("An engine is being downloaded: what has arrived is kept, and can go on later."))
         if self._runtime.chat.library.reading:
-            ends.append("Documents are being read for the library: what has been read of them is kept.")
+            ends.append(_("Documents are being read for the library: what has been read of them is kept."))
         if self._runtime.door.under_way:
-            ends.append("Another program is being answered; it gets no more of that answer.")
-        ends += [f"{words.rstrip('…')}: that ends, and nothing of it is kept." for words in self._transfer.going_on]
+            ends.append(_("Another program is being answered; it gets no more of that answer."))
+        ends += [
+            _("{work}: that ends, and nothing of it is kept.", work=words.rstrip("…"))
+            for words in self._transfer.going_on
+        ]
         return ends
 
     def _forget(self) -> None:
@@ -103,18 +113,18 @@ class FinishingBox(QDialog):
         super().__init__(None, Qt.WindowType.Dialog | Qt.WindowType.CustomizeWindowHint | Qt.WindowType.WindowTitleHint)
         self.setWindowTitle("kvchat")
         self.setFixedWidth(420)
-        self.title, self.words = label("Saving the memory of your chats", "title"), label(kind="muted", wraps=True)
+        self.title, self.words = label(_("Saving the memory of your chats"), "title"), label(kind="muted", wraps=True)
         self.bar = QProgressBar()
         self.bar.setRange(0, 0)
         self.bar.setTextVisible(False)
-        tip = "The last message is then read again next time. Nothing you or the model wrote is lost."
-        self.leave = button("Quit now", tip=tip)
+        tip = _("The last message is then read again next time. Nothing you or the model wrote is lost.")
+        self.leave = button(_("Quit now"), tip=tip)
         parts = self.title, self.words, self.bar, row(STRETCH, self.leave)
         column(*parts, on=self, spacing=10, margins=(24, 22, 24, 18))
 
     def say(self, unfinished: Unfinished | None) -> None:
         """Say what is left."""
-        self.words.setText(unfinished.words if unfinished else "The engine is being stopped")
+        self.words.setText(unfinished.words if unfinished else _("The engine is being stopped"))
 
     def reject(self) -> None:
         """Escape is no answer."""

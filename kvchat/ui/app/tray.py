@@ -16,6 +16,7 @@ from kvchat.runtime import Runtime
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.base.icons import tray_icon
 from kvchat.ui.base.logo import LogoState
+from kvchat.words.language import _
 from kvchat.words.wording import one_line
 
 _RECENT, _LETTERS = 5, 40  # chats in the menu, and how much of their titles
@@ -50,16 +51,16 @@ class Tray(QObject):
         self._shown: tuple[LogoState, str] | None = None
         self.icon = QSystemTrayIcon(self)
         self.menu = QMenu()
-        self.toggle = self.menu.addAction("Hide", self._toggle_window)
-        self.new = self.menu.addAction("New chat", lambda: window.show_chat(None))
+        self.toggle = self.menu.addAction(_("Hide"), self._toggle_window)
+        self.new = self.menu.addAction(_("New chat"), lambda: window.show_chat(None))
         self.recent: list[QAction] = []  # the chats used last
         self._below_recent = self.menu.addSeparator()
-        self.start = self._engine_action("Start engine", runtime.start_engine)
-        self.stop = self._engine_action("Stop engine", runtime.stop_engine)
-        self.restart = self._engine_action("Restart engine", runtime.restart_engine)
+        self.start = self._engine_action(_("Start engine"), runtime.start_engine)
+        self.stop = self._engine_action(_("Stop engine"), runtime.stop_engine)
+        self.restart = self._engine_action(_("Restart engine"), runtime.restart_engine)
         self.menu.addSeparator()
-        self.settings = self.menu.addAction("Settings…", lambda: window.side_windows.open_settings())
-        self.quit = self.menu.addAction("Quit", window.quitting.ask)
+        self.settings = self.menu.addAction(_("Settings…"), lambda: window.side_windows.open_settings())
+        self.quit = self.menu.addAction(_("Quit"), window.quitting.ask)
         self.menu.aboutToShow.connect(self.refresh)
         self.icon.setContextMenu(self.menu)
         self.icon.activated.connect(self._activated)
@@ -96,7 +97,7 @@ class Tray(QObject):
             self._shown = (logo, tooltip)
             self.icon.setIcon(tray_icon(logo))
             self.icon.setToolTip(tooltip)
-        self.toggle.setText("Hide" if self._window.isVisible() else "Show")
+        self.toggle.setText(_("Hide") if self._window.isVisible() else _("Show"))
         running = state in (EngineState.READY, EngineState.LOADING, EngineState.STARTING)
         self.start.setEnabled(state in (EngineState.STOPPED, EngineState.RESTING, EngineState.FAILED))
         self.stop.setEnabled(running)
@@ -136,7 +137,7 @@ class Tray(QObject):
 
     def _tell_where(self) -> None:
         self.icon.showMessage(
-            "kvchat is still here",
-            "It stays in the tray, so that your chats answer at once. Quit from its menu.",
+            _("kvchat is still here"),
+            _("It stays in the tray, so that your chats answer at once. Quit from its menu."),
             tray_icon(LogoState.READY),
         )

@@ -18,6 +18,7 @@ from kvchat.ui.base.theme import Look, restyle
 from kvchat.ui.widgets.elided import plain_tip
 from kvchat.ui.widgets.layouts import FlowLayout
 from kvchat.words.folding import Term, any_span
+from kvchat.words.language import _
 from kvchat.words.wording import one_line, size, tokens_short
 
 HEIGHT, WIDEST, NARROWEST = 72, 144, 40  # pixels, of a tile
@@ -44,28 +45,29 @@ class AttachmentCard(QFrame):
 
     def cross(self) -> QToolButton:
         """The button that takes it away."""
-        name, picture = f"Remove {self.attachment.name}", icon("close", self._look.theme.muted)
-        cross = tool_button(name, self.removed, tip="Remove", icon=picture)
+        name, picture = _("Remove {name}", name=self.attachment.name), icon("close", self._look.theme.muted)
+        cross = tool_button(name, self.removed, tip=_("Remove"), icon=picture)
         cross.setIconSize(QSize(1, 1) * self._look.px(12))
         return cross
 
     def show_found(self, found: bool) -> None:
         """Whether what is searched for is in it."""
         restyle(self, "found", "true" if found else "false")
-        self.name.setAccessibleDescription("What you search for is in it" if found else "")
+        self.name.setAccessibleDescription(_("What you search for is in it") if found else "")
 
     def show_tokens(self, tokens: int, *, counted: bool) -> None:
         """How many tokens it has; an estimate says so, and is no news where they were counted."""
         if counted or not self._counted:
             self._counted = counted
-            self.count.setText(f"{'' if counted else 'about '}{tokens_short(tokens)} tokens")
+            few = tokens_short(tokens)
+            self.count.setText(_("{tokens} tokens", tokens=few) if counted else _("about {tokens} tokens", tokens=few))
 
 
 class AttachmentChip(AttachmentCard):
     """One document, by its name."""
 
     def __init__(self, look: Look, attachment: Attachment, *, removable: bool) -> None:
-        super().__init__(look, attachment, "Attachment", "Show what the model is given")
+        super().__init__(look, attachment, _("Attachment"), _("Show what the model is given"))
         styled(self.name, "chip").setText(short_name(attachment.name))
         self.name.setIcon(icon("document", look.theme.muted))
         cross = [self.cross()] if removable else []
@@ -76,7 +78,7 @@ class PictureTile(AttachmentCard):
     """One picture, small. It is decoded in a thread and shown when that is done."""
 
     def __init__(self, look: Look, attachment: Attachment, *, removable: bool) -> None:
-        super().__init__(look, attachment, "Picture", "Show it large")
+        super().__init__(look, attachment, _("Picture"), _("Show it large"))
         shown = shape(attachment.data)
         size = tile_size(shown) if shown is not None else QSize(NARROWEST, HEIGHT)
         styled(self.name, "picture").setIconSize(size)

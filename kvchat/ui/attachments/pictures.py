@@ -13,6 +13,7 @@ from PySide6.QtGui import QImage, QImageIOHandler, QImageReader, QPainter
 
 from kvchat.chat.input.pictures import CannotAttach, picture_of
 from kvchat.chat.record.messages import Attachment
+from kvchat.words.language import _
 
 FORMATS = frozenset((b"png", b"jpeg", b"webp", b"gif", b"bmp"))
 LONGEST_SIDE = 1536  # pixels; models look at no more than about that
@@ -28,7 +29,9 @@ def prepared(name: str, data: bytes) -> Attachment:
     """
     image = decoded(data, QSize(LONGEST_SIDE, LONGEST_SIDE))
     if image is None:
-        raise CannotAttach(name, "The picture is damaged, too large, or of an unusual kind.", "Save it as PNG first.")
+        raise CannotAttach(
+            name, _("The picture is damaged, too large, or of an unusual kind."), _("Save it as PNG first.")
+        )
     return of_image(name, image)
 
 

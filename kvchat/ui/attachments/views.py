@@ -15,6 +15,7 @@ from kvchat.ui.base.icons import icon
 from kvchat.ui.base.text_cursors import cursors_at, mark
 from kvchat.ui.base.theme import Look, code_font
 from kvchat.words.folding import Term, spans
+from kvchat.words.language import _
 from kvchat.words.safe_text import calm, shown_document
 
 _MOST_MARKS = 1000
@@ -30,7 +31,7 @@ class AttachmentView(QDialog):
         self.setWindowTitle(calm(attachment.name))
         words = shown_document(attachment.name, attachment.text)
         font = code_font(look.type.mono, look.type.small)
-        self.text = plain_text(f"Text of {calm(attachment.name)}", font, words)
+        self.text = plain_text(_("Text of {name}", name=calm(attachment.name)), font, words)
         self.place = label(kind="small")
         self._hits = cursors_at(self.text, words, spans(words, terms)[:_MOST_MARKS])
         self._at = 0
@@ -49,8 +50,8 @@ class AttachmentView(QDialog):
     def _steps(self) -> QHBoxLayout:
         buttons = []
         for words, keys, picture, by in (
-            ("Previous place found", "Shift+F3", "chevron-up", -1),
-            ("Next place found", "F3", "chevron-down", 1),
+            (_("Previous place found"), "Shift+F3", "chevron-up", -1),
+            (_("Next place found"), "F3", "chevron-down", 1),
         ):
             drawn = icon(picture, self._look.theme.muted)
             button = tool_button(words, lambda _=False, by=by: self.step(by), tip=f"{words} ({keys})", icon=drawn)
@@ -61,7 +62,7 @@ class AttachmentView(QDialog):
         return row(STRETCH, self.place, *buttons)
 
     def _show_place(self) -> None:
-        self.place.setText(f"{self._at + 1} of {len(self._hits)}")
+        self.place.setText(_("{at} of {count}", at=self._at + 1, count=len(self._hits)))
         at = QTextCursor(self._hits[self._at])
         at.setPosition(at.selectionStart())  # not selected: the mark's colour is to be seen
         self.text.setTextCursor(at)
@@ -74,9 +75,9 @@ class PictureView(QDialog):
     def __init__(self, attachment: Attachment, parent: QWidget) -> None:
         super().__init__(parent)
         self.setWindowTitle(attachment.name)
-        self.picture = label("This picture cannot be shown.")
+        self.picture = label(_("This picture cannot be shown."))
         self.picture.setAlignment(Qt.AlignmentFlag.AlignCenter)
-        self.picture.setAccessibleName(f"Picture {attachment.name}")
+        self.picture.setAccessibleName(_("Picture {name}", name=attachment.name))
         ratio = self.devicePixelRatioF()
         image = decoded(attachment.data, _LARGE * ratio)
         if image is not None:

@@ -8,9 +8,10 @@ from kvchat.engine.speaking.errors import FailureKind
 from kvchat.library.memory.context_size import ContextChoice
 from kvchat.ui.base.theme import restyle
 from kvchat.ui.widgets.card import Card
+from kvchat.words.language import N_, _, number
 from kvchat.words.wording import tokens_short
 
-TOO_LONG = "This does not fit the context"
+TOO_LONG = N_("This does not fit the context")
 
 
 class EngineCard(Card):
@@ -18,12 +19,12 @@ class EngineCard(Card):
 
     def __init__(self) -> None:
         super().__init__()
-        self.start = self.add_button("Start", "primary")
-        self.restart = self.add_button("Restart", "primary")
-        self.log = self.add_button("View log")
-        self.locate = self.add_button("Locate it…", "primary")
-        self.fetch = self.add_button("Download again…")
-        self.model = self.add_button("Choose another model")
+        self.start = self.add_button(_("Start"), "primary")
+        self.restart = self.add_button(_("Restart"), "primary")
+        self.log = self.add_button(_("View log"))
+        self.locate = self.add_button(_("Locate it…"), "primary")
+        self.fetch = self.add_button(_("Download again…"))
+        self.model = self.add_button(_("Choose another model"))
 
     def show_status(
         self, status: EngineStatus, model: str | None, *, missing: bool = False, fetchable: bool = False
@@ -40,10 +41,11 @@ class EngineCard(Card):
         if failure is not None and failed:
             self.say(failure.title, failure.detail, failure.advice)
         elif failure is not None:
-            attempt = f" (attempt {status.restart_attempt})" if status.restart_attempt else ""
-            again = f"Starting the engine again{attempt}."
+            again = _("Starting the engine again.")
+            if status.restart_attempt:
+                again = _("Starting the engine again (attempt {attempt}).", attempt=status.restart_attempt)
             if failure.kind is FailureKind.NOT_FOUND:  # a server of the user's: only looked for
-                again = f"{failure.detail} Trying again…"
+                again = _("{detail} Trying again…", detail=failure.detail)
             self.say(failure.title, again, failure.advice)
         else:
             self.say(*_calm_words(status, model))
@@ -67,19 +69,23 @@ class EngineCard(Card):
 
 
 def _calm_words(status: EngineStatus, model: str | None) -> tuple[str, str, str]:
-    name = model or "the model"
+    name = model or _("the model")
     if status.checking:
-        once = "This takes a few seconds, once for each model and engine. You can write already."
-        return "Checking whether chats can be remembered here…", once, ""
+        once = _("This takes a few seconds, once for each model and engine. You can write already.")
+        return _("Checking whether chats can be remembered here…"), once, ""
     match status.state:
         case EngineState.STOPPED:
-            return "The engine is stopped", "Your chats and their memory are kept.", ""
+            return _("The engine is stopped"), _("Your chats and their memory are kept."), ""
         case EngineState.STOPPING:
-            return "Stopping the engine…", "", ""
+            return _("Stopping the engine…"), "", ""
         case EngineState.STARTING:
-            return "Starting the engine…", "", ""
+            return _("Starting the engine…"), "", ""
         case _:
-            return f"Loading {name}…", "You can write already; it answers as soon as it is ready.", ""
+            return (
+                _("Loading {name}…", name=name),
+                _("You can write already; it answers as soon as it is ready."),
+                "",
+            )
 
 
 class ContextCard(Card):
@@ -87,16 +93,16 @@ class ContextCard(Card):
 
     def __init__(self) -> None:
         super().__init__()
-        self.larger = self.add_button("Larger context", "primary")
-        self.part = self.add_button("Attach a part of it")
-        self.drop = self.add_button("Keep the newest part")
-        self.summarise = self.add_button("Summarise the middle")
-        self.stop = self.add_button("Stop")
-        self.new = self.add_button("New chat", "primary")
-        self.later = self.add_button("Not now", "flat")
-        self.summarise.setToolTip("The model sums up what was said; you go on in a branch that begins with that.")
-        self.drop.setToolTip("You go on in a branch without the older messages; they stay on the branch you leave.")
-        self.part.setToolTip("The beginning of the longest text is attached, as much as there is room for.")
+        self.larger = self.add_button(_("Larger context"), "primary")
+        self.part = self.add_button(_("Attach a part of it"))
+        self.drop = self.add_button(_("Keep the newest part"))
+        self.summarise = self.add_button(_("Summarise the middle"))
+        self.stop = self.add_button(_("Stop"))
+        self.new = self.add_button(_("New chat"), "primary")
+        self.later = self.add_button(_("Not now"), "flat")
+        self.summarise.setToolTip(_("The model sums up what was said; you go on in a branch that begins with that."))
+        self.drop.setToolTip(_("You go on in a branch without the older messages; they stay on the branch you leave."))
+        self.part.setToolTip(_("The beginning of the longest text is attached, as much as there is room for."))
         self.hide()
 
     def show_choice(
@@ -108,18 +114,18 @@ class ContextCard(Card):
         """
         price = f"{larger.reason} " if larger is not None else ""
         self.say(
-            TOO_LONG if use.over else "The context is nearly full",
+            _(TOO_LONG) if use.over else _("The context is nearly full"),
             _taken(use),
             price + _otherwise(use, larger, can_shorten=can_shorten, can_part=can_part),
         )
         if larger is not None:
-            self.larger.setText(f"Larger context ({tokens_short(larger.tokens)})")
-            self.larger.setToolTip("The engine starts again with a larger context.")
+            self.larger.setText(_("Larger context ({tokens})", tokens=tokens_short(larger.tokens)))
+            self.larger.setToolTip(_("The engine starts again with a larger context."))
         self._show_buttons(larger=larger is not None, shorten=can_shorten, part=can_part, working=False)
 
     def show_summarising(self) -> None:
         """The model is at work."""
-        self.say("Summarising…", "The model reads what was said and sums it up.", "")
+        self.say(_("Summarising…"), _("The model reads what was said and sums it up."), "")
         self._show_buttons(larger=False, shorten=False, part=False, working=True)
 
     def _show_buttons(self, *, larger: bool, shorten: bool, part: bool, working: bool) -> None:
@@ -136,16 +142,21 @@ class ContextCard(Card):
 def _taken(use: ContextUse) -> str:
     taken = use.used + use.waiting
     if use.over:
-        return f"It has {taken:,} tokens, and the context holds {use.limit:,}."
-    return f"{taken:,} of {use.limit:,} tokens are taken, and {use.reserve:,} are kept for the reply."
+        return _("It has {taken} tokens, and the context holds {limit}.", taken=number(taken), limit=number(use.limit))
+    return _(
+        "{taken} of {limit} tokens are taken, and {reserve} are kept for the reply.",
+        taken=number(taken),
+        limit=number(use.limit),
+        reserve=number(use.reserve),
+    )
 
 
 def _otherwise(use: ContextUse, larger: ContextChoice | None, *, can_shorten: bool, can_part: bool) -> str:
     """What else can be done, beside the buttons."""
     if can_shorten or can_part:
-        return "Nothing is cut unless you choose it."
+        return _("Nothing is cut unless you choose it.")
     if larger is not None:
-        return "You may also send less at once."
+        return _("You may also send less at once.")
     if use.used >= use.limit:
-        return "Give this chat a model with a larger context, or begin a new chat."
-    return "Send less at once, or give this chat a model with a larger context."
+        return _("Give this chat a model with a larger context, or begin a new chat.")
+    return _("Send less at once, or give this chat a model with a larger context.")

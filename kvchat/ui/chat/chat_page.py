@@ -20,6 +20,7 @@ from kvchat.ui.transcript.tail import JUMP_ROOM
 from kvchat.ui.transcript.transcript import Transcript
 from kvchat.ui.widgets.card import Card
 from kvchat.ui.widgets.elided import ElidedButton
+from kvchat.words.language import _
 
 _LEAST_LETTERS, _MOST_LETTERS = 40, 64  # of a notice, about so many to a line
 _GAP, _SCROLL_BAR = 10, 10  # pixels
@@ -31,15 +32,15 @@ class DocumentsLine(ElidedButton):
     def __init__(self, look: Look) -> None:
         super().__init__("quiet")
         self._look = look
-        self.setAccessibleName("Documents")
+        self.setAccessibleName(_("Documents"))
         self.hide()
         look.changed.connect(self._restyle)
         self._restyle()
 
     def show_words(self, words: str, state: str) -> None:
         """`state`: what is to be known of it; empty if all is well."""
-        self.set_text(" · ".join(filter(None, (words, state))), "", "Show it in the library")
-        self.setAccessibleName(f"Documents: {', '.join(filter(None, (words, state)))}")
+        self.set_text(" · ".join(filter(None, (words, state))), "", _("Show it in the library"))
+        self.setAccessibleName(_("Documents: {filter}", filter=", ".join(filter(None, (words, state)))))
         restyle(self, "tone", "warn" if state else "")
 
     def _restyle(self) -> None:
@@ -123,8 +124,8 @@ def _centred(widget: QWidget, below: int) -> QHBoxLayout:
 
 def _welcome() -> QWidget:
     page = QWidget()
-    title = label("What is on your mind?", "hero")
-    words = label("Come back to it any day: kvchat keeps what the model has already read.", "muted", wraps=True)
+    title = label(_("What is on your mind?"), "hero")
+    words = label(_("Come back to it any day: kvchat keeps what the model has already read."), "muted", wraps=True)
     for one in (title, words):
         one.setAlignment(Qt.AlignmentFlag.AlignHCenter)
     lines = column(STRETCH, title, words, STRETCH, on=page, spacing=8, margins=24)

@@ -14,6 +14,7 @@ from kvchat.ui.attachments.chips import ChipRows, short_name
 from kvchat.ui.base.building import button, column, label, row, styled, tool_button
 from kvchat.ui.base.icons import icon
 from kvchat.ui.base.theme import Look, page_font, restyle
+from kvchat.words.language import _
 
 _MOST_LINES = 8
 LONG_PASTE = 4000  # characters; from so many on a paste may as well be a document
@@ -68,19 +69,19 @@ class Composer(QWidget):
         self._look = look
         self._busy = False
         self._refusal = ""  # why nothing can be sent now
-        self.editor = MessageEditor(placeholderText="Message…", tabChangesFocus=True)
-        self.editor.setAccessibleName("Message")
+        self.editor = MessageEditor(placeholderText=_("Message…"), tabChangesFocus=True)
+        self.editor.setAccessibleName(_("Message"))
         self.editor.setVerticalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self.editor.send_pressed.connect(self._send)
         self.editor.textChanged.connect(self._text_changed)
         self.editor.document().documentLayout().documentSizeChanged.connect(self._fit)
         self.editor.installEventFilter(self)
         self.button = button("", self._pressed, "send")
-        tip = "Attach text, code, PDF files or pictures (Ctrl+O); you can also drop or paste them"
-        self.attach = tool_button("Attach files", tip=tip)
+        tip = _("Attach text, code, PDF files or pictures (Ctrl+O); you can also drop or paste them")
+        self.attach = tool_button(_("Attach files"), tip=tip)
         self.chips = ChipRows(look)
         self.chips.changed.connect(self._show_button)
-        self.offer = button("Attach the pasted text as a file instead", self._attach_paste, "link")
+        self.offer = button(_("Attach the pasted text as a file instead"), self._attach_paste, "link")
         self._pasted = ""
         self.reading = label(kind="small")
         self._reading: tuple[str, ...] = ()
@@ -171,8 +172,8 @@ class Composer(QWidget):
 
     def _say_reading(self) -> None:
         names = ", ".join(map(short_name, self._reading))
-        then = "Your message is sent when that is done." if self._send_when_read else "Send waits for that."
-        self.reading.setText(f"Reading {names}… {then}")
+        then = _("Your message is sent when that is done.") if self._send_when_read else _("Send waits for that.")
+        self.reading.setText(_("Reading {names}… {then}", names=names, then=then))
         self.reading.setVisible(bool(names))
 
     def _offer(self, text: str) -> None:
@@ -201,9 +202,9 @@ class Composer(QWidget):
             self.button.setIcon(icon("stop", theme.on_accent))
         else:
             self.button.setIcon(icon("arrow-up", theme.on_accent if can_send else theme.muted))
-        words = "Stop" if self._busy else "Send"
+        words = _("Stop") if self._busy else _("Send")
         self.button.setAccessibleName(words)
-        self.button.setToolTip("Stop the reply (Esc)" if self._busy else self._refusal or "Send (Enter)")
+        self.button.setToolTip(_("Stop the reply (Esc)") if self._busy else self._refusal or "Send (Enter)")
 
     def _restyle(self) -> None:
         font = page_font(self._look.type.family, self._look.type.body)

@@ -12,9 +12,8 @@ from kvchat.ui.base.building import row
 from kvchat.ui.base.theme import Look, restyle
 from kvchat.ui.widgets.elided import ElidedLabel
 from kvchat.ui.widgets.round_bar import RoundBar, mix
+from kvchat.words.language import _, number
 from kvchat.words.wording import tokens_short
-
-SENT_NOW = "Sent now, the first word comes after "
 
 
 class ContextBar(RoundBar):
@@ -68,25 +67,28 @@ class ContextMeter(QWidget):
         if use is not None:
             self.bar.show_use(use)
         words = meter_words(use) if use is not None else ""
+        sent_now = _("Sent now, the first word comes after {wait}", wait=wait) if wait else ""
         self.words.set_text(words)
         restyle(self.words, "tone", "warn" if use is not None and use.tight else "")
-        self.setAccessibleName(
-            ". ".join(filter(None, (f"Context: {words}" if words else "", wait and SENT_NOW + wait)))
-        )
-        self.setToolTip("\n".join(filter(None, (_explained(use) if use else "", wait and SENT_NOW + wait))))
+        self.setAccessibleName(". ".join(filter(None, (_("Context: {words}", words=words) if words else "", sent_now))))
+        self.setToolTip("\n".join(filter(None, (_explained(use) if use else "", sent_now))))
 
 
 def meter_words(use: ContextUse) -> str:
     """The meter in one line."""
-    parts = [f"{tokens_short(use.used)} of {tokens_short(use.limit)} tokens used"]
+    parts = [_("{used} of {limit} tokens used", used=tokens_short(use.used), limit=tokens_short(use.limit))]
     if use.waiting:
-        parts.append(f"{tokens_short(use.waiting)} in this message")
-    parts.append(f"{tokens_short(use.reserve)} kept for the reply")
+        parts.append(_("{waiting} in this message", waiting=tokens_short(use.waiting)))
+    parts.append(_("{reserve} kept for the reply", reserve=tokens_short(use.reserve)))
     return " · ".join(parts)
 
 
 def _explained(use: ContextUse) -> str:
-    return (
-        f"The model reads {use.limit:,} tokens at most: {use.used:,} said so far, {use.waiting:,} in the message being "
-        f"written, and {use.reserve:,} kept for the reply."
+    return _(
+        "The model reads {limit} tokens at most: {used} said so far, {waiting} in the message being "
+        "written, and {reserve} kept for the reply.",
+        limit=number(use.limit),
+        used=number(use.used),
+        waiting=number(use.waiting),
+        reserve=number(use.reserve),
     )

@@ -14,6 +14,7 @@ from kvchat.ui.base.icons import icon
 from kvchat.ui.base.theme import Look
 from kvchat.ui.transcript.transcript import Transcript
 from kvchat.words.folding import has_terms, terms_of
+from kvchat.words.language import _
 
 
 class FindBar(QFrame):
@@ -28,13 +29,19 @@ class FindBar(QFrame):
         self._at = 0
         self._spot, self._spots = 0, 0  # which of the marks of that message, and how many it has
         styled(self, "notice")
-        self.setAccessibleName("Find in this chat")
-        self.field, self.place = line_edit("Find in this chat", "Find in this chat"), label(kind="small")
+        self.setAccessibleName(_("Find in this chat"))
+        self.field, self.place = line_edit(_("Find in this chat"), _("Find in this chat")), label(kind="small")
         self.field.textEdited.connect(lambda: self._look_for(None))
-        step, words = self.step, "place found"
-        self.previous_button = tool_button(f"Previous {words}", partial(step, -1), tip=f"Previous {words} (Shift+F3)")
-        self.next_button = tool_button(f"Next {words}", partial(step, 1), tip=f"Next {words} (F3)")
-        self.close_button = tool_button("Close", self.close_bar, tip="Close (Esc)")
+        step, words = self.step, _("place found")
+        self.previous_button = tool_button(
+            _("Previous {words}", words=words),
+            partial(step, -1),
+            tip=_("Previous {words} (Shift+F3)", words=words),
+        )
+        self.next_button = tool_button(
+            _("Next {words}", words=words), partial(step, 1), tip=_("Next {words} (F3)", words=words)
+        )
+        self.close_button = tool_button(_("Close"), self.close_bar, tip="Close (Esc)")
         buttons = self.previous_button, self.next_button, self.close_button
         row((self.field, 1), self.place, *buttons, on=self, spacing=4, margins=(10, 6, 6, 6))
         page.marks.cleared.connect(self.hide)
@@ -86,15 +93,21 @@ class FindBar(QFrame):
 
     def _show_place(self) -> None:
         found = len(self._hits)
-        words = f"{self._at + 1} of {found}" if found else "Not found" if self.field.text().strip() else ""
+        words = (
+            _("{at} of {found}", at=self._at + 1, found=found)
+            if found
+            else _("Not found")
+            if self.field.text().strip()
+            else ""
+        )
         self._spots = self._page.show_message(self._hits[self._at], self._spot) if found else 0
         if self._spot < 0:
             self._spot = max(self._spots - 1, 0)
         if self._spots > 1:
-            spot = f"{self._spot + 1} of {self._spots}"
-            words = f"{spot} in message {words}" if found > 1 else spot
+            spot = _("{spot} of {spots}", spot=self._spot + 1, spots=self._spots)
+            words = _("{spot} in message {words}", spot=spot, words=words) if found > 1 else spot
         self.place.setText(words)
-        self.place.setToolTip("Messages that have all these words" if found else "")
+        self.place.setToolTip(_("Messages that have all these words") if found else "")
         for button in (self.previous_button, self.next_button):
             button.setEnabled(found > 1 or self._spots > 1)
 

@@ -14,6 +14,7 @@ from kvchat.ui.base.icons import icon
 from kvchat.ui.base.theme import Look
 from kvchat.ui.commands.shortcuts import add_keep_actions, words_of
 from kvchat.ui.widgets.elided import ElidedLabel
+from kvchat.words.language import _
 
 _MODEL_WIDTH = 260  # pixels at most, at 100 % text
 
@@ -29,22 +30,22 @@ class Header(QWidget):
 
     def __init__(self, look: Look, parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self._look, self._exists, self._model_name = look, False, "No model"
+        self._look, self._exists, self._model_name = look, False, _("No model")
         self.setObjectName("header")
         self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
-        self.sidebar = tool_button("Show the sidebar", tip="Show the sidebar (Ctrl+B)")
+        self.sidebar = tool_button(_("Show the sidebar"), tip=_("Show the sidebar (Ctrl+B)"))
         self.title, self.field = _Title(), _Field()
         self.title.double_clicked.connect(self.begin_rename)
         self.field.editingFinished.connect(self._end_rename)
         self.field.hide()
-        self.model = button("No model", kind="flat")
+        self.model = button(_("No model"), kind="flat")
         self.model.setSizePolicy(QSizePolicy.Policy.Maximum, QSizePolicy.Policy.Fixed)
         self.model.setLayoutDirection(Qt.LayoutDirection.RightToLeft)  # the arrow after the name
         self.model_menu = QMenu(self)
         self.model.setMenu(self.model_menu)
         self.chat_menu, self.menu = self._build_chat_menu(), self._build_menu()
-        self.chat = _menu_button("This chat", self.chat_menu)
-        self.more = _menu_button("More", self.menu)
+        self.chat = _menu_button(_("This chat"), self.chat_menu)
+        self.more = _menu_button(_("More"), self.menu)
         parts = self.sidebar, 8, (self.title, 1), (self.field, 1), self.chat, self.model, self.more
         row(*parts, on=self, spacing=8, margins=(16, 10, 16, 10))
         self.model.installEventFilter(self)
@@ -65,8 +66,8 @@ class Header(QWidget):
 
     def show_model(self, name: str | None) -> None:
         """The model's name."""
-        self._model_name = name or "No model"
-        self.model.setAccessibleName(f"Model: {name or 'none'}")
+        self._model_name = name or _("No model")
+        self.model.setAccessibleName(_("Model: {name}", name=name or "none"))
         self.model.setToolTip(name or "")
         self._fit_model()
 
@@ -110,7 +111,7 @@ class Header(QWidget):
 
     def _build_chat_menu(self) -> QMenu:
         menu = QMenu(self)
-        self._rename = menu.addAction("Rename", self.begin_rename)
+        self._rename = menu.addAction(_("Rename"), self.begin_rename)
         self.name_by_model = self._entry(menu, "name")
         self._entry(menu, "chat-settings")
         self._export, self._export_memory = self._entry(menu, "export"), self._entry(menu, "export-memory")
@@ -126,7 +127,7 @@ class Header(QWidget):
             self._entry(menu, action)
         menu.addSeparator()
         self._entry(menu, "deleted")
-        keeping = menu.addMenu("Import, export, back up")
+        keeping = menu.addMenu(_("Import, export, back up"))
         for action in ("export-all", "import", "import-folder", "back-up", "restore"):
             self._entry(keeping, action)
         menu.addSeparator()
@@ -164,7 +165,7 @@ class _Field(QLineEdit):
 
     def __init__(self) -> None:
         super().__init__(maxLength=200)
-        self.setAccessibleName("New title")
+        self.setAccessibleName(_("New title"))
 
     def event(self, event: QEvent) -> bool:
         """Esc is meant for the field here, not for what it does elsewhere in the window."""

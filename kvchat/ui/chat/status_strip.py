@@ -16,6 +16,7 @@ from kvchat.ui.base.icons import icon
 from kvchat.ui.base.theme import Look
 from kvchat.ui.chat.turn_story import Remark
 from kvchat.ui.widgets.elided import ElidedLabel, plain_tip
+from kvchat.words.language import _
 from kvchat.words.wording import tokens_short
 
 _GAP = 18  # pixels between remarks
@@ -119,15 +120,15 @@ class StatusStrip(QFrame):
     def __init__(self, look: Look, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.setObjectName("strip")
-        self.setAccessibleName("Status")
+        self.setAccessibleName(_("Status"))
         self.dot = EngineDot(look)
         self.state, self.context = label("stopped", "small"), label(kind="small")
         self.model = ElidedLabel("small")
         self.model.setSizePolicy(QSizePolicy.Policy.Maximum, QSizePolicy.Policy.Preferred)
-        self.progress = progress_bar("Reading")
+        self.progress = progress_bar(_("Reading"))
         self.progress.setFixedWidth(90)
         # Shown while something is read that nobody has asked for yet; no higher than the words, or the page would move.
-        self.stop = tool_button("Stop reading ahead", kind="bare")
+        self.stop = tool_button(_("Stop reading ahead"), kind="bare")
         for one in (self.progress, self.stop):
             one.hide()
         self.remarks = Remarks(look)
@@ -143,12 +144,12 @@ class StatusStrip(QFrame):
         """The engine's state in a dot and a word, and the model's name."""
         self._engine = state
         self._show_state()
-        self.model.set_text(model or "no model")
+        self.model.set_text(model or _("no model"))
         self._make_room()
 
     def show_context(self, available: int | None, reason: str) -> None:
         """How large the context is, in tokens; the tooltip says why. How full it is, the meter says."""
-        words = f"context {tokens_short(available)}" if available is not None else ""
+        words = _("context {available}", available=tokens_short(available)) if available is not None else ""
         self.context.setText(words)
         self.context.setAccessibleName(words)
         self.context.setToolTip(reason)
@@ -178,7 +179,7 @@ class StatusStrip(QFrame):
         word = "silent" if silent else self._engine.value
         self.dot.show_state(self._engine, silent=silent)
         self.state.setText(word)
-        self.state.setAccessibleName(f"Engine {word}")
+        self.state.setAccessibleName(_("Engine {word}", word=word))
 
     def _show_remarks(self) -> None:
         """Without the numbers only what went wrong is told."""

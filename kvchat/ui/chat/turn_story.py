@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from kvchat.chat import events as chat
-from kvchat.chat.turn.receipts import UNUSED, where_from, where_told
+from kvchat.chat.turn.receipts import UNUSED, WHERE, verdict_of, where_from, where_told
 from kvchat.session import events as session
-from kvchat.words.wording import READ_AGAIN, READ_AHEAD, REMEMBERED, STILL_LOADED, duration, per_second, several, size
+from kvchat.session.proof import Source, Verdict
+from kvchat.words.language import N_, _, number, retold, several
+from kvchat.words.wording import READ, READ_AGAIN, duration, per_second, size
 
 _RANKS = {
     "speed": 0,
@@ -17,10 +19,10 @@ _RANKS = {
 }  # the rest, 3: above all the time to the first word, and faults
 # What it waits for: the remark, if any, and what stands where the reply will be.
 _WAITING: dict[type[chat.TurnEvent], tuple[str, str]] = {
-    session.WaitingForEngine: ("waiting for the engine", "Waiting for the engine…"),
-    session.MakingRoom: ("making room for a longer chat", "Making room for a longer chat…"),
-    chat.WaitingForWriter: ("", "This chat is being answered by another kvchat; waiting…"),
-    chat.WaitingForChat: ("", "Another chat is being answered; this one is next."),
+    session.WaitingForEngine: (N_("waiting for the engine"), N_("Waiting for the engine…")),
+    session.MakingRoom: (N_("making room for a longer chat"), N_("Making room for a longer chat…")),
+    chat.WaitingForWriter: ("", N_("This chat is being answered by another kvchat; waiting…")),
+    chat.WaitingForChat: ("", N_("Another chat is being answered; this one is next.")),
 }
 
 
@@ -59,7 +61,7 @@ class TurnStory:
         """The user pressed Send: a restore that ran ahead stays told, the turn before does not."""
         if self._over:
             self._forget()
-        self.pending = "One moment…"
+        self.pending = _("One moment…")
 
     def end(self) -> None:
         """The turn is over, whatever came of it: nothing is read or waited for any more."""
@@ -76,16 +78,29 @@ class TurnStory:
             case session.WaitingForEngine() | session.MakingRoom() | chat.WaitingForWriter() | chat.WaitingForChat():
                 self._fresh()
                 remark, self.pending = _WAITING[type(event)]
+                self.pending = _(self.pending)
                 if remark:
-                    self._say("wait", remark, "live")
+                    self._say("wait", _(remark), "live")
             case session.Restoring() | session.Restored() | session.RestoreFailed():
                 self._tell_restore(event)
             case chat.Prefilling(done=done, total=total):
                 self._fresh()
                 self._remarks.pop("wait", None)
                 self.fraction = done / total if total else None
-                self._say("read", f"reading {100 * (self.fraction or 0):.0f} % of {total:,} tokens", "live")
-                self.pending = f"Reading {100 * (self.fraction or 0):.0f} % of {total:,} tokens…"
+                self._say(
+                    "read",
+                    _(
+                        "reading {fraction} % of {total} tokens",
+                        fraction=f"{100 * (self.fraction or 0):.0f}",
+                        total=number(total),
+                    ),
+                    "live",
+                )
+                self.pending = _(
+                    "Reading {fraction} % of {total} tokens…",
+                    fraction=f"{100 * (self.fraction or 0):.0f}",
+                    total=number(total),
+                )
             case chat.ReadingAhead() | chat.NotReadAhead():
                 self._tell_ahead(event)
             case chat.FirstToken():
@@ -96,7 +111,7 @@ class TurnStory:
                 self._remarks.pop("silence", None)
                 if seconds:
                     self._remarks.pop("speed", None)
-                    self._say("silence", f"no word for {seconds:.0f} s", "warn")
+                    self._say("silence", _("no word for {seconds} s", seconds=f"{seconds:.0f}"), "warn")
             case chat.ReplyDelta():
                 self._reading_ended()
             case chat.ReplyFinished() | chat.TurnFailed():
@@ -110,27 +125,40 @@ class TurnStory:
         match event:
             case session.Restoring(bytes=count):
                 self._restored, self._failed = None, ""
-                self._say("restore", f"loading {size(count)}…", "live")
-                self.pending = f"Loading {size(count)}…"
+                self._say("restore", _("loading {count}…", count=size(count)), "live")
+                self.pending = _("Loading {count}…", count=size(count))
             case session.Restored(bytes=count, ms=ms):
                 self._restored = event
-                self._say("restore", f"loaded {size(count)} in {duration(ms)}")
+                self._say("restore", _("loaded {count} in {ms}", count=size(count), ms=duration(ms)))
             case session.RestoreFailed(reason=reason, hollow=hollow):
                 self._restored, self._failed = None, "" if hollow else reason
-                self._say("restore", f"{READ_AGAIN}: {UNUSED}" if hollow else f"not loaded: {reason}", "warn")
+                self._say(
+                    "restore",
+                    f"{_(READ_AGAIN)}: {_(UNUSED)}" if hollow else _("not loaded: {reason}", reason=retold(reason)),
+                    "warn",
+                )
 
     def _tell_ahead(self, event: chat.ReadingAhead | chat.NotReadAhead) -> None:
         self._fresh()
         if isinstance(event, chat.NotReadAhead):
-            self._say("ahead", f"not {READ_AHEAD}: {event.reason}")
+            self._say("ahead", _("not read ahead: {reason}", reason=retold(event.reason)))
             return
-        what = "what you write" if event.draft else "this chat"
+        what = _("what you write") if event.draft else _("this chat")
         self.reading_ahead = event.done < event.total
         self.fraction = event.done / event.total if self.reading_ahead else None
         if self.reading_ahead:
-            self._say("ahead", f"reading {what}: {event.done:,} of {several(event.total, 'token')}", "live")
+            self._say(
+                "ahead",
+                _(
+                    "reading {what}: {done} of {total}",
+                    what=what,
+                    done=number(event.done),
+                    total=several(event.total, "{count} token", "{count} tokens"),
+                ),
+                "live",
+            )
         elif event.done:
-            self._say("ahead", f"{several(event.done, 'token')} {READ_AHEAD}")
+            self._say("ahead", several(event.done, "{count} token read ahead", "{count} tokens read ahead"))
         else:
             self._remarks.pop("ahead", None)
 
@@ -138,30 +166,29 @@ class TurnStory:
         self._fresh()
         self._reading_ended()
         if event.verdict is not None:
-            where = where_from(event.verdict, event.cached_tokens, event.prompt_tokens)
-            self._say_where(where, hollow=event.verdict.hollow)
-        self._say("ttft", f"first word after {duration(event.ttft_ms)}")
+            self._say_where(event.verdict, where_from(event.verdict, event.cached_tokens, event.prompt_tokens))
+        self._say("ttft", _("first word after {ttft_ms}", ttft_ms=duration(event.ttft_ms)))
 
     def _tell_end(self, event: chat.ReplyFinished | chat.TurnFailed) -> None:
         self.end()
         if isinstance(event, chat.TurnFailed):
-            self._say("end", "failed", "bad")
+            self._say("end", _("failed"), "bad")
         else:
             if event.receipt is not None:
-                self._say_where(where_told(event.receipt), hollow=event.receipt.hollow)
+                self._say_where(verdict_of(event.receipt), where_told(event.receipt))
             if "speed" in self._remarks:
                 self._remarks["speed"] = replace(self._remarks["speed"], tone="")
         self._restored, self._failed = None, ""
 
-    def _say_where(self, where: str, *, hollow: bool) -> None:
+    def _say_where(self, verdict: Verdict, where: str) -> None:
         """Where the reply's chat came from, first of all that is said."""
-        more, tone = "", "good" if where in (STILL_LOADED, REMEMBERED, READ_AHEAD) else ""
-        if hollow:
-            more, tone = UNUSED, "warn"
-        elif where == READ_AGAIN and self._failed:
-            more, tone = self._failed, "warn"
-        elif where.startswith(REMEMBERED) and self._restored:
-            more = f"{size(self._restored.bytes)} in {duration(self._restored.ms)}"
+        more, tone = "", "good" if verdict.source is not Source.COLD and where == _(WHERE[verdict.source]) else ""
+        if verdict.hollow:
+            more, tone = _(UNUSED), "warn"
+        elif verdict.source is Source.COLD and self._failed:
+            more, tone = retold(self._failed), "warn"
+        elif verdict.source in (Source.WARM, Source.DISK) and where != _(READ) and self._restored:
+            more = _("{bytes} in {ms}", bytes=size(self._restored.bytes), ms=duration(self._restored.ms))
         self._remarks.pop("ahead", None)
         self._remarks = {"restore": Remark(where)} | self._remarks
         self._say("restore", f"{where}: {more}" if more else where, tone)
@@ -170,11 +197,11 @@ class TurnStory:
         self._over = True
         match event:
             case session.Saving():
-                self._say("save", "keeping…", "live")
+                self._say("save", _("keeping…"), "live")
             case session.Saved(bytes=count, ms=ms):
-                self._say("save", f"kept {size(count)} in {duration(ms)}")
+                self._say("save", _("kept {count} in {ms}", count=size(count), ms=duration(ms)))
             case session.SaveSkipped(reason=reason):
-                self._say("save", f"not kept: {reason}", "warn")
+                self._say("save", _("not kept: {reason}", reason=retold(reason)), "warn")
 
     def _reading_ended(self) -> None:
         self._remarks.pop("read", None)
@@ -201,7 +228,12 @@ class TurnStory:
 
 def waiting_words(title: str, other: TurnStory, reply: str) -> str:
     """What stands where a reply will be that waits for another chat's: for which one, and how far that is."""
-    far = f"reading {100 * other.fraction:.0f} %" if other.fraction is not None else "writing its reply"
+    far = (
+        _("reading {fraction} %", fraction=f"{100 * other.fraction:.0f}")
+        if other.fraction is not None
+        else _("writing its reply")
+    )
     if reply:
-        far += f", {several(len(reply.split()), 'word')} so far"
-    return f"Waiting for “{title}”: {far}."
+        words = len(reply.split())
+        far = several(words, "{far}, {count} word so far", "{far}, {count} words so far", far=far)
+    return _("Waiting for “{title}”: {far}.", title=title, far=far)

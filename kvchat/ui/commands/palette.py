@@ -13,6 +13,7 @@ from PySide6.QtWidgets import QDialog, QListWidget, QListWidgetItem, QWidget
 from kvchat.ui.base.building import column, label, line_edit, row
 from kvchat.ui.widgets.elided import ElidedLabel
 from kvchat.words.folding import folded
+from kvchat.words.language import _
 
 _WHOLE, _START, _WORD, _INSIDE, _SCATTERED = 5, 4, 3, 2, 1  # how well the letters lie, from best to worst
 _MOST_CHATS, _MOST_ACTIONS, _CHATS_AT_FIRST = 9, 5, 7
@@ -37,23 +38,23 @@ class Palette(QDialog):
         """Both in the order that counts when nothing was typed."""
         super().__init__(parent, Qt.WindowType.Dialog | Qt.WindowType.FramelessWindowHint)
         self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
-        self.setAccessibleName("Go to a chat, or do something")
+        self.setAccessibleName(_("Go to a chat, or do something"))
         self.setObjectName("palette")
         self._chats, self._chat_words = chats, [folded(entry.words) for entry in chats]
         self._actions = actions
         self._action_words = [folded(f"{entry.words} {entry.also}".strip()) for entry in actions]
         self._shown: list[PaletteEntry] = []
-        self.field = line_edit("Go to a chat, or do something", "Go to a chat, or do something…")
+        self.field = line_edit(_("Go to a chat, or do something"), _("Go to a chat, or do something…"))
         self.field.installEventFilter(self)
         self.field.textChanged.connect(self._fill)
         self.field.returnPressed.connect(self._do)
         self.list = QListWidget()
         self.list.setObjectName("paletteList")
-        self.list.setAccessibleName("What fits")
+        self.list.setAccessibleName(_("What fits"))
         self.list.setFocusPolicy(Qt.FocusPolicy.NoFocus)
         self.list.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self.list.itemClicked.connect(lambda _: self._do())
-        self.nothing = label("No chat and nothing to do is called that.", "muted")
+        self.nothing = label(_("No chat and nothing to do is called that."), "muted")
         self.nothing.setContentsMargins(10, 4, 10, 6)
         self._column = column(self.field, self.nothing, self.list, on=self, spacing=6, margins=10)
         self._fill("")

@@ -11,7 +11,8 @@ from PySide6.QtGui import QAction, QKeySequence
 from PySide6.QtWidgets import QDialog, QGridLayout, QMenu, QVBoxLayout, QWidget
 
 from kvchat.ui.base.building import button, column, label, row
-from kvchat.words.wording import ALWAYS_KEEP, NEVER_KEEP, NUMBERS, STORAGE, TIME_SAVED
+from kvchat.words.language import N_, _
+from kvchat.words.wording import ALWAYS_KEEP, NEVER_KEEP
 
 
 @dataclass(frozen=True)
@@ -27,60 +28,77 @@ class Shortcut:
     own: bool = True  # False: a field or a list answers to these keys itself, and the sheet tells of them
 
 
-_CHATS, _MESSAGES, _VIEW, _WINDOWS, _KEEPING = "Chats", "Messages", "View", "Windows", "Housekeeping"
+_CHATS, _MESSAGES, _VIEW = N_("Chats"), N_("Messages"), N_("View")
+_WINDOWS, _KEEPING = N_("Windows"), N_("Housekeeping")
 
 SHORTCUTS = (
-    Shortcut("palette", "Go to a chat, or do something", _CHATS, ("Ctrl+K",), in_palette=False),
-    Shortcut("new", "New chat", _CHATS, ("Ctrl+N",), also="begin start conversation"),
-    Shortcut("previous", "Previous chat", _CHATS, ("Ctrl+Up", "Ctrl+PgUp")),
-    Shortcut("next", "Next chat", _CHATS, ("Ctrl+Down", "Ctrl+PgDown")),
-    Shortcut("list", "Go to the list of chats", _CHATS, ("Ctrl+1",)),
-    Shortcut("search", "Search in all chats", _CHATS, ("Ctrl+Shift+F",), also="find"),
-    Shortcut("find", "Find in this chat", _CHATS, ("Ctrl+F",), also="search"),
-    Shortcut("find-next", "Next place found", _CHATS, ("F3",), in_palette=False),
-    Shortcut("find-previous", "Previous place found", _CHATS, ("Shift+F3",), in_palette=False),
-    Shortcut("chat-settings", "Chat settings…", _CHATS, also="system prompt temperature sampling preset thinking"),
-    Shortcut("rename", "Rename this chat", _CHATS, ("F2",), also="title name"),
-    Shortcut("name", "Name this chat by the model", _CHATS, also="title rename"),
-    Shortcut("delete", "Delete this chat", _CHATS, also="remove trash"),
-    Shortcut("undo", "Undo what was deleted", _CHATS, ("Ctrl+Z",), also="restore back"),
-    Shortcut("deleted", "Recently deleted…", _CHATS, also="trash bin restore recover undo"),
-    Shortcut("compose", "Write a message", _MESSAGES, ("Ctrl+L",)),
-    Shortcut("send", "Send", _MESSAGES, ("Return",), in_palette=False, own=False),
-    Shortcut("line", "New line", _MESSAGES, ("Shift+Return",), in_palette=False, own=False),
-    Shortcut("stop", "Stop the reply", _MESSAGES, ("Esc",), also="cancel end"),
-    Shortcut("regenerate", "Make another reply", _MESSAGES, ("Ctrl+R",), also="regenerate retry again"),
-    Shortcut("edit", "Edit my last message", _MESSAGES, ("Ctrl+E",), also="change correct"),
-    Shortcut("edit-up", "Edit my last message, from an empty field", _MESSAGES, ("Up",), in_palette=False, own=False),
-    Shortcut("attach", "Attach files…", _MESSAGES, ("Ctrl+O",), also="upload picture image pdf document add open"),
-    Shortcut("larger", "Larger text", _VIEW, ("Ctrl++", "Ctrl+="), also="font size zoom in bigger"),
-    Shortcut("smaller", "Smaller text", _VIEW, ("Ctrl+-",), also="font size zoom out"),
-    Shortcut("normal", "Normal text size", _VIEW, ("Ctrl+0",), also="font zoom reset"),
-    Shortcut("dark", "Dark theme", _VIEW, also="colours colors appearance night mode"),
-    Shortcut("light", "Light theme", _VIEW, also="colours colors appearance day mode bright"),
-    Shortcut("like-system", "Theme like the system", _VIEW, also="colours colors appearance dark light"),
-    Shortcut("sidebar", "Show or hide the sidebar", _VIEW, ("Ctrl+B",), also="panel chats list"),
-    Shortcut("full-screen", "Full screen", _VIEW, ("F11",), also="fullscreen maximise maximize"),
-    Shortcut("numbers", f"Show or hide {NUMBERS.lower()}", _VIEW, also="figures statistics receipt time"),
-    Shortcut("settings", "Settings…", _WINDOWS, ("Ctrl+,",), also="preferences options configure theme font language"),
-    Shortcut("models", "Models…", _WINDOWS, ("Ctrl+M",), also="download gguf hugging face switch change llm"),
-    Shortcut("library", "Library…", _WINDOWS, also="documents folder repository files prepare knowledge read begin"),
-    Shortcut("programs", "Programs…", _WINDOWS, also="gateway server api agents editors requests openai anthropic"),
-    Shortcut("engine", "Engine…", _WINDOWS, ("Ctrl+Shift+E",), also="server llama memory speed gpu"),
-    Shortcut("log", "Engine’s log…", _WINDOWS, also="output errors messages debug diagnostics"),
-    Shortcut("restart-engine", "Restart engine", _WINDOWS, also="start stop server llama reload"),
-    Shortcut("disk", f"{STORAGE}…", _WINDOWS, ("Ctrl+D",), also="disk usage space cache memory of chats delete shrink"),
-    Shortcut("saved", f"{TIME_SAVED}…", _WINDOWS, also="statistics plots seconds energy hot warm disk cold csv"),
-    Shortcut("manual", "Manual", _WINDOWS, ("F1",), also="help how privacy folders troubleshooting errors"),
-    Shortcut("shortcuts", "Keyboard shortcuts", _WINDOWS, ("Ctrl+/",), also="keys help hotkeys"),
-    Shortcut("quit", "Quit", _WINDOWS, ("Ctrl+Q",), also="exit close leave"),
-    Shortcut("export", "Export this chat…", _KEEPING, also="save share download markdown html json"),
-    Shortcut("export-memory", "Export with its memory…", _KEEPING, also="save share move computer passphrase encrypt"),
-    Shortcut("export-all", "Export all chats…", _KEEPING, also="save share download"),
-    Shortcut("import", "Import chats…", _KEEPING, also="load open chatgpt claude"),
-    Shortcut("import-folder", "Import a folder of chats…", _KEEPING, also="load open"),
-    Shortcut("back-up", "Back up…", _KEEPING, also="backup copy save"),
-    Shortcut("restore", "Restore from a backup…", _KEEPING, also="recover load"),
+    Shortcut("palette", N_("Go to a chat, or do something"), _CHATS, ("Ctrl+K",), in_palette=False),
+    Shortcut("new", N_("New chat"), _CHATS, ("Ctrl+N",), also=N_("begin start conversation")),
+    Shortcut("previous", N_("Previous chat"), _CHATS, ("Ctrl+Up", "Ctrl+PgUp")),
+    Shortcut("next", N_("Next chat"), _CHATS, ("Ctrl+Down", "Ctrl+PgDown")),
+    Shortcut("list", N_("Go to the list of chats"), _CHATS, ("Ctrl+1",)),
+    Shortcut("search", N_("Search in all chats"), _CHATS, ("Ctrl+Shift+F",), also=N_("find")),
+    Shortcut("find", N_("Find in this chat"), _CHATS, ("Ctrl+F",), also=N_("search")),
+    Shortcut("find-next", N_("Next place found"), _CHATS, ("F3",), in_palette=False),
+    Shortcut("find-previous", N_("Previous place found"), _CHATS, ("Shift+F3",), in_palette=False),
+    Shortcut(
+        "chat-settings", N_("Chat settings…"), _CHATS, also=N_("system prompt temperature sampling preset thinking")
+    ),
+    Shortcut("rename", N_("Rename this chat"), _CHATS, ("F2",), also=N_("title name")),
+    Shortcut("name", N_("Name this chat by the model"), _CHATS, also=N_("title rename")),
+    Shortcut("delete", N_("Delete this chat"), _CHATS, also=N_("remove trash")),
+    Shortcut("undo", N_("Undo what was deleted"), _CHATS, ("Ctrl+Z",), also=N_("restore back")),
+    Shortcut("deleted", N_("Recently deleted…"), _CHATS, also=N_("trash bin restore recover undo")),
+    Shortcut("compose", N_("Write a message"), _MESSAGES, ("Ctrl+L",)),
+    Shortcut("send", N_("Send"), _MESSAGES, ("Return",), in_palette=False, own=False),
+    Shortcut("line", N_("New line"), _MESSAGES, ("Shift+Return",), in_palette=False, own=False),
+    Shortcut("stop", N_("Stop the reply"), _MESSAGES, ("Esc",), also=N_("cancel end")),
+    Shortcut("regenerate", N_("Make another reply"), _MESSAGES, ("Ctrl+R",), also=N_("regenerate retry again")),
+    Shortcut("edit", N_("Edit my last message"), _MESSAGES, ("Ctrl+E",), also=N_("change correct")),
+    Shortcut(
+        "edit-up", N_("Edit my last message, from an empty field"), _MESSAGES, ("Up",), in_palette=False, own=False
+    ),
+    Shortcut(
+        "attach", N_("Attach files…"), _MESSAGES, ("Ctrl+O",), also=N_("upload picture image pdf document add open")
+    ),
+    Shortcut("larger", N_("Larger text"), _VIEW, ("Ctrl++", "Ctrl+="), also=N_("font size zoom in bigger")),
+    Shortcut("smaller", N_("Smaller text"), _VIEW, ("Ctrl+-",), also=N_("font size zoom out")),
+    Shortcut("normal", N_("Normal text size"), _VIEW, ("Ctrl+0",), also=N_("font zoom reset")),
+    Shortcut("dark", N_("Dark theme"), _VIEW, also=N_("colours colors appearance night mode")),
+    Shortcut("light", N_("Light theme"), _VIEW, also=N_("colours colors appearance day mode bright")),
+    Shortcut("like-system", N_("Theme like the system"), _VIEW, also=N_("colours colors appearance dark light")),
+    Shortcut("sidebar", N_("Show or hide the sidebar"), _VIEW, ("Ctrl+B",), also=N_("panel chats list")),
+    Shortcut("full-screen", N_("Full screen"), _VIEW, ("F11",), also=N_("fullscreen maximise maximize")),
+    Shortcut("numbers", N_("Show or hide speed and token counts"), _VIEW, also=N_("figures statistics receipt time")),
+    Shortcut(
+        "settings", N_("Settings…"), _WINDOWS, ("Ctrl+,",), also=N_("preferences options configure theme font language")
+    ),
+    Shortcut("models", N_("Models…"), _WINDOWS, ("Ctrl+M",), also=N_("download gguf hugging face switch change llm")),
+    Shortcut(
+        "library", N_("Library…"), _WINDOWS, also=N_("documents folder repository files prepare knowledge read begin")
+    ),
+    Shortcut(
+        "programs", N_("Programs…"), _WINDOWS, also=N_("gateway server api agents editors requests openai anthropic")
+    ),
+    Shortcut("engine", N_("Engine…"), _WINDOWS, ("Ctrl+Shift+E",), also=N_("server llama memory speed gpu")),
+    Shortcut("log", N_("Engine’s log…"), _WINDOWS, also=N_("output errors messages debug diagnostics")),
+    Shortcut("restart-engine", N_("Restart engine"), _WINDOWS, also=N_("start stop server llama reload")),
+    Shortcut(
+        "disk", N_("Storage…"), _WINDOWS, ("Ctrl+D",), also=N_("disk usage space cache memory of chats delete shrink")
+    ),
+    Shortcut("saved", N_("Time saved…"), _WINDOWS, also=N_("statistics plots seconds energy hot warm disk cold csv")),
+    Shortcut("manual", N_("Manual"), _WINDOWS, ("F1",), also=N_("help how privacy folders troubleshooting errors")),
+    Shortcut("shortcuts", N_("Keyboard shortcuts"), _WINDOWS, ("Ctrl+/",), also=N_("keys help hotkeys")),
+    Shortcut("quit", N_("Quit"), _WINDOWS, ("Ctrl+Q",), also=N_("exit close leave")),
+    Shortcut("export", N_("Export this chat…"), _KEEPING, also=N_("save share download markdown html json")),
+    Shortcut(
+        "export-memory", N_("Export with its memory…"), _KEEPING, also=N_("save share move computer passphrase encrypt")
+    ),
+    Shortcut("export-all", N_("Export all chats…"), _KEEPING, also=N_("save share download")),
+    Shortcut("import", N_("Import chats…"), _KEEPING, also=N_("load open chatgpt claude")),
+    Shortcut("import-folder", N_("Import a folder of chats…"), _KEEPING, also=N_("load open")),
+    Shortcut("back-up", N_("Back up…"), _KEEPING, also=N_("backup copy save")),
+    Shortcut("restore", N_("Restore from a backup…"), _KEEPING, also=N_("recover load")),
 )
 
 
@@ -90,8 +108,8 @@ class ShortcutSheet(QDialog):
     def __init__(self, parent: QWidget) -> None:
         super().__init__(parent)
         self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
-        self.setWindowTitle("Keyboard shortcuts")
-        self.setAccessibleName("Keyboard shortcuts")
+        self.setWindowTitle(_("Keyboard shortcuts"))
+        self.setAccessibleName(_("Keyboard shortcuts"))
         columns = column(spacing=18), column(spacing=18)
         with_keys = [shortcut for shortcut in SHORTCUTS if shortcut.keys]
         for group, entries in groupby(with_keys, lambda shortcut: shortcut.group):
@@ -99,16 +117,16 @@ class ShortcutSheet(QDialog):
             least.addLayout(_group(group, list(entries)))
         for side in columns:
             side.addStretch(1)
-        close = button("Close", self.close, name="Close the shortcuts")
+        close = button(_("Close"), self.close, name=_("Close the shortcuts"))
         close.setDefault(True)
-        title, last = label("Keyboard shortcuts", "title"), (close, 0, Qt.AlignmentFlag.AlignRight)
+        title, last = label(_("Keyboard shortcuts"), "title"), (close, 0, Qt.AlignmentFlag.AlignRight)
         column(title, row(*columns, spacing=44), last, on=self, spacing=16, margins=(28, 24, 28, 20))
 
 
 def words_of(action: str) -> str:
     """What an action is called in a menu, with its keys at the right edge."""
     shortcut = next(one for one in SHORTCUTS if one.action == action)
-    return "\t".join(part for part in (shortcut.words, shown_keys(shortcut)) if part)
+    return "\t".join(part for part in (_(shortcut.words), shown_keys(shortcut)) if part)
 
 
 def shown_keys(shortcut: Shortcut) -> str:
@@ -124,7 +142,7 @@ def install_shortcuts(window: QWidget, handlers: Mapping[str, Callable[[], objec
     for shortcut in SHORTCUTS:
         if not shortcut.own:
             continue
-        action = QAction(shortcut.words, window)
+        action = QAction(_(shortcut.words), window)
         action.setShortcuts([QKeySequence(keys) for keys in shortcut.keys])
         action.setShortcutContext(Qt.ShortcutContext.WindowShortcut)
         action.triggered.connect(lambda _checked, do=handlers[shortcut.action]: do())
@@ -138,8 +156,8 @@ def add_keep_actions(
 ) -> tuple[QAction, QAction]:
     """Append what is to be kept of a conversation, two entries; each calls back with whether it holds from now on."""
     pin, never = menu.addAction(ALWAYS_KEEP), menu.addAction(NEVER_KEEP)
-    pin.setToolTip("It is never deleted to make room")
-    never.setToolTip("After a restart the chat is read again from the beginning")
+    pin.setToolTip(_("It is never deleted to make room"))
+    never.setToolTip(_("After a restart the chat is read again from the beginning"))
     for action, run in ((pin, on_pin), (never, on_never_save)):
         action.setCheckable(True)
         action.triggered.connect(lambda on, run=run: run(on))
@@ -151,9 +169,9 @@ def _group(name: str, entries: list[Shortcut]) -> QGridLayout:
     grid = QGridLayout()
     grid.setHorizontalSpacing(26)
     grid.setVerticalSpacing(7)
-    grid.addWidget(label(name, "strong"), 0, 0, 1, 2)
+    grid.addWidget(label(_(name), "strong"), 0, 0, 1, 2)
     for line, shortcut in enumerate(entries, 1):
-        grid.addWidget(label(shortcut.words), line, 0)
+        grid.addWidget(label(_(shortcut.words)), line, 0)
         grid.addWidget(label(shown_keys(shortcut), "key"), line, 1, Qt.AlignmentFlag.AlignRight)
     grid.setColumnStretch(0, 1)
     return grid

@@ -27,6 +27,7 @@ from kvchat.ui.chat.composer import local_files
 from kvchat.ui.controllers.chat import ChatController
 from kvchat.ui.controllers.controller import Controller
 from kvchat.ui.controllers.views import Views
+from kvchat.words.language import _
 
 PASTED, PASTED_PICTURE = "Pasted text.txt", "Pasted picture.png"
 
@@ -58,7 +59,7 @@ class AttachmentController(Controller):
 
     def choose(self) -> None:
         """Let the user pick files."""
-        dialog = file_dialog(self._composer.window(), "Attach files", QFileDialog.FileMode.ExistingFiles)
+        dialog = file_dialog(self._composer.window(), _("Attach files"), QFileDialog.FileMode.ExistingFiles)
         dialog.filesSelected.connect(lambda names: self.take(_chosen(dialog, names)))
         dialog.finished.connect(lambda: self._composer.focus())
         dialog.open()

@@ -20,6 +20,7 @@ from kvchat.ui.controllers.drafts import DraftController
 from kvchat.ui.controllers.sidebar import SidebarController
 from kvchat.ui.controllers.views import TurnState, Views
 from kvchat.ui.dialogs.confirm import confirm
+from kvchat.words.language import _
 
 MOST_TURNS = 20  # that are over and remembered all the same, for who comes back to them
 
@@ -111,11 +112,11 @@ class ChatController(Controller):
             title = self.conversations.title(other)
             confirm(
                 self._views.transcript,
-                "Answer this chat first?",
-                f"The reply in “{title}” is stopped. What came of it is kept and can be continued.",
-                "Answer this first",
+                _("Answer this chat first?"),
+                _("The reply in “{title}” is stopped. What came of it is kept and can be continued.", title=title),
+                _("Answer this first"),
                 lambda: self._runtime.chat.go_first(here),
-                keep="Wait",
+                keep=_("Wait"),
             )
 
     def stop(self) -> None:

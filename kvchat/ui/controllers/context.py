@@ -31,7 +31,7 @@ from kvchat.ui.controllers.attachments import PASTED
 from kvchat.ui.controllers.chat import ChatController
 from kvchat.ui.controllers.controller import Controller
 from kvchat.ui.controllers.views import Views
-from kvchat.words.wording import several
+from kvchat.words.language import _, several
 
 _GATHER_MS = 250  # keystrokes and events are gathered this long before the tokens are counted again
 
@@ -55,7 +55,7 @@ class ContextController(Controller):
         chat.left.connect(self._leave)
         card.later.clicked.connect(self._later)
         card.larger.clicked.connect(lambda: self._runner.start(self._raise()))
-        card.drop.clicked.connect(lambda: self._shorten(runtime.chat.context.drop_middle, "left out"))
+        card.drop.clicked.connect(lambda: self._shorten(runtime.chat.context.drop_middle, _left_out))
         card.summarise.clicked.connect(self._summarise)
         card.part.clicked.connect(lambda: self._runner.start(self._attach_part()))
         card.stop.clicked.connect(self._stop)
@@ -94,7 +94,7 @@ class ContextController(Controller):
             use = ContextUse(failure.prompt_tokens, 0, 0, failure.context_size)
         refused = use is not None and (use.over or isinstance(failure, PromptTooLong))
         answering = self._answering()
-        self._composer.refuse(TOO_LONG if use is not None and use.over and not answering else "")
+        self._composer.refuse(_(TOO_LONG) if use is not None and use.over and not answering else "")
         if here in self._summarising:
             self._card.show_summarising()
         elif use is not None and (use.tight or refused) and here not in self._put_off and not answering:
@@ -168,7 +168,7 @@ class ContextController(Controller):
     def _summarise(self) -> None:
         here = self._chat.current
         if here is not None and here not in self._summarising:
-            self._summarising[here] = task = self._shorten(self._runtime.chat.context.summarise, "summed up")
+            self._summarising[here] = task = self._shorten(self._runtime.chat.context.summarise, _summed_up)
             task.add_done_callback(lambda _: self._summarising.pop(here))
             task.add_done_callback(lambda _: self._show_card())
             self._show_card()
@@ -178,16 +178,25 @@ class ContextController(Controller):
         if task is not None:
             task.cancel()
 
-    def _shorten(self, way: Callable[[str], Coroutine[Any, Any, int]], done: str) -> asyncio.Task[Any]:
+    def _shorten(self, way: Callable[[str], Coroutine[Any, Any, int]], done: Callable[[int], str]) -> asyncio.Task[Any]:
         return self._runner.start(self._shortened(self._chat.current or "", way, done))
 
-    async def _shortened(self, conversation_id: str, way: Callable[[str], Coroutine[Any, Any, int]], done: str) -> None:
+    async def _shortened(
+        self, conversation_id: str, way: Callable[[str], Coroutine[Any, Any, int]], done: Callable[[int], str]
+    ) -> None:
         """Shorten, say so, and answer a question that did not fit before."""
         waiting = await self._runtime.chat.messages(conversation_id)
         count = await way(conversation_id)
-        detail = "This is another branch of the chat; the one before has every message still."
-        title = f"{several(count, 'message was', 'messages were')} {done}"
-        self._runtime.events.publish(Notice(title, detail))
+        detail = _("This is another branch of the chat; the one before has every message still.")
+        self._runtime.events.publish(Notice(done(count), detail))
         if waiting and waiting[-1].role is Role.USER and conversation_id == self._chat.current:
             self._chat.retry()
         self._count_soon()
+
+
+def _left_out(count: int) -> str:
+    return several(count, "{count} message was left out", "{count} messages were left out")
+
+
+def _summed_up(count: int) -> str:
+    return several(count, "{count} message was summed up", "{count} messages were summed up")

@@ -10,7 +10,7 @@ from kvchat.runtime import Runtime
 from kvchat.ui.controllers.chat import ChatController
 from kvchat.ui.controllers.controller import Controller
 from kvchat.ui.controllers.views import Views
-from kvchat.words.wording import several
+from kvchat.words.language import _, several
 
 _GATHER_MS = 60  # changes this soon after each other are asked about once
 
@@ -63,12 +63,12 @@ class GroundController(Controller):
 
 def words_of(ground: Ground, standing: Standing | None, *, keeps: bool) -> tuple[str, str]:
     """What a chat stands on, and what is to be known of it. `keeps`: the chat has memory of its own."""
-    count = several(len(ground.documents), "document")
+    count = several(len(ground.documents), "{count} document", "{count} documents")
     if standing is None:
-        return count, "no longer in the library"
+        return count, _("no longer in the library")
     text = f"{standing.prepared.name} · {count}"
     if not ground.as_read:
-        return text, "read again since: this chat keeps what it began on"
+        return text, _("read again since: this chat keeps what it began on")
     if standing.why_not and not keeps:
-        return text, f"to be read: {standing.why_not}"
-    return text, f"{standing.changes.words} since it was read" if standing.changes else ""
+        return text, _("to be read: {why_not}", why_not=standing.why_not)
+    return text, _("{words} since it was read", words=standing.changes.words) if standing.changes else ""

@@ -11,6 +11,7 @@ from kvchat.ui.controllers.chat import ChatController
 from kvchat.ui.controllers.controller import Controller
 from kvchat.ui.controllers.views import Views
 from kvchat.ui.messages.message_actions import MessageRequest, Request
+from kvchat.words.language import _, number
 
 
 class MessageController(Controller):
@@ -27,7 +28,9 @@ class MessageController(Controller):
         message, chat = requested.message, self._runtime.chat
         id = message.conversation_id
         if chat.is_answering(id):
-            self._views.notices.tell("The last message is still being answered", "Wait for the reply, or stop it.")
+            self._views.notices.tell(
+                _("The last message is still being answered"), _("Wait for the reply, or stop it.")
+            )
             return
         match requested.run:
             case Request.REGENERATE:
@@ -64,6 +67,10 @@ class MessageController(Controller):
     async def _delete(self, message: Message) -> None:
         removed = await self._runtime.chat.delete_message(message)
         followed = len(removed.rows) - 1
-        what = f"Deleted the message and {followed:,} that followed it" if followed else "Deleted the message"
+        what = (
+            _("Deleted the message and {followed} that followed it", followed=number(followed))
+            if followed
+            else _("Deleted the message")
+        )
         put_back = self._runtime.chat.put_back
         self._views.notices.offer_undo(what, lambda: self._runner.start(put_back(removed)))

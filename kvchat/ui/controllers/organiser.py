@@ -12,7 +12,8 @@ from kvchat.runtime import Runtime
 from kvchat.ui.controllers.chat import ChatController
 from kvchat.ui.controllers.controller import Controller
 from kvchat.ui.controllers.views import Views
-from kvchat.words.wording import one_line, several
+from kvchat.words.language import _, several
+from kvchat.words.wording import one_line
 
 _MOST_LETTERS = 40  # of a title in a notice
 
@@ -40,7 +41,7 @@ class OrganiserController(Controller):
         sidebar.choose(ids)
 
     async def _delete(self, ids: list[str]) -> None:
-        offer_undo = self._undo_offer(ids, "Deleted", self._organiser.undo_delete)
+        offer_undo = self._undo_offer(ids, _("Deleted"), self._organiser.undo_delete)
         self._chat.step_away(ids)
         await self._organiser.delete(ids)
         offer_undo()
@@ -48,7 +49,7 @@ class OrganiserController(Controller):
     async def _archive(self, ids: list[str], archived: bool) -> None:
         offer_undo = self._undo_offer(
             ids,
-            "Archived" if archived else "Taken out of the archive:",
+            _("Archived") if archived else _("Taken out of the archive:"),
             lambda ids: self._organiser.archive(ids, not archived),
         )
         if archived:
@@ -66,13 +67,13 @@ class OrganiserController(Controller):
                 self._chat.open(here)
 
         name = title if len(title) <= _MOST_LETTERS else f"{title[: _MOST_LETTERS - 1].rstrip()}…"
-        what = f"“{name}”" if len(ids) == 1 and name else several(len(ids), "chat")
+        what = f"“{name}”" if len(ids) == 1 and name else several(len(ids), "{count} chat", "{count} chats")
         return lambda: self._views.notices.offer_undo(f"{done} {what}", lambda: self._runner.start(undo_all()))
 
     def _ask_folder(self, ids: list[str]) -> None:
         dialog = QInputDialog(self._views.sidebar)
-        dialog.setWindowTitle("New folder")
-        dialog.setLabelText("Name of the folder")
+        dialog.setWindowTitle(_("New folder"))
+        dialog.setLabelText(_("Name of the folder"))
         dialog.textValueSelected.connect(
             lambda name: name.strip() and self._runner.start(self._organiser.move(ids, name))
         )

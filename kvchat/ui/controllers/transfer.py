@@ -23,15 +23,17 @@ from kvchat.ui.controllers.views import Views
 from kvchat.ui.dialogs.confirm import confirm
 from kvchat.ui.dialogs.passphrase import ask_passphrase
 from kvchat.ui.dialogs.report import ImportReportDialog
-from kvchat.words.wording import moment_of, several, size
+from kvchat.words.language import N_, _, number, several
+from kvchat.words.wording import moment_of, size
 
-_FORMS = "kvchat’s own form, complete (*.json);;Markdown (*.md *.zip);;Web page (*.html)"
-_EXPORTS = "Exported chats (*.json *.zip *.kvchat);;All files (*)"
-_BACKUPS = "Backups (*.zip);;All files (*)"
-_WITH_MEMORY = "Chats with their memory (*.kvchat)"
-_ABOUT_MEMORY = (
-    "takes {}. With it the chat goes on with the same model on any computer, and is not read again there. Whoever has "
-    "the file can read the chat, unless you give it a passphrase; without that nobody opens it again, not even you."
+_FORMS = N_("kvchat’s own form, complete (*.json);;Markdown (*.md *.zip);;Web page (*.html)")
+_EXPORTS = N_("Exported chats (*.json *.zip *.kvchat);;All files (*)")
+_BACKUPS = N_("Backups (*.zip);;All files (*)")
+_WITH_MEMORY = N_("Chats with their memory (*.kvchat)")
+_ABOUT_MEMORY = N_(
+    "The memory of this chat takes {size}. With it the chat goes on with the same model on any computer, and is not "
+    "read again there. Whoever has the file can read the chat, unless you give it a passphrase; without that nobody "
+    "opens it again, not even you."
 )
 _NO_NAME = str.maketrans(dict.fromkeys('\\/:*?"<>|\n\r\t\0', " "))
 _PATIENCE_MS = 600  # what takes no longer shows no progress
@@ -55,8 +57,8 @@ class TransferController(Controller):
 
     def export(self, ids: list[str]) -> None:
         """These chats, into a file named after the one, or after none."""
-        name = self._file_name(ids[0]) if len(ids) == 1 else "Chats"
-        save_dialog(self._window, "Export", f"{name}.json", _FORMS, lambda path: self._export(ids, path))
+        name = self._file_name(ids[0]) if len(ids) == 1 else _("Chats")
+        save_dialog(self._window, _("Export"), f"{name}.json", _(_FORMS), lambda path: self._export(ids, path))
 
     def export_with_memory(self, id: str) -> None:
         """This chat with its memory, sealed if the user gives a passphrase."""
@@ -66,15 +68,15 @@ class TransferController(Controller):
         """Every chat, into one file."""
         save_dialog(
             self._window,
-            "Export all chats",
+            _("Export all chats"),
             "Chats.json",
-            _FORMS,
+            _(_FORMS),
             lambda path: self._export(list(self._conversations.titles), path),
         )
 
     def take_in(self) -> None:
         """Chats from files, of kvchat or another application."""
-        self._pick("Import chats", QFileDialog.FileMode.ExistingFiles, _EXPORTS, self._take_in)
+        self._pick(_("Import chats"), QFileDialog.FileMode.ExistingFiles, _(_EXPORTS), self._take_in)
 
     def import_files(self, paths: list[Path]) -> None:
         """Chats from these files."""
@@ -82,59 +84,71 @@ class TransferController(Controller):
 
     def take_in_folder(self) -> None:
         """Chats from all files in a folder."""
-        self._pick("Import a folder of chats", QFileDialog.FileMode.Directory, "", self._take_in)
+        self._pick(_("Import a folder of chats"), QFileDialog.FileMode.Directory, "", self._take_in)
 
     def back_up(self) -> None:
         """All chats and the settings, into one file."""
         save_dialog(
-            self._window, "Back up", "kvchat backup.zip", _BACKUPS, lambda path: self._runner.start(self._save(path))
+            self._window,
+            _("Back up"),
+            _("kvchat backup.zip"),
+            _(_BACKUPS),
+            lambda path: self._runner.start(self._save(path)),
         )
 
     def restore(self) -> None:
         """Everything as it was in a backup."""
-        self._pick("Restore from a backup", QFileDialog.FileMode.ExistingFile, _BACKUPS, self._look_at)
+        self._pick(_("Restore from a backup"), QFileDialog.FileMode.ExistingFile, _(_BACKUPS), self._look_at)
 
     def _file_name(self, id: str) -> str:
         title = self._conversations.title(id).translate(_NO_NAME)
-        return " ".join(title.split())[:80].strip(". ") or "Chat"
+        return " ".join(title.split())[:80].strip(". ") or _("Chat")
 
     async def _offer_memory(self, id: str) -> None:
         memory = await self._runtime.transfer.memory_of(id)
-        about = f"The memory of this chat {_ABOUT_MEMORY.format(size(memory.bytes))}"
+        about = _(_ABOUT_MEMORY, size=size(memory.bytes))
 
         def pick(passphrase: str) -> None:
-            name, title = f"{self._file_name(id)}.kvchat", "Export with its memory"
-            save_dialog(self._window, title, name, _WITH_MEMORY, lambda path: self._export_memory(id, path, passphrase))
+            name, title = f"{self._file_name(id)}.kvchat", _("Export with its memory")
+            save_dialog(
+                self._window, title, name, _(_WITH_MEMORY), lambda path: self._export_memory(id, path, passphrase)
+            )
 
-        ask_passphrase(self._window, "Export with its memory?", about, "Choose a file…", pick, optional=True)
+        ask_passphrase(self._window, _("Export with its memory?"), about, _("Choose a file…"), pick, optional=True)
 
     def _export_memory(self, id: str, target: Path, passphrase: str) -> None:
         async def export() -> None:
             work = partial(self._runtime.transfer.export_with_memory, id, target, passphrase=passphrase)
-            written = await self._with_progress("Exporting…", work, ("Export cancelled", "Nothing was written."))
-            sealed = ", sealed with your passphrase" if passphrase else ""
-            self._views.notices.tell_where(f"Exported 1 chat with its memory, {size(written)}{sealed}", target)
+            written = await self._with_progress(
+                _("Exporting…"), work, (_("Export cancelled"), _("Nothing was written."))
+            )
+            told = _("Exported 1 chat with its memory, {size}", size=size(written))
+            if passphrase:
+                told = _("Exported 1 chat with its memory, {size}, sealed with your passphrase", size=size(written))
+            self._views.notices.tell_where(told, target)
 
         self._runner.start(export())
 
     def _export(self, ids: list[str], target: Path) -> None:
         async def export() -> None:
             work = partial(self._runtime.transfer.export, ids, target)
-            count = await self._with_progress("Exporting…", work, ("Export cancelled", "Nothing was written."))
-            self._views.notices.tell_where(f"Exported {several(count, 'chat')}", target)
+            count = await self._with_progress(_("Exporting…"), work, (_("Export cancelled"), _("Nothing was written.")))
+            self._views.notices.tell_where(several(count, "Exported {count} chat", "Exported {count} chats"), target)
 
         self._runner.start(export())
 
     async def _take_in(self, paths: list[Path], passphrase: str = "") -> None:
         work = partial(self._runtime.transfer.take_in, paths, passphrase=passphrase)
         try:
-            report = await self._with_progress("Importing…", work, ("Import cancelled", "Nothing was imported."))
+            report = await self._with_progress(
+                _("Importing…"), work, (_("Import cancelled"), _("Nothing was imported."))
+            )
         except PassphraseNeeded as needed:
             ask_passphrase(
                 self._window,
                 needed.title,
                 f"{needed.detail} {needed.advice}",
-                "Import",
+                _("Import"),
                 lambda given: self._runner.start(self._take_in(paths, given)),
             )
             return
@@ -143,10 +157,16 @@ class TransferController(Controller):
             await self._runtime.chat.recently_deleted.restore_chats(back)
         if report.imported or back:
             self.imported.emit([*report.imported, *back])
-        title = f"Imported {several(len(report.imported), 'chat')}"
-        known = f"{several(report.known, 'chat was', 'chats were')} here already." if report.known else ""
+        title = several(len(report.imported), "Imported {count} chat", "Imported {count} chats")
+        known = ""
+        if report.known:
+            known = several(report.known, "{count} chat was here already.", "{count} chats were here already.")
         if back:
-            known += " It was deleted, and is back." if report.known == 1 else f" Back from deletion: {len(back):,}."
+            known += (
+                " " + _("It was deleted, and is back.")
+                if report.known == 1
+                else " " + _("Back from deletion: {count}.", count=number(len(back)))
+            )
         known = " ".join(filter(None, (known, *report.told)))
         if report.problems:
             ImportReportDialog(self._views.look, title, known, report.problems, self._window).open()
@@ -155,32 +175,35 @@ class TransferController(Controller):
 
     async def _save(self, target: Path) -> None:
         work = partial(self._runtime.transfer.back_up, target)
-        facts = await self._with_progress("Backing up…", work, ("Backup cancelled", "Nothing was written."))
-        self._views.notices.tell_where(f"Backed up {_contents(facts)}", target)
+        facts = await self._with_progress(_("Backing up…"), work, (_("Backup cancelled"), _("Nothing was written.")))
+        self._views.notices.tell_where(_("Backed up {contents}", contents=_contents(facts)), target)
 
     async def _look_at(self, sources: list[Path]) -> None:
         source = sources[0]
         facts = await self._runtime.transfer.check(source)
         confirm(
             self._window,
-            f"Restore the backup of {moment_of(facts.made_at)}?",
-            f"It holds {_contents(facts)}. It takes the place of the chats and settings you have now, which are kept "
-            "in a folder beside it.",
-            "Restore the backup",
+            _("Restore the backup of {made_at}?", made_at=moment_of(facts.made_at)),
+            _(
+                "It holds {contents}. It takes the place of the chats and settings you have now, which are kept "
+                "in a folder beside it.",
+                contents=_contents(facts),
+            ),
+            _("Restore the backup"),
             lambda: self._runner.start(self._lay_ready(source)),
-            keep="Keep what is here",
+            keep=_("Keep what is here"),
         )
 
     async def _lay_ready(self, source: Path) -> None:
-        work, cancelled = partial(self._runtime.transfer.lay_ready, source), "Nothing has been changed."
-        await self._with_progress("Checking the backup…", work, ("Restore cancelled", cancelled))
+        work, cancelled = partial(self._runtime.transfer.lay_ready, source), _("Nothing has been changed.")
+        await self._with_progress(_("Checking the backup…"), work, (_("Restore cancelled"), cancelled))
         confirm(
             self._window,
-            "Restart kvchat to finish?",
-            "The backup is complete and laid ready. It takes its place when kvchat starts next.",
-            "Restart kvchat",
+            _("Restart kvchat to finish?"),
+            _("The backup is complete and laid ready. It takes its place when kvchat starts next."),
+            _("Restart kvchat"),
             self.restart_requested.emit,
-            keep="Later",
+            keep=_("Later"),
         )
 
     async def _with_progress(
@@ -214,7 +237,7 @@ class _Progress:
         self._loop, self._words, self._ended, self._last_at = loop, words, False, 0.0
         self._task = asyncio.current_task()
         self._dialog = QProgressDialog(words, "", 0, 0, window)
-        cancel = QPushButton("Cancel")
+        cancel = QPushButton(_("Cancel"))
         cancel.setAutoDefault(False)  # Enter is not meant for it
         self._dialog.setCancelButton(cancel)
         self._dialog.setMinimumWidth(_WIDTH)
@@ -244,7 +267,7 @@ class _Progress:
             return
         step = _STEPS * done // total if total else 0
         if done and not total:
-            self._dialog.setLabelText(f"{self._words} {several(done, 'chat')}")
+            self._dialog.setLabelText(f"{self._words} {several(done, '{count} chat', '{count} chats')}")
         self._dialog.setMaximum(_STEPS if step else 0)
         self._dialog.setValue(step)
 
@@ -255,4 +278,8 @@ class _Progress:
 
 
 def _contents(facts: BackupFacts) -> str:
-    return f"{several(facts.conversations, 'chat')}, {size(facts.size)}"
+    return _(
+        "{conversations}, {size}",
+        conversations=several(facts.conversations, "{count} chat", "{count} chats"),
+        size=size(facts.size),
+    )

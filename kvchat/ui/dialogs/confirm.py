@@ -10,6 +10,7 @@ from PySide6.QtWidgets import QDialog, QPushButton, QWidget
 
 from kvchat.ui.base.building import STRETCH, column, label, row
 from kvchat.ui.dialogs.panel import fit_height
+from kvchat.words.language import _
 
 _LETTERS = 64  # wide
 
@@ -41,15 +42,15 @@ class Question(QDialog):
 class ConfirmDialog(Question):
     """A question with two answers; keeping things is the default one."""
 
-    def __init__(self, parent: QWidget, title: str, text: str, action: str, keep: str = "Keep") -> None:
-        self.yes, self.keep = QPushButton(action), QPushButton(keep)
+    def __init__(self, parent: QWidget, title: str, text: str, action: str, keep: str = "") -> None:
+        self.yes, self.keep = QPushButton(action), QPushButton(keep or _("Keep"))
         super().__init__(parent, title, ((title, "title"), (text, "muted")), self.yes, self.keep)
         self.yes.setProperty("kind", "danger")
         self.yes.clicked.connect(self.accept)
 
 
 def confirm(
-    parent: QWidget, title: str, text: str, action: str, on_yes: Callable[[], object], *, keep: str = "Keep"
+    parent: QWidget, title: str, text: str, action: str, on_yes: Callable[[], object], *, keep: str = ""
 ) -> ConfirmDialog:
     """Open a question over `parent`; `on_yes` runs if the button `action` is pressed. Returns at once."""
     dialog = ConfirmDialog(parent, title, text, action, keep)

@@ -16,6 +16,7 @@ from kvchat.ui.base.icons import icon
 from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.report import BugReportDialog
 from kvchat.ui.widgets.elided import breakable
+from kvchat.words.language import _
 from kvchat.words.redaction import redact, this_person
 
 _AT_MOST = 3
@@ -38,7 +39,7 @@ class NoticeView(QFrame):
         sign.setPixmap(picture.pixmap(QSize(1, 1) * look.px(18)))
         kinds = (title, "strong" if tone else ""), (breakable(detail), "muted")
         texts = [label(text, kind, wraps=True, selectable=True) for text, kind in kinds if text]
-        self.close_button = tool_button("Close this notice", self.dismiss, icon=icon("close", theme.muted))
+        self.close_button = tool_button(_("Close this notice"), self.dismiss, icon=icon("close", theme.muted))
         parts = sign, (column(*texts, spacing=2), 1), self.close_button
         self._row = row(*parts, on=self, spacing=10, margins=(12, 6, 6, 6))
 
@@ -89,7 +90,7 @@ class Notices(QWidget):
     def tell_where(self, done: str, target: Path) -> None:
         """A file that was written, with a button that opens its folder."""
         folder = QUrl.fromLocalFile(str(target.parent))
-        self.offer(done, "Open folder", lambda: QDesktopServices.openUrl(folder), str(target))
+        self.offer(done, _("Open folder"), lambda: QDesktopServices.openUrl(folder), str(target))
 
     def offer_undo(self, done: str, undo: Callable[[], object]) -> None:
         """Something that was done and can be undone, here or, once the notice has gone, by `undo_last`."""
@@ -100,7 +101,7 @@ class Notices(QWidget):
                 undo()
 
         self._undos = [*self._undos, once][-_MOST_UNDOS:]
-        self.offer(done, "Undo", once)
+        self.offer(done, _("Undo"), once)
 
     def undo_last(self) -> None:
         """Undo what was done last and has not been undone."""

@@ -8,18 +8,19 @@ from PySide6.QtWidgets import QLineEdit, QPushButton, QVBoxLayout, QWidget
 
 from kvchat.ui.base.building import button, line_edit, row
 from kvchat.ui.dialogs.confirm import Question
+from kvchat.words.language import _
 
 
 class PassphraseDialog(Question):
     """Some words, one field, and what is done with it. It is kept nowhere."""
 
     def __init__(self, parent: QWidget, title: str, text: str, action: str, *, optional: bool) -> None:
-        self.field = line_edit("Passphrase", "Passphrase (optional)" if optional else "Passphrase")
+        self.field = line_edit(_("Passphrase"), "Passphrase (optional)" if optional else _("Passphrase"))
         self.field.setEchoMode(QLineEdit.EchoMode.Password)
-        self.shown = button("Show", name="Show what is typed")
+        self.shown = button(_("Show"), name=_("Show what is typed"))
         self.shown.setCheckable(True)
         self.shown.setAutoDefault(False)  # Enter is not meant for it
-        self.go, self.cancel = QPushButton(action), QPushButton("Cancel")
+        self.go, self.cancel = QPushButton(action), QPushButton(_("Cancel"))
         super().__init__(parent, title, ((title, "title"), (text, "muted")), self.go, self.cancel)
         layout = self.layout()
         assert isinstance(layout, QVBoxLayout)

@@ -12,8 +12,9 @@ from PySide6.QtWidgets import QDialog, QWidget
 from kvchat import __version__
 from kvchat.ui.base.building import STRETCH, button, column, label, plain_text, row
 from kvchat.ui.base.theme import Look, page_font
+from kvchat.words.language import N_, _, number
 
-_REQUEST = (
+_REQUEST = N_(
     "kvchat met something it did not expect. Your chats are safe on disk. "
     "If you report this, please add the text below, after a look at it: it may quote what you wrote."
 )
@@ -27,9 +28,9 @@ class ReportDialog(QDialog):
         self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         self.setWindowTitle(title)
         self.resize(620, 420)
-        self.text = plain_text("Report", font, text)
-        self.copy = button("Copy", self._copy, name="Copy the report")
-        close = button("Close", self.close, name="Close the report")
+        self.text = plain_text(_("Report"), font, text)
+        self.copy = button(_("Copy"), self._copy, name=_("Copy the report"))
+        close = button(_("Close"), self.close, name=_("Close the report"))
         close.setDefault(True)
         buttons = row(STRETCH, self.copy, close)
         said = label(words, wraps=True)
@@ -44,7 +45,7 @@ class BugReportDialog(ReportDialog):
 
     def __init__(self, look: Look, text: str, parent: QWidget | None = None) -> None:
         font = page_font(look.type.mono, look.type.small)
-        super().__init__("Something unexpected happened", _REQUEST, f"{_versions()}\n\n{text}", font, parent)
+        super().__init__(_("Something unexpected happened"), _(_REQUEST), f"{_versions()}\n\n{text}", font, parent)
         self.copy.setDefault(True)
 
     def add(self, text: str) -> None:
@@ -56,14 +57,19 @@ class ImportReportDialog(ReportDialog):
     """What was imported, what was known, and each problem."""
 
     def __init__(self, look: Look, title: str, known: str, problems: Sequence[str], parent: QWidget) -> None:
-        failed = "One was not taken in, or not as a whole:"
+        failed = _("One was not taken in, or not as a whole:")
         if len(problems) > 1:
-            failed = f"{len(problems):,} were not taken in, or not as a whole:"
+            failed = _("{count} were not taken in, or not as a whole:", count=number(len(problems)))
         words = " ".join(part for part in (known, failed) if part)
-        super().__init__("Import", words, "\n".join(problems), page_font(look.type.family, look.type.base), parent)
+        super().__init__(_("Import"), words, "\n".join(problems), page_font(look.type.family, look.type.base), parent)
         self.setAccessibleName(title)
         self.column.insertWidget(0, label(title, "title"))
 
 
 def _versions() -> str:
-    return f"kvchat {__version__}, {platform.platform()}, Python {platform.python_version()}"
+    return _(
+        "kvchat {version}, {platform}, Python {python_version}",
+        version=__version__,
+        platform=platform.platform(),
+        python_version=platform.python_version(),
+    )

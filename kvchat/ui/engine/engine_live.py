@@ -9,18 +9,19 @@ from kvchat.chat.events import Event, FirstToken, Prefilling, ReplyFinished, Spe
 from kvchat.engine.speaking.connection import EngineState, EngineStatus
 from kvchat.engine.speaking.vitals import Vitals
 from kvchat.ui.base.building import column, label, progress_bar
+from kvchat.words.language import N_, _, number
 from kvchat.words.wording import per_second, size, tokens_short
 
 _ROWS = (
-    ("state", "Engine"),
-    ("model", "Model"),
-    ("now", "Now"),
-    ("context", "Context used"),
-    ("prefill", "Reading"),
-    ("decode", "Writing"),
-    ("memory", "Memory"),
-    ("graphics", "Graphics memory"),
-    ("process", "Process"),
+    ("state", N_("Engine")),
+    ("model", N_("Model")),
+    ("now", N_("Now")),
+    ("context", N_("Context used")),
+    ("prefill", N_("Reading")),
+    ("decode", N_("Writing")),
+    ("memory", N_("Memory")),
+    ("graphics", N_("Graphics memory")),
+    ("process", N_("Process")),
 )
 _UNKNOWN = "–"
 
@@ -31,11 +32,11 @@ class LivePage(QWidget):
     def __init__(self) -> None:
         super().__init__()
         self._values: dict[str, QLabel] = {}
-        self.used = progress_bar("Context used")
+        self.used = progress_bar(_("Context used"))
         self.used.setFixedWidth(260)
         form = QFormLayout(self, horizontalSpacing=28, verticalSpacing=9)
         form.setContentsMargins(4, 6, 4, 0)
-        for key, words in _ROWS:
+        for key, words in ((key, _(words)) for key, words in _ROWS):
             value = self._values[key] = label(_UNKNOWN, wraps=True, selectable=True)
             value.setAccessibleName(words)
             name = label(words, "muted")
@@ -51,12 +52,13 @@ class LivePage(QWidget):
 
     def show_engine(self, status: EngineStatus, location: str, model: str | None) -> None:
         """Its state, where it is, and its model."""
-        restarts = f", restarted {status.restart_attempt} times" if status.restart_attempt else ""
-        words = f"{status.state.value}{restarts}"
+        words, attempt = _(status.state.value), status.restart_attempt
+        if attempt:
+            words = _("{state}, restarted {times} times", state=words, times=attempt)
         if status.failure is not None:
             words += f"\n{status.failure.title}. {status.failure.detail}"
         self._say("state", "\n".join(part for part in (words, location) if part))
-        self._say("model", model or "none")
+        self._say("model", model or _("none"))
         if status.state is not EngineState.READY:
             self._say("now", _UNKNOWN)
 
@@ -65,13 +67,20 @@ class LivePage(QWidget):
         slot = vitals.slot if vitals else None
         self.used.setVisible(slot is not None)
         if slot:
-            self._say("context", f"{tokens_short(slot.tokens)} of {tokens_short(slot.context_size)} tokens")
+            self._say(
+                "context",
+                _(
+                    "{tokens} of {context_size} tokens",
+                    tokens=tokens_short(slot.tokens),
+                    context_size=tokens_short(slot.context_size),
+                ),
+            )
             self.used.setRange(0, max(1, slot.context_size))
             self.used.setValue(slot.tokens)
-            if slot.busy and self.value("now") in (_UNKNOWN, "idle"):
-                self._say("now", "busy")
+            if slot.busy and self.value("now") in (_UNKNOWN, _("idle")):
+                self._say("now", _("busy"))
             elif not slot.busy:
-                self._say("now", "idle")
+                self._say("now", _("idle"))
         else:
             self._say("context", _UNKNOWN)
         self._say("prefill", _rate(vitals.speed.prefill if vitals else None))
@@ -84,20 +93,20 @@ class LivePage(QWidget):
         """What the turn is at, as it happens."""
         match event:
             case Prefilling(done=done, total=total):
-                self._say("now", f"reading, {done:,} of {total:,} tokens")
+                self._say("now", _("reading, {done} of {total} tokens", done=number(done), total=number(total)))
             case FirstToken():
-                self._say("now", "writing")
+                self._say("now", _("writing"))
             case Speed(tokens_per_second=rate) if rate:
-                self._say("now", f"writing, {per_second(rate)}")
+                self._say("now", _("writing, {rate}", rate=per_second(rate)))
             case ReplyFinished():
-                self._say("now", "idle")
+                self._say("now", _("idle"))
 
     def _say(self, key: str, words: str) -> None:
         self._values[key].setText(words)
 
 
 def _rate(rate: float | None) -> str:
-    return f"{per_second(rate)} on average" if rate is not None else _UNKNOWN
+    return _("{rate} on average", rate=per_second(rate)) if rate is not None else _UNKNOWN
 
 
 def _bytes(count: int | None) -> str:

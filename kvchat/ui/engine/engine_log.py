@@ -11,8 +11,9 @@ from kvchat.ui.base.building import button, column, plain_text, row
 from kvchat.ui.base.theme import Look, page_font
 from kvchat.ui.widgets.entries import ChoiceBox
 from kvchat.ui.widgets.fields import TextSearch
+from kvchat.words.language import N_, _
 
-_LEVELS = ((Level.DETAIL, "Everything"), (Level.WARNING, "Warnings and errors"), (Level.ERROR, "Errors"))
+_LEVELS = ((Level.DETAIL, N_("Everything")), (Level.WARNING, N_("Warnings and errors")), (Level.ERROR, N_("Errors")))
 
 
 class LogPage(QWidget):
@@ -24,19 +25,19 @@ class LogPage(QWidget):
         self._shown: list[str] = []
         self._showing = False
         self.level = ChoiceBox(look)
-        self.level.setAccessibleName("Which lines")
+        self.level.setAccessibleName(_("Which lines"))
         for level, words in _LEVELS:
-            self.level.addItem(words, level.value)
-        self.follow = QCheckBox("Follow")
+            self.level.addItem(_(words), level.value)
+        self.follow = QCheckBox(_("Follow"))
         self.follow.setChecked(True)
-        self.follow.setAccessibleDescription("Stay at the newest line")
-        self.copy = button("Copy", self._copy, name="Copy the log")
-        self.text = plain_text("Engine log", page_font(look.type.mono, look.type.small))
+        self.follow.setAccessibleDescription(_("Stay at the newest line"))
+        self.copy = button(_("Copy"), self._copy, name=_("Copy the log"))
+        self.text = plain_text(_("Engine log"), page_font(look.type.mono, look.type.small))
         self.text.setTextInteractionFlags(
             Qt.TextInteractionFlag.TextSelectableByMouse | Qt.TextInteractionFlag.TextSelectableByKeyboard
         )
         self.text.setLineWrapMode(QPlainTextEdit.LineWrapMode.NoWrap)
-        self.search = TextSearch(look, "Search the log", self.text)
+        self.search = TextSearch(look, _("Search the log"), self.text)
         above = row((self.search, 1), self.search.found, self.level, self.follow, self.copy, spacing=10)
         column(above, (self.text, 1), on=self, spacing=10, margins=0)
         self.text.verticalScrollBar().valueChanged.connect(self._scrolled)

@@ -14,6 +14,7 @@ from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.panel import Panel
 from kvchat.ui.engine.engine_live import LivePage
 from kvchat.ui.engine.engine_log import LogPage
+from kvchat.words.language import _
 
 _REFRESH_MS = 1000
 
@@ -22,7 +23,7 @@ class EngineWindow(Panel):
     """Two pages. Looks things up while it is on show, and never otherwise."""
 
     def __init__(self, runtime: Runtime, look: Look, runner: TaskRunner, parent: QWidget | None = None) -> None:
-        super().__init__(look, runner, "Engine", parent, size=(840, 560), least=(480, 360))
+        super().__init__(look, runner, _("Engine"), parent, size=(840, 560), least=(480, 360))
         self._runtime = runtime
         self.follow(runtime.events.subscribe, self._hear)
         self._looking = False
@@ -30,11 +31,11 @@ class EngineWindow(Panel):
         self.tabs = QTabWidget()
         self.tabs.setDocumentMode(True)
         self.tabs.tabBar().setDrawBase(False)
-        for page, words in ((self.live, "Live"), (self.log, "Log")):
+        for page, words in ((self.live, _("Live")), (self.log, _("Log"))):
             self.tabs.addTab(page, words)
-        tip = "Versions, settings and the log, without keys and names: for a report"
-        self.diagnostics = button("Copy diagnostics", lambda: self.run(self._copy_diagnostics()), tip=tip)
-        buttons = row(self.diagnostics, STRETCH, button("Close", self.close, name="Close the engine window"))
+        tip = _("Versions, settings and the log, without keys and names: for a report")
+        self.diagnostics = button(_("Copy diagnostics"), lambda: self.run(self._copy_diagnostics()), tip=tip)
+        buttons = row(self.diagnostics, STRETCH, button(_("Close"), self.close, name=_("Close the engine window")))
         column(self.notices, (self.tabs, 1), buttons, on=self, spacing=12, margins=(20, 14, 20, 16))
         self._timer = QTimer(self, interval=_REFRESH_MS)
         self._timer.timeout.connect(self.refresh)
@@ -61,8 +62,8 @@ class EngineWindow(Panel):
 
     async def _copy_diagnostics(self) -> None:
         QGuiApplication.clipboard().setText(await self._runtime.diagnostics())
-        self.diagnostics.setText("Copied")
-        QTimer.singleShot(2000, self.diagnostics, lambda: self.diagnostics.setText("Copy diagnostics"))
+        self.diagnostics.setText(_("Copied"))
+        QTimer.singleShot(2000, self.diagnostics, lambda: self.diagnostics.setText(_("Copy diagnostics")))
 
     def _hear(self, event: Event) -> None:
         self.live.hear(event)

@@ -14,6 +14,7 @@ from kvchat.chat.record.messages import Message
 from kvchat.ui.base.building import label, row, tool_button
 from kvchat.ui.base.icons import icon
 from kvchat.ui.rendering.page_style import PageStyle
+from kvchat.words.language import _
 
 
 class Request(Enum):
@@ -67,10 +68,10 @@ class MessageActions(QWidget):
     def add_pager(self, position: int, count: int, go: Callable[[int], object]) -> None:
         """Which of several branches this is, counted from 0, always seen; `go` is given another one's position."""
         place = label(f"{position + 1} / {count}", "small")
-        place.setAccessibleName(f"Branch {position + 1} of {count}")
+        place.setAccessibleName(_("Branch {position} of {count}", position=position + 1, count=count))
         for glyph, words, to in (
-            ("chevron-left", "Previous branch", position - 1),
-            ("chevron-right", "Next branch", position + 1),
+            ("chevron-left", _("Previous branch"), position - 1),
+            ("chevron-right", _("Next branch"), position + 1),
         ):
             picture = icon(glyph, self._style.theme.muted if 0 <= to < count else self._style.theme.line)
             button = tool_button(words, lambda _=False, to=to: go(to), "quiet", icon=picture)

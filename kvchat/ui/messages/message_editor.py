@@ -7,6 +7,7 @@ from PySide6.QtGui import QFont, QKeyEvent
 from PySide6.QtWidgets import QFrame, QPlainTextEdit, QWidget
 
 from kvchat.ui.base.building import button, column, label, row, styled
+from kvchat.words.language import _
 
 _FEWEST, _MOST = 2, 18  # lines
 
@@ -24,12 +25,12 @@ class MessageEditor(QFrame):
         styled(self, "composer").setProperty("focused", "true")
         self.field = _Field(text)
         self.field.setFont(font)
-        self.field.setAccessibleName("Edit the message")
+        self.field.setAccessibleName(_("Edit the message"))
         self.field.setTabChangesFocus(True)
         self.field.key_pressed.connect(self._key)
         self.field.document().documentLayout().documentSizeChanged.connect(lambda _: self.changed.emit())
         self.field.textChanged.connect(self._show_button)
-        cancel, self.button = button("Cancel", self.given_up), button(action, self._finish, "primary")
+        cancel, self.button = button(_("Cancel"), self.given_up), button(action, self._finish, "primary")
         below = row((label(hint, "small", wraps=True), 1), cancel, self.button, spacing=8)
         self._column = column(self.field, below, on=self, spacing=6, margins=(14, 8, 10, 10))
         self._show_button()

@@ -13,10 +13,11 @@ from kvchat.ui.messages.message_actions import MessageActions, MessageRequest, R
 from kvchat.ui.messages.message_editor import MessageEditor
 from kvchat.ui.messages.part_column import PartColumn
 from kvchat.ui.rendering.page_style import PageStyle
+from kvchat.words.language import N_, _
 
 AT_ONCE_MS = 16.0  # a long message is made in pieces, each taking so long
-_ASKING_ANEW = "Send", "What followed stays on a branch of its own."  # the button's word, and what it means
-_ANSWERING_ANEW = "Save", "The old reply stays on a branch of its own."
+_ASKING_ANEW = N_("Send"), N_("What followed stays on a branch of its own.")  # the button's word, and what it means
+_ANSWERING_ANEW = N_("Save"), N_("The old reply stays on a branch of its own.")
 
 
 class MessageView(QWidget):
@@ -71,7 +72,7 @@ class MessageView(QWidget):
         if self.editor is not None:
             return
         asks = self.message.role is Role.USER
-        action, hint = _ASKING_ANEW if asks else _ANSWERING_ANEW
+        action, hint = map(_, _ASKING_ANEW if asks else _ANSWERING_ANEW)
         self.editor = MessageEditor(
             self.message.content.strip("\n") if words is None else words,
             self.style_in_use.font,

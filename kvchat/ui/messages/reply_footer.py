@@ -14,13 +14,14 @@ from kvchat.ui.base.theme import Look
 from kvchat.ui.messages.timeline import Timeline
 from kvchat.ui.widgets.elided import ElidedButton
 from kvchat.ui.widgets.layouts import FlowLayout, height_for_width
+from kvchat.words.language import N_, _
 
 _APART = 10  # pixels between how it ended and what can be done about it
 
 _STATE_WORDS = {
-    MessageState.STOPPED: "You stopped this reply.",
-    MessageState.LIMITED: "This reply reached its limit.",
-    MessageState.INTERRUPTED: "This reply was interrupted.",
+    MessageState.STOPPED: N_("You stopped this reply."),
+    MessageState.LIMITED: N_("This reply reached its limit."),
+    MessageState.INTERRUPTED: N_("This reply was interrupted."),
 }
 
 
@@ -62,7 +63,8 @@ class ReceiptView(QWidget):
 
     def _show_arrow(self, is_open: bool) -> None:
         self.line.set_text(self._text, "▾" if is_open else "▸", receipt_sentence(self.receipt))
-        self.line.setAccessibleName(f"Receipt: {self._text}, details {'open' if is_open else 'folded'}")
+        folded = _("Receipt: {text}, details folded", text=self._text)
+        self.line.setAccessibleName(_("Receipt: {text}, details open", text=self._text) if is_open else folded)
 
 
 class ReplyFooter(QWidget):
@@ -92,10 +94,10 @@ class ReplyFooter(QWidget):
 
     def _ending(self, state: MessageState, retry: Any, go_on: Any) -> FlowLayout:
         line = FlowLayout(spacing=_APART)
-        line.addWidget(label(_STATE_WORDS[state], "small"))
+        line.addWidget(label(_(_STATE_WORDS[state]), "small"))
         if state is MessageState.INTERRUPTED:
-            line.addWidget(button("Try again", retry, "link", name="Try this reply again"))
-        self._go_on = button("Continue", go_on, "link", name="Continue this reply")
+            line.addWidget(button(_("Try again"), retry, "link", name=_("Try this reply again")))
+        self._go_on = button(_("Continue"), go_on, "link", name=_("Continue this reply"))
         self._go_on.hide()
         line.addWidget(self._go_on)
         return line

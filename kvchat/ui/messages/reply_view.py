@@ -16,6 +16,7 @@ from kvchat.ui.messages.reply_footer import ReceiptView, ReplyFooter
 from kvchat.ui.messages.thinking_view import ThinkingView
 from kvchat.ui.rendering.markdown_stream import MarkdownStream
 from kvchat.ui.rendering.page_style import PageStyle
+from kvchat.words.language import _
 
 _RENDER_MS = 100  # streaming text is gathered this long before it is drawn
 _RENDER_MOST_MS = 800
@@ -29,7 +30,7 @@ class ReplyView(MessageView):
     retry_requested = Signal()
 
     def __init__(self, style: PageStyle, message: Message, parent: QWidget | None = None) -> None:
-        super().__init__(style, message, "Reply", parent)
+        super().__init__(style, message, _("Reply"), parent)
         self.text, self.thinking = message.content, message.thinking
         self.footer: ReplyFooter | None = None
         self._fold: ThinkingView | None = None
@@ -40,11 +41,11 @@ class ReplyView(MessageView):
         self._timer = QTimer(self, singleShot=True)
         self._timer.timeout.connect(self.render_now)
         self.column.setParent(self)
-        self.action_row.add("copy", "Copy the reply", lambda: QGuiApplication.clipboard().setText(self.text))
-        self.action_row.add("edit", "Edit the reply", self.edit)
-        self.action_row.add("again", "Regenerate the reply", lambda: self._request(Request.REGENERATE))
-        self._go_on = self.action_row.add("go-on", "Continue the reply", lambda: self._request(Request.CONTINUE))
-        self.action_row.add("trash", "Delete the reply and what follows", lambda: self._request(Request.DELETE))
+        self.action_row.add("copy", _("Copy the reply"), lambda: QGuiApplication.clipboard().setText(self.text))
+        self.action_row.add("edit", _("Edit the reply"), self.edit)
+        self.action_row.add("again", _("Regenerate the reply"), lambda: self._request(Request.REGENERATE))
+        self._go_on = self.action_row.add("go-on", _("Continue the reply"), lambda: self._request(Request.CONTINUE))
+        self.action_row.add("trash", _("Delete the reply and what follows"), lambda: self._request(Request.DELETE))
         self._last = False
 
     @property

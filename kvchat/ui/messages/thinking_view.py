@@ -10,6 +10,7 @@ from kvchat.ui.base.building import button, styled
 from kvchat.ui.messages.part_column import PartColumn
 from kvchat.ui.rendering.markdown import plain_blocks
 from kvchat.ui.rendering.page_style import PageStyle
+from kvchat.words.language import _
 from kvchat.words.wording import rough_duration
 
 _LEFT, _ABOVE, _BELOW = 16, 4, 4  # pixels around the words
@@ -23,14 +24,14 @@ class ThinkingView(QWidget):
 
     def __init__(self, style: PageStyle, parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self._heading = "Thinking"
+        self._heading = _("Thinking")
         self._text = self._shown = ""
         self.button = button("", self._toggle, "quiet")
         self.button.setParent(self)
         self.button.setCursor(Qt.CursorShape.PointingHandCursor)
         self._frame = styled(QFrame(self), "quote")
         self._frame.hide()
-        self._words = PartColumn(style.quieter(), "Thinking", self._frame)
+        self._words = PartColumn(style.quieter(), _("Thinking"), self._frame)
         self._words.text_made.connect(self.text_made)
         self._show_heading()
 
@@ -47,8 +48,8 @@ class ThinkingView(QWidget):
     def show_thinking(self, text: str, *, still: bool, ms: float | None) -> None:
         """Show this; `still`: the model goes on thinking. `ms`: how long it thought, None if nobody measured it."""
         self._text = text
-        heading = "Thought first" if ms is None else f"Thought for {rough_duration(ms / 1000)}"
-        heading = "Thinking…" if still else heading
+        heading = _("Thought first") if ms is None else _("Thought for {ms}", ms=rough_duration(ms / 1000))
+        heading = _("Thinking…") if still else heading
         if heading != self._heading:
             self._heading = heading
             self._show_heading()

@@ -16,7 +16,7 @@ from kvchat.ui.messages.message_actions import Request
 from kvchat.ui.messages.message_view import AT_ONCE_MS, MessageView
 from kvchat.ui.rendering.markdown import plain_blocks
 from kvchat.ui.rendering.page_style import COLUMN_WIDTH, PageStyle
-from kvchat.words.wording import several
+from kvchat.words.language import _, several
 
 _BUBBLE_SHARE = 0.84  # of the column's width
 _WIDE = 1 << 15  # pixels, wider than any column
@@ -29,7 +29,7 @@ class UserView(MessageView):
     """A message of the user's, as typed."""
 
     def __init__(self, style: PageStyle, message: Message, parent: QWidget | None = None) -> None:
-        super().__init__(style, message, f"You: {message.content[:500]}", parent)
+        super().__init__(style, message, _("You: {content}", content=message.content[:500]), parent)
         self._bubble = styled(QFrame(self), "bubble")
         self._window = QWidget(self._bubble)  # through which the folded text is seen
         self.column.setParent(self._window)
@@ -41,9 +41,11 @@ class UserView(MessageView):
         if message.attachments:
             self.chips = ChipRows(style.look, self._bubble)
             self.chips.show_attachments(message.attachments, removable=False)
-        self.action_row.add("copy", "Copy this message", lambda: QGuiApplication.clipboard().setText(message.content))
-        self.action_row.add("edit", "Edit this message", self.edit)
-        self.action_row.add("trash", "Delete this message and what follows", lambda: self._request(Request.DELETE))
+        self.action_row.add(
+            "copy", _("Copy this message"), lambda: QGuiApplication.clipboard().setText(message.content)
+        )
+        self.action_row.add("edit", _("Edit this message"), self.edit)
+        self.action_row.add("trash", _("Delete this message and what follows"), lambda: self._request(Request.DELETE))
         self._blocks = plain_blocks(message.content.strip("\n"))
         self._has_words = bool(message.content.strip()) or not message.attachments
         self._made = 0
@@ -111,9 +113,12 @@ class UserView(MessageView):
 
     def _show_more_button(self) -> None:
         lines = self.message.content.strip("\n").count("\n") + 1
-        count = f", {several(lines, 'line')}" if lines > _LONG else ""
-        self.more.setText(f"Show all{count} ▾" if self.folded else "Show less ▴")
-        self.more.setAccessibleName(self.more.text()[:-2])
+        words = _("Show all")
+        if lines > _LONG:
+            words = several(lines, "Show all, {count} line", "Show all, {count} lines")
+        words, arrow = (words, "▾") if self.folded else (_("Show less"), "▴")
+        self.more.setText(f"{words} {arrow}")
+        self.more.setAccessibleName(words)
         self.more.setVisible(self._is_long)
 
     @property

@@ -12,6 +12,7 @@ from kvchat.library.remote.hub import AccessNeeded
 from kvchat.ui.base.building import STRETCH, button, column, label, progress_bar, row, styled
 from kvchat.ui.widgets.elided import ElidedLabel
 from kvchat.ui.widgets.layouts import ScrollPage
+from kvchat.words.language import _
 from kvchat.words.wording import rough_duration, size
 
 _MOST_HEIGHT = 230  # pixels; about three downloads
@@ -29,7 +30,7 @@ class DownloadsView(ScrollPage):
     def __init__(self) -> None:
         super().__init__("page")
         self.views: dict[Path, DownloadView] = {}
-        self.setAccessibleName("Downloads")
+        self.setAccessibleName(_("Downloads"))
         self._column = column(STRETCH, on=self.ground, spacing=8, margins=0)
         self.hide()
 
@@ -65,12 +66,12 @@ class DownloadView(QFrame):
         styled(self, "card")
         self.download: Download | None = None
         self.name, self.words, self.bar = ElidedLabel("strong"), label(kind="small", wraps=True), progress_bar("")
-        self.pause = self._button("Pause", owner.pause_requested)
-        self.resume = self._button("Resume", owner.resume_requested)
-        self.again = self._button("Try again", owner.resume_requested)
-        self.use = self._button("Use it", owner.use_requested)
-        self.remove = self._button("Remove", owner.remove_requested)
-        self.token = button("Access token…", owner.token_requested, name="Access token")
+        self.pause = self._button(_("Pause"), owner.pause_requested)
+        self.resume = self._button(_("Resume"), owner.resume_requested)
+        self.again = self._button(_("Try again"), owner.resume_requested)
+        self.use = self._button(_("Use it"), owner.use_requested)
+        self.remove = self._button(_("Remove"), owner.remove_requested)
+        self.token = button(_("Access token…"), owner.token_requested, name=_("Access token"))
         buttons = self.token, self.pause, self.resume, self.again, self.use, self.remove
         above = row((self.name, 1), *buttons, spacing=8)
         column(above, self.bar, self.words, on=self, spacing=6, margins=(14, 10, 10, 10))
@@ -101,17 +102,20 @@ class DownloadView(QFrame):
 
 def download_words(download: Download) -> str:
     """How far a download is: "1.2 GB of 4.9 GB · 12 MB/s · 5 min left"."""
-    amount = f"{size(download.done)} of {size(download.total)}"
+    amount = _("{done} of {total}", done=size(download.done), total=size(download.total))
     match download.state:
         case DownloadState.DONE:
-            return f"{size(download.total)}, complete; its hash is right."
+            return _("{total}, complete; its hash is right.", total=size(download.total))
         case DownloadState.FAILED if download.error is not None:
             error = download.error
             return f"{amount} · {error.title}. {error.detail} {error.advice}"
         case DownloadState.FETCHING:
             parts = [amount]
             if download.rate > 0:
-                parts += [f"{size(download.rate)}/s", f"{rough_duration(download.seconds_left or 0)} left"]
+                parts += [
+                    _("{size}/s", size=size(download.rate)),
+                    _("{time} left", time=rough_duration(download.seconds_left or 0)),
+                ]
             return " · ".join(parts)
         case _:
-            return f"{amount} · {download.state.value}"
+            return f"{amount} · {_(download.state.value)}"

@@ -16,9 +16,10 @@ from kvchat.ui.base.icons import app_icon
 from kvchat.ui.widgets.card import Card
 from kvchat.ui.widgets.engine_offer import EngineOffer
 from kvchat.ui.widgets.layouts import ScrollPage
+from kvchat.words.language import N_, _
 from kvchat.words.wording import size
 
-STARTER = "Fetch the starter model (98 MB)"
+STARTER = N_("Fetch the starter model (98 MB)")
 _LETTERS = 66  # wide
 
 
@@ -35,10 +36,10 @@ class FirstStart(QWidget):
         self.offer = offer
         self.setObjectName("firstStart")
         self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
-        self.starter = _wide_button(STARTER, self.fetch_starter, "primary")
-        self.models = _wide_button("Find models on this computer, or get another…")
-        self.pick = _wide_button("Choose a model file…", self.open_file_dialog)
-        self.back = _wide_button("Back", kind="flat")
+        self.starter = _wide_button(_(STARTER), self.fetch_starter, "primary")
+        self.models = _wide_button(_("Find models on this computer, or get another…"))
+        self.pick = _wide_button(_("Choose a model file…"), self.open_file_dialog)
+        self.back = _wide_button(_("Back"), kind="flat")
         self._can_go_back = False
         self.back.hide()
         self.error = Card()
@@ -54,7 +55,9 @@ class FirstStart(QWidget):
         self._show_fetching(True)
         self.bar.setRange(0, 1000 if total else 0)
         self.bar.setValue(int(1000 * done / total) if total else 0)
-        self.amount.setText(f"{size(done)} of {size(total)}" if total else f"{size(done)} so far")
+        self.amount.setText(
+            _("{done} of {total}", done=size(done), total=size(total)) if total else _("{done} so far", done=size(done))
+        )
 
     @property
     def is_fetching(self) -> bool:
@@ -85,7 +88,7 @@ class FirstStart(QWidget):
     def fetch_starter(self) -> None:
         """Ask for the starter model."""
         self.show_progress(0, 0)
-        self.amount.setText("Asking for it…")
+        self.amount.setText(_("Asking for it…"))
         self.starter_requested.emit()
 
     def _cancel(self) -> None:
@@ -109,9 +112,9 @@ class FirstStart(QWidget):
 
     def _build_progress(self) -> QWidget:
         self._progress = QWidget()
-        self.bar = progress_bar("Fetching the starter model")
+        self.bar = progress_bar(_("Fetching the starter model"))
         self.amount = label(kind="muted")
-        self.cancel = button("Cancel", self._cancel, name="Cancel fetching")
+        self.cancel = button(_("Cancel"), self._cancel, name=_("Cancel fetching"))
         column(self.bar, row((self.amount, 1), self.cancel), on=self._progress, spacing=10, margins=(0, 4, 0, 0))
         self._progress.hide()
         return self._progress
@@ -120,7 +123,7 @@ class FirstStart(QWidget):
 def open_gguf_dialog(parent: QWidget, on_pick: Callable[[Path], object]) -> None:
     """Let the user pick a GGUF file; returns at once."""
     one = QFileDialog.FileMode.ExistingFile
-    dialog = file_dialog(parent, "Choose a model file", one, "Models (*.gguf);;All files (*)")
+    dialog = file_dialog(parent, _("Choose a model file"), one, _("Models (*.gguf);;All files (*)"))
     dialog.fileSelected.connect(lambda name: on_pick(Path(name)))
     dialog.open()
 
@@ -128,8 +131,8 @@ def open_gguf_dialog(parent: QWidget, on_pick: Callable[[Path], object]) -> None
 def _greeting() -> tuple[QLabel, QLabel, QLabel]:
     logo = QLabel()
     logo.setPixmap(app_icon().pixmap(QSize(64, 64)))
-    title = label("Choose a model to talk to", "hero")
-    words = (
+    title = label(_("Choose a model to talk to"), "hero")
+    words = _(
         "Everything stays on this computer. kvchat keeps what the model worked out about each "
         "chat, so that it answers at once when you come back."
     )

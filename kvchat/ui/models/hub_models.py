@@ -22,8 +22,9 @@ from kvchat.ui.models.model_rows import file_row, result_row, suggestion_row
 from kvchat.ui.widgets.card import Card
 from kvchat.ui.widgets.fields import ClearableField
 from kvchat.ui.widgets.row_list import Row, RowList
+from kvchat.words.language import N_, _
 
-SAID = "Searching and downloading ask huggingface.co; nothing is asked before you do."
+SAID = N_("Searching and downloading ask huggingface.co; nothing is asked before you do.")
 
 
 class ModelsHub(QWidget):
@@ -38,22 +39,22 @@ class ModelsHub(QWidget):
         self._heading_of_results = ""
         self._heading_before = ""  # while the heading says what is being asked
         self._repository: HubRepository | None = None
-        hint = "Name of a model, or an address on huggingface.co"
-        self.field = ClearableField(look, "Search Hugging Face", hint)
-        self.search = button("Search", self._search)
+        hint = _("Name of a model, or an address on huggingface.co")
+        self.field = ClearableField(look, _("Search Hugging Face"), hint)
+        self.search = button(_("Search"), self._search)
         self.field.returnPressed.connect(self._search)
-        self.back = button("‹ Back", self._go_back, "link", name="Back to the list")
+        self.back = button("‹ Back", self._go_back, "link", name=_("Back to the list"))
         self.heading = label(kind="strong")
-        self.list = RowList(look, "Models on Hugging Face")
+        self.list = RowList(look, _("Models on Hugging Face"))
         self.list.taken.connect(self._take)
         self.list.current_changed.connect(self._show_current)
         self.access = Card()  # of a repository that wants to know who asks
         self.access_page = ""
-        self.access.add_button("Open its page", "", lambda: QDesktopServices.openUrl(QUrl(self.access_page)))
-        self.token = self.access.add_button("Access token…", "primary")
+        self.access.add_button(_("Open its page"), "", lambda: QDesktopServices.openUrl(QUrl(self.access_page)))
+        self.token = self.access.add_button(_("Access token…"), "primary")
         self.access.hide()
-        self.reason, said = label(kind="small", wraps=True), label(SAID, "small", wraps=True)
-        self.take = button("Show files", lambda: self._take(self.list.current), "primary")
+        self.reason, said = label(kind="small", wraps=True), label(_(SAID), "small", wraps=True)
+        self.take = button(_("Show files"), lambda: self._take(self.list.current), "primary")
         asked, above = row((self.field, 1), self.search, spacing=8), row(self.back, (self.heading, 1), spacing=10)
         below = row((said, 1), self.take, spacing=8)
         column(asked, above, self.access, (self.list, 1), self.reason, below, on=self, spacing=8, margins=0)
@@ -97,22 +98,34 @@ class ModelsHub(QWidget):
     async def _suggest(self) -> None:
         memory = await self._free_memory()
         tier = tier_for(memory)
-        heading = f"Suggestions for a GPU of {tier} GB" if tier else "Suggestions for a computer without a large GPU"
+        heading = (
+            _("Suggestions for a GPU of {tier} GB", tier=tier)
+            if tier
+            else _("Suggestions for a computer without a large GPU")
+        )
         self._show_rows(heading, [suggestion_row(one, memory) for one in suggestions_for(memory)])
 
     async def _find(self, text: str) -> None:
-        self.heading.setText("Searching…")
+        self.heading.setText(_("Searching…"))
         found = await self._runtime.models.hub.search(text)
-        heading = f"Found for “{text}”" if found else f"No model that runs here is named like “{text}”"
+        heading = (
+            _("Found for “{text}”", text=text)
+            if found
+            else _("No model that runs here is named like “{text}”", text=text)
+        )
         self._show_rows(heading, [result_row(one) for one in found])
 
     async def _list_files(self, repository: str, quantisation: str) -> None:
-        self.heading.setText("Asking for its files…")
+        self.heading.setText(_("Asking for its files…"))
         listed, memory = await self._runtime.models.hub.repository(repository), await self._free_memory()
         if self._repository is None:
             self._results = list(self.list.rows)
             self._heading_of_results = self._heading_before
-        heading = listed.repository if listed.files else f"{listed.repository} has no model that kvchat could use"
+        heading = (
+            listed.repository
+            if listed.files
+            else _("{repository} has no model that kvchat could use", repository=listed.repository)
+        )
         is_here = self._runtime.models.is_here
         rows = [file_row(file, memory, here=is_here(listed, file)) for file in listed.files]
         self._show_rows(heading, rows, back=bool(self._results))
@@ -142,7 +155,7 @@ class ModelsHub(QWidget):
     def _show_current(self) -> None:
         chosen = self.list.current
         files = self._repository is not None
-        self.take.setText("Download" if files else "Show files")
+        self.take.setText(_("Download") if files else _("Show files"))
         self.take.setAccessibleName(self.take.text())
         self.take.setEnabled(chosen is not None)
         self.reason.setText(chosen.tip if chosen else "")

@@ -23,9 +23,9 @@ from kvchat.ui.models.model_rows import found_row, in_order
 from kvchat.ui.widgets.card import Card
 from kvchat.ui.widgets.fields import ClearableField
 from kvchat.ui.widgets.row_list import Row, RowList, Tone
-from kvchat.words.wording import several
+from kvchat.words.language import N_, _, several
 
-_NO_MODEL = (
+_NO_MODEL = N_(
     "A model is a file whose name ends in .gguf. kvchat looks in its own folder, in those of other applications and in "
     "the ones you choose."
 )
@@ -42,18 +42,18 @@ class ModelsHere(QWidget):
         self._runtime, self._panel = runtime, panel
         self._models: list[JudgedModel] = []
         self._looking = False
-        self.filter = ClearableField(look, "Filter the models by name", "Filter by name")
+        self.filter = ClearableField(look, _("Filter the models by name"), _("Filter by name"))
         self.filter.textChanged.connect(self.refresh)
-        self.list = RowList(look, "Models on this computer")
+        self.list = RowList(look, _("Models on this computer"))
         self.list.taken.connect(self._use)
         self.list.current_changed.connect(self._show_current)
         self.status, self.reason = label(kind="small", wraps=True), label(kind="small", wraps=True)
-        self.use = button("Use this model", lambda: self._use(self.list.current), "primary")
-        self.folders = button("Folders…", self.open_folders, name="Folders to look in")
+        self.use = button(_("Use this model"), lambda: self._use(self.list.current), "primary")
+        self.folders = button(_("Folders…"), self.open_folders, name=_("Folders to look in"))
         self.none = Card()
-        self.none.say("No model was found on this computer", _NO_MODEL, "")
-        self.starter, self.more = self.none.add_button(STARTER, "primary"), self.none.add_button("Get another…")
-        self.none.add_button("Choose a folder…", "", self._ask_folder)
+        self.none.say(_("No model was found on this computer"), _(_NO_MODEL), "")
+        self.starter, self.more = self.none.add_button(_(STARTER), "primary"), self.none.add_button(_("Get another…"))
+        self.none.add_button(_("Choose a folder…"), "", self._ask_folder)
         self.none.hide()
         below = row((self.status, 1), self.folders, self.use, spacing=8)
         parts = self.filter, self.none, (self.list, 1), self.reason, below
@@ -70,13 +70,16 @@ class ModelsHere(QWidget):
         """Which folders are looked into beside the well-known ones."""
         menu = QMenu(self)
         menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
-        menu.addAction("Add a folder…", self._ask_folder)
-        menu.addAction("Look again", self.look)
+        menu.addAction(_("Add a folder…"), self._ask_folder)
+        menu.addAction(_("Look again"), self.look)
         chosen = self._runtime.settings.model_folders
         if chosen:
             menu.addSeparator()
         for folder in chosen:
-            menu.addAction(f"Stop looking in {folder}".replace("&", "&&"), partial(self.drop_folder, folder))
+            menu.addAction(
+                _("Stop looking in {folder}", folder=folder).replace("&", "&&"),
+                partial(self.drop_folder, folder),
+            )
         menu.popup(self.folders.mapToGlobal(self.folders.rect().topLeft()))
         return menu
 
@@ -89,7 +92,7 @@ class ModelsHere(QWidget):
         self._choose([one for one in self._runtime.settings.model_folders if one != folder])
 
     def _ask_folder(self) -> None:
-        dialog = file_dialog(self, "Choose a folder with models", QFileDialog.FileMode.Directory)
+        dialog = file_dialog(self, _("Choose a folder with models"), QFileDialog.FileMode.Directory)
         dialog.fileSelected.connect(self.add_folder)
         dialog.open()
 
@@ -134,11 +137,11 @@ class ModelsHere(QWidget):
         for widget in (self.filter, self.use):
             widget.setVisible(not empty)
         if self._looking:
-            self.status.setText("Looking for models…")
+            self.status.setText(_("Looking for models…"))
             return
         count = len(self._models)
-        words = [several(count, "model")] if count else []
-        words += [f"{folder.path} cannot be read." for folder in unreadable]
+        words = [several(count, "{count} model", "{count} models")] if count else []
+        words += [_("{path} cannot be read.", path=folder.path) for folder in unreadable]
         self.status.setText(" · ".join(words))
 
     def _show_current(self) -> None:

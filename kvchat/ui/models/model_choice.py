@@ -17,6 +17,7 @@ from kvchat.ui.models.model_rows import found_row, in_order, told_apart
 from kvchat.ui.widgets.elided import plain_tip
 from kvchat.ui.widgets.entries import ChoiceBox
 from kvchat.ui.widgets.row_list import Tone
+from kvchat.words.language import _
 
 _MOST = 14  # models; the window has them all
 
@@ -27,7 +28,7 @@ class ModelBox(ChoiceBox):
     def __init__(self, runtime: Runtime, look: Look) -> None:
         super().__init__(look)
         self._runtime = runtime
-        self.setAccessibleName("Model")
+        self.setAccessibleName(_("Model"))
         self.setSizeAdjustPolicy(self.SizeAdjustPolicy.AdjustToMinimumContentsLengthWithIcon)  # names are long
 
     @property
@@ -42,7 +43,7 @@ class ModelBox(ChoiceBox):
         attached = bool(self._runtime.settings.engine_url)
         self.setEnabled(not attached)
         if attached or model is None:
-            self.addItem(self._runtime.model.name or "No model", None)
+            self.addItem(self._runtime.model.name or _("No model"), None)
         else:
             self.choose(model)
 
@@ -110,10 +111,10 @@ class ModelMenu(QObject):
             action.setCheckable(True)
             action.setChecked(str(one.model.path) == used)
         if not usable:
-            words = "This server has one model" if self._runtime.settings.engine_url else "Looking for models…"
-            menu.addAction(words if not self._found else "No model here can be used").setEnabled(False)
+            words = _("This server has one model") if self._runtime.settings.engine_url else _("Looking for models…")
+            menu.addAction(words if not self._found else _("No model here can be used")).setEnabled(False)
         menu.addSeparator()
-        menu.addAction("More models…", self.more_requested.emit)
+        menu.addAction(_("More models…"), self.more_requested.emit)
 
 
 def _fits_not(one: JudgedModel) -> bool:

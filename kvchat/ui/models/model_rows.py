@@ -14,23 +14,25 @@ from kvchat.library.model_library import JudgedModel
 from kvchat.library.remote.hub import HubFile, HubModel
 from kvchat.library.remote.starter import Suggestion
 from kvchat.ui.widgets.row_list import Row, Tone
+from kvchat.words.language import N_, _, number
 from kvchat.words.wording import size, tokens_short
 
 _TONES = {Verdict.FITS: Tone.GOOD, Verdict.TIGHT: Tone.WARN, Verdict.NO: Tone.BAD}
-_CHIPS = {Verdict.FITS: "fits", Verdict.TIGHT: "tight", Verdict.NO: "does not fit"}
+_CHIPS = {Verdict.FITS: N_("fits"), Verdict.TIGHT: N_("tight"), Verdict.NO: N_("does not fit")}
 
 
 def found_row(one: JudgedModel, used: Path | None) -> Row:
     """A model on this computer. `used` is the one in use."""
     model, facts = one.model, one.model.facts
     if facts is None or one.judgement is None:
-        problem = model.problem or KvchatError("It cannot be used")
+        problem = model.problem or KvchatError(_("It cannot be used"))
         why = "\n".join(part for part in (problem.detail, problem.advice, str(model.path)) if part)
-        return Row(model.path, model.name, f"{problem.title}.", "unusable", Tone.BAD, why)
-    parts = [facts.quantisation, size(model.size), f"{tokens_short(facts.trained_context)} context", model.source.value]
-    parts += ["can see or hear"] if model.projector else []
+        return Row(model.path, model.name, f"{problem.title}.", _("unusable"), Tone.BAD, why)
+    context = _("{tokens} context", tokens=tokens_short(facts.trained_context))
+    parts = [facts.quantisation, size(model.size), context, _(model.source.value)]
+    parts += [_("can see or hear")] if model.projector else []
     name = without_quantisation(model.name, facts.quantisation)
-    chip, tone = ("in use", Tone.GOOD) if model.path == used else _chip(one.judgement)
+    chip, tone = (_("in use"), Tone.GOOD) if model.path == used else _chip(one.judgement)
     tip = [one.judgement.reason, str(model.path)]
     return Row(model.path, name, " · ".join(parts), chip, tone, "\n".join(tip))
 
@@ -51,25 +53,30 @@ def in_order(one: JudgedModel) -> tuple[bool, str, int]:
 def suggestion_row(one: Suggestion, memory: MemoryFacts) -> Row:
     """A model worth trying."""
     judgement = judge_size(one.size, memory)
-    words = f"{one.why} {one.quantisation}, about {size(one.size)}."
+    words = _("{why} {quantisation}, about {size}.", why=_(one.why), quantisation=one.quantisation, size=size(one.size))
     return Row(one, one.repository, words, *_chip(judgement), judgement.reason)
 
 
 def result_row(one: HubModel) -> Row:
     """A repository that a search has found."""
-    parts = [f"{one.downloads:,} downloads a month", f"{one.likes:,} likes"]
-    parts += [f"updated {one.updated:%Y-%m-%d}"] if one.updated else []
-    return Row(one, one.repository, " · ".join(parts), "asks who you are" if one.gated else "")
+    parts = [
+        _("{downloads} downloads a month", downloads=number(one.downloads)),
+        _("{likes} likes", likes=number(one.likes)),
+    ]
+    parts += [_("updated {updated}", updated=f"{one.updated:%Y-%m-%d}")] if one.updated else []
+    return Row(one, one.repository, " · ".join(parts), _("asks who you are") if one.gated else "")
 
 
 def file_row(file: HubFile, memory: MemoryFacts, *, here: bool) -> Row:
     """A model in a repository. `here`: it has been downloaded already."""
     judgement = judge_size(file.size, memory)
-    words = size(file.size) + (f" in {len(file.parts)} files" if len(file.parts) > 1 else "")
-    words += " · can see or hear" if file.projector else ""
-    chip, tone = ("on this computer", Tone.GOOD) if here else _chip(judgement)
+    words, parts = size(file.size), len(file.parts)
+    if parts > 1:
+        words = _("{size} in {count} files", size=words, count=parts)
+    words += " · " + _("can see or hear") if file.projector else ""
+    chip, tone = (_("on this computer"), Tone.GOOD) if here else _chip(judgement)
     return Row(file, file.name, words, chip, tone, judgement.reason)
 
 
 def _chip(judgement: Judgement) -> tuple[str, Tone]:
-    return _CHIPS[judgement.verdict], _TONES[judgement.verdict]
+    return _(_CHIPS[judgement.verdict]), _TONES[judgement.verdict]

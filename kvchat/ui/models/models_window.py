@@ -20,6 +20,7 @@ from kvchat.ui.models.downloads_view import DownloadsView
 from kvchat.ui.models.hub_models import ModelsHub
 from kvchat.ui.models.local_models import ModelsHere
 from kvchat.ui.models.token_dialog import TokenDialog
+from kvchat.words.language import _
 from kvchat.words.wording import size
 
 
@@ -30,7 +31,7 @@ class ModelsWindow(Panel):
     model_used = Signal()  # another model was chosen and is being loaded
 
     def __init__(self, runtime: Runtime, look: Look, runner: TaskRunner, parent: QWidget | None = None) -> None:
-        super().__init__(look, runner, "Models", parent, size=(760, 640), least=(480, 440))
+        super().__init__(look, runner, _("Models"), parent, size=(760, 640), least=(480, 440))
         self._runtime = runtime
         self.follow(runtime.events.subscribe, self._hear)
         self.follow(runtime.models.subscribe, self._download_changed)
@@ -73,13 +74,13 @@ class ModelsWindow(Panel):
 
     def _build(self) -> None:
         tabs = []
-        for number, (words, page) in enumerate((("On this computer", self.here), ("Get more", self.hub))):
+        for number, (words, page) in enumerate(((_("On this computer"), self.here), (_("Get more"), self.hub))):
             tab = button(words, kind="tab")
             tab.setCheckable(True)
             self.tabs.addButton(tab, number)
             self._pages.addWidget(page)
             tabs.append(tab)
-        token = button("Access token…", self.open_token, "link", name="Access token for Hugging Face")
+        token = button(_("Access token…"), self.open_token, "link", name=_("Access token for Hugging Face"))
         parts = row(*tabs, STRETCH, token, spacing=6), self.notices, (self._pages, 1), self.downloads
         column(*parts, on=self, spacing=12, margins=(20, 16, 20, 16))
 
@@ -134,9 +135,13 @@ class ModelsWindow(Panel):
             return
         confirm(
             self,
-            "Remove this download?",
-            f"{size(download.done)} of {download.order.file.name} have arrived; they are deleted.",
-            "Remove",
+            _("Remove this download?"),
+            _(
+                "{done} of {name} have arrived; they are deleted.",
+                done=size(download.done),
+                name=download.order.file.name,
+            ),
+            _("Remove"),
             lambda: self.run(self._remove(download.path)),
         )
 

@@ -13,8 +13,9 @@ from kvchat.ui.base.building import STRETCH, button, column, label, line_edit, r
 from kvchat.ui.base.tasks import TaskRunner
 from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.panel import Panel, fit_height
+from kvchat.words.language import N_, _
 
-_WORDS = (
+_WORDS = N_(
     "Some models are open only to those who have accepted their terms. Make a token with the right to read on "
     "huggingface.co/settings/tokens and paste it here. It goes to Hugging Face alone."
 )
@@ -27,15 +28,15 @@ class TokenDialog(Panel):
     saved = Signal()
 
     def __init__(self, store: TokenStore, look: Look, runner: TaskRunner, parent: QWidget | None = None) -> None:
-        super().__init__(look, runner, "Access token for Hugging Face", parent)
+        super().__init__(look, runner, _("Access token for Hugging Face"), parent)
         self._store = store
-        self.field, self.place = line_edit("Access token", "hf_…"), label(kind="muted", wraps=True)
+        self.field, self.place = line_edit(_("Access token"), "hf_…"), label(kind="muted", wraps=True)
         self.field.setEchoMode(QLineEdit.EchoMode.Password)
         self.field.returnPressed.connect(self._save)
-        self.forget = button("Forget it", lambda: self.run(self._drop()), "danger")
-        self.save = button("Save", self._save, "primary")
-        below = row(self.forget, STRETCH, button("Close", self.close), self.save)
-        parts = self.notices, label(_WORDS, "muted", wraps=True), self.field, self.place, below
+        self.forget = button(_("Forget it"), lambda: self.run(self._drop()), "danger")
+        self.save = button(_("Save"), self._save, "primary")
+        below = row(self.forget, STRETCH, button(_("Close"), self.close), self.save)
+        parts = self.notices, label(_(_WORDS), "muted", wraps=True), self.field, self.place, below
         column(*parts, on=self, spacing=10, margins=(24, 20, 24, 18))
 
     def showEvent(self, event: QShowEvent) -> None:
@@ -64,9 +65,9 @@ class TokenDialog(Panel):
     def _show(self, token: AccessToken | None) -> None:
         self.forget.setVisible(token is not None and token.place != ELSEWHERE)
         if token is None:
-            self.place.setText("No token is kept.")
+            self.place.setText(_("No token is kept."))
         elif token.place == ELSEWHERE:
-            self.place.setText(f"One was found in {token.place}; it is used unless you give another.")
+            self.place.setText(_("One was found in {place}; it is used unless you give another.", place=_(token.place)))
         else:
-            self.place.setText(f"One is kept in {token.place}.")
+            self.place.setText(_("One is kept in {place}.", place=_(token.place)))
         fit_height(self, _LETTERS)

@@ -20,8 +20,9 @@ from kvchat.ui.presets.options_panel import OptionsPanel
 from kvchat.ui.presets.preset_dialog import PresetDialog
 from kvchat.ui.widgets.elided import ElidedLabel
 from kvchat.ui.widgets.entries import ChoiceBox
+from kvchat.words.language import N_, _
 
-_WORDS = "An empty field is left to the model; what stands there faintly is used then."
+_WORDS = N_("An empty field is left to the model; what stands there faintly is used then.")
 
 
 @dataclass(frozen=True)
@@ -40,18 +41,18 @@ class ChatSettings(OptionsPanel):
     presets_requested = Signal()
 
     def __init__(self, runtime: Runtime, look: Look, runner: TaskRunner, parent: QWidget | None = None) -> None:
-        super().__init__(runtime, look, runner, "Chat settings", parent, (600, 720), (520, 400))
+        super().__init__(runtime, look, runner, _("Chat settings"), parent, (600, 720), (520, 400))
         self._subject = Subject(None, "", None)
         self._before, self._model_before = FormValues(), ""
         self._said = False
         self._presets: list[Preset] = []
         self._dialog: PresetDialog | None = None
         self.title, self.model = ElidedLabel("title"), ModelBox(runtime, look)
-        self.preset, self.manage = ChoiceBox(look, "Preset"), button("Presets…", self.presets_requested)
-        self.keep = button("Save as preset…", self._keep)
+        self.preset, self.manage = ChoiceBox(look, _("Preset")), button(_("Presets…"), self.presets_requested)
+        self.keep = button(_("Save as preset…"), self._keep)
         self.model.activated.connect(self._model_chosen)
         self.preset.activated.connect(self._take_preset)
-        words, label_of_model = label(_WORDS, "small", wraps=True), label("Model")
+        words, label_of_model = label(_(_WORDS), "small", wraps=True), label(_("Model"))
         label_of_model.setBuddy(self.model)
         model = row(label_of_model, (self.model, 1), spacing=8)
         self._build(self.title, words, self.notices, model, row((self.preset, 1), self.manage, self.keep, spacing=8))
@@ -84,7 +85,7 @@ class ChatSettings(OptionsPanel):
     async def _load_presets(self) -> None:
         self._presets = await self._runtime.chat.options.presets()
         self.preset.clear()
-        self.preset.addItem("Take from a preset…" if self._presets else "No presets yet")
+        self.preset.addItem(_("Take from a preset…") if self._presets else _("No presets yet"))
         self.preset.addItems([preset.name for preset in self._presets])
         self.preset.setEnabled(bool(self._presets))
 
@@ -114,7 +115,7 @@ class ChatSettings(OptionsPanel):
             self._dialog = PresetDialog(self._runtime, self._look, self.runner, self)
             self._dialog.stored.connect(lambda: self.run(self._load_presets()))
         own = model if model != self._runtime.settings.model_path else None
-        self._dialog.edit(Preset("New preset", values.system, own, values.options))
+        self._dialog.edit(Preset(_("New preset"), values.system, own, values.options))
 
     def _take(self, values: FormValues) -> None:
         if self._said and values.system != self._before.system:
@@ -125,10 +126,13 @@ class ChatSettings(OptionsPanel):
     def _ask(self, go_on: Callable[[], object]) -> None:
         confirm(
             self,
-            "Go on with another system prompt?",
-            "It stands before everything that was said. The chat goes on in a new branch, which the model reads once "
-            "from the beginning; the branch as it was is kept.",
-            "Go on",
+            _("Go on with another system prompt?"),
+            _(
+                "It stands before everything that was said. The chat goes on in a new branch, which the model "
+                "reads once "
+                "from the beginning; the branch as it was is kept."
+            ),
+            _("Go on"),
             go_on,
         )
 

@@ -15,18 +15,19 @@ from kvchat.session.host import TemplateOptions
 from kvchat.ui.base.building import STRETCH, button, column, label, line_edit, styled
 from kvchat.ui.base.theme import Look
 from kvchat.ui.widgets.entries import ChoiceBox
+from kvchat.words.language import N_, _
 from kvchat.words.wording import STYLE
 
 _HELP = {
-    "temperature": "Low is predictable, high is inventive",
-    "top_k": "Choose among so many words; 0: all",
-    "top_p": "Choose among the likeliest that make up this share",
-    "min_p": "Leave out what is so much less likely than the best",
-    "repeat_penalty": "Above 1, words said before become less likely",
-    "presence_penalty": "Above 0, once said is less likely",
-    "frequency_penalty": "Above 0, the more often said the less likely",
-    "seed": "The same number draws the same reply; -1: another each time",
-    "max_tokens": "In tokens",
+    "temperature": N_("Low is predictable, high is inventive"),
+    "top_k": N_("Choose among so many words; 0: all"),
+    "top_p": N_("Choose among the likeliest that make up this share"),
+    "min_p": N_("Leave out what is so much less likely than the best"),
+    "repeat_penalty": N_("Above 1, words said before become less likely"),
+    "presence_penalty": N_("Above 0, once said is less likely"),
+    "frequency_penalty": N_("Above 0, the more often said the less likely"),
+    "seed": N_("The same number draws the same reply; -1: another each time"),
+    "max_tokens": N_("In tokens"),
 }
 # What the engine does where neither the user nor the model's author says anything (llama.cpp, common/common.h).
 _ENGINE: dict[str, float] = {
@@ -38,8 +39,9 @@ _ENGINE: dict[str, float] = {
     "presence_penalty": 0,
     "frequency_penalty": 0,
 }
-_FREE, _SCHEMA, _GRAMMAR = "Free text", "JSON that follows a schema", "Text that follows a grammar"
-_NOTHING = {"seed": "random", "max_tokens": "no limit"}  # what holds where there is no number
+_FREE, _SCHEMA, _GRAMMAR = N_("Free text"), N_("JSON that follows a schema"), N_("Text that follows a grammar")
+_FORMATS = _FREE, _SCHEMA, _GRAMMAR
+_NOTHING = {"seed": N_("random"), "max_tokens": N_("no limit")}  # what holds where there is no number
 _COLUMNS = 3
 
 
@@ -57,23 +59,30 @@ class OptionsForm(QWidget):
     def __init__(self, look: Look) -> None:
         super().__init__()
         self._look = look
-        self.system = _editor("System prompt", "Who the model should be, and how it should answer", lines=4)
+        self.system = _editor(_("System prompt"), _("Who the model should be, and how it should answer"), lines=4)
         self.numbers = {name: line_edit(known.words) for name, known in RANGES.items()}
-        self.stop = line_edit("Stop words", "none")
-        self.format, self.format_text = ChoiceBox(look, "Output format"), _editor("Schema or grammar", "", lines=5)
+        self.stop = line_edit(_("Stop words"), "none")
+        self.format, self.format_text = (
+            ChoiceBox(look, _("Output format")),
+            _editor(_("Schema or grammar"), "", lines=5),
+        )
         self.reset = button(
-            "Reset", self._reset, "link", name=f"Reset {STYLE.lower()}", tip="Leave all of it to the model"
+            _("Reset"),
+            self._reset,
+            "link",
+            name=_("Reset creativity and style"),
+            tip=_("Leave all of it to the model"),
         )
         self.refusal = label(kind="refusal", wraps=True)
         self._template: dict[str, ChoiceBox] = {}
         self._unknown: TemplateOptions = ()  # what the model's template does not ask for
         self._template_holder = QWidget()
         self._template_grid = QGridLayout(self._template_holder)
-        words = "Fixed since this chat has begun: these stand at the beginning of all the model has read."
+        words = _("Fixed since this chat has begun: these stand at the beginning of all the model has read.")
         self._fixed = label(words, "small", wraps=True)
         self._build()
-        self.format.currentTextChanged.connect(self._show_format)
-        self._show_format(_FREE)
+        self.format.currentIndexChanged.connect(self._show_format)
+        self._show_format(0)
 
     def offer(self, options: tuple[TemplateOption, ...], defaults: Sampling, *, begun: bool) -> None:
         """Show what can be chosen with a model, and what stands where nothing is; what was chosen stays so."""
@@ -81,19 +90,19 @@ class OptionsForm(QWidget):
         for name, field in self.numbers.items():
             value = getattr(defaults, name)
             value = _ENGINE.get(name) if value is None else value
-            field.setPlaceholderText(_NOTHING.get(name, "") if value is None else f"{value:g}")
+            field.setPlaceholderText(_(_NOTHING.get(name, "")) if value is None else f"{value:g}")
         while (item := self._template_grid.takeAt(0)) is not None:
             if widget := item.widget():
                 widget.deleteLater()
         self._template = {}
         for row, option in enumerate(options):
-            box = ChoiceBox(self._look, option.words)
-            box.addItem("As the model does", None)
+            box = ChoiceBox(self._look, _(option.words))
+            box.addItem(_("As the model does"), None)
             for value, words in option.choices:
-                box.addItem(words, value)
+                box.addItem(_(words), value)
             box.setEnabled(not begun)
             self._template[option.name] = box
-            self._template_grid.addWidget(QLabel(option.words), row, 0)
+            self._template_grid.addWidget(QLabel(_(option.words)), row, 0)
             self._template_grid.addWidget(box, row, 1)
         self._template_holder.setVisible(bool(options))
         self._fixed.setVisible(begun and bool(options))
@@ -107,7 +116,8 @@ class OptionsForm(QWidget):
             value = getattr(sampling, name)
             field.setText("" if value is None else f"{value:.10g}")
         self.stop.setText(", ".join(sampling.stop or ()))
-        self.format.setCurrentText(_SCHEMA if sampling.json_schema else _GRAMMAR if sampling.grammar else _FREE)
+        kind = _SCHEMA if sampling.json_schema else _GRAMMAR if sampling.grammar else _FREE
+        self.format.setCurrentIndex(_FORMATS.index(kind))
         self.format_text.setPlainText(sampling.json_schema or sampling.grammar or "")
         self._choose(values.options.template)
         self.refuse("")
@@ -120,9 +130,11 @@ class OptionsForm(QWidget):
                 try:
                     values[name] = int(text) if RANGES[name].whole else float(text.replace(",", "."))
                 except ValueError:
-                    raise BadOptions(f"{RANGES[name].words}: “{text}” is not such a number", "", "") from None
+                    raise BadOptions(
+                        _("{words}: “{text}” is not such a number", words=RANGES[name].words, text=text), "", ""
+                    ) from None
         stop = tuple(word.strip() for word in self.stop.text().split(",") if word.strip())
-        text, kind = self.format_text.toPlainText().strip(), self.format.currentText()
+        text, kind = self.format_text.toPlainText().strip(), _FORMATS[self.format.currentIndex()]
         sampling = Sampling(
             **values,
             stop=stop or None,
@@ -152,26 +164,27 @@ class OptionsForm(QWidget):
         for name, box in self._template.items():
             box.setCurrentIndex(max(0, box.findData(dict(template).get(name))))
 
-    def _show_format(self, kind: str) -> None:
+    def _show_format(self, number: int) -> None:
+        kind = _FORMATS[number]
         self.format_text.setVisible(kind != _FREE)
         example = '{"type": "object", "properties": {"name": {"type": "string"}}}'
         self.format_text.setPlaceholderText(example if kind == _SCHEMA else 'root ::= "yes" | "no"')
 
     def _build(self) -> None:
-        self.stop.setToolTip("A reply ends where one of these words comes; part them by commas")
-        self.format.addItems([_FREE, _SCHEMA, _GRAMMAR])
+        self.stop.setToolTip(_("A reply ends where one of these words comes; part them by commas"))
+        self.format.addItems([_(kind) for kind in _FORMATS])
         self._template_grid.setContentsMargins(0, 4, 0, 0)
         self._template_grid.setColumnStretch(0, 1)
         column(
-            label("System prompt", "strong"),
+            label(_("System prompt"), "strong"),
             self.system,
             self._template_holder,
             self._fixed,
             6,
-            label(STYLE, "strong"),
+            label(_(STYLE), "strong"),
             self._build_numbers(),
             (self.reset, 0, Qt.AlignmentFlag.AlignLeft),
-            label("Output format", "strong"),
+            label(_("Output format"), "strong"),
             self.format,
             self.format_text,
             self.refusal,
@@ -187,7 +200,7 @@ class OptionsForm(QWidget):
         grid.setHorizontalSpacing(14)
         grid.setVerticalSpacing(4)
         fields = [(RANGES[name].words, name, field) for name, field in self.numbers.items()]
-        for number, (words, name, field) in enumerate([*fields, ("Stop words", "", self.stop)]):
+        for number, (words, name, field) in enumerate([*fields, (_("Stop words"), "", self.stop)]):
             line, place = divmod(number, _COLUMNS)
             above = label(words, "small")
             above.setBuddy(field)

@@ -14,6 +14,7 @@ from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.panel import Panel
 from kvchat.ui.presets.options_form import FormValues, OptionsForm
 from kvchat.ui.widgets.layouts import ScrollPage
+from kvchat.words.language import _
 
 
 class OptionsPanel(Panel):
@@ -31,7 +32,7 @@ class OptionsPanel(Panel):
     ) -> None:
         super().__init__(look, runner, title, parent, size=size, least=least)
         self._runtime, self.form = runtime, OptionsForm(look)
-        self.save, self._leave = button("Save", self._save, "primary"), button("Cancel", self.close)
+        self.save, self._leave = button(_("Save"), self._save, "primary"), button(_("Cancel"), self.close)
         self.save.setDefault(True)  # Enter in a field saves
 
     async def _offer(self, model: str | None, is_meant: Callable[[], bool], *, begun: bool = False) -> bool:

@@ -15,6 +15,7 @@ from kvchat.ui.base.theme import Look
 from kvchat.ui.presets.options_form import FormValues
 from kvchat.ui.presets.options_panel import OptionsPanel
 from kvchat.ui.widgets.entries import ChoiceBox
+from kvchat.words.language import _
 
 
 class PresetDialog(OptionsPanel):
@@ -23,10 +24,10 @@ class PresetDialog(OptionsPanel):
     stored = Signal()
 
     def __init__(self, runtime: Runtime, look: Look, runner: TaskRunner, parent: QWidget | None = None) -> None:
-        super().__init__(runtime, look, runner, "Preset", parent, (580, 640), (440, 360))
+        super().__init__(runtime, look, runner, _("Preset"), parent, (580, 640), (440, 360))
         self._preset = Preset("")
         self.setWindowModality(Qt.WindowModality.WindowModal)  # what it was opened from waits
-        self.name, self.with_model = line_edit("Name", "Name"), ChoiceBox(look, "Model")
+        self.name, self.with_model = line_edit(_("Name"), _("Name")), ChoiceBox(look, _("Model"))
         self._build(self.notices, self.name, self.with_model)
 
     def edit(self, preset: Preset) -> None:
@@ -35,9 +36,11 @@ class PresetDialog(OptionsPanel):
         self.name.setText(preset.name)
         model = preset.model or self._runtime.settings.model_path
         self.with_model.clear()
-        self.with_model.addItem("Answered by whichever model is in use", None)
+        self.with_model.addItem(_("Answered by whichever model is in use"), None)
         if model is not None:
-            self.with_model.addItem(f"Always answered by {self._runtime.model.name_of(model)}", model)
+            self.with_model.addItem(
+                _("Always answered by {name_of}", name_of=self._runtime.model.name_of(model)), model
+            )
         self.with_model.setCurrentIndex(1 if preset.model else 0)
         self.come()
         self.name.setFocus()
@@ -50,7 +53,7 @@ class PresetDialog(OptionsPanel):
             self.save.setEnabled(True)
 
     def _take(self, values: FormValues) -> None:
-        name, model = self.name.text().strip() or "Preset", self.with_model.currentData()
+        name, model = self.name.text().strip() or _("Preset"), self.with_model.currentData()
         self.run(
             self._store(replace(self._preset, name=name, system=values.system, model=model, options=values.options))
         )

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from kvchat.words.language import N_
+
 NO_KEY = "none"  # programs that insist on a key are given some word
 
 
@@ -139,37 +141,40 @@ def _open_webui(access: Access) -> str:
 
 
 CLIENTS = (
-    Client("OpenAI SDK", "In a Python program.", "https://github.com/openai/openai-python", _openai),
+    Client("OpenAI SDK", N_("In a Python program."), "https://github.com/openai/openai-python", _openai),
     Client(
         "Claude Code",
-        "In the terminal. The last line leaves out a number that would have everything read again each time.",
+        N_("In the terminal. The last line leaves out a number that would have everything read again each time."),
         "https://code.claude.com/docs/en/llm-gateway",
         _claude_code,
     ),
     Client(
         "Codex",
-        "At the beginning of ~/.codex/config.toml.",
+        N_("At the beginning of ~/.codex/config.toml."),
         "https://developers.openai.com/codex/config-advanced",
         _codex,
     ),
-    Client("OpenCode", "In opencode.json.", "https://opencode.ai/docs/providers/", _opencode),
+    Client("OpenCode", N_("In opencode.json."), "https://opencode.ai/docs/providers/", _opencode),
     Client(
         "Cline",
-        "In Cline’s settings, with the gear.",
+        N_("In Cline’s settings, with the gear."),
         "https://docs.cline.bot/provider-config/openai-compatible",
         _cline,
     ),
-    Client("Aider", "In the terminal.", "https://aider.chat/docs/llms/openai-compat.html", _aider),
+    Client("Aider", N_("In the terminal."), "https://aider.chat/docs/llms/openai-compat.html", _aider),
     Client(
         "Zed",
-        "In settings.json. Zed asks for the key in its agent settings, under LLM Providers, or takes KVCHAT_API_KEY.",
+        N_(
+            "In settings.json. Zed asks for the key in its agent settings, under LLM Providers, or takes "
+            "KVCHAT_API_KEY."
+        ),
         "https://zed.dev/docs/ai/use-api-access",
         _zed,
     ),
     Client("Continue", "In ~/.continue/config.yaml.", "https://docs.continue.dev/reference", _continue),
     Client(
         "Open WebUI",
-        "In the terminal; in a running one it is Admin Settings, Connections.",
+        N_("In the terminal; in a running one it is Admin Settings, Connections."),
         "https://docs.openwebui.com/getting-started/quick-start/connect-a-provider/starting-with-openai-compatible",
         _open_webui,
     ),

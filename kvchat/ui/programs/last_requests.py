@@ -14,6 +14,7 @@ from kvchat.ui.base.theme import Look, code_font
 from kvchat.ui.messages.reply_footer import ReceiptView
 from kvchat.ui.programs.wording import chip_of, receipt_of, request_line, request_title, source_of
 from kvchat.ui.widgets.row_list import Row, RowList, Tone
+from kvchat.words.language import _
 
 _MOST = 50  # requests; more of one program nobody looks at
 _SHOWN, _LINES = 5, 5  # rows of the list, and of a text, without scrolling
@@ -27,11 +28,11 @@ class LastRequests(QWidget):
         self._look = look
         self._requests: dict[int, Passage] = {}
         self._shown: Passage | None = None
-        self.list = RowList(look, "Last requests")
+        self.list = RowList(look, _("Last requests"))
         self.list.current_changed.connect(self._show_current)
         self.receipt: ReceiptView | None = None
         self._below: QVBoxLayout = column(spacing=6)
-        column(label("Last requests", "strong"), self.list, self._below, on=self, spacing=6, margins=(0, 10, 0, 0))
+        column(label(_("Last requests"), "strong"), self.list, self._below, on=self, spacing=6, margins=(0, 10, 0, 0))
         look.changed.connect(self._fit)
 
     def show_requests(self, requests: Sequence[Passage]) -> None:
@@ -67,10 +68,12 @@ class LastRequests(QWidget):
             read = (passage.prompt or 0) - (passage.cached or 0)
             words = parting.sentence(read, passage.read_ms / 1000)
             self._below.addWidget(label(words[:1].upper() + words[1:] + ".", wraps=True, selectable=True))
-            self._below.addWidget(self._texts("Before", parting.before, "Now", parting.after))
+            self._below.addWidget(self._texts(_("Before"), parting.before, _("Now"), parting.after))
         for change in passage.changes:
             self._below.addWidget(label(_changed(change), wraps=True))
-            self._below.addWidget(self._texts("As it was sent", change.before, "As the model was told", change.after))
+            self._below.addWidget(
+                self._texts(_("As it was sent"), change.before, _("As the model was told"), change.after)
+            )
 
     def _texts(self, left: str, before: str, right: str, after: str) -> QWidget:
         """Two texts beside each other."""
@@ -103,4 +106,4 @@ def _row(passage: Passage) -> Row:
 
 
 def _changed(change: Change) -> str:
-    return f"{RULES[change.rule].title}: {change.where} was changed."
+    return _("{title}: {where} was changed.", title=RULES[change.rule].title, where=change.where)

@@ -12,7 +12,8 @@ from kvchat.ui.base.building import column, label, progress_bar, row
 from kvchat.ui.base.theme import Look
 from kvchat.ui.programs.wording import holder_of, stage_of
 from kvchat.ui.widgets.elided import ElidedLabel
-from kvchat.words.wording import several, tokens_short
+from kvchat.words.language import _, several
+from kvchat.words.wording import tokens_short
 
 _MOST = 12  # rows; the rest is counted
 _NAME_WIDTH, _BAR_WIDTH = 140, 90  # pixels at 100 % text
@@ -27,7 +28,9 @@ class LiveRows(QWidget):
         self.rows: list[LiveRow] = []
         self.more = label(kind="small")
         self._lines: QVBoxLayout = column(spacing=4)
-        column(label("In the engine now", "strong"), self._lines, self.more, on=self, spacing=6, margins=(0, 0, 0, 10))
+        column(
+            label(_("In the engine now"), "strong"), self._lines, self.more, on=self, spacing=6, margins=(0, 0, 0, 10)
+        )
 
     def show_now(self, under_way: Sequence[Passage], in_engine: Sequence[InEngine], titles: Mapping[str, str]) -> None:
         """Requests first; what nobody asks for just now after them."""
@@ -35,7 +38,7 @@ class LiveRows(QWidget):
         told = [(one.program, stage_of(one), _done(one)) for one in under_way]
         for one in in_engine:
             if one.place not in busy and one.tokens:
-                words = f"ready, {tokens_short(one.tokens)} tokens"
+                words = _("ready, {tokens} tokens", tokens=tokens_short(one.tokens))
                 told.append((holder_of(one.owner, titles), words, None))
         while len(self.rows) < min(len(told), _MOST):
             self.rows.append(LiveRow(self._look))
@@ -44,7 +47,7 @@ class LiveRows(QWidget):
             line.setVisible(number < len(told))
             if number < len(told):
                 line.say(*told[number])
-        self.more.setText(f"and {several(len(told) - _MOST, 'other')}")
+        self.more.setText(several(len(told) - _MOST, "and {count} other", "and {count} others"))
         self.more.setVisible(len(told) > _MOST)
         self.setVisible(bool(told))
 
@@ -56,7 +59,7 @@ class LiveRow(QWidget):
         super().__init__()
         self._look = look
         self.name, self.words = ElidedLabel(), ElidedLabel("muted")
-        self.bar: QProgressBar = progress_bar("How much is read")
+        self.bar: QProgressBar = progress_bar(_("How much is read"))
         row(self.name, (self.words, 1), self.bar, on=self, spacing=12, margins=0)
         look.changed.connect(self._fit)
         self._fit()

@@ -14,10 +14,11 @@ from kvchat.ui.base.theme import Look
 from kvchat.ui.programs.wording import told_of
 from kvchat.ui.widgets.elided import ElidedLabel
 from kvchat.ui.widgets.entries import ChoiceBox, Entry
+from kvchat.words.language import N_, _, number, retold
 
 _MOST_CAUSES = 6
-_NOTHING = "Nothing of what it sent had to be read twice."
-_MEND = "What can be done about it"
+_NOTHING = N_("Nothing of what it sent had to be read twice.")
+_MEND = N_("What can be done about it")
 
 
 class ProgramDetails(QWidget):
@@ -36,7 +37,7 @@ class ProgramDetails(QWidget):
         self.rules = {name: RuleSwitch(look, rule) for name, rule in RULES.items()}
         for name, switch in self.rules.items():
             switch.wanted.connect(lambda on, name=name: self.rule_wanted.emit(name, on))
-        why, mend = label("Why it was read again", "strong"), label(_MEND, "strong")
+        why, mend = label(_("Why it was read again"), "strong"), label(_(_MEND), "strong")
         column(why, self.causes, 6, mend, *self.rules.values(), on=self, spacing=6, margins=(0, 10, 0, 0))
         look.changed.connect(self._fit)
         self._fit()
@@ -59,11 +60,11 @@ class ProgramDetails(QWidget):
                 widget.deleteLater()
         causes = sorted(total.misses.items(), key=lambda one: (-one[1].ms, -one[1].tokens))
         if not causes:
-            self.causes.addWidget(label(_NOTHING, "muted", wraps=True), 0, 0, 1, 3)
+            self.causes.addWidget(label(_(_NOTHING), "muted", wraps=True), 0, 0, 1, 3)
         most = max((one.tokens for _, one in causes), default=1) or 1
         for line, (cause, one) in enumerate(causes[:_MOST_CAUSES]):
-            words, bar = ElidedLabel(), progress_bar(f"{cause}: {told_of(one)}")
-            words.set_text(cause[:1].upper() + cause[1:])
+            words, bar = ElidedLabel(), progress_bar(f"{retold(cause)}: {told_of(one)}")
+            words.set_text(retold(cause)[:1].upper() + retold(cause)[1:])
             bar.setValue(1000 * one.tokens // most)
             self.causes.addWidget(words, line, 0)
             self.causes.addWidget(bar, line, 1)
@@ -79,11 +80,11 @@ class RuleSwitch(Entry):
     wanted = Signal(bool)
 
     def __init__(self, look: Look, rule: Rule) -> None:
-        self.box, self._words = ChoiceBox(look, rule.title), rule.words
-        for words, on in (("Off", False), ("On", True)):
+        self.box, self._words = ChoiceBox(look, _(rule.title)), _(rule.words)
+        for words, on in ((_("Off"), False), (_("On"), True)):
             self.box.addItem(words, on)
-        super().__init__(rule.title, rule.words, self.box)
-        self.box.setAccessibleDescription(rule.words)
+        super().__init__(_(rule.title), self._words, self.box)
+        self.box.setAccessibleDescription(self._words)
         self.title.setBuddy(self.box)
         self.box.activated.connect(lambda _: self.wanted.emit(self.box.currentData()))
 
@@ -95,7 +96,13 @@ class RuleSwitch(Entry):
     def show_rule(self, *, on: bool, spared: Sum | None, lost: Sum) -> None:
         """Whether it is on, and what came of it; `lost`: what was read again for want of it."""
         self.box.setCurrentIndex(int(on))
-        words = f" Has spared {spared.tokens:,} tokens ({told_of(spared)})." if spared else ""
+        words = [self._words]
+        if spared:
+            tokens, came_to = number(spared.tokens), told_of(spared)
+            words.append(_("Has spared {tokens} tokens ({came_to}).", tokens=tokens, came_to=came_to))
         if lost.times and not on:
-            words += f" For want of it {lost.tokens:,} tokens were read again ({told_of(lost)})."
-        self.say(f"{self._words}{words}")
+            tokens, came_to = number(lost.tokens), told_of(lost)
+            words.append(
+                _("For want of it {tokens} tokens were read again ({came_to}).", tokens=tokens, came_to=came_to)
+            )
+        self.say(" ".join(words))

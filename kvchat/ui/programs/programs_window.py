@@ -24,12 +24,13 @@ from kvchat.ui.programs.program_details import ProgramDetails
 from kvchat.ui.programs.wording import all_together, found_share, program_line
 from kvchat.ui.widgets.layouts import ScrollPage
 from kvchat.ui.widgets.row_list import Row, RowList, Tone
+from kvchat.words.language import N_, _
 
-_EMPTY = (
+_EMPTY = N_(
     "No program has asked anything yet. Editors and agents on this computer can use the model that is loaded here, and "
     "need not wait until it has read everything again."
 )
-_SHUT, _LET_IN = "Other programs are shut out.", "Settings of other programs"
+_SHUT, _LET_IN = N_("Other programs are shut out."), N_("Settings of other programs")
 _SOON_MS = 120  # a request that is read tells so often
 _MOST_SHOWN = 4  # programs without scrolling
 _GOOD = 0.7  # of what a program sends
@@ -41,7 +42,7 @@ class ProgramsWindow(Panel):
     settings_requested = Signal()
 
     def __init__(self, runtime: Runtime, look: Look, runner: TaskRunner, parent: QWidget | None = None) -> None:
-        super().__init__(look, runner, "Programs", parent, size=(760, 800), least=(440, 420))
+        super().__init__(look, runner, _("Programs"), parent, size=(760, 800), least=(440, 420))
         self._runtime, self._door = runtime, runtime.door
         self._totals: Mapping[str, Total] = {}
         self._titles: Mapping[str, str] = {}  # of chats that are in the engine
@@ -50,10 +51,10 @@ class ProgramsWindow(Panel):
         self.follow(self._door.subscribe, self._soon.start)
         self.follow(runtime.events.subscribe, self._hear)
         self.total = label(kind="muted", wraps=True)
-        self.shut = label(_SHUT, wraps=True)
-        self.let_in = button("Settings…", self.settings_requested, "link", name=_LET_IN)
+        self.shut = label(_(_SHUT), wraps=True)
+        self.let_in = button(_("Settings…"), self.settings_requested, "link", name=_(_LET_IN))
         self.now = LiveRows(look)
-        self.list = RowList(look, "Programs")
+        self.list = RowList(look, _("Programs"))
         self.details = ProgramDetails(look)
         self.requests = LastRequests(look)
         self.empty = QWidget()
@@ -122,8 +123,8 @@ class ProgramsWindow(Panel):
         confirm(
             self,
             f"Forget “{chosen.value}”?",
-            "Its figures go from this page, and what is remembered of its prompts is deleted.",
-            "Forget",
+            _("Its figures go from this page, and what is remembered of its prompts is deleted."),
+            _("Forget"),
             lambda: self.run(self._forget(str(chosen.value))),
         )
 
@@ -140,14 +141,16 @@ class ProgramsWindow(Panel):
     def _build(self) -> None:
         self._shut, self._page = QWidget(), ScrollPage("settingsPage")
         row((self.shut, 1), self.let_in, on=self._shut, spacing=10, margins=(22, 0, 22, 0))
-        parts = (self.now, label("Programs", "strong"), self.total, self.list, self.details, self.requests, STRETCH)
+        parts = (self.now, label(_("Programs"), "strong"), self.total, self.list, self.details, self.requests, STRETCH)
         column(*parts, on=self._page.ground, spacing=8, margins=(22, 12, 22, 12))
-        nothing, top = label(_EMPTY, "muted", wraps=True), Qt.AlignmentFlag.AlignHCenter
+        nothing, top = label(_(_EMPTY), "muted", wraps=True), Qt.AlignmentFlag.AlignHCenter
         nothing.setAlignment(Qt.AlignmentFlag.AlignCenter)
-        set_up = button("Set one up…", self.settings_requested, name="Set a program up")
+        set_up = button(_("Set one up…"), self.settings_requested, name=_("Set a program up"))
         column(STRETCH, nothing, (set_up, 0, top), STRETCH, on=self.empty, spacing=14, margins=(60, 0, 60, 0))
-        self.forget = button("Forget this one…", self._ask_forget, "danger", name="Forget the program that is chosen")
-        self._leave = button("Close", self.close, "primary", name="Close programs")
+        self.forget = button(
+            _("Forget this one…"), self._ask_forget, "danger", name=_("Forget the program that is chosen")
+        )
+        self._leave = button(_("Close"), self.close, "primary", name=_("Close programs"))
         below = row(self.forget, STRETCH, self._leave, margins=(22, 0, 22, 0))
         shown = self.notices, self._shut, (self._page, 1), (self.empty, 1), below
         column(*shown, on=self, spacing=12, margins=(0, 14, 0, 16))

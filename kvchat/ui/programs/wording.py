@@ -11,15 +11,16 @@ from kvchat.gateway.requests import Passage, Stage
 from kvchat.gateway.totals import Sum, Total
 from kvchat.kvstore.savepoint import program_of
 from kvchat.session.proof import Source
-from kvchat.words.wording import brief, moment_of, roughly, several, since, tokens_short
+from kvchat.words.language import N_, _, number, retold, several
+from kvchat.words.wording import brief, moment_of, roughly, since, tokens_short
 
 _STAGES = {
-    Stage.QUEUED: "waits",
-    Stage.LOADING: "loading what is remembered",
-    Stage.READING: "reading",
-    Stage.ANSWERING: "answering",
+    Stage.QUEUED: N_("waits"),
+    Stage.LOADING: N_("loading what is remembered"),
+    Stage.READING: N_("reading"),
+    Stage.ANSWERING: N_("answering"),
 }
-_ENDED = {Stage.FAILED: "failed", Stage.LEFT: "left by the program"}
+_ENDED = {Stage.FAILED: N_("failed"), Stage.LEFT: N_("left by the program")}
 _LEAST_SAVED_MS = 1000.0
 
 
@@ -27,64 +28,65 @@ def stage_of(passage: Passage) -> str:
     """What is being done for a request."""
     if passage.stage is Stage.READING and passage.prompt:
         left = passage.prompt - (passage.found or 0)
-        return f"reading, {passage.read:,} of {left:,} tokens"
-    return _STAGES.get(passage.stage, _ENDED.get(passage.stage, ""))
+        return _("reading, {read} of {left} tokens", read=number(passage.read), left=number(left))
+    return _(_STAGES.get(passage.stage, _ENDED.get(passage.stage, "")))
 
 
 def holder_of(owner: str, titles: Mapping[str, str]) -> str:
     """Whose something in the engine is: a program's name, a chat's title."""
-    return program_of(owner) or titles.get(owner, "a chat")
+    return program_of(owner) or titles.get(owner, _("a chat"))
 
 
 def program_line(total: Total, now: datetime) -> str:
     """A program in a line."""
-    parts = [several(total.requests, "request")]
+    parts = [several(total.requests, "{count} request", "{count} requests")]
     if total.last_at:
-        parts.append(f"the last one {since(datetime.fromtimestamp(total.last_at, UTC), now)}")
+        parts.append(_("the last one {when}", when=since(datetime.fromtimestamp(total.last_at, UTC), now)))
     if total.saved_ms >= _LEAST_SAVED_MS:
-        parts.append(f"{roughly(total.saved_ms / 1000)} saved")
+        parts.append(_("{time} saved", time=roughly(total.saved_ms / 1000)))
     return " · ".join(parts)
 
 
 def found_share(total: Total) -> str:
     """How much of its prompts was found; empty where it has sent none."""
-    return f"{100 * total.share:.0f} % found" if total.prompt else ""
+    return _("{percent} % found", percent=f"{100 * total.share:.0f}") if total.prompt else ""
 
 
 def all_together(totals: Sequence[Total]) -> str:
     """All programs in a sentence."""
     prompt, cached = sum(one.prompt for one in totals), sum(one.cached for one in totals)
-    words = f"{several(sum(one.requests for one in totals), 'request')} of {several(len(totals), 'program')}"
-    return (
-        f"{words}; {100 * cached / prompt:.0f} % of what they sent did not have to be read again."
-        if prompt
-        else f"{words}."
-    )
+    programs = several(len(totals), "{count} program", "{count} programs")
+    requests = sum(one.requests for one in totals)
+    words = several(requests, "{count} request of {programs}", "{count} requests of {programs}", programs=programs)
+    if not prompt:
+        return f"{words}."
+    share = f"{100 * cached / prompt:.0f}"
+    return _("{words}; {percent} % of what they sent did not have to be read again.", words=words, percent=share)
 
 
 def told_of(one: Sum) -> str:
     """How often something happened, and what it came to."""
     took = f", {roughly(one.ms / 1000)}" if one.ms >= _LEAST_SAVED_MS else ""
-    return f"{one.times:,}×{took}"
+    return f"{number(one.times)}×{took}"
 
 
 def request_title(passage: Passage) -> str:
     """A request by when it came and what for."""
     at = datetime.fromtimestamp(passage.at).astimezone()
     today = at.date() == datetime.now().date()
-    return f"{f'{at:%H:%M:%S}' if today else moment_of(at)} · {passage.model or 'the model in use'}"
+    return f"{f'{at:%H:%M:%S}' if today else moment_of(at)} · {passage.model or _('the model in use')}"
 
 
 def request_line(passage: Passage) -> str:
     """A request in a line."""
     if passage.stage in _ENDED:
         status = f" ({passage.status})" if passage.status >= 400 else ""
-        return f"{_ENDED[passage.stage]}{status}"
-    parts = [f"{tokens_short(passage.prompt)} tokens" if passage.prompt else "no prompt"]
+        return f"{_(_ENDED[passage.stage])}{status}"
+    parts = [_("{tokens} tokens", tokens=tokens_short(passage.prompt)) if passage.prompt else _("no prompt")]
     if passage.first_ms is not None:
-        parts.append(f"first word after {brief(passage.first_ms)}")
+        parts.append(_("first word after {first_ms}", first_ms=brief(passage.first_ms)))
     if passage.why:
-        parts.append(passage.why)
+        parts.append(retold(passage.why))
     return " · ".join(parts)
 
 

@@ -28,6 +28,7 @@ from kvchat.ui.base.text_cursors import position, select
 from kvchat.ui.rendering.highlight import LineColours, Span
 from kvchat.ui.rendering.page_style import PageStyle
 from kvchat.ui.rendering.text_page import sideways, without_ground
+from kvchat.words.language import _, number
 from kvchat.words.safe_text import calm, spelled_out
 
 _LINE_HEIGHT = 128.0  # per cent
@@ -50,7 +51,7 @@ class CodeText(QTextEdit):
     def __init__(self, style: PageStyle, language: str) -> None:
         super().__init__()
         self.setReadOnly(True)
-        self.setAccessibleName("Code")
+        self.setAccessibleName(_("Code"))
         self.setFrameShape(QFrame.Shape.NoFrame)
         without_ground(self)
         self.setFont(style.code_font)
@@ -105,7 +106,7 @@ class CodeText(QTextEdit):
     def _show_more(self) -> None:
         """Show the next lines, and what there is of the last one."""
         end = self._shown
-        for _ in range(_LINES_AT_ONCE):
+        for _line in range(_LINES_AT_ONCE):
             following = self._whole.find("\n", end) + 1
             if not following:
                 break
@@ -175,7 +176,7 @@ class CodeView(QFrame):
         self.body = CodeText(style, language)
         self.body.setParent(self)
         self._label = label(calm(language)[:40] or "code", "small")
-        self.copy_button = button("Copy", self._copy, "quiet", name="Copy this code")
+        self.copy_button = button(_("Copy"), self._copy, "quiet", name=_("Copy this code"))
         self.copy_button.setCursor(Qt.CursorShape.PointingHandCursor)
         for part in (self._label, self.copy_button):
             part.setParent(self)
@@ -210,7 +211,7 @@ class CodeView(QFrame):
         self._copied.start()
 
     def _show_copied(self, done: bool) -> None:
-        self.copy_button.setText("Copied" if done else "Copy")
+        self.copy_button.setText(_("Copied") if done else _("Copy"))
         self.copy_button.setIcon(icon("check" if done else "copy", self._theme.accent if done else self._theme.muted))
         self.resizeEvent(QResizeEvent(self.size(), self.size()))
 
@@ -229,8 +230,8 @@ class _Painter:
             return  # a change of no length would take the layout of its line away
         block = self._document.findBlockByNumber(first)
         position = block.position()
-        for number in range(first, min(end, self._document.blockCount())):
-            block.layout().setFormats(list(self._ranges(number, block.text())))
+        for line in range(first, min(end, self._document.blockCount())):
+            block.layout().setFormats(list(self._ranges(line, block.text())))
             block = block.next()
         length = (block.position() if block.isValid() else self._document.characterCount()) - position
         self._document.markContentsDirty(position, length)
@@ -254,5 +255,5 @@ class _Painter:
 
 def _shortened(line: str) -> str:
     if len(line) > _LONGEST_LINE:
-        line = f"{line[:_LONGEST_LINE]} … {len(line) - _LONGEST_LINE:,} more characters"
+        line = _("{line} … {count} more characters", line=line[:_LONGEST_LINE], count=number(len(line) - _LONGEST_LINE))
     return spelled_out(line)

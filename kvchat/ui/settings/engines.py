@@ -25,16 +25,17 @@ from kvchat.ui.settings.page import SettingsPage, TextEntry
 from kvchat.ui.widgets.engine_offer import PROMISE, EngineOffer, cards
 from kvchat.ui.widgets.entries import ChoiceBox, Entry
 from kvchat.ui.widgets.layouts import FlowLayout
+from kvchat.words.language import N_, _
 from kvchat.words.wording import size
 
-_DECIDES = "kvchat decides"
-_NOT_LOOKED = "The program that runs the model. kvchat takes the first it finds that is good enough."
-_TRIAL = "Starts it beside the one that runs, with the smallest model at hand; takes some seconds."
-_YOURS = (
+_DECIDES = N_("kvchat decides")
+_NOT_LOOKED = N_("The program that runs the model. kvchat takes the first it finds that is good enough.")
+_TRIAL = N_("Starts it beside the one that runs, with the smallest model at hand; takes some seconds.")
+_YOURS = N_(
     "kvchat then starts no engine of its own, and never stops yours. Chats are remembered only if the server runs on "
     "this computer and was started with --slot-save-path."
 )
-_WORKERS = (
+_WORKERS = N_(
     "For models larger than one computer: the name and port of each rpc-server, parted by commas. What travels between "
     "them is not encrypted."
 )
@@ -43,32 +44,32 @@ _WORKERS = (
 class EnginePage(SettingsPage):
     """Engines are looked for when the page is first shown, and again on request."""
 
-    name = "Engine"
+    name = N_("Engine")
 
     def __init__(self, runtime: Runtime, look: Look, panel: Panel) -> None:
         super().__init__(runtime, look, panel)
         self._engines = runtime.engines
         self.found: tuple[EngineEntry, ...] = ()
         self._looked = False
-        self.box = ChoiceBox(look, "Engine")
-        self.browse = button("Choose a file…", self.open_file_dialog, name="Choose a llama-server")
-        self.again = button("Look again", self.look_again, name="Look for engines again")
-        self.engine = self.add(Entry("Engine", _NOT_LOOKED, _flow(self.box, self.browse, self.again), wide=True))
-        self.test = button("Try it", lambda: self.run(self._try()), name="Try the engine")
-        self.trial = self.add(Entry("Does it work?", _TRIAL, self.test))
+        self.box = ChoiceBox(look, _("Engine"))
+        self.browse = button(_("Choose a file…"), self.open_file_dialog, name=_("Choose a llama-server"))
+        self.again = button(_("Look again"), self.look_again, name=_("Look for engines again"))
+        self.engine = self.add(Entry(_("Engine"), _(_NOT_LOOKED), _flow(self.box, self.browse, self.again), wide=True))
+        self.test = button(_("Try it"), lambda: self.run(self._try()), name=_("Try the engine"))
+        self.trial = self.add(Entry(_("Does it work?"), _(_TRIAL), self.test))
         self.offer = EngineOffer(look, runtime.engines, self.run)
-        self.card = self.add(Entry("Use your graphics card", PROMISE, self.offer, wide=True))
+        self.card = self.add(Entry(_("Use your graphics card"), _(PROMISE), self.offer, wide=True))
         self.fetched = self.add(FetchedEntry(self))
         self.offer.tried.connect(self.look_again)
-        title = "Use a llama-server that you run yourself"
-        url = TextEntry(self, "engine_url", title, _YOURS, example="http://127.0.0.1:8080", empty=None)
+        title = _("Use a llama-server that you run yourself")
+        url = TextEntry(self, "engine_url", title, _(_YOURS), example="http://127.0.0.1:8080", empty=None)
         self.url, self.key = self.add(url), self.add(KeyEntry(self))
-        title = "Share the work with other computers"
-        self.workers = self.add(TextEntry(self, "rpc_workers", title, _WORKERS, example="den:50052, attic:50052"))
-        words = "For llama-server, as on its command line. Those that kvchat needs itself are refused."
-        extra = TextEntry(self, "engine_arguments", "Extra arguments", words, example="--threads 8")
+        title = _("Share the work with other computers")
+        self.workers = self.add(TextEntry(self, "rpc_workers", title, _(_WORKERS), example="den:50052, attic:50052"))
+        words = _("For llama-server, as on its command line. Those that kvchat needs itself are refused.")
+        extra = TextEntry(self, "engine_arguments", _("Extra arguments"), words, example="--threads 8")
         self.arguments = self.add(extra)
-        self.box.setAccessibleDescription("What kvchat starts; the list below says what each engine is")
+        self.box.setAccessibleDescription(_("What kvchat starts; the list below says what each engine is"))
         self.engine.title.setBuddy(self.box)
         self.box.activated.connect(lambda index: self._choose(self.box.itemData(index)))
 
@@ -88,7 +89,7 @@ class EnginePage(SettingsPage):
     def look_again(self) -> None:
         """Ask every engine there is."""
         self._looked = True
-        self.engine.say("Looking for engines…")
+        self.engine.say(_("Looking for engines…"))
         self.run(self._look())
 
     async def _look(self) -> None:
@@ -101,7 +102,7 @@ class EnginePage(SettingsPage):
         """The list, the chosen one in words, and advice where none uses a graphics card."""
         path = self.runtime.settings.engine_path
         self.box.clear()
-        self.box.addItem(_DECIDES, None)
+        self.box.addItem(_(_DECIDES), None)
         for entry in self.found:
             self.box.addItem(_name(entry), str(entry.location.path or EngineKind.EMBEDDED.value))
         if path is not None and self.box.findData(path) < 0:
@@ -110,7 +111,7 @@ class EnginePage(SettingsPage):
         if self._looked and self.found:
             self.engine.say("\n".join(_described(entry) for entry in self.found))
         elif self._looked:
-            self.engine.say("No engine was found.")
+            self.engine.say(_("No engine was found."))
         graphics = find_graphics()
         self.card.setVisible(bool(graphics.makers))
         self.card.say(_card_words(graphics, self.found))
@@ -118,7 +119,7 @@ class EnginePage(SettingsPage):
 
     def open_file_dialog(self) -> None:
         """Let the user point at a llama-server."""
-        dialog = file_dialog(self, "Choose a llama-server", QFileDialog.FileMode.ExistingFile)
+        dialog = file_dialog(self, _("Choose a llama-server"), QFileDialog.FileMode.ExistingFile)
         dialog.fileSelected.connect(self._choose)
         dialog.open()
 
@@ -137,7 +138,7 @@ class EnginePage(SettingsPage):
             self.trial.say("\n".join(told))
 
         self.test.setEnabled(False)
-        self.trial.say("Starting…")
+        self.trial.say(_("Starting…"))
         try:
             location = next((entry.location for entry in self.found if entry.chosen), None) or self._selected()
             await self._engines.try_out(location, tell)
@@ -157,7 +158,9 @@ class FetchedEntry(Entry):
     def __init__(self, page: EnginePage) -> None:
         self._page, self._list = page, QWidget()
         self._rows = column(on=self._list, spacing=4, margins=0)
-        super().__init__("Fetched engines", "Choose one above; what is not used can be removed.", self._list, wide=True)
+        super().__init__(
+            _("Fetched engines"), _("Choose one above; what is not used can be removed."), self._list, wide=True
+        )
 
     def show_engines(self, engines: Sequence[FetchedEngine]) -> None:
         """Those there are now."""
@@ -170,16 +173,22 @@ class FetchedEntry(Entry):
 
     def _row_of(self, engine: FetchedEngine) -> QWidget:
         holder, words = QWidget(), f"{engine.name}, {size(engine.size)}"
-        remove = button("Remove", lambda: self._ask(engine), "link", name=f"Remove {engine.name}")
+        remove = button(_("Remove"), lambda: self._ask(engine), "link", name=_("Remove {name}", name=engine.name))
         row((label(words, wraps=True), 1), remove, on=holder, spacing=10, margins=0)
         return holder
 
     def _ask(self, engine: FetchedEngine) -> None:
         used = self._page.runtime.settings.engine_path == str(engine.location.path)
-        words = f"{size(engine.size)} are freed. It can be had again."
+        words = _("{size} are freed. It can be had again.", size=size(engine.size))
         if used:
-            words += " It is in use: kvchat takes another engine instead."
-        confirm(self, f"Remove {engine.name}?", words, "Remove", lambda: self._page.run(self._remove(engine.name)))
+            words += " " + _("It is in use: kvchat takes another engine instead.")
+        confirm(
+            self,
+            _("Remove {name}?", name=engine.name),
+            words,
+            _("Remove"),
+            lambda: self._page.run(self._remove(engine.name)),
+        )
 
     async def _remove(self, name: str) -> None:
         try:
@@ -192,13 +201,13 @@ class KeyEntry(Entry):
     """The server's key: typed, kept, never shown again."""
 
     def __init__(self, page: SettingsPage) -> None:
-        self.field = line_edit("The server’s key", "what it was given as --api-key")
+        self.field = line_edit(_("The server’s key"), _("what it was given as --api-key"))
         self._engines = page.runtime.engines
-        self.forget = button("Forget", lambda: page.run(self._forget()), "link", name="Forget the server’s key")
-        words = "Only where the server asks for one."
-        super().__init__("The server’s key", words, _flow(self.field, self.forget), wide=True)
+        self.forget = button(_("Forget"), lambda: page.run(self._forget()), "link", name=_("Forget the server’s key"))
+        words = _("Only where the server asks for one.")
+        super().__init__(_("The server’s key"), words, _flow(self.field, self.forget), wide=True)
         self.field.setEchoMode(QLineEdit.EchoMode.Password)
-        self.field.setAccessibleDescription("Only if the server asks for one")
+        self.field.setAccessibleDescription(_("Only if the server asks for one"))
         self.field.returnPressed.connect(lambda: page.run(self._keep()))
 
     async def _keep(self) -> None:
@@ -213,28 +222,34 @@ class KeyEntry(Entry):
 
     def show_keeper(self, keeper: Keeper | None) -> None:
         """Where the key lies now."""
-        self.say(f"Kept in {keeper.value}. It is used when the engine starts next." if keeper else "None is kept.")
+        self.say(
+            _("Kept in {place}. It is used when the engine starts next.", place=_(keeper.value))
+            if keeper
+            else _("None is kept.")
+        )
 
 
 def _name(entry: EngineEntry) -> str:
-    return str(entry.location.path or "The engine inside kvchat")
+    return str(entry.location.path or _("The engine inside kvchat"))
 
 
 def _card_words(graphics: Graphics, found: Sequence[EngineEntry]) -> str:
     """Whether the card is used, and how it can be."""
     chosen = next((entry for entry in found if entry.chosen), None)
     if chosen is not None and chosen.backends:
-        return f"{cards(graphics)}. The engine in use computes on it. {PROMISE}"
-    driver = Maker.NVIDIA in graphics.makers and not graphics.nvidia_driver
-    words = "Install NVIDIA’s own driver first: without it no engine can use the card. " if driver else ""
-    return f"{cards(graphics)}. With an engine that uses it, replies come several times as fast. {words}{PROMISE}"
+        words = [_("The engine in use computes on it.")]
+    else:
+        words = [_("With an engine that uses it, replies come several times as fast.")]
+        if Maker.NVIDIA in graphics.makers and not graphics.nvidia_driver:
+            words.append(_("Install NVIDIA’s own driver first: without it no engine can use the card."))
+    return " ".join([f"{cards(graphics)}.", *words, _(PROMISE)])
 
 
 def _described(entry: EngineEntry) -> str:
     name = f"{'●' if entry.chosen else '○'} {_name(entry)}"
     if entry.problem is not None:
         return f"{name}: {entry.problem.title}. {entry.problem.detail}"
-    devices = ", ".join(device.description for device in entry.devices) or "the processor alone"
+    devices = ", ".join(device.description for device in entry.devices) or _("the processor alone")
     return f"{name}: {entry.version}; {devices}"
 
 

@@ -11,54 +11,59 @@ from kvchat.ui.base.theme import ZOOMS, Look
 from kvchat.ui.dialogs.panel import Panel
 from kvchat.ui.settings.page import SettingsPage
 from kvchat.ui.widgets.entries import MINUTES, ChoiceEntry, NumberEntry
+from kvchat.words.language import N_, _
 from kvchat.words.wording import NUMBERS
 
-_THEMES = (("system", "Like the system"), ("light", "Light"), ("dark", "Dark"))
+_THEMES = (("system", N_("Like the system")), ("light", N_("Light")), ("dark", N_("Dark")))
 _SIZES = tuple((percent, f"{percent} %") for percent in ZOOMS)
-_NUMBERS = ((True, "Show"), (False, "Hide"))
-_ON_OFF = ((True, "On"), (False, "Off"))
-_AHEAD = (("auto", "Automatically"), ("always", "Always"), ("never", "Never"))
-_STARTS = (("app", "With kvchat"), ("message", "With the first message"))
+_NUMBERS = ((True, N_("Show")), (False, N_("Hide")))
+_ON_OFF = ((True, N_("On")), (False, N_("Off")))
+_AHEAD = (("auto", N_("Automatically")), ("always", N_("Always")), ("never", N_("Never")))
+_STARTS = (("app", N_("With kvchat")), ("message", N_("With the first message")))
 
 
 class GeneralPage(SettingsPage):
     """What is neither the model's nor the disk's."""
 
-    name = "General"
+    name = N_("General")
 
     def __init__(self, runtime: Runtime, look: Look, panel: Panel) -> None:
         super().__init__(runtime, look, panel)
         change = self.change
-        words = "Light or dark, or whatever your desktop uses right now."
-        self.theme = self.add(ChoiceEntry(look, "theme", "Theme", words, _THEMES, change))
-        words = "Of all text. Ctrl++ and Ctrl+− change it in the main window, Ctrl+0 sets it back."
-        self.zoom = self.add(ChoiceEntry(look, "zoom", "Text size", words, _SIZES, change))
-        words = "How long each reply took and where its chat came from, below it and in the line at the bottom."
-        self.numbers = self.add(ChoiceEntry(look, "show_numbers", NUMBERS, words, _NUMBERS, change))
-        words = "In the language of the chat, when it has nothing else to do. A name you gave stays."
-        self.titles = self.add(ChoiceEntry(look, "model_titles", "Let the model name chats", words, _ON_OFF, change))
-        words = (
+        words = _("Light or dark, or whatever your desktop uses right now.")
+        self.theme = self.add(ChoiceEntry(look, "theme", _("Theme"), words, _THEMES, change))
+        words = _("Of all text. Ctrl++ and Ctrl+− change it in the main window, Ctrl+0 sets it back.")
+        self.zoom = self.add(ChoiceEntry(look, "zoom", _("Text size"), words, _SIZES, change))
+        words = _("How long each reply took and where its chat came from, below it and in the line at the bottom.")
+        self.numbers = self.add(ChoiceEntry(look, "show_numbers", _(NUMBERS), words, _NUMBERS, change))
+        words = _("In the language of the chat, when it has nothing else to do. A name you gave stays.")
+        self.titles = self.add(ChoiceEntry(look, "model_titles", _("Let the model name chats"), words, _ON_OFF, change))
+        words = _(
             "While you look at a chat or write, the engine reads what it will need, and then answers at once. "
             "Automatically: not on battery, and not with a server of your own. Of a draft nothing is kept."
         )
-        self.read_ahead = self.add(ChoiceEntry(look, "read_ahead", "Read before you send", words, _AHEAD, change))
+        self.read_ahead = self.add(ChoiceEntry(look, "read_ahead", _("Read before you send"), words, _AHEAD, change))
         self.login = self.add(LoginEntry(look, self))
-        words = "With the first message saves memory until you need it; that message waits until the model is loaded."
-        self.start = self.add(ChoiceEntry(look, "engine_start", "Start the engine", words, _STARTS, change))
-        words = (
+        words = _(
+            "With the first message saves memory until you need it; that message waits until the model is loaded."
+        )
+        self.start = self.add(ChoiceEntry(look, "engine_start", _("Start the engine"), words, _STARTS, change))
+        words = _(
             "After so long without a message the model’s memory is freed. The next message brings it back, and "
             "your chats come back from disk."
         )
-        title = "Stop the engine when idle"
-        self.idle = self.add(NumberEntry("idle_minutes", title, words, MINUTES, change, default="never", reset="Never"))
+        title = _("Stop the engine when idle")
+        self.idle = self.add(
+            NumberEntry("idle_minutes", title, words, MINUTES, change, default=_("never"), reset=_("Never"))
+        )
 
 
 class LoginEntry(ChoiceEntry):
     """Whether kvchat starts with the session. Not one of kvchat's settings: the desktop knows."""
 
     def __init__(self, look: Look, page: SettingsPage) -> None:
-        words = "In the tray, without opening its window. Your chats are then ready when you are."
-        super().__init__(look, "", "Start at login", words, _ON_OFF, lambda _, on: page.run(self._change(on)))
+        words = _("In the tray, without opening its window. Your chats are then ready when you are.")
+        super().__init__(look, "", _("Start at login"), words, _ON_OFF, lambda _, on: page.run(self._change(on)))
         self._page = page
 
     def refresh(self, settings: Settings) -> None:

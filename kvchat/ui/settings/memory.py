@@ -14,10 +14,16 @@ from kvchat.ui.base.building import STRETCH, button, column, label, row, styled
 from kvchat.ui.base.theme import Look
 from kvchat.ui.widgets.entries import Entry
 from kvchat.ui.widgets.round_bar import HEIGHT, RoundBar, mix
+from kvchat.words.language import N_, _
 from kvchat.words.wording import CHATS_READY, size
 
 _LEAST = 3.0  # pixels; a part that is there is seen
-_NAMES = ("the model", "room for the chat", "working space", CHATS_READY)  # weights, KV cache, buffers, staging
+_NAMES = (
+    N_("the model"),
+    N_("room for the chat"),
+    N_("working space"),
+    CHATS_READY,
+)  # weights, KV cache, buffers, staging
 _TONES = (1.0, 0.6, 0.3)  # of the accent
 
 
@@ -31,7 +37,7 @@ class MemoryEntry(Entry):
         self._shown: tuple[Sequence[MemoryBar], Sequence[Proposal]] = ((), ())
         self._holder = QWidget()
         self._column = column(on=self._holder, spacing=12, margins=0)
-        super().__init__("Memory", "What the model takes.", self._holder, wide=True)
+        super().__init__(_("Memory"), _("What the model takes."), self._holder, wide=True)
         look.changed.connect(self._restyle)  # a lambda would be called when this is gone
 
     def show_memory(self, bars: Sequence[MemoryBar], proposals: Sequence[Proposal]) -> None:
@@ -41,7 +47,9 @@ class MemoryEntry(Entry):
             return
         self._shown = (bars, proposals)
         measured = any(bar.measured for bar in bars)
-        self.say("What the engine has taken, as it says itself." if measured else "An estimate from before the load.")
+        self.say(
+            _("What the engine has taken, as it says itself.") if measured else _("An estimate from before the load.")
+        )
         self._fill(bars, proposals)
 
     def _restyle(self) -> None:
@@ -63,7 +71,7 @@ class MemoryEntry(Entry):
             label(proposal.title, wraps=True),
             label(f"{proposal.gain} {proposal.price}", "small", wraps=True),
         )
-        use = button("Use", lambda: self.taken.emit(proposal), name=f"Use: {proposal.title}")
+        use = button(_("Use"), lambda: self.taken.emit(proposal), name=_("Use: {title}", title=proposal.title))
         use.setAutoDefault(False)
         use.setAccessibleDescription(words.text())
         offer, top = QWidget(), Qt.AlignmentFlag.AlignTop
@@ -76,12 +84,23 @@ class MemoryPicture(QWidget):
 
     def __init__(self, look: Look, bar: MemoryBar) -> None:
         super().__init__()
-        name = "This computer’s memory" if bar.place == COMPUTER else bar.place
-        caption, free = label(name, "small"), label(f"{size(bar.free)} free before the load", "small")
+        name = _("This computer’s memory") if bar.place == COMPUTER else bar.place
+        caption, free = (
+            label(name, "small"),
+            label(_("{free} free before the load", free=size(bar.free)), "small"),
+        )
         legend = styled(QLabel(" &nbsp; ".join(_legend(look, bar)), wordWrap=True), "small")
         column(row(caption, STRETCH, free), _Bar(look, bar), legend, on=self, spacing=4, margins=0)
-        taken = ", ".join(f"{part} {size(count)}" for part, count in zip(_NAMES, _parts(bar), strict=True) if count)
-        self.setAccessibleName(f"{name}: {taken}; left alone {size(bar.margin)} of {size(bar.free)} free")
+        taken = ", ".join(f"{_(part)} {size(count)}" for part, count in zip(_NAMES, _parts(bar), strict=True) if count)
+        self.setAccessibleName(
+            _(
+                "{name}: {taken}; left alone {margin} of {free} free",
+                name=name,
+                taken=taken,
+                margin=size(bar.margin),
+                free=size(bar.free),
+            )
+        )
 
 
 class _Bar(RoundBar):
@@ -122,7 +141,7 @@ def _legend(look: Look, bar: MemoryBar) -> list[str]:
     """Each part as rich text: a square in its colour, its name and size."""
     parts = zip(_parts(bar), _colours(look), _NAMES, strict=True)
     words = [_entry(colour.name(), f"{name} {size(count)}") for count, colour, name in parts if count]
-    return [*words, _entry(look.theme.muted, f"left alone {size(bar.margin)}", "▨")]
+    return [*words, _entry(look.theme.muted, _("left alone {margin}", margin=size(bar.margin)), "▨")]
 
 
 def _entry(colour: str, words: str, sign: str = "■") -> str:

@@ -24,16 +24,19 @@ from kvchat.ui.settings.page import SettingsPage
 from kvchat.ui.widgets.copy_button import CopyButton
 from kvchat.ui.widgets.entries import ChoiceBox, ChoiceEntry, Entry, Notation, NumberEntry
 from kvchat.ui.widgets.layouts import FlowLayout
+from kvchat.words.language import N_, _
 
-_ON_OFF = ((False, "Off"), (True, "On"))
-_WHAT = (
+_ON_OFF = ((False, N_("Off")), (True, N_("On")))
+_WHAT = N_(
     "Editors and agents on this computer can ask the model too. What they ask is remembered as your chats are, so that "
     "they answer at once, after a restart as well."
 )
-_ANY = "Programs that insist on a name such as gpt-4o get the model in use. Off: they are told which models there are."
-_KEY = "Who shows it is let in. Every program may use the same one."
-_OWN = "A program with a key of its own is known by it, and can be shut out alone."
-_SET_UP = "The lines that have it ask here. When they are copied the key is in them."
+_ANY = N_(
+    "Programs that insist on a name such as gpt-4o get the model in use. Off: they are told which models there are."
+)
+_KEY = N_("Who shows it is let in. Every program may use the same one.")
+_OWN = N_("A program with a key of its own is known by it, and can be shut out alone.")
+_SET_UP = N_("The lines that have it ask here. When they are copied the key is in them.")
 _HIDDEN = "•" * 12
 
 
@@ -49,25 +52,25 @@ _PORT = Notation("", str, _read_port)
 class OtherProgramsPage(SettingsPage):
     """Only the switch while nobody is let in."""
 
-    name = "Other programs"
+    name = N_("Other programs")
     programs_requested = Signal()
 
     def __init__(self, runtime: Runtime, look: Look, panel: Panel) -> None:
         super().__init__(runtime, look, panel)
         self.keys: Mapping[str, str] = {}  # by program
-        self.door = self.add(ChoiceEntry(look, "door", "Let other programs in", _WHAT, _ON_OFF, self.change))
+        self.door = self.add(ChoiceEntry(look, "door", _("Let other programs in"), _(_WHAT), _ON_OFF, self.change))
         self.address = self.add(AddressEntry())
         self.key = self.add(KeyEntry(self))
         self.lines = self.add(LinesEntry(self))
-        any_model = ChoiceEntry(look, "door_any_model", "Answer to any model’s name", _ANY, _ON_OFF, self.change)
+        any_model = ChoiceEntry(look, "door_any_model", _("Answer to any model’s name"), _(_ANY), _ON_OFF, self.change)
         self.any_model = self.add(any_model)
         self.own = self.add(OwnKeysEntry(self))
-        reset = f"Back to {Settings().door_port}"
-        words = "Another one, where that is taken by something else."
-        self.port = self.add(NumberEntry("door_port", "Port", words, _PORT, self.change, reset=reset))
-        self.show_programs = button("Show…", self.programs_requested, name="Show the programs")
-        words = "What each has asked, how much of it was remembered, and what had it read again."
-        self.programs = self.add(Entry("Programs", words, self.show_programs))
+        reset = _("Back to {door_port}", door_port=Settings().door_port)
+        words = _("Another one, where that is taken by something else.")
+        self.port = self.add(NumberEntry("door_port", _("Port"), words, _PORT, self.change, reset=reset))
+        self.show_programs = button(_("Show…"), self.programs_requested, name=_("Show the programs"))
+        words = _("What each has asked, how much of it was remembered, and what had it read again.")
+        self.programs = self.add(Entry(_("Programs"), words, self.show_programs))
 
     def change(self, name: str, value: Any) -> None:
         """Put it into force, with a key if somebody is let in for the first time, and show what came of it."""
@@ -132,22 +135,22 @@ class AddressEntry(Entry):
     """Where kvchat is found."""
 
     def __init__(self) -> None:
-        self.field = line_edit("Address")
+        self.field = line_edit(_("Address"))
         self.field.setReadOnly(True)
-        self.copy, holder = CopyButton("the address", self.field.text), QWidget()
+        self.copy, holder = CopyButton(_("the address"), self.field.text), QWidget()
         row((self.field, 1), self.copy, on=holder, spacing=8, margins=0)
-        super().__init__("Address", "", holder, wide=True)
+        super().__init__(_("Address"), "", holder, wide=True)
 
     def show_url(self, url: str | None) -> None:
         """The address, or that there is none yet."""
         self.field.setText(url or "")
         self.copy.setEnabled(url is not None)
         if url is None:
-            self.say("It could not be opened. Another port may help.")
+            self.say(_("It could not be opened. Another port may help."))
         elif "//127.0.0.1" in url or "//[::1]" in url or "//localhost" in url:
-            self.say("Reached from this computer alone.")
+            self.say(_("Reached from this computer alone."))
         else:
-            self.say("Other computers of the network reach it, too.")
+            self.say(_("Other computers of the network reach it, too."))
 
 
 class KeyEntry(Entry):
@@ -155,16 +158,16 @@ class KeyEntry(Entry):
 
     def __init__(self, page: OtherProgramsPage) -> None:
         self._page, self._key = page, ""
-        self.field = line_edit("Key")
+        self.field = line_edit(_("Key"))
         self.field.setReadOnly(True)
-        self.reveal = button("Show", self._toggle, name="Show the key")
-        self.copy = CopyButton("the key", lambda: self._key)
-        self.renew = button("Renew…", self._ask, name="Renew the key")
+        self.reveal = button(_("Show"), self._toggle, name=_("Show the key"))
+        self.copy = CopyButton(_("the key"), lambda: self._key)
+        self.renew = button(_("Renew…"), self._ask, name=_("Renew the key"))
         holder, buttons = QWidget(), FlowLayout()
         for one in (self.reveal, self.copy, self.renew):
             buttons.addWidget(one)
         column(self.field, buttons, on=holder, spacing=8, margins=0)
-        super().__init__("Key", _KEY, holder, wide=True)
+        super().__init__(_("Key"), _(_KEY), holder, wide=True)
 
     @property
     def is_open(self) -> bool:
@@ -176,8 +179,8 @@ class KeyEntry(Entry):
         self._key = key
         self.field.setText(key)
         self._reveal(self.is_open and bool(key))
-        self.say(_KEY if key else "There is none: every program on this computer is let in.")
-        self.renew.setText("Renew…" if key else "Make one")
+        self.say(_(_KEY) if key else _("There is none: every program on this computer is let in."))
+        self.renew.setText(_("Renew…") if key else _("Make one"))
         for one in (self.field, self.reveal, self.copy):
             one.setVisible(bool(key))
 
@@ -192,14 +195,14 @@ class KeyEntry(Entry):
     def _reveal(self, is_open: bool) -> None:
         self.field.setEchoMode(QLineEdit.EchoMode.Normal if is_open else QLineEdit.EchoMode.Password)
         self.field.setCursorPosition(0)
-        self.reveal.setText("Hide" if is_open else "Show")
+        self.reveal.setText(_("Hide") if is_open else _("Show"))
 
     def _ask(self) -> None:
         if not self._key:
             self._make()
             return
-        words = "Programs that have the old one are shut out until they are given the new one."
-        confirm(self._page.panel, "Make a new key?", words, "Make a new key", self._make)
+        words = _("Programs that have the old one are shut out until they are given the new one.")
+        confirm(self._page.panel, _("Make a new key?"), words, _("Make a new key"), self._make)
 
     def _make(self) -> None:
         self._page.run(self._page.make_key())
@@ -210,19 +213,19 @@ class LinesEntry(Entry):
 
     def __init__(self, page: OtherProgramsPage) -> None:
         self._page = page
-        self.box = ChoiceBox(page.look, "Program")
+        self.box = ChoiceBox(page.look, _("Program"))
         for client in CLIENTS:
             self.box.addItem(client.name, client)
         self.where = label(kind="small", wraps=True)
-        self.text = plain_text("Lines to paste", code_font(page.look.type.mono, page.look.type.small))
+        self.text = plain_text(_("Lines to paste"), code_font(page.look.type.mono, page.look.type.small))
         self.text.setLineWrapMode(QPlainTextEdit.LineWrapMode.NoWrap)
-        self.copy = CopyButton("the lines", lambda: self.client.lines(page.access))
-        self.link = button("Its documentation", self._open, "link")
+        self.copy = CopyButton(_("the lines"), lambda: self.client.lines(page.access))
+        self.link = button(_("Its documentation"), self._open, "link")
         holder, above = QWidget(), FlowLayout()
         for one in (self.box, self.copy, self.link):
             above.addWidget(one)
         column(above, self.where, self.text, on=holder, spacing=8, margins=0)
-        super().__init__("Set a program up", _SET_UP, holder, wide=True)
+        super().__init__(_("Set a program up"), _(_SET_UP), holder, wide=True)
         self.box.activated.connect(self.show_lines)
         page.look.changed.connect(self.show_lines)
 
@@ -254,12 +257,12 @@ class OwnKeysEntry(Entry):
     def __init__(self, page: OtherProgramsPage) -> None:
         self._page = page
         self.rows: dict[str, QWidget] = {}  # by program
-        self.field = line_edit("The program’s name", "such as zed")
-        self.make = button("Make a key", self._make, name="Make a key for this program")
+        self.field = line_edit(_("The program’s name"), "such as zed")
+        self.make = button(_("Make a key"), self._make, name=_("Make a key for this program"))
         holder = QWidget()
         self._list = column(spacing=6)
         column(self._list, row((self.field, 1), self.make, spacing=8), on=holder, spacing=8, margins=0)
-        super().__init__("Keys of single programs", _OWN, holder, wide=True)
+        super().__init__(_("Keys of single programs"), _(_OWN), holder, wide=True)
         self.field.returnPressed.connect(self._make)
 
     def show_keys(self, keys: Mapping[str, str]) -> None:
@@ -277,9 +280,9 @@ class OwnKeysEntry(Entry):
 
     def _key_row(self, name: str, key: str) -> QWidget:
         made = QWidget()
-        copy = CopyButton(f"the key of {name}", lambda: key)
-        words = f"Take back the key of {name}"
-        revoke = button("Take back", lambda: self._page.run(self._page.revoke_key(name)), name=words)
+        copy = CopyButton(_("the key of {name}", name=name), lambda: key)
+        words = _("Take back the key of {name}", name=name)
+        revoke = button(_("Take back"), lambda: self._page.run(self._page.revoke_key(name)), name=words)
         row((label(name, selectable=True), 1), copy, revoke, on=made, spacing=8, margins=0)
         return made
 

@@ -15,6 +15,7 @@ from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.panel import Panel
 from kvchat.ui.widgets.entries import Entry, FieldEntry
 from kvchat.ui.widgets.layouts import ScrollPage
+from kvchat.words.language import _
 
 E = TypeVar("E", bound=Entry)
 
@@ -29,8 +30,8 @@ class SettingsPage(ScrollPage):
         super().__init__("settingsPage")
         self.runtime, self.look, self.panel = runtime, look, panel
         self.entries: list[Entry] = []
-        self.setAccessibleName(self.name)
-        parts = label(self.name, "title"), 6, STRETCH
+        self.setAccessibleName(_(self.name))
+        parts = label(_(self.name), "title"), 6, STRETCH
         self._column = column(*parts, on=self.ground, spacing=0, margins=(28, 22, 28, 22))
 
     def add(self, entry: E) -> E:
@@ -77,7 +78,7 @@ class TextEntry(FieldEntry):
         """`example` stands in the empty field, `empty` is the setting's value then."""
         field, self.clear = (
             line_edit(title, example),
-            button("Clear", lambda: self._clear(), "link", name=f"{title}: clear"),
+            button(_("Clear"), lambda: self._clear(), "link", name=_("{title}: clear", title=title)),
         )
         holder = QWidget()
         row((field, 1), self.clear, on=holder, spacing=10, margins=0)

@@ -19,8 +19,9 @@ from kvchat.ui.presets.preset_dialog import PresetDialog
 from kvchat.ui.settings.page import SettingsPage
 from kvchat.ui.widgets.entries import Entry
 from kvchat.ui.widgets.layouts import FlowLayout
+from kvchat.words.language import N_, _
 
-_WORDS = (
+_WORDS = N_(
     "A preset is a system prompt with settings for creativity and style and, if you wish, a model. A chat takes one "
     "over from its chat settings; new chats begin with the default one."
 )
@@ -29,27 +30,27 @@ _WORDS = (
 class PresetsPage(SettingsPage):
     """A list, and what can be done with the preset chosen in it."""
 
-    name = "Presets"
+    name = N_("Presets")
 
     def __init__(self, runtime: Runtime, look: Look, panel: Panel) -> None:
         super().__init__(runtime, look, panel)
         self._presets: list[Preset] = []
         self._dialog: PresetDialog | None = None
         self.list = styled(QListWidget(), "boxed")
-        self.list.setAccessibleName("Presets")
+        self.list.setAccessibleName(_("Presets"))
         self.list.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self.list.setMinimumHeight(220)
-        self.none = label("No presets yet. “New…” makes the first.", "muted")
-        self.new = button("New…", lambda: self.open(Preset("New preset")))
-        self.edit = button("Edit…", lambda: self.open(self._chosen()))
-        self.duplicate = button("Duplicate", self._duplicate)
-        self.default = button("Make default", self._make_default)
-        self.delete = button("Delete…", self._ask_delete, "danger")
+        self.none = label(_("No presets yet. “New…” makes the first."), "muted")
+        self.new = button(_("New…"), lambda: self.open(Preset(_("New preset"))))
+        self.edit = button(_("Edit…"), lambda: self.open(self._chosen()))
+        self.duplicate = button(_("Duplicate"), self._duplicate)
+        self.default = button(_("Make default"), self._make_default)
+        self.delete = button(_("Delete…"), self._ask_delete, "danger")
         holder, buttons = QWidget(), FlowLayout()
         for one in (self.new, self.edit, self.duplicate, self.default, self.delete):
             buttons.addWidget(one)
         column(self.list, self.none, buttons, on=holder, spacing=10, margins=0)
-        self.add(Entry("Chats can begin with", _WORDS, holder, wide=True))
+        self.add(Entry(_("Chats can begin with"), _(_WORDS), holder, wide=True))
         self.list.currentRowChanged.connect(self._show_buttons)
         self.list.itemActivated.connect(lambda _: self.open(self._chosen()))
         self._show_buttons()
@@ -94,7 +95,7 @@ class PresetsPage(SettingsPage):
         chosen = self._chosen()
         for one in (self.edit, self.duplicate, self.default, self.delete):
             one.setEnabled(chosen is not None)
-        self.default.setText("No default" if chosen and chosen.is_default else "Make default")
+        self.default.setText(_("No default") if chosen and chosen.is_default else _("Make default"))
 
     def _duplicate(self) -> None:
         if preset := self._chosen():
@@ -110,8 +111,8 @@ class PresetsPage(SettingsPage):
             confirm(
                 self,
                 f"Delete “{preset.name}”?",
-                "Chats that began with it keep what they have of it.",
-                "Delete",
+                _("Chats that began with it keep what they have of it."),
+                _("Delete"),
                 lambda: self.run(self._then_load(self.runtime.chat.options.delete_preset(preset))),
             )
 

@@ -19,6 +19,7 @@ from kvchat.ui.settings.other_programs import OtherProgramsPage
 from kvchat.ui.settings.page import SettingsPage
 from kvchat.ui.settings.presets import PresetsPage
 from kvchat.ui.settings.storage import StoragePage
+from kvchat.words.language import _
 
 _PAGE_PADDING = 16  # pixels above and below a page's name together
 _LIST_PADDING = 66  # and beside it, with the list's own
@@ -28,7 +29,7 @@ class SettingsWindow(Panel):
     """Changes apply at once; what is shown follows whoever else changes them."""
 
     def __init__(self, runtime: Runtime, look: Look, runner: TaskRunner, parent: QWidget | None = None) -> None:
-        super().__init__(look, runner, "Settings", parent, size=(780, 620), least=(560, 400))
+        super().__init__(look, runner, _("Settings"), parent, size=(780, 620), least=(560, 400))
         self._runtime = runtime
         self.follow(runtime.events.subscribe, self._hear)
         look.changed.connect(self._fit_list)
@@ -39,9 +40,9 @@ class SettingsWindow(Panel):
         self.pages: tuple[SettingsPage, ...] = (*most, self.others)
         self.list, self._stack = QListWidget(), QStackedWidget()
         self.list.setObjectName("settingsPages")
-        self.list.setAccessibleName("Pages")
+        self.list.setAccessibleName(_("Pages"))
         for page in self.pages:
-            QListWidgetItem(page.name, self.list)
+            QListWidgetItem(_(page.name), self.list)
         self._fit_list()
         self.list.currentRowChanged.connect(self._turn_to)
         self.list.setCurrentRow(0)
@@ -54,7 +55,7 @@ class SettingsWindow(Panel):
         metrics = self.list.fontMetrics()
         for number in range(self.list.count()):
             self.list.item(number).setSizeHint(QSize(0, metrics.height() + _PAGE_PADDING))
-        widest = max(metrics.horizontalAdvance(page.name) for page in self.pages)
+        widest = max(metrics.horizontalAdvance(_(page.name)) for page in self.pages)
         self.list.setFixedWidth(widest + _LIST_PADDING)
 
     def _turn_to(self, number: int) -> None:
@@ -98,7 +99,7 @@ class SettingsWindow(Panel):
         self.pending.setVisible(self._runtime.engine.restart_pending)
 
     def _build(self) -> None:
-        close = button("Close", self.close, name="Close the settings")
+        close = button(_("Close"), self.close, name=_("Close the settings"))
         around = column(self.notices, spacing=8, margins=(24, 12, 24, 0))
         below = row(STRETCH, close, margins=(28, 12, 24, 16))
         right = column(around, (self._stack, 1), self.pending, below, spacing=0)
@@ -107,8 +108,8 @@ class SettingsWindow(Panel):
     def _build_pending(self) -> QWidget:
         """The bar that offers to restart the engine."""
         frame, holder = styled(QFrame(), "notice"), QWidget()
-        words = label("The engine uses what you changed when it starts next.", wraps=True)
-        self.restart = button("Restart engine now", lambda: self.run(self._runtime.restart_engine()), "primary")
+        words = label(_("The engine uses what you changed when it starts next."), wraps=True)
+        self.restart = button(_("Restart engine now"), lambda: self.run(self._runtime.restart_engine()), "primary")
         row((words, 1), self.restart, on=frame, margins=(14, 8, 8, 8))
         column(frame, on=holder, margins=(24, 8, 24, 4))
         return holder

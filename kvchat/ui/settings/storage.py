@@ -22,9 +22,10 @@ from kvchat.ui.settings.page import SettingsPage
 from kvchat.ui.storage.usage_words import expiry_in_words, plan_in_words
 from kvchat.ui.widgets.elided import breakable
 from kvchat.ui.widgets.entries import DAYS, GIGABYTES, Entry, NumberEntry
-from kvchat.words.wording import MEMORY_OF_CHATS, STORAGE, several, size
+from kvchat.words.language import N_, _, several
+from kvchat.words.wording import MEMORY_OF_CHATS, STORAGE, size
 
-_DELETED = (
+_DELETED = N_(
     "For so long a deleted chat or message can be had back; then it goes for good, from the search and the memory of "
     "chats as well. With 0 it goes in a moment."
 )
@@ -34,7 +35,11 @@ class FolderNotOpened(KvchatError):
     """The desktop has nothing to show a folder with."""
 
     def __init__(self, folder: Path) -> None:
-        super().__init__("The folder could not be opened", f"It is {folder}.", "Open it in your file manager.")
+        super().__init__(
+            _("The folder could not be opened"),
+            _("It is {folder}.", folder=folder),
+            _("Open it in your file manager."),
+        )
 
 
 class StoragePage(SettingsPage):
@@ -45,22 +50,25 @@ class StoragePage(SettingsPage):
 
     def __init__(self, runtime: Runtime, look: Look, panel: Panel) -> None:
         super().__init__(runtime, look, panel)
-        show = button("Show…", self.usage_requested, name="Show the memory of chats")
-        self.add(Entry(MEMORY_OF_CHATS, "Each chat’s share of the disk, and what is to be kept.", show))
-        ask, default, reset = self._ask_first, "kvchat decides", "Let kvchat decide"
-        self.quota = self.add(NumberEntry("quota_bytes", "Limit", "", GIGABYTES, ask, default=default, reset=reset))
-        reset = f"Back to {size(Settings().free_floor_bytes)}"
-        self.floor = self.add(NumberEntry("free_floor_bytes", "Keep free", "", GIGABYTES, self.change, reset=reset))
-        default, reset = "no limit", "No limit"
-        words = "What was not used for so long is deleted. Messages always stay."
-        self.age = self.add(NumberEntry("max_age_days", "Maximum age", words, DAYS, ask, default=default, reset=reset))
-        title, reset = "Keep what was deleted", f"Back to {several(Settings().keep_deleted_days, 'day')}"
-        self.deleted = self.add(NumberEntry("keep_deleted_days", title, _DELETED, DAYS, self.change, reset=reset))
+        show = button(_("Show…"), self.usage_requested, name=_("Show the memory of chats"))
+        self.add(Entry(_(MEMORY_OF_CHATS), _("Each chat’s share of the disk, and what is to be kept."), show))
+        ask, default, reset = self._ask_first, _("kvchat decides"), _("Let kvchat decide")
+        self.quota = self.add(NumberEntry("quota_bytes", _("Limit"), "", GIGABYTES, ask, default=default, reset=reset))
+        reset = _("Back to {size}", size=size(Settings().free_floor_bytes))
+        self.floor = self.add(NumberEntry("free_floor_bytes", _("Keep free"), "", GIGABYTES, self.change, reset=reset))
+        default, reset = _("no limit"), _("No limit")
+        words = _("What was not used for so long is deleted. Messages always stay.")
+        self.age = self.add(
+            NumberEntry("max_age_days", _("Maximum age"), words, DAYS, ask, default=default, reset=reset)
+        )
+        title, usual = _("Keep what was deleted"), Settings().keep_deleted_days
+        reset = several(usual, "Back to {count} day", "Back to {count} days")
+        self.deleted = self.add(NumberEntry("keep_deleted_days", title, _(_DELETED), DAYS, self.change, reset=reset))
         paths = runtime.paths
         for title, folder, words in (
-            (MEMORY_OF_CHATS, paths.save_points, "This folder may be deleted at any time."),
-            ("Chats", paths.data, "Back this folder up to keep your chats."),
-            ("Settings", paths.config, ""),
+            (_(MEMORY_OF_CHATS), paths.save_points, _("This folder may be deleted at any time.")),
+            (_("Chats"), paths.data, _("Back this folder up to keep your chats.")),
+            (_("Settings"), paths.config, ""),
         ):
             self.add(self._place(title, folder, words))
 
@@ -69,13 +77,16 @@ class StoragePage(SettingsPage):
         super().refresh()
         settings = self.runtime.settings
         words = chats_in_words(self._quota(settings.quota_bytes), long_chat(settings))
-        holds = f" The limit now {words}." if words else ""
-        self.quota.say(
+        help = _(
             "How much disk the memory of chats may take. When it is full, what spares the least reading for its size "
-            f"goes first. Left to kvchat it is {size(self._quota(None))} here.{holds}"
+            "goes first. Left to kvchat it is {limit} here.",
+            limit=size(self._quota(None)),
         )
+        self.quota.say(" ".join([help, *([_("The limit now {words}.", words=words)] if words else [])]))
         free = shutil.disk_usage(self.runtime.paths.cache).free
-        self.floor.say(f"When less than this is free on the disk, nothing more is kept. {size(free)} are free now.")
+        self.floor.say(
+            _("When less than this is free on the disk, nothing more is kept. {free} are free now.", free=size(free))
+        )
 
     def _quota(self, chosen: int | None) -> int:
         runtime = self.runtime
@@ -90,8 +101,14 @@ class StoragePage(SettingsPage):
         if quota < self._quota(self.runtime.settings.quota_bytes):
             plan = await self.runtime.save_points.plan_prune(quota)
             if plan.save_point_ids:
-                words = f"{plan_in_words(plan, quota)} Messages stay."
-                self._ask(self.quota, f"Lower the limit to {size(quota)}?", words, "Lower the limit", chosen)
+                words = f"{plan_in_words(plan, quota)} {_('Messages stay.')}"
+                self._ask(
+                    self.quota,
+                    _("Lower the limit to {limit}?", limit=size(quota)),
+                    words,
+                    _("Lower the limit"),
+                    chosen,
+                )
                 return
         self.change("quota_bytes", chosen)
 
@@ -102,14 +119,20 @@ class StoragePage(SettingsPage):
             self.change("max_age_days", days)
             return
         words = expiry_in_words(await self.runtime.save_points.usage(), days, datetime.now(UTC))
-        self._ask(self.age, f"Delete what was not used for {several(days, 'day')}?", words, "Delete", days)
+        self._ask(
+            self.age,
+            several(days, "Delete what was not used for {count} day?", "Delete what was not used for {count} days?"),
+            words,
+            _("Delete"),
+            days,
+        )
 
     def _ask(self, entry: NumberEntry, title: str, words: str, action: str, value: int | None) -> None:
         dialog = confirm(self.panel, title, words, action, lambda: self.change(entry.name, value))
         dialog.rejected.connect(lambda: entry.restore(self.runtime.settings))
 
     def _place(self, title: str, folder: Path, words: str) -> Entry:
-        show = button("Open folder", lambda: self._open(folder), name=f"Open the folder: {title}")
+        show = button(_("Open folder"), lambda: self._open(folder), name=_("Open the folder: {title}", title=title))
         return Entry(title, "\n".join(part for part in (breakable(str(folder)), words) if part), show)
 
     def _open(self, folder: Path) -> None:

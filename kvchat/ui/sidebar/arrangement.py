@@ -9,14 +9,15 @@ from enum import Enum
 from typing import Any
 
 from kvchat.chat.record.messages import Conversation
+from kvchat.words.language import N_, _
 
 
 class Order(Enum):
     """What comes first; what is kept on top stands above it."""
 
-    USED = "Last used first"
-    CREATED = "Newest first"
-    NAME = "By name"
+    USED = N_("Last used first")
+    CREATED = N_("Newest first")
+    NAME = N_("By name")
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class Arrangement:
     @property
     def words(self) -> str:
         """What is shown."""
-        return "Archive" if self.archive else self.folder or "All chats"
+        return _("Archive") if self.archive else self.folder or _("All chats")
 
 
 def as_text(arrangement: Arrangement) -> str:

@@ -15,6 +15,7 @@ from kvchat.chat.turn.prediction import Forecast
 from kvchat.session.proof import Source
 from kvchat.ui.base.icons import icon
 from kvchat.ui.widgets.item_list import ROW, Index, ItemDelegate, ItemList, ItemModel
+from kvchat.words.language import _
 from kvchat.words.wording import one_line
 
 _BADGE = 15  # pixels
@@ -37,9 +38,9 @@ class Row:
     def badges(self) -> tuple[tuple[str, str], ...]:
         """What the user has set for it: each an icon's name, and the words for it."""
         badges = (
-            (self.on_top, "on-top", "kept on top"),
-            (self.pinned, "pin", "always kept"),
-            (self.never_save, "disk-off", "never kept"),
+            (self.on_top, "on-top", _("kept on top")),
+            (self.pinned, "pin", _("always kept")),
+            (self.never_save, "disk-off", _("never kept")),
         )
         return tuple((name, words) for on, name, words in badges if on)
 
@@ -78,7 +79,9 @@ class ConversationModel(ItemModel[Conversation]):
 
     def tip(self, row: Conversation) -> str:
         """The whole title, where it is, what the dot means."""
-        return "\n".join(filter(None, (row.title, row.folder and f"In {row.folder}", self._row_of(row).state)))
+        return "\n".join(
+            filter(None, (row.title, row.folder and _("In {folder}", folder=row.folder), self._row_of(row).state))
+        )
 
     def index_of(self, conversation_id: str | None) -> QModelIndex:
         """The row of a conversation, or an invalid index."""
@@ -124,7 +127,7 @@ class ConversationDelegate(ItemDelegate):
     def createEditor(self, parent: QWidget, option: QStyleOptionViewItem, index: Index) -> QWidget:
         """A line to type the new title in."""
         editor = QLineEdit(parent, maxLength=200)
-        editor.setAccessibleName("New title")
+        editor.setAccessibleName(_("New title"))
         return editor
 
     def setEditorData(self, editor: QWidget, index: Index) -> None:
@@ -139,7 +142,7 @@ class ConversationDelegate(ItemDelegate):
     def _paint_badges(self, painter: QPainter, rect: QRect, row: Row) -> int:
         """The badges at the right edge; returns the width they take, in pixels."""
         side = self.look.px(_BADGE)
-        for number, (name, _) in enumerate(row.badges):
+        for number, (name, _words) in enumerate(row.badges):
             left = rect.right() - 8 - (number + 1) * side
             icon(name, self.look.theme.muted).paint(painter, left, rect.center().y() - side // 2 + 1, side, side)
         return len(row.badges) * side

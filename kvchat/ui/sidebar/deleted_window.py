@@ -18,9 +18,10 @@ from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.confirm import confirm
 from kvchat.ui.dialogs.panel import Panel
 from kvchat.ui.widgets.row_list import Row, RowList
-from kvchat.words.wording import moment_of, several
+from kvchat.words.language import N_, _, several
+from kvchat.words.wording import moment_of
 
-_FOR_GOOD = "from the list of chats, the search, the memory of chats and the automatic backups"
+_FOR_GOOD = N_("from the list of chats, the search, the memory of chats and the automatic backups")
 
 
 class DeletedWindow(Panel):
@@ -29,17 +30,17 @@ class DeletedWindow(Panel):
     storage_requested = Signal()
 
     def __init__(self, runtime: Runtime, look: Look, runner: TaskRunner, parent: QWidget | None = None) -> None:
-        super().__init__(look, runner, "Recently deleted", parent, size=(600, 480), least=(400, 300))
+        super().__init__(look, runner, _("Recently deleted"), parent, size=(600, 480), least=(400, 300))
         self._runtime = runtime
         self.follow(runtime.events.subscribe, self._hear)
-        self.words, self.empty = label(kind="muted", wraps=True), label("Nothing was deleted lately.", "muted")
-        self.list = RowList(look, "Recently deleted")
+        self.words, self.empty = label(kind="muted", wraps=True), label(_("Nothing was deleted lately."), "muted")
+        self.list = RowList(look, _("Recently deleted"))
         self.list.taken.connect(lambda _: self._restore())
         self.list.current_changed.connect(self._show_buttons)
-        self.limits = button("How long…", self.storage_requested, "link")
-        self.all = button("Delete all…", lambda: self._ask([one.value for one in self.list.rows]), "danger")
-        self.now = button("Delete now…", lambda: self._ask(self._chosen()), "danger")
-        self.restore = button("Bring back", self._restore, "primary")
+        self.limits = button(_("How long…"), self.storage_requested, "link")
+        self.all = button(_("Delete all…"), lambda: self._ask([one.value for one in self.list.rows]), "danger")
+        self.now = button(_("Delete now…"), lambda: self._ask(self._chosen()), "danger")
+        self.restore = button(_("Bring back"), self._restore, "primary")
         below = row(self.limits, STRETCH, self.all, self.now, self.restore, spacing=8)
         parts = self.notices, self.words, self.empty, (self.list, 1), below
         column(*parts, on=self, spacing=12, margins=(20, 16, 20, 16))
@@ -60,8 +61,10 @@ class DeletedWindow(Panel):
 
     async def _load(self) -> None:
         entries, days = await self._runtime.chat.recently_deleted.entries(), self._runtime.settings.keep_deleted_days
-        kept = f"for {several(days, 'day')}" if days else "for half a minute"
-        self.words.setText(f"What you delete stays here {kept}; then it goes for good: {_FOR_GOOD}.")
+        kept = _("for {days}", days=several(days, "{count} day", "{count} days")) if days else _("for half a minute")
+        self.words.setText(
+            _("What you delete stays here {kept}; then it goes for good: {for_good}.", kept=kept, for_good=_(_FOR_GOOD))
+        )
         self.list.show_rows([row_of(entry) for entry in entries])
         self.list.setVisible(bool(entries))
         self.empty.setVisible(not entries)
@@ -87,22 +90,25 @@ class DeletedWindow(Panel):
         what = (
             f"“{wanted[0].title}”"
             if len(wanted) == 1 and wanted[0].is_chat
-            else several(len(wanted), "entry", "entries")
+            else several(len(wanted), "{count} entry", "{count} entries")
         )
         confirm(
             self,
-            f"Delete {what} for good?",
-            f"It goes now and cannot be had back: {_FOR_GOOD}. Files you exported or backed up yourself are yours.",
-            "Delete for good",
+            _("Delete {what} for good?", what=what),
+            _(
+                "It goes now and cannot be had back: {for_good}. Files you exported or backed up yourself are yours.",
+                for_good=_(_FOR_GOOD),
+            ),
+            _("Delete for good"),
             lambda: self.run(self._runtime.chat.recently_deleted.delete_now(wanted)),
         )
 
 
 def row_of(entry: Deleted) -> Row:
     """What was deleted, how much of it there is, and when it goes."""
-    count = several(entry.messages, "message")
-    what = f"Chat with {count}" if entry.is_chat else f"{count} of “{entry.title}”"
+    count = several(entry.messages, "{count} message", "{count} messages")
+    what = _("Chat with {count}", count=count) if entry.is_chat else f"{count} of “{entry.title}”"
     days = (entry.gone_at.astimezone().date() - datetime.now().date()).days
-    gone = f"goes in {several(days, 'day')}" if days >= 1 else "goes today"
-    words = f"{what} · deleted {moment_of(entry.deleted_at)} · {gone}"
+    gone = _("goes in {days}", days=several(days, "{count} day", "{count} days")) if days >= 1 else _("goes today")
+    words = _("{what} · deleted {deleted_at} · {gone}", what=what, deleted_at=moment_of(entry.deleted_at), gone=gone)
     return Row(entry, entry.title if entry.is_chat else entry.words, words)

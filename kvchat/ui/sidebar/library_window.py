@@ -23,10 +23,11 @@ from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.confirm import confirm
 from kvchat.ui.dialogs.panel import Panel, fit_height
 from kvchat.ui.widgets.row_list import Row, RowList, Tone
-from kvchat.words.wording import roughly, several, since, size, tokens_short
+from kvchat.words.language import N_, _, number, several
+from kvchat.words.wording import roughly, since, size, tokens_short
 
-_WHAT_FOR = "What stands here is read once. A chat that begins on it answers at once, as if it had been read to it."
-_EMPTY = (
+_WHAT_FOR = N_("What stands here is read once. A chat that begins on it answers at once, as if it had been read to it.")
+_EMPTY = N_(
     "Nothing yet. Add a manual, some papers or the folder of a program: it is read once, in spare time, and every "
     "chat you begin on it has it in mind from its first question."
 )
@@ -39,26 +40,26 @@ class LibraryWindow(Panel):
     begun = Signal(str)  # a chat, by its id
 
     def __init__(self, runtime: Runtime, look: Look, runner: TaskRunner, parent: QWidget | None = None) -> None:
-        super().__init__(look, runner, "Library", parent, size=(680, 520), least=(440, 360))
+        super().__init__(look, runner, _("Library"), parent, size=(680, 520), least=(440, 360))
         self._runtime, self._library = runtime, runtime.chat.library
         self._standings: list[Standing] = []
         self._loading = self._due = False
         self._added = ""  # by its id: is chosen when it is in the list
         self.follow(runtime.events.subscribe, self._hear)
-        self.what_for, self.details = label(_WHAT_FOR, "muted", wraps=True), label(kind="small", wraps=True)
+        self.what_for, self.details = label(_(_WHAT_FOR), "muted", wraps=True), label(kind="small", wraps=True)
         self.details.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
-        self.empty = label(_EMPTY, "muted", wraps=True)
+        self.empty = label(_(_EMPTY), "muted", wraps=True)
         self.empty.setAlignment(Qt.AlignmentFlag.AlignCenter)
-        self.list = RowList(look, "Library")
+        self.list = RowList(look, _("Library"))
         self.list.taken.connect(lambda _: self._begin())
         self.list.current_changed.connect(self._show_current)
-        self.bar = progress_bar("How much is read")
-        self.files = button("Add files…", lambda: self._choose(QFileDialog.FileMode.ExistingFiles))
-        self.folder = button("Add a folder…", lambda: self._choose(QFileDialog.FileMode.Directory))
-        self.remove = button("Remove…", self._ask_to_remove, "danger")
-        self.cancel = button("Stop reading", lambda: self._with_current(self._library.cancel))
-        self.again = button("Read again", lambda: self._with_current(self._library.read))
-        self.begin = button("Begin a chat", self._begin, "primary")
+        self.bar = progress_bar(_("How much is read"))
+        self.files = button(_("Add files…"), lambda: self._choose(QFileDialog.FileMode.ExistingFiles))
+        self.folder = button(_("Add a folder…"), lambda: self._choose(QFileDialog.FileMode.Directory))
+        self.remove = button(_("Remove…"), self._ask_to_remove, "danger")
+        self.cancel = button(_("Stop reading"), lambda: self._with_current(self._library.cancel))
+        self.again = button(_("Read again"), lambda: self._with_current(self._library.read))
+        self.begin = button(_("Begin a chat"), self._begin, "primary")
         above = row(self.files, self.folder, STRETCH, spacing=8)
         below = row(STRETCH, self.remove, self.cancel, self.again, self.begin, spacing=8)
         shown = self.notices, self.what_for, above, (self.empty, 1), (self.list, 1), self.bar, self.details, below
@@ -95,7 +96,7 @@ class LibraryWindow(Panel):
         await self._library.read(made)
 
     def _choose(self, mode: QFileDialog.FileMode) -> None:
-        title = "Add a folder" if mode is QFileDialog.FileMode.Directory else "Add files"
+        title = _("Add a folder") if mode is QFileDialog.FileMode.Directory else _("Add files")
         dialog = file_dialog(self, title, mode)
         dialog.filesSelected.connect(lambda names: self.consider(list(map(Path, names))))
         dialog.open()
@@ -181,9 +182,12 @@ class LibraryWindow(Panel):
             return
         confirm(
             self,
-            f"Remove “{one.prepared.name}” from the library?",
-            "Its files stay as they are, and so do the chats that began on it. To have it here again it must be read.",
-            "Remove",
+            _("Remove “{name}” from the library?", name=one.prepared.name),
+            _(
+                "Its files stay as they are, and so do the chats that began on it. To have it here again it "
+                "must be read."
+            ),
+            _("Remove"),
             lambda: self.run(self._library.remove(one.prepared)),
         )
 
@@ -196,16 +200,16 @@ class AddDialog(QDialog):
         self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         self.setWindowModality(Qt.WindowModality.WindowModal)
         self.setWindowTitle("kvchat")
-        self.setAccessibleName("Add to the library")
-        self.field = line_edit("Name", "Name")
+        self.setAccessibleName(_("Add to the library"))
+        self.field = line_edit(_("Name"), _("Name"))
         self.field.setText(name)
-        self.read = button("Read", self.accept, "primary")
+        self.read = button(_("Read"), self.accept, "primary")
         self.read.setDefault(True)
         self.field.textChanged.connect(lambda _: self.read.setEnabled(bool(self.name)))
         self.words = label(estimate_words(estimate), "muted", wraps=True)
-        below = row(STRETCH, button("Not now", self.reject), self.read, margins=(0, 10, 0, 0))
+        below = row(STRETCH, button(_("Not now"), self.reject), self.read, margins=(0, 10, 0, 0))
         column(
-            *(label("Add to the library", "title"), self.field, self.words, below),
+            *(label(_("Add to the library"), "title"), self.field, self.words, below),
             on=self,
             spacing=8,
             margins=(24, 22, 24, 18),
@@ -227,7 +231,11 @@ class AddDialog(QDialog):
 def name_for(paths: Sequence[Path], taken: Collection[str]) -> str:
     """What files are called unless the user has a better name: like the first of them, and like no other."""
     name = paths[0].name if paths[0].is_dir() else paths[0].stem
-    name = f"{name} and {several(len(paths) - 1, 'more', 'more')}" if len(paths) > 1 else name
+    name = (
+        _("{name} and {count}", name=name, count=several(len(paths) - 1, "{count} more", "{count} more"))
+        if len(paths) > 1
+        else name
+    )
     names = itertools.chain([name], (f"{name} {number}" for number in itertools.count(2)))
     return next(one for one in names if one not in taken)
 
@@ -235,27 +243,31 @@ def name_for(paths: Sequence[Path], taken: Collection[str]) -> str:
 def estimate_words(estimate: Estimate) -> str:
     """What reading takes, and that nobody waits for it."""
     tokens = round(estimate.tokens, -3 if estimate.tokens >= 10_000 else -2)
-    amount = f"{several(estimate.files, 'file')}, about {tokens:,} tokens"
+    amount = _(
+        "{files}, about {tokens} tokens",
+        files=several(estimate.files, "{count} file", "{count} files"),
+        tokens=number(tokens),
+    )
     time = f"; reading takes {roughly(estimate.seconds)}" if estimate.seconds else ""
-    return f"{amount}{time}. You can go on chatting meanwhile: what you ask goes first."
+    return _("{amount}{time}. You can go on chatting meanwhile: what you ask goes first.", amount=amount, time=time)
 
 
 def row_of(one: Standing, reading: Reading | None) -> Row:
     """A set in the list: how much it is, and whether a chat can begin on it at once."""
     prepared = one.prepared
-    parts = [several(len(prepared.sources), "file")]
+    parts = [several(len(prepared.sources), "{count} file", "{count} files")]
     if prepared.is_read:
         parts += [f"{tokens_short(prepared.tokens)} tokens", size(one.bytes)]
-        parts += [f"saves {roughly(one.seconds)}"] if one.seconds and not one.why_not else []
+        parts += [_("saves {seconds}", seconds=roughly(one.seconds))] if one.seconds and not one.why_not else []
         parts += [Path(prepared.model).stem]
     chip, tone = "ready", Tone.GOOD
     if reading is not None:
         share = f"{100 * reading.done // reading.total} %" if reading.total else "…"
-        chip, tone = f"reading {share}", Tone.PLAIN
+        chip, tone = _("reading {share}", share=share), Tone.PLAIN
     elif one.why_not:
-        chip, tone = "to be read" if prepared.is_read else "not read", Tone.WARN
+        chip, tone = _("to be read") if prepared.is_read else _("not read"), Tone.WARN
     elif one.changes:
-        chip, tone = "files changed", Tone.WARN
+        chip, tone = _("files changed"), Tone.WARN
     return Row(prepared.id, prepared.name, " · ".join(part for part in parts if part), chip, tone)
 
 
@@ -264,17 +276,34 @@ def details_of(one: Standing, reading: Reading | None, seconds_left: float | Non
     prepared = one.prepared
     lines = [", ".join(prepared.paths)]
     if reading is not None:
-        so_far = f"{reading.done:,} of {reading.total:,} tokens are read" if reading.total else "It is about to be read"
+        so_far = (
+            _("{done} of {total} tokens are read", done=number(reading.done), total=number(reading.total))
+            if reading.total
+            else _("It is about to be read")
+        )
         left = f", {roughly(seconds_left)} left" if seconds_left else ""
-        return "\n".join([*lines, f"{so_far}{left}. What you ask goes first."])
+        return "\n".join([*lines, _("{so_far}{left}. What you ask goes first.", so_far=so_far, left=left)])
     if prepared.is_read:
         kept = f"; {size(one.bytes)} are kept in {place}" if one.bytes else ""
-        lines += [f"Read {since(prepared.created_at.astimezone(), datetime.now().astimezone())}{kept}."]
+        lines += [
+            _(
+                "Read {astimezone}{kept}.",
+                astimezone=since(prepared.created_at.astimezone(), datetime.now().astimezone()),
+                kept=kept,
+            )
+        ]
     if one.changes:
-        lines += [f"{one.changes.words} since then. Chats begin on what was read; reading again reads what is new."]
+        lines += [
+            _(
+                "{words} since then. Chats begin on what was read; reading again reads what is new.",
+                words=one.changes.words,
+            )
+        ]
     if not prepared.is_read:
-        lines += ["It was not read to its end: no chat can begin on it yet. Reading again goes on from what is kept."]
+        lines += [
+            _("It was not read to its end: no chat can begin on it yet. Reading again goes on from what is kept.")
+        ]
     elif one.why_not:
         time = f", which takes {roughly(one.seconds)}" if one.seconds else ""
-        lines += [f"A chat on it would have to read it first{time}: {one.why_not}."]
+        lines += [_("A chat on it would have to read it first{time}: {why_not}.", time=time, why_not=one.why_not)]
     return "\n".join(lines)

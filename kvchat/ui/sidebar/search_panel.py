@@ -20,6 +20,7 @@ from kvchat.ui.base.icons import icon
 from kvchat.ui.base.text_cursors import position
 from kvchat.ui.base.theme import Look
 from kvchat.ui.widgets.item_list import ROW, Index, ItemDelegate, ItemList, ItemModel
+from kvchat.words.language import _
 from kvchat.words.wording import one_line
 
 _SIDE, _ABOVE = 10, 7  # pixels around the words
@@ -75,7 +76,7 @@ class _Delegate(ItemDelegate):
             marks.append(range_)
         layout.beginLayout()
         top = 0.0
-        for _ in range(_LINES):
+        for _line in range(_LINES):
             line = layout.createLine()
             if not line.isValid():
                 break
@@ -93,7 +94,7 @@ class SearchResults(ItemList):
     chosen = Signal(FoundChat)
 
     def __init__(self, look: Look, parent: QWidget | None = None) -> None:
-        super().__init__(look, "Chats found", parent)
+        super().__init__(look, _("Chats found"), parent)
         self._model = _Model(self)
         self.setModel(self._model)
         self.setItemDelegate(_Delegate(look, self))
@@ -160,12 +161,12 @@ class SearchPanel(QWidget):
         self._look = look
         self.results = SearchResults(look)
         self.field = _Field(self.results, look)
-        self.field.setPlaceholderText("Search all chats")
-        self.field.setAccessibleName("Search all chats")
+        self.field.setPlaceholderText(_("Search all chats"))
+        self.field.setAccessibleName(_("Search all chats"))
         self.field.setToolTip("Ctrl+Shift+F")
         self.field.setClearButtonEnabled(True)
         for button in self.field.findChildren(QToolButton):
-            button.setAccessibleName("Empty the search field")
+            button.setAccessibleName(_("Empty the search field"))
         self.words = label(kind="small", wraps=True)
         self.words.setContentsMargins(10, 2, 10, 0)
         found = QWidget()
@@ -180,8 +181,8 @@ class SearchPanel(QWidget):
     def show_found(self, found: Found) -> None:
         """Show what was found."""
         self.results.show_chats(found.chats)
-        unfinished = "" if found.complete else "Older messages are still being read."
-        self.words.setText(" ".join(filter(None, ("" if found.chats else "Nothing found.", unfinished))))
+        unfinished = "" if found.complete else _("Older messages are still being read.")
+        self.words.setText(" ".join(filter(None, ("" if found.chats else _("Nothing found."), unfinished))))
         self.words.setVisible(bool(self.words.text()))
         self.pages.setCurrentIndex(1)
 

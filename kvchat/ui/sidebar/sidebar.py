@@ -30,7 +30,8 @@ from kvchat.ui.sidebar.arrangement import Arrangement, Order
 from kvchat.ui.sidebar.conversation_list import ChatList, ConversationDelegate, ConversationModel, Row
 from kvchat.ui.sidebar.search_panel import SearchPanel
 from kvchat.ui.widgets.item_list import ROW
-from kvchat.words.wording import STORAGE, one_line, several, size_of
+from kvchat.words.language import _, several
+from kvchat.words.wording import STORAGE, one_line, size_of
 
 _REST_MS = 250  # pointer or keys stay on a row for so long before that means anything
 _ALONE = QItemSelectionModel.SelectionFlag.ClearAndSelect  # whatever keys are held
@@ -55,23 +56,25 @@ class Sidebar(QFrame):
         super().__init__(parent)
         self.setObjectName("sidebar")
         self._look = look
-        self.new_button = button("New chat", kind="new", tip="Ctrl+N")
-        self.hide_button = tool_button("Hide the sidebar", tip="Hide the sidebar (Ctrl+B)")
+        self.new_button = button(_("New chat"), kind="new", tip="Ctrl+N")
+        self.hide_button = tool_button(_("Hide the sidebar"), tip=_("Hide the sidebar (Ctrl+B)"))
         self.model = ConversationModel(self)
         self.arrangement = Arrangement()
         self._folders: list[str] = []
         self._resting = ""  # the conversation that pointer or keys came to last
-        self.view_button = button("", kind="quiet", tip="Which chats are shown, and in what order")
+        self.view_button = button("", kind="quiet", tip=_("Which chats are shown, and in what order"))
         self.view_menu = QMenu(self)
         self.view_menu.aboutToShow.connect(self._fill_view_menu)
         self.view_button.setMenu(self.view_menu)
         self.list = self._build_list()
-        self.empty = label("Nothing here yet.\nWhat you talk about will be kept here.", "small", wraps=True)
+        self.empty = label(_("Nothing here yet.\nWhat you talk about will be kept here."), "small", wraps=True)
         self.empty.setContentsMargins(10, 4, 10, 0)
-        self.library_button = button("Library", kind="usage", tip="Documents that are read once, for chats to begin on")
-        tip = "What the memory of your chats takes on the disk"
-        self.usage_button = button(STORAGE, kind="usage", tip=tip)
-        self.usage_bar = progress_bar("Share of the limit in use")
+        self.library_button = button(
+            _("Library"), kind="usage", tip=_("Documents that are read once, for chats to begin on")
+        )
+        tip = _("What the memory of your chats takes on the disk")
+        self.usage_button = button(_(STORAGE), kind="usage", tip=tip)
+        self.usage_bar = progress_bar(_("Share of the limit in use"))
         chats = QWidget()
         column(self.view_button, self.empty, (self.list, 1), on=chats, spacing=2, margins=0)
         self.search = SearchPanel(look, chats)
@@ -147,15 +150,15 @@ class Sidebar(QFrame):
 
     def show_usage(self, usage: StoreUsage) -> None:
         """The line at the bottom."""
-        words = f"{STORAGE} {size_of(usage.physical_bytes, usage.quota_bytes)}"
+        words = f"{_(STORAGE)} {size_of(usage.physical_bytes, usage.quota_bytes)}"
         if usage.problem:
-            words = f"{STORAGE}: nothing is kept"
+            words = _("{storage}: nothing is kept", storage=_(STORAGE))
         self.usage_button.setText(words)
         self.usage_button.setAccessibleName(words)
         self.usage_bar.setValue(int(1000 * min(usage.physical_bytes / max(usage.quota_bytes, 1), 1.0)))
 
     def _build_list(self) -> ChatList:
-        view = ChatList(self._look, "Chats")
+        view = ChatList(self._look, _("Chats"))
         view.setModel(self.model)
         view.setItemDelegate(ConversationDelegate(self._look, view))
         view.setFrameShape(QFrame.Shape.NoFrame)
@@ -199,15 +202,15 @@ class Sidebar(QFrame):
         words = one_line(self.arrangement.words)
         shown = self.view_button.fontMetrics().elidedText(words, Qt.TextElideMode.ElideRight, 150)
         self.view_button.setText(shown.replace("&", "&&"))
-        self.view_button.setAccessibleName(f"Shown: {words}")
+        self.view_button.setAccessibleName(_("Shown: {words}", words=words))
 
     def _fill_view_menu(self) -> None:
         menu, now = self.view_menu, self.arrangement
         menu.clear()
-        views = [("All chats", replace(now, folder=None, archive=False))]
+        views = [(_("All chats"), replace(now, folder=None, archive=False))]
         views += [(folder, replace(now, folder=folder, archive=False)) for folder in self._folders]
-        views += [("Archive", replace(now, folder=None, archive=True))]
-        orders = [(order.value, replace(now, order=order)) for order in Order]
+        views += [(_("Archive"), replace(now, folder=None, archive=True))]
+        orders = [(_(order.value), replace(now, order=order)) for order in Order]
         for group in (views, orders):
             for words, arrangement in group:
                 action = menu.addAction(words.replace("&", "&&"))
@@ -224,16 +227,16 @@ class Sidebar(QFrame):
         menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         chat: Row = index.data(ROW)
         ids = self.chosen if chat.id in self.chosen else [chat.id]
-        menu.addAction("Rename", partial(self.begin_rename, index)).setEnabled(len(ids) == 1)
-        top = menu.addAction("Keep on top", lambda: self.top_requested.emit(ids, not chat.on_top))
+        menu.addAction(_("Rename"), partial(self.begin_rename, index)).setEnabled(len(ids) == 1)
+        top = menu.addAction(_("Keep on top"), lambda: self.top_requested.emit(ids, not chat.on_top))
         top.setCheckable(True)
         top.setChecked(chat.on_top)
-        folders = menu.addMenu("Move to folder")
+        folders = menu.addMenu(_("Move to folder"))
         for folder in self._folders:
             folders.addAction(folder.replace("&", "&&"), partial(self.move_requested.emit, ids, folder))
-        folders.addAction("New folder…", lambda: self.new_folder_requested.emit(ids))
-        folders.addAction("No folder", lambda: self.move_requested.emit(ids, None))
-        away = "Take out of the archive" if self.arrangement.archive else "Archive"
+        folders.addAction(_("New folder…"), lambda: self.new_folder_requested.emit(ids))
+        folders.addAction(_("No folder"), lambda: self.move_requested.emit(ids, None))
+        away = _("Take out of the archive") if self.arrangement.archive else _("Archive")
         menu.addAction(away, lambda: self.archive_requested.emit(ids, not self.arrangement.archive))
         menu.addSeparator()
         pin, never = add_keep_actions(
@@ -244,8 +247,10 @@ class Sidebar(QFrame):
         pin.setChecked(chat.pinned)
         never.setChecked(chat.never_save)
         menu.addSeparator()
-        menu.addAction("Export…", lambda: self.export_requested.emit(ids))
-        words = "Delete" if len(ids) == 1 else f"Delete {several(len(ids), 'chat')}"
+        menu.addAction(_("Export…"), lambda: self.export_requested.emit(ids))
+        words = _("Delete")
+        if len(ids) > 1:
+            words = several(len(ids), "Delete {count} chat", "Delete {count} chats")
         menu.addAction(words, lambda: self.delete_requested.emit(ids))
         menu.popup(self.list.viewport().mapToGlobal(where))
 

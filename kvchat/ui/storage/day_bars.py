@@ -11,6 +11,8 @@ from PySide6.QtGui import QColor, QFocusEvent, QFontMetricsF, QKeyEvent, QMouseE
 from PySide6.QtWidgets import QSizePolicy, QWidget
 
 from kvchat.ui.base.theme import Look, page_font
+from kvchat.words.language import _
+from kvchat.words.wording import day_short
 
 _HEIGHT, _WIDEST = 116, 26  # pixels at 100 % text: of the plot, of a bar
 _STEPS = (2, 4, 6, 8, 10)  # times a power of ten: where the scale may end, so that its middle is a round number
@@ -103,9 +105,11 @@ class DayBars(QWidget):
     def _paint_days(self, painter: QPainter, box: QRectF) -> None:
         """Dates at even distances, back from today."""
         metrics, last = self._metrics(), len(self._days) - 1
-        step = max(1, math.ceil(2.2 * metrics.horizontalAdvance("30 Nov") / box.width() * len(self._days)))
+        step = max(
+            1, math.ceil(2.2 * metrics.horizontalAdvance(day_short(date(2000, 11, 30))) / box.width() * len(self._days))
+        )
         for day in range(last, -1, -step):
-            words = "today" if day == last else f"{self._days[day].day} {self._days[day]:%b}"
+            words = _("today") if day == last else day_short(self._days[day])
             wide = metrics.horizontalAdvance(words) + 2
             left = min(max(self._slot(box, day).center().x() - wide / 2, box.left()), box.right() - wide)
             painter.drawText(
@@ -142,7 +146,11 @@ class DayBars(QWidget):
 
     def _plot(self) -> QRectF:
         metrics = self._metrics()
-        left, above, below = metrics.horizontalAdvance("00 min") + 14, metrics.height() * 0.7, metrics.height() * 1.7
+        left, above, below = (
+            metrics.horizontalAdvance(_("{minutes} min", minutes="00")) + 14,
+            metrics.height() * 0.7,
+            metrics.height() * 1.7,
+        )
         return QRectF(left, above, self.width() - left - 8, self.height() - above - below)
 
     def _slot(self, box: QRectF, day: int) -> QRectF:

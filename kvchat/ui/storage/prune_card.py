@@ -8,11 +8,12 @@ from PySide6.QtWidgets import QFrame, QSlider, QWidget
 from kvchat.kvstore.savepoint import PrunePlan
 from kvchat.ui.base.building import button, column, label, row, styled
 from kvchat.ui.storage.usage_words import plan_in_words
+from kvchat.words.language import N_, _
 from kvchat.words.wording import size
 
 _STEPS = 1000
 _DEBOUNCE_MS = 120  # a slider being dragged asks for a plan this long after it came to rest
-_INVITATION = "Move the slider to see what would go, and what reading it again would cost."
+_INVITATION = N_("Move the slider to see what would go, and what reading it again would cost.")
 
 
 class PruneCard(QFrame):
@@ -33,13 +34,13 @@ class PruneCard(QFrame):
         self.slider.setValue(_STEPS)
         self.slider.setPageStep(_STEPS // 20)
         self.slider.setSingleStep(_STEPS // 100)
-        self.slider.setAccessibleName("Shrink to")
+        self.slider.setAccessibleName(_("Shrink to"))
         self.amount = label()
         self.amount.setMinimumWidth(64)
         self.amount.setAlignment(Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter)
-        self.preview = label(_INVITATION, "muted", wraps=True)
+        self.preview = label(_(_INVITATION), "muted", wraps=True)
         self.preview.setAlignment(Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignTop)
-        self.button = button("Shrink", lambda: self.prune_wanted.emit(self.plan))
+        self.button = button(_("Shrink"), lambda: self.prune_wanted.emit(self.plan))
         self.button.setEnabled(False)
         self._rest = QTimer(self, singleShot=True, interval=_DEBOUNCE_MS)
         self._rest.timeout.connect(self.plan_wanted)
@@ -81,8 +82,10 @@ class PruneCard(QFrame):
         self.plan = plan
         self.preview.setText(plan_in_words(plan, self.target))
         self.button.setEnabled(bool(plan.save_point_ids))
-        self.button.setText(f"Free {size(plan.bytes_freed)}" if plan.save_point_ids else "Shrink")
-        self.button.setAccessibleName(f"Shrink. {self.preview.text()}")
+        self.button.setText(
+            _("Free {bytes_freed}", bytes_freed=size(plan.bytes_freed)) if plan.save_point_ids else _("Shrink")
+        )
+        self.button.setAccessibleName(_("Shrink. {text}", text=self.preview.text()))
 
     def drop_plan(self) -> None:
         """What is in view may no longer be done: the ground has changed."""
@@ -99,11 +102,11 @@ class PruneCard(QFrame):
             self._rest.start()
         else:
             self._rest.stop()
-            self.preview.setText(_INVITATION)
-            self.button.setText("Shrink")
+            self.preview.setText(_(_INVITATION))
+            self.button.setText(_("Shrink"))
 
     def _build(self) -> None:
-        words = label("Shrink to", "strong")
+        words = label(_("Shrink to"), "strong")
         words.setBuddy(self.slider)
         # Room for three lines from the start: the list below must not jump while the slider moves.
         self.preview.setMinimumHeight(3 * self.preview.fontMetrics().lineSpacing())

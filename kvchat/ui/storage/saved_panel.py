@@ -25,19 +25,20 @@ from kvchat.ui.storage.day_bars import DayBars
 from kvchat.ui.widgets.elided import ElidedLabel
 from kvchat.ui.widgets.layouts import ScrollPage
 from kvchat.ui.widgets.round_bar import mix
+from kvchat.words.language import N_, _, number, retold, several
 from kvchat.words.wording import (
     MEMORY_OF_CHATS,
     TIME_SAVED,
     brief,
+    day_of,
     energy,
     rough_duration,
     roughly,
-    several,
     size,
     size_of,
 )
 
-EMPTY = "No replies yet. From the first one on, this page adds up what your chats did not have to read again."
+EMPTY = N_("No replies yet. From the first one on, this page adds up what your chats did not have to read again.")
 MOST_REASONS = 6  # in rows of their own
 
 
@@ -52,19 +53,19 @@ class SavedPanel(Panel):
     """The window. Shows `Runtime.statistics` and writes them to a file."""
 
     def __init__(self, runtime: Runtime, look: Look, runner: TaskRunner, parent: QWidget | None = None) -> None:
-        super().__init__(look, runner, TIME_SAVED, parent, size=(700, 800), least=(420, 380))
+        super().__init__(look, runner, _(TIME_SAVED), parent, size=(700, 800), least=(420, 380))
         self._runtime = runtime
         self._watts: float | None = None
         self.shown: Statistics | None = None
         self.total, self.estimate = label(kind="title", wraps=True), label(kind="muted", wraps=True)
-        self.replies = DayBars(look, "Replies a day", lambda count: f"{count:,.0f}")
-        self.saved = DayBars(look, "Time saved a day", lambda seconds: rough_duration(seconds) if seconds else "0")
-        self.stored = DayBars(look, "Memory on disk", lambda count: size(count) if count else "0")
+        self.replies = DayBars(look, _("Replies a day"), lambda count: f"{count:,.0f}")
+        self.saved = DayBars(look, _("Time saved a day"), lambda seconds: rough_duration(seconds) if seconds else "0")
+        self.stored = DayBars(look, _("Memory on disk"), lambda count: size(count) if count else "0")
         self.day = label(kind="small", wraps=True)
         self._swatches: dict[str, QFrame] = {}
         self.kinds, self.reasons = QGridLayout(), QGridLayout()
-        self.disk, self.share = label(wraps=True), progress_bar("Share of the limit in use")
-        self.empty = label(EMPTY, "muted", wraps=True)
+        self.disk, self.share = label(wraps=True), progress_bar(_("Share of the limit in use"))
+        self.empty = label(_(EMPTY), "muted", wraps=True)
         self.empty.setAlignment(Qt.AlignmentFlag.AlignCenter)
         self._build()
         self.follow(runtime.events.subscribe, self._hear)
@@ -110,18 +111,20 @@ class SavedPanel(Panel):
 
     def show_usage(self, usage: StoreUsage) -> None:
         """Show the disk against the limit."""
-        self.disk.setText(usage.problem or f"{size_of(usage.physical_bytes, usage.quota_bytes)} in use")
+        self.disk.setText(usage.problem or _("{size} in use", size=size_of(usage.physical_bytes, usage.quota_bytes)))
         self.share.setValue(int(1000 * min(usage.physical_bytes / max(usage.quota_bytes, 1), 1.0)))
         self.share.setVisible(not usage.problem)
 
     def ask_where(self) -> None:
         """Choose the file for the table."""
-        save_dialog(self, "Save as CSV", f"{TIME_SAVED}.csv", "Tables (*.csv)", lambda path: self.run(self._save(path)))
+        save_dialog(
+            self, _("Save as CSV"), f"{_(TIME_SAVED)}.csv", _("Tables (*.csv)"), lambda path: self.run(self._save(path))
+        )
 
     async def _save(self, target: Path) -> None:
         if self.shown is not None:
             await asyncio.to_thread(export_table, self.shown.as_csv(self._watts), target)
-            self.notices.tell_where("Saved", target)
+            self.notices.tell_where(_("Saved"), target)
 
     async def _load(self) -> None:
         self.show_statistics(await self._runtime.statistics())
@@ -137,17 +140,27 @@ class SavedPanel(Panel):
         if self.shown is None:
             return
         seconds, count = sum(self.shown.saved_s.values()), self.shown.counts.total()
-        self.total.setText(f"{roughly(seconds).capitalize()} saved")
-        days = several(len(self.shown.days), "day")
-        words = f"So much less waiting in the last {days}, over {several(count, 'reply', 'replies')}."
+        saved = _("{time} saved", time=roughly(seconds))
+        self.total.setText(saved[:1].upper() + saved[1:])
+        replies = several(count, "{count} reply", "{count} replies")
+        words = several(
+            len(self.shown.days),
+            "So much less waiting in the last {count} day, over {replies}.",
+            "So much less waiting in the last {count} days, over {replies}.",
+            replies=replies,
+        )
         if self._watts and seconds:
             spared = energy(self.shown.watt_hours(self._watts))
-            words += f" Energy saved: up to {spared}, at the {self._watts:.0f} W that the graphics card draws at most."
+            words += " " + _(
+                "Energy saved: up to {spared}, at the {watts} W that the graphics card draws at most.",
+                spared=spared,
+                watts=f"{self._watts:.0f}",
+            )
         self.estimate.setText(words)
 
     def _point(self, day: int) -> None:
         """Tell of the day that is pointed at; of none: how to."""
-        words = "Point at a day, or go there with the arrow keys."
+        words = _("Point at a day, or go there with the arrow keys.")
         if self.shown is not None and 0 <= day < len(self.shown.days):
             words = _of_day(self.shown, day)
         self.day.setText(words)
@@ -160,7 +173,7 @@ class SavedPanel(Panel):
         _clear(self.kinds)
         self._swatches.clear()
         assert self.shown is not None
-        for place, words in enumerate(("replies", "first word after", "saved"), 2):
+        for place, words in enumerate((_("replies"), _("first word after"), _("saved")), 2):
             self.kinds.addWidget(label(words, "small"), 0, place, Qt.AlignmentFlag.AlignRight)
         for kind in KINDS:
             count, saved, first = self.shown.of_kind(kind)
@@ -170,8 +183,8 @@ class SavedPanel(Panel):
             self._swatches[kind] = swatch
             swatch.setFixedSize(self._look.px(11), self._look.px(11))
             self.kinds.addWidget(swatch, line, 0)
-            self.kinds.addWidget(label(kind), line, 1)
-            for place, words in enumerate((f"{count:,}", brief(1000 * first), roughly(saved) if saved else "–"), 2):
+            self.kinds.addWidget(label(_(kind)), line, 1)
+            for place, words in enumerate((number(count), brief(1000 * first), roughly(saved) if saved else "–"), 2):
                 self.kinds.addWidget(label(words), line, place, Qt.AlignmentFlag.AlignRight)
         self._restyle()
 
@@ -180,17 +193,24 @@ class SavedPanel(Panel):
         assert self.shown is not None
         reasons = self.shown.reasons
         if others := reasons[MOST_REASONS:]:
-            reasons = [*reasons[:MOST_REASONS], (several(len(others), "other reason"), sum(n for _, n in others))]
-        most = max((count for _, count in reasons), default=1)
+            reasons = [
+                *reasons[:MOST_REASONS],
+                (
+                    several(len(others), "{count} other reason", "{count} other reasons"),
+                    sum(count for _why, count in others),
+                ),
+            ]
+        most = max((count for _why, count in reasons), default=1)
         for line, (reason, count) in enumerate(reasons):
-            words, bar = ElidedLabel(), progress_bar(f"{reason}: {several(count, 'reply', 'replies')}")
-            words.set_text(reason)
+            words = ElidedLabel()
+            words.set_text(retold(reason))
+            bar = progress_bar(f"{retold(reason)}: {several(count, '{count} reply', '{count} replies')}")
             bar.setValue(1000 * count // most)
             self.reasons.addWidget(words, line, 0)
             self.reasons.addWidget(bar, line, 1)
-            self.reasons.addWidget(label(f"{count:,}"), line, 2, Qt.AlignmentFlag.AlignRight)
+            self.reasons.addWidget(label(number(count)), line, 2, Qt.AlignmentFlag.AlignRight)
         if not reasons:
-            self.reasons.addWidget(label("Nothing had to be read again.", "muted", wraps=True), 0, 0, 1, 3)
+            self.reasons.addWidget(label(_("Nothing had to be read again."), "muted", wraps=True), 0, 0, 1, 3)
 
     def _colour(self, kind: str) -> QColor:
         return colour_of(kind, self._look.theme)
@@ -209,29 +229,38 @@ class SavedPanel(Panel):
         self.reasons.setColumnStretch(0, 1)
         self.day.setAlignment(Qt.AlignmentFlag.AlignTop)
         self.day.setMinimumHeight(2 * self.day.fontMetrics().lineSpacing())
-        parts = (self.total, self.estimate, 10, label("What replies went on from", "strong"), self.replies, self.kinds)
-        time = (10, label("Time saved a day", "strong"), self.saved, self.day)
-        why = (10, label("Why chats were read again", "strong"), self.reasons)
-        disk = (10, label(MEMORY_OF_CHATS, "strong"), self.stored, self.disk, self.share, STRETCH)
+        parts = (
+            self.total,
+            self.estimate,
+            10,
+            label(_("What replies went on from"), "strong"),
+            self.replies,
+            self.kinds,
+        )
+        time = (10, label(_("Time saved a day"), "strong"), self.saved, self.day)
+        why = (10, label(_("Why chats were read again"), "strong"), self.reasons)
+        disk = (10, label(_(MEMORY_OF_CHATS), "strong"), self.stored, self.disk, self.share, STRETCH)
         column(*parts, *time, *why, *disk, on=self._page.ground, spacing=8, margins=(22, 18, 22, 18))
-        self.save = button("Save as CSV…", self.ask_where)
-        self._leave = button("Close", self.close, "primary", name="Close time saved")
+        self.save = button(_("Save as CSV…"), self.ask_where)
+        self._leave = button(_("Close"), self.close, "primary", name=_("Close time saved"))
         buttons = row(self.save, STRETCH, self._leave, margins=(22, 0, 22, 0))
         column(self.notices, (self._page, 1), (self.empty, 1), buttons, on=self, spacing=12, margins=(0, 12, 0, 16))
 
 
-def _of_day(statistics: Statistics, number: int) -> str:
+def _of_day(statistics: Statistics, place: int) -> str:
     """A day in a sentence: "22 November: 34 replies, 20 still loaded, 14 read again; about 3 min saved"."""
-    at = statistics.days[number]
+    at = statistics.days[place]
     counts = [(kind, statistics.counts[at, kind]) for kind in KINDS if statistics.counts[at, kind]]
     disk = statistics.disk_by_day.get(at)
-    stored = f"; {size_of(disk.used, disk.quota)} on the disk" if disk else ""
-    if not counts:
-        return f"{at.day} {at:%B}: no replies{stored}"
-    each = ", ".join(f"{count:,} {kind}" for kind, count in counts)
-    saved = statistics.saved_s.get(at, 0.0)
-    total = several(sum(count for _, count in counts), "reply", "replies")
-    return f"{at.day} {at:%B}: {total}, {each}{f'; {roughly(saved)} saved' if saved else ''}{stored}"
+    parts = [_("no replies")]
+    if counts:
+        total = several(sum(count for _kind, count in counts), "{count} reply", "{count} replies")
+        parts = [", ".join([total, *(f"{number(count)} {_(kind)}" for kind, count in counts)])]
+        if saved := statistics.saved_s.get(at, 0.0):
+            parts.append(_("{time} saved", time=roughly(saved)))
+    if disk:
+        parts.append(_("{size} on the disk", size=size_of(disk.used, disk.quota)))
+    return f"{day_of(at)}: {'; '.join(parts)}"
 
 
 def _clear(grid: QGridLayout) -> None:

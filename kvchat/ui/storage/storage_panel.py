@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 from collections.abc import Coroutine, Mapping
 from typing import Any
 
@@ -20,10 +21,11 @@ from kvchat.ui.storage.prune_card import PruneCard
 from kvchat.ui.storage.usage_list import BUTTON, UsageList, UsageRow, shared_colour
 from kvchat.ui.storage.usage_summary import UsageSummary
 from kvchat.ui.storage.usage_words import limits_in_words
+from kvchat.words.language import N_, _
 from kvchat.words.wording import STORAGE, TIME_SAVED
 
-GONE = "A chat that is gone"
-EMPTY = "No chat is remembered yet. After each reply the memory of its chat is kept here."
+GONE = N_("A chat that is gone")
+EMPTY = N_("No chat is remembered yet. After each reply the memory of its chat is kept here.")
 
 
 class StoragePanel(Panel):
@@ -34,7 +36,7 @@ class StoragePanel(Panel):
     limits_requested = Signal()  # quota, free-space floor and maximum age are settings
 
     def __init__(self, runtime: Runtime, look: Look, runner: TaskRunner, parent: QWidget | None = None) -> None:
-        super().__init__(look, runner, STORAGE, parent, size=(620, 720), least=(460, 560))
+        super().__init__(look, runner, _(STORAGE), parent, size=(620, 720), least=(460, 560))
         self._runtime = runtime
         self._usage: StoreUsage | None = None
         self._titles: Mapping[str, str] = {}
@@ -44,7 +46,7 @@ class StoragePanel(Panel):
         self.summary = UsageSummary(look)
         self.prune = PruneCard()
         self.list = UsageList(look)
-        self.empty = label(EMPTY, "muted", wraps=True)
+        self.empty = label(_(EMPTY), "muted", wraps=True)
         self.empty.setAlignment(Qt.AlignmentFlag.AlignCenter)
         self.empty.hide()
         shown = (self.notices, self.summary, self._build_heading(), (self.list, 1), (self.empty, 1), self.prune)
@@ -70,7 +72,7 @@ class StoragePanel(Panel):
         some = bool(usage.conversations)
         for widget in (self.list, self._heading, self.prune):
             widget.setVisible(some)
-        self.empty.setText(usage.problem or EMPTY)
+        self.empty.setText(usage.problem or _(EMPTY))
         self.empty.setVisible(not some)
         for widget in (self.limits, self._change):
             widget.setVisible(not usage.problem)
@@ -108,7 +110,7 @@ class StoragePanel(Panel):
 
     def _title(self, conversation_id: str) -> str:
         program = program_of(conversation_id)
-        return f"{program} (program)" if program else self._titles.get(conversation_id, GONE)
+        return _("{name} (program)", name=program) if program else self._titles.get(conversation_id, _(GONE))
 
     def _connect(self) -> None:
         self.list.delete_wanted.connect(lambda id: self.run(self._delete(id)))
@@ -123,13 +125,13 @@ class StoragePanel(Panel):
 
     def _build_heading(self) -> QWidget:
         self._legend = styled(QLabel(), "small")
-        words = "Show only what would go"
-        self.only_losses = button(words, None, "link", name="Show only the chats that would lose something")
+        words = _("Show only what would go")
+        self.only_losses = button(words, None, "link", name=_("Show only the chats that would lose something"))
         self.only_losses.setCheckable(True)
-        self.only_losses.toggled.connect(lambda on: self.only_losses.setText("Show all" if on else words))
+        self.only_losses.toggled.connect(lambda on: self.only_losses.setText(_("Show all") if on else words))
         self.only_losses.hide()
         self._heading = QWidget()
-        row(label("Chats", "strong"), STRETCH, self._legend, self.only_losses, on=self._heading)
+        row(label(_("Chats"), "strong"), STRETCH, self._legend, self.only_losses, on=self._heading)
         return self._heading
 
     def _restyle(self) -> None:
@@ -139,14 +141,13 @@ class StoragePanel(Panel):
         inside.setContentsMargins(8, 4, self._look.px(BUTTON) + 12, 0)
         self._heading.setFixedHeight(max(inside.sizeHint().height(), self.only_losses.sizeHint().height() + 4))
         own, shared = self._look.theme.accent, shared_colour(self._look).name()
-        self._legend.setText(
-            f'<span style="color:{own}">■</span> its own &nbsp; '
-            f'<span style="color:{shared}">■</span> shared with others'
-        )
+        parts = ((own, _("its own")), (shared, _("shared with others")))
+        square = '<span style="color:{}">■</span> {}'
+        self._legend.setText(" &nbsp; ".join(square.format(colour, html.escape(words)) for colour, words in parts))
 
     def _build_limits(self) -> QHBoxLayout:
         self.limits = label(kind="small", wraps=True)
-        self._change = button("Change limits…", self._change_limits, "link", name="Change the limits")
+        self._change = button(_("Change limits…"), self._change_limits, "link", name=_("Change the limits"))
         return row((self.limits, 1), (self._change, 0, Qt.AlignmentFlag.AlignTop), spacing=10, margins=(8, 0, 8, 0))
 
     def _change_limits(self) -> None:
@@ -155,18 +156,18 @@ class StoragePanel(Panel):
         self.limits_requested.emit()
 
     def _build_buttons(self) -> QHBoxLayout:
-        name = "Delete the memory of all chats"
-        self.delete_all = button("Delete all…", self._ask_delete_all, "danger", name=name)
-        self._leave = button("Close", self.close, "primary", name="Close storage")
-        saved = button(f"{TIME_SAVED}…", self.saved_requested, tip="What it was good for, day by day")
+        name = _("Delete the memory of all chats")
+        self.delete_all = button(_("Delete all…"), self._ask_delete_all, "danger", name=name)
+        self._leave = button(_("Close"), self.close, "primary", name=_("Close storage"))
+        saved = button(f"{_(TIME_SAVED)}…", self.saved_requested, tip=_("What it was good for, day by day"))
         return row(self.delete_all, STRETCH, saved, self._leave, margins=(8, 0, 8, 0))
 
     def _ask_delete_all(self) -> None:
         confirm(
             self,
-            "Delete the memory of all chats?",
-            "All messages stay. Each chat must be read again once before it answers quickly.",
-            "Delete all",
+            _("Delete the memory of all chats?"),
+            _("All messages stay. Each chat must be read again once before it answers quickly."),
+            _("Delete all"),
             lambda: self.run(self._delete(None)),
         )
 
@@ -188,7 +189,7 @@ class StoragePanel(Panel):
         usage = await self._runtime.save_points.usage()
         titles = {c.id: c.title for c in await self._runtime.chat.conversations()}
         deleted = await self._runtime.chat.recently_deleted.entries()
-        titles |= {entry.id: f"{entry.title} (recently deleted)" for entry in deleted if entry.is_chat}
+        titles |= {entry.id: _("{title} (recently deleted)", title=entry.title) for entry in deleted if entry.is_chat}
         titles |= {owner: f"{name} (library)" for owner, name in (await self._runtime.chat.library.names()).items()}
         self._seconds_saved = await self._runtime.chat.seconds_saved()
         self.show_usage(usage, titles)

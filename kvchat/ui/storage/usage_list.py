@@ -17,6 +17,7 @@ from kvchat.ui.commands.shortcuts import add_keep_actions
 from kvchat.ui.storage.usage_words import loss_of, split_of, use_of
 from kvchat.ui.widgets.item_list import ROW, Index, ItemDelegate, ItemList, ItemModel
 from kvchat.ui.widgets.round_bar import mix
+from kvchat.words.language import _
 from kvchat.words.wording import one_line, size
 
 _MENU_KEYS = (Qt.Key.Key_Return, Qt.Key.Key_Enter, Qt.Key.Key_Space)
@@ -43,7 +44,7 @@ class UsageRow:
     @property
     def spoken(self) -> str:
         """The row for who does not see it."""
-        choices = (self.usage.pinned, "always kept"), (self.usage.never_save, "never kept")
+        choices = (self.usage.pinned, _("always kept")), (self.usage.never_save, _("never kept"))
         chosen = [words for on, words in choices if on]
         return ", ".join([self.title, size(self.usage.bytes), split_of(self.usage), *chosen, self.details])
 
@@ -79,7 +80,7 @@ class UsageDelegate(ItemDelegate):
 
     def _paint_title(self, painter: QPainter, option: QStyleOptionViewItem, box: QRect, row: UsageRow) -> None:
         theme, metrics = self.look.theme, option.fontMetrics
-        amount = size(row.usage.bytes) if row.usage.bytes else "nothing"
+        amount = size(row.usage.bytes) if row.usage.bytes else _("nothing")
         painter.setPen(QColor(theme.text if row.usage.bytes else theme.muted))
         painter.drawText(box, _RIGHT, amount)
         right = box.right() - metrics.horizontalAdvance(amount) - 12
@@ -100,13 +101,13 @@ class UsageDelegate(ItemDelegate):
         """The words "never kept" at the right of the box; returns where they begin."""
         theme = self.look.theme
         painter.setFont(self.small(option.font))
-        width = QFontMetrics(painter.font()).horizontalAdvance("never kept") + 14
+        width = QFontMetrics(painter.font()).horizontalAdvance(_("never kept")) + 14
         chip = QRectF(box.right() - width, box.top(), width, box.height())
         path = QPainterPath()
         path.addRoundedRect(chip, chip.height() / 2, chip.height() / 2)
         painter.fillPath(path, QColor(theme.bubble))
         painter.setPen(QColor(theme.muted))
-        painter.drawText(chip, int(Qt.AlignmentFlag.AlignCenter), "never kept")
+        painter.drawText(chip, int(Qt.AlignmentFlag.AlignCenter), _("never kept"))
         painter.setFont(option.font)
         return int(chip.left()) - 8
 
@@ -174,7 +175,7 @@ class UsageList(ItemList):
     def __init__(self, look: Look, parent: QWidget | None = None) -> None:
         self.usage = UsageModel()
         self.buttons: dict[int, QToolButton] = {}  # by row, only those in view; Qt lays rows out from the start
-        super().__init__(look, "What is kept, by chat", parent)
+        super().__init__(look, _("What is kept, by chat"), parent)
         self._look = look
         self.setItemDelegate(UsageDelegate(look, self))
         self.setModel(self.usage)
@@ -215,14 +216,14 @@ class UsageList(ItemList):
         id = row.usage.conversation_id
         menu = QMenu(self)
         menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
-        menu.setAccessibleName(f"What to do with {row.title}")
+        menu.setAccessibleName(_("What to do with {title}", title=row.title))
         pin, never = add_keep_actions(
             menu, lambda on: self.pin_wanted.emit(id, on), lambda on: self.never_save_wanted.emit(id, on)
         )
         pin.setChecked(row.usage.pinned)
         never.setChecked(row.usage.never_save)
         menu.addSeparator()
-        delete = menu.addAction("Delete its memory")
+        delete = menu.addAction(_("Delete its memory"))
         delete.setEnabled(row.usage.save_points > 0)
         delete.triggered.connect(lambda: self.delete_wanted.emit(id))
         menu.popup(at)
@@ -248,8 +249,11 @@ class UsageList(ItemList):
         self._furnish(anew=True)
 
     def _make_button(self, number: int) -> QToolButton:
-        drawn, name = icon("dots", self._look.theme.muted), f"What to do with {self.usage.rows[number].title}"
-        button = tool_button(name, tip="Always keep, never keep, delete", icon=drawn)
+        drawn, name = (
+            icon("dots", self._look.theme.muted),
+            _("What to do with {title}", title=self.usage.rows[number].title),
+        )
+        button = tool_button(name, tip=_("Always keep, never keep, delete"), icon=drawn)
         button.setParent(self.viewport())
         button.setFocusPolicy(Qt.FocusPolicy.NoFocus)  # the list has the keys: Space opens the same menu
         button.clicked.connect(lambda: self.open_menu(number, button.mapToGlobal(button.rect().bottomLeft())))

@@ -12,6 +12,7 @@ from kvchat.ui.base.building import column, label, progress_bar, row
 from kvchat.ui.base.theme import Look
 from kvchat.ui.storage.usage_words import break_even_in_words, sharing, spared_bytes
 from kvchat.ui.widgets.round_bar import RoundBar, mix
+from kvchat.words.language import _
 from kvchat.words.wording import size, size_of
 
 
@@ -24,7 +25,9 @@ class SavingsBar(RoundBar):
         """Draw these figures."""
         whole = usage.physical_bytes + spared_bytes(usage)
         self.share = usage.physical_bytes / whole if whole else 0.0
-        self.setAccessibleName(f"{size(usage.physical_bytes)} on disk. {sharing(usage)}")
+        self.setAccessibleName(
+            _("{physical_bytes} on disk. {sharing}", physical_bytes=size(usage.physical_bytes), sharing=sharing(usage))
+        )
         self.update()
 
     def paint_inside(self, painter: QPainter, box: QRectF) -> None:
@@ -42,7 +45,7 @@ class UsageSummary(QWidget):
     def __init__(self, look: Look, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.total = label(kind="title")
-        self.share = progress_bar("Share of the limit in use")
+        self.share = progress_bar(_("Share of the limit in use"))
         self.picture = SavingsBar(look)
         self.on_disk, self.spared = label(kind="strong"), label(kind="muted", wraps=True)
         self.today, self.ever, self.warm, self.room = (label(kind="strong") for _ in range(4))
@@ -58,14 +61,14 @@ class UsageSummary(QWidget):
         """Show these sums, and from where on restoring pays."""
         self.pays.setText(break_even_in_words(pays))
         self.pays.setVisible(pays is not None)
-        self.total.setText(f"{size_of(usage.physical_bytes, usage.quota_bytes)} in use")
+        self.total.setText(_("{size} in use", size=size_of(usage.physical_bytes, usage.quota_bytes)))
         self.share.setValue(int(1000 * min(usage.physical_bytes / max(usage.quota_bytes, 1), 1.0)))
         if usage.problem:
-            self.total.setText("Nothing is kept")
+            self.total.setText(_("Nothing is kept"))
         for widget in (self.share, self._figures):
             widget.setVisible(not usage.problem)
         self.picture.show_usage(usage)
-        self.on_disk.setText(f"{size(usage.physical_bytes)} on disk")
+        self.on_disk.setText(_("{physical_bytes} on disk", physical_bytes=size(usage.physical_bytes)))
         self.spared.setText(sharing(usage))
         for widget in (self.picture, self.on_disk, self.spared):
             widget.setVisible(usage.physical_bytes > 0)
@@ -75,20 +78,24 @@ class UsageSummary(QWidget):
             (self.warm, usage.warm_bytes),
             (self.room, usage.free_bytes),
         ):
-            figure.setText(size(count) if count else "none")
-        words = f"Below {size(usage.free_floor_bytes)} free on the disk nothing more is kept."
+            figure.setText(size(count) if count else _("none"))
+        words = _(
+            "Below {free_floor_bytes} free on the disk nothing more is kept.",
+            free_floor_bytes=size(usage.free_floor_bytes),
+        )
         if usage.set_aside_bytes:
-            words += f" {size(usage.set_aside_bytes)} in files that were found bad and set aside."
+            aside = size(usage.set_aside_bytes)
+            words += " " + _("{size} in files that were found bad and set aside.", size=aside)
         self.free.setText("" if usage.problem else words)
 
     def _build_figures(self) -> QHBoxLayout:
         """The figures in columns of one width, each above what it means."""
         cells = []
         for figure, words, tip in (
-            (self.today, "written today", "What SSDs wear by: bytes the store has written today"),
-            (self.ever, "written ever", "What SSDs wear by: bytes the store has written since it was made"),
-            (self.warm, "ready in memory", "Chats whose memory comes back without the disk"),
-            (self.room, "free on this disk", ""),
+            (self.today, _("written today"), _("What SSDs wear by: bytes the store has written today")),
+            (self.ever, _("written ever"), _("What SSDs wear by: bytes the store has written since it was made")),
+            (self.warm, _("ready in memory"), _("Chats whose memory comes back without the disk")),
+            (self.room, _("free on this disk"), ""),
         ):
             caption = label(words, "small")
             caption.setBuddy(figure)

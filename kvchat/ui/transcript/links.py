@@ -9,6 +9,7 @@ from PySide6.QtGui import QDesktopServices, QGuiApplication
 from PySide6.QtWidgets import QPushButton, QWidget
 
 from kvchat.ui.dialogs.confirm import Question
+from kvchat.words.language import _
 from kvchat.words.markdown import is_web_link
 from kvchat.words.safe_text import spelled_out
 
@@ -32,11 +33,11 @@ class LinkDialog(Question):
         self.url = url
         address = QUrl(url).toString(QUrl.ComponentFormattingOption.FullyEncoded)
         shown = address if len(address) <= _LONGEST else f"{address[:_LONGEST]}…"
-        asked = "Open this link in your browser?" if not url.startswith("mailto:") else "Write to this address?"
+        asked = _("Open this link in your browser?") if not url.startswith("mailto:") else _("Write to this address?")
         lines = (asked, "muted"), (_breakable(real_place(url)), "title"), (_breakable(shown), "small")
-        self.open_button, self.copy_button, self.cancel = map(QPushButton, ("Open", "Copy", "Cancel"))
-        self.copy_button.setToolTip("Copy the address")
-        super().__init__(parent, "Open this link?", lines, self.open_button, self.copy_button, self.cancel)
+        self.open_button, self.copy_button, self.cancel = map(QPushButton, (_("Open"), _("Copy"), _("Cancel")))
+        self.copy_button.setToolTip(_("Copy the address"))
+        super().__init__(parent, _("Open this link?"), lines, self.open_button, self.copy_button, self.cancel)
         self.open_button.clicked.connect(self._open)
         self.copy_button.clicked.connect(self._copy)
 

@@ -12,6 +12,7 @@ from kvchat.ui.base.text_cursors import select
 from kvchat.ui.messages.copying import selected_text
 from kvchat.ui.messages.message_view import MessageView
 from kvchat.ui.transcript.message_column import MessageColumn
+from kvchat.words.language import _
 
 _SCROLL_MS = 30  # while the mouse is held above or below the page
 _COPY_MARKDOWN = QKeySequence("Ctrl+Shift+C")
@@ -249,15 +250,15 @@ class Selection(QObject):
             some = self._head is not None or text.textCursor().hasSelection()
             link = text.anchorAt(text.viewport().mapFromGlobal(event.globalPos()))
         if some:
-            menu.addAction("Copy as text", lambda: _put(self.as_text()))
-            menu.addAction("Copy as Markdown", lambda: _put(self.as_markdown()))
+            menu.addAction(_("Copy as text"), lambda: _put(self.as_text()))
+            menu.addAction(_("Copy as Markdown"), lambda: _put(self.as_markdown()))
         else:
-            menu.addAction("Copy message as text", lambda: self._copy_message(view, markdown=False))
-            menu.addAction("Copy message as Markdown", lambda: self._copy_message(view, markdown=True))
+            menu.addAction(_("Copy message as text"), lambda: self._copy_message(view, markdown=False))
+            menu.addAction(_("Copy message as Markdown"), lambda: self._copy_message(view, markdown=True))
         if link:
-            menu.addAction("Copy the link’s address", lambda: _put(link))
+            menu.addAction(_("Copy the link’s address"), lambda: _put(link))
         menu.addSeparator()
-        menu.addAction("Select this message", lambda: self.select_message(view))
+        menu.addAction(_("Select this message"), lambda: self.select_message(view))
         if not view.action_row.isHidden():
             menu.addSeparator()
             view.action_row.add_to(menu)

@@ -12,6 +12,7 @@ from kvchat.ui.base.icons import icon
 from kvchat.ui.base.theme import Look
 from kvchat.ui.widgets.card import Card
 from kvchat.ui.widgets.layouts import height_for_width
+from kvchat.words.language import _
 
 _SIZE, _FROM_BELOW = 32, 14  # pixels
 JUMP_ROOM = _SIZE + 2 * _FROM_BELOW  # what it takes of a page's lower end
@@ -24,16 +25,16 @@ class FailureCard(Card):
         super().__init__()
         self.setProperty("tone", "bad")
         self.title.setProperty("tone", "bad")
-        self.retry, self.use_current = self.add_button("Try again"), self.add_button("", "primary")
-        self.locate, self.model = self.add_button("Locate it…"), self.add_button("Choose another model")
+        self.retry, self.use_current = self.add_button(_("Try again")), self.add_button("", "primary")
+        self.locate, self.model = self.add_button(_("Locate it…")), self.add_button(_("Choose another model"))
 
     def show_error(self, error: KvchatError | None, model: str | None = None) -> None:
         """Show the error, or hide. Where the conversation's model is gone, `model` names the one in use."""
         missing = isinstance(error, ModelMissing)
         if error is not None:
             self.say(error.title, error.detail, error.advice)
-        self.use_current.setText(f"Use {model}".replace("&", "&&"))
-        self.use_current.setAccessibleName(f"Use {model}")
+        self.use_current.setText(_("Use {model}", model=model).replace("&", "&&"))
+        self.use_current.setAccessibleName(_("Use {model}", model=model))
         self.use_current.setVisible(missing and model is not None)
         for other in (self.locate, self.model):
             other.setVisible(missing)
@@ -50,11 +51,11 @@ class TranscriptTail(QWidget):
     def __init__(self, parent: QWidget) -> None:
         super().__init__(parent)
         self.pending = label(kind="muted", wraps=True)  # what happens before the first token, where the reply will be
-        self.first = button("Answer this chat first", kind="link")
+        self.first = button(_("Answer this chat first"), kind="link")
         self.failure = FailureCard()
         self.unanswered = QWidget()  # a message was left without a reply
-        self.answer = button("Try again", self.retry_requested, "link", name="Answer the last message")
-        row(label("This message has no reply yet.", "small"), self.answer, STRETCH, on=self.unanswered, margins=0)
+        self.answer = button(_("Try again"), self.retry_requested, "link", name=_("Answer the last message"))
+        row(label(_("This message has no reply yet."), "small"), self.answer, STRETCH, on=self.unanswered, margins=0)
         first = self.first, 0, Qt.AlignmentFlag.AlignLeft
         self._column = column(self.pending, first, self.failure, self.unanswered, on=self, spacing=22, margins=0)
         for widget in (self.pending, self.first, self.failure, self.unanswered):
@@ -87,7 +88,7 @@ class JumpButton(QPushButton):
     def __init__(self, page: QWidget, look: Look) -> None:
         super().__init__(page)
         self._page, self._look = page, look
-        styled(self, "jump").setAccessibleName("Go to the newest message")
+        styled(self, "jump").setAccessibleName(_("Go to the newest message"))
         self.setFixedSize(_SIZE, _SIZE)
         self.setIconSize(QSize(18, 18))
         self.hide()

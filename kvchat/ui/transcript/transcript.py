@@ -20,6 +20,7 @@ from kvchat.ui.transcript.links import ask_to_open
 from kvchat.ui.transcript.message_column import MessageColumn, View
 from kvchat.ui.transcript.selection import Selection
 from kvchat.ui.transcript.tab_stops import next_in_window, set_focus, stops_in, takes_tab
+from kvchat.words.language import _
 
 _AROUND = 12  # pixels left around what is scrolled to
 _GATHER_MS = 30  # formulas that are ready are gathered so long before they are shown
@@ -34,7 +35,7 @@ class Transcript(MessageColumn):
     def __init__(self, look: Look) -> None:
         super().__init__(look)
         self.setObjectName("transcript")
-        self.setAccessibleName("Chat")
+        self.setAccessibleName(_("Chat"))
         self._live: tuple[str, str, str, float | None] | None = None
         self._edits: dict[str, str] = {}  # begun, of messages that have no widget now
         self._came_by: tuple[str, bool] | None = None  # the branch gone to, and whether forwards

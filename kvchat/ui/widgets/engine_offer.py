@@ -21,10 +21,11 @@ from kvchat.ui.base.theme import Look, restyle
 from kvchat.ui.widgets.card import Card
 from kvchat.ui.widgets.entries import ChoiceBox
 from kvchat.ui.widgets.layouts import FlowLayout
+from kvchat.words.language import N_, _
 from kvchat.words.wording import rough_duration, size
 
 Start = Callable[[Coroutine[Any, Any, None]], object]
-PROMISE = (
+PROMISE = N_(
     "The engine for it comes from llama.cpp’s releases on GitHub, its hash is checked, and it is used only if it "
     "passes a trial. The one you have stays."
 )
@@ -46,12 +47,12 @@ class EngineOffer(QWidget):
         super().__init__()
         self._engines, self._start = engines, start
         self._unsubscribe: Callable[[], None] | None = None
-        self.choice = ChoiceBox(look, "What the engine computes with")
+        self.choice = ChoiceBox(look, _("What the engine computes with"))
         self.choice.setSizeAdjustPolicy(QComboBox.SizeAdjustPolicy.AdjustToContents)
         kind = "" if explains else "primary"
-        self.get = button("Get it", lambda: self._start(self._get(self.choice.currentData())), kind)
-        self.bar, self.amount = progress_bar("Getting an engine"), label(kind="muted", wraps=True)
-        self.cancel = button("Cancel", engines.cancel_fetch, name="Cancel getting an engine")
+        self.get = button(_("Get it"), lambda: self._start(self._get(self.choice.currentData())), kind)
+        self.bar, self.amount = progress_bar(_("Getting an engine")), label(kind="muted", wraps=True)
+        self.cancel = button(_("Cancel"), engines.cancel_fetch, name=_("Cancel getting an engine"))
         self.outcome = Card()
         self._choosing, self._running = QWidget(), QWidget()
         choosing = FlowLayout(self._choosing)
@@ -60,7 +61,7 @@ class EngineOffer(QWidget):
         column(
             self.bar, row((self.amount, 1), self.cancel, spacing=10), on=self._running, spacing=8, margins=(0, 4, 0, 0)
         )
-        self.title, self.words = label("", "strong", wraps=True), label(PROMISE, "small", wraps=True)
+        self.title, self.words = label("", "strong", wraps=True), label(_(PROMISE), "small", wraps=True)
         column(self.title, self.words, self._choosing, self._running, self.outcome, on=self, spacing=8, margins=0)
         for widget in () if explains else (self.title, self.words):
             widget.hide()
@@ -103,7 +104,7 @@ class EngineOffer(QWidget):
     async def _look(self) -> None:
         graphics = await asyncio.to_thread(self._engines.unused_graphics)
         if graphics is not None:
-            self.title.setText(f"{cards(graphics)}: use it for replies that come several times as fast")
+            self.title.setText(_("{cards}: use it for replies that come several times as fast", cards=cards(graphics)))
             self.show_choices(graphics)
         self.setVisible(graphics is not None or self._engines.fetching is not None)
 
@@ -138,7 +139,7 @@ class EngineOffer(QWidget):
             self.show_error(last)
             return
         told = "\n".join(f"✓ {step.name}: {step.detail}" for step in steps)
-        self._say("The new engine works and is chosen", told, "", "")
+        self._say(_("The new engine works and is chosen"), told, "", "")
 
     def show_error(self, error: KvchatError) -> None:
         """It did not work; what there was before goes on."""
@@ -153,19 +154,19 @@ class EngineOffer(QWidget):
 
 def cards(graphics: Graphics) -> str:
     """The graphics cards in words."""
-    return f"Graphics card by {' and '.join(maker.value for maker in graphics.makers)}"
+    return _("Graphics card by {makers}", makers=_(" and ").join(maker.value for maker in graphics.makers))
 
 
 def _words(now: Fetching) -> str:
     """How far it is: "llama.cpp-b11457-vulkan: 12 MB of 32 MB · 5 MB/s · 4 s left", or what else is done."""
     if now.build is None:
-        return f"{now.stage.value.capitalize()}…"
+        return f"{_(now.stage.value).capitalize()}…"
     if now.stage is Stage.TRYING and now.steps:
-        return f"{now.build.name}: {now.stage.value}. {now.steps[-1].name}: {now.steps[-1].detail}"
+        return f"{now.build.name}: {_(now.stage.value)}. {now.steps[-1].name}: {now.steps[-1].detail}"
     if now.stage is not Stage.FETCHING:
-        return f"{now.build.name}: {now.stage.value}…"
-    parts = [f"{now.build.name}: {size(now.done)} of {size(now.build.size)}"]
+        return f"{now.build.name}: {_(now.stage.value)}…"
+    parts = [_("{name}: {done} of {size}", name=now.build.name, done=size(now.done), size=size(now.build.size))]
     if now.rate > 0:
         left = rough_duration((now.build.size - now.done) / now.rate)
-        parts += [f"{size(now.rate)}/s", f"{left} left"]
+        parts += [_("{size}/s", size=size(now.rate)), _("{time} left", time=left)]
     return " · ".join(parts)

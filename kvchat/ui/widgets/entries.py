@@ -15,6 +15,7 @@ from kvchat.settings import GB, Settings, why_not
 from kvchat.ui.base.building import STRETCH, button, column, label, row
 from kvchat.ui.base.icons import icon
 from kvchat.ui.base.theme import Look, restyle
+from kvchat.words.language import N_, _, number
 
 _FIELD_LETTERS, _UNIT_LETTERS = 17, 6  # wide; so that fields of other units stand in one line
 
@@ -39,26 +40,26 @@ def _whole_number(unit: str, pattern: str, wanted: str) -> Notation:
     expression = re.compile(pattern, re.IGNORECASE)
 
     def read(text: str) -> int:
-        found = expression.fullmatch(_SEPARATORS.sub("", text))
+        found = expression.fullmatch(_SEPARATORS.sub("", text.replace(number(1000)[1:-3], "")))
         if found is None:
-            raise ValueError(f"This must be {wanted}.")
+            raise ValueError(_("This must be {wanted}.", wanted=_(wanted)))
         return int(found[1]) * (1024 if found[2] else 1)
 
-    return Notation(unit, "{:,}".format, read)
+    return Notation(unit, number, read)
 
 
 def _read_size(text: str) -> int:
     """Bytes, from decimal gigabytes unless another unit is given: "20", "7.5 GB", "500 MB", "1 TB"."""
     found = _SIZE.fullmatch(_SEPARATORS.sub("", _DECIMAL_COMMA.sub(r"\1.\2", text)))
     if found is None:
-        raise ValueError("This must be a size, such as 20 GB or 500 MB.")
+        raise ValueError(_("This must be a size, such as 20 GB or 500 MB."))
     return round(float(found[1]) * _SCALES[found[2].lower()])
 
 
-TOKENS = _whole_number("tokens", r"(\d+)(k?)(?:tokens?)?", "a number of tokens, such as 8192 or 32K")
-DAYS = _whole_number("days", r"(\d+)()(?:days?)?", "a whole number of days, such as 90")
-MINUTES = _whole_number("min", r"(\d+)()(?:min|minutes?)?", "a whole number of minutes, such as 15")
-GIGABYTES = Notation("GB", lambda count: f"{count / GB:.10g}", _read_size)
+TOKENS = _whole_number(N_("tokens"), r"(\d+)(k?)(?:tokens?)?", N_("a number of tokens, such as 8192 or 32K"))
+DAYS = _whole_number(N_("days"), r"(\d+)()(?:days?)?", N_("a whole number of days, such as 90"))
+MINUTES = _whole_number(N_("min"), r"(\d+)()(?:min|minutes?)?", N_("a whole number of minutes, such as 15"))
+GIGABYTES = Notation("GB", lambda count: f"{count / GB:.10g}".replace(".", number(0, 1)[1]), _read_size)
 
 
 class Entry(QWidget):
@@ -124,7 +125,7 @@ class ChoiceEntry(Entry):
         super().__init__(title, words, self.box)
         self._name = name
         for value, said in choices:
-            self.box.addItem(said, value)
+            self.box.addItem(_(said), value)
         self.box.setAccessibleName(title)
         self.box.setAccessibleDescription(words)
         self.title.setBuddy(self.box)
@@ -191,11 +192,11 @@ class NumberEntry(FieldEntry):
     ) -> None:
         """`default` stands in the empty field; `reset` is the button that empties it."""
         field, self.reset = _ShortField(), button(reset, self._reset, "link", name=f"{title}: {reset}")
-        super().__init__(name, title, words, field, _field_with_unit(field, notation.unit, self.reset), wide=False)
+        super().__init__(name, title, words, field, _field_with_unit(field, _(notation.unit), self.reset), wide=False)
         self._notation, self._change = notation, change
         self._default = getattr(Settings(), name)
         self.field.setPlaceholderText(default)
-        self.field.setAccessibleName(f"{title}, in {notation.unit}")
+        self.field.setAccessibleName(_("{title}, in {unit}", title=title, unit=_(notation.unit)))
 
     def refresh(self, settings: Settings) -> None:
         """Show the value in force, unless something else is being typed."""

@@ -13,6 +13,7 @@ from kvchat.ui.base.building import label, tool_button
 from kvchat.ui.base.icons import icon
 from kvchat.ui.base.text_cursors import mark
 from kvchat.ui.base.theme import Look
+from kvchat.words.language import _
 
 _MOST_MARKED = 500  # places found that are marked; more would only slow it down
 _ICON, _AROUND = 12, 10  # pixels at 100 % text: the cross, and what the button has around it
@@ -26,7 +27,7 @@ class ClearableField(QLineEdit):
         super().__init__(placeholderText=placeholder)
         self._look = look
         self.setAccessibleName(name)
-        self.empty = tool_button("Empty the field", self._empty, "quiet")
+        self.empty = tool_button(_("Empty the field"), self._empty, "quiet")
         self.empty.setParent(self)
         self.empty.setFocusPolicy(Qt.FocusPolicy.NoFocus)  # from the keyboard there are shorter ways
         self.empty.setCursor(Qt.CursorShape.ArrowCursor)

@@ -59,9 +59,9 @@ IN_DETAILS = (  # of a receipt, and in what names a finding to itself
     "warm: restored from memory",
     "restored from disk, proved by the engine’s own count",
     "cold: read from the beginning",
-    "  Loading (restore)",
-    "  Reading (prefill)",
-    "hollow restore: ",
+    "Loading (restore)",
+    "Reading (prefill)",
+    "hollow restore: what was loaded was not used",
     "hollow restore: the engine accepted ",
     " with a projector",
 )
@@ -104,8 +104,10 @@ def literals(path: Path) -> Iterator[str]:
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
         and isinstance(node.body[0], ast.Expr)
     }
-    typed = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.keyword) and node.arg == "also"}
-    documentation |= typed  # by somebody who looks for something, in whatever words
+    typed = (node.value for node in ast.walk(tree) if isinstance(node, ast.keyword) and node.arg == "also")
+    documentation |= {
+        id(part) for value in typed for part in ast.walk(value)
+    }  # by who looks for something, in any words
     for node in ast.walk(tree):
         if not isinstance(node, ast.Constant) or not isinstance(node.value, str) or id(node) in documentation:
             continue

@@ -1,0 +1,121 @@
+"""The language that kvchat speaks: one catalogue for what all layers say, and how numbers are written in it.
+
+What a person reads goes through `_`, `several` or `pgettext` when it is shown, a whole sentence at a time, with named
+places for what differs: `_("{name} is gone", name=name)`. What stands in a table made at import is marked with
+`N_` there, and goes through `_` when it is shown: the language may change in between. Logs, reports, JSON and what the
+model or another program is told stay English. The sentences are in `kvchat/locale`, one file a language; they are
+gathered and compiled by `packaging/catalogues`.
+"""
+
+from __future__ import annotations
+
+import gettext
+import locale
+import os
+import re
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+SYSTEM = "system"  # the setting that leaves it to the desktop
+LANGUAGES = {  # as each calls itself
+    "en": "English",
+    "de": "Deutsch",
+    "es": "Español",
+    "fr": "Français",
+    "ja": "日本語",
+    "ko": "한국어",
+    "zh_Hans": "简体中文",
+    "zh_Hant": "繁體中文",
+}
+CATALOGUES = Path(__file__).parent.parent / "locale"
+_DOMAIN = "kvchat"
+_FIGURES = re.compile(r"\d[\d,.]*")
+_TRADITIONAL = {"hant", "tw", "hk", "mo"}
+
+
+class _Spoken:
+    """What is in force in this process."""
+
+    language = "en"
+    catalogue = gettext.NullTranslations()
+
+
+def speak(chosen: str, system: Iterable[str] = ()) -> str:
+    """Speak the chosen one of LANGUAGES from now on, else the system's; returns it.
+
+    `system`: what the desktop prefers, the best first, should the environment say nothing.
+    """
+    wanted = [chosen] if chosen in LANGUAGES else [*_from_environment(), *system]
+    _Spoken.language = next(filter(None, map(_known, wanted)), "en")
+    _Spoken.catalogue = gettext.translation(_DOMAIN, CATALOGUES, [_Spoken.language], fallback=True)
+    return _Spoken.language
+
+
+def spoken() -> str:
+    """The one of LANGUAGES in force."""
+    return _Spoken.language
+
+
+def _(message: str, /, **named: object) -> str:
+    """The message in the language in force, with what stands in its named places."""
+    words = _Spoken.catalogue.gettext(message) if message else ""
+    return words.format(**named) if named else words
+
+
+def N_(message: str) -> str:
+    """The message as it is: marked for the catalogue, to be shown through `_`."""
+    return message
+
+
+def pgettext(context: str, message: str) -> str:
+    """As `_`, for a message that means something else elsewhere."""
+    return _Spoken.catalogue.pgettext(context, message)
+
+
+def several(number_of: int, one: str, many: str, /, **named: object) -> str:
+    """A sentence about a count, which stands in it as {count}: "1 chat", "1,204 chats". `named`: its other places."""
+    return _Spoken.catalogue.ngettext(one, many, number_of).format(count=number(number_of), **named)
+
+
+def number(value: float, decimals: int = 0, *, grouped: bool = True) -> str:
+    """A number as it is written: "1,204", "0.31"; `grouped` in thousands."""
+    marks = {ord(","): pgettext("between thousands", ","), ord("."): pgettext("before decimals", ".")}
+    return f"{value:{',' if grouped else ''}.{decimals}f}".translate(marks)
+
+
+def retold(reason: str) -> str:
+    """A reason that is kept in English, in the language in force: figures and what stands in brackets stay as they are.
+
+    It is marked with `N_` where it comes from, with … for each figure and without the brackets.
+    """
+    head, mark, rest = next(
+        (cut for mark in (" (", "; ", ": ") if (cut := reason.partition(mark))[1]), (reason, "", "")
+    )
+    if (whole := _(reason)) != reason:
+        return whole
+    figures = iter(_FIGURES.findall(head))
+    words = re.sub("…", lambda gap: next(figures, gap[0]), _(_FIGURES.sub("…", head)))
+    return f"{words}{mark}{retold(rest) if mark in ('; ', ': ') else rest}"
+
+
+def _known(tag: str) -> str:
+    """The one of LANGUAGES that is meant, as in "pt_BR.UTF-8", "zh-Hant-HK" or "C"; empty if it is none."""
+    language, *more = tag.partition(".")[0].partition("@")[0].replace("-", "_").lower().split("_")
+    if language == "zh":
+        return "zh_Hant" if _TRADITIONAL.intersection(more) else "zh_Hans"
+    if language in ("c", "posix"):
+        return "en"
+    return language if language in LANGUAGES else ""
+
+
+def _from_environment() -> list[str]:
+    """What the user's variables say, as gettext reads them; on Windows, without any, what its own windows speak."""
+    for name in ("LANGUAGE", "LC_ALL", "LC_MESSAGES", "LANG"):
+        if value := os.environ.get(name):
+            return value.split(":")
+    if sys.platform == "win32":
+        import ctypes
+
+        return [locale.windows_locale.get(ctypes.windll.kernel32.GetUserDefaultUILanguage(), "")]
+    return []
