@@ -199,8 +199,11 @@ class Scheduler:
 
     @property
     def kept_from_the_window(self) -> bool:
-        """Whether somebody there waits for the only slot."""
-        return len(self._slots()) == 1 and any(use.window for use in self._asking)
+        """Whether somebody there waits for a slot that only a program could leave, or for all to change the engine."""
+        owners = {use.owner for use in self._using}
+        asked = sum(use.window and use.owner not in owners for use in self._asking)
+        soon = sum(use.rank is not None or (use.slot is not None and use.slot.leaving) for use in self._using)
+        return asked > soon or any(me is not None and me.window for me, _ in self._changing)
 
     def end(self, rank: Rank | None = None, *, but: str | None = None) -> None:
         """End what is done in spare time, of a rank or any but settling; `but` that owner's ends between two steps."""

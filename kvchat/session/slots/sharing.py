@@ -32,9 +32,9 @@ class SharedContext:
         self._erasing: set[asyncio.Task[None]] = set()
 
     def crowded(self, slot: Slot) -> bool:
-        """Whether somebody at the window waits for this slot, which is the only one, or for room that it takes."""
+        """Whether a program is to leave this slot: somebody at the window waits for one, or for room that it takes."""
         waited_for = self._scheduler.kept_from_the_window or any(other.window for other in self._waiting)
-        return waited_for and not slot.window
+        return not slot.window and (slot.leaving or waited_for)
 
     async def room(self, slot: Slot, engine: ReadyEngine, tokens: int) -> None:
         """Once there is room for so many tokens in the slot, for its holder. Raises EngineGone and EngineRefused."""
@@ -107,4 +107,5 @@ class Steps:
                         elif patience.when() is None:
                             patience.reschedule(asyncio.get_running_loop().time() + STEP_EVERY_S)
                         await self._scheduler.moved()
-            yield not self._context.crowded(slot)
+            slot.leaving = self._context.crowded(slot)
+            yield not slot.leaving

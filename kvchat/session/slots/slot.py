@@ -40,6 +40,7 @@ class Slot:
         self.used_at = 0  # grows with each use of any
         self.window = True  # who has it, or had it last, sits at the window
         self.talks = False  # the words of a reply come
+        self.leaving = False  # the program that has it is about to give it up
         self.claim = 0  # tokens it may come to hold for who has it now; 0: nothing is asked of it now
         self.at_most = 0  # tokens the engine may keep in it beyond what is known
         self.generation = 0  # of the engine process that this is about
@@ -54,7 +55,7 @@ class Slot:
         """Nobody uses it any more."""
         if self.claim:
             self.at_most = max(self.at_most, self.claim) if self.contents is None or not self.contents.exact else 0
-        self.claim, self.talks = 0, False
+        self.claim, self.talks, self.leaving = 0, False, False
 
     def of_process(self, generation: int) -> None:
         """It is that engine process's from now on: a new one has nothing in it."""

@@ -12,7 +12,7 @@ from typing import cast
 import pytest
 
 from kvchat.kvstore.store import SavePointStore
-from kvchat.session.slots import scheduler
+from kvchat.session.slots import scheduler, sharing
 from kvchat.session.slots.pool import Slots
 from kvchat.session.slots.rank import Rank
 from kvchat.session.slots.slot import Slot, SlotContents
@@ -21,6 +21,7 @@ from kvchat.session.slots.slot import Slot, SlotContents
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scheduler, "SETTLING_PATIENCE_S", 0.0)
+    monkeypatch.setattr(sharing, "STEP_EVERY_S", 0.0)
 
 
 def pool(count: int) -> Slots:
@@ -91,22 +92,36 @@ class Crowd:
     async def reply(self, owner: str, *, window: bool) -> None:
         await self.pause()
         with self.slots.wanted_by(owner) if window else contextlib.nullcontext():
-            async with self.slots.needed(owner, window=window) as slot:
-                with self.having(slot, owner, window=window):
-                    if self.random.random() < 0.3:
-                        await self.change(slot)
-                    await self.compute(slot)
-                    if self.random.random() < 0.2:  # it needs more room
-                        await self.change(slot)
-                        await self.compute(slot)
-                    slot.contents = SlotContents(1, owner, (1, 2, 3), exact=True)
-                    ended = asyncio.Event()
-                    with self.slots.settling(slot, ended.set):
-                        for _ in range(self.random.randrange(20)):
-                            if ended.is_set():
-                                break
-                            await self.compute(slot)
+            while not await self.answered(owner, window=window):
+                pass  # it has given way to the window
         self.done += 1
+
+    async def answered(self, owner: str, *, window: bool) -> bool:
+        async with self.slots.needed(owner, window=window) as slot:
+            with self.having(slot, owner, window=window):
+                if self.random.random() < 0.3:
+                    await self.change(slot)
+                for _ in range(0 if window else self.random.randrange(4)):
+                    async with self.slots.steps.step(slot) as may:
+                        if not may:
+                            await self.pause()
+                            return False
+                        await self.compute(slot)
+                await self.compute(slot)
+                if window:
+                    self.slots.talks(slot)
+                    await self.compute(slot)
+                if self.random.random() < 0.2:  # it needs more room
+                    await self.change(slot)
+                    await self.compute(slot)
+                slot.contents = SlotContents(1, owner, (1, 2, 3), exact=True)
+                ended = asyncio.Event()
+                with self.slots.settling(slot, ended.set):
+                    for _ in range(self.random.randrange(20)):
+                        if ended.is_set():
+                            break
+                        await self.compute(slot)
+        return True
 
     async def spare(self, rank: Rank, owner: str) -> None:
         async def work(slot: Slot, wanted: Callable[[], bool]) -> None:
