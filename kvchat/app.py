@@ -19,6 +19,7 @@ from PySide6.QtWidgets import QApplication, QMessageBox
 from kvchat import __version__
 from kvchat.chat.record.database_file import ChatsDamaged
 from kvchat.errors import KvchatError
+from kvchat.library.remote import updates
 from kvchat.library.remote.starter import StarterProgress, fetch_starter
 from kvchat.runtime import Runtime, open_runtime
 from kvchat.settings import Settings, load_settings
@@ -181,6 +182,8 @@ class _Application:
         elif not (self._tray.icon.isVisible() and self._tray.icon.isSystemTrayAvailable()):
             self._window.showMinimized()  # a tray may still come up; until then this is how one finds it
         await self._window.start()
+        state, wanted = self._runtime.paths.state, lambda: self._runtime.settings.update_notice
+        self._window.runner.start(updates.watch(state, wanted, self._window.notices.tell_of_version))
         gc.freeze()  # else each whole pass of the collector goes through all of Qt's classes, and holds everything up
         await self._runtime.begin()
         if starter and not self._runtime.settings.model_path:

@@ -67,6 +67,7 @@ class Settings:
     show_numbers: bool = True  # receipts under replies, and figures in the strip
     read_ahead: str = "auto"  # what is not sent yet: on mains and with kvchat's own engine, always, or never
     model_titles: bool = True  # the model names new chats when it has nothing else to do
+    update_notice: bool = False  # GitHub is asked once a day whether there is a newer kvchat
     temperature: float | None = None  # sampling; None: the engine's default
     max_tokens: int | None = None  # the longest reply, in tokens; None: as long as the model goes on
     seed: int | None = None
@@ -231,6 +232,7 @@ _RULES: dict[str, _Rule] = {
     "show_numbers": _switch,
     "read_ahead": _one_of(READ_AHEAD),
     "model_titles": _switch,
+    "update_notice": _switch,
     "temperature": _temperature,
     "max_tokens": _whole(1, MOST_TOKENS, _tokens),
     "seed": _whole(-1, 2**32 - 1),  # llama.cpp's uint32_t; -1 is a random one

@@ -80,12 +80,18 @@ class Notices(QWidget):
         """Something worth knowing; goes away by itself."""
         self._add(title, detail)
 
-    def offer(self, title: str, action: str, on_click: Callable[[], object], detail: str = "") -> None:
-        """Something that was done, with a button; goes away by itself, or with the click."""
+    def offer(
+        self, title: str, action: str, on_click: Callable[[], object], detail: str = "", *, stays: bool = False
+    ) -> None:
+        """Something with a button; goes away by itself unless it `stays`, or with the click."""
         self._dismiss((title, detail))
-        notice = self._add(title, detail)
+        notice = self._add(title, detail, stays=stays)
         if notice is not None:
             notice.add_button(action, on_click)
+
+    def tell_of_version(self, number: str, page: str) -> None:
+        """There is a newer kvchat, on that page of the web."""
+        self.offer(f"kvchat {number} is out", "Show", lambda: QDesktopServices.openUrl(QUrl(page)), stays=True)
 
     def tell_where(self, done: str, target: Path) -> None:
         """A file that was written, with a button that opens its folder."""
@@ -129,7 +135,7 @@ class Notices(QWidget):
         self.report.finished.connect(self._forget_report)
         self.report.open()
 
-    def _add(self, title: str, detail: str, tone: str = "") -> NoticeView | None:
+    def _add(self, title: str, detail: str, tone: str = "", *, stays: bool = False) -> NoticeView | None:
         if any(notice.words == (title, detail) for notice in self.on_show):
             return None
         for old in self.on_show[: max(0, len(self.on_show) - _AT_MOST + 1)]:
@@ -138,7 +144,7 @@ class Notices(QWidget):
         self._column.addWidget(notice)
         notice.show()
         notice.gone.connect(self.changed)
-        if not tone:  # a fault stays until it is closed
+        if not (tone or stays):  # a fault stays until it is closed
             QTimer.singleShot(_INFO_MS, notice, notice.dismiss)
         self.changed.emit()
         return notice

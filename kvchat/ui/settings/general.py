@@ -56,6 +56,9 @@ class GeneralPage(SettingsPage):
         self.idle = self.add(
             NumberEntry("idle_minutes", title, words, MINUTES, change, default=_("never"), reset=_("Never"))
         )
+        words = _("Asks GitHub once a day, and shows where it is. Nothing is fetched or installed.")
+        title = _("Tell me of a newer kvchat")
+        self.updates = self.add(ChoiceEntry(look, "update_notice", title, words, _ON_OFF, change))
 
 
 class LoginEntry(ChoiceEntry):

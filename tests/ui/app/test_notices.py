@@ -1,0 +1,28 @@
+"""Notices that are no errors."""
+
+from __future__ import annotations
+
+import pytest
+from PySide6.QtGui import QDesktopServices
+from PySide6.QtWidgets import QPushButton
+from pytestqt.qtbot import QtBot
+
+from kvchat.ui.base.theme import Look
+from kvchat.ui.dialogs import notices
+from kvchat.ui.dialogs.notices import Notices
+
+
+def test_a_newer_version_stays_on_show_and_leads_to_its_page(
+    look: Look, qtbot: QtBot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr(QDesktopServices, "openUrl", lambda url: opened.append(url.toString()))
+    monkeypatch.setattr(notices, "_INFO_MS", 0)
+    shown = Notices(look)
+    qtbot.addWidget(shown)
+    shown.tell("Something")
+    shown.tell_of_version("9.0.0", "https://example.org/v9.0.0")
+    qtbot.waitUntil(lambda: [notice.words[0] for notice in shown.on_show] == ["kvchat 9.0.0 is out"])
+    shown.on_show[0].findChild(QPushButton, "").click()
+    assert opened == ["https://example.org/v9.0.0"]
+    assert not shown.on_show
