@@ -1,4 +1,4 @@
-"""Whether there is a newer kvchat: asked of GitHub once a day at most, where the user wants to know. Fetches nothing."""
+"""Whether there is a newer kvchat: asked of GitHub once a day at most, where that is wanted. Fetches nothing."""
 
 from __future__ import annotations
 

@@ -91,7 +91,12 @@ class Notices(QWidget):
 
     def tell_of_version(self, number: str, page: str) -> None:
         """There is a newer kvchat, on that page of the web."""
-        self.offer(f"kvchat {number} is out", "Show", lambda: QDesktopServices.openUrl(QUrl(page)), stays=True)
+        self.offer(
+            _("kvchat {number} is out", number=number),
+            _("Show"),
+            lambda: QDesktopServices.openUrl(QUrl(page)),
+            stays=True,
+        )
 
     def tell_where(self, done: str, target: Path) -> None:
         """A file that was written, with a button that opens its folder."""

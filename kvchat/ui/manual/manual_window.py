@@ -16,6 +16,7 @@ from kvchat.ui.dialogs.panel import Panel
 from kvchat.ui.rendering.markdown_html import prose_css, renderer_class
 from kvchat.ui.rendering.page_style import COLUMN_WIDTH
 from kvchat.ui.widgets.fields import TextSearch
+from kvchat.words.language import _
 from kvchat.words.markdown import markdown_parser
 
 _LEAST_SIDE, _ABOVE = 28, 12  # pixels beside the text, and above it and a heading that was gone to
@@ -38,7 +39,7 @@ class ManualPage(QTextBrowser):
     def __init__(self, look: Look) -> None:
         super().__init__()
         self._look = look
-        self.setAccessibleName("Manual")
+        self.setAccessibleName(_("Manual"))
         self.setFrameShape(QFrame.Shape.NoFrame)
         self.setOpenLinks(False)
         self.setWordWrapMode(QTextOption.WrapMode.WrapAtWordBoundaryOrAnywhere)
@@ -115,11 +116,11 @@ class ManualWindow(Panel):
     """Read beside the main window. The list follows the text, and leads through it."""
 
     def __init__(self, look: Look, runner: TaskRunner, parent: QWidget | None = None) -> None:
-        super().__init__(look, runner, "Manual", parent, size=(940, 680), least=(520, 360))
+        super().__init__(look, runner, _("Manual"), parent, size=(940, 680), least=(520, 360))
         self.page, self.list = ManualPage(look), QListWidget()
-        self.search = TextSearch(look, "Search the manual", self.page)
+        self.search = TextSearch(look, _("Search the manual"), self.page)
         self.list.setObjectName("settingsPages")
-        self.list.setAccessibleName("Headings")
+        self.list.setAccessibleName(_("Headings"))
         self.list.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         for heading in self.page.headings():
             deeper = heading.blockFormat().headingLevel() > 2

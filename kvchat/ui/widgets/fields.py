@@ -64,7 +64,7 @@ class TextSearch(ClearableField):
 
     def __init__(self, look: Look, name: str, text: QTextEdit | QPlainTextEdit) -> None:
         """`found`, which says how many there are, is to be placed by its owner."""
-        super().__init__(look, name, "Search")
+        super().__init__(look, name, _("Search"))
         self._text, self.found = text, label(kind="small")
         self.textChanged.connect(self.mark_all)
         self.returnPressed.connect(self.find_next)
@@ -92,7 +92,7 @@ class TextSearch(ClearableField):
             found.append(cursor)
         mark(self._text, found, self._look.theme)
         many = f"{len(found)}{'+' if len(found) == _MOST_MARKED else ''}"
-        self.found.setText(f"{many} found" if words else "")
+        self.found.setText(_("{many} found", many=many) if words else "")
 
     def _begin(self) -> None:
         self.setFocus()

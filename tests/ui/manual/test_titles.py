@@ -30,7 +30,7 @@ GIVEN_ON = {
     "TITLE",
     "reason",
     "why.removesuffix('.')",
-    "str(error) or 'It takes no connection.'",
+    "str(error)",
 }
 
 
@@ -49,8 +49,9 @@ def words(node: ast.expr | None) -> Iterator[str]:
         yield re.sub(r"\{[^}]*\}", "…", node.value)
     elif isinstance(node, ast.JoinedStr):
         yield "".join(one.value if isinstance(one, ast.Constant) else "…" for one in node.values)  # type: ignore[misc]
-    elif isinstance(node, ast.IfExp):
-        yield from chain(words(node.body), words(node.orelse))
+    elif isinstance(node, ast.IfExp | ast.BoolOp):
+        either = node.values if isinstance(node, ast.BoolOp) else [node.body, node.orelse]
+        yield from chain.from_iterable(map(words, either))
     elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "format":
         yield from words(node.func.value)
     elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("_", "N_", "ngettext"):
