@@ -166,7 +166,7 @@ class _Application:
         self._window.transfer.restart_requested.connect(self._restart)
         self._window.first_start.starter_requested.connect(self._fetch_starter)
         self._window.first_start.cancel_requested.connect(self._cancel_fetch)
-        self.opener = Opener(runtime, self._window, look)
+        self.opener = Opener(runtime, self._window, look, self._bus)
 
     async def start(self, *, starter: bool, hidden: bool) -> None:
         """Show the window, then start the engine; both go on while the other is not ready yet."""
@@ -186,6 +186,7 @@ class _Application:
         self._window.runner.start(updates.watch(state, wanted, self._window.notices.tell_of_version))
         gc.freeze()  # else each whole pass of the collector goes through all of Qt's classes, and holds everything up
         await self._runtime.begin()
+        self.opener.hold_key()
         if starter and not self._runtime.settings.model_path:
             self._window.first_start.show_progress(0, 0)
             self._fetch_starter()

@@ -66,6 +66,7 @@ class Settings:
     zoom: int = 100  # the size of all text, in percent
     show_numbers: bool = True  # receipts under replies, and figures in the strip
     read_ahead: str = "auto"  # what is not sent yet: on mains and with kvchat's own engine, always, or never
+    quick_key: bool = False  # a key of the whole desktop's opens the small window to ask something in
     model_titles: bool = True  # the model names new chats when it has nothing else to do
     update_notice: bool = False  # GitHub is asked once a day whether there is a newer kvchat
     temperature: float | None = None  # sampling; None: the engine's default
@@ -231,6 +232,7 @@ _RULES: dict[str, _Rule] = {
     "zoom": _whole(LEAST_ZOOM, MOST_ZOOM, "{:.0f} %".format),
     "show_numbers": _switch,
     "read_ahead": _one_of(READ_AHEAD),
+    "quick_key": _switch,
     "model_titles": _switch,
     "update_notice": _switch,
     "temperature": _temperature,

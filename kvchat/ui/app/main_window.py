@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable
 
 from PySide6.QtCore import QSettings, Signal
-from PySide6.QtGui import QCloseEvent, QGuiApplication, QHideEvent, QShowEvent
+from PySide6.QtGui import QCloseEvent, QHideEvent, QShowEvent
 from PySide6.QtWidgets import QMainWindow, QStackedWidget, QWidget
 
 from kvchat.errors import KvchatError
@@ -39,6 +38,7 @@ from kvchat.ui.controllers.organiser import OrganiserController
 from kvchat.ui.controllers.search import SearchController
 from kvchat.ui.controllers.transfer import TransferController
 from kvchat.ui.controllers.views import Views
+from kvchat.ui.desktop.activation import let_to_front
 from kvchat.ui.dialogs.notices import Notices
 from kvchat.ui.models.first_start import FirstStart
 from kvchat.ui.models.model_choice import ModelMenu
@@ -112,12 +112,8 @@ class MainWindow(QMainWindow):
         await self.runner.close()
 
     def raise_window(self, token: str = "") -> None:
-        """Bring the window to the front, wherever it was.
-
-        `token`: with which whoever asks lets it; without one Wayland only marks it. Qt takes it from the environment.
-        """
-        if token and QGuiApplication.platformName().startswith("wayland"):
-            os.environ["XDG_ACTIVATION_TOKEN"] = token
+        """Bring the window to the front, wherever it was; `token`: see `let_to_front`."""
+        let_to_front(token)
         if self.isMinimized():
             self.showNormal()
         self.show()

@@ -14,31 +14,50 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 from PySide6.QtCore import QObject, QUrl
 
+from kvchat.chat.events import Event, SettingsChanged
 from kvchat.runtime import Runtime
+from kvchat.system.session_bus import SessionBus
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.app.quick_window import QuickWindow
 from kvchat.ui.app.single_instance import Wish
 from kvchat.ui.base.theme import Look
+from kvchat.ui.desktop.global_key import GlobalKey
 
 
 class Opener(QObject):
     """Does what a start is for, or a later one."""
 
-    def __init__(self, runtime: Runtime, window: MainWindow, look: Look) -> None:
+    def __init__(self, runtime: Runtime, window: MainWindow, look: Look, bus: SessionBus) -> None:
         super().__init__(window)
         self._runtime, self._window = runtime, window
+        self._key, self._wants_key = GlobalKey(bus, self), False
+        self._key.pressed.connect(lambda token: self.fulfil(Wish(quick=True, token=token)))
+        self._unsubscribe = runtime.events.subscribe(self._hear)
         self.quick = QuickWindow(runtime, look, window.runner, window.chat.run_turn, window.messages.handle)
         self.quick.chat_wanted.connect(lambda id: window.show_chat(id))
 
     def close(self) -> None:
         """The small window ends with the large one."""
+        self._unsubscribe()
+        self._key.close()
         self.quick.close()
         self.quick.deleteLater()
+
+    def hold_key(self) -> None:
+        """Have the key that opens the small window, if it is wanted, else give it back."""
+        wanted = self._runtime.settings.quick_key
+        if wanted is not self._wants_key:
+            self._wants_key = wanted
+            self._window.runner.start(self._key.hold(wanted))
+
+    def _hear(self, event: Event) -> None:
+        if isinstance(event, SettingsChanged):
+            self.hold_key()
 
     def fulfil(self, wish: Wish) -> None:
         """Do all of it."""
         if wish.quick and self._runtime.model.is_there:
-            self.quick.come()
+            self.quick.come(wish.token)
             return
         self._window.raise_window(wish.token)
         for what in wish.open:

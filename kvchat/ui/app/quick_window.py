@@ -18,6 +18,7 @@ from kvchat.ui.base.tasks import TaskRunner
 from kvchat.ui.base.theme import Look
 from kvchat.ui.chat.composer import Composer
 from kvchat.ui.controllers.views import TurnState
+from kvchat.ui.desktop.activation import let_to_front
 from kvchat.ui.dialogs.panel import Panel
 from kvchat.ui.messages.message_actions import MessageRequest
 from kvchat.ui.transcript.transcript import Transcript
@@ -65,7 +66,7 @@ class QuickWindow(Panel):
         parts = self.notices, (self.transcript, 1), self.composer, self._below
         column(*parts, on=self, spacing=8, margins=12)
 
-    def come(self) -> None:
+    def come(self, token: str = "") -> None:
         """Come to the front with an empty page; asked for while it is there, go."""
         if self.isVisible() and self.isActiveWindow():
             self.close()
@@ -74,6 +75,7 @@ class QuickWindow(Panel):
             self._chat, self._turn = None, TurnState()
             self.transcript.show_conversation([])
         self._fit()
+        let_to_front(token)
         self.bring_forward()
         self.composer.focus()
 
@@ -170,3 +172,5 @@ class QuickWindow(Panel):
         self.setFixedHeight(height)
         if not self.isVisible():
             self.move(room.topLeft() + QPoint((room.width() - width) // 2, room.height() // 5))
+        elif (beyond := self.y() + height + 20 - room.bottom()) > 0:
+            self.move(self.x(), max(room.top(), self.y() - beyond))

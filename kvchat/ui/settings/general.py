@@ -8,6 +8,7 @@ from kvchat.runtime import Runtime
 from kvchat.settings import Settings
 from kvchat.system.login import can_start_at_login, start_at_login, starts_at_login
 from kvchat.ui.base.theme import ZOOMS, Look
+from kvchat.ui.desktop.global_key import KEY
 from kvchat.ui.dialogs.panel import Panel
 from kvchat.ui.settings.page import SettingsPage
 from kvchat.ui.widgets.entries import MINUTES, ChoiceEntry, NumberEntry
@@ -43,6 +44,12 @@ class GeneralPage(SettingsPage):
             "Automatically: not on battery, and not with a server of your own. Of a draft nothing is kept."
         )
         self.read_ahead = self.add(ChoiceEntry(look, "read_ahead", _("Read before you send"), words, _AHEAD, change))
+        words = _(
+            "{key} opens a small window to ask something in, whatever you are at. On Wayland your desktop asks "
+            "which key it shall be.",
+            key=KEY,
+        )
+        self.quick = self.add(ChoiceEntry(look, "quick_key", _("Ask from anywhere"), words, _ON_OFF, change))
         self.login = self.add(LoginEntry(look, self))
         words = _(
             "With the first message saves memory until you need it; that message waits until the model is loaded."

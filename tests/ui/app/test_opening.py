@@ -11,6 +11,7 @@ from pytestqt.qtbot import QtBot
 
 from kvchat.__main__ import _is_to_open
 from kvchat.cli.arguments import build_parser
+from kvchat.system.session_bus import SessionBus
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.app.opening import Opener
 from kvchat.ui.app.quick_window import QuickWindow
@@ -25,7 +26,7 @@ from tests.ui.waiting import until
 
 @pytest.fixture
 def opener(furnished: FakeRuntime, window: MainWindow, look: Look) -> Iterator[Opener]:
-    opener = Opener(furnished, window, look)
+    opener = Opener(furnished, window, look, SessionBus())
     yield opener
     opener.close()
 
@@ -149,7 +150,7 @@ async def test_esc_leaves_a_reply_running_and_coming_back_shows_it(
 
 async def test_without_a_model_the_main_window_comes(runtime: FakeRuntime, window: MainWindow, look: Look) -> None:
     runtime.settings = type(runtime.settings)()
-    opener = Opener(runtime, window, look)
+    opener = Opener(runtime, window, look, SessionBus())
     window.hide()
     opener.fulfil(Wish(quick=True))
     assert window.isVisible()

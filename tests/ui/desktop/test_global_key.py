@@ -1,0 +1,158 @@
+"""A key of the whole desktop's: on a real X server and a real bus; Windows and macOS are played."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import queue
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from PySide6.QtCore import QObject
+from PySide6.QtGui import QGuiApplication
+
+from kvchat.system.session_bus import SessionBus
+from kvchat.ui.desktop import mac_key, windows_key
+from kvchat.ui.desktop.global_key import GlobalKey, KeyNotGiven
+from tests.desktop_bus import session_bus
+from tests.ui.waiting import until
+
+X11 = """
+import ctypes, sys
+from PySide6.QtCore import QCoreApplication, QTimer
+from kvchat.ui.desktop.x11_key import grab
+app = QCoreApplication([])
+release = grab(lambda: (print("pressed", flush=True), release(), app.quit()))
+print("free" if release else "taken", flush=True)
+if release and grab(lambda: None) is None:
+    print("mine", flush=True)
+sys.exit(app.exec() if release else 3)
+"""
+
+
+def test_x11_gives_the_key_once(tmp_path: Path) -> None:
+    """With Num Lock on or off, and nobody else may take it meanwhile."""
+    reader, writer = os.pipe()
+    command = ["Xvfb", "-displayfd", str(writer), "-screen", "0", "64x64x24", "-nolisten", "tcp", "-noreset"]
+    with subprocess.Popen(command, pass_fds=[writer], stderr=subprocess.DEVNULL) as server:
+        os.close(writer)
+        with os.fdopen(reader) as numbers:
+            environment = os.environ | {"DISPLAY": f":{numbers.readline().strip()}"}
+        with subprocess.Popen([sys.executable, "-c", X11], env=environment, stdout=subprocess.PIPE, text=True) as held:
+            assert held.stdout is not None
+            assert [held.stdout.readline() for _ in range(2)] == ["free\n", "mine\n"]
+            subprocess.run(["xdotool", "key", "ctrl+alt+k"], env=environment, check=True, timeout=60)
+            assert held.stdout.readline() == "pressed\n"
+            assert held.wait(60) == 0
+        server.terminate()
+
+
+async def test_wayland_s_portal_is_asked_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name, path = "org.freedesktop.portal.Desktop", "/org/freedesktop/portal/desktop"
+    shortcuts, request = "org.freedesktop.portal.GlobalShortcuts", "org.freedesktop.portal.Request"
+    monkeypatch.setattr(QGuiApplication, "platformName", staticmethod(lambda: "wayland"))
+    with session_bus(tmp_path) as bus:
+        monkeypatch.setenv("DBUS_SESSION_BUS_ADDRESS", bus.address)
+        connection = SessionBus()
+        sender = (await connection.unique_name()).lstrip(":").replace(".", "_")
+
+        def answer(method: str, body: tuple[Any, ...]) -> tuple[str, tuple[Any, ...]] | None:
+            if method == "Register":
+                return None  # an older portal
+            if method == "Close":
+                return "", ()
+            where = f"{path}/request/{sender}/{body[-1]['handle_token'][1]}"
+            results = {"session_handle": ("s", f"{path}/session/kvchat")} if method == "CreateSession" else {}
+            portal.emit("Response", "ua{sv}", 0, results, path=where, interface=request)
+            return "o", (where,)
+
+        portal = bus.play(name, path, shortcuts, answer)
+        parent = QObject()
+        key, heard = GlobalKey(connection, parent), list[str]()
+        key.pressed.connect(heard.append)
+        await key.hold(True)
+        bound = dict(portal.asked)["BindShortcuts"]
+        assert bound[1][0][1]["preferred_trigger"] == ("s", "CTRL+ALT+k")
+        for session in ("another", "kvchat"):
+            more = {"activation_token": ("s", f"of {session}")}
+            portal.emit("Activated", "osta{sv}", f"{path}/session/{session}", "quick", 1, more)
+        await until(lambda: heard)
+        assert heard == ["of kvchat"]
+        await key.hold(False)
+        await until(lambda: portal.asked[-1][0] == "Close")
+        await connection.close()
+
+
+async def test_where_there_is_no_portal_it_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(QGuiApplication, "platformName", staticmethod(lambda: "wayland"))
+    with session_bus(tmp_path) as bus:
+        monkeypatch.setenv("DBUS_SESSION_BUS_ADDRESS", bus.address)
+        connection = SessionBus()
+        with pytest.raises(KeyNotGiven) as raised:
+            await GlobalKey(connection, QObject()).hold(True)
+        assert "kvchat quick" in raised.value.advice
+        await connection.close()
+
+
+class Windows:
+    """As much of user32 and kernel32 as is used. `taken`: another program has the key."""
+
+    def __init__(self, *, taken: bool = False) -> None:
+        self.messages: queue.Queue[int] = queue.Queue()
+        self.asked: list[tuple[Any, ...]] = []
+        self.user32 = SimpleNamespace(
+            RegisterHotKey=lambda *told: self.asked.append(told) or not taken,
+            UnregisterHotKey=lambda *told: self.asked.append(("unregistered", *told)),
+            PeekMessageW=lambda *_: 0,
+            GetMessageW=self._get,
+            PostThreadMessageW=lambda thread, kind, *_: self.messages.put(kind if thread == 77 else 0),
+        )
+        self.kernel32 = SimpleNamespace(GetCurrentThreadId=lambda: 77)
+
+    def _get(self, message: Any, *_: object) -> int:
+        message._obj.kind = self.messages.get()
+        return 0 if message._obj.kind == 0x12 else 1
+
+
+def test_windows_registers_a_hot_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    windows, pressed = Windows(), queue.Queue[bool]()
+    monkeypatch.setattr(ctypes, "windll", windows, raising=False)
+    release = windows_key.register(lambda: pressed.put(True))
+    assert release is not None
+    windows.messages.put(0x200)  # a mouse that moves
+    windows.messages.put(0x312)
+    assert pressed.get(timeout=60)
+    release()
+    assert pressed.empty()
+    assert windows.asked == [(None, 1, 0x4003, ord("K")), ("unregistered", None, 1)]
+    monkeypatch.setattr(ctypes, "windll", Windows(taken=True))
+    assert windows_key.register(lambda: None) is None
+
+
+def test_macos_registers_with_carbon(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    handlers: list[Any] = []
+
+    class Carbon:
+        def __getattr__(self, name: str) -> Any:
+            def call(*told: Any) -> int:
+                asked.append(name)
+                if name == "InstallEventHandler":
+                    handlers.append(told[1])
+                return 0
+
+            self.__dict__[name] = call
+            return call
+
+    monkeypatch.setattr(ctypes, "CDLL", lambda _: Carbon())
+    pressed: list[bool] = []
+    release = mac_key.register(lambda: pressed.append(True))
+    assert release is not None
+    assert handlers[0](None, None, None) == 0
+    assert pressed == [True]
+    release()
+    assert asked[-2:] == ["UnregisterEventHotKey", "RemoveEventHandler"]
