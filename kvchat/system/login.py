@@ -16,6 +16,7 @@ from typing import Any
 
 from kvchat.errors import KvchatError
 from kvchat.system.files import whole_file
+from kvchat.words.language import _
 
 _RUN_KEY = r"Software\Microsoft\Windows\CurrentVersion\Run"
 _NAME, _LABEL = "kvchat", "io.github.kvchat.kvchat"
@@ -28,9 +29,9 @@ class LoginNotChanged(KvchatError):
 
     def __init__(self, error: OSError) -> None:
         super().__init__(
-            "Starting at login could not be changed",
-            f"{error.filename or 'The list of programs to start'}: {error.strerror}.",
-            "Your desktop’s own settings have a list of the programs that start at login.",
+            _("Starting at login could not be changed"),
+            f"{error.filename or _RUN_KEY}: {error.strerror}.",
+            _("Your desktop’s own settings have a list of the programs that start at login."),
         )
 
 

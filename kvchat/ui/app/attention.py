@@ -14,6 +14,7 @@ from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.app.tray import Tray
 from kvchat.ui.base.icons import tray_icon
 from kvchat.ui.base.logo import LogoState
+from kvchat.words.language import _
 from kvchat.words.wording import one_line, rough_duration
 
 LONG_S = 10.0  # who waits longer may have gone on to something else
@@ -42,9 +43,9 @@ class Attention(QObject):
             return
         match event:
             case ReplyFinished(conversation_id=id, receipt=receipt) if receipt and receipt.whole_s >= LONG_S:
-                self._tell(id, f"The reply is there, after {rough_duration(receipt.whole_s)}.")
+                self._tell(id, _("The reply is there, after {time}.", time=rough_duration(receipt.whole_s)))
             case TurnFailed(conversation_id=id, error=error):
-                self._tell(id, f"There is no reply: {error.title}.")
+                self._tell(id, _("There is no reply: {error}.", error=error.title))
 
     def _tell(self, chat: str, words: str) -> None:
         title = one_line(self._window.chat.conversations.title(chat))
@@ -52,7 +53,7 @@ class Attention(QObject):
 
     async def _notify(self, chat: str, title: str, words: str) -> None:
         """https://specifications.freedesktop.org/notification-spec, which has no title of markup and a body of it."""
-        told = "kvchat", 0, "kvchat", title, html.escape(words), ["default", "Open"]
+        told = "kvchat", 0, "kvchat", title, html.escape(words), ["default", _("Open")]
         hints = {"desktop-entry": ("s", "kvchat"), "category": ("s", "im.received")}
         try:
             await self._listen()

@@ -22,6 +22,7 @@ from kvchat.ui.app.quick_window import QuickWindow
 from kvchat.ui.app.single_instance import Wish
 from kvchat.ui.base.theme import Look
 from kvchat.ui.desktop.global_key import GlobalKey
+from kvchat.words.language import _
 
 
 class Opener(QObject):
@@ -84,7 +85,7 @@ class Opener(QObject):
             case "model" if rest:
                 self._window.side_windows.open_models().look_for(rest)
             case _:
-                self._window.notices.tell("This link leads to nothing here", link)
+                self._window.notices.tell(_("This link leads to nothing here"), link)
 
     def _open_file(self, path: Path) -> None:
         window = self._window

@@ -22,6 +22,7 @@ from kvchat.ui.desktop.activation import let_to_front
 from kvchat.ui.dialogs.panel import Panel
 from kvchat.ui.messages.message_actions import MessageRequest
 from kvchat.ui.transcript.transcript import Transcript
+from kvchat.words.language import _
 
 _WIDTH, _HEIGHT = 640, 480  # pixels at 100 % text; as high once something is asked
 
@@ -43,7 +44,7 @@ class QuickWindow(Panel):
 
         `handle` does what is asked for with a message.
         """
-        super().__init__(look, runner, "Quick question")
+        super().__init__(look, runner, _("Quick question"))
         self.setWindowFlags(
             Qt.WindowType.Dialog | Qt.WindowType.FramelessWindowHint | Qt.WindowType.WindowStaysOnTopHint
         )
@@ -54,14 +55,14 @@ class QuickWindow(Panel):
         self.follow(runtime.events.subscribe, self._hear)
         self.transcript, self.composer = Transcript(look), Composer(look)
         self.composer.attach.hide()  # with files it is no quick question
-        self.composer.editor.setPlaceholderText("Ask something…")
+        self.composer.editor.setPlaceholderText(_("Ask something…"))
         self.composer.sent.connect(self._send)
         self.composer.stop_requested.connect(self._stop)
         self.transcript.retry_requested.connect(self._retry)
         self.transcript.message_requested.connect(lambda asked: self.transcript.end_edit(asked.message.id))
         self.transcript.message_requested.connect(handle)
         self.model = label(kind="small")
-        self.to_main = button("Open in the main window", self._open, "link")
+        self.to_main = button(_("Open in the main window"), self._open, "link")
         self._below = row(self.model, STRETCH, self.to_main, margins=(6, 0, 6, 0))
         parts = self.notices, (self.transcript, 1), self.composer, self._below
         column(*parts, on=self, spacing=8, margins=12)

@@ -11,16 +11,20 @@ from PySide6.QtGui import QGuiApplication
 from kvchat.errors import KvchatError
 from kvchat.system.session_bus import NoAnswer, SessionBus
 from kvchat.ui.desktop import mac_key, portal_key, windows_key, x11_key
+from kvchat.words.language import _
 
 KEY = "Ctrl+Alt+K"
-_YOURSELF = "Bind the command “kvchat quick” to a key in your desktop’s settings instead."
 
 
 class KeyNotGiven(KvchatError):
     """The desktop has no such key for kvchat."""
 
     def __init__(self, why: str) -> None:
-        super().__init__("There is no key to ask from anywhere", why, _YOURSELF)
+        super().__init__(
+            _("There is no key to ask from anywhere"),
+            why,
+            _("Bind the command “kvchat quick” to a key in your desktop’s settings instead."),
+        )
 
 
 class GlobalKey(QObject):
@@ -55,11 +59,11 @@ class GlobalKey(QObject):
             try:
                 return await portal_key.bind(self._bus, KEY, self.pressed.emit)
             except NoAnswer as error:
-                raise KeyNotGiven("Your desktop gives applications no keys of their own.") from error
+                raise KeyNotGiven(_("Your desktop gives applications no keys of their own.")) from error
         takers = {"xcb": x11_key.grab, "windows": windows_key.register, "cocoa": mac_key.register}
         if platform not in takers:
-            raise KeyNotGiven("This display has no such keys.")
+            raise KeyNotGiven(_("This display has no such keys."))
         release = takers[platform](lambda: self.pressed.emit(""))
         if release is None:
-            raise KeyNotGiven(f"Another program has {KEY}.")
+            raise KeyNotGiven(_("Another program has {key}.", key=KEY))
         return release

@@ -11,11 +11,12 @@ from collections.abc import Callable
 from typing import Any
 
 from kvchat.system.session_bus import NoAnswer, Service, SessionBus
+from kvchat.words.language import N_, _
 
 _NAME, _PATH = "org.freedesktop.portal.Desktop", "/org/freedesktop/portal/desktop"
 _SHORTCUTS = Service(_NAME, _PATH, "org.freedesktop.portal.GlobalShortcuts")
 _REGISTRY = Service(_NAME, _PATH, "org.freedesktop.host.portal.Registry")
-_WORDS = "Ask something in a small window"
+_WORDS = N_("Ask something in a small window")
 
 
 async def bind(bus: SessionBus, key: str, pressed: Callable[[str], object]) -> Callable[[], object]:
@@ -35,7 +36,7 @@ async def bind(bus: SessionBus, key: str, pressed: Callable[[str], object]) -> C
 
     await bus.listen(_SHORTCUTS, "Activated", hear)
     trigger = key.upper().replace("+K", "+k")
-    wanted = [("quick", {"description": ("s", _WORDS), "preferred_trigger": ("s", trigger)})]
+    wanted = [("quick", {"description": ("s", _(_WORDS)), "preferred_trigger": ("s", trigger)})]
     await _asked(bus, "BindShortcuts", "oa(sa{sv})sa{sv}", (session, wanted, ""), {})
 
     def release() -> None:
