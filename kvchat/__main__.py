@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -31,17 +32,22 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _main(arguments: Sequence[str], ready: Callable[[], None] = lambda: None) -> int:
     """`ready` is called when all is imported and the work begins."""
-    from kvchat.cli.arguments import build_parser
     from kvchat.errors import KvchatError
 
-    options = build_parser().parse_args(["open", *arguments] if _is_to_open(arguments[:1]) else arguments)
     try:
-        command = _command(options)
+        command = _asked(arguments) if arguments else _app((), quick=False, starter=False, hidden=False)
         ready()
         return command()
     except KvchatError as error:
         print("\n  ".join(filter(None, (f"kvchat: {error.title}", error.detail, error.advice))), file=sys.stderr)
         return 1
+
+
+def _asked(arguments: Sequence[str]) -> Callable[[], int]:
+    """What the arguments ask for. The window alone has none and needs no parser, which takes long to import."""
+    from kvchat.cli.arguments import build_parser
+
+    return _command(build_parser().parse_args(["open", *arguments] if _is_to_open(arguments[:1]) else arguments))
 
 
 def _is_to_open(first: Sequence[str]) -> bool:
@@ -160,6 +166,7 @@ def _app(what: tuple[str, ...], *, quick: bool, starter: bool, hidden: bool) -> 
     wish = wish_for(what, quick=quick)
     if SingleInstance(resolve_paths().data).tell(wish):
         return lambda: 0
+    gc.disable()  # until all is imported and made: each pass would go through what stays
     from kvchat import app
 
     return lambda: app.run(starter=starter, hidden=hidden, wish=wish)

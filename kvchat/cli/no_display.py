@@ -13,7 +13,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvchat.cli.options import AskOptions
 from kvchat.words.language import N_, _
 
 GREETING = "Say hello in one sentence."
@@ -71,6 +70,8 @@ def run(problem: DisplayProblem, *, starter: bool) -> int:
     )
     if not starter:
         return 1
+    from kvchat.cli.options import AskOptions
+
     if not sys.stdin.isatty():
         from kvchat.cli.talk import ask
 

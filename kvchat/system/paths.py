@@ -11,6 +11,8 @@ import platformdirs
 from kvchat.errors import KvchatError
 from kvchat.words.language import _
 
+RESTORING = "restore"  # in the data folder: a checked backup that takes its place at the next start
+
 
 class NoHome(KvchatError):
     """This user has no home folder that kvchat's own could be in."""

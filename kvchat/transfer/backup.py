@@ -19,18 +19,17 @@ from kvchat.errors import KvchatError
 from kvchat.system import migrations
 from kvchat.system.concurrency import Progress
 from kvchat.system.files import open_plain, whole_file
-from kvchat.system.paths import Paths
+from kvchat.system.paths import RESTORING, Paths
 from kvchat.words.language import _
 
 FORMAT = "kvchat-backup"
 VERSION = 1
 MANIFEST = "manifest.json"
 DATABASE, SETTINGS = "data/conversations.db", "config/settings.json"
-WAITING = "restore"  # in the data folder: a checked backup that takes its place at the next start
 PIECE = 1024 * 1024  # bytes
 # In the data folder and no part of a backup, by how names begin: models can be fetched again, the database is copied
 # by SQLite. And by how they end: what belongs to a process and not to the data.
-_LEFT_OUT = (WAITING, "replaced-", "models", "answering", "backups", "conversations.db")
+_LEFT_OUT = (RESTORING, "replaced-", "models", "answering", "backups", "conversations.db")
 _OF_A_PROCESS = (".lock", ".pid", ".new", ".part")
 
 

@@ -15,8 +15,8 @@ from kvchat.chat.record.database_file import doubt_of
 from kvchat.chat.recovery.automatic_backups import FAULTS, backups_of
 from kvchat.chat.recovery.salvage import Salvaged, is_whole, salvage
 from kvchat.errors import KvchatError
-from kvchat.system.paths import Paths
-from kvchat.transfer.backup import DATABASE, WAITING
+from kvchat.system.paths import RESTORING, Paths
+from kvchat.transfer.backup import DATABASE
 from kvchat.transfer.restore import finish_restore, forget_waiting, in_use, say_ready
 from kvchat.words.language import _, number, several
 
@@ -74,7 +74,7 @@ def repair(paths: Paths) -> Repaired | None:
         raise RepairFailed(
             _("kvchat is running on these chats"), _("Nothing has been changed."), _("Quit it, then try again.")
         )
-    waiting, file = paths.data / WAITING, paths.database
+    waiting, file = paths.data / RESTORING, paths.database
     forget_waiting(paths)
     try:
         if is_whole(file):

@@ -23,14 +23,13 @@ from kvchat.errors import KvchatError
 from kvchat.system import migrations
 from kvchat.system.concurrency import Progress
 from kvchat.system.files import whole_file
-from kvchat.system.paths import Paths
+from kvchat.system.paths import RESTORING, Paths
 from kvchat.transfer.backup import (
     DATABASE,
     FORMAT,
     MANIFEST,
     PIECE,
     VERSION,
-    WAITING,
     BackupFacts,
     BackupFailed,
     belongs,
@@ -62,7 +61,7 @@ def lay_ready(paths: Paths, source: Path, progress: Progress = lambda done, tota
     Nothing of the present data changes. `progress` is told bytes. Raises BadBackup and what `progress` raises; then
     nothing is laid ready.
     """
-    waiting = paths.data / WAITING
+    waiting = paths.data / RESTORING
     forget_waiting(paths)
     try:
         with open_zip(source) as archive:
@@ -84,13 +83,13 @@ def lay_ready(paths: Paths, source: Path, progress: Progress = lambda done, tota
 
 def say_ready(paths: Paths, now: datetime) -> None:
     """What was laid ready is all there. Raises OSError."""
-    with whole_file(paths.data / WAITING / _READY) as ready:
+    with whole_file(paths.data / RESTORING / _READY) as ready:
         ready.write_text(f"{now:%Y-%m-%dT%H-%M-%S}", "utf-8")
 
 
 def forget_waiting(paths: Paths) -> None:
     """Give up a restore that was laid ready."""
-    waiting = paths.data / WAITING
+    waiting = paths.data / RESTORING
     with suppress(OSError):
         (waiting / _READY).unlink()
     shutil.rmtree(waiting, ignore_errors=True)
@@ -115,7 +114,7 @@ def finish_restore(paths: Paths) -> Path | None:
     To be called before anything opens the database. While another kvchat has it open nothing happens. Interrupted at
     any point, the next call goes on where this one was. Raises BackupFailed.
     """
-    waiting = paths.data / WAITING
+    waiting = paths.data / RESTORING
     if not (waiting / _READY).exists():
         return None
     replaced = paths.data / f"replaced-{(waiting / _READY).read_text('utf-8')}"

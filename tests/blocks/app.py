@@ -18,7 +18,7 @@ from unittest import mock
 from PySide6.QtCore import QObject, QPoint, Signal
 from PySide6.QtWidgets import QApplication, QDialog, QFileDialog, QLineEdit, QWidget
 
-import kvchat.app as application
+from kvchat import app, application
 from kvchat.chat.events import Absorbed, Event, LibraryChanged, ReadingAhead, ReplyFinished
 from kvchat.session.events import Saved
 from kvchat.ui.dialogs.passphrase import PassphraseDialog
@@ -313,15 +313,15 @@ class Hands(QObject):
 
 def main(out: Path, pictures: Path | None = None) -> None:
     """Run kvchat, watched, until the hands have done everything; with a picture of each thing they did."""
-    start = application._Application.start
+    start = application.Application.start
     hands = []
 
     async def started(self: Any, **options: bool) -> None:
         hands.append(Hands(self, out, pictures))
         await start(self, **options)
 
-    with mock.patch.object(application._Application, "start", started):
-        sys.exit(application.run(starter=False, hidden=False))
+    with mock.patch.object(application.Application, "start", started):
+        sys.exit(app.run(starter=False, hidden=False))
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-from kvchat import app
+from kvchat import app, application
 from kvchat.chat.events import EngineChanged, Event, MessagesChanged, Notice, ReplyDelta, TurnFailed
 from kvchat.chat.record.messages import Conversation, Message, MessageState, Role
 from kvchat.engine.speaking.connection import EngineState
@@ -254,7 +254,7 @@ def _serves(points: list[SavePoint], fingerprint: Fingerprint, prompt: Tokens, c
 def main(home: Path, seed: int, fate: Fate | None) -> int:
     """The app, which lives by itself once it has begun."""
     fulfilment = Fulfilment(fate)
-    open_runtime, begin = app.open_runtime, Runtime.begin
+    open_runtime, begin = application.open_runtime, Runtime.begin
     lives: list[asyncio.Task[None]] = []
 
     async def opened(paths: Paths, settings: Settings, ownership: Ownership) -> Runtime:
@@ -266,8 +266,8 @@ def main(home: Path, seed: int, fate: Fate | None) -> int:
         lives.append(asyncio.create_task(Life(runtime, home, seed, fulfilment).live()))
         lives[0].add_done_callback(_bury)
 
-    app.open_runtime, Runtime.begin = opened, begun  # type: ignore[method-assign]
-    app._Application._bug = lambda self, loop, context: say(bug=str(context))  # type: ignore[method-assign]
+    application.open_runtime, Runtime.begin = opened, begun  # type: ignore[method-assign]
+    application.Application._bug = lambda self, loop, context: say(bug=str(context))  # type: ignore[method-assign]
     return app.run(starter=False, hidden=False)
 
 

@@ -24,11 +24,18 @@ def button(within: QWidget, name: str) -> QAbstractButton:
     return max(found, key=QAbstractButton.isVisible)
 
 
+def joined(runtime: FakeRuntime | Runtime, look: Look) -> MainWindow:
+    """The whole window, not shown and not started."""
+    window = MainWindow(look, runtime.paths.config)
+    window.join(runtime)
+    return window
+
+
 @asynccontextmanager
 async def on_show(runtime: FakeRuntime | Runtime, look: Look) -> AsyncIterator[MainWindow]:
     """The window over this runtime, started."""
     QApplication.setQuitOnLastWindowClosed(False)  # as in the app: what is to end after the window still can
-    window = MainWindow(runtime, look)
+    window = joined(runtime, look)
     window.show()
     await window.start()
     try:

@@ -10,9 +10,6 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-import psutil
-
-from kvchat.chat.record.chat_locks import ANSWERING, ChatLocks
 from kvchat.chat.record.database_file import DatabaseFile, doubted
 from kvchat.chat.record.messages import Attachment, Conversation, Message, MessageState, Receipt, Role, new_message
 from kvchat.chat.record.rows import conversation_of, insert_attachments, message_of, receipt_json, with_attachments
@@ -187,6 +184,8 @@ class Database(DatabaseFile):
         Replies another living process is writing are left alone: the app and `ask` share the file. In a container of
         its own that cannot be seen, but it holds the chat's lock.
         """
+        from kvchat.chat.record.chat_locks import ANSWERING, ChatLocks  # the window lists its chats without
+
         locks = ChatLocks(self.file.with_name(ANSWERING))
         with self.transaction() as db:
             orphans = [
@@ -268,11 +267,15 @@ def insert_message(db: sqlite3.Connection, new: Message, *, by_this_process: boo
 
 def this_process() -> str:
     """This process's name for all time: its pid alone is used again after a while."""
+    import psutil
+
     return f"{os.getpid()}:{psutil.Process().create_time():.2f}"
 
 
 def is_alive(writer: str | None) -> bool:
     """Whether the process that wrote this still runs."""
+    import psutil
+
     pid, _, started = (writer or "").partition(":")
     try:
         return f"{psutil.Process(int(pid)).create_time():.2f}" == started

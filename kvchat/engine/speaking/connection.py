@@ -6,10 +6,13 @@ import asyncio
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
+from typing import TYPE_CHECKING
 
-from kvchat.engine.speaking.client import LlamaServerClient
 from kvchat.engine.speaking.errors import EngineError, EngineFailed, EngineFailure
 from kvchat.words.language import _
+
+if TYPE_CHECKING:
+    from kvchat.engine.speaking.client import LlamaServerClient
 
 
 class EngineState(Enum):

@@ -3,82 +3,127 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from PySide6.QtCore import QSettings, Signal
 from PySide6.QtGui import QCloseEvent, QHideEvent, QShowEvent
 from PySide6.QtWidgets import QMainWindow, QStackedWidget, QWidget
 
 from kvchat.errors import KvchatError
-from kvchat.runtime import Runtime
-from kvchat.ui.app.focus_home import FocusHome
-from kvchat.ui.app.keyboard import Keyboard
-from kvchat.ui.app.quitting import QuitController
-from kvchat.ui.app.side_windows import SideWindows
 from kvchat.ui.app.window_place import WindowPlace
 from kvchat.ui.base.building import column
 from kvchat.ui.base.icons import app_icon
-from kvchat.ui.base.tasks import TaskRunner
 from kvchat.ui.base.theme import Look
-from kvchat.ui.chat.cards import ContextCard, EngineCard
 from kvchat.ui.chat.chat_page import ChatPage, DocumentsLine
 from kvchat.ui.chat.composer import Composer
 from kvchat.ui.chat.context_meter import ContextMeter
-from kvchat.ui.chat.find_bar import FindBar
 from kvchat.ui.chat.header import Header
 from kvchat.ui.chat.status_strip import StatusStrip
-from kvchat.ui.controllers.attachments import AttachmentController
-from kvchat.ui.controllers.chat import ChatController
-from kvchat.ui.controllers.context import ContextController
-from kvchat.ui.controllers.controller import Controller
-from kvchat.ui.controllers.ground import GroundController
-from kvchat.ui.controllers.messages import MessageController
-from kvchat.ui.controllers.model import ModelController
-from kvchat.ui.controllers.organiser import OrganiserController
-from kvchat.ui.controllers.search import SearchController
-from kvchat.ui.controllers.transfer import TransferController
-from kvchat.ui.controllers.views import Views
 from kvchat.ui.desktop.activation import let_to_front
-from kvchat.ui.dialogs.notices import Notices
-from kvchat.ui.models.first_start import FirstStart
-from kvchat.ui.models.model_choice import ModelMenu
-from kvchat.ui.presets.chat_settings import Subject
+from kvchat.ui.sidebar.arrangement import arranged, folders_of
+from kvchat.ui.sidebar.conversation_list import Row
 from kvchat.ui.sidebar.sidebar import Sidebar
-from kvchat.ui.transcript.transcript import Transcript
-from kvchat.ui.widgets.engine_offer import EngineOffer
+from kvchat.words.language import _
+
+if TYPE_CHECKING:
+    from kvchat.chat.record.messages import Conversation
+    from kvchat.runtime import Runtime
+
+_NO_TRAY = (
+    "Closing the window quits kvchat here, for this desktop shows no tray it could stay in. On GNOME the extension "
+    "“AppIndicator and KStatusNotifierItem Support” adds one."
+)
 
 
 class MainWindow(QMainWindow):
-    """kvchat's window. Make it on a running qasync loop, then `await start()`; `await finish()` before it goes."""
+    """kvchat's window. Make it, `join` it to the runtime on a running qasync loop, then `await start()`.
+
+    What is made at once is the first picture: it can be seen and written in while the rest is imported, which takes
+    several times as long. `await finish()` before it goes.
+    """
 
     quit_requested = Signal()
     shown_changed = Signal()
 
-    def __init__(self, runtime: Runtime, look: Look) -> None:
+    def __init__(self, look: Look, config: Path) -> None:
+        """`config`: the folder in which it remembers its place."""
         super().__init__()
-        self._runtime, self._look = runtime, look
-        self._memory = QSettings(str(runtime.paths.config / "window.ini"), QSettings.Format.IniFormat)
+        self._look = look
+        self._joined = False
+        self._memory = QSettings(str(config / "window.ini"), QSettings.Format.IniFormat)
         self.setWindowTitle("kvchat")
         self.setWindowIcon(app_icon())
-        self.setMinimumSize(360, 360)
-        self.notices = Notices(look)
-        self.runner = TaskRunner(self.notices.show_error, self.notices.show_bug)
-        self.sidebar, self.header, self.transcript = Sidebar(look), Header(look), Transcript(look)
-        self.find_bar, self.documents = FindBar(look, self.transcript), DocumentsLine(look)
-        self.engine_card, self.context_card = EngineCard(), ContextCard()
+        self.sidebar, self.header, self.documents = Sidebar(look), Header(look), DocumentsLine(look)
         self.composer, self.context_meter, self.strip = Composer(look), ContextMeter(look), StatusStrip(look)
-        self.first_start = FirstStart(EngineOffer(look, runtime.engines, self.runner.start, explains=True))
-        self._build()
+        self._chat_page = ChatPage(self.header, self.documents, self.composer, self.context_meter)
+        self._pages = QStackedWidget()
+        self._pages.addWidget(self._chat_page)
+        self.place = WindowPlace(self, look, self._memory, self.sidebar, self.header, self._pages)
+        ground = QWidget()
+        column((self.place.splitter, 1), self.strip, on=ground, spacing=0, margins=0)
+        self.setCentralWidget(ground)
+        self.place.restore()
+        self.composer.refuse(_("kvchat is still starting"))
+        self.composer.focus()
+
+    def show_first(self, chats: Sequence[Conversation]) -> None:
+        """The chats as they are on disk, until more is known of them."""
+        shown = arranged(chats, self.sidebar.arrangement)
+        newest = shown[0].id if shown else None
+        self.sidebar.show_chats(shown, lambda chat: Row(chat.id, chat.title), newest, folders_of(chats))
+        for chat in shown[:1]:
+            self.header.show_conversation(chat.title, None, exists=False)
+
+    def join(self, runtime: Runtime) -> None:
+        """Make the rest, and have all of it do what it is for."""
+        self.runtime = runtime
+        self._make_views()
         self._make_controllers()
         self._connect()
-        self.keyboard = Keyboard(runtime, self.chat, self.runner, self, self.composer.editor, self._handlers())
-        self.header.requested.connect(self.keyboard.do)
-        FocusHome(self, self.composer, self.transcript)
-        self.place.restore()
+        self._joined = True
         self._show_right_page()
 
+    def _make_views(self) -> None:
+        from kvchat.ui.base.tasks import TaskRunner
+        from kvchat.ui.chat.cards import ContextCard, EngineCard
+        from kvchat.ui.chat.find_bar import FindBar
+        from kvchat.ui.dialogs.notices import Notices
+        from kvchat.ui.models.first_start import FirstStart
+        from kvchat.ui.transcript.transcript import Transcript
+        from kvchat.ui.widgets.engine_offer import EngineOffer
+
+        look = self._look
+        self.notices = Notices(look)
+        self.runner = TaskRunner(self.notices.show_error, self.notices.show_bug)
+        self.transcript = Transcript(look)
+        self.find_bar = FindBar(look, self.transcript)
+        self.engine_card, self.context_card = EngineCard(), ContextCard()
+        self.first_start = FirstStart(EngineOffer(look, self.runtime.engines, self.runner.start, explains=True))
+        cards = self.engine_card, self.context_card
+        self._chat_page.complete(self.notices, self.find_bar, self.transcript, cards)
+        self._pages.addWidget(self.first_start)
+
     def _make_controllers(self) -> None:
-        runtime, look = self._runtime, self._look
+        from kvchat.ui.app.focus_home import FocusHome
+        from kvchat.ui.app.handlers import handlers
+        from kvchat.ui.app.keyboard import Keyboard
+        from kvchat.ui.app.quitting import QuitController
+        from kvchat.ui.app.side_windows import SideWindows
+        from kvchat.ui.controllers.attachments import AttachmentController
+        from kvchat.ui.controllers.chat import ChatController
+        from kvchat.ui.controllers.context import ContextController
+        from kvchat.ui.controllers.ground import GroundController
+        from kvchat.ui.controllers.messages import MessageController
+        from kvchat.ui.controllers.model import ModelController
+        from kvchat.ui.controllers.organiser import OrganiserController
+        from kvchat.ui.controllers.search import SearchController
+        from kvchat.ui.controllers.transfer import TransferController
+        from kvchat.ui.controllers.views import Views
+        from kvchat.ui.models.model_choice import ModelMenu
+
+        runtime, look = self.runtime, self._look
         around = self.sidebar, self.header, self.documents, self.find_bar, self.transcript, self.engine_card
         below = self.context_card, self.composer, self.context_meter, self.strip, self.first_start
         views = Views(look, self.runner, self.notices, *around, *below)
@@ -95,16 +140,20 @@ class MainWindow(QMainWindow):
         self.side_windows = SideWindows(runtime, look, self.runner, self.chat.conversations, self)
         asked_about = self.chat.conversations, self.transfer, self.first_start
         self.quitting = QuitController(runtime, *asked_about, self, self._memory)
+        self.keyboard = Keyboard(runtime, self.chat, self.runner, self, self.composer.editor, handlers(self))
+        FocusHome(self, self.composer, self.transcript)
 
     async def start(self) -> None:
         """Fill the window with what there is."""
         await self.chat.start()
-        self._runtime.chat.finder.begin_indexing()
+        self.runtime.chat.finder.begin_indexing()
         self.composer.focus()
 
     async def finish(self) -> None:
         """Remember the window's place, stop listening, end what still runs. The runtime is closed by its owner."""
         self.place.remember()
+        from kvchat.ui.controllers.controller import Controller
+
         for controller in self.findChildren(Controller):
             controller.close()
         with contextlib.suppress(KvchatError):  # nobody is left to be told
@@ -139,18 +188,21 @@ class MainWindow(QMainWindow):
 
     def show_first_start(self) -> None:
         """The page that leads to a model."""
-        self.first_start.show_choices(can_go_back=self._runtime.model.is_there)
+        self.first_start.show_choices(can_go_back=self.runtime.model.is_there)
         self._pages.setCurrentWidget(self.first_start)
 
     def focusNextPrevChild(self, next: bool) -> bool:
         """Tab goes through the window; the page has an order of its own."""
-        return self.transcript.step_in_window(next)
+        return self.transcript.step_in_window(next) if self._joined else super().focusNextPrevChild(next)
 
     def closeEvent(self, event: QCloseEvent) -> None:
         """Into the tray where there is one, else quit."""
         self.place.remember()
         event.ignore()
-        self.quitting.close_window()
+        if self._joined:
+            self.quitting.close_window()
+        else:
+            self.quit_requested.emit()
 
     def showEvent(self, event: QShowEvent) -> None:
         """Tell the tray."""
@@ -162,22 +214,8 @@ class MainWindow(QMainWindow):
         super().hideEvent(event)
         self.shown_changed.emit()
 
-    def _build(self) -> None:
-        above = (self.engine_card, self.context_card)
-        self._chat_page = ChatPage(
-            *(self.header, self.documents, self.notices, self.find_bar, self.transcript, above),
-            *(self.composer, self.context_meter),
-        )
-        self._pages = QStackedWidget()
-        self._pages.addWidget(self._chat_page)
-        self._pages.addWidget(self.first_start)
-        self.place = WindowPlace(self, self._look, self._memory, self.sidebar, self.header, self._pages)
-        ground = QWidget()
-        column((self.place.splitter, 1), self.strip, on=ground, spacing=0, margins=0)
-        self.setCentralWidget(ground)
-
     def _connect(self) -> None:
-        chat, runtime, sidebar, header = self.chat, self._runtime, self.sidebar, self.header
+        chat, runtime, sidebar, header = self.chat, self.runtime, self.sidebar, self.header
         chat.opened.connect(self._chat_page.show_messages)
         for changed in (chat.model_changed, self.models.used, self.first_start.back.clicked):
             changed.connect(self._show_right_page)
@@ -185,9 +223,9 @@ class MainWindow(QMainWindow):
             new.clicked.connect(self.new_conversation)
         for leave in (self.find_bar.closed, header.rename_ended):
             leave.connect(self.composer.focus)
-        sidebar.selected.connect(lambda _: self._pages.setCurrentWidget(self._chat_page))
+        sidebar.selected.connect(lambda chosen: self._pages.setCurrentWidget(self._chat_page))
         for chosen in (sidebar.selected, sidebar.search.results.chosen):
-            chosen.connect(lambda _: self.place.show_page())
+            chosen.connect(lambda chosen: self.place.show_page())
         sidebar.list.typed.connect(self.composer.take)
         sidebar.library_button.clicked.connect(self.side_windows.open_library)
         self.ground.library_requested.connect(self.side_windows.open_library)
@@ -199,7 +237,7 @@ class MainWindow(QMainWindow):
         header.never_save_requested.connect(lambda on: chat.conversations.never_save(chat.current or "", on))
         sidebar.export_requested.connect(self.transfer.export)
         self.transfer.imported.connect(lambda ids: self.runner.start(self.organiser.show_imported(ids)))
-        self.transfer.imported.connect(lambda _: self.place.show_sidebar())
+        self.transfer.imported.connect(lambda chosen: self.place.show_sidebar())
         self.engine_card.start.clicked.connect(lambda: self.runner.start(runtime.start_engine()))
         self.engine_card.restart.clicked.connect(lambda: self.runner.start(runtime.restart_engine()))
         self.engine_card.log.clicked.connect(lambda: self.side_windows.open_engine(log=True))
@@ -212,79 +250,18 @@ class MainWindow(QMainWindow):
             run.connect(self.side_windows.open_models)
         self.models.repository_requested.connect(lambda name: self.side_windows.open_models().open_repository(name))
         self.quitting.agreed.connect(self.quit_requested)
-
-    def _handlers(self) -> dict[str, Callable[[], object]]:
-        """What the table of shortcuts can ask of the window."""
-        return {
-            "new": self.new_conversation,
-            "previous": lambda: self.sidebar.step(-1),
-            "next": lambda: self.sidebar.step(1),
-            "list": lambda: self._in_sidebar(self.sidebar.list.setFocus),
-            "rename": self._rename,
-            "sidebar": self.place.toggle_sidebar,
-            "full-screen": self.place.toggle_full_screen,
-            "name": lambda: self.runner.start(self._runtime.chat.titles.name(self.chat.current or "")),
-            "delete": lambda: self._with_open(lambda id: self.sidebar.delete_requested.emit([id])),
-            "undo": self.notices.undo_last,
-            "deleted": self.side_windows.open_deleted,
-            "library": self.side_windows.open_library,
-            "compose": self.composer.focus,
-            "stop": self._escape,
-            "regenerate": self.messages.regenerate_last,
-            "edit": self.messages.edit_last,
-            "attach": self.attachments.choose,
-            "find": self.find_bar.begin,
-            "find-next": lambda: self.find_bar.step(1),
-            "find-previous": lambda: self.find_bar.step(-1),
-            "search": lambda: self._in_sidebar(self.sidebar.search.focus),
-            "chat-settings": self.open_chat_settings,
-            "settings": self.side_windows.open_settings,
-            "models": self.side_windows.open_models,
-            "engine": self.side_windows.open_engine,
-            "log": lambda: self.side_windows.open_engine(log=True),
-            "restart-engine": lambda: self.runner.start(self._runtime.restart_engine()),
-            "disk": self.side_windows.open_storage,
-            "saved": self.side_windows.open_saved,
-            "programs": self.side_windows.open_programs,
-            "manual": self.side_windows.open_manual,
-            "quit": self.quitting.ask,
-            "export": lambda: self._with_open(lambda id: self.transfer.export([id])),
-            "export-memory": lambda: self._with_open(self.transfer.export_with_memory),
-            "export-all": self.transfer.export_all,
-            "import": self.transfer.take_in,
-            "import-folder": self.transfer.take_in_folder,
-            "back-up": self.transfer.back_up,
-            "restore": self.transfer.restore,
-        }
-
-    def _in_sidebar(self, do: Callable[[], object]) -> None:
-        self.place.show_sidebar()
-        do()
-
-    def _rename(self) -> None:
-        if not self.sidebar.begin_rename():
-            self.header.begin_rename()
-
-    def _with_open(self, do: Callable[[str], object]) -> None:
-        """Something with the open conversation, if there is one."""
-        if self.chat.current is not None:
-            do(self.chat.current)
-
-    def _escape(self) -> None:
-        """Esc closes what is on top, or else stops the reply."""
-        if self.find_bar.isVisible():
-            self.find_bar.close_bar()
-        else:
-            self.chat.stop()
+        header.requested.connect(self.keyboard.do)
 
     def _show_right_page(self) -> None:
-        if not self._runtime.model.is_there:
+        if not self.runtime.model.is_there:
             self.show_first_start()
         else:
             self._pages.setCurrentWidget(self._chat_page)
 
     def open_chat_settings(self) -> None:
         """How the open conversation is answered, or the one that is about to begin."""
+        from kvchat.ui.presets.chat_settings import Subject
+
         id, conversations = self.chat.current, self.chat.conversations
         known = conversations.conversation(id)
         self.side_windows.open_chat_settings(Subject(id, conversations.title(id), known.model if known else None))

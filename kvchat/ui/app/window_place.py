@@ -7,9 +7,9 @@ from PySide6.QtWidgets import QMainWindow, QSplitter, QWidget
 
 from kvchat.ui.base.theme import Look
 from kvchat.ui.chat.header import Header
-from kvchat.ui.dialogs.panel import room_on_screen
 from kvchat.ui.sidebar.arrangement import as_text, from_text
 from kvchat.ui.sidebar.sidebar import Sidebar
+from kvchat.ui.widgets.layouts import room_on_screen
 
 _LEAST = 360  # pixels, both ways
 _SIDEBAR, _NARROW = 180, 520  # pixels at 100 % text: the least for the sidebar, and for it and a page side by side

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
 
 from PySide6.QtCore import QSize, Qt, QTimer, Signal
 from PySide6.QtGui import QIcon, QImage, QPixmap
 from PySide6.QtWidgets import QFrame, QToolButton, QWidget
 
-from kvchat.chat.record.messages import Attachment
-from kvchat.ui.attachments.pictures import decoded, shape
-from kvchat.ui.attachments.views import AttachmentView, PictureView
 from kvchat.ui.base.building import button, column, label, row, styled, tool_button
 from kvchat.ui.base.icons import icon
 from kvchat.ui.base.theme import Look, restyle
@@ -20,6 +18,9 @@ from kvchat.ui.widgets.layouts import FlowLayout
 from kvchat.words.folding import Term, any_span
 from kvchat.words.language import _
 from kvchat.words.wording import one_line, size, tokens_short
+
+if TYPE_CHECKING:
+    from kvchat.chat.record.messages import Attachment
 
 HEIGHT, WIDEST, NARROWEST = 72, 144, 40  # pixels, of a tile
 _GAP = 4  # pixels
@@ -79,6 +80,8 @@ class PictureTile(AttachmentCard):
 
     def __init__(self, look: Look, attachment: Attachment, *, removable: bool) -> None:
         super().__init__(look, attachment, _("Picture"), _("Show it large"))
+        from kvchat.ui.attachments.pictures import shape
+
         shown = shape(attachment.data)
         size = tile_size(shown) if shown is not None else QSize(NARROWEST, HEIGHT)
         styled(self.name, "picture").setIconSize(size)
@@ -157,6 +160,8 @@ class ChipRows(QWidget):
         return any(any_span(text, self._terms) for text in (attachment.name, attachment.text))
 
     def _open(self, attachment: Attachment) -> None:
+        from kvchat.ui.attachments.views import AttachmentView, PictureView
+
         if attachment.data:
             PictureView(attachment, self.window()).open()
         else:
@@ -172,6 +177,8 @@ def tile_size(picture: QSize) -> QSize:
 
 
 def _thumbnail(data: bytes, size: QSize) -> QImage | None:
+    from kvchat.ui.attachments.pictures import decoded
+
     image = decoded(data, size * 2)
     if image is None:
         return None

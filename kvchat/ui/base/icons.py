@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from PySide6.QtCore import QByteArray, QRectF, Qt
-from PySide6.QtGui import QIcon, QPainter, QPixmap
+from PySide6.QtCore import QByteArray, QRect, QRectF, QSize, Qt
+from PySide6.QtGui import QIcon, QIconEngine, QPainter, QPixmap
 from PySide6.QtSvg import QSvgRenderer
 
 from kvchat.ui.base.logo import LogoState, app_svg, tray_svg
 
-_SIZES = (14, 16, 18, 20, 22, 24, 28, 32, 36, 40, 44, 48, 64, 128, 256)
+_DESKTOP_SIZES = (16, 22, 24, 32, 44, 48, 64, 128, 256)  # of a tray and of a window's own icon
+_PALE = 0.4
 
 # Strokes on a 24 x 24 grid.
 _GLYPHS = {
@@ -51,33 +52,81 @@ _GLYPHS = {
 def icon(name: str, colour: str) -> QIcon:
     """A line icon, or the filled square that stops a reply, in `colour` ("#rrggbb"). Needs a QGuiApplication."""
     width, fill = 3.2 if name == "dots" else 1.9, colour if name == "stop" else "none"
-    return _render(
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 24 24"><path d="{_GLYPHS[name]}" fill="{fill}" '
-        f'stroke="{colour}" stroke-width="{width}" stroke-linecap="round" stroke-linejoin="round"/></svg>'
+    return QIcon(
+        _Drawn(
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 24 24"><path d="{_GLYPHS[name]}" fill="{fill}" '
+            f'stroke="{colour}" stroke-width="{width}" stroke-linecap="round" stroke-linejoin="round"/></svg>'
+        )
     )
 
 
 @lru_cache(maxsize=8)
 def tray_icon(state: LogoState) -> QIcon:
     """The logo in one of the tray’s states."""
-    return _render(tray_svg(state))
+    return _of_pictures(tray_svg(state))
 
 
 @lru_cache(maxsize=1)
 def app_icon() -> QIcon:
     """The application's icon."""
-    return _render(app_svg())
+    return _of_pictures(app_svg())
 
 
-def _render(svg: str) -> QIcon:
-    renderer = QSvgRenderer(QByteArray(svg.encode()))
-    result = QIcon()
-    for size in _SIZES:
-        pixmap = QPixmap(size, size)
-        pixmap.fill(Qt.GlobalColor.transparent)
-        painter = QPainter(pixmap)
+class _Drawn(QIconEngine):
+    """Draws an icon in the size that is asked for, when it is: a window shows few of the sizes there are."""
+
+    def __init__(self, svg: str) -> None:
+        super().__init__()
+        self._svg = svg
+
+    def clone(self) -> QIconEngine:
+        """For a copy of the icon that will be another."""
+        return _Drawn(self._svg)
+
+    def paint(self, painter: QPainter, rect: QRect, mode: QIcon.Mode, state: QIcon.State) -> None:
+        """What cannot be used is paler."""
+        ratio = painter.device().devicePixelRatioF()
+        painter.save()
+        painter.setOpacity(painter.opacity() * (_PALE if mode is QIcon.Mode.Disabled else 1.0))
+        painter.drawPixmap(rect, _picture(self._svg, rect.width(), rect.height(), ratio))
+        painter.restore()
+
+    def pixmap(self, size: QSize, mode: QIcon.Mode, state: QIcon.State) -> QPixmap:
+        """For who has to have one."""
+        return self.scaledPixmap(size, mode, state, 1.0)
+
+    def scaledPixmap(self, size: QSize, mode: QIcon.Mode, state: QIcon.State, scale: float) -> QPixmap:
+        """`size` is in the screen's own pixels."""
+        picture = _picture(self._svg, size.width(), size.height(), 1.0)
+        if mode is not QIcon.Mode.Disabled:
+            return picture
+        pale = _blank(size.width(), size.height())
+        with QPainter(pale) as painter:
+            painter.setOpacity(_PALE)
+            painter.drawPixmap(0, 0, picture)
+        return pale
+
+
+@lru_cache(maxsize=512)
+def _picture(svg: str, width: int, height: int, ratio: float) -> QPixmap:
+    """As large as that times the ratio."""
+    result = _blank(round(width * ratio), round(height * ratio))
+    with QPainter(result) as painter:
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
-        renderer.render(painter, QRectF(0, 0, size, size))
-        painter.end()
-        result.addPixmap(pixmap)
+        QSvgRenderer(QByteArray(svg.encode())).render(painter, QRectF(result.rect()))
+    result.setDevicePixelRatio(ratio)
+    return result
+
+
+def _blank(width: int, height: int) -> QPixmap:
+    result = QPixmap(max(width, 1), max(height, 1))
+    result.fill(Qt.GlobalColor.transparent)
+    return result
+
+
+def _of_pictures(svg: str) -> QIcon:
+    """For the desktop, which is given all of an icon's sizes at once."""
+    result = QIcon()
+    for side in _DESKTOP_SIZES:
+        result.addPixmap(_picture(svg, side, side, 1.0))
     return result

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from PySide6.QtCore import QEvent, QObject, Qt
 from PySide6.QtWidgets import QHBoxLayout, QStackedWidget, QWidget
@@ -12,15 +13,16 @@ from kvchat.ui.base.icons import icon
 from kvchat.ui.base.theme import Look, restyle
 from kvchat.ui.chat.composer import Composer
 from kvchat.ui.chat.context_meter import ContextMeter
-from kvchat.ui.chat.find_bar import FindBar
 from kvchat.ui.chat.header import Header
-from kvchat.ui.dialogs.notices import Notices
-from kvchat.ui.rendering.page_style import COLUMN_WIDTH
-from kvchat.ui.transcript.tail import JUMP_ROOM
-from kvchat.ui.transcript.transcript import Transcript
 from kvchat.ui.widgets.card import Card
 from kvchat.ui.widgets.elided import ElidedButton
+from kvchat.ui.widgets.layouts import COLUMN_WIDTH
 from kvchat.words.language import _
+
+if TYPE_CHECKING:
+    from kvchat.ui.chat.find_bar import FindBar
+    from kvchat.ui.dialogs.notices import Notices
+    from kvchat.ui.transcript.transcript import Transcript
 
 _LEAST_LETTERS, _MOST_LETTERS = 40, 64  # of a notice, about so many to a line
 _GAP, _SCROLL_BAR = 10, 10  # pixels
@@ -48,43 +50,36 @@ class DocumentsLine(ElidedButton):
 
 
 class ChatPage(QWidget):
-    """Puts the parts below each other, as wide as the transcript's column."""
+    """Puts the parts below each other, as wide as the transcript's column.
 
-    def __init__(
-        self,
-        header: Header,
-        documents: DocumentsLine,
-        notices: Notices,
-        find_bar: FindBar,
-        transcript: Transcript,
-        cards: Sequence[Card],
-        composer: Composer,
-        meter: ContextMeter,
-    ) -> None:
+    Of the first picture are those that are given here; `complete` brings the others, which take longer to import.
+    """
+
+    _transcript: Transcript
+    _notices: Notices
+
+    def __init__(self, header: Header, documents: DocumentsLine, composer: Composer, meter: ContextMeter) -> None:
         super().__init__()
         self.setObjectName("page")
         self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
-        self._transcript, self._welcome = transcript, _welcome()
         self._middle = QStackedWidget()
+        self._middle.addWidget(QWidget())
+        parts = header, _centred(documents, 2), (self._middle, 1), _centred(composer, 0), _centred(meter, 6)
+        self._column = column(*parts, on=self, spacing=0, margins=0)
+
+    def complete(self, notices: Notices, find_bar: FindBar, transcript: Transcript, cards: Sequence[Card]) -> None:
+        """What there is to read, and what is said about it."""
+        self._transcript, self._notices = transcript, notices
+        self._welcome = _welcome()
         self._middle.addWidget(self._welcome)
         self._middle.addWidget(transcript)
-        self._notices = notices
         notices.setParent(self)
         notices.changed.connect(self._place_notices)
         for widget in (self._middle, notices):
             widget.installEventFilter(self)
-        above = [_centred(card, 10) for card in cards]
-        below = *above, _centred(composer, 0), _centred(meter, 6)
-        column(
-            header,
-            _centred(documents, 2),
-            _centred(find_bar, 4),
-            (self._middle, 1),
-            *below,
-            on=self,
-            spacing=0,
-            margins=0,
-        )
+        self._column.insertLayout(2, _centred(find_bar, 4))
+        for place, card in enumerate(cards, start=4):
+            self._column.insertLayout(place, _centred(card, 10))
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
         """The notices stay at the end of the page."""
@@ -100,11 +95,12 @@ class ChatPage(QWidget):
         """
         notices, page = self._notices, self._middle.geometry()
         notices.setVisible(bool(notices.on_show))
-        letter, beside = notices.fontMetrics().averageCharWidth(), (page.width() - JUMP_ROOM) // 2 - _GAP - _SCROLL_BAR
+        letter, jump = notices.fontMetrics().averageCharWidth(), self._transcript.jump_room
+        beside = (page.width() - jump) // 2 - _GAP - _SCROLL_BAR
         fits = beside >= letter * _LEAST_LETTERS
         wide = min(beside if fits else page.width() - 2 * _GAP - _SCROLL_BAR, letter * _MOST_LETTERS)
         high = notices.heightForWidth(wide)
-        left, below = page.right() - wide - _SCROLL_BAR - _GAP, _GAP if fits else JUMP_ROOM
+        left, below = page.right() - wide - _SCROLL_BAR - _GAP, _GAP if fits else jump
         notices.setGeometry(left, page.bottom() - high - below, wide, high)
         notices.raise_()
         covers = bool(notices.on_show) and left < page.center().x() + COLUMN_WIDTH // 2

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from PySide6.QtCore import QEvent, QMimeData, QObject, QSize, Qt, Signal
 from PySide6.QtGui import QImage, QKeyEvent
 from PySide6.QtWidgets import QFrame, QPlainTextEdit, QWidget
 
-from kvchat.chat.record.messages import Attachment
 from kvchat.ui.attachments.chips import ChipRows, short_name
 from kvchat.ui.base.building import button, column, label, row, styled, tool_button
 from kvchat.ui.base.icons import icon
 from kvchat.ui.base.theme import Look, page_font, restyle
 from kvchat.words.language import _
+
+if TYPE_CHECKING:
+    from kvchat.chat.record.messages import Attachment
 
 _MOST_LINES = 8
 LONG_PASTE = 4000  # characters; from so many on a paste may as well be a document

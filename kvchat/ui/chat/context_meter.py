@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from PySide6.QtCore import QRectF
 from PySide6.QtGui import QColor, QPainter
 from PySide6.QtWidgets import QSizePolicy, QWidget
 
-from kvchat.chat.context.context import ContextUse
-from kvchat.chat.turn.prediction import Forecast
 from kvchat.ui.base.building import row
 from kvchat.ui.base.theme import Look, restyle
 from kvchat.ui.widgets.elided import ElidedLabel
 from kvchat.ui.widgets.round_bar import RoundBar, mix
 from kvchat.words.language import _, number
 from kvchat.words.wording import tokens_short
+
+if TYPE_CHECKING:
+    from kvchat.chat.context.context import ContextUse
+    from kvchat.chat.turn.prediction import Forecast
 
 
 class ContextBar(RoundBar):

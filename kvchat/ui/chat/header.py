@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import TYPE_CHECKING
 
 from PySide6.QtCore import QEvent, QObject, Qt, Signal
 from PySide6.QtGui import QAction, QKeyEvent, QMouseEvent, QResizeEvent
 from PySide6.QtWidgets import QLineEdit, QMenu, QSizePolicy, QToolButton, QWidget
 
-from kvchat.kvstore.savepoint import ConversationUsage
 from kvchat.ui.base.building import button, row, tool_button
 from kvchat.ui.base.icons import icon
 from kvchat.ui.base.theme import Look
 from kvchat.ui.commands.shortcuts import add_keep_actions, words_of
 from kvchat.ui.widgets.elided import ElidedLabel
 from kvchat.words.language import _
+
+if TYPE_CHECKING:
+    from kvchat.kvstore.savepoint import ConversationUsage
 
 _MODEL_WIDTH = 260  # pixels at most, at 100 % text
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from PySide6.QtCore import QPointF, QRectF, QSize, Qt
 from PySide6.QtGui import QColor, QPainter, QPaintEvent, QResizeEvent
@@ -14,10 +15,12 @@ from kvchat.ui.base.building import label, progress_bar, row, tool_button
 from kvchat.ui.base.colors import Theme
 from kvchat.ui.base.icons import icon
 from kvchat.ui.base.theme import Look
-from kvchat.ui.chat.turn_story import Remark
 from kvchat.ui.widgets.elided import ElidedLabel, plain_tip
 from kvchat.words.language import _
 from kvchat.words.wording import tokens_short
+
+if TYPE_CHECKING:
+    from kvchat.ui.chat.turn_story import Remark
 
 _GAP = 18  # pixels between remarks
 _STOP = 14  # pixels, at 100 % text

@@ -58,7 +58,13 @@ class ChatController(Controller):
         """Show what there is: the list, the newest conversation, the engine."""
         self.show_engine()
         await self.drafts.load()
+        listed, written = self._views.sidebar.chosen, self._views.composer.draft  # while all was imported
+        self._views.composer.refuse("")
         self.drafts.show()
+        if listed:
+            self.open(listed[0])
+        if written:
+            self._views.composer.take(written)
         await self.conversations.start()
         if self.conversations.ids and self.current is None:
             self.open(self.conversations.ids[0])

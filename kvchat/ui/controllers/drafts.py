@@ -25,20 +25,19 @@ class DraftController(Controller):
     def __init__(self, runtime: Runtime, views: Views, current: Callable[[], str | None], parent: QObject) -> None:
         super().__init__(runtime, views, parent)
         self._drafts, self._composer, self._current = runtime.chat.drafts, views.composer, current
-        composer = self._composer
         self._texts: dict[str, str] = {}
         self._attached: dict[str, tuple[Attachment, ...]] = {}
         self._unkept: dict[str, str] = {}
         self._unkept_attached: dict[str, tuple[Attachment, ...]] = {}
         self._sending: Counter[str] = Counter()  # drafts whose words are on their way into the chat
         self._pause = self._timer(_KEEP_MS, self.keep)
-        composer.editor.textChanged.connect(lambda: self.set(current(), composer.draft))
-        composer.chips.changed.connect(lambda: self.attach(current(), composer.chips.attachments))
 
     async def load(self) -> None:
-        """Read what was left the last time. Raises StorageFailed."""
-        self._texts = await self._drafts.all() | self._texts
-        self._attached = await self._drafts.attached() | self._attached
+        """Read what was left the last time; from then on what is written is a draft. Raises StorageFailed."""
+        self._texts, self._attached = await self._drafts.all(), await self._drafts.attached()
+        composer, current = self._composer, self._current
+        composer.editor.textChanged.connect(lambda: self.set(current(), composer.draft))
+        composer.chips.changed.connect(lambda: self.attach(current(), composer.chips.attachments))
 
     def of(self, conversation_id: str | None) -> str:
         """A conversation's draft; None: that of the one that has not begun."""

@@ -8,12 +8,13 @@ from typing import Any, TypeVar
 
 from PySide6.QtCore import QPoint, QSize
 from PySide6.QtGui import QHideEvent, QShowEvent
-from PySide6.QtWidgets import QApplication, QDialog, QPushButton, QWidget
+from PySide6.QtWidgets import QDialog, QPushButton, QWidget
 
 from kvchat.errors import KvchatError
 from kvchat.ui.base.tasks import ErrorHandler, TaskRunner
 from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.notices import Notices
+from kvchat.ui.widgets.layouts import room_on_screen
 
 _T = TypeVar("_T")
 
@@ -110,8 +111,3 @@ def fit_height(dialog: QDialog, letters: int) -> None:
     dialog.setFixedWidth(min(dialog.fontMetrics().averageCharWidth() * letters, room_on_screen().width()))
     layout.activate()
     dialog.setFixedHeight(layout.totalHeightForWidth(dialog.width()))
-
-
-def room_on_screen() -> QSize:
-    """The largest a window may be, in pixels: the frame around it must stay on the screen as well."""
-    return QApplication.primaryScreen().availableSize() - QSize(16, 48)

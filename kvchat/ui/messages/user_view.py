@@ -15,7 +15,8 @@ from kvchat.ui.messages.copying import selected_text
 from kvchat.ui.messages.message_actions import Request
 from kvchat.ui.messages.message_view import AT_ONCE_MS, MessageView
 from kvchat.ui.rendering.markdown import plain_blocks
-from kvchat.ui.rendering.page_style import COLUMN_WIDTH, PageStyle
+from kvchat.ui.rendering.page_style import PageStyle
+from kvchat.ui.widgets.layouts import COLUMN_WIDTH
 from kvchat.words.language import _, several
 
 _BUBBLE_SHARE = 0.84  # of the column's width

@@ -11,7 +11,6 @@ from kvchat.ui.rendering.formulas import Formulas
 from kvchat.ui.rendering.markdown import Markdown
 from kvchat.ui.rendering.markdown_html import prose_css
 
-COLUMN_WIDTH = 760  # pixels of the messages, where there is room
 _COLUMN_LETTERS = 16  # a table's column may be narrowed to so many letters before the table scrolls sideways
 
 

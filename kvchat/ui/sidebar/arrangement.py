@@ -6,10 +6,12 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from kvchat.chat.record.messages import Conversation
 from kvchat.words.language import N_, _
+
+if TYPE_CHECKING:
+    from kvchat.chat.record.messages import Conversation
 
 
 class Order(Enum):

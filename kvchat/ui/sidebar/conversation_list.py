@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from PySide6.QtCore import QModelIndex, QObject, QRect, QRectF, QSize, Qt, Signal
 from PySide6.QtGui import QColor, QFont, QKeyEvent, QMouseEvent, QPainter, QPen
 from PySide6.QtWidgets import QLineEdit, QStyleOptionViewItem, QWidget
 
-from kvchat.chat.record.messages import Conversation
-from kvchat.chat.turn.prediction import Forecast
 from kvchat.session.proof import Source
 from kvchat.ui.base.icons import icon
 from kvchat.ui.widgets.item_list import ROW, Index, ItemDelegate, ItemList, ItemModel
 from kvchat.words.language import _
 from kvchat.words.wording import one_line
+
+if TYPE_CHECKING:
+    from kvchat.chat.record.messages import Conversation
+    from kvchat.chat.turn.prediction import Forecast
 
 _BADGE = 15  # pixels
 
@@ -51,7 +53,7 @@ class Row:
         return ", ".join([*told, *(words for _, words in self.badges)])
 
 
-class ConversationModel(ItemModel[Conversation]):
+class ConversationModel(ItemModel["Conversation"]):
     """The conversations; their rows are made as they come into sight, for there may be thousands.
 
     Editing a row says so and changes nothing itself.

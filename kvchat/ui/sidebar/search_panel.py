@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from PySide6.QtCore import QEvent, QModelIndex, QPointF, QRect, QRectF, QSize, Qt, Signal
 from PySide6.QtGui import QColor, QKeyEvent, QPainter, QPaintEvent, QTextCharFormat, QTextLayout, QTextOption
 from PySide6.QtWidgets import (
@@ -14,7 +16,6 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from kvchat.chat.search.search import Found, FoundChat
 from kvchat.ui.base.building import column, label
 from kvchat.ui.base.icons import icon
 from kvchat.ui.base.text_cursors import position
@@ -23,11 +24,14 @@ from kvchat.ui.widgets.item_list import ROW, Index, ItemDelegate, ItemList, Item
 from kvchat.words.language import _
 from kvchat.words.wording import one_line
 
+if TYPE_CHECKING:
+    from kvchat.chat.search.search import Found, FoundChat
+
 _SIDE, _ABOVE = 10, 7  # pixels around the words
 _LINES = 2
 
 
-class _Model(ItemModel[FoundChat]):
+class _Model(ItemModel["FoundChat"]):
     """The chats found."""
 
     def spoken(self, row: FoundChat) -> str:
@@ -91,7 +95,7 @@ class _Delegate(ItemDelegate):
 class SearchResults(ItemList):
     """The list of what was found."""
 
-    chosen = Signal(FoundChat)
+    chosen = Signal(object)  # a FoundChat
 
     def __init__(self, look: Look, parent: QWidget | None = None) -> None:
         super().__init__(look, _("Chats found"), parent)

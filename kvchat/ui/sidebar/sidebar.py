@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 from PySide6.QtCore import (
     QItemSelection,
@@ -20,8 +21,6 @@ from PySide6.QtCore import (
 )
 from PySide6.QtWidgets import QAbstractItemView, QFrame, QMenu, QWidget
 
-from kvchat.chat.record.messages import Conversation
-from kvchat.kvstore.savepoint import StoreUsage
 from kvchat.ui.base.building import button, column, label, progress_bar, row, tool_button
 from kvchat.ui.base.icons import icon
 from kvchat.ui.base.theme import Look
@@ -32,6 +31,10 @@ from kvchat.ui.sidebar.search_panel import SearchPanel
 from kvchat.ui.widgets.item_list import ROW
 from kvchat.words.language import _, several
 from kvchat.words.wording import STORAGE, one_line, size_of
+
+if TYPE_CHECKING:
+    from kvchat.chat.record.messages import Conversation
+    from kvchat.kvstore.savepoint import StoreUsage
 
 _REST_MS = 250  # pointer or keys stay on a row for so long before that means anything
 _ALONE = QItemSelectionModel.SelectionFlag.ClearAndSelect  # whatever keys are held

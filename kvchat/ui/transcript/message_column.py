@@ -19,9 +19,10 @@ from kvchat.ui.messages.copying import message_text
 from kvchat.ui.messages.reply_view import ReplyView
 from kvchat.ui.messages.user_view import UserView
 from kvchat.ui.rendering.formulas import Formulas
-from kvchat.ui.rendering.page_style import COLUMN_WIDTH, PageStyle
+from kvchat.ui.rendering.page_style import PageStyle
 from kvchat.ui.transcript.row_heights import RowHeights
 from kvchat.ui.transcript.tail import JumpButton, TranscriptTail
+from kvchat.ui.widgets.layouts import COLUMN_WIDTH
 
 _GAP, _GAP_AFTER_USER = 22, 4  # below a message; the buttons under the user's leave room already
 _LEFT, _TOP, _RIGHT, _BOTTOM = 24, 20, 24, 28

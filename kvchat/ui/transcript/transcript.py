@@ -20,6 +20,7 @@ from kvchat.ui.transcript.links import ask_to_open
 from kvchat.ui.transcript.message_column import MessageColumn, View
 from kvchat.ui.transcript.selection import Selection
 from kvchat.ui.transcript.tab_stops import next_in_window, set_focus, stops_in, takes_tab
+from kvchat.ui.transcript.tail import JUMP_ROOM
 from kvchat.words.language import _
 
 _AROUND = 12  # pixels left around what is scrolled to
@@ -29,6 +30,7 @@ _GATHER_MS = 30  # formulas that are ready are gathered so long before they are 
 class Transcript(MessageColumn):
     """Shows one conversation's messages."""
 
+    jump_room = JUMP_ROOM
     retry_requested = Signal()
     message_requested = Signal(MessageRequest)
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from PySide6.QtCore import QPoint, QRect, QSize, Qt
-from PySide6.QtWidgets import QLayout, QLayoutItem, QScrollArea, QWidget
+from PySide6.QtWidgets import QApplication, QLayout, QLayoutItem, QScrollArea, QWidget
+
+COLUMN_WIDTH = 760  # pixels of the messages and of what stands in line with them, where there is room
 
 
 class FlowLayout(QLayout):
@@ -117,3 +119,8 @@ class _Ground(QWidget):
         layout = self.layout()
         depends = layout is not None and layout.hasHeightForWidth()
         return QSize(0, 0 if depends else super().minimumSizeHint().height())
+
+
+def room_on_screen() -> QSize:
+    """The largest a window may be, in pixels: the frame around it must stay on the screen as well."""
+    return QApplication.primaryScreen().availableSize() - QSize(16, 48)

@@ -41,6 +41,7 @@ from kvchat.ui.widgets.item_list import ROW
 from kvchat.words.wording import NEVER_KEEP
 from tests.ui.fake_runtime import FakeRuntime, a_receipt
 from tests.ui.waiting import until
+from tests.ui.windows import joined
 
 
 @pytest.fixture
@@ -610,7 +611,7 @@ async def test_the_reader_is_not_pulled_away_while_a_reply_comes(furnished: Fake
 async def test_the_window_remembers_its_place(furnished: FakeRuntime, window: MainWindow, look: Look) -> None:
     window.resize(700, 500)
     window.close()
-    again = MainWindow(furnished, look)
+    again = joined(furnished, look)
     assert (again.width(), again.height()) == (700, 500)
     assert (furnished.paths.config / "window.ini").exists()
     again.deleteLater()
@@ -701,3 +702,30 @@ async def test_a_chat_that_waits_says_for_which_and_can_go_first(furnished: Fake
     furnished.events.publish(Prefilling("thesis", 1, 10, 0))
     assert first.isHidden()
     assert pending.text().startswith("Reading")
+
+
+async def test_what_is_done_in_the_first_picture_is_kept(furnished: FakeRuntime, look: Look, qtbot: QtBot) -> None:
+    newest, other = (chat.id for chat in (await furnished.chat.conversations())[:2])
+    furnished.chat.drafts.kept[other] = "Before: "
+    window = MainWindow(look, furnished.paths.config)
+    qtbot.addWidget(window)
+    window.show()
+    window.show_first(await furnished.chat.conversations())
+    assert window.sidebar.chosen == [newest]
+    window.sidebar.show_selected(other)
+    qtbot.keyClicks(window.composer.editor, "typed early")
+    qtbot.keyClick(window.composer.editor, Qt.Key.Key_Return)
+    assert window.composer.draft == "typed early"  # nobody is there to send it
+    window.join(furnished)
+    await window.start()
+    assert (window.chat.current, window.sidebar.chosen) == (other, [other])
+    assert window.composer.draft == "Before: typed early"
+    assert window.composer.button.isEnabled()
+    await window.finish()
+
+
+async def test_a_first_picture_that_is_closed_ends_the_app(furnished: FakeRuntime, look: Look, qtbot: QtBot) -> None:
+    window = MainWindow(look, furnished.paths.config)
+    qtbot.addWidget(window)
+    with qtbot.waitSignal(window.quit_requested):
+        window.close()

@@ -18,6 +18,7 @@ from kvchat.ui.presets.preset_dialog import PresetDialog
 from kvchat.ui.transcript.tail import JumpButton
 from tests.ui.fake_runtime import FakeRuntime
 from tests.ui.waiting import until
+from tests.ui.windows import joined
 
 LEFT = Qt.MouseButton.LeftButton
 CTRL = Qt.KeyboardModifier.ControlModifier
@@ -96,7 +97,7 @@ async def test_the_sidebar_can_be_hidden_and_is_so_next_time(
     assert window.header.field.isVisible()
     qtbot.keyClick(window.header.field, Qt.Key.Key_Escape)
     window.close()
-    again = MainWindow(furnished, look)
+    again = joined(furnished, look)
     assert again.sidebar.isHidden()
     again.deleteLater()
     window.show()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 
-from kvchat.app import SpentTimers
+from kvchat.application import SpentTimers
 from tests.ui.waiting import until
 
 

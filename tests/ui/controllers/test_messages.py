@@ -18,7 +18,7 @@ from kvchat.ui.controllers.chat import MOST_TURNS
 from kvchat.ui.messages.message_view import MessageView
 from tests.ui.fake_runtime import FakeRuntime, a_receipt
 from tests.ui.waiting import until
-from tests.ui.windows import button
+from tests.ui.windows import button, joined
 
 LEFT = Qt.MouseButton.LeftButton
 
@@ -188,7 +188,7 @@ async def test_what_a_window_remembers_of_turns_does_not_grow_with_the_chats(
 
 
 async def test_drafts_are_there_again_in_the_next_window(furnished: FakeRuntime, look: Look, qtbot: QtBot) -> None:
-    window = MainWindow(furnished, look)
+    window = joined(furnished, look)
     await window.start()
     qtbot.keyClicks(window.composer.editor, "Unsent words")
     note = document_of_text("lake.txt", "Deep.")
@@ -199,7 +199,7 @@ async def test_drafts_are_there_again_in_the_next_window(furnished: FakeRuntime,
     await window.finish()
     window.deleteLater()
     assert furnished.chat.drafts.kept == {"lakes": "Unsent words", "": "Another beginning"}
-    again = MainWindow(furnished, look)
+    again = joined(furnished, look)
     await again.start()
     assert again.composer.draft == "Unsent words"
     assert again.composer.chips.attachments == (note,)

@@ -1,0 +1,169 @@
+"""The living parts behind the window's first picture: the runtime, the whole window and the tray, joined and ended."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import signal
+from typing import Any
+
+from PySide6.QtCore import QObject, QTimer
+
+from kvchat.chat.record.database_file import ChatsDamaged
+from kvchat.errors import KvchatError
+from kvchat.library.remote import updates
+from kvchat.library.remote.starter import StarterProgress, fetch_starter
+from kvchat.runtime import Runtime, open_runtime
+from kvchat.settings import Settings
+from kvchat.system.ownership import Ownership
+from kvchat.system.paths import Paths
+from kvchat.system.session_bus import SessionBus
+from kvchat.transfer.repair import repair
+from kvchat.ui.app.attention import Attention
+from kvchat.ui.app.main_window import MainWindow
+from kvchat.ui.app.opening import Opener
+from kvchat.ui.app.quitting import close_and_tell
+from kvchat.ui.app.tray import Tray
+from kvchat.ui.base.theme import Look
+from kvchat.ui.dialogs.boxes import ask
+from kvchat.words.language import _
+
+_SPENT_EVERY_MS = 10_000
+
+
+async def opened(paths: Paths, settings: Settings) -> Runtime | None:
+    """The runtime, with damaged chats repaired if the user wants that; None if not. Raises KvchatError."""
+    try:
+        return await open_runtime(paths, settings, Ownership(paths.state, "the kvchat window", lasts=True))
+    except ChatsDamaged as error:
+        words = _("Repairing keeps all that can be read, with what the newest automatic backup has.")
+        if not await ask(
+            error.title, _("{words} The damaged file is set aside.", words=words), error.detail, _("Repair")
+        ):
+            return None
+        repaired = await asyncio.to_thread(repair, paths)
+        if repaired is None:
+            raise
+        await ask(repaired.title, repaired.words, "", "")
+        return await open_runtime(paths, settings, Ownership(paths.state, "the kvchat window", lasts=True))
+
+
+class Application:
+    """The living parts, and the order in which they start and end."""
+
+    def __init__(self, runtime: Runtime, look: Look, window: MainWindow, quitting: asyncio.Event) -> None:
+        self.quitting = quitting
+        self.again = False  # whether to start anew after the end
+        self._runtime = runtime
+        self._fetch: asyncio.Task[None] | None = None
+        self._window = window
+        window.join(runtime)
+        self._tray = Tray(runtime, self._window)
+        self._bus = SessionBus()
+        self._attention = Attention(runtime, self._window, self._tray, self._bus)
+        self._window.transfer.restart_requested.connect(self._restart)
+        self._window.first_start.starter_requested.connect(self._fetch_starter)
+        self._window.first_start.cancel_requested.connect(self._cancel_fetch)
+        self.opener = Opener(runtime, self._window, look, self._bus)
+
+    async def start(self, *, starter: bool, hidden: bool) -> None:
+        """Show the window, then start the engine; both go on while the other is not ready yet."""
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(self._bug)
+        self._spent_timers = SpentTimers(loop, self._window)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            with contextlib.suppress(NotImplementedError):  # Windows
+                loop.add_signal_handler(number, self._told_to_end)
+        self._tray.show()
+        if not hidden:
+            self._window.show()
+        elif not (self._tray.icon.isVisible() and self._tray.icon.isSystemTrayAvailable()):
+            self._window.showMinimized()  # a tray may still come up; until then this is how one finds it
+        await self._window.start()
+        state, wanted = self._runtime.paths.state, lambda: self._runtime.settings.update_notice
+        self._window.runner.start(updates.watch(state, wanted, self._window.notices.tell_of_version))
+        gc.enable()
+        gc.freeze()  # else each whole pass of the collector goes through all of Qt's classes, and holds everything up
+        await self._runtime.begin()
+        self.opener.hold_key()
+        if starter and not self._runtime.settings.model_path:
+            self._window.first_start.show_progress(0, 0)
+            self._fetch_starter()
+
+    async def close(self) -> None:
+        """Out of sight at once; then what is being saved is finished and the engine stopped."""
+        self._cancel_fetch()
+        self._window.hide()
+        self.opener.close()
+        self._attention.close()
+        self._tray.close()
+        await self._window.finish()
+        await self._bus.close()
+        await close_and_tell(self._runtime)
+
+    def _told_to_end(self) -> None:
+        """By a signal. Told again, it does not wait for what is being saved."""
+        if self.quitting.is_set():
+            self._runtime.give_up_saving()
+        self.quitting.set()
+
+    def _restart(self) -> None:
+        self.again = True
+        self.quitting.set()
+
+    def _fetch_starter(self) -> None:
+        self._fetch = self._window.runner.start(self._fetch_and_use())
+
+    def _cancel_fetch(self) -> None:
+        if self._fetch:
+            self._fetch.cancel()
+
+    async def _fetch_and_use(self) -> None:
+        """Fetch the starter model and use it; what goes wrong is shown on the first-start page."""
+        page = self._window.first_start
+
+        def show(progress: StarterProgress) -> None:
+            page.show_progress(progress.done, progress.total or 0)
+
+        try:
+            path = await fetch_starter(self._runtime.paths.models, show)
+            await self._window.models.use(path)
+        except KvchatError as error:
+            page.show_error(error)
+        else:
+            page.show_fetched()
+
+    def _bug(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Nothing that goes wrong in the background goes unseen."""
+        error = context.get("exception")
+        if isinstance(error, BaseException):
+            self._window.notices.show_bug(error)
+        else:
+            loop.default_exception_handler(context)
+
+
+class SpentTimers(QObject):
+    """Lets timers go that were cancelled: qasync keeps each, with its callback's context, until it would have rung.
+
+    A reply has a time limit for each piece that is read, and each would be kept for the minutes of that limit.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, parent: QObject | None = None) -> None:
+        super().__init__(parent)
+        self._loop = loop
+        self._timer = QTimer(self)
+        self._timer.timeout.connect(self.let_go)
+        self._timer.start(_SPENT_EVERY_MS)
+
+    def let_go(self) -> int:
+        """Let those go that are there now; returns how many. A qasync that is made otherwise is left alone."""
+        timers = getattr(self._loop, "_timer", None)
+        handles = getattr(timers, "_SimpleTimer__callbacks", None)
+        if timers is None or handles is None:
+            return 0
+        spent = [number for number, handle in handles.items() if handle.cancelled()]
+        for number in spent:
+            timers.killTimer(number)
+            del handles[number]
+        return len(spent)

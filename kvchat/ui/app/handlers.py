@@ -1,0 +1,79 @@
+"""What the table of shortcuts can ask of the window."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kvchat.ui.app.main_window import MainWindow
+
+
+def handlers(window: MainWindow) -> dict[str, Callable[[], object]]:
+    """What the table of shortcuts can ask of the window."""
+    return {
+        "new": window.new_conversation,
+        "previous": lambda: window.sidebar.step(-1),
+        "next": lambda: window.sidebar.step(1),
+        "list": lambda: _in_sidebar(window, window.sidebar.list.setFocus),
+        "rename": partial(_rename, window),
+        "sidebar": window.place.toggle_sidebar,
+        "full-screen": window.place.toggle_full_screen,
+        "name": lambda: window.runner.start(window.runtime.chat.titles.name(window.chat.current or "")),
+        "delete": lambda: _with_open(window, lambda id: window.sidebar.delete_requested.emit([id])),
+        "undo": window.notices.undo_last,
+        "deleted": window.side_windows.open_deleted,
+        "library": window.side_windows.open_library,
+        "compose": window.composer.focus,
+        "stop": partial(_escape, window),
+        "regenerate": window.messages.regenerate_last,
+        "edit": window.messages.edit_last,
+        "attach": window.attachments.choose,
+        "find": window.find_bar.begin,
+        "find-next": lambda: window.find_bar.step(1),
+        "find-previous": lambda: window.find_bar.step(-1),
+        "search": lambda: _in_sidebar(window, window.sidebar.search.focus),
+        "chat-settings": window.open_chat_settings,
+        "settings": window.side_windows.open_settings,
+        "models": window.side_windows.open_models,
+        "engine": window.side_windows.open_engine,
+        "log": lambda: window.side_windows.open_engine(log=True),
+        "restart-engine": lambda: window.runner.start(window.runtime.restart_engine()),
+        "disk": window.side_windows.open_storage,
+        "saved": window.side_windows.open_saved,
+        "programs": window.side_windows.open_programs,
+        "manual": window.side_windows.open_manual,
+        "quit": window.quitting.ask,
+        "export": lambda: _with_open(window, lambda id: window.transfer.export([id])),
+        "export-memory": lambda: _with_open(window, window.transfer.export_with_memory),
+        "export-all": window.transfer.export_all,
+        "import": window.transfer.take_in,
+        "import-folder": window.transfer.take_in_folder,
+        "back-up": window.transfer.back_up,
+        "restore": window.transfer.restore,
+    }
+
+
+def _in_sidebar(window: MainWindow, do: Callable[[], object]) -> None:
+    window.place.show_sidebar()
+    do()
+
+
+def _rename(window: MainWindow) -> None:
+    if not window.sidebar.begin_rename():
+        window.header.begin_rename()
+
+
+def _with_open(window: MainWindow, do: Callable[[str], object]) -> None:
+    """Something with the open conversation, if there is one."""
+    if window.chat.current is not None:
+        do(window.chat.current)
+
+
+def _escape(window: MainWindow) -> None:
+    """Esc closes what is on top, or else stops the reply."""
+    if window.find_bar.isVisible():
+        window.find_bar.close_bar()
+    else:
+        window.chat.stop()
