@@ -162,7 +162,7 @@ async def said_by(cold: LlamaServerClient, prompt: list[ChatMessage]) -> list[di
     return tokens
 
 
-def verdict(warm: str, cold: list[dict[str, Any]]) -> str:
+def verdict(warm: str, cold: list[dict[str, Any]], as_good: float = AS_GOOD) -> str:
     """Whether the replies are the same, or part where the cold engine has two tokens that are as good.
 
     Which of those comes first is a matter of rounding: an engine that reads the same prompt in other pieces may say
@@ -174,6 +174,6 @@ def verdict(warm: str, cold: list[dict[str, Any]]) -> str:
             return SAME if token["token"] in END else DIFFERS
         if not warm.startswith(said + token["token"]):
             others = [other for other in token["top_logprobs"] if warm.startswith(said + other["token"])]
-            return TIE if any(token["logprob"] - other["logprob"] < AS_GOOD for other in others) else DIFFERS
+            return TIE if any(token["logprob"] - other["logprob"] < as_good for other in others) else DIFFERS
         said += token["token"]
     return SAME if said == warm else DIFFERS

@@ -33,6 +33,7 @@ from tests.e2e.test_branches import TIE, said_by, verdict
 GREEDY = Sampling(max_tokens=6, temperature=0.0, seed=1)
 CHATS = 5
 CONTEXT = 4096
+AS_GOOD = 0.01  # natural logarithm
 
 
 class Person:
@@ -178,7 +179,7 @@ async def run(
             sources = Counter(r.source.value for path in replies if (r := path[-1].receipt))
         finally:
             await runtime.close()
-    wrong = await compared(folder, model, engine, replies, ties=slots > 1)
+    wrong = await compared(folder, model, engine, replies)
     tell(f"{dict(person.did)}, {len(replies)} replies, {dict(sources)}, heard {dict(person.heard)}")
     assert not wrong, f"{len(wrong)} of {len(replies)} replies differ: {wrong[:3]}"
     return person.heard
@@ -209,13 +210,12 @@ async def cold_engine(folder: Path, model: Path, engine: str | None, context: in
         await supervisor.close()
 
 
-async def compared(
-    folder: Path, model: Path, engine: str | None, replies: list[list[Message]], *, ties: bool
-) -> list[str]:
+async def compared(folder: Path, model: Path, engine: str | None, replies: list[list[Message]]) -> list[str]:
     """What differs from what an engine says that has read nothing before.
 
-    `ties`: two tokens that are as good may change places. Two chats that are answered at once are computed in one
-    batch, which rounds otherwise: of 38 replies two parted where the logarithms were 0.001 apart (b11434, llama).
+    Two tokens that are as good may change places: the engine rounds otherwise where it reads the same prompt in other
+    pieces, or in one batch with another chat's. Of 227 replies three parted, where the logarithms were 0.0003, 0.0005
+    and 0.0043 apart; asked directly for the same in two pieces the engine alone parted there, too (b11434, llama).
     """
     wrong = []
     async with cold_engine(folder, model, engine, CONTEXT) as client:
@@ -226,7 +226,7 @@ async def compared(
                 continue
             await client.erase_slot()
             asked = prompt_messages(path[:-1])
-            if not ties or verdict(path[-1].content, await said_by(client, asked)) != TIE:
+            if verdict(path[-1].content, await said_by(client, asked), as_good=AS_GOOD) != TIE:
                 receipt = path[-1].receipt
                 wrong.append(f"{path[-1].content!r} instead of {said!r} ({receipt and receipt.source})")
     return wrong
