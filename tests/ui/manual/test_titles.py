@@ -14,7 +14,7 @@ from kvchat.ui.manual.manual_window import source
 ROOT = Path(kvchat.__file__).parent
 FILES = {file: ast.parse(file.read_text("utf-8")) for file in sorted(ROOT.rglob("*.py")) if "bench" not in file.parts}
 # What is no class of errors and takes a title all the same, and at which place.
-OTHERS = {"EngineFailure": 1, "_Rule": 2, "_failure": 0, "__init__": 0}
+OTHERS = {"kind": 0, "EngineFailure": 1, "_Rule": 2, "_failure": 0, "__init__": 0}
 # Titles that another part gives: each of these expressions was a title before, or is one of those that are listed.
 GIVEN_ON = {
     "title",
