@@ -42,6 +42,14 @@ def test_software_centres_understand_the_description() -> None:
     assert done.returncode == 0, done.stdout
 
 
+@pytest.mark.skipif(shutil.which("desktop-file-validate") is None, reason="desktop-file-validate is not installed")
+def test_menus_understand_the_desktop_file() -> None:
+    done = subprocess.run(
+        ["desktop-file-validate", "--warn-kde", PACKAGING / "kvchat.desktop"], capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout) == (0, "")
+
+
 def test_the_workflow_runs_what_there_is() -> None:
     workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "packages.yml").read_text("utf-8"))
     steps = [step for job in workflow["jobs"].values() for step in job["steps"]]

@@ -29,6 +29,7 @@ GIVEN_ON = {
     "NOT_WAITED_FOR",
     "TITLE",
     "reason",
+    "errors.broken(error.status, error.message)",
     "why.removesuffix('.')",
     "str(error)",
 }
@@ -60,6 +61,17 @@ def words(node: ast.expr | None) -> Iterator[str]:
         yield f"{{{ast.unparse(node)}}}"
 
 
+def assigned(tree: ast.Module, call: ast.Call, given: ast.expr | None) -> Iterator[ast.expr | None]:
+    """What a name stands for that was given a value where it is used, or else the expression itself."""
+    values = []
+    if isinstance(given, ast.Name):
+        for function in ast.walk(tree):
+            if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef) and call in ast.walk(function):
+                every = [one for one in ast.walk(function) if isinstance(one, ast.Assign)]
+                values += [one.value for one in every if getattr(one.targets[0], "id", "") == given.id]
+    yield from values or [given]
+
+
 def titles() -> dict[str, str]:
     """Every title, and the file it is in."""
     errors, found = error_classes(), {}
@@ -83,8 +95,9 @@ def titles() -> dict[str, str]:
                 continue
             place = places[name]
             given = next((one.value for one in node.keywords if one.arg == "title"), None)
-            for text in words(given or (node.args[place] if len(node.args) > place else None)):
-                found.setdefault(text, file.name)
+            for meant in assigned(tree, node, given or (node.args[place] if len(node.args) > place else None)):
+                for text in words(meant):
+                    found.setdefault(text, file.name)
     return found
 
 
