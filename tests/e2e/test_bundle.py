@@ -107,6 +107,6 @@ def test_from_the_package_to_a_warm_chat_on_a_bare_system(program: Path, tmp_pat
             window.quit()
     installed = system.files()
     system.run("apt-get", "purge", "-y", "--autoremove", "kvchat")
-    assert "usr/bin/kvchat" in installed
+    assert {"usr/bin/kvchat", "usr/share/bash-completion/completions/kvchat"} <= installed
     assert {name for name in system.files() - bare if not name.startswith("root/")} == set()
     assert home.replies()
