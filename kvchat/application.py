@@ -88,8 +88,7 @@ class Application:
         await self._runtime.begin()
         self.opener.hold_key()
         if starter and not self._runtime.settings.model_path:
-            self._window.first_start.show_progress(0, 0)
-            self._fetch_starter()
+            self._window.first_start.fetch_starter()
 
     async def close(self) -> None:
         """Out of sight at once; then what is being saved is finished and the engine stopped."""

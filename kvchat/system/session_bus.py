@@ -23,9 +23,10 @@ class Service(NamedTuple):
 
 
 class SessionBus:
-    """A connection to the session's bus. Belongs to one event loop."""
+    """A connection to the session's bus, or to the system's. Belongs to one event loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, which: str = "SESSION") -> None:
+        self._which = which
         self._connecting = asyncio.Lock()
         self._connection: Any = None
         self._router: Any = None
@@ -85,7 +86,7 @@ class SessionBus:
                 try:
                     from jeepney.io.asyncio import DBusRouter, open_dbus_connection
 
-                    self._connection = await asyncio.wait_for(open_dbus_connection("SESSION"), _TIMEOUT_S)
+                    self._connection = await asyncio.wait_for(open_dbus_connection(self._which), _TIMEOUT_S)
                 except (ImportError, LookupError, OSError, ValueError, RuntimeError, EOFError, TimeoutError) as error:
                     raise NoAnswer(str(error)) from error
                 self._router = DBusRouter(self._connection)

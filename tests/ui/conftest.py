@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 os.environ["QT_QPA_PLATFORM"] = "offscreen"
+os.environ["DBUS_SYSTEM_BUS_ADDRESS"] = "unix:path=/nowhere"  # whether this network is metered is no matter here
 
 import pytest
 import pytest_asyncio

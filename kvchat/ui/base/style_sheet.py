@@ -7,17 +7,19 @@ from kvchat.ui.base.colors import Theme
 
 def style_sheet(t: Theme, base: float, small: float, icon: int) -> str:
     """Qt style sheet for theme `t`; `base` and `small` are font sizes in points, `icon` is an icon's size in pixels."""
-    parts = _frames(t), _words(t, base, small), _buttons(t, small, icon), _inputs(t), _lists(t), _scroll_bars(t)
+    parts = _frames(t, icon), _words(t, base, small), _buttons(t, small, icon), _inputs(t), _lists(t), _scroll_bars(t)
     return "\n".join(parts)
 
 
-def _frames(t: Theme) -> str:
+def _frames(t: Theme, icon: int) -> str:
     boxed = f"background: {t.raised}; border: 1px solid {t.line}"
     return f"""
     QMainWindow, QDialog, QMessageBox, #settingsPage {{ background: {t.page}; }}
     #header, #transcript, #transcriptColumn, #page, #firstStart {{ background: {t.page}; border: none; }}
     #sidebar {{ background: {t.sidebar}; border: none; border-right: 1px solid {t.line}; }}
     #strip {{ background: {t.sidebar}; border: none; border-top: 1px solid {t.line}; }}
+    QCheckBox {{ spacing: 8px; }}
+    QCheckBox::indicator {{ width: {icon}px; height: {icon}px; }}
     QSplitter::handle {{ background: transparent; }}
     QFrame[kind="bubble"] {{ background: {t.bubble}; border: none; border-radius: 14px; }}
     QFrame[kind="code"] {{ background: {t.code}; border: 1px solid {t.line}; border-radius: 10px; }}

@@ -49,23 +49,24 @@ class EngineCard(Card):
             self.say(failure.title, again, failure.advice)
         else:
             self.say(*_calm_words(status, model))
-        self._show_buttons(state, missing=missing, fetchable=fetchable)
+        self._show_buttons(state, chosen=model is not None, missing=missing, fetchable=fetchable)
         for widget in (self, self.title):
             restyle(widget, "tone", "bad" if failed else "")
         self.show()
 
-    def _show_buttons(self, state: EngineState, *, missing: bool, fetchable: bool) -> None:
-        failed = state is EngineState.FAILED
+    def _show_buttons(self, state: EngineState, *, chosen: bool, missing: bool, fetchable: bool) -> None:
+        failed, stopped = state is EngineState.FAILED, state is EngineState.STOPPED
+        self.model.setText(_("Choose another model") if chosen else _("Choose a model"))
         for button, wanted in (
-            (self.start, state is EngineState.STOPPED),
+            (self.start, stopped and chosen),
             (self.restart, failed and not missing),
             (self.log, failed and not missing),
             (self.locate, failed and missing),
             (self.fetch, failed and missing and fetchable),
-            (self.model, failed),
+            (self.model, failed or not chosen),
         ):
             button.setVisible(wanted)
-        self._button_row.setVisible(failed or state is EngineState.STOPPED)
+        self._button_row.setVisible(failed or stopped)
 
 
 def _calm_words(status: EngineStatus, model: str | None) -> tuple[str, str, str]:
@@ -74,6 +75,8 @@ def _calm_words(status: EngineStatus, model: str | None) -> tuple[str, str, str]
         once = _("This takes a few seconds, once for each model and engine. You can write already.")
         return _("Checking whether chats can be remembered here…"), once, ""
     match status.state:
+        case EngineState.STOPPED if model is None:
+            return _("There is no model yet"), _("What you write is kept; it is answered once you have chosen one."), ""
         case EngineState.STOPPED:
             return _("The engine is stopped"), _("Your chats and their memory are kept."), ""
         case EngineState.STOPPING:

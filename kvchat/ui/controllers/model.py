@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 from PySide6.QtCore import Signal
 from PySide6.QtWidgets import QWidget
 
+from kvchat.engine.finding.discovery import find_engine
 from kvchat.engine_host.choice import ModelMissing
 from kvchat.errors import KvchatError
+from kvchat.library.model_library import JudgedModel
+from kvchat.library.remote.starter import starter_is_here, starter_path
 from kvchat.runtime import Runtime
+from kvchat.system.login import can_start_at_login, start_at_login, starts_at_login
 from kvchat.ui.controllers.chat import ChatController
 from kvchat.ui.controllers.controller import Controller
 from kvchat.ui.controllers.views import Views
 from kvchat.ui.models.first_start import open_gguf_dialog
+from kvchat.words.language import _
+from kvchat.words.wording import size
 
 
 class ModelController(Controller):
@@ -33,7 +40,46 @@ class ModelController(Controller):
             choose.clicked.connect(self.models_requested)
         engine.locate.clicked.connect(self._locate)
         engine.fetch.clicked.connect(self._fetch_again)
+        first_start.login_requested.connect(lambda on: self._runner.start(asyncio.to_thread(start_at_login, on)))
         first_start.pick_requested.connect(lambda path: self._runner.start(self.use(path)))
+
+    def look_around(self) -> None:
+        """Show on the page of the first run what there is to choose from and to know, as soon as it is known."""
+        here = starter_is_here(self._runtime.paths.models)
+        self._views.first_start.show_choices(starter_is_here=here)
+        for run in (self._see_machine(), self._see_models()):
+            self._runner.start(run)
+
+    async def _see_machine(self) -> None:
+        runtime, page = self._runtime, self._views.first_start
+        try:
+            found = await asyncio.to_thread(find_engine, runtime.settings.engine_path)
+            engine = str(found.path or _("the engine inside kvchat"))
+        except KvchatError as error:
+            engine = error.title
+        memory = (await runtime.engine.capacity()).memory
+        free, whole = size(memory.available), size(memory.all_there_is)
+        seen = [engine, _("{free} of {whole} of memory free", free=free, whole=whole)]
+        free = size(memory.device_free)
+        seen.append(
+            _("{free} free on {cards}", free=free, cards=memory.beside)
+            if memory.devices
+            else _("no graphics card that it uses")
+        )
+        usage = await runtime.save_points.usage()
+        saving = _(
+            "The memory of your chats takes up to {size} of the disk, and saves seconds to minutes of waiting "
+            "each time you come back to a chat. Settings, Storage, has the limit.",
+            size=size(usage.quota_bytes),
+        )
+        at_login = starts_at_login() if can_start_at_login() else None
+        page.show_machine(_("Seen here: {things}.", things=" · ".join(seen)), saving, at_login=at_login)
+
+    async def _see_models(self) -> None:
+        found: list[JudgedModel] = []
+        await self._runtime.models.find(await self._runtime.engine.model_judge(), found.append, None)
+        starter = starter_path(self._runtime.paths.models)  # which has a button of its own
+        self._views.first_start.show_found([one for one in found if one.model.path != starter])
 
     async def use(self, path: Path) -> None:
         """Use another model; what is wrong with it is told on the page of the first start."""

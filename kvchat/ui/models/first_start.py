@@ -1,25 +1,35 @@
-"""No model yet: pick a file, or fetch the starter model; and an engine for a card that would go unused."""
+"""The first run: what was seen of this computer, a model to choose, an engine for a card that would go unused.
+
+Nothing of it has to be done, and all of it can be done later.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from PySide6.QtCore import QSize, Qt, Signal
-from PySide6.QtWidgets import QFileDialog, QLabel, QPushButton, QSizePolicy, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QCheckBox, QFileDialog, QLabel, QPushButton, QSizePolicy, QVBoxLayout, QWidget
 
 from kvchat.errors import KvchatError
+from kvchat.library.memory.verdict import Verdict
+from kvchat.library.model_library import JudgedModel
 from kvchat.ui.base.building import STRETCH, button, column, label, progress_bar, row
 from kvchat.ui.base.file_dialog import file_dialog
 from kvchat.ui.base.icons import app_icon
+from kvchat.ui.base.theme import restyle
+from kvchat.ui.dialogs.engine_offer import EngineOffer, Start
+from kvchat.ui.dialogs.metered import ask_if_metered
+from kvchat.ui.models.model_rows import found_row
 from kvchat.ui.widgets.card import Card
-from kvchat.ui.widgets.engine_offer import EngineOffer
 from kvchat.ui.widgets.layouts import ScrollPage
-from kvchat.words.language import N_, _
+from kvchat.words.language import _
 from kvchat.words.wording import size
 
-STARTER = N_("Fetch the starter model (98 MB)")
+STARTER_SIZE = 98_000_000  # bytes, of the model
+_MOST = 3  # models of those that are here already
 _LETTERS = 66  # wide
 
 
@@ -29,19 +39,23 @@ class FirstStart(QWidget):
     pick_requested = Signal(object)  # Path of a GGUF file
     starter_requested = Signal()
     cancel_requested = Signal()
+    login_requested = Signal(bool)  # starts at login from now on
 
-    def __init__(self, offer: EngineOffer) -> None:
-        """`offer`: an engine for the graphics card; on show where a card would go unused."""
+    def __init__(self, offer: EngineOffer, start: Start) -> None:
+        """`offer`: an engine for the graphics card; on show where a card would go unused. `start` begins what waits."""
         super().__init__()
-        self.offer = offer
+        self.offer, self._start = offer, start
+        self.machine, self.saving = label(kind="small", wraps=True), label(kind="small", wraps=True)
+        self.found: list[QPushButton] = []  # models that are here already
+        self.login = QCheckBox(_("Start kvchat at login, in the tray"))
+        self.login.clicked.connect(self.login_requested)
+        self._starter_is_here = False
         self.setObjectName("firstStart")
         self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
-        self.starter = _wide_button(_(STARTER), self.fetch_starter, "primary")
+        self.starter = _wide_button(starter_words(here=False), self.fetch_starter, "primary")
         self.models = _wide_button(_("Find models on this computer, or get another…"))
         self.pick = _wide_button(_("Choose a model file…"), self.open_file_dialog)
-        self.back = _wide_button(_("Back"), kind="flat")
-        self._can_go_back = False
-        self.back.hide()
+        self.back = _wide_button(_("Not now"), kind="flat")
         self.error = Card()
         for widget in (self.error, self.error.title):
             widget.setProperty("tone", "bad")
@@ -74,19 +88,55 @@ class FirstStart(QWidget):
         self.error.say(error.title, error.detail, error.advice)
         self.error.show()
 
-    def show_choices(self, can_go_back: bool) -> None:
+    def show_choices(self, *, starter_is_here: bool) -> None:
         """Back to the beginning, with nothing running and nothing wrong."""
-        self._can_go_back = can_go_back
+        self._starter_is_here = starter_is_here
+        self.starter.setText(starter_words(here=starter_is_here))
+        self.starter.setAccessibleName(self.starter.text())
         self._show_fetching(False)
         self.error.hide()
         self.offer.look()
+
+    def show_machine(self, seen: str, saving: str, *, at_login: bool | None) -> None:
+        """What was seen of this computer, what saving costs, and whether kvchat starts at login; None: it cannot."""
+        for line, words in ((self.machine, seen), (self.saving, saving)):
+            line.setText(words)
+        self.login.setVisible(at_login is not None)
+        self.login.setChecked(bool(at_login))
+
+    def show_found(self, found: Sequence[JudgedModel]) -> None:
+        """The models on this computer that would do best: those that fit, the largest first."""
+        usable = [one for one in found if one.judgement and one.judgement.verdict is not Verdict.NO]
+        usable.sort(key=lambda one: (one.judgement.verdict is not Verdict.FITS, -one.model.size))  # type: ignore[union-attr]
+        for old in self.found:
+            old.deleteLater()
+        self.found = []
+        for one in usable[:_MOST]:
+            shown = found_row(one, None)
+            words = _("Use {model} · {verdict}", model=shown.title, verdict=shown.chip).replace("&", "&&")
+            use = _wide_button(words, partial(self.pick_requested.emit, one.model.path))
+            use.setToolTip(f"{shown.words}\n{shown.tip}")
+            self._found.addWidget(use)
+            self.found.append(use)
+        for button_, kind in ((self.starter, "" if self.found else "primary"), *((one, "") for one in self.found[1:])):
+            restyle(button_, "kind", kind)
+        if self.found:
+            restyle(self.found[0], "kind", "primary")
+        self._show_fetching(self.is_fetching)
 
     def open_file_dialog(self) -> None:
         """Let the user pick a GGUF file; the choice comes as `pick_requested`."""
         open_gguf_dialog(self, self.pick_requested.emit)
 
     def fetch_starter(self) -> None:
-        """Ask for the starter model."""
+        """Ask for the starter model, which may come with kvchat."""
+        if self._starter_is_here:
+            self._fetch()
+        else:
+            what = _("The starter model, {size}", size=size(STARTER_SIZE))
+            ask_if_metered(self, self._start, what, self._fetch)
+
+    def _fetch(self) -> None:
         self.show_progress(0, 0)
         self.amount.setText(_("Asking for it…"))
         self.starter_requested.emit()
@@ -97,17 +147,18 @@ class FirstStart(QWidget):
 
     def _show_fetching(self, fetching: bool) -> None:
         self._progress.setVisible(fetching)
-        for choice in (self.starter, self.models, self.pick):
+        for choice in (*self.found, self.starter, self.models, self.pick, self.back):
             choice.setVisible(not fetching)
-        self.back.setVisible(self._can_go_back and not fetching)
         if fetching:
             self.error.hide()
 
     def _build_column(self) -> QVBoxLayout:
         box = QWidget()
         box.setMaximumWidth(self.fontMetrics().averageCharWidth() * _LETTERS)
-        choices = self.starter, self.models, self.pick, self._build_progress(), self.error, self.offer, self.back
-        column(*_greeting(), 8, *choices, on=box, spacing=12, margins=24)
+        self._found = column(spacing=12)
+        choices = self._found, self.starter, self.models, self.pick, self._build_progress(), self.error, self.back
+        more = self.saving, self.login, self.offer
+        column(*_greeting(), self.machine, 8, *choices, 8, *more, on=box, spacing=12, margins=24)
         return column(STRETCH, STRETCH, box, STRETCH, STRETCH, STRETCH)
 
     def _build_progress(self) -> QWidget:
@@ -118,6 +169,13 @@ class FirstStart(QWidget):
         column(self.bar, row((self.amount, 1), self.cancel), on=self._progress, spacing=10, margins=(0, 4, 0, 0))
         self._progress.hide()
         return self._progress
+
+
+def starter_words(*, here: bool) -> str:
+    """What the button says that leads to the starter model; `here`: it comes with kvchat."""
+    if here:
+        return _("Use the starter model, which comes with kvchat")
+    return _("Fetch the starter model ({size})", size=size(STARTER_SIZE))
 
 
 def open_gguf_dialog(parent: QWidget, on_pick: Callable[[Path], object]) -> None:

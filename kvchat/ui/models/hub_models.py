@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Sequence
+from functools import partial
 from typing import Any
 
 from PySide6.QtCore import QUrl
@@ -17,12 +18,14 @@ from kvchat.library.remote.starter import Suggestion, suggestions_for, tier_for
 from kvchat.runtime import Runtime
 from kvchat.ui.base.building import button, column, label, row
 from kvchat.ui.base.theme import Look
+from kvchat.ui.dialogs.metered import ask_if_metered
 from kvchat.ui.dialogs.panel import Panel
 from kvchat.ui.models.model_rows import file_row, result_row, suggestion_row
 from kvchat.ui.widgets.card import Card
 from kvchat.ui.widgets.fields import ClearableField
 from kvchat.ui.widgets.row_list import Row, RowList
 from kvchat.words.language import N_, _
+from kvchat.words.wording import size
 
 SAID = N_("Searching and downloading ask huggingface.co; nothing is asked before you do.")
 
@@ -164,11 +167,12 @@ class ModelsHub(QWidget):
     def _take(self, chosen: Row | None) -> None:
         match chosen.value if chosen else None:
             case HubFile() as file if self._repository is not None:
-                self._panel.run(self._download(self._repository, file))
+                begin = partial(self._download, self._repository, file)
+                ask_if_metered(self, self._panel.run, f"{file.name}, {size(file.size)}", begin)
             case Suggestion() as one:
                 self.open_repository(one.repository, one.quantisation)
             case HubModel() as one:
                 self.open_repository(one.repository)
 
-    async def _download(self, repository: HubRepository, file: HubFile) -> None:
+    def _download(self, repository: HubRepository, file: HubFile) -> None:
         self._runtime.models.download(repository, file)

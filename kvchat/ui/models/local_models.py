@@ -12,13 +12,14 @@ from PySide6.QtWidgets import QFileDialog, QMenu, QWidget
 
 from kvchat.library.local.finder import UnreadableFolder
 from kvchat.library.model_library import JudgedModel
+from kvchat.library.remote.starter import starter_is_here
 from kvchat.runtime import Runtime
 from kvchat.settings import Settings
 from kvchat.ui.base.building import button, column, label, row
 from kvchat.ui.base.file_dialog import file_dialog
 from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.panel import Panel
-from kvchat.ui.models.first_start import STARTER
+from kvchat.ui.models.first_start import starter_words
 from kvchat.ui.models.model_rows import found_row, in_order
 from kvchat.ui.widgets.card import Card
 from kvchat.ui.widgets.fields import ClearableField
@@ -52,7 +53,8 @@ class ModelsHere(QWidget):
         self.folders = button(_("Folders…"), self.open_folders, name=_("Folders to look in"))
         self.none = Card()
         self.none.say(_("No model was found on this computer"), _(_NO_MODEL), "")
-        self.starter, self.more = self.none.add_button(_(STARTER), "primary"), self.none.add_button(_("Get another…"))
+        words = starter_words(here=starter_is_here(runtime.paths.models))
+        self.starter, self.more = self.none.add_button(words, "primary"), self.none.add_button(_("Get another…"))
         self.none.add_button(_("Choose a folder…"), "", self._ask_folder)
         self.none.hide()
         below = row((self.status, 1), self.folders, self.use, spacing=8)

@@ -15,6 +15,7 @@ from kvchat.ui.base.building import STRETCH, button, column, row
 from kvchat.ui.base.tasks import TaskRunner
 from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.confirm import confirm
+from kvchat.ui.dialogs.metered import ask_if_metered
 from kvchat.ui.dialogs.panel import Panel
 from kvchat.ui.models.downloads_view import DownloadsView
 from kvchat.ui.models.hub_models import ModelsHub
@@ -94,7 +95,7 @@ class ModelsWindow(Panel):
         self.hub.token.clicked.connect(self.open_token)
         self.downloads.token_requested.connect(self.open_token)
         self.downloads.pause_requested.connect(lambda download: self._runtime.models.downloads.pause(download.path))
-        self.downloads.resume_requested.connect(lambda download: self._runtime.models.downloads.begin(download.order))
+        self.downloads.resume_requested.connect(self._resume)
         self.downloads.use_requested.connect(lambda download: self.run(self._use(download.path)))
         self.downloads.remove_requested.connect(self._ask_remove)
 
@@ -128,6 +129,10 @@ class ModelsWindow(Panel):
         await self._runtime.use_model(path)
         self.close()
         self.model_used.emit()
+
+    def _resume(self, download: Download) -> None:
+        what = f"{download.order.file.name}, {size(download.total - download.done)}"
+        ask_if_metered(self, self.run, what, lambda: self._runtime.models.downloads.begin(download.order))
 
     def _ask_remove(self, download: Download) -> None:
         if download.state is DownloadState.DONE or not download.done:

@@ -20,9 +20,9 @@ from kvchat.ui.base.building import button, column, label, line_edit, row
 from kvchat.ui.base.file_dialog import file_dialog
 from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.confirm import confirm
+from kvchat.ui.dialogs.engine_offer import PROMISE, EngineOffer, cards
 from kvchat.ui.dialogs.panel import Panel
 from kvchat.ui.settings.page import SettingsPage, TextEntry
-from kvchat.ui.widgets.engine_offer import PROMISE, EngineOffer, cards
 from kvchat.ui.widgets.entries import ChoiceBox, Entry
 from kvchat.ui.widgets.layouts import FlowLayout
 from kvchat.words.language import N_, _

@@ -14,10 +14,15 @@ from pytestqt.qtbot import QtBot
 from kvchat.engine.finding.discovery import EngineKind, EngineLocation
 from kvchat.engine.finding.graphics import Graphics, Maker
 from kvchat.errors import KvchatError
+from kvchat.library.local.finder import FoundModel
+from kvchat.library.local.folders import Source
+from kvchat.settings import GB
 from kvchat.ui.app.main_window import MainWindow
+from kvchat.ui.dialogs.confirm import ConfirmDialog
 from kvchat.ui.settings.engines import EnginePage
 from tests.library.fake_hub import FakeHub
 from tests.ui.fake_runtime import FakeRuntime
+from tests.ui.models.test_models_window import a_model
 from tests.ui.waiting import until
 
 
@@ -29,7 +34,70 @@ def runtime(tmp_path: Path) -> FakeRuntime:
 async def test_without_a_model_the_page_is_shown(runtime: FakeRuntime, window: MainWindow) -> None:
     assert window.first_start.isVisible()
     assert not window.composer.isVisible()
-    assert window.first_start.back.isHidden()
+    page = window.first_start
+    await until(lambda: page.machine.text())
+    assert "of 16 GB of memory free" not in page.machine.text(), "nothing is made up"
+    assert "memory free" in page.machine.text()
+    assert "of the disk" in page.saving.text()
+    page.back.click()
+    assert window.composer.isVisible()
+    window.show_first_start()
+    assert page.isVisible()
+
+
+async def test_models_that_are_here_come_first_and_the_starter_is_what_it_is(
+    runtime: FakeRuntime, window: MainWindow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = window.first_start
+    monkeypatch.setattr("kvchat.library.remote.starter.installed_starter", lambda: None)
+    window.show_first_start()
+    assert page.starter.text() == "Fetch the starter model (98 MB)"
+    assert page.starter.property("kind") == "primary"
+    small, large = a_model(tmp_path, "Small", 1 * GB), a_model(tmp_path, "Large", 6 * GB)
+    broken = FoundModel(tmp_path / "half.gguf", "Half", Source.CHOSEN, 9, None)
+    runtime.models.there = [small, a_model(tmp_path, "Huge", 90 * GB), large, broken]
+    monkeypatch.setattr("kvchat.library.remote.starter.installed_starter", lambda: Path("/wheel/starter.gguf"))
+    window.show_first_start()
+    assert page.starter.text() == "Use the starter model, which comes with kvchat"
+    await until(lambda: page.found)
+    assert [one.text() for one in page.found] == ["Use Large · fits", "Use Small · fits"]
+    assert (page.found[0].property("kind"), page.starter.property("kind")) == ("primary", "")
+    page.found[0].click()
+    await until(lambda: ("use_model", large.path) in runtime.calls)
+
+
+async def test_it_can_start_at_login_from_the_first_run_on(
+    runtime: FakeRuntime, window: MainWindow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    window.show_first_start()
+    box = window.first_start.login
+    await until(box.isVisible)
+    assert not box.isChecked()
+    box.click()
+    await until((tmp_path / "config/autostart/kvchat.desktop").exists)
+
+
+async def test_on_a_metered_network_a_download_is_asked_about(
+    runtime: FakeRuntime, window: MainWindow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def metered() -> bool:
+        return True
+
+    monkeypatch.setattr("kvchat.ui.dialogs.metered.is_metered", metered)
+    monkeypatch.setattr("kvchat.library.remote.starter.installed_starter", lambda: None)
+    window.show_first_start()
+    page, asked = window.first_start, list[bool]()
+    page.starter_requested.connect(lambda: asked.append(True))
+    for answer in ("keep", "yes"):
+        page.starter.click()
+        await until(lambda: page.findChildren(ConfirmDialog))
+        question = page.findChildren(ConfirmDialog)[-1]
+        assert "The starter model, 98 MB" in " ".join(label.text() for label in question.findChildren(QLabel))
+        assert not asked
+        getattr(question, answer).click()
+        question.setParent(None)
+    assert asked == [True]
 
 
 async def test_starter_model_is_wished_and_its_progress_shown(

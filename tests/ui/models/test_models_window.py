@@ -19,10 +19,11 @@ from kvchat.library.local.finder import FoundModel, UnreadableFolder
 from kvchat.library.local.folders import Source
 from kvchat.library.memory.machine import MemoryFacts
 from kvchat.library.remote.downloads import DownloadState
+from kvchat.library.remote.starter import starter_is_here
 from kvchat.settings import GB
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.models.downloads_view import DownloadView
-from kvchat.ui.models.first_start import STARTER
+from kvchat.ui.models.first_start import starter_words
 from kvchat.ui.models.models_window import ModelsWindow
 from tests.library import fake_hub
 from tests.library.fake_hub import TOKEN, FakeHub
@@ -311,7 +312,7 @@ async def test_a_page_without_models_says_what_to_do(runtime: FakeRuntime, windo
     dialog = models.findChild(QFileDialog)
     assert isinstance(dialog, QFileDialog)
     dialog.close()
-    qtbot.mouseClick(button(models.here.none, STARTER), LEFT)
+    qtbot.mouseClick(button(models.here.none, starter_words(here=starter_is_here(runtime.paths.models))), LEFT)
     assert asked == [True]
     assert not models.isVisible()
     assert window.first_start.is_fetching

@@ -18,6 +18,7 @@ from kvchat.errors import KvchatError
 from kvchat.library.remote.engine_builds import about
 from kvchat.ui.base.building import button, column, label, progress_bar, row
 from kvchat.ui.base.theme import Look, restyle
+from kvchat.ui.dialogs.metered import ask_if_metered
 from kvchat.ui.widgets.card import Card
 from kvchat.ui.widgets.entries import ChoiceBox
 from kvchat.ui.widgets.layouts import FlowLayout
@@ -50,7 +51,7 @@ class EngineOffer(QWidget):
         self.choice = ChoiceBox(look, _("What the engine computes with"))
         self.choice.setSizeAdjustPolicy(QComboBox.SizeAdjustPolicy.AdjustToContents)
         kind = "" if explains else "primary"
-        self.get = button(_("Get it"), lambda: self._start(self._get(self.choice.currentData())), kind)
+        self.get = button(_("Get it"), self._begin, kind)
         self.bar, self.amount = progress_bar(_("Getting an engine")), label(kind="muted", wraps=True)
         self.cancel = button(_("Cancel"), engines.cancel_fetch, name=_("Cancel getting an engine"))
         self.outcome = Card()
@@ -83,6 +84,11 @@ class EngineOffer(QWidget):
         if self._unsubscribe is not None:
             self._unsubscribe()
             self._unsubscribe = None
+
+    def _begin(self) -> None:
+        backend = self.choice.currentData()
+        what = ", ".join(filter(None, (_("An engine that uses {kind}", kind=backend.value), about(backend))))
+        ask_if_metered(self, self._start, what, lambda: self._start(self._get(backend)))
 
     async def _get(self, backend: Backend) -> None:
         """What comes of it stands here; where nobody looks here, what failed is told elsewhere as well."""
