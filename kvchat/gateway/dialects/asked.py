@@ -146,7 +146,7 @@ class Asked:
 def understood(form: Form, raw: bytes) -> Asked:
     """A request's body. Raises NotJson."""
     try:
-        body = json.loads(raw)
+        body = json.loads(raw.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:
         raise NotJson(str(error)) from error
     if not isinstance(body, dict):

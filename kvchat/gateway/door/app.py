@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Protocol
 
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -24,7 +25,7 @@ from kvchat.gateway.models import Catalogue, as_json
 from kvchat.gateway.requests import Passages
 
 MOST_UNDER_WAY = 64  # requests that wait or are answered
-MOST_BODIES = 8  # that come at one time: each may be large
+MOST_BYTES = 400_000_000  # of all their bodies, and of those that are still coming
 AGAIN_S = 5
 LARGE = 200_000  # bytes of a body that is better read in another thread
 OPEN = ("/health", "/v1/health")  # without a key
@@ -121,7 +122,7 @@ class _Endpoint:
 class _Answers:
     def __init__(self, gateway: Inside, checks: Checks) -> None:
         self._gateway, self._checks = gateway, checks
-        self._bodies = asyncio.Semaphore(MOST_BODIES)
+        self._bytes = 0
 
     async def health(self, request: Request) -> Response:
         return JSONResponse({"status": "ok"})
@@ -151,11 +152,14 @@ class _Answers:
 
     async def generate(self, form: Form, scope: Scope, receive: Receive, send: Send) -> None:
         """What takes a slot."""
-        answering = self._gateway.answering
-        if answering.under_way >= MOST_UNDER_WAY:
-            words = f"{answering.under_way} requests are waiting already."
+        if (many := self._gateway.answering.under_way) >= MOST_UNDER_WAY:
+            words = f"{many} requests are waiting already."
             raise Refused(429, words, "rate_limit_error", again_s=AGAIN_S)
-        raw = await self._body(scope, receive)
+        async with self._body(scope, receive) as raw:
+            await self._generated(form, raw, scope, receive, send)
+
+    async def _generated(self, form: Form, raw: bytes, scope: Scope, receive: Receive, send: Send) -> None:
+        answering = self._gateway.answering
         try:
             asked = await asyncio.to_thread(understood, form, raw) if len(raw) > LARGE else understood(form, raw)
         except NotJson as error:
@@ -171,17 +175,28 @@ class _Answers:
 
     async def aside(self, form: Form, scope: Scope, receive: Receive, send: Send) -> None:
         """What the engine answers without a slot."""
-        raw = await self._body(scope, receive)
         try:
-            status, body = await self._gateway.ask_aside(scope["path"], raw)
+            async with self._body(scope, receive) as raw:
+                status, body = await self._gateway.ask_aside(scope["path"], raw)
         except KvchatError as error:
             status = 502 if isinstance(error, EngineGone) else 503
             raise Refused(status, str(error), "server_error") from error
         await Response(body, status, media_type="application/json")(scope, receive, send)
 
-    async def _body(self, scope: Scope, receive: Receive) -> bytes:
-        async with self._bodies:
-            return await body_of(Request(scope).headers, receive)
+    @contextlib.asynccontextmanager
+    async def _body(self, scope: Scope, receive: Receive) -> AsyncIterator[bytes]:
+        held = 0
+
+        def hold(size: int) -> None:
+            nonlocal held
+            if self._bytes + size > MOST_BYTES:
+                raise Refused(429, "Others have sent too much.", "rate_limit_error", again_s=AGAIN_S)
+            self._bytes, held = self._bytes + size, held + size
+
+        try:
+            yield await body_of(Request(scope).headers, receive, hold)
+        finally:
+            self._bytes -= held
 
 
 def _refusal(error: Refused, form: Form | None) -> Response:

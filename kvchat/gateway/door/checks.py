@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import socket
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -72,8 +73,11 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-async def body_of(headers: Headers, receive: Receive) -> bytes:
-    """The whole body. Raises Refused where it is too large or too slow, ConnectionError where the client left."""
+async def body_of(headers: Headers, receive: Receive, hold: Callable[[int], None]) -> bytes:
+    """The whole body; `hold` is told the bytes that have come, and may raise Refused.
+
+    Raises Refused where it is too large or too slow, ConnectionError where the client left.
+    """
     too_large = Refused(413, f"A request may have at most {MOST_BODY:,} bytes.", "request_too_large")
     declared = headers.get("content-length", "")
     if declared.isdigit() and int(declared) > MOST_BODY:
@@ -85,9 +89,11 @@ async def body_of(headers: Headers, receive: Receive) -> bytes:
                 message = await receive()
                 if message["type"] == "http.disconnect":
                     raise ConnectionError
-                parts += message.get("body", b"")
-                if len(parts) > MOST_BODY:
+                part = message.get("body", b"")
+                if len(parts) + len(part) > MOST_BODY:
                     raise too_large
+                hold(len(part))
+                parts += part
                 if not message.get("more_body"):
                     return bytes(parts)
     except TimeoutError as error:

@@ -18,7 +18,7 @@ MOST_CONNECTIONS = 256  # each takes a file, of which a process may have 1024
 AT_A_TIME = 128  # connections that are taken before the event loop sees to anything else
 HEAD_S = 10.0  # that a request's head may take to come
 KEPT_OPEN_S = 30  # a connection between two requests
-PATIENCE_S = 5  # for what is still being sent at the end
+PATIENCE_S = 5.0  # for what is still being sent at the end
 
 
 class PortTaken(KvchatError):
@@ -49,6 +49,11 @@ class _Connection(H11Protocol):
         """They say something."""
         if self.transport is not None:
             super().data_received(data)
+
+    def end_request(self) -> None:
+        """Wait no longer for the rest of one that is still coming."""
+        if self.cycle is not None and self.cycle.more_body:
+            self.transport.abort()
 
     def _expect_head(self) -> None:
         """Again and again while the connection is there: a later request's head may be the one that does not come."""
@@ -91,10 +96,15 @@ class Listening:
 
     async def close(self) -> None:
         """Take in nobody any more, and end what is still being sent."""
+        connections = self._server.server_state.connections
+        for connection in tuple(connections):
+            if isinstance(connection, _Connection):
+                connection.end_request()
         self._server.told_to_end.set()
-        await asyncio.wait({self._task})
-        for connection in tuple(self._server.server_state.connections):
+        await asyncio.wait({self._task}, timeout=PATIENCE_S)
+        for connection in tuple(connections):
             connection.transport.abort()
+        await asyncio.wait({self._task})
 
 
 async def listen(app: ASGIApp, host: str, port: int) -> Listening:
@@ -103,6 +113,7 @@ async def listen(app: ASGIApp, host: str, port: int) -> Listening:
     config = Config(
         app,
         log_config=None,
+        log_level="error",  # half requests are nothing to tell
         access_log=False,
         lifespan="off",
         http=_Connection,
@@ -112,7 +123,7 @@ async def listen(app: ASGIApp, host: str, port: int) -> Listening:
         server_header=False,
         date_header=False,
         timeout_keep_alive=KEPT_OPEN_S,
-        timeout_graceful_shutdown=PATIENCE_S,
+        timeout_graceful_shutdown=round(2 * PATIENCE_S),  # an answer that takes no notice of its client's end
     )
     server = _Server(config)
     task = asyncio.create_task(server.serve([sock]), name="the door")

@@ -1,0 +1,189 @@
+"""What nobody means well by: heads and bodies that no client sends, to a door that goes on answering others."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import copy
+import json
+import random
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvchat.gateway.door import app, keys
+from kvchat.gateway.door.keys import Keys
+from kvchat.settings import Settings
+from tests.engine_fixtures import FakeEngine
+from tests.gateway.corpus import REQUESTS
+from tests.gateway.doors import OpenDoor, chat_body, door
+from tests.library.gguf_files import LLAMA, write_gguf
+
+HOST = b"Host: localhost\r\n"
+GET = b"GET /v1/models HTTP/1.1\r\n" + HOST
+POST = b"POST /v1/chat/completions HTTP/1.1\r\n" + HOST
+HEADS: dict[str, tuple[bytes, set[int]]] = {
+    "no host": (b"GET /health HTTP/1.1\r\n\r\n", {400}),
+    "two hosts": (GET + b"Host: evil.example\r\n\r\n", {400}),
+    "another host": (b"GET /health HTTP/1.1\r\nHost: evil.example\r\n\r\n", {403}),
+    "a host with a user": (b"GET /health HTTP/1.1\r\nHost: localhost@evil.example\r\n\r\n", {403}),
+    "a host with two ports": (b"GET /health HTTP/1.1\r\nHost: evil.example:8737:localhost\r\n\r\n", {403}),
+    "a proxy's request": (b"GET http://evil.example/v1/models HTTP/1.1\r\nHost: evil.example\r\n\r\n", {403}),
+    "no page's origin": (POST + b"Origin: null\r\nContent-Length: 2\r\n\r\n{}", {403}),
+    "a page without an origin": (GET + b"Sec-Fetch-Site: cross-site\r\n\r\n", {403}),
+    "a page that asks first": (b"OPTIONS / HTTP/1.1\r\n" + HOST + b"Origin: https://evil.example\r\n\r\n", {403}),
+    "two lengths": (POST + b"Content-Length: 2\r\nContent-Length: 3\r\n\r\n{}", {400}),
+    "no length": (POST + b"Content-Length: -1\r\n\r\n{}", {400}),
+    "a length that is none": (POST + b"Content-Length: 1e3\r\n\r\n{}", {400}),
+    "a length beyond all bounds": (POST + b"Content-Length: 99999999999\r\n\r\n{", {413}),
+    "a chunk beyond all bounds": (POST + b"Transfer-Encoding: chunked\r\n\r\nfffffffffffffffffffffff\r\n{", {400}),
+    "a coding nobody knows": (POST + b"Transfer-Encoding: zip\r\n\r\n{}", {400, 501}),
+    "a zero in it": (GET + b"X: a\0b\r\n\r\n", {400}),
+    "a head without end": (GET + b"X: " + b"a" * 200_000, {400, 431}),
+    "another protocol": (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", {400, 403}),
+    "a socket": (GET + b"Connection: upgrade\r\nUpgrade: websocket\r\n\r\n", {200, 400}),
+    "another method": (b"TRACE /v1/models HTTP/1.1\r\n" + HOST + b"\r\n", {405}),
+}  # fmt: skip
+BODIES = {
+    "not JSON": b'{"messages": "unspeakable',
+    "no object": b"[]",
+    "another encoding": json.dumps(chat_body("unspeakable")).encode("utf-16"),
+    "no encoding": b'{"messages": [{"role": "user", "content": "unspeakable \xff"}]}',
+    "no end of brackets": b'{"messages": ' + b"[" * 100_000,
+    "no end of a number": b'{"messages": [], "max_tokens": ' + b"9" * 100_000 + b"}",
+}
+
+
+@pytest.fixture
+async def at(tmp_path: Path, fake_engine: FakeEngine) -> AsyncIterator[OpenDoor]:
+    model = write_gguf(tmp_path / "heron.gguf", dict(LLAMA))
+    settings = Settings(model_path=str(model), engine_path=str(fake_engine.path), context_size=4096, free_floor_bytes=0)
+    async with door(tmp_path / "home", settings) as one:
+        yield one
+
+
+async def status_of(at: OpenDoor, said: bytes) -> int:
+    """What is answered to these bytes."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(at.url.rpartition(":")[2]))
+    with contextlib.closing(writer):
+        with contextlib.suppress(ConnectionError):
+            writer.write(said)
+            await writer.drain()
+        return int((await reader.readline()).split()[1])
+
+
+async def test_heads_that_no_client_sends(at: OpenDoor, capfd: pytest.CaptureFixture[str]) -> None:
+    wrong = {}
+    for name, (said, expected) in HEADS.items():
+        async with asyncio.timeout(30):
+            if (status := await status_of(at, said)) not in expected:
+                wrong[name] = status
+    assert not wrong
+    assert (await at.chat("Hello")).status_code == 200
+    assert not at.runtime.door.under_way
+    assert "".join(capfd.readouterr()) == ""
+
+
+async def test_bodies_that_no_client_sends(at: OpenDoor, capfd: pytest.CaptureFixture[str]) -> None:
+    for name, body in BODIES.items():
+        for path in ("/v1/chat/completions", "/v1/messages"):
+            answer = await at.client.post(path, content=body)
+            assert answer.status_code == 400, name
+            assert answer.json()["error"]["type"] == "invalid_request_error"
+            assert "unspeakable" not in answer.text
+    assert not at.runtime.door.last
+    assert "".join(capfd.readouterr()) == ""
+
+
+@pytest.mark.parametrize("seed", range(2))
+async def test_bodies_of_any_shape(at: OpenDoor, seed: int, capfd: pytest.CaptureFixture[str]) -> None:
+    """Whatever stands where something else should: it is the engine's to say so, and nobody's mistake."""
+    dice, clients = random.Random(seed), asyncio.Semaphore(8)
+
+    async def ask(path: str, body: dict[str, Any]) -> None:
+        async with clients:
+            answer = await at.client.post(path, content=json.dumps(body))
+        assert "made a mistake" not in answer.text, body
+        assert answer.status_code < 500 or answer.status_code in (501, 502), (answer.text, body)
+
+    await at.chat("Hello")
+    asked = [(path, mutated(copy.deepcopy(body), dice)) for path, body in REQUESTS.values()]
+    await asyncio.gather(*(ask(path, body | {"max_tokens": 2}) for path, body in asked))
+    await at.settled()
+    assert not at.runtime.door.under_way
+    assert (await at.chat("Hello")).status_code == 200
+    assert "Traceback" not in "".join(capfd.readouterr())
+
+
+def mutated(value: Any, dice: random.Random) -> Any:
+    """With something else in one or two places."""
+    places = list(places_in(value))
+    for holder, key in dice.sample(places, min(len(places), dice.randint(1, 2))):
+        odd = (
+            None,
+            True,
+            -1,
+            1e300,
+            "",
+            "\ud800",
+            "\0",
+            [],
+            {},
+            [[]],
+            [None],
+            {"type": 7},
+            {"type": "text"},
+            "x" * 5000,
+        )
+        holder[key] = dice.choice(odd)
+    return value
+
+
+def places_in(value: Any) -> Any:
+    for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
+        yield value, key
+        if isinstance(inner, dict | list):
+            yield from places_in(inner)
+
+
+async def test_bodies_that_do_not_come_keep_nobody_waiting(
+    at: OpenDoor, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """However many there are and whatever they promise; and no more of them than there is memory for."""
+    port = int(at.url.rpartition(":")[2])
+    slow = [await asyncio.open_connection("127.0.0.1", port) for _ in range(40)]
+    for _, writer in slow:
+        writer.write(POST + b"Content-Length: 60000000\r\n\r\n{")
+    async with asyncio.timeout(30):
+        assert (await at.chat("Hello")).status_code == 200
+    monkeypatch.setattr(app, "MOST_BYTES", 50_000)
+    for _, writer in slow[:5]:
+        writer.write(b" " * 9_000)
+    while (refused := await at.chat("x" * 20_000)).status_code != 429:  # once those are there
+        assert refused.status_code == 400
+    assert int(refused.headers["retry-after"]) > 0
+    for _, writer in slow[:5]:
+        writer.transport.abort()
+    while (await at.chat("Hello")).status_code == 429:
+        pass
+    await at.runtime.door.close()
+    for reader, writer in slow[5:]:
+        with contextlib.suppress(ConnectionError):
+            assert not await reader.read()
+        writer.close()
+    assert not caplog.records, "nothing was to be told of it"
+
+
+def test_a_key_is_compared_as_long_whether_it_is_right_or_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[bytes] = []
+    compare = keys.hmac.compare_digest
+    monkeypatch.setattr(
+        keys.hmac, "compare_digest", lambda ours, theirs: bool(compared.append(ours)) or compare(ours, theirs)
+    )
+    many = Keys({f"program-{number}": f"the-key-of-{number}" for number in range(5)})
+    for shown in ("the-key-of-0", "the-key-of-4", "another", "", "the-key"):
+        compared.clear()
+        many.program_of(shown)
+        assert len(compared) == 5
