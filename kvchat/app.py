@@ -26,9 +26,12 @@ from kvchat.system.concurrency import Threads, Worker
 from kvchat.system.paths import RESTORING, Paths, resolve_paths
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.app.single_instance import SingleInstance, Wish
+from kvchat.ui.base.accessible import tell_roles
 from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.boxes import say
+from kvchat.ui.sidebar.arrangement import Arrangement
 
+_FIRST_CHATS = 100  # more than a window has room for; the others are there when they are scrolled to
 _AGAIN = -1  # not an exit code: start once more
 # What `kvchat.application` needs and has nothing of Qt's, which belongs to the window's thread.
 _BESIDE = ("kvchat.runtime", "kvchat.library.remote.starter", "kvchat.transfer.repair", "kvchat.words.markdown")
@@ -45,6 +48,7 @@ def run(*, starter: bool, hidden: bool, wish: Wish | None = None) -> int:
     qt.setApplicationVersion(__version__)
     qt.setDesktopFileName("kvchat")
     qt.setQuitOnLastWindowClosed(False)
+    tell_roles()
     try:
         paths.ensure()
     except KvchatError as error:
@@ -153,6 +157,10 @@ async def _show_chats(window: MainWindow, paths: Paths) -> None:
     worker = Worker("first-list")
     with contextlib.suppress(KvchatError):
         database = await worker.run(Database, paths.database)
-        window.show_first(await worker.run(database.conversations))
+        if window.sidebar.arrangement == Arrangement():
+            chats = await worker.run(database.newest, _FIRST_CHATS)
+        else:  # which of them come first, they say themselves
+            chats = await worker.run(database.conversations)
+        window.show_first(chats)
         await worker.run(database.close)
     worker.close()

@@ -40,6 +40,12 @@ class Database(DatabaseFile):
         self._listed = {row: self._listed.get(row) or conversation_of(row) for row in rows}
         return list(self._listed.values())
 
+    def newest(self, most: int) -> list[Conversation]:
+        """So many of those that are not archived: what is kept on top, then what was used last."""
+        query = "SELECT * FROM conversations WHERE deleted_at IS NULL AND NOT archived"
+        rows = self.rows(f"{query} ORDER BY on_top DESC, updated_at DESC, rowid DESC LIMIT ?", (most,))
+        return [conversation_of(row) for row in rows]
+
     def conversation(self, conversation_id: str) -> Conversation | None:
         """One conversation, or None if there is none of that id."""
         found = self.rows("SELECT * FROM conversations WHERE id = ? AND deleted_at IS NULL", (conversation_id,))

@@ -245,7 +245,7 @@ class ChatController(Controller):
             case events.ReplyFinished():
                 self.conversations.reload_soon()
                 if here:
-                    self._runner.start(self._reload_messages(id))
+                    self._runner.start(self._show_finished(id, event.message_id))
             case Restored() | Saved():
                 self.conversations.reload_soon()
         more_of_the_same = isinstance(event, events.ReplyDelta) and event.message_id == known  # hundreds a second
@@ -266,6 +266,12 @@ class ChatController(Controller):
         if turn.live_id:
             self._views.show_live(turn)
         self._show_all()
+
+    async def _show_finished(self, conversation_id: str, message_id: str) -> None:
+        """For who listens, too."""
+        await self._reload_messages(conversation_id)
+        if conversation_id == self.current:
+            self._views.transcript.announce_reply(message_id)
 
     def _show_all(self) -> None:
         self._show_header()

@@ -11,6 +11,7 @@ from PySide6.QtGui import QDesktopServices
 from PySide6.QtWidgets import QFrame, QSizePolicy, QWidget
 
 from kvchat.errors import KvchatError
+from kvchat.ui.base.accessible import announce
 from kvchat.ui.base.building import button, column, label, row, styled, tool_button
 from kvchat.ui.base.icons import icon
 from kvchat.ui.base.theme import Look
@@ -148,6 +149,7 @@ class Notices(QWidget):
         notice = NoticeView(self._look, title, detail, tone)
         self._column.addWidget(notice)
         notice.show()
+        announce(notice, notice.accessibleName(), urgent=tone == "warn")
         notice.gone.connect(self.changed)
         if not (tone or stays):  # a fault stays until it is closed
             QTimer.singleShot(_INFO_MS, notice, notice.dismiss)

@@ -29,6 +29,7 @@ class EngineWindow(Panel):
         self._looking = False
         self.live, self.log = LivePage(), LogPage(look)
         self.tabs = QTabWidget()
+        self.tabs.setAccessibleName(_("Engine"))
         self.tabs.setDocumentMode(True)
         self.tabs.tabBar().setDrawBase(False)
         for page, words in ((self.live, _("Live")), (self.log, _("Log"))):

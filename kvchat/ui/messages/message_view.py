@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from textwrap import shorten
+
 from PySide6.QtCore import QEvent, Qt, Signal
-from PySide6.QtGui import QEnterEvent, QTextCursor
+from PySide6.QtGui import QAccessible, QEnterEvent, QTextCursor
 from PySide6.QtWidgets import QTextEdit, QWidget
 
 from kvchat.chat.record.messages import Message, Role
@@ -15,6 +17,7 @@ from kvchat.ui.messages.part_column import PartColumn
 from kvchat.ui.rendering.page_style import PageStyle
 from kvchat.words.language import N_, _
 
+_NAME_LETTERS = 80
 AT_ONCE_MS = 16.0  # a long message is made in pieces, each taking so long
 _ASKING_ANEW = N_("Send"), N_("What followed stays on a branch of its own.")  # the button's word, and what it means
 _ANSWERING_ANEW = N_("Save"), N_("The old reply stays on a branch of its own.")
@@ -23,6 +26,7 @@ _ANSWERING_ANEW = N_("Save"), N_("The old reply stays on a branch of its own.")
 class MessageView(QWidget):
     """What both kinds of messages have. `begin` makes the parts, once the signals are connected."""
 
+    accessible_role = QAccessible.Role.Grouping
     changed = Signal()  # it may be taller or shorter
     text_made = Signal(QTextEdit)
     link_activated = Signal(str)
@@ -32,6 +36,7 @@ class MessageView(QWidget):
         super().__init__(parent)
         self.message = message
         self.style_in_use = style
+        self.name_it(name)
         self.column = PartColumn(style, name)
         self.column.text_made.connect(self.text_made)
         self.column.link_activated.connect(self.link_activated)
@@ -55,6 +60,10 @@ class MessageView(QWidget):
     def texts(self) -> list[QTextEdit]:
         """The texts in which one can select, from above."""
         return self.column.texts
+
+    def name_it(self, words: str) -> None:
+        """For a screen reader it is one thing, which begins with these words."""
+        self.setAccessibleName(shorten(words[: 2 * _NAME_LETTERS], _NAME_LETTERS, placeholder="…"))
 
     def begin(self) -> None:
         """Show the message, or as much of a long one as is made at once."""

@@ -98,6 +98,8 @@ class ReplyView(MessageView):
         self.message = message
         if not self.streaming or len(message.content) + len(message.thinking) > len(self.text) + len(self.thinking):
             self.text, self.thinking = message.content, message.thinking
+        if not self.streaming:
+            self.name_it(_("Reply: {text}", text=self.text))
         self._show_ending()
         self.render_now()
 

@@ -46,8 +46,9 @@ class LibraryWindow(Panel):
         self._loading = self._due = False
         self._added = ""  # by its id: is chosen when it is in the list
         self.follow(runtime.events.subscribe, self._hear)
-        self.what_for, self.details = label(_(_WHAT_FOR), "muted", wraps=True), label(kind="small", wraps=True)
-        self.details.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
+        self.what_for = label(_(_WHAT_FOR), "muted", wraps=True)
+        self.details = label(kind="small", wraps=True, selectable=True)
+        self.details.hide()
         self.empty = label(_(_EMPTY), "muted", wraps=True)
         self.empty.setAlignment(Qt.AlignmentFlag.AlignCenter)
         self.list = RowList(look, _("Library"))

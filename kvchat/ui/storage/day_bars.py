@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from datetime import date
 
 from PySide6.QtCore import QEvent, QRectF, QSize, Qt, Signal
-from PySide6.QtGui import QColor, QFocusEvent, QFontMetricsF, QKeyEvent, QMouseEvent, QPainter, QPaintEvent
+from PySide6.QtGui import QAccessible, QColor, QFocusEvent, QFontMetricsF, QKeyEvent, QMouseEvent, QPainter, QPaintEvent
 from PySide6.QtWidgets import QSizePolicy, QWidget
 
 from kvchat.ui.base.theme import Look, page_font
@@ -23,6 +23,7 @@ Colour = Callable[[], QColor]  # in the theme that is in force
 class DayBars(QWidget):
     """One plot. `describe` it for those who do not see it."""
 
+    accessible_role = QAccessible.Role.Chart
     pointed = Signal(int)  # at the day of that number; -1: at none
 
     def __init__(self, look: Look, name: str, in_words: Callable[[float], str]) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from textwrap import shorten
 
 from PySide6.QtCore import QPoint, QRect, QTimer, Signal
+from PySide6.QtGui import QAccessible
 from PySide6.QtWidgets import QApplication, QTextEdit, QWidget
 
 from kvchat.chat.record.messages import Message, Role
 from kvchat.errors import KvchatError
+from kvchat.ui.base.accessible import announce
 from kvchat.ui.base.theme import Look
 from kvchat.ui.messages.message_actions import MessageRequest, Request
 from kvchat.ui.messages.reply_view import ReplyView
@@ -23,6 +26,7 @@ from kvchat.ui.transcript.tab_stops import next_in_window, set_focus, stops_in, 
 from kvchat.ui.transcript.tail import JUMP_ROOM
 from kvchat.words.language import _
 
+_MOST_SAID = 2000  # letters of a reply that are said by themselves
 _AROUND = 12  # pixels left around what is scrolled to
 _GATHER_MS = 30  # formulas that are ready are gathered so long before they are shown
 
@@ -30,6 +34,7 @@ _GATHER_MS = 30  # formulas that are ready are gathered so long before they are 
 class Transcript(MessageColumn):
     """Shows one conversation's messages."""
 
+    accessible_role = QAccessible.Role.Pane
     jump_room = JUMP_ROOM
     retry_requested = Signal()
     message_requested = Signal(MessageRequest)
@@ -102,6 +107,13 @@ class Transcript(MessageColumn):
         """The card of a turn that failed, or none; `model` names the one in use."""
         self.tail.failure.show_error(error, model)
         self._fit_tail()
+
+    def announce_reply(self, message_id: str) -> None:
+        """Have a reply that has ended read to who uses a screen reader; the beginning, if it is long."""
+        view = self.views.get(message_id)
+        if isinstance(view, ReplyView):
+            said = "\n".join(text.toPlainText() for text in view.column.texts)
+            announce(self, _("Reply: {text}", text=shorten(said, _MOST_SAID, placeholder="…")))
 
     def show_unanswered(self, unanswered: bool) -> None:
         """The quiet offer to answer a last message that has no reply."""

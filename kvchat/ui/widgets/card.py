@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from PySide6.QtGui import QShowEvent
 from PySide6.QtWidgets import QFrame, QPushButton, QSizePolicy, QWidget
 
+from kvchat.ui.base.accessible import announce
 from kvchat.ui.base.building import button, column, label, styled
 from kvchat.ui.widgets.layouts import FlowLayout
 
@@ -32,7 +34,19 @@ class Card(QFrame):
         for one, words in ((self.title, title), (self.detail, detail), (self.advice, advice)):
             one.setText(words)
             one.setVisible(bool(words))
-        self.setAccessibleName(" ".join(words for words in (title, detail, advice) if words))
+        before, words = self.accessibleName(), " ".join(words for words in (title, detail, advice) if words)
+        self.setAccessibleName(words)
+        if words != before and self.isVisible():
+            self._announce()
+
+    def showEvent(self, event: QShowEvent) -> None:
+        """It is heard as well as seen."""
+        super().showEvent(event)
+        if not event.spontaneous():
+            self._announce()
+
+    def _announce(self) -> None:
+        announce(self, self.accessibleName(), urgent=self.property("tone") == "bad")
 
     def add_button(self, words: str, kind: str = "", on_click: Any = None) -> QPushButton:
         """One more button; see `button`."""

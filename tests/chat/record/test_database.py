@@ -270,6 +270,13 @@ def test_neither_a_start_nor_a_turn_goes_through_all_messages(tmp_path: Path) ->
     assert not [step for step in scans if step.split()[1] in ("messages", "conversations")], scans
 
 
+def test_the_first_of_a_list_are_those_on_top_then_the_newest(database: Database) -> None:
+    chats = [database.create_conversation(f"Chat {number}") for number in range(4)]
+    database.write("UPDATE conversations SET on_top = 1 WHERE id = ?", (chats[0].id,))
+    database.write("UPDATE conversations SET archived = 1 WHERE id = ?", (chats[3].id,))
+    assert [chat.title for chat in database.newest(2)] == ["Chat 0", "Chat 2"]
+
+
 def test_a_list_read_again_is_made_of_what_changed(tmp_path: Path) -> None:
     database = Database(tmp_path / "chats.db")
     ids = [database.create_conversation(title).id for title in "abc"]

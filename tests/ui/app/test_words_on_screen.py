@@ -5,8 +5,6 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
-from dataclasses import replace
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -17,28 +15,19 @@ from PySide6.QtWidgets import (
     QComboBox,
     QLabel,
     QLineEdit,
-    QMenu,
     QPlainTextEdit,
     QWidget,
 )
 
 import kvchat
 from kvchat.chat.events import FirstToken, Prefilling, ReplyFinished
-from kvchat.chat.options import Preset
-from kvchat.chat.record.messages import Role
-from kvchat.chat.turn.statistics import KINDS
-from kvchat.kvstore.savepoint import ConversationUsage
-from kvchat.library.memory.fitting import COMPUTER, MemoryBar
 from kvchat.session.events import Restored, Restoring, Saved, SaveSkipped, Saving
 from kvchat.session.proof import Source, Verdict
-from kvchat.session.restore_cost import BreakEven
-from kvchat.session.restore_support import Finding, Strategy
-from kvchat.settings import GB
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.messages.reply_footer import ReceiptView
 from kvchat.words.wording import IN_PLAIN_WORDS
-from tests.ui.fake_runtime import FakeRuntime, a_receipt, counted
-from tests.ui.programs.made_up import fill as programs_made_up
+from tests.ui.every_window import furnish, open_all
+from tests.ui.fake_runtime import FakeRuntime, a_receipt
 from tests.ui.waiting import until
 
 COINAGES = ("hollow", "settle", "fingerprint", "turn boundary", "cache", "tok/s", "offload", "context checkpoint")
@@ -132,27 +121,7 @@ def test_nor_into_what_the_window_is_told(path: Path) -> None:
 
 @pytest.fixture
 def furnished(runtime: FakeRuntime) -> FakeRuntime:
-    """Everything there is to say something about."""
-    for id, title, points in (
-        ("thesis", "Thesis, chapter 3", 4),
-        ("jeju", "Trip to Jeju", 0),
-        ("tax", "Tax letter", 2),
-    ):
-        runtime.chat.add(title, id=id)
-        used = datetime.now(UTC) - timedelta(hours=3)
-        runtime.keep(ConversationUsage(id, points * 9_000_000, points, used, points * 8_000_000, 9_000_000, 40.0))
-    runtime.keep(replace(runtime.usage_of("tax"), pinned=True))
-    runtime.keep(replace(runtime.usage_of("jeju"), never_save=True))
-    runtime.pays = BreakEven(1032, 4.2, 1e-5)
-    runtime.set_aside = 12_000_000
-    runtime.chat.counted = counted(f"{kind} reason" for kind in KINDS)
-    runtime.watts = 300.0
-    runtime.finding = Finding(Strategy.SETTLE, proved=False)
-    runtime.bars = (MemoryBar(COMPUTER, 16 * GB, GB, 4 * GB, 2 * GB, GB // 2, GB // 10, measured=True, staging=GB),)
-    for source in Source:
-        runtime.chat.write("thesis", Role.USER, "Which lake is deepest?")
-        runtime.chat.write("thesis", Role.ASSISTANT, "Baikal.", receipt=a_receipt(source, queue_wait_ms=4000.0))
-    runtime.chat.options.stored.append(Preset("Terse", "Be brief.", id="p"))
+    furnish(runtime)
     return runtime
 
 
@@ -174,28 +143,14 @@ async def test_no_term_is_shown_by_the_window(furnished: FakeRuntime, window: Ma
         told += texts(window)
     for receipt in window.findChildren(ReceiptView):
         assert receipt.details is None
-    settings, storage = window.side_windows.open_settings(), window.side_windows.open_storage()
-    saved = window.side_windows.open_saved()
-    programs_made_up(furnished)
-    programs = window.side_windows.open_programs()
-    programs.requests.list.select(1)
-    await until(lambda: storage.list.usage.rows and settings.model.memory.isVisibleTo(settings.model) and saved.shown)
-    for page in settings.pages:
-        settings.show_page(page.name)
-    window.side_windows.open_engine()
-    models = window.side_windows.open_models()
-    window.open_chat_settings()
-    dialog = settings.presets.open(Preset("Terse", "Be brief."))
-    sheet, palette = window.keyboard.open_sheet(), window.keyboard.open_palette()
+    windows = await open_all(furnished, window)
     window.show_first_start()
-    for menu in window.findChildren(QMenu):
-        menu.aboutToShow.emit()
-    for top in (window, settings, storage, saved, programs, models, dialog, sheet, palette):
+    for top in windows:
         told += texts(top)
     assert {"Storage", "Speed and token counts", "Creativity and style", "Memory of chats"} <= set(told)
     assert any(text.startswith("remembered: 136 MB in 21 ms") for text in told), "the strip was read"
     assert sorted({text for text in told if terms_in(text)}) == []
-    for top in (sheet, palette, dialog):
+    for top in windows[1:]:
         top.close()
 
 

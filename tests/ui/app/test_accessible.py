@@ -1,0 +1,103 @@
+"""The windows as a screen reader has them: what each thing is, what it is called, and what is said by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from PySide6.QtGui import QAccessible, QAccessibleAnnouncementEvent, QAccessibleEvent, QAccessibleInterface
+from PySide6.QtWidgets import QWidget
+
+from kvchat.chat.events import ReplyFinished, TurnFailed
+from kvchat.chat.record.messages import MessageState, Role
+from kvchat.errors import KvchatError
+from kvchat.session.proof import Source
+from kvchat.ui.app.main_window import MainWindow
+from kvchat.ui.base.accessible import tell_roles
+from kvchat.ui.messages.reply_footer import ReceiptView
+from tests.ui.every_window import furnish, open_all
+from tests.ui.fake_runtime import FakeRuntime
+from tests.ui.waiting import until
+
+_MEANINGLESS = {QAccessible.Role.Client, QAccessible.Role.Border, QAccessible.Role.NoRole}
+tell_roles()
+
+
+@pytest.fixture
+def furnished(runtime: FakeRuntime) -> FakeRuntime:
+    furnish(runtime)
+    return runtime
+
+
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bool]]:
+    """What was announced, and whether it was urgent."""
+    heard: list[tuple[str, bool]] = []
+
+    def hear(event: QAccessibleEvent) -> None:
+        assert isinstance(event, QAccessibleAnnouncementEvent)
+        heard.append((event.message(), event.politeness() is QAccessible.AnnouncementPoliteness.Assertive))
+
+    monkeypatch.setattr("kvchat.ui.base.accessible.QAccessible.updateAccessibility", hear)
+    return heard
+
+
+async def test_whatever_can_be_used_says_what_it_is_and_does(furnished: FakeRuntime, window: MainWindow) -> None:
+    window.chat.open("thesis")
+    await until(lambda: len(window.findChildren(ReceiptView)) == len(Source))
+    windows = await open_all(furnished, window)
+    found = [(top.windowTitle(), face) for top in windows for face in faces(top) if can_be_used(face)]
+    unclear = [
+        (title, face.role().name, type(face.object()).__name__, name(face))
+        for title, face in found
+        if not name(face).strip() or face.role() in _MEANINGLESS
+    ]
+    for top in windows[1:]:
+        top.close()
+    assert len(found) > 200
+    assert unclear == []
+
+
+async def test_a_reply_is_one_thing_with_a_name(furnished: FakeRuntime, window: MainWindow) -> None:
+    furnished.chat.write("tax", Role.USER, "What is due?")
+    furnished.chat.write("tax", Role.ASSISTANT, "**Forty** euros.\n\n```python\nprint(40)\n```\n\nOn Friday.")
+    window.chat.open("tax")
+    await until(lambda: len(window.transcript.views) == 2 and all(v.complete for v in window.transcript.views.values()))
+    grouped = [name(face) for face in faces(window.transcript) if face.role() is QAccessible.Role.Grouping]
+    assert sorted(grouped) == ["Reply: **Forty** euros. ```python print(40) ``` On Friday.", "You: What is due?"]
+
+
+async def test_what_happens_is_said(furnished: FakeRuntime, window: MainWindow, said: list[tuple[str, bool]]) -> None:
+    window.chat.open("tax")
+    furnished.chat.write("tax", Role.USER, "What is due?")
+    reply = furnished.chat.write("tax", Role.ASSISTANT, "**Forty** euros.", state=MessageState.COMPLETE)
+    furnished.events.publish(ReplyFinished("tax", reply.id, None))
+    await until(lambda: ("Reply: Forty euros.", False) in said)
+    window.notices.tell("Saved", "In your folder.")
+    window.notices.show_error(KvchatError("The disk is full", "Nothing was saved.", "Make room."))
+    assert said[-2:] == [("Saved In your folder.", False), ("The disk is full Nothing was saved. Make room.", True)]
+    furnished.events.publish(TurnFailed("tax", KvchatError("The engine died", "It ran out of memory.")))
+    await until(lambda: ("The engine died It ran out of memory.", True) in said)
+
+
+def faces(top: QWidget) -> Iterator[QAccessibleInterface]:
+    """All that a screen reader finds there, and what it does not see left out."""
+    waiting = [QAccessible.queryAccessibleInterface(top)]
+    while waiting:
+        face = waiting.pop()
+        yield face
+        waiting += [
+            child
+            for place in range(face.childCount())
+            if (child := face.child(place)) is not None and child.isValid() and not child.state().invisible
+        ]
+
+
+def can_be_used(face: QAccessibleInterface) -> bool:
+    """Whether the keyboard can go there. What hands it on to a part of its own is that part."""
+    thing = face.object()
+    return bool(face.state().focusable) and not (isinstance(thing, QWidget) and thing.focusProxy() is not None)
+
+
+def name(face: QAccessibleInterface) -> str:
+    return face.text(QAccessible.Text.Name)

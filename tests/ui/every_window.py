@@ -1,0 +1,69 @@
+"""Everything there is to say something about, and every window there is to say it in."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+from PySide6.QtWidgets import QMenu, QWidget
+
+from kvchat.chat.options import Preset
+from kvchat.chat.record.messages import Role
+from kvchat.chat.turn.statistics import KINDS
+from kvchat.kvstore.savepoint import ConversationUsage
+from kvchat.library.memory.fitting import COMPUTER, MemoryBar
+from kvchat.session.proof import Source
+from kvchat.session.restore_cost import BreakEven
+from kvchat.session.restore_support import Finding, Strategy
+from kvchat.settings import GB
+from kvchat.ui.app.main_window import MainWindow
+from tests.ui.fake_runtime import FakeRuntime, a_receipt, counted
+from tests.ui.programs.made_up import fill as programs_made_up
+from tests.ui.waiting import until
+
+
+def furnish(runtime: FakeRuntime) -> None:
+    """Chats in every state, replies from everywhere, and figures about all of it."""
+    for id, title, points in (
+        ("thesis", "Thesis, chapter 3", 4),
+        ("jeju", "Trip to Jeju", 0),
+        ("tax", "Tax letter", 2),
+    ):
+        runtime.chat.add(title, id=id)
+        used = datetime.now(UTC) - timedelta(hours=3)
+        runtime.keep(ConversationUsage(id, points * 9_000_000, points, used, points * 8_000_000, 9_000_000, 40.0))
+    runtime.keep(replace(runtime.usage_of("tax"), pinned=True))
+    runtime.keep(replace(runtime.usage_of("jeju"), never_save=True))
+    runtime.pays = BreakEven(1032, 4.2, 1e-5)
+    runtime.set_aside = 12_000_000
+    runtime.chat.counted = counted(f"{kind} reason" for kind in KINDS)
+    runtime.watts = 300.0
+    runtime.finding = Finding(Strategy.SETTLE, proved=False)
+    runtime.bars = (MemoryBar(COMPUTER, 16 * GB, GB, 4 * GB, 2 * GB, GB // 2, GB // 10, measured=True, staging=GB),)
+    for source in Source:
+        runtime.chat.write("thesis", Role.USER, "Which lake is deepest?")
+        runtime.chat.write("thesis", Role.ASSISTANT, "Baikal.", receipt=a_receipt(source, queue_wait_ms=4000.0))
+    runtime.chat.options.stored.append(Preset("Terse", "Be brief.", id="p"))
+
+
+async def open_all(runtime: FakeRuntime, window: MainWindow) -> list[QWidget]:
+    """The window and all beside it, open and filled; each of the settings' pages was shown. The caller closes."""
+    side = window.side_windows
+    settings, storage, saved = side.open_settings(), side.open_storage(), side.open_saved()
+    programs_made_up(runtime)
+    programs = side.open_programs()
+    programs.requests.list.select(1)
+    await until(lambda: storage.list.usage.rows and settings.model.memory.isVisibleTo(settings.model) and saved.shown)
+    for page in settings.pages:
+        settings.show_page(page.name)
+    engine, models, manual = side.open_engine(), side.open_models(), side.open_manual()
+    deleted, library = side.open_deleted(), side.open_library()
+    window.open_chat_settings()
+    dialog = settings.presets.open(Preset("Terse", "Be brief."))
+    sheet, palette = window.keyboard.open_sheet(), window.keyboard.open_palette()
+    chat = side._chat_settings
+    assert chat is not None
+    for menu in window.findChildren(QMenu):
+        menu.aboutToShow.emit()
+    beside = settings, storage, saved, programs, engine, models, manual, deleted, library, chat
+    return [window, *beside, dialog, sheet, palette]
