@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
 import io
+import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+import kvchat
 from kvchat.__main__ import main
 from kvchat.cli.arguments import ask_options, bench_options, build_parser
 from kvchat.cli.options import AskOptions, BenchOptions, NoQuestion
@@ -148,3 +152,25 @@ def test_help_tells_the_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
         build_parser().parse_args(["--help"])
     told = " ".join(capsys.readouterr().out.split())
     assert "0 done; 1 not done" in told
+
+
+def commands_with_json(parser: argparse.ArgumentParser, before: str = "") -> Iterator[str]:
+    """Each command that takes `--json`, with those it stands in."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for name, command in action.choices.items():
+                yield from commands_with_json(command, f"{before} {name}".strip())
+        elif "--json" in action.option_strings:
+            yield before
+
+
+def test_the_manual_says_what_each_command_prints_as_json() -> None:
+    manual = (Path(kvchat.__file__).parent / "ui" / "manual" / "en.md").read_text("utf-8")
+    table = manual[manual.index("| command | its object |") : manual.index("| exit code |")]
+    known = set(re.findall("`([a-z ]+)`", "".join(line.split("|")[1] for line in table.splitlines() if "|" in line)))
+    missing = {
+        command
+        for command in commands_with_json(build_parser())
+        if command not in known and command.split()[-1] not in known
+    }
+    assert not missing
