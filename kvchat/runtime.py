@@ -38,7 +38,7 @@ from kvchat.system.migrations import drop_old_copies
 from kvchat.system.ownership import Ownership
 from kvchat.system.paths import Paths
 from kvchat.transfer.service import TransferService
-from kvchat.words.language import _
+from kvchat.words.language import N_, _
 from kvchat.words.redaction import this_person
 
 SAVE_PATIENCE_S = 15.0  # an engine that writes nothing for so long hangs
@@ -299,5 +299,5 @@ async def open_runtime(
         with suppress(StoreRefused):  # tried again at the next start
             await worker.run(forget_strangers, store, database)
             await asyncio.to_thread(keep_within_bounds, paths, settings, store)  # what has grown too old since goes
-    ownership = ownership or Ownership(paths.state, "another kvchat", lasts=False)
+    ownership = ownership or Ownership(paths.state, N_("another kvchat"), lasts=False)
     return Runtime(paths, settings, database, worker, store, ownership, key)

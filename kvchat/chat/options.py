@@ -217,7 +217,7 @@ def store_preset(database: Database, preset: Preset) -> Preset:
 
 def copy_name(name: str, taken: set[str]) -> str:
     """A name for a duplicate: “Name copy”, “Name copy 2”, …"""
-    base = f"{name} copy"
+    base = _("{name} copy", name=name)
     return next(found for n in range(1, len(taken) + 2) if (found := base if n == 1 else f"{base} {n}") not in taken)
 
 

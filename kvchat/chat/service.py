@@ -37,6 +37,7 @@ from kvchat.kvstore.store import SavePointStore
 from kvchat.session.host import EngineHost
 from kvchat.session.slots.pool import Slots
 from kvchat.system.concurrency import Background, Worker
+from kvchat.words.language import _
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -127,7 +128,7 @@ class ChatService:
 
     async def begin(self, preset: Preset) -> Conversation:
         """Make an empty conversation that begins with a preset."""
-        made = await self.options.begin(NEW_TITLE, preset)
+        made = await self.options.begin(_(NEW_TITLE), preset)
         self.events.publish(ConversationsChanged())
         return made
 

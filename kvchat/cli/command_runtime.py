@@ -61,7 +61,12 @@ def _starter_is_wanted() -> bool:
     """Whether the user, asked on the terminal, wants the starter model; nobody is asked elsewhere."""
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         return False
-    print("No model is chosen yet. Fetch the small starter model, 98 MB? [Y/n] ", end="", file=sys.stderr, flush=True)
+    print(
+        _("No model is chosen yet. Fetch the small starter model, 98 MB? [Y/n]") + " ",
+        end="",
+        file=sys.stderr,
+        flush=True,
+    )
     answer = sys.stdin.readline()
     return bool(answer) and answer.strip().lower() in ("", "y", "yes")
 

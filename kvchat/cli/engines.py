@@ -42,10 +42,13 @@ def run(options: EnginesOptions) -> int:
 def lines(entries: tuple[EngineEntry, ...], fetched: Sequence[FetchedEngine] = ()) -> list[str]:
     """The list as a person reads it; the engine in use is marked."""
     told = [line for entry in entries for line in _entry_lines(entry)] or [_("No engine was found.")]
-    told += [f"  Fetched: {one.name} ({size(one.size)}); `kvchat engines remove {one.name}`" for one in fetched]
+    told += [
+        "  " + _("Fetched: {name} ({size}); `kvchat engines remove {name}`", name=one.name, size=size(one.size))
+        for one in fetched
+    ]
     graphics = find_graphics()
     if not any(entry.backends for entry in entries):
-        cards = " and ".join(maker.value for maker in graphics.makers)
+        cards = _(" and ").join(maker.value for maker in graphics.makers)
         told += [
             "",
             _("Graphics: {cards}. To use it:", cards=cards) if cards else _("Graphics:"),
@@ -64,7 +67,7 @@ def _entry_lines(entry: EngineEntry) -> Iterator[str]:
         memory = f" ({size(device.total_bytes)})" if device.total_bytes else ""
         yield f"    {device.name}: {device.description}{memory}"
     if not entry.devices:
-        yield "    the processor alone"
+        yield "    " + _("the processor alone")
 
 
 def _fields(entries: tuple[EngineEntry, ...], fetched: Sequence[FetchedEngine]) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from kvchat.settings import Settings, load_settings
 from kvchat.system.files import is_folder
 from kvchat.system.paths import Paths, resolve_paths
 from kvchat.transfer.restore import in_use
-from kvchat.words.language import _, several
+from kvchat.words.language import _, number, several
 from kvchat.words.wording import size, tokens_short
 
 LONGEST_TOKEN = 1000  # characters
@@ -84,7 +84,9 @@ def list_lines(models: Sequence[JudgedModel], unreadable: Sequence[UnreadableFol
     for problem, name in [(one.model.problem, one.model.name) for one in models]:
         if problem:
             lines += [f"  {name}: {problem.title}.", f"    {problem.detail}"]
-    lines += [f"  {folder.path} cannot be read: {folder.reason}." for folder in unreadable]
+    lines += [
+        "  " + _("{path} cannot be read: {reason}.", path=folder.path, reason=folder.reason) for folder in unreadable
+    ]
     if not models:
         lines += [_("`kvchat models suggest` names some, `kvchat models get` fetches one.")]
     return lines
@@ -96,9 +98,9 @@ def _row(model: FoundModel, judgement: Judgement) -> tuple[str, ...]:
         without_quantisation(model.name, model.facts.quantisation),
         model.facts.quantisation,
         size(model.size),
-        f"{tokens_short(model.facts.trained_context)} context",
-        judgement.verdict.value,
-        model.source.value,
+        _("{tokens} context", tokens=tokens_short(model.facts.trained_context)),
+        _(judgement.verdict.value),
+        _(model.source.value),
     )
 
 
@@ -150,7 +152,11 @@ async def _search(library: ModelLibrary, options: ModelsOptions) -> int:
         print(_("Nothing on Hugging Face is named like “{what}” and has GGUF files.", what=options.what))
     else:
         rows = [
-            (one.repository, f"{one.downloads:,} downloads", _("asks for your account") if one.gated else "")
+            (
+                one.repository,
+                _("{downloads} downloads", downloads=number(one.downloads)),
+                _("asks for your account") if one.gated else "",
+            )
             for one in found
         ]
         print("\n".join(columns(rows)))
@@ -267,6 +273,6 @@ def _token(library: ModelLibrary, options: ModelsOptions) -> int:
         print(_("The access token is forgotten."))
         return 0
     # Not as an argument: those can be seen by every user of the machine.
-    value = getpass.getpass("Access token: ") if sys.stdin.isatty() else sys.stdin.readline(LONGEST_TOKEN)
+    value = getpass.getpass(_("Access token: ")) if sys.stdin.isatty() else sys.stdin.readline(LONGEST_TOKEN)
     print(_("Kept in {save}.", save=library.token.save(value)))
     return 0

@@ -115,7 +115,7 @@ def _unreachable(environment: Mapping[str, str]) -> DisplayProblem | None:
     names = [name for name in ("DISPLAY", "WAYLAND_DISPLAY") if environment.get(name)]
     if any(_answers(name, environment) for name in names):
         return None
-    shown = " and ".join(f"{name}={environment[name]}" for name in names)
+    shown = _(" and ").join(f"{name}={environment[name]}" for name in names)
     return DisplayProblem(_("No display answers at {shown}.", shown=shown), _(_ELSEWHERE))
 
 

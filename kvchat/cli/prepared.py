@@ -62,7 +62,7 @@ async def _prepare(options: PrepareOptions) -> int:
         await runtime.close()
     if sys.stderr.isatty():
         print(file=sys.stderr)
-    took = f", read in {duration(now.read_ms)}" if now.read_ms else ""
+    took = ", " + _("read in {time}", time=duration(now.read_ms)) if now.read_ms else ""
     print(
         _(
             "“{name}” is prepared: {count}, {tokens} tokens{took}.",
@@ -134,14 +134,14 @@ def _row(one: Standing) -> tuple[str, ...]:
     return (
         calm(prepared.name),
         several(len(prepared.sources), "{count} file", "{count} files"),
-        f"{prepared.tokens:,} tokens",
+        several(prepared.tokens, "{count} token", "{count} tokens"),
         size(one.bytes),
         _("not ready: {why_not}; reading takes {seconds}", why_not=one.why_not, seconds=seconds)
         if one.why_not
         else _("saves {seconds}", seconds=seconds),
         calm(Path(prepared.model).stem),
         _("read {timestamp}", timestamp=timestamp(prepared.created_at)) if prepared.is_read else "",
-        f"{one.changes.words} since" if one.changes else "",
+        _("{changes} since", changes=one.changes.words) if one.changes else "",
     )
 
 

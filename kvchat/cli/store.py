@@ -27,7 +27,7 @@ from kvchat.kvstore.savepoint import (
 from kvchat.settings import load_settings
 from kvchat.store_service import chats_in_words, long_chat, open_store
 from kvchat.system.paths import Paths, resolve_paths
-from kvchat.words.language import _, number, several
+from kvchat.words.language import _, number, retold, several
 from kvchat.words.safe_text import calm
 from kvchat.words.wording import duration, one_line, size, timestamp
 
@@ -118,11 +118,13 @@ def usage_lines(usage: StoreUsage, titles: Titles, saved: Saved) -> list[str]:
     """The store for a reader: sums, then each conversation, the largest first."""
     programs = [one for one in usage.conversations if program_of(one.conversation_id)]
     chats = several(len(usage.conversations) - len(programs), "{count} chat", "{count} chats")
-    others = f" and {several(len(programs), '{count} program', '{count} programs')}" if programs else ""
+    if programs:
+        others = several(len(programs), "{count} program", "{count} programs")
+        chats = _("{chats} and {programs}", chats=chats, programs=others)
     rows = [
         (
             _("Save points"),
-            _("{save_points}, in {chats}{others}", save_points=number(usage.save_points), chats=chats, others=others),
+            _("{save_points}, in {chats}", save_points=number(usage.save_points), chats=chats),
         ),
         (
             _("On disk"),
@@ -181,13 +183,13 @@ def usage_lines(usage: StoreUsage, titles: Titles, saved: Saved) -> list[str]:
 
 
 def _usage_row(one: ConversationUsage, titles: Titles, saved: Saved) -> tuple[str, ...]:
-    marks = [word for word, is_so in (("pinned", one.pinned), (_("never saved"), one.never_save)) if is_so]
+    marks = [word for word, is_so in ((_("pinned"), one.pinned), (_("never saved"), one.never_save)) if is_so]
     return (
         _title(one.conversation_id, titles),
         several(one.save_points, "{count} save point", "{count} save points"),
         _("{exclusive_bytes} its own", exclusive_bytes=size(one.exclusive_bytes)),
-        f"{size(one.shared_bytes)} shared",
-        _("saved {get} so far", get=duration(1000 * saved.get(one.conversation_id, 0.0))),
+        _("{size} shared", size=size(one.shared_bytes)),
+        _("saved {time} so far", time=duration(1000 * saved.get(one.conversation_id, 0.0))),
         _("used {timestamp}", timestamp=timestamp(one.last_used_at)),
         ", ".join(marks),
     )
@@ -203,17 +205,17 @@ def plan_lines(plan: PrunePlan, titles: Titles, target_bytes: int, *, dry_run: b
     if not plan.save_point_ids:
         lines = [_("Nothing to delete: the save points take {bytes_left}.", bytes_left=size(plan.bytes_left))]
     else:
-        verb = _("Would delete") if dry_run else _("Deleting")
+        verb, left = _("Would delete") if dry_run else _("Deleting"), size(plan.bytes_left)
         lines = [
             _(
-                "{verb} {count}, {bytes_freed}; to read again: {rereading}.",
+                "{verb} {count}, {size}; to read again: {time}.",
                 verb=verb,
                 count=several(len(plan.save_point_ids), "{count} save point", "{count} save points"),
-                bytes_freed=size(plan.bytes_freed),
-                rereading=_rereading(plan.prefill_seconds),
+                size=size(plan.bytes_freed),
+                time=_rereading(plan.prefill_seconds),
             ),
             *columns([_pruned_row(one, titles) for one in plan.conversations]),
-            f"{size(plan.bytes_left)} {'would remain' if dry_run else 'remain'}.",
+            _("{size} would remain.", size=left) if dry_run else _("{size} remain.", size=left),
         ]
     if plan.bytes_left > target_bytes:
         lines.append(
@@ -242,13 +244,14 @@ def report_lines(report: VerifyReport, left: Mapping[str, int], titles: Titles) 
         blocks=several(report.blocks, "{count} block", "{count} blocks"),
         bytes=size(report.bytes),
     )
-    lines = [f"{checked}: {'all are good.' if report.clean else f'{report.bad_blocks:,} bad, set aside.'}"]
+    found = _("all are good.") if report.clean else _("{count} bad, set aside.", count=number(report.bad_blocks))
+    lines = [f"{checked}: {found}"]
     rows = [
         (
             _title(one.conversation_id, titles),
             _("{save_points} lost", save_points=several(one.save_points, "{count} save point", "{count} save points")),
             _left(left.get(one.conversation_id, 0)),
-            one.reason,
+            retold(one.reason),
         )
         for one in report.losses
     ]
@@ -308,7 +311,7 @@ def _title(conversation_id: str, titles: Titles) -> str:
 
 
 def _left(save_points: int) -> str:
-    return f"{save_points:,} left" if save_points else _("starts cold")
+    return _("{count} left", count=number(save_points)) if save_points else _("starts cold")
 
 
 def _rereading(seconds: float) -> str:

@@ -33,7 +33,11 @@ class EngineElsewhere(KvchatError):
     def __init__(self, other: Owner) -> None:
         super().__init__(
             _("Another kvchat has the engine"),
-            _("It is {name} (process {pid}); the model is not loaded a second time.", name=other.name, pid=other.pid),
+            _(
+                "It is {name} (process {pid}); the model is not loaded a second time.",
+                name=_(other.name),
+                pid=other.pid,
+            ),
             _("Use that one, or end it first."),
         )
 

@@ -20,6 +20,7 @@ from kvchat.gateway.requests import Passages
 from kvchat.kvstore.savepoint import program_of
 from kvchat.session.host import EngineHost, ReadyEngine
 from kvchat.session.slots.pool import Slots
+from kvchat.words.language import _
 
 PORT = 8737
 
@@ -29,9 +30,9 @@ class NoKey(KvchatError):
 
     def __init__(self, host: str) -> None:
         super().__init__(
-            "A door that others can reach needs a key",
-            f"At {host} every computer of the network could use the model.",
-            "Give a key (--key-file, or Settings, Other programs), or listen at 127.0.0.1 alone.",
+            _("A door that others can reach needs a key"),
+            _("At {host} every computer of the network could use the model.", host=host),
+            _("Give a key (--key-file, or Settings, Other programs), or listen at 127.0.0.1 alone."),
         )
 
 

@@ -29,13 +29,14 @@ from kvchat.session.restore_cost import LEAST_GAIN
 from kvchat.session.session import CROWDED_OUT
 from kvchat.session.system_prompt import LONG_MS
 from kvchat.system.concurrency import to_its_end
+from kvchat.words.language import N_
 
 LEAST_HEAD = 64  # tokens; fewer are read sooner than saved
 LEAST_STEPS = 256  # tokens; fewer are read by the request itself
 ALONE_STEP_MS = 2000.0  # a step takes about so long where nobody is at the window
 TAIL = 16  # tokens that are always left to it: it reads at least the last one, and need not go back for that
 MOST_HEADER = 500  # characters
-RENDERS_OTHERWISE = "the engine made another prompt of it than it had told"
+RENDERS_OTHERWISE = N_("the engine made another prompt of it than it had told")
 
 
 class CrowdedOut(Exception):

@@ -51,9 +51,9 @@ from kvchat.kvstore.savepoint import (
     never,
 )
 from kvchat.kvstore.saving import Saving
-from kvchat.words.language import _
+from kvchat.words.language import N_, _
 
-NOT_YET = "another program is writing to the memory of chats just now"
+NOT_YET = N_("another program is writing to the memory of chats just now")
 
 
 class BlockStore(Restoring, Saving, Exchange):
@@ -182,7 +182,7 @@ class BlockStore(Restoring, Saving, Exchange):
             with contextlib.suppress(StoreRefused, IndexLost, IndexFailed):
                 self._absorb_staged(cancelled)
                 for point_id in self._parts.unabsorbed() if cancelled() else ():
-                    self._parts.lose(point_id, "kvchat was told not to wait until it was saved", tell=False)
+                    self._parts.lose(point_id, N_("kvchat was told not to wait until it was saved"), tell=False)
             self.prepare().result()  # that is nothing any more
             self._parts.staging.close()
             self._parts.index.close()

@@ -18,12 +18,13 @@ from kvchat.kvstore.index.check import fingerprint_of
 from kvchat.kvstore.layout.recipe import RecipeError
 from kvchat.kvstore.parts import BRIEF_S, Parts, in_words
 from kvchat.kvstore.savepoint import Bounds, Kept, Loss, PrunePlan, StoreUsage, Tier, Unseen, VerifyReport
+from kvchat.words.language import N_
 
-PRUNED = "its memory was deleted to stay within the limit on the disk"
-PRUNED_BY_USER = "its memory was deleted to make room"
-EXPIRED = "its memory was deleted because it had not been used for long"
+PRUNED = N_("its memory was deleted to stay within the limit on the disk")
+PRUNED_BY_USER = N_("its memory was deleted to make room")
+EXPIRED = N_("its memory was deleted because it had not been used for long")
 PROGRAMS_AGE_DAYS = 14.0  # agents come back to a thread within days, or never; what they all begin with is used daily
-NOT_FINISHED = "kvchat ended before its memory was stored"
+NOT_FINISHED = N_("kvchat ended before its memory was stored")
 
 
 class Housekeeping:

@@ -23,7 +23,7 @@ from kvchat.kvstore.layout.layout import RowMap
 from kvchat.kvstore.savepoint import Bounds, StoreRefused
 from kvchat.words.language import N_, _
 
-DELETED_MEANWHILE = "its memory was deleted meanwhile"
+DELETED_MEANWHILE = N_("its memory was deleted meanwhile")
 BLOCKS, INDEX, SET_ASIDE, STAGING = "blocks", "index.db", "set-aside", "staging"  # what is in the store's folder
 BRIEF_S = 0.5  # how long somebody who waits for an answer waits for others to write
 LEFTOVER_AGE_S = 3600.0  # a block file nothing refers to may be one that is just being absorbed

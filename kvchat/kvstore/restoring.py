@@ -35,14 +35,15 @@ from kvchat.kvstore.savepoint import (
     program_of,
 )
 from kvchat.kvstore.saving import Window
+from kvchat.words.language import N_
 
 MOST_PLACES = 500  # looked at for a plan; beyond them all share too little, or wait in other processes
 MOST_OLDER = 16  # save points looked through for older window rows
 WORTH_RESTORING = 32  # tokens; any two conversations under one chat template may share this many
-NOTHING_SAVED = "nothing is kept of this chat"
-NOTHING_ALIKE = "nothing that is kept begins like it"
-CANNOT_GO_BACK = "the chat was changed before what was kept of it, and this model cannot go back"
-GOES_ON_OTHERWISE = "what is kept begins like it and goes on otherwise, and this model cannot go back"
+NOTHING_SAVED = N_("nothing is kept of this chat")
+NOTHING_ALIKE = N_("nothing that is kept begins like it")
+CANNOT_GO_BACK = N_("the chat was changed before what was kept of it, and this model cannot go back")
+GOES_ON_OTHERWISE = N_("what is kept begins like it and goes on otherwise, and this model cannot go back")
 
 
 class Restoring:
@@ -291,7 +292,7 @@ def _why_nothing(
     if others:
         differences = others[-1].differences(fingerprint)
         if "model" in differences:
-            return "saved with another model"
+            return N_("saved with another model")
         return f"saved with other engine settings ({', '.join(differences)})"
     nothing, lost_at = NOTHING_ALIKE if program else NOTHING_SAVED, index_lost_at(db)
     return f"{nothing}; the list of what was kept was lost on {lost_at:%Y-%m-%d}" if lost_at else nothing

@@ -9,6 +9,7 @@ from enum import Enum
 from pathlib import Path
 
 from kvchat.errors import KvchatError
+from kvchat.words.language import N_
 
 Tokens = tuple[int, ...]
 PROGRAM = "program/"  # begins what save points of other programs are kept under, instead of a conversation's id
@@ -40,14 +41,14 @@ class Fingerprint:
     def differences(self, other: Fingerprint) -> list[str]:
         """The names of the fields that differ, in words for the user."""
         words = {
-            "model": "model",
-            "kv_type_k": "KV type of K",
-            "kv_type_v": "KV type of V",
-            "flash_attention": "flash attention",
-            "streams": "number of KV streams",
-            "rope": "context size, which changes how this model counts positions",
-            "options": "extra engine arguments",
-            "build": "engine build",
+            "model": N_("model"),
+            "kv_type_k": N_("KV type of K"),
+            "kv_type_v": N_("KV type of V"),
+            "flash_attention": N_("flash attention"),
+            "streams": N_("number of KV streams"),
+            "rope": N_("context size, which changes how this model counts positions"),
+            "options": N_("extra engine arguments"),
+            "build": N_("engine build"),
         }
         mine, theirs = asdict(self), asdict(other)
         return [words[name] for name in mine if mine[name] != theirs[name]]

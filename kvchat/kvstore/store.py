@@ -72,7 +72,7 @@ class NoStore:
         return ()
 
     def _miss(self, *_: object, **__: object) -> Miss:
-        return Miss("the memory of chats cannot be kept for now")
+        return Miss(N_("the memory of chats cannot be kept for now"))
 
     def _ignore(self, *_: object, **__: object) -> None:
         """There is nothing to do it with; bounds hold from the next start on."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kvchat.words.language import _
 from kvchat.words.wording import rough_duration, size
 
 _ENGINE_S_PER_BYTE, _STORE_S_PER_BYTE = 1e-9, 2e-9  # until this computer has shown its own
@@ -26,7 +27,7 @@ class Unfinished:
     @property
     def words(self) -> str:
         """As "2.1 GB, about 12 s"."""
-        return f"{size(self.bytes)}, about {rough_duration(self.seconds)}"
+        return _("{bytes}, about {seconds}", bytes=size(self.bytes), seconds=rough_duration(self.seconds))
 
 
 @dataclass(frozen=True)

@@ -31,10 +31,11 @@ from kvchat.session.planning import found, plan
 from kvchat.session.proof import NOT_REUSED, PURGED, Loaded, RestoreRecord, Verdict, judged
 from kvchat.session.slots.pool import Slots
 from kvchat.session.slots.slot import Slot, SlotContents
+from kvchat.words.language import N_, _
 
-TOO_LARGE_NOW = "what is kept of it is larger than the context is now"
-DIED_OVER_RESTORE = "the engine died while it loaded its memory"
-NOT_WAITED_FOR = "kvchat was told not to wait"
+TOO_LARGE_NOW = N_("what is kept of it is larger than the context is now")
+DIED_OVER_RESTORE = N_("the engine died while it loaded its memory")
+NOT_WAITED_FOR = N_("kvchat was told not to wait")
 NEXT = -1  # stands for the first token of whatever comes after a boundary
 # Two next messages that differ from their very first character: what both prompts share ends before either begins.
 BOUNDARY_PROBES = ("A", "7")
@@ -238,7 +239,7 @@ class Lease:
             await asyncio.to_thread(self._store.forget, path)
             if not isinstance(error, StoreRefused | EngineRefused | OSError):
                 raise
-            self._tell(SaveSkipped(str(error).removeprefix("Not saved: ")))
+            self._tell(SaveSkipped(str(error).removeprefix(_("Not saved: "))))
             return None
 
     async def _saved(self, path: Path) -> SlotSave:

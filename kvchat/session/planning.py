@@ -16,10 +16,11 @@ from kvchat.session.proof import Loaded
 from kvchat.session.restore_cost import LEAST_GAIN
 from kvchat.session.slots.pool import Slots
 from kvchat.session.slots.slot import SlotContents
+from kvchat.words.language import N_
 
-NEEDS_PROJECTOR = "what is kept of it goes on with pictures, and the model was loaded without what it sees with"
-NOT_WORTH_IT = "reading it again takes no longer than loading it"
-NO_RESTORING = "chats cannot be remembered with this engine and model"
+NEEDS_PROJECTOR = N_("what is kept of it goes on with pictures, and the model was loaded without what it sees with")
+NOT_WORTH_IT = N_("reading it again takes no longer than loading it")
+NO_RESTORING = N_("chats cannot be remembered with this engine and model")
 
 
 @dataclass(frozen=True)

@@ -6,16 +6,43 @@ from dataclasses import dataclass
 from enum import Enum
 
 from kvchat.kvstore.savepoint import SavePoint, Tier
+from kvchat.words.language import N_
 
 # A restore is proved when the engine reused this share of what it could have, and hollow below the other.
 PROVED_SHARE, HOLLOW_SHARE = 0.9, 0.5
 # What a prompt shares with any other, the words a template begins with, is no memory of it.
 LEAST_SHARE, LEAST_TOKENS = 0.1, 64
-NOTHING_TO_MISS = "the first reply"  # a reason that is in the receipts of earlier versions, too
+NOTHING_TO_MISS = N_("the first reply")  # a reason that is in the receipts of earlier versions, too
 
 
-NOT_REUSED = "the engine did not reuse what it held"
-PURGED = "the engine gave up what it held, to make room for others"
+# What reasons say with figures, or before what differs, for the catalogue: they are kept in English, see `retold`.
+REASONS = (
+    N_("the engine refused its memory"),
+    N_("the engine loaded … of … tokens"),
+    N_("the engine held … tokens instead of …"),
+    N_("hollow restore"),
+    N_("the engine accepted … tokens and then reused … of them"),
+    N_("the engine reused … of … tokens it had"),
+    N_("the engine loaded … chats in a row and used neither"),
+    N_("it could not be tried out beforehand"),
+    N_("part of what was saved is of no use"),
+    N_("the engine cannot go back"),
+    N_("it used … of … tokens"),
+    N_("the engine accepted … tokens and then used … of them"),
+    N_("--swa-full among the engine's extra arguments may change that, at the price of memory"),
+    N_("its file could not be put into the engine's folder"),
+    N_("what is kept could not be read"),
+    N_("a part of its memory was damaged"),
+    N_("its memory was set aside"),
+    N_("a block was damaged"),
+    N_("what is saved begins differently"),
+    N_("… tokens in common"),
+    N_("saved with other engine settings"),
+    N_("the list of what was kept was lost on …-…-…"),
+)
+
+NOT_REUSED = N_("the engine did not reuse what it held")
+PURGED = N_("the engine gave up what it held, to make room for others")
 
 NOTICEABLE_MS = 250.0  # whoever waits so long notices
 

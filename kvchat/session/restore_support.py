@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import Enum
 
+from kvchat.words.language import N_, _, retold
+
 HOLLOW_LIMIT = 2  # so many hollow restores in a row, and the strategy is given up for a more careful one
 
 
@@ -47,13 +49,14 @@ class Finding:
     @property
     def words(self) -> str:
         """What it means for the user, in sentences."""
-        why = f"{self.reason[0].upper()}{self.reason[1:]}." if self.reason else ""
+        why = f"{(told := retold(self.reason))[0].upper()}{told[1:]}." if self.reason else ""
         if not self.strategy.saves:
-            return f"Chats cannot be remembered here: they are read again, and nothing is kept of them. {why}".strip()
-        works = (
-            "Chats are remembered here" if self.proved else "Chats should be remembered here, as the first will show"
-        )
-        return f"{works}: {_REACH[self.strategy]}. {why}".strip()
+            words = _("Chats cannot be remembered here: they are read again, and nothing is kept of them.")
+        elif self.proved:
+            words = _("Chats are remembered here: {how}.", how=_(_REACH[self.strategy]))
+        else:
+            words = _("Chats should be remembered here, as the first will show: {how}.", how=_(_REACH[self.strategy]))
+        return f"{words} {why}".strip()
 
     def after_restore(self, *, hollow: bool) -> Finding:
         """What is known after one more restore in a real turn."""
@@ -66,8 +69,8 @@ class Finding:
 
 
 _REACH = {
-    Strategy.PLAIN: "any part of one can be used again",
-    Strategy.FULL_WINDOW: "each as it was after any of its replies (--swa-full is on)",
-    Strategy.COMPLETE: "each as it was after any of its replies (earlier ones fill its sliding window up)",
-    Strategy.SETTLE: "each as it was after any of its replies",
+    Strategy.PLAIN: N_("any part of one can be used again"),
+    Strategy.FULL_WINDOW: N_("each as it was after any of its replies (--swa-full is on)"),
+    Strategy.COMPLETE: N_("each as it was after any of its replies (earlier ones fill its sliding window up)"),
+    Strategy.SETTLE: N_("each as it was after any of its replies"),
 }

@@ -24,6 +24,7 @@ from kvchat.session.lease import Lease
 from kvchat.session.proof import PROVED_SHARE
 from kvchat.session.restore_support import Finding, Strategy
 from kvchat.session.slots.pool import Slots
+from kvchat.words.language import N_
 
 LENGTH = 96  # tokens tried with; a restore of fewer than 32 is never worth it
 BEYOND = 64  # tokens by which a conversation must exceed the sliding window to tell anything
@@ -50,7 +51,7 @@ async def self_test(host: ReadyEngine, window: int | None) -> Finding:
         async with asyncio.timeout(LIMIT_S), _trial(host) as trial:
             return await trial.run(promised, window)
     except TimeoutError:
-        return Finding(promised, proved=False, reason="the engine is too slow to try it out beforehand")
+        return Finding(promised, proved=False, reason=N_("the engine is too slow to try it out beforehand"))
     except (_Unclear, EngineRefused, StoreRefused, OSError) as error:
         return Finding(promised, proved=False, reason=f"it could not be tried out beforehand ({error})")
 
@@ -91,11 +92,11 @@ class _Trial:
         length = max(LENGTH, window + BEYOND) if window else LENGTH
         text = await self._text(length + 2 * NEXT)
         if len(text) < length + 2 * NEXT or length + 2 * NEXT >= self._host.context_size:
-            raise _Unclear("the model's sliding window is as long as the context")
+            raise _Unclear(N_("the model's sliding window is as long as the context"))
         if length > LENGTH:
             read = await self._host.engine.prefill(text[:LENGTH])
             if length * read.prompt_ms / LENGTH > LONGEST_MS:
-                raise _Unclear("that would take long with this model")
+                raise _Unclear(N_("that would take long with this model"))
         strategy, reason = promised, ""
         while strategy.saves and (fault := await self._fault(strategy, text, length)):
             strategy, reason = strategy.more_careful, fault
@@ -111,7 +112,7 @@ class _Trial:
         await self._save(lease, saved)
         hot = await host.engine.prefill(saved + following)
         if hot.cache_n < PROVED_SHARE * length:
-            raise _Unclear("the engine reads a short chat again even if it has it already")
+            raise _Unclear(N_("the engine reads a short chat again even if it has it already"))
         if fault := await self._restored(lease, saved + following, length):
             return fault
         if not strategy.can_cut:
@@ -135,7 +136,7 @@ class _Trial:
             if point is None:
                 raise _Unclear(self._skipped)
             if COPIES * point.size > await asyncio.to_thread(disk.free_bytes, lease.engine.slot_path):
-                raise _Unclear("too little room for its files")
+                raise _Unclear(N_("too little room for its files"))
         await self._slots.absorb()
 
     async def _restored(self, lease: Lease, prompt: Tokens, length: int) -> str | None:
@@ -145,7 +146,7 @@ class _Trial:
         lease.slot.forget()
         loaded = await lease.load(prompt)
         if loaded.restore is None:
-            return loaded.miss_reason or "nothing was loaded"
+            return loaded.miss_reason or N_("nothing was loaded")
         read = await engine.prefill(prompt)
         if read.cache_n < PROVED_SHARE * length:
             return f"the engine accepted {length} tokens and then used {read.cache_n} of them"

@@ -21,8 +21,9 @@ from kvchat.session.proof import NOTHING_LOADED, NOTHING_TO_MISS, Loaded, Verdic
 from kvchat.session.slots.pool import Slots
 from kvchat.session.slots.slot import Slot
 from kvchat.session.system_prompt import SystemPrompt, save_on_the_way
+from kvchat.words.language import N_, _, number
 
-DIED_OVER_SAVE = "the engine died while it saved the system prompt"
+DIED_OVER_SAVE = N_("the engine died while it saved the system prompt")
 CROWDED_OUT = "Context size has been exceeded"  # the engine's words for several requests that together are too much
 _NOT_SAVED = 64  # tokens at the end of a full context: settling needs room
 
@@ -34,9 +35,15 @@ class PromptTooLong(KvchatError):
 
     def __init__(self, prompt_tokens: int, context_size: int) -> None:
         super().__init__(
-            "This chat no longer fits the model's context",
-            f"It has {prompt_tokens:,} tokens and the context holds {context_size:,}.",
-            "Start a new chat, or choose a larger context size in the settings if the model and the memory allow it.",
+            _("This chat no longer fits the model's context"),
+            _(
+                "It has {prompt_tokens} tokens and the context holds {context_size}.",
+                prompt_tokens=number(prompt_tokens),
+                context_size=number(context_size),
+            ),
+            _(
+                "Start a new chat, or choose a larger context size in the settings if the model and the memory allow it."
+            ),
         )
         self.prompt_tokens, self.context_size = prompt_tokens, context_size
 

@@ -12,6 +12,7 @@ from kvchat.kvstore.savepoint import Tokens
 from kvchat.session.events import SaveSkipped, Saving, Tell
 from kvchat.session.lease import Lease
 from kvchat.system.concurrency import Interruption
+from kvchat.words.language import N_
 
 Boundary = Callable[[], Coroutine[Any, Any, Tokens]]
 R = TypeVar("R")
@@ -60,7 +61,7 @@ class Settling:
         if settled and lease.keeps:
             await self._save(lease, boundary, label)
         elif lease.keeps:
-            self._tell(SaveSkipped("the next message came first"))
+            self._tell(SaveSkipped(N_("the next message came first")))
 
     async def _save_where_it_goes_on(self, lease: Lease, label: str | None, going_on: Sequence[ChatMessage]) -> Tokens:
         """Also save at the very end of a reply that may be continued, which it returns: the turn boundary is beyond."""

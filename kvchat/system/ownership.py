@@ -14,7 +14,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from kvchat.system.files import read_json, whole_file
-from kvchat.words.language import _
+from kvchat.words.language import N_
 
 _MOST_NOTE = 10_000  # bytes
 
@@ -47,7 +47,7 @@ class Ownership:
             Path(self._lock.lock_file).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._lock.acquire()
         except Timeout:
-            return self._told() or Owner(_("another kvchat"), 0)
+            return self._told() or Owner(N_("another kvchat"), 0)
         except OSError:
             return None
         self._tell(self._me)

@@ -157,7 +157,7 @@ def as_markdown(conversation: Conversation, branch: Sequence[Message]) -> str:
         parts.append(f"## {_(SPEAKERS[message.role])}")
         if message.thinking.strip():
             quoted = "\n".join(f"> {line}" for line in calm(message.thinking).strip().splitlines())
-            parts.append(f"> *Thinking*\n>\n{quoted}")
+            parts.append(f"> *{_('Thinking')}*\n>\n{quoted}")
         parts += [_("*Attached: {name}*", name=one_line(calm(attachment.name))) for attachment in message.attachments]
         parts.append(_safe_markdown(message.content.strip()))
     return "\n\n".join(parts) + "\n"

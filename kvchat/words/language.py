@@ -85,18 +85,19 @@ def number(value: float, decimals: int = 0, *, grouped: bool = True) -> str:
 
 
 def retold(reason: str) -> str:
-    """A reason that is kept in English, in the language in force: figures and what stands in brackets stay as they are.
+    """A reason that is kept in English, in the language in force, as far as the catalogue knows its parts.
 
-    It is marked with `N_` where it comes from, with … for each figure and without the brackets.
+    They are marked with `N_` where they come from: what stands before and in brackets or after a colon or semicolon,
+    with … for each figure, which come in the same order in every language.
     """
-    head, mark, rest = next(
-        (cut for mark in (" (", "; ", ": ") if (cut := reason.partition(mark))[1]), (reason, "", "")
-    )
-    if (whole := _(reason)) != reason:
-        return whole
-    figures = iter(_FIGURES.findall(head))
-    words = re.sub("…", lambda gap: next(figures, gap[0]), _(_FIGURES.sub("…", head)))
-    return f"{words}{mark}{retold(rest) if mark in ('; ', ': ') else rest}"
+    if not reason or (whole := _(reason)) != reason:
+        return whole if reason else ""
+    for mark, end in (("; ", ""), (": ", ""), (" (", ")")):
+        head, found, rest = reason.partition(mark)
+        if found and rest.endswith(end):
+            return f"{retold(head)}{mark}{retold(rest.removesuffix(end))}{end}"
+    figures = iter(_FIGURES.findall(reason))
+    return re.sub("…", lambda gap: next(figures, gap[0]), _(_FIGURES.sub("…", reason)))
 
 
 def _known(tag: str) -> str:

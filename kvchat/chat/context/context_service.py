@@ -35,10 +35,13 @@ from kvchat.session.host import RESERVE_MOST, ReadyEngine
 from kvchat.session.session import Request, Session
 from kvchat.session.slots.rank import Rank
 from kvchat.session.slots.slot import Slot
-from kvchat.words.language import _
+from kvchat.words.language import N_, _
 
 SUMMARY_REQUEST = "Please summarise our conversation so far, so that we can go on from your summary alone."
-PART, LEAST_PART = "Beginning of {name}", 64  # a document that was cut to fit; tokens below which that makes no sense
+PART, LEAST_PART = (
+    N_("Beginning of {name}"),
+    64,
+)  # a document that was cut to fit; tokens below which that makes no sense
 USED_LAST = 3  # chats that are likely to be answered next: there is room for each of them from the start
 BUDGET_SHARES = (2, 4, 8, 0)  # the last turns may have one in so many tokens of the context; 0: the last turn alone
 
@@ -149,11 +152,11 @@ class ContextService:
         whole, part = attachments[place], attachments[place]
         use = await self.use(conversation_id, draft, attachments)
         while use is not None and use.free < 0:
-            tokens, _ = await self.tokens_of(part)
+            tokens, _counted = await self.tokens_of(part)
             host = tokens + use.free - TEMPLATE_TOKENS
             if host < LEAST_PART:
                 raise NoRoomForPart(whole.name)
-            part = document_of_text(PART.format(name=whole.name), beginning_of(part.text, host / tokens))
+            part = document_of_text(_(PART, name=whole.name), beginning_of(part.text, host / tokens))
             attachments = [*attachments[:place], part, *attachments[place + 1 :]]
             use = await self.use(conversation_id, draft, attachments)
         return tuple(attachments)

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 
 from kvchat.chat.record.messages import Attachment, Message, Role
 from kvchat.engine.speaking.wire import ChatMessage, Picture
+from kvchat.words.language import N_, _
 
-NEW_TITLE = "New chat"
+NEW_TITLE = N_("New chat")
 TITLE_LENGTH = 48  # characters
 
 
@@ -78,7 +79,7 @@ def title_from(text: str) -> str:
     """A conversation's first title: the first words of its first message, on one line."""
     words = re.sub(r"\s+", " ", text).strip()
     if len(words) <= TITLE_LENGTH:
-        return words or "New chat"
+        return words or _(NEW_TITLE)
     cut = words[:TITLE_LENGTH]
-    head, space, _ = cut.rpartition(" ")
+    head, space, _rest = cut.rpartition(" ")
     return (head if space and len(head) > TITLE_LENGTH // 2 else cut).rstrip(" ,.;:") + "…"

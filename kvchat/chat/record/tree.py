@@ -152,7 +152,7 @@ def remove(database: Database, message: Message) -> Removed:
             or leaf["title"] in map(title_from, questions)
             or _names(db, text_of(leaf["title"]), gone, message)
         ):
-            _set_title(db, message.conversation_id, title_from(text_of(first["content"])) if first else NEW_TITLE)
+            _set_title(db, message.conversation_id, title_from(text_of(first["content"])) if first else _(NEW_TITLE))
         return kept
 
 

@@ -30,7 +30,11 @@ class DoorIsOpen(KvchatError):
     def __init__(self, other: Owner) -> None:
         super().__init__(
             _("The engine is in use already"),
-            _("{name} (process {pid}) has it; the model is not loaded a second time.", name=other.name, pid=other.pid),
+            _(
+                "{name} (process {pid}) has it; the model is not loaded a second time.",
+                name=_(other.name),
+                pid=other.pid,
+            ),
             _("In its window, Settings, Other programs opens the door to it; or end it first."),
         )
 

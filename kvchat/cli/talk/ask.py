@@ -140,7 +140,7 @@ async def open_talk(options: AskOptions, *, lasts: bool = False) -> Talk:
     if not settings.engine_url and (other := await _who_has_the_engine(ownership)) and other.lasts:
         if options.engine or not other.door:
             raise EngineElsewhere(other)
-        remark(_("{name} has the engine, and answers.", name=other.name))
+        remark(_("{name} has the engine, and answers.", name=_(other.name)))
         settings, key = dataclasses.replace(settings, engine_url=other.door), other.key
     runtime = await open_runtime(paths, settings, ownership, key)
     printer = _Printer(options.as_json)
@@ -234,8 +234,12 @@ async def _begun_on(runtime: Runtime, name: str) -> str:
     usage = () if runtime.save_points.problem else (await runtime.save_points.usage()).conversations
     for standing in await library.standings(await runtime.engine.states_now(), usage):
         if standing.prepared.id == one.id and standing.why_not:
-            time = f" in {roughly(standing.seconds)}" if standing.seconds else ""
-            remark(_("“{name}” is read first{time}: {why_not}", name=calm(name), time=time, why_not=standing.why_not))
+            told, why = calm(name), standing.why_not
+            words = _("“{name}” is read first: {why}", name=told, why=why)
+            if standing.seconds:
+                time = roughly(standing.seconds)
+                words = _("“{name}” is read first in {time}: {why}", name=told, time=time, why=why)
+            remark(words)
     return (await library.begin(one)).id
 
 

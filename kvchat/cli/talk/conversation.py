@@ -41,7 +41,7 @@ def run(options: AskOptions) -> int:
     talk.printer.tells_saves = False
     try:
         title = one_line(calm(loop.wait(talk.title())))
-        remark(f"{f'“{title}”. ' if title else ''}{_ENDS}")
+        remark(f"{f'“{title}”. ' if title else ''}{_(_ENDS)}")
         while (question := _line()) is not None:
             if question.strip():
                 _answer(loop, talk, question)
@@ -86,7 +86,7 @@ def _line() -> str | None:
     except Ended:  # SIGTERM
         raise
     except KeyboardInterrupt:
-        print(f"\n{_ENDS}", file=sys.stderr)
+        print(f"\n{_(_ENDS)}", file=sys.stderr)
         return ""
     except EOFError:
         print()

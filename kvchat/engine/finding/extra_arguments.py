@@ -169,4 +169,4 @@ def _reason(name: str, other_names: Sequence[str]) -> str | None:
 
 
 def _count(values: int) -> str:
-    return {0: _("no value"), 1: _("one value")}.get(values, f"{values} values")
+    return {0: _("no value"), 1: _("one value")}.get(values, _("{count} values", count=values))

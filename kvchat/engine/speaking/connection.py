@@ -9,7 +9,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from kvchat.engine.speaking.errors import EngineError, EngineFailed, EngineFailure
-from kvchat.words.language import _
+from kvchat.words.language import N_, _
 
 if TYPE_CHECKING:
     from kvchat.engine.speaking.client import LlamaServerClient
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 class EngineState(Enum):
     """The life of an engine process."""
 
-    STOPPED = "stopped"
-    RESTING = "resting"  # none runs, to save memory; the next message starts one
-    STARTING = "starting"
-    LOADING = "loading"
-    READY = "ready"
-    STOPPING = "stopping"
-    FAILED = "failed"
+    STOPPED = N_("stopped")
+    RESTING = N_("resting")  # none runs, to save memory; the next message starts one
+    STARTING = N_("starting")
+    LOADING = N_("loading")
+    READY = N_("ready")
+    STOPPING = N_("stopping")
+    FAILED = N_("failed")
 
 
 DOWN = (EngineState.STOPPED, EngineState.RESTING, EngineState.FAILED)  # none runs, nor will by itself

@@ -15,6 +15,7 @@ from kvchat.errors import KvchatError
 from kvchat.system.files import read_plain
 from kvchat.system.paths import Paths
 from kvchat.system.secret_store import SecretStore
+from kvchat.words.language import _
 
 EVERYBODY = ""  # whose key it is that is no program's
 LEAST_KEY = 8  # characters
@@ -83,21 +84,28 @@ def read_key_file(path: Path) -> dict[str, str]:
     """Keys from a file: a line is a key, or `program: key`. Raises BadKeyFile for one that others may read, too."""
     try:
         if os.name != "nt" and stat.S_IMODE(path.stat().st_mode) & 0o077:
-            raise BadKeyFile("The file with the key is not private", f"Others may read {path}.", f"chmod 600 {path}")
+            raise BadKeyFile(
+                _("The file with the key is not private"),
+                _("Others may read {path}.", path=path),
+                _("chmod 600 {path}", path=path),
+            )
         lines = read_plain(path, _MOST_FILE).decode().splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise BadKeyFile("The file with the key cannot be read", f"{path}: {error}.") from error
+        raise BadKeyFile(_("The file with the key cannot be read"), f"{path}: {error}.") from error
     keys: dict[str, str] = {}
     for line in filter(None, map(str.strip, lines)):
         name, colon, key = (part.strip() for part in line.partition(":"))
         if not colon:
             name, key = EVERYBODY, line
         if len(key) < LEAST_KEY or (name and not _NAME.fullmatch(name)):
-            words = f"A line is a key of at least {LEAST_KEY} characters, or a program's name, a colon and its key."
-            raise BadKeyFile("The file with the key is not as it should be", f"{path}: {words}")
+            words = _(
+                "A line is a key of at least {least_key} characters, or a program's name, a colon and its key.",
+                least_key=LEAST_KEY,
+            )
+            raise BadKeyFile(_("The file with the key is not as it should be"), f"{path}: {words}")
         keys[name] = key
     if not keys:
-        raise BadKeyFile("There is no key in the file", f"{path} is empty.")
+        raise BadKeyFile(_("There is no key in the file"), _("{path} is empty.", path=path))
     return keys
 
 

@@ -154,9 +154,9 @@ def _bound(host: str, port: int) -> socket.socket:
             raise
     except OSError as error:
         raise PortTaken(
-            "Other programs cannot be listened for",
-            f"Nobody can listen at {host}:{port}: {error.strerror}.",
-            "Choose another port, or end the program that has it.",
+            _("Other programs cannot be listened for"),
+            _("Nobody can listen at {host}:{port}: {reason}.", host=host, port=port, reason=error.strerror),
+            _("Choose another port, or end the program that has it."),
         ) from error
     sock.setblocking(False)
     return sock

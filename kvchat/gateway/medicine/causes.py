@@ -11,13 +11,13 @@ from kvchat.gateway.medicine.clocks import CLOCK, has_date, masked
 from kvchat.gateway.medicine.partings import Parting, Prompt
 from kvchat.gateway.medicine.rules import BILLING_HEADER, HOLD_CLOCK, KEEP_REASONING, SORT_TOOLS
 from kvchat.words.comparing import shared_text
-from kvchat.words.language import several
+from kvchat.words.language import N_
 
 _AROUND = 160  # characters of each text that are told
 _SNIPPET = 80  # characters by which a part of the body is found in the prompt
 _LEAST_SNIPPET = 12  # fewer may stand anywhere
 _MOST_NAMES = 3
-_TOOLS_CHANGED = "tool list changed"
+_TOOLS_CHANGED = N_("tool list changed")
 _BILLING = "x-anthropic-billing-header"
 _THINKS = re.compile(r"<think|</think|<\|channel\|?>\s*(?:analysis|thought)|\[THINK]|<reasoning>|<seed:think>|◁think▷")
 _FOLDER = re.compile(r"working (?:directory|folder)|workspace|\bcwd\b|root folder|project (?:root|path)", re.IGNORECASE)
@@ -27,23 +27,29 @@ _CLEARED = re.compile(r"\[[^\]]{0,60}\b(?:cleared|removed|omitted|truncated|comp
 _SUMMARY = re.compile(
     r"continued from a previous conversation|\bsummar(?:y|ise|ize)|compacted|condensed", re.IGNORECASE
 )
-_REMINDER, _WERE_CLEARED = "<system-reminder>", "old results of tools were cleared"
+_REMINDER, _WERE_CLEARED = "<system-reminder>", N_("old results of tools were cleared")
 _KNOWN_MESSAGES = (
-    (re.compile(r"summaries of some files present in my git repo", re.IGNORECASE), "the map of the repository"),
-    (re.compile(r"added these files to the chat|read-?only files", re.IGNORECASE), "the files in the chat"),
-    (re.compile(r"<environment_context>|<environment_details>|<env>"), "what the program tells of its surroundings"),
+    (re.compile(r"summaries of some files present in my git repo", re.IGNORECASE), N_("the map of the repository")),
+    (re.compile(r"added these files to the chat|read-?only files", re.IGNORECASE), N_("the files in the chat")),
+    (
+        re.compile(r"<environment_context>|<environment_details>|<env>"),
+        N_("what the program tells of its surroundings"),
+    ),
 )
-_OTHER, _OTHER_WAY = "another conversation begins", "the conversation went another way"
-_DROPPED, _OTHER_ORDER = "reasoning of earlier turns was dropped by the template", "tools listed in another order"
+_OTHER, _OTHER_WAY = N_("another conversation begins"), N_("the conversation went another way")
+_DROPPED, _OTHER_ORDER = (
+    N_("reasoning of earlier turns was dropped by the template"),
+    N_("tools listed in another order"),
+)
 # Of causes as they are added up, the rule that mends each.
 MENDED_BY = {
-    "the billing header": BILLING_HEADER,
+    N_("the billing header"): BILLING_HEADER,
     _OTHER_ORDER: SORT_TOOLS,
     _DROPPED: KEEP_REASONING,
     **{
         f"the {what} in the {where}": HOLD_CLOCK
         for what in ("date", "time")
-        for where in ("system prompt", "first message")
+        for where in (N_("system prompt"), N_("first message"))
     },
 }
 SYSTEM, TOOLS, MESSAGE, TEMPLATE = "system", "tools", "message", "template"
@@ -55,14 +61,14 @@ class Place:
 
     kind: str
     number: int = 0  # of a message, from 0
-    words: str = "the prompt"
+    words: str = N_("the prompt")
 
     @property
     def kind_words(self) -> str:
         """Without its number."""
         if self.kind != MESSAGE:
             return self.words
-        return "a message" if self.number else "the first message"
+        return N_("a message") if self.number else N_("the first message")
 
 
 class Cause(NamedTuple):
@@ -73,8 +79,8 @@ class Cause(NamedTuple):
     about: str = ""
 
 
-_TEMPLATE = Place(TEMPLATE, 0, "the template")
-_SYSTEM, _TOOLS = Place(SYSTEM, 0, "the system prompt"), Place(TOOLS, 0, "the tool list")
+_TEMPLATE = Place(TEMPLATE, 0, N_("the template"))
+_SYSTEM, _TOOLS = Place(SYSTEM, 0, N_("the system prompt")), Place(TOOLS, 0, N_("the tool list"))
 
 
 def parting(old: Prompt, new: Prompt) -> Parting:
@@ -139,7 +145,7 @@ def _message(now: Contents, number: int) -> Place:
 def _of_the_line(before: str, after: str, place: Place) -> Cause | None:
     """What is known by the lines that differ; None where they say nothing of it."""
     if _BILLING in before or _BILLING in after:
-        return Cause("the billing header", BILLING_HEADER)
+        return Cause(N_("the billing header"), BILLING_HEADER)
     if before == after:
         return None
     if masked(before) == masked(after):
@@ -152,7 +158,7 @@ def _of_the_line(before: str, after: str, place: Place) -> Cause | None:
         fixed = place.kind == SYSTEM or (place.kind == MESSAGE and place.number == 0)
         return Cause(f"the {told} in {place.words}", HOLD_CLOCK if fixed else "", f"the {told} in {place.kind_words}")
     if _PATH.sub("/", before) == _PATH.sub("/", after):
-        what = "working folder" if _FOLDER.search(before) else "path of a file"
+        what = N_("working folder") if _FOLDER.search(before) else N_("path of a file")
         return Cause(f"the {what} in {place.words}", "", f"the {what} in {place.kind_words}")
     return None
 
@@ -163,17 +169,17 @@ def _of_the_part(old: Prompt, new: Prompt, at: int, place: Place) -> Cause:
         return _of_tools(before, now)
     if place.kind == SYSTEM:
         if _GIT.search(new.text[max(0, at - 600) : at + _AROUND]):
-            return Cause("the git status in the system prompt")
-        return Cause("the system prompt was changed")
+            return Cause(N_("the git status in the system prompt"))
+        return Cause(N_("the system prompt was changed"))
     if place.kind == MESSAGE:
         return _of_messages(before.messages, now.messages, place)
     if changed := sorted(
         name for name in {*before.options, *now.options} if _option(before, name) != _option(now, name)
     ):
-        return Cause(f"other options of the request: {', '.join(changed)}", "", "other options of the request")
+        return Cause(f"other options of the request: {', '.join(changed)}", "", N_("other options of the request"))
     if _THINKS.search(old.text[max(0, at - 40) : at + _AROUND]):
         return Cause(_DROPPED, KEEP_REASONING)
-    return Cause("the template put the same messages in other words")
+    return Cause(N_("the template put the same messages in other words"))
 
 
 def _option(one: Contents, name: str) -> object:
@@ -208,7 +214,7 @@ def _of_messages(before: tuple[Message, ...], now: tuple[Message, ...], place: P
     ours = now[number]
     theirs = before[number] if number < len(before) else Message("", "")
     if theirs.text == ours.text and theirs.reasoning != ours.reasoning:
-        return Cause("reasoning of earlier turns was left out by the program")
+        return Cause(N_("reasoning of earlier turns was left out by the program"))
     if theirs.text.count(_REMINDER) != ours.text.count(_REMINDER) and number < len(before):
         return Cause(f"a {_REMINDER} that moves")
     if _CLEARED.search(ours.text) and not _CLEARED.search(theirs.text):
@@ -217,20 +223,19 @@ def _of_messages(before: tuple[Message, ...], now: tuple[Message, ...], place: P
         known = next((words for marks, words in _KNOWN_MESSAGES if marks.search(ours.text)), "")
         return Cause(known or _OTHER)
     if len(now) < len(before) and ours in before[number + 1 :]:
-        left_out = several(
-            before.index(ours, number + 1) - number, "{count} earlier message", "{count} earlier messages"
-        )
-        return Cause(f"{left_out} left out", "", "earlier messages left out")
+        left_out = before.index(ours, number + 1) - number
+        words = f"{left_out:,} earlier message{'' if left_out == 1 else 's'} left out"
+        return Cause(words, "", N_("earlier messages left out"))
     if _SUMMARY.search(ours.text[:2_000]) and not _SUMMARY.search(theirs.text[:2_000]):
-        return Cause("earlier messages were summarised (compaction)")
+        return Cause(N_("earlier messages were summarised (compaction)"))
     for marks, words in _KNOWN_MESSAGES:
         if marks.search(ours.text) or marks.search(theirs.text):
             return Cause(words)
     if theirs in now[number + 1 :]:
-        return Cause(f"something was put in before {place.words}", "", "something was put in before a message")
+        return Cause(f"something was put in before {place.words}", "", N_("something was put in before a message"))
     if number >= len(before) - 1:
         return Cause(f"{_OTHER_WAY} from {place.words} on", "", _OTHER_WAY)
-    return Cause(f"{place.words} was edited", "", "an earlier message was edited")
+    return Cause(f"{place.words} was edited", "", N_("an earlier message was edited"))
 
 
 def _line(text: str, at: int) -> str:

@@ -12,8 +12,9 @@ from kvchat.gateway.medicine.located import edited, located
 from kvchat.gateway.medicine.partings import Parting, Prompt
 from kvchat.gateway.medicine.recent import RecentPrompts
 from kvchat.gateway.medicine.rules import RULES, Change, Held, apply
+from kvchat.words.language import N_
 
-_UNKNOWN = "the prompt is another one"
+_UNKNOWN = N_("the prompt is another one")
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from typing import Any
 from kvchat.gateway.medicine.body import SYSTEM_ROLES, contents
 from kvchat.gateway.medicine.clocks import masked, telling_now
 from kvchat.gateway.medicine.located import Edit, Located
+from kvchat.words.language import N_
 
 BILLING_HEADER, HOLD_CLOCK, SORT_TOOLS, KEEP_REASONING = "billing-header", "hold-clock", "sort-tools", "keep-reasoning"
 HELD_FOR = timedelta(hours=24)
@@ -125,7 +126,7 @@ def sort_tools(body: Located, held: Held, now: datetime) -> Changed:
         return
     between = [body.text[one.end : two.start] for one, two in pairwise(items)]
     pieces = [piece for number, gap in zip(order, [*between, ""], strict=True) for piece in (items[number].source, gap)]
-    change = Change(SORT_TOOLS, "the tool list", before, after, differs, f'"{names[order[0]]}"')
+    change = Change(SORT_TOOLS, N_("the tool list"), before, after, differs, f'"{names[order[0]]}"')
     yield Edit(items[0].start, items[-1].end, "".join(pieces)), change
 
 
@@ -144,8 +145,8 @@ def keep_reasoning(body: Located, held: Held, now: datetime) -> Changed:
     asked = max((place for place, one in enumerate(said) if one.role == "user"), default=0)
     thought = next(filter(None, (one.reasoning.strip() for one in said[:asked])), "")
     differs = held.differs(KEEP_REASONING, "asked", said[asked].text if said else "") and bool(thought)
-    before = options.source if options else "no options"
-    change = Change(KEEP_REASONING, "the template’s options", before, added, differs, thought[:60])
+    before = options.source if options else N_("no options")
+    change = Change(KEEP_REASONING, N_("the template’s options"), before, added, differs, thought[:60])
     if options is None:
         yield Edit(body.end - 1, body.end - 1, f',"chat_template_kwargs":{added}'), change
     else:
@@ -163,26 +164,32 @@ RULES: dict[str, Rule] = {
     for rule in (
         Rule(
             BILLING_HEADER,
-            "Leave the billing header out",
-            "Claude Code puts a number that is another one with each request before everything else; the model is "
-            "not told it.",
+            N_("Leave the billing header out"),
+            N_(
+                "Claude Code puts a number that is another one with each request before everything else; the model is "
+                "not told it."
+            ),
         ),
         Rule(
             HOLD_CLOCK,
-            "Hold the date",
-            "The date and time that the program tells the model first stay for 24 hours, so the model may be a day "
-            "behind.",
+            N_("Hold the date"),
+            N_(
+                "The date and time that the program tells the model first stay for 24 hours, so the model may be a day "
+                "behind."
+            ),
         ),
         Rule(
             SORT_TOOLS,
-            "Sort the tools",
-            "Tools are always told in the order of their names, however the program lists them.",
+            N_("Sort the tools"),
+            N_("Tools are always told in the order of their names, however the program lists them."),
         ),
         Rule(
             KEEP_REASONING,
-            "Keep the reasoning",
-            "Models that can keep what they thought in earlier turns keep it, instead of reading those turns again "
-            "without it; engines of today have them do so unless they are told otherwise.",
+            N_("Keep the reasoning"),
+            N_(
+                "Models that can keep what they thought in earlier turns keep it, instead of reading those turns again "
+                "without it; engines of today have them do so unless they are told otherwise."
+            ),
         ),
     )
 }
@@ -195,7 +202,7 @@ def apply(name: str, body: Located, held: Held, now: datetime) -> list[tuple[Edi
 
 def _without_header(held: Held, header: str) -> Change:
     differs = held.differs(BILLING_HEADER, "", header)
-    return Change(BILLING_HEADER, "the system prompt", header.strip(), "", differs)
+    return Change(BILLING_HEADER, N_("the system prompt"), header.strip(), "", differs)
 
 
 def _fixed_texts(body: Located) -> Iterator[tuple[str, Located]]:
@@ -203,15 +210,15 @@ def _fixed_texts(body: Located) -> Iterator[tuple[str, Located]]:
     members = body.members()
     for name in ("system", "instructions"):
         if name in members:
-            yield from (("the system prompt", text) for text in _texts(members[name]))
+            yield from ((N_("the system prompt"), text) for text in _texts(members[name]))
     turns = members.get("messages", members.get("input"))
     for turn in turns.items() if turns else []:
         parts = turn.members()
         role = parts["role"].value if "role" in parts else ""
         if role in SYSTEM_ROLES and "content" in parts:
-            yield from (("the system prompt", text) for text in _texts(parts["content"]))
+            yield from ((N_("the system prompt"), text) for text in _texts(parts["content"]))
         elif role == "user" and "content" in parts:
-            yield from (("the first message", text) for text in _texts(parts["content"]))
+            yield from ((N_("the first message"), text) for text in _texts(parts["content"]))
             return
 
 

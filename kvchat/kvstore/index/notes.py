@@ -11,8 +11,9 @@ from datetime import datetime
 
 from kvchat.kvstore.index.check import moment
 from kvchat.kvstore.savepoint import Loss, Unseen
+from kvchat.words.language import N_
 
-INDEX_LOST = "the list of what is kept was lost or damaged, and a new one begun"
+INDEX_LOST = N_("the list of what is kept was lost or damaged, and a new one begun")
 
 
 def note_index_loss(db: sqlite3.Connection) -> None:

@@ -9,7 +9,7 @@ from kvchat.library.memory.context_size import ContextChooser
 from kvchat.library.memory.fitting import margin
 from kvchat.library.memory.machine import MemoryFacts
 from kvchat.library.memory.placement import ENGINE_BYTES, Demand
-from kvchat.words.language import _, number
+from kvchat.words.language import N_, _, number
 from kvchat.words.wording import size as size_in_words
 
 COMFORTABLE = 8192  # tokens; with less, a long conversation soon loses its beginning
@@ -19,9 +19,9 @@ OVERHEAD_SHARE = 0.15  # of the weights, for a KV cache of some thousand tokens 
 class Verdict(Enum):
     """The value is the word on the screen."""
 
-    FITS = "fits"
-    TIGHT = "tight"
-    NO = "no"
+    FITS = N_("fits")
+    TIGHT = N_("tight")
+    NO = N_("no")
 
 
 @dataclass(frozen=True)

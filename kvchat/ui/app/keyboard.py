@@ -83,7 +83,7 @@ class Keyboard(QObject):
         titles = self._chat.conversations.titles
         current = self._chat.current
         order = [id for id in titles if id != current] + [id for id in titles if id == current]
-        return [PaletteEntry(titles[id], "chat", partial(self._chat.open, id)) for id in order]
+        return [PaletteEntry(titles[id], _("chat"), partial(self._chat.open, id)) for id in order]
 
     def _actions(self) -> Sequence[PaletteEntry]:
         return [

@@ -92,7 +92,7 @@ class Tray(QObject):
         """Write icon, tooltip and menu anew from what is."""
         state = self._runtime.engine.status.state
         logo = self.logo
-        tooltip = " · ".join(part for part in ("kvchat", state.value, self._runtime.model.name) if part)
+        tooltip = " · ".join(part for part in ("kvchat", _(state.value), self._runtime.model.name) if part)
         if (logo, tooltip) != self._shown:
             self._shown = (logo, tooltip)
             self.icon.setIcon(tray_icon(logo))

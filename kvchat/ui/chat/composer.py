@@ -207,7 +207,7 @@ class Composer(QWidget):
             self.button.setIcon(icon("arrow-up", theme.on_accent if can_send else theme.muted))
         words = _("Stop") if self._busy else _("Send")
         self.button.setAccessibleName(words)
-        self.button.setToolTip(_("Stop the reply (Esc)") if self._busy else self._refusal or "Send (Enter)")
+        self.button.setToolTip(_("Stop the reply (Esc)") if self._busy else self._refusal or _("Send (Enter)"))
 
     def _restyle(self) -> None:
         font = page_font(self._look.type.family, self._look.type.body)

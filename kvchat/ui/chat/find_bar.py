@@ -41,7 +41,7 @@ class FindBar(QFrame):
         self.next_button = tool_button(
             _("Next {words}", words=words), partial(step, 1), tip=_("Next {words} (F3)", words=words)
         )
-        self.close_button = tool_button(_("Close"), self.close_bar, tip="Close (Esc)")
+        self.close_button = tool_button(_("Close"), self.close_bar, tip=_("Close (Esc)"))
         buttons = self.previous_button, self.next_button, self.close_button
         row((self.field, 1), self.place, *buttons, on=self, spacing=4, margins=(10, 6, 6, 6))
         page.marks.cleared.connect(self.hide)

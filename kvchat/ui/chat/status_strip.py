@@ -125,7 +125,7 @@ class StatusStrip(QFrame):
         self.setObjectName("strip")
         self.setAccessibleName(_("Status"))
         self.dot = EngineDot(look)
-        self.state, self.context = label("stopped", "small"), label(kind="small")
+        self.state, self.context = label(_("stopped"), "small"), label(kind="small")
         self.model = ElidedLabel("small")
         self.model.setSizePolicy(QSizePolicy.Policy.Maximum, QSizePolicy.Policy.Preferred)
         self.progress = progress_bar(_("Reading"))
@@ -179,7 +179,7 @@ class StatusStrip(QFrame):
 
     def _show_state(self) -> None:
         silent = self._silent and self._engine is EngineState.READY
-        word = "silent" if silent else self._engine.value
+        word = _("silent") if silent else _(self._engine.value)
         self.dot.show_state(self._engine, silent=silent)
         self.state.setText(word)
         self.state.setAccessibleName(_("Engine {word}", word=word))

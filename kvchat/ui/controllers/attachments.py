@@ -27,9 +27,9 @@ from kvchat.ui.chat.composer import local_files
 from kvchat.ui.controllers.chat import ChatController
 from kvchat.ui.controllers.controller import Controller
 from kvchat.ui.controllers.views import Views
-from kvchat.words.language import _
+from kvchat.words.language import N_, _
 
-PASTED, PASTED_PICTURE = "Pasted text.txt", "Pasted picture.png"
+PASTED, PASTED_PICTURE = N_("Pasted text.txt"), N_("Pasted picture.png")
 
 
 class AttachmentController(Controller):
@@ -45,9 +45,11 @@ class AttachmentController(Controller):
         composer.attach.clicked.connect(self.choose)
         composer.editor.files_given.connect(self.take)
         composer.editor.picture_given.connect(
-            lambda image: self._begin(PASTED_PICTURE, asyncio.to_thread(of_image, PASTED_PICTURE, image))
+            lambda image: self._begin(name := _(PASTED_PICTURE), asyncio.to_thread(of_image, name, image))
         )
-        composer.text_given.connect(lambda text: self._begin(PASTED, asyncio.to_thread(document_of_text, PASTED, text)))
+        composer.text_given.connect(
+            lambda text: self._begin(name := _(PASTED), asyncio.to_thread(document_of_text, name, text))
+        )
         composer.chips.changed.connect(self._count_again)
         page.setAcceptDrops(True)
         page.installEventFilter(self)

@@ -144,7 +144,7 @@ class ContextController(Controller):
         """Of the longest text that waits to be sent; where nothing is attached, of what was written."""
         here, draft, attachments = self._chat.current, self._composer.draft, self._composer.chips.attachments
         if all(one.data for one in attachments):
-            draft, attachments = "", (*attachments, document_of_text(PASTED, draft))
+            draft, attachments = "", (*attachments, document_of_text(_(PASTED), draft))
         fitting = await self._runtime.chat.context.with_part(here, draft, attachments)
         if here == self._chat.current:
             self._composer.set_draft(draft)

@@ -17,9 +17,10 @@ from kvchat.ui.controllers.controller import Controller
 from kvchat.ui.controllers.views import Views
 from kvchat.ui.sidebar.arrangement import arranged, folders_of
 from kvchat.ui.sidebar.conversation_list import Row
+from kvchat.words.language import N_, _
 
 _GATHER_MS = 120  # changes of the list are gathered this long before it is drawn again
-NEW_TITLE = "New chat"
+NEW_TITLE = N_("New chat")
 
 
 class SidebarController(Controller):
@@ -59,7 +60,7 @@ class SidebarController(Controller):
 
     def title(self, conversation_id: str | None) -> str:
         """A conversation's title."""
-        return next((c.title for c in self._conversations if c.id == conversation_id), NEW_TITLE)
+        return next((c.title for c in self._conversations if c.id == conversation_id), _(NEW_TITLE))
 
     def conversation(self, conversation_id: str | None) -> Conversation | None:
         """A conversation as last told."""

@@ -15,7 +15,7 @@ class PassphraseDialog(Question):
     """Some words, one field, and what is done with it. It is kept nowhere."""
 
     def __init__(self, parent: QWidget, title: str, text: str, action: str, *, optional: bool) -> None:
-        self.field = line_edit(_("Passphrase"), "Passphrase (optional)" if optional else _("Passphrase"))
+        self.field = line_edit(_("Passphrase"), _("Passphrase (optional)") if optional else _("Passphrase"))
         self.field.setEchoMode(QLineEdit.EchoMode.Password)
         self.shown = button(_("Show"), name=_("Show what is typed"))
         self.shown.setCheckable(True)

@@ -76,7 +76,7 @@ class ThinkingView(QWidget):
 
     def _show_heading(self) -> None:
         self.button.setText(f"{self._heading} {'▾' if self.is_open else '▸'}")
-        self.button.setAccessibleName(f"{self._heading}, {'open' if self.is_open else 'folded'}")
+        self.button.setAccessibleName(f"{self._heading}, {_('open') if self.is_open else _('folded')}")
         self.button.resize(self.button.sizeHint())
 
     def _show_words(self) -> None:

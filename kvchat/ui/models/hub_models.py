@@ -46,7 +46,7 @@ class ModelsHub(QWidget):
         self.field = ClearableField(look, _("Search Hugging Face"), hint)
         self.search = button(_("Search"), self._search)
         self.field.returnPressed.connect(self._search)
-        self.back = button("‹ Back", self._go_back, "link", name=_("Back to the list"))
+        self.back = button(_("‹ Back"), self._go_back, "link", name=_("Back to the list"))
         self.heading = label(kind="strong")
         self.list = RowList(look, _("Models on Hugging Face"))
         self.list.taken.connect(self._take)

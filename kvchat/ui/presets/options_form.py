@@ -61,7 +61,7 @@ class OptionsForm(QWidget):
         self._look = look
         self.system = _editor(_("System prompt"), _("Who the model should be, and how it should answer"), lines=4)
         self.numbers = {name: line_edit(known.words) for name, known in RANGES.items()}
-        self.stop = line_edit(_("Stop words"), "none")
+        self.stop = line_edit(_("Stop words"), _("none"))
         self.format, self.format_text = (
             ChoiceBox(look, _("Output format")),
             _editor(_("Schema or grammar"), "", lines=5),

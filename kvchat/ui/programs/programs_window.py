@@ -122,7 +122,7 @@ class ProgramsWindow(Panel):
             return
         confirm(
             self,
-            f"Forget “{chosen.value}”?",
+            _("Forget “{name}”?", name=chosen.value),
             _("Its figures go from this page, and what is remembered of its prompts is deleted."),
             _("Forget"),
             lambda: self.run(self._forget(str(chosen.value))),

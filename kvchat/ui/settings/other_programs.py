@@ -257,7 +257,7 @@ class OwnKeysEntry(Entry):
     def __init__(self, page: OtherProgramsPage) -> None:
         self._page = page
         self.rows: dict[str, QWidget] = {}  # by program
-        self.field = line_edit(_("The program’s name"), "such as zed")
+        self.field = line_edit(_("The program’s name"), _("such as zed"))
         self.make = button(_("Make a key"), self._make, name=_("Make a key for this program"))
         holder = QWidget()
         self._list = column(spacing=6)

@@ -244,13 +244,14 @@ def name_for(paths: Sequence[Path], taken: Collection[str]) -> str:
 def estimate_words(estimate: Estimate) -> str:
     """What reading takes, and that nobody waits for it."""
     tokens = round(estimate.tokens, -3 if estimate.tokens >= 10_000 else -2)
-    amount = _(
-        "{files}, about {tokens} tokens",
-        files=several(estimate.files, "{count} file", "{count} files"),
-        tokens=number(tokens),
-    )
-    time = f"; reading takes {roughly(estimate.seconds)}" if estimate.seconds else ""
-    return _("{amount}{time}. You can go on chatting meanwhile: what you ask goes first.", amount=amount, time=time)
+    files = several(estimate.files, "{count} file", "{count} files")
+    words = _("{files}, about {tokens} tokens.", files=files, tokens=number(tokens))
+    if estimate.seconds:
+        time = roughly(estimate.seconds)
+        words = _(
+            "{files}, about {tokens} tokens; reading takes {time}.", files=files, tokens=number(tokens), time=time
+        )
+    return f"{words} {_('You can go on chatting meanwhile: what you ask goes first.')}"
 
 
 def row_of(one: Standing, reading: Reading | None) -> Row:
@@ -258,10 +259,10 @@ def row_of(one: Standing, reading: Reading | None) -> Row:
     prepared = one.prepared
     parts = [several(len(prepared.sources), "{count} file", "{count} files")]
     if prepared.is_read:
-        parts += [f"{tokens_short(prepared.tokens)} tokens", size(one.bytes)]
-        parts += [_("saves {seconds}", seconds=roughly(one.seconds))] if one.seconds and not one.why_not else []
+        parts += [_("{tokens} tokens", tokens=tokens_short(prepared.tokens)), size(one.bytes)]
+        parts += [_("saves {time}", time=roughly(one.seconds))] if one.seconds and not one.why_not else []
         parts += [Path(prepared.model).stem]
-    chip, tone = "ready", Tone.GOOD
+    chip, tone = _("ready"), Tone.GOOD
     if reading is not None:
         share = f"{100 * reading.done // reading.total} %" if reading.total else "…"
         chip, tone = _("reading {share}", share=share), Tone.PLAIN
@@ -277,22 +278,20 @@ def details_of(one: Standing, reading: Reading | None, seconds_left: float | Non
     prepared = one.prepared
     lines = [", ".join(prepared.paths)]
     if reading is not None:
-        so_far = (
-            _("{done} of {total} tokens are read", done=number(reading.done), total=number(reading.total))
-            if reading.total
-            else _("It is about to be read")
-        )
-        left = f", {roughly(seconds_left)} left" if seconds_left else ""
-        return "\n".join([*lines, _("{so_far}{left}. What you ask goes first.", so_far=so_far, left=left)])
+        done, total = number(reading.done), number(reading.total)
+        words = _("It is about to be read.")
+        if reading.total and seconds_left:
+            left = roughly(seconds_left)
+            words = _("{done} of {total} tokens are read, {time} left.", done=done, total=total, time=left)
+        elif reading.total:
+            words = _("{done} of {total} tokens are read.", done=done, total=total)
+        return "\n".join([*lines, f"{words} {_('What you ask goes first.')}"])
     if prepared.is_read:
-        kept = f"; {size(one.bytes)} are kept in {place}" if one.bytes else ""
-        lines += [
-            _(
-                "Read {astimezone}{kept}.",
-                astimezone=since(prepared.created_at.astimezone(), datetime.now().astimezone()),
-                kept=kept,
-            )
-        ]
+        when = since(prepared.created_at.astimezone(), datetime.now().astimezone())
+        words = _("Read {when}.", when=when)
+        if one.bytes:
+            words = _("Read {when}; {size} are kept in {place}.", when=when, size=size(one.bytes), place=place)
+        lines.append(words)
     if one.changes:
         lines += [
             _(
@@ -305,6 +304,10 @@ def details_of(one: Standing, reading: Reading | None, seconds_left: float | Non
             _("It was not read to its end: no chat can begin on it yet. Reading again goes on from what is kept.")
         ]
     elif one.why_not:
-        time = f", which takes {roughly(one.seconds)}" if one.seconds else ""
-        lines += [_("A chat on it would have to read it first{time}: {why_not}.", time=time, why_not=one.why_not)]
+        why = one.why_not
+        words = _("A chat on it would have to read it first: {why}.", why=why)
+        if one.seconds:
+            time = roughly(one.seconds)
+            words = _("A chat on it would have to read it first, which takes {time}: {why}.", time=time, why=why)
+        lines.append(words)
     return "\n".join(lines)

@@ -39,22 +39,24 @@ def sharing(usage: StoreUsage) -> str:
 
 def limits_in_words(usage: StoreUsage, max_age_days: int | None) -> str:
     """What makes save points go by themselves."""
-    limit, above = (
-        _("limit of {quota_bytes}", quota_bytes=size(usage.quota_bytes)),
-        _("what spares the least reading for its size goes first."),
-    )
-    words = _("Above the {limit}, {above}", limit=limit, above=above)
+    limit = size(usage.quota_bytes)
+    words = _("Above the limit of {limit}, what spares the least reading for its size goes first.", limit=limit)
     if holds := chats_in_words(usage.quota_bytes, usage.chat_bytes):
-        words = _("The {limit} {holds}. Above it, {above}", limit=limit, holds=holds, above=above)
+        words = _(
+            "The limit of {limit} {holds}. Above it, what spares the least reading for its size goes first.",
+            limit=limit,
+            holds=holds,
+        )
     if any(program_of(one.conversation_id) for one in usage.conversations):
         words += " " + _(
             "Other programs go before chats; they keep {programs_quota_bytes} at most.",
             programs_quota_bytes=size(usage.programs_quota_bytes),
         )
     if max_age_days is not None:
-        words += " " + _(
-            "What was not used for {max_age_days} goes as well.",
-            max_age_days=several(max_age_days, "{count} day", "{count} days"),
+        words += " " + several(
+            max_age_days,
+            "What was not used for {count} day goes as well.",
+            "What was not used for {count} days goes as well.",
         )
     return words
 
@@ -80,15 +82,13 @@ def break_even_in_words(pays: BreakEven | None) -> str:
 
 def use_of(usage: ConversationUsage, now: datetime, seconds_saved: float = 0.0) -> str:
     """When a conversation was last used, and what its save points are good for."""
-    words = _("used {last_used_at}", last_used_at=since(usage.last_used_at, now.astimezone(usage.last_used_at.tzinfo)))
+    words = _("used {when}", when=since(usage.last_used_at, now.astimezone(usage.last_used_at.tzinfo)))
     if program_of(usage.conversation_id):
-        words = f"{several(usage.save_points, '{count} prompt', '{count} prompts')} kept · {words}"
+        words = f"{several(usage.save_points, '{count} prompt kept', '{count} prompts kept')} · {words}"
     if seconds_saved >= 1:
-        return _("{words} · has saved {seconds_saved}", words=words, seconds_saved=roughly(seconds_saved))
+        return _("{words} · has saved {time}", words=words, time=roughly(seconds_saved))
     if usage.prefill_seconds:
-        return _(
-            "{words} · reading it again: {prefill_seconds}", words=words, prefill_seconds=roughly(usage.prefill_seconds)
-        )
+        return _("{words} · reading it again: {time}", words=words, time=roughly(usage.prefill_seconds))
     return words
 
 
@@ -109,15 +109,15 @@ def loss_of(loss: PrunedConversation) -> str:
     """What a prune would take from one conversation."""
     if loss.save_points_left and program_of(loss.conversation_id):
         return _(
-            "would lose {save_points}: {bytes_freed}",
-            save_points=several(loss.save_points, "{count} prompt", "{count} prompts"),
-            bytes_freed=size(loss.bytes_freed),
+            "would lose {what}: {size}",
+            what=several(loss.save_points, "{count} prompt", "{count} prompts"),
+            size=size(loss.bytes_freed),
         )
     if loss.save_points_left:
         return _(
-            "would lose {save_points}: {bytes_freed}",
-            save_points=several(loss.save_points, "{count} old turn", "{count} old turns"),
-            bytes_freed=size(loss.bytes_freed),
+            "would lose {what}: {size}",
+            what=several(loss.save_points, "{count} old turn", "{count} old turns"),
+            size=size(loss.bytes_freed),
         )
     return _("would have to be read again: {prefill_seconds}", prefill_seconds=roughly(loss.prefill_seconds))
 
@@ -130,7 +130,7 @@ def plan_in_words(plan: PrunePlan, target_bytes: int) -> str:
     )
     missed = pinned if plan.bytes_left > max(target_bytes, 0) else ""
     if not plan.save_point_ids:
-        return _("Nothing would go.{missed}", missed=missed)
+        return _("Nothing would go.") + missed
     chats = [one for one in plan.conversations if not program_of(one.conversation_id)]
     thinned = [one for one in chats if one.save_points_left]
     cold, parts = len(chats) - len(thinned), list[str]()
@@ -148,13 +148,8 @@ def plan_in_words(plan: PrunePlan, target_bytes: int) -> str:
         if more
         else ""
     )
-    return _(
-        "Frees {bytes_freed}: {value}.{missed}{whole}",
-        bytes_freed=size(plan.bytes_freed),
-        value="; ".join([*parts, cost]),
-        missed=missed,
-        whole=whole,
-    )
+    frees = _("Frees {size}: {what}.", size=size(plan.bytes_freed), what="; ".join([*parts, cost]))
+    return f"{frees}{missed}{whole}"
 
 
 def expiry_in_words(usage: StoreUsage, days: int, now: datetime) -> str:

@@ -1,0 +1,194 @@
+"""What a person reads is in the catalogue, and every catalogue has all of it."""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import string
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+from babel.messages.catalog import Catalog
+from babel.messages.extract import DEFAULT_KEYWORDS, extract_from_dir
+from babel.messages.pofile import read_po
+
+import kvchat
+from kvchat.words.language import CATALOGUES, LANGUAGES
+
+ROOT = Path(kvchat.__file__).parent
+KEYWORDS = {**DEFAULT_KEYWORDS, "N_": None, "several": (2, 3), "pgettext": ((1, "c"), 2)}
+MARKS = {"_", "N_", "several", "ngettext", "pgettext"}
+# What is told to developers, to other programs, to the model, or looks like words and is none.
+NOBODYS = re.compile(
+    r"""cli/(bench|doctor)/|diagnostics|cli/no_display.*hello|words/(folding|language|markdown|redaction|safe_text|wording)
+    |engine/(embedded|parent_guard|finding/options|running/log|speaking/wire)|library/gguf/(header|kv_cache)
+    |library/local/finder|gateway/(answering|work|dialects/|door/(app|checks)|metrics|models|medicine/(__init__|body|causes|partings))
+    |kvstore/(blocks|files|layout/(caches|header|layout|parser|plan|recipe)|index/(check|points|recipes|token_tree))
+    |ui/base/(icons|logo|style_sheet|theme)|ui/rendering/(formula_layer|markdown|markdown_html|page_style|text_page)
+    |ui/programs/clients|system/session_bus""",
+    re.VERBOSE,
+)
+NO_WORDS = re.compile(
+    r"""^(Return|Esc|Up|Accept|Authorization|Connection|Host|Range|Bearer.*|None|Source)$  # keys, headers, types
+    |^(Apple|Intel|Metal|Vulkan|Microsoft|Links|Jan|Ollama|LM\ Studio|Hugging\ Face|(Hugging\ Face|llama\.cpp)\ cache)$
+    |^(Library|Caches|Local|Roaming|Application\ Support)$|^xllamacpp|^bytes\ |^kvchat\ \{|^-+[a-z]+\ |^den:|^ready\ |^GGUF
+    |^(Hugging\ Face\ access\ token|llama-server\ key|door\ keys|kvchat\ (ask|serve)|kvchat\ starts\ )$  # their own names
+    |^\s*(ALTER|ATTACH|BEGIN|CREATE|DELETE|DROP|INSERT|PRAGMA|REPLACE|UPDATE|VACUUM|AND|NOT|COMMIT)\ |SELECT|FROM|WHERE
+    |[<>]|^export\ |text/html|default-src|color-scheme|^\{"|^root\ ::=|^Expecting|^\^llamacpp|^:\ kvchat|typeof|cuda|GGML|gguf_init|HTTP\ server|^/health
+    |^(invalid|unknown)\ |V\ cache|\{asked|^attached\ |^\{self\.fingerprint|\{identity\}|^JSON\ schema\ error
+    |^(Please\ summarise|Answer\ with|Write\ a\ title|Say\ hello|Item\ |Context\ size\ has|Recovered\ chat)  # to the model
+    |^(Extra\ data|Unterminated|Preset$|prepare\ comes|full\ window|its\ memory$|for\ ~/)|\ broke(\ over.*)?$
+    |^(engine|external|inspecting|starting|memory)\ (engine|supervisor|ending|process|stream|the\ engine|corrections)|^the\ door$
+    |^(it\ holds\ something\ else|its\ file\ was\ changed\ before)""",
+    re.VERBOSE,
+)
+# Kept in English and translated when it is shown (`retold`): what is marked stands in session/proof.py.
+KEPT = re.compile(r"session/|kvstore/(parts|restoring)|engine/speaking/errors|restore_findings")
+
+
+def nodes(path: Path) -> Iterator[tuple[ast.AST, list[ast.AST]]]:
+    """Each node of a module with those around it."""
+    todo: list[tuple[ast.AST, list[ast.AST]]] = [(ast.parse(path.read_text("utf-8")), [])]
+    while todo:
+        node, around = todo.pop()
+        yield node, around
+        todo += [(child, [*around, node]) for child in ast.iter_child_nodes(node)]
+
+
+def said(node: ast.AST) -> str:
+    """The text of a literal, with {expression} for what differs."""
+    if isinstance(node, ast.Constant):
+        return node.value if isinstance(node.value, str) else ""
+    if isinstance(node, ast.JoinedStr):
+        parts = node.values
+        return "".join(p.value if isinstance(p, ast.Constant) else f"{{{ast.unparse(p.value)}}}" for p in parts)
+    return ""
+
+
+def called(node: ast.AST) -> str:
+    return ast.unparse(node.func).rpartition(".")[2] if isinstance(node, ast.Call) else ""
+
+
+def looks_like_words(text: str) -> bool:
+    plain = text
+    while plain != (plain := re.sub(r"\{[^{}]*\}", "", plain)):
+        pass
+    if not re.search(r"[A-Za-z]{2}", plain):
+        return False
+    return bool(re.search(r"[A-Za-z’,.:…)] [A-Za-z(]|^ ?[a-z]{3,} | [a-z]{3,}$", plain) or re.match(r"^[A-Z][a-z]+[…:.]?$", plain))
+
+
+def outside(path: Path) -> Iterator[str]:
+    """What looks like words for people and is not marked."""
+    for node, around in nodes(path):
+        parent = around[-1] if around else None
+        if not looks_like_words(said(node)) or isinstance(parent, ast.Expr | ast.JoinedStr):
+            continue
+        if any(called(one) in MARKS or isinstance(one, ast.Assert | ast.FormattedValue) for one in around):
+            continue
+        functions = [one for one in around if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef)]
+        annotated = [one for one in around if isinstance(one, ast.AnnAssign | ast.arg)]
+        in_annotation = any(one.annotation in (*around, node) for one in annotated if one.annotation)
+        if in_annotation or (functions and functions[-1].returns in (*around, node)):
+            continue
+        quiet = ("compile", "sub", "search", "match", "getLogger", "warning", "info", "debug", "exception", "TypeVar")
+        if called(parent) in (*quiet, "create_task", "ValueError", "TypeError", "RuntimeError") if parent else False:
+            continue
+        if not NO_WORDS.search(said(node)):
+            yield f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 0)}: {said(node)}"
+
+
+@pytest.mark.parametrize(
+    "path",
+    [p for p in sorted(ROOT.rglob("*.py")) if not NOBODYS.search(str(p.relative_to(ROOT)))],
+    ids=lambda p: p.stem,
+)
+def test_what_people_read_is_in_the_catalogue(path: Path) -> None:
+    found = list(outside(path))
+    if KEPT.search(str(path.relative_to(ROOT))):
+        found = [one for one in found if re.match(r"\S+: [A-Z]", one) and "Notice" in one]
+    assert found == []
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.rglob("*.py")), ids=lambda path: path.stem)
+def test_sentences_are_whole_literals(path: Path) -> None:
+    """Of an f-string or a sum nothing reaches the catalogue."""
+    for node, around in nodes(path):
+        if called(node) in ("_", "N_") and not isinstance(around[-1], ast.FunctionDef):
+            assert isinstance(node, ast.Call)
+            first = node.args[0]
+            assert not isinstance(first, ast.JoinedStr | ast.BinOp), f"{path}:{node.lineno}"
+
+
+@cache
+def template() -> Catalog:
+    """All that is marked in the source."""
+    catalogue = Catalog()
+    found = extract_from_dir(ROOT, keywords=KEYWORDS, comment_tags=("Translators:",), strip_comment_tags=True)
+    for name, line, message, comments, context in found:
+        catalogue.add(message, None, [(name, line)], auto_comments=comments, context=context)
+    return catalogue
+
+
+def catalogue_of(language: str) -> Catalog:
+    return read_po(io.BytesIO((CATALOGUES / language / "LC_MESSAGES" / "kvchat.po").read_bytes()), locale=language)
+
+
+WHOLE: list[str] = []  # those that are translated
+THERE = sorted(path.name for path in CATALOGUES.iterdir() if path.is_dir())
+
+
+def key(message: object) -> tuple[object, object]:
+    one = message.id if isinstance(message.id, str) else message.id[0]  # type: ignore[attr-defined]
+    return one, message.context  # type: ignore[attr-defined]
+
+
+def test_there_is_a_catalogue_for_each_language_and_no_other() -> None:
+    assert set(THERE) <= set(LANGUAGES) - {"en"}
+
+
+@pytest.mark.parametrize("language", THERE)
+def test_a_catalogue_has_all_that_is_said_and_nothing_else(language: str) -> None:
+    """`make catalogues` gathers what is new; then somebody has to translate it."""
+    wanted = {key(message) for message in template() if message.id}
+    there = {key(message) for message in catalogue_of(language) if message.id}
+    assert (wanted - there, there - wanted) == (set(), set())
+
+
+@pytest.mark.parametrize("language", WHOLE)
+def test_a_catalogue_translates_everything(language: str) -> None:
+    bad = []
+    for message in catalogue_of(language):
+        strings = message.string if isinstance(message.string, tuple) else (message.string,)
+        if message.id and (not all(strings) or message.fuzzy):
+            bad.append(message.id)
+    assert bad == []
+
+
+@pytest.mark.parametrize("language", THERE)
+def test_places_are_the_same_in_every_language(language: str) -> None:
+    """A sentence with {count} may leave that out in a form for one number only; nothing else may differ."""
+    bad = []
+    for message in catalogue_of(language):
+        ids = message.id if isinstance(message.id, tuple) else (message.id,)
+        strings = message.string if isinstance(message.string, tuple) else (message.string,)
+        wanted = fields(ids[-1])
+        for number, text in enumerate(strings):
+            free = {"count"} if len(strings) > 1 and number == 0 else set()
+            if message.id and text and not wanted - free <= fields(text) <= wanted:
+                bad.append((message.id, text))
+            if text and (text.startswith(" "), text.endswith(" ")) != (ids[0].startswith(" "), ids[0].endswith(" ")):
+                bad.append((message.id, text))
+            if message.id and text and ids[0].count("…") != text.count("…") and re.search("… |…-", ids[0]):
+                bad.append((message.id, text))
+    assert bad == []
+
+
+def fields(text: str) -> set[str]:
+    try:
+        return {name for _, name, _, _ in string.Formatter().parse(text) if name is not None}
+    except ValueError:  # a brace that is meant as one
+        return set()
