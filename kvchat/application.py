@@ -27,7 +27,7 @@ from kvchat.ui.app.quitting import close_and_tell
 from kvchat.ui.app.tray import Tray
 from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.boxes import ask
-from kvchat.words.language import _
+from kvchat.words.language import N_, _
 
 _SPENT_EVERY_MS = 10_000
 
@@ -35,18 +35,16 @@ _SPENT_EVERY_MS = 10_000
 async def opened(paths: Paths, settings: Settings) -> Runtime | None:
     """The runtime, with damaged chats repaired if the user wants that; None if not. Raises KvchatError."""
     try:
-        return await open_runtime(paths, settings, Ownership(paths.state, "the kvchat window", lasts=True))
+        return await open_runtime(paths, settings, Ownership(paths.state, N_("the kvchat window"), lasts=True))
     except ChatsDamaged as error:
         words = _("Repairing keeps all that can be read, with what the newest automatic backup has.")
-        if not await ask(
-            error.title, _("{words} The damaged file is set aside.", words=words), error.detail, _("Repair")
-        ):
+        if not await ask(error.title, f"{words} {_('The damaged file is set aside.')}", error.detail, _("Repair")):
             return None
         repaired = await asyncio.to_thread(repair, paths)
         if repaired is None:
             raise
         await ask(repaired.title, repaired.words, "", "")
-        return await open_runtime(paths, settings, Ownership(paths.state, "the kvchat window", lasts=True))
+        return await open_runtime(paths, settings, Ownership(paths.state, N_("the kvchat window"), lasts=True))
 
 
 class Application:

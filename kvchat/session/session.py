@@ -42,7 +42,8 @@ class PromptTooLong(KvchatError):
                 context_size=number(context_size),
             ),
             _(
-                "Start a new chat, or choose a larger context size in the settings if the model and the memory allow it."
+                "Start a new chat, or choose a larger context size in the settings if the model and the memory "
+                "allow it."
             ),
         )
         self.prompt_tokens, self.context_size = prompt_tokens, context_size

@@ -25,7 +25,8 @@ MARKS = {"_", "N_", "several", "ngettext", "pgettext"}
 NOBODYS = re.compile(
     r"""cli/(bench|doctor)/|diagnostics|cli/no_display.*hello|words/(folding|language|markdown|redaction|safe_text|wording)
     |engine/(embedded|parent_guard|finding/options|running/log|speaking/wire)|library/gguf/(header|kv_cache)
-    |library/local/finder|gateway/(answering|work|dialects/|door/(app|checks)|metrics|models|medicine/(__init__|body|causes|partings))
+    |library/local/finder
+    |gateway/(answering|work|dialects/|door/(app|checks)|metrics|models|medicine/(__init__|body|causes|partings))
     |kvstore/(blocks|files|layout/(caches|header|layout|parser|plan|recipe)|index/(check|points|recipes|token_tree))
     |ui/base/(icons|logo|style_sheet|theme)|ui/rendering/(formula_layer|markdown|markdown_html|page_style|text_page)
     |ui/programs/clients|system/session_bus""",
@@ -34,14 +35,19 @@ NOBODYS = re.compile(
 NO_WORDS = re.compile(
     r"""^(Return|Esc|Up|Accept|Authorization|Connection|Host|Range|Bearer.*|None|Source)$  # keys, headers, types
     |^(Apple|Intel|Metal|Vulkan|Microsoft|Links|Jan|Ollama|LM\ Studio|Hugging\ Face|(Hugging\ Face|llama\.cpp)\ cache)$
-    |^(Library|Caches|Local|Roaming|Application\ Support)$|^xllamacpp|^bytes\ |^kvchat\ \{|^-+[a-z]+\ |^den:|^ready\ |^GGUF
-    |^(Hugging\ Face\ access\ token|llama-server\ key|door\ keys|kvchat\ (ask|serve)|kvchat\ starts\ )$  # their own names
-    |^\s*(ALTER|ATTACH|BEGIN|CREATE|DELETE|DROP|INSERT|PRAGMA|REPLACE|UPDATE|VACUUM|AND|NOT|COMMIT)\ |SELECT|FROM|WHERE
-    |[<>]|^export\ |text/html|default-src|color-scheme|^\{"|^root\ ::=|^Expecting|^\^llamacpp|^:\ kvchat|typeof|cuda|GGML|gguf_init|HTTP\ server|^/health
+    |^(Library|Caches|Local|Roaming|Application\ Support)$|^xllamacpp|^bytes\ |^kvchat\ \{|^-+[a-z]+\ |^den:
+    |^ready\ |^GGUF
+    |^(Hugging\ Face\ access\ token|llama-server\ key|door\ keys|kvchat\ (ask|serve)|kvchat\ starts\ )$
+    |^(Exec=|Label$|Notify$|table\ )|^\[Desktop\ Entry\]
+    |^\s*(ALTER|ATTACH|BEGIN|CREATE|DELETE|DROP|INSERT|PRAGMA|REPLACE|UPDATE|VACUUM|AND|NOT|COMMIT)\ |SELECT
+    |FROM|WHERE|ORDER\ BY
+    |[<>]|^export\ |text/html|default-src|color-scheme|^\{"|^root\ ::=|^Expecting|^\^llamacpp|^:\ kvchat|typeof
+    |cuda|GGML|gguf_init|HTTP\ server|^/health
     |^(invalid|unknown)\ |V\ cache|\{asked|^attached\ |^\{self\.fingerprint|\{identity\}|^JSON\ schema\ error
-    |^(Please\ summarise|Answer\ with|Write\ a\ title|Say\ hello|Item\ |Context\ size\ has|Recovered\ chat)  # to the model
+    |^(Please\ summarise|Answer\ with|Write\ a\ title|Say\ hello|Item\ |Context\ size\ has|Recovered\ chat)
     |^(Extra\ data|Unterminated|Preset$|prepare\ comes|full\ window|its\ memory$|for\ ~/)|\ broke(\ over.*)?$
-    |^(engine|external|inspecting|starting|memory)\ (engine|supervisor|ending|process|stream|the\ engine|corrections)|^the\ door$
+    |^(engine|external|inspecting|starting|memory)\ (engine|supervisor|ending|process|stream|the\ engine|corrections)
+    |^the\ door$
     |^(it\ holds\ something\ else|its\ file\ was\ changed\ before)""",
     re.VERBOSE,
 )
@@ -78,7 +84,10 @@ def looks_like_words(text: str) -> bool:
         pass
     if not re.search(r"[A-Za-z]{2}", plain):
         return False
-    return bool(re.search(r"[A-Za-z’,.:…)] [A-Za-z(]|^ ?[a-z]{3,} | [a-z]{3,}$", plain) or re.match(r"^[A-Z][a-z]+[…:.]?$", plain))
+    return bool(
+        re.search(r"[A-Za-z’,.:…)] [A-Za-z(]|^ ?[a-z]{3,} | [a-z]{3,}$", plain)
+        or re.match(r"^[A-Z][a-z]+[…:.]?$", plain)
+    )
 
 
 def outside(path: Path) -> Iterator[str]:
