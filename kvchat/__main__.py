@@ -46,7 +46,12 @@ def _main(arguments: Sequence[str], ready: Callable[[], None] = lambda: None) ->
 def _asked(arguments: Sequence[str]) -> Callable[[], int]:
     """What the arguments ask for. The window alone has none and needs no parser, which takes long to import."""
     from kvchat.cli.arguments import build_parser
+    from kvchat.settings import load_settings
+    from kvchat.system.paths import resolve_paths
+    from kvchat.words.language import speak
 
+    reports = arguments[0] in ("bench", "doctor")  # read by who helps as well
+    speak("en" if reports else load_settings(resolve_paths().settings_file).language)
     return _command(build_parser().parse_args(["open", *arguments] if _is_to_open(arguments[:1]) else arguments))
 
 

@@ -27,6 +27,7 @@ from kvchat.system.paths import RESTORING, Paths, resolve_paths
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.app.single_instance import SingleInstance, Wish
 from kvchat.ui.base.accessible import tell_roles
+from kvchat.ui.base.speaking import speak_here
 from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.boxes import say
 from kvchat.ui.sidebar.arrangement import Arrangement
@@ -49,6 +50,7 @@ def run(*, starter: bool, hidden: bool, wish: Wish | None = None) -> int:
     qt.setDesktopFileName("kvchat")
     qt.setQuitOnLastWindowClosed(False)
     tell_roles()
+    speak_here(load_settings(paths.settings_file).language)
     try:
         paths.ensure()
     except KvchatError as error:
@@ -114,6 +116,7 @@ async def _run(qt: _Qt, instance: SingleInstance, paths: Paths, wish: Wish, *, s
         except KvchatError as error:
             await say(error)
     settings = load_settings(paths.settings_file)
+    speak_here(settings.language)
     look = Look(qt, settings.theme)
     look.follow(settings)
     window = MainWindow(look, paths.config)
@@ -139,7 +142,7 @@ async def _run(qt: _Qt, instance: SingleInstance, paths: Paths, wish: Wish, *, s
     app = Application(runtime, look, window, quitting)
     try:
         await app.start(starter=starter, hidden=hidden)
-        wishes.begin(app.opener.fulfil)
+        wishes.begin(lambda wish: app.opener.fulfil(wish))
         await quitting.wait()
     finally:
         await app.close()

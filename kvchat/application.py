@@ -8,8 +8,9 @@ import gc
 import signal
 from typing import Any
 
-from PySide6.QtCore import QObject, QTimer
+from PySide6.QtCore import QObject, Qt, QTimer
 
+from kvchat.chat.events import Event, SettingsChanged
 from kvchat.chat.record.database_file import ChatsDamaged
 from kvchat.errors import KvchatError
 from kvchat.library.remote import updates
@@ -25,11 +26,15 @@ from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.app.opening import Opener
 from kvchat.ui.app.quitting import close_and_tell
 from kvchat.ui.app.tray import Tray
+from kvchat.ui.base.speaking import speak_here
+from kvchat.ui.base.tasks import TaskRunner
 from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.boxes import ask
 from kvchat.words.language import N_, _
 
 _SPENT_EVERY_MS = 10_000
+_LOOK_AGAIN_MS, _PATIENCE_S = 200, 2.0
+_ONCE = Qt.ConnectionType.SingleShotConnection
 
 
 async def opened(paths: Paths, settings: Settings) -> Runtime | None:
@@ -53,23 +58,33 @@ class Application:
     def __init__(self, runtime: Runtime, look: Look, window: MainWindow, quitting: asyncio.Event) -> None:
         self.quitting = quitting
         self.again = False  # whether to start anew after the end
-        self._runtime = runtime
+        self._runtime, self._look = runtime, look
         self._fetch: asyncio.Task[None] | None = None
+        self._bus = SessionBus()
+        self._runner = TaskRunner(lambda error: self._window.notices.show_error(error), self._show_bug)
+        self._speaking: asyncio.Task[None] | None = None
+        self._chosen = runtime.settings.language
+        self._take(window)
+        self._unsubscribe = runtime.events.subscribe(self._hear)
+
+    def _take(self, window: MainWindow) -> None:
+        """Make the rest of this window, and what stands beside it."""
+        runtime = self._runtime
         self._window = window
         window.join(runtime)
-        self._tray = Tray(runtime, self._window)
-        self._bus = SessionBus()
-        self._attention = Attention(runtime, self._window, self._tray, self._bus)
-        self._window.transfer.restart_requested.connect(self._restart)
-        self._window.first_start.starter_requested.connect(self._fetch_starter)
-        self._window.first_start.cancel_requested.connect(self._cancel_fetch)
-        self.opener = Opener(runtime, self._window, look, self._bus)
+        window.quit_requested.connect(self.quitting.set)
+        self._tray = Tray(runtime, window)
+        self._attention = Attention(runtime, window, self._tray, self._bus)
+        window.transfer.restart_requested.connect(self._restart)
+        window.first_start.starter_requested.connect(self._fetch_starter)
+        window.first_start.cancel_requested.connect(self._cancel_fetch)
+        self.opener = Opener(runtime, window, self._look, self._bus)
 
     async def start(self, *, starter: bool, hidden: bool) -> None:
         """Show the window, then start the engine; both go on while the other is not ready yet."""
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(self._bug)
-        self._spent_timers = SpentTimers(loop, self._window)
+        self._spent_timers = SpentTimers(loop)
         for number in (signal.SIGINT, signal.SIGTERM):
             with contextlib.suppress(NotImplementedError):  # Windows
                 loop.add_signal_handler(number, self._told_to_end)
@@ -79,8 +94,7 @@ class Application:
         elif not (self._tray.icon.isVisible() and self._tray.icon.isSystemTrayAvailable()):
             self._window.showMinimized()  # a tray may still come up; until then this is how one finds it
         await self._window.start()
-        state, wanted = self._runtime.paths.state, lambda: self._runtime.settings.update_notice
-        self._window.runner.start(updates.watch(state, wanted, self._window.notices.tell_of_version))
+        self._watch_updates()
         gc.enable()
         gc.freeze()  # else each whole pass of the collector goes through all of Qt's classes, and holds everything up
         await self._runtime.begin()
@@ -88,13 +102,70 @@ class Application:
         if starter and not self._runtime.settings.model_path:
             self._window.first_start.fetch_starter()
 
-    async def close(self) -> None:
-        """Out of sight at once; then what is being saved is finished and the engine stopped."""
-        self._cancel_fetch()
-        self._window.hide()
+    def _watch_updates(self) -> None:
+        state, wanted = self._runtime.paths.state, lambda: self._runtime.settings.update_notice
+        self._window.runner.start(updates.watch(state, wanted, self._window.notices.tell_of_version))
+
+    def _hear(self, event: Event) -> None:
+        if isinstance(event, SettingsChanged) and self._runtime.settings.language != self._chosen:
+            self._chosen = self._runtime.settings.language
+            self._speak_soon()
+
+    def _speak_soon(self) -> None:
+        """In the language that was chosen, once nothing shows its progress in the window."""
+        window, speaking = self._window, self._speaking
+        if window.transfer.going_on or window.first_start.is_fetching or (speaking and not speaking.done()):
+            QTimer.singleShot(_LOOK_AGAIN_MS, self._speak_soon)
+        else:
+            self._speaking = self._runner.start(self._speak_anew())
+
+    async def _speak_anew(self) -> None:
+        """Make the window again in that language: the same chat, draft and place, on the same runtime.
+
+        The one before it is gone from sight, and lives on until its last reply has come.
+        """
+        before = self._window
+        if not speak_here(self._chosen):
+            return
+        chat, bar = before.chat.current, before.transcript.verticalScrollBar()
+        place = bar.value() if bar.value() < bar.maximum() else None
+        self._close_beside()
+        await before.stop_listening()
+        self._take(MainWindow(self._look, self._runtime.paths.config))
+        window = self._window
+        self._tray.show()
+        window.setVisible(before.isVisible())
+        if settings := before.side_windows.settings_shown:
+            page, frame = settings.page_name, settings.geometry()
+            window.side_windows.open_settings(page).setGeometry(frame)
+            settings.close()
+        before.hide()
+        self._runner.start(self._let_go(before))
+        await window.start()
+        window.chat.open(chat)
+        if place is not None:
+            window.chat.opened.connect(lambda *_args: QTimer.singleShot(0, lambda: _scroll(window, place)), _ONCE)
+        self._watch_updates()
+        self.opener.hold_key()
+
+    async def _let_go(self, window: MainWindow) -> None:
+        try:
+            await window.runner.leave(_PATIENCE_S)
+        finally:
+            window.deleteLater()
+
+    def _close_beside(self) -> None:
         self.opener.close()
         self._attention.close()
         self._tray.close()
+
+    async def close(self) -> None:
+        """Out of sight at once; then what is being saved is finished and the engine stopped."""
+        self._unsubscribe()
+        self._cancel_fetch()
+        self._window.hide()
+        self._close_beside()
+        await self._runner.close()
         await self._window.finish()
         await self._bus.close()
         await close_and_tell(self._runtime)
@@ -135,9 +206,12 @@ class Application:
         """Nothing that goes wrong in the background goes unseen."""
         error = context.get("exception")
         if isinstance(error, BaseException):
-            self._window.notices.show_bug(error)
+            self._show_bug(error)
         else:
             loop.default_exception_handler(context)
+
+    def _show_bug(self, error: BaseException) -> None:
+        self._window.notices.show_bug(error)
 
 
 class SpentTimers(QObject):
@@ -164,3 +238,7 @@ class SpentTimers(QObject):
             timers.killTimer(number)
             del handles[number]
         return len(spent)
+
+
+def _scroll(window: MainWindow, place: int) -> None:
+    window.transcript.verticalScrollBar().setValue(place)

@@ -29,11 +29,11 @@ NOBODYS = re.compile(
     |gateway/(answering|work|dialects/|door/(app|checks)|metrics|models|medicine/(__init__|body|causes|partings))
     |kvstore/(blocks|files|layout/(caches|header|layout|parser|plan|recipe)|index/(check|points|recipes|token_tree))
     |ui/base/(icons|logo|style_sheet|theme)|ui/rendering/(formula_layer|markdown|markdown_html|page_style|text_page)
-    |ui/programs/clients|system/session_bus""",
+    |ui/(desktop/|programs/clients)|system/session_bus""",
     re.VERBOSE,
 )
 NO_WORDS = re.compile(
-    r"""^(Return|Esc|Up|Accept|Authorization|Connection|Host|Range|Bearer.*|None|Source)$  # keys, headers, types
+    r"""^Conversation$|^(Return|Esc|Up|Accept|Authorization|Connection|Host|Range|Bearer.*|None|Source)$
     |^(Apple|Intel|Metal|Vulkan|Microsoft|Links|Jan|Ollama|LM\ Studio|Hugging\ Face|(Hugging\ Face|llama\.cpp)\ cache)$
     |^(Library|Caches|Local|Roaming|Application\ Support)$|^xllamacpp|^bytes\ |^kvchat\ \{|^-+[a-z]+\ |^den:
     |^ready\ |^GGUF

@@ -147,6 +147,11 @@ class MainWindow(QMainWindow):
 
     async def finish(self) -> None:
         """Remember the window's place, stop listening, end what still runs. The runtime is closed by its owner."""
+        await self.stop_listening()
+        await self.runner.close()
+
+    async def stop_listening(self) -> None:
+        """Remember its place and what is written in it; it shows nothing new from now on."""
         self.place.remember()
         from kvchat.ui.controllers.controller import Controller
 
@@ -154,7 +159,6 @@ class MainWindow(QMainWindow):
             controller.close()
         with contextlib.suppress(KvchatError):  # nobody is left to be told
             await self.chat.drafts.keep()
-        await self.runner.close()
 
     def raise_window(self, token: str = "") -> None:
         """Bring the window to the front, wherever it was; `token`: see `let_to_front`."""

@@ -79,6 +79,11 @@ class SideWindows(QObject):
         self._settings.show_page(page)
         return self._settings
 
+    @property
+    def settings_shown(self) -> SettingsWindow | None:
+        """The settings, if they are on show."""
+        return self._settings if self._settings is not None and self._settings.isVisible() else None
+
     def open_chat_settings(self, subject: Subject) -> ChatSettings:
         """How a conversation is answered."""
         if self._chat_settings is None:

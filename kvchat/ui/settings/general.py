@@ -12,10 +12,11 @@ from kvchat.ui.desktop.global_key import KEY
 from kvchat.ui.dialogs.panel import Panel
 from kvchat.ui.settings.page import SettingsPage
 from kvchat.ui.widgets.entries import MINUTES, ChoiceEntry, NumberEntry
-from kvchat.words.language import N_, _
+from kvchat.words.language import LANGUAGES, N_, SYSTEM, _
 from kvchat.words.wording import NUMBERS
 
 _THEMES = (("system", N_("Like the system")), ("light", N_("Light")), ("dark", N_("Dark")))
+_LANGUAGES = ((SYSTEM, N_("Like the system")), *LANGUAGES.items())
 _SIZES = tuple((percent, f"{percent} %") for percent in ZOOMS)
 _NUMBERS = ((True, N_("Show")), (False, N_("Hide")))
 _ON_OFF = ((True, N_("On")), (False, N_("Off")))
@@ -33,6 +34,8 @@ class GeneralPage(SettingsPage):
         change = self.change
         words = _("Light or dark, or whatever your desktop uses right now.")
         self.theme = self.add(ChoiceEntry(look, "theme", _("Theme"), words, _THEMES, change))
+        words = _("Of kvchat’s own words. In a chat, write as you like.")
+        self.language = self.add(ChoiceEntry(look, "language", _("Language"), words, _LANGUAGES, change))
         words = _("Of all text. Ctrl++ and Ctrl+− change it in the main window, Ctrl+0 sets it back.")
         self.zoom = self.add(ChoiceEntry(look, "zoom", _("Text size"), words, _SIZES, change))
         words = _("How long each reply took and where its chat came from, below it and in the line at the bottom.")
