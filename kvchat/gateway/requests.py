@@ -92,8 +92,10 @@ class Passage:
         return parting.cause if parting else self.miss
 
     def as_json(self) -> dict[str, Any]:
-        """What `GET /kvchat/requests` tells of it."""
-        told = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in _NOT_TOLD}
+        """What `GET /kvchat/requests` tells of it, by the names of the headers where they tell it, too."""
+        told = {
+            one.name.replace("_", "-"): getattr(self, one.name) for one in fields(self) if one.name not in _NOT_TOLD
+        }
         return told | {"stage": self.stage.value, "miss": self.why}
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx2
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from kvchat.gateway import outlet, passing
 from kvchat.gateway.door import app, checks, server
@@ -42,24 +43,32 @@ async def test_an_answer_goes_through_as_it_is_and_its_receipt_follows(at: OpenD
     answer = await at.chat(WORDS)
     assert answer.status_code == 200
     assert answer.json()["choices"][0]["message"]["content"].startswith("You said")
-    assert answer.headers["x-kvchat-source"] == "cold"
-    assert answer.headers["x-kvchat-prompt"] == str(at.last.prompt)
-    sent = fake_engine.requests()[-1] if not fake_engine.requests()[-1]["path"].startswith("/slots") else None
+    first = {name[9:]: value for name, value in answer.headers.items() if name.startswith("x-kvchat-")}
+    assert (first["source"], first["prompt"], first["cached"]) == ("cold", str(at.last.prompt), "0")
     await at.settled()
     streamed = await at.chat(WORDS, answer.json()["choices"][0]["message"]["content"], "And then?", stream=True)
     assert streamed.headers["content-type"].startswith("text/event-stream")
     told = receipt_in(streamed.text)
     assert told["source"] == "hot"
     assert told["cached"] > 0.9 * told["found"] > 100
-    assert streamed.headers["x-kvchat-found"] == str(told["found"])
+    known = {name[9:]: value for name, value in streamed.headers.items() if name.startswith("x-kvchat-")}
+    assert known == {"source": "hot", "found": str(told["found"]), "restore-ms": "0"}
     assert "".join(e["choices"][0]["delta"].get("content") or "" for e in events(streamed.text)).startswith("You")
     forwarded = [r["body"] for r in fake_engine.requests() if r["path"] == "/v1/chat/completions"]
     assert all(body["id_slot"] == 0 and body["cache_prompt"] is True for body in forwarded)
-    del sent
-    listed = (await at.client.get("/kvchat/requests")).json()
-    assert [one["source"] for one in listed["last"]] == ["hot", "cold"]
-    assert listed["last"][0]["cached"] == told["cached"]
-    assert b'kvchat_requests_total{outcome="done"' in (await at.client.get("/metrics")).content
+    listed = (await at.client.get("/kvchat/requests")).json()["last"]
+    names = ("source", "found", "restore-ms", "cached", "prompt")
+    assert [tuple(one[name] for name in names) for one in (told, listed[0])] == [
+        tuple(told[name] for name in names)
+    ] * 2
+    assert {name: str(listed[1][name]) for name in first if name != "restore-ms"} | {"restore-ms": "0"} == first
+    assert set(first) == {*names, "miss"}, "there is a reason for the first"
+    metrics = await at.client.get("/metrics")
+    families = {one.name: one.samples for one in text_string_to_metric_families(metrics.text)}
+    assert metrics.headers["content-type"].startswith("text/plain; version=")
+    for name, wanted in (("kvchat_requests", 2), ("kvchat_prompt_tokens", listed[0]["prompt"] + listed[1]["prompt"])):
+        assert sum(one.value for one in families[name] if one.name.endswith("_total")) == wanted
+    assert sum(one.value for one in families["kvchat_first_byte_seconds"] if one.name.endswith("_count")) == 2
 
 
 async def test_a_client_cannot_choose_the_slot(at: OpenDoor, fake_engine: FakeEngine) -> None:
