@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -48,6 +49,22 @@ def test_menus_understand_the_desktop_file() -> None:
         ["desktop-file-validate", "--warn-kde", PACKAGING / "kvchat.desktop"], capture_output=True, text=True
     )
     assert (done.returncode, done.stdout) == (0, "")
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
+def test_systemd_understands_the_unit(tmp_path: Path) -> None:
+    """It looks for the program, too: another one stands for kvchat, which need not be installed."""
+    unit = tmp_path / "kvchat.service"
+    there = (PACKAGING / unit.name).read_text("utf-8").replace("ExecStart=kvchat ", f"ExecStart={sys.executable} ")
+    unit.write_text(there, "utf-8")
+    done = subprocess.run(
+        ["systemd-analyze", "verify", "--user", "--man=no", unit],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"XDG_RUNTIME_DIR": str(tmp_path)},
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert sys.executable in there
 
 
 def test_the_workflow_runs_what_there_is() -> None:

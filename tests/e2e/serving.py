@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import configparser
 import contextlib
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tests.e2e.home import Home
+
+KVCHAT = (sys.executable, "-m", "kvchat")
 
 # In the manner of Qwen's, which many models that call tools have.
 TEMPLATE = r"""
@@ -75,14 +79,14 @@ class Serving:
 
 
 @contextlib.contextmanager
-def serving(home: Home, *arguments: str, port: int) -> Iterator[Serving]:
-    """Ended at the latest when the block ends, as systemd ends it."""
+def serving(home: Home, *arguments: str, port: int, program: Sequence[str | Path] = KVCHAT) -> Iterator[Serving]:
+    """Begun by what the systemd unit runs, and ended at the latest when the block ends, as systemd ends it."""
     home.folder.mkdir(parents=True, exist_ok=True)
     errors = home.folder / "serve.errors"
     with (
         errors.open("ab") as told,
         subprocess.Popen(
-            [*home.prefix, sys.executable, "-m", "kvchat", "serve", "--port", str(port), *arguments],
+            [*home.prefix, *program, *_exec_start()[1:], "--port", str(port), *arguments],
             env=os.environ | {"KVCHAT_HOME": str(home.folder)},
             stdout=subprocess.PIPE,
             stderr=told,
@@ -98,6 +102,12 @@ def serving(home: Home, *arguments: str, port: int) -> Iterator[Serving]:
             if process.poll() is None:
                 process.terminate()
                 process.wait()
+
+
+def _exec_start() -> list[str]:
+    unit = configparser.ConfigParser()
+    unit.read_string((Path(__file__).parents[2] / "packaging" / "kvchat.service").read_text("utf-8"))
+    return shlex.split(unit["Service"]["ExecStart"])
 
 
 def python_beside(program: str) -> str | None:

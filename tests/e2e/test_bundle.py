@@ -8,13 +8,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+import httpx2
 import pytest
 
+from kvchat.engine.running.plan import free_port
 from kvchat.library.remote.starter import starter_path
 from kvchat.system.paths import resolve_paths
 from tests.e2e import bare_system
 from tests.e2e.desktop import Desktop
 from tests.e2e.home import Home
+from tests.e2e.serving import serving
 from tests.e2e.window import left_behind, open_window
 
 pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("bundle")]  # built once
@@ -68,6 +71,15 @@ def test_it_remembers_without_a_window(program: Path, home: Home) -> None:
     assert not left_behind(home)
 
 
+def test_other_programs_use_it_without_a_window(program: Path, home: Home, smollm2: Path) -> None:
+    with serving(home, "--model", str(smollm2), port=free_port("127.0.0.1"), program=[program]) as at:
+        asked = {"messages": [{"role": "user", "content": "Name a fruit."}], "max_tokens": 8}
+        answer = httpx2.post(f"{at.url}/v1/chat/completions", json=asked, timeout=120)
+        assert answer.json()["choices"][0]["message"]["content"]
+        assert at.end() == 0
+    assert not left_behind(home)
+
+
 def test_it_chats_in_its_window_and_quits_cleanly(program: Path, home: Home) -> None:
     with Desktop() as desktop, open_window(desktop, home, program, "--starter") as window:
         assert window.exchange("Say hello in one short sentence.")
@@ -107,6 +119,7 @@ def test_from_the_package_to_a_warm_chat_on_a_bare_system(program: Path, tmp_pat
             window.quit()
     installed = system.files()
     system.run("apt-get", "purge", "-y", "--autoremove", "kvchat")
-    assert {"usr/bin/kvchat", "usr/share/bash-completion/completions/kvchat"} <= installed
+    others = {"usr/share/bash-completion/completions/kvchat", "usr/lib/systemd/user/kvchat.service"}
+    assert {"usr/bin/kvchat"} | others <= installed
     assert {name for name in system.files() - bare if not name.startswith("root/")} == set()
     assert home.replies()

@@ -126,6 +126,7 @@ def test_one_process_has_the_engine(tmp_path: Path, tiny_model: Callable[[str], 
         assert asked.returncode == 0, asked.stderr
         assert asked.stdout.strip()
         assert "kvchat serve has the engine" in asked.stderr
+        assert on_show(at, home, keys, notes(20)[:60]) == []
         again = home.ask("And the first?")
         assert again["receipt"]["cached_tokens"] > 0.8 * again["receipt"]["prompt_tokens"]
         second = home.run("serve", "--port", str(free_port("127.0.0.1")))
@@ -139,6 +140,22 @@ def test_one_process_has_the_engine(tmp_path: Path, tiny_model: Callable[[str], 
     answer = home.run("serve", "--host", "0.0.0.0", "--port", str(free_port("127.0.0.1")))
     assert answer.returncode == 1
     assert "needs a key" in answer.stderr
+
+
+def on_show(at: Serving, home: Home, key: Path, words: str) -> list[str]:
+    """Where others, or logs, have a key (the user's, that of kvchat's own commands, the engine's) or what was said."""
+    engines = psutil.Process(at.process.pid).children()
+    told = json.loads((home.folder / "state" / "engine.json").read_text("utf-8"))
+    secrets = {key.read_text("utf-8"), told["key"], *(one.environ()["LLAMA_API_KEY"] for one in engines)}
+    assert len(secrets) == 2 + len(engines) == 3
+    listed = [" ".join(one.info["cmdline"] or ()) for one in psutil.process_iter(["cmdline"])]
+    files = [one for one in home.folder.rglob("*") if one.is_file() and one.name not in ("engine.json", key.name)]
+    others = [one for one in files if not one.is_relative_to(home.folder / "data")]
+    return [
+        *(words for words in listed if any(secret in words for secret in secrets)),
+        *(str(one) for one in files if any(secret.encode() in one.read_bytes() for secret in secrets)),
+        *(str(one) for one in others if words.encode() in one.read_bytes()),
+    ]
 
 
 def test_beside_a_window_its_engine_answers(
