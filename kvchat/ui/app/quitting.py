@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from PySide6.QtCore import QObject, QSettings, Qt, Signal
-from PySide6.QtWidgets import QDialog, QProgressBar, QSystemTrayIcon, QWidget
+from PySide6.QtWidgets import QDialog, QSystemTrayIcon, QWidget
 
 from kvchat.library.remote.downloads import RUNS
 from kvchat.runtime import Runtime
@@ -114,12 +114,9 @@ class FinishingBox(QDialog):
         self.setWindowTitle("kvchat")
         self.setFixedWidth(420)
         self.title, self.words = label(_("Saving the memory of your chats"), "title"), label(kind="muted", wraps=True)
-        self.bar = QProgressBar()
-        self.bar.setRange(0, 0)
-        self.bar.setTextVisible(False)
         tip = _("The last message is then read again next time. Nothing you or the model wrote is lost.")
         self.leave = button(_("Quit now"), tip=tip)
-        parts = self.title, self.words, self.bar, row(STRETCH, self.leave)
+        parts = self.title, self.words, row(STRETCH, self.leave)
         column(*parts, on=self, spacing=10, margins=(24, 22, 24, 18))
 
     def say(self, unfinished: Unfinished | None) -> None:

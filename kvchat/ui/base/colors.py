@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ LIGHT = Theme(
     code_keyword="#8a2f6b",
     code_string="#2f6b2a",
     code_number="#a04a00",
-    code_comment="#666c64",
+    code_comment="#5f655f",
     code_name="#1f5aa6",
 )
 
@@ -70,7 +70,7 @@ DARK = Theme(
     bubble="#2a2e2c",
     hover="#2c312f",
     selected="#353d39",
-    selection="#1f5349",
+    selection="#1b423b",
     line="#303533",
     text="#e8eae6",
     muted="#a0a7a2",
@@ -78,13 +78,68 @@ DARK = Theme(
     on_accent="#07231d",
     warn="#e8b45a",
     warn_soft="#382d18",
-    mark="#665016",
+    mark="#483810",
     bad="#f2897f",
     bad_soft="#3c2321",
     code="#131514",
     code_keyword="#e39ac6",
     code_string="#9fd08a",
     code_number="#f0b072",
-    code_comment="#8d948f",
+    code_comment="#a0a7a2",
     code_name="#8dbcf5",
+)
+
+# For who has asked the desktop for more contrast.
+LIGHT_STRONG = replace(
+    LIGHT,
+    name="light, strong",
+    page="#ffffff",
+    sidebar="#ffffff",
+    bubble="#f2f2ee",
+    hover="#e9e9e4",
+    selected="#d8e2d8",
+    selection="#c8ebe2",
+    line="#5a5f5a",
+    text="#000000",
+    muted="#383d38",
+    accent="#004a3f",
+    warn="#5c3600",
+    warn_soft="#fff4de",
+    mark="#ffe99a",
+    bad="#8a0f0a",
+    bad_soft="#ffeeec",
+    code="#ffffff",
+    code_keyword="#6b1050",
+    code_string="#1c4a17",
+    code_number="#6e3000",
+    code_comment="#383d38",
+    code_name="#0d3b78",
+)
+
+DARK_STRONG = replace(
+    DARK,
+    name="dark, strong",
+    page="#000000",
+    sidebar="#000000",
+    raised="#0b0d0c",
+    bubble="#161918",
+    hover="#1c211f",
+    selected="#243029",
+    selection="#123a33",
+    line="#a5aca7",
+    text="#ffffff",
+    muted="#d3d8d4",
+    accent="#7fe8d0",
+    on_accent="#000000",
+    warn="#ffd080",
+    warn_soft="#2b2008",
+    mark="#443300",
+    bad="#ffb3ab",
+    bad_soft="#33110f",
+    code="#000000",
+    code_keyword="#ffc0e6",
+    code_string="#c2efae",
+    code_number="#ffcf9e",
+    code_comment="#d3d8d4",
+    code_name="#b9d8ff",
 )

@@ -12,7 +12,7 @@ from PySide6.QtGui import QColor, QFont, QFontDatabase, QPalette
 from PySide6.QtWidgets import QApplication, QWidget
 
 from kvchat.settings import Settings
-from kvchat.ui.base.colors import DARK, LIGHT, Theme
+from kvchat.ui.base.colors import DARK, DARK_STRONG, LIGHT, LIGHT_STRONG, Theme
 from kvchat.ui.base.style_sheet import style_sheet
 
 # Where a desktop names no interface font, Qt falls back to DejaVu Sans, wide and dated: prefer these if present.
@@ -41,7 +41,10 @@ class Type:
 
 
 class Look(QObject):
-    """How kvchat looks: theme (the user's choice, else the system's), type, numbers. Applies it to the application."""
+    """How kvchat looks: theme (the user's choice, else the system's), type, numbers. Applies it to the application.
+
+    What the system says of contrast counts with either theme.
+    """
 
     changed = Signal()
 
@@ -56,8 +59,11 @@ class Look(QObject):
         self.theme: Theme = LIGHT
         self._applied: tuple[Theme, Type] | None = None
         app.setStyle("Fusion")
-        self._system = app.styleHints().colorScheme()
-        app.styleHints().colorSchemeChanged.connect(self._system_changed)
+        self._hints = app.styleHints()  # kept: without it, what it gives is taken for gone
+        self._system = self._hints.colorScheme()
+        self._hints.colorSchemeChanged.connect(self._system_changed)
+        self._contrast = self._hints.accessibility().contrastPreference()
+        self._hints.accessibility().contrastPreferenceChanged.connect(self._contrast_changed)
         self._apply()
 
     def px(self, pixels: float) -> int:
@@ -76,9 +82,15 @@ class Look(QObject):
         self._system = scheme
         self._apply()
 
+    def _contrast_changed(self, wanted: Qt.ContrastPreference) -> None:
+        self._contrast = wanted
+        self._apply()
+
     def _apply(self) -> None:
         follows = self._choice == "system"
-        self.theme = DARK if (self._system is Qt.ColorScheme.Dark if follows else self._choice == "dark") else LIGHT
+        dark = self._system is Qt.ColorScheme.Dark if follows else self._choice == "dark"
+        strong = self._contrast is Qt.ContrastPreference.HighContrast
+        self.theme = (DARK_STRONG if dark else LIGHT_STRONG) if strong else DARK if dark else LIGHT
         if self._applied != (self.theme, self.type):  # styling every widget anew takes its time
             self._applied = (self.theme, self.type)
             with _nothing_collected():

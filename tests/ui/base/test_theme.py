@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import gc
+import re
+from dataclasses import fields
+from pathlib import Path
 
 import pytest
 from PySide6.QtCore import QEvent, Qt
@@ -10,8 +13,9 @@ from PySide6.QtGui import QColor, QPalette
 from PySide6.QtWidgets import QApplication, QFileDialog, QLabel, QToolButton, QWidget
 from pytestqt.qtbot import QtBot
 
+import kvchat.ui
 from kvchat.settings import Settings
-from kvchat.ui.base.colors import DARK, LIGHT, Theme
+from kvchat.ui.base.colors import DARK, DARK_STRONG, LIGHT, LIGHT_STRONG, Theme
 from kvchat.ui.base.file_dialog import file_dialog
 from kvchat.ui.base.theme import Look
 from tests.ui.base.contrast import contrast
@@ -28,29 +32,20 @@ class Witness(QWidget):
             self.collects = gc.isenabled()
 
 
-GROUNDS = ("page", "sidebar", "raised", "bubble", "hover", "selected")
-TEXTS = ("text", "muted")
-PAIRS = [
-    *((text, ground) for text in TEXTS for ground in GROUNDS),
-    *((name, "code") for name in ("code_keyword", "code_string", "code_number", "code_comment", "code_name", "text")),
-    ("text", "selection"),
-    ("accent", "page"),
-    ("accent", "sidebar"),
-    ("on_accent", "accent"),
-    ("warn", "page"),
-    ("warn", "sidebar"),
-    ("bad", "page"),
-    ("bad", "sidebar"),
-    ("bad", "raised"),
-    ("bad", "bad_soft"),
-    ("text", "bad_soft"),
-    ("muted", "bad_soft"),
-    ("text", "warn_soft"),
-    ("text", "mark"),
-    ("muted", "warn_soft"),
-    ("warn", "warn_soft"),
-    ("muted", "code"),
-]
+GROUNDS = (
+    *("page", "sidebar", "raised", "bubble", "hover", "selected", "code"),
+    *("selection", "warn_soft", "bad_soft", "mark"),
+)
+TEXTS = (
+    *("text", "muted", "accent", "warn", "bad"),
+    *("code_keyword", "code_string", "code_number", "code_comment", "code_name"),
+)
+PAIRS = [*((text, ground) for text in TEXTS for ground in GROUNDS), ("on_accent", "accent")]
+THEMES = (LIGHT, DARK, LIGHT_STRONG, DARK_STRONG)
+
+
+def test_no_colour_was_forgotten() -> None:
+    assert {*TEXTS, *GROUNDS, "on_accent", "line", "name"} == {field.name for field in fields(Theme)}
 
 
 def test_contrast_of_known_colours() -> None:
@@ -58,20 +53,20 @@ def test_contrast_of_known_colours() -> None:
     assert contrast("#777777", "#ffffff") == pytest.approx(4.48, abs=0.01)
 
 
-@pytest.mark.parametrize("theme", [LIGHT, DARK], ids=lambda theme: theme.name)
+@pytest.mark.parametrize("theme", THEMES, ids=lambda theme: theme.name)
 @pytest.mark.parametrize(("text", "ground"), PAIRS)
 def test_text_can_be_read(theme: Theme, text: str, ground: str) -> None:
-    assert contrast(getattr(theme, text), getattr(theme, ground)) >= 4.5
+    assert contrast(getattr(theme, text), getattr(theme, ground)) >= (7 if theme in THEMES[2:] else 4.5)
 
 
-@pytest.mark.parametrize("theme", [LIGHT, DARK], ids=lambda theme: theme.name)
+@pytest.mark.parametrize("theme", THEMES, ids=lambda theme: theme.name)
 @pytest.mark.parametrize("ground", ["page", "sidebar", "raised"])
 def test_what_is_below_the_pointer_can_be_told_from_its_ground(theme: Theme, ground: str) -> None:
     assert contrast(theme.hover, getattr(theme, ground)) >= 1.08
     assert contrast(theme.selected, theme.hover) >= 1.05
 
 
-@pytest.mark.parametrize("theme", [LIGHT, DARK], ids=lambda theme: theme.name)
+@pytest.mark.parametrize("theme", THEMES, ids=lambda theme: theme.name)
 def test_a_selected_formula_can_be_read(theme: Theme) -> None:
     """Qt draws half of the selection's colour over the pictures in it."""
     text, marked = (bytes.fromhex(colour[1:]) for colour in (theme.text, theme.selection))
@@ -98,6 +93,27 @@ def test_system_follows_the_desktop(qapp: QApplication) -> None:
         assert look.theme is theme
     assert heard == ["dark", "light"]
     look.deleteLater()
+
+
+def test_who_asked_for_contrast_has_it(qapp: QApplication) -> None:
+    look = Look(qapp, "light")
+    hints = qapp.styleHints()
+    asked = hints.accessibility()
+    asked.contrastPreferenceChanged.emit(Qt.ContrastPreference.HighContrast)
+    assert look.theme is LIGHT_STRONG
+    look.follow(Settings(theme="dark"))
+    assert look.theme is DARK_STRONG
+    assert contrast(look.theme.line, look.theme.page) >= 3
+    asked.contrastPreferenceChanged.emit(Qt.ContrastPreference.NoPreference)
+    assert look.theme is DARK
+    look.deleteLater()
+
+
+def test_nothing_moves_by_itself() -> None:
+    """Who gets sick of motion need not ask for less: there are no animations and no bars that wander."""
+    moving = re.compile(r"Q\w*Animation|QMovie|setRange\(0, 0\)|setMaximum\(0\)|setAnimated\(True")
+    sources = sorted(Path(kvchat.ui.__file__).parent.rglob("*.py"))
+    assert [path.name for path in sources if moving.search(path.read_text("utf-8"))] == []
 
 
 class QBalloonTip(QWidget):
