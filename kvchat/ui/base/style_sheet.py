@@ -101,7 +101,7 @@ def _buttons(t: Theme, small: float, icon: int) -> str:
     {push("usage", state=":hover")}, {push("usage", state=":focus")} {{ background: {t.hover}; color: {t.text}; }}
     {push("picture")} {{ padding: 0; }}
     {push("send")} {{ background: {t.accent}; border: 1px solid {t.accent}; border-radius: {icon}px; padding: 0; }}
-    {push("send", state=":disabled")} {{ background: {t.line}; border: 1px solid {t.line}; }}
+    {push("send", state=":disabled")} {{ background: {t.selected}; border: 1px solid {t.line}; }}
     {push("send", state=":focus")} {{ border: 2px solid {t.text}; }}
     {push("jump")} {{ background: {t.raised}; border: 1px solid {t.line}; border-radius: 16px; padding: 0; }}
     {push("jump", state=":hover")} {{ background: {t.hover}; }}
@@ -111,7 +111,8 @@ def _buttons(t: Theme, small: float, icon: int) -> str:
 def _inputs(t: Theme) -> str:
     return f"""
     QTextBrowser, QTextEdit, QPlainTextEdit {{ background: transparent; border: none; color: {t.text};
-                   selection-background-color: {t.selection}; selection-color: {t.text}; }}
+                   selection-background-color: {t.selection}; selection-color: {t.text};
+                   placeholder-text-color: {t.muted}; }}
     QPlainTextEdit[kind="log"] {{ background: {t.code}; border: 1px solid {t.line}; border-radius: 10px;
                    padding: 8px; }}
     QComboBox, QLineEdit {{ background: {t.raised}; color: {t.text}; border: 1px solid {t.line}; }}
@@ -120,20 +121,20 @@ def _inputs(t: Theme) -> str:
     QComboBox:hover {{ background: {t.hover}; }}
     QComboBox::drop-down {{ border: none; width: 0; }}
     QLineEdit {{ border-radius: 7px; padding: 4px 7px; selection-background-color: {t.accent};
-                   selection-color: {t.on_accent}; }}
+                   selection-color: {t.on_accent}; placeholder-text-color: {t.muted}; }}
     #palette QLineEdit {{ padding: 8px 10px; }}
     QComboBox:focus, QLineEdit:focus {{ border: 1px solid {t.accent}; }}
     QLineEdit[tone="bad"], QLineEdit[tone="bad"]:focus {{ border: 1px solid {t.bad}; }}
-    QProgressBar {{ background: {t.line}; border: none; border-radius: 2px; max-height: 4px; min-height: 4px; }}
+    QProgressBar {{ background: {t.selected}; border: none; border-radius: 2px; max-height: 4px; min-height: 4px; }}
     QProgressBar::chunk {{ background: {t.accent}; border-radius: 2px; }}
     QSlider {{ min-height: 22px; }}
-    QSlider::groove:horizontal {{ height: 4px; border-radius: 2px; background: {t.line}; }}
+    QSlider::groove:horizontal {{ height: 4px; border-radius: 2px; background: {t.selected}; }}
     QSlider::sub-page:horizontal {{ height: 4px; border-radius: 2px; background: {t.accent}; }}
     QSlider::handle:horizontal {{ width: 14px; height: 14px; margin: -6px 0; border-radius: 8px;
                    background: {t.raised}; border: 1px solid {t.muted}; }}
     QSlider::handle:horizontal:hover, QSlider::handle:horizontal:focus {{ border: 2px solid {t.accent};
                    margin: -7px 0; border-radius: 9px; }}
-    QSlider::sub-page:horizontal:disabled {{ background: {t.line}; }}
+    QSlider::sub-page:horizontal:disabled {{ background: {t.selected}; }}
     """
 
 

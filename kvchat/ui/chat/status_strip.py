@@ -103,7 +103,7 @@ class Remarks(QWidget):
         return QSize(60, self.fontMetrics().height())
 
     def paintEvent(self, event: QPaintEvent) -> None:
-        """The newest at the right edge."""
+        """The newest where lines end."""
         painter = QPainter(self)
         metrics = self.fontMetrics()
         y = (self.height() + metrics.ascent() - metrics.descent()) / 2
@@ -112,7 +112,8 @@ class Remarks(QWidget):
             wide = metrics.horizontalAdvance(remark.text)
             text = metrics.elidedText(remark.text, Qt.TextElideMode.ElideRight, math.ceil(right))
             painter.setPen(QColor(_tone_colour(remark.tone, self._look.theme)))
-            painter.drawText(QPointF(max(right - wide, 0.0), y), text)
+            left = max(right - wide, 0.0)
+            painter.drawText(QPointF(self.width() - left - wide if self.isRightToLeft() else left, y), text)
             right -= wide + _GAP
         painter.end()
 

@@ -62,7 +62,9 @@ class ReceiptView(QWidget):
         self._show_arrow(self.is_open)
 
     def _show_arrow(self, is_open: bool) -> None:
-        self.line.set_text(self._text, "▾" if is_open else "▸", receipt_sentence(self.receipt))
+        self.line.set_text(
+            self._text, "▾" if is_open else "◂" if self.isRightToLeft() else "▸", receipt_sentence(self.receipt)
+        )
         folded = _("Receipt: {text}, details folded", text=self._text)
         self.line.setAccessibleName(_("Receipt: {text}, details open", text=self._text) if is_open else folded)
 

@@ -75,7 +75,7 @@ class ThinkingView(QWidget):
         self.toggled.emit()
 
     def _show_heading(self) -> None:
-        self.button.setText(f"{self._heading} {'▾' if self.is_open else '▸'}")
+        self.button.setText(f"{self._heading} {'▾' if self.is_open else '◂' if self.isRightToLeft() else '▸'}")
         self.button.setAccessibleName(f"{self._heading}, {_('open') if self.is_open else _('folded')}")
         self.button.resize(self.button.sizeHint())
 

@@ -83,12 +83,12 @@ class UserView(MessageView):
         return text + _BUBBLE_TOP + _BUBBLE_BOTTOM + self.action_row.sizeHint().height()
 
     def resizeEvent(self, event: QResizeEvent) -> None:
-        """Put the bubble to the right."""
+        """Put the bubble to where lines end."""
         if self.editor is not None:
             self.editor.setGeometry(self.rect())
         text, below = self._text_width(self.width()), self.action_row.sizeHint()
         width, height = text + 2 * _BUBBLE_X, self.height() - below.height()
-        self._bubble.setGeometry(self.width() - width, 0, width, height)
+        self._bubble.setGeometry(self._at_end(width), 0, width, height)
         top = _BUBBLE_TOP + self._chips_height(text)
         if self.chips is not None:
             self.chips.setGeometry(_BUBBLE_X, _BUBBLE_TOP, text, self.chips.heightForWidth(text))
@@ -96,7 +96,11 @@ class UserView(MessageView):
         self.column.setGeometry(0, 0, text, self.column.heightForWidth(text))
         more = self._more_height
         self.more.setGeometry(_BUBBLE_X, height - _BUBBLE_BOTTOM - more, min(self.more.sizeHint().width(), text), more)
-        self.action_row.setGeometry(self.width() - below.width(), height, below.width(), below.height())
+        self.action_row.setGeometry(self._at_end(below.width()), height, below.width(), below.height())
+
+    def _at_end(self, width: int) -> int:
+        """Where something so wide begins that stands where the language's lines end."""
+        return 0 if self.isRightToLeft() else self.width() - width
 
     def unfold(self) -> None:
         """Show all of it, where a part is hidden."""

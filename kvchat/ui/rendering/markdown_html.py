@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
+from unicodedata import bidirectional
 
 from markdown_it.token import Token
 from markdown_it.utils import OptionsDict
@@ -74,7 +75,7 @@ def renderer_class(theme: Theme, *, links_within: bool = False) -> type[SafeRend
             return f'<hr style="background-color:{theme.line}">'
 
         def table_open(self, tokens: Sequence[Token], i: int, options: OptionsDict, env: Any) -> str:
-            return '<table cellspacing="0" cellpadding="7">\n'
+            return f'<table cellspacing="0" cellpadding="7"{_direction(tokens[i:])}>\n'
 
         def th_open(self, tokens: Sequence[Token], i: int, options: OptionsDict, env: Any) -> str:
             return f'<td style="{_cell(tokens[i])}border-bottom: 1px solid {theme.muted}; font-weight:600">'
@@ -86,15 +87,24 @@ def renderer_class(theme: Theme, *, links_within: bool = False) -> type[SafeRend
             return f'<td style="{_cell(tokens[i])}border-bottom: 1px solid {theme.line}">'
 
         def blockquote_open(self, tokens: Sequence[Token], i: int, options: OptionsDict, env: Any) -> str:
+            direction = _direction(tokens[i:])
+            side = "right" if direction else "left"
             return (
-                '<table cellspacing="0" cellpadding="0" style="margin-top:6px; margin-bottom:10px"><tr>'
-                f'<td style="border-left: 3px solid {theme.line}; padding-left: 12px; color: {theme.muted}">'
+                f'<table cellspacing="0" cellpadding="0"{direction} style="margin-top:6px; margin-bottom:10px"><tr>'
+                f'<td style="border-{side}: 3px solid {theme.line}; padding-{side}: 12px; color: {theme.muted}">'
             )
 
         def blockquote_close(self, tokens: Sequence[Token], i: int, options: OptionsDict, env: Any) -> str:
             return "</td></tr></table>"
 
     return Renderer
+
+
+def _direction(tokens: Sequence[Token]) -> str:
+    """What a table needs whose words, the first of these, are written from right to left; else nothing."""
+    words = next((token.content for token in tokens if token.type == "inline" and token.content.strip()), "")
+    strong = (kind for kind in map(bidirectional, words) if kind in ("L", "R", "AL"))
+    return ' dir="rtl" align="right"' if next(strong, "L") != "L" else ""
 
 
 def _cell(token: Token) -> str:

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from PySide6.QtCore import QModelIndex, QObject, QRect, QRectF, QSize, Qt, Signal
-from PySide6.QtGui import QColor, QFont, QKeyEvent, QMouseEvent, QPainter, QPen
+from PySide6.QtGui import QColor, QKeyEvent, QMouseEvent, QPainter, QPen
 from PySide6.QtWidgets import QLineEdit, QStyleOptionViewItem, QWidget
 
 from kvchat.session.proof import Source
 from kvchat.ui.base.icons import icon
-from kvchat.ui.widgets.item_list import ROW, Index, ItemDelegate, ItemList, ItemModel
+from kvchat.ui.widgets.item_list import ROW, Index, ItemDelegate, ItemList, ItemModel, sided
 from kvchat.words.language import _
 from kvchat.words.wording import one_line
 
@@ -116,12 +116,12 @@ class ConversationDelegate(ItemDelegate):
         painter.save()
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
         self.paint_ground(painter, option)
-        self._paint_dot(painter, option.rect, row)
-        taken = self._paint_badges(painter, option.rect, row)
-        taken += self._paint_wait(painter, option.rect.adjusted(0, 0, -10 - taken, 0), option.font, row)
+        self._paint_dot(painter, option, row)
+        taken = self._paint_badges(painter, option, row)
+        taken += self._paint_wait(painter, option, taken, row)
         painter.setFont(option.font)
         painter.setPen(QColor(self.look.theme.text))
-        box = option.rect.adjusted(self.look.px(30), 0, -10 - taken, 0)
+        box = sided(option, option.rect.adjusted(self.look.px(30), 0, -10 - taken, 0))
         title = option.fontMetrics.elidedText(one_line(row.title), Qt.TextElideMode.ElideRight, box.width())
         painter.drawText(box, int(Qt.AlignmentFlag.AlignVCenter | Qt.AlignmentFlag.AlignLeft), title)
         painter.restore()
@@ -139,31 +139,33 @@ class ConversationDelegate(ItemDelegate):
 
     def updateEditorGeometry(self, editor: QWidget, option: QStyleOptionViewItem, index: Index) -> None:
         """Over the title, beside the dot."""
-        editor.setGeometry(option.rect.adjusted(self.look.px(26), 2, -2, -2))
+        editor.setGeometry(sided(option, option.rect.adjusted(self.look.px(26), 2, -2, -2)))
 
-    def _paint_badges(self, painter: QPainter, rect: QRect, row: Row) -> int:
-        """The badges at the right edge; returns the width they take, in pixels."""
-        side = self.look.px(_BADGE)
+    def _paint_badges(self, painter: QPainter, option: QStyleOptionViewItem, row: Row) -> int:
+        """The badges at the row's end; returns the width they take, in pixels."""
+        side, rect = self.look.px(_BADGE), option.rect
         for number, (name, _words) in enumerate(row.badges):
             left = rect.right() - 8 - (number + 1) * side
-            icon(name, self.look.theme.muted).paint(painter, left, rect.center().y() - side // 2 + 1, side, side)
+            box = QRect(left, rect.center().y() - side // 2 + 1, side, side)
+            icon(name, self.look.theme.muted).paint(painter, sided(option, box))
         return len(row.badges) * side
 
-    def _paint_wait(self, painter: QPainter, box: QRect, font: QFont, row: Row) -> int:
-        """The time at the right edge, if it would be noticed; returns the width it takes, in pixels."""
+    def _paint_wait(self, painter: QPainter, option: QStyleOptionViewItem, taken: int, row: Row) -> int:
+        """The time before what is taken of the row's end, if it would be noticed; returns the width it takes."""
         if not row.forecast or not row.forecast.short:
             return 0
-        painter.setFont(self.small(font))
+        box = sided(option, option.rect.adjusted(0, 0, -10 - taken, 0))
+        painter.setFont(self.small(option.font))
         painter.setPen(QColor(self.look.theme.muted))
         painter.drawText(box, int(Qt.AlignmentFlag.AlignVCenter | Qt.AlignmentFlag.AlignRight), row.forecast.short)
         return painter.fontMetrics().horizontalAdvance(row.forecast.short) + self.look.px(8)
 
-    def _paint_dot(self, painter: QPainter, rect: QRect, row: Row) -> None:
+    def _paint_dot(self, painter: QPainter, option: QStyleOptionViewItem, row: Row) -> None:
         """Full: it is loaded; with a core: in memory; half: on disk; empty: it must be read, or is not known yet."""
         theme, source = self.look.theme, row.forecast.source if row.forecast else Source.COLD
         colour = QColor(theme.accent if source is not Source.COLD else theme.muted)
-        side = self.look.px(9)
-        box = QRectF(rect.left() + self.look.px(11), rect.center().y() - side // 2, side, side)
+        side, rect = self.look.px(9), option.rect
+        box = sided(option, QRectF(rect.left() + self.look.px(11), rect.center().y() - side // 2, side, side))
         painter.setPen(QPen(colour, 1.4))
         painter.setBrush(colour if source is Source.HOT else Qt.BrushStyle.NoBrush)
         painter.drawEllipse(box)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
-from PySide6.QtCore import QAbstractListModel, QEvent, QModelIndex, QObject, QPersistentModelIndex, QRectF, Qt
+from PySide6.QtCore import QAbstractListModel, QEvent, QModelIndex, QObject, QPersistentModelIndex, QRect, QRectF, Qt
 from PySide6.QtGui import QColor, QFont, QHelpEvent, QPainter, QPainterPath
 from PySide6.QtWidgets import (
     QAbstractItemView,
@@ -108,6 +108,17 @@ def _runs(places: Sequence[int]) -> list[tuple[int, int]]:
         else:
             runs.append((place, place))
     return runs
+
+
+Box = TypeVar("Box", QRect, QRectF)
+
+
+def sided(option: QStyleOptionViewItem, box: Box) -> Box:
+    """The box of a row, on the other side where the language runs from right to left. Qt turns round texts alone."""
+    if option.direction is not Qt.LayoutDirection.RightToLeft:
+        return box
+    whole = type(box)(option.rect)
+    return box.translated(whole.left() + whole.right() - box.left() - box.right(), 0)
 
 
 class ItemDelegate(QStyledItemDelegate):

@@ -11,7 +11,7 @@ from PySide6.QtGui import QColor, QFontMetrics, QKeyEvent, QPainter, QPainterPat
 from PySide6.QtWidgets import QStyle, QStyleOptionViewItem
 
 from kvchat.ui.base.theme import Look
-from kvchat.ui.widgets.item_list import ROW, Index, ItemDelegate, ItemList, ItemModel
+from kvchat.ui.widgets.item_list import ROW, Index, ItemDelegate, ItemList, ItemModel, sided
 from kvchat.words.wording import one_line
 
 _LEFT = int(Qt.AlignmentFlag.AlignVCenter | Qt.AlignmentFlag.AlignLeft)
@@ -121,12 +121,13 @@ class RowDelegate(ItemDelegate):
         painter.setFont(option.font)
         painter.setPen(QColor(theme.muted if row.tone is Tone.BAD else theme.text))
         title = option.fontMetrics.elidedText(one_line(row.title), Qt.TextElideMode.ElideMiddle, room)
-        painter.drawText(QRect(box.left(), box.top(), room, height), _LEFT, title)
+        painter.drawText(sided(option, QRect(box.left(), box.top(), room, height)), _LEFT, title)
         painter.setFont(self.small(option.font))
         painter.setPen(QColor(theme.muted))
         metrics = QFontMetrics(painter.font())
         words = metrics.elidedText(one_line(row.words), Qt.TextElideMode.ElideRight, room)
-        painter.drawText(QRect(box.left(), box.top() + height + _GAP, room, metrics.height()), _LEFT, words)
+        below = QRect(box.left(), box.top() + height + _GAP, room, metrics.height())
+        painter.drawText(sided(option, below), _LEFT, words)
         painter.restore()
 
     def _paint_chip(self, painter: QPainter, option: QStyleOptionViewItem, box: QRect, row: Row) -> int:
@@ -143,9 +144,10 @@ class RowDelegate(ItemDelegate):
         metrics = QFontMetrics(painter.font())
         width, height = metrics.horizontalAdvance(row.chip) + 18, metrics.height() + 4
         chip = QRectF(box.right() - width, box.center().y() - height / 2, width, height)
+        drawn = sided(option, chip)
         path = QPainterPath()
-        path.addRoundedRect(chip, height / 2, height / 2)
+        path.addRoundedRect(drawn, height / 2, height / 2)
         painter.fillPath(path, QColor(ground))
         painter.setPen(QColor(ink))
-        painter.drawText(chip, int(Qt.AlignmentFlag.AlignCenter), row.chip)
+        painter.drawText(drawn, int(Qt.AlignmentFlag.AlignCenter), row.chip)
         return int(chip.left())

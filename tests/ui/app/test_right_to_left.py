@@ -1,0 +1,101 @@
+"""A language that runs from right to left: what begins a line begins at the right, code stays as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from PySide6.QtCore import QPoint, QRect, QRectF, Qt
+from PySide6.QtGui import QColor, QTextCursor
+from PySide6.QtWidgets import QApplication, QFrame, QStyleOptionViewItem
+from pytestqt.qtbot import QtBot
+
+from kvchat.chat.record.messages import Role
+from kvchat.ui.app.main_window import MainWindow
+from kvchat.ui.base.theme import Look
+from kvchat.ui.messages.user_view import UserView
+from kvchat.ui.rendering.code_view import CodeView
+from kvchat.ui.rendering.text_page import TextPage
+from kvchat.ui.widgets.item_list import sided
+from tests.ui.fake_runtime import FakeRuntime
+from tests.ui.waiting import until
+from tests.ui.windows import on_show
+
+QUOTE, CODE = "> قال أحدهم هذا", "```python\nif True:\n    pass\n```"
+
+
+@pytest.fixture
+def mirrored(qapp: QApplication) -> Iterator[None]:
+    qapp.setLayoutDirection(Qt.LayoutDirection.RightToLeft)
+    yield
+    qapp.setLayoutDirection(Qt.LayoutDirection.LeftToRight)
+
+
+async def test_what_begins_a_line_begins_at_the_right(
+    mirrored: None, furnished: FakeRuntime, look: Look, qtbot: QtBot
+) -> None:
+    furnished.chat.write("d", Role.ASSISTANT, f"{QUOTE}\n\n{CODE}")
+    async with on_show(furnished, look) as window:
+        window.resize(1000, 700)
+        await until(lambda: window.findChildren(CodeView) and window.sidebar.list.model().rowCount() == 4)
+        assert window.sidebar.mapTo(window, QPoint()).x() > window.header.mapTo(window, QPoint()).x()
+        bubble = window.findChildren(UserView)[0].findChild(QFrame)
+        assert isinstance(bubble, QFrame)
+        assert bubble.x() == 0
+        assert bar_at(window, look) > 0.9
+        code = window.findChildren(CodeView)[0]
+        assert indent(code) > 0
+
+
+async def test_and_else_at_the_left(furnished: FakeRuntime, window: MainWindow, look: Look) -> None:
+    furnished.chat.write("d", Role.ASSISTANT, f"> Somebody said this\n\n{CODE}")
+    window.chat.open("a")
+    window.chat.open("d")
+    await until(lambda: window.findChildren(CodeView))
+    assert bar_at(window, look) < 0.1
+    assert indent(window.findChildren(CodeView)[0]) > 0
+
+
+def test_a_row_is_turned_round() -> None:
+    option = QStyleOptionViewItem()
+    option.rect = QRect(100, 0, 200, 20)
+    assert sided(option, QRect(110, 4, 9, 9)) == QRect(110, 4, 9, 9)
+    option.direction = Qt.LayoutDirection.RightToLeft
+    assert sided(option, QRect(110, 4, 9, 9)) == QRect(281, 4, 9, 9)
+    assert sided(option, QRectF(110, 4, 9, 9)) == QRectF(281, 4, 9, 9)
+
+
+async def test_tab_goes_the_same_way(furnished: FakeRuntime, look: Look, qapp: QApplication, qtbot: QtBot) -> None:
+    ways = []
+    for direction in (Qt.LayoutDirection.LeftToRight, Qt.LayoutDirection.RightToLeft):
+        qapp.setLayoutDirection(direction)
+        async with on_show(furnished, look) as window:
+            window.activateWindow()
+            await until(lambda: window.transcript.views)
+            way = []
+            for _ in range(12):
+                qtbot.keyClick(qapp.focusWidget() or window, Qt.Key.Key_Tab)
+                focused = qapp.focusWidget()
+                way.append(focused.accessibleName() if focused is not None else "")
+            ways.append(way)
+    qapp.setLayoutDirection(Qt.LayoutDirection.LeftToRight)
+    assert len(set(ways[0])) > 6
+    assert ways[0] == ways[1]
+
+
+def bar_at(window: MainWindow, look: Look) -> float:
+    """Where in the quote's text the bar beside it is drawn: 0 at the left edge, 1 at the right one."""
+    page = next(page for page in window.findChildren(TextPage) if page.document().rootFrame().childFrames())
+    picture = page.grab().toImage()
+    colour, row = QColor(look.theme.line), picture.height() // 2
+    found = [x for x in range(picture.width()) if picture.pixelColor(x, row) == colour]
+    return found[len(found) // 2] / picture.width()
+
+
+def indent(code: CodeView) -> int:
+    """By how much the second line of code stands to the right of the first, in pixels."""
+    first, second = code.body.textCursor(), code.body.textCursor()
+    first.movePosition(QTextCursor.MoveOperation.Start)
+    second.movePosition(QTextCursor.MoveOperation.End)
+    second.movePosition(QTextCursor.MoveOperation.StartOfWord)
+    return code.body.cursorRect(second).x() - code.body.cursorRect(first).x()
