@@ -96,11 +96,12 @@ class _Drawn(QIconEngine):
         return self.scaledPixmap(size, mode, state, 1.0)
 
     def scaledPixmap(self, size: QSize, mode: QIcon.Mode, state: QIcon.State, scale: float) -> QPixmap:
-        """`size` is in the screen's own pixels."""
-        picture = _picture(self._svg, size.width(), size.height(), 1.0)
+        """`scale`: how many of the screen's own pixels are one of `size`."""
+        picture = _picture(self._svg, size.width(), size.height(), scale)
         if mode is not QIcon.Mode.Disabled:
             return picture
-        pale = _blank(size.width(), size.height())
+        pale = _blank(picture.width(), picture.height())
+        pale.setDevicePixelRatio(scale)
         with QPainter(pale) as painter:
             painter.setOpacity(_PALE)
             painter.drawPixmap(0, 0, picture)

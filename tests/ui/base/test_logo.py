@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 from PySide6.QtCore import QSize
-from PySide6.QtGui import QImage
+from PySide6.QtGui import QIcon, QImage
 from PySide6.QtWidgets import QApplication
 
-from kvchat.ui.base.icons import app_icon, tray_icon
+from kvchat.ui.base.icons import app_icon, icon, tray_icon
 from kvchat.ui.base.logo import GREY, RED, TEAL, LogoState, asset_files
 from tests.ui.base.contrast import contrast
 
@@ -39,3 +39,13 @@ def test_states_differ_in_shape_not_only_in_colour(qapp: QApplication, size: int
 def test_the_app_icon_is_drawn(qapp: QApplication) -> None:
     image = app_icon().pixmap(QSize(64, 64)).toImage()
     assert image.pixelColor(32, 4).name() == TEAL
+
+
+@pytest.mark.parametrize("scale", [1.0, 3.0])
+@pytest.mark.parametrize("mode", [QIcon.Mode.Normal, QIcon.Mode.Disabled])
+def test_an_icon_is_drawn_in_the_screens_own_pixels(qapp: QApplication, scale: float, mode: QIcon.Mode) -> None:
+    picture = icon("close", "#101010").pixmap(QSize(16, 16), scale, mode)
+    assert (picture.width(), picture.devicePixelRatio()) == (16 * scale, scale)
+    image = picture.toImage()
+    clear = sum(image.pixelColor(x, x).alpha() > 60 for x in range(image.width()))
+    assert clear > image.width() / 4  # along the stroke
