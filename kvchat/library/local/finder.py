@@ -16,6 +16,7 @@ from typing import Any
 
 from kvchat.errors import KvchatError
 from kvchat.library.gguf.facts import GgufFacts, NotAModel, read_facts
+from kvchat.library.gguf.split_files import part_name
 from kvchat.library.local.files import ModelFile, identity_of, model_files
 from kvchat.library.local.folders import ModelFolder, Source
 from kvchat.system.files import read_json, size_of, whole_file
@@ -119,6 +120,19 @@ class FoundModel:
     facts: GgufFacts | None = None
     problem: KvchatError | None = None
     projector: Path | None = None  # gives it sight or hearing
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """Its own files: all parts, and what it sees with unless another model lies there that may see with it."""
+        part = part_name(self.path.name)
+        parts = [self.path.with_name(name) for name in part.all_names] if part else [self.path]
+        others = set(self.path.parent.glob("*.gguf")) - {*parts, self.projector}
+        return tuple(parts) if others or self.projector is None else (*parts, self.projector)
+
+    @property
+    def may_be_deleted(self) -> bool:
+        """Whether it lies in kvchat's folders or the user's, and not in another program's, which keeps a list."""
+        return self.source in (Source.KVCHAT, Source.CHOSEN, Source.FILE)
 
 
 @dataclass(frozen=True)

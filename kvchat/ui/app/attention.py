@@ -37,6 +37,7 @@ class Attention(QObject):
     def close(self) -> None:
         """Tell nothing more."""
         self._unsubscribe()
+        self._chats.clear()  # the desktop may still tell of a click
 
     def _hear(self, event: Event) -> None:
         if QApplication.activeWindow() is not None:

@@ -33,7 +33,7 @@ class SidebarController(Controller):
         """`current`: which conversation is open."""
         super().__init__(runtime, views, parent)
         self._sidebar, self._current = views.sidebar, current
-        self._conversations = list(views.sidebar.model.rows)  # those of the first picture
+        self._conversations = views.sidebar.model.chats  # those of the first picture
         self._usage_by_id: dict[str, ConversationUsage] = {}
         self._forecasts: dict[str, Forecast] = {}  # of the chats that have been in sight
         self._foretold: set[str] = set()  # those of which that was asked since the list was loaded

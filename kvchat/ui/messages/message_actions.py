@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import datetime
 from enum import Enum
 
 from PySide6.QtCore import Qt
 from PySide6.QtGui import QFocusEvent, QPaintEvent
-from PySide6.QtWidgets import QMenu, QToolButton, QWidget
+from PySide6.QtWidgets import QLabel, QMenu, QToolButton, QWidget
 
 from kvchat.chat.record.messages import Message
-from kvchat.ui.base.building import label, row, tool_button
+from kvchat.ui.base.building import label, row, styled, tool_button
 from kvchat.ui.base.icons import icon
 from kvchat.ui.rendering.page_style import PageStyle
 from kvchat.words.language import _
+from kvchat.words.wording import day_short, moment_of
 
 
 class Request(Enum):
@@ -43,6 +45,7 @@ class MessageActions(QWidget):
         super().__init__(parent)
         self._style = style
         self._buttons: list[_QuietButton] = []
+        self._time: _QuietLabel | None = None
         self._always = False
         self.pager: list[QToolButton] = []  # to the branch before and after, where there are several
         self._row = row(on=self, spacing=2, margins=0)
@@ -58,6 +61,15 @@ class MessageActions(QWidget):
         self._buttons.append(button)
         self._row.addWidget(button)
         return button
+
+    def add_time(self, at: datetime) -> None:
+        """When the message was written, before all buttons: the time of day, or the day of an earlier one."""
+        local, now = at.astimezone(), datetime.now().astimezone()
+        words = f"{local:%H:%M}" if local.date() == now.date() else day_short(local.date())
+        self._time = _QuietLabel(words)
+        styled(self._time, "small").setToolTip(moment_of(at))
+        self._time.setAccessibleName(moment_of(at))
+        self._row.insertWidget(0, self._time)
 
     def add_to(self, menu: QMenu) -> None:
         """What the buttons do but copying, as entries of a menu."""
@@ -91,6 +103,20 @@ class MessageActions(QWidget):
         for button in self._buttons:
             button.seen = seen
             button.update()
+        if self._time is not None:
+            self._time.seen = seen
+            self._time.update()
+
+
+class _QuietLabel(QLabel):
+    """Words that are painted only while they are `seen`."""
+
+    seen = False
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        """Nothing while unseen."""
+        if self.seen:
+            super().paintEvent(event)
 
 
 class _QuietButton(QToolButton):

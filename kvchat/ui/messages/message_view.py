@@ -42,6 +42,7 @@ class MessageView(QWidget):
         self.column.link_activated.connect(self.link_activated)
         self.column.grown.connect(self.changed)
         self.action_row = MessageActions(style, self)
+        self.action_row.add_time(message.created_at)
         self.chips: ChipRows | None = None  # what is attached
         self.editor: MessageEditor | None = None  # while the message is written anew
         self._covered: list[QWidget] = []  # by the editor

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from PySide6.QtCore import Qt, Signal
+from PySide6.QtCore import QFile, Qt, Signal
 from PySide6.QtWidgets import QFileDialog, QMenu, QWidget
 
-from kvchat.library.local.finder import UnreadableFolder
+from kvchat.errors import KvchatError
+from kvchat.library.local.finder import FoundModel, UnreadableFolder
 from kvchat.library.model_library import JudgedModel
 from kvchat.library.remote.starter import starter_is_here
 from kvchat.runtime import Runtime
@@ -18,6 +20,7 @@ from kvchat.settings import Settings
 from kvchat.ui.base.building import button, column, label, row
 from kvchat.ui.base.file_dialog import file_dialog
 from kvchat.ui.base.theme import Look
+from kvchat.ui.dialogs.confirm import confirm
 from kvchat.ui.dialogs.panel import Panel
 from kvchat.ui.models.first_start import starter_words
 from kvchat.ui.models.model_rows import found_row, in_order
@@ -25,6 +28,7 @@ from kvchat.ui.widgets.card import Card
 from kvchat.ui.widgets.fields import ClearableField
 from kvchat.ui.widgets.row_list import Row, RowList, Tone
 from kvchat.words.language import N_, _, several
+from kvchat.words.wording import size
 
 _NO_MODEL = N_(
     "A model is a file whose name ends in .gguf. kvchat looks in its own folder, in those of other applications and in "
@@ -50,6 +54,7 @@ class ModelsHere(QWidget):
         self.list.current_changed.connect(self._show_current)
         self.status, self.reason = label(kind="small", wraps=True), label(kind="small", wraps=True)
         self.use = button(_("Use this model"), lambda: self._use(self.list.current), "primary")
+        self.delete = button(_("Delete…"), self._ask_delete, name=_("Delete this model"))
         self.folders = button(_("Folders…"), self.open_folders, name=_("Folders to look in"))
         self.none = Card()
         self.none.say(_("No model was found on this computer"), _(_NO_MODEL), "")
@@ -57,7 +62,7 @@ class ModelsHere(QWidget):
         self.starter, self.more = self.none.add_button(words, "primary"), self.none.add_button(_("Get another…"))
         self.none.add_button(_("Choose a folder…"), "", self._ask_folder)
         self.none.hide()
-        below = row((self.status, 1), self.folders, self.use, spacing=8)
+        below = row((self.status, 1), self.folders, self.delete, self.use, spacing=8)
         parts = self.filter, self.none, (self.list, 1), self.reason, below
         column(*parts, on=self, spacing=8, margins=0)
         self.refresh()
@@ -133,10 +138,42 @@ class ModelsHere(QWidget):
         self.list.show_rows([one for one in rows if all(word in f"{one.title} {one.words}".lower() for word in words)])
         self._show_current()
 
+    def _ask_delete(self) -> None:
+        if (model := self._current_model) is not None:
+            words = _(
+                "{size} go to the trash. Your chats with it stay; the next message in one asks for another model.",
+                size=size(model.size),
+            )
+            title, go = _("Delete {model}?", model=model.name), partial(self._delete, model)
+            confirm(self, title, words, _("Delete"), lambda: self._panel.run(go()))
+
+    async def _delete(self, model: FoundModel) -> None:
+        """To the trash; where a folder has none, for good if the user says so."""
+        left = [file for file in model.files if not await asyncio.to_thread(_to_trash, file)]
+        self.look()
+        if left:
+            words = _("There is no trash where it lies. {size} are deleted for good.", size=size(model.size))
+            title, go = _("Delete {model} for good?", model=model.name), partial(self._delete_for_good, left)
+            confirm(self, title, words, _("Delete"), lambda: self._panel.run(go()))
+
+    async def _delete_for_good(self, files: Sequence[Path]) -> None:
+        try:
+            for file in files:
+                await asyncio.to_thread(file.unlink, missing_ok=True)
+        except OSError as error:
+            raise ModelNotDeleted(error) from error
+        finally:
+            self.look()
+
+    @property
+    def _current_model(self) -> FoundModel | None:
+        chosen = self.list.current
+        return next((one.model for one in self._models if chosen and one.model.path == chosen.value), None)
+
     def _say(self, unreadable: Sequence[UnreadableFolder]) -> None:
         empty = not self._looking and not self._models
         self.none.setVisible(empty)
-        for widget in (self.filter, self.use):
+        for widget in (self.filter, self.use, self.delete):
             widget.setVisible(not empty)
         if self._looking:
             self.status.setText(_("Looking for models…"))
@@ -149,12 +186,35 @@ class ModelsHere(QWidget):
     def _show_current(self) -> None:
         chosen = self.list.current
         self.use.setEnabled(chosen is not None and not _broken(chosen))
+        model, used = self._current_model, self._runtime.settings.model_path
+        why_not = _("It is in use.") if model is not None and str(model.path) == used else ""
+        if model is not None and not model.may_be_deleted:
+            why_not = _("It belongs to another program, which deletes it.")
+        self.delete.setEnabled(model is not None and not why_not)
+        self.delete.setToolTip(why_not)
         self.reason.setText(chosen.tip if chosen else "")
         self.reason.setVisible(bool(chosen and chosen.tip))
 
     def _use(self, chosen: Row | None) -> None:
         if chosen is not None and not _broken(chosen):
             self.use_requested.emit(chosen.value)
+
+
+class ModelNotDeleted(KvchatError):
+    """A model's file stays."""
+
+    def __init__(self, error: OSError) -> None:
+        super().__init__(
+            _("The model could not be deleted"),
+            f"{error.filename}: {error.strerror}.",
+            _("Check that you may write in that folder."),
+        )
+
+
+def _to_trash(file: Path) -> bool:
+    """Whether it is gone from its place."""
+    QFile.moveToTrash(str(file))  # what it returns differs between versions of PySide
+    return not file.exists()
 
 
 def _broken(model: Row) -> bool:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from bisect import bisect
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from datetime import datetime, timedelta
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
@@ -62,6 +64,52 @@ def arranged(chats: Sequence[Conversation], by: Arrangement) -> list[Conversatio
     """The chats that are shown, in order."""
     shown = [c for c in chats if c.archived == by.archive and by.folder in (None, c.folder)]
     return sorted(sorted(shown, key=_KEYS[by.order]), key=lambda chat: not chat.on_top)
+
+
+@dataclass(frozen=True)
+class Heading:
+    """What stands above some of the chats: when they were used, or made."""
+
+    id: str  # no chat's
+    title: str
+
+
+_AGES = (  # days back to which each goes, and what is said of it
+    (0, N_("Today")),
+    (1, N_("Yesterday")),
+    (7, N_("Last 7 days")),
+    (30, N_("Last 30 days")),
+)
+_EARLIER, _ON_TOP = N_("Earlier"), N_("Kept on top")
+
+
+def with_headings(
+    chats: Sequence[Conversation], order: Order, now: datetime | None = None
+) -> Sequence[Conversation | Heading]:
+    """The chats in their order, parted by when; as they are where they are all of one time, or ordered by name.
+
+    Looks at a few of them only: there may be thousands.
+    """
+    if order is Order.NAME:
+        return chats
+    midnight = (now or datetime.now().astimezone()).replace(hour=0, minute=0, second=0, microsecond=0)
+    top = bisect(chats, False, key=lambda chat: not chat.on_top)
+    ends, words = [top], [_ON_TOP]
+    for days, said in _AGES:
+        last = -(midnight - timedelta(days=days)).timestamp()
+        ends.append(bisect(chats, last, lo=top, key=_KEYS[order]))
+        words.append(said)
+    parts = [
+        (said, chats[begin:end])
+        for said, begin, end in zip([*words, _EARLIER], [0, *ends], [*ends, len(chats)], strict=True)
+        if begin < end
+    ]
+    if len(parts) < 2:
+        return chats
+    rows: list[Conversation | Heading] = []
+    for said, part in parts:
+        rows += [Heading(f"# {said}", _(said)), *part]
+    return rows
 
 
 def folders_of(chats: Sequence[Conversation]) -> list[str]:

@@ -12,6 +12,7 @@ from PySide6.QtWidgets import QLineEdit, QStyleOptionViewItem, QWidget
 
 from kvchat.session.proof import Source
 from kvchat.ui.base.icons import icon
+from kvchat.ui.sidebar.arrangement import Heading
 from kvchat.ui.widgets.item_list import ROW, Index, ItemDelegate, ItemList, ItemModel, sided
 from kvchat.words.language import _
 from kvchat.words.wording import one_line
@@ -53,8 +54,8 @@ class Row:
         return ", ".join([*told, *(words for _, words in self.badges)])
 
 
-class ConversationModel(ItemModel["Conversation"]):
-    """The conversations; their rows are made as they come into sight, for there may be thousands.
+class ConversationModel(ItemModel["Conversation | Heading"]):
+    """The conversations, parted by headings; their rows are made as they come into sight, for there may be thousands.
 
     Editing a row says so and changes nothing itself.
     """
@@ -66,21 +67,31 @@ class ConversationModel(ItemModel["Conversation"]):
         self._row_of: Callable[[Conversation], Row] = lambda chat: Row(chat.id, chat.title)
         self._places: dict[str, int] = {}
 
-    def show(self, chats: Sequence[Conversation], row_of: Callable[[Conversation], Row]) -> None:
+    @property
+    def chats(self) -> list[Conversation]:
+        """The conversations alone."""
+        return [row for row in self.rows if not isinstance(row, Heading)]
+
+    def show(self, chats: Sequence[Conversation | Heading], row_of: Callable[[Conversation], Row]) -> None:
         """Show these, each as `row_of` has it."""
         self._row_of, self._places = row_of, {chat.id: place for place, chat in enumerate(chats)}
         self.set_rows(chats)
 
     def data(self, index: Index, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
         """A row, or its words."""
-        return self._row_of(self.rows[index.row()]) if role == ROW else super().data(index, role)
+        row = self.rows[index.row()]
+        return self._row_of(row) if role == ROW and not isinstance(row, Heading) else super().data(index, role)
 
-    def spoken(self, row: Conversation) -> str:
+    def spoken(self, row: Conversation | Heading) -> str:
         """The title, and what dot and badges mean."""
+        if isinstance(row, Heading):
+            return row.title
         return ", ".join(filter(None, (row.title, self._row_of(row).state)))
 
-    def tip(self, row: Conversation) -> str:
+    def tip(self, row: Conversation | Heading) -> str:
         """The whole title, where it is, what the dot means."""
+        if isinstance(row, Heading):
+            return ""
         return "\n".join(
             filter(None, (row.title, row.folder and _("In {folder}", folder=row.folder), self._row_of(row).state))
         )
@@ -99,7 +110,9 @@ class ConversationModel(ItemModel["Conversation"]):
         return True
 
     def flags(self, index: Index) -> Qt.ItemFlag:
-        """Every row can be chosen and renamed."""
+        """Every chat can be chosen and renamed."""
+        if isinstance(self.rows[index.row()], Heading):
+            return Qt.ItemFlag.NoItemFlags
         return Qt.ItemFlag.ItemIsEnabled | Qt.ItemFlag.ItemIsSelectable | Qt.ItemFlag.ItemIsEditable
 
 
@@ -112,7 +125,13 @@ class ConversationDelegate(ItemDelegate):
 
     def paint(self, painter: QPainter, option: QStyleOptionViewItem, index: Index) -> None:
         """Ground, dot, title, the time, badges."""
-        row: Row = index.data(ROW)
+        row: Row | Heading = index.data(ROW)
+        if isinstance(row, Heading):
+            painter.setFont(self.small(option.font))
+            painter.setPen(QColor(self.look.theme.muted))
+            box = sided(option, option.rect.adjusted(self.look.px(9), 0, -8, -self.look.px(4)))
+            painter.drawText(box, int(Qt.AlignmentFlag.AlignBottom | Qt.AlignmentFlag.AlignLeft), row.title)
+            return
         painter.save()
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
         self.paint_ground(painter, option)

@@ -25,7 +25,7 @@ from kvchat.ui.base.building import button, column, label, progress_bar, row, to
 from kvchat.ui.base.icons import icon
 from kvchat.ui.base.theme import Look
 from kvchat.ui.commands.shortcuts import add_keep_actions
-from kvchat.ui.sidebar.arrangement import Arrangement, Order
+from kvchat.ui.sidebar.arrangement import Arrangement, Order, with_headings
 from kvchat.ui.sidebar.conversation_list import ChatList, ConversationDelegate, ConversationModel, Row
 from kvchat.ui.sidebar.search_panel import SearchPanel
 from kvchat.ui.widgets.item_list import ROW
@@ -103,7 +103,7 @@ class Sidebar(QFrame):
         chosen = self.chosen
         self._folders = list(folders)
         with QSignalBlocker(self.list.selectionModel()):  # a row that goes must not have another chat opened
-            self.model.show(chats, row_of)
+            self.model.show(with_headings(chats, self.arrangement.order), row_of)
         self.empty.setVisible(not chats and self.arrangement == Arrangement())
         self._name_view()
         if len(chosen) < 2:
@@ -126,10 +126,12 @@ class Sidebar(QFrame):
 
     def step(self, by: int) -> None:
         """Select the conversation `by` rows further down."""
-        here = self.list.currentIndex().row()
-        target = 0 if here < 0 else min(max(here + by, 0), self.model.rowCount() - 1)
-        if target != here and self.model.rowCount():
-            self.list.selectionModel().setCurrentIndex(self.model.index(target), _ALONE)
+        chats = [chat.id for chat in self.model.chats]
+        here = self.list.currentIndex()
+        at = chats.index(self.model.rows[here.row()].id) if here.isValid() else -1
+        target = 0 if at < 0 else min(max(at + by, 0), len(chats) - 1)
+        if target != at and chats:
+            self.list.selectionModel().setCurrentIndex(self.model.index_of(chats[target]), _ALONE)
 
     def begin_rename(self, index: QModelIndex | None = None) -> bool:
         """Edit a title in place, the selected one unless another is given; False where it is not in the list."""
@@ -179,7 +181,8 @@ class Sidebar(QFrame):
 
     def _rest(self, index: QModelIndex) -> None:
         """Tell of the row if pointer or keys are still on it after a moment."""
-        self._resting = conversation_id = self.model.rows[index.row()].id if index.isValid() else ""
+        rests = bool(index.flags() & Qt.ItemFlag.ItemIsSelectable)
+        self._resting = conversation_id = self.model.rows[index.row()].id if rests else ""
 
         def tell() -> None:
             if conversation_id and self._resting == conversation_id:
@@ -224,7 +227,7 @@ class Sidebar(QFrame):
 
     def _show_menu(self, where: QPoint) -> None:
         index = self.list.indexAt(where)
-        if not index.isValid():
+        if not index.flags() & Qt.ItemFlag.ItemIsSelectable:
             return
         menu = QMenu(self.list)
         menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)

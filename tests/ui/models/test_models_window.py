@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import pytest_asyncio
 from PySide6.QtCore import Qt
-from PySide6.QtWidgets import QAbstractButton, QFileDialog, QLineEdit, QMenu
+from PySide6.QtWidgets import QAbstractButton, QFileDialog, QLabel, QLineEdit, QMenu
 from pytestqt.qtbot import QtBot
 
 from kvchat.engine.speaking.connection import EngineState
@@ -22,6 +23,7 @@ from kvchat.library.remote.downloads import DownloadState
 from kvchat.library.remote.starter import starter_is_here
 from kvchat.settings import GB
 from kvchat.ui.app.main_window import MainWindow
+from kvchat.ui.dialogs.confirm import ConfirmDialog
 from kvchat.ui.models.downloads_view import DownloadView
 from kvchat.ui.models.first_start import starter_words
 from kvchat.ui.models.models_window import ModelsWindow
@@ -316,3 +318,51 @@ async def test_a_page_without_models_says_what_to_do(runtime: FakeRuntime, windo
     assert asked == [True]
     assert not models.isVisible()
     assert window.first_start.is_fetching
+
+
+def question(models: ModelsWindow) -> ConfirmDialog:
+    return next(dialog for dialog in models.findChildren(ConfirmDialog) if dialog.isVisible())
+
+
+async def test_a_model_is_deleted_with_all_its_files_once_its_size_was_said(
+    runtime: FakeRuntime, window: MainWindow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    facts = runtime.models.there[0].facts
+    tmp_path = tmp_path / "own"
+    tmp_path.mkdir()
+    parts = [tmp_path / f"Own-0000{number}-of-00002.gguf" for number in (1, 2)]
+    own = FoundModel(parts[0], "Own", Source.KVCHAT, 5 * GB, facts, projector=tmp_path / "mmproj-Own.gguf")
+    for file in own.files:
+        file.touch()
+    assert own.files == (*parts, own.projector)
+    other = tmp_path / "Other.gguf"
+    other.touch()
+    assert own.files == tuple(parts), "the other may see with it"
+    other.unlink()
+    runtime.models.there = [own, a_model(tmp_path.parent, "Zebra", GB, Source.LM_STUDIO)]
+    models = window.side_windows.open_models()
+    await until(lambda: len(models.here.list.rows) == 2)
+    models.here.list.select(tmp_path.parent / "Zebra.gguf")
+    assert not models.here.delete.isEnabled(), "it is LM Studio's"
+    models.here.list.select(own.path)
+    gone: list[str] = []
+
+    def no_trash(file: str) -> bool:
+        gone.append(file)
+        return False
+
+    monkeypatch.setattr("kvchat.ui.models.local_models.QFile", SimpleNamespace(moveToTrash=no_trash))
+    models.here.delete.click()
+    words = " ".join(label.text() for label in question(models).findChildren(QLabel))
+    assert "Delete Own?" in words
+    assert "5 GB go to the trash" in words
+    question(models).yes.click()
+    await until(lambda: len(gone) == 3)
+    await until(lambda: any(one.isVisible() for one in models.findChildren(ConfirmDialog)))
+    assert all(file.exists() for file in parts)
+    question(models).yes.click()
+    await until(lambda: not any(file.exists() for file in (*parts, tmp_path / "mmproj-Own.gguf")))
+    runtime.settings = replace(runtime.settings, model_path=str(own.path))
+    models.here.refresh()
+    models.here.list.select(own.path)
+    assert not models.here.delete.isEnabled(), "it answers"

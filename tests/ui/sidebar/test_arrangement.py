@@ -1,0 +1,77 @@
+"""Chats parted by when they were used."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from PySide6.QtCore import Qt
+from pytestqt.qtbot import QtBot
+
+from kvchat.chat.record.messages import Conversation
+from kvchat.ui.app.main_window import MainWindow
+from kvchat.ui.sidebar.arrangement import Arrangement, Heading, Order, arranged, with_headings
+from tests.ui.fake_runtime import FakeRuntime
+from tests.ui.waiting import until
+
+NOW = datetime(2026, 11, 22, 14, 5).astimezone()
+
+
+def chat(id: str, *, hours: float, on_top: bool = False) -> Conversation:
+    when = NOW - timedelta(hours=hours)
+    return Conversation(id, id, False, when, when, None, on_top=on_top)
+
+
+def shown(chats: list[Conversation], order: Order = Order.USED) -> list[str]:
+    rows = with_headings(arranged(chats, Arrangement(order)), order, NOW)
+    return [f"[{row.title}]" if isinstance(row, Heading) else row.id for row in rows]
+
+
+def test_chats_are_parted_by_day() -> None:
+    hours = {"now": 0.1, "morning": 13, "late": 15, "week": 24 * 6, "month": 24 * 20, "old": 24 * 60}
+    chats = [chat(id, hours=value) for id, value in hours.items()]
+    assert shown(chats) == [
+        *("[Today]", "now", "morning", "[Yesterday]", "late", "[Last 7 days]", "week"),
+        *("[Last 30 days]", "month", "[Earlier]", "old"),
+    ]
+    assert shown([*chats[:1], chat("kept", hours=900, on_top=True)]) == ["[Kept on top]", "kept", "[Today]", "now"]
+
+
+@pytest.mark.parametrize("order", list(Order))
+def test_what_is_of_one_time_needs_no_heading(order: Order) -> None:
+    assert shown([], order) == []
+    assert shown([chat("a", hours=1), chat("b", hours=2)], order) == ["a", "b"]
+
+
+def test_names_have_no_days() -> None:
+    assert shown([chat("a", hours=1), chat("b", hours=2000)], Order.NAME) == ["a", "b"]
+
+
+async def test_a_heading_is_no_chat(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
+    """Keys, clicks and the mouse pass over it."""
+    old = datetime(2020, 1, 1, tzinfo=UTC)
+    for id in "ab":
+        furnished.chat.by_id[id] = replace(furnished.chat.by_id[id], updated_at=old)
+    for id in "cd":
+        furnished.chat.by_id[id] = replace(furnished.chat.by_id[id], updated_at=datetime.now(UTC))
+    await window.chat.conversations.reload()
+    view, model = window.sidebar.list, window.sidebar.model
+    titles = [row.title for row in model.rows]
+    assert titles[0] == "Today"
+    assert titles[3] == "Earlier"
+    assert [chat.id for chat in model.chats] == window.chat.conversations.ids
+    order = window.chat.conversations.ids
+    window.chat.open(order[1])
+    window.sidebar.step(1)
+    assert window.chat.current == order[2]
+    view.setFocus()
+    qtbot.keyClick(view, Qt.Key.Key_Up)
+    assert window.chat.current == order[1]
+    heading = model.index(3)
+    for button in (Qt.MouseButton.LeftButton, Qt.MouseButton.RightButton):
+        qtbot.mouseClick(view.viewport(), button, pos=view.visualRect(heading).center())
+    view.entered.emit(heading)
+    await until(lambda: window.chat.current == order[1])
+    view.selectAll()
+    assert sorted(window.sidebar.chosen) == sorted(order)
