@@ -123,7 +123,7 @@ async def _run(qt: _Qt, instance: SingleInstance, paths: Paths, wish: Wish, *, s
     window.quit_requested.connect(quitting.set)
     for number in (signal.SIGINT, signal.SIGTERM):
         with contextlib.suppress(NotImplementedError):  # Windows
-            loop.add_signal_handler(number, quitting.set)
+            loop.add_signal_handler(number, _told_to_end, quitting)
     hidden = hidden or wish.quick
     if not hidden and _has_chats_to_show(settings, paths):
         window.show()
@@ -147,6 +147,13 @@ async def _run(qt: _Qt, instance: SingleInstance, paths: Paths, wish: Wish, *, s
     finally:
         await app.close()
     return _AGAIN if app.again else 0
+
+
+def _told_to_end(quitting: asyncio.Event) -> None:
+    """By a signal, before there is all of the window: nobody has to press a button of what is said until then."""
+    quitting.set()
+    if (box := QApplication.activeModalWidget()) is not None:
+        box.close()
 
 
 def _has_chats_to_show(settings: Settings, paths: Paths) -> bool:

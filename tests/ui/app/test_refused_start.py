@@ -1,0 +1,43 @@
+"""What keeps the window from opening is said, and who ends kvchat meanwhile need not press a button."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from tests.formats import earlier
+
+pytestmark = [
+    pytest.mark.slow,  # a process of its own
+    pytest.mark.skipif(sys.platform == "win32", reason="speaks of signals"),
+]
+
+
+def test_chats_of_a_newer_kvchat_are_left_alone_and_the_box_does_not_hold_the_session_up(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    path = earlier("chats", 19, tmp_path / "data" / "conversations.db")
+    with closing(sqlite3.connect(path)) as db:
+        db.execute("PRAGMA journal_mode = WAL")
+        db.execute("INSERT INTO migrations VALUES (999, 0)")
+        db.commit()
+    before = path.read_bytes()
+    environment = os.environ | {"KVCHAT_HOME": str(tmp_path), "QT_QPA_PLATFORM": "offscreen"}
+    started = subprocess.Popen([sys.executable, "-m", "kvchat"], env=environment, stdin=subprocess.DEVNULL)
+    try:
+        while not (tmp_path / "data" / "app.lock").exists():
+            time.sleep(0.05)
+        while started.poll() is None:  # before there is a box, or after: whenever it is told, it ends
+            time.sleep(2)
+            started.send_signal(signal.SIGTERM)
+    finally:
+        started.kill()
+        started.wait()
+    assert path.read_bytes() == before
