@@ -188,6 +188,11 @@ def moment_of(at: datetime) -> str:
     return words.format(day=local.day, month=_(_MONTHS[local.month - 1]), year=local.year, time=f"{local:%H:%M}")
 
 
+def percent(share: float) -> str:
+    """A share of one: "40 %"."""
+    return _("{number} %", number=f"{100 * share:.0f}")
+
+
 def per_second(rate: float) -> str:
     """How fast tokens come or are read: "4.3 tokens/s", "41 tokens/s", "2,140 tokens/s"."""
     return _("{rate} tokens/s", rate=number(rate, 0 if rate >= 10 else 1))

@@ -21,6 +21,7 @@ from kvchat.session.session import Request, Session
 from kvchat.session.slots.rank import Rank
 from kvchat.session.slots.slot import Slot
 from kvchat.words.language import _, number
+from kvchat.words.wording import percent
 
 STEP_MS = 500.0  # a step takes about so long: there are many of them, and small ones take longer in all
 PART_MS = 20_000.0  # what is read in so long is saved
@@ -117,7 +118,7 @@ class DocumentReader:
         for document in self._documents:
             so_far += len(document.text)
             fits += so_far * tokens <= room * letters
-        amount = _("about {percent} % of it fit", percent=100 * room // tokens)
+        amount = _("about {share} of it fit", share=percent(100 * room // tokens / 100))
         if len(self._documents) > 1:
             amount = _(
                 "the first {fits} of its {count} files fit, {amount}",

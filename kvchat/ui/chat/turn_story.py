@@ -9,7 +9,7 @@ from kvchat.chat.turn.receipts import UNUSED, WHERE, verdict_of, where_from, whe
 from kvchat.session import events as session
 from kvchat.session.proof import Source, Verdict
 from kvchat.words.language import N_, _, number, retold, several
-from kvchat.words.wording import READ, READ_AGAIN, duration, per_second, size
+from kvchat.words.wording import READ, READ_AGAIN, duration, per_second, percent, size
 
 _RANKS = {
     "speed": 0,
@@ -87,20 +87,9 @@ class TurnStory:
                 self._fresh()
                 self._remarks.pop("wait", None)
                 self.fraction = done / total if total else None
-                self._say(
-                    "read",
-                    _(
-                        "reading {fraction} % of {total} tokens",
-                        fraction=f"{100 * (self.fraction or 0):.0f}",
-                        total=number(total),
-                    ),
-                    "live",
-                )
-                self.pending = _(
-                    "Reading {fraction} % of {total} tokens…",
-                    fraction=f"{100 * (self.fraction or 0):.0f}",
-                    total=number(total),
-                )
+                share = percent(self.fraction or 0)
+                self._say("read", _("reading {share} of {total} tokens", share=share, total=number(total)), "live")
+                self.pending = _("Reading {share} of {total} tokens…", share=share, total=number(total))
             case chat.ReadingAhead() | chat.NotReadAhead():
                 self._tell_ahead(event)
             case chat.FirstToken():
@@ -228,11 +217,9 @@ class TurnStory:
 
 def waiting_words(title: str, other: TurnStory, reply: str) -> str:
     """What stands where a reply will be that waits for another chat's: for which one, and how far that is."""
-    far = (
-        _("reading {fraction} %", fraction=f"{100 * other.fraction:.0f}")
-        if other.fraction is not None
-        else _("writing its reply")
-    )
+    far = _("writing its reply")
+    if other.fraction is not None:
+        far = _("reading {share}", share=percent(other.fraction))
     if reply:
         words = len(reply.split())
         far = several(words, "{far}, {count} word so far", "{far}, {count} words so far", far=far)

@@ -12,7 +12,7 @@ from kvchat.gateway.totals import Sum, Total
 from kvchat.kvstore.savepoint import program_of
 from kvchat.session.proof import Source
 from kvchat.words.language import N_, _, number, retold, several
-from kvchat.words.wording import brief, moment_of, roughly, since, tokens_short
+from kvchat.words.wording import brief, moment_of, percent, roughly, since, tokens_short
 
 _STAGES = {
     Stage.QUEUED: N_("waits"),
@@ -49,7 +49,7 @@ def program_line(total: Total, now: datetime) -> str:
 
 def found_share(total: Total) -> str:
     """How much of its prompts was found; empty where it has sent none."""
-    return _("{percent} % found", percent=f"{100 * total.share:.0f}") if total.prompt else ""
+    return _("{share} found", share=percent(total.share)) if total.prompt else ""
 
 
 def all_together(totals: Sequence[Total]) -> str:
@@ -60,8 +60,8 @@ def all_together(totals: Sequence[Total]) -> str:
     words = several(requests, "{count} request of {programs}", "{count} requests of {programs}", programs=programs)
     if not prompt:
         return f"{words}."
-    share = f"{100 * cached / prompt:.0f}"
-    return _("{words}; {percent} % of what they sent did not have to be read again.", words=words, percent=share)
+    share = percent(cached / prompt)
+    return _("{words}; {share} of what they sent did not have to be read again.", words=words, share=share)
 
 
 def told_of(one: Sum) -> str:
