@@ -61,19 +61,22 @@ def is_warm(told: dict[str, Any], source: str = "disk") -> bool:
 
 
 def test_the_packages_of_openai_and_anthropic(tmp_path: Path) -> None:
-    """All they can ask comes back in a form they take; what was said in the first session is warm in the second."""
+    """All they can ask comes back in a form they take. A tool is called in the first session and answers in the second.
+
+    What was said and called is warm after the restart, and what follows is hot.
+    """
     home, model = Home(tmp_path / "home"), starter_model()
     with door_of(home, model) as door:
         chats = {"openai": _openai(door), "responses": _responses(door), "anthropic": _anthropic(door)}
         assert {one["program"] for one in door.requests()} == {"openai-python", "anthropic-python"}
     with door_of(home, model) as door:
         for name, goes_on in chats.items():
-            goes_on(door)
-            told = door.requests()[-1]
-            assert is_warm(told), json.dumps([name, told])
+            for source, turn in zip(("disk", "hot"), goes_on(door), strict=True):
+                told = door.requests()[-1]
+                assert is_warm(told, source), json.dumps([name, turn, told])
 
 
-GoesOn = Callable[[Serving], None]
+GoesOn = Callable[[Serving], Iterator[str]]  # the tool's answer, and what is asked then
 
 
 def _openai(door: Serving) -> GoesOn:
@@ -111,16 +114,17 @@ def _openai(door: Serving) -> GoesOn:
     calls = [one for chunk in parts if chunk.choices for one in chunk.choices[0].delta.tool_calls or ()]
     assert "".join(one.function.arguments or "" for one in calls if one.function) == made.function.arguments
     said += [called.choices[0].message.model_dump(exclude_none=True)]
-    said += [{"role": "tool", "tool_call_id": made.id, "content": "Rain."}]
-
     text = client.completions.create(prompt=SYSTEM, **greedy)
     assert text.choices[0].text
-    after = client.chat.completions.create(messages=said, tools=[TOOL], **greedy)
-    said += [{"role": "assistant", "content": after.choices[0].message.content}, {"role": "user", "content": "And?"}]
 
-    def goes_on(door: Serving) -> None:
+    def goes_on(door: Serving) -> Iterator[str]:
         client = openai.OpenAI(base_url=f"{door.url}/v1", api_key="none", max_retries=0)
+        said.append({"role": "tool", "tool_call_id": made.id, "content": "Rain."})
+        after = client.chat.completions.create(messages=said, tools=[TOOL], **greedy).choices[0].message
+        yield "answered"
+        said.extend([after.model_dump(exclude_none=True), {"role": "user", "content": "And?"}])
         client.chat.completions.create(messages=said, tools=[TOOL], **greedy)
+        yield "asked again"
 
     return goes_on
 
@@ -130,19 +134,34 @@ def _responses(door: Serving) -> GoesOn:
     asked: Any = {
         "model": "gpt-5-codex",
         "instructions": "Be brief. " + SYSTEM,
-        "max_output_tokens": 12,
+        "max_output_tokens": 40,
         "temperature": 0,
+        "tools": [{"type": "function", "strict": True, **TOOL["function"]}],
     }
-    said: list[Any] = [{"role": "user", "content": "How long is the second?"}]
+    said: list[Any] = []
+    for name in ("one", "two"):
+        said += [{"role": "user", "content": "Weather in Ulm?"}, {"type": "function_call", "call_id": name, **CALL}]
+        said += [{"type": "function_call_output", "call_id": name, "output": "Rain."}]
+        said += [{"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Rain."}]}]
+    said += [{"role": "user", "content": "Weather in Ulm?"}]
     whole = client.responses.create(input=said, **asked)
+    made = next(item for item in whole.output if item.type == "function_call")
+    assert json.loads(made.arguments) == {"city": "Ulm"}
     events = list(client.responses.create(input=said, stream=True, **asked))
     last = events[-1]
     assert last.type == "response.completed"
-    assert "".join(one.delta for one in events if one.type == "response.output_text.delta") == last.response.output_text
-    said += [*whole.model_dump(exclude_none=True)["output"], {"role": "user", "content": "And the third?"}]
+    parts = [one.delta for one in events if one.type == "response.function_call_arguments.delta"]
+    assert "".join(parts) == made.arguments
+    said += whole.model_dump(exclude_none=True)["output"]
 
-    def goes_on(door: Serving) -> None:
-        openai.OpenAI(base_url=f"{door.url}/v1", api_key="none", max_retries=0).responses.create(input=said, **asked)
+    def goes_on(door: Serving) -> Iterator[str]:
+        client = openai.OpenAI(base_url=f"{door.url}/v1", api_key="none", max_retries=0)
+        said.append({"type": "function_call_output", "call_id": made.call_id, "output": "Rain."})
+        after = client.responses.create(input=said, **asked)
+        yield "answered"
+        said.extend([*after.model_dump(exclude_none=True)["output"], {"role": "user", "content": "And?"}])
+        client.responses.create(input=said, **asked)
+        yield "asked again"
 
     return goes_on
 
@@ -172,14 +191,15 @@ def _anthropic(door: Serving) -> GoesOn:
     used = next(block for block in called.content if block.type == "tool_use")
     assert used.input == {"city": "Ulm"}
     said += [{"role": "assistant", "content": [block.model_dump(exclude_none=True) for block in called.content]}]
-    said += [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": used.id, "content": "Rain."}]}]
-    after = client.messages.create(messages=said, tools=[tool], **asked)
-    said += [{"role": "assistant", "content": [block.model_dump(exclude_none=True) for block in after.content]}]
-    said += [{"role": "user", "content": "And?"}]
 
-    def goes_on(door: Serving) -> None:
+    def goes_on(door: Serving) -> Iterator[str]:
         client = anthropic.Anthropic(base_url=door.url, api_key="none", max_retries=0)
-        client.messages.create(messages=said, tools=[tool], **asked)
+        said.append({"role": "user", "content": [{"type": "tool_result", "tool_use_id": used.id, "content": "Rain."}]})
+        after = client.messages.create(messages=said, tools=[tool], **asked)
+        yield "answered"
+        said.append({"role": "assistant", "content": [block.model_dump(exclude_none=True) for block in after.content]})
+        client.messages.create(messages=[*said, {"role": "user", "content": "And?"}], tools=[tool], **asked)
+        yield "asked again"
 
     return goes_on
 
