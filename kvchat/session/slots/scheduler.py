@@ -286,7 +286,7 @@ class Scheduler:
         programs = sum(not other.window and other.rank is None for other in self._using)
         if not use.window and programs and programs >= len(self._slots()) - self.window_used:
             return False  # one is left to the window, where there are several and it is used
-        if use.window and any(other.owner == use.owner for other in self._using):
+        if any(one.owner == use.owner and (use.window or one.rank is Rank.SETTLE) for one in self._using):
             return False  # its own, a moment later: its state is there
         slot = self._choose(use.owner, use.prompt, free, soon)
         if slot is None or slot not in free:

@@ -260,6 +260,24 @@ async def test_other_programs_wait_longer_for_settling_than_the_window(monkeypat
         await asyncio.gather(task, program, wants(True))
 
 
+async def test_what_goes_on_from_what_is_settling_waits_for_its_slot_though_another_is_empty() -> None:
+    """It would have to be restored there, and the context would hold it twice."""
+    slots, ended = pool(2), asyncio.Event()
+    async with asyncio.timeout(5):
+        async with slots.needed("program#1", window=False) as slot:
+            with slots.settling(slot, ended.set):
+                follows = asyncio.create_task(first_slot(slots, "program#1"))
+                other = await asyncio.create_task(first_slot(slots, "program#2"))
+                await ended.wait()
+                assert not follows.done()
+        assert (await follows, other) == (slots.all[0], slots.all[1])
+
+
+async def first_slot(slots: Slots, owner: str) -> Slot:
+    async with slots.needed(owner, (1, 2, 3), window=False) as slot:
+        return slot
+
+
 async def test_the_window_goes_first_and_has_a_slot_of_several() -> None:
     slots, order = pool(2), list[str]()
     go = asyncio.Event()
