@@ -110,14 +110,15 @@ class Passing:
     async def _read(self, loaded: Loaded) -> bool:
         """Read a long prompt but for its last tokens, in steps that let others in between; whether there were any."""
         ids, passage, cost = self.work.prompt.ids, self.work.passage, self.lease.slots.restore_cost
+        # Anthropic's requests go to the slot that has most of them: with several, this has to have all but the last.
+        choosy = self.work.asked.form is Form.MESSAGES and len(self.lease.slots.all) > 1
+        last = len(ids) - (1 if choosy else TAIL)
         # A picture is read in one piece, and words after it only to the end of one.
-        end = next((n for n, token in enumerate(ids[:-TAIL]) if token <= FIRST_ID), len(ids) - TAIL)
+        end = next((n for n, token in enumerate(ids[:last]) if token <= FIRST_ID), last)
         missing, heads = end - loaded.expected_cached, await self._heads(loaded)
         rate = cost.prefill_ms_per_token
         is_long = missing >= LEAST_STEPS and (rate is None or missing * rate >= 2 * STEP_MS)
-        # Anthropic's requests go to the slot that has most of them: with several, this one has to be that.
-        astray = self.work.asked.form is Form.MESSAGES and len(self.lease.slots.all) > 1 and missing > 0
-        if not self._known or not (heads or is_long or astray):
+        if not self._known or not (heads or is_long or (choosy and missing > 0)):
             return False
         began_at, found, read = time.perf_counter(), loaded.expected_cached, passage.read
 

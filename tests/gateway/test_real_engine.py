@@ -232,3 +232,30 @@ async def test_embeddings_and_reranking_are_the_engines_own(
                 assert at.last.cached == min(at.last.found or 0, (at.last.prompt or 0) - 1), at.last
                 assert said(after.text, False) == said(reply.text, False)
                 await at.settled()
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gemma3", "qwen35"])
+async def test_messages_are_answered_in_the_slot_that_was_chosen_for_them(
+    tmp_path: Path, tiny_model: Callable[[str], Path], real_llama_server: EngineLocation, architecture: str
+) -> None:
+    """The engine drops `id_slot` in that dialect: it takes the slot that has most of the prompt, and that is ours."""
+    chosen = replace(settings(tmp_path, tiny_model(architecture), real_llama_server), slots=3)
+    async with door(tmp_path / "home", chosen) as at:
+        chats: dict[str, list[dict[str, Any]]] = {f"How is {place}?": [] for place in ("Ulm", "Bern", "Graz")}
+        used = set()
+        for turn in range(3):
+            for words, said in chats.items():
+                said.append({"role": "user", "content": f"{words} And in {turn} days?"})
+                body = greedy("/v1/messages", {"system": SYSTEM, "messages": said}, id_slot=1)
+                answer = await at.client.post("/v1/messages", json=body)
+                said.append({"role": "assistant", "content": answer.json()["content"]})
+                engine = (await at.runtime.engine.ready()).engine
+                slots = json.loads(await engine.look("/slots"))
+                last = max(slots, key=lambda slot: slot.get("id_task", -1))
+                assert last["id"] == at.last.slot, [turn, words]
+                used.add(last["id"])
+                assert at.last.miss != passing.RENDERS_OTHERWISE
+                if turn:
+                    assert (at.last.cached or 0) >= (at.last.prompt or 0) - 40, at.last
+                await at.settled()
+        assert used == {0, 1, 2}
