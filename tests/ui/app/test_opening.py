@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -156,3 +159,24 @@ async def test_without_a_model_the_main_window_comes(runtime: FakeRuntime, windo
     assert window.isVisible()
     assert not opener.quick.isVisible()
     opener.close()
+
+
+FINDER = """
+from PySide6.QtCore import QCoreApplication, QUrl
+from PySide6.QtGui import QFileOpenEvent
+from kvchat.app import _Qt, _Wishes
+from kvchat.ui.app.single_instance import Wish
+qt, wishes = _Qt([]), _Wishes(Wish())
+qt.asked.connect(wishes.hear)
+QCoreApplication.sendEvent(qt, QFileOpenEvent(QUrl("kvchat://chat/a")))
+wishes.begin(lambda wish: print(*wish.open))
+QCoreApplication.sendEvent(qt, QFileOpenEvent(QUrl.fromLocalFile("/a b/c.kvchat")))
+"""
+
+
+def test_what_the_finder_opens_waits_for_the_window() -> None:
+    """macOS tells it as an event, which may come before there is a window."""
+    environment = os.environ | {"QT_QPA_PLATFORM": "offscreen"}
+    command = [sys.executable, "-c", FINDER]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=True)
+    assert ended.stdout.splitlines() == ["kvchat://chat/a", "file:///a b/c.kvchat"]

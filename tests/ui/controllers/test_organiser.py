@@ -26,7 +26,7 @@ def listed(window: MainWindow) -> str:
     """The ids in the list, in order."""
     return (
         "".join(window.chat.conversations.ids)
-        if window.sidebar.model.rowCount() == len(window.chat.conversations.ids)
+        if len(window.sidebar.model.chats) == len(window.chat.conversations.ids)
         else "?"
     )
 
