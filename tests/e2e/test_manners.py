@@ -52,7 +52,7 @@ def test_a_quick_question_by_its_key_and_by_a_command_and_what_is_opened_with_kv
         desktop.click(desktop.find("push button", "Open in the main window"))
         window.composer()
         start(str(notes))
-        desktop.find(name="notes.txt")
+        wait_until(lambda: any("notes.txt" in name for name in window.names()), what="the document on the page")
         start("kvchat://new?text=What%20stands%20there%3F")
         wait_until(lambda: window.composer().text == "What stands there?", what="the link's words")
         assert len(home.replies()) == 2, "a link sends nothing"
