@@ -5,6 +5,7 @@ test:    ; packaging/test
 check:   ; packaging/test --quick
 bundle:  ; packaging/build-bundle
 catalogues: ; packaging/catalogues
+catalogues: ; packaging/catalogues
 
 lint:
 	.venv/bin/ruff check .

@@ -12,6 +12,9 @@ pytest_plugins = ["tests.engine_fixtures", "tests.model_fixtures", "tests.librar
 # What tests expect is English, whatever the desktop speaks; see the processes that they start as well.
 os.environ["LANGUAGE"] = "C"
 
+# What tests expect is English, whatever the desktop speaks; see the processes that they start as well.
+os.environ["LANGUAGE"] = "C"
+
 # An engine's threads wait for each other asleep. On a busy machine one that spins waits for one that is not running: a
 # bench of a tiny model that takes 9 s took 35, and three times the CPU time.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")

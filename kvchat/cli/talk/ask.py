@@ -73,7 +73,7 @@ class _Printer:
                     self.receipts.append(receipt)
                 if not self.as_json:
                     _say()
-                    remark(receipt_sentence(receipt) if receipt else "stopped")
+                    remark(receipt_sentence(receipt) if receipt else _("stopped"))
             case WaitingForWriter():
                 remark(_("This chat is being answered by another kvchat; waiting..."))
             case MakingRoom(done=False):

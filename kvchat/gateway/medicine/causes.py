@@ -52,6 +52,29 @@ MENDED_BY = {
         for where in (N_("system prompt"), N_("first message"))
     },
 }
+# What is made of parts below, for the catalogue: causes are kept in English, see `retold`.
+_MADE = (
+    N_("the date in the system prompt"),
+    N_("the date in the first message"),
+    N_("the date in a message"),
+    N_("the date in message …"),
+    N_("the time in the system prompt"),
+    N_("the time in the first message"),
+    N_("the time in a message"),
+    N_("the time in message …"),
+    N_("the working folder in the system prompt"),
+    N_("the working folder in the first message"),
+    N_("the working folder in a message"),
+    N_("the working folder in message …"),
+    N_("the path of a file in the system prompt"),
+    N_("the path of a file in the first message"),
+    N_("the path of a file in a message"),
+    N_("the path of a file in message …"),
+    N_("the date that the model’s template adds"),
+    N_("the time that the model’s template adds"),
+    N_("… earlier message left out"),
+    N_("… earlier messages left out"),
+)
 SYSTEM, TOOLS, MESSAGE, TEMPLATE = "system", "tools", "message", "template"
 
 

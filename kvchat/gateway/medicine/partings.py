@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvchat.gateway.medicine.body import Contents, contents
+from kvchat.words.language import _, number, retold
 from kvchat.words.wording import brief
 
 Ids = npt.NDArray[np.int32]
@@ -90,7 +91,8 @@ class Parting:
 
     def sentence(self, read: int | None = None, seconds: float = 0.0) -> str:
         """All of it in a sentence; `read`: so many tokens were read again, which took so long."""
-        words = f"token {self.at:,} of {self.of:,}: {self.cause}"
+        at, of, cause = number(self.at), number(self.of), retold(self.cause)
+        words = _("token {at} of {of}: {cause}", at=at, of=of, cause=cause)
         if read is not None:
-            words += f"; {read:,} tokens read again"
+            words = _("{words}; {tokens} tokens read again", words=words, tokens=number(read))
         return f"{words}, {brief(1000 * seconds)}" if read is not None and seconds else words

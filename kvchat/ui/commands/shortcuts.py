@@ -155,7 +155,7 @@ def add_keep_actions(
     menu: QMenu, on_pin: Callable[[bool], object], on_never_save: Callable[[bool], object]
 ) -> tuple[QAction, QAction]:
     """Append what is to be kept of a conversation, two entries; each calls back with whether it holds from now on."""
-    pin, never = menu.addAction(ALWAYS_KEEP), menu.addAction(NEVER_KEEP)
+    pin, never = menu.addAction(_(ALWAYS_KEEP)), menu.addAction(_(NEVER_KEEP))
     pin.setToolTip(_("It is never deleted to make room"))
     never.setToolTip(_("After a restart the chat is read again from the beginning"))
     for action, run in ((pin, on_pin), (never, on_never_save)):

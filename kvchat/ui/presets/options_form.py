@@ -60,7 +60,7 @@ class OptionsForm(QWidget):
         super().__init__()
         self._look = look
         self.system = _editor(_("System prompt"), _("Who the model should be, and how it should answer"), lines=4)
-        self.numbers = {name: line_edit(known.words) for name, known in RANGES.items()}
+        self.numbers = {name: line_edit(_(known.words)) for name, known in RANGES.items()}
         self.stop = line_edit(_("Stop words"), _("none"))
         self.format, self.format_text = (
             ChoiceBox(look, _("Output format")),
@@ -131,7 +131,7 @@ class OptionsForm(QWidget):
                     values[name] = int(text) if RANGES[name].whole else float(text.replace(",", "."))
                 except ValueError:
                     raise BadOptions(
-                        _("{words}: “{text}” is not such a number", words=RANGES[name].words, text=text), "", ""
+                        _("{words}: “{text}” is not such a number", words=_(RANGES[name].words), text=text), "", ""
                     ) from None
         stop = tuple(word.strip() for word in self.stop.text().split(",") if word.strip())
         text, kind = self.format_text.toPlainText().strip(), _FORMATS[self.format.currentIndex()]
@@ -199,14 +199,14 @@ class OptionsForm(QWidget):
         grid = QGridLayout()
         grid.setHorizontalSpacing(14)
         grid.setVerticalSpacing(4)
-        fields = [(RANGES[name].words, name, field) for name, field in self.numbers.items()]
+        fields = [(_(RANGES[name].words), name, field) for name, field in self.numbers.items()]
         for number, (words, name, field) in enumerate([*fields, (_("Stop words"), "", self.stop)]):
             line, place = divmod(number, _COLUMNS)
             above = label(words, "small")
             above.setBuddy(field)
             if name:
-                field.setToolTip(_HELP[name])
-                field.setAccessibleDescription(_HELP[name])
+                field.setToolTip(_(_HELP[name]))
+                field.setAccessibleDescription(_(_HELP[name]))
             span = _COLUMNS - place if not name else 1
             grid.addWidget(above, 2 * line, place, 1, span)
             grid.addWidget(field, 2 * line + 1, place, 1, span)

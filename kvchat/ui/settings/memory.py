@@ -140,7 +140,7 @@ def _colours(look: Look) -> tuple[QColor, ...]:
 def _legend(look: Look, bar: MemoryBar) -> list[str]:
     """Each part as rich text: a square in its colour, its name and size."""
     parts = zip(_parts(bar), _colours(look), _NAMES, strict=True)
-    words = [_entry(colour.name(), f"{name} {size(count)}") for count, colour, name in parts if count]
+    words = [_entry(colour.name(), f"{_(name)} {size(count)}") for count, colour, name in parts if count]
     return [*words, _entry(look.theme.muted, _("left alone {margin}", margin=size(bar.margin)), "▨")]
 
 

@@ -42,7 +42,7 @@ _HIDDEN = "•" * 12
 
 def _read_port(text: str) -> int:
     if not text.strip().isdecimal():
-        raise ValueError("This must be a whole number, such as 8737.")
+        raise ValueError(_("This must be a whole number, such as 8737."))
     return int(text)
 
 
@@ -239,7 +239,7 @@ class LinesEntry(Entry):
         """Those of the program that was chosen, with the key only where that is on show."""
         access, look = self._page.access, self._page.look
         shown = access if self._page.key.is_open or not access.key else replace(access, key=_HIDDEN)
-        self.where.setText(self.client.where)
+        self.where.setText(_(self.client.where))
         lines = self.client.lines(shown)
         self.text.setFont(code_font(look.type.mono, look.type.small))
         if self.text.toPlainText() != lines:

@@ -22,7 +22,7 @@ from kvchat.ui.storage.usage_list import BUTTON, UsageList, UsageRow, shared_col
 from kvchat.ui.storage.usage_summary import UsageSummary
 from kvchat.ui.storage.usage_words import limits_in_words
 from kvchat.words.language import N_, _
-from kvchat.words.wording import STORAGE, TIME_SAVED
+from kvchat.words.wording import STORAGE
 
 GONE = N_("A chat that is gone")
 EMPTY = N_("No chat is remembered yet. After each reply the memory of its chat is kept here.")
@@ -159,7 +159,7 @@ class StoragePanel(Panel):
         name = _("Delete the memory of all chats")
         self.delete_all = button(_("Delete all…"), self._ask_delete_all, "danger", name=name)
         self._leave = button(_("Close"), self.close, "primary", name=_("Close storage"))
-        saved = button(f"{_(TIME_SAVED)}…", self.saved_requested, tip=_("What it was good for, day by day"))
+        saved = button(_("Time saved…"), self.saved_requested, tip=_("What it was good for, day by day"))
         return row(self.delete_all, STRETCH, saved, self._leave, margins=(8, 0, 8, 0))
 
     def _ask_delete_all(self) -> None:

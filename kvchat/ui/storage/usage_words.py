@@ -28,7 +28,7 @@ def sharing(usage: StoreUsage) -> str:
     if not spared:
         return _("Nothing is shared yet: turns and chats that begin alike will be kept once.")
     share = 100 * spared / usage.logical_bytes
-    percent = f"{share:.0f}%" if share < 99.5 else _("more than 99%")
+    percent = _("{number}%", number=f"{share:.0f}") if share < 99.5 else _("more than 99%")
     return _(
         "{spared} spared ({percent}): whole files would take {logical_bytes}.",
         spared=size(spared),
@@ -68,7 +68,7 @@ def break_even_in_words(pays: BreakEven | None) -> str:
     speed = size(1000 / pays.restore_ms_per_byte)
     rates = _(
         "(reading {prefill_ms_per_token} ms a token, loading {speed}/s)",
-        prefill_ms_per_token=f"{pays.prefill_ms_per_token:.2g}",
+        prefill_ms_per_token=f"{pays.prefill_ms_per_token:.2g}".replace(".", number(0, 1)[1]),
         speed=speed,
     )
     if pays.tokens is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import gettext
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,11 +25,16 @@ from kvchat.chat.events import FirstToken, Prefilling, ReplyFinished
 from kvchat.session.events import Restored, Restoring, Saved, SaveSkipped, Saving
 from kvchat.session.proof import Source, Verdict
 from kvchat.ui.app.main_window import MainWindow
+from kvchat.ui.base.theme import Look
+from kvchat.ui.manual.manual_window import ManualWindow
 from kvchat.ui.messages.reply_footer import ReceiptView
+from kvchat.words import language
 from kvchat.words.wording import IN_PLAIN_WORDS
 from tests.ui.every_window import furnish, open_all
 from tests.ui.fake_runtime import FakeRuntime, a_receipt
 from tests.ui.waiting import until
+from tests.ui.windows import on_show
+from tests.words.test_catalogues import template
 
 COINAGES = ("hollow", "settle", "fingerprint", "turn boundary", "cache", "tok/s", "offload", "context checkpoint")
 # Where a term may stand: beneath the plain word, for those who know the field, and in another sense.
@@ -123,6 +129,44 @@ def test_nor_into_what_the_window_is_told(path: Path) -> None:
 def furnished(runtime: FakeRuntime) -> FakeRuntime:
     furnish(runtime)
     return runtime
+
+
+class Bracketed(gettext.NullTranslations):
+    """A language in which whatever comes from the catalogue stands in brackets."""
+
+    def gettext(self, message: str) -> str:
+        return f"⟦{message}⟧"
+
+    def ngettext(self, one: str, many: str, number: int) -> str:
+        return f"⟦{one if number == 1 else many}⟧"
+
+    def pgettext(self, context: str, message: str) -> str:
+        return message if len(message) == 1 else f"⟦{message}⟧"
+
+
+async def test_what_is_marked_is_shown_in_the_language_in_force(
+    furnished: FakeRuntime, look: Look, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What stands in a table goes through the catalogue when it is shown, not as it is."""
+    marked = {str(one.id[0] if isinstance(one.id, tuple) else one.id) for one in template() if one.id}
+    monkeypatch.setattr(language._Spoken, "catalogue", Bracketed())
+    async with on_show(furnished, look) as window:
+        window.chat.open("thesis")
+        await until(lambda: window.findChildren(ReceiptView))
+        windows = await open_all(furnished, window)
+        manual = {text for one in window.findChildren(ManualWindow) for text in texts(one)}  # its text is English
+        told = {text for top in windows for text in texts(top)} - manual
+        for top in windows[1:]:
+            top.close()
+    assert any("⟦" in text for text in told)
+    loose = {piece.strip(" .") for text in told for piece in re.split(r"[\n·;:,]", outside_brackets(text))}
+    assert sorted(piece for piece in loose if " " in piece and piece in marked) == []
+
+
+def outside_brackets(text: str) -> str:
+    while text != (text := re.sub(r"⟦[^⟦⟧]*⟧", "", text)):
+        pass
+    return text.replace("&nbsp;", " ")
 
 
 async def test_no_term_is_shown_by_the_window(furnished: FakeRuntime, window: MainWindow) -> None:
