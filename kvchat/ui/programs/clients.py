@@ -144,7 +144,7 @@ CLIENTS = (
     Client("OpenAI SDK", N_("In a Python program."), "https://github.com/openai/openai-python", _openai),
     Client(
         "Claude Code",
-        N_("In the terminal. The last line leaves out a number that would have everything read again each time."),
+        N_("In the terminal. The line with HEADER leaves out what updates change: all would be read again after one."),
         "https://code.claude.com/docs/en/llm-gateway",
         _claude_code,
     ),
