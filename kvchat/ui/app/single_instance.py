@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import json
 import os
+import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -41,6 +43,15 @@ def _read(told: bytes) -> Wish:
         return Wish(tuple(map(str, said["open"])), bool(said["quick"]), str(said["token"]))
     except (ValueError, LookupError, TypeError):
         return Wish()
+
+
+def _give_way() -> None:
+    """Windows lets only who has the user's attention bring a window to the front: that is this process, just started.
+
+    https://learn.microsoft.com/windows/win32/api/winuser/nf-winuser-allowsetforegroundwindow
+    """
+    if sys.platform == "win32":
+        ctypes.windll.user32.AllowSetForegroundWindow(-1)  # any process
 
 
 class SingleInstance(QObject):
@@ -86,6 +97,7 @@ class SingleInstance(QObject):
         socket.connectToServer(self.name)
         if not socket.waitForConnected(_ASK_MS):
             return False
+        _give_way()
         socket.write(wish.written())
         socket.waitForBytesWritten(_ASK_MS)
         socket.disconnectFromServer()

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from PySide6.QtNetwork import QLocalSocket
 
-from kvchat.ui.app.single_instance import SingleInstance, Wish
+from kvchat.ui.app.single_instance import SingleInstance, Wish, _give_way
 from tests.ui.waiting import until
 
 HERE = str(Path("a.gguf").resolve())
 SECOND_START = """
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from PySide6.QtCore import QCoreApplication
 from kvchat.ui.app.single_instance import SingleInstance, wish_for
 app = QCoreApplication([])
@@ -77,3 +80,14 @@ async def test_another_version_s_words_raise_the_window(tmp_path: Path) -> None:
     await until(lambda: heard)
     assert heard == [Wish()]
     first.release()
+
+
+def test_windows_is_told_to_let_the_other_one_to_the_front(monkeypatch: pytest.MonkeyPatch) -> None:
+    let: list[int] = []
+    windows = SimpleNamespace(user32=SimpleNamespace(AllowSetForegroundWindow=let.append))
+    monkeypatch.setattr(ctypes, "windll", windows, raising=False)
+    _give_way()
+    assert not let
+    monkeypatch.setattr(sys, "platform", "win32")
+    _give_way()
+    assert let == [-1]
