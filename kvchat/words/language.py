@@ -46,7 +46,7 @@ def speak(chosen: str, system: Iterable[str] = ()) -> str:
 
     `system`: what the desktop prefers, the best first, should the environment say nothing.
     """
-    wanted = [chosen] if chosen in LANGUAGES else [*_from_environment(), *system]
+    wanted = [chosen] if chosen in LANGUAGES else _from_environment() or list(system)
     _Spoken.language = next(filter(None, map(_known, wanted)), "en")
     _Spoken.catalogue = gettext.translation(_DOMAIN, CATALOGUES, [_Spoken.language], fallback=True)
     return _Spoken.language

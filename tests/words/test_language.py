@@ -1,0 +1,105 @@
+"""Which language is spoken, and how counts, numbers and kept reasons are told in it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import date, datetime
+from pathlib import Path
+
+import pytest
+from babel.messages.mofile import write_mo
+from babel.messages.pofile import read_po
+
+from kvchat.words import language, wording
+from kvchat.words.language import number, pgettext, retold, several, speak, spoken
+
+
+@pytest.fixture(autouse=True)
+def english_again() -> Iterator[None]:
+    yield
+    speak("en")
+
+
+@pytest.fixture
+def german(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it is compiled when kvchat is built."""
+    target = tmp_path / "de" / "LC_MESSAGES"
+    target.mkdir(parents=True)
+    source = language.CATALOGUES / "de" / "LC_MESSAGES" / "kvchat.po"
+    with source.open("rb") as po, (target / "kvchat.mo").open("wb") as mo:
+        write_mo(mo, read_po(po))
+    monkeypatch.setattr(language, "CATALOGUES", tmp_path)
+    assert speak("de") == "de"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "meant"),
+    [
+        ("de_AT.UTF-8", "de"),
+        ("zh_CN", "zh_Hans"),
+        ("zh-Hant-HK", "zh_Hant"),
+        ("zh_TW.UTF-8", "zh_Hant"),
+        ("zh", "zh_Hans"),
+        ("C.UTF-8", "en"),
+        ("pl:fr_FR@euro", "fr"),
+        ("pl_PL", "en"),
+    ],
+)
+def test_the_environment_says_which(wanted: str, meant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LANGUAGE", wanted)
+    assert speak("system", ["ko-KR"]) == meant == spoken()
+
+
+def test_without_a_word_in_the_environment_the_desktop_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("LANGUAGE", "LC_ALL", "LC_MESSAGES", "LANG"):
+        monkeypatch.delenv(name, raising=False)
+    assert speak("system", ["pl-PL", "ja-JP"]) == "ja"
+    assert speak("es", ["ja-JP"]) == "es"
+
+
+def test_a_language_without_a_catalogue_here_is_english_in_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(language, "CATALOGUES", tmp_path)
+    speak("de")
+    assert language._("Quit") == "Quit"
+    assert language._("") == ""
+
+
+def test_numbers_in_english() -> None:
+    assert number(1204) == "1,204"
+    assert number(1204.5, 1, grouped=False) == "1204.5"
+    assert several(1, "{count} chat of {whose}", "{count} chats of {whose}", whose="Ada") == "1 chat of Ada"
+
+
+@pytest.mark.usefixtures("german")
+def test_numbers_sizes_and_dates_in_german() -> None:
+    assert number(1204.5, 1) == "1.204,5"
+    assert wording.size(3_136_000_000) == "3,1 GB"
+    assert wording.duration(310) == "0,31 s"
+    assert wording.day_of(date(2026, 11, 22)) == "22. November"
+    assert wording.moment_of(datetime(2026, 11, 22, 14, 5).astimezone()) == "22. November 2026, 14:05"
+    assert several(2, "{count} chat", "{count} chats") == "2 Chats"
+    assert pgettext("between thousands", ",") == "."
+
+
+@pytest.mark.usefixtures("german")
+@pytest.mark.parametrize(
+    ("kept", "told"),
+    [
+        ("saved with another model", "mit einem anderen Modell gesichert"),
+        ("the engine loaded 5,000 of 6,100 tokens", "die Engine lud 5,000 von 6,100 Token"),
+        (
+            "what is kept could not be read (disk I/O error)",
+            "was behalten ist, konnte nicht gelesen werden (disk I/O error)",
+        ),
+        (
+            "what is saved begins differently (12 tokens in common)",
+            "was gesichert ist, beginnt anders (12 Token gemeinsam)",
+        ),
+        ("nobody ever wrote this", "nobody ever wrote this"),
+        ("", ""),
+    ],
+)
+def test_a_reason_that_was_kept_in_english_is_told_as_far_as_it_is_known(kept: str, told: str) -> None:
+    assert retold(kept) == told
