@@ -5,21 +5,24 @@ Speaks AT-SPI over D-Bus (specification: at-spi2-core, xml/*.xml). Qt answers wh
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from jeepney import DBusAddress, HeaderFields, MessageType, Properties, new_method_call
+from jeepney import DBusAddress, HeaderFields, MatchRule, MessageType, Properties, message_bus, new_method_call
 from jeepney.io.blocking import DBusConnection, open_dbus_connection
 
 _ROOT = DBusAddress("/org/a11y/atspi/accessible/root", bus_name="org.a11y.atspi.Registry")
 _BUS = DBusAddress("/org/a11y/bus", bus_name="org.a11y.Bus", interface="org.a11y.Bus")
+_REGISTRY = DBusAddress("/org/a11y/atspi/registry", _ROOT.bus_name, "org.a11y.atspi.Registry")
+_DBUS = DBusAddress(message_bus.object_path, message_bus.bus_name, message_bus.interface)
 _ATSPI = "org.a11y.atspi."
 _NULL_PATH = "/org/a11y/atspi/null"
 _SCREEN = 0  # coordinates relative to the screen
 _ANSWER_SECONDS = 60.0
 # Positions in the state bit field (atspi-constants.h).
-_ENABLED, _FOCUSED, _SHOWING = 8, 12, 25
+_ENABLED, _FOCUSABLE, _FOCUSED, _SHOWING = 8, 11, 12, 25
 
 
 class Gone(LookupError):
@@ -67,6 +70,11 @@ class Node:
     def enabled(self) -> bool:
         """Whether it can be used."""
         return self._state(_ENABLED)
+
+    @property
+    def focusable(self) -> bool:
+        """Whether the keyboard can go there."""
+        return self._state(_FOCUSABLE)
 
     @property
     def focused(self) -> bool:
@@ -148,6 +156,31 @@ def open_accessibility_bus(session: DBusConnection) -> DBusConnection:
     """A connection to the bus that accessible applications are on."""
     address = _ask(session, new_method_call(_BUS, "GetAddress"))[0]
     return open_dbus_connection(address)
+
+
+class Announcements:
+    """What applications have a screen reader say by itself, from now on."""
+
+    def __init__(self, accessibility: DBusConnection) -> None:
+        """`accessibility`: a connection for this alone."""
+        self._connection = accessibility
+        self._heard: list[str] = []
+        _ask(accessibility, new_method_call(_REGISTRY, "RegisterEvent", "s", ("object:announcement",)))
+        rule = MatchRule(type="signal", interface=f"{_ATSPI}Event.Object", member="Announcement")
+        self._queue = accessibility.filter(rule).queue
+        _ask(accessibility, new_method_call(_DBUS, "AddMatch", "s", (rule.serialise(),)))
+
+    def close(self) -> None:
+        """Listen no more."""
+        self._connection.close()
+
+    def wait_for(self, words: str, seconds: float) -> str:
+        """The first with these words, those before now included."""
+        latest = time.monotonic() + seconds
+        while not (found := [one for one in self._heard if words in one]):
+            message = self._connection.recv_until_filtered(self._queue, timeout=max(latest - time.monotonic(), 0.01))
+            self._heard.append(str(message.body[3][1]))
+        return found[0]
 
 
 def applications(accessibility: DBusConnection) -> list[Node]:

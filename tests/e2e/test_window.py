@@ -70,9 +70,13 @@ def test_the_same_reply_hot_in_the_slot_it_was_made_in(desktop: Desktop, tmp_pat
     """Hot in the strict sense: the slot never held anything else. Restored in another process: the same words."""
     home = Home(tmp_path / "home")
     home.write_settings(model_path=str(smollm2), max_tokens=24, **GREEDY)
+    said = desktop.announcements
     with open_window(desktop, home) as first:
         first.send(notes(60))
-        first.replies(1)
+        begins = first.replies(1)[0]["content"].split()[0]
+        assert begins in said.wait_for("Reply: ", LONG)
+        assert len([name for name in first.names() if name.startswith("Reply: ")]) == 1  # one thing
+        assert first.unclear() == []
         first.saved(1)
         later = home.copy(tmp_path / "later")
         first.send(QUESTION)
@@ -117,8 +121,10 @@ def test_an_unreadable_model_is_said_on_screen_and_another_can_be_chosen(desktop
     garbage = tmp_path / "garbage.gguf"
     garbage.write_bytes(b"no model at all" * 100)
     home.write_settings(model_path=str(garbage))
+    said = desktop.announcements
     with open_window(desktop, home) as only:
         desktop.find("push button", "Choose another model", seconds=LONG)
+        said.wait_for("This is not a GGUF model", LONG)
         only.strip_says("failed")
         only.send("Are you there?")
         wait_until(home.messages, what="the message on disk")
@@ -127,6 +133,7 @@ def test_an_unreadable_model_is_said_on_screen_and_another_can_be_chosen(desktop
         for _ in range(3):  # a window opens where it stood
             desktop.key("ctrl+comma")
             desktop.find("list", "Pages", seconds=LONG)
+            assert only.unclear() == []
             places.append(wait_until(lambda: desktop.find("list", "Pages").box, what="the settings"))
             desktop.close_window()
         assert len(set(places)) == 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +69,15 @@ class Window:
     def nodes(self) -> list[Node]:
         """Every widget of the application."""
         return [node for application in self.desktop.applications() for node in application.walk()]
+
+    def unclear(self) -> list[tuple[str, str]]:
+        """Role and name of whatever on the screen can have the keyboard and does not say what it is."""
+        found = []
+        for node in self.nodes():
+            with suppress(Gone):
+                if node.showing and node.focusable and (not node.name.strip() or node.role in ("filler", "unknown")):
+                    found.append((node.role, node.name))
+        return found
 
     def complaints(self) -> list[str]:
         """The lines it has printed that tell of a bug: Python's tracebacks, Qt's warnings."""

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from PySide6.QtGui import QShowEvent
+from PySide6.QtCore import QTimer
+from PySide6.QtGui import QHideEvent, QShowEvent
 from PySide6.QtWidgets import QFrame, QPushButton, QSizePolicy, QWidget
 
 from kvchat.ui.base.accessible import announce
 from kvchat.ui.base.building import button, column, label, styled
 from kvchat.ui.widgets.layouts import FlowLayout
+
+_SETTLES_MS = 300  # what is shown for a moment only is not announced
 
 
 class Card(QFrame):
@@ -17,6 +20,9 @@ class Card(QFrame):
 
     def __init__(self) -> None:
         super().__init__()
+        self._announced = ""
+        self._soon = QTimer(self, singleShot=True, interval=_SETTLES_MS)
+        self._soon.timeout.connect(self._announce)
         styled(self, "card")
         self.title, self.detail, self.advice = said = [
             label(kind=one, wraps=True, selectable=True) for one in ("strong", "", "muted")
@@ -34,19 +40,24 @@ class Card(QFrame):
         for one, words in ((self.title, title), (self.detail, detail), (self.advice, advice)):
             one.setText(words)
             one.setVisible(bool(words))
-        before, words = self.accessibleName(), " ".join(words for words in (title, detail, advice) if words)
-        self.setAccessibleName(words)
-        if words != before and self.isVisible():
-            self._announce()
+        self.setAccessibleName(" ".join(words for words in (title, detail, advice) if words))
+        self._soon.start()
 
     def showEvent(self, event: QShowEvent) -> None:
         """It is heard as well as seen."""
         super().showEvent(event)
+        self._soon.start()
+
+    def hideEvent(self, event: QHideEvent) -> None:
+        """Shown again, it is news again."""
+        super().hideEvent(event)
         if not event.spontaneous():
-            self._announce()
+            self._announced = ""
 
     def _announce(self) -> None:
-        announce(self, self.accessibleName(), urgent=self.property("tone") == "bad")
+        if self.isVisible() and self.accessibleName() != self._announced:
+            self._announced = self.accessibleName()
+            announce(self, self._announced, urgent=self.property("tone") == "bad")
 
     def add_button(self, words: str, kind: str = "", on_click: Any = None) -> QPushButton:
         """One more button; see `button`."""
