@@ -12,7 +12,7 @@ from functools import partial
 from kvchat.engine.speaking.errors import EngineError, EngineGone
 from kvchat.engine.speaking.wire import ChatMessage
 from kvchat.errors import KvchatError
-from kvchat.gateway.dialects.asked import Asked, Refused
+from kvchat.gateway.dialects.asked import LIMITS, Asked, Form, Refused
 from kvchat.gateway.dialects.conversion import Json, Unconvertible
 from kvchat.gateway.dialects.prompts import boundary_after, pictures_in, prompt_of
 from kvchat.gateway.dialects.replies import Heard
@@ -25,6 +25,7 @@ from kvchat.kvstore.savepoint import Tokens, common_prefix, kept_for
 from kvchat.session.events import SessionEvent
 from kvchat.session.host import EngineHost, ReadyEngine
 from kvchat.session.lease import Lease
+from kvchat.session.proof import Loaded
 from kvchat.session.session import Request, Session
 from kvchat.session.settling import Settling
 from kvchat.session.slots.pool import Slots
@@ -34,7 +35,6 @@ from kvchat.system.concurrency import Background
 HEADS = 20  # beginnings of prompts that are remembered
 MORE_ROOM = 512  # tokens, at least, for one that was crowded out
 LEAST_KEPT = 64  # tokens; a shorter state is read sooner than it is looked for
-LIMITS = ("max_completion_tokens", "max_output_tokens", "max_tokens", "n_predict")  # what clients call it
 FindModel = Callable[[str], Awaitable[str | None]]  # the path of a model by a client's name for it; None: that in use
 
 
@@ -51,6 +51,7 @@ class Answering:
 
     def __post_init__(self) -> None:
         self._works: list[Work] = []
+        self._last: dict[Slot, Work] = {}  # that was answered in a slot
         self._heads: deque[Tokens] = deque(maxlen=HEADS)
         self.background = Background()
         self.stops = 0  # under way: meanwhile nothing is begun
@@ -111,22 +112,36 @@ class Answering:
         engine: ReadyEngine | None = None
         if self.host.is_ready(request.model, sees=request.sees):  # else there is none to ask, nor anything in a slot
             engine = await self.host.ready(request.model, sees=request.sees)
+            if before := self._goes_on_from(work, engine):
+                work.key = before.key
+                if await self._answer_in_a_slot(work, request, engine, before):
+                    return
             work.prompt = await prompt_of(engine, work.asked)
         work.key = self._key(work)
         while not await self._answer_in_a_slot(work, request, engine):
             self.passages.moved(passage, Stage.QUEUED)
 
-    async def _answer_in_a_slot(self, work: Work, request: Request, engine: ReadyEngine | None) -> bool:
-        """Answer, then settle and save; false if it is to begin again, for others needed what it had."""
+    async def _answer_in_a_slot(
+        self, work: Work, request: Request, engine: ReadyEngine | None, before: Work | None = None
+    ) -> bool:
+        """Answer, then settle and save; false if it is to begin again, for others needed what it had.
+
+        `before`: the one that it goes on from, if its own prompt's ids are not waited for.
+        """
         asked, passage = work.asked, work.passage
         async with contextlib.AsyncExitStack() as held:
-            slot = await held.enter_async_context(self.slots.needed(work.key, work.prompt.ids, window=False))
+            ids = (before or work).prompt.ids
+            slot = await held.enter_async_context(self.slots.needed(work.key, ids, window=False))
+            if before and (engine is None or self._goes_on_from(work, engine, slot) is not before):
+                return False
             passage.slot, passage.queue_ms = slot.number, passage.queue_ms or passage.ms()
             if asked.several:
                 await held.enter_async_context(self.slots.alone(slot))
             session = Session(self.slots, slot, self.host, kept_for(passage.program), partial(_hear, passage))
             try:
-                answered = await work.answering.run(self._answered(work, session, request, engine))
+                answered = await work.answering.run(
+                    self._answered(work, session, request, engine, ahead=before is not None)
+                )
             except GaveWay:
                 return False
             except CrowdedOut:
@@ -140,6 +155,7 @@ class Answering:
             self.mending.prove(work)
             self.passages.moved(passage, Stage.DONE)
             lease, heard = answered
+            self._last[slot] = work
             if heard is not None and not asked.several:
                 await self._keep(work, slot, lease, heard)
         if lease.keeps:
@@ -147,10 +163,12 @@ class Answering:
         return True
 
     async def _answered(
-        self, work: Work, session: Session, request: Request, engine: ReadyEngine | None
+        self, work: Work, session: Session, request: Request, engine: ReadyEngine | None, *, ahead: bool
     ) -> tuple[Lease, Heard | None]:
         """Answer; an engine lost before the first word costs nothing: the next one answers, once."""
         try:
+            if ahead:
+                return await self._answered_ahead(work, session, request)
             lease = await self._ready(work, session, request, engine)
             return lease, await self._passing(work, lease).run()
         except EngineGone as loss:
@@ -162,6 +180,22 @@ class Answering:
             lease = await self._ready(work, session, request, None)
             return lease, await self._passing(work, lease).run()
 
+    async def _answered_ahead(self, work: Work, session: Session, request: Request) -> tuple[Lease, Heard | None]:
+        """As `_answered`, of one that goes on from what the slot holds; raises GaveWay if it does not."""
+        lease = await session.ready(request)
+        passing = self._passing(work, lease)
+
+        async def understand() -> Loaded:
+            work.prompt = await prompt_of(lease.engine, work.asked)
+            loaded = passing.goes_on
+            if loaded is None or lease.engine.too_small(_wanted(work, lease)):
+                raise GaveWay
+            await self.mending.compare(work, lease)
+            return loaded
+
+        _wanted(work, lease)
+        return lease, await passing.run_ahead(understand)
+
     async def _ready(self, work: Work, session: Session, request: Request, before: ReadyEngine | None) -> Lease:
         """The slot of an engine with the model and the room that the request needs; `before`: made the prompt's ids."""
         lease = await session.ready(request)
@@ -169,14 +203,26 @@ class Answering:
             work.prompt = await prompt_of(lease.engine, work.asked)
         if work.passage.found is None:  # else it begins again
             await self.mending.compare(work, lease)
-        limits = (work.asked.body.get(name) for name in LIMITS)
-        limit = next((one for one in limits if isinstance(one, int) and one > 0), None)
-        work.reserve = max(work.reserve, lease.engine.reserve(limit))
-        wanted = len(work.prompt.ids) + work.reserve
+        wanted = _wanted(work, lease)
         return await session.with_room(request, wanted) if lease.engine.too_small(wanted) else lease
 
     def _passing(self, work: Work, lease: Lease) -> Passing:
-        return Passing(work, lease, self.host, self.passages.moved, self._heads, work.reserve)
+        return Passing(work, lease, self.host, self.passages.moved, self._heads)
+
+    def _goes_on_from(self, work: Work, engine: ReadyEngine, slot: Slot | None = None) -> Work | None:
+        """The one whose prompt is in a slot (in this one, if given) and that this most likely goes on from."""
+        asked, owner = work.asked, kept_for(work.passage.program)
+        astray = asked.form is Form.MESSAGES and len(self.slots.all) > 1  # it cannot be pinned to that slot
+        if asked.several or asked.form is Form.PLAIN or astray:
+            return None
+        for one in self.slots.all if slot is None else [slot]:
+            contents, before = one.contents, self._last.get(one)
+            if before is None or contents is None or one.holds(engine.generation) != owner:
+                continue
+            there = common_prefix(contents.tokens, before.prompt.ids) >= len(before.prompt.ids) - TAIL > 0
+            if there and asked.goes_on_from(before.asked):
+                return before
+        return None
 
     def _key(self, work: Work) -> str:
         """Those that go on from one another are the same: the next makes settling after the one before pointless."""
@@ -200,6 +246,14 @@ class Answering:
             except EngineGone as loss:
                 self.slots.forget()
                 await self.host.explain_loss(loss)
+
+
+def _wanted(work: Work, lease: Lease) -> int:
+    """Tokens of its prompt and those that are reserved for its answer."""
+    limits = (work.asked.body.get(name) for name in LIMITS)
+    limit = next((one for one in limits if isinstance(one, int) and one > 0), None)
+    work.reserve = max(work.reserve, lease.engine.reserve(limit))
+    return len(work.prompt.ids) + work.reserve
 
 
 async def _boundary(lease: Lease, asked: Asked, reply: Json) -> Tokens:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -17,16 +17,18 @@ from kvchat.engine.speaking.vision import FIRST_ID
 from kvchat.gateway.dialects.asked import Form, refusal
 from kvchat.gateway.dialects.prompts import head_of
 from kvchat.gateway.dialects.replies import Counts, Heard
-from kvchat.gateway.requests import LOST, Passage, Stage
+from kvchat.gateway.requests import LOST, Passage, Stage, headers_of
 from kvchat.gateway.work import Work
 from kvchat.kvstore.restoring import NOTHING_ALIKE
 from kvchat.kvstore.savepoint import Tokens, common_prefix
 from kvchat.session.host import EngineHost
 from kvchat.session.lease import Lease
+from kvchat.session.planning import unchanged
 from kvchat.session.proof import NOTHING_LOADED, SOURCES, Loaded, Source, judged
 from kvchat.session.reading import STEP_MS, read_ahead
 from kvchat.session.restore_cost import LEAST_GAIN
 from kvchat.session.session import CROWDED_OUT
+from kvchat.session.slots.slot import SlotContents
 from kvchat.session.system_prompt import LONG_MS
 from kvchat.system.concurrency import to_its_end
 from kvchat.words.language import N_
@@ -34,8 +36,8 @@ from kvchat.words.language import N_
 LEAST_HEAD = 64  # tokens; fewer are read sooner than saved
 LEAST_STEPS = 256  # tokens; fewer are read by the request itself
 ALONE_STEP_MS = 2000.0  # a step takes about so long where nobody is at the window
+PROVED = ("cached", "prompt")  # by the answer; the rest is known when it begins
 TAIL = 16  # tokens that are always left to it: it reads at least the last one, and need not go back for that
-MOST_HEADER = 500  # characters
 RENDERS_OTHERWISE = N_("the engine made another prompt of it than it had told")
 
 
@@ -44,7 +46,10 @@ class CrowdedOut(Exception):
 
 
 class GaveWay(Exception):
-    """The window needs the slot, or the room that it takes: it begins again when it is its turn."""
+    """The window needs the slot, or the room that it takes: it begins again when it is its turn.
+
+    So does one that was passed on before its prompt was known, and does not go on from what its slot holds.
+    """
 
 
 @dataclass
@@ -56,26 +61,45 @@ class Passing:
     host: EngineHost
     moved: Callable[[Passage, Stage], None]
     heads: deque[Tokens]  # that requests began with lately
-    reserve: int  # tokens for the answer
 
     async def run(self) -> Heard | None:
         """Answer it; what was heard of the answer, None of one that the engine refused. Raises EngineGone."""
-        loaded = await self._load()
+        loaded = NOTHING_LOADED
+        if self._known:
+            self.moved(self.work.passage, Stage.LOADING)
+            loaded = self._found(await self.lease.load(self.work.prompt.ids, self.work.reserve))
         steps = await self._read(loaded)
-        self.moved(self.work.passage, Stage.ANSWERING)
+        if self._known and not steps:
+            self.lease.note(self.work.prompt.ids[: loaded.expected_cached], loaded=loaded)
         return await self._forward(loaded, steps=steps)
+
+    async def run_ahead(self, understand: Callable[[], Awaitable[Loaded]]) -> Heard | None:
+        """As `run`, for one that most likely goes on from what the slot holds: the engine has it meanwhile.
+
+        `understand` finds the prompt's ids, and `goes_on`. Raises what it raises where that is not so.
+        """
+        slot, engine = self.lease.slot, self.lease.engine
+        tokens = slot.held(engine.generation) + LEAST_STEPS + self.work.reserve
+        await self.lease.slots.context.room(slot, engine, min(tokens, engine.context_size))
+        return await self._forward(NOTHING_LOADED, understand=understand)
+
+    @property
+    def goes_on(self) -> Loaded | None:
+        """What the slot is to it as it is, if it goes on from there: nothing is to be loaded, and little to be read."""
+        contents, ids = self.lease.slot.known(self.lease.engine), self.work.prompt.ids
+        loaded = unchanged(self.lease.engine, contents, ids)
+        held = loaded.expected_cached
+        little = LEAST_STEPS if contents and held == len(contents.tokens) else LEAST_GAIN
+        return loaded if self._known and held and len(ids) - held < little else None
 
     @property
     def _known(self) -> bool:
         """Whether it is one prompt, whose ids are known, and that fits: only such a one is looked for and kept."""
         return not self.work.asked.several and 0 < len(self.work.prompt.ids) < self.lease.engine.context_size
 
-    async def _load(self) -> Loaded:
+    def _found(self, loaded: Loaded) -> Loaded:
+        """It is in the receipt."""
         passage, ids = self.work.passage, self.work.prompt.ids
-        if not self._known:
-            return NOTHING_LOADED
-        self.moved(passage, Stage.LOADING)
-        loaded = await self.lease.load(ids, self.reserve)
         if (loaded.miss_reason or "").startswith(LOST) and not passage.was_known:  # another conversation's was
             loaded = replace(loaded, miss_reason=NOTHING_ALIKE)
         if passage.found is not None:  # it begins again: what it has read itself was not found
@@ -152,17 +176,22 @@ class Passing:
         if contents and contents.exact and self.lease.keeps and cost.prefill_ms(len(contents.tokens)) >= LONG_MS:
             await to_its_end(self.lease.save(contents.tokens, tell=False))
 
-    async def _forward(self, loaded: Loaded, *, steps: bool) -> Heard | None:
-        work, lease, engine = self.work, self.lease, self.lease.engine.engine
-        asked, ids = work.asked, work.prompt.ids
-        before = lease.slot.contents
-        held = common_prefix(before.tokens, ids) if before else 0
-        if self._known and not steps:
-            lease.note(ids[: loaded.expected_cached], loaded=loaded)
-        rows, begun = engine.rows.asked(), False
+    async def _forward(
+        self, loaded: Loaded, *, steps: bool = False, understand: Callable[[], Awaitable[Loaded]] | None = None
+    ) -> Heard | None:
+        work, lease, engine, asked = self.work, self.lease, self.lease.engine.engine, self.work.asked
+        before, rows, begun = lease.slot.contents, engine.rows.asked(), False
         heard = Heard(asked.form, asked.stream)
+
+        async def catch_up() -> None:
+            nonlocal loaded
+            if understand is not None:
+                loaded = self._found(await understand())
+                lease.note(work.prompt.ids[: loaded.expected_cached], loaded=loaded)
+            self.moved(work.passage, Stage.ANSWERING)
+
         try:
-            async with engine.passed_on(work.path, asked.for_slot(engine.slot)) as answer:
+            async with engine.passed_on(work.path, asked.for_slot(engine.slot), catch_up) as answer:
                 work.passage.status = answer.status_code
                 if answer.status_code != 200:
                     await self._refused(answer)
@@ -171,12 +200,12 @@ class Passing:
                 body = await self._take(answer, heard)
         finally:
             engine.rows.answered(rows, heard.counts.cached if heard.counts else 0)
-            self._note(held, begun=begun)
+            self._note(before, begun=begun, ahead=understand is not None)
         await self._prove(loaded, heard.counts, steps=steps)
         if asked.stream:
-            work.outlet.write(f": kvchat {json.dumps(_receipt(work.passage))}\n\n".encode())
+            work.outlet.write(f": kvchat {json.dumps(work.passage.receipt())}\n\n".encode())
         else:
-            work.outlet.whole(200, self._headers(answer) | _headers_of(_receipt(work.passage)), body)
+            work.outlet.whole(200, self._headers(answer) | headers_of(work.passage.receipt()), body)
         return heard
 
     async def _take(self, answer: httpx2.Response | Answer, heard: Heard) -> bytes:
@@ -199,18 +228,19 @@ class Passing:
         """Pass the engine's refusal on; Anthropic's dialect has another shape than the engine gives it."""
         body, form = await answer.aread(), self.work.asked.form
         error = wire.parse_error(body, answer.status_code)
-        if CROWDED_OUT in error.message and self.reserve < self.lease.engine.context_size:
+        if CROWDED_OUT in error.message and self.work.reserve < self.lease.engine.context_size:
             self.lease.slot.emptied()
             raise CrowdedOut
         if form is Form.MESSAGES:
             body = json.dumps(refusal(form, answer.status_code, error.message, error.kind)).encode()
         self.work.outlet.whole(answer.status_code, self._headers(answer), body)
 
-    def _note(self, held: int, *, begun: bool) -> None:
-        """What the slot holds: once an answer has begun all of the prompt; before, nobody can tell how much of it."""
+    def _note(self, before: SlotContents | None, *, begun: bool, ahead: bool) -> None:
+        """What the slot holds: once an answer has begun all of the prompt; else nobody can tell how much of it."""
         lease, ids = self.lease, self.work.prompt.ids
+        held = common_prefix(before.tokens, ids) if before else 0
         if not self._known:
-            if begun:
+            if begun or ahead:
                 lease.slot.forget()
         elif begun:
             lease.note(ids)
@@ -247,36 +277,11 @@ class Passing:
         passage.saved_ms = max(0.0, cost.prefill_ms(passage.cached) - passage.restore_ms)
 
     def _headers(self, answer: httpx2.Response | Answer) -> dict[str, str]:
-        told = {"content-type": answer.headers.get("content-type", "application/json")}
-        passage = self.work.passage
-        if passage.found is not None:
-            known = {"source": passage.source, "found": passage.found, "restore-ms": round(passage.restore_ms)}
-            told |= _headers_of(known | ({"miss": passage.why} if passage.why else {}))
-        return told
+        told, passage = {"content-type": answer.headers.get("content-type", "application/json")}, self.work.passage
+        receipt = passage.receipt() if passage.found is not None else {}
+        return told | headers_of({name: value for name, value in receipt.items() if name not in PROVED})
 
 
 def _is_little(found: int, prompt: int) -> bool:
     """Whether what was found is no more than any two prompts have in common."""
     return found < LEAST_GAIN <= prompt - found
-
-
-def _receipt(passage: Passage) -> dict[str, object]:
-    """What is proved at the end, by the names of the headers."""
-    told = {
-        "source": passage.source or None,
-        "found": passage.found,
-        "restore-ms": None if passage.found is None else round(passage.restore_ms),
-        "miss": passage.why or None,
-        "cached": passage.cached,
-        "prompt": passage.prompt,
-    }
-    return {name: value for name, value in told.items() if value is not None}
-
-
-def _headers_of(told: dict[str, object]) -> dict[str, str]:
-    return {f"x-kvchat-{name}": as_header(str(value)) for name, value in told.items()}
-
-
-def as_header(words: str) -> str:
-    """Words as a header can hold them."""
-    return "".join(c if " " <= c <= "~" else "?" for c in words)[:MOST_HEADER]

@@ -17,6 +17,7 @@ from kvchat.gateway.medicine import Change, Parting
 
 KEPT = 500  # receipts
 LOST = "its memory"  # begins what the store says where a program had something once
+MOST_HEADER = 500  # characters
 LEAST_READ, ABOUT = 64, 64  # tokens: fewer that are read are not worth a word; what is found ends about there
 _NOT_TOLD = ("_began", "unheard", "parting", "changes")
 
@@ -91,12 +92,25 @@ class Passage:
         parting = self.broken
         return parting.cause if parting else self.miss
 
+    def receipt(self) -> dict[str, object]:
+        """What is known of it so far, by the names of the headers."""
+        told = {"source": self.source or None, "found": self.found, "miss": self.why or None}
+        told |= {"restore-ms": None if self.found is None else round(self.restore_ms)}
+        told |= {"cached": self.cached, "prompt": self.prompt}
+        return {name: value for name, value in told.items() if value is not None}
+
     def as_json(self) -> dict[str, Any]:
         """What `GET /kvchat/requests` tells of it, by the names of the headers where they tell it, too."""
         told = {
             one.name.replace("_", "-"): getattr(self, one.name) for one in fields(self) if one.name not in _NOT_TOLD
         }
         return told | {"stage": self.stage.value, "miss": self.why}
+
+
+def headers_of(receipt: dict[str, object]) -> dict[str, str]:
+    """It as an answer's headers can hold it."""
+    told = {f"x-kvchat-{name}": str(value)[:MOST_HEADER] for name, value in receipt.items()}
+    return {name: "".join(c if " " <= c <= "~" else "?" for c in words) for name, words in told.items()}
 
 
 class Passages:

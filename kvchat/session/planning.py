@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from kvchat.engine.speaking.vision import FIRST_ID
 from kvchat.kvstore.savepoint import Miss, RestorePlan, Tokens
 from kvchat.session.host import ReadyEngine
-from kvchat.session.proof import Loaded
+from kvchat.session.proof import NOTHING_LOADED, Loaded
 from kvchat.session.restore_cost import LEAST_GAIN
 from kvchat.session.slots.pool import Slots
 from kvchat.session.slots.slot import SlotContents
@@ -48,10 +48,8 @@ async def plan(
 
     `worth`: whether so many tokens are worth a restore of so many bytes (see RestoreCost).
     """
-    held = contents.serves(prompt, engine.can_cut) if contents else 0
-    as_it_is = Loaded(held, None, miss_reason=None)
-    if contents and held:
-        as_it_is = Loaded(held, contents.unproved, None, contents.ahead.within(len(contents.tokens), held))
+    as_it_is = unchanged(engine, contents, prompt)
+    held = as_it_is.expected_cached
     if contents and contents.exact and contents.owner == owner and held == len(contents.tokens):
         return Plan(as_it_is)  # its own turn boundary, or beyond it: nothing can leave less
     if held and held > len(prompt) - LEAST_GAIN:  # nothing is worth a restore: it need not be looked for
@@ -60,6 +58,14 @@ async def plan(
     if isinstance(best, Miss):
         return Plan(as_it_is if held else replace(as_it_is, miss_reason=best.reason))
     return Plan(as_it_is, best)
+
+
+def unchanged(engine: ReadyEngine, contents: SlotContents | None, prompt: Tokens) -> Loaded:
+    """What a slot with these contents is to a prompt if nothing is loaded."""
+    held = contents.serves(prompt, engine.can_cut) if contents else 0
+    if not contents or not held:
+        return NOTHING_LOADED
+    return Loaded(held, contents.unproved, None, contents.ahead.within(len(contents.tokens), held))
 
 
 async def found(slots: Slots, engine: ReadyEngine, owner: str, prompt: Tokens) -> RestorePlan | Miss:

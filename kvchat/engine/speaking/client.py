@@ -7,7 +7,7 @@ import contextlib
 import copy
 import json
 from collections import defaultdict
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
 from typing import Any
@@ -243,12 +243,15 @@ class LlamaServerClient:
         await self._slot("erase", {})
 
     @contextlib.asynccontextmanager
-    async def passed_on(self, path: str, body: bytes) -> AsyncIterator[httpx2.Response | Answer]:
+    async def passed_on(
+        self, path: str, body: bytes, meanwhile: Callable[[], Awaitable[None]] | None = None
+    ) -> AsyncIterator[httpx2.Response | Answer]:
         """The engine's own answer to somebody's request, whatever its status, to be read with `aiter_raw`.
 
-        Where it reads into the slot, `rows` has to be told.
+        Where it reads into the slot, `rows` has to be told. `meanwhile` is done while the engine is at it; an error
+        there drops the request.
         """
-        async with self._http.passed_on(path, body, silence_s=_LONGEST_S) as answer:
+        async with self._http.passed_on(path, body, silence_s=_LONGEST_S, meanwhile=meanwhile) as answer:
             yield answer
 
     async def look(self, path: str) -> bytes:

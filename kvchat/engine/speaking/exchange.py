@@ -78,7 +78,7 @@ async def exchange(
     silence_s: float | None,
     under_way: set[Answer],
 ) -> AsyncIterator[Answer]:
-    """Ask, and give the answer, still to be read. Left early, the connection is dropped.
+    """Ask, and give the answer, which is still to `begin`. Left early, the connection is dropped.
 
     `under_way` has it meanwhile. Raises Unreachable, BrokeOff, and TimeoutError after so long a silence.
     """
@@ -95,7 +95,6 @@ async def exchange(
         request = h11.Request(method=method, target=(to.path + path).encode(), headers=list(told.items()))
         sent = [answer.connection.send(one) for one in (request, h11.Data(data=body), h11.EndOfMessage())]
         writer.write(b"".join(part for part in sent if part))
-        await answer.begin()
         yield answer
     finally:
         under_way.discard(answer)

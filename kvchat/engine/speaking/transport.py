@@ -7,7 +7,7 @@ import contextlib
 import functools
 import json
 import ssl
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 import httpx2
@@ -100,9 +100,18 @@ class Transport:
 
     @contextlib.asynccontextmanager
     async def passed_on(
-        self, path: str, body: bytes, *, method: str = "POST", silence_s: float | None
+        self,
+        path: str,
+        body: bytes,
+        *,
+        method: str = "POST",
+        silence_s: float | None,
+        meanwhile: Callable[[], Awaitable[None]] | None = None,
     ) -> AsyncIterator[httpx2.Response | Answer]:
-        """The server's own answer to a request that is made already, whatever its status, still to be read."""
+        """The server's own answer to a request that is made already, whatever its status, still to be read.
+
+        `meanwhile` is done while the server is at it, as far as that can be; an error there drops the request.
+        """
         headers = self._authorization | {"Content-Type": "application/json", "Accept-Encoding": "identity"}
         if self._plain:
             asked = exchange(
@@ -112,8 +121,13 @@ class Transport:
                 under_way=self._under_way,
             )
             async with self._in_words(), asked as plain:
+                if meanwhile is not None:
+                    await meanwhile()
+                await plain.begin()
                 yield plain
             return
+        if meanwhile is not None:
+            await meanwhile()
         timeout = httpx2.Timeout(silence_s, connect=CONNECT_S)
         async with (
             self._client() as http,

@@ -14,6 +14,9 @@ from typing import Any
 from kvchat.gateway.dialects.conversion import Json, Unconvertible, from_messages, from_responses
 
 SHARED = ("system", "instructions", "tools")  # what conversations of a program begin with, beside first messages
+LIMITS = ("max_completion_tokens", "max_output_tokens", "max_tokens", "n_predict")  # what clients call it
+ANSWERED = (*LIMITS, "stream", "stream_options")  # how, whatever the prompt is
+LITTLE = 4000  # bytes of a body
 MINE = b',"id_slot":%d,"cache_prompt":true}'  # at the end of a body: of two equal names the engine takes the last
 
 
@@ -88,6 +91,16 @@ class Asked:
         prompt = self.body.get("prompt")
         prompts = len(prompt) if self.form is Form.COMPLETION and isinstance(prompt, list) and _texts(prompt) else 1
         return self.form is Form.PLAIN or prompts > 1 or any(isinstance(count, int) and count > 1 for count in counts)
+
+    def goes_on_from(self, before: Asked) -> bool:
+        """Whether its prompt most likely begins with all of that one's, and has little more."""
+        listed = {Form.COMPLETION: "prompt", Form.RESPONSES: "input"}.get(self.form, "messages")
+        said, then = self.body.get(listed), before.body.get(listed)
+        if self.form is not before.form or not isinstance(said, list | str) or not isinstance(then, type(said)):
+            return False
+        others = [{n: v for n, v in one.body.items() if n not in (listed, *ANSWERED)} for one in (self, before)]
+        little = len(self.raw) - len(before.raw) <= LITTLE
+        return little and others[0] == others[1] and said[: len(then)] == then
 
     def for_slot(self, slot: int) -> bytes:
         """The body as it came, pinned to a slot. The client's own wish for one, if any, is the engine's no more."""
