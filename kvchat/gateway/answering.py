@@ -150,15 +150,14 @@ class Answering:
             if asked.several:
                 self.slots.forget()
             work.outlet.end()
-            if answered is None:
-                return True
-            self.mending.prove(work)
-            self.passages.moved(passage, Stage.DONE)
-            lease, heard = answered
-            self._last[slot] = work
-            if heard is not None and not asked.several:
+            if answered is not None:
+                self.mending.prove(work)
+                self._last[slot] = work
+            self.passages.moved(passage, Stage.DONE if answered else Stage.LEFT)
+            lease, heard = answered or (session.lease, None)
+            if lease is not None and (answered or not self.stops):
                 await self._keep(work, slot, lease, heard)
-        if lease.keeps:
+        if lease is not None and lease.keeps:
             await self.absorb()
         return True
 
@@ -234,13 +233,13 @@ class Answering:
                 return other.key
         return f"{kept_for(work.passage.program)}#{work.passage.id}"
 
-    async def _keep(self, work: Work, slot: Slot, lease: Lease, heard: Heard) -> None:
-        """Settle where the next request will begin, and save."""
-        reply, asked = heard.reply, work.asked
-        if reply is None or not work.prompt.ids or slot.contents is None:
+    async def _keep(self, work: Work, slot: Slot, lease: Lease, heard: Heard | None) -> None:
+        """Settle where the next request will begin, and save; where that is not known, what was read."""
+        reply, asked = heard.reply if heard else None, work.asked
+        if asked.several or not work.prompt.ids or slot.contents is None:
             return
         settling = Settling(partial(_hear, work.passage))
-        with self.slots.settling(slot, settling.supersede):
+        with self.slots.settling(slot, settling.supersede, settling.hurry):
             try:
                 await settling.run(lease, partial(_boundary, lease, asked, reply))
             except EngineGone as loss:
@@ -256,7 +255,9 @@ def _wanted(work: Work, lease: Lease) -> int:
     return len(work.prompt.ids) + work.reserve
 
 
-async def _boundary(lease: Lease, asked: Asked, reply: Json) -> Tokens:
+async def _boundary(lease: Lease, asked: Asked, reply: Json | None) -> Tokens:
+    if reply is None:
+        return ()
     boundary = await boundary_after(lease.engine, asked, reply)
     return boundary if len(boundary) >= LEAST_KEPT else ()
 

@@ -26,10 +26,9 @@ from kvchat.session.lease import Lease
 from kvchat.session.planning import unchanged
 from kvchat.session.proof import NOTHING_LOADED, SOURCES, Loaded, Source, judged
 from kvchat.session.reading import STEP_MS, read_ahead
-from kvchat.session.restore_cost import LEAST_GAIN
+from kvchat.session.restore_cost import LEAST_GAIN, LONG_MS
 from kvchat.session.session import CROWDED_OUT
 from kvchat.session.slots.slot import SlotContents
-from kvchat.session.system_prompt import LONG_MS
 from kvchat.system.concurrency import to_its_end
 from kvchat.words.language import N_
 
@@ -157,7 +156,7 @@ class Passing:
                 self.lease, stop, loaded, lambda: not self.work.left, progress, step_ms=step_ms, turn=turn
             ):
                 passage.read_ms += 1000 * (time.perf_counter() - began_at)
-                await self._keep_read()
+                await self.lease.keep_what_was_read()
                 raise GaveWay
             if stop in heads:
                 await to_its_end(self.lease.save(stop, tell=False))
@@ -169,12 +168,6 @@ class Passing:
     def _step_ms(self) -> float:
         """How long a step should take: few tokens at a time are slower, which only the window is worth."""
         return STEP_MS if self.lease.slots.window_used else ALONE_STEP_MS
-
-    async def _keep_read(self) -> None:
-        """Save what was read so far, if reading it again would take long: the window may need its place."""
-        contents, cost = self.lease.slot.contents, self.lease.slots.restore_cost
-        if contents and contents.exact and self.lease.keeps and cost.prefill_ms(len(contents.tokens)) >= LONG_MS:
-            await to_its_end(self.lease.save(contents.tokens, tell=False))
 
     async def _forward(
         self, loaded: Loaded, *, steps: bool = False, understand: Callable[[], Awaitable[Loaded]] | None = None

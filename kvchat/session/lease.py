@@ -29,8 +29,10 @@ from kvchat.session.events import Restored, RestoreFailed, Restoring, Saved, Sav
 from kvchat.session.host import ReadyEngine
 from kvchat.session.planning import found, plan
 from kvchat.session.proof import NOT_REUSED, PURGED, Loaded, RestoreRecord, Verdict, judged
+from kvchat.session.restore_cost import LONG_MS
 from kvchat.session.slots.pool import Slots
 from kvchat.session.slots.slot import Slot, SlotContents
+from kvchat.system.concurrency import to_its_end
 from kvchat.words.language import N_, _
 
 TOO_LARGE_NOW = N_("what is kept of it is larger than the context is now")
@@ -216,6 +218,23 @@ class Lease:
         else:
             rows.count_as_saved(0)  # which save point it is is not known
         return point
+
+    async def keep_what_was_read(self, label: str | None = None) -> bool:
+        """Save what the slot is known to hold, if that would take long to be read again; whether that is kept now.
+
+        A state that cannot be cut only where nothing else is in the slot. Raises EngineGone and EngineRefused.
+        """
+        contents, cost = self.slot.known(self.engine), self.slots.restore_cost
+        if not contents or contents.owner != self.owner or not (contents.exact or self.engine.can_cut):
+            return False
+        if not self.keeps:
+            return False
+        best = await found(self.slots, self.engine, self.owner, (*contents.tokens, NEXT))
+        kept = 0 if isinstance(best, Miss) else best.tokens_used
+        if cost.prefill_ms(len(contents.tokens) - kept) < LONG_MS:
+            return False
+        await self.settle(contents.tokens)
+        return await to_its_end(self.save(contents.tokens, label=label, tell=False)) is not None
 
     async def _written(self, path: Path, boundary: Tokens) -> int:
         """Have the slot written to `path`; bytes. Raises StoreRefused, EngineRefused and EngineGone."""

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+LONG_MS = 2000.0  # what takes so long to read is saved at once
 LEAST_GAIN = 32  # tokens; below that nothing is worth a restore, whatever the rates
 LEAST_TOLD = 8  # tokens; of fewer a request's own time is most
 LEAST_MEASURED = 64  # tokens; a shorter prefill says more about overheads than about the rate

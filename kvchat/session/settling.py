@@ -1,4 +1,7 @@
-"""After the answer: settle at the turn boundary and save, unless the owner's next request comes first."""
+"""After the answer: settle at the turn boundary and save, unless the owner's next request comes first.
+
+Where another owner needs the slot before that is done, what was read is saved as it is, if it is worth that.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +27,16 @@ class Settling:
     def __init__(self, tell: Tell) -> None:
         self._tell = tell
         self._steps = Interruption()
-        self._superseded = False
+        self._superseded = self._goes_on = False
         self.settle_ms, self.save_ms = 0.0, 0.0  # what either took so far
 
     def supersede(self) -> None:
         """The owner's next request makes settling pointless."""
+        self._goes_on = not self._superseded
+        self.hurry()
+
+    def hurry(self) -> None:
+        """Somebody else needs the slot: what was read is not lost for that, but it is settled no further."""
         self._superseded = True
         self._steps.interrupt()
 
@@ -60,7 +68,7 @@ class Settling:
         settled = bool(boundary) and await self._settled(lease, boundary)
         if settled and lease.keeps:
             await self._save(lease, boundary, label)
-        elif lease.keeps:
+        elif lease.keeps and (self._goes_on or not await lease.keep_what_was_read(label)):
             self._tell(SaveSkipped(N_("the next message came first")))
 
     async def _save_where_it_goes_on(self, lease: Lease, label: str | None, going_on: Sequence[ChatMessage]) -> Tokens:

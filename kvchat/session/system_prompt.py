@@ -12,10 +12,8 @@ from dataclasses import dataclass
 from kvchat.engine.speaking.wire import ChatMessage, PromptProgress, Timings
 from kvchat.kvstore.savepoint import Tokens
 from kvchat.session.lease import Lease
-from kvchat.session.restore_cost import LEAST_GAIN
+from kvchat.session.restore_cost import LEAST_GAIN, LONG_MS
 from kvchat.system.concurrency import to_its_end
-
-LONG_MS = 2000.0  # a system prompt that takes so long to read is saved at once
 
 
 @dataclass(frozen=True)

@@ -343,7 +343,7 @@ def test_bench_compares_the_doors(tmp_path: Path) -> None:
     ours, engine, *others = figures["doors"]
     assert [one["name"] for one in (ours, engine)] == ["kvchat", "llama-server"]
     assert [one["name"] for one in others] == (["hearth"] if shutil.which("hearth") else [])
-    assert ours["restarted_cached"] >= figures["prompt_tokens"] / 2
+    assert ours["restarted_read"] <= NEW, "the turn before each restart was saved to its end"
     assert engine["restarted_cached"] == 0
     assert ours["disk_ratio"] < 1.5
     assert engine["overhead_ms"] is None

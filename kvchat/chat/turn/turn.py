@@ -96,7 +96,7 @@ class Turn:
                 self.answered = True
                 done(reply)
             if reply is not None and self._keeps:
-                with slots.settling(slot, self.supersede):
+                with slots.settling(slot, self.supersede, self._settling.hurry):
                     await self._settle(reply)
 
     async def _prompt(self) -> Tokens:

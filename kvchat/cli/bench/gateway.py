@@ -37,6 +37,7 @@ class DoorFigures:
     restarted_ttft_ms: float  # after a restart of the engine and of all before it
     restarted_ratio: float  # to the hot one
     restarted_cached: int  # tokens that did not have to be read then, the least of the rounds
+    restarted_read: int  # tokens that had to, the most of the rounds
     alternating_ttft_ms: float  # two clients, one slot
     alternating_ratio: float
     two_slots_ttft_ms: float | None  # two clients, two slots
@@ -133,6 +134,7 @@ class _Run:
             restarted_ttft_ms=_ttft(restarted),
             restarted_ratio=_ttft(restarted) / usual,
             restarted_cached=min(one.cached for one in restarted),
+            restarted_read=max(one.prompt - one.cached for one in restarted),
             alternating_ttft_ms=_ttft(alternating),
             alternating_ratio=_ttft(alternating) / usual,
             two_slots_ttft_ms=_ttft(in_two) if in_two else None,

@@ -101,13 +101,15 @@ class Slots:
         """Every slot, for what changes the engine: once nobody uses another than `slot`, which the caller has."""
         return self._scheduler.alone(slot)
 
-    def settling(self, slot: Slot, end: Callable[[], object]) -> contextlib.AbstractContextManager[None]:
-        """What the holder of the slot does from now on nobody waits for; `end` ends it early.
+    def settling(
+        self, slot: Slot, end: Callable[[], object], hurry: Callable[[], object] | None = None
+    ) -> contextlib.AbstractContextManager[None]:
+        """What the holder of the slot does from now on nobody waits for; `end` ends it early, for another `hurry`.
 
         Other programs wait for it up to a tenth of what reading it all again would take.
         """
         lost_ms = self.restore_cost.prefill_ms(len(slot.contents.tokens)) if slot.contents else 0.0
-        return self._scheduler.settling(slot, end, min(lost_ms / 10_000, SETTLING_MOST_S))
+        return self._scheduler.settling(slot, end, hurry or end, min(lost_ms / 10_000, SETTLING_MOST_S))
 
     @property
     def window_used(self) -> bool:

@@ -36,6 +36,7 @@ class _Use:
     owner: str
     rank: Rank | None = None  # None: it is waited for
     end: Callable[[], object] = lambda: None  # ends what is done in spare time early
+    hurry: Callable[[], object] = lambda: None  # as `end`, of settling that another owner waits for
     patience_s: float = SETTLING_PATIENCE_S  # that other programs have with its settling
     prompt: Tokens = ()
     window: bool = True  # whoever waits sits at the window
@@ -149,13 +150,16 @@ class Scheduler:
             self._deal()
 
     @contextlib.contextmanager
-    def settling(self, slot: Slot, end: Callable[[], object], patience_s: float) -> Iterator[None]:
-        """What the holder of the slot does from now on nobody waits for; `end` ends it early.
+    def settling(
+        self, slot: Slot, end: Callable[[], object], hurry: Callable[[], object], patience_s: float
+    ) -> Iterator[None]:
+        """What the holder of the slot does from now on nobody waits for; `end` ends it early, for another `hurry`.
 
         Not before so many seconds for another program that waits.
         """
         me = next(use for use in self._using if use.slot is slot)
-        me.rank, me.end, me.patience_s = Rank.SETTLE, end, max(patience_s, SETTLING_PATIENCE_S)
+        me.rank, me.end, me.hurry = Rank.SETTLE, end, hurry
+        me.patience_s = max(patience_s, SETTLING_PATIENCE_S)
         try:
             if self._crowded or self._changing:
                 self._later(me, window=bool(self._changing or self._wanting) or any(u.window for u in self._asking))
@@ -238,7 +242,7 @@ class Scheduler:
     def _later(use: _Use, *, window: bool) -> None:
         """End settling, which most often ends by itself before; `window`: whoever sits there waits for it."""
         use.wanted = False
-        asyncio.get_running_loop().call_later(SETTLING_PATIENCE_S if window else use.patience_s, use.end)
+        asyncio.get_running_loop().call_later(SETTLING_PATIENCE_S if window else use.patience_s, use.hurry)
 
     @staticmethod
     def _end(use: _Use) -> None:
