@@ -14,11 +14,16 @@ import httpx2
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from kvchat.gateway import outlet, passing
+from kvchat.gateway import answering, outlet, passing
+from kvchat.gateway.dialects.asked import Asked
+from kvchat.gateway.dialects.prompts import Prompt, prompt_of
 from kvchat.gateway.door import app, checks, server
 from kvchat.gateway.gateway import Door, NoKey
 from kvchat.gateway.requests import Stage
-from kvchat.session import reading
+from kvchat.kvstore.savepoint import Tokens
+from kvchat.session import lease, reading
+from kvchat.session.host import ReadyEngine
+from kvchat.session.slots import scheduler
 from kvchat.settings import Settings
 from tests.engine.waiting import until
 from tests.engine_fixtures import FakeEngine
@@ -191,6 +196,81 @@ async def test_a_client_that_leaves_stops_its_answer(at: OpenDoor, fake_engine: 
     fake_engine.set(FAKE_REPLY=None, FAKE_TOKEN_DELAY=None)
     again = await at.chat(WORDS)
     assert again.headers["x-kvchat-source"] == "hot", "what was read for it is not read again"
+
+
+async def test_what_was_read_for_a_client_that_left_is_saved(
+    tmp_path: Path, at: OpenDoor, fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where it takes long to read: its slot may be another's next."""
+    monkeypatch.setattr(lease, "LONG_MS", 0.0)
+    fake_engine.set(FAKE_REPLY="word " * 4000, FAKE_TOKEN_DELAY=0.01)
+    body = chat_body(WORDS, stream=True) | {"max_tokens": 4000}
+    async with at.client.stream("POST", "/v1/chat/completions", json=body) as answer:
+        async for _ in answer.aiter_bytes():
+            break
+    await until(lambda: at.runtime.door.gateway.passages.last)
+    fake_engine.set(FAKE_REPLY=None, FAKE_TOKEN_DELAY=None)
+    await at.settled()
+    assert StoreContents(tmp_path / "home").absorbed() == 1
+
+
+async def test_what_was_read_is_saved_where_another_program_needs_the_slot_before_it_is_settled(
+    tmp_path: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    endless = [asyncio.Event()]
+
+    async def boundary(*what: Any) -> Tokens:
+        if endless:
+            await endless.pop().wait()
+        return await find(*what)
+
+    find = answering._boundary
+    monkeypatch.setattr(answering, "_boundary", boundary)
+    monkeypatch.setattr(scheduler, "SETTLING_PATIENCE_S", 0.0)
+    monkeypatch.setattr(lease, "LONG_MS", 0.0)
+    async with door(tmp_path / "home", replace(settings, slots=1)) as at:
+        answer = (await at.chat(WORDS)).json()["choices"][0]["message"]["content"]
+        other = {"user-agent": "another/1.0"}
+        told = await at.client.post("/v1/chat/completions", json=chat_body("Something else"), headers=other)
+        assert told.status_code == 200
+        await at.settled()
+        again = await at.chat(WORDS, answer, "And then?")
+        assert again.headers["x-kvchat-source"] in ("warm", "disk")
+        assert int(again.headers["x-kvchat-found"]) > len(WORDS)
+
+
+async def test_what_goes_on_from_the_request_before_is_passed_on_before_its_ids_are_known(
+    at: OpenDoor, fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = [WORDS, (await at.chat(WORDS)).json()["choices"][0]["message"]["content"]]
+    await at.settled()
+    seen = len(fake_engine.requests())
+
+    def asked() -> list[str]:
+        return [one["path"] for one in fake_engine.requests()[seen:]]
+
+    async def late(engine: ReadyEngine, request: Asked) -> Prompt:
+        await until(lambda: "/v1/chat/completions" in asked())
+        return await prompt_of(engine, request)
+
+    monkeypatch.setattr(answering, "prompt_of", late)
+    answer = await at.chat(*said, "And then?")
+    assert answer.headers["x-kvchat-source"] == "hot"
+    assert int(answer.headers["x-kvchat-found"]) > len(WORDS)
+    assert int(answer.headers["x-kvchat-cached"]) >= int(answer.headers["x-kvchat-found"]) - 1
+
+
+async def test_what_is_longer_than_it_seemed_begins_again(at: OpenDoor, fake_engine: FakeEngine) -> None:
+    """Passed on before its ids were known it would keep the window waiting; of its two tries one is answered."""
+    said = [WORDS, (await at.chat(WORDS)).json()["choices"][0]["message"]["content"]]
+    await at.settled()
+    before = at.last.prompt or 0
+    answer = await at.chat(*said, "y" * 2000, stream=True)
+    assert "".join(e["choices"][0]["delta"].get("content") or "" for e in events(answer.text)).startswith("You said: y")
+    told = receipt_in(answer.text)
+    assert at.last.stage is Stage.DONE
+    assert sum(one["path"] == "/v1/chat/completions" for one in fake_engine.requests()) == 3
+    assert before <= told["found"] <= told["prompt"] - 2000
 
 
 async def test_a_client_that_leaves_while_it_waits(at: OpenDoor, fake_engine: FakeEngine) -> None:
