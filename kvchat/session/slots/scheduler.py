@@ -24,7 +24,7 @@ R = TypeVar("R")
 SETTLING_PATIENCE_S = 1.0  # for so long one owner waits for another's settling: most take less, and are saved
 WINDOW_USED_S = 600.0  # so long after it was used last the window is still thought of
 
-
+Ends = Callable[[], object]
 # For an owner and a prompt, of the slots that are free and of those that will be soon: the one to take or to wait for.
 Choose = Callable[[str, Tokens, Sequence[Slot], Sequence[Slot]], Slot | None]
 
@@ -35,8 +35,8 @@ class _Use:
 
     owner: str
     rank: Rank | None = None  # None: it is waited for
-    end: Callable[[], object] = lambda: None  # ends what is done in spare time early
-    hurry: Callable[[], object] = lambda: None  # as `end`, of settling that another owner waits for
+    end: Ends = lambda: None  # ends what is done in spare time early
+    hurry: Ends = lambda: None  # as `end`, of settling that another owner waits for
     patience_s: float = SETTLING_PATIENCE_S  # that other programs have with its settling
     prompt: Tokens = ()
     window: bool = True  # whoever waits sits at the window
@@ -150,16 +150,13 @@ class Scheduler:
             self._deal()
 
     @contextlib.contextmanager
-    def settling(
-        self, slot: Slot, end: Callable[[], object], hurry: Callable[[], object], patience_s: float
-    ) -> Iterator[None]:
+    def settling(self, slot: Slot, end: Ends, hurry: Ends, patience_s: float) -> Iterator[None]:
         """What the holder of the slot does from now on nobody waits for; `end` ends it early, for another `hurry`.
 
         Not before so many seconds for another program that waits.
         """
         me = next(use for use in self._using if use.slot is slot)
-        me.rank, me.end, me.hurry = Rank.SETTLE, end, hurry
-        me.patience_s = max(patience_s, SETTLING_PATIENCE_S)
+        me.rank, me.end, me.hurry, me.patience_s = Rank.SETTLE, end, hurry, max(patience_s, SETTLING_PATIENCE_S)
         try:
             if self._crowded or self._changing:
                 self._later(me, window=bool(self._changing or self._wanting) or any(u.window for u in self._asking))
