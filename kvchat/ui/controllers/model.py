@@ -11,6 +11,7 @@ from PySide6.QtWidgets import QWidget
 from kvchat.engine.finding.discovery import find_engine
 from kvchat.engine_host.choice import ModelMissing
 from kvchat.errors import KvchatError
+from kvchat.library.memory.verdict import judge_size
 from kvchat.library.model_library import JudgedModel
 from kvchat.library.remote.starter import starter_is_here, starter_path
 from kvchat.runtime import Runtime
@@ -18,7 +19,7 @@ from kvchat.system.login import can_start_at_login, start_at_login, starts_at_lo
 from kvchat.ui.controllers.chat import ChatController
 from kvchat.ui.controllers.controller import Controller
 from kvchat.ui.controllers.views import Views
-from kvchat.ui.models.first_start import open_gguf_dialog
+from kvchat.ui.models.first_start import STARTER_SIZE, open_gguf_dialog
 from kvchat.words.language import _
 from kvchat.words.wording import size
 
@@ -58,6 +59,7 @@ class ModelController(Controller):
         except KvchatError as error:
             engine = error.title
         memory = (await runtime.engine.capacity()).memory
+        page.starter.setToolTip(judge_size(STARTER_SIZE, memory).reason)
         free, whole = size(memory.available), size(memory.all_there_is)
         seen = [engine, _("{free} of {whole} of memory free", free=free, whole=whole)]
         free = size(memory.device_free)

@@ -24,6 +24,7 @@ from kvchat.ui.dialogs.engine_offer import EngineOffer, Start
 from kvchat.ui.dialogs.metered import ask_if_metered
 from kvchat.ui.models.model_rows import found_row
 from kvchat.ui.widgets.card import Card
+from kvchat.ui.widgets.elided import ElidedButton
 from kvchat.ui.widgets.layouts import ScrollPage
 from kvchat.words.language import _
 from kvchat.words.wording import size
@@ -53,7 +54,7 @@ class FirstStart(QWidget):
         self.setObjectName("firstStart")
         self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
         self.starter = _wide_button(starter_words(here=False), self.fetch_starter, "primary")
-        self.models = _wide_button(_("Find models on this computer, or get another…"))
+        self.models = _wide_button(_("Find or get another model…"))
         self.pick = _wide_button(_("Choose a model file…"), self.open_file_dialog)
         self.back = _wide_button(_("Not now"), kind="flat")
         self.error = Card()
@@ -113,9 +114,12 @@ class FirstStart(QWidget):
         self.found = []
         for one in usable[:_MOST]:
             shown = found_row(one, None)
-            words = _("Use {model} · {verdict}", model=shown.title, verdict=shown.chip).replace("&", "&&")
-            use = _wide_button(words, partial(self.pick_requested.emit, one.model.path))
-            use.setToolTip(f"{shown.words}\n{shown.tip}")
+            use = ElidedButton("")
+            words = _("Use {model}", model=shown.title)
+            use.set_text(words.replace("&", "&&"), f"· {shown.chip}", f"{shown.words}\n{shown.tip}")
+            use.setAccessibleName(f"{words} · {shown.chip}")
+            use.clicked.connect(partial(self.pick_requested.emit, one.model.path))
+            _widen(use)
             self._found.addWidget(use)
             self.found.append(use)
         for button_, kind in ((self.starter, "" if self.found else "primary"), *((one, "") for one in self.found[1:])):
@@ -198,7 +202,10 @@ def _greeting() -> tuple[QLabel, QLabel, QLabel]:
 
 
 def _wide_button(words: str, on_click: Any = None, kind: str = "") -> QPushButton:
-    made = button(words, on_click, kind)
+    return _widen(button(words, on_click, kind))
+
+
+def _widen(made: QPushButton) -> QPushButton:
     made.setMinimumHeight(38)
     made.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
     return made
