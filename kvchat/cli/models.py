@@ -229,7 +229,7 @@ async def _found(library: ModelLibrary, name: str) -> Path:
     found = exact or [path for path, known in models.items() if name.lower() in known.lower()]
     if len(found) == 1:
         return found[0]
-    there = ", ".join(sorted({models[path] for path in found} or set(models.values()))) or "none"
+    there = ", ".join(sorted({models[path] for path in found} or set(models.values()))) or _("none")
     title = (
         _("Several models are called like “{name}”", name=name)
         if found

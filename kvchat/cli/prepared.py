@@ -14,7 +14,7 @@ from kvchat.chat.prepared.service import Standing
 from kvchat.chat.prepared.sources import CannotPrepare
 from kvchat.cli.command_runtime import chosen_settings, run_until_interrupted
 from kvchat.cli.options import PrepareOptions
-from kvchat.cli.terminal import columns
+from kvchat.cli.terminal import columns, padded
 from kvchat.runtime import Runtime, open_runtime
 from kvchat.settings import load_settings
 from kvchat.system.paths import resolve_paths
@@ -46,7 +46,7 @@ async def _prepare(options: PrepareOptions) -> int:
                     if reading.total
                     else ""
                 )
-                print(_("\rReading: {amount}", amount=f"{amount:<30}"), end="", file=sys.stderr, flush=True)
+                print(f"\r{_('Reading: {amount}', amount=padded(amount, 30))}", end="", file=sys.stderr, flush=True)
 
     runtime.events.subscribe(hear)
     try:

@@ -43,7 +43,7 @@ def run(options: SettingsOptions) -> int:
     else:
         usual = Settings()
         rows = [
-            (name, _shown(value := getattr(settings, name)), "" if value == getattr(usual, name) else "changed")
+            (name, _shown(value := getattr(settings, name)), "" if value == getattr(usual, name) else _("changed"))
             for name in NAMES
         ]
         print("\n".join(columns(rows)))

@@ -12,7 +12,7 @@ from typing import Any
 from kvchat.chat.prepared.record import all_prepared
 from kvchat.chat.record.database import Database
 from kvchat.cli.options import StoreOptions
-from kvchat.cli.terminal import columns, show_progress
+from kvchat.cli.terminal import columns, padded, show_progress, width
 from kvchat.errors import KvchatError
 from kvchat.kvstore.block_store import BlockStore
 from kvchat.kvstore.savepoint import (
@@ -176,7 +176,8 @@ def usage_lines(usage: StoreUsage, titles: Titles, saved: Saved) -> list[str]:
         )
     if usage.set_aside_bytes:
         rows.append((_("Set aside as bad"), size(usage.set_aside_bytes)))
-    lines = [f"{name:<18}{value}" for name, value in rows]
+    broad = max(18, *(width(name) + 2 for name, _value in rows))
+    lines = [f"{padded(name, broad)}{value}" for name, value in rows]
     if not usage.conversations:
         return lines
     return [*lines, "", *columns([_usage_row(one, titles, saved) for one in usage.conversations])]

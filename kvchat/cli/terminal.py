@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import unicodedata
 from collections.abc import Sequence
 
 from kvchat.words.language import _
@@ -11,10 +12,18 @@ from kvchat.words.wording import size
 
 def columns(rows: Sequence[tuple[str, ...]]) -> list[str]:
     """The rows as lines, indented, each column as wide as its widest entry."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  " + "  ".join(f"{text:<{width}}" for text, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    ]
+    widths = [max(map(width, column)) for column in zip(*rows, strict=True)]
+    return ["  " + "  ".join(map(padded, row, widths)).rstrip() for row in rows]
+
+
+def width(text: str) -> int:
+    """How many cells of a terminal it takes: ideographs, kana and Hangul take two."""
+    return sum(2 if unicodedata.east_asian_width(char) in "WF" else 1 for char in text)
+
+
+def padded(text: str, cells: int) -> str:
+    """As wide as so many cells, if it is not wider."""
+    return text + " " * (cells - width(text))
 
 
 def show_progress(what: str, done: int, total: int) -> None:
@@ -22,4 +31,4 @@ def show_progress(what: str, done: int, total: int) -> None:
     if sys.stderr.isatty():
         amount = _("{done} of {total}", done=size(done), total=size(total)) if total else ""
         end = "\n" if total and done == total else ""
-        print(f"\r{what} {amount:<24}", end=end, file=sys.stderr, flush=True)
+        print(f"\r{what} {padded(amount, 24)}", end=end, file=sys.stderr, flush=True)

@@ -114,7 +114,7 @@ class EngineFetcher:
             _("There is no engine for {card}", card=wanted.value)
             if wanted
             else _("There is no engine for this computer’s card"),
-            _("llama.cpp’s newest releases have {others} that suits it.", others=others or "none"),
+            _("llama.cpp’s newest releases have {others} that suits it.", others=others or _("none")),
             _("Look at {source} yourself, or choose a llama-server that you have.", source=self.source),
         )
 
@@ -233,7 +233,7 @@ class EngineFetcher:
     def _named(self, name: str) -> FetchedEngine:
         found = next((one for one in self._look() if one.name == name), None)
         if found is None:
-            there = ", ".join(one.name for one in self.fetched()) or "none"
+            there = ", ".join(one.name for one in self.fetched()) or _("none")
             raise NoSuchEngine(
                 _("kvchat has fetched no engine called {name}", name=name),
                 _("There is: {there}.", there=there),

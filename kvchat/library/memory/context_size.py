@@ -221,7 +221,7 @@ class ContextChooser:
     def _place(self, placement: Placement) -> str:
         """How a sentence about free memory ends."""
         if placement.gpu_layers == 0:
-            return _("allowed here") if self._memory.limited else "free"
+            return _("allowed here") if self._memory.limited else _("free")
         if placement.whole:
             return _("free on {beside}", beside=self._memory.beside)
         return _("free, {beside} included", beside=self._memory.beside)

@@ -60,7 +60,7 @@ def judge_size(size: int, memory: MemoryFacts) -> Judgement:
     """A model of which only the size of its files is known, in bytes: a guess, and said to be one."""
     needed = round(size * (1 + OVERHEAD_SHARE)) + ENGINE_BYTES
     free = memory.device_free if memory.devices else memory.available
-    where = _("free on {beside}", beside=memory.beside) if memory.devices else "free"
+    where = _("free on {beside}", beside=memory.beside) if memory.devices else _("free")
     guess = _(
         "By its size it takes about {needed}; {free} is {where}.",
         needed=size_in_words(needed),

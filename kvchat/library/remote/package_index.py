@@ -116,7 +116,7 @@ def newest_wheel(page_url: str, content_type: str, page: str) -> IndexFile | Non
     elif "html" in content_type:
         listed = _html_files(page_url, page)
     else:
-        raise ValueError(_("the page is of type {content_type}", content_type=content_type or "unknown"))
+        raise ValueError(_("the page is of type {content_type}", content_type=content_type or _("unknown")))
     wheels = [file for file in listed if file.filename.endswith(".whl") and file.sha256]
     return max(wheels, key=lambda file: _version(file.filename), default=None)
 

@@ -70,7 +70,7 @@ class Header(QWidget):
     def show_model(self, name: str | None) -> None:
         """The model's name."""
         self._model_name = name or _("No model")
-        self.model.setAccessibleName(_("Model: {name}", name=name or "none"))
+        self.model.setAccessibleName(_("Model: {name}", name=name or _("none")))
         self.model.setToolTip(name or "")
         self._fit_model()
 

@@ -175,7 +175,7 @@ class CodeView(QFrame):
         self.text = ""
         self.body = CodeText(style, language)
         self.body.setParent(self)
-        self._label = label(calm(language)[:40] or "code", "small")
+        self._label = label(calm(language)[:40] or _("code"), "small")
         self.copy_button = button(_("Copy"), self._copy, "quiet", name=_("Copy this code"))
         self.copy_button.setCursor(Qt.CursorShape.PointingHandCursor)
         for part in (self._label, self.copy_button):
