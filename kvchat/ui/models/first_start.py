@@ -114,7 +114,7 @@ class FirstStart(QWidget):
         self.found = []
         for one in usable[:_MOST]:
             shown = found_row(one, None)
-            use = ElidedButton("")
+            use = ElidedButton("", beside=52)
             words = _("Use {model}", model=shown.title)
             use.set_text(words.replace("&", "&&"), f"· {shown.chip}", f"{shown.words}\n{shown.tip}")
             use.setAccessibleName(f"{words} · {shown.chip}")

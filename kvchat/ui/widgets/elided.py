@@ -65,9 +65,11 @@ class ElidedLabel(QLabel):
 class ElidedButton(QPushButton):
     """A one-line button whose text gives way, but never its tail."""
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self, kind: str, beside: int = 14) -> None:
+        """`beside`: pixels that the look leaves free at both ends of the text together."""
         super().__init__()
         styled(self, kind)
+        self._beside = beside
         self._whole = self._tail = self._tip = ""
         self.setSizePolicy(QSizePolicy.Policy.Maximum, QSizePolicy.Policy.Fixed)
 
@@ -93,7 +95,7 @@ class ElidedButton(QPushButton):
 
     def _elide(self) -> None:
         metrics = self.fontMetrics()
-        room = max(self.width() - 14 - metrics.horizontalAdvance(f" {self._tail}"), 24)
+        room = max(self.width() - self._beside - metrics.horizontalAdvance(f" {self._tail}"), 24)
         shown = metrics.elidedText(self._whole, Qt.TextElideMode.ElideRight, room)
         self.setText(f"{shown} {self._tail}")
         self.setToolTip(plain_tip(self._tip or (self._whole if shown != self._whole else "")))
