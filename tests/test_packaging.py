@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from kvchat import __version__
+from kvchat.system import login
 from kvchat.ui.base.logo import asset_files
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -73,6 +74,28 @@ def test_the_workflow_runs_what_there_is() -> None:
     named = {name for step in steps for name in re.findall(r"packaging/[\w.-]+", step.get("run", ""))}
     assert named
     assert not [name for name in named if not (ROOT / name).exists()]
+
+
+@pytest.mark.parametrize(
+    ("file", "named"),
+    [
+        (
+            "kvchat.desktop",
+            ("x-scheme-handler/kvchat;", "application/x-kvchat;", "application/x-gguf;", "open %U"),
+        ),
+        ("kvchat-mime.xml", ('"*.kvchat"', '"*.gguf"')),
+        ("kvchat.iss", ('"URL Protocol"', "Classes\\.kvchat", "Classes\\.gguf\\OpenWithProgids", 'open ""%1""')),
+        ("kvchat.spec", ('"CFBundleURLSchemes": ["kvchat"]', 'memory", "kvchat"', 'model", "gguf"')),
+    ],
+)
+def test_links_chats_and_models_open_with_kvchat_on_every_system(file: str, named: tuple[str, ...]) -> None:
+    text = (PACKAGING / file).read_text("utf-8")
+    assert [name for name in named if name not in text] == []
+
+
+def test_what_start_at_login_writes_goes_with_the_program_on_windows() -> None:
+    installer = (PACKAGING / "kvchat.iss").read_text("utf-8")
+    assert f'Subkey: "{login._RUN_KEY}"; ValueName: "{login._NAME}"' in installer
 
 
 def test_icons_are_drawn_in_every_form(scripts: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
