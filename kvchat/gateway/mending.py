@@ -49,7 +49,7 @@ class Mending:
         rendered, passage, model = work.prompt, work.passage, lease.engine.fingerprint.model
         if not rendered.ids:
             return
-        prompt = Prompt(rendered.ids, rendered.text, work.asked.body)
+        prompt, passage.whole = Prompt(rendered.ids, rendered.text, work.asked.body), not lease.engine.can_cut
         if not self._medicine.knows(passage.program, model, prompt):
             with contextlib.suppress(StoreRefused, EngineRefused):
                 earlier = await _kept(lease, rendered)

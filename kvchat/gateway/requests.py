@@ -19,7 +19,7 @@ KEPT = 500  # receipts
 LOST = "its memory"  # begins what the store says where a program had something once
 MOST_HEADER = 500  # characters
 LEAST_READ, ABOUT = 64, 64  # tokens: fewer that are read are not worth a word; what is found ends about there
-_NOT_TOLD = ("_began", "unheard", "parting", "changes")
+_NOT_TOLD = ("_began", "whole", "unheard", "parting", "changes")
 
 
 class Stage(Enum):
@@ -64,6 +64,7 @@ class Passage:
     saved_ms: float = 0.0  # what reading the found tokens would have taken
     slot: int | None = None
     mended: dict[str, int] = field(default_factory=dict)  # tokens that each rule has spared
+    whole: bool = False  # the model's states serve all of their tokens, or none
     unheard: bool = False  # nothing like it is remembered of the program
     parting: Parting | None = None  # from the closest prompt before it; its texts are never told outside the window
     changes: tuple[Change, ...] = ()  # of the rules that are on; so are theirs
@@ -84,7 +85,8 @@ class Passage:
         parting, known = self.parting, self.found if self.cached is None else self.cached
         if parting is None or self.prompt is None or known is None or self.prompt - known < LEAST_READ:
             return None
-        return None if parting.expected or known > parting.at + ABOUT else parting
+        elsewhere = not self.whole and known < parting.at - ABOUT  # even what is the same was not found
+        return None if parting.expected or elsewhere or known > parting.at + ABOUT else parting
 
     @property
     def why(self) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from kvchat.engine.finding.discovery import EngineLocation
+from kvchat.gateway.requests import ABOUT
 from kvchat.gateway.totals import Totals
 from kvchat.kvstore.housekeeping import PRUNED_BY_USER
 from kvchat.kvstore.restoring import NOTHING_ALIKE
@@ -110,6 +111,20 @@ async def test_a_prompt_that_goes_on_is_no_miss_nor_is_another_conversation(at: 
     assert at.last.parting.cause == "another conversation begins"
     assert at.last.broken is None
     assert at.last.why == ""
+
+
+async def test_a_change_at_the_end_is_not_blamed_for_what_stands_before_it(at: OpenDoor) -> None:
+    """What both prompts begin with was not found either: that is another reason, and no rule would have spared it."""
+    await ask(at, agents.opencode(date=TODAY))
+    await at.runtime.stop_engine()
+    await at.runtime.save_points.delete(None)
+    await ask(at, agents.opencode(date=TOMORROW))
+    parting, passage = at.last.parting, at.last
+    assert parting is not None
+    assert parting.cause == "the date in the system prompt"
+    assert (passage.found or 0) < parting.at - ABOUT
+    assert (passage.broken, passage.why) == (None, NOTHING_ALIKE)
+    assert not at.runtime.door.totals.by_program()["opencode"].misses
 
 
 async def test_only_what_was_kept_once_is_said_to_be_gone(at: OpenDoor) -> None:
