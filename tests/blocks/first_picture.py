@@ -38,7 +38,7 @@ class Watched(QApplication):
             return
         self._times.setdefault("shown", _since())
         if window.isActiveWindow() and _listed(window) and _takes_keys(self.focusWidget()):
-            self._times["usable"] = _since()
+            self._times |= {"usable": _since(), "of a core": time.process_time()}
             self._look.stop()
             out = Path(os.environ[OUT])
             out.with_suffix(".part").write_text(json.dumps(self._times), "utf-8")

@@ -25,10 +25,10 @@ from kvchat.ui.app.main_window import MainWindow
 
 async def start(self, begin=MainWindow.start):
     await begin(self)
-    chats = len(await self._runtime.chat.conversations())
+    chats = len(await self.runtime.chat.conversations())
     print("start", os.getpid(), chats, flush=True)
     if not chats:
-        lay_ready(self._runtime.paths, Path(os.environ["BACKUP"]))
+        lay_ready(self.runtime.paths, Path(os.environ["BACKUP"]))
     (self.quit_requested if chats else self.transfer.restart_requested).emit()
 
 MainWindow.start = start

@@ -126,11 +126,13 @@ def code_font(family: str, points: float) -> QFont:
 @contextlib.contextmanager
 def _nothing_collected() -> Iterator[None]:
     """Qt goes through a list of all widgets and calls into ours: one that is garbage and collected there crashes it."""
+    collects = gc.isenabled()  # not while kvchat starts
     gc.disable()
     try:
         yield
     finally:
-        gc.enable()
+        if collects:
+            gc.enable()
 
 
 def _pick_type() -> Type:
