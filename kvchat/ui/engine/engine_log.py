@@ -36,6 +36,7 @@ class LogPage(QWidget):
         self.text.setTextInteractionFlags(
             Qt.TextInteractionFlag.TextSelectableByMouse | Qt.TextInteractionFlag.TextSelectableByKeyboard
         )
+        self.text.setLayoutDirection(Qt.LayoutDirection.LeftToRight)  # what an engine says is English
         self.text.setLineWrapMode(QPlainTextEdit.LineWrapMode.NoWrap)
         self.search = TextSearch(look, _("Search the log"), self.text)
         above = row((self.search, 1), self.search.found, self.level, self.follow, self.copy, spacing=10)

@@ -175,6 +175,7 @@ class CodeView(QFrame):
         self.text = ""
         self.body = CodeText(style, language)
         self.body.setParent(self)
+        self.body.setLayoutDirection(Qt.LayoutDirection.LeftToRight)  # in any language, from its scroll bar on
         self._label = label(calm(language)[:40] or _("code"), "small")
         self.copy_button = button(_("Copy"), self._copy, "quiet", name=_("Copy this code"))
         self.copy_button.setCursor(Qt.CursorShape.PointingHandCursor)

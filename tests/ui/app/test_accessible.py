@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from PySide6.QtCore import QSize
 from PySide6.QtGui import QAccessible, QAccessibleAnnouncementEvent, QAccessibleEvent, QAccessibleInterface
 from PySide6.QtWidgets import QWidget
 
@@ -56,6 +57,17 @@ async def test_whatever_can_be_used_says_what_it_is_and_does(furnished: FakeRunt
         top.close()
     assert len(found) > 200
     assert unclear == []
+
+
+async def test_every_window_fits_a_small_screen_and_a_large_one_at_three_hundred_percent(
+    furnished: FakeRuntime, window: MainWindow
+) -> None:
+    windows = await open_all(furnished, window)
+    least = {top.windowTitle(): top.minimumSizeHint().expandedTo(top.minimumSize()) for top in windows}
+    for top in windows[1:]:
+        top.close()
+    room = QSize(3840 // 3, 2160 // 3) - QSize(16, 48)
+    assert {title: size for title, size in least.items() if size.boundedTo(room) != size} == {}
 
 
 async def test_a_reply_is_one_thing_with_a_name(furnished: FakeRuntime, window: MainWindow) -> None:

@@ -45,6 +45,7 @@ async def test_what_begins_a_line_begins_at_the_right(
         assert bar_at(window, look) > 0.9
         code = window.findChildren(CodeView)[0]
         assert indent(code) > 0
+        assert not code.body.isRightToLeft()  # and what is too wide is shown from its beginning
 
 
 async def test_and_else_at_the_left(furnished: FakeRuntime, window: MainWindow, look: Look) -> None:
