@@ -24,7 +24,7 @@ from kvchat.chat.record.database import ConversationGone, Database
 from kvchat.engine.speaking.wire import Sampling
 from kvchat.errors import KvchatError
 from kvchat.session.host import TemplateOptions
-from kvchat.words.language import N_, _
+from kvchat.words.language import N_, _, number, with_mark
 
 
 @dataclass(frozen=True)
@@ -78,10 +78,14 @@ class Range:
             return _(
                 "{words} must be from {least} to {most}.",
                 words=_(self.words),
-                least=f"{self.least:,.10g}",
-                most=f"{self.most:,.10g}",
+                least=_figure(self.least),
+                most=_figure(self.most),
             )
         return ""
+
+
+def _figure(value: float) -> str:
+    return number(value) if value == int(value) else with_mark(f"{value:.10g}")
 
 
 # What llama.cpp takes is wider; beyond these bounds a model says nothing but noise.

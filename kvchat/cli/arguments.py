@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from kvchat import __version__
 from kvchat.cli import options
 from kvchat.cli.options import NoQuestion, byte_count, named_path, positive, setting, standard_input, text
+from kvchat.cli.terminal import speak_argparse
 from kvchat.engine.finding.graphics import Backend
 from kvchat.settings import NAMES as SETTING_NAMES
 from kvchat.transfer.exporting import ExportForm
@@ -29,6 +30,7 @@ _CODES = N_(
 
 def build_parser() -> argparse.ArgumentParser:
     """The parser for the whole command line. `command` is None when the app itself is wanted."""
+    speak_argparse()
     parser = argparse.ArgumentParser(
         "kvchat", description=_("Chat with your own llama-server, and have it remember."), epilog=_CODES
     )

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 import unicodedata
 from collections.abc import Sequence
 
-from kvchat.words.language import _
+from kvchat.words.language import N_, _
 from kvchat.words.wording import size
 
 
@@ -32,3 +33,18 @@ def show_progress(what: str, done: int, total: int) -> None:
         amount = _("{done} of {total}", done=size(done), total=size(total)) if total else ""
         end = "\n" if total and done == total else ""
         print(f"\r{what} {padded(amount, 24)}", end=end, file=sys.stderr, flush=True)
+
+
+# argparse's own words: it asks a catalogue for them that nobody has here, so it is given kvchat's.
+_ARGPARSE = (
+    *(N_("usage: "), N_("positional arguments"), N_("options"), N_("show this help message and exit")),
+    *(N_("show program's version number and exit"), N_("%(prog)s: error: %(message)s\n")),
+    *(N_("argument %(argument_name)s: %(message)s"), N_("the following arguments are required: %s")),
+    *(N_("unrecognized arguments: %s"), N_("invalid choice: %(value)r (choose from %(choices)s)")),
+    *(N_("invalid %(type)s value: %(value)r"), N_("expected one argument"), N_("not allowed with argument %s")),
+)
+
+
+def speak_argparse() -> None:
+    """Have argparse say its own words in the language in force."""
+    argparse._ = _  # type: ignore[attr-defined]

@@ -84,6 +84,11 @@ def number(value: float, decimals: int = 0, *, grouped: bool = True) -> str:
     return f"{value:{',' if grouped else ''}.{decimals}f}".translate(marks)
 
 
+def with_mark(figure: str) -> str:
+    """A figure that was written with a point, with the mark for decimals."""
+    return figure.replace(".", pgettext("before decimals", "."))
+
+
 def retold(reason: str) -> str:
     """A reason that is kept in English, in the language in force, as far as the catalogue knows its parts.
 

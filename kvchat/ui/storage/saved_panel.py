@@ -58,7 +58,7 @@ class SavedPanel(Panel):
         self._watts: float | None = None
         self.shown: Statistics | None = None
         self.total, self.estimate = label(kind="title", wraps=True), label(kind="muted", wraps=True)
-        self.replies = DayBars(look, _("Replies a day"), lambda count: f"{count:,.0f}")
+        self.replies = DayBars(look, _("Replies a day"), number)
         self.saved = DayBars(look, _("Time saved a day"), lambda seconds: rough_duration(seconds) if seconds else "0")
         self.stored = DayBars(look, _("Memory on disk"), lambda count: size(count) if count else "0")
         self.day = label(kind="small", wraps=True)
