@@ -49,8 +49,9 @@ from kvchat.kvstore.savepoint import (
     StagedFile,
     StoreRefused,
     never,
+    program_of,
 )
-from kvchat.kvstore.saving import Saving
+from kvchat.kvstore.saving import Saving, Window
 from kvchat.words.language import N_, _
 
 NOT_YET = N_("another program is writing to the memory of chats just now")
@@ -85,6 +86,7 @@ class BlockStore(Restoring, Saving, Exchange):
         """
         room = memory_budget if callable(memory_budget) else lambda _: memory_budget
         self._closing, self._closed = threading.Lock(), False
+        self._begun = False  # an engine was given something, or what it may want first was seen to
         self._background = ThreadPoolExecutor(1, "memory", positioned.give_way)
         try:
             disk.private_folder(folder)
@@ -156,6 +158,8 @@ class BlockStore(Restoring, Saving, Exchange):
         What waits to be absorbed stays.
         """
         self._parts.staging.trim(self._parts.unabsorbed(), most=most)
+        if not self._begun:
+            self._background.submit(self._have_last_program_warm)
         self.prepare()
 
     def staged_bytes(self) -> int:
@@ -213,6 +217,7 @@ class BlockStore(Restoring, Saving, Exchange):
 
         That is a Miss while another process writes: it would take too long.
         """
+        self._begun = True
         if older_window_rows:
             with contextlib.suppress(StoreRefused):
                 if plan.save_point.id in self._unabsorbed():
@@ -230,6 +235,16 @@ class BlockStore(Restoring, Saving, Exchange):
     def prepare(self) -> Future[None]:
         """In the background: have memory ready for the next file to be put together, as large as one of late."""
         return self._background.submit(self._prepare)
+
+    def _have_last_program_warm(self) -> None:
+        """While the engine starts: what the program that was here last goes on from is put together beforehand."""
+        with contextlib.suppress(StoreRefused), in_words():
+            with self._parts.index.read() as db:
+                number = max(index_points.points_of(db, None), default=None)
+                newest = index_points.load(db, number) if number is not None else None
+            if newest and program_of(newest.conversation_id) and self._parts.staging.has_room(newest.size):
+                self._complete_window(Window(newest.id, 0), lambda: self._begun or self._closed)
+            self._begun = True
 
     def _prepare(self) -> None:
         with contextlib.suppress(StoreRefused), in_words():

@@ -65,8 +65,7 @@ class Staging:
 
     def sweep(self) -> bool:
         """Delete the folders of processes that are gone; whether there was any."""
-        swept = [disk.remove_stale(root, self.locks) for root in self.roots]
-        return True in swept
+        return True in [disk.remove_stale(root, self.locks) for root in self.roots]
 
     def close(self) -> None:
         """Delete this process's folders."""
@@ -129,6 +128,10 @@ class Staging:
                 self.give_back(spare)
                 return self.blank_on_disk()
             return spare
+
+    def has_room(self, size: int) -> bool:
+        """Whether so much more may lie in memory, as it was planned for an engine."""
+        return self._memory is not None and self._memory.most != sys.maxsize and self._memory.fits(size)
 
     def blank_on_disk(self) -> Path:
         """As `blank`, whatever memory has room for."""

@@ -15,7 +15,7 @@ import pytest
 
 from kvchat.kvstore.block_store import BlockStore
 from kvchat.kvstore.blocks import positioned
-from kvchat.kvstore.savepoint import Bounds, Miss, RestorePlan, StagedFile, StoreRefused, Tier, Tokens
+from kvchat.kvstore.savepoint import Bounds, Miss, RestorePlan, StagedFile, StoreRefused, Tier, Tokens, program_of
 from tests.kvstore.slot_files import FINGERPRINT
 from tests.kvstore.true_files import FULL, Bench, Model
 
@@ -116,6 +116,21 @@ def test_warm_files_go_for_a_model_and_what_waits_stays(tmp_path: Path) -> None:
     bench.store.keep_in_memory(10**9)
     bench.save("five", text(300, start=4001))
     assert in_memory(bench)
+
+
+@linux
+@pytest.mark.parametrize("owner", ["program/editor", "a chat"])
+def test_what_a_program_goes_on_from_is_warm_before_it_asks(tmp_path: Path, owner: str) -> None:
+    """While the engine starts; what is on show of a chat the window itself prepares."""
+    bench = Bench(tmp_path / "store", memory=10**9)
+    bench.save(owner, text(300))
+    bench.reopen()
+    bench.store.keep_in_memory(10**9)
+    bench.store.prepare().result()
+    plan = bench.find(text(310))
+    assert isinstance(plan, RestorePlan)
+    assert plan.tier is (Tier.WARM if program_of(owner) else Tier.DISK)
+    assert bench.restored(text(310)) == FULL.slot_file(text(300))
 
 
 def test_a_next_turn_is_not_refused_for_what_is_kept_already(tmp_path: Path) -> None:
