@@ -5,18 +5,25 @@ from __future__ import annotations
 from kvchat.ui.base.colors import Theme
 
 
-def style_sheet(t: Theme, base: float, small: float, icon: int) -> str:
-    """Qt style sheet for theme `t`; `base` and `small` are font sizes in points, `icon` is an icon's size in pixels."""
-    parts = _frames(t, icon), _words(t, base, small), _buttons(t, small, icon), _inputs(t), _lists(t), _scroll_bars(t)
+def style_sheet(t: Theme, base: float, small: float, icon: int, *, mirrored: bool = False) -> str:
+    """Qt style sheet for theme `t`; `base` and `small` are font sizes in points, `icon` is an icon's size in pixels.
+
+    `mirrored`: lines begin at the right.
+    """
+    begin, end = ("right", "left") if mirrored else ("left", "right")
+    parts = (
+        *(_frames(t, icon, begin, end), _words(t, base, small), _buttons(t, small, icon), _inputs(t)),
+        *(_lists(t, end), _scroll_bars(t)),
+    )
     return "\n".join(parts)
 
 
-def _frames(t: Theme, icon: int) -> str:
+def _frames(t: Theme, icon: int, begin: str, end: str) -> str:
     boxed = f"background: {t.raised}; border: 1px solid {t.line}"
     return f"""
     QMainWindow, QDialog, QMessageBox, #settingsPage {{ background: {t.page}; }}
     #header, #transcript, #transcriptColumn, #page, #firstStart {{ background: {t.page}; border: none; }}
-    #sidebar {{ background: {t.sidebar}; border: none; border-right: 1px solid {t.line}; }}
+    #sidebar {{ background: {t.sidebar}; border: none; border-{end}: 1px solid {t.line}; }}
     #strip {{ background: {t.sidebar}; border: none; border-top: 1px solid {t.line}; }}
     QCheckBox {{ spacing: 8px; }}
     QCheckBox::indicator {{ width: {icon}px; height: {icon}px; }}
@@ -33,7 +40,7 @@ def _frames(t: Theme, icon: int) -> str:
     QFrame[kind="bubble"] QFrame[kind="chip"] {{ background: {t.page}; }}
     QFrame[kind="bubble"] QFrame[kind="chip"][found="true"] {{ background: {t.mark}; }}
     QFrame[kind="details"] {{ background: {t.sidebar}; border: none; border-radius: 10px; }}
-    QFrame[kind="quote"] {{ border: none; border-left: 2px solid {t.line}; border-radius: 0; background: transparent; }}
+    QFrame[kind="quote"] {{ border: none; border-{begin}: 2px solid {t.line}; border-radius: 0; background: transparent; }}
     QFrame[kind="rule"] {{ background: {t.line}; border: none; }}
     #palette {{ {boxed}; }}
     #quick {{ background: {t.page}; border: 1px solid {t.line}; }}
@@ -138,10 +145,10 @@ def _inputs(t: Theme) -> str:
     """
 
 
-def _lists(t: Theme) -> str:
+def _lists(t: Theme, end: str) -> str:
     return f"""
     QListView {{ background: transparent; border: none; outline: none; }}
-    #settingsPages {{ background: {t.sidebar}; border: none; border-right: 1px solid {t.line}; padding: 14px 10px; }}
+    #settingsPages {{ background: {t.sidebar}; border: none; border-{end}: 1px solid {t.line}; padding: 14px 10px; }}
     #settingsPages::item {{ padding: 0 10px; border: 1px solid transparent; color: {t.text}; }}
     QListWidget[kind="boxed"], QComboBox QAbstractItemView, QMenu {{ background: {t.raised}; color: {t.text};
                    border: 1px solid {t.line}; padding: 4px; outline: none; }}

@@ -57,7 +57,7 @@ class Look(QObject):
         self.numbers = True  # whether receipts and figures are shown
         self._zoom = 100
         self.theme: Theme = LIGHT
-        self._applied: tuple[Theme, Type] | None = None
+        self._applied: tuple[Theme, Type, bool] | None = None
         app.setStyle("Fusion")
         self._hints = app.styleHints()  # kept: without it, what it gives is taken for gone
         self._system = self._hints.colorScheme()
@@ -91,12 +91,14 @@ class Look(QObject):
         dark = self._system is Qt.ColorScheme.Dark if follows else self._choice == "dark"
         strong = self._contrast is Qt.ContrastPreference.HighContrast
         self.theme = (DARK_STRONG if dark else LIGHT_STRONG) if strong else DARK if dark else LIGHT
-        if self._applied != (self.theme, self.type):  # styling every widget anew takes its time
-            self._applied = (self.theme, self.type)
+        mirrored = self._app.layoutDirection() is Qt.LayoutDirection.RightToLeft
+        if self._applied != (self.theme, self.type, mirrored):  # styling every widget anew takes its time
+            self._applied = (self.theme, self.type, mirrored)
             with _nothing_collected():
                 self._app.setFont(page_font(self.type.family, self.type.base))
                 self._app.setPalette(_palette(self.theme))
-                self._app.setStyleSheet(style_sheet(self.theme, self.type.base, self.type.small, self.px(16)))
+                sizes = self.type.base, self.type.small, self.px(16)
+                self._app.setStyleSheet(style_sheet(self.theme, *sizes, mirrored=mirrored))
         self.changed.emit()
 
 
