@@ -40,7 +40,8 @@ def _frames(t: Theme, icon: int, begin: str, end: str) -> str:
     QFrame[kind="bubble"] QFrame[kind="chip"] {{ background: {t.page}; }}
     QFrame[kind="bubble"] QFrame[kind="chip"][found="true"] {{ background: {t.mark}; }}
     QFrame[kind="details"] {{ background: {t.sidebar}; border: none; border-radius: 10px; }}
-    QFrame[kind="quote"] {{ border: none; border-{begin}: 2px solid {t.line}; border-radius: 0; background: transparent; }}
+    QFrame[kind="quote"] {{ border: none; border-{begin}: 2px solid {t.line}; border-radius: 0;
+                   background: transparent; }}
     QFrame[kind="rule"] {{ background: {t.line}; border: none; }}
     #palette {{ {boxed}; }}
     #quick {{ background: {t.page}; border: 1px solid {t.line}; }}
