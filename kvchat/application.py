@@ -25,6 +25,7 @@ from kvchat.ui.app.attention import Attention
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.app.opening import Opener
 from kvchat.ui.app.quitting import close_and_tell
+from kvchat.ui.app.single_instance import Wish
 from kvchat.ui.app.tray import Tray
 from kvchat.ui.base.speaking import speak_here
 from kvchat.ui.base.tasks import TaskRunner
@@ -79,6 +80,7 @@ class Application:
         window.first_start.starter_requested.connect(self._fetch_starter)
         window.first_start.cancel_requested.connect(self._cancel_fetch)
         self.opener = Opener(runtime, window, self._look, self._bus)
+        self._tray.quick_requested.connect(lambda: self.opener.fulfil(Wish(quick=True)))
 
     async def start(self, *, starter: bool, hidden: bool) -> None:
         """Show the window, then start the engine; both go on while the other is not ready yet."""

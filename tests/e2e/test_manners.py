@@ -22,7 +22,7 @@ def desktop() -> Iterator[Desktop]:
         yield made
 
 
-def test_a_quick_question_by_its_key_and_by_a_command_and_what_is_opened_with_kvchat(
+def test_a_quick_question_by_tray_key_and_command_and_what_is_opened_with_kvchat(
     desktop: Desktop, tmp_path: Path, smollm2: Path
 ) -> None:
     home, notes = Home(tmp_path / "home"), tmp_path / "notes.txt"
@@ -36,6 +36,10 @@ def test_a_quick_question_by_its_key_and_by_a_command_and_what_is_opened_with_kv
     with open_window(desktop, home, *KVCHAT, "--hidden") as window:
         desktop.tray()
         wait_until(lambda: window.home.folder.joinpath("data").exists(), what="the start")
+        desktop.tray().click("Quick question")
+        desktop.find(name="Quick question")
+        desktop.key("Escape")
+        wait_until(lambda: not desktop.windows(), what="the small window's end")
         start("quick")
         desktop.find(name="Quick question")
         desktop.type("What is bread made of?")

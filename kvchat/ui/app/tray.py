@@ -6,7 +6,7 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any
 
-from PySide6.QtCore import QObject
+from PySide6.QtCore import QObject, Signal
 from PySide6.QtGui import QAction
 from PySide6.QtWidgets import QMenu, QSystemTrayIcon
 
@@ -45,6 +45,8 @@ def _entry(title: str) -> str:
 class Tray(QObject):
     """The tray icon and its menu. While it exists and a tray is there, closing the window keeps the app running."""
 
+    quick_requested = Signal()  # the small window to ask something in
+
     def __init__(self, runtime: Runtime, window: MainWindow) -> None:
         super().__init__(window)
         self._runtime, self._window = runtime, window
@@ -53,6 +55,7 @@ class Tray(QObject):
         self.menu = QMenu()
         self.toggle = self.menu.addAction(_("Hide"), self._toggle_window)
         self.new = self.menu.addAction(_("New chat"), lambda: window.show_chat(None))
+        self.menu.addAction(_("Quick question"), self.quick_requested.emit)
         self.recent: list[QAction] = []  # the chats used last
         self._below_recent = self.menu.addSeparator()
         self.start = self._engine_action(_("Start engine"), runtime.start_engine)

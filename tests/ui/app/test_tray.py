@@ -57,6 +57,9 @@ async def test_menu_entries_are_wishes(runtime: FakeRuntime, window: MainWindow,
     await until(lambda: ("stop",) in runtime.calls)
     with qtbot.waitSignal(window.quit_requested, timeout=0):
         tray.quit.trigger()
+    quick = next(action for action in tray.menu.actions() if action.text() == "Quick question")
+    with qtbot.waitSignal(tray.quick_requested, timeout=0):
+        quick.trigger()
 
 
 async def test_toggle_hides_and_shows(runtime: FakeRuntime, window: MainWindow, tray: Tray) -> None:
