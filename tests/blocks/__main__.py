@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from kvchat.chat.record.database import Database
+from kvchat.engine.running.plan import free_port
 from kvchat.engine.speaking.wire import Sampling
 from kvchat.runtime import open_runtime
 from kvchat.settings import Settings
@@ -54,7 +55,8 @@ def measure(folder: Path, chats: int, pictures: Path | None = None) -> dict[str,
     """What the watched window says at its end."""
     home = Home(folder / "home")
     settings = {"model_path": str(tiny_model("llama")), "engine_path": engine_path("llama-server")}
-    home.write_settings(**settings, max_tokens=500, read_ahead="always", context_size=16384, **GREEDY)
+    others = {"door": True, "door_port": free_port("127.0.0.1")}
+    home.write_settings(**settings, **others, max_tokens=500, read_ahead="always", context_size=16384, **GREEDY)
     asyncio.run(_fill(home, settings, chats))
     out = folder / "blocks.json"
     command = [sys.executable, "-m", "tests.blocks.app", str(out), *([str(pictures)] if pictures else [])]

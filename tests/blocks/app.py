@@ -56,7 +56,7 @@ class Hands(QObject):
             for phase in (
                 self.start, self.select, self.hover, self.keys, self.five_at_once, self.scroll, self.type, self.paste,
                 self.send, self.elsewhere, self.library, self.export, self.take_in, self.saved, self.storage,
-                self.palette, self.search,
+                self.palette, self.search, self.crowd,
             ):  # fmt: skip
                 self.watch.phase = phase.__name__.replace("_", " ")
                 phase()
@@ -219,6 +219,18 @@ class Hands(QObject):
         self.xdotool("type", "--delay", "60", "--", "bridge")
         time.sleep(1.5)
         self.xdotool("key", "Escape")
+
+    def crowd(self) -> None:
+        """10,000 connections at the door that say half a head, and bodies of megabytes; somebody writes and asks."""
+        command = [sys.executable, "-m", "tests.soak.crowd", self.look(lambda: self.runtime.door.url), "10000"]
+        with subprocess.Popen(command) as others:
+            while others.poll() is None:
+                self.click(1)
+                self.xdotool("key", "ctrl+l")
+                self.xdotool("type", "--delay", "25", "--", "And is it longer than the others?")
+                self.reply()
+            if others.returncode:
+                raise RuntimeError("the crowd fared badly")
 
     # How it is done.
 

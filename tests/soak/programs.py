@@ -28,6 +28,7 @@ from kvchat.runtime import Runtime, open_runtime
 from kvchat.settings import Settings
 from kvchat.system.paths import resolve_paths
 from tests.e2e.home import notes
+from tests.soak.crowd import RUDE, crowd
 from tests.soak.person import cold_engine
 from tests.soak.turns import Grew, Look, look
 
@@ -162,45 +163,6 @@ class Soak:
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self.over.wait()
-
-
-async def crowd(url: str, count: int, at_once: int = 300) -> Counter[str]:
-    """So many connections, many at a time, that say half a head; and how those fare who mean it meanwhile."""
-    host, port = url.removeprefix("http://").split(":")
-    fared: Counter[str] = Counter()
-
-    async def come() -> None:
-        with suppress(OSError):
-            _, writer = await asyncio.open_connection(host, int(port))
-            fared["came"] += 1
-            with suppress(ConnectionError):
-                writer.write(HEAD[: fared["came"] % len(HEAD)])
-                await writer.drain()
-            await asyncio.sleep(0.5)
-            writer.transport.abort()
-
-    for _ in range(0, count, at_once):
-        coming = [asyncio.create_task(come()) for _ in range(at_once)]
-        async with httpx2.AsyncClient(base_url=url, timeout=60, trust_env=False) as http:
-            try:
-                fared[str((await http.get("/health")).status_code)] += 1
-            except httpx2.HTTPError:  # one too many for the moment
-                fared["turned away"] += 1
-        await asyncio.gather(*coming)
-    return fared
-
-
-HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-RUDE = (
-    b"",
-    b"\x16\x03\x01\x02\x00\x01",
-    HEAD,
-    HEAD + b"Content-Length: 100\r\n\r\n{",
-    HEAD + b"Content-Length: 3\r\n\r\n{]}",
-    HEAD + b"Content-Length: 99999999999\r\n\r\n",
-    HEAD + b"Transfer-Encoding: chunked\r\n\r\nffffffff\r\n{",
-    b"GET / HTTP/1.1\r\nHost: evil.example\r\n\r\n",
-)
 
 
 def _chat(system: str, turns: list[tuple[str, str]], words: str) -> Body:
@@ -359,7 +321,7 @@ async def _lead(http: httpx2.AsyncClient, one: Said) -> float:
     if prompt is None:
         rendered = await http.post("/apply-template", json=as_chat(GENERATING[one.path], one.body))
         prompt = rendered.json()["prompt"]
-    asked = {"prompt": prompt, "n_predict": TOKENS, "temperature": 0, "n_probs": 5, "id_slot": 0}
+    asked = {"prompt": prompt, "n_predict": TOKENS, "temperature": 0, "n_probs": 200, "id_slot": 0}
     said = ""
     for word in (await http.post("/completion", json=asked)).json()["completion_probabilities"]:
         if not one.words.startswith(said + word["token"]):
