@@ -21,7 +21,7 @@ _FIELD_LETTERS, _UNIT_LETTERS = 17, 6  # wide; so that fields of other units sta
 
 Change = Callable[[str, Any], object]  # called with a setting's name and its new value
 _SEPARATORS = re.compile(r"[\s,_'’]")
-_SIZE = re.compile(r"(\d+|\d*\.\d+)([mgt]?)b?", re.IGNORECASE)
+_SIZE = re.compile(r"(\d+|\d*\.\d+)([mgt]?)[bo]?", re.IGNORECASE)
 _DECIMAL_COMMA = re.compile(r"(\d),(\d{1,2})(?!\d)")
 _SCALES = {"m": GB // 1000, "g": GB, "": GB, "t": 1000 * GB}
 
@@ -40,7 +40,8 @@ def _whole_number(unit: str, pattern: str, wanted: str) -> Notation:
     expression = re.compile(pattern, re.IGNORECASE)
 
     def read(text: str) -> int:
-        found = expression.fullmatch(_SEPARATORS.sub("", text.replace(number(1000)[1:-3], "")))
+        bare = text.strip().removesuffix(_(unit))
+        found = expression.fullmatch(_SEPARATORS.sub("", bare.replace(number(1000)[1:-3], "")))
         if found is None:
             raise ValueError(_("This must be {wanted}.", wanted=_(wanted)))
         return int(found[1]) * (1024 if found[2] else 1)
@@ -49,7 +50,7 @@ def _whole_number(unit: str, pattern: str, wanted: str) -> Notation:
 
 
 def _read_size(text: str) -> int:
-    """Bytes, from decimal gigabytes unless another unit is given: "20", "7.5 GB", "500 MB", "1 TB"."""
+    """Bytes, from decimal gigabytes unless another unit is given: "20", "7.5 GB", "500 MB", "1 TB", "20 Go"."""
     found = _SIZE.fullmatch(_SEPARATORS.sub("", _DECIMAL_COMMA.sub(r"\1.\2", text)))
     if found is None:
         raise ValueError(_("This must be a size, such as 20 GB or 500 MB."))
@@ -59,7 +60,7 @@ def _read_size(text: str) -> int:
 TOKENS = _whole_number(N_("tokens"), r"(\d+)(k?)(?:tokens?)?", N_("a number of tokens, such as 8192 or 32K"))
 DAYS = _whole_number(N_("days"), r"(\d+)()(?:days?)?", N_("a whole number of days, such as 90"))
 MINUTES = _whole_number(N_("min"), r"(\d+)()(?:min|minutes?)?", N_("a whole number of minutes, such as 15"))
-GIGABYTES = Notation("GB", lambda count: with_mark(f"{count / GB:.10g}"), _read_size)
+GIGABYTES = Notation(N_("GB"), lambda count: with_mark(f"{count / GB:.10g}"), _read_size)
 
 
 class Entry(QWidget):
