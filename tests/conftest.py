@@ -1,16 +1,18 @@
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import keyring
 import pytest
+from babel.messages.mofile import write_mo
+from babel.messages.pofile import read_po
 from hypothesis import HealthCheck, settings
 from keyring.backends import fail
 
-pytest_plugins = ["tests.engine_fixtures", "tests.model_fixtures", "tests.library.fake_hub"]
+from kvchat.words import language
 
-# What tests expect is English, whatever the desktop speaks; see the processes that they start as well.
-os.environ["LANGUAGE"] = "C"
+pytest_plugins = ["tests.engine_fixtures", "tests.model_fixtures", "tests.library.fake_hub"]
 
 # What tests expect is English, whatever the desktop speaks; see the processes that they start as well.
 os.environ["LANGUAGE"] = "C"
@@ -42,3 +44,16 @@ def no_keyring() -> Iterator[None]:
     keyring.set_keyring(fail.Keyring())
     yield
     keyring.set_keyring(backend)
+
+
+@pytest.fixture
+def catalogues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Every language as it is compiled when kvchat is built."""
+    for source in language.CATALOGUES.glob("*/LC_MESSAGES/*.po"):
+        target = tmp_path / source.relative_to(language.CATALOGUES).with_suffix(".mo")
+        target.parent.mkdir(parents=True)
+        with source.open("rb") as po, target.open("wb") as mo:
+            write_mo(mo, read_po(po))
+    monkeypatch.setattr(language, "CATALOGUES", tmp_path)
+    yield
+    language.speak("en")

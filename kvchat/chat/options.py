@@ -24,7 +24,7 @@ from kvchat.chat.record.database import ConversationGone, Database
 from kvchat.engine.speaking.wire import Sampling
 from kvchat.errors import KvchatError
 from kvchat.session.host import TemplateOptions
-from kvchat.words.language import N_, _, number, with_mark
+from kvchat.words.language import N_, _, number, with_marks
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class Range:
 
 
 def _figure(value: float) -> str:
-    return number(value) if value == int(value) else with_mark(f"{value:.10g}")
+    return number(value) if value == int(value) else with_marks(f"{value:.10g}")
 
 
 # What llama.cpp takes is wider; beyond these bounds a model says nothing but noise.

@@ -30,7 +30,7 @@ LANGUAGES = {  # as each calls itself
 }
 CATALOGUES = Path(__file__).parent.parent / "locale"
 _DOMAIN = "kvchat"
-_FIGURES = re.compile(r"\d[\d,.]*")
+_FIGURES = re.compile(r"\d+(?:,\d{3})*(?:\.\d+)?")
 _TRADITIONAL = {"hant", "tw", "hk", "mo"}
 
 
@@ -80,13 +80,13 @@ def several(number_of: int, one: str, many: str, /, **named: object) -> str:
 
 def number(value: float, decimals: int = 0, *, grouped: bool = True) -> str:
     """A number as it is written: "1,204", "0.31"; `grouped` in thousands."""
+    return with_marks(f"{value:{',' if grouped else ''}.{decimals}f}")
+
+
+def with_marks(figure: str) -> str:
+    """A figure that was written as in English, with the marks for thousands and decimals."""
     marks = {ord(","): pgettext("between thousands", ","), ord("."): pgettext("before decimals", ".")}
-    return f"{value:{',' if grouped else ''}.{decimals}f}".translate(marks)
-
-
-def with_mark(figure: str) -> str:
-    """A figure that was written with a point, with the mark for decimals."""
-    return figure.replace(".", pgettext("before decimals", "."))
+    return figure.translate(marks)
 
 
 def retold(reason: str) -> str:
@@ -101,7 +101,7 @@ def retold(reason: str) -> str:
         head, found, rest = reason.partition(mark)
         if found and rest.endswith(end):
             return f"{retold(head)}{mark}{retold(rest.removesuffix(end))}{end}"
-    figures = iter(_FIGURES.findall(reason))
+    figures = map(with_marks, _FIGURES.findall(reason))
     return re.sub("…", lambda gap: next(figures, gap[0]), _(_FIGURES.sub("…", reason)))
 
 

@@ -7,8 +7,6 @@ from datetime import date, datetime
 from pathlib import Path
 
 import pytest
-from babel.messages.mofile import write_mo
-from babel.messages.pofile import read_po
 
 from kvchat.words import language, wording
 from kvchat.words.language import number, pgettext, retold, several, speak, spoken
@@ -21,14 +19,7 @@ def english_again() -> Iterator[None]:
 
 
 @pytest.fixture
-def german(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As it is compiled when kvchat is built."""
-    target = tmp_path / "de" / "LC_MESSAGES"
-    target.mkdir(parents=True)
-    source = language.CATALOGUES / "de" / "LC_MESSAGES" / "kvchat.po"
-    with source.open("rb") as po, (target / "kvchat.mo").open("wb") as mo:
-        write_mo(mo, read_po(po))
-    monkeypatch.setattr(language, "CATALOGUES", tmp_path)
+def german(catalogues: None) -> None:
     assert speak("de") == "de"
 
 
@@ -88,7 +79,7 @@ def test_numbers_sizes_and_dates_in_german() -> None:
     ("kept", "told"),
     [
         ("saved with another model", "mit einem anderen Modell gesichert"),
-        ("the engine loaded 5,000 of 6,100 tokens", "die Engine lud 5,000 von 6,100 Token"),
+        ("the engine loaded 5,000 of 6,100 tokens", "die Engine lud 5.000 von 6.100 Token"),
         (
             "what is kept could not be read (disk I/O error)",
             "was behalten ist, konnte nicht gelesen werden (disk I/O error)",

@@ -15,7 +15,7 @@ from kvchat.session.host import TemplateOptions
 from kvchat.ui.base.building import STRETCH, button, column, label, line_edit, styled
 from kvchat.ui.base.theme import Look
 from kvchat.ui.widgets.entries import ChoiceBox
-from kvchat.words.language import N_, _, with_mark
+from kvchat.words.language import N_, _, with_marks
 from kvchat.words.wording import STYLE
 
 _HELP = {
@@ -90,7 +90,7 @@ class OptionsForm(QWidget):
         for name, field in self.numbers.items():
             value = getattr(defaults, name)
             value = _ENGINE.get(name) if value is None else value
-            field.setPlaceholderText(_(_NOTHING.get(name, "")) if value is None else with_mark(f"{value:g}"))
+            field.setPlaceholderText(_(_NOTHING.get(name, "")) if value is None else with_marks(f"{value:g}"))
         while (item := self._template_grid.takeAt(0)) is not None:
             if widget := item.widget():
                 widget.deleteLater()
@@ -114,7 +114,7 @@ class OptionsForm(QWidget):
         self.system.setPlainText(values.system)
         for name, field in self.numbers.items():
             value = getattr(sampling, name)
-            field.setText("" if value is None else with_mark(f"{value:.10g}"))
+            field.setText("" if value is None else with_marks(f"{value:.10g}"))
         self.stop.setText(", ".join(sampling.stop or ()))
         kind = _SCHEMA if sampling.json_schema else _GRAMMAR if sampling.grammar else _FREE
         self.format.setCurrentIndex(_FORMATS.index(kind))

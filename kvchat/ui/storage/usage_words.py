@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from kvchat.kvstore.savepoint import ConversationUsage, PrunedConversation, PrunePlan, StoreUsage, program_of
 from kvchat.session.restore_cost import BreakEven
 from kvchat.store_service import chats_in_words
-from kvchat.words.language import _, number, several, with_mark
+from kvchat.words.language import _, number, several, with_marks
 from kvchat.words.wording import roughly, since, size
 
 _NEAR = 0.9  # of the size asked for; a plan that leaves less says so
@@ -68,7 +68,7 @@ def break_even_in_words(pays: BreakEven | None) -> str:
     speed = size(1000 / pays.restore_ms_per_byte)
     rates = _(
         "(reading {prefill_ms_per_token} ms a token, loading {speed}/s)",
-        prefill_ms_per_token=with_mark(f"{pays.prefill_ms_per_token:.2g}"),
+        prefill_ms_per_token=with_marks(f"{pays.prefill_ms_per_token:.2g}"),
         speed=speed,
     )
     if pays.tokens is None:

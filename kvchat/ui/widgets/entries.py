@@ -15,7 +15,7 @@ from kvchat.settings import GB, Settings, why_not
 from kvchat.ui.base.building import STRETCH, button, column, label, row
 from kvchat.ui.base.icons import icon
 from kvchat.ui.base.theme import Look, restyle
-from kvchat.words.language import N_, _, number, with_mark
+from kvchat.words.language import N_, _, number, with_marks
 
 _FIELD_LETTERS, _UNIT_LETTERS = 17, 6  # wide; so that fields of other units stand in one line
 
@@ -60,7 +60,7 @@ def _read_size(text: str) -> int:
 TOKENS = _whole_number(N_("tokens"), r"(\d+)(k?)(?:tokens?)?", N_("a number of tokens, such as 8192 or 32K"))
 DAYS = _whole_number(N_("days"), r"(\d+)()(?:days?)?", N_("a whole number of days, such as 90"))
 MINUTES = _whole_number(N_("min"), r"(\d+)()(?:min|minutes?)?", N_("a whole number of minutes, such as 15"))
-GIGABYTES = Notation(N_("GB"), lambda count: with_mark(f"{count / GB:.10g}"), _read_size)
+GIGABYTES = Notation(N_("GB"), lambda count: with_marks(f"{count / GB:.10g}"), _read_size)
 
 
 class Entry(QWidget):

@@ -10,6 +10,7 @@ from kvchat.settings import GB, Settings
 from kvchat.ui.base.theme import Look
 from kvchat.ui.widgets.entries import DAYS, GIGABYTES, MINUTES, TOKENS, Notation
 from kvchat.ui.widgets.fields import ClearableField
+from kvchat.words.language import LANGUAGES, _, speak
 
 
 @pytest.mark.parametrize(
@@ -51,6 +52,15 @@ def test_reads_what_people_write(notation: Notation, text: str, value: int) -> N
 def test_refuses_the_rest_with_an_example(notation: Notation, text: str) -> None:
     with pytest.raises(ValueError, match="such as"):
         notation.read(text)
+
+
+@pytest.mark.parametrize("chosen", LANGUAGES)
+def test_reads_the_units_that_stand_beside_the_fields_in_every_language(chosen: str, catalogues: None) -> None:
+    assert speak(chosen) == chosen
+    for notation, value in ((TOKENS, 32_768), (DAYS, 90), (MINUTES, 1500), (GIGABYTES, 7_500_000_000)):
+        written = notation.write(value)
+        assert notation.read(written) == value
+        assert notation.read(f"{written} {_(notation.unit)}") == value
 
 
 def test_what_empties_a_field_grows_with_the_text(look: Look, qtbot: QtBot) -> None:
