@@ -189,7 +189,7 @@ def test_places_are_the_same_in_every_language(language: str) -> None:
             if message.id and text and not wanted - free <= fields(text) <= wanted:
                 bad.append((message.id, text))
             wide = ids[0].endswith(" ") and bool(text) and text.endswith("：")  # such a colon brings its space
-            ends = bool(text) and text.endswith(" ") or wide
+            ends = (bool(text) and text.endswith(" ")) or wide
             if text and (text.startswith(" "), ends) != (ids[0].startswith(" "), ids[0].endswith(" ")):
                 bad.append((message.id, text))
             if message.id and text and ids[0].count("…") != text.count("…") and re.search("… |…-", ids[0]):
