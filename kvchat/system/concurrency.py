@@ -83,9 +83,9 @@ class Worker:
 
         Cancelling the caller does not cancel a call that has begun or is queued: a write asked for is a write done.
         """
-        return await asyncio.shield(
-            asyncio.get_running_loop().run_in_executor(self._executor, lambda: function(*args, **kwargs))
-        )
+        call = asyncio.get_running_loop().run_in_executor(self._executor, lambda: function(*args, **kwargs))
+        call.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may be left to be told
+        return await asyncio.shield(call)
 
     def call(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """The same for another thread, which waits. Between two calls the worker does what else it was asked for."""

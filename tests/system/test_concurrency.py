@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 
 import pytest
 
-from kvchat.system.concurrency import Progress, Stopped, in_thread, in_thread_with_progress
+from kvchat.system.concurrency import Progress, Stopped, Worker, in_thread, in_thread_with_progress
 
 
 async def test_it_is_asked_to_stop_and_waited_for_however_often_it_is_cancelled() -> None:
@@ -86,3 +87,25 @@ async def test_what_is_cancelled_too_late_counts() -> None:
     waiting.cancel()
     cancelled.set()
     assert await waiting == "done"
+
+
+async def test_what_fails_when_nobody_waits_for_it_any_more_is_no_bug() -> None:
+    worker, goes_on, bugs = Worker("alone"), threading.Event(), list[object]()
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: bugs.append(context))
+
+    def fail() -> None:
+        goes_on.wait()
+        raise OSError("full")
+
+    waiting = asyncio.create_task(worker.run(fail))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    goes_on.set()
+    with pytest.raises(OSError, match="full"):
+        await worker.run(fail)  # behind it
+    gc.collect()
+    await asyncio.sleep(0)
+    assert not bugs
+    worker.close()

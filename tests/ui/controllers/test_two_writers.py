@@ -28,7 +28,8 @@ async def opened(home: Home, look: Look) -> AsyncIterator[Open]:
     async with begun(home.folder, load_settings(paths.settings_file), look) as window:
         # Between set-up and test events are handled without a running loop: nothing may be in the middle of its start.
         await window.runtime.engine.ready()
-        await window.until(lambda: window.runtime.door.gateway.url)
+        door = window.runtime.door
+        await window.until(lambda: door.gateway.url is not None and not door._changing.locked())
         yield window
 
 
