@@ -31,11 +31,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _main(arguments: Sequence[str], ready: Callable[[], None] = lambda: None) -> int:
-    """`ready` is called when all is imported and the work begins."""
+    """`ready` is called before anything is read from a disk, which may hang."""
     from kvchat.errors import KvchatError
 
     try:
-        command = _asked(arguments) if arguments else _app((), quick=False, starter=False, hidden=False)
+        if arguments:
+            return _asked(arguments, ready)()
+        command = _app((), quick=False, starter=False, hidden=False)
         ready()
         return command()
     except KvchatError as error:
@@ -43,13 +45,14 @@ def _main(arguments: Sequence[str], ready: Callable[[], None] = lambda: None) ->
         return 1
 
 
-def _asked(arguments: Sequence[str]) -> Callable[[], int]:
+def _asked(arguments: Sequence[str], ready: Callable[[], None]) -> Callable[[], int]:
     """What the arguments ask for. The window alone has none and needs no parser, which takes long to import."""
     from kvchat.cli.arguments import build_parser
     from kvchat.settings import load_settings
     from kvchat.system.paths import resolve_paths
     from kvchat.words.language import speak
 
+    ready()
     reports = arguments[0] in ("bench", "doctor")  # read by who helps as well
     speak("en" if reports else load_settings(resolve_paths().settings_file).language)
     return _command(build_parser().parse_args(["open", *arguments] if _is_to_open(arguments[:1]) else arguments))

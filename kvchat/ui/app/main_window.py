@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from PySide6.QtCore import QSettings, Signal
-from PySide6.QtGui import QCloseEvent, QHideEvent, QShowEvent
+from PySide6.QtGui import QCloseEvent, QHideEvent, QKeyEvent, QKeySequence, QShowEvent
 from PySide6.QtWidgets import QMainWindow, QStackedWidget, QWidget
 
 from kvchat.errors import KvchatError
@@ -47,6 +47,7 @@ class MainWindow(QMainWindow):
         super().__init__()
         self._look = look
         self._joined = False
+        self._pressed: list[QKeySequence] = []  # before there was anything to answer to it
         self._memory = QSettings(str(config / "window.ini"), QSettings.Format.IniFormat)
         self.setWindowTitle("kvchat")
         self.setWindowIcon(app_icon())
@@ -144,6 +145,10 @@ class MainWindow(QMainWindow):
         await self.chat.start()
         self.runtime.chat.finder.begin_indexing()
         self.composer.focus()
+        for keys in self._pressed:
+            for action in self.actions():
+                if keys in action.shortcuts():
+                    action.trigger()
 
     async def finish(self) -> None:
         """Remember the window's place, stop listening, end what still runs. The runtime is closed by its owner."""
@@ -190,6 +195,12 @@ class MainWindow(QMainWindow):
         """The page that leads to a model."""
         self.models.look_around()
         self._pages.setCurrentWidget(self.first_start)
+
+    def keyPressEvent(self, event: QKeyEvent) -> None:
+        """What is pressed in the first picture is done once it can be."""
+        if not self._joined:
+            self._pressed.append(QKeySequence(event.keyCombination()))
+        super().keyPressEvent(event)
 
     def focusNextPrevChild(self, next: bool) -> bool:
         """Tab goes through the window; the page has an order of its own."""

@@ -55,6 +55,17 @@ class Terminal:
         before, _, self.said = self.said.partition(words)
         return before
 
+    def interrupts(self, words: str) -> None:
+        """Press Ctrl+C until these words have come: readline does not hear it between its echo and its waiting."""
+        latest = time.monotonic() + PATIENCE_S
+        while words not in self.said:
+            assert time.monotonic() < latest, self.said
+            self.types("\x03")
+            again = time.monotonic() + 3
+            while words not in self.said and time.monotonic() < again:
+                assert self._read(), self.said
+        self.until(words)
+
     def types(self, text: str) -> None:
         os.write(self._ours, text.encode())
 
@@ -156,13 +167,11 @@ def test_ctrl_c_stops_the_reply_and_drops_a_line_but_ends_nothing(
     talk.until("> ")
     talk.types("Tell me a long story\n")
     talk.until("word word word")
-    talk.types("\x03")
-    talk.until("> ")
+    talk.interrupts("> ")
     fake_engine.set(FAKE_REPLY="Short.", FAKE_TOKEN_DELAY=None)
     talk.types("not to be asked")
     talk.until("not to be asked")
-    talk.types("\x03")
-    talk.until("Ctrl+D ends.")
+    talk.interrupts("Ctrl+D ends.")
     talk.until("> ")
     talk.types("Once more\n")
     talk.until("Short.")

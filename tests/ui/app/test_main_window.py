@@ -716,8 +716,10 @@ async def test_what_is_done_in_the_first_picture_is_kept(furnished: FakeRuntime,
     qtbot.keyClicks(window.composer.editor, "typed early")
     qtbot.keyClick(window.composer.editor, Qt.Key.Key_Return)
     assert window.composer.draft == "typed early"  # nobody is there to send it
+    qtbot.keyClick(window.composer.editor, Qt.Key.Key_B, Qt.KeyboardModifier.ControlModifier)
     window.join(furnished)
     await window.start()
+    assert window.sidebar.isHidden()
     assert (window.chat.current, window.sidebar.chosen) == (other, [other])
     assert window.composer.draft == "Before: typed early"
     assert window.composer.button.isEnabled()
