@@ -50,7 +50,8 @@ def run(*, starter: bool, hidden: bool, wish: Wish | None = None) -> int:
     qt.setDesktopFileName("kvchat")
     qt.setQuitOnLastWindowClosed(False)
     tell_roles()
-    speak_here(load_settings(paths.settings_file).language)
+    settings = load_settings(paths.settings_file)
+    speak_here(settings.language)
     try:
         paths.ensure()
     except KvchatError as error:
@@ -60,7 +61,7 @@ def run(*, starter: bool, hidden: bool, wish: Wish | None = None) -> int:
     if not instance.claim(wish):
         return 0
     try:
-        code = int(qasync.run(_run(qt, instance, paths, wish, starter=starter, hidden=hidden)))
+        code = int(qasync.run(_run(qt, instance, paths, settings, wish, starter=starter, hidden=hidden)))
     finally:
         instance.release()
     if code == _AGAIN:
@@ -102,7 +103,9 @@ class _Wishes:
             fulfil(wish)
 
 
-async def _run(qt: _Qt, instance: SingleInstance, paths: Paths, wish: Wish, *, starter: bool, hidden: bool) -> int:
+async def _run(
+    qt: _Qt, instance: SingleInstance, paths: Paths, settings: Settings, wish: Wish, *, starter: bool, hidden: bool
+) -> int:
     loop, quitting = asyncio.get_running_loop(), asyncio.Event()
     loop.set_default_executor(Threads())
     wishes = _Wishes(wish)
@@ -115,8 +118,8 @@ async def _run(qt: _Qt, instance: SingleInstance, paths: Paths, wish: Wish, *, s
             finish_restore(paths)
         except KvchatError as error:
             await say(error)
-    settings = load_settings(paths.settings_file)
-    speak_here(settings.language)
+        settings = load_settings(paths.settings_file)  # those that were restored
+        speak_here(settings.language)
     look = Look(qt, settings.theme)
     look.follow(settings)
     window = MainWindow(look, paths.config)

@@ -46,14 +46,21 @@ def no_keyring() -> Iterator[None]:
     keyring.set_keyring(backend)
 
 
-@pytest.fixture
-def catalogues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+@pytest.fixture(scope="session")
+def compiled_catalogues(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Every language as it is compiled when kvchat is built."""
+    folder = tmp_path_factory.mktemp("locale")
     for source in language.CATALOGUES.glob("*/LC_MESSAGES/*.po"):
-        target = tmp_path / source.relative_to(language.CATALOGUES).with_suffix(".mo")
+        target = folder / source.relative_to(language.CATALOGUES).with_suffix(".mo")
         target.parent.mkdir(parents=True)
         with source.open("rb") as po, target.open("wb") as mo:
             write_mo(mo, read_po(po))
-    monkeypatch.setattr(language, "CATALOGUES", tmp_path)
+    return folder
+
+
+@pytest.fixture
+def catalogues(compiled_catalogues: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Every language can be spoken; afterwards it is English again."""
+    monkeypatch.setattr(language, "CATALOGUES", compiled_catalogues)
     yield
     language.speak("en")

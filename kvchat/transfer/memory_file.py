@@ -31,7 +31,6 @@ from kvchat.words.language import N_, _, number, several
 from kvchat.words.safe_text import calm
 from kvchat.words.wording import size as size_in_words
 
-SUFFIX = ".kvchat"
 _CHATS, _MEMORY, _BLOCKS = "chats.json", "memory.json", "blocks/"
 _PIECE = 1 << 20  # bytes
 _CUT_OFF = N_("it is cut off or damaged")

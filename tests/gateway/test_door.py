@@ -185,15 +185,20 @@ async def test_too_much_is_refused(at: OpenDoor, monkeypatch: pytest.MonkeyPatch
     assert (await first).status_code == 200
 
 
-async def test_a_client_that_leaves_stops_its_answer(at: OpenDoor, fake_engine: FakeEngine) -> None:
+async def left_in_the_middle(at: OpenDoor, fake_engine: FakeEngine) -> None:
+    """A client goes away while its long answer comes; those after it are short again."""
     fake_engine.set(FAKE_REPLY="word " * 4000, FAKE_TOKEN_DELAY=0.01)
     body = chat_body(WORDS, stream=True) | {"max_tokens": 4000}
     async with at.client.stream("POST", "/v1/chat/completions", json=body) as answer:
         async for _ in answer.aiter_bytes():
             break
     await until(lambda: at.runtime.door.gateway.passages.last)
-    assert at.last.stage is Stage.LEFT
     fake_engine.set(FAKE_REPLY=None, FAKE_TOKEN_DELAY=None)
+
+
+async def test_a_client_that_leaves_stops_its_answer(at: OpenDoor, fake_engine: FakeEngine) -> None:
+    await left_in_the_middle(at, fake_engine)
+    assert at.last.stage is Stage.LEFT
     again = await at.chat(WORDS)
     assert again.headers["x-kvchat-source"] == "hot", "what was read for it is not read again"
 
@@ -203,13 +208,7 @@ async def test_what_was_read_for_a_client_that_left_is_saved(
 ) -> None:
     """Where it takes long to read: its slot may be another's next."""
     monkeypatch.setattr(lease, "LONG_MS", 0.0)
-    fake_engine.set(FAKE_REPLY="word " * 4000, FAKE_TOKEN_DELAY=0.01)
-    body = chat_body(WORDS, stream=True) | {"max_tokens": 4000}
-    async with at.client.stream("POST", "/v1/chat/completions", json=body) as answer:
-        async for _ in answer.aiter_bytes():
-            break
-    await until(lambda: at.runtime.door.gateway.passages.last)
-    fake_engine.set(FAKE_REPLY=None, FAKE_TOKEN_DELAY=None)
+    await left_in_the_middle(at, fake_engine)
     await at.settled()
     assert StoreContents(tmp_path / "home").absorbed() == 1
 

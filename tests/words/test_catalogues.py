@@ -142,6 +142,7 @@ def template() -> Catalog:
     return catalogue
 
 
+@cache
 def catalogue_of(language: str) -> Catalog:
     return read_po(io.BytesIO((CATALOGUES / language / "LC_MESSAGES" / "kvchat.po").read_bytes()), locale=language)
 
