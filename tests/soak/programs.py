@@ -104,7 +104,7 @@ class Soak:
             await self._pause(0.5)
             return None
         assert answer.status_code == 200, answer.text
-        words = _words(answer.text) if body["stream"] else _whole(answer.json())
+        words = _heard(body, answer)
         if words is None:
             self.happened["broken off"] += 1
             return None
@@ -199,6 +199,11 @@ DIALECTS: dict[str, Callable[[str, list[tuple[str, str]], str], Body]] = {
     "/v1/responses": _responses,
     "/v1/completions": _completion,
 }
+
+
+def _heard(body: Body, answer: httpx2.Response) -> str | None:
+    """The words of an answer; None where it broke off."""
+    return _words(answer.text) if body["stream"] else _whole(answer.json())
 
 
 def _words(stream: str) -> str | None:
@@ -308,8 +313,8 @@ async def _compared(folder: Path, model: Path, engine: str | None, said: list[Sa
         async with httpx2.AsyncClient(base_url=client.base_url, headers=headers, timeout=300, trust_env=False) as http:
             for one in said:
                 await client.erase_slot()
-                answer = await http.post(one.path, json=one.body | {"stream": False, "id_slot": 0})
-                words = _whole(answer.json())
+                answer = await http.post(one.path, json=one.body | {"id_slot": 0})
+                words = _heard(one.body, answer)  # of a letter that is not whole a stream says nothing
                 if words != one.words and (lead := await _lead(http, one)) > TIE:
                     wrong.append(f"{one.path}: {one.words!r} instead of {words!r}, by {lead}")
     return wrong
