@@ -310,7 +310,10 @@ async def _compared(folder: Path, model: Path, engine: str | None, said: list[Sa
     wrong = []
     async with cold_engine(folder, model, engine, CONTEXT) as client:
         headers = {"authorization": f"Bearer {client.key}"}
-        async with httpx2.AsyncClient(base_url=client.base_url, headers=headers, timeout=300, trust_env=False) as http:
+        alone = httpx2.Limits(max_keepalive_connections=0)  # the engine closes a connection after a stream
+        async with httpx2.AsyncClient(
+            base_url=client.base_url, headers=headers, timeout=300, trust_env=False, limits=alone
+        ) as http:
             for one in said:
                 await client.erase_slot()
                 answer = await http.post(one.path, json=one.body | {"id_slot": 0})
@@ -326,7 +329,8 @@ async def _lead(http: httpx2.AsyncClient, one: Said) -> float:
     if prompt is None:
         rendered = await http.post("/apply-template", json=as_chat(GENERATING[one.path], one.body))
         prompt = rendered.json()["prompt"]
-    asked = {"prompt": prompt, "n_predict": TOKENS, "temperature": 0, "n_probs": 200, "id_slot": 0}
+    # From its first token, as a cold engine: what is read again in another piece rounds otherwise, too.
+    asked = {"prompt": prompt, "n_predict": TOKENS, "temperature": 0, "n_probs": 200, "id_slot": 0, "cache_prompt": False}
     said = ""
     for word in (await http.post("/completion", json=asked)).json()["completion_probabilities"]:
         if not one.words.startswith(said + word["token"]):
