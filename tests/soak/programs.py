@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
 import time
 from collections import Counter
@@ -39,7 +40,8 @@ CHAT_S = 2.0  # between two questions of the window's
 LOOK_S = 10.0
 CROWD = 20  # connections for each second: 12,000 at full length
 GROWTH, SOME = 8_000_000, 4  # bytes of memory in minutes; descriptors or threads
-USED = 12  # descriptors that stay with threads: the store's list, what is kept ready in memory
+# Descriptors that stay: the store's list, of each thread that asyncio may have work; what is kept ready in memory.
+USED = 2 * min(32, (os.cpu_count() or 1) + 4) + 4
 TIE = 0.01  # between the logarithms of two words' probabilities
 TURNS = 6  # of a client's conversation before it begins another
 Body = dict[str, Any]
@@ -329,8 +331,8 @@ async def _lead(http: httpx2.AsyncClient, one: Said) -> float:
     if prompt is None:
         rendered = await http.post("/apply-template", json=as_chat(GENERATING[one.path], one.body))
         prompt = rendered.json()["prompt"]
-    # From its first token, as a cold engine: what is read again in another piece rounds otherwise, too.
-    asked = {"prompt": prompt, "n_predict": TOKENS, "temperature": 0, "n_probs": 200, "id_slot": 0, "cache_prompt": False}
+    asked = {"prompt": prompt, "n_predict": TOKENS, "temperature": 0, "n_probs": 200, "id_slot": 0}
+    asked |= {"cache_prompt": False}  # from its first token: what is read again in another piece rounds otherwise, too
     said = ""
     for word in (await http.post("/completion", json=asked)).json()["completion_probabilities"]:
         if not one.words.startswith(said + word["token"]):
