@@ -93,4 +93,5 @@ def real_llama_server() -> EngineLocation:
 def _lines(file: Path) -> list[dict[str, Any]]:
     if not file.exists():
         return []
-    return [json.loads(line) for line in file.read_text("utf-8").splitlines() if line]
+    whole, _, _ = file.read_text("utf-8").rpartition("\n")  # a line without its end is just being written
+    return [json.loads(line) for line in whole.splitlines()]

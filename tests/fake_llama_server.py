@@ -69,6 +69,7 @@ BOS = 1
 FIRST_BYTE = 10  # token of byte 0
 ROW_BYTES = 32
 STATE = Path(os.environ["FAKE_STATE"]) if "FAKE_STATE" in os.environ else None
+COUNTING = threading.Lock()
 
 
 def switch(name: str) -> str:
@@ -84,15 +85,16 @@ def has_turn_left(name: str, limit: str) -> bool:
         return True
     assert STATE is not None, "counting needs FAKE_STATE"
     file = STATE / f"count-{name}"
-    done = int(file.read_text()) if file.exists() else 0
-    file.write_text(str(done + 1))
+    with COUNTING:
+        done = int(file.read_text()) if file.exists() else 0
+        file.write_text(str(done + 1))
     return done < int(limit)
 
 
 def record(line: dict[str, Any], name: str) -> None:
     if STATE is not None:
-        with (STATE / name).open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+        with (STATE / name).open("ab", buffering=0) as file:  # in one piece: several requests come at once
+            file.write(json.dumps(line).encode() + b"\n")
 
 
 def say(text: str) -> None:

@@ -91,11 +91,12 @@ class Gateway:
 
     async def shut(self) -> None:
         """Take in nobody any more; what is being answered breaks off, what is being saved is saved."""
-        listening, self._listening, self.door = self._listening, None, None
+        self.door = None
         with self.answering.stopped():
             await self.answering.background.idle()
-            if listening is not None:
-                await listening.close()
+            if self._listening is not None:
+                await self._listening.close()  # whoever waits may be stopped: the next waits for it again
+                self._listening = None
 
     def forget(self, program: str) -> None:
         """Nothing of a program's past requests is known any more."""

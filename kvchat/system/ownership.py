@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import threading
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -31,13 +32,17 @@ class Owner:
 
 
 class Ownership:
-    """Of the engine of one kvchat folder. For one thread. Where locks cannot be had, nobody is kept from anything."""
+    """Of the engine of one kvchat folder. Where locks cannot be had, nobody is kept from anything.
+
+    The engine may be claimed and its door opened at once, each in a thread of its own.
+    """
 
     def __init__(self, folder: Path, name: str, *, lasts: bool) -> None:
         """`folder` need not exist; `name` is what this process is called."""
         self._lock = FileLock(folder / "engine.lock", timeout=0, mode=0o600, thread_local=False)
         self._note = folder / "engine.json"
         self._me = Owner(name, os.getpid(), lasts)
+        self._telling = threading.Lock()  # what is told last is what is to be read
 
     def claim(self) -> Owner | None:
         """Have it from now on; who else has it, if somebody does. Again does nothing."""
@@ -50,7 +55,7 @@ class Ownership:
             return self._told() or Owner(N_("another kvchat"), 0)
         except OSError:
             return None
-        self._tell(self._me)
+        self._tell()
         return None
 
     def other(self) -> Owner | None:
@@ -65,7 +70,7 @@ class Ownership:
         """Where the door is, while it is open; for nobody but this user."""
         self._me = Owner(self._me.name, self._me.pid, self._me.lasts, url, key)
         if self._lock.is_locked:
-            self._tell(self._me)
+            self._tell()
 
     def release(self) -> None:
         """Let another process have it."""
@@ -74,9 +79,9 @@ class Ownership:
                 self._note.unlink(missing_ok=True)
             self._lock.release()
 
-    def _tell(self, me: Owner) -> None:
-        with contextlib.suppress(OSError), whole_file(self._note, private=True) as new:
-            new.write_text(json.dumps(asdict(me)), "utf-8")
+    def _tell(self) -> None:
+        with self._telling, contextlib.suppress(OSError), whole_file(self._note, private=True) as new:
+            new.write_text(json.dumps(asdict(self._me)), "utf-8")
 
     def _told(self) -> Owner | None:
         try:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -471,3 +472,36 @@ async def test_steps_are_short_only_where_somebody_at_the_window_may_wait(
     monkeypatch.setattr(passing, "STEP_MS", 0.0)
     await at.chat("y" * 1000)
     assert steps == [passing.ALONE_STEP_MS, 0.0]
+
+
+async def test_a_shutting_that_nobody_waited_for_is_waited_for_by_the_next(at: OpenDoor) -> None:
+    """A switch in a window that closes: what it began is over when kvchat ends."""
+    first = asyncio.ensure_future(at.runtime.door.gateway.shut())
+    await until(lambda: at.runtime.door.gateway.url is None)
+    first.cancel()
+    await at.runtime.door.close()
+    assert "the door" not in [task.get_name() for task in asyncio.all_tasks()]
+
+
+async def test_who_gives_up_opening_it_leaves_nobody_listening() -> None:
+    """At whatever step; and where one has listened the next can."""
+
+    async def silent(scope: object, receive: object, send: object) -> None: ...
+
+    there, files = asyncio.all_tasks(), psutil.Process().num_fds()
+    for steps in range(8):
+        opening = asyncio.ensure_future(server.listen(silent, "127.0.0.1", 0))
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        if not opening.done():
+            opening.cancel()
+            await asyncio.wait({opening})
+        else:
+            await opening.result().close()
+        await until(lambda: asyncio.all_tasks() == there)
+        assert psutil.Process().num_fds() <= files, steps
+    listening = await server.listen(silent, "127.0.0.1", 0)
+    _, writer = await asyncio.open_connection("127.0.0.1", listening.port)
+    await until(lambda: listening.connections == 1)
+    writer.close()
+    await listening.close()

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -9,8 +10,9 @@ os.environ["DBUS_SYSTEM_BUS_ADDRESS"] = "unix:path=/nowhere"  # whether this net
 
 import pytest
 import pytest_asyncio
+from PySide6.QtCore import QTimerEvent
 from PySide6.QtWidgets import QApplication
-from qasync import QEventLoop
+from qasync import QEventLoop, _SimpleTimer
 
 from kvchat.chat.record.messages import Role
 from kvchat.ui.app.main_window import MainWindow
@@ -22,6 +24,18 @@ _app: list[QApplication] = []  # kept: a QApplication that Python forgets is gon
 _loops: list[QEventLoop] = []  # kept: collected by another thread, their timers would ring in freed memory
 
 
+class _Timer(_SimpleTimer):
+    """Of a loop that does nothing while it does not run, as asyncio's own.
+
+    Between set-up, test and end pytest-qt has Qt handle its events. What is in the middle of something would go on
+    there, and fail where it asks for the loop that runs: a door that opens or closes, whatever a busy machine delays.
+    """
+
+    def timerEvent(self, event: QTimerEvent) -> None:
+        if self._stopped or asyncio.events._get_running_loop() is not None:
+            super().timerEvent(event)  # else it rings again
+
+
 def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Item) -> dict[str, Callable[[], QEventLoop]]:
     """Coroutine tests in this folder run on Qt's loop, as the app does."""
     return {"qt": _qt_loop}
@@ -30,8 +44,10 @@ def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Item) -> d
 def _qt_loop() -> QEventLoop:
     if QApplication.instance() is None:
         _app.append(QApplication(["kvchat-tests"]))
-    _loops.append(QEventLoop(QApplication.instance()))
-    return _loops[-1]
+    loop = QEventLoop(QApplication.instance())
+    loop._timer = _Timer()
+    _loops.append(loop)
+    return loop
 
 
 @pytest.fixture

@@ -76,6 +76,16 @@ class _Server(Server):
         """Signals are the app's."""
         yield
 
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        """Until it is told to end. However that comes about, nobody is listened for any more."""
+        try:
+            await super().serve(sockets)
+        finally:
+            for server in getattr(self, "servers", ()):
+                server.close()
+            for sock in sockets or ():
+                sock.close()
+
     async def main_loop(self) -> None:
         """Nothing is to be done ten times a second."""
         self.listens.set()
@@ -135,8 +145,9 @@ async def listen(app: ASGIApp, host: str, port: int) -> Listening:
         await asyncio.wait({task})
         sock.close()
         raise
-    if task.done():
+    finally:
         listens.cancel()
+    if task.done():
         await task
     return Listening(server, task, sock)
 

@@ -50,7 +50,7 @@ class Asking:
             )
 
     def says(self, words: str) -> None:
-        wait_until(lambda: words in self.words.read_text("utf-8"), what=words)
+        wait_until(lambda: words.encode() in self.words.read_bytes(), what=words)
 
     def ends(self) -> str:
         out, _ = self.process.communicate()

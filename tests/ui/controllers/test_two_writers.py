@@ -10,6 +10,7 @@ from PySide6.QtGui import QTextCursor
 
 from kvchat.chat.record.messages import Role
 from kvchat.settings import load_settings
+from kvchat.system.ownership import Ownership
 from kvchat.system.paths import resolve_paths
 from kvchat.ui.base.theme import Look
 from tests.chat.turn.test_two_writers import Asking, home, prompts
@@ -26,10 +27,8 @@ LONG = "\n\n".join(f"Paragraph {number} of many." for number in range(40))
 async def opened(home: Home, look: Look) -> AsyncIterator[Open]:
     paths = resolve_paths({"KVCHAT_HOME": str(home.folder)})
     async with begun(home.folder, load_settings(paths.settings_file), look) as window:
-        # Between set-up and test events are handled without a running loop: nothing may be in the middle of its start.
         await window.runtime.engine.ready()
-        door = window.runtime.door
-        await window.until(lambda: door.gateway.url is not None and not door._changing.locked())
+        await window.until(lambda: (owner := Ownership(paths.state, "", lasts=False).other()) and owner.door)
         yield window
 
 
