@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
@@ -40,9 +40,9 @@ class Hands(QObject):
 
     _asked = Signal(object)
 
-    def __init__(self, app: Any, out: Path, pictures: Path | None) -> None:
+    def __init__(self, app: Any, out: Path, only: Collection[str], pictures: Path | None) -> None:
         super().__init__()
-        self._pictures = pictures
+        self._only, self._pictures = {"start", *only}, pictures
         self.window, self.runtime, self._app, self._out = app._window, app._runtime, app, out
         self.watch = Watch()
         self.heard: list[Event] = []
@@ -58,6 +58,8 @@ class Hands(QObject):
                 self.send, self.elsewhere, self.library, self.export, self.take_in, self.saved, self.storage,
                 self.palette, self.search, self.crowd,
             ):  # fmt: skip
+                if len(self._only) > 1 and phase.__name__ not in self._only:
+                    continue
                 self.watch.phase = phase.__name__.replace("_", " ")
                 phase()
                 time.sleep(_MOMENT_S)
@@ -323,13 +325,13 @@ class Hands(QObject):
         subprocess.run(["xdotool", *arguments], check=True, timeout=PATIENCE_S)
 
 
-def main(out: Path, pictures: Path | None = None) -> None:
-    """Run kvchat, watched, until the hands have done everything; with a picture of each thing they did."""
+def main(out: Path, only: Collection[str] = (), pictures: Path | None = None) -> None:
+    """Run kvchat, watched, until the hands have done everything, or `only` some; with a picture of each thing."""
     start = application.Application.start
     hands = []
 
     async def started(self: Any, **options: bool) -> None:
-        hands.append(Hands(self, out, pictures))
+        hands.append(Hands(self, out, only, pictures))
         await start(self, **options)
 
     with mock.patch.object(application.Application, "start", started):
@@ -337,4 +339,4 @@ def main(out: Path, pictures: Path | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main(*map(Path, sys.argv[1:]))
+    main(Path(sys.argv[1]), sys.argv[2].split(), *map(Path, sys.argv[3:]))

@@ -7,13 +7,17 @@ import contextlib
 import copy
 import json
 import random
+import socket
+import sys
+from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 
-from kvchat.gateway.door import app, keys
+from kvchat.gateway.door import app, keys, server
 from kvchat.gateway.door.keys import Keys
 from kvchat.settings import Settings
 from tests.engine_fixtures import FakeEngine
@@ -54,6 +58,22 @@ BODIES = {
     "no end of brackets": b'{"messages": ' + b"[" * 100_000,
     "no end of a number": b'{"messages": [], "max_tokens": ' + b"9" * 100_000 + b"}",
 }
+
+QUIET = {
+    "nothing": b"",
+    "half a head": POST + b"Content-Le",
+    "half a body": POST + b"Content-Length: 100\r\n\r\n{",
+    "what it is answered at once": b"GET /health HTTP/1.1\r\n" + HOST + b"\r\n",
+}
+CROWD = """
+import socket, sys
+said, held = bytes.fromhex(sys.stdin.readline()), []
+for _ in range(int(sys.argv[2])):
+    held.append(socket.create_connection(("127.0.0.1", int(sys.argv[1]))))
+    held[-1].sendall(said)
+print("all are there", flush=True)
+sys.stdin.read()
+"""
 
 
 @pytest.fixture
@@ -174,6 +194,47 @@ async def test_bodies_that_do_not_come_keep_nobody_waiting(
             assert not await reader.read()
         writer.close()
     assert not caplog.records, "nothing was to be told of it"
+
+
+@pytest.mark.parametrize("said", sorted(QUIET))
+async def test_a_crowd_that_asks_nothing_keeps_nobody_out(at: OpenDoor, fake_engine: FakeEngine, said: str) -> None:
+    """A program that holds more connections than there may be; who asks something meanwhile is answered to the end."""
+    fake_engine.set(FAKE_HOLD_DURING="stream")
+    told = at.url.rpartition(":")[2], str(server.MOST_CONNECTIONS + 50)
+    async with at.client.stream("POST", "/v1/chat/completions", json=chat_body("Hello", stream=True)) as before:
+        crowd = await asyncio.create_subprocess_exec(sys.executable, "-c", CROWD, *told, stdin=PIPE, stdout=PIPE)
+        assert crowd.stdin
+        assert crowd.stdout
+        crowd.stdin.write(QUIET[said].hex().encode() + b"\n")
+        assert await crowd.stdout.readline() == b"all are there\n"
+        async with httpx2.AsyncClient(base_url=at.url, timeout=60, trust_env=False) as honest:
+            for _ in range(3):
+                assert (await honest.get("/v1/models")).status_code == 200
+            assert (await honest.post("/tokenize", json={"content": "x" * 300_000})).status_code == 200
+        fake_engine.set(FAKE_HOLD_DURING=None)
+        said_then = (await before.aread()).decode()
+        crowd.stdin.close()
+        await crowd.wait()
+    assert said_then.rstrip().splitlines()[-1].startswith(": kvchat ")
+
+
+async def test_who_takes_no_answers_keeps_nobody_out(at: OpenDoor, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor does one whose answers are too long to be on their way, and wait for it."""
+    monkeypatch.setattr(server, "MOST_CONNECTIONS", 3)
+    body = json.dumps({"content": "x" * 3_000_000}).encode()
+    loop = asyncio.get_running_loop()
+    with contextlib.ExitStack() as held:
+        for _ in range(3):
+            deaf = held.enter_context(socket.create_connection(("127.0.0.1", int(at.url.rpartition(":")[2]))))
+            deaf.setblocking(False)
+            said = b"POST /tokenize HTTP/1.1\r\n" + HOST + b"Content-Length: %d\r\n\r\n" % len(body) + body
+            await loop.sock_sendall(deaf, said)
+            assert await loop.sock_recv(deaf, 1)
+        async with httpx2.AsyncClient(base_url=at.url, trust_env=False) as honest, asyncio.timeout(60):
+            status = 0
+            while status != 200:  # once what the system holds of the answers is full
+                with contextlib.suppress(httpx2.TransportError):
+                    status = (await honest.get("/v1/models")).status_code
 
 
 def test_a_key_is_compared_as_long_whether_it_is_right_or_not(monkeypatch: pytest.MonkeyPatch) -> None:

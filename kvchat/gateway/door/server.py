@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Iterator
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 from starlette.types import ASGIApp
 from uvicorn import Config, Server
@@ -16,7 +17,7 @@ from kvchat.errors import KvchatError
 
 MOST_CONNECTIONS = 256  # each takes a file, of which a process may have 1024
 AT_A_TIME = 128  # connections that are taken before the event loop sees to anything else
-HEAD_S = 10.0  # that a request's head may take to come
+HEAD_S = 10.0  # that a request's head may take to come, while there is room
 KEPT_OPEN_S = 30  # a connection between two requests
 PATIENCE_S = 5.0  # for what is still being sent at the end
 
@@ -26,20 +27,31 @@ class PortTaken(KvchatError):
 
 
 class _Connection(H11Protocol):
-    """One client. One too many is turned away at once, and so is one that does not say what it wants."""
+    """One client. What does not say what it wants is given up after a while, and at once where there are too many."""
 
     _head: asyncio.TimerHandle | None = None
+
+    def __init__(self, *given: Any, waiting: dict[_Connection, None], **named: Any) -> None:
+        """`waiting`: those that owe something themselves, and no answer is owed: who has done so longest is first."""
+        super().__init__(*given, **named)
+        self._waiting = waiting
 
     def connection_made(self, transport: Any) -> None:
         """Somebody has come."""
         if len(self.connections) >= MOST_CONNECTIONS:
-            transport.abort()
-            return
+            longest = next(iter(self._waiting), None)
+            if longest is None:
+                transport.abort()
+                return
+            del self._waiting[longest]
+            longest.transport.abort()
         super().connection_made(transport)
         self._head = self.loop.call_later(HEAD_S, self._expect_head)
+        self._waits()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """They have gone."""
+        self._waiting.pop(self, None)
         if self._head is not None:
             self._head.cancel()
         if self.transport is not None:
@@ -48,7 +60,34 @@ class _Connection(H11Protocol):
     def data_received(self, data: bytes) -> None:
         """They say something."""
         if self.transport is not None:
+            before = self.cycle
             super().data_received(data)
+            if self.cycle is not before:  # another request: its body has time
+                self._waiting.pop(self, None)
+            self._waits()
+
+    def on_response_complete(self) -> None:
+        """They have been answered."""
+        super().on_response_complete()
+        self._waits()
+
+    def pause_writing(self) -> None:
+        """They do not take what they are answered."""
+        super().pause_writing()
+        self._waits()
+
+    def resume_writing(self) -> None:
+        """They do."""
+        super().resume_writing()
+        self._waits()
+
+    def _waits(self) -> None:
+        """Whose turn it is now."""
+        asked = self.cycle is not None and not self.cycle.more_body and not self.cycle.response_complete
+        if (asked and not self.flow.write_paused) or self.transport.is_closing():
+            self._waiting.pop(self, None)
+        else:
+            self._waiting.setdefault(self)
 
     def end_request(self) -> None:
         """Wait no longer for the rest of one that is still coming."""
@@ -126,7 +165,7 @@ async def listen(app: ASGIApp, host: str, port: int) -> Listening:
         log_level="error",  # half requests are nothing to tell
         access_log=False,
         lifespan="off",
-        http=_Connection,
+        http=cast(Any, partial(_Connection, waiting={})),
         ws="none",
         proxy_headers=False,
         backlog=AT_A_TIME,
