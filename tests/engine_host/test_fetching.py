@@ -72,7 +72,10 @@ async def home(
     program = fake_engine.path.read_bytes()
     engine = tarred({"llama-b11457/llama-server": program, "llama-b11457/libggml-cuda.so": bytes(300_000)})
     libraries = tarred({f"{LIBRARIES}/libcudart.so.12": b"cuda", f"{LIBRARIES}/libcublas.so.12": b"blas"})
-    github.releases = {"b11457": {ARCHIVE: engine, LIBRARIES: libraries, VULKAN: engine}}
+    github.releases = {
+        "v0.7.0": {"nightly-tag.txt": b"b11457\n"},  # what llama.cpp calls a release
+        "b11457": {ARCHIVE: engine, LIBRARIES: libraries, VULKAN: engine},
+    }
     root = tmp_path / "home"
     home = Home(Paths(*(root / one for one in ("config", "data", "cache", "state"))), fake_engine)
     yield home

@@ -38,6 +38,7 @@ class FakeHub:
     cdn: str = ""
     repositories: dict[str, dict[str, bytes]] = field(default_factory=dict)  # files by repository and path
     releases: dict[str, dict[str, bytes]] = field(default_factory=dict)  # GitHub's: files by tag and name, newest first
+    previews: str = r"b\d+"  # tags of GitHub's releases that are previews: every build of llama.cpp is
     gated: set[str] = field(default_factory=set)
     accepted: bool = True  # whether TOKEN's account has accepted the terms
     claims: dict[str, str] = field(default_factory=dict)  # SHA-256 told for a path instead of the true one
@@ -131,7 +132,7 @@ class _Handler(BaseHTTPRequestHandler):
             "tag_name": tag,
             "name": tag,
             "draft": False,
-            "prerelease": False,
+            "prerelease": bool(re.fullmatch(self.hub.previews, tag)),
             "assets": [
                 {
                     "name": name,

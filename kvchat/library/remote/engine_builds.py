@@ -3,10 +3,15 @@
 The names: https://github.com/ggml-org/llama.cpp/blob/master/.github/workflows/release.yml; as of b11457 they are
 `llama-b11457-bin-ubuntu-cuda-12.8-x64.tar.gz`, `…-ubuntu-vulkan-x64.tar.gz`, `…-win-cuda-12.4-x64.zip`,
 `…-win-rocm-10.0-x64.zip` (`…-win-hip-radeon-x64.zip` before), `…-win-sycl-x64.zip`, `…-macos-arm64.tar.gz`. CUDA's own
-libraries are in a file beside: `cudart-llama-b11457-bin-ubuntu-cuda-12.8-x64.tar.gz`, on Windows without the build.
+libraries are in a file beside: `cudart-llama-b11457-bin-ubuntu-cuda-12.8-x64.tar.gz`, on Windows without the build; for
+Linux since https://github.com/ggml-org/llama.cpp/pull/28186. Every build is a preview on GitHub; what is not one, as
+v0.7.0, has no builds, only the name of one (https://github.com/ggml-org/llama.cpp/pull/27485).
 
-The wheels of xllamacpp's indexes (https://xorbitsai.github.io/xllamacpp/whl/cu128 and others, see its README) hold the
-same llama.cpp, but no hash stands beside them there, and they cannot take the user's own arguments or share the work.
+The wheels of xllamacpp's indexes (https://xorbitsai.github.io/xllamacpp/whl/cu128 and others) are no source. They hold
+the same llama.cpp, and GitHub knows their hashes, but one for CUDA on Linux leaves CUDA's libraries out and depends on
+no package that has them (https://github.com/xorbitsai/xllamacpp/blob/main/setup.py and pyproject.toml; its workflow
+build-wheel-cuda-hip.yaml repairs those for ROCm and Vulkan alone): they run where CUDA is installed, these here where
+NVIDIA's driver is. Nor can they take the user's own arguments or share the work.
 """
 
 from __future__ import annotations

@@ -30,6 +30,7 @@ class Release:
 
     tag: str
     files: tuple[HubPart, ...]
+    preview: bool = False
 
 
 class GitHub:
@@ -38,13 +39,13 @@ class GitHub:
     name = "GitHub"
 
     async def releases(self, repository: str) -> tuple[Release, ...]:
-        """The newest releases of "owner/name", the newest first. Raises HubError."""
+        """The newest releases of "owner/name", previews too, the newest first. Raises HubError."""
         base = (os.environ.get("GITHUB_API_URL") or "https://api.github.com").rstrip("/")
         accept = {"Accept": "application/vnd.github+json", "X-GitHub-Api-Version": "2022-11-28"}
         async with self._answer(f"{base}/repos/{repository}/releases?per_page={MOST_RELEASES}", accept) as response:
             await response.aread()
             try:
-                return tuple(_release(one) for one in response.json() if not one["draft"] and not one["prerelease"])
+                return tuple(_release(one) for one in response.json() if not one["draft"])
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 raise HubError(
                     _("The answer makes no sense"),
@@ -119,4 +120,4 @@ def _release(one: dict[str, Any]) -> Release:
         for asset in one["assets"]
         if str(asset.get("digest") or "").startswith(_SHA256) and asset.get("state", "uploaded") == "uploaded"
     ]
-    return Release(str(one["tag_name"]), tuple(files))
+    return Release(str(one["tag_name"]), tuple(files), bool(one["prerelease"]))

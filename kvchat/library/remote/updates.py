@@ -31,7 +31,7 @@ async def watch(state: Path, wanted: Callable[[], bool], tell: Callable[[str, st
 
 async def newer_tag() -> str:
     """The newest release's tag if it is newer than this kvchat, else nothing. Raises KvchatError."""
-    tags = [release.tag for release in await GitHub().releases(REPOSITORY)]
+    tags = [release.tag for release in await GitHub().releases(REPOSITORY) if not release.preview]
     newest = max(tags, key=_order, default="")
     return newest if _order(newest) > _order(__version__) else ""
 

@@ -113,11 +113,11 @@ def test_names_and_sizes() -> None:
 
 
 async def test_github_is_asked_and_files_without_a_hash_are_none(github: FakeHub) -> None:
-    github.releases = {"b2": {"one.zip": b"1"}, "b1": {"two.zip": b"22"}}
+    github.releases = {"b2": {"one.zip": b"1"}, "v1": {"two.zip": b"22"}}
     github.claims["one.zip"] = "f" * 64
     assert await GitHub().releases(REPOSITORY) == (
-        Release("b2", (HubPart("one.zip", 1, "f" * 64),)),
-        Release("b1", (HubPart("two.zip", 2, "785f3ec7eb32f30b90cd0fcf3657d388b5ff4297f2f9716ff66e9b69c05ddd09"),)),
+        Release("b2", (HubPart("one.zip", 1, "f" * 64),), preview=True),
+        Release("v1", (HubPart("two.zip", 2, "785f3ec7eb32f30b90cd0fcf3657d388b5ff4297f2f9716ff66e9b69c05ddd09"),)),
     )
     asked = github.requests[0]
     assert asked.path == "/repos/ggml-org/llama.cpp/releases?per_page=10"

@@ -24,12 +24,14 @@ def released(github: FakeHub, *tags: str) -> None:
         (("v0.1.0",), ""),
         (("v0.10.0", "v0.9.1", "v0.1.0"), "v0.10.0"),
         (("nightly", "v1.0"), "v1.0"),
+        (("v2.0", "v1.0"), "v1.0"),
         (("nightly",), ""),
         ((), ""),
     ],
 )
 async def test_the_newest_release_counts_if_it_is_newer(github: FakeHub, tags: tuple[str, ...], newest: str) -> None:
     released(github, *tags)
+    github.previews = r"v2\.0"
     assert await updates.newer_tag() == newest
 
 
