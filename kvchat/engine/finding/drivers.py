@@ -49,7 +49,7 @@ _DRIVERS = {  # what makes a card seen, where all libraries are there
 }
 
 
-_AGAIN = N_("Put that right, then try again; what was downloaded is kept.")
+_AGAIN = N_("Put that right and try again, or choose another kind; what was downloaded is kept.")
 
 
 class SeesNoCard(KvchatError):

@@ -95,9 +95,14 @@ def install_advice(graphics: Graphics) -> tuple[str, ...]:
     if others:
         name = others[0].lower()
         steps[0] += " " + _("`kvchat engines get {name}` fetches one for {other}.", name=name, other=others[0])
+    return tuple(filter(None, (driver_first(graphics), *steps)))
+
+
+def driver_first(graphics: Graphics) -> str:
+    """What has to be installed before an engine can use the card; empty where nothing has."""
     if Maker.NVIDIA in graphics.makers and not graphics.nvidia_driver:
-        steps.insert(0, _("Install NVIDIA's own driver first: without it no engine can use the card."))
-    return tuple(steps)
+        return _("Install NVIDIA’s own driver first: without it no engine can use the card.")
+    return ""
 
 
 def _ordered(makers: set[Maker]) -> tuple[Maker, ...]:

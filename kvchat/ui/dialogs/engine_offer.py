@@ -10,7 +10,7 @@ from PySide6.QtCore import Signal
 from PySide6.QtGui import QHideEvent, QShowEvent
 from PySide6.QtWidgets import QComboBox, QWidget
 
-from kvchat.engine.finding.graphics import Backend, Graphics, suiting
+from kvchat.engine.finding.graphics import Backend, Graphics, driver_first, suiting
 from kvchat.engine_host.fetching import Fetching, Stage
 from kvchat.engine_host.setup import EngineSetup
 from kvchat.engine_host.trial import TrialStep
@@ -111,6 +111,7 @@ class EngineOffer(QWidget):
         graphics = await asyncio.to_thread(self._engines.unused_graphics)
         if graphics is not None:
             self.title.setText(_("{cards}: use it for replies that come several times as fast", cards=cards(graphics)))
+            self.words.setText(f"{driver_first(graphics)} {_(PROMISE)}".strip())
             self.show_choices(graphics)
         self.setVisible(graphics is not None or self._engines.fetching is not None)
 

@@ -10,7 +10,7 @@ from typing import Any
 from PySide6.QtWidgets import QFileDialog, QLineEdit, QWidget
 
 from kvchat.engine.finding.discovery import EngineKind, EngineLocation
-from kvchat.engine.finding.graphics import Graphics, Maker, find_graphics
+from kvchat.engine.finding.graphics import Graphics, driver_first, find_graphics
 from kvchat.engine.finding.probe import EngineEntry
 from kvchat.engine_host.fetching import FetchedEngine
 from kvchat.engine_host.trial import TrialStep
@@ -239,10 +239,8 @@ def _card_words(graphics: Graphics, found: Sequence[EngineEntry]) -> str:
     if chosen is not None and chosen.backends:
         words = [_("The engine in use computes on it.")]
     else:
-        words = [_("With an engine that uses it, replies come several times as fast.")]
-        if Maker.NVIDIA in graphics.makers and not graphics.nvidia_driver:
-            words.append(_("Install NVIDIA’s own driver first: without it no engine can use the card."))
-    return " ".join([f"{cards(graphics)}.", *words, _(PROMISE)])
+        words = [_("With an engine that uses it, replies come several times as fast."), driver_first(graphics)]
+    return " ".join(filter(None, [f"{cards(graphics)}.", *words, _(PROMISE)]))
 
 
 def _described(entry: EngineEntry) -> str:

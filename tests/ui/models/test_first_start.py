@@ -164,6 +164,15 @@ async def test_a_card_that_would_go_unused_is_offered_an_engine(
     assert with_card.settings.engine_path is None
 
 
+async def test_a_driver_that_is_missing_is_told_before_anything_is_fetched(
+    with_card: FakeRuntime, window: MainWindow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nouveau = Graphics("linux", (Maker.NVIDIA,), nvidia_driver=False)
+    monkeypatch.setattr("kvchat.engine_host.setup.find_graphics", lambda: nouveau)
+    window.show_first_start()
+    await until(lambda: window.first_start.offer.words.text().startswith("Install NVIDIA’s own driver first"))
+
+
 async def test_where_an_engine_is_there_none_is_offered(
     with_card: FakeRuntime, window: MainWindow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
