@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvchat.engine.finding.discovery import EngineLocation, EngineNotFound, list_devices
-from kvchat.engine.finding.drivers import LacksLibraries, what_is_lacking, why_no_card
+from kvchat.engine.finding.drivers import CannotBeRun, what_is_lacking, why_no_card
 from kvchat.engine.finding.graphics import Backend
 from kvchat.engine.finding.probe import EngineProbe, probe
 from kvchat.engine.running.log import EngineLog
@@ -102,12 +102,15 @@ async def try_engine(
 
 
 def _asked(location: EngineLocation, needs: Backend | None) -> EngineProbe:
-    """What it says of itself; of one that was fetched it is known what brings the libraries that it lacks."""
+    """What it says of itself; of one that was fetched it is known what brings the libraries that it lacks.
+
+    Nobody has chosen its path: that is not what is wrong.
+    """
     try:
         return probe(location)
     except EngineNotFound as error:
-        if needs and location.path and (lacking := what_is_lacking(location.path)):
-            raise LacksLibraries(lacking) from error
+        if needs and location.path:
+            raise CannotBeRun(what_is_lacking(location.path) or error.detail) from error
         raise
 
 

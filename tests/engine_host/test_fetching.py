@@ -280,6 +280,18 @@ async def test_one_that_cannot_even_start_says_what_it_lacks(
     assert home.settings.engine_path == "/usr/bin/old"
 
 
+async def test_what_one_that_cannot_even_start_has_printed_is_told(home: Home, github: FakeHub) -> None:
+    program = b"#!/bin/sh\necho no kernel image for this device\nexit 1\n"
+    github.releases["b11457"][ARCHIVE] = tarred({"llama-b11457/llama-server": program})
+    trial = await home.setup.get()
+    assert trial is not None
+    error = trial.steps[-1].error
+    assert error is not None
+    assert (error.title, error.detail) == ("The engine cannot be run here", "no kernel image for this device")
+    assert "another kind" in error.advice, "nobody has set its path"
+    assert home.settings.engine_path == "/usr/bin/old"
+
+
 @pytest.mark.engine
 async def test_a_real_llama_server_out_of_an_archive(
     home: Home, github: FakeHub, real_llama_server: EngineLocation, smollm2: Path, monkeypatch: pytest.MonkeyPatch

@@ -63,7 +63,7 @@ class SeesNoCard(KvchatError):
         )
 
 
-class LacksLibraries(KvchatError):
+class CannotBeRun(KvchatError):
     """The engine cannot be run here."""
 
     def __init__(self, why: str) -> None:

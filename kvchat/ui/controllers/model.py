@@ -43,11 +43,15 @@ class ModelController(Controller):
         engine.fetch.clicked.connect(self._fetch_again)
         first_start.login_requested.connect(lambda on: self._runner.start(asyncio.to_thread(start_at_login, on)))
         first_start.pick_requested.connect(lambda path: self._runner.start(self.use(path)))
+        first_start.offer.tried.connect(self._see)  # with the card's memory more fits
 
     def look_around(self) -> None:
         """Show on the page of the first run what there is to choose from and to know, as soon as it is known."""
         here = starter_is_here(self._runtime.paths.models)
         self._views.first_start.show_choices(starter_is_here=here)
+        self._see()
+
+    def _see(self) -> None:
         for run in (self._see_machine(), self._see_models()):
             self._runner.start(run)
 

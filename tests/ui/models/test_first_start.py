@@ -173,6 +173,15 @@ async def test_a_driver_that_is_missing_is_told_before_anything_is_fetched(
     await until(lambda: window.first_start.offer.words.text().startswith("Install NVIDIA’s own driver first"))
 
 
+async def test_what_a_new_engine_changes_is_seen(runtime: FakeRuntime, window: MainWindow, tmp_path: Path) -> None:
+    page, program = window.first_start, tmp_path / "llama-server"
+    await until(lambda: "the engine inside kvchat" in page.machine.text())
+    program.touch(0o755)
+    runtime.settings = replace(runtime.settings, engine_path=str(program))
+    page.offer.tried.emit()
+    await until(lambda: str(program) in page.machine.text())
+
+
 async def test_where_an_engine_is_there_none_is_offered(
     with_card: FakeRuntime, window: MainWindow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
