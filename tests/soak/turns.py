@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import gc
 from collections.abc import Callable
-from contextlib import suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from threading import Barrier
 
 import psutil
 
@@ -22,6 +25,7 @@ from tests.e2e.home import notes
 GREEDY = Sampling(max_tokens=8, temperature=0.0, seed=1)
 TURNS_PER_CHAT, CHATS = 5, 4  # older chats are deleted, so that the disk has no reason to grow either
 LOOKS = 20  # at the machine, over the whole run
+WIDE = 4  # threads and readers of the index
 
 
 @dataclass(frozen=True)
@@ -54,6 +58,7 @@ async def run(folder: Path, model: Path, turns: int, tell: Callable[[str], None]
     chats: list[str] = []
     every = max(TURNS_PER_CHAT, turns // LOOKS)
     try:
+        await _widen(runtime)
         for turn in range(turns):
             if turn % TURNS_PER_CHAT == 0:
                 chats.append((await runtime.chat.new_conversation("Notes.\n" + notes(20, start=turn))).id)
@@ -70,6 +75,16 @@ async def run(folder: Path, model: Path, turns: int, tell: Callable[[str], None]
         await runtime.close()
     _judge(looks)
     return looks
+
+
+async def _widen(runtime: Runtime) -> None:
+    """Have from the beginning what is made when it is needed first: on a busy machine more is needed, and late."""
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(WIDE))
+    all_there = Barrier(WIDE)
+    await asyncio.gather(*(asyncio.to_thread(all_there.wait) for _ in range(WIDE)))
+    with ExitStack() as readers:
+        for _ in range(WIDE):
+            readers.enter_context(runtime._store._parts.index.read())
 
 
 def look(runtime: Runtime, turn: int) -> Look:
