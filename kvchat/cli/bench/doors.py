@@ -35,7 +35,7 @@ from kvchat.kvstore.files import disk
 Body = dict[str, Any]
 HEARTH = "hearth"  # of hearth-llm, a proxy that keeps whole slot files
 CHAT = "/v1/chat/completions"
-PATIENCE_S = 600.0
+PATIENCE_S = 3600.0  # a processor reads tens of thousands of tokens of a large model
 _LOOK_S = 0.05
 
 
@@ -254,7 +254,10 @@ def _sent(where: Address, body: Body) -> tuple[http.client.HTTPConnection, http.
     data = json.dumps(body).encode()
     connection.connect()
     connection.request("POST", CHAT, data, {"content-type": "application/json", **where.headers})
-    answer = connection.getresponse()
+    try:
+        answer = connection.getresponse()
+    except TimeoutError as error:
+        raise BenchFailed("A request was not answered within an hour", "Choose fewer --tokens.") from error
     if answer.status != 200:
         raise BenchFailed("A request was refused", answer.read(2000).decode("utf-8", "replace"))
     return connection, answer
