@@ -18,9 +18,9 @@ from kvchat.gateway.dialects.prompts import boundary_after, pictures_in, prompt_
 from kvchat.gateway.dialects.replies import Heard
 from kvchat.gateway.mending import Mending
 from kvchat.gateway.outlet import TooSlow
-from kvchat.gateway.passing import TAIL, CrowdedOut, GaveWay, Passing
+from kvchat.gateway.passing import TAIL, Passing
 from kvchat.gateway.requests import Passage, Passages, Stage
-from kvchat.gateway.work import Work
+from kvchat.gateway.work import CrowdedOut, GaveWay, Work
 from kvchat.kvstore.savepoint import Tokens, common_prefix, kept_for
 from kvchat.session.events import SessionEvent
 from kvchat.session.host import EngineHost, ReadyEngine
@@ -184,13 +184,13 @@ class Answering:
         lease = await session.ready(request)
         passing = self._passing(work, lease)
 
-        async def understand() -> Loaded:
+        async def understand(answered: bool) -> Loaded:
             work.prompt = await prompt_of(lease.engine, work.asked)
-            loaded = passing.goes_on
-            if loaded is None or lease.engine.too_small(_wanted(work, lease)):
+            wanted = _wanted(work, lease)
+            if not work.prompt.ids or not (answered or (passing.goes_on and not lease.engine.too_small(wanted))):
                 raise GaveWay
             await self.mending.compare(work, lease)
-            return loaded
+            return passing.as_it_is
 
         _wanted(work, lease)
         return lease, await passing.run_ahead(understand)

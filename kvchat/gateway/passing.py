@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections import deque
@@ -12,13 +13,14 @@ from functools import partial
 import httpx2
 
 from kvchat.engine.speaking import wire
+from kvchat.engine.speaking.errors import EngineError
 from kvchat.engine.speaking.exchange import Answer
 from kvchat.engine.speaking.vision import FIRST_ID
 from kvchat.gateway.dialects.asked import Form, refusal
 from kvchat.gateway.dialects.prompts import head_of
 from kvchat.gateway.dialects.replies import Counts, Heard
 from kvchat.gateway.requests import LOST, Passage, Stage, headers_of
-from kvchat.gateway.work import Work
+from kvchat.gateway.work import CrowdedOut, GaveWay, Work
 from kvchat.kvstore.restoring import NOTHING_ALIKE
 from kvchat.kvstore.savepoint import Tokens, common_prefix
 from kvchat.session.host import EngineHost
@@ -28,27 +30,20 @@ from kvchat.session.proof import NOTHING_LOADED, SOURCES, Loaded, Source, judged
 from kvchat.session.reading import STEP_MS, read_ahead
 from kvchat.session.restore_cost import LEAST_GAIN, LONG_MS
 from kvchat.session.session import CROWDED_OUT
-from kvchat.session.slots.slot import SlotContents
 from kvchat.system.concurrency import to_its_end
 from kvchat.words.language import N_
 
 LEAST_HEAD = 64  # tokens; fewer are read sooner than saved
+# The ids of what is passed on before they are known are found after its answer, if that is of one piece and comes so
+# soon: finding them takes a core from the engine. No later: what has much to read may have to begin again.
+SOON_S = 0.25
 LEAST_STEPS = 256  # tokens; fewer are read by the request itself
 ALONE_STEP_MS = 2000.0  # a step takes about so long where nobody is at the window
 PROVED = ("cached", "prompt")  # by the answer; the rest is known when it begins
 TAIL = 16  # tokens that are always left to it: it reads at least the last one, and need not go back for that
 RENDERS_OTHERWISE = N_("the engine made another prompt of it than it had told")
-
-
-class CrowdedOut(Exception):
-    """Others took more of the context meanwhile than there is: it is asked again with more for itself."""
-
-
-class GaveWay(Exception):
-    """The window needs the slot, or the room that it takes: it begins again when it is its turn.
-
-    So does one that was passed on before its prompt was known, and does not go on from what its slot holds.
-    """
+# Finds the prompt's ids, and what the slot is to it. Given whether it is answered already.
+Understand = Callable[[bool], Awaitable[Loaded]]
 
 
 @dataclass
@@ -72,10 +67,10 @@ class Passing:
             self.lease.note(self.work.prompt.ids[: loaded.expected_cached], loaded=loaded)
         return await self._forward(loaded, steps=steps)
 
-    async def run_ahead(self, understand: Callable[[], Awaitable[Loaded]]) -> Heard | None:
+    async def run_ahead(self, understand: Understand) -> Heard | None:
         """As `run`, for one that most likely goes on from what the slot holds: the engine has it meanwhile.
 
-        `understand` finds the prompt's ids, and `goes_on`. Raises what it raises where that is not so.
+        What `understand` raises where that is not so ends it, unless it is answered by then.
         """
         slot, engine = self.lease.slot, self.lease.engine
         tokens = slot.held(engine.generation) + LEAST_STEPS + self.work.reserve
@@ -83,13 +78,16 @@ class Passing:
         return await self._forward(NOTHING_LOADED, understand=understand)
 
     @property
-    def goes_on(self) -> Loaded | None:
-        """What the slot is to it as it is, if it goes on from there: nothing is to be loaded, and little to be read."""
-        contents, ids = self.lease.slot.known(self.lease.engine), self.work.prompt.ids
-        loaded = unchanged(self.lease.engine, contents, ids)
-        held = loaded.expected_cached
+    def as_it_is(self) -> Loaded:
+        """What the slot is to it if nothing is loaded."""
+        return unchanged(self.lease.engine, self.lease.slot.known(self.lease.engine), self.work.prompt.ids)
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether it goes on from what the slot holds: nothing is to be loaded, and little to be read."""
+        contents, ids, held = self.lease.slot.contents, self.work.prompt.ids, self.as_it_is.expected_cached
         little = LEAST_STEPS if contents and held == len(contents.tokens) else LEAST_GAIN
-        return loaded if self._known and held and len(ids) - held < little else None
+        return self._known and held > 0 and len(ids) - held < little
 
     @property
     def _known(self) -> bool:
@@ -170,36 +168,51 @@ class Passing:
         return STEP_MS if self.lease.slots.window_used else ALONE_STEP_MS
 
     async def _forward(
-        self, loaded: Loaded, *, steps: bool = False, understand: Callable[[], Awaitable[Loaded]] | None = None
+        self, loaded: Loaded, *, steps: bool = False, understand: Understand | None = None
     ) -> Heard | None:
         work, lease, engine, asked = self.work, self.lease, self.lease.engine.engine, self.work.asked
-        before, rows, begun = lease.slot.contents, engine.rows.asked(), False
-        heard = Heard(asked.form, asked.stream)
+        rows, begun, heard, unknown = engine.rows.asked(), False, Heard(asked.form, asked.stream), understand
 
         async def catch_up() -> None:
-            nonlocal loaded
-            if understand is not None:
-                loaded = self._found(await understand())
+            nonlocal loaded, unknown
+            if unknown is not None:
+                loaded, unknown = self._found(await unknown(begun)), None
                 lease.note(work.prompt.ids[: loaded.expected_cached], loaded=loaded)
             self.moved(work.passage, Stage.ANSWERING)
 
+        patience_s = SOON_S if understand and not asked.stream else 0.0
         try:
-            async with engine.passed_on(work.path, asked.for_slot(engine.slot), catch_up) as answer:
+            async with engine.passed_on(work.path, asked.for_slot(engine.slot), catch_up, patience_s) as answer:
                 work.passage.status = answer.status_code
+                if unknown is not None and (asked.stream or answer.status_code != 200):
+                    await catch_up()
                 if answer.status_code != 200:
                     await self._refused(answer)
                     return None
                 begun = True
                 body = await self._take(answer, heard)
+                if unknown is not None:
+                    self._send_hot(answer, heard.counts, body)
+                    with contextlib.suppress(EngineError, GaveWay):
+                        await catch_up()
         finally:
             engine.rows.answered(rows, heard.counts.cached if heard.counts else 0)
-            self._note(before, begun=begun, ahead=understand is not None)
+            self._note(begun=begun, ahead=understand is not None)
         await self._prove(loaded, heard.counts, steps=steps)
         if asked.stream:
             work.outlet.write(f": kvchat {json.dumps(work.passage.receipt())}\n\n".encode())
-        else:
+        elif not work.outlet.ended:
             work.outlet.whole(200, self._headers(answer) | headers_of(work.passage.receipt()), body)
         return heard
+
+    def _send_hot(self, answer: httpx2.Response | Answer, counts: Counts | None, body: bytes) -> None:
+        """Send what goes on from what was in the slot, by the engine's own count; what was restored is proved first."""
+        passage, contents = self.work.passage, self.lease.slot.contents
+        hot = counts and counts.prompt - counts.cached < LEAST_STEPS and not _is_little(counts.cached, counts.prompt)
+        if counts and hot and contents and not contents.unproved:
+            passage.source, passage.found, passage.cached = Source.HOT.value, counts.cached, counts.cached
+            passage.prompt = counts.prompt
+            self.work.outlet.whole(200, self._headers(answer) | headers_of(passage.receipt()), body)
 
     async def _take(self, answer: httpx2.Response | Answer, heard: Heard) -> bytes:
         """Pass the answer on, or collect it."""
@@ -228,18 +241,15 @@ class Passing:
             body = json.dumps(refusal(form, answer.status_code, error.message, error.kind)).encode()
         self.work.outlet.whole(answer.status_code, self._headers(answer), body)
 
-    def _note(self, before: SlotContents | None, *, begun: bool, ahead: bool) -> None:
+    def _note(self, *, begun: bool, ahead: bool) -> None:
         """What the slot holds: once an answer has begun all of the prompt; else nobody can tell how much of it."""
-        lease, ids = self.lease, self.work.prompt.ids
-        held = common_prefix(before.tokens, ids) if before else 0
-        if not self._known:
-            if begun or ahead:
-                lease.slot.forget()
-        elif begun:
+        lease, contents, ids = self.lease, self.lease.slot.contents, self.work.prompt.ids
+        held = common_prefix(contents.tokens, ids) if contents else 0
+        if self._known and begun:
             lease.note(ids)
-        elif lease.engine.can_cut:
-            lease.note(ids[:held])
-        elif lease.slot.contents and lease.slot.contents.tokens != ids[:held]:
+        elif self._known and contents and (lease.engine.can_cut or held == len(contents.tokens)):
+            lease.note(ids[:held])  # at least: some more may have been read already
+        elif self._known or begun or ahead:
             lease.slot.forget()
 
     async def _prove(self, loaded: Loaded, counts: Counts | None, *, steps: bool) -> None:

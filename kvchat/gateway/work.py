@@ -12,6 +12,17 @@ from kvchat.gateway.requests import Passage
 from kvchat.system.concurrency import Interruption
 
 
+class CrowdedOut(Exception):
+    """Others took more of the context meanwhile than there is: it is asked again with more for itself."""
+
+
+class GaveWay(Exception):
+    """The window needs the slot, or the room that it takes: it begins again when it is its turn.
+
+    So does one that was passed on before its prompt was known, and does not go on from what its slot holds.
+    """
+
+
 @dataclass(eq=False)
 class Work:
     """One request, from when it was let in until what it left in a slot is saved."""

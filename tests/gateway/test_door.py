@@ -254,20 +254,66 @@ async def test_what_goes_on_from_the_request_before_is_passed_on_before_its_ids_
         return await prompt_of(engine, request)
 
     monkeypatch.setattr(answering, "prompt_of", late)
-    answer = await at.chat(*said, "And then?")
+    answer = await at.chat(*said, "And then?", stream=True)
     assert answer.headers["x-kvchat-source"] == "hot"
     assert int(answer.headers["x-kvchat-found"]) > len(WORDS)
-    assert int(answer.headers["x-kvchat-cached"]) >= int(answer.headers["x-kvchat-found"]) - 1
+    assert receipt_in(answer.text)["cached"] >= int(answer.headers["x-kvchat-found"]) - 1
 
 
-async def test_what_is_longer_than_it_seemed_begins_again(at: OpenDoor, fake_engine: FakeEngine) -> None:
-    """Passed on before its ids were known it would keep the window waiting; of its two tries one is answered."""
+async def test_what_goes_on_and_is_answered_in_one_piece_is_looked_at_after_its_answer(
+    at: OpenDoor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = [WORDS, (await at.chat(WORDS)).json()["choices"][0]["message"]["content"]]
+    await at.settled()
+    answered = asyncio.Event()
+
+    async def after(engine: ReadyEngine, request: Asked) -> Prompt:
+        await answered.wait()
+        return await prompt_of(engine, request)
+
+    monkeypatch.setattr(answering, "prompt_of", after)
+    monkeypatch.setattr(passing, "SOON_S", 60.0)
+    answer = await at.chat(*said, "And then?")
+    assert answer.headers["x-kvchat-source"] == "hot"
+    assert answer.headers["x-kvchat-found"] == answer.headers["x-kvchat-cached"]
+    assert int(answer.headers["x-kvchat-cached"]) > len(WORDS)
+    answered.set()
+    await at.settled()
+    assert at.last.stage is Stage.DONE
+    assert at.last.source == "hot"
+    reply = answer.json()["choices"][0]["message"]["content"]
+    monkeypatch.setattr(answering, "prompt_of", prompt_of)
+    again = await at.chat(*said, "And then?", reply, "And after that?")
+    assert again.headers["x-kvchat-source"] == "hot", "what the slot holds is known"
+    assert int(again.headers["x-kvchat-cached"]) > int(answer.headers["x-kvchat-prompt"])
+
+
+async def test_what_was_not_in_the_slot_after_all_is_looked_at_before_its_answer_is_sent(
+    at: OpenDoor, fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     said = [WORDS, (await at.chat(WORDS)).json()["choices"][0]["message"]["content"]]
     await at.settled()
     before = at.last.prompt or 0
-    answer = await at.chat(*said, "y" * 2000, stream=True)
-    assert "".join(e["choices"][0]["delta"].get("content") or "" for e in events(answer.text)).startswith("You said: y")
-    told = receipt_in(answer.text)
+    monkeypatch.setattr(passing, "SOON_S", 60.0)
+    answer = await at.chat(*said, "y" * 2000)
+    assert sum(one["path"] == "/v1/chat/completions" for one in fake_engine.requests()) == 2
+    assert before <= int(answer.headers["x-kvchat-found"]) <= int(answer.headers["x-kvchat-prompt"]) - 2000
+    again = await at.chat(*said, "y" * 2000, answer.json()["choices"][0]["message"]["content"], "And then?")
+    assert again.headers["x-kvchat-source"] == "hot"
+    assert int(again.headers["x-kvchat-cached"]) > 2000
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_what_is_longer_than_it_seemed_begins_again(
+    at: OpenDoor, fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    """Passed on before its ids were known it would keep the window waiting; of its two tries one is answered."""
+    monkeypatch.setattr(passing, "SOON_S", 0.0)
+    said = [WORDS, (await at.chat(WORDS)).json()["choices"][0]["message"]["content"]]
+    await at.settled()
+    before = at.last.prompt or 0
+    answer = await at.chat(*said, "y" * 2000, stream=stream)
+    told = receipt_in(answer.text) if stream else {n: int(answer.headers[f"x-kvchat-{n}"]) for n in ("found", "prompt")}
     assert at.last.stage is Stage.DONE
     assert sum(one["path"] == "/v1/chat/completions" for one in fake_engine.requests()) == 3
     assert before <= told["found"] <= told["prompt"] - 2000

@@ -244,14 +244,15 @@ class LlamaServerClient:
 
     @contextlib.asynccontextmanager
     async def passed_on(
-        self, path: str, body: bytes, meanwhile: Callable[[], Awaitable[None]] | None = None
+        self, path: str, body: bytes, meanwhile: Callable[[], Awaitable[None]] | None = None, patience_s: float = 0.0
     ) -> AsyncIterator[httpx2.Response | Answer]:
         """The engine's own answer to somebody's request, whatever its status, to be read with `aiter_raw`.
 
-        Where it reads into the slot, `rows` has to be told. `meanwhile` is done while the engine is at it; an error
-        there drops the request.
+        Where it reads into the slot, `rows` has to be told. `meanwhile` is done while the engine is at it, if its
+        answer has not begun after `patience_s`; an error there drops the request.
         """
-        async with self._http.passed_on(path, body, silence_s=_LONGEST_S, meanwhile=meanwhile) as answer:
+        asked = self._http.passed_on(path, body, silence_s=_LONGEST_S, meanwhile=meanwhile, patience_s=patience_s)
+        async with asked as answer:
             yield answer
 
     async def look(self, path: str) -> bytes:

@@ -35,7 +35,9 @@ class Answer:
         self.connection = h11.Connection(h11.CLIENT)
 
     async def begin(self) -> None:
-        """Wait for its head."""
+        """Wait for its head, if it is not there yet."""
+        if self.status_code:
+            return
         head = await self._next()
         while not isinstance(head, h11.Response):
             head = await self._next()

@@ -107,10 +107,12 @@ class Transport:
         method: str = "POST",
         silence_s: float | None,
         meanwhile: Callable[[], Awaitable[None]] | None = None,
+        patience_s: float = 0.0,
     ) -> AsyncIterator[httpx2.Response | Answer]:
         """The server's own answer to a request that is made already, whatever its status, still to be read.
 
-        `meanwhile` is done while the server is at it, as far as that can be; an error there drops the request.
+        `meanwhile` is done while the server is at it, as far as that can be, and only if its answer has not begun after
+        `patience_s`; an error there drops the request.
         """
         headers = self._authorization | {"Content-Type": "application/json", "Accept-Encoding": "identity"}
         if self._plain:
@@ -121,7 +123,7 @@ class Transport:
                 under_way=self._under_way,
             )
             async with self._in_words(), asked as plain:
-                if meanwhile is not None:
+                if meanwhile is not None and not await _begins_within(plain, patience_s):
                     await meanwhile()
                 await plain.begin()
                 yield plain
@@ -240,6 +242,15 @@ class Transport:
                 if ended
                 else EngineGone(_("The engine broke off"), _("Its reply stopped before the end."), _(_GONE_ADVICE))
             )
+
+
+async def _begins_within(answer: Answer, seconds: float) -> bool:
+    """Whether an answer's head is there before so long; it is waited for no longer."""
+    if seconds:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await answer.begin()
+    return bool(answer.status_code)
 
 
 @functools.cache
