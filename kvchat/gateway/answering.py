@@ -30,7 +30,7 @@ from kvchat.session.session import Request, Session
 from kvchat.session.settling import Settling
 from kvchat.session.slots.pool import Slots
 from kvchat.session.slots.slot import Slot
-from kvchat.system.concurrency import Background
+from kvchat.system.concurrency import Background, apart
 
 HEADS = 20  # beginnings of prompts that are remembered
 MORE_ROOM = 512  # tokens, at least, for one that was crowded out
@@ -108,7 +108,8 @@ class Answering:
 
     async def _answer(self, work: Work) -> None:
         passage = work.passage
-        request = Request(_seen(work.asked), model=await self.find_model(work.asked.model))
+        seen = await apart(work.asked.is_large, _seen, work.asked)
+        request = Request(seen, model=await self.find_model(work.asked.model))
         engine: ReadyEngine | None = None
         if self.host.is_ready(request.model, sees=request.sees):  # else there is none to ask, nor anything in a slot
             engine = await self.host.ready(request.model, sees=request.sees)

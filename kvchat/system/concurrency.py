@@ -60,6 +60,11 @@ class Background:
             task.get_loop().call_exception_handler(context)
 
 
+async def apart(much: bool, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    """What the function returns: called in another thread where it is much, for which going there is worth it."""
+    return await asyncio.to_thread(function, *args, **kwargs) if much else function(*args, **kwargs)
+
+
 class Caller(Protocol):
     """Calls a function where it may be called, and waits."""
 

@@ -17,8 +17,10 @@ from typing import Any
 import httpx2
 import pytest
 
+from kvchat.gateway.dialects.asked import Form, understood
 from kvchat.gateway.door import app, keys, server
 from kvchat.gateway.door.keys import Keys
+from kvchat.session.slots.slot import Slot
 from kvchat.settings import Settings
 from tests.engine_fixtures import FakeEngine
 from tests.gateway.corpus import REQUESTS
@@ -56,6 +58,7 @@ BODIES = {
     "another encoding": json.dumps(chat_body("unspeakable")).encode("utf-16"),
     "no encoding": b'{"messages": [{"role": "user", "content": "unspeakable \xff"}]}',
     "no end of brackets": b'{"messages": ' + b"[" * 100_000,
+    "no end of parts": b'{"messages": [' + b"{}," * 200_000 + b"{}]}",
     "no end of a number": b'{"messages": [], "max_tokens": ' + b"9" * 100_000 + b"}",
 }
 
@@ -235,6 +238,42 @@ async def test_who_takes_no_answers_keeps_nobody_out(at: OpenDoor, monkeypatch: 
             while status != 200:  # once what the system holds of the answers is full
                 with contextlib.suppress(httpx2.TransportError):
                     status = (await honest.get("/v1/models")).status_code
+
+
+def test_a_large_body_is_read_in_steps_between_which_other_threads_run() -> None:
+    """Python lets them in between two of its own calls, and never in the middle of one that is written in C."""
+    messages = [{"role": "user", "content": "Of the river."}] * 10_000
+    body = {"messages": messages, "prompt": list(range(100_000))}
+    small, large = (json.dumps(one).encode() for one in ({"messages": messages[:9]}, body))
+    assert understood(Form.CHAT, large).body == body
+    calls = []
+    for raw in (small, large):
+        calls.append(0)
+
+        def count(*_: Any) -> None:
+            calls[-1] += 1
+
+        sys.setprofile(count)
+        try:
+            understood(Form.CHAT, raw)
+        finally:
+            sys.setprofile(None)
+    assert calls[0] < 100 < 10_000 < calls[1]
+
+
+async def test_what_fits_nowhere_is_the_engines_to_refuse(at: OpenDoor, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its ids are many, and nothing is found out about them."""
+    known: list[Any] = []
+    note = Slot.known
+    monkeypatch.setattr(Slot, "known", lambda slot, engine: known.append(slot) or note(slot, engine))
+    assert (await at.chat("Hello")).status_code == 200
+    await at.settled()
+    known.clear()
+    answer = await at.chat("x" * 150_000)
+    assert answer.status_code == 400
+    assert "exceed" in answer.json()["error"]["type"]
+    assert not known
+    assert at.last.found is None
 
 
 def test_a_key_is_compared_as_long_whether_it_is_right_or_not(monkeypatch: pytest.MonkeyPatch) -> None:

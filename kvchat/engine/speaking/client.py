@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import copy
 import json
@@ -31,6 +30,7 @@ from kvchat.engine.speaking.wire import (
     SlotSave,
     Timings,
 )
+from kvchat.system.concurrency import apart
 from kvchat.words.comparing import shared_text
 from kvchat.words.language import _
 
@@ -282,7 +282,7 @@ class LlamaServerClient:
     async def _tokens(self, text: str, special: bool) -> tuple[int, ...]:
         body = {"content": text, "add_special": special, "parse_special": True}
         answer = await self._http.answer("POST", "/tokenize", body)
-        tokens = await asyncio.to_thread(wire.parse_tokens, answer) if len(answer) > MANY else wire.parse_tokens(answer)
+        tokens = await apart(len(answer) > MANY, wire.parse_tokens, answer)
         if tokens is None:
             raise EngineRefused(200, _("The engine's answer to /tokenize makes no sense."))
         return tokens

@@ -14,6 +14,7 @@ import h11
 from kvchat.words.language import _
 
 _PIECE = 65_536
+_MUCH = 1_000_000  # bytes that are handed over at once
 
 
 class Unreachable(ConnectionError):
@@ -96,7 +97,12 @@ async def exchange(
         told = {"Host": to.netloc, "Content-Length": str(len(body)), "Connection": "close"} | dict(headers)
         request = h11.Request(method=method, target=(to.path + path).encode(), headers=list(told.items()))
         sent = [answer.connection.send(one) for one in (request, h11.Data(data=body), h11.EndOfMessage())]
-        writer.write(b"".join(part for part in sent if part))
+        said = b"".join(part for part in sent if part)
+        for at in range(0, len(said), _MUCH):
+            with contextlib.suppress(ConnectionError):  # what it answers says why it takes no more
+                async with asyncio.timeout(silence_s):
+                    await writer.drain()
+            writer.write(said[at : at + _MUCH])
         yield answer
     finally:
         under_way.discard(answer)

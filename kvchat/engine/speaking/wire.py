@@ -12,6 +12,8 @@ import json
 from dataclasses import dataclass, replace
 from typing import Any
 
+_PIECE = 200_000  # bytes of token ids
+
 
 @dataclass(frozen=True)
 class PromptProgress:
@@ -231,11 +233,19 @@ def parse_facts(body: dict[str, Any]) -> ServerFacts:
 
 
 def parse_tokens(answer: bytes) -> tuple[int, ...] | None:
-    """The answer of /tokenize; None when it is not a list of ids."""
-    tokens = parse_object(answer).get("tokens")
-    if not isinstance(tokens, list) or not all(isinstance(token, int) for token in tokens):
+    """The answer of /tokenize; None when it is not a list of ids. Read in pieces, between which other threads run."""
+    at, end, tokens = answer.find(b"["), answer.rfind(b"]"), list[Any]()
+    if not 0 <= at < end:
         return None
-    return tuple(tokens)
+    while at < end:
+        comma = answer.find(b",", at + _PIECE, end)
+        stop = end if comma < 0 else comma
+        try:
+            tokens += json.loads(b"[%b]" % answer[at + 1 : stop])
+        except ValueError:
+            return None
+        at = stop
+    return tuple(tokens) if all(isinstance(token, int) for token in tokens) else None
 
 
 def _int(body: dict[str, Any], name: str) -> int:

@@ -15,6 +15,7 @@ from kvchat.gateway.dialects.conversion import Json, Unconvertible
 from kvchat.kvstore.savepoint import Tokens, common_prefix
 from kvchat.session.host import ReadyEngine
 from kvchat.session.lease import BOUNDARY_PROBES
+from kvchat.system.concurrency import apart
 
 _PLACE = {"url": "data:image/png;base64,iVBORw=="}  # templates are rendered without looking at a picture
 _HEARD = ("input_audio", "input_video", "file")  # of these nobody knows what they are among the tokens
@@ -40,10 +41,12 @@ async def prompt_of(engine: ReadyEngine, asked: Asked) -> Prompt:
     """The prompt of a request; UNKNOWN where only the engine can make it, or would refuse it. Raises EngineGone."""
     try:
         if asked.form is Form.COMPLETION:
-            return await _given(engine, asked.body.get("prompt"))
-        return await _rendered(engine, asked.chat())
+            prompt = await _given(engine, asked.body.get("prompt"))
+        else:
+            prompt = await _rendered(engine, asked.chat(), large=asked.is_large)
     except (Unconvertible, EngineRefused):
         return UNKNOWN
+    return prompt if len(prompt.ids) < engine.limit else UNKNOWN  # the engine refuses what it cannot hold
 
 
 async def head_of(engine: ReadyEngine, asked: Asked) -> Tokens:
@@ -75,13 +78,12 @@ async def _given(engine: ReadyEngine, prompt: Any) -> Prompt:
     """A prompt as a completion has it: text, or ids."""
     if isinstance(prompt, str):
         return Prompt(await engine.engine.text_tokens(prompt), prompt)
-    if isinstance(prompt, list) and prompt and all(type(one) is int for one in prompt):
-        return Prompt(tuple(prompt))
-    return UNKNOWN
+    few = isinstance(prompt, list) and 0 < len(prompt) < engine.limit
+    return Prompt(tuple(prompt)) if few and all(type(one) is int for one in prompt) else UNKNOWN
 
 
-async def _rendered(engine: ReadyEngine, chat: Json) -> Prompt:
-    body, pictures = _chat_and_pictures(chat)
+async def _rendered(engine: ReadyEngine, chat: Json, *, large: bool = False) -> Prompt:
+    body, pictures = await apart(large, _chat_and_pictures, chat)
     text, ids = await engine.engine.request_tokens(body, pictures)
     return Prompt(ids, text)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Protocol
@@ -18,16 +17,16 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from kvchat.engine.speaking.errors import EngineGone
 from kvchat.errors import KvchatError
 from kvchat.gateway.answering import Answering
-from kvchat.gateway.dialects.asked import ASIDE, GENERATING, READING, Form, NotJson, Refused, refusal, understood
+from kvchat.gateway.dialects.asked import ASIDE, GENERATING, MUCH, READING, Form, NotJson, Refused, refusal, understood
 from kvchat.gateway.door.checks import Checks, body_of
 from kvchat.gateway.metrics import Metrics
 from kvchat.gateway.models import Catalogue, as_json
 from kvchat.gateway.requests import Passages
+from kvchat.system.concurrency import apart
 
 MOST_UNDER_WAY = 64  # requests that wait or are answered
 MOST_BYTES = 400_000_000  # of all their bodies, and of those that are still coming
 AGAIN_S = 5
-LARGE = 200_000  # bytes of a body that is better read in another thread
 OPEN = ("/health", "/v1/health")  # without a key
 
 
@@ -161,7 +160,7 @@ class _Answers:
     async def _generated(self, form: Form, raw: bytes, scope: Scope, receive: Receive, send: Send) -> None:
         answering = self._gateway.answering
         try:
-            asked = await asyncio.to_thread(understood, form, raw) if len(raw) > LARGE else understood(form, raw)
+            asked = await apart(len(raw) > MUCH, understood, form, raw)
         except NotJson as error:
             raise Refused(400, f"The body is not JSON: {error}") from error
         if answering.stops:

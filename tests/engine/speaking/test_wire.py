@@ -99,6 +99,11 @@ def test_tokens() -> None:
     assert wire.parse_tokens(b'{"tokens": [1, 2]}') == (1, 2)
     assert wire.parse_tokens(b'{"tokens": [{"id": 1}]}') is None
     assert wire.parse_tokens(b"{}") is None
+    many = tuple(range(300_000))
+    assert wire.parse_tokens(json.dumps({"tokens": many}).encode()) == many
+    assert wire.parse_tokens(json.dumps({"tokens": [*many, "one"]}).encode()) is None
+    assert wire.parse_tokens(b'{"tokens": []}') == ()
+    assert wire.parse_tokens(b'{"tokens": [1, 2') is None
 
 
 def test_a_chat_request_is_pinned_and_shows_its_numbers() -> None:
