@@ -5,7 +5,6 @@ test:    ; packaging/test
 check:   ; packaging/test --quick
 bundle:  ; packaging/build-bundle
 catalogues: ; packaging/catalogues
-catalogues: ; packaging/catalogues
 
 lint:
 	.venv/bin/ruff check .

@@ -110,6 +110,7 @@ def test_icons_are_drawn_in_every_form(scripts: None, tmp_path: Path, monkeypatc
     assert (tmp_path / "48x48/apps/kvchat.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_what_has_no_licence_is_named(scripts: None, tmp_path: Path) -> None:
     import bundled  # type: ignore[import-not-found]
     import markdown_it

@@ -11,9 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import anthropic
 import httpx2
-import openai
 import pytest
 
 from kvchat.engine.running.plan import free_port
@@ -82,8 +80,20 @@ def test_the_packages_of_openai_and_anthropic(tmp_path: Path) -> None:
 GoesOn = Callable[[Serving], Iterator[str]]  # the tool's answer, and what is asked then
 
 
+def _client_of_openai(door: Serving) -> Any:
+    from openai import OpenAI  # takes a second, which every run of the quick tests would wait for
+
+    return OpenAI(base_url=f"{door.url}/v1", api_key="none", max_retries=0)
+
+
+def _client_of_anthropic(door: Serving) -> Any:
+    from anthropic import Anthropic
+
+    return Anthropic(base_url=door.url, api_key="none", max_retries=0)
+
+
 def _openai(door: Serving) -> GoesOn:
-    client = openai.OpenAI(base_url=f"{door.url}/v1", api_key="none", max_retries=0)
+    client = _client_of_openai(door)
     named = client.models.list().data[0].id
     said: list[Any] = [{"role": "system", "content": SYSTEM}]
     for name in ("one", "two"):  # the model is small: it does as was done before
@@ -121,7 +131,7 @@ def _openai(door: Serving) -> GoesOn:
     assert text.choices[0].text
 
     def goes_on(door: Serving) -> Iterator[str]:
-        client = openai.OpenAI(base_url=f"{door.url}/v1", api_key="none", max_retries=0)
+        client = _client_of_openai(door)
         said.append({"role": "tool", "tool_call_id": made.id, "content": "Rain."})
         after = client.chat.completions.create(messages=said, tools=[TOOL], **greedy).choices[0].message
         yield "answered"
@@ -133,7 +143,7 @@ def _openai(door: Serving) -> GoesOn:
 
 
 def _responses(door: Serving) -> GoesOn:
-    client = openai.OpenAI(base_url=f"{door.url}/v1", api_key="none", max_retries=0)
+    client = _client_of_openai(door)
     asked: Any = {
         "model": "gpt-5-codex",
         "instructions": "Be brief. " + SYSTEM,
@@ -158,7 +168,7 @@ def _responses(door: Serving) -> GoesOn:
     said += whole.model_dump(exclude_none=True)["output"]
 
     def goes_on(door: Serving) -> Iterator[str]:
-        client = openai.OpenAI(base_url=f"{door.url}/v1", api_key="none", max_retries=0)
+        client = _client_of_openai(door)
         said.append({"type": "function_call_output", "call_id": made.call_id, "output": "Rain."})
         after = client.responses.create(input=said, **asked)
         yield "answered"
@@ -170,7 +180,7 @@ def _responses(door: Serving) -> GoesOn:
 
 
 def _anthropic(door: Serving) -> GoesOn:
-    client = anthropic.Anthropic(base_url=door.url, api_key="none", max_retries=0)
+    client = _client_of_anthropic(door)
     asked: Any = {
         "model": "claude",
         "system": "Heed the notes. " + SYSTEM,
@@ -196,7 +206,7 @@ def _anthropic(door: Serving) -> GoesOn:
     said += [{"role": "assistant", "content": [block.model_dump(exclude_none=True) for block in called.content]}]
 
     def goes_on(door: Serving) -> Iterator[str]:
-        client = anthropic.Anthropic(base_url=door.url, api_key="none", max_retries=0)
+        client = _client_of_anthropic(door)
         said.append({"role": "user", "content": [{"type": "tool_result", "tool_use_id": used.id, "content": "Rain."}]})
         after = client.messages.create(messages=said, tools=[tool], **asked)
         yield "answered"

@@ -77,6 +77,7 @@ def test_killed_a_hundred_times_it_verifies_clean(tmp_path: Path) -> None:
     assert list((folder / "staging").iterdir()) == []
 
 
+@pytest.mark.slow
 def test_two_processes_and_this_one_share_a_store(tmp_path: Path) -> None:
     folder = tmp_path / "store"
     with hammering(folder, 1) as one, hammering(folder, 2) as two:

@@ -337,6 +337,7 @@ def test_an_import_has_an_end(tmp_path, monkeypatch):
     )
 
 
+@pytest.mark.slow
 def test_messages_that_hand_their_parent_on_take_no_square_of_time():
     """100,000 of them in a row, and as many that answer the last one, would take hours."""
     tall = {f"n{i}": {"parent": f"n{i - 1}" if i else None, "message": None} for i in range(100_000)}

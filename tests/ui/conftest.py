@@ -55,6 +55,8 @@ def look(qapp: QApplication) -> Iterator[Look]:
     look = Look(qapp, "light")
     yield look
     look.deleteLater()
+    for left in qapp.topLevelWidgets():  # or all later style sheets go through them: a window took ten times as long
+        left.deleteLater()
 
 
 @pytest.fixture

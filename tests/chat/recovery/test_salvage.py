@@ -42,6 +42,7 @@ def lose_a_page(paths: Paths) -> None:
     paths.database.write_bytes(data)
 
 
+@pytest.mark.slow
 def test_thirty_ways_to_damage_a_file() -> None:
     assert mutating.run(30) == []
 

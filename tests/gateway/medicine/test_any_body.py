@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -34,6 +35,7 @@ _BODY = st.dictionaries(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(_BODY, _BODY, st.sampled_from([None, 0, 2]), st.booleans())
 def test_nothing_raises(one: dict[str, Any], other: dict[str, Any], indent: int | None, plain: bool) -> None:

@@ -229,6 +229,7 @@ def test_where_no_links_can_be_made_it_goes_by_way_of_the_disk(tmp_path: Path, m
     assert bench.restored(text(310)) == FULL.slot_file(text(300))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", ["small", "full", "none"])
 @pytest.mark.skipif(shutil.which("unshare") is None, reason="needs mount namespaces")
 def test_with_little_memory_it_goes_by_way_of_the_disk(tmp_path: Path, place: str) -> None:

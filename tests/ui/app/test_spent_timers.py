@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import gc
 
+import pytest
+
 from kvchat.application import SpentTimers
 from tests.ui.waiting import until
 
@@ -14,6 +16,7 @@ def handles() -> int:
     return sum(type(one) is asyncio.Handle and one.cancelled() for one in gc.get_objects())
 
 
+@pytest.mark.slow  # looks at every object there is
 async def test_cancelled_timers_go_and_the_others_ring() -> None:
     rung: list[str] = []
     loop = asyncio.get_running_loop()

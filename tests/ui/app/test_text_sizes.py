@@ -122,29 +122,25 @@ async def test_the_main_window(furnished: FakeRuntime, wide: MainWindow, look: L
     await whole(wide, "the first start")
 
 
+@pytest.mark.parametrize("furnished", [150], indirect=True)
 async def test_another_text_size_is_in_force_at_once(furnished: FakeRuntime, wide: MainWindow, look: Look) -> None:
-    words, model = wide.context_meter.words, wide.header.model
+    words, model, composer = wide.context_meter.words, wide.header.model, wide.composer
 
     def fits() -> bool:
         wide_text = model.fontMetrics().horizontalAdvance(model.text()) + model.iconSize().width() + 20
         return words.height() >= words.fontMetrics().height() and wide_text <= model.width()
-
-    wide.resize(900, 700)
-    for zoom in (160, 100, 200, furnished.settings.zoom):
-        look.follow(replace(furnished.settings, zoom=zoom))
-        await until(fits, f"the room at {zoom} %")
-    wide.transcript.show_pending(f"Waiting for “{TITLE}”: writing its reply.", waits=True)
-    await whole(wide, "the waiting line")
-
-
-async def test_the_send_button_is_a_circle_at_every_size(furnished: FakeRuntime, wide: MainWindow, look: Look) -> None:
-    composer = wide.composer
 
     def is_round() -> bool:
         button = composer.button
         picture = composer.grab(QRect(button.mapTo(composer, QPoint(0, 0)), button.size())).toImage()
         return picture.pixelColor(1, 1) != picture.pixelColor(picture.width() // 2, 4)
 
+    wide.resize(900, 700)
+    for zoom in (160, 100, 200, 150):
+        look.follow(replace(furnished.settings, zoom=zoom))
+        await until(fits, f"the room at {zoom} %")
+    wide.transcript.show_pending(f"Waiting for “{TITLE}”: writing its reply.", waits=True)
+    await whole(wide, "the waiting line")
     for zoom in ZOOMS:
         look.follow(replace(furnished.settings, zoom=zoom))
         await until(is_round, f"a round button at {zoom} %")

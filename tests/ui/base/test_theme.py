@@ -54,9 +54,9 @@ def test_contrast_of_known_colours() -> None:
 
 
 @pytest.mark.parametrize("theme", THEMES, ids=lambda theme: theme.name)
-@pytest.mark.parametrize(("text", "ground"), PAIRS)
-def test_text_can_be_read(theme: Theme, text: str, ground: str) -> None:
-    assert contrast(getattr(theme, text), getattr(theme, ground)) >= (7 if theme in THEMES[2:] else 4.5)
+def test_text_can_be_read(theme: Theme) -> None:
+    least = 7 if theme in THEMES[2:] else 4.5
+    assert [pair for pair in PAIRS if contrast(*(getattr(theme, name) for name in pair)) < least] == []
 
 
 @pytest.mark.parametrize("theme", THEMES, ids=lambda theme: theme.name)

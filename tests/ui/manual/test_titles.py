@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import chain
 from pathlib import Path
 
@@ -12,7 +12,6 @@ import kvchat
 from kvchat.ui.manual.manual_window import source
 
 ROOT = Path(kvchat.__file__).parent
-FILES = {file: ast.parse(file.read_text("utf-8")) for file in sorted(ROOT.rglob("*.py")) if "bench" not in file.parts}
 # What is no class of errors and takes a title all the same, and at which place.
 OTHERS = {"kind": 0, "EngineFailure": 1, "_Rule": 2, "_failure": 0, "__init__": 0}
 # Titles that another part gives: each of these expressions was a title before, or is one of those that are listed.
@@ -35,9 +34,9 @@ GIVEN_ON = {
 }
 
 
-def error_classes() -> dict[str, ast.ClassDef]:
+def error_classes(trees: Iterable[ast.Module]) -> dict[str, ast.ClassDef]:
     """Every class that is a KvchatError, by its name."""
-    classes = [node for tree in FILES.values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    classes = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
     names = {"KvchatError"}
     for _ in range(5):
         names |= {one.name for one in classes for base in one.bases if getattr(base, "id", "") in names}
@@ -74,13 +73,15 @@ def assigned(tree: ast.Module, call: ast.Call, given: ast.expr | None) -> Iterat
 
 def titles() -> dict[str, str]:
     """Every title, and the file it is in."""
-    errors, found = error_classes(), {}
+    paths = (path for path in sorted(ROOT.rglob("*.py")) if "bench" not in path.parts)
+    files = {path: ast.parse(path.read_text("utf-8")) for path in paths}
+    errors, found = error_classes(files.values()), {}
     places = OTHERS | dict.fromkeys(errors, 0)
     for name, one in errors.items():
         made = next((part for part in one.body if isinstance(part, ast.FunctionDef) and part.name == "__init__"), None)
         if made is not None and [argument.arg for argument in made.args.args[1:2]] != ["title"]:
             places.pop(name)  # it gives itself one
-    for file, tree in FILES.items():
+    for file, tree in files.items():
         inside = {
             id(node)
             for one in ast.walk(tree)

@@ -116,6 +116,7 @@ async def restarted(runtime: FakeRuntime, look: Look, id: str, size: QSize) -> l
     return look_now
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", REPLIES)
 async def test_stop_and_continue_look_as_after_a_restart(
     runtime: FakeRuntime, window: MainWindow, look: Look, name: str

@@ -42,6 +42,7 @@ def conversation() -> list[Message]:
     return messages
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="asks glibc")
 def test_texts_that_were_painted_and_are_gone_hold_no_memory(look: Look, qtbot: QtBot) -> None:
     page = Transcript(look)

@@ -120,6 +120,7 @@ def test_what_is_read_stays_where_it_is_while_heights_are_found_out(page: Transc
             assert top_of(page, id) == top + 150
 
 
+@pytest.mark.slow
 def test_widgets_far_away_are_given_up(page: Transcript, qtbot: QtBot) -> None:
     page.show_conversation(conversation(300))
     for place in range(10, 0, -1):
