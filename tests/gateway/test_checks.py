@@ -11,7 +11,7 @@ from starlette.datastructures import Headers
 
 from kvchat.gateway.dialects.asked import Refused
 from kvchat.gateway.door.checks import Checks, is_loopback, origins_in
-from kvchat.gateway.door.keys import EVERYBODY, BadKeyFile, DoorKeys, Keys, program_by, read_key_file
+from kvchat.gateway.door.keys import EVERYBODY, BadKeyFile, DoorKeys, Keys, program_name, read_key_file
 from kvchat.system.paths import resolve_paths
 
 HERE = Checks("127.0.0.1", Keys({}))
@@ -84,12 +84,26 @@ def test_a_key_says_whose_it_is() -> None:
         ("opencode/1.18.33", "opencode"),
         ("Mozilla/5.0 (X11; Linux)", "browser"),
         ("", "other"),
-        ("../../etc/passwd", "etc-passwd".removesuffix("-passwd")),
-        ("\x00\xff" * 40, "other"),
+        ("../../etc/passwd", "other"),
+        ("etc\\passwd'; --", "etc-passwd"),
+        ("\x00\x1b\x7f" * 40, "other"),
+        ("caf\xe9/1", "café"),  # no UTF-8: a letter for a byte, as it was once
+        ("聊天助手/1.2", "聊天助手"),
+        ("Écrivain/2 (Linux)", "écrivain"),
+        ("Écrivain", "écrivain"),
+        ("مساعد/1", "مساعد"),
+        ("हिन्दी/1", "हिन्दी"),
+        ("Ｆｕｌｌ/1", "full"),
+        ("ab\u202ecd\u2066ef\u200bgh", "ab-cd-ef-gh"),
+        ("\u3164\u2800\U000e0041/1", "other"),
+        ("助" * 100, "助" * 40),
     ],
 )
 def test_a_program_is_called_by_what_it_says_it_is(agent: str, name: str) -> None:
-    assert program_by(agent) == name or not set(program_by(agent)) - set("abcdefghijklmnopqrstuvwxyz0123456789._-")
+    told = agent.encode("latin-1") if "\xe9/" in agent else agent.encode()
+    heard = Headers(raw=[(b"user-agent", told)])
+    assert HERE.program(heard) == name
+    assert program_name(name) == name
 
 
 def test_loopback() -> None:
@@ -109,6 +123,8 @@ def test_a_file_with_keys(tmp_path: Path) -> None:
         read_key_file(file)
     file.chmod(0o600)
     assert read_key_file(file) == {EVERYBODY: "sk-for-everybody", "opencode": "sk-for-opencode"}
+    file.write_text("助手: sk-for-the-helper", "utf-8")
+    assert read_key_file(file) == {"助手": "sk-for-the-helper"}
     for bad in ("", "short", "a name with blanks: sk-for-everybody"):
         file.write_text(bad)
         with pytest.raises(BadKeyFile):

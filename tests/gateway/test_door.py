@@ -21,7 +21,7 @@ from kvchat.gateway.dialects.prompts import Prompt, prompt_of
 from kvchat.gateway.door import app, checks, server
 from kvchat.gateway.gateway import Door, NoKey
 from kvchat.gateway.requests import Stage
-from kvchat.kvstore.savepoint import Tokens
+from kvchat.kvstore.savepoint import Tokens, program_of
 from kvchat.session import lease, reading
 from kvchat.session.host import ReadyEngine
 from kvchat.session.slots import scheduler
@@ -75,6 +75,20 @@ async def test_an_answer_goes_through_as_it_is_and_its_receipt_follows(at: OpenD
     for name, wanted in (("kvchat_requests", 2), ("kvchat_prompt_tokens", listed[0]["prompt"] + listed[1]["prompt"])):
         assert sum(one.value for one in families[name] if one.name.endswith("_total")) == wanted
     assert sum(one.value for one in families["kvchat_first_byte_seconds"] if one.name.endswith("_count")) == 2
+
+
+async def test_a_program_keeps_its_name_in_any_script(at: OpenDoor) -> None:
+    """Where requests are listed, in the metrics, and where it is kept under that name."""
+    headers = {"user-agent": "聊天助手/1.2".encode()}
+    asked = await at.client.post("/v1/chat/completions", json=chat_body(WORDS), headers=headers)
+    assert asked.status_code == 200
+    await at.settled()
+    listed = (await at.client.get("/kvchat/requests")).json()
+    assert [one["program"] for one in listed["last"]] == ["聊天助手"]
+    assert [one["owner"] for one in listed["slots"]] == ["聊天助手"]
+    assert 'program="聊天助手"' in (await at.client.get("/metrics")).text
+    usage = await at.runtime.save_points.usage()
+    assert [program_of(one.conversation_id) for one in usage.conversations] == ["聊天助手"]
 
 
 async def test_a_client_cannot_choose_the_slot(at: OpenDoor, fake_engine: FakeEngine) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import json
 import os
-import re
 import secrets
 import stat
+import unicodedata
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -21,7 +22,8 @@ EVERYBODY = ""  # whose key it is that is no program's
 LEAST_KEY = 8  # characters
 _ACCOUNT = "door keys"
 _MOST_FILE = 100_000
-_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,39}")
+_MOST_NAME = 40  # letters
+_UNSEEN = "\u115f\u1160\u17b4\u17b5\ufe0e\ufe0f"  # letters and marks that nothing is drawn for
 
 
 class BadKeyFile(KvchatError):
@@ -97,7 +99,7 @@ def read_key_file(path: Path) -> dict[str, str]:
         name, colon, key = (part.strip() for part in line.partition(":"))
         if not colon:
             name, key = EVERYBODY, line
-        if len(key) < LEAST_KEY or (name and not _NAME.fullmatch(name)):
+        if len(key) < LEAST_KEY or name.rstrip("-._") != program_name(name):
             words = _(
                 "A line is a key of at least {least_key} characters, or a program's name, a colon and its key.",
                 least_key=LEAST_KEY,
@@ -110,9 +112,21 @@ def read_key_file(path: Path) -> dict[str, str]:
 
 
 def program_by(agent: str) -> str:
-    """What a program is called by what it says of itself (User-Agent)."""
-    product, _, version = agent.strip().partition(" ")[0].lower().partition("/")
-    if version in ("python", "js", "go", "java"):  # the SDKs of OpenAI and Anthropic
+    """What a program is called by what it says of itself (User-Agent, whose bytes are one letter each here)."""
+    with contextlib.suppress(UnicodeError):
+        agent = agent.encode("latin-1").decode()
+    product, _, version = agent.strip().partition(" ")[0].partition("/")
+    if version.lower() in ("python", "js", "go", "java"):  # the SDKs of OpenAI and Anthropic
         product = f"{product}-{version}"
-    name = re.sub(r"[^a-z0-9._-]", "-", product)[:40].strip("-._")
+    name = program_name(product)
     return {"": "other", "mozilla": "browser"}.get(name, name)
+
+
+def program_name(words: str) -> str:
+    """A name made of them as it may stand anywhere: letters of any script and digits, nothing that cannot be seen."""
+    plain = unicodedata.normalize("NFKC", words.strip()).lower()
+    return "".join(c if _is_plain(c) else "-" for c in plain)[:_MOST_NAME].strip("-._")
+
+
+def _is_plain(letter: str) -> bool:
+    return letter in "-._" or (unicodedata.category(letter)[0] in "LMN" and letter not in _UNSEEN)

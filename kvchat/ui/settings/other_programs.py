@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
@@ -12,7 +11,7 @@ from PySide6.QtCore import QUrl, Signal
 from PySide6.QtGui import QDesktopServices
 from PySide6.QtWidgets import QLineEdit, QPlainTextEdit, QWidget
 
-from kvchat.gateway.door.keys import EVERYBODY
+from kvchat.gateway.door.keys import EVERYBODY, program_name
 from kvchat.runtime import Runtime
 from kvchat.settings import Settings
 from kvchat.ui.base.building import button, column, label, line_edit, plain_text, row
@@ -287,7 +286,6 @@ class OwnKeysEntry(Entry):
         return made
 
     def _make(self) -> None:
-        name = re.sub(r"[^a-z0-9._-]+", "-", self.field.text().strip().lower()).strip("-._")[:40]
-        if name:
+        if name := program_name(self.field.text()):
             self.field.clear()
             self._page.run(self._page.make_key(name))
