@@ -10,14 +10,17 @@ from kvchat.gateway.medicine import RULES, Change
 from kvchat.gateway.requests import Passage, Stage
 from kvchat.session.proof import Source
 from kvchat.ui.base.building import column, label, plain_text, row
+from kvchat.ui.base.text_cursors import cursors_at, mark
 from kvchat.ui.base.theme import Look, code_font
 from kvchat.ui.messages.reply_footer import ReceiptView
 from kvchat.ui.programs.wording import chip_of, receipt_of, request_line, request_title, source_of
 from kvchat.ui.widgets.row_list import Row, RowList, Tone
+from kvchat.words.comparing import shared_text
 from kvchat.words.language import _, retold
 
 _MOST = 50  # requests; more of one program nobody looks at
 _SHOWN, _LINES = 5, 5  # rows of the list, and of a text, without scrolling
+_BEFORE = 60  # characters before the place where two texts part, at most
 
 
 class LastRequests(QWidget):
@@ -33,7 +36,7 @@ class LastRequests(QWidget):
         self.receipt: ReceiptView | None = None
         self._below: QVBoxLayout = column(spacing=6)
         column(label(_("Last requests"), "strong"), self.list, self._below, on=self, spacing=6, margins=(0, 10, 0, 0))
-        look.changed.connect(self._fit)
+        look.changed.connect(self._look_anew)
 
     def show_requests(self, requests: Sequence[Passage]) -> None:
         """Show these."""
@@ -76,12 +79,18 @@ class LastRequests(QWidget):
             )
 
     def _texts(self, left: str, before: str, right: str, after: str) -> QWidget:
-        """Two texts beside each other."""
-        made = QWidget()
-        sides = [
-            column(label(name, "small"), self._text(name, text), spacing=3)
-            for name, text in ((left, before), (right, after))
-        ]
+        """Two texts beside each other, from the line before the one in which they part; what differs is marked."""
+        made, at = QWidget(), shared_text(before, after)
+        alike_behind = shared_text(before[at:][::-1], after[at:][::-1])
+        line = before.rfind("\n", 0, max(0, before.rfind("\n", 0, at))) + 1
+        begin = max(line, at - _BEFORE)
+        sides = []
+        for name, text in ((left, before), (right, after)):
+            shown = ("…" if begin else "") + text[begin:]
+            gone = len(text) - len(shown)
+            box = self._text(name, shown)
+            mark(box, cursors_at(box, shown, [(at - gone, len(shown) - alike_behind)]), self._look.theme)
+            sides.append(column(label(name, "small"), box, spacing=3))
         row((sides[0], 1), (sides[1], 1), on=made, spacing=10, margins=0)
         return made
 
@@ -89,6 +98,12 @@ class LastRequests(QWidget):
         made = plain_text(name, code_font(self._look.type.mono, self._look.type.small), text or "(nothing)")
         made.setFixedHeight(made.fontMetrics().lineSpacing() * _LINES + self._look.px(22))
         return made
+
+    def _look_anew(self) -> None:
+        """The texts in another size, and what is marked in other colours."""
+        self._shown = None
+        self._show_current()
+        self._fit()
 
     def _fit(self) -> None:
         rows = min(max(len(self.list.rows), 1), _SHOWN)

@@ -96,7 +96,12 @@ async def test_a_request_has_the_receipt_of_a_reply_and_both_texts(filled: FakeR
     assert "read again" in requests.receipt.text
     await until(lambda: "Token 312" in words(programs))
     assert "Token 312 of 20,968: the date in the system prompt; 20,656 tokens read again, 41 s." in words(programs)
-    texts = [one.toPlainText() for one in requests.findChildren(QPlainTextEdit) if one.isVisible()]
+    boxes = [one for one in requests.findChildren(QPlainTextEdit) if one.isVisible()]
+    texts = [one.toPlainText() for one in boxes]
+    for box, date in zip(boxes, ("Sun Nov 22", "Mon Nov 23"), strict=False):
+        marks = box.extraSelections()
+        assert [mark.cursor.selectedText() for mark in marks] == [date]
+        assert 0 <= box.cursorRect(marks[0].cursor).bottom() < box.viewport().height()
     assert "Sun Nov 22" in texts[0]
     assert "Mon Nov 23" in texts[1]
     assert "cch=0aaa9" in texts[2]
