@@ -80,6 +80,7 @@ def _child(arguments: list[str]) -> int | None:
 def _command(options: argparse.Namespace) -> Callable[[], int]:
     """Import the command that was asked for, and only that one."""
     from kvchat.cli import arguments
+    from kvchat.cli import options as kinds
 
     match options.command:
         case "ask":
@@ -94,12 +95,12 @@ def _command(options: argparse.Namespace) -> Callable[[], int]:
         case "serve":
             from kvchat.cli.serve import command as serve
 
-            return lambda: serve.run(arguments.serve_options(options))
+            return lambda: serve.run(arguments.filled(kinds.ServeOptions, options))
         case "prepare" | "prepared":
             from kvchat.cli import prepared
 
             run = prepared.run_prepare if options.command == "prepare" else prepared.run_prepared
-            return lambda: run(arguments.prepare_options(options))
+            return lambda: run(arguments.filled(kinds.PrepareOptions, options))
         case "bench":
             from kvchat.cli.bench import command
 
@@ -107,11 +108,11 @@ def _command(options: argparse.Namespace) -> Callable[[], int]:
         case "store":
             from kvchat.cli import store
 
-            return lambda: store.run(arguments.store_options(options))
+            return lambda: store.run(arguments.filled(kinds.StoreOptions, options))
         case "engines":
             from kvchat.cli import engines
 
-            return lambda: engines.run(arguments.engines_options(options))
+            return lambda: engines.run(arguments.filled(kinds.EnginesOptions, options))
         case "models":
             from kvchat.cli import models
 
@@ -123,11 +124,11 @@ def _command(options: argparse.Namespace) -> Callable[[], int]:
         case "chats":
             from kvchat.cli.chats import command as chats
 
-            return lambda: chats.run(arguments.chats_options(options))
+            return lambda: chats.run(arguments.filled(kinds.ChatsOptions, options))
         case "settings":
             from kvchat.cli import settings
 
-            return lambda: settings.run(arguments.settings_options(options))
+            return lambda: settings.run(arguments.filled(kinds.SettingsOptions, options))
         case "completion":
             return lambda: _print_completion(options.shell)
         case "export" | "import" | "backup" | "restore" | "repair":

@@ -65,6 +65,13 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def filled(kind: type[T], namespace: argparse.Namespace, **instead: object) -> T:
+    """Options with what is on the command line under their fields' names, and `instead` of some of it."""
+    told = {field.name: getattr(namespace, field.name, None) for field in fields(kind)} | instead
+    given = {name: value for name, value in told.items() if value is not None}
+    return kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in given.items()})
+
+
 def ask_options(namespace: argparse.Namespace) -> options.AskOptions:
     """The options of `ask`; `-`, or no prompt without a terminal, is read from standard input. Raises NoQuestion."""
     talks = namespace.prompt is None and sys.stdin.isatty() and not namespace.as_json
@@ -73,71 +80,27 @@ def ask_options(namespace: argparse.Namespace) -> options.AskOptions:
         raise NoQuestion(
             _("There is no question"), _("It is empty."), _("Write it behind the command, or - to read it.")
         )
-    return _filled(options.AskOptions, namespace, prompt=prompt, attach=tuple(namespace.attach))
-
-
-def serve_options(namespace: argparse.Namespace) -> options.ServeOptions:
-    """The options of `serve`."""
-    return _filled(options.ServeOptions, namespace)
-
-
-def prepare_options(namespace: argparse.Namespace) -> options.PrepareOptions:
-    """The options of `prepare` and `prepared`."""
-    return _filled(options.PrepareOptions, namespace, action=getattr(namespace, "action", None) or "show")
+    return filled(options.AskOptions, namespace, prompt=prompt)
 
 
 def bench_options(namespace: argparse.Namespace) -> options.BenchOptions:
     """The options of `bench`."""
     tokens = namespace.tokens or (options.BenchOptions.tokens if namespace.made_bytes is None else SIZE_TOKENS)
     size, made = namespace.made_bytes is not None, namespace.made_bytes or None
-    return _filled(options.BenchOptions, namespace, tokens=tokens, size=size, made_bytes=made)
-
-
-def store_options(namespace: argparse.Namespace) -> options.StoreOptions:
-    """The options of `store`."""
-    return _filled(options.StoreOptions, namespace, action=namespace.action or "show")
-
-
-def engines_options(namespace: argparse.Namespace) -> options.EnginesOptions:
-    """The options of `engines`."""
-    return _filled(options.EnginesOptions, namespace, action=namespace.action or "list")
+    return filled(options.BenchOptions, namespace, tokens=tokens, size=size, made_bytes=made)
 
 
 def models_options(namespace: argparse.Namespace) -> options.ModelsOptions:
     """The options of `models`."""
     name = getattr(namespace, "repository", "")
     repository, _, quantisation = (name, "", "") if "://" in name else name.partition(":")
-    return _filled(
-        options.ModelsOptions,
-        namespace,
-        action=namespace.action or "list",
-        what=repository or " ".join(getattr(namespace, "words", ())),
-        quantisation=quantisation,
-        folders=tuple(namespace.folders or ()),
-    )
-
-
-def chats_options(namespace: argparse.Namespace) -> options.ChatsOptions:
-    """The options of `chats`."""
-    chats = tuple(getattr(namespace, "chats", ()))
-    return _filled(options.ChatsOptions, namespace, action=namespace.action or "list", chats=chats)
-
-
-def settings_options(namespace: argparse.Namespace) -> options.SettingsOptions:
-    """The options of `settings`."""
-    values = tuple(getattr(namespace, "values", ()))
-    return _filled(options.SettingsOptions, namespace, action=namespace.action or "list", values=values)
+    what = repository or " ".join(getattr(namespace, "words", ()))
+    return filled(options.ModelsOptions, namespace, what=what, quantisation=quantisation)
 
 
 def export_options(namespace: argparse.Namespace) -> options.ExportOptions:
     """The options of `export`."""
-    return _filled(options.ExportOptions, namespace, form=ExportForm(namespace.form) if namespace.form else None)
-
-
-def _filled(kind: type[T], namespace: argparse.Namespace, **instead: object) -> T:
-    """Options with what is on the command line under their fields' names, and `instead` of some of it."""
-    told = {field.name: getattr(namespace, field.name) for field in fields(kind) if hasattr(namespace, field.name)}
-    return kind(**told | instead)
+    return filled(options.ExportOptions, namespace, form=ExportForm(namespace.form) if namespace.form else None)
 
 
 def _flag(parser: argparse._ActionsContainer, name: str, words: str, **more: Any) -> None:

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from kvchat.chat.record.database import Database
-from kvchat.cli.arguments import build_parser, store_options
+from kvchat.cli.arguments import build_parser
+from kvchat.cli.arguments import filled as options_from
 from kvchat.cli.options import StoreOptions
 from kvchat.cli.store import plan_lines, run
 from kvchat.errors import KvchatError
@@ -222,7 +223,7 @@ def test_in_a_process_of_its_own(filled: Filled) -> None:
 
 
 def parse(*arguments: str) -> StoreOptions:
-    return store_options(build_parser().parse_args(["store", *arguments]))
+    return options_from(StoreOptions, build_parser().parse_args(["store", *arguments]))
 
 
 def test_the_command_line() -> None:
