@@ -88,6 +88,7 @@ class Runtime:
         self.transfer = TransferService(paths, database, worker, self.events, store, self.chat.try_out)
         parts = self.chat.slots, self.engine, self.model, self.models
         self.door = DoorService(paths, lambda: self.settings, *parts, ownership, self._notify, self.chat.absorb)
+        self.give_up_saving = self.chat.slots.finishing.cancel
         self._idle_stop = IdleStop(
             lambda: self.settings.idle_minutes, self.chat, self.engine, others_idle_s=lambda: self.door.idle_s
         )
@@ -228,10 +229,6 @@ class Runtime:
         """What is still to be put away before all is kept; None when it is nothing."""
         return self.chat.slots.finishing.left()
 
-    def give_up_saving(self) -> None:
-        """Nobody waits for what is being put away: it is not kept, and `close` ends soon."""
-        self.chat.slots.finishing.cancel()
-
     async def _idle(self) -> None:
         await self.chat.idle()
         await self.door.idle()
@@ -239,9 +236,7 @@ class Runtime:
     async def _come_to_rest(self) -> None:
         """Wait for turns and saves to end, but not for an engine that hangs: stopping it ends them too."""
         if not await self.chat.slots.finishing.rested(self._idle(), SAVE_PATIENCE_S):
-            self.events.publish(
-                Notice(_("The engine does not answer"), _("It is stopped; what it was saving is not kept."))
-            )
+            self._notify(_("The engine does not answer"), _("It is stopped; what it was saving is not kept."))
 
     def _why_not_read(self) -> str:
         """Why nothing is to be read before it is asked for, in words; empty where it may be."""
@@ -253,7 +248,7 @@ class Runtime:
 
     def _download_changed(self, download: Download) -> None:
         if words := outcome_in_words(download):
-            self.events.publish(Notice(*words))
+            self._notify(*words)
 
     async def _take_newest_model(self) -> None:
         """The conversation on show at the start is the newest: begin with its model, if that is still there."""

@@ -83,6 +83,7 @@ class ChatService:
         self._turns = Turns(self._parts, self._background, self.context, model, self._preparing.begin)
         self.library = Library(self._parts, begin, forget, model, self._preparing.begin)
         self.ahead_of, self.go_first = self._turns.ahead_of, self._turns.go_first
+        self.rest_on, self.stop_reading_ahead = self._preparing.rest_on, self._preparing.stop
         self.try_out = lambda *asked: trying_out.try_out(self._parts, *asked)
         self.absorb = self._parts.absorb
 
@@ -171,14 +172,6 @@ class ChatService:
     def prepare(self, conversation_id: str | None, draft: str, attachments: tuple[Attachment, ...] = ()) -> None:
         """What is being written in the conversation that is looked at, or in one that has not begun: read ahead."""
         self._preparing.write(conversation_id or NOT_BEGUN, draft, attachments)
-
-    def rest_on(self, conversation_id: str | None) -> None:
-        """The user may be about to select this conversation, or none."""
-        self._preparing.rest_on(conversation_id)
-
-    def stop_reading_ahead(self, conversation_id: str) -> None:
-        """Read nothing ahead of this conversation until it is selected again."""
-        self._preparing.stop(conversation_id)
 
     def engine_ready(self) -> None:
         """An engine came up: restore what the user looks at."""

@@ -103,7 +103,7 @@ class EngineChoice:
     @property
     def promised(self) -> Strategy:
         """What restoring should do with this model and these options; the self-test finds out whether it does."""
-        return promised_strategy(self.facts, swa_full=is_swa_full(self.plan.extra))
+        return promised_strategy(self.facts, swa_full=FULL_WINDOW in self.plan.extra)
 
     @property
     def subject(self) -> Subject:
@@ -119,7 +119,11 @@ class EngineChoice:
     def smaller(self) -> tuple[EngineChoice, ...]:
         """What to try instead, in this order, when the engine runs out of memory as it loads."""
         contexts = ContextChooser(self._demand(self.corrections), self.memory).smaller(self.context)
-        return tuple(self._with(context) for context in contexts)
+        ropes = [replace(self.fingerprint, rope=rope_factors(self.facts, context.tokens)) for context in contexts]
+        return tuple(
+            replace(self, plan=placed(self.plan, context), context=context, most=context, fingerprint=fingerprint)
+            for context, fingerprint in zip(contexts, ropes, strict=True)
+        )
 
     def larger(self, tokens: int, memory: MemoryFacts, corrections: Corrections) -> ContextChoice | None:
         """The next context size above `tokens` that fits into `memory`; None where none does, or the model ends there.
@@ -135,18 +139,8 @@ class EngineChoice:
         return proposals(Situation(self.most, demand, self.memory, wanted, own, takes_arguments=takes_arguments))
 
     def _demand(self, corrections: Corrections) -> Demand:
-        plan = self.plan
-        swa_full = is_swa_full(plan.extra)
+        plan, swa_full = self.plan, FULL_WINDOW in self.plan.extra
         return Demand(self.facts, plan.kv_type_k, swa_full, corrections, self.projector_bytes, plan.slots)
-
-    def _with(self, context: ContextChoice) -> EngineChoice:
-        return replace(
-            self,
-            plan=placed(self.plan, context),
-            context=context,
-            most=context,
-            fingerprint=replace(self.fingerprint, rope=rope_factors(self.facts, context.tokens)),
-        )
 
 
 def choose_engine(
@@ -178,14 +172,11 @@ def choose_engine(
     loaded = f"{identity} with {projector_name}" if projector else identity  # its buffers are logged as if the model's
     circumstances = Circumstances(loaded, facts.size, build, memory.device_kind)
     corrections = book.find(circumstances) if book else NOTHING_LEARNED
-    swa_full = is_swa_full(extra)
+    swa_full = FULL_WINDOW in extra  # the user has sliding windows kept at full length
     demand = Demand(facts, settings.kv_type, swa_full, corrections, projector_bytes)
     left_out = options_to_leave_out(asked)
-    slots = (
-        1
-        if "--kv-unified" in left_out
-        else settings.slots or slots_for(demand, memory, PROGRAMS_SLOTS if settings.door else WINDOW_SLOTS)
-    )
+    most_slots = PROGRAMS_SLOTS if settings.door else WINDOW_SLOTS
+    slots = 1 if "--kv-unified" in left_out else settings.slots or slots_for(demand, memory, most_slots)
     chooser = ContextChooser(replace(demand, slots=slots), memory)
     most = chooser.choose(settings.context_size)
     context = chooser.begin_with(most, needed)
@@ -253,11 +244,6 @@ def placed(plan: LaunchPlan, context: ContextChoice) -> LaunchPlan:
         gpu_layers=where.gpu_layers if where else None,
         cpu_experts=where.cpu_experts if where else 0,
     )
-
-
-def is_swa_full(extra: Sequence[str]) -> bool:
-    """Whether the user's own arguments keep sliding windows at full length."""
-    return FULL_WINDOW in extra
 
 
 def promised_strategy(facts: GgufFacts, *, swa_full: bool) -> Strategy:

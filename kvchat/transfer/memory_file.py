@@ -148,15 +148,6 @@ def is_sealed(begin: bytes) -> bool:
     return begin.startswith(MAGIC)
 
 
-def needs_passphrase(path: Path) -> bool:
-    """Whether the file can be opened with its passphrase alone; a file that cannot be read cannot be opened at all."""
-    try:
-        with open_plain(path) as file:
-            return is_sealed(file.read(len(MAGIC)))
-    except OSError:
-        return False
-
-
 @contextmanager
 def open_memory_file(path: Path, passphrase: str = "") -> Iterator[MemoryFile]:
     """Open one for as long as the block takes. Raises PassphraseNeeded, WrongPassphrase, OSError."""

@@ -19,7 +19,7 @@ from kvchat.chat.turn.trying_out import TriedOut
 from kvchat.kvstore.savepoint import Bounds, RestorePlan, StoreRefused
 from kvchat.system.concurrency import Stopped
 from kvchat.transfer.importing import ImportReport, import_paths
-from kvchat.transfer.memory_file import NothingKept, export_with_memory, is_memory_file, needs_passphrase, told_of
+from kvchat.transfer.memory_file import NothingKept, export_with_memory, is_memory_file, is_sealed, told_of
 from kvchat.transfer.sealed import PassphraseNeeded, WrongPassphrase, opened, seal
 from tests.kvstore.true_files import HYBRID, WINDOW, Bench, Model
 from tests.transfer.library import everything, made_conversation, open_library, quick_keys
@@ -90,7 +90,7 @@ def test_it_comes_back_byte_for_byte(make: Made, tmp_path: Path, model: Model, p
         here.bench.save(chat.id, TOKENS[:length])
     file = exported(here, chat, tmp_path / "chat.kvchat", passphrase)
     assert file.stat().st_mode & 0o077 == 0, "it is the text"
-    assert (is_memory_file(file), needs_passphrase(file)) == (True, bool(passphrase))
+    assert (is_memory_file(file), is_sealed(file.read_bytes())) == (True, bool(passphrase))
     report = there.take_in(file, passphrase)
     assert (report.imported, report.problems) == ((chat.id,), ())
     assert everything(there.database) == everything(here.database)

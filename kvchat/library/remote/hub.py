@@ -123,7 +123,10 @@ class Hub:
         query = {"search": text, "filter": "gguf", "sort": "downloads", "direction": -1, "limit": MOST_RESULTS}
         content = await self._json("/api/models", query)
         with _sense(_("The search")):
-            return tuple(_found(_info(entry)) for entry in content)
+            return tuple(
+                HubModel(info.id, info.downloads or 0, info.likes or 0, info.last_modified, bool(info.gated))
+                for info in map(_info, content)
+            )
 
     async def repository(self, repository: str) -> HubRepository:
         """The models of a repository, "owner/name". Raises HubError, AccessNeeded."""
@@ -155,13 +158,9 @@ class Hub:
         import httpx2
 
         sent = library.build_hf_headers(
-            token=token or False,
-            library_name="kvchat",
-            library_version=__version__,
-            headers=dict(headers or {}),
+            token=token or False, library_name="kvchat", library_version=__version__, headers=dict(headers or {})
         )
-        # Bytes have to come as they lie: compressed ones cannot be counted.
-        sent["accept-encoding"] = "identity"
+        sent["accept-encoding"] = "identity"  # bytes have to come as they lie: compressed ones cannot be counted
         try:
             async with (
                 library.get_async_session() as session,
@@ -186,30 +185,21 @@ class Hub:
         if status in (401, 403):
             return self._refused(status, repository, had_token)
         if status == 429:
-            return Unreachable(
-                _("Hugging Face asks for patience"),
-                _("{host} gets too many requests.", host=host),
-                _("Try again later."),
-            )
+            crowded = _("{host} gets too many requests.", host=host)
+            return Unreachable(_("Hugging Face asks for patience"), crowded, _("Try again later."))
         if status:
             kind = Unreachable if status >= 500 else HubError
-            return kind(
-                _("Hugging Face has a problem"),
-                _("{host} answered {status}.", host=host, status=status),
-                _("Try again later."),
-            )
+            answered = _("{host} answered {status}.", host=host, status=status)
+            return kind(_("Hugging Face has a problem"), answered, _("Try again later."))
         why = _why_unreachable(error, host)
         return Unreachable(_("Hugging Face cannot be reached"), why, _("Check the internet connection and try again."))
 
     def _refused(self, status: int, repository: str, had_token: bool) -> AccessNeeded:
         page = self.page(repository)
+        terms = _("{repository} is open only to those who have accepted its terms.", repository=repository)
         if not had_token:
-            return AccessNeeded(
-                _("This model wants to know who you are"),
-                _("{repository} is open only to those who have accepted its terms.", repository=repository),
-                _("Accept them on {page}, then give kvchat an access token of your account.", page=page),
-                page,
-            )
+            advice = _("Accept them on {page}, then give kvchat an access token of your account.", page=page)
+            return AccessNeeded(_("This model wants to know who you are"), terms, advice, page)
         if status == 401:
             return AccessNeeded(
                 _("Hugging Face does not know the access token"),
@@ -217,15 +207,10 @@ class Hub:
                 _("Make a new one at {endpoint}/settings/tokens.", endpoint=self.endpoint),
                 page,
             )
-        return AccessNeeded(
-            _("Your account may not fetch this model"),
-            _("{repository} is open only to those who have accepted its terms.", repository=repository),
-            _(
-                "Accept them on {page}, then try again. The token needs the right to read gated repositories.",
-                page=page,
-            ),
-            page,
+        advice = _(
+            "Accept them on {page}, then try again. The token needs the right to read gated repositories.", page=page
         )
+        return AccessNeeded(_("Your account may not fetch this model"), terms, advice, page)
 
 
 def repository_in(text: str) -> str | None:
@@ -277,10 +262,6 @@ def _sense(what: str) -> Any:
             f"{what}: {error!r}.",
             _("Something else than Hugging Face may have answered."),
         ) from error
-
-
-def _found(info: ModelInfo) -> HubModel:
-    return HubModel(info.id, info.downloads or 0, info.likes or 0, info.last_modified, bool(info.gated))
 
 
 def _files(info: ModelInfo) -> tuple[HubFile, ...]:
