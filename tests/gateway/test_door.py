@@ -384,17 +384,18 @@ async def test_a_client_that_takes_nothing_keeps_nobody_waiting(
 
 
 async def test_half_requests_and_too_many_are_let_go(at: OpenDoor, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "HEAD_S", 0.3)
-    monkeypatch.setattr(server, "MOST_CONNECTIONS", 20)
     port = int(at.url.rpartition(":")[2])
-    opened = [await asyncio.open_connection("127.0.0.1", port) for _ in range(60)]
-    for _, writer in opened:
-        with contextlib.suppress(ConnectionError):
-            writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nHost: loc")
-    for reader, writer in opened:
-        with contextlib.suppress(ConnectionError):
-            assert await reader.read() in (b"", b"Invalid HTTP request received.")
-        writer.close()
+    with monkeypatch.context() as hurried:
+        hurried.setattr(server, "HEAD_S", 0.3)
+        hurried.setattr(server, "MOST_CONNECTIONS", 20)
+        opened = [await asyncio.open_connection("127.0.0.1", port) for _ in range(60)]
+        for _, writer in opened:
+            with contextlib.suppress(ConnectionError):
+                writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nHost: loc")
+        for reader, writer in opened:
+            with contextlib.suppress(ConnectionError):
+                assert await reader.read() in (b"", b"Invalid HTTP request received.")
+            writer.close()
     assert (await at.chat("Hello")).status_code == 200
     monkeypatch.setattr(checks, "BODY_S", 0.3)
     reader, writer = await asyncio.open_connection("127.0.0.1", port)

@@ -40,7 +40,7 @@ from kvchat.ui.models.models_window import ModelsWindow
 from kvchat.ui.widgets.item_list import ROW
 from kvchat.words.wording import NEVER_KEEP
 from tests.ui.fake_runtime import FakeRuntime, a_receipt
-from tests.ui.waiting import until
+from tests.ui.waiting import LONG_MS, until
 from tests.ui.windows import joined
 
 
@@ -729,5 +729,5 @@ async def test_what_is_done_in_the_first_picture_is_kept(furnished: FakeRuntime,
 async def test_a_first_picture_that_is_closed_ends_the_app(furnished: FakeRuntime, look: Look, qtbot: QtBot) -> None:
     window = MainWindow(look, furnished.paths.config)
     qtbot.addWidget(window)
-    with qtbot.waitSignal(window.quit_requested):
+    with qtbot.waitSignal(window.quit_requested, timeout=LONG_MS):
         window.close()

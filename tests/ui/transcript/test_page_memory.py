@@ -19,6 +19,7 @@ from kvchat.ui.base.theme import Look
 from kvchat.ui.transcript.transcript import Transcript
 from tests.ui.fake_runtime import a_receipt
 from tests.ui.reading import a_message
+from tests.ui.waiting import LONG_MS
 
 REPLY = "Some **words**.\n\n```python\nprint(1)\n```\n\n- one\n- two\n\n```\nand\n```\n\nand words."
 TURNS = 5
@@ -49,7 +50,7 @@ def test_texts_that_were_painted_and_are_gone_hold_no_memory(look: Look, qtbot: 
     qtbot.addWidget(page)
     page.resize(850, 2_000)  # all of it is in sight, and painted
     page.show()
-    qtbot.waitExposed(page)
+    qtbot.waitExposed(page, timeout=LONG_MS)
     left = []
     for _ in range(12):
         page.show_conversation(conversation())

@@ -34,7 +34,7 @@ def page(look: Look, qtbot: QtBot) -> Iterator[Transcript]:
     qtbot.addWidget(page)
     page.resize(850, 600)
     page.show()
-    qtbot.waitExposed(page)
+    qtbot.waitExposed(page, timeout=LONG_MS)
     yield page
     QGuiApplication.clipboard().clear()
     page.deleteLater()
