@@ -19,7 +19,7 @@ from kvchat.gateway.dialects.replies import Heard
 from kvchat.gateway.mending import Mending
 from kvchat.gateway.outlet import TooSlow
 from kvchat.gateway.passing import TAIL, Passing
-from kvchat.gateway.requests import Passage, Passages, Stage
+from kvchat.gateway.requests import MOST_NAME, Passage, Passages, Stage
 from kvchat.gateway.work import CrowdedOut, GaveWay, Work
 from kvchat.kvstore.savepoint import Tokens, common_prefix, kept_for
 from kvchat.session.events import SessionEvent
@@ -64,7 +64,7 @@ class Answering:
     def begin(self, path: str, asked: Asked, passage: Passage) -> Work:
         """Begin to answer; what goes out comes to the work's outlet."""
         work = Work(path, self.mending.treated(asked, passage), passage)
-        passage.model, passage.stream = asked.model, asked.stream
+        passage.model, passage.stream = asked.model[:MOST_NAME], asked.stream
         work.outlet.sent = lambda: setattr(passage, "first_ms", passage.ms())
         self._works.append(work)
         self.background.begin(self._run(work))

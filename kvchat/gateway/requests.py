@@ -18,6 +18,7 @@ from kvchat.gateway.medicine import Change, Parting
 KEPT = 500  # receipts
 LOST = "its memory"  # begins what the store says where a program had something once
 MOST_HEADER = 500  # characters
+MOST_NAME = 200  # characters of a model's name that are remembered: clients may name anything
 LEAST_READ, ABOUT = 64, 64  # tokens: fewer that are read are not worth a word; what is found ends about there
 _NOT_TOLD = ("_began", "whole", "unheard", "parting", "changes")
 

@@ -20,7 +20,7 @@ from kvchat.gateway.dialects.asked import Asked
 from kvchat.gateway.dialects.prompts import Prompt, prompt_of
 from kvchat.gateway.door import app, checks, server
 from kvchat.gateway.gateway import Door, NoKey
-from kvchat.gateway.requests import Stage
+from kvchat.gateway.requests import MOST_NAME, Stage
 from kvchat.kvstore.savepoint import Tokens, program_of
 from kvchat.session import lease, reading
 from kvchat.session.host import ReadyEngine
@@ -118,6 +118,8 @@ async def test_a_made_up_model_is_the_one_in_use_if_the_user_says_so(tmp_path: P
     async with door(tmp_path / "home", replace(settings, door_any_model=True)) as at:
         assert (await at.chat(WORDS, model="gpt-4o")).status_code == 200
         assert (await at.client.get("/v1/models")).json()["data"][0]["id"] == "heron"
+        assert (await at.chat(WORDS, model="gpt-4o" * 100_000)).status_code == 200
+        assert at.last.model == ("gpt-4o" * 100)[:MOST_NAME], "it is remembered for long"
 
 
 async def test_a_model_that_a_client_names_is_loaded(

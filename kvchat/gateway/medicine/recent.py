@@ -48,8 +48,10 @@ class RecentPrompts:
         while len(kept) > MOST_OF_ONE:
             kept.popitem(last=False)
         while sum(one.weight for some in self._kept.values() for one in some.values()) > MOST_BYTES:
-            oldest = min((some for some in self._kept.values() if some), key=lambda some: next(iter(some)))
-            oldest.popitem(last=False)
+            oldest = min(self._kept, key=lambda one: next(iter(self._kept[one])))
+            self._kept[oldest].popitem(last=False)
+            if not self._kept[oldest]:  # any program may have asked once
+                del self._kept[oldest]
 
     def forget(self, program: str | None) -> None:
         """Forget a program, or all."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kvchat.gateway.medicine import MENDED_BY, Medicine, Parting, Prompt
+from kvchat.gateway.medicine import MENDED_BY, Medicine, Parting, Prompt, recent
 from tests.gateway import agents
 from tests.gateway.agents import Body, assistant, rendered, user
 
@@ -164,3 +164,13 @@ def test_of_a_state_in_the_store_only_its_text_is_known(one: Body, other: Body, 
     found = parting(Prompt(before.ids, before.text), rendered(other))
     assert found is not None
     assert found.cause == cause
+
+
+def test_nothing_stays_of_programs_that_asked_long_ago(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recent, "MOST_BYTES", 50_000)
+    prompts = recent.RecentPrompts()
+    for number in range(100):
+        prompts.keep((f"program-{number}", "a model"), Prompt(range(100)), None)
+    assert prompts.closest(("program-99", "a model"), Prompt(range(100))) is not None
+    assert prompts.closest(("program-1", "a model"), Prompt(range(100))) is None
+    assert len(prompts._kept) <= 12
