@@ -27,6 +27,8 @@ def _frames(t: Theme, icon: int, begin: str, end: str) -> str:
     #strip {{ background: {t.sidebar}; border: none; border-top: 1px solid {t.line}; }}
     QCheckBox {{ spacing: 8px; }}
     QCheckBox::indicator {{ width: {icon}px; height: {icon}px; }}
+    QCheckBox::indicator:unchecked {{ width: {icon - 2}px; height: {icon - 2}px; background: {t.raised};
+        border: 1px solid {t.muted}; border-radius: 3px; }}
     QSplitter::handle {{ background: transparent; }}
     QFrame[kind="bubble"] {{ background: {t.bubble}; border: none; border-radius: 14px; }}
     QFrame[kind="code"] {{ background: {t.code}; border: 1px solid {t.line}; border-radius: 10px; }}

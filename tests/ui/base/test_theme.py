@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from PySide6.QtCore import QEvent, Qt
 from PySide6.QtGui import QColor, QPalette
-from PySide6.QtWidgets import QApplication, QFileDialog, QLabel, QToolButton, QWidget
+from PySide6.QtWidgets import QApplication, QCheckBox, QFileDialog, QLabel, QToolButton, QWidget
 from pytestqt.qtbot import QtBot
 
 import kvchat.ui
@@ -151,6 +151,16 @@ def test_the_arrows_of_the_file_dialog_can_be_seen(qapp: QApplication, qtbot: Qt
         solid = [picture.pixelColor(x, y) for x in range(16) for y in range(16)]
         ink = max(solid, key=lambda colour: colour.alpha())
         assert contrast(ink.name(), look.theme.page) >= 4.5
+    look.deleteLater()
+
+
+@pytest.mark.parametrize("choice", ["light", "dark"])
+def test_a_box_to_be_checked_can_be_seen(qapp: QApplication, qtbot: QtBot, choice: str) -> None:
+    look, box = Look(qapp, choice), QCheckBox()
+    qtbot.addWidget(box)
+    picture = box.grab().toImage()
+    middle = [picture.pixelColor(x, picture.height() // 2).name() for x in range(picture.width())]
+    assert max(contrast(colour, look.theme.page) for colour in middle) >= 3.0
     look.deleteLater()
 
 
