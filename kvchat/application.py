@@ -9,6 +9,7 @@ import signal
 from typing import Any
 
 from PySide6.QtCore import QObject, Qt, QTimer
+from PySide6.QtWidgets import QDialog
 
 from kvchat.chat.events import Event, SettingsChanged
 from kvchat.chat.record.database_file import ChatsDamaged
@@ -140,7 +141,8 @@ class Application:
         if settings := before.side_windows.settings_shown:
             page, frame = settings.page_name, settings.geometry()
             window.side_windows.open_settings(page).setGeometry(frame)
-            settings.close()
+        for beside in before.findChildren(QDialog):  # they are not hidden with it, and would go on listening
+            beside.close()
         before.hide()
         self._runner.start(self._let_go(before))
         await window.start()

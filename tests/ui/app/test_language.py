@@ -45,6 +45,7 @@ def english_again(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @asynccontextmanager
 async def the_app(runtime: FakeRuntime | Runtime, look: Look) -> AsyncIterator[Application]:
     """As it is joined, without its start and its end: others own the runtime here."""
+    QApplication.setQuitOnLastWindowClosed(False)  # as in the app: the one before it is closed
     window = MainWindow(look, runtime.paths.config)
     app = Application(runtime, look, window, asyncio.Event())
     window.show()
@@ -66,9 +67,12 @@ async def test_the_window_speaks_another_language_at_once(furnished: FakeRuntime
         await until(lambda: first.chat.current is not None)
         first.chat.open("b")
         first.composer.set_draft("not sent yet")
+        listening = first.side_windows.open_programs()._unsubscribe
+        assert listening
         settings = first.side_windows.open_settings("General")
         settings.general.change("language", "de")
         await until(lambda: app._window is not first and app._window.chat.current == "b")
+        assert not listening, "what was open in the other language is no more"
         window = app._window
         await until(lambda: window.composer.draft == "not sent yet")
         assert spoken() == "de"
