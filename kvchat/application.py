@@ -32,7 +32,7 @@ from kvchat.ui.base.speaking import speak_here
 from kvchat.ui.base.tasks import TaskRunner
 from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.boxes import ask
-from kvchat.words.language import N_, _
+from kvchat.words.language import N_, _, sentences
 
 _SPENT_EVERY_MS = 10_000
 _LOOK_AGAIN_MS, _PATIENCE_S = 200, 2.0
@@ -45,7 +45,7 @@ async def opened(paths: Paths, settings: Settings) -> Runtime | None:
         return await open_runtime(paths, settings, Ownership(paths.state, N_("the kvchat window"), lasts=True))
     except ChatsDamaged as error:
         words = _("Repairing keeps all that can be read, with what the newest automatic backup has.")
-        if not await ask(error.title, f"{words} {_('The damaged file is set aside.')}", error.detail, _("Repair")):
+        if not await ask(error.title, sentences(words, _("The damaged file is set aside.")), error.detail, _("Repair")):
             return None
         repaired = await asyncio.to_thread(repair, paths)
         if repaired is None:

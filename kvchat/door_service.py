@@ -151,7 +151,7 @@ class DoorService:
                     self.url = await self._open(settings.door_host, settings.door_port, await self.keys())
                     return
                 except KvchatError as error:
-                    self.notify(error.title, f"{error.detail} {error.advice}".strip())
+                    self.notify(error.title, error.told)
             await self.let_commands_in()
 
     async def let_commands_in(self) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from kvchat.words.language import sentences
+
 
 class KvchatError(Exception):
     """A fault the environment or the user can cause: shown to the user in words, never as a traceback.
@@ -17,5 +19,9 @@ class KvchatError(Exception):
         self.advice = advice
 
     def __str__(self) -> str:
-        words = " ".join(part for part in (self.detail, self.advice) if part)
-        return f"{self.title}{'' if self.title.endswith(('.', '?')) else '.'} {words}" if words else self.title
+        return sentences(self.title, self.detail, self.advice)
+
+    @property
+    def told(self) -> str:
+        """What stands below the title."""
+        return sentences(self.detail, self.advice)

@@ -123,7 +123,7 @@ class Runtime:
         Before that it may name chats. The settings say which and when.
         """
         if problem := self.save_points.problem:
-            self._notify(problem.title, f"{problem.detail} {problem.advice}")
+            self._notify(problem.title, problem.told)
         self._backups.begin()
         self.chat.forget_left_behind()
         self.chat.external_changes.begin()

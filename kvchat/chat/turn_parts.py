@@ -64,7 +64,7 @@ class TurnParts:
         try:
             report = await self.slots.absorb()
         except StoreRefused as refusal:
-            self.events.publish(Notice(refusal.title, f"{refusal.detail} {refusal.advice}".strip()))
+            self.events.publish(Notice(refusal.title, refusal.told))
             return
         if report.save_points:
             self.events.publish(Absorbed(report.save_points, report.bytes_written))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from kvchat.words.language import N_, _, retold
+from kvchat.words.language import N_, _, ended, retold, sentences
 
 HOLLOW_LIMIT = 2  # so many hollow restores in a row, and the strategy is given up for a more careful one
 
@@ -49,14 +49,14 @@ class Finding:
     @property
     def words(self) -> str:
         """What it means for the user, in sentences."""
-        why = f"{(told := retold(self.reason))[0].upper()}{told[1:]}." if self.reason else ""
+        why = f"{(told := retold(self.reason))[0].upper()}{told[1:]}" if self.reason else ""
         if not self.strategy.saves:
             words = _("Chats cannot be remembered here: they are read again, and nothing is kept of them.")
         elif self.proved:
             words = _("Chats are remembered here: {how}.", how=_(_REACH[self.strategy]))
         else:
             words = _("Chats should be remembered here, as the first will show: {how}.", how=_(_REACH[self.strategy]))
-        return f"{words} {why}".strip()
+        return sentences(words, ended(why) if why else "")
 
     def after_restore(self, *, hollow: bool) -> Finding:
         """What is known after one more restore in a real turn."""

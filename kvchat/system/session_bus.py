@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -30,7 +31,7 @@ class SessionBus:
         self._connecting = asyncio.Lock()
         self._connection: Any = None
         self._router: Any = None
-        self._listening: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
 
     async def call(self, service: Service, method: str, signature: str = "", *body: Any) -> tuple[Any, ...]:
         """What it answers. Raises NoAnswer."""
@@ -46,22 +47,44 @@ class SessionBus:
         except (DBusErrorResponse, RouterClosed, OSError, EOFError, TimeoutError) as error:
             raise NoAnswer(str(error)) from error
 
-    async def listen(self, service: Service, signal: str, hear: Callable[..., object]) -> None:
-        """Call `hear` with what each such signal carries, until the end. Raises NoAnswer."""
+    def tell(self, service: Service, method: str, signature: str = "", *body: Any) -> None:
+        """Ask without waiting for an answer, or for anybody to be there."""
+
+        async def ask() -> None:
+            with contextlib.suppress(NoAnswer):
+                await self.call(service, method, signature, *body)
+
+        self._keep(asyncio.ensure_future(ask()))
+
+    async def listen(self, service: Service, signal: str, hear: Callable[..., object]) -> Callable[[], None]:
+        """Call `hear` with what each such signal carries, until what this returns is called. Raises NoAnswer."""
         router = await self._connected()
         from jeepney import MatchRule, message_bus
 
         rule = MatchRule(type="signal", path=service.path, interface=service.interface, member=signal)
         queue: asyncio.Queue[Any] = asyncio.Queue()
-        router.filter(rule, queue=queue)
+        filtered = router.filter(rule, queue=queue)
         bus = Service(message_bus.bus_name, message_bus.object_path, message_bus.interface)
-        await self.call(bus, "AddMatch", "s", rule.serialise())
 
         async def pass_on() -> None:
             while True:
                 hear(*(await queue.get()).body)
 
-        self._listening.add(asyncio.ensure_future(pass_on()))
+        passing = asyncio.ensure_future(pass_on())
+        self._keep(passing)
+
+        def stop() -> None:
+            passing.cancel()
+            filtered.close()
+            if self._router is router:
+                self.tell(bus, "RemoveMatch", "s", rule.serialise())
+
+        try:
+            await self.call(bus, "AddMatch", "s", rule.serialise())
+        except BaseException:
+            stop()
+            raise
+        return stop
 
     async def unique_name(self) -> str:
         """What the bus calls this connection. Raises NoAnswer."""
@@ -69,14 +92,17 @@ class SessionBus:
 
     async def close(self) -> None:
         """Hear nothing any more."""
-        for task in self._listening:
+        for task in (tasks := list(self._tasks)):
             task.cancel()
-        await asyncio.gather(*self._listening, return_exceptions=True)
-        self._listening.clear()
+        await asyncio.gather(*tasks, return_exceptions=True)
         if self._router is not None:
             await self._router.__aexit__(None, None, None)
             await self._connection.close()
             self._router = self._connection = None
+
+    def _keep(self, task: asyncio.Task[None]) -> None:
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _connected(self) -> Any:
         if sys.platform in ("win32", "darwin"):

@@ -27,7 +27,7 @@ from kvchat.system.files import open_plain
 from kvchat.transfer.exporting import ExportForm, whole_export, write_export
 from kvchat.transfer.sealed import MAGIC, PassphraseNeeded, opened, seal
 from kvchat.transfer.untrusted_files import LARGEST_PIECE, json_pieces
-from kvchat.words.language import N_, _, number, several
+from kvchat.words.language import N_, _, number, sentences, several
 from kvchat.words.safe_text import calm
 from kvchat.words.wording import size as size_in_words
 
@@ -55,7 +55,7 @@ def told_of(brought: Brought, tried: TriedOut) -> str:
         came = _("Its memory came along: {tokens}, {size}, made with {model}.", tokens=tokens, size=bytes_, model=model)
     if tried.waits:
         why = _("It could not be tried out yet: {reason}.", reason=tried.reason.rstrip(".")) if tried.reason else ""
-        return f"{came} {why or _('It is tried out when the chat goes on.')}"
+        return sentences(came, why or _("It is tried out when the chat goes on."))
     if tried.reason:
         return _("{came} Here the chat will be read again: {reason}.", came=came, reason=tried.reason.rstrip("."))
     return _(

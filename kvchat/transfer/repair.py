@@ -18,7 +18,7 @@ from kvchat.errors import KvchatError
 from kvchat.system.paths import RESTORING, Paths
 from kvchat.transfer.backup import DATABASE
 from kvchat.transfer.restore import finish_restore, forget_waiting, in_use, say_ready
-from kvchat.words.language import _, number, several
+from kvchat.words.language import _, number, sentences, several
 
 _MOST_NAMED = 8  # chats that lost something
 
@@ -65,7 +65,7 @@ class Repaired:
             lines.append(_("Messages could not be read any more in {named}.", named=", ".join(named)))
         elif found.unreadable:
             lines.append(_("Of the damaged file itself nothing could be read."))
-        return " ".join([*lines, _("The damaged file is kept in {aside}.", aside=self.aside)])
+        return sentences(*lines, _("The damaged file is kept in {aside}.", aside=self.aside))
 
 
 def repair(paths: Paths) -> Repaired | None:

@@ -31,6 +31,8 @@ LANGUAGES = {  # as each calls itself
 CATALOGUES = Path(__file__).parent.parent / "locale"
 _DOMAIN = "kvchat"
 _FIGURES = re.compile(r"\d+(?:,\d{3})*(?:\.\d+)?")
+_WITHOUT_SPACES = {"ja", "zh_Hans", "zh_Hant"}
+_ENDS, _WIDE_ENDS = tuple(".!?:;…)"), tuple("。！？：；）」』")
 _TRADITIONAL = {"hant", "tw", "hk", "mo"}
 
 
@@ -76,6 +78,22 @@ def pgettext(context: str, message: str) -> str:
 def several(number_of: int, one: str, many: str, /, **named: object) -> str:
     """A sentence about a count, which stands in it as {count}: "1 chat", "1,204 chats". `named`: its other places."""
     return _Spoken.catalogue.ngettext(one, many, number_of).format(count=number(number_of), **named)
+
+
+def sentences(*parts: str) -> str:
+    """These one after the other, each `ended` but the last, empty ones left out.
+
+    Where the language writes no space after a sentence, there is none.
+    """
+    *before, last = list(filter(None, parts)) or [""]
+    return "".join(words if words[-1] in _WIDE_ENDS else f"{words} " for words in map(ended, before)) + last
+
+
+def ended(words: str) -> str:
+    """With a full stop, unless there is a mark at their end."""
+    if words.endswith(_ENDS + _WIDE_ENDS):
+        return words
+    return words + ("。" if _Spoken.language in _WITHOUT_SPACES else ".")
 
 
 def number(value: float, decimals: int = 0, *, grouped: bool = True) -> str:

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from jeepney import DBusAddress, HeaderFields, MatchRule, MessageType, Properties, message_bus, new_method_call
+from jeepney import DBusAddress, HeaderFields, MatchRule, Message, MessageType, Properties, message_bus, new_method_call
 from jeepney.io.blocking import DBusConnection, open_dbus_connection
 
 _ROOT = DBusAddress("/org/a11y/atspi/accessible/root", bus_name="org.a11y.atspi.Registry")
@@ -21,8 +22,8 @@ _ATSPI = "org.a11y.atspi."
 _NULL_PATH = "/org/a11y/atspi/null"
 _SCREEN = 0  # coordinates relative to the screen
 _ANSWER_SECONDS = 60.0
-# Positions in the state bit field (atspi-constants.h).
-_ENABLED, _FOCUSABLE, _FOCUSED, _SHOWING = 8, 11, 12, 25
+_LABELLED_BY = 2  # of the relations, and positions in the state bit field (atspi-constants.h)
+_ACTIVE, _ENABLED, _FOCUSABLE, _FOCUSED, _SHOWING = 1, 8, 11, 12, 25
 
 
 class Gone(LookupError):
@@ -62,9 +63,21 @@ class Node:
         return str(self._call("Accessible", "GetRoleName")[0])
 
     @property
+    def labels(self) -> list[Node]:
+        """The widgets that say what it is for."""
+        relations = self._call("Accessible", "GetRelationSet")[0]
+        found = [target for kind, targets in relations if kind == _LABELLED_BY for target in targets]
+        return [Node(self.connection, DBusAddress(path, bus_name=name)) for name, path in found]
+
+    @property
     def showing(self) -> bool:
         """Whether it is on screen."""
         return self._state(_SHOWING)
+
+    @property
+    def active(self) -> bool:
+        """Whether it is the window that has the keyboard."""
+        return self._state(_ACTIVE)
 
     @property
     def enabled(self) -> bool:
@@ -107,6 +120,12 @@ class Node:
         """The widgets inside."""
         found = self._call("Accessible", "GetChildren")[0]
         return [Node(self.connection, DBusAddress(path, bus_name=name)) for name, path in found if path != _NULL_PATH]
+
+    @property
+    def parent(self) -> Node:
+        """What it is in."""
+        name, path = self._get("Accessible", "Parent")
+        return Node(self.connection, DBusAddress(path, bus_name=name))
 
     def walk(self) -> Iterator[Node]:
         """This widget and all below it. Whatever goes away meanwhile is left out."""
@@ -158,15 +177,14 @@ def open_accessibility_bus(session: DBusConnection) -> DBusConnection:
     return open_dbus_connection(address)
 
 
-class Announcements:
-    """What applications have a screen reader say by itself, from now on."""
+class _Signals:
+    """What applications tell by themselves, from now on."""
 
-    def __init__(self, accessibility: DBusConnection) -> None:
+    def __init__(self, accessibility: DBusConnection, event: str, member: str) -> None:
         """`accessibility`: a connection for this alone."""
         self._connection = accessibility
-        self._heard: list[str] = []
-        _ask(accessibility, new_method_call(_REGISTRY, "RegisterEvent", "s", ("object:announcement",)))
-        rule = MatchRule(type="signal", interface=f"{_ATSPI}Event.Object", member="Announcement")
+        _ask(accessibility, new_method_call(_REGISTRY, "RegisterEvent", "s", (event,)))
+        rule = MatchRule(type="signal", interface=f"{_ATSPI}Event.Object", member=member)
         self._queue = accessibility.filter(rule).queue
         _ask(accessibility, new_method_call(_DBUS, "AddMatch", "s", (rule.serialise(),)))
 
@@ -174,13 +192,43 @@ class Announcements:
         """Listen no more."""
         self._connection.close()
 
+    def _next(self, latest: float) -> Message:
+        """The next one. Raises TimeoutError at the time `latest`."""
+        return self._connection.recv_until_filtered(self._queue, timeout=max(latest - time.monotonic(), 0.01))
+
+
+class Announcements(_Signals):
+    """What applications have a screen reader say by itself."""
+
+    def __init__(self, accessibility: DBusConnection) -> None:
+        super().__init__(accessibility, "object:announcement", "Announcement")
+        self._heard: list[str] = []
+
     def wait_for(self, words: str, seconds: float) -> str:
         """The first with these words, those before now included."""
         latest = time.monotonic() + seconds
         while not (found := [one for one in self._heard if words in one]):
-            message = self._connection.recv_until_filtered(self._queue, timeout=max(latest - time.monotonic(), 0.01))
-            self._heard.append(str(message.body[3][1]))
+            self._heard.append(str(self._next(latest).body[3][1]))
         return found[0]
+
+
+class Focus(_Signals):
+    """Where the keyboard goes."""
+
+    def __init__(self, accessibility: DBusConnection) -> None:
+        super().__init__(accessibility, "object:state-changed:focused", "StateChanged")
+
+    def wait_for(self, role: str, seconds: float, name: str | None = None) -> Node:
+        """The first widget whose role ends so, and of this name if one is given, of those not passed over yet."""
+        latest = time.monotonic() + seconds
+        while True:
+            message = self._next(latest)
+            fields = message.header.fields
+            node = Node(self._connection, DBusAddress(fields[HeaderFields.path], fields[HeaderFields.sender]))
+            if message.body[0] == "focused" and message.body[1]:
+                with suppress(Gone):
+                    if node.role.endswith(role) and name in (None, node.name):
+                        return node
 
 
 def applications(accessibility: DBusConnection) -> list[Node]:

@@ -29,7 +29,7 @@ from typing import TypeVar
 
 from jeepney.io.blocking import DBusConnection, open_dbus_connection
 
-from tests.e2e.accessible import Announcements, Gone, Node, applications, open_accessibility_bus
+from tests.e2e.accessible import Announcements, Focus, Gone, Node, applications, open_accessibility_bus
 from tests.e2e.picture import Picture, from_framebuffer
 from tests.e2e.tray import TrayItem, Watcher, tray_items
 from tests.e2e.waiting import wait_until
@@ -77,6 +77,11 @@ class View:
     def announcements(self) -> Announcements:
         """What is said by itself since this was first asked for."""
         return Announcements(open_accessibility_bus(self.bus))
+
+    @cached_property
+    def focus(self) -> Focus:
+        """Where the keyboard went since this was first asked for."""
+        return Focus(open_accessibility_bus(self.bus))
 
     def applications(self) -> list[Node]:
         """The applications that can be read."""
@@ -139,7 +144,7 @@ class View:
 
     def close_connections(self) -> None:
         """Close what was opened to look."""
-        for name in ("announcements", "accessibility", "bus"):
+        for name in ("announcements", "focus", "accessibility", "bus"):
             connection = self.__dict__.pop(name, None)
             if connection is not None:
                 connection.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,9 @@ KVCHAT = (sys.executable, "-m", "kvchat")
 
 _RECEIPT = "Receipt: "
 _BUG_MARKS = ("Traceback", "Error calling Python", "QObject:", "QPaint", "QBackingStore", "never awaited")
+_MEANINGLESS = ("filler", "unknown", "invalid")
+_CONTROLS = ("push button", "toggle button", "button menu", "check box", "radio button", "slider", "spin button")
+_CONTROLS += ("text", "entry", "link", "menu item", "check menu item", "page tab", "list item", "table cell", "dialog")
 _GLANCE = 0.3  # seconds between two looks while the application works: reading the tree costs it time
 LONG = 180.0  # seconds a busy machine may take for a prefill of 3,000 tokens
 
@@ -70,12 +73,12 @@ class Window:
         """Every widget of the application."""
         return [node for application in self.desktop.applications() for node in application.walk()]
 
-    def unclear(self) -> list[tuple[str, str]]:
-        """Role and name of whatever on the screen can have the keyboard and does not say what it is."""
+    def unclear(self, among: Iterable[Node] = ()) -> list[tuple[str, str]]:
+        """Role and name of whatever on the screen, or `among` these, can be used and does not say what it does."""
         found = []
-        for node in self.nodes():
+        for node in among or self.nodes():
             with suppress(Gone):
-                if node.showing and node.focusable and (not node.name.strip() or node.role in ("filler", "unknown")):
+                if node.showing and not _says_what_it_does(node):
                     found.append((node.role, node.name))
         return found
 
@@ -143,6 +146,16 @@ def _home_of(process: psutil.Process) -> str | None:
         return process.environ().get("KVCHAT_HOME")
     except psutil.Error:
         return None
+
+
+def _says_what_it_does(node: Node) -> bool:
+    """Whether it has a role and a name, or has no need of them."""
+    role = node.role
+    if role == "combo box":  # on Linux Qt calls it by its value; what it is for, its label says
+        return any(label.name.strip() for label in node.labels)
+    if role in _CONTROLS or node.focusable:
+        return bool(node.name.strip()) and role not in _MEANINGLESS
+    return True
 
 
 def _name(node: Node) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kvchat.words import language, wording
-from kvchat.words.language import number, pgettext, retold, several, speak, spoken
+from kvchat.words.language import number, pgettext, retold, sentences, several, speak, spoken
 
 
 @pytest.fixture(autouse=True)
@@ -61,6 +61,20 @@ def test_numbers_in_english() -> None:
     assert number(1204) == "1,204"
     assert number(1204.5, 1, grouped=False) == "1204.5"
     assert several(1, "{count} chat of {whose}", "{count} chats of {whose}", whose="Ada") == "1 chat of Ada"
+
+
+def test_sentences_stand_beside_each_other_as_the_language_parts_them() -> None:
+    assert sentences("The disk is full", "", "Nothing was saved.", "Make room") == (
+        "The disk is full. Nothing was saved. Make room"
+    )
+    assert sentences("", "") == ""
+    speak("ja")
+    assert sentences("ディスクがいっぱいです", "保存されませんでした。", "空けてください。") == (
+        "ディスクがいっぱいです。保存されませんでした。空けてください。"
+    )
+    assert sentences("No space left on device.", "空けてください。") == "No space left on device. 空けてください。"
+    speak("ko")
+    assert sentences("하나입니다", "둘입니다.") == "하나입니다. 둘입니다."
 
 
 @pytest.mark.usefixtures("german")

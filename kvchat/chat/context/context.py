@@ -9,7 +9,7 @@ from kvchat.chat.input.pictures import TOKENS_GUESSED
 from kvchat.chat.record.messages import Message, Role
 from kvchat.chat.record.prompt import pictures_of, prompt_content
 from kvchat.errors import KvchatError
-from kvchat.words.language import _, number
+from kvchat.words.language import _, number, sentences
 
 BYTES_PER_TOKEN = 4  # roughly, until an engine counts
 TEMPLATE_TOKENS = 8  # what a chat template puts around one message, roughly
@@ -41,7 +41,7 @@ class DocumentsTooLong(KvchatError):
         )
         super().__init__(
             title,
-            f"{there} {taken}".rstrip(),
+            sentences(there, taken),
             _("Attach the part that matters, or choose a larger context size in the settings."),
         )
 

@@ -101,7 +101,7 @@ class DailyBackups:
         try:
             await asyncio.to_thread(back_up, self._file, often=often)
         except StorageFailed as error:
-            self._tell(error.title, f"{error.detail} {error.advice}")
+            self._tell(error.title, error.told)
 
 
 def scrub(file: Path, ids: Iterable[str]) -> None:

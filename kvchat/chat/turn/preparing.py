@@ -156,7 +156,7 @@ class Preparing:
                         self._due.set()  # something else came first
                         break
         except KvchatError as error:
-            events.publish(Notice(error.title, f"{error.detail} {error.advice}".strip()))
+            events.publish(Notice(error.title, error.told))
         finally:
             self._running = False
 

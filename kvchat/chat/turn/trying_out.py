@@ -17,7 +17,7 @@ from kvchat.session.planning import NOT_WORTH_IT
 from kvchat.session.session import Request
 from kvchat.session.slots.rank import Rank
 from kvchat.session.slots.slot import Slot
-from kvchat.words.language import _, number
+from kvchat.words.language import _, number, sentences
 
 BEYOND = 4  # tokens by which what was restored is extended, as in the self-test
 
@@ -49,7 +49,7 @@ async def try_out(parts: TurnParts, conversation_id: str, fingerprint: Fingerpri
             lease = await parts.session(slot, conversation_id).ready(request)
             return await _tried(lease, messages, fingerprint)
         except KvchatError as error:
-            return TriedOut(reason=f"{error.title}. {error.detail}".strip(" ."), waits=True)
+            return TriedOut(reason=sentences(error.title, error.detail).rstrip(".。"), waits=True)
         finally:
             if lease is not None:
                 await _empty(lease)

@@ -224,7 +224,7 @@ class Turn:
         try:
             await self._close_reply(MessageState.INTERRUPTED)
         except StorageFailed as error:
-            self._parts.events.publish(Notice(error.title, f"{error.detail} {error.advice}"))
+            self._parts.events.publish(Notice(error.title, error.told))
 
     async def _receipt(self, reply: ReplyWriter) -> Receipt | None:
         session = self._session

@@ -19,7 +19,7 @@ from kvchat.runtime import open_runtime
 from kvchat.settings import Settings
 from kvchat.system.ownership import Owner, Ownership
 from kvchat.system.paths import resolve_paths
-from kvchat.words.language import _
+from kvchat.words.language import _, sentences
 
 NAME = "kvchat serve"
 
@@ -82,9 +82,9 @@ def _with_options(settings: Settings, options: ServeOptions) -> Settings:
 def _hear(event: Event) -> None:
     match event:
         case Notice(title=title, detail=detail):
-            _remark(f"{title}. {detail}")
+            _remark(sentences(title, detail))
         case EngineChanged(status=EngineStatus(EngineState.FAILED, EngineFailure() as failure)):
-            _remark(f"{failure.title}. {failure.detail} {failure.advice}".strip())
+            _remark(str(failure))
         case EngineChanged(status=EngineStatus(EngineState.STARTING, EngineFailure() as failure)):
             _remark(_("{title}. {detail} Trying again…", title=failure.title, detail=failure.detail))
 

@@ -32,7 +32,7 @@ from kvchat.runtime import Runtime, open_runtime
 from kvchat.session.events import MakingRoom, RestoreFailed, Saved, SaveSkipped
 from kvchat.system.ownership import Owner, Ownership
 from kvchat.system.paths import resolve_paths
-from kvchat.words.language import _, number
+from kvchat.words.language import _, number, sentences
 from kvchat.words.safe_text import calm
 from kvchat.words.wording import roughly
 from kvchat.words.wording import size as size_in_words
@@ -85,7 +85,7 @@ class _Printer:
             case SaveSkipped(reason=reason) if self.tells_saves:
                 remark(_("not saved: {reason}", reason=reason))
             case Notice(title=title, detail=detail):
-                remark(f"{title}. {detail}")
+                remark(sentences(title, detail))
             case EngineChanged(status=EngineStatus(EngineState.STARTING, EngineFailure() as failure)):
                 remark(_("{title}. {detail} Trying again…", title=failure.title, detail=failure.detail))
             case TurnFailed(error=error) | QuestionNotStored(error=error):

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence, Set
 
 from kvchat.engine.finding.options import KnownOptions, plain
 from kvchat.errors import KvchatError
-from kvchat.words.language import N_, _
+from kvchat.words.language import N_, _, sentences
 
 _ADVICE = N_("Correct the extra arguments in the settings, or clear them.")
 
@@ -98,7 +98,7 @@ def check(arguments: Sequence[str], known: KnownOptions | None) -> None:
             continue
         if option is None:
             hint = _("Write a space instead of the equals sign.") if "=" in name else ""
-            raise BadArguments(f"{_('This engine does not know the option {name}.', name=name)} {hint}".rstrip())
+            raise BadArguments(sentences(_("This engine does not know the option {name}.", name=name), hint))
         if len(values) != option.values:
             raise BadArguments(
                 _(

@@ -36,7 +36,7 @@ class EngineTooOld(KvchatError):
     def __init__(self, location: EngineLocation, lacks: str) -> None:
         super().__init__(
             _("This engine is too old"),
-            f"{location} {lacks}.",
+            f"{location}: {lacks}",
             _("Install a newer llama-server, or choose the engine inside kvchat in the settings."),
         )
 
@@ -66,14 +66,14 @@ class EngineProbe:
             raise EngineTooOld(
                 location,
                 _(
-                    "is build {build}; kvchat needs {minimum_build} or newer",
+                    "It is build {build}; kvchat needs {minimum_build} or newer.",
                     build=self.build,
                     minimum_build=MINIMUM_BUILD,
                 ),
             )
         lacking = self.options.missing(NEEDED_OPTIONS) if self.options else frozenset()
         if lacking:
-            raise EngineTooOld(location, _("does not know {lacking}", lacking=", ".join(sorted(lacking))))
+            raise EngineTooOld(location, _("It does not know {lacking}.", lacking=", ".join(sorted(lacking))))
 
 
 def build_number(text: str) -> int | None:

@@ -9,7 +9,7 @@ from kvchat.library.memory.context_size import ContextChooser
 from kvchat.library.memory.fitting import margin
 from kvchat.library.memory.machine import MemoryFacts
 from kvchat.library.memory.placement import ENGINE_BYTES, Demand
-from kvchat.words.language import N_, _, number
+from kvchat.words.language import N_, _, number, sentences
 from kvchat.words.wording import size as size_in_words
 
 COMFORTABLE = 8192  # tokens; with less, a long conversation soon loses its beginning
@@ -50,7 +50,7 @@ def judge(demand: Demand, memory: MemoryFacts, wanted: int | None = None) -> Jud
             _("{tokens} tokens: your own choice. {warning}", tokens=number(own.tokens), warning=own.warning),
         )
     if choice.beside_gpu:
-        return Judgement(Verdict.TIGHT, f"{choice.reason} {_partly(memory)}")
+        return Judgement(Verdict.TIGHT, sentences(choice.reason, _partly(memory)))
     if choice.tokens < min(demand.facts.trained_context, COMFORTABLE):
         return Judgement(Verdict.TIGHT, choice.reason)
     return Judgement(Verdict.FITS, choice.reason)
@@ -70,7 +70,7 @@ def judge_size(size: int, memory: MemoryFacts) -> Judgement:
     if needed <= _spendable(free):
         return Judgement(Verdict.FITS, guess)
     if memory.devices and needed <= _spendable(free + memory.available):
-        return Judgement(Verdict.TIGHT, f"{guess} {_partly(memory)}")
+        return Judgement(Verdict.TIGHT, sentences(guess, _partly(memory)))
     if not memory.devices and size + ENGINE_BYTES <= _spendable(free):
         return Judgement(Verdict.TIGHT, _("{guess} Little room is left for a chat.", guess=guess))
     return Judgement(Verdict.NO, guess)

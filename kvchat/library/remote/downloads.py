@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from kvchat.errors import KvchatError
 from kvchat.library.remote.hub_download import Order, Origin, discard, fetch_model, unfinished_orders
-from kvchat.words.language import N_, _
+from kvchat.words.language import N_, _, sentences
 
 TELL_EVERY_S = 0.2
 RATE_OVER_S = 5.0  # the rate shown is the mean over about so long
@@ -221,5 +221,5 @@ def outcome_in_words(download: Download) -> tuple[str, str] | None:
     if download.state is DownloadState.DONE:
         return _("{name} is downloaded", name=name), _("It is among the models now.")
     if download.state is DownloadState.FAILED and error is not None:
-        return _("{name} could not be downloaded", name=name), f"{error.title}. {error.detail}"
+        return _("{name} could not be downloaded", name=name), sentences(error.title, error.detail)
     return None

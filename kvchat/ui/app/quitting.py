@@ -15,7 +15,7 @@ from kvchat.ui.controllers.sidebar import SidebarController
 from kvchat.ui.controllers.transfer import TransferController
 from kvchat.ui.dialogs.confirm import ConfirmDialog, confirm
 from kvchat.ui.models.first_start import FirstStart
-from kvchat.words.language import N_, _, several
+from kvchat.words.language import N_, _, sentences, several
 
 _NO_TRAY = N_(
     "Closing the window quits kvchat here, for this desktop shows no tray it could stay in. On GNOME the extension "
@@ -55,7 +55,7 @@ class QuitController(QObject):
         elif self.question is None:
             self._window.show()
             self.question = confirm(
-                self._window, _("Quit now?"), " ".join(words), _("Quit"), self.agreed.emit, keep=_("Stay")
+                self._window, _("Quit now?"), sentences(*words), _("Quit"), self.agreed.emit, keep=_("Stay")
             )
             self.question.finished.connect(self._forget)
 

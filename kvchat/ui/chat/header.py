@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from PySide6.QtCore import QEvent, QObject, Qt, Signal
 from PySide6.QtGui import QAction, QKeyEvent, QMouseEvent, QResizeEvent
-from PySide6.QtWidgets import QLineEdit, QMenu, QSizePolicy, QToolButton, QWidget
+from PySide6.QtWidgets import QLineEdit, QMenu, QPushButton, QSizePolicy, QWidget
 
 from kvchat.ui.base.building import button, row, tool_button
 from kvchat.ui.base.icons import icon
@@ -187,9 +187,9 @@ class _Field(QLineEdit):
             super().keyPressEvent(event)
 
 
-def _menu_button(name: str, menu: QMenu) -> QToolButton:
-    made = tool_button(name)
-    made.setPopupMode(QToolButton.ToolButtonPopupMode.InstantPopup)
+def _menu_button(name: str, menu: QMenu) -> QPushButton:
+    """A screen reader can open its menu, which Qt does not let it do with a tool button's."""
+    made = button("", kind="flat", name=name, tip=name)
     made.setMenu(menu)
 
     def leave() -> None:

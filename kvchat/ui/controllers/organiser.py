@@ -12,7 +12,7 @@ from kvchat.runtime import Runtime
 from kvchat.ui.controllers.chat import ChatController
 from kvchat.ui.controllers.controller import Controller
 from kvchat.ui.controllers.views import Views
-from kvchat.words.language import _, several
+from kvchat.words.language import N_, _, several
 from kvchat.words.wording import one_line
 
 _MOST_LETTERS = 40  # of a title in a notice
@@ -41,7 +41,7 @@ class OrganiserController(Controller):
         sidebar.choose(ids)
 
     async def _delete(self, ids: list[str]) -> None:
-        offer_undo = self._undo_offer(ids, _("Deleted"), self._organiser.undo_delete)
+        offer_undo = self._undo_offer(ids, N_("Deleted {what}"), self._organiser.undo_delete)
         self._chat.step_away(ids)
         await self._organiser.delete(ids)
         offer_undo()
@@ -49,7 +49,7 @@ class OrganiserController(Controller):
     async def _archive(self, ids: list[str], archived: bool) -> None:
         offer_undo = self._undo_offer(
             ids,
-            _("Archived") if archived else _("Taken out of the archive:"),
+            N_("Archived {what}") if archived else N_("Taken out of the archive: {what}"),
             lambda ids: self._organiser.archive(ids, not archived),
         )
         if archived:
@@ -68,7 +68,7 @@ class OrganiserController(Controller):
 
         name = title if len(title) <= _MOST_LETTERS else f"{title[: _MOST_LETTERS - 1].rstrip()}…"
         what = f"“{name}”" if len(ids) == 1 and name else several(len(ids), "{count} chat", "{count} chats")
-        return lambda: self._views.notices.offer_undo(f"{done} {what}", lambda: self._runner.start(undo_all()))
+        return lambda: self._views.notices.offer_undo(_(done, what=what), lambda: self._runner.start(undo_all()))
 
     def _ask_folder(self, ids: list[str]) -> None:
         dialog = QInputDialog(self._views.sidebar)

@@ -23,7 +23,7 @@ from kvchat.ui.controllers.views import Views
 from kvchat.ui.dialogs.confirm import confirm
 from kvchat.ui.dialogs.passphrase import ask_passphrase
 from kvchat.ui.dialogs.report import ImportReportDialog
-from kvchat.words.language import N_, _, number, several
+from kvchat.words.language import N_, _, number, sentences, several
 from kvchat.words.wording import moment_of, size
 
 _FORMS = N_("kvchat’s own form, complete (*.json);;Markdown (*.md *.zip);;Web page (*.html)")
@@ -147,7 +147,7 @@ class TransferController(Controller):
             ask_passphrase(
                 self._window,
                 needed.title,
-                f"{needed.detail} {needed.advice}",
+                needed.told,
                 _("Import"),
                 lambda given: self._runner.start(self._take_in(paths, given)),
             )
@@ -162,12 +162,9 @@ class TransferController(Controller):
         if report.known:
             known = several(report.known, "{count} chat was here already.", "{count} chats were here already.")
         if back:
-            known += (
-                " " + _("It was deleted, and is back.")
-                if report.known == 1
-                else " " + _("Back from deletion: {count}.", count=number(len(back)))
-            )
-        known = " ".join(filter(None, (known, *report.told)))
+            came = _("Back from deletion: {count}.", count=number(len(back)))
+            known = sentences(known, _("It was deleted, and is back.") if report.known == 1 else came)
+        known = sentences(known, *report.told)
         if report.problems:
             ImportReportDialog(self._views.look, title, known, report.problems, self._window).open()
         else:

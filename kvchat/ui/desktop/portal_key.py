@@ -26,26 +26,26 @@ async def bind(bus: SessionBus, key: str, pressed: Callable[[str], object]) -> C
     """
     with contextlib.suppress(NoAnswer):  # of newer portals: who is asking, where nobody started kvchat by its menu
         await bus.call(_REGISTRY, "Register", "sa{sv}", "kvchat", {})
-    held = True
     made = await _asked(bus, "CreateSession", "a{sv}", (), {"session_handle_token": ("s", "kvchat")})
     session = made.get("session_handle", ("s", ""))[1]
 
     def hear(of: str, _id: str, _at: int, more: dict[str, tuple[str, Any]]) -> None:
-        if held and of == session:
+        if of == session:
             pressed(str(more.get("activation_token", ("s", ""))[1]))
 
-    await bus.listen(_SHORTCUTS, "Activated", hear)
-    trigger = key.upper().replace("+K", "+k")
-    wanted = [("quick", {"description": ("s", _(_WORDS)), "preferred_trigger": ("s", trigger)})]
-    await _asked(bus, "BindShortcuts", "oa(sa{sv})sa{sv}", (session, wanted, ""), {})
+    stop = await bus.listen(_SHORTCUTS, "Activated", hear)
 
     def release() -> None:
-        nonlocal held
-        held = False
-        closing = bus.call(Service(_NAME, session, "org.freedesktop.portal.Session"), "Close")
-        task = asyncio.ensure_future(closing)
-        task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+        stop()
+        bus.tell(Service(_NAME, session, "org.freedesktop.portal.Session"), "Close")
 
+    trigger = key.upper().replace("+K", "+k")
+    wanted = [("quick", {"description": ("s", _(_WORDS)), "preferred_trigger": ("s", trigger)})]
+    try:
+        await _asked(bus, "BindShortcuts", "oa(sa{sv})sa{sv}", (session, wanted, ""), {})
+    except BaseException:
+        release()
+        raise
     return release
 
 
@@ -62,9 +62,12 @@ async def _asked(
         if not answer.done():
             answer.set_result((code, results))
 
-    await bus.listen(request, "Response", hear)
-    await bus.call(_SHORTCUTS, method, signature, *body, options | {"handle_token": ("s", token)})
-    code, results = await answer
+    stop = await bus.listen(request, "Response", hear)
+    try:
+        await bus.call(_SHORTCUTS, method, signature, *body, options | {"handle_token": ("s", token)})
+        code, results = await answer
+    finally:
+        stop()
     if code:
         raise NoAnswer("the user does not want it")
     return results

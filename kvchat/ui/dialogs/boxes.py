@@ -12,7 +12,7 @@ from kvchat.words.language import _
 
 async def say(error: KvchatError) -> None:
     """A message box for what keeps the window from opening."""
-    await ask(error.title, " ".join(part for part in (error.detail, error.advice) if part), "", "")
+    await ask(error.title, error.told, "", "")
 
 
 async def ask(title: str, words: str, detail: str, action: str) -> bool:

@@ -22,7 +22,7 @@ from kvchat.ui.dialogs.metered import ask_if_metered
 from kvchat.ui.widgets.card import Card
 from kvchat.ui.widgets.entries import ChoiceBox
 from kvchat.ui.widgets.layouts import FlowLayout
-from kvchat.words.language import N_, _
+from kvchat.words.language import N_, _, sentences
 from kvchat.words.wording import rough_duration, size
 
 Start = Callable[[Coroutine[Any, Any, None]], object]
@@ -169,7 +169,7 @@ def _words(now: Fetching) -> str:
     if now.build is None:
         return f"{_(now.stage.value).capitalize()}…"
     if now.stage is Stage.TRYING and now.steps:
-        return f"{now.build.name}: {_(now.stage.value)}. {now.steps[-1].name}: {now.steps[-1].detail}"
+        return sentences(f"{now.build.name}: {_(now.stage.value)}", f"{now.steps[-1].name}: {now.steps[-1].detail}")
     if now.stage is not Stage.FETCHING:
         return f"{now.build.name}: {_(now.stage.value)}…"
     parts = [_("{name}: {done} of {size}", name=now.build.name, done=size(now.done), size=size(now.build.size))]

@@ -17,7 +17,7 @@ from kvchat.ui.base.icons import icon
 from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.report import BugReportDialog
 from kvchat.ui.widgets.elided import breakable
-from kvchat.words.language import _
+from kvchat.words.language import _, sentences
 from kvchat.words.redaction import redact, this_person
 
 _AT_MOST = 3
@@ -34,7 +34,7 @@ class NoticeView(QFrame):
         super().__init__()
         self.words = (title, detail)
         self.on_click: Callable[[], object] | None = None
-        styled(self, "notice", tone).setAccessibleName(f"{title} {detail}")
+        styled(self, "notice", tone).setAccessibleName(sentences(title, detail))
         sign, theme = label(), look.theme
         picture = icon("warning", theme.warn) if tone == "warn" else icon("info", theme.accent)
         sign.setPixmap(picture.pixmap(QSize(1, 1) * look.px(18)))
@@ -166,4 +166,4 @@ class Notices(QWidget):
 
 
 def _words(error: KvchatError) -> tuple[str, str]:
-    return error.title, " ".join(part for part in (error.detail, error.advice) if part)
+    return error.title, error.told

@@ -12,7 +12,7 @@ from PySide6.QtWidgets import QDialog, QWidget
 from kvchat import __version__
 from kvchat.ui.base.building import STRETCH, button, column, label, plain_text, row
 from kvchat.ui.base.theme import Look, page_font
-from kvchat.words.language import N_, _, number
+from kvchat.words.language import N_, _, number, sentences
 
 _REQUEST = N_(
     "kvchat met something it did not expect. Your chats are safe on disk. "
@@ -60,7 +60,7 @@ class ImportReportDialog(ReportDialog):
         failed = _("One was not taken in, or not as a whole:")
         if len(problems) > 1:
             failed = _("{count} were not taken in, or not as a whole:", count=number(len(problems)))
-        words = " ".join(part for part in (known, failed) if part)
+        words = sentences(known, failed)
         super().__init__(_("Import"), words, "\n".join(problems), page_font(look.type.family, look.type.base), parent)
         self.setAccessibleName(title)
         self.column.insertWidget(0, label(title, "title"))

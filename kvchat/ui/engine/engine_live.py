@@ -9,7 +9,7 @@ from kvchat.chat.events import Event, FirstToken, Prefilling, ReplyFinished, Spe
 from kvchat.engine.speaking.connection import EngineState, EngineStatus
 from kvchat.engine.speaking.vitals import Vitals
 from kvchat.ui.base.building import column, label, progress_bar
-from kvchat.words.language import N_, _, number
+from kvchat.words.language import N_, _, number, sentences
 from kvchat.words.wording import per_second, size, tokens_short
 
 _ROWS = (
@@ -56,7 +56,7 @@ class LivePage(QWidget):
         if attempt:
             words = _("{state}, restarted {times} times", state=words, times=attempt)
         if status.failure is not None:
-            words += f"\n{status.failure.title}. {status.failure.detail}"
+            words += f"\n{sentences(status.failure.title, status.failure.detail)}"
         self._say("state", "\n".join(part for part in (words, location) if part))
         self._say("model", model or _("none"))
         if status.state is not EngineState.READY:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import QTimer
+from PySide6.QtCore import Qt, QTimer
 from PySide6.QtGui import QGuiApplication, QHideEvent, QShowEvent
 from PySide6.QtWidgets import QTabWidget, QWidget
 
@@ -29,6 +29,7 @@ class EngineWindow(Panel):
         self._looking = False
         self.live, self.log = LivePage(), LogPage(look)
         self.tabs = QTabWidget()
+        self.tabs.setFocusPolicy(Qt.FocusPolicy.NoFocus)  # its bar takes the keyboard, and tells a screen reader more
         self.tabs.setAccessibleName(_("Engine"))
         self.tabs.setDocumentMode(True)
         self.tabs.tabBar().setDrawBase(False)

@@ -108,7 +108,7 @@ def download_words(download: Download) -> str:
             return _("{total}, complete; its hash is right.", total=size(download.total))
         case DownloadState.FAILED if download.error is not None:
             error = download.error
-            return f"{amount} · {error.title}. {error.detail} {error.advice}"
+            return f"{amount} · {error}"
         case DownloadState.FETCHING:
             parts = [amount]
             if download.rate > 0:

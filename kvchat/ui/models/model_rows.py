@@ -14,7 +14,7 @@ from kvchat.library.model_library import JudgedModel
 from kvchat.library.remote.hub import HubFile, HubModel
 from kvchat.library.remote.starter import Suggestion
 from kvchat.ui.widgets.row_list import Row, Tone
-from kvchat.words.language import N_, _, number
+from kvchat.words.language import N_, _, ended, number
 from kvchat.words.wording import size, tokens_short
 
 _TONES = {Verdict.FITS: Tone.GOOD, Verdict.TIGHT: Tone.WARN, Verdict.NO: Tone.BAD}
@@ -27,7 +27,7 @@ def found_row(one: JudgedModel, used: Path | None) -> Row:
     if facts is None or one.judgement is None:
         problem = model.problem or KvchatError(_("It cannot be used"))
         why = "\n".join(part for part in (problem.detail, problem.advice, str(model.path)) if part)
-        return Row(model.path, model.name, f"{problem.title}.", _("unusable"), Tone.BAD, why)
+        return Row(model.path, model.name, ended(problem.title), _("unusable"), Tone.BAD, why)
     context = _("{tokens} context", tokens=tokens_short(facts.trained_context))
     parts = [facts.quantisation, size(model.size), context, _(model.source.value)]
     parts += [_("can see or hear")] if model.projector else []

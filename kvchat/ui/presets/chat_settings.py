@@ -52,9 +52,7 @@ class ChatSettings(OptionsPanel):
         self.keep = button(_("Save as preset…"), self._keep)
         self.model.activated.connect(self._model_chosen)
         self.preset.activated.connect(self._take_preset)
-        words, label_of_model = label(_(_WORDS), "small", wraps=True), label(_("Model"))
-        label_of_model.setBuddy(self.model)
-        model = row(label_of_model, (self.model, 1), spacing=8)
+        words, model = label(_(_WORDS), "small", wraps=True), row(label(_("Model")), (self.model, 1), spacing=8)
         self._build(self.title, words, self.notices, model, row((self.preset, 1), self.manage, self.keep, spacing=8))
 
     def show_subject(self, subject: Subject) -> None:

@@ -14,7 +14,7 @@ from kvchat.ui.base.theme import Look
 from kvchat.ui.programs.wording import told_of
 from kvchat.ui.widgets.elided import ElidedLabel
 from kvchat.ui.widgets.entries import ChoiceBox, Entry
-from kvchat.words.language import N_, _, number, retold
+from kvchat.words.language import N_, _, number, retold, sentences
 
 _MOST_CAUSES = 6
 _NOTHING = N_("Nothing of what it sent had to be read twice.")
@@ -85,7 +85,6 @@ class RuleSwitch(Entry):
             self.box.addItem(words, on)
         super().__init__(_(rule.title), self._words, self.box)
         self.box.setAccessibleDescription(self._words)
-        self.title.setBuddy(self.box)
         self.box.activated.connect(lambda _: self.wanted.emit(self.box.currentData()))
 
     @property
@@ -105,4 +104,4 @@ class RuleSwitch(Entry):
             words.append(
                 _("For want of it {tokens} tokens were read again ({came_to}).", tokens=tokens, came_to=came_to)
             )
-        self.say(" ".join(words))
+        self.say(sentences(*words))

@@ -11,7 +11,7 @@ from kvchat.gateway.requests import Passage, Stage
 from kvchat.gateway.totals import Sum, Total
 from kvchat.kvstore.savepoint import program_of
 from kvchat.session.proof import Source
-from kvchat.words.language import N_, _, number, retold, several
+from kvchat.words.language import N_, _, ended, number, retold, several
 from kvchat.words.wording import brief, moment_of, percent, roughly, since, tokens_short
 
 _STAGES = {
@@ -59,7 +59,7 @@ def all_together(totals: Sequence[Total]) -> str:
     requests = sum(one.requests for one in totals)
     words = several(requests, "{count} request of {programs}", "{count} requests of {programs}", programs=programs)
     if not prompt:
-        return f"{words}."
+        return ended(words)
     share = percent(cached / prompt)
     return _("{words}; {share} of what they sent did not have to be read again.", words=words, share=share)
 

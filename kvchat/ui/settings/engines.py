@@ -25,7 +25,7 @@ from kvchat.ui.dialogs.panel import Panel
 from kvchat.ui.settings.page import SettingsPage, TextEntry
 from kvchat.ui.widgets.entries import ChoiceBox, Entry
 from kvchat.ui.widgets.layouts import FlowLayout
-from kvchat.words.language import N_, _
+from kvchat.words.language import N_, _, sentences
 from kvchat.words.wording import size
 
 _DECIDES = N_("kvchat decides")
@@ -70,7 +70,6 @@ class EnginePage(SettingsPage):
         extra = TextEntry(self, "engine_arguments", _("Extra arguments"), words, example="--threads 8")
         self.arguments = self.add(extra)
         self.box.setAccessibleDescription(_("What kvchat starts; the list below says what each engine is"))
-        self.engine.title.setBuddy(self.box)
         self.box.activated.connect(lambda index: self._choose(self.box.itemData(index)))
 
     def refresh(self) -> None:
@@ -240,13 +239,13 @@ def _card_words(graphics: Graphics, found: Sequence[EngineEntry]) -> str:
         words = [_("The engine in use computes on it.")]
     else:
         words = [_("With an engine that uses it, replies come several times as fast."), driver_first(graphics)]
-    return " ".join(filter(None, [f"{cards(graphics)}.", *words, _(PROMISE)]))
+    return sentences(cards(graphics), *words, _(PROMISE))
 
 
 def _described(entry: EngineEntry) -> str:
     name = f"{'●' if entry.chosen else '○'} {_name(entry)}"
     if entry.problem is not None:
-        return f"{name}: {entry.problem.title}. {entry.problem.detail}"
+        return f"{name}: {sentences(entry.problem.title, entry.problem.detail)}"
     devices = ", ".join(device.description for device in entry.devices) or _("the processor alone")
     return f"{name}: {entry.version}; {devices}"
 

@@ -14,7 +14,7 @@ from kvchat.ui.base.building import STRETCH, button, column, label, row, styled
 from kvchat.ui.base.theme import Look
 from kvchat.ui.widgets.entries import Entry
 from kvchat.ui.widgets.round_bar import HEIGHT, RoundBar, mix
-from kvchat.words.language import N_, _
+from kvchat.words.language import N_, _, sentences
 from kvchat.words.wording import CHATS_READY, size
 
 _LEAST = 3.0  # pixels; a part that is there is seen
@@ -69,7 +69,7 @@ class MemoryEntry(Entry):
     def _offer(self, proposal: Proposal) -> QWidget:
         title, words = (
             label(proposal.title, wraps=True),
-            label(f"{proposal.gain} {proposal.price}", "small", wraps=True),
+            label(sentences(proposal.gain, proposal.price), "small", wraps=True),
         )
         use = button(_("Use"), lambda: self.taken.emit(proposal), name=_("Use: {title}", title=proposal.title))
         use.setAutoDefault(False)

@@ -12,7 +12,7 @@ from kvchat.ui.settings.memory import MemoryEntry
 from kvchat.ui.settings.page import SettingsPage
 from kvchat.ui.widgets.elided import breakable
 from kvchat.ui.widgets.entries import TOKENS, ChoiceEntry, Entry, NumberEntry
-from kvchat.words.language import N_, _
+from kvchat.words.language import N_, _, sentences
 
 _KV_TYPES = (("f16", N_("Exact (f16)")), ("q8_0", N_("Half the memory (q8_0)")), ("q4_0", N_("A quarter (q4_0)")))
 _PRECISION = N_(
@@ -64,7 +64,7 @@ class ModelPage(SettingsPage):
         self.restoring.setVisible(bool(engine.restoring))
         self.retest.setVisible(engine.may_retest)
         words = _("How much of a chat the model has in view at once. More takes more memory.")
-        known = " ".join(part for part in (engine.context_reason, engine.context_warning) if part)
+        known = sentences(engine.context_reason, engine.context_warning)
         self.context.say("\n\n".join(part for part in (words, known) if part))
         offers = () if engine.restart_pending else engine.memory_proposals  # they are about the engine that runs
         self.memory.show_memory(engine.memory_bars, offers)

@@ -22,7 +22,7 @@ from kvchat.ui.settings.page import SettingsPage
 from kvchat.ui.storage.usage_words import expiry_in_words, plan_in_words
 from kvchat.ui.widgets.elided import breakable
 from kvchat.ui.widgets.entries import DAYS, GIGABYTES, Entry, NumberEntry
-from kvchat.words.language import N_, _, several
+from kvchat.words.language import N_, _, sentences, several
 from kvchat.words.wording import MEMORY_OF_CHATS, STORAGE, size
 
 _DELETED = N_(
@@ -82,7 +82,7 @@ class StoragePage(SettingsPage):
             "goes first. Left to kvchat it is {limit} here.",
             limit=size(self._quota(None)),
         )
-        self.quota.say(" ".join([help, *([_("The limit now {words}.", words=words)] if words else [])]))
+        self.quota.say(sentences(help, _("The limit now {words}.", words=words) if words else ""))
         free = shutil.disk_usage(self.runtime.paths.cache).free
         self.floor.say(
             _("When less than this is free on the disk, nothing more is kept. {free} are free now.", free=size(free))
@@ -101,7 +101,7 @@ class StoragePage(SettingsPage):
         if quota < self._quota(self.runtime.settings.quota_bytes):
             plan = await self.runtime.save_points.plan_prune(quota)
             if plan.save_point_ids:
-                words = f"{plan_in_words(plan, quota)} {_('Messages stay.')}"
+                words = sentences(plan_in_words(plan, quota), _("Messages stay."))
                 self._ask(
                     self.quota,
                     _("Lower the limit to {limit}?", limit=size(quota)),

@@ -23,7 +23,7 @@ from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.confirm import confirm
 from kvchat.ui.dialogs.panel import Panel, fit_height
 from kvchat.ui.widgets.row_list import Row, RowList, Tone
-from kvchat.words.language import N_, _, number, several
+from kvchat.words.language import N_, _, number, sentences, several
 from kvchat.words.wording import roughly, since, size, tokens_short
 
 _WHAT_FOR = N_("What stands here is read once. A chat that begins on it answers at once, as if it had been read to it.")
@@ -251,7 +251,7 @@ def estimate_words(estimate: Estimate) -> str:
         words = _(
             "{files}, about {tokens} tokens; reading takes {time}.", files=files, tokens=number(tokens), time=time
         )
-    return f"{words} {_('You can go on chatting meanwhile: what you ask goes first.')}"
+    return sentences(words, _("You can go on chatting meanwhile: what you ask goes first."))
 
 
 def row_of(one: Standing, reading: Reading | None) -> Row:
@@ -285,7 +285,7 @@ def details_of(one: Standing, reading: Reading | None, seconds_left: float | Non
             words = _("{done} of {total} tokens are read, {time} left.", done=done, total=total, time=left)
         elif reading.total:
             words = _("{done} of {total} tokens are read.", done=done, total=total)
-        return "\n".join([*lines, f"{words} {_('What you ask goes first.')}"])
+        return "\n".join([*lines, sentences(words, _("What you ask goes first."))])
     if prepared.is_read:
         when = since(prepared.created_at.astimezone(), datetime.now().astimezone())
         words = _("Read {when}.", when=when)

@@ -21,7 +21,7 @@ from kvchat.ui.base.icons import icon
 from kvchat.ui.base.text_cursors import position
 from kvchat.ui.base.theme import Look
 from kvchat.ui.widgets.item_list import ROW, Index, ItemDelegate, ItemList, ItemModel
-from kvchat.words.language import _
+from kvchat.words.language import _, sentences
 from kvchat.words.wording import one_line
 
 if TYPE_CHECKING:
@@ -186,7 +186,7 @@ class SearchPanel(QWidget):
         """Show what was found."""
         self.results.show_chats(found.chats)
         unfinished = "" if found.complete else _("Older messages are still being read.")
-        self.words.setText(" ".join(filter(None, ("" if found.chats else _("Nothing found."), unfinished))))
+        self.words.setText(sentences("" if found.chats else _("Nothing found."), unfinished))
         self.words.setVisible(bool(self.words.text()))
         self.pages.setCurrentIndex(1)
 

@@ -11,6 +11,7 @@ from PySide6.QtWidgets import QFrame, QPushButton, QSizePolicy, QWidget
 from kvchat.ui.base.accessible import announce
 from kvchat.ui.base.building import button, column, label, styled
 from kvchat.ui.widgets.layouts import FlowLayout
+from kvchat.words.language import sentences
 
 _SETTLES_MS = 300  # what is shown for a moment only is not announced
 
@@ -40,7 +41,7 @@ class Card(QFrame):
         for one, words in ((self.title, title), (self.detail, detail), (self.advice, advice)):
             one.setText(words)
             one.setVisible(bool(words))
-        self.setAccessibleName(" ".join(words for words in (title, detail, advice) if words))
+        self.setAccessibleName(sentences(title, detail, advice))
         self._soon.start()
 
     def showEvent(self, event: QShowEvent) -> None:

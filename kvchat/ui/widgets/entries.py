@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from PySide6.QtCore import QRect, QSize, Qt
-from PySide6.QtGui import QPainter, QPaintEvent, QResizeEvent, QWheelEvent
+from PySide6.QtGui import QPainter, QPaintEvent, QResizeEvent, QShowEvent, QWheelEvent
 from PySide6.QtWidgets import QBoxLayout, QComboBox, QLineEdit, QPushButton, QSizePolicy, QStyledItemDelegate, QWidget
 
 from kvchat.settings import GB, Settings, why_not
@@ -129,7 +129,6 @@ class ChoiceEntry(Entry):
             self.box.addItem(_(said), value)
         self.box.setAccessibleName(title)
         self.box.setAccessibleDescription(words)
-        self.title.setBuddy(self.box)
         self.box.activated.connect(lambda index: change(name, self.box.itemData(index)))
 
     def refresh(self, settings: Settings) -> None:
@@ -243,8 +242,16 @@ class ChoiceBox(QComboBox):
         super().__init__()
         self._look = look
         self.setAccessibleName(name)
+        self._called = label()
+        self._called.setBuddy(self)
         self.setItemDelegate(QStyledItemDelegate(self))  # else the style sheet has no say in the list
         look.changed.connect(self.update)
+
+    def showEvent(self, event: QShowEvent) -> None:
+        """On Linux Qt tells its value and its label, never its name: a label beside it has that, and is not seen."""
+        super().showEvent(event)
+        self._called.setText(self.accessibleName())
+        self._called.setParent(self.parentWidget())
 
     def wheelEvent(self, event: QWheelEvent) -> None:
         """The page is meant, not the value below the pointer."""

@@ -87,9 +87,9 @@ async def test_what_happens_is_said(furnished: FakeRuntime, window: MainWindow, 
     await until(lambda: ("Reply: Forty euros.", False) in said)
     window.notices.tell("Saved", "In your folder.")
     window.notices.show_error(KvchatError("The disk is full", "Nothing was saved.", "Make room."))
-    assert said[-2:] == [("Saved In your folder.", False), ("The disk is full Nothing was saved. Make room.", True)]
+    assert said[-2:] == [("Saved. In your folder.", False), ("The disk is full. Nothing was saved. Make room.", True)]
     furnished.events.publish(TurnFailed("tax", KvchatError("The engine died", "It ran out of memory.")))
-    await until(lambda: ("The engine died It ran out of memory.", True) in said)
+    await until(lambda: ("The engine died. It ran out of memory.", True) in said)
 
 
 def faces(top: QWidget) -> Iterator[QAccessibleInterface]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import os
 import queue
@@ -51,7 +52,9 @@ def test_x11_gives_the_key_once(tmp_path: Path) -> None:
         server.terminate()
 
 
-async def test_wayland_s_portal_is_asked_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_wayland_s_portal_is_asked_for_it_and_no_longer_heard_once_it_is_given_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     name, path = "org.freedesktop.portal.Desktop", "/org/freedesktop/portal/desktop"
     shortcuts, request = "org.freedesktop.portal.GlobalShortcuts", "org.freedesktop.portal.Request"
     monkeypatch.setattr(QGuiApplication, "platformName", staticmethod(lambda: "wayland"))
@@ -67,11 +70,12 @@ async def test_wayland_s_portal_is_asked_for_it(tmp_path: Path, monkeypatch: pyt
                 return "", ()
             where = f"{path}/request/{sender}/{body[-1]['handle_token'][1]}"
             results = {"session_handle": ("s", f"{path}/session/kvchat")} if method == "CreateSession" else {}
-            portal.emit("Response", "ua{sv}", 0, results, path=where, interface=request)
+            refused = method == "BindShortcuts" and not willing
+            portal.emit("Response", "ua{sv}", int(refused), results, path=where, interface=request)
             return "o", (where,)
 
-        portal = bus.play(name, path, shortcuts, answer)
-        parent = QObject()
+        portal, willing = bus.play(name, path, shortcuts, answer), True
+        parent, other = QObject(), asyncio.all_tasks()
         key, heard = GlobalKey(connection, parent), list[str]()
         key.pressed.connect(heard.append)
         await key.hold(True)
@@ -82,8 +86,16 @@ async def test_wayland_s_portal_is_asked_for_it(tmp_path: Path, monkeypatch: pyt
             portal.emit("Activated", "osta{sv}", f"{path}/session/{session}", "quick", 1, more)
         await until(lambda: heard)
         assert heard == ["of kvchat"]
+        listening = len(asyncio.all_tasks() - other)
+        await key.hold(False)
+        await key.hold(True)
+        await until(lambda: len(asyncio.all_tasks() - other) == listening)
         await key.hold(False)
         await until(lambda: portal.asked[-1][0] == "Close")
+        willing = False
+        with pytest.raises(KeyNotGiven):
+            await key.hold(True)
+        await until(lambda: portal.asked[-1][0] == "Close" and not asyncio.all_tasks() - other)
         await connection.close()
 
 

@@ -1,0 +1,192 @@
+"""All of the real application as a screen reader has it: every window and menu over the bus, and what is said."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from kvchat.library.remote.starter import installed_starter
+from kvchat.ui.models.first_start import starter_words
+from tests.e2e.accessible import Gone, Node
+from tests.e2e.desktop import Desktop
+from tests.e2e.home import GREEDY, Home, engine_path
+from tests.e2e.waiting import wait_until
+from tests.e2e.window import LONG, Window, open_window
+from tests.library import fake_hub
+
+pytestmark = pytest.mark.e2e
+
+WINDOWS = {  # what the palette calls it: how it is called itself; of the dialogs for files those that open and save
+    "Storage…": "Storage",
+    "Time saved…": "Time saved",
+    "Manual": "Manual",
+    "Keyboard shortcuts": "Keyboard shortcuts",
+    "Engine…": "Engine",
+    "Programs…": "Programs",
+    "Library…": "Library",
+    "Recently deleted…": "Recently deleted",
+    "Export this chat…": "Export",
+    "Export with its memory…": "Export with its memory?",
+    "Import chats…": "Import chats",
+}
+MENUS = ("This chat", "More", "Shown: All chats")
+
+
+def test_every_window_says_what_its_controls_do_and_what_happens_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = Home(tmp_path / "home")
+    endless = {"engine_path": engine_path("llama-server"), "engine_arguments": "--ignore-eos"}
+    home.write_settings(max_tokens=12, **endless, **GREEDY)
+    with fake_hub.serving() as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+        with Desktop() as desktop, open_window(desktop, home) as window:
+            reader = _Reader(desktop, window)
+            said, _ = desktop.announcements, desktop.focus
+            starter = starter_words(here=installed_starter() is not None)
+            starter_button = desktop.find("push button", starter, seconds=LONG)
+            reader.look("the first start")
+            starter_button.press()
+            window.strip_says("ready")
+            for count, words in enumerate(("Hello", "Goodbye"), start=1):
+                reader.do("New chat")
+                window.send(words)
+                said.wait_for(f"Reply: {window.replies(count)[-1]['content'].split()[0]}", LONG)
+            reader.look("a chat")
+            for action, title in WINDOWS.items():
+                reader.do(action)
+                with reader.reading(title):
+                    pass
+            reader.models()
+            reader.settings()
+            for menu in MENUS:
+                reader.menu(lambda menu=menu: desktop.find("button menu", menu).press(), menu)
+            reader.page()
+            reader.do("Delete this chat")
+            said.wait_for("“Goodbye”", LONG)
+            reader.look("a notice")
+            desktop.tray().click("Quick question")
+            with reader.reading("Quick question"):
+                pass
+            reader.question()
+            assert reader.unclear == {}
+            window.quit()
+
+
+class _Reader:
+    """Goes everywhere and notes what does not say what it does."""
+
+    def __init__(self, desktop: Desktop, window: Window) -> None:
+        self.desktop, self.window = desktop, window
+        self.unclear: dict[str, list[tuple[str, str]]] = {}
+
+    def look(self, place: str, among: Iterable[Node] = ()) -> None:
+        """Note what is unclear of all that is on the screen, or of these."""
+        if unclear := self.window.unclear(among):
+            self.unclear[place] = unclear
+
+    @contextmanager
+    def reading(self, title: str) -> Iterator[Node]:
+        """A window that opens, until the end of the block; closed by Escape."""
+        opened = self.desktop.find("dialog", title)
+        wait_until(lambda: opened.active, what=f"{title!r} with the keyboard")
+        self.look(title)
+        yield opened
+        if not _is_gone(opened):
+            wait_until(lambda: opened.active, what=f"{title!r} with the keyboard again")
+            self.desktop.key("Escape")
+        wait_until(lambda: _is_gone(opened), what=f"the end of {title!r}")
+
+    def do(self, action: str) -> None:
+        """Something of the palette, by its name."""
+        main = self.desktop.find("frame", "kvchat")
+        wait_until(lambda: main.active, what="the main window with the keyboard")
+        self.desktop.key("ctrl+k")
+        self.desktop.find("text", "Go to a chat, or do something").set_text(action)
+        wait_until(lambda: self._first_that_fits().startswith(action), what=f"{action!r} in the palette")
+        self.desktop.key("Return")
+
+    def settings(self) -> None:
+        """Each of the settings' pages, and a preset."""
+        self.do("Settings…")
+        with self.reading("Settings") as settings:
+            for page in self.desktop.find("list", "Pages").find_all("list item"):
+                self.desktop.click(page)
+                self.desktop.find("filler", page.name)
+                self.look(f"Settings, {page.name}")
+
+            desktop = self.desktop
+            desktop.click(settings.find_all("list item", "Presets")[0])
+            desktop.find("push button", "New…").press()
+            with self.reading("Preset"):
+                pass
+
+    def models(self) -> None:
+        """What there is of the models beside the list."""
+        self.do("Models…")
+        with self.reading("Models"):
+            self.desktop.find("check box", "Get more").press()
+            self.desktop.find("list", "Models on Hugging Face")
+            self.look("Models, get more")
+            self.desktop.find("push button", "Access token for Hugging Face").press()
+            with self.reading("Access token for Hugging Face"):
+                pass
+
+    def menu(self, opening: Callable[[], object], name: str) -> None:
+        """A menu and what stands in it."""
+        opening()
+        self.desktop.xdotool("key", "Down")
+        item = self.desktop.focus.wait_for("menu item", LONG)
+        self.look(f"menu: {name}", item.parent.walk())
+        self.desktop.key("Escape")
+
+    def page(self) -> None:
+        """What comes on the page itself: to find something, to edit a message, to rename the chat."""
+        self.do("Find in this chat")
+        self.desktop.find("text", "Find in this chat")
+        self.look("find")
+        self.desktop.key("Escape")
+        self.do("Search in all chats")
+        self.desktop.find("text", "Search all chats").set_text("Hello")
+        self.desktop.find("list", "Chats found")
+        self.look("search")
+        self.desktop.key("Escape")
+        self.do("Edit my last message")
+        self.desktop.find("text", "Edit the message")
+        self.look("edit")
+        self.desktop.key("Escape")
+        self.do("Rename this chat")
+        self.desktop.focus.wait_for("text", LONG, "New title")  # Qt has no place for it in the list's tree
+        self.desktop.key("Escape")
+
+    def question(self) -> None:
+        """What is asked when it is quit while a reply is written."""
+        self.do("Chat settings…")
+        with self.reading("Chat settings") as opened:
+            self.desktop.find("text", "Longest reply").set_text("4000")
+            self.desktop.find("push button", "Save").press()
+            wait_until(lambda: _is_gone(opened), what="the saved settings' end")
+        self.window.send("Count to a thousand.")
+        wait_until(lambda: self.window.home.replies("streaming"), seconds=LONG, what="a reply that goes on")
+        self.do("Quit")
+        with self.reading("Quit now?"):
+            pass
+        self.desktop.key("Escape")
+        wait_until(lambda: self.window.home.replies("stopped"), seconds=LONG, what="the stopped reply")
+
+    def _first_that_fits(self) -> str:
+        with suppress(Gone):
+            for item in self.desktop.find("list", "What fits").find_all("list item"):
+                return item.name
+        return ""
+
+
+def _is_gone(window: Node) -> bool:
+    try:
+        return not window.showing
+    except Gone:
+        return True
