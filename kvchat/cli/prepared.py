@@ -46,7 +46,8 @@ async def _prepare(options: PrepareOptions) -> int:
                     if reading.total
                     else ""
                 )
-                print(f"\r{_('Reading: {amount}', amount=padded(amount, 30))}", end="", file=sys.stderr, flush=True)
+                words = _("Reading: {amount}", amount=padded(amount, 30))
+                print(f"\r{words}", end="", file=sys.stderr, flush=True)
 
     runtime.events.subscribe(hear)
     try:

@@ -157,7 +157,7 @@ def as_markdown(conversation: Conversation, branch: Sequence[Message]) -> str:
         parts.append(f"## {_(SPEAKERS[message.role])}")
         if message.thinking.strip():
             quoted = "\n".join(f"> {line}" for line in calm(message.thinking).strip().splitlines())
-            parts.append(f"> *{_('Thinking')}*\n>\n{quoted}")
+            parts.append("> *" + _("Thinking") + f"*\n>\n{quoted}")
         parts += [_("*Attached: {name}*", name=one_line(calm(attachment.name))) for attachment in message.attachments]
         parts.append(_safe_markdown(message.content.strip()))
     return "\n\n".join(parts) + "\n"
@@ -183,15 +183,14 @@ def as_html(conversations: Iterable[tuple[Conversation, Sequence[Message]]]) -> 
 def file_name(conversation: Conversation, suffix: str) -> str:
     """A name for a conversation's file, on any system: its title and a piece of its id."""
     words = re.sub(r'[\x00-\x1f\x7f<>:"/\\|?*\s]+', " ", calm(conversation.title)).strip(" .")[:60].rstrip(" .")
-    return f"{words or _('Chat')} {conversation.id[:6]}{suffix}"
+    words = words or _("Chat")
+    return f"{words} {conversation.id[:6]}{suffix}"
 
 
 def _article(message: Message, reader: MarkdownIt) -> str:
-    thinking = (
-        f"<details><summary>{_('Thinking')}</summary>{_plain(calm(message.thinking))}</details>"
-        if message.thinking.strip()
-        else ""
-    )
+    thinking, title = "", _("Thinking")
+    if message.thinking.strip():
+        thinking = f"<details><summary>{title}</summary>{_plain(calm(message.thinking))}</details>"
     attached = "".join(
         _picture(attachment)
         if attachment.data

@@ -111,8 +111,14 @@ def outside(name: str, within: list[tuple[ast.AST, list[ast.AST]]]) -> Iterator[
 
 
 def in_parts(name: str, within: list[tuple[ast.AST, list[ast.AST]]]) -> Iterator[str]:
-    """What is marked and no whole literal: of an f-string or a sum nothing reaches the catalogue."""
+    """What is marked and no whole literal: of an f-string or a sum, or within one, nothing reaches the catalogue."""
     for node, around in within:
+        if (
+            called(node) in MARKS
+            and isinstance(node, ast.Call)
+            and any(isinstance(one, ast.JoinedStr) for one in around)
+        ) and any(isinstance(one, ast.Constant) and said(one) for one in node.args):
+            yield f"{name}:{node.lineno}: {ast.unparse(node)}"
         marked = called(node) in ("_", "N_") and not isinstance(around[-1], ast.FunctionDef)
         if marked and isinstance(node, ast.Call) and isinstance(node.args[0], ast.JoinedStr | ast.BinOp):
             yield f"{name}:{node.lineno}: {ast.unparse(node.args[0])}"

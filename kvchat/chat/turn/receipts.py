@@ -126,7 +126,8 @@ def receipt_sentence(receipt: Receipt) -> str:
     read = receipt.prompt_tokens - receipt.cached_tokens
     parts = [duration(receipt.ttft_ms)]
     if receipt.hollow:
-        parts.append(f"{several(read, 'read {count} token again', 'read {count} tokens again')}: {_(UNUSED)}")
+        again = several(read, "read {count} token again", "read {count} tokens again")
+        parts.append(f"{again}: {_(UNUSED)}")
     elif receipt.source is Source.COLD:
         parts.append(several(read, "read {count} token", "read {count} tokens"))
         if receipt.miss_reason:

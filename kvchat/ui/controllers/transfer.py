@@ -264,7 +264,8 @@ class _Progress:
             return
         step = _STEPS * done // total if total else 0
         if done and not total:
-            self._dialog.setLabelText(f"{self._words} {several(done, '{count} chat', '{count} chats')}")
+            so_far = several(done, "{count} chat", "{count} chats")
+            self._dialog.setLabelText(f"{self._words} {so_far}")
         self._dialog.setMaximum(_STEPS if step else 0)
         self._dialog.setValue(step)
 

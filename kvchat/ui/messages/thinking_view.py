@@ -76,7 +76,8 @@ class ThinkingView(QWidget):
 
     def _show_heading(self) -> None:
         self.button.setText(f"{self._heading} {'▾' if self.is_open else '◂' if self.isRightToLeft() else '▸'}")
-        self.button.setAccessibleName(f"{self._heading}, {_('open') if self.is_open else _('folded')}")
+        fold = _("open") if self.is_open else _("folded")
+        self.button.setAccessibleName(f"{self._heading}, {fold}")
         self.button.resize(self.button.sizeHint())
 
     def _show_words(self) -> None:

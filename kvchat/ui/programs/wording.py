@@ -74,7 +74,8 @@ def request_title(passage: Passage) -> str:
     """A request by when it came and what for."""
     at = datetime.fromtimestamp(passage.at).astimezone()
     today = at.date() == datetime.now().date()
-    return f"{f'{at:%H:%M:%S}' if today else moment_of(at)} · {passage.model or _('the model in use')}"
+    when, model = f"{at:%H:%M:%S}" if today else moment_of(at), passage.model or _("the model in use")
+    return f"{when} · {model}"
 
 
 def request_line(passage: Passage) -> str:

@@ -204,7 +204,8 @@ class SavedPanel(Panel):
         for line, (reason, count) in enumerate(reasons):
             words = ElidedLabel()
             words.set_text(retold(reason))
-            bar = progress_bar(f"{retold(reason)}: {several(count, '{count} reply', '{count} replies')}")
+            replies = several(count, "{count} reply", "{count} replies")
+            bar = progress_bar(f"{retold(reason)}: {replies}")
             bar.setValue(1000 * count // most)
             self.reasons.addWidget(words, line, 0)
             self.reasons.addWidget(bar, line, 1)

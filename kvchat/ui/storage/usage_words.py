@@ -84,7 +84,8 @@ def use_of(usage: ConversationUsage, now: datetime, seconds_saved: float = 0.0) 
     """When a conversation was last used, and what its save points are good for."""
     words = _("used {when}", when=since(usage.last_used_at, now.astimezone(usage.last_used_at.tzinfo)))
     if program_of(usage.conversation_id):
-        words = f"{several(usage.save_points, '{count} prompt kept', '{count} prompts kept')} · {words}"
+        prompts = several(usage.save_points, "{count} prompt kept", "{count} prompts kept")
+        words = f"{prompts} · {words}"
     if seconds_saved >= 1:
         return _("{words} · has saved {time}", words=words, time=roughly(seconds_saved))
     if usage.prefill_seconds:
