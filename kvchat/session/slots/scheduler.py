@@ -58,7 +58,7 @@ class Scheduler:
     def __init__(self, slots: Callable[[], Sequence[Slot]], choose: Choose) -> None:
         self._slots, self._choose = slots, choose
         self._wanting: list[str] = []  # the owners that are waited for, whether they have a slot or not
-        self._asking: list[_Use] = []  # for a slot: those that are waited for
+        self._asking: list[_Use] = []  # for a slot: those that are waited for, the window's first
         self._waiting: list[_Use] = []  # for spare time
         self._using: list[_Use] = []  # a slot
         self._changing: list[tuple[_Use | None, asyncio.Future[None]]] = []  # the engine, the first now or soon
@@ -93,7 +93,7 @@ class Scheduler:
     async def needed(self, owner: str, prompt: Tokens, *, window: bool) -> AsyncIterator[Slot]:
         """A slot, for whoever is waited for."""
         use = _Use(owner, prompt=prompt, window=window)
-        self._asking.append(use)
+        self._asking = sorted([*self._asking, use], key=lambda use: not use.window)
         self._deal()
         self._make_way(owner, window=window)
         try:
@@ -226,7 +226,7 @@ class Scheduler:
         crowded = self._crowded or any(use.owner == owner for use in self._asking)
         for use in [use for use in self._using if use.rank is not None]:
             if use.rank is Rank.SETTLE:
-                if use.owner == owner:
+                if use.owner == owner and (window or self._asking[0].owner == owner):  # else another has the slot next
                     self._end(use)
                 elif crowded:
                     self._later(use, window=window)
@@ -263,7 +263,7 @@ class Scheduler:
             if not all_idle.done() and all(use is me or use.idle for use in self._using):
                 all_idle.set_result(None)
         else:
-            for use in sorted(self._asking, key=lambda use: not use.window):
+            for use in tuple(self._asking):
                 self._give(use, self._asking)
             if spare and not self._asking and all(use.rank in (None, Rank.SETTLE) for use in self._using):
                 busy = bool(self._using or self._wanting)

@@ -273,6 +273,23 @@ async def test_what_goes_on_from_what_is_settling_waits_for_its_slot_though_anot
         assert (await follows, other) == (slots.all[0], slots.all[1])
 
 
+async def test_what_is_settling_is_not_lost_where_another_has_the_slot_before_its_next_request() -> None:
+    """That would have to read all of it again."""
+    slots, ends, hurried, order = pool(1), list[str](), asyncio.Event(), list[str]()
+
+    async def program(name: str) -> None:
+        async with slots.needed(name, window=False):
+            order.append(name)
+
+    async with asyncio.timeout(5):
+        async with slots.needed("one", window=False) as slot:
+            with slots.settling(slot, lambda: ends.append("for its next"), hurried.set):
+                waiting = [asyncio.create_task(program(name)) for name in ("two", "one")]
+                await hurried.wait()
+        await asyncio.gather(*waiting)
+    assert (ends, order) == ([], ["two", "one"])
+
+
 async def first_slot(slots: Slots, owner: str) -> Slot:
     async with slots.needed(owner, (1, 2, 3), window=False) as slot:
         return slot
