@@ -8,7 +8,8 @@
   (`session/lease.py`), a long rest read in steps between which the window goes first, the request forwarded pinned to
   that slot (Anthropic's dialect cannot be pinned: the engine takes the slot that has most of it, so that is seen to
   before), the engine's own count as proof. What goes on from a slot's last request, by its body, is passed on at once,
-  and its ids are found meanwhile; where they say otherwise it is dropped and begins again. Then the slot is settled
+  and its ids are found meanwhile, or after an answer of one piece that comes at once; where they say otherwise it is
+  dropped and begins again. Then the slot is settled
   where the next request will begin, and saved under `program/NAME`; where another needs it before that, or the client
   has left, what was read is saved. No session is asked for: those that go on from one another are known by their ids.
 - **Told** (`requests.py`, `metrics.py`): programs, counts, times and why; never a word of a prompt. `gateway/medicine`

@@ -37,7 +37,7 @@ Below the chat: no conversation, no message, no database, no Qt. An owner is a t
 - **Settle.** The history is rendered with two different next messages; what both prompts share is the turn
   boundary. The slot is made to hold exactly that (`n_predict: 0`), so that the next prompt is an exact extension:
   hybrids need it, and it heals templates that drop reasoning. The next message of the same conversation may end the
-  settling, and one of another conversation if it takes long; a save that has begun is finished
+  settling, if it has the slot next, and one of another conversation if it takes long; a save that has begun is finished
   (`session/lease.py`), at the end too, unless the user is told how long and does not want to wait
   (`session/finishing.py`).
 - **Save.** The engine writes into a slot folder; the store takes the file only if its header holds exactly the

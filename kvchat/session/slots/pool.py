@@ -19,7 +19,6 @@ from kvchat.session.slots.sharing import SharedContext, Steps
 from kvchat.session.slots.slot import Slot, SlotContents
 
 SOON_S = 0.5  # a free list takes milliseconds
-SETTLING_MOST_S = 10.0  # no program waits longer for another's settling
 R = TypeVar("R")
 
 
@@ -109,7 +108,7 @@ class Slots:
         Other programs wait for it up to a tenth of what reading it all again would take.
         """
         lost_ms = self.restore_cost.prefill_ms(len(slot.contents.tokens)) if slot.contents else 0.0
-        return self._scheduler.settling(slot, end, hurry or end, min(lost_ms / 10_000, SETTLING_MOST_S))
+        return self._scheduler.settling(slot, end, hurry or end, lost_ms / 1000)
 
     @property
     def window_used(self) -> bool:

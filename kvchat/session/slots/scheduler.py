@@ -22,6 +22,8 @@ from kvchat.system.concurrency import Interruption
 R = TypeVar("R")
 
 SETTLING_PATIENCE_S = 1.0  # for so long one owner waits for another's settling: most take less, and are saved
+SETTLING_MOST_S = 10.0  # no program waits longer for another's
+DEAR_S = 0.25  # what takes as long to be read again is worth settling and saving
 WINDOW_USED_S = 600.0  # so long after it was used last the window is still thought of
 
 Ends = Callable[[], object]
@@ -37,7 +39,7 @@ class _Use:
     rank: Rank | None = None  # None: it is waited for
     end: Ends = lambda: None  # ends what is done in spare time early
     hurry: Ends = lambda: None  # as `end`, of settling that another owner waits for
-    patience_s: float = SETTLING_PATIENCE_S  # that other programs have with its settling
+    lost_s: float = 0.0  # reading again what it settles would take so long
     prompt: Tokens = ()
     window: bool = True  # whoever waits sits at the window
     beside: bool = False  # it computes nothing, and so may be done beside what is waited for
@@ -69,10 +71,6 @@ class Scheduler:
     def free(self) -> bool:
         """Whether nobody has a slot or waits for one."""
         return not (self._using or self._asking or self._wanting)
-
-    def in_use(self, slot: Slot) -> bool:
-        """Whether somebody has the slot and does anything in it."""
-        return any(use.slot is slot and not use.idle for use in self._using)
 
     @contextlib.contextmanager
     def wanted_by(self, owner: str) -> Iterator[None]:
@@ -150,13 +148,13 @@ class Scheduler:
             self._deal()
 
     @contextlib.contextmanager
-    def settling(self, slot: Slot, end: Ends, hurry: Ends, patience_s: float) -> Iterator[None]:
+    def settling(self, slot: Slot, end: Ends, hurry: Ends, lost_s: float) -> Iterator[None]:
         """What the holder of the slot does from now on nobody waits for; `end` ends it early, for another `hurry`.
 
-        Not before so many seconds for another program that waits.
+        `lost_s`: reading it again would take so long, of which another program that waits waits for a tenth.
         """
         me = next(use for use in self._using if use.slot is slot)
-        me.rank, me.end, me.hurry, me.patience_s = Rank.SETTLE, end, hurry, max(patience_s, SETTLING_PATIENCE_S)
+        me.rank, me.end, me.hurry, me.lost_s = Rank.SETTLE, end, hurry, lost_s
         try:
             if self._crowded or self._changing:
                 self._later(me, window=bool(self._changing or self._wanting) or any(u.window for u in self._asking))
@@ -226,7 +224,8 @@ class Scheduler:
         crowded = self._crowded or any(use.owner == owner for use in self._asking)
         for use in [use for use in self._using if use.rank is not None]:
             if use.rank is Rank.SETTLE:
-                if use.owner == owner and (window or self._asking[0].owner == owner):  # else another has the slot next
+                theirs = window or self._asking[0].owner == owner  # the slot, next: nobody waits before them
+                if use.owner == owner and (theirs or use.lost_s < DEAR_S):
                     self._end(use)
                 elif crowded:
                     self._later(use, window=window)
@@ -238,8 +237,8 @@ class Scheduler:
     @staticmethod
     def _later(use: _Use, *, window: bool) -> None:
         """End settling, which most often ends by itself before; `window`: whoever sits there waits for it."""
-        use.wanted = False
-        asyncio.get_running_loop().call_later(SETTLING_PATIENCE_S if window else use.patience_s, use.hurry)
+        use.wanted, patience_s = False, 0.0 if window else min(use.lost_s / 10, SETTLING_MOST_S)
+        asyncio.get_running_loop().call_later(max(patience_s, SETTLING_PATIENCE_S), use.hurry)
 
     @staticmethod
     def _end(use: _Use) -> None:

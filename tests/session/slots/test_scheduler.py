@@ -7,6 +7,7 @@ import contextlib
 import random
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import cast
 
 import pytest
@@ -273,9 +274,18 @@ async def test_what_goes_on_from_what_is_settling_waits_for_its_slot_though_anot
         assert (await follows, other) == (slots.all[0], slots.all[1])
 
 
-async def test_what_is_settling_is_not_lost_where_another_has_the_slot_before_its_next_request() -> None:
-    """That would have to read all of it again."""
-    slots, ends, hurried, order = pool(1), list[str](), asyncio.Event(), list[str]()
+@pytest.mark.parametrize("ms_per_token", [1.0, 0.01])
+async def test_what_is_settling_is_not_lost_where_another_has_the_slot_before_its_next_request(
+    ms_per_token: float,
+) -> None:
+    """That would have to read all of it again; unless it is read sooner than saved."""
+    slots, ended, order = pool(1), list[str](), list[str]()
+    slots.restore_cost.learn_prefill(1000, 1000 * ms_per_token)
+    over = asyncio.Event()
+
+    def end(how: str) -> None:
+        ended.append(how)
+        over.set()
 
     async def program(name: str) -> None:
         async with slots.needed(name, window=False):
@@ -283,11 +293,13 @@ async def test_what_is_settling_is_not_lost_where_another_has_the_slot_before_it
 
     async with asyncio.timeout(5):
         async with slots.needed("one", window=False) as slot:
-            with slots.settling(slot, lambda: ends.append("for its next"), hurried.set):
+            hold(slots, one=tuple(range(1000)))
+            with slots.settling(slot, partial(end, "for its next"), partial(end, "for another")):
                 waiting = [asyncio.create_task(program(name)) for name in ("two", "one")]
-                await hurried.wait()
+                await over.wait()
         await asyncio.gather(*waiting)
-    assert (ends, order) == ([], ["two", "one"])
+    assert order == ["two", "one"]
+    assert ended[0] == ("for another" if ms_per_token == 1.0 else "for its next")
 
 
 async def first_slot(slots: Slots, owner: str) -> Slot:
