@@ -16,6 +16,7 @@ import yaml
 from kvchat import __version__
 from kvchat.system import login
 from kvchat.ui.base.logo import asset_files
+from kvchat.words.language import LANGUAGES
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGING = ROOT / "packaging"
@@ -50,6 +51,20 @@ def test_menus_understand_the_desktop_file() -> None:
         ["desktop-file-validate", "--warn-kde", PACKAGING / "kvchat.desktop"], capture_output=True, text=True
     )
     assert (done.returncode, done.stdout) == (0, "")
+
+
+def test_menus_file_managers_and_software_centres_speak_every_language() -> None:
+    """As the desktops call the languages, which know no scripts."""
+    theirs = {"zh_Hans": "zh_CN", "zh_Hant": "zh_TW"}
+    said = {
+        name: (PACKAGING / f"kvchat{name}").read_text("utf-8") for name in (".desktop", "-mime.xml", ".metainfo.xml")
+    }
+    for language in set(LANGUAGES) - {"en"}:
+        called = theirs.get(language, language)
+        keys = re.findall(rf"^(\w+)\[{called}\]=.", said[".desktop"], re.MULTILINE)
+        assert keys == ["GenericName", "Comment", "Keywords", "Name"], language
+        assert len(re.findall(rf'<comment xml:lang="{called}">.', said["-mime.xml"])) == 2, language
+        assert f'<summary xml:lang="{called}">' in said[".metainfo.xml"], language
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
