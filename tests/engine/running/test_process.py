@@ -13,7 +13,7 @@ from kvchat.engine.running.log import EngineLog
 from kvchat.engine.running.process import EngineProcess, Ladder, StopRung
 from tests.engine.waiting import is_alive, until
 
-QUICK = Ladder(ask_s=0.3, terminate_s=0.3)
+LONG_S = 120.0  # what it does in time it does sooner
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="speaks of signals")
 
@@ -54,21 +54,22 @@ async def test_lines_of_an_earlier_process_do_not_count() -> None:
 
 @pytest.mark.parametrize("by_pipe", [False, True])
 @pytest.mark.parametrize(
-    ("handler", "rung"),
+    ("handler", "ladder", "rung"),
     [
-        ("", StopRung.ASKED),
+        ("", Ladder(LONG_S, LONG_S), StopRung.ASKED),
         (
             "n = []\nsignal.signal(signal.SIGTERM, lambda *_: os._exit(1) if n else n.append(1))\n",
+            Ladder(1.0, LONG_S),
             StopRung.TERMINATED,
         ),
-        ("signal.signal(signal.SIGTERM, signal.SIG_IGN)\n", StopRung.KILLED),
+        ("signal.signal(signal.SIGTERM, signal.SIG_IGN)\n", Ladder(0.3, 0.3), StopRung.KILLED),
     ],
     ids=["asked", "terminated", "killed"],
 )
-async def test_rungs(handler: str, rung: StopRung, by_pipe: bool) -> None:
+async def test_rungs(handler: str, ladder: Ladder, rung: StopRung, by_pipe: bool) -> None:
     process, log = await spawn(python(handler + READY_THEN_SLEEP), by_pipe=by_pipe)
     await until(lambda: "up" in log.lines)
-    outcome = await process.stop(QUICK)
+    outcome = await process.stop(ladder)
     assert outcome.rung is rung
     assert not is_alive(process.pid)
 

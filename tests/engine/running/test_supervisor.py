@@ -25,16 +25,17 @@ STARTING, LOADING, READY = EngineState.STARTING, EngineState.LOADING, EngineStat
 STOPPING, STOPPED, FAILED = EngineState.STOPPING, EngineState.STOPPED, EngineState.FAILED
 
 
+QUICK = Ladder(0.5, 0.3)
+
+
 class Watched:
     """A supervisor whose back-off takes no time, and everything it said."""
 
-    def __init__(self, policy: RestartPolicy | None = None) -> None:
+    def __init__(self, policy: RestartPolicy | None = None, ladder: Ladder = QUICK) -> None:
         self.said: list[EngineStatus] = []
         self.delays: list[float] = []
         self.now = 0.0
-        self.supervisor = EngineSupervisor(
-            policy=policy, ladder=Ladder(0.5, 0.3), clock=lambda: self.now, sleep=self._sleep
-        )
+        self.supervisor = EngineSupervisor(policy=policy, ladder=ladder, clock=lambda: self.now, sleep=self._sleep)
         self.supervisor.subscribe(self.said.append)
 
     @property
@@ -48,8 +49,14 @@ class Watched:
 
 
 @pytest.fixture
-async def watched() -> AsyncIterator[Watched]:
-    watched = Watched()
+def ladder() -> Ladder:
+    """What ends when it is asked to does so sooner."""
+    return Ladder(120.0, 120.0)
+
+
+@pytest.fixture
+async def watched(ladder: Ladder) -> AsyncIterator[Watched]:
+    watched = Watched(ladder=ladder)
     yield watched
     await watched.supervisor.close()
     assert watched.supervisor.pid is None
@@ -86,6 +93,7 @@ async def test_options_in_the_users_environment_do_not_reach_the_engine(
     assert fake_engine.launches()[0]["environment"] == ["LLAMA_API_KEY", "LLAMA_CACHE"]
 
 
+@pytest.mark.parametrize("ladder", [QUICK])
 async def test_an_engine_that_ignores_sigterm_is_killed(watched: Watched, fake_engine: FakeEngine) -> None:
     fake_engine.set(FAKE_IGNORE_SIGTERM=1)
     await watched.supervisor.start(fake_engine.location, fake_engine.plan)
@@ -136,6 +144,7 @@ async def test_a_restart_is_a_new_generation_with_a_new_key_and_an_empty_slot(
     assert first.key != second.key
 
 
+@pytest.mark.parametrize("ladder", [QUICK])
 async def test_a_cancelled_stop_leaves_nothing_behind(watched: Watched, fake_engine: FakeEngine) -> None:
     fake_engine.set(FAKE_IGNORE_SIGTERM=1)
     supervisor = watched.supervisor
@@ -284,7 +293,7 @@ async def test_a_hanging_load_times_out_but_a_slow_one_does_not(fake_engine: Fak
         looks += hangs
         return 3600.0 * (supervisor.log.bytes_seen + looks)
 
-    supervisor = EngineSupervisor(policy=RestartPolicy(deaths=1), ladder=Ladder(0.5, 0.3), clock=clock)
+    supervisor = EngineSupervisor(policy=RestartPolicy(deaths=1), ladder=QUICK, clock=clock)
     fake_engine.set(FAKE_SLOW_LOAD=0.5)
     await supervisor.start(fake_engine.location, fake_engine.plan)
     await supervisor.ready()
