@@ -87,7 +87,8 @@ def _text_of(distribution: Distribution) -> str:
     parts = [Path(str(distribution.locate_file(file))) for file in distribution.files or ()]
     inside = [one for one in parts if ".dist-info" in str(one) and one.name.lower().startswith(FILES)]
     if inside:
-        return "\n\n".join(_read(one).strip() for one in sorted(inside))
+        more = ROOT / "packaging" / "licences" / f"{distribution.metadata['Name']}.txt"  # what its own leave out
+        return "\n\n".join(_read(one).strip() for one in [*sorted(inside), *([more] if more.exists() else [])])
     named = " ".join(
         value for key, value in distribution.metadata.items() if key in ("License-Expression", "License", "Classifier")
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import shutil
@@ -134,7 +135,11 @@ def test_what_has_no_licence_is_named(scripts: None, tmp_path: Path) -> None:
     stray.touch()
     with pytest.raises(bundled.NoLicence, match=re.escape(str(stray))):
         bundled.licences([stray], "1.0")
-    text = bundled.licences([markdown_it.__file__, re.__file__, ROOT / "kvchat" / "app.py"], "1.0")
+    engine = importlib.util.find_spec("xllamacpp")
+    assert engine is not None
+    assert engine.origin is not None
+    text = bundled.licences([markdown_it.__file__, engine.origin, re.__file__, ROOT / "kvchat" / "app.py"], "1.0")
     assert "  markdown-it-py " in text
     assert "  Python 3." in text
     assert "Permission is hereby granted" in text
+    assert "The ggml authors" in text, "who made what was compiled into the engine"
