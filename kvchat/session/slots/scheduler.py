@@ -224,7 +224,7 @@ class Scheduler:
         crowded = self._crowded or any(use.owner == owner for use in self._asking)
         for use in [use for use in self._using if use.rank is not None]:
             if use.rank is Rank.SETTLE:
-                theirs = window or self._asking[0].owner == owner  # the slot, next: nobody waits before them
+                theirs = window or all(one.owner == owner for one in self._asking[:1])  # the slot, next
                 if use.owner == owner and (theirs or use.lost_s < DEAR_S):
                     self._end(use)
                 elif crowded:

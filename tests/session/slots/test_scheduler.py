@@ -302,6 +302,13 @@ async def test_what_is_settling_is_not_lost_where_another_has_the_slot_before_it
     assert ended[0] == ("for another" if ms_per_token == 1.0 else "for its next")
 
 
+async def test_a_free_slot_is_given_while_another_program_is_settling() -> None:
+    slots = pool(2)
+    async with asyncio.timeout(5), slots.needed("one", window=False) as slot:
+        with slots.settling(slot, lambda: None):
+            assert await first_slot(slots, "two") is not slot
+
+
 async def first_slot(slots: Slots, owner: str) -> Slot:
     async with slots.needed(owner, (1, 2, 3), window=False) as slot:
         return slot
