@@ -146,4 +146,4 @@ class SideWindows(QObject):
         """The storage window stays true while it is on show."""
         usage = self._conversations.usage
         if self._storage is not None and usage is not None:
-            self._storage.show_usage(usage, self._conversations.titles)
+            self._storage.show_usage(usage, self._conversations.owners)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 from PySide6.QtCore import Qt
-from PySide6.QtGui import QFont, QIcon
+from PySide6.QtGui import QFont, QGuiApplication, QIcon
 from PySide6.QtWidgets import (
     QAbstractButton,
     QBoxLayout,
@@ -40,10 +40,17 @@ def styled(widget: W, kind: str, tone: str = "") -> W:
     return widget
 
 
+def beginning() -> Qt.AlignmentFlag:
+    """The side at which lines begin, whichever way the words in them run."""
+    mirrored = QGuiApplication.layoutDirection() is Qt.LayoutDirection.RightToLeft
+    return Qt.AlignmentFlag.AlignAbsolute | (Qt.AlignmentFlag.AlignRight if mirrored else Qt.AlignmentFlag.AlignLeft)
+
+
 def label(words: str = "", kind: str = "", *, wraps: bool = False, selectable: bool = False) -> QLabel:
     """Words in a look of the style sheet's, as they are: what stands in them is never read as HTML."""
     made = styled(QLabel(words), kind)
     made.setTextFormat(Qt.TextFormat.PlainText)
+    made.setAlignment(beginning() | Qt.AlignmentFlag.AlignVCenter)
     made.setWordWrap(wraps)
     if selectable:
         made.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)

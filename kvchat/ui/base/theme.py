@@ -21,6 +21,7 @@ _FALLBACK_FONTS = ("DejaVu Sans", "Bitstream Vera Sans", "Sans Serif", "sans-ser
 _BETTER_MONO = ("JetBrains Mono", "Adwaita Mono", "Fira Code", "Noto Sans Mono", "Source Code Pro", "DejaVu Sans Mono")
 
 
+_FRAME = 127  # percent: what Fusion makes of it is the colour itself
 ZOOMS = (70, 80, 90, 100, 110, 125, 150, 175, 200)  # percent; the steps of Ctrl++ and Ctrl+-
 
 
@@ -97,6 +98,7 @@ class Look(QObject):
             with _nothing_collected():
                 self._app.setFont(page_font(self.type.family, self.type.base))
                 self._app.setPalette(_palette(self.theme))
+                self._app.setPalette(_box_palette(self.theme), "QCheckBox")
                 sizes = self.type.base, self.type.small, self.px(16)
                 self._app.setStyleSheet(style_sheet(self.theme, *sizes, mirrored=mirrored))
         self.changed.emit()
@@ -149,6 +151,13 @@ def _pick_type() -> Type:
         mono = next((name for name in _BETTER_MONO if name in families), fixed)
     base = min(max(system.pointSizeF(), 9.5), 13.0)
     return Type(family, mono, base, base + 0.75, base - 1.0)
+
+
+def _box_palette(theme: Theme) -> QPalette:
+    """Fusion draws a check box's frame in a darker shade of the window's colour, which nobody sees in the dark."""
+    palette = _palette(theme)
+    palette.setColor(QPalette.ColorRole.Window, QColor(theme.muted).lighter(_FRAME))
+    return palette
 
 
 def _palette(theme: Theme) -> QPalette:

@@ -43,7 +43,8 @@ class Header(QWidget):
         self.field.hide()
         self.model = button(_("No model"), kind="flat")
         self.model.setSizePolicy(QSizePolicy.Policy.Maximum, QSizePolicy.Policy.Fixed)
-        self.model.setLayoutDirection(Qt.LayoutDirection.RightToLeft)  # the arrow after the name
+        both = Qt.LayoutDirection.LeftToRight, Qt.LayoutDirection.RightToLeft
+        self.model.setLayoutDirection(both[not self.isRightToLeft()])  # the arrow after the name
         self.model_menu = QMenu(self)
         self.model.setMenu(self.model_menu)
         self.chat_menu, self.menu = self._build_chat_menu(), self._build_menu()

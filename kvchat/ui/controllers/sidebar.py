@@ -55,8 +55,13 @@ class SidebarController(Controller):
 
     @property
     def titles(self) -> dict[str, str]:
-        """The title of every conversation, by id, and what the memory of prepared documents is called."""
-        return self._prepared | {conversation.id: conversation.title for conversation in self._conversations}
+        """The title of every conversation, by id."""
+        return {conversation.id: conversation.title for conversation in self._conversations}
+
+    @property
+    def owners(self) -> dict[str, str]:
+        """Whatever has memory in the store, by id: the titles, and what the library's documents are called."""
+        return self._prepared | self.titles
 
     def title(self, conversation_id: str | None) -> str:
         """A conversation's title."""
@@ -95,7 +100,7 @@ class SidebarController(Controller):
         self._foretold.clear()
         self.show_list()
         names = await self._runtime.chat.library.names()
-        self._prepared = {owner: f"{name} (library)" for owner, name in names.items()}
+        self._prepared = {owner: _("{name} (library)", name=name) for owner, name in names.items()}
         self.usage = await self._runtime.save_points.usage()
         self._usage_by_id = {entry.conversation_id: entry for entry in self.usage.conversations}
         self._sidebar.show_usage(self.usage)

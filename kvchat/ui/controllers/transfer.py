@@ -16,6 +16,7 @@ from kvchat.runtime import Runtime
 from kvchat.system.concurrency import Progress
 from kvchat.transfer.backup import BackupFacts
 from kvchat.transfer.sealed import PassphraseNeeded
+from kvchat.ui.base.building import progress_bar
 from kvchat.ui.base.file_dialog import file_dialog, save_dialog
 from kvchat.ui.controllers.controller import Controller
 from kvchat.ui.controllers.sidebar import SidebarController
@@ -237,6 +238,7 @@ class _Progress:
         cancel = QPushButton(_("Cancel"))
         cancel.setAutoDefault(False)  # Enter is not meant for it
         self._dialog.setCancelButton(cancel)
+        self._dialog.setBar(progress_bar(words))
         self._dialog.setMinimumWidth(_WIDTH)
         self._dialog.setWindowTitle("kvchat")
         self._dialog.setMinimumDuration(_PATIENCE_MS)

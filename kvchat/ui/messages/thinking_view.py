@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import Qt, Signal
+from PySide6.QtCore import QRect, Qt, Signal
 from PySide6.QtGui import QResizeEvent
-from PySide6.QtWidgets import QFrame, QTextEdit, QWidget
+from PySide6.QtWidgets import QFrame, QStyle, QTextEdit, QWidget
 
 from kvchat.ui.base.building import button, styled
 from kvchat.ui.messages.part_column import PartColumn
@@ -62,11 +62,16 @@ class ThinkingView(QWidget):
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         """Put the parts in their places."""
+        super().resizeEvent(event)
+        self._place()
+
+    def _place(self) -> None:
         width, heading = self.width(), self.button.sizeHint().height()
-        self.button.setGeometry(0, 0, min(self.button.sizeHint().width(), width), heading)
+        place = QRect(0, 0, min(self.button.sizeHint().width(), width), heading)
+        self.button.setGeometry(QStyle.visualRect(self.layoutDirection(), self.rect(), place))
         height = max(self.height() - heading - _ABOVE, 0)
         self._frame.setGeometry(0, heading + _ABOVE, width, height)
-        self._words.setGeometry(_LEFT, 0, width - _LEFT, max(height - _BELOW, 0))
+        self._words.setGeometry(0 if self.isRightToLeft() else _LEFT, 0, width - _LEFT, max(height - _BELOW, 0))
 
     def _toggle(self) -> None:
         self._frame.setVisible(not self.is_open)
@@ -78,7 +83,7 @@ class ThinkingView(QWidget):
         self.button.setText(f"{self._heading} {'▾' if self.is_open else '◂' if self.isRightToLeft() else '▸'}")
         fold = _("open") if self.is_open else _("folded")
         self.button.setAccessibleName(f"{self._heading}, {fold}")
-        self.button.resize(self.button.sizeHint())
+        self._place()
 
     def _show_words(self) -> None:
         if self.is_open and self._shown != self._text:

@@ -95,7 +95,7 @@ class LastRequests(QWidget):
         return made
 
     def _text(self, name: str, text: str) -> QPlainTextEdit:
-        made = plain_text(name, code_font(self._look.type.mono, self._look.type.small), text or "(nothing)")
+        made = plain_text(name, code_font(self._look.type.mono, self._look.type.small), text or _("(nothing)"))
         made.setFixedHeight(made.fontMetrics().lineSpacing() * _LINES + self._look.px(22))
         return made
 

@@ -177,6 +177,8 @@ class CodeView(QFrame):
         self.body.setParent(self)
         self.body.setLayoutDirection(Qt.LayoutDirection.LeftToRight)  # in any language, from its scroll bar on
         self._label = label(calm(language)[:40] or _("code"), "small")
+        code_begins = Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignAbsolute
+        self._label.setAlignment(code_begins | Qt.AlignmentFlag.AlignVCenter)
         self.copy_button = button(_("Copy"), self._copy, "quiet", name=_("Copy this code"))
         self.copy_button.setCursor(Qt.CursorShape.PointingHandCursor)
         for part in (self._label, self.copy_button):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+from PySide6.QtGui import QKeySequence
+
 from kvchat.runtime import Runtime
 from kvchat.settings import Settings
 from kvchat.system.login import can_start_at_login, start_at_login, starts_at_login
@@ -50,7 +52,7 @@ class GeneralPage(SettingsPage):
         words = _(
             "{key} opens a small window to ask something in, whatever you are at. On Wayland your desktop asks "
             "which key it shall be.",
-            key=KEY,
+            key=QKeySequence(KEY).toString(QKeySequence.SequenceFormat.NativeText),
         )
         self.quick = self.add(ChoiceEntry(look, "quick_key", _("Ask from anywhere"), words, _ON_OFF, change))
         self.login = self.add(LoginEntry(look, self))

@@ -145,4 +145,4 @@ def _legend(look: Look, bar: MemoryBar) -> list[str]:
 
 
 def _entry(colour: str, words: str, sign: str = "■") -> str:
-    return f'<span style="color:{colour}">{sign}</span> {words.replace(" ", "&nbsp;")}'
+    return f'<span style="color:{colour}">{sign}</span>&nbsp;{words.replace(" ", "&nbsp;")}'

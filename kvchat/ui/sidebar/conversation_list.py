@@ -6,14 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from PySide6.QtCore import QModelIndex, QObject, QRect, QRectF, QSize, Qt, Signal
+from PySide6.QtCore import QModelIndex, QObject, QPoint, QRect, QRectF, QSize, Qt, Signal
 from PySide6.QtGui import QColor, QKeyEvent, QMouseEvent, QPainter, QPen
 from PySide6.QtWidgets import QLineEdit, QStyleOptionViewItem, QWidget
 
 from kvchat.session.proof import Source
 from kvchat.ui.base.icons import icon
 from kvchat.ui.sidebar.arrangement import Heading
-from kvchat.ui.widgets.item_list import ROW, Index, ItemDelegate, ItemList, ItemModel, sided
+from kvchat.ui.widgets.item_list import ROW, Index, ItemDelegate, ItemList, ItemModel, sided, write
 from kvchat.words.language import _
 from kvchat.words.wording import one_line
 
@@ -129,8 +129,10 @@ class ConversationDelegate(ItemDelegate):
         if isinstance(row, Heading):
             painter.setFont(self.small(option.font))
             painter.setPen(QColor(self.look.theme.muted))
-            box = sided(option, option.rect.adjusted(self.look.px(9), 0, -8, -self.look.px(4)))
-            painter.drawText(box, int(Qt.AlignmentFlag.AlignBottom | Qt.AlignmentFlag.AlignLeft), row.title)
+            high = painter.fontMetrics().height()
+            box = QRect(0, 0, option.rect.width() - self.look.px(9) - 8, high)
+            box.moveBottomLeft(option.rect.bottomLeft() + QPoint(self.look.px(9), -self.look.px(4)))
+            write(painter, option, box, row.title)
             return
         painter.save()
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
@@ -140,9 +142,7 @@ class ConversationDelegate(ItemDelegate):
         taken += self._paint_wait(painter, option, taken, row)
         painter.setFont(option.font)
         painter.setPen(QColor(self.look.theme.text))
-        box = sided(option, option.rect.adjusted(self.look.px(30), 0, -10 - taken, 0))
-        title = option.fontMetrics.elidedText(one_line(row.title), Qt.TextElideMode.ElideRight, box.width())
-        painter.drawText(box, int(Qt.AlignmentFlag.AlignVCenter | Qt.AlignmentFlag.AlignLeft), title)
+        write(painter, option, option.rect.adjusted(self.look.px(30), 0, -10 - taken, 0), one_line(row.title))
         painter.restore()
 
     def createEditor(self, parent: QWidget, option: QStyleOptionViewItem, index: Index) -> QWidget:
@@ -173,10 +173,9 @@ class ConversationDelegate(ItemDelegate):
         """The time before what is taken of the row's end, if it would be noticed; returns the width it takes."""
         if not row.forecast or not row.forecast.short:
             return 0
-        box = sided(option, option.rect.adjusted(0, 0, -10 - taken, 0))
         painter.setFont(self.small(option.font))
         painter.setPen(QColor(self.look.theme.muted))
-        painter.drawText(box, int(Qt.AlignmentFlag.AlignVCenter | Qt.AlignmentFlag.AlignRight), row.forecast.short)
+        write(painter, option, option.rect.adjusted(0, 0, -10 - taken, 0), row.forecast.short, at_end=True)
         return painter.fontMetrics().horizontalAdvance(row.forecast.short) + self.look.px(8)
 
     def _paint_dot(self, painter: QPainter, option: QStyleOptionViewItem, row: Row) -> None:

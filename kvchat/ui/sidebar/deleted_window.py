@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 
-from PySide6.QtCore import Signal
+from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QShowEvent
 from PySide6.QtWidgets import QWidget
 
@@ -42,7 +42,8 @@ class DeletedWindow(Panel):
         self.now = button(_("Delete now…"), lambda: self._ask(self._chosen()), "danger")
         self.restore = button(_("Bring back"), self._restore, "primary")
         below = row(self.limits, STRETCH, self.all, self.now, self.restore, spacing=8)
-        parts = self.notices, self.words, self.empty, (self.list, 1), below
+        self.empty.setAlignment(Qt.AlignmentFlag.AlignCenter)
+        parts = self.notices, self.words, (self.empty, 1), (self.list, 1), below
         column(*parts, on=self, spacing=12, margins=(20, 16, 20, 16))
 
     def come(self) -> None:

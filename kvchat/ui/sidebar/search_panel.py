@@ -11,16 +11,17 @@ from PySide6.QtWidgets import (
     QFrame,
     QLineEdit,
     QStackedWidget,
+    QStyle,
     QStyleOptionViewItem,
     QToolButton,
     QWidget,
 )
 
-from kvchat.ui.base.building import column, label
+from kvchat.ui.base.building import beginning, column, label
 from kvchat.ui.base.icons import icon
 from kvchat.ui.base.text_cursors import position
 from kvchat.ui.base.theme import Look
-from kvchat.ui.widgets.item_list import ROW, Index, ItemDelegate, ItemList, ItemModel
+from kvchat.ui.widgets.item_list import ROW, Index, ItemDelegate, ItemList, ItemModel, write
 from kvchat.words.language import _, sentences
 from kvchat.words.wording import one_line
 
@@ -58,8 +59,8 @@ class _Delegate(ItemDelegate):
         font.setBold(True)
         painter.setFont(font)
         painter.setPen(QColor(theme.text))
-        title = painter.fontMetrics().elidedText(one_line(found.title), Qt.TextElideMode.ElideRight, box.width())
-        painter.drawText(box, int(Qt.AlignmentFlag.AlignTop | Qt.AlignmentFlag.AlignLeft), title)
+        first = QRect(box.topLeft(), QSize(box.width(), painter.fontMetrics().height()))
+        write(painter, option, first, one_line(found.title))
         font.setBold(False)
         if found.excerpt:
             self._paint_excerpt(painter, QRectF(box.adjusted(0, option.fontMetrics.height() + 3, 0, 0)), found, option)
@@ -67,7 +68,7 @@ class _Delegate(ItemDelegate):
 
     def _paint_excerpt(self, painter: QPainter, box: QRectF, found: FoundChat, option: QStyleOptionViewItem) -> None:
         layout = QTextLayout(found.excerpt, option.font)
-        layout.setTextOption(QTextOption())
+        layout.setTextOption(QTextOption(beginning()))
         mark = QTextCharFormat()
         mark.setBackground(QColor(self.look.theme.mark))
         mark.setForeground(QColor(self.look.theme.text))
@@ -134,6 +135,7 @@ class _Field(QLineEdit):
         super().paintEvent(event)
         side = self._look.px(16)
         place = QRect(self._look.px(8), (self.height() - side) // 2, side, side)
+        place = QStyle.visualRect(self.layoutDirection(), self.rect(), place)
         with QPainter(self) as painter:
             icon("search", self._look.theme.muted).paint(painter, place)
 
@@ -201,5 +203,6 @@ class SearchPanel(QWidget):
         self.field.selectAll()
 
     def _restyle(self) -> None:
-        self.field.setTextMargins(self._look.px(20), 0, 0, 0)
+        margin = self._look.px(20)
+        self.field.setTextMargins(*((0, 0, margin, 0) if self.isRightToLeft() else (margin, 0, 0, 0)))
         self.field.update()

@@ -29,7 +29,7 @@ from kvchat.ui.sidebar.arrangement import Arrangement, Order, with_headings
 from kvchat.ui.sidebar.conversation_list import ChatList, ConversationDelegate, ConversationModel, Row
 from kvchat.ui.sidebar.search_panel import SearchPanel
 from kvchat.ui.widgets.item_list import ROW
-from kvchat.words.language import _, several
+from kvchat.words.language import _, pgettext, several
 from kvchat.words.wording import STORAGE, one_line, size_of
 
 if TYPE_CHECKING:
@@ -242,7 +242,7 @@ class Sidebar(QFrame):
             folders.addAction(folder.replace("&", "&&"), partial(self.move_requested.emit, ids, folder))
         folders.addAction(_("New folder…"), lambda: self.new_folder_requested.emit(ids))
         folders.addAction(_("No folder"), lambda: self.move_requested.emit(ids, None))
-        away = _("Take out of the archive") if self.arrangement.archive else _("Archive")
+        away = _("Take out of the archive") if self.arrangement.archive else pgettext("to do", "Archive")
         menu.addAction(away, lambda: self.archive_requested.emit(ids, not self.arrangement.archive))
         menu.addSeparator()
         pin, never = add_keep_actions(

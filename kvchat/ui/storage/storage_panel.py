@@ -138,11 +138,12 @@ class StoragePanel(Panel):
         """The heading ends where the rows do, and keeps its height whatever it shows."""
         inside = self._heading.layout()
         assert inside is not None
-        inside.setContentsMargins(8, 4, self._look.px(BUTTON) + 12, 0)
+        begin, end = 8, self._look.px(BUTTON) + 12
+        inside.setContentsMargins(*((end, 4, begin, 0) if self.isRightToLeft() else (begin, 4, end, 0)))
         self._heading.setFixedHeight(max(inside.sizeHint().height(), self.only_losses.sizeHint().height() + 4))
         own, shared = self._look.theme.accent, shared_colour(self._look).name()
         parts = ((own, _("its own")), (shared, _("shared with others")))
-        square = '<span style="color:{}">■</span> {}'
+        square = '<span style="color:{}">■</span>&nbsp;{}'
         self._legend.setText(" &nbsp; ".join(square.format(colour, html.escape(words)) for colour, words in parts))
 
     def _build_limits(self) -> QHBoxLayout:
@@ -190,7 +191,8 @@ class StoragePanel(Panel):
         titles = {c.id: c.title for c in await self._runtime.chat.conversations()}
         deleted = await self._runtime.chat.recently_deleted.entries()
         titles |= {entry.id: _("{title} (recently deleted)", title=entry.title) for entry in deleted if entry.is_chat}
-        titles |= {owner: f"{name} (library)" for owner, name in (await self._runtime.chat.library.names()).items()}
+        prepared = await self._runtime.chat.library.names()
+        titles |= {owner: _("{name} (library)", name=name) for owner, name in prepared.items()}
         self._seconds_saved = await self._runtime.chat.seconds_saved()
         self.show_usage(usage, titles)
 

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 from PySide6.QtCore import QPoint, QRect, QRectF, QSize, Qt, Signal
 from PySide6.QtGui import QColor, QContextMenuEvent, QFontMetrics, QKeyEvent, QPainter, QPainterPath, QResizeEvent
-from PySide6.QtWidgets import QMenu, QStyleOptionViewItem, QToolButton, QWidget
+from PySide6.QtWidgets import QMenu, QStyle, QStyleOptionViewItem, QToolButton, QWidget
 
 from kvchat.kvstore.savepoint import ConversationUsage, PrunedConversation
 from kvchat.ui.base.building import tool_button
@@ -15,14 +15,12 @@ from kvchat.ui.base.icons import icon
 from kvchat.ui.base.theme import Look
 from kvchat.ui.commands.shortcuts import add_keep_actions
 from kvchat.ui.storage.usage_words import loss_of, split_of, use_of
-from kvchat.ui.widgets.item_list import ROW, Index, ItemDelegate, ItemList, ItemModel
+from kvchat.ui.widgets.item_list import ROW, Index, ItemDelegate, ItemList, ItemModel, sided, write
 from kvchat.ui.widgets.round_bar import mix
 from kvchat.words.language import _
 from kvchat.words.wording import one_line, size
 
 _MENU_KEYS = (Qt.Key.Key_Return, Qt.Key.Key_Enter, Qt.Key.Key_Space)
-_LEFT = int(Qt.AlignmentFlag.AlignVCenter | Qt.AlignmentFlag.AlignLeft)
-_RIGHT = int(Qt.AlignmentFlag.AlignVCenter | Qt.AlignmentFlag.AlignRight)
 BUTTON, _PAD, _GAP, _BAR = 28, 9, 6, 7  # pixels, the first at 100 % text
 
 
@@ -73,7 +71,7 @@ class UsageDelegate(ItemDelegate):
         box = option.rect.adjusted(8, _PAD, -self.look.px(BUTTON) - 12, -_PAD)
         height = option.fontMetrics.height()
         self._paint_title(painter, option, QRect(box.left(), box.top(), box.width(), height), row)
-        self._paint_bar(painter, QRectF(box.left(), box.top() + height + _GAP, box.width(), _BAR), row)
+        self._paint_bar(painter, option, QRectF(box.left(), box.top() + height + _GAP, box.width(), _BAR), row)
         below = box.top() + height + 2 * _GAP + _BAR
         self._paint_words(painter, option, QRect(box.left(), below, box.width(), box.bottom() - below + 1), row)
         painter.restore()
@@ -82,20 +80,19 @@ class UsageDelegate(ItemDelegate):
         theme, metrics = self.look.theme, option.fontMetrics
         amount = size(row.usage.bytes) if row.usage.bytes else _("nothing")
         painter.setPen(QColor(theme.text if row.usage.bytes else theme.muted))
-        painter.drawText(box, _RIGHT, amount)
+        write(painter, option, box, amount, at_end=True)
         right = box.right() - metrics.horizontalAdvance(amount) - 12
         if row.usage.never_save:
             right = self._paint_chip(painter, option, QRect(box.left(), box.top(), right - box.left(), box.height()))
         if row.usage.pinned:
             side = metrics.height() - 1
             right -= side
-            icon("pin", theme.accent).paint(painter, right, box.top(), side, side)
+            icon("pin", theme.accent).paint(painter, sided(option, QRect(right, box.top(), side, side)))
             right -= 8
-        title = one_line(row.title)
-        shown = metrics.elidedText(title, Qt.TextElideMode.ElideRight, max(right - box.left(), 24))
         painter.setFont(option.font)
         painter.setPen(QColor(theme.text))
-        painter.drawText(box, _LEFT, shown)
+        room = QRect(box.left(), box.top(), max(right - box.left(), 24), box.height())
+        write(painter, option, room, one_line(row.title))
 
     def _paint_chip(self, painter: QPainter, option: QStyleOptionViewItem, box: QRect) -> int:
         """The words "never kept" at the right of the box; returns where they begin."""
@@ -103,15 +100,15 @@ class UsageDelegate(ItemDelegate):
         painter.setFont(self.small(option.font))
         width = QFontMetrics(painter.font()).horizontalAdvance(_("never kept")) + 14
         chip = QRectF(box.right() - width, box.top(), width, box.height())
-        path = QPainterPath()
-        path.addRoundedRect(chip, chip.height() / 2, chip.height() / 2)
+        drawn, path = sided(option, chip), QPainterPath()
+        path.addRoundedRect(drawn, chip.height() / 2, chip.height() / 2)
         painter.fillPath(path, QColor(theme.bubble))
         painter.setPen(QColor(theme.muted))
-        painter.drawText(chip, int(Qt.AlignmentFlag.AlignCenter), _("never kept"))
+        painter.drawText(drawn, int(Qt.AlignmentFlag.AlignCenter), _("never kept"))
         painter.setFont(option.font)
         return int(chip.left()) - 8
 
-    def _paint_bar(self, painter: QPainter, box: QRectF, row: UsageRow) -> None:
+    def _paint_bar(self, painter: QPainter, option: QStyleOptionViewItem, box: QRectF, row: UsageRow) -> None:
         """Its own bytes, then the shared ones; what the prune in preview takes is crossed out at the end."""
         usage, theme = row.usage, self.look.theme
         if not usage.bytes:
@@ -121,6 +118,9 @@ class UsageDelegate(ItemDelegate):
         path = QPainterPath()
         path.addRoundedRect(bar, _BAR / 2, _BAR / 2)
         painter.save()
+        if option.direction is Qt.LayoutDirection.RightToLeft:
+            painter.translate(option.rect.left() + option.rect.right(), 0)
+            painter.scale(-1, 1)
         painter.setClipPath(path)
         own = width * usage.exclusive_bytes / usage.bytes
         painter.fillRect(bar, shared_colour(self.look))
@@ -143,11 +143,11 @@ class UsageDelegate(ItemDelegate):
         room = box.width() - metrics.horizontalAdvance(split) - 16
         painter.setPen(QColor(theme.muted))
         if room > 80:
-            painter.drawText(box, _RIGHT, split)
+            write(painter, option, box, split, at_end=True)
         else:
             room = box.width()
         painter.setPen(QColor(theme.warn if row.loss else theme.muted))
-        painter.drawText(box, _LEFT, metrics.elidedText(row.details, Qt.TextElideMode.ElideRight, room))
+        write(painter, option, QRect(box.left(), box.top(), room, box.height()), row.details)
 
 
 class UsageModel(ItemModel[UsageRow]):
@@ -242,7 +242,8 @@ class UsageList(ItemList):
         for number in wanted:
             button = self.buttons.get(number) or self._make_button(number)
             row, side = self.visualRect(self.usage.index(number)), self._look.px(BUTTON)
-            button.setGeometry(row.right() - side - 4, row.center().y() - side // 2, side, side)
+            place = QRect(row.right() - side - 4, row.center().y() - side // 2, side, side)
+            button.setGeometry(QStyle.visualRect(self.layoutDirection(), row, place))
             button.show()
 
     def _furnish_anew(self) -> None:

@@ -9,7 +9,7 @@ from PySide6.QtCore import QSize, Qt
 from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import QLabel, QPushButton, QSizePolicy
 
-from kvchat.ui.base.building import styled
+from kvchat.ui.base.building import beginning, styled
 from kvchat.words.wording import one_line
 
 _SEPARATORS = re.compile(r"[/\\._-]")
@@ -33,7 +33,7 @@ class ElidedLabel(QLabel):
         super().__init__()
         styled(self, kind).setTextFormat(Qt.TextFormat.PlainText)
         self.whole = ""  # the text as it was given
-        self.setAlignment(Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignAbsolute | Qt.AlignmentFlag.AlignVCenter)
+        self.setAlignment(beginning() | Qt.AlignmentFlag.AlignVCenter)
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Preferred)
 
     def set_text(self, text: str) -> None:

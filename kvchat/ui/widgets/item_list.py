@@ -121,6 +121,19 @@ def sided(option: QStyleOptionViewItem, box: Box) -> Box:
     return box.translated(whole.left() + whole.right() - box.left() - box.right(), 0)
 
 
+def write(painter: QPainter, option: QStyleOptionViewItem, box: QRect, words: str, *, at_end: bool = False) -> None:
+    """A line of a row: from where lines begin, or `at_end`, while the words run as their own script does.
+
+    `box`: as for the left; what does not fit ends in an ellipsis.
+    """
+    mirrored = option.direction is Qt.LayoutDirection.RightToLeft
+    side = Qt.AlignmentFlag.AlignRight if at_end is not mirrored else Qt.AlignmentFlag.AlignLeft
+    shown = painter.fontMetrics().elidedText(words, Qt.TextElideMode.ElideRight, box.width())
+    painter.setLayoutDirection(Qt.LayoutDirection.LayoutDirectionAuto)
+    flags = side | Qt.AlignmentFlag.AlignVCenter | Qt.AlignmentFlag.AlignAbsolute
+    painter.drawText(sided(option, box), int(flags), shown)
+
+
 class ItemDelegate(QStyledItemDelegate):
     """Draws a row. Subclasses draw what stands on the ground."""
 

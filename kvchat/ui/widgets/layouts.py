@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from PySide6.QtCore import QPoint, QRect, QSize, Qt
-from PySide6.QtWidgets import QApplication, QLayout, QLayoutItem, QScrollArea, QWidget
+from PySide6.QtWidgets import QApplication, QLayout, QLayoutItem, QScrollArea, QStyle, QWidget
 
 COLUMN_WIDTH = 760  # pixels of the messages and of what stands in line with them, where there is room
 
 
 class FlowLayout(QLayout):
-    """A row that wraps. Hidden widgets take no room."""
+    """A row that wraps, from where lines begin. Hidden widgets take no room."""
 
     def __init__(self, parent: QWidget | None = None, spacing: int = 8) -> None:
         super().__init__(parent)
@@ -87,7 +87,8 @@ class FlowLayout(QLayout):
             x, tall = room.x(), max((size.height() for _, size in line), default=0)
             for item, size in line:
                 if move:
-                    item.setGeometry(QRect(QPoint(x, y + (tall - size.height()) // 2), size))
+                    place = QRect(QPoint(x, y + (tall - size.height()) // 2), size)
+                    item.setGeometry(QStyle.visualRect(QApplication.layoutDirection(), room, place))
                 x += size.width() + self.spacing()
             y += tall + self.spacing()
         return y - self.spacing() - rect.y() + margins.bottom()

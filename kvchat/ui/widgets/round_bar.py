@@ -12,7 +12,7 @@ HEIGHT = 14  # pixels, unless a subclass says otherwise
 
 
 class RoundBar(QWidget):
-    """Subclasses paint inside the shape."""
+    """Subclasses paint inside the shape, from the left; it is turned round where lines begin at the right."""
 
     def __init__(self, look: Look, width: int = 200, height: int = HEIGHT) -> None:
         super().__init__()
@@ -31,6 +31,9 @@ class RoundBar(QWidget):
         box, path = QRectF(self.rect()), QPainterPath()
         path.addRoundedRect(box, box.height() / 2, box.height() / 2)
         painter.setClipPath(path)
+        if self.isRightToLeft():
+            painter.translate(box.width(), 0)
+            painter.scale(-1, 1)
         self.paint_inside(painter, box)
         painter.end()
 

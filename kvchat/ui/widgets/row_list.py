@@ -11,10 +11,9 @@ from PySide6.QtGui import QColor, QFontMetrics, QKeyEvent, QPainter, QPainterPat
 from PySide6.QtWidgets import QStyle, QStyleOptionViewItem
 
 from kvchat.ui.base.theme import Look
-from kvchat.ui.widgets.item_list import ROW, Index, ItemDelegate, ItemList, ItemModel, sided
+from kvchat.ui.widgets.item_list import ROW, Index, ItemDelegate, ItemList, ItemModel, sided, write
 from kvchat.words.wording import one_line
 
-_LEFT = int(Qt.AlignmentFlag.AlignVCenter | Qt.AlignmentFlag.AlignLeft)
 _PAD, _GAP = 9, 4  # pixels
 
 
@@ -121,13 +120,11 @@ class RowDelegate(ItemDelegate):
         painter.setFont(option.font)
         painter.setPen(QColor(theme.muted if row.tone is Tone.BAD else theme.text))
         title = option.fontMetrics.elidedText(one_line(row.title), Qt.TextElideMode.ElideMiddle, room)
-        painter.drawText(sided(option, QRect(box.left(), box.top(), room, height)), _LEFT, title)
+        write(painter, option, QRect(box.left(), box.top(), room, height), title)
         painter.setFont(self.small(option.font))
         painter.setPen(QColor(theme.muted))
-        metrics = QFontMetrics(painter.font())
-        words = metrics.elidedText(one_line(row.words), Qt.TextElideMode.ElideRight, room)
-        below = QRect(box.left(), box.top() + height + _GAP, room, metrics.height())
-        painter.drawText(sided(option, below), _LEFT, words)
+        below = QRect(box.left(), box.top() + height + _GAP, room, painter.fontMetrics().height())
+        write(painter, option, below, one_line(row.words))
         painter.restore()
 
     def _paint_chip(self, painter: QPainter, option: QStyleOptionViewItem, box: QRect, row: Row) -> int:

@@ -1,0 +1,477 @@
+"""Pictures of every window, to be looked at: python -m tests.ui.pictures FOLDER --language de --theme dark --text 200.
+
+Languages are kvchat's own, and `pseudo`, which runs from right to left. `sheet-1.png` and on have all of them, small.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import qasync
+from PySide6.QtCore import QPoint, QRect, QSize, Qt
+from PySide6.QtGui import QColor, QImage, QPainter, QPixmap
+from PySide6.QtWidgets import QApplication, QDialog, QMenu, QWidget
+
+from kvchat.chat.context.context import ContextUse
+from kvchat.chat.input.documents import document_of_text
+from kvchat.chat.options import Preset
+from kvchat.chat.prepared.service import Estimate
+from kvchat.chat.record.messages import Conversation, MessageState, Role
+from kvchat.engine.finding.graphics import Graphics, Maker
+from kvchat.engine.running.failure import foreign_server, hangs
+from kvchat.engine.speaking import vitals
+from kvchat.engine.speaking.connection import EngineState
+from kvchat.engine.speaking.vitals import SlotState, Vitals
+from kvchat.library.local.finder import FoundModel
+from kvchat.library.local.folders import Source as Place
+from kvchat.session.finishing import Unfinished
+from kvchat.session.session import PromptTooLong
+from kvchat.settings import GB
+from kvchat.ui.app.main_window import MainWindow
+from kvchat.ui.app.quick_window import QuickWindow
+from kvchat.ui.app.quitting import FinishingBox
+from kvchat.ui.app.tray import Tray
+from kvchat.ui.attachments.views import AttachmentView
+from kvchat.ui.base.speaking import speak_here
+from kvchat.ui.base.theme import Look
+from kvchat.ui.dialogs.report import BugReportDialog, ImportReportDialog
+from kvchat.ui.messages.reply_footer import ReceiptView
+from kvchat.ui.settings.other_programs import OtherProgramsPage
+from kvchat.ui.sidebar.library_window import AddDialog
+from kvchat.ui.transcript.links import LinkDialog
+from kvchat.words.folding import terms_of
+from tests.library.gguf_files import LLAMA, write_gguf
+from tests.ui.every_window import furnish
+from tests.ui.fake_runtime import NOW, FakeRuntime, a_receipt
+from tests.ui.programs.made_up import fill as programs_made_up
+from tests.ui.pseudo import speak_pseudo
+from tests.ui.waiting import until
+from tests.ui.windows import on_show
+
+SCREEN = {"name": "screen", "x": 0, "y": 0, "width": 1600, "height": 1000, "logicalDpi": 96, "dpr": 1}
+TITLE = "A very long title about 量子力学入门 and 🍜 ramen, which does not end where it should, & more"
+HEBREW = "אילו אגמים הם העמוקים ביותר?"
+REPLY = """Here is what I know, *briefly*:
+
+> A lake is a body of water that is surrounded by land.
+
+1. **Baikal**, 1,642 m
+2. **Tanganyika**, 1,470 m
+
+| Lake | Depth | Where |
+|---|---:|---|
+| Baikal | 1,642 m | Russia |
+| 洞爺湖 | 179 m | 日本 |
+
+```python
+def deepest(lakes: list[tuple[str, int]]) -> str:
+    return max(lakes, key=lambda lake: lake[1])[0]
+```
+
+The volume is $V = \\int_A h\\,dA$; see [the list](https://example.org/lakes).
+"""
+ANSWER = """אגם בייקל הוא העמוק ביותר, **1,642 מ׳**:
+
+> אגם הוא גוף מים המוקף ביבשה.
+
+- בייקל
+- טנגניקה
+
+```python
+if True:
+    print("שלום")
+```
+"""
+
+
+def prepared(folder: Path) -> FakeRuntime:
+    """A runtime with something of everything."""
+    runtime = FakeRuntime(folder, model="Qwen3-Coder-30B-A3B-Instruct-1M-UD-Q4_K_XL")
+    furnish(runtime)
+    chat = runtime.chat
+    for id, title in (("long", TITLE), ("he", HEBREW), ("ja", "晩ご飯のレシピ 🍅")):
+        chat.add(title, id=id)
+        runtime.kept[id] = 1_136_000_000 if id == "long" else 0
+    chat.write("long", Role.USER, "Which lakes are the deepest, and how deep are they? Please make a table.")
+    chat.write("long", Role.ASSISTANT, REPLY, thinking="The user asks about lakes.", receipt=a_receipt())
+    chat.write("long", Role.USER, "And the smallest?", attachments=(document_of_text("湖.txt", "A lake.\n" * 900),))
+    chat.write("long", Role.ASSISTANT, "That is Benxi", state=MessageState.STOPPED)
+    chat.write("he", Role.USER, HEBREW)
+    chat.write("he", Role.ASSISTANT, ANSWER, receipt=a_receipt())
+    chat.options.stored.append(Preset("A preset with a name that is rather long 量子 🍜", "x", id="p2"))
+    runtime.log = ["0.00.100.000 I build: 11434", "0.00.300.000 W a warning", "0.00.300.001 E an error"]
+    runtime.vitals = Vitals(4711, 2_000_000_000, None, SlotState(False, 512, 2048), vitals.Speed(800.0, 41.4))
+    runtime.models.there = [
+        FoundModel(folder / "b.gguf", "Qwen3-Coder-30B-A3B-Instruct-1M-UD-Q4_K_XL", Place.LM_STUDIO, 20 * GB, None),
+        _model(folder, "Apple-8B", 5 * GB),
+        _model(folder, "Zebra-70B", 40 * GB),
+    ]
+    for name, tokens in (("Manual of the machine", 78_000), ("料理の本", 12_000), ("Not read yet", 0)):
+        chat.library.put(name, tokens=tokens)
+    return runtime
+
+
+def _model(folder: Path, name: str, size: int) -> FoundModel:
+    from kvchat.library.gguf.facts import read_facts
+
+    known = {"block_count": 32, "embedding_length": 4096, "attention.head_count": 32, "attention.head_count_kv": 8}
+    facts = read_facts(write_gguf(folder / f"{name}.gguf", LLAMA | known))
+    facts = replace(facts, size=size, weights=replace(facts.weights, layers=(size // 32,) * 32), quantisation="Q4_K_M")
+    return FoundModel(folder / f"{name}.gguf", name, Place.LM_STUDIO, size, facts)
+
+
+PARTS = "first", "main", "beside", "dialogs", "empty"
+
+
+async def scenes(runtime: FakeRuntime, look: Look, parts: Sequence[str] = PARTS) -> AsyncIterator[tuple[str, QWidget]]:
+    """Every window in the states it has, one after the other, with its name; each is closed when the next is asked."""
+    if "first" in parts:
+        async for name, shown in _first(runtime, look):
+            yield name, shown
+    async with on_show(runtime, look) as window:
+        window.resize(look.px(1000), look.px(720))
+        for part, made in (("main", _main), ("beside", _beside), ("dialogs", _dialogs)):
+            if part in parts:
+                async for name, shown in made(runtime, window):
+                    yield name, shown
+                    if shown is not window:
+                        shown.close()
+    if "empty" in parts:
+        nothing = FakeRuntime(runtime.paths.data.parent / "nothing", model=None)
+        async with on_show(nothing, look) as window:
+            window.resize(look.px(1000), look.px(720))
+            async for name, shown in _empty(nothing, window):
+                yield name, shown
+                if shown is not window:
+                    shown.close()
+
+
+async def _first(runtime: FakeRuntime, look: Look) -> AsyncIterator[tuple[str, QWidget]]:
+    first = MainWindow(look, runtime.paths.config / "first")
+    first.show_first([Conversation("a", TITLE, False, NOW, NOW, None)])
+    yield "first picture", first
+    first.deleteLater()
+
+
+async def _empty(runtime: FakeRuntime, window: MainWindow) -> AsyncIterator[tuple[str, QWidget]]:
+    side = window.side_windows
+    window.new_conversation()
+    yield "no chat", window
+    yield "storage, empty", side.open_storage()
+    yield "saved, empty", side.open_saved()
+    yield "programs, empty", side.open_programs()
+    yield "library, empty", side.open_library()
+    yield "deleted, empty", side.open_deleted()
+    yield "models, empty", side.open_models()
+    window.show_first_start()
+    async for name, shown in _first_run(runtime, window):
+        yield name, shown
+
+
+async def _main(runtime: FakeRuntime, window: MainWindow) -> AsyncIterator[tuple[str, QWidget]]:
+    for id in ("long", "he", "thesis"):
+        window.chat.open(id)
+        await until(lambda: window.transcript.views and all(v.complete for v in window.transcript.views.values()))
+        if id == "thesis":
+            for receipt in window.findChildren(ReceiptView)[-2:]:
+                receipt.toggle()
+        yield f"chat {id}", window
+    window.chat.open("long")
+    await until(lambda: window.transcript.views)
+    window.find_bar.begin("lake")
+    yield "find", window
+    window.find_bar.close_bar()
+    window.sidebar.search.field.setText("lake")
+    await until(lambda: window.sidebar.search.results.isVisible())
+    yield "search", window
+    window.sidebar.search.field.clear()
+    runtime.chat.context.now = ContextUse(30_906, 1_000, 2_048, 32_768)
+    window.composer.set_attachments([document_of_text("notes 📓.txt", "A line of words.\n" * 10_000)])
+    window.composer.set_draft("What do you make of this?")
+    await until(window.context_card.isVisible)
+    window.notices.tell_where("Exported", Path("/home/somebody/a folder/Chats.json"))
+    window.notices.show_error(PromptTooLong(40_000, 32_768))
+    yield "notices", window
+    for notice in window.notices.on_show:
+        notice.dismiss()
+    window.composer.set_attachments([])
+    runtime.chat.context.now = None
+    window.composer.set_draft("Go on.")
+    await until(lambda: window.context_card.isHidden() and window.composer.button.isEnabled())
+    window.composer.button.click()
+    await until(lambda: runtime.chat.is_answering("long"))
+    yield "waiting", window
+    runtime.chat.say("long", "Some words of the reply", "It was asked to go on.")
+    yield "streaming", window
+    runtime.chat.stop("long")
+    runtime.set_engine(EngineState.FAILED, failure=hangs())
+    yield "engine failed", window
+    runtime.missing = True
+    runtime.set_engine(EngineState.FAILED, failure=foreign_server(8080))
+    yield "model missing", window
+    runtime.missing = False
+    for state in (EngineState.STOPPED, EngineState.LOADING):
+        runtime.set_engine(state)
+        yield f"engine {state.value}", window
+    runtime.set_engine(EngineState.READY)
+    for name, menu in (
+        ("menu of the chat", window.header.chat_menu),
+        ("menu of kvchat", window.header.menu),
+        ("menu of models", window.header.model_menu),
+        ("menu of the list", window.sidebar.view_menu),
+        ("menu of the tray", Tray(runtime, window).menu),
+    ):
+        menu.aboutToShow.emit()
+        yield name, menu
+    window.sidebar._show_menu(window.sidebar.list.visualRect(window.sidebar.model.index(1)).center())
+    for menu in [one for one in window.sidebar.list.findChildren(QMenu) if one.isVisible()][:1]:
+        yield "menu of a chat in the list", menu
+        menu.close()
+
+
+async def _beside(runtime: FakeRuntime, window: MainWindow) -> AsyncIterator[tuple[str, QWidget]]:
+    side = window.side_windows
+    settings = side.open_settings(OtherProgramsPage.name)
+    settings.others.change("door", True)
+    await until(lambda: settings.others.key.field.text())
+    for page in settings.pages:
+        settings.show_page(page.name)
+        yield f"settings {page.name}", settings
+        bar = page.verticalScrollBar()
+        for part in range(1, 4):
+            if bar.value() < bar.maximum():
+                bar.setValue(bar.maximum() if part == 3 else bar.value() + page.height() - 40)
+                yield f"settings {page.name} {part + 1}", settings
+    settings.close()
+    settings = side.open_settings()
+    preset = settings.presets.open(runtime.chat.options.stored[0])
+    assert preset is not None
+    await until(preset.save.isEnabled)
+    yield "preset", preset
+    settings.close()
+    window.open_chat_settings()
+    chat = side._chat_settings
+    assert chat is not None
+    await until(chat.save.isEnabled)
+    yield "chat settings", chat
+    storage = side.open_storage()
+    await until(lambda: storage.list.usage.rows)
+    yield "storage", storage
+    storage = side.open_storage()
+    storage.prune.slider.setValue(storage.prune.slider.maximum() // 3)
+    await until(lambda: storage.prune.plan is not None)
+    yield "storage, to be shrunk", storage
+    saved = side.open_saved()
+    await until(lambda: saved.shown)
+    yield "time saved", saved
+    programs_made_up(runtime)
+    programs = side.open_programs()
+    programs.requests.list.select(1)
+    yield "programs", programs
+    for area in _scrolled(programs):
+        area.setValue(area.maximum() // 2)
+        yield "programs, middle", programs
+        area.setValue(area.maximum())
+        yield "programs, end", programs
+    yield "engine", side.open_engine()
+    yield "engine log", side.open_engine(log=True)
+    models = side.open_models()
+    await until(lambda: len(models.here.list.rows) == 3)
+    models.here.list.setCurrentIndex(models.here.list.model().index(1, 0))
+    yield "models", models
+    models = side.open_models()
+    models.tabs.button(1).click()
+    await until(lambda: models.hub.list.rows)
+    yield "models to be had", models
+    token = side.open_models().open_token()
+    await until(token.place.text)
+    yield "token", token
+    models.close()
+    yield "manual", side.open_manual()
+    await runtime.chat.organiser.delete(["tax"])
+    deleted = side.open_deleted()
+    yield "deleted", deleted
+    library = side.open_library()
+    await until(lambda: library.list.rows)
+    library.list.setCurrentIndex(library.list.model().index(0, 0))
+    yield "library", library
+    library = side.open_library()
+    yield "library, adding", _opened(AddDialog(library, "Documents 量子", Estimate(12, 280_000, 36.0)))
+    library.close()
+    yield "shortcuts", window.keyboard.open_sheet()
+    yield "palette", window.keyboard.open_palette()
+    quick = QuickWindow(runtime, window._look, window.runner, lambda *_: None, lambda _: None)
+    quick.come()
+    yield "quick question", quick
+    quick.come()
+    quick.composer.set_draft("Which lake is the deepest?")
+    quick.composer.button.click()
+    await until(lambda: runtime.chat.answering)
+    (asked,) = runtime.chat.answering
+    runtime.chat.say(asked, "Lake Baikal, with 1,642 m.")
+    runtime.chat.finish(asked, a_receipt())
+    yield "quick question, answered", quick
+
+
+def _scrolled(window: QWidget) -> list[object]:
+    from PySide6.QtWidgets import QScrollArea
+
+    bars = [area.verticalScrollBar() for area in window.findChildren(QScrollArea) if area.isVisible()]
+    return [bar for bar in bars if bar.maximum() > 0][:1]
+
+
+def _opened(dialog: QDialog) -> QDialog:
+    dialog.open()
+    return dialog
+
+
+async def _dialogs(runtime: FakeRuntime, window: MainWindow) -> AsyncIterator[tuple[str, QWidget]]:
+    import kvchat.ui.controllers.transfer as transfer
+    import kvchat.ui.dialogs.metered as metered
+    from kvchat.ui.dialogs.confirm import ConfirmDialog
+    from kvchat.ui.dialogs.passphrase import ask_passphrase
+    from kvchat.words.language import _
+    from kvchat.words.wording import size
+
+    look = window._look
+    window.side_windows.open_storage()._ask_delete_all()
+    yield "question", window.side_windows.open_storage().findChildren(ConfirmDialog)[-1]
+    window.side_windows.open_storage().close()
+    yield "link", _opened(LinkDialog(window, "https://example.org/" + "a-long-path/" * 12))
+    about = _(transfer._ABOUT_MEMORY, size=size(1_136_000_000))
+    title, action = _("Export with its memory?"), _("Choose a file…")
+    yield "passphrase", ask_passphrase(window, title, about, action, lambda _: None, optional=True)
+    yield "bug", _opened(BugReportDialog(look, "Traceback (most recent call last):\n  ValueError: 7", window))
+    problems = ["a.json: It is no JSON.", "チャット.json: it is cut off"]
+    yield "import", _opened(ImportReportDialog(look, "Imported 2 chats", "", problems, window))
+    document = document_of_text("notes.txt", "A line about a lake.\n" * 40)
+    yield "document", _opened(AttachmentView(look, document, terms_of("lake"), window))
+    transfer._PATIENCE_MS = 0
+    import asyncio
+
+    async def export() -> None:
+        with transfer._Progress(window, _("Exporting…"), asyncio.get_running_loop()) as progress:
+            progress.tell(1, 3)
+            await asyncio.sleep(30)
+
+    task = asyncio.create_task(export())
+    await until(lambda: any(type(one).__name__ == "QProgressDialog" for one in window.findChildren(QDialog)))
+    yield "progress", next(one for one in window.findChildren(QDialog) if type(one).__name__ == "QProgressDialog")
+    task.cancel()
+
+    async def yes() -> bool:
+        return True
+
+    metered.is_metered = yes
+    metered.ask_if_metered(window, window.runner.start, "Qwen3, 20 GB", lambda: None)
+    await until(lambda: window.findChildren(ConfirmDialog))
+    yield "metered", window.findChildren(ConfirmDialog)[-1]
+    box = FinishingBox()
+    box.say(Unfinished(2_100_000_000, 12.3))
+    box.show()
+    yield "finishing", box
+
+
+async def _first_run(runtime: FakeRuntime, window: MainWindow) -> AsyncIterator[tuple[str, QWidget]]:
+    import kvchat.engine_host.setup as setup
+    from kvchat.engine.finding.discovery import EngineKind, EngineLocation
+
+    yield "first run, nothing", window
+    setup.find_graphics = lambda: Graphics("linux", (Maker.AMD,))  # type: ignore[assignment]
+    setup.installed_engines = lambda: [EngineLocation(EngineKind.EMBEDDED)]  # type: ignore[assignment]
+    runtime.models.there = [_model(runtime.paths.data, "Apple-8B", 5 * GB), _model(runtime.paths.data, "Fig-1B", GB)]
+    page = window.first_start
+    window.show_first_start()
+    await until(lambda: page.found and page.offer.isVisible())
+    yield "first run", window
+    page.show_progress(49_000_000, 98_000_000)
+    yield "first run, fetching", window
+    page.show_error(PromptTooLong(40_000, 32_768))
+    yield "first run, error", window
+
+
+async def settle() -> None:
+    """Let layouts and what was asked for come to rest."""
+    import asyncio
+
+    for _ in range(40):
+        await asyncio.sleep(0.005)
+
+
+async def take(folder: Path, look: Look, runtime: FakeRuntime, parts: Sequence[str]) -> list[Path]:
+    """Every window, into a file of its own."""
+    taken = []
+    async for name, shown in scenes(runtime, look, parts):
+        if isinstance(shown, QMenu):
+            shown.ensurePolished()
+            shown.resize(shown.sizeHint())
+        await settle()
+        picture = shown.grab()
+        path = folder / f"{len(taken):02}-{name.replace(' ', '-').replace(',', '')}.png"
+        picture.save(str(path))
+        taken.append(path)
+    return taken
+
+
+def sheets(folder: Path, taken: list[Path], width: int = 2060, height: int = 1520) -> None:
+    """All of them, packed in rows."""
+    row_high, at, number = 0, QPoint(10, 10), 1
+    sheet = QPixmap(width, height)
+    sheet.fill(QColor("#808080"))
+    painter = QPainter(sheet)
+
+    def finish() -> None:
+        painter.end()
+        sheet.save(str(folder / f"sheet-{number}.png"))
+
+    for path in taken:
+        picture = QImage(str(path))
+        size = picture.size() + QSize(10, 30)
+        if at.x() + size.width() > width:
+            at, row_high = QPoint(10, at.y() + row_high), 0
+        if at.y() + size.height() > height:
+            finish()
+            number, at, row_high = number + 1, QPoint(10, 10), 0
+            sheet.fill(QColor("#808080"))
+            painter.begin(sheet)
+        painter.drawText(QRect(at, QSize(size.width(), 18)), Qt.AlignmentFlag.AlignLeft, path.stem)
+        painter.drawImage(at + QPoint(0, 20), picture)
+        at, row_high = at + QPoint(size.width(), 0), max(row_high, size.height())
+    finish()
+
+
+def main() -> None:
+    """As the command line says."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--language", default="en")
+    parser.add_argument("--theme", default="light")
+    parser.add_argument("--text", type=int, default=100, help="percent")
+    parser.add_argument("--only", nargs="*", choices=PARTS, default=PARTS, help="of the windows")
+    asked = parser.parse_args()
+    asked.folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="kvchat-pictures-") as scratch:
+        home = Path(scratch)
+        (home / "screens.json").write_text(json.dumps({"screens": [SCREEN]}))
+        os.environ["QT_QPA_PLATFORM"] = f"offscreen:configfile={home / 'screens.json'}"
+        os.environ["HOME"] = os.environ["XDG_CONFIG_HOME"] = str(home)
+        app = QApplication(sys.argv[:1])
+        if asked.language == "pseudo":
+            speak_pseudo(app)
+        else:
+            speak_here(asked.language)
+        look, runtime = Look(app, asked.theme), prepared(home / "home")
+        runtime.settings = replace(runtime.settings, zoom=asked.text, theme=asked.theme)
+        look.follow(runtime.settings)
+        sheets(asked.folder, qasync.run(take(asked.folder, look, runtime, asked.only)))
+
+
+if __name__ == "__main__":
+    main()

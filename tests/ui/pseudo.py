@@ -1,0 +1,46 @@
+"""A language from right to left that nobody speaks: English in Hebrew letters, a third longer."""
+
+from __future__ import annotations
+
+import gettext
+import re
+
+from PySide6.QtCore import Qt
+from PySide6.QtWidgets import QApplication
+
+from kvchat.words import language
+
+_LETTERS = dict(zip("abcdefghijklmnopqrstuvwxyz", "אבקדעפגהיזכלמנוצחרסתטשוטץז", strict=True))
+_KEPT = re.compile(r"(\{[^{}]*\}|&\w|%\w+|<[^<>]*>|https?:\S+|Ctrl\S*|\n|\W)")
+MARKS = ("between thousands", "before decimals")
+
+
+def turned(text: str) -> str:
+    """The text in that language; places, tags, keys and marks stay as they are."""
+    return "".join(part if _KEPT.fullmatch(part) else _word(part) for part in _KEPT.split(text))
+
+
+def _word(word: str) -> str:
+    letters = "".join(_LETTERS.get(letter, letter) for letter in word.lower())
+    if not word.isalpha():
+        return letters
+    return letters + letters[: (len(letters) + 2) // 3] if len(letters) > 2 else letters
+
+
+class Pseudo(gettext.NullTranslations):
+    """The catalogue."""
+
+    def gettext(self, message: str) -> str:
+        return turned(message)
+
+    def ngettext(self, one: str, many: str, number: int) -> str:
+        return turned(one if number == 1 else many)
+
+    def pgettext(self, context: str, message: str) -> str:
+        return message if context in MARKS else turned(message)
+
+
+def speak_pseudo(app: QApplication) -> None:
+    """Speak it from now on, in windows that are made from now on."""
+    language._Spoken.catalogue = Pseudo()
+    app.setLayoutDirection(Qt.LayoutDirection.RightToLeft)
