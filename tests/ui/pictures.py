@@ -46,6 +46,7 @@ from kvchat.ui.messages.reply_footer import ReceiptView
 from kvchat.ui.settings.other_programs import OtherProgramsPage
 from kvchat.ui.sidebar.library_window import AddDialog
 from kvchat.ui.transcript.links import LinkDialog
+from kvchat.ui.widgets.layouts import room_on_screen
 from kvchat.words.folding import terms_of
 from tests.library.gguf_files import LLAMA, write_gguf
 from tests.ui.every_window import furnish
@@ -55,7 +56,6 @@ from tests.ui.pseudo import speak_pseudo
 from tests.ui.waiting import until
 from tests.ui.windows import on_show
 
-SCREEN = {"name": "screen", "x": 0, "y": 0, "width": 1600, "height": 1000, "logicalDpi": 96, "dpr": 1}
 TITLE = "A very long title about 量子力学入门 and 🍜 ramen, which does not end where it should, & more"
 HEBREW = "אילו אגמים הם העמוקים ביותר?"
 REPLY = """Here is what I know, *briefly*:
@@ -136,7 +136,7 @@ async def scenes(runtime: FakeRuntime, look: Look, parts: Sequence[str] = PARTS)
         async for name, shown in _first(runtime, look):
             yield name, shown
     async with on_show(runtime, look) as window:
-        window.resize(look.px(1000), look.px(720))
+        window.resize(QSize(look.px(1000), look.px(720)).boundedTo(room_on_screen()))
         for part, made in (("main", _main), ("beside", _beside), ("dialogs", _dialogs)):
             if part in parts:
                 async for name, shown in made(runtime, window):
@@ -146,7 +146,7 @@ async def scenes(runtime: FakeRuntime, look: Look, parts: Sequence[str] = PARTS)
     if "empty" in parts:
         nothing = FakeRuntime(runtime.paths.data.parent / "nothing", model=None)
         async with on_show(nothing, look) as window:
-            window.resize(look.px(1000), look.px(720))
+            window.resize(QSize(look.px(1000), look.px(720)).boundedTo(room_on_screen()))
             async for name, shown in _empty(nothing, window):
                 yield name, shown
                 if shown is not window:
@@ -188,6 +188,7 @@ async def _main(runtime: FakeRuntime, window: MainWindow) -> AsyncIterator[tuple
     window.find_bar.begin("lake")
     yield "find", window
     window.find_bar.close_bar()
+    window.place.show_sidebar()
     window.sidebar.search.field.setText("lake")
     await until(lambda: window.sidebar.search.results.isVisible())
     yield "search", window
@@ -454,12 +455,15 @@ def main() -> None:
     parser.add_argument("--language", default="en")
     parser.add_argument("--theme", default="light")
     parser.add_argument("--text", type=int, default=100, help="percent")
+    parser.add_argument("--screen", default="1600x1000", help="pixels")
     parser.add_argument("--only", nargs="*", choices=PARTS, default=PARTS, help="of the windows")
     asked = parser.parse_args()
     asked.folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="kvchat-pictures-") as scratch:
         home = Path(scratch)
-        (home / "screens.json").write_text(json.dumps({"screens": [SCREEN]}))
+        width, height = map(int, asked.screen.split("x"))
+        screen = {"name": "screen", "x": 0, "y": 0, "width": width, "height": height, "logicalDpi": 96, "dpr": 1}
+        (home / "screens.json").write_text(json.dumps({"screens": [screen]}))
         os.environ["QT_QPA_PLATFORM"] = f"offscreen:configfile={home / 'screens.json'}"
         os.environ["HOME"] = os.environ["XDG_CONFIG_HOME"] = str(home)
         app = QApplication(sys.argv[:1])

@@ -53,7 +53,7 @@ class MainWindow(QMainWindow):
         self.setWindowIcon(app_icon())
         self.sidebar, self.header, self.documents = Sidebar(look), Header(look), DocumentsLine(look)
         self.composer, self.context_meter, self.strip = Composer(look), ContextMeter(look), StatusStrip(look)
-        self._chat_page = ChatPage(self.header, self.documents, self.composer, self.context_meter)
+        self._chat_page = ChatPage(look, self.header, self.documents, self.composer, self.context_meter)
         self._pages = QStackedWidget()
         self._pages.addWidget(self._chat_page)
         self.place = WindowPlace(self, look, self._memory, self.sidebar, self.header, self._pages)

@@ -14,6 +14,7 @@ from kvchat.ui.base.building import STRETCH, button, column, label, row
 from kvchat.ui.controllers.sidebar import SidebarController
 from kvchat.ui.controllers.transfer import TransferController
 from kvchat.ui.dialogs.confirm import ConfirmDialog, confirm
+from kvchat.ui.dialogs.panel import fit_height
 from kvchat.ui.models.first_start import FirstStart
 from kvchat.words.language import N_, _, sentences, several
 
@@ -21,6 +22,7 @@ _NO_TRAY = N_(
     "Closing the window quits kvchat here, for this desktop shows no tray it could stay in. On GNOME the extension "
     "“AppIndicator and KStatusNotifierItem Support” adds one."
 )
+_LETTERS = 56  # wide
 SHOWN_AFTER_S, UPDATED_EVERY_S = 1.0, 0.5
 
 
@@ -112,8 +114,8 @@ class FinishingBox(QDialog):
     def __init__(self) -> None:
         super().__init__(None, Qt.WindowType.Dialog | Qt.WindowType.CustomizeWindowHint | Qt.WindowType.WindowTitleHint)
         self.setWindowTitle("kvchat")
-        self.setFixedWidth(420)
-        self.title, self.words = label(_("Saving the memory of your chats"), "title"), label(kind="muted", wraps=True)
+        self.title = label(_("Saving the memory of your chats"), "title", wraps=True)
+        self.words = label(kind="muted", wraps=True)
         tip = _("The last message is then read again next time. Nothing you or the model wrote is lost.")
         self.leave = button(_("Quit now"), tip=tip)
         parts = self.title, self.words, row(STRETCH, self.leave)
@@ -122,6 +124,7 @@ class FinishingBox(QDialog):
     def say(self, unfinished: Unfinished | None) -> None:
         """Say what is left."""
         self.words.setText(unfinished.words if unfinished else _("The engine is being stopped"))
+        fit_height(self, _LETTERS)
 
     def reject(self) -> None:
         """Escape is no answer."""

@@ -98,7 +98,7 @@ class Look(QObject):
             with _nothing_collected():
                 self._app.setFont(page_font(self.type.family, self.type.base))
                 self._app.setPalette(_palette(self.theme))
-                self._app.setPalette(_box_palette(self.theme), "QCheckBox")
+                self._app.setPalette(_box_palette(self.theme), "QCheckBox")  # type: ignore[arg-type]  # wants str
                 sizes = self.type.base, self.type.small, self.px(16)
                 self._app.setStyleSheet(style_sheet(self.theme, *sizes, mirrored=mirrored))
         self.changed.emit()

@@ -58,13 +58,19 @@ class ChatPage(QWidget):
     _transcript: Transcript
     _notices: Notices
 
-    def __init__(self, header: Header, documents: DocumentsLine, composer: Composer, meter: ContextMeter) -> None:
+    def __init__(
+        self, look: Look, header: Header, documents: DocumentsLine, composer: Composer, meter: ContextMeter
+    ) -> None:
         super().__init__()
+        self._look = look
+        self._in_line: list[QWidget] = []  # as wide as the transcript's column
+        look.changed.connect(self._fit)
         self.setObjectName("page")
         self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
         self._middle = QStackedWidget()
         self._middle.addWidget(QWidget())
-        parts = header, _centred(documents, 2), (self._middle, 1), _centred(composer, 0), _centred(meter, 6)
+        below = self._centred(composer, 0), self._centred(meter, 6)
+        parts = header, self._centred(documents, 2), (self._middle, 1), *below
         self._column = column(*parts, on=self, spacing=0, margins=0)
 
     def complete(self, notices: Notices, find_bar: FindBar, transcript: Transcript, cards: Sequence[Card]) -> None:
@@ -77,9 +83,9 @@ class ChatPage(QWidget):
         notices.changed.connect(self._place_notices)
         for widget in (self._middle, notices):
             widget.installEventFilter(self)
-        self._column.insertLayout(2, _centred(find_bar, 4))
+        self._column.insertLayout(2, self._centred(find_bar, 4))
         for place, card in enumerate(cards, start=4):
-            self._column.insertLayout(place, _centred(card, 10))
+            self._column.insertLayout(place, self._centred(card, 10))
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
         """The notices stay at the end of the page."""
@@ -103,19 +109,23 @@ class ChatPage(QWidget):
         left, below = page.right() - wide - _SCROLL_BAR - _GAP, _GAP if fits else jump
         notices.setGeometry(left, page.bottom() - high - below, wide, high)
         notices.raise_()
-        covers = bool(notices.on_show) and left < page.center().x() + COLUMN_WIDTH // 2
+        covers = bool(notices.on_show) and left < page.center().x() + self._look.px(COLUMN_WIDTH) // 2
         self._transcript.leave_room(high + below + _GAP if covers else 0)
 
     def show_messages(self, has_messages: bool) -> None:
         """The transcript, or the welcome where there is nothing to read yet."""
         self._middle.setCurrentWidget(self._transcript if has_messages else self._welcome)
 
+    def _centred(self, widget: QWidget, below: int) -> QHBoxLayout:
+        """A row that keeps `widget` as wide as the transcript's column."""
+        self._in_line.append(widget)
+        self._fit()
+        begin, end = (26, 16) if self.isRightToLeft() else (16, 26)  # the transcript's scroll bar takes 10
+        return row(STRETCH, (widget, 1000), STRETCH, margins=(begin, 0, end, below))
 
-def _centred(widget: QWidget, below: int) -> QHBoxLayout:
-    """A row that keeps `widget` as wide as the transcript's column."""
-    widget.setMaximumWidth(COLUMN_WIDTH + 32)
-    margins = 16, 0, 26, below  # the transcript's scroll bar takes 10
-    return row(STRETCH, (widget, 1000), STRETCH, margins=margins)
+    def _fit(self) -> None:
+        for widget in self._in_line:
+            widget.setMaximumWidth(self._look.px(COLUMN_WIDTH) + 32)
 
 
 def _welcome() -> QWidget:

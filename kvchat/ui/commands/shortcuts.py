@@ -6,11 +6,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import groupby
 
-from PySide6.QtCore import Qt
-from PySide6.QtGui import QAction, QKeySequence
+from PySide6.QtCore import QSize, Qt
+from PySide6.QtGui import QAction, QKeySequence, QShowEvent
 from PySide6.QtWidgets import QDialog, QGridLayout, QMenu, QVBoxLayout, QWidget
 
 from kvchat.ui.base.building import button, column, label, row
+from kvchat.ui.widgets.layouts import ScrollPage, room_on_screen
 from kvchat.words.language import N_, _
 from kvchat.words.wording import ALWAYS_KEEP, NEVER_KEEP
 
@@ -102,6 +103,9 @@ SHORTCUTS = (
 )
 
 
+_SCROLL_BAR, _AROUND = 12, QSize(56, 190)  # pixels; the second around the keys, at 200 % text
+
+
 class ShortcutSheet(QDialog):
     """Two columns of groups. Esc and Enter close it."""
 
@@ -120,7 +124,18 @@ class ShortcutSheet(QDialog):
         close = button(_("Close"), self.close, name=_("Close the shortcuts"))
         close.setDefault(True)
         title, last = label(_("Keyboard shortcuts"), "title"), (close, 0, Qt.AlignmentFlag.AlignRight)
-        column(title, row(*columns, spacing=44), last, on=self, spacing=16, margins=(28, 24, 28, 20))
+        self._page = ScrollPage("page")
+        self._sides = row(*columns, on=self._page.ground, spacing=44, margins=(0, 0, _SCROLL_BAR, 0))
+        column(title, (self._page, 1), last, on=self, spacing=16, margins=(28, 24, 28 - _SCROLL_BAR, 20))
+
+    def showEvent(self, event: QShowEvent) -> None:
+        """As large as its words need, and the screen allows: there they wrap, and scroll."""
+        super().showEvent(event)
+        for widget in self.findChildren(QWidget):
+            widget.ensurePolished()
+        self._sides.invalidate()
+        self._page.setMinimumSize(self._sides.sizeHint().boundedTo(room_on_screen() - _AROUND))
+        self.adjustSize()
 
 
 def words_of(action: str) -> str:
@@ -171,7 +186,7 @@ def _group(name: str, entries: list[Shortcut]) -> QGridLayout:
     grid.setVerticalSpacing(7)
     grid.addWidget(label(_(name), "strong"), 0, 0, 1, 2)
     for line, shortcut in enumerate(entries, 1):
-        grid.addWidget(label(_(shortcut.words)), line, 0)
+        grid.addWidget(label(_(shortcut.words), wraps=True), line, 0)
         grid.addWidget(label(shown_keys(shortcut), "key"), line, 1, Qt.AlignmentFlag.AlignRight)
     grid.setColumnStretch(0, 1)
     return grid

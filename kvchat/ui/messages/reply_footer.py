@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from PySide6.QtCore import Qt
-from PySide6.QtWidgets import QFormLayout, QFrame, QPushButton, QSizePolicy, QWidget
+from PySide6.QtWidgets import QFormLayout, QFrame, QPushButton, QSizePolicy, QVBoxLayout, QWidget
 
 from kvchat.chat.record.messages import Message, MessageState, Receipt
 from kvchat.chat.turn.receipts import receipt_details, receipt_line, receipt_sentence, timeline
@@ -28,7 +28,8 @@ _STATE_WORDS = {
 class ReceiptView(QWidget):
     """Shows one receipt."""
 
-    def __init__(self, receipt: Receipt, look: Look) -> None:
+    def __init__(self, receipt: Receipt, look: Look, below: QVBoxLayout | None = None) -> None:
+        """`below`: where the details go if there is more room than beneath the line."""
         super().__init__()
         self.receipt, self._look = receipt, look
         line = receipt_line(receipt)
@@ -39,6 +40,7 @@ class ReceiptView(QWidget):
         self.line.clicked.connect(self.toggle)
         self.details: QFrame | None = None
         self._column = column(self.line, on=self, spacing=4, margins=0)
+        self._below = below or self._column
         self._show_arrow(False)
 
     @property
@@ -55,7 +57,7 @@ class ReceiptView(QWidget):
         """Open it, or fold it."""
         if self.details is None:
             self.details = _details(self.receipt, self._look)
-            self._column.addWidget(self.details)
+            self._below.addWidget(self.details)
             self.details.show()
         else:
             self.details.setVisible(self.details.isHidden())
@@ -77,13 +79,13 @@ class ReplyFooter(QWidget):
         super().__init__()
         self.receipt: ReceiptView | None = None
         self._go_on: QPushButton | None = None  # where it has not come to its end
-        lines = column(spacing=2)
+        lines, self._column = column(spacing=2), column(on=self, spacing=4, margins=0)
         if message.state in _STATE_WORDS:
             lines.addLayout(self._ending(message.state, retry, go_on))
         if message.receipt is not None and look.numbers:
-            self.receipt = ReceiptView(message.receipt, look)
+            self.receipt = ReceiptView(message.receipt, look, self._column)
             lines.addWidget(self.receipt)
-        self._row = row((lines, 1), (actions, 0, Qt.AlignmentFlag.AlignTop), on=self, spacing=6, margins=0)
+        self._column.addLayout(row((lines, 1), (actions, 0, Qt.AlignmentFlag.AlignTop), spacing=6, margins=0))
 
     def offer_to_go_on(self, last: bool) -> None:
         """Whether it is the last message: only then can it go on."""
@@ -92,7 +94,7 @@ class ReplyFooter(QWidget):
 
     def heightForWidth(self, width: int) -> int:
         """As tall as its lines; an opened receipt wraps."""
-        return height_for_width(self._row, width)
+        return height_for_width(self._column, width)
 
     def _ending(self, state: MessageState, retry: Any, go_on: Any) -> FlowLayout:
         line = FlowLayout(spacing=_APART)
@@ -113,7 +115,7 @@ def _details(receipt: Receipt, look: Look) -> QFrame:
         form.addRow(Timeline(look, steps))
     for what, how_much in receipt_details(receipt):
         name, value = (
-            label(what.replace("  ", "      "), "small"),
+            label(what.replace("  ", "      "), "small", wraps=True),
             label(how_much, "small", wraps=True, selectable=True),
         )
         value.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Preferred)

@@ -137,7 +137,7 @@ class UserView(MessageView):
 
     def _at_most(self) -> int:
         """How wide the text may be; whether it is long is asked for the column's own width."""
-        return int(COLUMN_WIDTH * _BUBBLE_SHARE) - 2 * _BUBBLE_X
+        return int(self.style_in_use.look.px(COLUMN_WIDTH) * _BUBBLE_SHARE) - 2 * _BUBBLE_X
 
     def _text_width(self, width: int) -> int:
         natural = max(self._natural, self.chips.sizeHint().width()) if self.chips is not None else self._natural

@@ -19,7 +19,7 @@ from PySide6.QtCore import (
     QTimer,
     Signal,
 )
-from PySide6.QtWidgets import QAbstractItemView, QFrame, QMenu, QWidget
+from PySide6.QtWidgets import QAbstractItemView, QFrame, QMenu, QSizePolicy, QWidget
 
 from kvchat.ui.base.building import button, column, label, progress_bar, row, tool_button
 from kvchat.ui.base.icons import icon
@@ -28,6 +28,7 @@ from kvchat.ui.commands.shortcuts import add_keep_actions
 from kvchat.ui.sidebar.arrangement import Arrangement, Order, with_headings
 from kvchat.ui.sidebar.conversation_list import ChatList, ConversationDelegate, ConversationModel, Row
 from kvchat.ui.sidebar.search_panel import SearchPanel
+from kvchat.ui.widgets.elided import ElidedButton
 from kvchat.ui.widgets.item_list import ROW
 from kvchat.words.language import _, pgettext, several
 from kvchat.words.wording import STORAGE, one_line, size_of
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 
 _REST_MS = 250  # pointer or keys stay on a row for so long before that means anything
 _ALONE = QItemSelectionModel.SelectionFlag.ClearAndSelect  # whatever keys are held
+_BESIDE_USAGE = 56  # pixels: its picture at 200 % text, and what the look leaves free
 
 
 class Sidebar(QFrame):
@@ -75,8 +77,9 @@ class Sidebar(QFrame):
         self.library_button = button(
             _("Library"), kind="usage", tip=_("Documents that are read once, for chats to begin on")
         )
-        tip = _("What the memory of your chats takes on the disk")
-        self.usage_button = button(_(STORAGE), kind="usage", tip=tip)
+        self.usage_button = ElidedButton("usage", beside=_BESIDE_USAGE)
+        self.usage_button.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
+        self._say_usage(_(STORAGE), "")
         self.usage_bar = progress_bar(_("Share of the limit in use"))
         chats = QWidget()
         column(self.view_button, self.empty, (self.list, 1), on=chats, spacing=2, margins=0)
@@ -155,12 +158,15 @@ class Sidebar(QFrame):
 
     def show_usage(self, usage: StoreUsage) -> None:
         """The line at the bottom."""
-        words = f"{_(STORAGE)} {size_of(usage.physical_bytes, usage.quota_bytes)}"
+        words, tail = _(STORAGE), size_of(usage.physical_bytes, usage.quota_bytes)
         if usage.problem:
-            words = _("{storage}: nothing is kept", storage=_(STORAGE))
-        self.usage_button.setText(words)
-        self.usage_button.setAccessibleName(words)
+            words, tail = _("{storage}: nothing is kept", storage=_(STORAGE)), ""
+        self._say_usage(words, tail)
         self.usage_bar.setValue(int(1000 * min(usage.physical_bytes / max(usage.quota_bytes, 1), 1.0)))
+
+    def _say_usage(self, words: str, tail: str) -> None:
+        self.usage_button.set_text(words, tail, _("What the memory of your chats takes on the disk"))
+        self.usage_button.setAccessibleName(f"{words} {tail}".strip())
 
     def _build_list(self) -> ChatList:
         view = ChatList(self._look, _("Chats"))

@@ -21,9 +21,11 @@ from kvchat.ui.storage.prune_card import PruneCard
 from kvchat.ui.storage.usage_list import BUTTON, UsageList, UsageRow, shared_colour
 from kvchat.ui.storage.usage_summary import UsageSummary
 from kvchat.ui.storage.usage_words import limits_in_words
+from kvchat.ui.widgets.layouts import ScrollPage
 from kvchat.words.language import N_, _
 from kvchat.words.wording import STORAGE
 
+_LEAST_LIST = 120  # pixels at 100 % text
 GONE = N_("A chat that is gone")
 EMPTY = N_("No chat is remembered yet. After each reply the memory of its chat is kept here.")
 
@@ -49,8 +51,12 @@ class StoragePanel(Panel):
         self.empty = label(_(EMPTY), "muted", wraps=True)
         self.empty.setAlignment(Qt.AlignmentFlag.AlignCenter)
         self.empty.hide()
-        shown = (self.notices, self.summary, self._build_heading(), (self.list, 1), (self.empty, 1), self.prune)
-        column(*shown, self._build_limits(), self._build_buttons(), on=self, spacing=12, margins=(16, 20, 16, 18))
+        self.list.setMinimumHeight(look.px(_LEAST_LIST))
+        shown = self.summary, self._build_heading(), (self.list, 1), (self.empty, 1), self.prune, self._build_limits()
+        page = ScrollPage("page")  # on a small screen not all of it fits
+        column(*shown, on=page.ground, spacing=12, margins=0)
+        parts = self.notices, (page, 1), self._build_buttons()
+        column(*parts, on=self, spacing=12, margins=(16, 20, 16, 18))
         self._connect()
 
     def refresh(self) -> None:

@@ -150,7 +150,7 @@ class MessageColumn(QScrollArea):
         self._follow = True
 
     def _column_width(self) -> int:
-        return max(min(COLUMN_WIDTH, self.viewport().width() - _LEFT - _RIGHT), 100)
+        return max(min(self._look.px(COLUMN_WIDTH), self.viewport().width() - _LEFT - _RIGHT), 100)
 
     def _arrange(self, shift: int = 0) -> None:
         """Give the messages in sight their widgets, and everything its place."""

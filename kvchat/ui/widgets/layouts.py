@@ -5,7 +5,7 @@ from __future__ import annotations
 from PySide6.QtCore import QPoint, QRect, QSize, Qt
 from PySide6.QtWidgets import QApplication, QLayout, QLayoutItem, QScrollArea, QStyle, QWidget
 
-COLUMN_WIDTH = 760  # pixels of the messages and of what stands in line with them, where there is room
+COLUMN_WIDTH = 760  # pixels at 100 % text of the messages and of what stands in line with them, where there is room
 
 
 class FlowLayout(QLayout):
