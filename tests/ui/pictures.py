@@ -6,6 +6,7 @@ Languages are kvchat's own, and `pseudo`, which runs from right to left. `sheet-
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import os
 import sys
@@ -13,11 +14,12 @@ import tempfile
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import patch
 
 import qasync
 from PySide6.QtCore import QPoint, QRect, QSize, Qt
 from PySide6.QtGui import QColor, QImage, QPainter, QPixmap
-from PySide6.QtWidgets import QApplication, QDialog, QMenu, QWidget
+from PySide6.QtWidgets import QApplication, QDialog, QMenu, QProgressDialog, QWidget
 
 from kvchat.chat.context.context import ContextUse
 from kvchat.chat.input.documents import document_of_text
@@ -354,26 +356,23 @@ async def _dialogs(runtime: FakeRuntime, window: MainWindow) -> AsyncIterator[tu
     yield "import", _opened(ImportReportDialog(look, "Imported 2 chats", "", problems, window))
     document = document_of_text("notes.txt", "A line about a lake.\n" * 40)
     yield "document", _opened(AttachmentView(look, document, terms_of("lake"), window))
-    transfer._PATIENCE_MS = 0
-    import asyncio
 
     async def export() -> None:
         with transfer._Progress(window, _("Exporting…"), asyncio.get_running_loop()) as progress:
             progress.tell(1, 3)
             await asyncio.sleep(30)
 
-    task = asyncio.create_task(export())
-    await until(lambda: any(type(one).__name__ == "QProgressDialog" for one in window.findChildren(QDialog)))
-    yield "progress", next(one for one in window.findChildren(QDialog) if type(one).__name__ == "QProgressDialog")
-    task.cancel()
-
     async def yes() -> bool:
         return True
 
-    metered.is_metered = yes
-    metered.ask_if_metered(window, window.runner.start, "Qwen3, 20 GB", lambda: None)
-    await until(lambda: window.findChildren(ConfirmDialog))
-    yield "metered", window.findChildren(ConfirmDialog)[-1]
+    with patch.object(transfer, "_PATIENCE_MS", 0), patch.object(metered, "is_metered", yes):
+        task = asyncio.create_task(export())
+        await until(lambda: window.findChildren(QProgressDialog))
+        yield "progress", window.findChildren(QProgressDialog)[0]
+        task.cancel()
+        metered.ask_if_metered(window, window.runner.start, "Qwen3, 20 GB", lambda: None)
+        await until(lambda: window.findChildren(ConfirmDialog))
+        yield "metered", window.findChildren(ConfirmDialog)[-1]
     box = FinishingBox()
     box.say(Unfinished(2_100_000_000, 12.3))
     box.show()
@@ -385,12 +384,15 @@ async def _first_run(runtime: FakeRuntime, window: MainWindow) -> AsyncIterator[
     from kvchat.engine.finding.discovery import EngineKind, EngineLocation
 
     yield "first run, nothing", window
-    setup.find_graphics = lambda: Graphics("linux", (Maker.AMD,))  # type: ignore[assignment]
-    setup.installed_engines = lambda: [EngineLocation(EngineKind.EMBEDDED)]  # type: ignore[assignment]
     runtime.models.there = [_model(runtime.paths.data, "Apple-8B", 5 * GB), _model(runtime.paths.data, "Fig-1B", GB)]
-    page = window.first_start
-    window.show_first_start()
-    await until(lambda: page.found and page.offer.isVisible())
+    page, inside = window.first_start, [EngineLocation(EngineKind.EMBEDDED)]
+    card = Graphics("linux", (Maker.AMD,))
+    with (
+        patch.object(setup, "find_graphics", lambda: card),
+        patch.object(setup, "installed_engines", lambda: inside),
+    ):
+        window.show_first_start()
+        await until(lambda: page.found and page.offer.isVisible())
     yield "first run", window
     page.show_progress(49_000_000, 98_000_000)
     yield "first run, fetching", window
@@ -400,8 +402,6 @@ async def _first_run(runtime: FakeRuntime, window: MainWindow) -> AsyncIterator[
 
 async def settle() -> None:
     """Let layouts and what was asked for come to rest."""
-    import asyncio
-
     for _ in range(40):
         await asyncio.sleep(0.005)
 

@@ -61,6 +61,18 @@ def test_what_fits_nothing_finds_nothing() -> None:
     assert best("  ", [folded(title) for title in TITLES], 3) == [0, 1, 2]
 
 
+async def test_the_library_s_documents_are_no_chats(runtime: FakeRuntime, window: MainWindow) -> None:
+    runtime.chat.library.put("Manual", tokens=5)
+    runtime.chat.add("Thesis", id="thesis")
+    conversations = window.chat.conversations
+    await until(lambda: len(conversations.owners) == 2)
+    assert conversations.titles == {"thesis": "Thesis"}
+    palette = window.keyboard.open_palette()
+    assert palette.shown[0] == "Thesis"
+    assert not [words for words in palette.shown if "Manual (" in words]
+    palette.close()
+
+
 async def test_the_palette_switches_chats_and_does_things(
     furnished: FakeRuntime, window: MainWindow, qtbot: QtBot
 ) -> None:

@@ -6,11 +6,13 @@ from collections.abc import Iterator
 
 import pytest
 from PySide6.QtCore import QPoint, QRect, QRectF, Qt
-from PySide6.QtGui import QColor, QTextCursor
+from PySide6.QtGui import QColor, QImage, QTextCursor
 from PySide6.QtWidgets import QApplication, QFrame, QStyleOptionViewItem
 from pytestqt.qtbot import QtBot
 
 from kvchat.chat.record.messages import Role
+from kvchat.engine.running.failure import hangs
+from kvchat.engine.speaking.connection import EngineState
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.base.theme import Look
 from kvchat.ui.messages.user_view import UserView
@@ -46,6 +48,31 @@ async def test_what_begins_a_line_begins_at_the_right(
         code = window.findChildren(CodeView)[0]
         assert indent(code) > 0
         assert not code.body.isRightToLeft()  # and what is too wide is shown from its beginning
+
+
+async def test_what_kvchat_draws_itself_begins_at_the_right_too(
+    mirrored: None, furnished: FakeRuntime, look: Look
+) -> None:
+    furnished.kept["d"] = 1_000_000
+    async with on_show(furnished, look) as window:
+        window.resize(1000, 700)
+        assert window.header.title.alignment() & Qt.AlignmentFlag.AlignRight
+        assert window.sidebar.search.field.textMargins().right() > 0
+        furnished.set_engine(EngineState.FAILED, failure=hangs())
+        card = window.engine_card
+        await until(lambda: card.restart.x() > card.log.x() > card.model.x() >= 0)
+        storage = window.side_windows.open_storage()
+        await until(lambda: storage.list.buttons)
+        assert storage.list.buttons[0].x() < storage.list.width() // 2
+        picture = storage.list.viewport().grab().toImage()
+        y = next(y for y in range(picture.height()) if drawn(picture, y, look.theme.accent))
+        assert min(drawn(picture, y + 2, look.theme.accent)) > storage.list.buttons[0].geometry().right(), "the bar"
+        storage.close()
+
+
+def drawn(picture: QImage, y: int, colour: str) -> list[int]:
+    """Where in that line something is drawn in that colour."""
+    return [x for x in range(picture.width()) if picture.pixelColor(x, y) == QColor(colour)]
 
 
 async def test_and_else_at_the_left(furnished: FakeRuntime, window: MainWindow, look: Look) -> None:

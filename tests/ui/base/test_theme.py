@@ -171,3 +171,14 @@ def test_no_widget_is_collected_while_all_are_styled(look: Look, qtbot: QtBot) -
     look.follow(Settings(zoom=150))
     assert witness.collects is False
     assert gc.isenabled()
+
+
+@pytest.mark.parametrize("choice", ["light", "dark"])
+def test_a_check_box_is_seen_before_it_is_checked(qapp: QApplication, qtbot: QtBot, choice: str) -> None:
+    look, box = Look(qapp, choice), QCheckBox("Start at login")
+    qtbot.addWidget(box)
+    box.show()
+    picture = box.grab().toImage()
+    row = [picture.pixelColor(x, picture.height() // 2).name() for x in range(look.px(16))]
+    assert max(contrast(colour, look.theme.page) for colour in row) >= 3, row  # WCAG asks that of a control's frame
+    look.deleteLater()
