@@ -510,7 +510,8 @@ async def test_an_open_receipt_stays_open_when_it_learns_what_came_after_the_rep
     receipt = replies(window)[0].receipt
     assert receipt is not None
     assert receipt.is_open
-    timeline = receipt.findChild(Timeline)
+    assert receipt.details is not None
+    timeline = receipt.details.findChild(Timeline)
     assert timeline is not None
     assert timeline.isVisible()
     told = "Loading 21 ms, Reading 70 ms, First token 0.22 s, Writing 9.98 s, Rounding off 0.22 s, Saving 90 ms"
