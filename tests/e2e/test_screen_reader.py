@@ -106,7 +106,9 @@ class _Reader:
         main = self.desktop.find("frame", "kvchat")
         wait_until(lambda: main.active, what="the main window with the keyboard")
         self.desktop.key("ctrl+k")
-        self.desktop.find("text", "Go to a chat, or do something").set_text(action)
+        field = self.desktop.find("text", "Go to a chat, or do something")
+        wait_until(lambda: field.focused, what="the palette with the keyboard")
+        field.set_text(action)
         wait_until(lambda: self._first_that_fits().startswith(action), what=f"{action!r} in the palette")
         self.desktop.key("Return")
 
@@ -139,8 +141,7 @@ class _Reader:
     def menu(self, opening: Callable[[], object], name: str) -> None:
         """A menu and what stands in it."""
         opening()
-        self.desktop.xdotool("key", "Down")
-        item = self.desktop.focus.wait_for("menu item", LONG)
+        item = wait_until(self._next_item, what=f"the menu {name!r}")
         self.look(f"menu: {name}", item.parent.walk())
         self.desktop.key("Escape")
 
@@ -177,6 +178,13 @@ class _Reader:
             pass
         self.desktop.key("Escape")
         wait_until(lambda: self.window.home.replies("stopped"), seconds=LONG, what="the stopped reply")
+
+    def _next_item(self) -> Node | None:
+        """Down in a menu, which may not have the keyboard yet."""
+        self.desktop.xdotool("key", "Down")
+        with suppress(TimeoutError):
+            return self.desktop.focus.wait_for("menu item", 5)
+        return None
 
     def _first_that_fits(self) -> str:
         with suppress(Gone):
