@@ -90,27 +90,22 @@ def _prune(store: BlockStore, titles: Titles, options: StoreOptions) -> int:
 def _verify(store: BlockStore, titles: Titles, as_json: bool) -> int:
     report = store.verify(partial(show_progress, _("Verifying:")))
     left = {one.conversation_id: one.save_points for one in store.usage().conversations}
-    told = (
-        json.dumps(_report_fields(report, left, titles)) if as_json else "\n".join(report_lines(report, left, titles))
-    )
-    print(told)
+    lines = [json.dumps(_report_fields(report, left, titles))] if as_json else report_lines(report, left, titles)
+    print("\n".join(lines))
     return 0 if report.clean else 1
 
 
 def _forget(store: BlockStore, options: StoreOptions) -> int:
     """Delete what is kept for a program. Raises KvchatError where nothing is."""
-    programs = [program_of(one.conversation_id) for one in store.usage().conversations]
-    if options.program not in filter(None, programs):
-        there = ", ".join(sorted(filter(None, programs))) or _("There are none")
+    programs = sorted(filter(None, (program_of(one.conversation_id) for one in store.usage().conversations)))
+    if options.program not in programs:
+        there = ", ".join(programs) or _("There are none")
         raise KvchatError(
             _("Nothing is kept for a program called “{program}”", program=options.program), f"{there}.", ""
         )
     freed = store.delete_conversation(kept_for(options.program))
-    print(
-        json.dumps({"program": options.program, "bytes_freed": freed})
-        if options.as_json
-        else _("Freed {freed}.", freed=size(freed))
-    )
+    fields = {"program": options.program, "bytes_freed": freed}
+    print(json.dumps(fields) if options.as_json else _("Freed {freed}.", freed=size(freed)))
     return 0
 
 
@@ -285,7 +280,6 @@ def _plan_fields(plan: PrunePlan, titles: Titles, options: StoreOptions, freed: 
 
 
 def _report_fields(report: VerifyReport, left: Mapping[str, int], titles: Titles) -> dict[str, Any]:
-    losses = [(one, left.get(one.conversation_id, 0)) for one in report.losses]
     return {
         "blocks": report.blocks,
         "bytes": report.bytes,
@@ -293,8 +287,8 @@ def _report_fields(report: VerifyReport, left: Mapping[str, int], titles: Titles
         "clean": report.clean,
         "by_conversation": [
             _named(one.conversation_id, titles, dataclasses.asdict(one))
-            | {"save_points_left": save_points, "cold": not save_points}
-            for one, save_points in losses
+            | {"save_points_left": left.get(one.conversation_id, 0), "cold": not left.get(one.conversation_id)}
+            for one in report.losses
         ],
     }
 
