@@ -20,24 +20,29 @@ from tests.e2e.home import Home
 from tests.e2e.serving import serving
 from tests.e2e.window import left_behind, open_window
 
-pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("bundle")]  # built once
+pytestmark = pytest.mark.e2e
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.fixture(scope="module")
-def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The bundle's executable."""
-    folder = tmp_path_factory.mktemp("dist")
-    build = str(ROOT / "packaging" / "build-bundle")
-    command = [build, "--python", sys.executable, "--dist", str(folder)]
-    subprocess.run(command, check=True, timeout=400, stdin=subprocess.DEVNULL)
-    return folder / "kvchat" / "kvchat"
+@pytest.mark.timeout(1800)
+def test_the_bundle(tmp_path: Path, smollm2: Path) -> None:
+    """One test, for it takes as long to build as to try out, and tests of one module may run in several processes."""
+    dist = tmp_path / "dist"
+    build = [ROOT / "packaging" / "build-bundle", "--python", sys.executable, "--dist", dist]
+    subprocess.run(build, check=True, timeout=400, stdin=subprocess.DEVNULL)
+    program = dist / "kvchat" / "kvchat"
+    knows_itself(program, with_starter(tmp_path / "one", smollm2))
+    remembers_without_a_window(program, with_starter(tmp_path / "two", smollm2))
+    serves_without_a_window(program, with_starter(tmp_path / "three", smollm2), smollm2)
+    chats_in_its_window_and_quits_cleanly(program, with_starter(tmp_path / "four", smollm2))
+    if why_not := bare_system.why_not():
+        pytest.skip(f"all but the bare system: {why_not}")
+    goes_from_the_package_to_a_warm_chat_on_a_bare_system(program, tmp_path)
 
 
-@pytest.fixture
-def home(tmp_path: Path, smollm2: Path) -> Home:
+def with_starter(folder: Path, smollm2: Path) -> Home:
     """A fresh KVCHAT_HOME in which the starter model was fetched already."""
-    home = Home(tmp_path / "home")
+    home = Home(folder)
     models = resolve_paths({"KVCHAT_HOME": str(home.folder)}).models
     models.mkdir(parents=True)
     starter_path(models).symlink_to(smollm2)
@@ -54,14 +59,14 @@ def run_without_python(program: Path, *arguments: str, home: Home) -> str:
     return done.stdout
 
 
-def test_it_knows_itself(program: Path, home: Home) -> None:
+def knows_itself(program: Path, home: Home) -> None:
     found = json.loads(run_without_python(program, "doctor", "--json", home=home))
     assert found["engine"]["found"] is True
     devices = run_without_python(program, "--embedded-engine", "--devices", home=home)
     assert [device["name"] for device in json.loads(devices)]
 
 
-def test_it_remembers_without_a_window(program: Path, home: Home) -> None:
+def remembers_without_a_window(program: Path, home: Home) -> None:
     ask = ("ask", "--starter", "--json", "--max-tokens", "8", "--temperature", "0")
     first = json.loads(run_without_python(program, *ask, "--new", "Name a fruit.", home=home))
     second = json.loads(run_without_python(program, *ask, "And another one.", home=home))
@@ -71,7 +76,7 @@ def test_it_remembers_without_a_window(program: Path, home: Home) -> None:
     assert not left_behind(home)
 
 
-def test_other_programs_use_it_without_a_window(program: Path, home: Home, smollm2: Path) -> None:
+def serves_without_a_window(program: Path, home: Home, smollm2: Path) -> None:
     with serving(home, "--model", str(smollm2), port=free_port("127.0.0.1"), program=[program]) as at:
         asked = {"messages": [{"role": "user", "content": "Name a fruit."}], "max_tokens": 8}
         answer = httpx2.post(f"{at.url}/v1/chat/completions", json=asked, timeout=120)
@@ -80,15 +85,14 @@ def test_other_programs_use_it_without_a_window(program: Path, home: Home, smoll
     assert not left_behind(home)
 
 
-def test_it_chats_in_its_window_and_quits_cleanly(program: Path, home: Home) -> None:
+def chats_in_its_window_and_quits_cleanly(program: Path, home: Home) -> None:
     with Desktop() as desktop, open_window(desktop, home, program, "--starter") as window:
         assert window.exchange("Say hello in one short sentence.")
         desktop.screenshot().save(Path(os.environ.get("KVCHAT_TEST_PICTURES", home.folder)) / "bundle.png")
         window.quit()
 
 
-@pytest.mark.skipif(bare_system.why_not() is not None, reason=str(bare_system.why_not()))
-def test_from_the_package_to_a_warm_chat_on_a_bare_system(program: Path, tmp_path: Path) -> None:
+def goes_from_the_package_to_a_warm_chat_on_a_bare_system(program: Path, tmp_path: Path) -> None:
     dist = program.parents[1]
     build = [ROOT / "packaging" / "build-packages", "--quick", "--python", sys.executable, "--dist", dist]
     subprocess.run(build, check=True, timeout=300, stdin=subprocess.DEVNULL)

@@ -13,6 +13,7 @@ def test_some_mutated_stores_are_no_worse_than_empty_ones() -> None:
 
 
 @pytest.mark.slow
-def test_a_thousand_mutated_stores_are_no_worse_than_empty_ones() -> None:
-    seen = mutating.run(1000, 12)
-    assert seen["restored"] > 300
+def test_hundreds_of_mutated_stores_are_no_worse_than_empty_ones() -> None:
+    """`packaging/soak` has as many as it is asked for."""
+    seen = mutating.run(400, 12)
+    assert seen["restored"] > 120
