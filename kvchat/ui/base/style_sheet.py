@@ -91,13 +91,14 @@ def _buttons(t: Theme, small: float, icon: int) -> str:
     {push("primary", state=":focus")} {{ border: 1px solid {t.text}; }}
     {push("primary", state=":disabled")} {{ background: {t.hover}; color: {t.muted}; border: 1px solid {t.hover}; }}
     {push("danger")} {{ color: {t.bad}; }}
-    {push("flat", "tab", "new")} {{ background: transparent; border: 1px solid transparent; border-radius: 9px; }}
+    {push("flat", "menu", "tab", "new")} {{ background: transparent; border: 1px solid transparent; border-radius: 9px; }}
     {push("flat")} {{ padding: 5px 8px; }}
+    {push("menu")} {{ padding: 4px; }}
     {push("tab")} {{ padding: 6px 12px; color: {t.muted}; font-weight: 600; }}
     {push("new")} {{ text-align: left; padding: 8px 10px; font-weight: 600; }}
-    {push("flat", "tab", "new", state=":hover")} {{ background: {t.hover}; }}
+    {push("flat", "menu", "tab", "new", state=":hover")} {{ background: {t.hover}; }}
     {push("tab", state=":checked")} {{ background: {t.selected}; color: {t.text}; }}
-    {push("flat", "tab", "new", state=":focus")} {{ border: 1px solid {t.accent}; }}
+    {push("flat", "menu", "tab", "new", state=":focus")} {{ border: 1px solid {t.accent}; }}
     {push("quiet", "link", "chip", "usage", "picture")} {{ background: transparent; border: none; padding: 3px 0; }}
     {push("quiet", "link", "usage")} {{ color: {t.muted}; font-size: {small}pt; }}
     {push("quiet", "chip", "usage")} {{ text-align: left; }}

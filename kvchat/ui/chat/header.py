@@ -190,7 +190,7 @@ class _Field(QLineEdit):
 
 def _menu_button(name: str, menu: QMenu) -> QPushButton:
     """A screen reader can open its menu, which Qt does not let it do with a tool button's."""
-    made = button("", kind="flat", name=name, tip=name)
+    made = button("", kind="menu", name=name, tip=name)
     made.setMenu(menu)
 
     def leave() -> None:

@@ -14,7 +14,7 @@ from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.panel import Panel
 from kvchat.ui.presets.options_form import FormValues, OptionsForm
 from kvchat.ui.widgets.layouts import ScrollPage
-from kvchat.words.language import _, sentences
+from kvchat.words.language import _, ended, sentences
 
 
 class OptionsPanel(Panel):
@@ -61,7 +61,7 @@ class OptionsPanel(Panel):
         try:
             values = self.form.read()
         except BadOptions as error:
-            self.form.refuse(sentences(error.title, error.detail))
+            self.form.refuse(ended(sentences(error.title, error.detail)))
             return None
         self.form.refuse("")
         return values
