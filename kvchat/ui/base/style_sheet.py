@@ -91,7 +91,8 @@ def _buttons(t: Theme, small: float, icon: int) -> str:
     {push("primary", state=":focus")} {{ border: 1px solid {t.text}; }}
     {push("primary", state=":disabled")} {{ background: {t.hover}; color: {t.muted}; border: 1px solid {t.hover}; }}
     {push("danger")} {{ color: {t.bad}; }}
-    {push("flat", "menu", "tab", "new")} {{ background: transparent; border: 1px solid transparent; border-radius: 9px; }}
+    {push("flat", "menu", "tab", "new")} {{ background: transparent; border: 1px solid transparent;
+                   border-radius: 9px; }}
     {push("flat")} {{ padding: 5px 8px; }}
     {push("menu")} {{ padding: 4px; }}
     {push("tab")} {{ padding: 6px 12px; color: {t.muted}; font-weight: 600; }}
