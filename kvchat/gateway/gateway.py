@@ -120,7 +120,12 @@ class Gateway:
             "under_way": [one.as_json() for one in passages.under_way],
             "last": [one.as_json() for one in reversed(passages.last)],
             "slots": [
-                {"slot": slot.number, "owner": _shown(slot.contents.owner), "tokens": len(slot.contents.tokens)}
+                {
+                    "slot": slot.number,
+                    "owner": _shown(slot.contents.owner),
+                    "tokens": len(slot.contents.tokens),
+                    "busy": slot.claim > 0,  # answering, settling or saving
+                }
                 for slot in self._slots.all
                 if slot.contents is not None
             ],

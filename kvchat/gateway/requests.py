@@ -14,6 +14,7 @@ from enum import Enum
 from typing import Any
 
 from kvchat.gateway.medicine import Change, Parting
+from kvchat.session.planning import NOT_WORTH_IT
 
 KEPT = 500  # receipts
 LOST = "its memory"  # begins what the store says where a program had something once
@@ -92,7 +93,7 @@ class Passage:
     @property
     def why(self) -> str:
         """Why more had to be read than need be; empty where it had not."""
-        parting = self.broken
+        parting = None if self.miss == NOT_WORTH_IT else self.broken
         return parting.cause if parting else self.miss
 
     def receipt(self) -> dict[str, object]:

@@ -22,6 +22,10 @@ from tests.e2e.home import Home
 
 KVCHAT = (sys.executable, "-m", "kvchat")
 
+# For a tiny model, so that it reads slowly, as a large one does, beside what restoring takes: else, on a busy machine,
+# what is kept of it is rightly left alone.
+READS_SLOWLY = "--ubatch-size 8"
+
 # In the manner of Qwen's, which many models that call tools have.
 TEMPLATE = r"""
 {%- if tools %}
@@ -67,8 +71,8 @@ class Serving:
             return json.load(answer)
 
     def requests(self) -> list[dict[str, Any]]:
-        """Those that are over, oldest first, once nothing is under way."""
-        while (told := self.get("/kvchat/requests"))["under_way"]:
+        """Those that are over, oldest first, once nothing is under way and what they left is saved."""
+        while (told := self.get("/kvchat/requests"))["under_way"] or any(one["busy"] for one in told["slots"]):
             time.sleep(0.05)
         return list(reversed(told["last"]))
 

@@ -16,7 +16,7 @@ import pytest
 
 from kvchat.engine.running.plan import free_port
 from tests.e2e.home import Home, engine_arguments, notes
-from tests.e2e.serving import TEMPLATE, Serving, python_beside, serving
+from tests.e2e.serving import READS_SLOWLY, TEMPLATE, Serving, python_beside, serving
 from tests.gateway import agents
 from tests.models import starter_model
 from tests.models import tiny_model as tiny
@@ -45,7 +45,7 @@ def model() -> Path:
 def door_of(home: Home, model: Path, port: int = 0) -> Iterator[Serving]:
     """With a template that heeds tools, and whatever models the programs name."""
     template = home.folder / "template.jinja"
-    arguments = f"--chat-template-file {template}"
+    arguments = f"--chat-template-file {template} {READS_SLOWLY}"
     home.write_settings(context_size=16384, free_floor_bytes=0, door_any_model=True, engine_arguments=arguments)
     template.write_text(TEMPLATE, "utf-8")
     with serving(home, "--model", str(model), *ENGINE, port=port or free_port("127.0.0.1")) as at:
@@ -261,6 +261,7 @@ def _asked(door: Serving, name: str, *said: agents.Body) -> str:
     body = shape(*said) | {limit: 12, "temperature": 0}
     answer = httpx2.post(f"{door.url}{path}", json=body, timeout=240, headers={"user-agent": f"{name}/1.0"})
     assert answer.status_code == 200, answer.text
+    door.requests()  # on a busy machine the next would not wait until what this one left is saved
     return "".join(_words(json.loads(line[6:])) for line in answer.text.splitlines() if line.startswith("data: {"))
 
 
