@@ -14,7 +14,6 @@ LEAST_TOLD = 8  # tokens; of fewer a request's own time is most
 LEAST_MEASURED = 64  # tokens; a shorter prefill says more about overheads than about the rate
 _PREFILLS = 50
 _RESTORES = 5  # the rate is the median of so many: one may have met a busy disk
-_FIRST = 3  # so many restores of a run are tried, whatever those before took: the engine and the disk are just waking
 _DOUBT = 0.8  # what is left of a rate each time it keeps a restore from being tried
 
 
@@ -101,7 +100,7 @@ class RestoreCost:
         What is left is not measured, so each time the restores' rate is believed a little less: one slow moment must
         not be its last word.
         """
-        worth = self.worth(gain, size) or (gain >= LEAST_GAIN and len(self._restores) < _FIRST)
+        worth = self.worth(gain, size)
         if not worth and gain >= LEAST_GAIN:
             self._restores = deque((rate * _DOUBT for rate in self._restores), maxlen=_RESTORES)
         return worth
