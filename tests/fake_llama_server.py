@@ -19,8 +19,8 @@ At the start
   FAKE_NO_GPU=1                     --list-devices tells of none
   FAKE_VERSION=NUMBER               the build that --version tells (default: 0, unknown)
   FAKE_LACKS="--cors-origins …"     options it does not know
-While serving; PHASE is one of begin (a prompt, before a word of it is said), prefill, stream, save, restore (and
-load, but for dying)
+While serving; PHASE is one of begin (a prompt, before a word of it is said), prefill, stream, end (all is
+said, but not that it is all), save, restore (and load, but for dying)
   FAKE_DIE_DURING=PHASE             die in that phase, after half the reply or half the file
   FAKE_DIE_TIMES=N                  … N times in all (default 1)
   FAKE_DIE_HOW=abort|kill|exit      GGML_ASSERT and SIGABRT (default), SIGKILL, or exit code 1
@@ -412,6 +412,7 @@ class Handler(socketserver.StreamRequestHandler):
         reason = "stop" if wanted == reply else "length"
         timings = self.timings(prompt, cache or 0, prompt_ms, said, start)
         yield {"choices": [{"delta": {}, "finish_reason": reason}], "timings": timings}
+        phase("end")
         yield "[DONE]"
 
     @staticmethod

@@ -226,6 +226,7 @@ class Passing:
             else:
                 body += data
             heard.take(data)
+            self.work.answered = heard.whole and not self.work.asked.several
             lease.slots.context.grows(lease.slot, lease.engine, prompt + heard.events)
         heard.end()
         return bytes(body)

@@ -14,12 +14,13 @@ from enum import Enum
 from typing import Any
 
 from kvchat.gateway.medicine import Change, Parting
-from kvchat.session.planning import NOT_WORTH_IT
+from kvchat.kvstore.restoring import GOES_ON_OTHERWISE, NOTHING_ALIKE
 
 KEPT = 500  # receipts
 LOST = "its memory"  # begins what the store says where a program had something once
 MOST_HEADER = 500  # characters
 MOST_NAME = 200  # characters of a model's name that are remembered: clients may name anything
+UNTOLD = ("", NOTHING_ALIKE, GOES_ON_OTHERWISE)  # leave open why; any other reason is the true one
 LEAST_READ, ABOUT = 64, 64  # tokens: fewer that are read are not worth a word; what is found ends about there
 _NOT_TOLD = ("_began", "whole", "unheard", "parting", "changes")
 
@@ -85,7 +86,9 @@ class Passage:
     def broken(self) -> Parting | None:
         """Where its prompt parted, if that is why much of it had to be read: not if more was found elsewhere."""
         parting, known = self.parting, self.found if self.cached is None else self.cached
-        if parting is None or self.prompt is None or known is None or self.prompt - known < LEAST_READ:
+        if parting is None or self.miss not in UNTOLD:
+            return None
+        if self.prompt is None or known is None or self.prompt - known < LEAST_READ:
             return None
         elsewhere = not self.whole and known < parting.at - ABOUT  # even what is the same was not found
         return None if parting.expected or elsewhere or known > parting.at + ABOUT else parting
@@ -93,8 +96,7 @@ class Passage:
     @property
     def why(self) -> str:
         """Why more had to be read than need be; empty where it had not."""
-        parting = None if self.miss == NOT_WORTH_IT else self.broken
-        return parting.cause if parting else self.miss
+        return self.broken.cause if self.broken else self.miss
 
     def receipt(self) -> dict[str, object]:
         """What is known of it so far, by the names of the headers."""

@@ -34,13 +34,14 @@ class Work:
     key: str = ""  # who it is among those that want a slot: those that go on from one another are the same
     prompt: Prompt = UNKNOWN
     reserve: int = 0  # tokens that its answer may come to, as far as room is kept for it
+    answered: bool = False  # to the last word, though the answer's end may not be out yet
     left: bool = False  # nobody waits for it any more
     task: asyncio.Task[None] | None = None
     answering: Interruption = field(default_factory=Interruption)
 
     def leave(self) -> None:
-        """The client has gone: what is made for it ends. What comes after an answer goes on."""
-        if self.outlet.ended:
+        """The client has gone: what is made for it ends. What comes after an answer goes on: many wait for no more."""
+        if self.outlet.ended or self.answered:
             return
         self.left = True
         self._end()

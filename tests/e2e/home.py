@@ -61,6 +61,14 @@ class Home:
         wanted = states or ("complete", "limited")
         return [m for m in self.messages() if m["role"] == "assistant" and m["state"] in wanted]
 
+    def as_if_read_slowly(self) -> None:
+        """Have what is kept say that it took minutes to read, as with a large model; kvchat must not run.
+
+        A tiny one reads as quickly as a busy disk loads: what is kept of it is rightly left alone then.
+        """
+        with contextlib.closing(sqlite3.connect(self.kept.folder / "index.db")) as index, index:
+            assert index.execute("UPDATE save_points SET prefill_ms = 100 * n_tokens").rowcount > 0
+
     @property
     def kept(self) -> StoreContents:
         """What the store keeps."""

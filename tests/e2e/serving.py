@@ -22,10 +22,6 @@ from tests.e2e.home import Home
 
 KVCHAT = (sys.executable, "-m", "kvchat")
 
-# For a tiny model, so that it reads slowly, as a large one does, beside what restoring takes: else, on a busy machine,
-# what is kept of it is rightly left alone.
-READS_SLOWLY = "--ubatch-size 8"
-
 # In the manner of Qwen's, which many models that call tools have.
 TEMPLATE = r"""
 {%- if tools %}

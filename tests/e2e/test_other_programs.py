@@ -16,7 +16,7 @@ import pytest
 
 from kvchat.engine.running.plan import free_port
 from tests.e2e.home import Home, engine_arguments, notes
-from tests.e2e.serving import READS_SLOWLY, TEMPLATE, Serving, python_beside, serving
+from tests.e2e.serving import TEMPLATE, Serving, python_beside, serving
 from tests.gateway import agents
 from tests.models import starter_model
 from tests.models import tiny_model as tiny
@@ -45,7 +45,7 @@ def model() -> Path:
 def door_of(home: Home, model: Path, port: int = 0) -> Iterator[Serving]:
     """With a template that heeds tools, and whatever models the programs name."""
     template = home.folder / "template.jinja"
-    arguments = f"--chat-template-file {template} {READS_SLOWLY}"
+    arguments = f"--chat-template-file {template}"
     home.write_settings(context_size=16384, free_floor_bytes=0, door_any_model=True, engine_arguments=arguments)
     template.write_text(TEMPLATE, "utf-8")
     with serving(home, "--model", str(model), *ENGINE, port=port or free_port("127.0.0.1")) as at:
@@ -70,6 +70,7 @@ def test_the_packages_of_openai_and_anthropic(tmp_path: Path) -> None:
     with door_of(home, model) as door:
         chats = {"openai": _openai(door), "responses": _responses(door), "anthropic": _anthropic(door)}
         assert {one["program"] for one in door.requests()} == {"openai-python", "anthropic-python"}
+    home.as_if_read_slowly()
     with door_of(home, model) as door:
         for name, goes_on in chats.items():
             for sources, turn in zip((KEPT, ("hot",)), goes_on(door), strict=True):
@@ -232,6 +233,7 @@ def test_agents_of_every_shape_go_on_after_a_restart(tmp_path: Path, architectur
     home, model = Home(tmp_path / "home"), tiny(architecture, heeds=True)
     with door_of(home, model) as door:
         turns = {name: _turns(door, name) for name in AGENTS}
+    home.as_if_read_slowly()
     with door_of(home, model) as door:
         for name, said in turns.items():
             _asked(door, name, *said)
@@ -295,6 +297,8 @@ def test_litellm(tmp_path: Path, model: Path) -> None:
     system = {"role": "system", "content": SYSTEM}
     chats: list[list[Any]] = [[system, {"role": "user", "content": f"How long is the {n}?"}] for n in ("first", "last")]
     for session in range(2):
+        if session:
+            home.as_if_read_slowly()
         with door_of(home, model) as door:
             command = [str(python_beside("litellm")), "-I", "-c", LITELLM, door.url, json.dumps(chats)]
             done = subprocess.run(command, env=around, capture_output=True, text=True, timeout=240, check=False)
@@ -339,6 +343,7 @@ def test_opencode(tmp_path: Path, model: Path) -> None:
         title, main, following = door.requests()
         assert main["prompt"] > title["prompt"] > 400
         assert is_warm(following, "hot")
+    home.as_if_read_slowly()
     with door_of(home, model, port) as door:
         run("-c", "And the printer?")
         run("Explain how the lexer works.")

@@ -19,13 +19,13 @@ import pytest
 from kvchat.engine.running.plan import free_port
 from tests.e2e.desktop import Desktop
 from tests.e2e.home import GREEDY, Home, engine_arguments, notes
-from tests.e2e.serving import READS_SLOWLY, Serving, serving
+from tests.e2e.serving import Serving, serving
 from tests.e2e.waiting import wait_until
 from tests.e2e.window import open_window
 
 pytestmark = pytest.mark.e2e
 
-SYSTEM = "You title chats. " + notes(40)
+SYSTEM = "You title chats. " + notes(80)
 TOOL = {"name": "measure", "description": "Measures a bridge.", "input_schema": {"type": "object", "properties": {}}}
 
 
@@ -67,7 +67,7 @@ class Clients:
         """The blocks of the answer, and the headers."""
         raw = self.anthropic.messages.with_raw_response.create(
             model="kvchat",
-            system=[{"type": "text", "text": notes(60, start=500)}],
+            system=[{"type": "text", "text": notes(120, start=500)}],
             messages=list(turns),
             tools=[TOOL],
             max_tokens=8,
@@ -87,9 +87,9 @@ def test_programs_go_on_warm_after_a_restart(
 ) -> None:
     """Two programs in turns, each with a prompt of its own; then all of it again, in another process."""
     home, port = Home(tmp_path / "home"), free_port("127.0.0.1")
-    home.write_settings(free_floor_bytes=0, context_size=8192, engine_arguments=READS_SLOWLY)
+    home.write_settings(free_floor_bytes=0, context_size=8192)
     common = ("--model", str(tiny_model(architecture)), *engine_arguments("llama-server"))
-    first_words, question = notes(60), {"role": "user", "content": "Which bridge is the longest?"}
+    first_words, question = notes(120), {"role": "user", "content": "Which bridge is the longest?"}
     with serving(home, *common, port=port) as at, closing(Clients(at)) as ours:
         title, _ = ours.title(), at.requests()  # on a busy machine the next does not wait until what it left is saved
         (reply, _), _ = ours.chat(first_words), at.requests()
@@ -98,6 +98,7 @@ def test_programs_go_on_warm_after_a_restart(
         assert [one.id for one in ours.openai.models.list()] == [tiny_model(architecture).stem]
         assert ours.anthropic.messages.count_tokens(model="kvchat", messages=[question]).input_tokens > 5
         assert at.end(signal.SIGINT if architecture == "llama" else signal.SIGTERM) == 0
+    home.as_if_read_slowly()
     with serving(home, *common, port=port) as at, closing(Clients(at)) as ours:
         again = ours.title()
         assert again.parse().choices[0].message.content == title.parse().choices[0].message.content

@@ -21,6 +21,7 @@ from kvchat.gateway.dialects.prompts import Prompt, prompt_of
 from kvchat.gateway.door import app, checks, server
 from kvchat.gateway.gateway import Door, NoKey
 from kvchat.gateway.requests import MOST_NAME, Stage
+from kvchat.gateway.work import Work
 from kvchat.kvstore.savepoint import Tokens, program_of
 from kvchat.session import lease, reading
 from kvchat.session.host import ReadyEngine
@@ -218,6 +219,25 @@ async def test_a_client_that_leaves_stops_its_answer(at: OpenDoor, fake_engine: 
     assert at.last.stage is Stage.LEFT
     again = await at.chat(WORDS)
     assert again.headers["x-kvchat-source"] == "hot", "what was read for it is not read again"
+
+
+async def test_a_client_that_leaves_once_all_is_said_has_its_turn_saved(
+    tmp_path: Path, at: OpenDoor, fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many do: they close at the last word and wait neither for the stream's end nor for the receipt after it."""
+    gone, leave = asyncio.Event(), Work.leave
+    monkeypatch.setattr(Work, "leave", lambda work: (leave(work), gone.set()))
+    fake_engine.set(FAKE_HOLD_DURING="end")
+    async with at.client.stream("POST", "/v1/chat/completions", json=chat_body(WORDS, stream=True)) as answer:
+        async for line in answer.aiter_lines():
+            if '"finish_reason": "' in line:
+                break
+    await gone.wait()
+    fake_engine.set(FAKE_HOLD_DURING=None)
+    await at.settled()
+    assert at.last.stage is Stage.DONE
+    assert at.last.cached == 0
+    assert StoreContents(tmp_path / "home").absorbed() == 1
 
 
 async def test_what_was_read_for_a_client_that_left_is_saved(

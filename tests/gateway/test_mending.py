@@ -12,10 +12,13 @@ from pathlib import Path
 import pytest
 
 from kvchat.engine.finding.discovery import EngineLocation
-from kvchat.gateway.requests import ABOUT
+from kvchat.gateway.medicine import Parting
+from kvchat.gateway.requests import ABOUT, Passage
 from kvchat.gateway.totals import Totals
 from kvchat.kvstore.housekeeping import PRUNED_BY_USER
-from kvchat.kvstore.restoring import NOTHING_ALIKE
+from kvchat.kvstore.restoring import GOES_ON_OTHERWISE, NOTHING_ALIKE
+from kvchat.session.planning import NOT_WORTH_IT
+from kvchat.session.proof import NOT_REUSED
 from kvchat.settings import Settings
 from tests.engine_fixtures import FakeEngine
 from tests.gateway import agents
@@ -144,6 +147,17 @@ async def test_only_what_was_kept_once_is_said_to_be_gone(at: OpenDoor) -> None:
         assert at.last.why == reason
     total = at.runtime.door.totals.by_program()["opencode"]
     assert {cause: one.times for cause, one in total.misses.items()} == {PRUNED_BY_USER: 2}
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_where_prompts_part_is_told_only_where_nothing_else_is_known(whole: bool) -> None:
+    """A restore that failed, or was left, is the reason; where prompts part would have been none."""
+    parting = Parting(0, 900, "the system prompt was changed", about="the system prompt was changed")
+    for miss in ("", NOTHING_ALIKE, GOES_ON_OTHERWISE, NOT_WORTH_IT, NOT_REUSED, PRUNED_BY_USER):
+        passage = Passage(1, "zed", "/v1/messages", 0.0, found=0, prompt=900, miss=miss, parting=parting, whole=whole)
+        told = miss in ("", NOTHING_ALIKE, GOES_ON_OTHERWISE)
+        assert passage.why == (parting.cause if told else miss)
+        assert (passage.broken is parting) == told
 
 
 async def test_what_is_forgotten_is_not_compared_with(at: OpenDoor) -> None:

@@ -31,7 +31,7 @@ class Heard:
     form: Form
     stream: bool
     counts: Counts | None = None
-    whole: bool = False  # the answer came to its end
+    whole: bool = False  # the answer came to its end; bytes that say so may follow
     events: int = 0  # of a stream so far: about a token each
     _size: int = 0
     _rest: bytearray = field(default_factory=bytearray)
@@ -103,6 +103,7 @@ class Heard:
                 for choice in event.get("choices") or ():
                     if choice.get("index", 0) == 0:
                         self._take_choice(choice.get("delta") or {"text": choice.get("text")})
+                        self.whole = self.whole or bool(choice.get("finish_reason"))
             case Form.MESSAGES:
                 self._hear_message(event)
             case Form.RESPONSES if event.get("type") == "response.completed":

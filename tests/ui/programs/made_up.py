@@ -45,8 +45,8 @@ def parted() -> Passage:
     header = "x-anthropic-billing-header: cc_version=2.1.177.01c; cc_entrypoint=cli; cch=0aaa9;"
     change = Change("billing-header", "the system prompt", header, "", differs=True)
     return a_request(
-        1, source="cold", cached=312, read_ms=41_000.0, first_ms=41_300.0, saved_ms=600.0, miss=parting.cause,
-        parting=parting, changes=(change,),
+        1, source="cold", cached=312, read_ms=41_000.0, first_ms=41_300.0, saved_ms=600.0, parting=parting,
+        changes=(change,),
     )  # fmt: skip
 
 
