@@ -18,7 +18,7 @@ from kvchat.gateway.dialects.prompts import boundary_after, pictures_in, prompt_
 from kvchat.gateway.dialects.replies import Heard
 from kvchat.gateway.mending import Mending
 from kvchat.gateway.outlet import TooSlow
-from kvchat.gateway.passing import TAIL, Passing
+from kvchat.gateway.passing import Passing
 from kvchat.gateway.requests import MOST_NAME, Passage, Passages, Stage
 from kvchat.gateway.work import CrowdedOut, GaveWay, Work
 from kvchat.kvstore.savepoint import Tokens, common_prefix, kept_for
@@ -26,6 +26,7 @@ from kvchat.session.events import SessionEvent
 from kvchat.session.host import EngineHost, ReadyEngine
 from kvchat.session.lease import Lease
 from kvchat.session.proof import Loaded
+from kvchat.session.reading import TAIL
 from kvchat.session.session import Request, Session
 from kvchat.session.settling import Settling
 from kvchat.session.slots.pool import Slots

@@ -27,7 +27,7 @@ from kvchat.session.host import EngineHost
 from kvchat.session.lease import Lease
 from kvchat.session.planning import unchanged
 from kvchat.session.proof import NOTHING_LOADED, SOURCES, Loaded, Source, judged
-from kvchat.session.reading import STEP_MS, read_ahead
+from kvchat.session.reading import STEP_MS, read_ahead, tail_of
 from kvchat.session.restore_cost import LEAST_GAIN, LONG_MS
 from kvchat.session.session import CROWDED_OUT
 from kvchat.system.concurrency import to_its_end
@@ -40,7 +40,6 @@ SOON_S = 0.25
 LEAST_STEPS = 256  # tokens; fewer are read by the request itself
 ALONE_STEP_MS = 2000.0  # a step takes about so long where nobody is at the window
 PROVED = ("cached", "prompt")  # by the answer; the rest is known when it begins
-TAIL = 16  # tokens that are always left to it: it reads at least the last one, and need not go back for that
 RENDERS_OTHERWISE = N_("the engine made another prompt of it than it had told")
 # Finds the prompt's ids, and what the slot is to it. Given whether it is answered already.
 Understand = Callable[[bool], Awaitable[Loaded]]
@@ -133,11 +132,11 @@ class Passing:
         ids, passage, cost = self.work.prompt.ids, self.work.passage, self.lease.slots.restore_cost
         # Anthropic's requests go to the slot that has most of them: with several, this has to have all but the last.
         choosy = self.work.asked.form is Form.MESSAGES and len(self.lease.slots.all) > 1
-        last = len(ids) - (1 if choosy else TAIL)
+        rate = cost.prefill_ms_per_token
+        last = len(ids) - (1 if choosy else tail_of(len(ids) - loaded.expected_cached, rate, self._step_ms()))
         # A picture is read in one piece, and words after it only to the end of one.
         end = next((n for n, token in enumerate(ids[:last]) if token <= FIRST_ID), last)
         missing, heads = end - loaded.expected_cached, await self._heads(loaded)
-        rate = cost.prefill_ms_per_token
         is_long = missing >= LEAST_STEPS and (rate is None or missing * rate >= 2 * STEP_MS)
         if not self._known or not (heads or is_long or (choosy and missing > 0)):
             return False

@@ -6,9 +6,19 @@ from collections.abc import Callable
 
 import pytest
 
-from kvchat.session.reading import FIRST_STEP, LEAST_STEP, MOST_STEP, STEP_MS, WHOLE_STEP, Pace
+from kvchat.session.reading import (
+    FIRST_STEP,
+    LEAST_STEP,
+    MICRO_BATCH,
+    MOST_STEP,
+    STEP_MS,
+    TAIL,
+    WHOLE_STEP,
+    Pace,
+    tail_of,
+)
 
-PLENTY = 100_000  # tokens are left to read
+PLENTY = 200 * MICRO_BATCH  # tokens are left to read
 
 
 def after(steps: int, took: Callable[[int], float], pace: Pace | None = None) -> tuple[Pace, list[float]]:
@@ -28,7 +38,8 @@ def test_the_first_step_is_a_small_one_where_nothing_was_measured() -> None:
 def test_a_step_comes_to_take_about_as_long_as_it_should(per_token: float) -> None:
     pace, times = after(20, lambda tokens: 5 + per_token * tokens)
     assert times[-1] <= 1.1 * STEP_MS or pace.tokens(PLENTY) == LEAST_STEP
-    assert times[-1] >= 0.8 * STEP_MS or pace.tokens(PLENTY) == MOST_STEP
+    assert times[-1] >= 0.8 * STEP_MS or pace.tokens(PLENTY) % MICRO_BATCH == 0
+    assert pace.tokens(PLENTY) <= MOST_STEP
 
 
 def deep(depth: int) -> Callable[[int], float]:
@@ -60,6 +71,17 @@ def test_what_is_left_in_the_end_is_read_in_small_steps_too() -> None:
     pace = Pace(took(WHOLE_STEP) / WHOLE_STEP, took(30) / 30)
     assert took(pace.tokens(60)) <= 1.1 * STEP_MS
     assert pace.tokens(5) == 5
+
+
+def test_steps_and_what_is_left_are_as_the_engine_reads_in_one_piece() -> None:
+    """It rounds by how many it reads at once."""
+    pace = Pace(whole=0.3)
+    assert pace.tokens(PLENTY) == MICRO_BATCH
+    assert pace.tokens(PLENTY - WHOLE_STEP) == MICRO_BATCH - WHOLE_STEP  # after a first step of so many
+    for missing, tail in ((300, 300), (2 * MICRO_BATCH, MICRO_BATCH), (1100, 76)):
+        assert tail_of(missing, 0.3, STEP_MS) == tail
+        assert (missing - tail) % MICRO_BATCH == 0
+    assert tail_of(1100, None, STEP_MS) == tail_of(1100, 0.6, STEP_MS) == TAIL
 
 
 def test_one_step_that_met_a_busy_moment_changes_little() -> None:
