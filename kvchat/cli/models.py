@@ -29,7 +29,7 @@ from kvchat.settings import Settings, load_settings
 from kvchat.system.files import is_folder
 from kvchat.system.paths import Paths, resolve_paths
 from kvchat.transfer.restore import in_use
-from kvchat.words.language import _, number, several
+from kvchat.words.language import _, listed, number, several
 from kvchat.words.wording import size, tokens_short
 
 LONGEST_TOKEN = 1000  # characters
@@ -229,7 +229,7 @@ async def _found(library: ModelLibrary, name: str) -> Path:
     found = exact or [path for path, known in models.items() if name.lower() in known.lower()]
     if len(found) == 1:
         return found[0]
-    there = ", ".join(sorted({models[path] for path in found} or set(models.values()))) or _("none")
+    there = listed(sorted({models[path] for path in found} or set(models.values()))) or _("none")
     title = (
         _("Several models are called like “{name}”", name=name)
         if found
@@ -247,7 +247,7 @@ def chosen_file(repository: HubRepository, quantisation: str) -> HubFile:
         fitting = list(repository.files) if len(repository.files) == 1 else usual
     if len(fitting) == 1:
         return fitting[0]
-    there = ", ".join(one.quantisation or one.name for one in repository.files) or _("no model that kvchat could use")
+    there = listed(one.quantisation or one.name for one in repository.files) or _("no model that kvchat could use")
     raise NoSuchFile(
         _("{repository} has no such file", repository=repository.repository)
         if wanted

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvchat.words.language import N_, _
+from kvchat.words.language import N_, _, listed
 
 GREETING = "Say hello in one sentence."
 GREETING_TOKENS = 64
@@ -90,7 +90,7 @@ def _missing(libraries: Iterable[str]) -> DisplayProblem | None:
         return None
     packages = " ".join(dict.fromkeys(map(_package, lost)))
     return DisplayProblem(
-        _("Qt needs libraries that are not installed: {lost}.", lost=", ".join(lost)),
+        _("Qt needs libraries that are not installed: {lost}.", lost=listed(lost)),
         _("On Debian or Ubuntu, run: sudo apt-get install -y {packages}", packages=packages),
     )
 

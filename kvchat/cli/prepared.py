@@ -18,7 +18,7 @@ from kvchat.cli.terminal import columns, padded
 from kvchat.runtime import Runtime, open_runtime
 from kvchat.settings import load_settings
 from kvchat.system.paths import resolve_paths
-from kvchat.words.language import _, number, several
+from kvchat.words.language import _, listed, number, several
 from kvchat.words.safe_text import calm
 from kvchat.words.wording import duration, roughly, size, timestamp
 
@@ -63,16 +63,12 @@ async def _prepare(options: PrepareOptions) -> int:
         await runtime.close()
     if sys.stderr.isatty():
         print(file=sys.stderr)
-    took = ", " + _("read in {time}", time=duration(now.read_ms)) if now.read_ms else ""
-    print(
-        _(
-            "“{name}” is prepared: {count}, {tokens} tokens{took}.",
-            name=calm(now.name),
-            count=several(len(now.sources), "{count} file", "{count} files"),
-            tokens=number(now.tokens),
-            took=took,
-        )
+    what = (
+        several(len(now.sources), "{count} file", "{count} files"),
+        _("{tokens} tokens", tokens=number(now.tokens)),
+        _("read in {time}", time=duration(now.read_ms)) if now.read_ms else "",
     )
+    print(_("“{name}” is prepared: {what}.", name=calm(now.name), what=listed(what)))
     return 0
 
 
@@ -84,7 +80,7 @@ async def _meant(runtime: Runtime, options: PrepareOptions) -> Prepared:
         given = await asyncio.to_thread(lambda: {str(path.absolute()) for path in options.paths})
         if given and given != set(found.paths):
             words, advice = (
-                _("It was made of {paths}.", paths=", ".join(found.paths)),
+                _("It was made of {paths}.", paths=listed(found.paths)),
                 _("Choose another name, or remove it first."),
             )
             raise CannotPrepare(_("There is something called “{name}” already", name=options.name), words, advice)
@@ -97,14 +93,12 @@ async def _meant(runtime: Runtime, options: PrepareOptions) -> Prepared:
         )
     now = await runtime.engine.states_now()
     estimate = await library.estimate(options.paths, now[0].model if now else "")
-    time = f", {roughly(estimate.seconds)}" if estimate.seconds else ""
-    words = _(
-        "{files}, about {tokens} tokens{time}",
-        files=several(estimate.files, "{count} file", "{count} files"),
-        tokens=number(estimate.tokens),
-        time=time,
+    expected = (
+        several(estimate.files, "{count} file", "{count} files"),
+        _("about {tokens} tokens", tokens=number(estimate.tokens)),
+        roughly(estimate.seconds) if estimate.seconds else "",
     )
-    print(words, file=sys.stderr)
+    print(listed(expected), file=sys.stderr)
     return await library.add(options.paths, options.name)
 
 

@@ -27,7 +27,7 @@ from kvchat.kvstore.savepoint import (
 from kvchat.settings import load_settings
 from kvchat.store_service import chats_in_words, long_chat, open_store
 from kvchat.system.paths import Paths, resolve_paths
-from kvchat.words.language import _, number, retold, several
+from kvchat.words.language import _, listed, number, retold, several
 from kvchat.words.safe_text import calm
 from kvchat.words.wording import duration, one_line, size, timestamp
 
@@ -99,7 +99,7 @@ def _forget(store: BlockStore, options: StoreOptions) -> int:
     """Delete what is kept for a program. Raises KvchatError where nothing is."""
     programs = sorted(filter(None, (program_of(one.conversation_id) for one in store.usage().conversations)))
     if options.program not in programs:
-        there = ", ".join(programs) or _("There are none")
+        there = listed(programs) or _("There are none")
         raise KvchatError(
             _("Nothing is kept for a program called “{program}”", program=options.program), f"{there}.", ""
         )
@@ -187,7 +187,7 @@ def _usage_row(one: ConversationUsage, titles: Titles, saved: Saved) -> tuple[st
         _("{size} shared", size=size(one.shared_bytes)),
         _("saved {time} so far", time=duration(1000 * saved.get(one.conversation_id, 0.0))),
         _("used {timestamp}", timestamp=timestamp(one.last_used_at)),
-        ", ".join(marks),
+        listed(marks),
     )
 
 

@@ -30,7 +30,7 @@ from kvchat.library.remote.hub_download import Order, fetch_model
 from kvchat.system.archives import UnsafeArchive, unpack
 from kvchat.system.concurrency import in_thread
 from kvchat.system.files import size_of
-from kvchat.words.language import N_, _
+from kvchat.words.language import N_, _, listed
 from kvchat.words.wording import size as size_in_words
 
 UNPACKED = 3  # times its download an engine takes, at most
@@ -109,7 +109,7 @@ class EngineFetcher:
         for build in builds:
             if wanted in (None, build.backend):
                 return build
-        others = ", ".join(build.backend.value for build in builds)
+        others = listed(build.backend.value for build in builds)
         raise NoSuchEngine(
             _("There is no engine for {card}", card=wanted.value)
             if wanted
@@ -233,7 +233,7 @@ class EngineFetcher:
     def _named(self, name: str) -> FetchedEngine:
         found = next((one for one in self._look() if one.name == name), None)
         if found is None:
-            there = ", ".join(one.name for one in self.fetched()) or _("none")
+            there = listed(one.name for one in self.fetched()) or _("none")
             raise NoSuchEngine(
                 _("kvchat has fetched no engine called {name}", name=name),
                 _("There is: {there}.", there=there),

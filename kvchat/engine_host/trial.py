@@ -28,7 +28,7 @@ from kvchat.library.gguf.kv_cache import kv_bytes_per_token
 from kvchat.session.host import ReadyEngine
 from kvchat.session.restore_support import Finding, Strategy
 from kvchat.session.self_test import self_test
-from kvchat.words.language import _
+from kvchat.words.language import _, listed
 from kvchat.words.wording import duration, per_second
 
 _CONTEXT = 2048  # tokens; enough for a word and a sliding window, and little to allocate
@@ -91,7 +91,7 @@ async def try_engine(
         devices = await asyncio.to_thread(list_devices, location)
         if needs and location.path and all(device.name.startswith(("CPU", "BLAS")) for device in devices):
             raise await asyncio.to_thread(why_no_card, location.path, needs)
-        done(TrialStep(_("Devices"), ", ".join(device.description for device in devices) or _("the processor alone")))
+        done(TrialStep(_("Devices"), listed(device.description for device in devices) or _("the processor alone")))
         if model is None:
             done(TrialStep(_("Model"), _("There is none yet to try it with.")))
         else:

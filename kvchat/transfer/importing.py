@@ -24,7 +24,7 @@ from kvchat.transfer.foreign import foreign_parser
 from kvchat.transfer.memory_file import Brought, MemoryFile, is_memory_file, open_memory_file
 from kvchat.transfer.rows import BadConversation, Row, store_rows, take_back
 from kvchat.transfer.untrusted_files import LARGEST_FILE, ZIP_FAULTS, is_zip, json_pieces, open_zip
-from kvchat.words.language import _, number
+from kvchat.words.language import _, listed, number
 from kvchat.words.safe_text import calm
 from kvchat.words.wording import one_line, size
 
@@ -131,7 +131,7 @@ def _entries(path: Path, passphrase: str) -> Iterator[_Entry]:
             with open_zip(path) as archive:
                 for member in _members(archive):
                     yield from _in_file(
-                        f"{path.name}, {one_line(calm(member.filename))}", partial(archive.open, member)
+                        listed((path.name, one_line(calm(member.filename)))), partial(archive.open, member)
                     )
         else:
             yield from _in_file(path.name, partial(open_plain, path))

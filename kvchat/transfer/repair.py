@@ -18,7 +18,7 @@ from kvchat.errors import KvchatError
 from kvchat.system.paths import RESTORING, Paths
 from kvchat.transfer.backup import DATABASE
 from kvchat.transfer.restore import finish_restore, forget_waiting, in_use, say_ready
-from kvchat.words.language import _, number, sentences, several
+from kvchat.words.language import _, listed, number, sentences, several
 
 _MOST_NAMED = 8  # chats that lost something
 
@@ -62,7 +62,7 @@ class Repaired:
             named = [f"“{title}” ({number(count)})" for title, count in found.lost[:_MOST_NAMED]]
             more = len(found.lost) - len(named)
             named += [several(more, "{count} more chat", "{count} more chats")] if more > 0 else []
-            lines.append(_("Messages could not be read any more in {named}.", named=", ".join(named)))
+            lines.append(_("Messages could not be read any more in {named}.", named=listed(named)))
         elif found.unreadable:
             lines.append(_("Of the damaged file itself nothing could be read."))
         return sentences(*lines, _("The damaged file is kept in {aside}.", aside=self.aside))

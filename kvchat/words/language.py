@@ -96,6 +96,11 @@ def ended(words: str) -> str:
     return words + ("。" if _Spoken.language in _WITHOUT_SPACES else ".")
 
 
+def listed(things: Iterable[str]) -> str:
+    """These beside each other, as the language parts things in a list; empty ones are left out."""
+    return pgettext("between things", ", ").join(filter(None, things))
+
+
 def number(value: float, decimals: int = 0, *, grouped: bool = True) -> str:
     """A number as it is written: "1,204", "0.31"; `grouped` in thousands."""
     return with_marks(f"{value:{',' if grouped else ''}.{decimals}f}")

@@ -53,6 +53,10 @@ NO_WORDS = re.compile(
 )
 # Kept in English and translated when it is shown (`retold`): what is marked stands in session/proof.py.
 KEPT = re.compile(r"session/|kvstore/(parts|restoring)|engine/speaking/errors|restore_findings")
+# Lists that are for nobody to read: of columns, of what is typed as it is shown, of what a program sent, a key.
+NO_LIST = re.compile(
+    r"chat/(record/rows|recovery/)|cli/settings|finding/probe|kvstore/index/usage|medicine/rules|presets/options"
+)
 
 
 def nodes(tree: ast.AST) -> Iterator[tuple[ast.AST, list[ast.AST]]]:
@@ -124,6 +128,15 @@ def in_parts(name: str, within: list[tuple[ast.AST, list[ast.AST]]]) -> Iterator
             yield f"{name}:{node.lineno}: {ast.unparse(node.args[0])}"
 
 
+def joined(name: str, within: list[tuple[ast.AST, list[ast.AST]]]) -> Iterator[str]:
+    """Things that stand beside each other with an English comma between them."""
+    for node, _around in within:
+        parts = node.values if isinstance(node, ast.JoinedStr) else ()
+        by_join = isinstance(node, ast.Attribute) and node.attr == "join" and said(node.value) == ", "
+        if by_join or any(said(part) == ", " for part in parts):
+            yield f"{name}:{getattr(node, 'lineno', 0)}: {ast.unparse(node)}"
+
+
 def test_what_people_read_is_in_the_catalogue_in_whole_literals() -> None:
     found: list[str] = []
     for path in sorted(ROOT.rglob("*.py")):
@@ -134,6 +147,7 @@ def test_what_people_read_is_in_the_catalogue_in_whole_literals() -> None:
             found += [one for one in outside(name, within) if re.match(r"\S+: [A-Z]", one) and "Notice" in one]
         elif not NOBODYS.search(name):
             found += outside(name, within)
+            found += [] if NO_LIST.search(name) else joined(name, within)
     assert found == []
 
 
@@ -194,7 +208,7 @@ def test_places_are_the_same_in_every_language(language: str) -> None:
             free = {"count"} if len(strings) > 1 and number == 0 else set()
             if message.id and text and not wanted - free <= fields(text) <= wanted:
                 bad.append((message.id, text))
-            wide = ids[0].endswith(" ") and bool(text) and text.endswith("：")  # such a colon brings its space
+            wide = ids[0].endswith(" ") and bool(text) and text.endswith(("：", "、"))  # these bring their space
             ends = (bool(text) and text.endswith(" ")) or wide
             if text and (text.startswith(" "), ends) != (ids[0].startswith(" "), ids[0].endswith(" ")):
                 bad.append((message.id, text))

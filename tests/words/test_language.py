@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kvchat.words import language, wording
-from kvchat.words.language import number, pgettext, retold, sentences, several, speak, spoken
+from kvchat.words.language import listed, number, pgettext, retold, sentences, several, speak, spoken
 
 
 @pytest.fixture(autouse=True)
@@ -75,6 +75,15 @@ def test_sentences_stand_beside_each_other_as_the_language_parts_them() -> None:
     assert sentences("No space left on device.", "空けてください。") == "No space left on device. 空けてください。"
     speak("ko")
     assert sentences("하나입니다", "둘입니다.") == "하나입니다. 둘입니다."
+
+
+@pytest.mark.usefixtures("catalogues")
+def test_things_are_listed_as_the_language_parts_them() -> None:
+    assert listed(("a", "", "b", "c")) == "a, b, c"
+    assert listed(()) == ""
+    for chosen, told in (("de", "a, b"), ("ko", "a, b"), ("ja", "a、b"), ("zh_Hans", "a、b"), ("zh_Hant", "a、b")):
+        speak(chosen)
+        assert listed(["a", "b"]) == told
 
 
 @pytest.mark.usefixtures("german")

@@ -20,7 +20,7 @@ from kvchat.chat.prepared.sources import CannotPrepare, Changes, Document, gathe
 from kvchat.chat.record.messages import Conversation
 from kvchat.chat.turn_parts import TurnParts
 from kvchat.kvstore.savepoint import ConversationUsage, Fingerprint
-from kvchat.words.language import _, number
+from kvchat.words.language import _, listed, number
 
 LETTERS_A_TOKEN = 3.6  # of English and code, roughly, before an engine has counted
 
@@ -269,7 +269,7 @@ def why_not_ready(one: Prepared, usage: ConversationUsage | None, now: Fingerpri
     if limit is not None and one.tokens >= limit:
         return _("it is longer than the context in use ({limit} tokens)", limit=number(limit))
     if differences:
-        return _("it was read with another {differences}", differences=", ".join(differences))
+        return _("it was read with another {differences}", differences=listed(differences))
     if usage is None or not usage.save_points:
         return _("its memory was deleted")
     return ""

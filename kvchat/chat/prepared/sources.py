@@ -18,7 +18,7 @@ from kvchat.chat.input.documents import document_of_file, read_bytes
 from kvchat.chat.input.pictures import CannotAttach, is_picture
 from kvchat.chat.record.messages import Attachment
 from kvchat.errors import KvchatError
-from kvchat.words.language import _, number, several
+from kvchat.words.language import _, listed, number, several
 from kvchat.words.wording import size
 
 MOST_TEXT = 32_000_000  # characters; more than any context holds
@@ -82,7 +82,7 @@ class Changes:
             several(gone, "{count} gone", "{count} gone"),
         )
         there = [place for place, count in enumerate((changed, added, gone)) if count] or [0]
-        return ", ".join([whole[there[0]], *(brief[place] for place in there[1:])])
+        return listed([whole[there[0]], *(brief[place] for place in there[1:])])
 
 
 def gather(paths: Sequence[Path], before: Sequence[Source] = ()) -> tuple[Document, ...]:

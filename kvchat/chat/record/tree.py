@@ -17,7 +17,7 @@ from kvchat.chat.record.prompt import NEW_TITLE, title_from
 from kvchat.chat.record.rows import attachment_of, insert_rows, text_of
 from kvchat.chat.record.title_words import words_said
 from kvchat.errors import KvchatError
-from kvchat.words.language import _
+from kvchat.words.language import _, listed
 
 # UNION and not UNION ALL: the messages of a damaged file may answer each other in a circle.
 _BELOW = """
@@ -71,7 +71,7 @@ class Removed:
     def words(self) -> str:
         """What the first message says, or what is attached to it is called."""
         names = (row["name"] for row in self.attachments if row["message_id"] == self.id)
-        return str(self.rows[0]["content"]).strip() or ", ".join(names)
+        return str(self.rows[0]["content"]).strip() or listed(names)
 
 
 def current_branch(database: Database, conversation_id: str) -> list[Message]:

@@ -7,7 +7,7 @@ from enum import Enum
 
 from kvchat.chat.record.messages import Receipt
 from kvchat.session.proof import LEAST_SHARE, NOTHING_TO_MISS, PROVED_SHARE, Source, Verdict
-from kvchat.words.language import N_, _, number, retold, several
+from kvchat.words.language import N_, _, listed, number, retold, several
 from kvchat.words.wording import (
     FIRST_REPLY,
     READ,
@@ -133,7 +133,7 @@ def receipt_sentence(receipt: Receipt) -> str:
         if receipt.miss_reason:
             parts.append(retold(receipt.miss_reason))
     else:
-        parts.append(", ".join([several(read, "read {count} new token", "read {count} new tokens"), *_had(receipt)]))
+        parts.append(listed([several(read, "read {count} new token", "read {count} new tokens"), *_had(receipt)]))
         if receipt.saved_ms is not None and receipt.saved_ms >= _LEAST_SAVING_MS:
             parts.append(_("saved about {time}", time=_rounded(receipt.saved_ms)))
     return " · ".join([*parts, *_waits(receipt)])

@@ -14,7 +14,7 @@ from pathlib import Path
 from kvchat.engine import parent_guard
 from kvchat.engine.finding.graphics import Backend
 from kvchat.errors import KvchatError
-from kvchat.words.language import N_, _
+from kvchat.words.language import N_, _, listed
 
 _TIMEOUT_S = 20.0
 _LACKS = re.compile(r"^\s*(\S+) => not found", re.MULTILINE)
@@ -87,7 +87,7 @@ def what_is_lacking(program: Path) -> str:
         return ""
     known = {next((words for start, words in _BRINGS.items() if name.startswith(start)), "") for name in lacking}
     brought = _(" and ").join(sorted(_(words) for words in known if words))
-    return _("It lacks {lacking}.", lacking=", ".join(sorted(lacking))) + (
+    return _("It lacks {lacking}.", lacking=listed(sorted(lacking))) + (
         " " + _("That comes with {brought}.", brought=brought) if brought else ""
     )
 

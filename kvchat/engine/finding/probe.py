@@ -22,7 +22,7 @@ from kvchat.engine.finding.discovery import (
 from kvchat.engine.finding.options import KnownOptions, parse_help
 from kvchat.errors import KvchatError
 from kvchat.system.files import stamp_of
-from kvchat.words.language import _
+from kvchat.words.language import _, listed
 
 # The first build known to tell in every answer how much of the prompt came from its cache (`cache_n`, llama.cpp
 # pull requests 15827 and 15879, September 2025). Without that no restore can be proved.
@@ -73,7 +73,7 @@ class EngineProbe:
             )
         lacking = self.options.missing(NEEDED_OPTIONS) if self.options else frozenset()
         if lacking:
-            raise EngineTooOld(location, _("It does not know {lacking}.", lacking=", ".join(sorted(lacking))))
+            raise EngineTooOld(location, _("It does not know {lacking}.", lacking=listed(sorted(lacking))))
 
 
 def build_number(text: str) -> int | None:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvchat.gateway.medicine.body import Contents, contents
-from kvchat.words.language import _, number, retold
+from kvchat.words.language import _, listed, number, retold
 from kvchat.words.wording import brief
 
 Ids = npt.NDArray[np.int32]
@@ -95,4 +95,4 @@ class Parting:
         words = _("token {at} of {of}: {cause}", at=at, of=of, cause=cause)
         if read is not None:
             words = _("{words}; {tokens} tokens read again", words=words, tokens=number(read))
-        return f"{words}, {brief(1000 * seconds)}" if read is not None and seconds else words
+        return listed((words, brief(1000 * seconds))) if read is not None and seconds else words

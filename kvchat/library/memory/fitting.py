@@ -8,7 +8,7 @@ from functools import lru_cache
 
 from kvchat.library.memory.machine import MemoryFacts
 from kvchat.library.memory.placement import Demand, Placement
-from kvchat.words.language import _
+from kvchat.words.language import _, listed
 from kvchat.words.wording import size as size_in_words
 
 COMPUTER = "memory"  # how a bar calls the computer's own memory
@@ -47,9 +47,9 @@ class MemoryBar:
             (self.compute, _("buffers")),
             (self.other, _("engine")),
         )
-        taken = ", ".join(f"{size_in_words(size)} {what}" for size, what in parts if size)
+        taken = listed(f"{size_in_words(size)} {what}" for size, what in parts if size)
         left = ((self.staging, _("for staging")), (self.unused, _("unused")), (self.margin, _("left alone")))
-        rest = ", ".join(f"{size_in_words(size)} {what}" for size, what in left if size)
+        rest = listed(f"{size_in_words(size)} {what}" for size, what in left if size)
         return _("{taken}; {rest}, of {free} free", taken=taken, rest=rest, free=size_in_words(self.free))
 
     @property

@@ -17,7 +17,7 @@ from kvchat.ui.chat.header import Header
 from kvchat.ui.widgets.card import Card
 from kvchat.ui.widgets.elided import ElidedButton
 from kvchat.ui.widgets.layouts import COLUMN_WIDTH
-from kvchat.words.language import _
+from kvchat.words.language import _, listed
 
 if TYPE_CHECKING:
     from kvchat.ui.chat.find_bar import FindBar
@@ -42,7 +42,7 @@ class DocumentsLine(ElidedButton):
     def show_words(self, words: str, state: str) -> None:
         """`state`: what is to be known of it; empty if all is well."""
         self.set_text(" · ".join(filter(None, (words, state))), "", _("Show it in the library"))
-        self.setAccessibleName(_("Documents: {filter}", filter=", ".join(filter(None, (words, state)))))
+        self.setAccessibleName(_("Documents: {filter}", filter=listed((words, state))))
         restyle(self, "tone", "warn" if state else "")
 
     def _restyle(self) -> None:

@@ -14,7 +14,7 @@ from kvchat.ui.attachments.chips import ChipRows, short_name
 from kvchat.ui.base.building import button, column, label, row, styled, tool_button
 from kvchat.ui.base.icons import icon
 from kvchat.ui.base.theme import Look, page_font, restyle
-from kvchat.words.language import _
+from kvchat.words.language import _, listed
 
 if TYPE_CHECKING:
     from kvchat.chat.record.messages import Attachment
@@ -174,7 +174,7 @@ class Composer(QWidget):
             self.sent.emit(text, attachments)
 
     def _say_reading(self) -> None:
-        names = ", ".join(map(short_name, self._reading))
+        names = listed(map(short_name, self._reading))
         then = _("Your message is sent when that is done.") if self._send_when_read else _("Send waits for that.")
         self.reading.setText(_("Reading {names}… {then}", names=names, then=then))
         self.reading.setVisible(bool(names))

@@ -13,7 +13,7 @@ from PySide6.QtWidgets import QDialog, QListWidget, QListWidgetItem, QWidget
 from kvchat.ui.base.building import column, label, line_edit, row
 from kvchat.ui.widgets.elided import ElidedLabel
 from kvchat.words.folding import folded
-from kvchat.words.language import _
+from kvchat.words.language import _, listed
 
 _WHOLE, _START, _WORD, _INSIDE, _SCATTERED = 5, 4, 3, 2, 1  # how well the letters lie, from best to worst
 _MOST_CHATS, _MOST_ACTIONS, _CHATS_AT_FIRST = 9, 5, 7
@@ -93,7 +93,7 @@ class Palette(QDialog):
         self.list.clear()
         for entry in self._shown:
             item = QListWidgetItem(self.list)
-            item.setData(Qt.ItemDataRole.AccessibleTextRole, f"{entry.words}, {entry.note}")
+            item.setData(Qt.ItemDataRole.AccessibleTextRole, listed((entry.words, entry.note)))
             item.setSizeHint(QSize(0, self._row_height))
             self.list.setItemWidget(item, _line(entry))
         self.list.setCurrentRow(0)

@@ -22,7 +22,7 @@ from kvchat.ui.dialogs.metered import ask_if_metered
 from kvchat.ui.widgets.card import Card
 from kvchat.ui.widgets.entries import ChoiceBox
 from kvchat.ui.widgets.layouts import FlowLayout
-from kvchat.words.language import N_, _, sentences
+from kvchat.words.language import N_, _, listed, sentences
 from kvchat.words.wording import rough_duration, size
 
 Start = Callable[[Coroutine[Any, Any, None]], object]
@@ -87,7 +87,7 @@ class EngineOffer(QWidget):
 
     def _begin(self) -> None:
         backend = self.choice.currentData()
-        what = ", ".join(filter(None, (_("An engine that uses {kind}", kind=backend.value), about(backend))))
+        what = listed((_("An engine that uses {kind}", kind=backend.value), about(backend)))
         ask_if_metered(self, self._start, what, lambda: self._start(self._get(backend)))
 
     async def _get(self, backend: Backend) -> None:
@@ -122,7 +122,7 @@ class EngineOffer(QWidget):
         if [self.choice.itemData(at) for at in range(self.choice.count())] != list(backends):
             self.choice.clear()
             for backend in backends:
-                self.choice.addItem(", ".join(filter(None, (backend.value, about(backend)))), backend)
+                self.choice.addItem(listed((backend.value, about(backend))), backend)
             self.choice.setCurrentIndex(max(0, self.choice.findData(chosen)))
 
     def _show_fetching(self) -> None:

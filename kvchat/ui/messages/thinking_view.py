@@ -10,7 +10,7 @@ from kvchat.ui.base.building import button, styled
 from kvchat.ui.messages.part_column import PartColumn
 from kvchat.ui.rendering.markdown import plain_blocks
 from kvchat.ui.rendering.page_style import PageStyle
-from kvchat.words.language import _
+from kvchat.words.language import _, listed
 from kvchat.words.wording import rough_duration
 
 _LEFT, _ABOVE, _BELOW = 16, 4, 4  # pixels around the words
@@ -82,7 +82,7 @@ class ThinkingView(QWidget):
     def _show_heading(self) -> None:
         self.button.setText(f"{self._heading} {'▾' if self.is_open else '◂' if self.isRightToLeft() else '▸'}")
         fold = _("open") if self.is_open else _("folded")
-        self.button.setAccessibleName(f"{self._heading}, {fold}")
+        self.button.setAccessibleName(listed((self._heading, fold)))
         self._place()
 
     def _show_words(self) -> None:

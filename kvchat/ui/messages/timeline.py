@@ -13,7 +13,7 @@ from kvchat.ui.base.building import column, label, row
 from kvchat.ui.base.theme import Look
 from kvchat.ui.widgets.layouts import FlowLayout
 from kvchat.ui.widgets.round_bar import RoundBar, mix
-from kvchat.words.language import _
+from kvchat.words.language import _, listed
 from kvchat.words.wording import duration
 
 _LEAST, _GAP, _MARK = 3.0, 1.0, 8  # pixels: the shortest step, between two, and the side of what stands for one
@@ -66,4 +66,4 @@ class Timeline(QWidget):
             )
             legend.addWidget(one)
         column(TimelineBar(look, steps), legend, on=self, spacing=6, margins=(0, 0, 0, 6))
-        self.setAccessibleName(_("Timeline: {steps}", steps=", ".join(self.words)))
+        self.setAccessibleName(_("Timeline: {steps}", steps=listed(self.words)))

@@ -24,7 +24,7 @@ from kvchat.ui.models.model_rows import file_row, result_row, suggestion_row
 from kvchat.ui.widgets.card import Card
 from kvchat.ui.widgets.fields import ClearableField
 from kvchat.ui.widgets.row_list import Row, RowList
-from kvchat.words.language import N_, _
+from kvchat.words.language import N_, _, listed
 from kvchat.words.wording import size
 
 SAID = N_("Searching and downloading ask huggingface.co; nothing is asked before you do.")
@@ -168,7 +168,7 @@ class ModelsHub(QWidget):
         match chosen.value if chosen else None:
             case HubFile() as file if self._repository is not None:
                 begin = partial(self._download, self._repository, file)
-                ask_if_metered(self, self._panel.run, f"{file.name}, {size(file.size)}", begin)
+                ask_if_metered(self, self._panel.run, listed((file.name, size(file.size))), begin)
             case Suggestion() as one:
                 self.open_repository(one.repository, one.quantisation)
             case HubModel() as one:

@@ -21,7 +21,7 @@ from kvchat.ui.models.downloads_view import DownloadsView
 from kvchat.ui.models.hub_models import ModelsHub
 from kvchat.ui.models.local_models import ModelsHere
 from kvchat.ui.models.token_dialog import TokenDialog
-from kvchat.words.language import _
+from kvchat.words.language import _, listed
 from kvchat.words.wording import size
 
 
@@ -131,7 +131,7 @@ class ModelsWindow(Panel):
         self.model_used.emit()
 
     def _resume(self, download: Download) -> None:
-        what = f"{download.order.file.name}, {size(download.total - download.done)}"
+        what = listed((download.order.file.name, size(download.total - download.done)))
         ask_if_metered(self, self.run, what, lambda: self._runtime.models.downloads.begin(download.order))
 
     def _ask_remove(self, download: Download) -> None:

@@ -11,7 +11,7 @@ from kvchat.gateway.requests import Passage, Stage
 from kvchat.gateway.totals import Sum, Total
 from kvchat.kvstore.savepoint import program_of
 from kvchat.session.proof import Source
-from kvchat.words.language import N_, _, ended, number, retold, several
+from kvchat.words.language import N_, _, ended, listed, number, retold, several
 from kvchat.words.wording import brief, moment_of, percent, roughly, since, tokens_short
 
 _STAGES = {
@@ -66,8 +66,7 @@ def all_together(totals: Sequence[Total]) -> str:
 
 def told_of(one: Sum) -> str:
     """How often something happened, and what it came to."""
-    took = f", {roughly(one.ms / 1000)}" if one.ms >= _LEAST_SAVED_MS else ""
-    return f"{number(one.times)}×{took}"
+    return listed((f"{number(one.times)}×", roughly(one.ms / 1000) if one.ms >= _LEAST_SAVED_MS else ""))
 
 
 def request_title(passage: Passage) -> str:

@@ -25,7 +25,7 @@ from kvchat.ui.dialogs.panel import Panel
 from kvchat.ui.settings.page import SettingsPage, TextEntry
 from kvchat.ui.widgets.entries import ChoiceBox, Entry
 from kvchat.ui.widgets.layouts import FlowLayout
-from kvchat.words.language import N_, _, sentences
+from kvchat.words.language import N_, _, listed, sentences
 from kvchat.words.wording import size
 
 _DECIDES = N_("kvchat decides")
@@ -171,7 +171,7 @@ class FetchedEntry(Entry):
         self.setVisible(bool(engines))
 
     def _row_of(self, engine: FetchedEngine) -> QWidget:
-        holder, words = QWidget(), f"{engine.name}, {size(engine.size)}"
+        holder, words = QWidget(), listed((engine.name, size(engine.size)))
         remove = button(_("Remove"), lambda: self._ask(engine), "link", name=_("Remove {name}", name=engine.name))
         row((label(words, wraps=True), 1), remove, on=holder, spacing=10, margins=0)
         return holder
@@ -246,7 +246,7 @@ def _described(entry: EngineEntry) -> str:
     name = f"{'●' if entry.chosen else '○'} {_name(entry)}"
     if entry.problem is not None:
         return f"{name}: {sentences(entry.problem.title, entry.problem.detail)}"
-    devices = ", ".join(device.description for device in entry.devices) or _("the processor alone")
+    devices = listed(device.description for device in entry.devices) or _("the processor alone")
     return f"{name}: {entry.version}; {devices}"
 
 

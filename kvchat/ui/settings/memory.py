@@ -14,7 +14,7 @@ from kvchat.ui.base.building import STRETCH, button, column, label, row, styled
 from kvchat.ui.base.theme import Look
 from kvchat.ui.widgets.entries import Entry
 from kvchat.ui.widgets.round_bar import HEIGHT, RoundBar, mix
-from kvchat.words.language import N_, _, sentences
+from kvchat.words.language import N_, _, listed, sentences
 from kvchat.words.wording import CHATS_READY, size
 
 _LEAST = 3.0  # pixels; a part that is there is seen
@@ -91,7 +91,7 @@ class MemoryPicture(QWidget):
         )
         legend = styled(QLabel(" &nbsp; ".join(_legend(look, bar)), wordWrap=True), "small")
         column(row(caption, STRETCH, free), _Bar(look, bar), legend, on=self, spacing=4, margins=0)
-        taken = ", ".join(f"{_(part)} {size(count)}" for part, count in zip(_NAMES, _parts(bar), strict=True) if count)
+        taken = listed(f"{_(part)} {size(count)}" for part, count in zip(_NAMES, _parts(bar), strict=True) if count)
         self.setAccessibleName(
             _(
                 "{name}: {taken}; left alone {margin} of {free} free",

@@ -14,7 +14,7 @@ from kvchat.session.proof import Source
 from kvchat.ui.base.icons import icon
 from kvchat.ui.sidebar.arrangement import Heading
 from kvchat.ui.widgets.item_list import ROW, Index, ItemDelegate, ItemList, ItemModel, sided, write
-from kvchat.words.language import _
+from kvchat.words.language import _, listed
 from kvchat.words.wording import one_line
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class Row:
     def state(self) -> str:
         """What its next reply will wait for, and the badges, in words."""
         told = [self.forecast.of_chat] if self.forecast else []
-        return ", ".join([*told, *(words for _, words in self.badges)])
+        return listed([*told, *(words for _, words in self.badges)])
 
 
 class ConversationModel(ItemModel["Conversation | Heading"]):
@@ -86,7 +86,7 @@ class ConversationModel(ItemModel["Conversation | Heading"]):
         """The title, and what dot and badges mean."""
         if isinstance(row, Heading):
             return row.title
-        return ", ".join(filter(None, (row.title, self._row_of(row).state)))
+        return listed((row.title, self._row_of(row).state))
 
     def tip(self, row: Conversation | Heading) -> str:
         """The whole title, where it is, what the dot means."""

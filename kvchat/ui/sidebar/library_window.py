@@ -23,7 +23,7 @@ from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.confirm import confirm
 from kvchat.ui.dialogs.panel import Panel, fit_height
 from kvchat.ui.widgets.row_list import Row, RowList, Tone
-from kvchat.words.language import N_, _, number, sentences, several
+from kvchat.words.language import N_, _, listed, number, sentences, several
 from kvchat.words.wording import roughly, since, size, tokens_short
 
 _WHAT_FOR = N_("What stands here is read once. A chat that begins on it answers at once, as if it had been read to it.")
@@ -276,7 +276,7 @@ def row_of(one: Standing, reading: Reading | None) -> Row:
 def details_of(one: Standing, reading: Reading | None, seconds_left: float | None, place: Path) -> str:
     """All there is to say of the set that is chosen; `place`: where what was made of it is kept."""
     prepared = one.prepared
-    lines = [", ".join(prepared.paths)]
+    lines = [listed(prepared.paths)]
     if reading is not None:
         done, total = number(reading.done), number(reading.total)
         words = _("It is about to be read.")

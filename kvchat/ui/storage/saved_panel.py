@@ -25,7 +25,7 @@ from kvchat.ui.storage.day_bars import DayBars
 from kvchat.ui.widgets.elided import ElidedLabel
 from kvchat.ui.widgets.layouts import ScrollPage
 from kvchat.ui.widgets.round_bar import mix
-from kvchat.words.language import N_, _, number, retold, several
+from kvchat.words.language import N_, _, listed, number, retold, several
 from kvchat.words.wording import (
     MEMORY_OF_CHATS,
     TIME_SAVED,
@@ -256,7 +256,7 @@ def _of_day(statistics: Statistics, place: int) -> str:
     parts = [_("no replies")]
     if counts:
         total = several(sum(count for _kind, count in counts), "{count} reply", "{count} replies")
-        parts = [", ".join([total, *(f"{number(count)} {_(kind)}" for kind, count in counts)])]
+        parts = [listed([total, *(f"{number(count)} {_(kind)}" for kind, count in counts)])]
         if saved := statistics.saved_s.get(at, 0.0):
             parts.append(_("{time} saved", time=roughly(saved)))
     if disk:

@@ -17,7 +17,7 @@ from kvchat.ui.commands.shortcuts import add_keep_actions
 from kvchat.ui.storage.usage_words import loss_of, split_of, use_of
 from kvchat.ui.widgets.item_list import ROW, Index, ItemDelegate, ItemList, ItemModel, sided, write
 from kvchat.ui.widgets.round_bar import mix
-from kvchat.words.language import _
+from kvchat.words.language import _, listed
 from kvchat.words.wording import one_line, size
 
 _MENU_KEYS = (Qt.Key.Key_Return, Qt.Key.Key_Enter, Qt.Key.Key_Space)
@@ -44,7 +44,7 @@ class UsageRow:
         """The row for who does not see it."""
         choices = (self.usage.pinned, _("always kept")), (self.usage.never_save, _("never kept"))
         chosen = [words for on, words in choices if on]
-        return ", ".join([self.title, size(self.usage.bytes), split_of(self.usage), *chosen, self.details])
+        return listed([self.title, size(self.usage.bytes), split_of(self.usage), *chosen, self.details])
 
 
 def shared_colour(look: Look) -> QColor:

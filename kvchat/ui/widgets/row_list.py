@@ -12,6 +12,7 @@ from PySide6.QtWidgets import QStyle, QStyleOptionViewItem
 
 from kvchat.ui.base.theme import Look
 from kvchat.ui.widgets.item_list import ROW, Index, ItemDelegate, ItemList, ItemModel, sided, write
+from kvchat.words.language import listed
 from kvchat.words.wording import one_line
 
 _PAD, _GAP = 9, 4  # pixels
@@ -43,7 +44,7 @@ class RowModel(ItemModel[Row]):
 
     def spoken(self, row: Row) -> str:
         """Title, words and chip."""
-        return ", ".join(part for part in (row.title, row.words, row.chip) if part)
+        return listed((row.title, row.words, row.chip))
 
     def tip(self, row: Row) -> str:
         """All of it, and what there is to say beyond."""

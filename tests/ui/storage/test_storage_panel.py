@@ -21,6 +21,7 @@ from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.confirm import ConfirmDialog
 from kvchat.ui.storage.storage_panel import StoragePanel
 from kvchat.ui.storage.usage_list import UsageRow
+from kvchat.words.language import speak
 from kvchat.words.wording import ALWAYS_KEEP, NEVER_KEEP
 from tests.ui.fake_runtime import FakeRuntime, a_receipt
 from tests.ui.waiting import until
@@ -72,6 +73,7 @@ async def slid(panel: StoragePanel, qtbot: QtBot, share: float) -> PrunePlan:
     return panel.prune.plan
 
 
+@pytest.mark.usefixtures("catalogues")
 async def test_shows_what_is_kept_largest_first(furnished: FakeRuntime, window: MainWindow) -> None:
     panel = await opened(window)
     assert [(row.title, row.usage.bytes) for row in panel.list.usage.rows] == [
@@ -81,6 +83,10 @@ async def test_shows_what_is_kept_largest_first(furnished: FakeRuntime, window: 
     ]
     spoken = panel.list.usage.data(panel.list.usage.index(0), Qt.ItemDataRole.AccessibleTextRole)
     assert spoken == "Jeju, 900 MB, 675 MB own, 225 MB shared, used 3 h ago · reading it again: about 40 s"
+    speak("ja")
+    spoken = panel.list.usage.data(panel.list.usage.index(0), Qt.ItemDataRole.AccessibleTextRole)
+    assert spoken.startswith("Jeju、900 MB、")
+    assert ", " not in spoken
 
 
 async def test_a_program_is_named_and_can_be_deleted(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
