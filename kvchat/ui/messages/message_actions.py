@@ -8,7 +8,7 @@ from datetime import datetime
 from enum import Enum
 
 from PySide6.QtCore import Qt
-from PySide6.QtGui import QFocusEvent, QPaintEvent
+from PySide6.QtGui import QFocusEvent, QMouseEvent, QPaintEvent, QPointingDevice
 from PySide6.QtWidgets import QLabel, QMenu, QToolButton, QWidget
 
 from kvchat.chat.record.messages import Message
@@ -46,13 +46,13 @@ class MessageActions(QWidget):
         self._style = style
         self._buttons: list[_QuietButton] = []
         self._time: _QuietLabel | None = None
-        self._always = False
+        self._always = self._near = False
         self.pager: list[QToolButton] = []  # to the branch before and after, where there are several
         self._row = row(on=self, spacing=2, margins=0)
 
     def add(self, glyph: str, words: str, act: Callable[[], object]) -> QToolButton:
         """One more button, at the right end."""
-        button = _QuietButton(self.reveal)
+        button = _QuietButton(self._show)
         button.setProperty("kind", "quiet")
         button.setIcon(icon(glyph, self._style.theme.muted))
         button.setToolTip(words)
@@ -95,11 +95,15 @@ class MessageActions(QWidget):
     def stay(self, always: bool) -> None:
         """Whether the buttons are always seen."""
         self._always = always
-        self.reveal(self.underMouse())
+        self._show()
 
-    def reveal(self, seen: bool) -> None:
-        """Show the buttons, or let them fade into the page."""
-        seen = seen or self._always or any(button.hasFocus() for button in self._buttons)
+    def reveal(self, near: bool) -> None:
+        """Show the buttons while the mouse, or the last tap, is on the message; else let them fade into the page."""
+        self._near = near
+        self._show()
+
+    def _show(self) -> None:
+        seen = self._near or self._always or any(button.hasFocus() for button in self._buttons)
         for button in self._buttons:
             button.seen = seen
             button.update()
@@ -122,23 +126,29 @@ class _QuietLabel(QLabel):
 class _QuietButton(QToolButton):
     """A button that is painted only while it is `seen`."""
 
-    def __init__(self, reveal: Callable[[bool], None]) -> None:
+    def __init__(self, show: Callable[[], None]) -> None:
         super().__init__()
-        self.seen = False
-        self._reveal = reveal
+        self.seen = self.painted = False
+        self._show_row = show
         self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)  # else a click would give the keyboard to the page
 
     def paintEvent(self, event: QPaintEvent) -> None:
         """Nothing while unseen."""
+        self.painted = self.seen
         if self.seen:
             super().paintEvent(event)
+
+    def mousePressEvent(self, event: QMouseEvent) -> None:
+        """A finger comes from nowhere: where the button was not to be seen before, it shows the row and no more."""
+        if self.painted or event.pointerType() is not QPointingDevice.PointerType.Finger:
+            super().mousePressEvent(event)
 
     def focusInEvent(self, event: QFocusEvent) -> None:
         """The keyboard is here: the row shows itself."""
         super().focusInEvent(event)
-        self._reveal(True)
+        self._show_row()
 
     def focusOutEvent(self, event: QFocusEvent) -> None:
         """The keyboard left."""
         super().focusOutEvent(event)
-        self._reveal(False)
+        self._show_row()

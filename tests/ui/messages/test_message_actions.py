@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from PySide6.QtCore import QPoint, Qt, QTimer
+from PySide6.QtCore import QPoint, Qt
+from PySide6.QtGui import QPointingDevice
 from PySide6.QtTest import QTest
-from PySide6.QtWidgets import QApplication, QToolButton
+from PySide6.QtWidgets import QApplication, QToolButton, QWidget
 from pytestqt.qtbot import QtBot
 
 from kvchat.chat.record.messages import Role
@@ -15,10 +16,20 @@ from kvchat.ui.messages.message_actions import MessageActions, _QuietButton
 from tests.ui.fake_runtime import FakeRuntime
 from tests.ui.waiting import until
 
+_screen: list[QPointingDevice] = []  # kept: Qt knows a device for ever
+
 
 def seen(window: MainWindow, row: int) -> bool:
     view = window.transcript.views[window.transcript.messages[row].id]
     return any(button.seen for button in view.action_row.findChildren(_QuietButton))
+
+
+def tap(widget: QWidget, place: QPoint) -> None:
+    """A finger on a touch screen, of which Qt hears as of a real one."""
+    if not _screen:
+        _screen.append(QTest.createTouchDevice())
+    QTest.touchEvent(widget, _screen[0], False).press(0, place, widget).commit(False)
+    QTest.touchEvent(widget, _screen[0], False).release(0, place, widget).commit(False)
 
 
 async def talked(runtime: FakeRuntime, window: MainWindow) -> None:
@@ -29,15 +40,38 @@ async def talked(runtime: FakeRuntime, window: MainWindow) -> None:
     await until(lambda: len(window.transcript.messages) == 4 and len(window.transcript.views) == 4)
 
 
-async def test_a_tap_on_a_message_shows_what_can_be_done(furnished: FakeRuntime, window: MainWindow) -> None:
-    """Qt makes a click of a tap that nobody takes; the pointer was never there before."""
+async def test_a_tap_on_a_message_shows_what_can_be_done_and_a_second_one_does_it(
+    furnished: FakeRuntime, window: MainWindow
+) -> None:
+    """The pointer was never there: Qt makes a click of a tap that nobody takes."""
     await talked(furnished, window)
     assert [seen(window, row) for row in range(4)] == [False, False, False, True]
-    view = window.transcript.views[window.transcript.messages[1].id]
-    place, left = view.mapTo(window, QPoint(20, 10)), Qt.MouseButton.LeftButton
-    QTimer.singleShot(0, lambda: QTest.mouseClick(window.windowHandle(), left, pos=place))  # it lets Qt's loop turn
-    await until(lambda: seen(window, 1))
-    assert [seen(window, row) for row in range(4)] == [False, True, False, True]
+    reply, question = (window.transcript.views[window.transcript.messages[row].id] for row in (1, 2))
+    tap(reply, QPoint(20, 10))
+    await until(lambda: [seen(window, row) for row in range(4)] == [False, True, False, True])
+    copy, edit = reply.action_row.findChildren(_QuietButton)[:2]
+    await until(lambda: edit.painted)
+    QApplication.clipboard().clear()
+    tap(copy, copy.rect().center())
+    assert QApplication.clipboard().text() == "Hello."
+    assert seen(window, 1), "the finger is still there, though the keyboard went back to the composer"
+    tap(edit, edit.rect().center())
+    assert reply.editor is not None
+    tap(question, QPoint(20, 10))
+    await until(lambda: [seen(window, row) for row in range(4)] == [False, False, True, True])
+
+
+async def test_a_tap_where_the_buttons_are_not_seen_shows_them_and_presses_none(
+    furnished: FakeRuntime, window: MainWindow
+) -> None:
+    await talked(furnished, window)
+    reply = window.transcript.views[window.transcript.messages[1].id]
+    edit = reply.action_row.findChildren(_QuietButton)[1]
+    tap(edit, edit.rect().center())
+    await until(lambda: seen(window, 1) and edit.painted)
+    assert reply.editor is None
+    tap(edit, edit.rect().center())
+    assert reply.editor is not None
 
 
 async def test_tab_comes_to_the_buttons_and_shows_them(
