@@ -30,7 +30,7 @@ LANGUAGES = {  # as each calls itself
 }
 CATALOGUES = Path(__file__).parent.parent / "locale"
 _DOMAIN = "kvchat"
-_FIGURES = re.compile(r"\d+(?:,\d{3})*(?:\.\d+)?")
+_GAPS = re.compile(r"\*[^*]+\*(?:, \*[^*]+\*)*|\d+(?:,\d{3})*(?:\.\d+)?(?: \([a-z]+\))?")
 _WITHOUT_SPACES = {"ja", "zh_Hans", "zh_Hant"}
 _ENDS, _WIDE_ENDS = tuple(".!?:;…)"), tuple("。！？：；）」』")
 _TRADITIONAL = {"hant", "tw", "hk", "mo"}
@@ -116,16 +116,27 @@ def retold(reason: str) -> str:
     """A reason that is kept in English, in the language in force, as far as the catalogue knows its parts.
 
     They are marked with `N_` where they come from: what stands before and in brackets or after a colon or semicolon,
-    with … for each figure, which come in the same order in every language.
+    with … for each figure (a word in brackets after it goes with it) and for *names*, which come in the same order in
+    every language.
     """
-    if not reason or (whole := _(reason)) != reason:
-        return whole if reason else ""
+    if (whole := _(reason)) != reason:
+        return whole
+    shape, gaps = _GAPS.sub("…", reason), map(_gap, _GAPS.findall(reason))
+    if (told := _(shape)) != shape:
+        return re.sub("…", lambda gap: next(gaps, gap[0]), told)
     for mark, end in (("; ", ""), (": ", ""), (" (", ")")):
         head, found, rest = reason.partition(mark)
         if found and rest.endswith(end):
             return f"{retold(head)}{mark}{retold(rest.removesuffix(end))}{end}"
-    figures = map(with_marks, _FIGURES.findall(reason))
-    return re.sub("…", lambda gap: next(figures, gap[0]), _(_FIGURES.sub("…", reason)))
+    return reason
+
+
+def _gap(words: str) -> str:
+    """As in "5,000", "3 (user)" and "*grep*, *list*"."""
+    if words.startswith("*"):
+        return listed(words.split(", "))
+    figure, bracket, word = words.partition(" (")
+    return f"{with_marks(figure)}{bracket}{_(word.removesuffix(')'))}{')' if bracket else ''}"
 
 
 def _known(tag: str) -> str:

@@ -27,7 +27,8 @@ _CLEARED = re.compile(r"\[[^\]]{0,60}\b(?:cleared|removed|omitted|truncated|comp
 _SUMMARY = re.compile(
     r"continued from a previous conversation|\bsummar(?:y|ise|ize)|compacted|condensed", re.IGNORECASE
 )
-_REMINDER, _WERE_CLEARED = "<system-reminder>", N_("old results of tools were cleared")
+_REMINDER, _MOVES = "<system-reminder>", N_("a <system-reminder> that moves")
+_WERE_CLEARED = N_("old results of tools were cleared")
 _KNOWN_MESSAGES = (
     (re.compile(r"summaries of some files present in my git repo", re.IGNORECASE), N_("the map of the repository")),
     (re.compile(r"added these files to the chat|read-?only files", re.IGNORECASE), N_("the files in the chat")),
@@ -70,10 +71,27 @@ _MADE = (
     N_("the path of a file in the first message"),
     N_("the path of a file in a message"),
     N_("the path of a file in message …"),
+    N_("the date in the tool list"),
+    N_("the time in the tool list"),
+    N_("the working folder in the tool list"),
+    N_("the working folder in the template"),
+    N_("the path of a file in the tool list"),
+    N_("the path of a file in the template"),
     N_("the date that the model’s template adds"),
     N_("the time that the model’s template adds"),
     N_("… earlier message left out"),
     N_("… earlier messages left out"),
+    N_("something was put in before message …"),
+    N_("message … was edited"),
+    N_("old results of tools were cleared, from message … on"),
+    N_("the conversation went another way from message … on"),
+    N_("… added"),
+    N_("… removed"),
+    N_("… described anew"),
+    N_("… and … more added"),
+    N_("… and … more removed"),
+    N_("… and … more described anew"),
+    *(N_("system"), N_("developer"), N_("user"), N_("assistant"), N_("tool")),  # whose message it is
 )
 SYSTEM, TOOLS, MESSAGE, TEMPLATE = "system", "tools", "message", "template"
 
@@ -217,7 +235,7 @@ def _of_tools(before: Contents, now: Contents) -> Cause:
     added, gone = [name for name in ours if name not in theirs], [name for name in theirs if name not in ours]
     changes = [f"{_named(names)} {what}" for names, what in ((added, "added"), (gone, "removed")) if names]
     if changes:
-        return Cause(f"tool list changed: {', '.join(changes)}", "", _TOOLS_CHANGED)
+        return Cause(f"tool list changed: {'; '.join(changes)}", "", _TOOLS_CHANGED)
     other = [name for name in ours if ours[name] != theirs[name]]
     if other:
         return Cause(f"tool list changed: {_named(other)} described anew", "", _TOOLS_CHANGED)
@@ -239,7 +257,7 @@ def _of_messages(before: tuple[Message, ...], now: tuple[Message, ...], place: P
     if theirs.text == ours.text and theirs.reasoning != ours.reasoning:
         return Cause(N_("reasoning of earlier turns was left out by the program"))
     if theirs.text.count(_REMINDER) != ours.text.count(_REMINDER) and number < len(before):
-        return Cause(f"a {_REMINDER} that moves")
+        return Cause(_MOVES)
     if _CLEARED.search(ours.text) and not _CLEARED.search(theirs.text):
         return Cause(f"{_WERE_CLEARED}, from {place.words} on", "", _WERE_CLEARED)
     if number == 0 and (len(now) == 1 or now[1:2] != before[1:2]) and not _SUMMARY.search(ours.text[:2_000]):

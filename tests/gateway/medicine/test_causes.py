@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import copy
+import re
 from typing import Any
 
 import pytest
 
-from kvchat.gateway.medicine import MENDED_BY, Medicine, Parting, Prompt, recent
+from kvchat.gateway.medicine import MENDED_BY, Medicine, Parting, Prompt, causes, recent
+from kvchat.words.language import retold, speak
 from tests.gateway import agents
 from tests.gateway.agents import Body, assistant, rendered, user
 
+pytestmark = pytest.mark.usefixtures("catalogues")
+ENGLISH = re.compile(r"\b(the|an?|was|were|added|removed|anew|more|earlier|messages?|user|assistant|list|put|went)\b")
+FIRST, THIRD = (causes.Place(causes.MESSAGE, at, f"message {at + 1} (user)") for at in (0, 2))
 LONG = "x = 1  # " + "and so on " * 400
 
 
@@ -20,10 +25,22 @@ def parting(one: Prompt, other: Prompt) -> Parting | None:
     return medicine.compare("program", "model", other)
 
 
+def in_german(cause: str) -> str:
+    """A cause as who speaks German reads it: names and the field's words apart, nothing of it is English."""
+    speak("de")
+    told = retold(cause)
+    speak("en")
+    assert told != cause == retold(cause)
+    assert not ENGLISH.search(re.sub(r"\*[^*]+\*|<.*>", "", told)), told
+    return told
+
+
 def why(one: Body, other: Body) -> tuple[str, str]:
     found = parting(rendered(one), rendered(other))
     assert found is not None
     assert MENDED_BY.get(found.about, "") == found.rule
+    assert in_german(found.cause)
+    assert in_german(found.about)
     return found.cause, found.rule
 
 
@@ -72,9 +89,45 @@ def test_tools_are_told_by_what_happened_to_them() -> None:
     found = parting(rendered(before), rendered(added))
     assert found is not None
     assert found.about == "tool list changed"
+    assert why(gone, {**before, "tools": [*before["tools"], agents.function("browser")]}) == (
+        "tool list changed: *grep*, *browser* added",
+        "",
+    )
+    assert why({**gone, "tools": [*gone["tools"], agents.function("browser")]}, before) == (
+        "tool list changed: *grep* added; *browser* removed",
+        "",
+    )
     assert why(before, gone) == ("tool list changed: *grep* removed", "")
     assert why(before, anew) == ("tool list changed: *list* described anew", "")
     assert why(before, other) == ("tools listed in another order", "sort-tools")
+
+
+@pytest.mark.parametrize(
+    ("cause", "told"),
+    [
+        ("tool list changed: *grep2*, *list* added", "Werkzeugliste geändert: *grep2*, *list* hinzugefügt"),
+        (
+            "tool list changed: *a*, *b*, *c* and 1,002 more added; *d* removed",
+            "Werkzeugliste geändert: *a*, *b*, *c* und 1.002 weitere hinzugefügt; *d* entfernt",
+        ),
+        ("message 3 (user) was edited", "Nachricht 3 (Nutzer) wurde bearbeitet"),
+        ("the time in message 12 (somebody)", "die Uhrzeit in Nachricht 12 (somebody)"),
+        ("other options of the request: top_p, v1.5", "andere Optionen der Anfrage: top_p, v1.5"),
+    ],
+)
+def test_causes_with_names_are_told_in_the_language_in_force(cause: str, told: str) -> None:
+    assert in_german(cause) == told
+
+
+@pytest.mark.parametrize("place", [causes._SYSTEM, causes._TOOLS, causes._TEMPLATE, FIRST, THIRD])
+@pytest.mark.parametrize(
+    ("before", "after"), [("2026-11-22", "2026-11-23"), ("9:14:02", "9:14:03"), ("/a/b", "/c"), ("cwd /a/b", "cwd /c")]
+)
+def test_wherever_a_clock_or_a_path_stands_that_is_told_too(place: causes.Place, before: str, after: str) -> None:
+    found = causes._of_the_line(before, after, place)
+    assert found is not None
+    assert in_german(found.words)
+    assert in_german(found.about or found.words)
 
 
 def test_reasoning_that_the_template_drops_is_told_from_what_the_program_leaves_out() -> None:
