@@ -12,6 +12,7 @@ from PySide6.QtGui import QImage
 from tests.e2e.desktop import Desktop
 from tests.e2e.waiting import wait_until
 
+pytestmark = pytest.mark.slow
 TOY = (sys.executable, "-m", "tests.e2e.tray_toy")
 
 

@@ -31,7 +31,6 @@ CITY = {
     "additionalProperties": False,
 }
 TOOL: Any = {"type": "function", "function": {"name": "weather", "description": "It tells.", "parameters": CITY}}
-ENGINE = engine_arguments("llama-server")
 NEW = 40  # tokens of the last question, and of what stands around it
 CALL: Any = {"name": "weather", "arguments": '{"city": "Ulm"}'}
 
@@ -45,10 +44,11 @@ def model() -> Path:
 def door_of(home: Home, model: Path, port: int = 0) -> Iterator[Serving]:
     """With a template that heeds tools, and whatever models the programs name."""
     template = home.folder / "template.jinja"
-    arguments = f"--chat-template-file {template}"
-    home.write_settings(context_size=16384, free_floor_bytes=0, door_any_model=True, engine_arguments=arguments)
+    by_template = f"--chat-template-file {template}"
+    home.write_settings(context_size=16384, free_floor_bytes=0, door_any_model=True, engine_arguments=by_template)
     template.write_text(TEMPLATE, "utf-8")
-    with serving(home, "--model", str(model), *ENGINE, port=port or free_port("127.0.0.1")) as at:
+    arguments = "--model", str(model), *engine_arguments("llama-server")
+    with serving(home, *arguments, port=port or free_port("127.0.0.1")) as at:
         yield at
         assert at.end() == 0
     assert "Traceback" not in at.errors.read_text("utf-8")
@@ -356,7 +356,8 @@ def test_opencode(tmp_path: Path, model: Path) -> None:
 def test_bench_compares_the_doors(tmp_path: Path) -> None:
     """kvchat's and the engine itself; hearth as well, where it is installed."""
     home, model = Home(tmp_path / "home"), tiny("llama", heeds=True)
-    done = home.run("bench", "--gateway", "--json", "--tokens", "1500", "--model", str(model), *ENGINE)
+    arguments = "--tokens", "1500", "--model", str(model), *engine_arguments("llama-server")
+    done = home.run("bench", "--gateway", "--json", *arguments)
     assert done.returncode == 0, done.stderr
     figures = json.loads(done.stdout)
     ours, engine, *others = figures["doors"]
