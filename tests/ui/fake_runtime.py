@@ -658,7 +658,7 @@ class FakeEngines(EngineSetup):
     kept: str | None = None
 
     async def engines(self) -> tuple[EngineEntry, ...]:
-        return self.found
+        return *(EngineEntry(one.location, chosen=False) for one in self.fetcher.fetched()), *self.found
 
     async def try_out(self, location: EngineLocation, tell: Callable[[TrialStep], None]) -> Trial:
         steps = (TrialStep("Version", str(location)), TrialStep("The engine crashed", "SIGSEGV", KvchatError("x")))

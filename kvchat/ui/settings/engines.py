@@ -42,7 +42,7 @@ _WORKERS = N_(
 
 
 class EnginePage(SettingsPage):
-    """Engines are looked for when the page is first shown, and again on request."""
+    """Engines are looked for when the page comes on show, when one was fetched or chosen, and on request."""
 
     name = N_("Engine")
 
@@ -50,7 +50,7 @@ class EnginePage(SettingsPage):
         super().__init__(runtime, look, panel)
         self._engines = runtime.engines
         self.found: tuple[EngineEntry, ...] = ()
-        self._looked = False
+        self._looked_with: tuple[str | None, ...] = ()  # the engine in the settings then; empty: it is to be looked
         self.box = ChoiceBox(look, _("Engine"))
         self.browse = button(_("Choose a file…"), self.open_file_dialog, name=_("Choose a llama-server"))
         self.again = button(_("Look again"), self.look_again, name=_("Look for engines again"))
@@ -60,7 +60,7 @@ class EnginePage(SettingsPage):
         self.offer = EngineOffer(look, runtime.engines, self.run)
         self.card = self.add(Entry(_("Use your graphics card"), _(PROMISE), self.offer, wide=True))
         self.fetched = self.add(FetchedEntry(self))
-        self.offer.tried.connect(self.look_again)
+        panel.follow(self._engines.subscribe, self._hear_fetching)
         title = _("Use a llama-server that you run yourself")
         url = TextEntry(self, "engine_url", title, _(_YOURS), example="http://127.0.0.1:8080", empty=None)
         self.url, self.key = self.add(url), self.add(KeyEntry(self))
@@ -73,29 +73,45 @@ class EnginePage(SettingsPage):
         self.box.activated.connect(lambda index: self._choose(self.box.itemData(index)))
 
     def refresh(self) -> None:
-        """Show what is in force; look for engines the first time."""
+        """Show what is in force; look for engines where another one is."""
         super().refresh()
         self.key.setVisible(self.runtime.settings.engine_url is not None)  # of use with a server alone
         self._show_engines()
-        if not self._looked and self.isVisible():
-            self.look_again()
+        if self.isVisible() and self._looked_with != (self.runtime.settings.engine_path,):
+            self._begin_to_look()
 
     def showEvent(self, event: Any) -> None:
-        """The first time, look for engines."""
+        """There may be others than the last time."""
         super().showEvent(event)
+        self._looked_with = ()
         self.refresh()
 
     def look_again(self) -> None:
         """Ask every engine there is."""
-        self._looked = True
         self.engine.say(_("Looking for engines…"))
+        self._begin_to_look()
+
+    def _hear_fetching(self) -> None:
+        """What was fetched is there now, be it from the first run's page, and whatever the trial finds."""
+        if self._engines.fetching is None and self.isVisible():
+            self._begin_to_look()
+
+    def _begin_to_look(self) -> None:
+        if not self.found:
+            self.engine.say(_("Looking for engines…"))
+        self._looked_with = (self.runtime.settings.engine_path,)
         self.run(self._look())
 
     async def _look(self) -> None:
+        with_engine = self._looked_with
         fetched = await asyncio.to_thread(self._engines.fetcher.fetched)
-        self.found = await self._engines.engines()
-        self.fetched.show_engines(fetched)
-        self._show_engines()
+        found = await self._engines.engines()
+        if with_engine == self._looked_with:
+            self.found = found
+            self.fetched.show_engines(fetched)
+            self._show_engines()
+            if not found:
+                self.engine.say(_("No engine was found."))
 
     def _show_engines(self) -> None:
         """The list, the chosen one in words, and advice where none uses a graphics card."""
@@ -107,10 +123,8 @@ class EnginePage(SettingsPage):
         if path is not None and self.box.findData(path) < 0:
             self.box.addItem(path, path)
         self.box.setCurrentIndex(max(0, self.box.findData(path)))
-        if self._looked and self.found:
+        if self.found:
             self.engine.say("\n".join(_described(entry) for entry in self.found))
-        elif self._looked:
-            self.engine.say(_("No engine was found."))
         graphics = find_graphics()
         self.card.setVisible(bool(graphics.makers))
         self.card.say(_card_words(graphics, self.found))
@@ -124,7 +138,6 @@ class EnginePage(SettingsPage):
 
     def _choose(self, path: str | None) -> None:
         self.change("engine_path", path)
-        self.look_again()
 
     async def _try(self) -> None:
         """Each step is shown as it is done."""

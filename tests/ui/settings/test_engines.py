@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from random import randbytes
 
@@ -128,6 +129,43 @@ async def test_one_click_gets_an_engine_and_it_can_be_removed(
     await until(lambda: not page.fetched.isVisible())
     assert runtime.settings.engine_path is None
     assert not program.exists()
+
+
+def listed(page: EnginePage) -> list[str]:
+    return [page.box.itemText(row) for row in range(page.box.count())]
+
+
+async def test_what_was_fetched_is_listed_at_once_also_while_the_engine_starts_anew_with_it(
+    released: FakeHub, page: EnginePage, runtime: FakeRuntime, fake_engine: FakeEngine
+) -> None:
+    """Whoever began it: here the first run's page."""
+    runtime.settings = replace(runtime.settings, model_path=str(fake_engine.plan.model))
+    started, use = asyncio.Event(), runtime.engines._use
+
+    async def use_slowly(path: str | None) -> None:
+        await use(path)
+        await started.wait()
+
+    runtime.engines._use = use_slowly
+    page.panel.run(runtime.engines.get())
+    program = str(runtime.paths.engines / "llama.cpp-b11457-vulkan" / "llama-server")
+    await until(lambda: program in listed(page) and page.fetched.isVisible())
+    await until(lambda: f"○ {program}" in page.engine.words.text())
+    started.set()
+
+
+async def test_what_failed_its_trial_is_listed_as_well_and_what_came_while_nobody_looked(
+    released: FakeHub, page: EnginePage, runtime: FakeRuntime, fake_engine: FakeEngine
+) -> None:
+    runtime.settings = replace(runtime.settings, model_path=str(fake_engine.plan.model))
+    fake_engine.set(FAKE_NO_GPU=1)
+    await runtime.engines.get()
+    await until(page.fetched.isVisible)
+    assert runtime.settings.engine_path is None
+    page.panel.close()
+    await runtime.engines.fetcher.remove("llama.cpp-b11457-vulkan")
+    page.panel.bring_forward()
+    await until(lambda: not page.fetched.isVisible())
 
 
 async def test_what_goes_wrong_is_told_beside_the_button_and_it_can_be_tried_again(
