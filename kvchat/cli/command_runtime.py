@@ -117,6 +117,6 @@ def run_until_interrupted(work: Coroutine[Any, Any, int]) -> int:
 
 
 def _show_progress(progress: StarterProgress) -> None:
-    show_progress(_("Starter model: {value}", value=progress.stage.value), progress.done, progress.total or 0)
+    show_progress(_("Starter model: {value}", value=_(progress.stage.value)), progress.done, progress.total or 0)
     if progress.stage is StarterStage.READY and sys.stderr.isatty():
         print(file=sys.stderr)

@@ -145,7 +145,7 @@ async def _get(paths: Paths, options: EnginesOptions) -> int:
             elif stage is Stage.TRYING:
                 print(_("Trying it out:"), flush=True)
         if now.build and now.stage in (Stage.FETCHING, Stage.CHECKING, Stage.UNPACKING):
-            show_progress(f"{now.stage.value.capitalize()}:", now.done, now.build.size)
+            show_progress(f"{_(now.stage.value).capitalize()}:", now.done, now.build.size)
         for step in now.steps[shown:]:
             _show_step(step)
         shown = len(now.steps)

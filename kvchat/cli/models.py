@@ -262,7 +262,9 @@ def _named(text: str) -> str:
     repository = repository_in(text)
     if repository is None:
         raise NoSuchFile(
-            _("This is no repository"), f"“{text}”", _("Write it as OWNER/NAME; `kvchat models search` finds it.")
+            _("This is no repository"),
+            _("“{name}”", name=text),
+            _("Write it as OWNER/NAME; `kvchat models search` finds it."),
         )
     return repository
 
@@ -274,5 +276,5 @@ def _token(library: ModelLibrary, options: ModelsOptions) -> int:
         return 0
     # Not as an argument: those can be seen by every user of the machine.
     value = getpass.getpass(_("Access token: ")) if sys.stdin.isatty() else sys.stdin.readline(LONGEST_TOKEN)
-    print(_("Kept in {save}.", save=library.token.save(value)))
+    print(_("Kept in {save}.", save=_(library.token.save(value))))
     return 0

@@ -50,8 +50,8 @@ class Stage(Enum):
 
     ASKING = N_("asking what there is")
     CHECKING = N_("checking what is there")
-    FETCHING = "downloading"
-    UNPACKING = "unpacking"
+    FETCHING = N_("downloading")
+    UNPACKING = N_("unpacking")
     TRYING = N_("trying it out")
 
 

@@ -159,7 +159,7 @@ def _in_file(name: str, opened: Callable[[], IO[bytes]]) -> Iterator[_Entry]:
             for count, piece in enumerate(json_pieces(file), 1):
                 where = name if piece.alone else _("{name}, chat {count}", name=name, count=count)
                 if title := _title(piece.value):
-                    where += f" “{title}”"
+                    where += " " + _("“{name}”", name=title)
                 yield _Entry(where, _reader(piece.value, name if piece.alone else f"{name}:{count}", own=piece.own))
             if not count:
                 raise ValueError(_("it holds no chats"))

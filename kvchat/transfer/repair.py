@@ -59,7 +59,7 @@ class Repaired:
                 )
             )
         if found.lost:
-            named = [f"“{title}” ({number(count)})" for title, count in found.lost[:_MOST_NAMED]]
+            named = [_("“{name}”", name=title) + f" ({number(count)})" for title, count in found.lost[:_MOST_NAMED]]
             more = len(found.lost) - len(named)
             named += [several(more, "{count} more chat", "{count} more chats")] if more > 0 else []
             lines.append(_("Messages could not be read any more in {named}.", named=listed(named)))

@@ -22,6 +22,7 @@ from kvchat.library.remote.hub import HubFile, HubPart, HubRepository
 from kvchat.library.remote.starter import SUGGESTIONS, tier_for
 from kvchat.settings import load_settings
 from kvchat.system.paths import resolve_paths
+from kvchat.words.language import speak
 from tests.library import fake_hub
 from tests.library.fake_hub import REVISION, TOKEN, FakeHub
 from tests.library.gguf_files import write_gguf
@@ -118,15 +119,16 @@ def test_a_search_without_result_says_so(served: FakeHub, capsys: pytest.Capture
 
 
 def test_the_token_is_read_from_standard_input_and_used(
-    served: FakeHub, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    served: FakeHub, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, catalogues: None
 ) -> None:
+    speak("de")
     served.gated.add(REPOSITORY)
     monkeypatch.setattr(sys, "stdin", io.StringIO(f"{TOKEN}\n"))
     assert run(ModelsOptions("token")) == 0
     assert run(ModelsOptions("get", REPOSITORY)) == 0
     assert run(ModelsOptions("token", forget=True)) == 0
     printed = capsys.readouterr()
-    assert "only you may read" in printed.out
+    assert "Behalten in einer Datei, die nur du lesen darfst" in printed.out
     assert TOKEN not in printed.out + printed.err
 
 

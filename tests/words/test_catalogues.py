@@ -86,11 +86,12 @@ def looks_like_words(text: str) -> bool:
     plain = text
     while plain != (plain := re.sub(r"\{[^{}]*\}", "", plain)):
         pass
-    if not re.search(r"[A-Za-z]{2}", plain):
+    if not re.search(r"[A-Za-z]{2}|“", plain):
         return False
     return bool(
         re.search(r"[A-Za-z’,.:…)] [A-Za-z(]|^ ?[a-z]{3,} | [a-z]{3,}$", plain)
         or re.match(r"^[A-Z][a-z]+[…:.]?$", plain)
+        or re.search("“.*”", plain)  # each language has marks of its own
     )
 
 

@@ -38,9 +38,9 @@ _STALE_AFTER = 24 * 3600  # seconds; a work folder this old was left by a crash
 class StarterStage(Enum):
     """How far the fetching is."""
 
-    FETCHING = "fetching"
-    UNPACKING = "unpacking"
-    READY = "ready"
+    FETCHING = N_("downloading")
+    UNPACKING = N_("unpacking")
+    READY = N_("ready")
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class StarterProgress:
     def in_words(self) -> str:
         """For the screen: "41 MB of 93 MB", "unpacking", "ready"."""
         if self.stage is not StarterStage.FETCHING:
-            return str(self.stage.value)
+            return _(self.stage.value)
         done = size_in_words(self.done)
         return _("{done} of {total}", done=done, total=size_in_words(self.total)) if self.total else done
 

@@ -215,8 +215,9 @@ class ChatController(Controller):
                 self._give_back(id, text, attachments, error)
                 self._arrived(id)
             case events.Notice(title=title, detail=detail, conversation_id=id):
-                about = f"In “{self.conversations.title(id)}”: " if id not in ("", self.current) else ""
-                self._views.notices.tell(title, f"{about}{detail}")
+                if id not in ("", self.current):
+                    detail = _("In “{title}”: {detail}", title=self.conversations.title(id), detail=detail)
+                self._views.notices.tell(title, detail)
             case events.LibraryChanged():
                 pass  # its window hears that itself
             case _:

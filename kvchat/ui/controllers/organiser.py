@@ -67,7 +67,8 @@ class OrganiserController(Controller):
                 self._chat.open(here)
 
         name = title if len(title) <= _MOST_LETTERS else f"{title[: _MOST_LETTERS - 1].rstrip()}…"
-        what = f"“{name}”" if len(ids) == 1 and name else several(len(ids), "{count} chat", "{count} chats")
+        alone = len(ids) == 1 and name
+        what = _("“{name}”", name=name) if alone else several(len(ids), "{count} chat", "{count} chats")
         return lambda: self._views.notices.offer_undo(_(done, what=what), lambda: self._runner.start(undo_all()))
 
     def _ask_folder(self, ids: list[str]) -> None:

@@ -15,7 +15,7 @@ from kvchat.session.host import TemplateOptions
 from kvchat.ui.base.building import STRETCH, button, column, label, line_edit, styled
 from kvchat.ui.base.theme import Look
 from kvchat.ui.widgets.entries import ChoiceBox
-from kvchat.words.language import N_, _, with_marks
+from kvchat.words.language import N_, _, pgettext, with_marks
 from kvchat.words.wording import STYLE
 
 _HELP = {
@@ -61,7 +61,7 @@ class OptionsForm(QWidget):
         self._look = look
         self.system = _editor(_("System prompt"), _("Who the model should be, and how it should answer"), lines=4)
         self.numbers = {name: line_edit(_(known.words)) for name, known in RANGES.items()}
-        self.stop = line_edit(_("Stop words"), _("none"))
+        self.stop = line_edit(_("Stop words"), pgettext("stop words", "none"))
         self.format, self.format_text = (
             ChoiceBox(look, _("Output format")),
             _editor(_("Schema or grammar"), "", lines=5),

@@ -110,7 +110,7 @@ class PresetsPage(SettingsPage):
         if preset := self._chosen():
             confirm(
                 self,
-                f"Delete “{preset.name}”?",
+                _("Delete “{name}”?", name=preset.name),
                 _("Chats that began with it keep what they have of it."),
                 _("Delete"),
                 lambda: self.run(self._then_load(self.runtime.chat.options.delete_preset(preset))),

@@ -89,7 +89,7 @@ class DeletedWindow(Panel):
     def _ask(self, entries: Sequence[object]) -> None:
         wanted = [entry for entry in entries if isinstance(entry, Deleted)]
         what = (
-            f"“{wanted[0].title}”"
+            _("“{name}”", name=wanted[0].title)
             if len(wanted) == 1 and wanted[0].is_chat
             else several(len(wanted), "{count} entry", "{count} entries")
         )
@@ -108,8 +108,10 @@ class DeletedWindow(Panel):
 def row_of(entry: Deleted) -> Row:
     """What was deleted, how much of it there is, and when it goes."""
     count = several(entry.messages, "{count} message", "{count} messages")
-    what = _("Chat with {count}", count=count) if entry.is_chat else f"{count} of “{entry.title}”"
+    what = _("Chat with {count}", count=count)
+    if not entry.is_chat:
+        what = _("{count} of “{title}”", count=count, title=entry.title)
     days = (entry.gone_at.astimezone().date() - datetime.now().date()).days
-    gone = _("goes in {days}", days=several(days, "{count} day", "{count} days")) if days >= 1 else _("goes today")
+    gone = several(days, "goes in {count} day", "goes in {count} days") if days >= 1 else _("goes today")
     words = _("{what} · deleted {deleted_at} · {gone}", what=what, deleted_at=moment_of(entry.deleted_at), gone=gone)
     return Row(entry, entry.title if entry.is_chat else entry.words, words)

@@ -78,7 +78,7 @@ class UsageSummary(QWidget):
             (self.warm, usage.warm_bytes),
             (self.room, usage.free_bytes),
         ):
-            figure.setText(size(count) if count else _("none"))
+            figure.setText(size(count) if count else _("nothing"))
         words = _(
             "Below {free_floor_bytes} free on the disk nothing more is kept.",
             free_floor_bytes=size(usage.free_floor_bytes),

