@@ -32,6 +32,7 @@ CATALOGUES = Path(__file__).parent.parent / "locale"
 _DOMAIN = "kvchat"
 _GAPS = re.compile(r"\*[^*]+\*(?:, \*[^*]+\*)*|\d+(?:,\d{3})*(?:\.\d+)?(?: \([a-z]+\))?")
 _WITHOUT_SPACES = {"ja", "zh_Hans", "zh_Hant"}
+_WIDE = {"; ": "；", ": ": "：", " (": "（", ")": "）"}
 _ENDS, _WIDE_ENDS = tuple(".!?:;…)"), tuple("。！？：；）」』")
 _TRADITIONAL = {"hant", "tw", "hk", "mo"}
 
@@ -101,6 +102,11 @@ def listed(things: Iterable[str]) -> str:
     return pgettext("between things", ", ").join(filter(None, things))
 
 
+def mark(between: str) -> str:
+    """A semicolon or colon with its space, or a bracket, as the language writes it between two parts."""
+    return _WIDE.get(between, between) if _Spoken.language in _WITHOUT_SPACES else between
+
+
 def number(value: float, decimals: int = 0, *, grouped: bool = True) -> str:
     """A number as it is written: "1,204", "0.31"; `grouped` in thousands."""
     return with_marks(f"{value:{',' if grouped else ''}.{decimals}f}")
@@ -124,10 +130,10 @@ def retold(reason: str) -> str:
     shape, gaps = _GAPS.sub("…", reason), map(_gap, _GAPS.findall(reason))
     if (told := _(shape)) != shape:
         return re.sub("…", lambda gap: next(gaps, gap[0]), told)
-    for mark, end in (("; ", ""), (": ", ""), (" (", ")")):
-        head, found, rest = reason.partition(mark)
+    for begin, end in (("; ", ""), (": ", ""), (" (", ")")):
+        head, found, rest = reason.partition(begin)
         if found and rest.endswith(end):
-            return f"{retold(head)}{mark}{retold(rest.removesuffix(end))}{end}"
+            return f"{retold(head)}{mark(begin)}{retold(rest.removesuffix(end))}{mark(end)}"
     return reason
 
 

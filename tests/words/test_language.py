@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kvchat.words import language, wording
-from kvchat.words.language import listed, number, pgettext, retold, sentences, several, speak, spoken
+from kvchat.words.language import listed, mark, number, pgettext, retold, sentences, several, speak, spoken
 
 
 @pytest.fixture(autouse=True)
@@ -84,6 +84,14 @@ def test_things_are_listed_as_the_language_parts_them() -> None:
     for chosen, told in (("de", "a, b"), ("ko", "a, b"), ("ja", "a、b"), ("zh_Hans", "a、b"), ("zh_Hant", "a、b")):
         speak(chosen)
         assert listed(["a", "b"]) == told
+
+
+@pytest.mark.usefixtures("catalogues")
+def test_what_parts_two_parts_is_as_wide_as_what_stands_around_it() -> None:
+    assert mark("; ") == "; "
+    speak("ja")
+    assert mark("; ").join(["読み直し", "約2分"]) == "読み直し；約2分"
+    assert retold("what is kept could not be read (disk I/O error)").endswith("（disk I/O error）")
 
 
 @pytest.mark.usefixtures("german")

@@ -7,7 +7,7 @@ from enum import Enum
 
 from kvchat.chat.record.messages import Receipt
 from kvchat.session.proof import LEAST_SHARE, NOTHING_TO_MISS, PROVED_SHARE, Source, Verdict
-from kvchat.words.language import N_, _, listed, number, retold, several
+from kvchat.words.language import N_, _, listed, mark, number, retold, several
 from kvchat.words.wording import (
     FIRST_REPLY,
     READ,
@@ -174,7 +174,7 @@ def receipt_details(receipt: Receipt) -> tuple[tuple[str, str], ...]:
         ("  " + _("First token and the rest"), duration(receipt.first_token_ms)),
         (_("Prompt"), prompt),
         (_("Reply"), written),
-        (_("Where from"), f"{where_told(receipt)}; {full}"),
+        (_("Where from"), f"{where_told(receipt)}{mark('; ')}{full}"),
     ]
     if receipt.settle_ms is not None:
         settled = duration(receipt.settle_ms)

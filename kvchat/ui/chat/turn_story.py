@@ -8,7 +8,7 @@ from kvchat.chat import events as chat
 from kvchat.chat.turn.receipts import UNUSED, WHERE, verdict_of, where_from, where_told
 from kvchat.session import events as session
 from kvchat.session.proof import Source, Verdict
-from kvchat.words.language import N_, _, number, retold, several
+from kvchat.words.language import N_, _, mark, number, retold, several
 from kvchat.words.wording import READ, READ_AGAIN, duration, per_second, percent, size
 
 _RANKS = {
@@ -121,11 +121,9 @@ class TurnStory:
                 self._say("restore", _("loaded {count} in {ms}", count=size(count), ms=duration(ms)))
             case session.RestoreFailed(reason=reason, hollow=hollow):
                 self._restored, self._failed = None, "" if hollow else reason
-                self._say(
-                    "restore",
-                    f"{_(READ_AGAIN)}: {_(UNUSED)}" if hollow else _("not loaded: {reason}", reason=retold(reason)),
-                    "warn",
-                )
+                unused = f"{_(READ_AGAIN)}{mark(': ')}{_(UNUSED)}"
+                words = unused if hollow else _("not loaded: {reason}", reason=retold(reason))
+                self._say("restore", words, "warn")
 
     def _tell_ahead(self, event: chat.ReadingAhead | chat.NotReadAhead) -> None:
         self._fresh()
@@ -180,7 +178,7 @@ class TurnStory:
             more = _("{bytes} in {ms}", bytes=size(self._restored.bytes), ms=duration(self._restored.ms))
         self._remarks.pop("ahead", None)
         self._remarks = {"restore": Remark(where)} | self._remarks
-        self._say("restore", f"{where}: {more}" if more else where, tone)
+        self._say("restore", f"{where}{mark(': ')}{more}" if more else where, tone)
 
     def _tell_save(self, event: session.Saving | session.Saved | session.SaveSkipped) -> None:
         self._over = True

@@ -111,7 +111,7 @@ class EngineOffer(QWidget):
         graphics = await asyncio.to_thread(self._engines.unused_graphics)
         if graphics is not None:
             self.title.setText(_("{cards}: use it for replies that come several times as fast", cards=cards(graphics)))
-            self.words.setText(f"{driver_first(graphics)} {_(PROMISE)}".strip())
+            self.words.setText(sentences(driver_first(graphics), _(PROMISE)))
             self.show_choices(graphics)
         self.setVisible(graphics is not None or self._engines.fetching is not None)
 

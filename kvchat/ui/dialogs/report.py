@@ -67,9 +67,5 @@ class ImportReportDialog(ReportDialog):
 
 
 def _versions() -> str:
-    return _(
-        "kvchat {version}, {platform}, Python {python_version}",
-        version=__version__,
-        platform=platform.platform(),
-        python_version=platform.python_version(),
-    )
+    parts = f"kvchat {__version__}", platform.platform(), f"Python {platform.python_version()}"
+    return ", ".join(parts)  # in English for who reads the report

@@ -25,7 +25,7 @@ from kvchat.ui.dialogs.panel import Panel
 from kvchat.ui.settings.page import SettingsPage, TextEntry
 from kvchat.ui.widgets.entries import ChoiceBox, Entry
 from kvchat.ui.widgets.layouts import FlowLayout
-from kvchat.words.language import N_, _, listed, sentences
+from kvchat.words.language import N_, _, listed, mark, sentences
 from kvchat.words.wording import size
 
 _DECIDES = N_("kvchat decides")
@@ -256,11 +256,11 @@ def _card_words(graphics: Graphics, found: Sequence[EngineEntry]) -> str:
 
 
 def _described(entry: EngineEntry) -> str:
-    name = f"{'●' if entry.chosen else '○'} {_name(entry)}"
+    name = f"{'●' if entry.chosen else '○'} {_name(entry)}{mark(': ')}"
     if entry.problem is not None:
-        return f"{name}: {sentences(entry.problem.title, entry.problem.detail)}"
+        return f"{name}{sentences(entry.problem.title, entry.problem.detail)}"
     devices = listed(device.description for device in entry.devices) or _("the processor alone")
-    return f"{name}: {entry.version}; {devices}"
+    return f"{name}{entry.version}{mark('; ')}{devices}"
 
 
 def _flow(*widgets: QWidget) -> QWidget:

@@ -25,7 +25,7 @@ from kvchat.ui.storage.day_bars import DayBars
 from kvchat.ui.widgets.elided import ElidedLabel
 from kvchat.ui.widgets.layouts import ScrollPage
 from kvchat.ui.widgets.round_bar import mix
-from kvchat.words.language import N_, _, listed, number, retold, several
+from kvchat.words.language import N_, _, listed, mark, number, retold, sentences, several
 from kvchat.words.wording import (
     MEMORY_OF_CHATS,
     TIME_SAVED,
@@ -151,11 +151,12 @@ class SavedPanel(Panel):
         )
         if self._watts and seconds:
             spared = energy(self.shown.watt_hours(self._watts))
-            words += " " + _(
+            energy_saved = _(
                 "Energy saved: up to {spared}, at the {watts} W that the graphics card draws at most.",
                 spared=spared,
                 watts=f"{self._watts:.0f}",
             )
+            words = sentences(words, energy_saved)
         self.estimate.setText(words)
 
     def _point(self, day: int) -> None:
@@ -261,7 +262,7 @@ def _of_day(statistics: Statistics, place: int) -> str:
             parts.append(_("{time} saved", time=roughly(saved)))
     if disk:
         parts.append(_("{size} on the disk", size=size_of(disk.used, disk.quota)))
-    return f"{day_of(at)}: {'; '.join(parts)}"
+    return f"{day_of(at)}{mark(': ')}{mark('; ').join(parts)}"
 
 
 def _clear(grid: QGridLayout) -> None:

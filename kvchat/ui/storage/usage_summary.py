@@ -12,7 +12,7 @@ from kvchat.ui.base.building import column, label, progress_bar, row
 from kvchat.ui.base.theme import Look
 from kvchat.ui.storage.usage_words import break_even_in_words, sharing, spared_bytes
 from kvchat.ui.widgets.round_bar import RoundBar, mix
-from kvchat.words.language import _
+from kvchat.words.language import _, sentences
 from kvchat.words.wording import size, size_of
 
 
@@ -85,7 +85,7 @@ class UsageSummary(QWidget):
         )
         if usage.set_aside_bytes:
             aside = size(usage.set_aside_bytes)
-            words += " " + _("{size} in files that were found bad and set aside.", size=aside)
+            words = sentences(words, _("{size} in files that were found bad and set aside.", size=aside))
         self.free.setText("" if usage.problem else words)
 
     def _build_figures(self) -> QHBoxLayout:

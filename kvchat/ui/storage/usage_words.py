@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from kvchat.kvstore.savepoint import ConversationUsage, PrunedConversation, PrunePlan, StoreUsage, program_of
 from kvchat.session.restore_cost import BreakEven
 from kvchat.store_service import chats_in_words
-from kvchat.words.language import _, number, several, with_marks
+from kvchat.words.language import _, mark, number, sentences, several, with_marks
 from kvchat.words.wording import roughly, since, size
 
 _NEAR = 0.9  # of the size asked for; a plan that leaves less says so
@@ -48,16 +48,18 @@ def limits_in_words(usage: StoreUsage, max_age_days: int | None) -> str:
             holds=holds,
         )
     if any(program_of(one.conversation_id) for one in usage.conversations):
-        words += " " + _(
+        programs = _(
             "Other programs go before chats; they keep {programs_quota_bytes} at most.",
             programs_quota_bytes=size(usage.programs_quota_bytes),
         )
+        words = sentences(words, programs)
     if max_age_days is not None:
-        words += " " + several(
+        unused = several(
             max_age_days,
             "What was not used for {count} day goes as well.",
             "What was not used for {count} days goes as well.",
         )
+        words = sentences(words, unused)
     return words
 
 
@@ -125,13 +127,13 @@ def loss_of(loss: PrunedConversation) -> str:
 
 def plan_in_words(plan: PrunePlan, target_bytes: int) -> str:
     """What a plan removes and what that costs."""
-    pinned = " " + _(
+    pinned = _(
         "It cannot go below {bytes_left}: what is always kept stays, and the list of what is kept.",
         bytes_left=size(plan.bytes_left),
     )
     missed = pinned if plan.bytes_left > max(target_bytes, 0) else ""
     if not plan.save_point_ids:
-        return _("Nothing would go.") + missed
+        return sentences(_("Nothing would go."), missed)
     chats = [one for one in plan.conversations if not program_of(one.conversation_id)]
     thinned = [one for one in chats if one.save_points_left]
     cold, parts = len(chats) - len(thinned), list[str]()
@@ -144,13 +146,9 @@ def plan_in_words(plan: PrunePlan, target_bytes: int) -> str:
         parts.append(several(cold, "{count} chat must be read again", "{count} chats must be read again"))
     cost = _("reading it all again would take {prefill_seconds}", prefill_seconds=roughly(plan.prefill_seconds))
     more = plan.bytes_left < _NEAR * target_bytes
-    whole = (
-        " " + _("That leaves {bytes_left}: the memory of one reply goes as a whole.", bytes_left=size(plan.bytes_left))
-        if more
-        else ""
-    )
-    frees = _("Frees {size}: {what}.", size=size(plan.bytes_freed), what="; ".join([*parts, cost]))
-    return f"{frees}{missed}{whole}"
+    whole = _("That leaves {bytes_left}: the memory of one reply goes as a whole.", bytes_left=size(plan.bytes_left))
+    frees = _("Frees {size}: {what}.", size=size(plan.bytes_freed), what=mark("; ").join([*parts, cost]))
+    return sentences(frees, missed, whole if more else "")
 
 
 def expiry_in_words(usage: StoreUsage, days: int, now: datetime) -> str:

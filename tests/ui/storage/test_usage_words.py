@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
+import pytest
+
 from kvchat.kvstore.savepoint import ConversationUsage, PrunedConversation, PrunePlan, StoreUsage
 from kvchat.session.restore_cost import BreakEven
 from kvchat.ui.storage.usage_words import (
@@ -17,6 +19,7 @@ from kvchat.ui.storage.usage_words import (
     split_of,
     use_of,
 )
+from kvchat.words.language import speak
 
 NOW = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
 USAGE = ConversationUsage("a", 100_000_000, 3, NOW - timedelta(minutes=5), 80_000_000, 20_000_000, 34.0)
@@ -40,6 +43,20 @@ def test_other_programs_are_told_in_words_of_their_own() -> None:
     assert loss_of(lost) == "would lose 2 prompts: 5 MB"
     plan = PrunePlan(("1", "2"), 5_000_000, 4.0, (lost,), 10)
     assert plan_in_words(plan, 10).startswith("Frees 5 MB: 2 prompts of other programs; reading it all again")
+
+
+@pytest.mark.usefixtures("catalogues")
+def test_in_japanese_no_space_and_no_narrow_mark_stands_between_the_parts() -> None:
+    lost = PrunedConversation("a", 2, 5_000_000, 4.0, 0)
+    speak("ja")
+    try:
+        told = plan_in_words(PrunePlan(("1", "2"), 5_000_000, 40.0, (lost,), 10), 100)
+        told += limits_in_words(replace(STORE, conversations=(USAGE,)), 30)
+    finally:
+        speak("en")
+    assert "；" in told
+    assert "; " not in told
+    assert "。 " not in told
 
 
 def test_split() -> None:
