@@ -68,4 +68,4 @@ class ImportReportDialog(ReportDialog):
 
 def _versions() -> str:
     parts = f"kvchat {__version__}", platform.platform(), f"Python {platform.python_version()}"
-    return ", ".join(parts)  # in English for who reads the report
+    return "\n".join(parts)  # in English: for who is sent the report
