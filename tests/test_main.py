@@ -13,6 +13,8 @@ import pytest
 import kvchat
 from kvchat.__main__ import main
 
+pytestmark = pytest.mark.slow
+
 
 def run_kvchat(
     *arguments: str, environment: Mapping[str, str], cwd: Path | None = None

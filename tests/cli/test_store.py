@@ -203,6 +203,7 @@ def test_a_bad_block_is_told_with_the_conversations_that_start_cold(
     assert (code, report["clean"], report["by_conversation"]) == (0, True, [])
 
 
+@pytest.mark.slow
 def test_in_a_process_of_its_own(filled: Filled) -> None:
     def kvchat(*arguments: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "kvchat", "store", *arguments]

@@ -131,6 +131,7 @@ def test_a_warm_file_someone_changed_is_not_given_to_the_engine(tmp_path: Path, 
     assert bench.restored(text(310)) == FULL.slot_file(text(300))
 
 
+@pytest.mark.slow
 def test_twenty_chats_share_a_system_prompt(tmp_path: Path) -> None:
     bench = Bench(tmp_path / "store", Model(layers=4, row_size=384))
     for chat in range(20):

@@ -7,6 +7,7 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -15,6 +16,7 @@ from kvchat.kvstore.files import disk
 from kvchat.kvstore.savepoint import Miss, RestorePlan, StagedFile, Tier
 from tests.kvstore.true_files import FULL, HYBRID, WINDOW, Bench, Model, die
 
+pytestmark = pytest.mark.slow
 conversations = st.sampled_from(["thesis", "letter"])
 models = st.sampled_from([FULL, WINDOW, HYBRID])
 

@@ -41,6 +41,7 @@ def test_a_second_import_changes_nothing(tmp_path):
     assert everything(here) == before
 
 
+@pytest.mark.slow
 @given(
     texts=st.lists(
         st.tuples(st.text(), st.sampled_from([Role.USER, Role.ASSISTANT]), st.integers(0, 20)), min_size=1, max_size=12

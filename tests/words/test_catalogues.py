@@ -79,10 +79,12 @@ def said(node: ast.AST) -> str:
 
 
 def called(node: ast.AST) -> str:
-    return ast.unparse(node.func).rpartition(".")[2] if isinstance(node, ast.Call) else ""
+    return (getattr(node.func, "attr", "") or getattr(node.func, "id", "")) if isinstance(node, ast.Call) else ""
 
 
 def looks_like_words(text: str) -> bool:
+    if not re.search(r"[A-Za-z]{2}", text):
+        return False
     plain = text
     while plain != (plain := re.sub(r"\{[^{}]*\}", "", plain)):
         pass

@@ -58,8 +58,8 @@ class Look(QObject):
         self.numbers = True  # whether receipts and figures are shown
         self._zoom = 100
         self.theme: Theme = LIGHT
-        self._applied: tuple[Theme, Type, bool] | None = None
-        app.setStyle("Fusion")
+        if not app.styleSheet():  # else another has styled it
+            app.setStyle("Fusion")
         self._hints = app.styleHints()  # kept: without it, what it gives is taken for gone
         self._system = self._hints.colorScheme()
         self._hints.colorSchemeChanged.connect(self._system_changed)
@@ -93,14 +93,14 @@ class Look(QObject):
         strong = self._contrast is Qt.ContrastPreference.HighContrast
         self.theme = (DARK_STRONG if dark else LIGHT_STRONG) if strong else DARK if dark else LIGHT
         mirrored = self._app.layoutDirection() is Qt.LayoutDirection.RightToLeft
-        if self._applied != (self.theme, self.type, mirrored):  # styling every widget anew takes its time
-            self._applied = (self.theme, self.type, mirrored)
+        sizes = self.type.base, self.type.small, self.px(16)
+        sheet = style_sheet(self.theme, *sizes, mirrored=mirrored)
+        if self._app.styleSheet() != sheet:  # styling every widget anew takes its time
             with _nothing_collected():
                 self._app.setFont(page_font(self.type.family, self.type.base))
                 self._app.setPalette(_palette(self.theme))
                 self._app.setPalette(_box_palette(self.theme), "QCheckBox")  # type: ignore[arg-type]  # wants str
-                sizes = self.type.base, self.type.small, self.px(16)
-                self._app.setStyleSheet(style_sheet(self.theme, *sizes, mirrored=mirrored))
+                self._app.setStyleSheet(sheet)
         self.changed.emit()
 
 

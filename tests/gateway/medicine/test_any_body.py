@@ -50,6 +50,7 @@ def test_nothing_raises(one: dict[str, Any], other: dict[str, Any], indent: int 
         medicine.credits(treated, Prompt([1], text, body), 100)
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(_ANY, st.sampled_from([None, 0, 3]), st.booleans())
 def test_places_are_those_of_the_values(value: Any, indent: int | None, plain: bool) -> None:
@@ -61,6 +62,7 @@ def test_places_are_those_of_the_values(value: Any, indent: int | None, plain: b
     assert [item.value for item in whole.items()] == (value if isinstance(value, list) else [])
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(st.dictionaries(_OTHERS, _ANY, max_size=5), st.sampled_from([None, 1]))
 def test_what_no_rule_is_about_stays_byte_for_byte(others: dict[str, Any], indent: int | None) -> None:

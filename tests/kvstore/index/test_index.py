@@ -186,6 +186,7 @@ def test_an_index_with_scribbles_is_begun_anew_and_that_is_told_once(tmp_path: P
     assert bench.restored(tuple(range(1, 320))) == bench.model.slot_file(tuple(range(1, 300)))
 
 
+@pytest.mark.slow
 def test_what_turns_share_is_in_the_index_once(tmp_path: Path) -> None:
     """It was once for each turn: the rows grew with the square of the turns."""
     bench, turns = Bench(tmp_path / "store", Model(layers=1, row_size=8)), 60

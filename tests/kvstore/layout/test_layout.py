@@ -173,12 +173,14 @@ def mutated(data: bytes, layout: Layout, dice: random.Random) -> bytes:
     return bytes(changed)
 
 
+@pytest.mark.slow
 @settings(max_examples=400)
 @given(name=st.sampled_from(SMALL), seed=st.integers(0, 2**32))
 def test_no_mutation_does_harm(name: str, seed: int) -> None:
     parse_watched(mutated(slot(name), parse_bytes(slot(name)), random.Random(seed)))
 
 
+@pytest.mark.slow
 @settings(max_examples=200)
 @given(tail=st.binary(max_size=600), name=st.sampled_from(SMALL))
 def test_no_state_after_a_true_header_does_harm(tail: bytes, name: str) -> None:

@@ -170,6 +170,7 @@ def test_split_model_is_taken_by_its_first_part(tmp_path: Path) -> None:
     assert "one part" in refusal(parts[0].rename(tmp_path / "renamed.gguf")).title
 
 
+@pytest.mark.slow
 @settings(max_examples=200)
 @given(position=st.integers(4, 1200), value=st.integers(0, 255))
 def test_any_damaged_byte_is_read_or_refused_in_words(

@@ -129,6 +129,7 @@ asyncio.run(fetch_model(order(), Path(sys.argv[1]), Hub(lambda: None), lambda do
 """
 
 
+@pytest.mark.slow
 def test_killed_and_taken_up_again(hub: Hub, served: FakeHub, tmp_path: Path) -> None:
     served.hold_at = 2_000_000
     process = subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path)], cwd=Path(__file__).parents[3])

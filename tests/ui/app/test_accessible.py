@@ -43,6 +43,7 @@ def said(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bool]]:
     return heard
 
 
+@pytest.mark.slow
 async def test_whatever_can_be_used_says_what_it_is_and_does(furnished: FakeRuntime, window: MainWindow) -> None:
     window.chat.open("thesis")
     await until(lambda: len(window.findChildren(ReceiptView)) == len(Source))
@@ -59,6 +60,7 @@ async def test_whatever_can_be_used_says_what_it_is_and_does(furnished: FakeRunt
     assert unclear == []
 
 
+@pytest.mark.slow
 async def test_every_window_fits_a_small_screen_and_a_large_one_at_three_hundred_percent(
     furnished: FakeRuntime, window: MainWindow
 ) -> None:

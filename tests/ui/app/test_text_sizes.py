@@ -31,6 +31,7 @@ from tests.ui.programs.made_up import fill as programs_made_up
 from tests.ui.waiting import until
 from tests.ui.windows import on_show
 
+pytestmark = pytest.mark.slow
 TITLE = "A very long title about 量子力学入门 and 🍜 ramen, which does not end where it should, & more"
 
 

@@ -143,6 +143,7 @@ class Bracketed(gettext.NullTranslations):
         return message if len(message) == 1 else f"⟦{message}⟧"
 
 
+@pytest.mark.slow
 async def test_what_is_marked_is_shown_in_the_language_in_force(
     furnished: FakeRuntime, look: Look, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -168,6 +169,7 @@ def outside_brackets(text: str) -> str:
     return text.replace("&nbsp;", " ")
 
 
+@pytest.mark.slow
 async def test_no_term_is_shown_by_the_window(furnished: FakeRuntime, window: MainWindow) -> None:
     window.chat.open("thesis")
     await until(lambda: len(window.findChildren(ReceiptView)) == len(Source))

@@ -198,6 +198,7 @@ async def test_of_thousands_only_what_is_in_sight_is_made(
     assert 0 < len(set(made)) < 100
 
 
+@pytest.mark.slow
 async def test_all_of_thousands_stay_chosen_in_another_order(furnished: FakeRuntime, window: MainWindow) -> None:
     for number in range(2000):
         furnished.chat.add(f"Chat {number}", id=f"n{number}")

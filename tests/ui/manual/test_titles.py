@@ -34,9 +34,9 @@ GIVEN_ON = {
 }
 
 
-def error_classes(trees: Iterable[ast.Module]) -> dict[str, ast.ClassDef]:
+def error_classes(files: Iterable[list[ast.AST]]) -> dict[str, ast.ClassDef]:
     """Every class that is a KvchatError, by its name."""
-    classes = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    classes = [node for nodes in files for node in nodes if isinstance(node, ast.ClassDef)]
     names = {"KvchatError"}
     for _ in range(5):
         names |= {one.name for one in classes for base in one.bases if getattr(base, "id", "") in names}
@@ -60,12 +60,17 @@ def words(node: ast.expr | None) -> Iterator[str]:
         yield f"{{{ast.unparse(node)}}}"
 
 
-def assigned(tree: ast.Module, call: ast.Call, given: ast.expr | None) -> Iterator[ast.expr | None]:
+def stands_in(function: ast.FunctionDef | ast.AsyncFunctionDef, call: ast.Call) -> bool:
+    """Whether that call is a part of the function; looked for only where its lines are."""
+    return function.lineno <= call.lineno <= (function.end_lineno or 0) and call in ast.walk(function)
+
+
+def assigned(nodes: list[ast.AST], call: ast.Call, given: ast.expr | None) -> Iterator[ast.expr | None]:
     """What a name stands for that was given a value where it is used, or else the expression itself."""
     values = []
     if isinstance(given, ast.Name):
-        for function in ast.walk(tree):
-            if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef) and call in ast.walk(function):
+        for function in nodes:
+            if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef) and stands_in(function, call):
                 every = [one for one in ast.walk(function) if isinstance(one, ast.Assign)]
                 values += [one.value for one in every if getattr(one.targets[0], "id", "") == given.id]
     yield from values or [given]
@@ -74,21 +79,18 @@ def assigned(tree: ast.Module, call: ast.Call, given: ast.expr | None) -> Iterat
 def titles() -> dict[str, str]:
     """Every title, and the file it is in."""
     paths = (path for path in sorted(ROOT.rglob("*.py")) if "bench" not in path.parts)
-    files = {path: ast.parse(path.read_text("utf-8")) for path in paths}
+    files = {path: list(ast.walk(ast.parse(path.read_text("utf-8")))) for path in paths}
     errors, found = error_classes(files.values()), {}
     places = OTHERS | dict.fromkeys(errors, 0)
     for name, one in errors.items():
         made = next((part for part in one.body if isinstance(part, ast.FunctionDef) and part.name == "__init__"), None)
         if made is not None and [argument.arg for argument in made.args.args[1:2]] != ["title"]:
             places.pop(name)  # it gives itself one
-    for file, tree in files.items():
+    for file, nodes in files.items():
         inside = {
-            id(node)
-            for one in ast.walk(tree)
-            if isinstance(one, ast.ClassDef) and one.name in errors
-            for node in ast.walk(one)
+            id(node) for one in nodes if isinstance(one, ast.ClassDef) and one.name in errors for node in ast.walk(one)
         }
-        for node in ast.walk(tree):
+        for node in nodes:
             if not isinstance(node, ast.Call):
                 continue
             name = node.func.id if isinstance(node.func, ast.Name) else getattr(node.func, "attr", "")
@@ -96,7 +98,7 @@ def titles() -> dict[str, str]:
                 continue
             place = places[name]
             given = next((one.value for one in node.keywords if one.arg == "title"), None)
-            for meant in assigned(tree, node, given or (node.args[place] if len(node.args) > place else None)):
+            for meant in assigned(nodes, node, given or (node.args[place] if len(node.args) > place else None)):
                 for text in words(meant):
                     found.setdefault(text, file.name)
     return found

@@ -88,6 +88,7 @@ def test_long_code_is_read_in_stretches_and_coloured_alike() -> None:
     assert all(lines[i] == lines[i % each] for i in range(len(lines) - 1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", ["a " * 200_000, "a a a a a a a a\n" * 25_000], ids=["one line", "lines"])
 def test_code_that_takes_long_to_read_stays_plain(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Java's lexer would take hours for this."""

@@ -121,6 +121,7 @@ def test_hidden_characters_do_nothing_in_prose_and_are_seen_in_code() -> None:
     assert calm("می‌خواهم 👩‍👧 שלום\u200f!") == "می‌خواهم 👩‍👧 שלום\u200f!"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "text",
     [

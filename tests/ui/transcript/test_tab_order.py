@@ -106,6 +106,7 @@ async def test_enter_on_a_link_asks_about_that_one(furnished: FakeRuntime, windo
     dialog.reject()
 
 
+@pytest.mark.slow
 async def test_messages_that_had_no_widgets_come_in_their_order_and_into_sight(
     runtime: FakeRuntime, window: MainWindow, qtbot: QtBot
 ) -> None:

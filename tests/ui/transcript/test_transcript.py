@@ -105,6 +105,7 @@ def test_a_long_conversation_opens_at_its_end_with_few_widgets(page: Transcript,
     assert len(page.views) < 130
 
 
+@pytest.mark.slow
 def test_what_is_read_stays_where_it_is_while_heights_are_found_out(page: Transcript, qtbot: QtBot) -> None:
     page.show_conversation(conversation(300))
     bar = page.verticalScrollBar()
