@@ -11,13 +11,20 @@ from PySide6.QtWidgets import QApplication
 from kvchat.words import language
 
 _LETTERS = dict(zip("abcdefghijklmnopqrstuvwxyz", "אבקדעפגהיזכלמנוצחרסתטשוטץז", strict=True))
-_KEPT = re.compile(r"(\{[^{}]*\}|&\w|%\w+|<[^<>]*>|https?:\S+|Ctrl\S*|\n|\W)")
+_KEPT = re.compile(r"(\{[^{}]*\}|&\w|%\w+|<[^<>]*>|https?:\S+|Ctrl\+[^\s,.]+|\n|\W)")
 MARKS = ("between thousands", "before decimals")
 
 
 def turned(text: str) -> str:
-    """The text in that language; places, tags, keys and marks stay as they are."""
-    return "".join(part if _KEPT.fullmatch(part) else _word(part) for part in _KEPT.split(text))
+    """The text in that language; places, tags, keys and marks stay as they are.
+
+    Who translates into such a language parts what is put in from the words around it, as with a path: so does this.
+    """
+    return "".join(_kept(part) if _KEPT.fullmatch(part) else _word(part) for part in _KEPT.split(text))
+
+
+def _kept(part: str) -> str:
+    return f"\u2068{part}\u2069" if part[0] in "{C" else part
 
 
 def _word(word: str) -> str:

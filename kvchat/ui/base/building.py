@@ -46,6 +46,12 @@ def beginning() -> Qt.AlignmentFlag:
     return Qt.AlignmentFlag.AlignAbsolute | (Qt.AlignmentFlag.AlignRight if mirrored else Qt.AlignmentFlag.AlignLeft)
 
 
+def left_to_right(text: str) -> str:
+    """Keys or a path, which run so also among words that run from right to left."""
+    mirrored = QGuiApplication.layoutDirection() is Qt.LayoutDirection.RightToLeft
+    return f"\u2066{text}\u2069" if mirrored else text
+
+
 def label(words: str = "", kind: str = "", *, wraps: bool = False, selectable: bool = False) -> QLabel:
     """Words in a look of the style sheet's, as they are: what stands in them is never read as HTML."""
     made = styled(QLabel(words), kind)

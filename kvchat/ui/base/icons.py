@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 from PySide6.QtCore import QByteArray, QRect, QRectF, QSize, Qt
-from PySide6.QtGui import QIcon, QIconEngine, QPainter, QPixmap
+from PySide6.QtGui import QGuiApplication, QIcon, QIconEngine, QPainter, QPixmap
 from PySide6.QtSvg import QSvgRenderer
 
 from kvchat.ui.base.logo import LogoState, app_svg, tray_svg
@@ -48,14 +48,24 @@ _GLYPHS = {
 }
 
 
-@lru_cache(maxsize=256)
+_SIDED = {"sidebar", "go-on", "chevron-left", "chevron-right"}  # they point to where lines begin or end
+
+
 def icon(name: str, colour: str) -> QIcon:
     """A line icon, or the filled square that stops a reply, in `colour` ("#rrggbb"). Needs a QGuiApplication."""
+    mirrored = QGuiApplication.layoutDirection() is Qt.LayoutDirection.RightToLeft
+    return _icon(name, colour, mirrored and name in _SIDED)
+
+
+@lru_cache(maxsize=256)
+def _icon(name: str, colour: str, mirrored: bool) -> QIcon:
+    turned = ' transform="matrix(-1 0 0 1 24 0)"' if mirrored else ""
     width, fill = 3.2 if name == "dots" else 1.9, colour if name == "stop" else "none"
     return QIcon(
         _Drawn(
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 24 24"><path d="{_GLYPHS[name]}" fill="{fill}" '
-            f'stroke="{colour}" stroke-width="{width}" stroke-linecap="round" stroke-linejoin="round"/></svg>'
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 24 24"><path d="{_GLYPHS[name]}"{turned} '
+            f'fill="{fill}" stroke="{colour}" stroke-width="{width}" '
+            'stroke-linecap="round" stroke-linejoin="round"/></svg>'
         )
     )
 

@@ -87,10 +87,10 @@ def _buttons(t: Theme, small: float, icon: int) -> str:
     QPushButton:disabled {{ color: {t.muted}; }}
     QToolButton::menu-indicator, QPushButton::menu-indicator {{ image: none; width: 0; }}
     {push("primary")}, QPushButton:default {{ background: {t.accent}; color: {t.on_accent};
-                   border: 1px solid {t.accent}; font-weight: 600; }}
+                   border: 1px solid {t.accent}; }}
     {push("primary", state=":focus")} {{ border: 1px solid {t.text}; }}
     {push("primary", state=":disabled")} {{ background: {t.hover}; color: {t.muted}; border: 1px solid {t.hover}; }}
-    {push("danger")} {{ color: {t.bad}; }}
+    {push("danger", state=":enabled")} {{ color: {t.bad}; }}
     {push("flat", "menu", "tab", "new")} {{ background: transparent; border: 1px solid transparent;
                    border-radius: 9px; }}
     {push("flat")} {{ padding: 5px 8px; }}

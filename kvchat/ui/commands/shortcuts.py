@@ -8,9 +8,9 @@ from itertools import groupby
 
 from PySide6.QtCore import QSize, Qt
 from PySide6.QtGui import QAction, QKeySequence, QShowEvent
-from PySide6.QtWidgets import QDialog, QGridLayout, QMenu, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QDialog, QGridLayout, QLabel, QMenu, QVBoxLayout, QWidget
 
-from kvchat.ui.base.building import button, column, label, row
+from kvchat.ui.base.building import button, column, label, left_to_right, row
 from kvchat.ui.widgets.layouts import ScrollPage, room_on_screen
 from kvchat.words.language import N_, _
 from kvchat.words.wording import ALWAYS_KEEP, NEVER_KEEP
@@ -133,7 +133,11 @@ class ShortcutSheet(QDialog):
         super().showEvent(event)
         for widget in self.findChildren(QWidget):
             widget.ensurePolished()
+            if isinstance(widget, QLabel) and widget.wordWrap():  # which asks for less than a line
+                words = widget.fontMetrics().horizontalAdvance(widget.text())
+                widget.setMinimumWidth(min(words, room_on_screen().width() // 6))
         self._sides.invalidate()
+        self._sides.activate()  # the columns within know of it only so
         self._page.setMinimumSize(self._sides.sizeHint().boundedTo(room_on_screen() - _AROUND))
         self.adjustSize()
 
@@ -141,7 +145,7 @@ class ShortcutSheet(QDialog):
 def words_of(action: str) -> str:
     """What an action is called in a menu, with its keys at the right edge."""
     shortcut = next(one for one in SHORTCUTS if one.action == action)
-    return "\t".join(part for part in (_(shortcut.words), shown_keys(shortcut)) if part)
+    return "\t".join(part for part in (_(shortcut.words), left_to_right(shown_keys(shortcut))) if part)
 
 
 def shown_keys(shortcut: Shortcut) -> str:
@@ -187,6 +191,7 @@ def _group(name: str, entries: list[Shortcut]) -> QGridLayout:
     grid.addWidget(label(_(name), "strong"), 0, 0, 1, 2)
     for line, shortcut in enumerate(entries, 1):
         grid.addWidget(label(_(shortcut.words), wraps=True), line, 0)
-        grid.addWidget(label(shown_keys(shortcut), "key"), line, 1, Qt.AlignmentFlag.AlignRight)
+        keys = label(shown_keys(shortcut), "key")
+        grid.addWidget(keys, line, 1, Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignTop)
     grid.setColumnStretch(0, 1)
     return grid

@@ -119,6 +119,7 @@ def _details(receipt: Receipt, look: Look) -> QFrame:
             label(how_much, "small", wraps=True, selectable=True),
         )
         value.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Preferred)
-        name.setAlignment(Qt.AlignmentFlag.AlignTop)  # of several lines beside the first
+        for one in (name, value):
+            one.setAlignment(Qt.AlignmentFlag.AlignTop)  # of several lines beside the first
         form.addRow(name, value)
     return frame

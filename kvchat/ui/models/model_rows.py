@@ -13,6 +13,7 @@ from kvchat.library.memory.verdict import Judgement, Verdict, judge_size
 from kvchat.library.model_library import JudgedModel
 from kvchat.library.remote.hub import HubFile, HubModel
 from kvchat.library.remote.starter import Suggestion
+from kvchat.ui.base.building import left_to_right
 from kvchat.ui.widgets.row_list import Row, Tone
 from kvchat.words.language import N_, _, ended, number
 from kvchat.words.wording import size, tokens_short
@@ -23,17 +24,17 @@ _CHIPS = {Verdict.FITS: N_("fits"), Verdict.TIGHT: N_("tight"), Verdict.NO: N_("
 
 def found_row(one: JudgedModel, used: Path | None) -> Row:
     """A model on this computer. `used` is the one in use."""
-    model, facts = one.model, one.model.facts
+    model, facts, path = one.model, one.model.facts, left_to_right(str(one.model.path))
     if facts is None or one.judgement is None:
         problem = model.problem or KvchatError(_("It cannot be used"))
-        why = "\n".join(part for part in (problem.detail, problem.advice, str(model.path)) if part)
+        why = "\n".join(part for part in (problem.detail, problem.advice, path) if part)
         return Row(model.path, model.name, ended(problem.title), _("unusable"), Tone.BAD, why)
     context = _("{tokens} context", tokens=tokens_short(facts.trained_context))
     parts = [facts.quantisation, size(model.size), context, _(model.source.value)]
     parts += [_("can see or hear")] if model.projector else []
     name = without_quantisation(model.name, facts.quantisation)
     chip, tone = (_("in use"), Tone.GOOD) if model.path == used else _chip(one.judgement)
-    tip = [one.judgement.reason, str(model.path)]
+    tip = [one.judgement.reason, path]
     return Row(model.path, name, " · ".join(parts), chip, tone, "\n".join(tip))
 
 

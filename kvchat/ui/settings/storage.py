@@ -14,7 +14,7 @@ from kvchat.errors import KvchatError
 from kvchat.runtime import Runtime
 from kvchat.settings import Settings
 from kvchat.store_service import chats_in_words, long_chat, store_bounds
-from kvchat.ui.base.building import button
+from kvchat.ui.base.building import button, left_to_right
 from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.confirm import confirm
 from kvchat.ui.dialogs.panel import Panel
@@ -133,7 +133,7 @@ class StoragePage(SettingsPage):
 
     def _place(self, title: str, folder: Path, words: str) -> Entry:
         show = button(_("Open folder"), lambda: self._open(folder), name=_("Open the folder: {title}", title=title))
-        return Entry(title, "\n".join(part for part in (breakable(str(folder)), words) if part), show)
+        return Entry(title, "\n".join(part for part in (left_to_right(breakable(str(folder))), words) if part), show)
 
     def _open(self, folder: Path) -> None:
         if not QDesktopServices.openUrl(QUrl.fromLocalFile(str(folder))):

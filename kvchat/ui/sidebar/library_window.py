@@ -16,7 +16,7 @@ from kvchat.chat.events import EngineChanged, Event, LibraryChanged, SettingsCha
 from kvchat.chat.prepared.record import Prepared
 from kvchat.chat.prepared.service import Estimate, Reading, Standing
 from kvchat.runtime import Runtime
-from kvchat.ui.base.building import STRETCH, button, column, label, line_edit, progress_bar, row
+from kvchat.ui.base.building import STRETCH, button, column, label, left_to_right, line_edit, progress_bar, row
 from kvchat.ui.base.file_dialog import file_dialog
 from kvchat.ui.base.tasks import TaskRunner
 from kvchat.ui.base.theme import Look
@@ -276,7 +276,7 @@ def row_of(one: Standing, reading: Reading | None) -> Row:
 def details_of(one: Standing, reading: Reading | None, seconds_left: float | None, place: Path) -> str:
     """All there is to say of the set that is chosen; `place`: where what was made of it is kept."""
     prepared = one.prepared
-    lines = [listed(prepared.paths)]
+    lines = [left_to_right(listed(prepared.paths))]
     if reading is not None:
         done, total = number(reading.done), number(reading.total)
         words = _("It is about to be read.")
@@ -290,7 +290,12 @@ def details_of(one: Standing, reading: Reading | None, seconds_left: float | Non
         when = since(prepared.created_at.astimezone(), datetime.now().astimezone())
         words = _("Read {when}.", when=when)
         if one.bytes:
-            words = _("Read {when}; {size} are kept in {place}.", when=when, size=size(one.bytes), place=place)
+            words = _(
+                "Read {when}; {size} are kept in {place}.",
+                when=when,
+                size=size(one.bytes),
+                place=left_to_right(str(place)),
+            )
         lines.append(words)
     if one.changes:
         lines += [

@@ -68,7 +68,9 @@ class _Delegate(ItemDelegate):
 
     def _paint_excerpt(self, painter: QPainter, box: QRectF, found: FoundChat, option: QStyleOptionViewItem) -> None:
         layout = QTextLayout(found.excerpt, option.font)
-        layout.setTextOption(QTextOption(beginning()))
+        runs = QTextOption(beginning())
+        runs.setTextDirection(Qt.LayoutDirection.LayoutDirectionAuto)  # as its own script does
+        layout.setTextOption(runs)
         mark = QTextCharFormat()
         mark.setBackground(QColor(self.look.theme.mark))
         mark.setForeground(QColor(self.look.theme.text))

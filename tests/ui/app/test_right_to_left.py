@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from PySide6.QtCore import QPoint, QRect, QRectF, Qt
@@ -13,9 +14,15 @@ from pytestqt.qtbot import QtBot
 from kvchat.chat.record.messages import Role
 from kvchat.engine.running.failure import hangs
 from kvchat.engine.speaking.connection import EngineState
+from kvchat.library.local.finder import FoundModel
+from kvchat.library.local.folders import Source
+from kvchat.library.model_library import JudgedModel
 from kvchat.ui.app.main_window import MainWindow
+from kvchat.ui.base.icons import icon
 from kvchat.ui.base.theme import Look
+from kvchat.ui.commands.shortcuts import words_of
 from kvchat.ui.messages.user_view import UserView
+from kvchat.ui.models.model_rows import found_row
 from kvchat.ui.rendering.code_view import CodeView
 from kvchat.ui.rendering.text_page import TextPage
 from kvchat.ui.widgets.item_list import sided
@@ -68,6 +75,17 @@ async def test_what_kvchat_draws_itself_begins_at_the_right_too(
         y = next(y for y in range(picture.height()) if drawn(picture, y, look.theme.accent))
         assert min(drawn(picture, y + 2, look.theme.accent)) > storage.list.buttons[0].geometry().right(), "the bar"
         storage.close()
+
+
+def test_keys_paths_and_icons_that_point_somewhere(mirrored: None, look: Look, tmp_path: Path) -> None:
+    assert words_of("settings").endswith("\t\u2066Ctrl+,\u2069")
+    model = JudgedModel(FoundModel(tmp_path / "a.gguf", "a", Source.LM_STUDIO, 1, None), None)
+    assert found_row(model, None).tip.endswith(f"\u2066{tmp_path / 'a.gguf'}\u2069")
+    turned, kept = (icon(name, "#000000").pixmap(64).toImage() for name in ("sidebar", "again"))
+    QApplication.setLayoutDirection(Qt.LayoutDirection.LeftToRight)
+    assert words_of("settings").endswith("\tCtrl+,")
+    assert icon("again", "#000000").pixmap(64).toImage() == kept
+    assert icon("sidebar", "#000000").pixmap(64).toImage() != turned
 
 
 def drawn(picture: QImage, y: int, colour: str) -> list[int]:

@@ -17,6 +17,7 @@ import kvchat.ui
 from kvchat.settings import Settings
 from kvchat.ui.base.colors import DARK, DARK_STRONG, LIGHT, LIGHT_STRONG, Theme
 from kvchat.ui.base.file_dialog import file_dialog
+from kvchat.ui.base.style_sheet import style_sheet
 from kvchat.ui.base.theme import Look
 from tests.ui.base.contrast import contrast
 
@@ -182,3 +183,10 @@ def test_a_check_box_is_seen_before_it_is_checked(qapp: QApplication, qtbot: QtB
     row = [picture.pixelColor(x, picture.height() // 2).name() for x in range(look.px(16))]
     assert max(contrast(colour, look.theme.page) for colour in row) >= 3, row  # WCAG asks that of a control's frame
     look.deleteLater()
+
+
+def test_a_state_changes_no_font() -> None:
+    """A widget asks for room in the font of its rest: a default button's bold words were cut."""
+    rules = re.findall(r"([^{}]+)\{([^{}]*)\}", style_sheet(LIGHT, 10.0, 9.0, 16))
+    states = ":(default|hover|focus|checked|pressed|disabled|enabled|selected)"
+    assert [where for where, what in rules if "font" in what and re.search(states, where)] == []
