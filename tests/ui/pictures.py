@@ -1,6 +1,7 @@
 """Pictures of every window, to be looked at: python -m tests.ui.pictures FOLDER --language de --theme dark --text 200.
 
-Languages are kvchat's own, and `pseudo`, which runs from right to left. `sheet-1.png` and on have all of them, small.
+Without a folder it says which words are cut off in which window. Languages are kvchat's own, and `pseudo`, which runs
+from right to left. `sheet-1.png` and on have all of them, small.
 """
 
 from __future__ import annotations
@@ -49,8 +50,10 @@ from kvchat.ui.settings.other_programs import OtherProgramsPage
 from kvchat.ui.sidebar.library_window import AddDialog
 from kvchat.ui.transcript.links import LinkDialog
 from kvchat.ui.widgets.layouts import room_on_screen
+from kvchat.words import language
 from kvchat.words.folding import terms_of
 from tests.library.gguf_files import LLAMA, write_gguf
+from tests.ui.cut_off import cut_off
 from tests.ui.every_window import furnish
 from tests.ui.fake_runtime import NOW, FakeRuntime, a_receipt
 from tests.ui.programs.made_up import fill as programs_made_up
@@ -421,6 +424,18 @@ async def take(folder: Path, look: Look, runtime: FakeRuntime, parts: Sequence[s
     return taken
 
 
+async def check(look: Look, runtime: FakeRuntime, parts: Sequence[str]) -> list[str]:
+    """What is cut off in which window: layouts on a busy machine take a moment."""
+    found = []
+    async for name, shown in scenes(runtime, look, parts):
+        for _ in range(20):
+            await settle()
+            if not (lacking := list(cut_off(shown))):
+                break
+        found += [f"{name}: {one}" for one in lacking]
+    return found
+
+
 def sheets(folder: Path, taken: list[Path], width: int = 2060, height: int = 1520) -> None:
     """All of them, packed in rows."""
     row_high, at, number = 0, QPoint(10, 10), 1
@@ -451,14 +466,14 @@ def sheets(folder: Path, taken: list[Path], width: int = 2060, height: int = 152
 def main() -> None:
     """As the command line says."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", type=Path)
+    parser.add_argument("folder", type=Path, nargs="?", help="without one: say what is cut off")
     parser.add_argument("--language", default="en")
+    parser.add_argument("--catalogues", type=Path, default=language.CATALOGUES, help="where they are compiled")
     parser.add_argument("--theme", default="light")
     parser.add_argument("--text", type=int, default=100, help="percent")
     parser.add_argument("--screen", default="1600x1000", help="pixels")
     parser.add_argument("--only", nargs="*", choices=PARTS, default=PARTS, help="of the windows")
     asked = parser.parse_args()
-    asked.folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="kvchat-pictures-") as scratch:
         home = Path(scratch)
         width, height = map(int, asked.screen.split("x"))
@@ -470,10 +485,14 @@ def main() -> None:
         if asked.language == "pseudo":
             speak_pseudo(app)
         else:
+            language.CATALOGUES = asked.catalogues
             speak_here(asked.language)
         look, runtime = Look(app, asked.theme), prepared(home / "home")
         runtime.settings = replace(runtime.settings, zoom=asked.text, theme=asked.theme)
         look.follow(runtime.settings)
+        if asked.folder is None:
+            sys.exit("\n".join(qasync.run(check(look, runtime, asked.only))) or 0)
+        asked.folder.mkdir(parents=True, exist_ok=True)
         sheets(asked.folder, qasync.run(take(asked.folder, look, runtime, asked.only)))
 
 

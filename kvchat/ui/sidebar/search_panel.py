@@ -171,7 +171,7 @@ class SearchPanel(QWidget):
         self.field = _Field(self.results, look)
         self.field.setPlaceholderText(_("Search all chats"))
         self.field.setAccessibleName(_("Search all chats"))
-        self.field.setToolTip("Ctrl+Shift+F")
+        self.field.setToolTip(f"{self.field.placeholderText()} (Ctrl+Shift+F)")
         self.field.setClearButtonEnabled(True)
         for button in self.field.findChildren(QToolButton):
             button.setAccessibleName(_("Empty the search field"))

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +13,7 @@ import pytest
 import pytest_asyncio
 from PySide6.QtCore import QPoint, QRect, QSize
 from PySide6.QtGui import QColor
-from PySide6.QtWidgets import QLabel, QPushButton, QWidget
+from PySide6.QtWidgets import QWidget
 
 from kvchat.chat.context.context import ContextUse
 from kvchat.chat.input.documents import document_of_text
@@ -25,7 +28,7 @@ from kvchat.ui.dialogs.confirm import confirm
 from kvchat.ui.presets.chat_settings import ChatSettings
 from kvchat.ui.settings.other_programs import OtherProgramsPage
 from kvchat.ui.transcript.links import LinkDialog
-from kvchat.ui.widgets.elided import ElidedButton, ElidedLabel
+from tests.ui.cut_off import cut_off
 from tests.ui.fake_runtime import FakeRuntime, a_receipt, counted
 from tests.ui.programs.made_up import fill as programs_made_up
 from tests.ui.waiting import until
@@ -60,27 +63,6 @@ async def wide(furnished: FakeRuntime, look: Look) -> AsyncIterator[MainWindow]:
     async with on_show(furnished, look) as window:
         await until(lambda: len(window.transcript.views) == 2)
         yield window
-
-
-def cut_off(window: QWidget) -> Iterator[str]:
-    """The words that have not the room they need, each with where it stands."""
-    window.ensurePolished()
-    for label in window.findChildren(QLabel):
-        if not label.isVisible() or not label.text() or isinstance(label, ElidedLabel):
-            continue
-        room = label.contentsRect()
-        if label.text().startswith("<"):  # rich text
-            fits = room.width() >= label.sizeHint().width()
-        elif label.wordWrap():
-            fits = label.height() >= label.heightForWidth(label.width())
-        else:
-            fits = room.width() >= label.fontMetrics().horizontalAdvance(label.text()) - 2
-        if not fits or label.height() < label.fontMetrics().height() - 1:
-            yield f"{type(label.parent()).__name__}: {label.text()[:50]!r} {label.size()}"
-    for button in window.findChildren(QPushButton):
-        seen = button.isVisible() and button.text() and not isinstance(button, ElidedButton)
-        if seen and button.width() < button.minimumSizeHint().width():
-            yield f"{type(button.parent()).__name__}: [{button.text()}] {button.size()}"
 
 
 async def whole(window: QWidget, name: str) -> None:
@@ -121,6 +103,27 @@ async def test_the_main_window(furnished: FakeRuntime, wide: MainWindow, look: L
     assert len(dot) == pytest.approx(9 * furnished.settings.zoom / 100, abs=2)
     wide.show_first_start()
     await whole(wide, "the first start")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("language", "text", "scale"), [("de", 100, 1), ("de", 200, 1), ("fr", 200, 1), ("pseudo", 200, 1), ("de", 100, 3)]
+)
+def test_long_languages_and_those_from_the_right_are_nowhere_cut_off(
+    language: str, text: int, scale: int, compiled_catalogues: Path
+) -> None:
+    """In a process of its own: Qt asks for the screen's scale once."""
+    asked = ["--language", language, "--text", str(text), "--catalogues", str(compiled_catalogues)]
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.ui.pictures", *asked, "--screen", "3840x2160" if scale > 1 else "1600x1000"],
+        env=os.environ | {"QT_SCALE_FACTOR": str(scale)},
+        cwd=Path(__file__).parents[3],
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=500,
+    )
+    told = [line for line in done.stderr.splitlines() if not line.startswith("This plugin does not support")]
+    assert (done.returncode, told) == (0, [])
 
 
 @pytest.mark.parametrize("furnished", [150], indirect=True)

@@ -1,0 +1,113 @@
+"""What has not the room it needs: words that are cut off, and controls that stick out of what they stand in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from PySide6.QtCore import QPoint, QRect, Qt
+from PySide6.QtWidgets import (
+    QAbstractButton,
+    QAbstractScrollArea,
+    QComboBox,
+    QLabel,
+    QLineEdit,
+    QMenu,
+    QStyle,
+    QStyleOptionComboBox,
+    QTabBar,
+    QToolButton,
+    QWidget,
+)
+
+from kvchat.ui.widgets.elided import ElidedButton, ElidedLabel
+
+_SLACK = 2  # pixels by which figures for one text differ
+
+
+def cut_off(window: QWidget) -> Iterator[str]:
+    """The words that have not the room they need, each with where it stands."""
+    window.ensurePolished()
+    for widget in window.findChildren(QWidget):
+        if widget.isVisible() and not isinstance(widget, QMenu) and widget.window() is window:
+            words = _words(widget)
+            why = (_lacking(widget) or _outside(widget, window)) if words else ""
+            if why:
+                yield f"{type(widget.parent()).__name__}: {words[:60]!r} {why}"
+
+
+def _words(widget: QWidget) -> str:
+    match widget:
+        case QLabel() | QAbstractButton():
+            return widget.text()
+        case QComboBox():
+            return widget.currentText()
+        case QLineEdit():
+            return widget.placeholderText() if not widget.text() else ""
+        case QTabBar():
+            return " | ".join(widget.tabText(at) for at in range(widget.count()))
+        case _:
+            return ""
+
+
+def _lacking(widget: QWidget) -> str:
+    """What of its words is not seen; empty if all is."""
+    match widget:
+        case ElidedLabel() | ElidedButton():
+            return "" if "…" not in widget.text() or widget.toolTip() else "has no tooltip"
+        case QLabel():
+            return _of_label(widget)
+        case QToolButton() if widget.toolButtonStyle() is Qt.ToolButtonStyle.ToolButtonIconOnly:
+            return ""
+        case QAbstractButton():
+            needed = widget.minimumSizeHint().width()
+            return f"is {widget.width()} wide and needs {needed}" if widget.width() < needed else ""
+        case QComboBox():
+            option = QStyleOptionComboBox()
+            widget.initStyleOption(option)
+            part = QStyle.SubControl.SC_ComboBoxEditField
+            room = widget.style().subControlRect(QStyle.ComplexControl.CC_ComboBox, option, part, widget).width()
+            return _room(widget, widget.currentText(), room) if not widget.toolTip() else ""
+        case QLineEdit() if widget.placeholderText() not in widget.toolTip():
+            margins = widget.textMargins().left() + widget.textMargins().right()
+            return _room(widget, widget.placeholderText(), widget.contentsRect().width() - margins - 2 * _SLACK)
+        case QTabBar():
+            rooms = (_room(widget, widget.tabText(at), widget.tabRect(at).width()) for at in range(widget.count()))
+            return next(filter(None, rooms), "") or ("" if widget.sizeHint().width() <= widget.width() else "scrolls")
+        case _:
+            return ""
+
+
+def _of_label(label: QLabel) -> str:
+    room, metrics, text = label.contentsRect(), label.fontMetrics(), label.text()
+    if text.startswith("<"):  # rich text
+        return f"needs {label.sizeHint()}" if not label.wordWrap() and room.width() < label.sizeHint().width() else ""
+    if label.wordWrap():
+        wrapped = metrics.boundingRect(QRect(0, 0, room.width(), 9_999), Qt.TextFlag.TextWordWrap, text)
+        if wrapped.width() > room.width() + _SLACK:
+            return f"has {room.width()} and its longest word needs {wrapped.width()}"
+        if label.height() < label.heightForWidth(label.width()):
+            return f"is {label.height()} high and needs {label.heightForWidth(label.width())}"
+    if label.height() < metrics.height() - 1:
+        return f"is {label.height()} high"
+    return "" if label.wordWrap() else _room(label, text, room.width())
+
+
+def _room(widget: QWidget, text: str, room: int) -> str:
+    needed = max(map(widget.fontMetrics().horizontalAdvance, text.replace("&", "").split("\n")))
+    return f"has {room} and needs {needed}" if needed > room + _SLACK else ""
+
+
+def _outside(widget: QWidget, window: QWidget) -> str:
+    """By how much it sticks out to a side of what it stands in, as far as nobody can scroll there."""
+    around = widget.parentWidget()
+    while around is not None and widget is not window:
+        left = widget.mapTo(around, QPoint()).x()
+        beyond = max(-left, left + widget.width() - around.width())
+        area = around.parentWidget()
+        scrolls = isinstance(area, QAbstractScrollArea) and area.horizontalScrollBar().maximum() > 0
+        if beyond > _SLACK and not scrolls:
+            return f"sticks out of {type(around).__name__} by {beyond}"
+        if around is window or scrolls:
+            return ""
+        around = around.parentWidget()
+    return ""
