@@ -23,7 +23,7 @@ from kvchat.library.memory.machine import staging_room
 from kvchat.settings import Settings
 from kvchat.system.files import in_time, is_folder
 from kvchat.system.paths import Paths
-from kvchat.words.language import _, several
+from kvchat.words.language import _, mark, several
 from kvchat.words.wording import size as size_in_words
 from kvchat.words.wording import tokens_short
 
@@ -81,7 +81,7 @@ def chats_in_words(quota: int, chat_bytes: int) -> str:
 def limit_in_words(paths: Paths, settings: Settings) -> str:
     """What the save points may take, and what that means in chats."""
     quota = store_bounds(paths, settings).quota
-    return "; ".join(filter(None, (size_in_words(quota), chats_in_words(quota, long_chat(settings)))))
+    return mark("; ").join(filter(None, (size_in_words(quota), chats_in_words(quota, long_chat(settings)))))
 
 
 @lru_cache(maxsize=4)
