@@ -18,7 +18,7 @@ from kvchat.ui.base.tasks import TaskRunner
 from kvchat.ui.base.theme import Look
 from kvchat.ui.chat.composer import Composer
 from kvchat.ui.controllers.views import TurnState
-from kvchat.ui.desktop.activation import let_to_front
+from kvchat.ui.desktop.activation import on_wayland, let_to_front
 from kvchat.ui.dialogs.panel import Panel
 from kvchat.ui.messages.message_actions import MessageRequest
 from kvchat.ui.transcript.transcript import Transcript
@@ -52,6 +52,7 @@ class QuickWindow(Panel):
         self._runtime, self._run_turn = runtime, run_turn
         self._chat: str | None = None
         self._turn = TurnState()
+        self._came_with = 0  # so high it came on show, in pixels
         self.follow(runtime.events.subscribe, self._hear)
         self.transcript, self.composer = Transcript(look), Composer(look)
         self.composer.attach.hide()  # with files it is no quick question
@@ -169,6 +170,10 @@ class QuickWindow(Panel):
         room = (QGuiApplication.screenAt(QCursor.pos()) or QGuiApplication.primaryScreen()).availableGeometry()
         width = min(self._look.px(_WIDTH), room.width() - 40)
         height = min(self._look.px(_HEIGHT), room.height() - 80) if asked else self.sizeHint().height()
+        if not self.isVisible():
+            self._came_with = height
+        elif on_wayland():  # in the middle, as a rule: it grows downwards and cannot be moved up
+            height = min(height, (room.height() + self._came_with) // 2 - 20)
         self.setFixedWidth(width)
         self.setFixedHeight(height)
         if not self.isVisible():

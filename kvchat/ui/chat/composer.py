@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from PySide6.QtCore import QEvent, QMimeData, QObject, QSize, Qt, Signal
-from PySide6.QtGui import QImage, QKeyEvent
+from PySide6.QtGui import QImage, QKeyEvent, QResizeEvent
 from PySide6.QtWidgets import QFrame, QPlainTextEdit, QWidget
 
 from kvchat.ui.attachments.chips import ChipRows, short_name
@@ -31,6 +31,7 @@ class MessageEditor(QPlainTextEdit):
     picture_given = Signal(QImage)
     long_pasted = Signal(str)
     up_from_empty = Signal()
+    rewrapped = Signal()  # its lines are broken anew, which Qt does not tell
 
     def canInsertFromMimeData(self, source: QMimeData) -> bool:
         """Files and pictures are taken as well as text."""
@@ -47,6 +48,12 @@ class MessageEditor(QPlainTextEdit):
             super().insertFromMimeData(source)
             if len(source.text()) >= LONG_PASTE:
                 self.long_pasted.emit(source.text())
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        """In another width a text has another number of lines."""
+        super().resizeEvent(event)
+        if event.size().width() != event.oldSize().width():
+            self.rewrapped.emit()
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
         """Enter sends; with Shift (or Alt) it is a new line. Up in an empty field goes back to the last question."""
@@ -78,6 +85,7 @@ class Composer(QWidget):
         self.editor.send_pressed.connect(self._send)
         self.editor.textChanged.connect(self._text_changed)
         self.editor.document().documentLayout().documentSizeChanged.connect(self._fit)
+        self.editor.rewrapped.connect(self._fit)
         self.editor.installEventFilter(self)
         self.button = button("", self._pressed, "send")
         tip = _("Attach text, code, PDF files or pictures (Ctrl+O); you can also drop or paste them")

@@ -12,5 +12,10 @@ def let_to_front(token: str) -> None:
 
     Without one Wayland only marks the window. Qt takes it from the environment, and out of it.
     """
-    if token and QGuiApplication.platformName().startswith("wayland"):
+    if token and on_wayland():
         os.environ["XDG_ACTIVATION_TOKEN"] = token
+
+
+def on_wayland() -> bool:
+    """Whether no window knows or chooses its place, and none comes to the front by itself."""
+    return QGuiApplication.platformName().startswith("wayland")

@@ -146,6 +146,18 @@ async def test_composer_grows_to_eight_lines(runtime: FakeRuntime, window: MainW
     assert heights[0] < heights[1] < heights[2] == heights[3]
 
 
+async def test_composer_is_as_high_as_its_words_need_in_another_width(window: MainWindow) -> None:
+    editor = window.composer.editor
+    window.resize(1000, 600)
+    window.composer.set_draft("What stands there? " * 6)
+    await until(lambda: editor.width() > 500)
+    wide, lines = editor.height(), editor.document().size().height()
+    window.resize(400, 600)
+    await until(lambda: editor.document().size().height() > lines and editor.height() > wide)
+    window.resize(1000, 600)
+    await until(lambda: editor.document().size().height() == lines and editor.height() == wide)
+
+
 async def test_first_message_begins_a_conversation(runtime: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
     qtbot.keyClicks(window.composer.editor, "Hello")
     qtbot.mouseClick(window.composer.button, Qt.MouseButton.LeftButton)

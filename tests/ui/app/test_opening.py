@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from PySide6.QtCore import Qt
+from PySide6.QtGui import QGuiApplication
 from pytestqt.qtbot import QtBot
 
 from kvchat.__main__ import _is_to_open
@@ -131,6 +132,22 @@ async def test_a_quick_question_is_answered_in_its_window(
     assert (quick.isVisible(), window.chat.current) == (False, chat)
     quick.come()
     assert quick.transcript.isHidden(), "the next one is another question"
+
+
+async def test_on_wayland_it_grows_no_further_than_the_screen(
+    furnished: FakeRuntime, quick: QuickWindow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It cannot move itself up; desktops put a small window in the middle."""
+    monkeypatch.setattr(QGuiApplication, "platformName", staticmethod(lambda: "wayland"))
+    room, small = quick.screen().availableGeometry(), quick.height()
+    for _ in range(2):
+        quick.composer.set_draft("How high?")
+        quick.composer.button.click()
+        await until(lambda: furnished.chat.busy)
+        assert small < quick.height() < (room.height() + small) // 2
+        chat = furnished.chat.busy or ""
+        furnished.chat.finish(chat, None)
+        await until(lambda: not furnished.chat.busy)
 
 
 async def test_esc_leaves_a_reply_running_and_coming_back_shows_it(
