@@ -18,7 +18,7 @@ from kvchat.ui.base.tasks import TaskRunner
 from kvchat.ui.base.theme import Look
 from kvchat.ui.chat.composer import Composer
 from kvchat.ui.controllers.views import TurnState
-from kvchat.ui.desktop.activation import on_wayland, let_to_front
+from kvchat.ui.desktop.activation import let_to_front, on_wayland
 from kvchat.ui.dialogs.panel import Panel
 from kvchat.ui.messages.message_actions import MessageRequest
 from kvchat.ui.transcript.transcript import Transcript
