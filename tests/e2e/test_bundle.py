@@ -1,4 +1,4 @@
-"""What is downloaded: built by its one command, it chats and quits with nothing else there, on a bare system too."""
+"""What is downloaded: built by its one command, it chats and quits with nothing else there; then on a bare system."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from tests.e2e.home import Home
 from tests.e2e.serving import serving
 from tests.e2e.window import left_behind, open_window
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.timeout(1800)
-def test_the_bundle(tmp_path: Path, smollm2: Path) -> None:
-    """One test, for it takes as long to build as to try out, and tests of one module may run in several processes."""
-    dist = tmp_path / "dist"
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The bundle, which takes as long to build as to try out."""
+    dist = tmp_path_factory.mktemp("dist")
     build = [ROOT / "packaging" / "build-bundle", "--python", sys.executable, "--dist", dist]
     subprocess.run(build, check=True, timeout=400, stdin=subprocess.DEVNULL)
-    program = dist / "kvchat" / "kvchat"
+    return dist / "kvchat" / "kvchat"
+
+
+def test_the_bundle_is_a_whole_kvchat(program: Path, tmp_path: Path, smollm2: Path) -> None:
     knows_itself(program, with_starter(tmp_path / "one", smollm2))
     remembers_without_a_window(program, with_starter(tmp_path / "two", smollm2))
     serves_without_a_window(program, with_starter(tmp_path / "three", smollm2), smollm2)
     chats_in_its_window_and_quits_cleanly(program, with_starter(tmp_path / "four", smollm2))
-    if why_not := bare_system.why_not():
-        pytest.skip(f"all but the bare system: {why_not}")
-    goes_from_the_package_to_a_warm_chat_on_a_bare_system(program, tmp_path)
 
 
 def with_starter(folder: Path, smollm2: Path) -> Home:
@@ -92,7 +92,9 @@ def chats_in_its_window_and_quits_cleanly(program: Path, home: Home) -> None:
         window.quit()
 
 
-def goes_from_the_package_to_a_warm_chat_on_a_bare_system(program: Path, tmp_path: Path) -> None:
+def test_it_goes_from_the_package_to_a_warm_chat_on_a_bare_system(program: Path, tmp_path: Path) -> None:
+    if why_not := bare_system.why_not():
+        pytest.skip(why_not)
     dist = program.parents[1]
     build = [ROOT / "packaging" / "build-packages", "--quick", "--python", sys.executable, "--dist", dist]
     subprocess.run(build, check=True, timeout=300, stdin=subprocess.DEVNULL)

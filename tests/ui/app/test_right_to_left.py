@@ -117,7 +117,7 @@ async def test_tab_goes_the_same_way(furnished: FakeRuntime, look: Look, qapp: Q
         qapp.setLayoutDirection(direction)
         async with on_show(furnished, look) as window:
             window.activateWindow()
-            await until(lambda: window.transcript.views)
+            await until(lambda: window.isActiveWindow() and window.transcript.views)
             way = []
             for _ in range(12):
                 qtbot.keyClick(qapp.focusWidget() or window, Qt.Key.Key_Tab)

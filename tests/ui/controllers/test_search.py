@@ -51,6 +51,7 @@ def in_sight(window: MainWindow, message_id: str) -> bool:
 
 async def search(window: MainWindow, qtbot: QtBot, words: str) -> None:
     window.activateWindow()
+    await until(window.isActiveWindow)
     qtbot.keyClick(window, Qt.Key.Key_F, CTRL | SHIFT)
     field = window.sidebar.search.field
     field.setText("")
@@ -126,6 +127,7 @@ async def test_find_in_the_open_chat(furnished: FakeRuntime, window: MainWindow,
     window.chat.open("alps")
     await until(lambda: len(window.transcript.messages) == 40, "the messages")
     window.activateWindow()
+    await until(window.isActiveWindow)
     qtbot.keyClick(window, Qt.Key.Key_F, CTRL)
     qtbot.keyClicks(window.find_bar.field, "marmot")
     assert window.find_bar.place.text() == "2 of 2"
@@ -143,6 +145,7 @@ async def test_f3_goes_from_hit_to_hit(furnished: FakeRuntime, window: MainWindo
     await until(lambda: len(window.transcript.messages) == 3 and last.id in window.transcript.views)
     await until(lambda: all(view.complete for view in window.transcript.views.values()))
     window.activateWindow()
+    await until(window.isActiveWindow)
     qtbot.keyClick(window, Qt.Key.Key_F, CTRL)
     qtbot.keyClicks(window.find_bar.field, "heron")
     places = [window.find_bar.place.text()]
@@ -185,6 +188,7 @@ async def test_a_hit_in_a_document_shows_it_there(furnished: FakeRuntime, window
     assert [mark.cursor.selectedText() for mark in shown.text.extraSelections()] == ["platypus"] * 2
     assert shown.text.textCursor().block().text() == "The platypus."
     shown.activateWindow()
+    await until(shown.isActiveWindow)
     qtbot.keyClick(shown, Qt.Key.Key_F3)
     assert shown.text.textCursor().block().text() == "platypuses"
     assert shown.place.text() == "2 of 2"

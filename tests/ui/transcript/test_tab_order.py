@@ -35,6 +35,7 @@ async def opened(window: MainWindow, count: int = 4) -> Transcript:
     page = window.transcript
     await until(lambda: len(page.messages) == count and len(page.views) >= min(count, 40), f"{count} messages")
     window.activateWindow()
+    await until(window.isActiveWindow)
     return page
 
 
