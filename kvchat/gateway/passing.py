@@ -60,6 +60,7 @@ class Passing:
         loaded = NOTHING_LOADED
         if self._known:
             self.moved(self.work.passage, Stage.LOADING)
+            await self.lease.wait_for_others(self.work.prompt.ids)
             loaded = self._found(await self.lease.load(self.work.prompt.ids, self.work.reserve))
         steps = await self._read(loaded)
         if self._known and not steps:

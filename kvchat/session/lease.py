@@ -27,9 +27,9 @@ from kvchat.kvstore.savepoint import (
 )
 from kvchat.session.events import Restored, RestoreFailed, Restoring, Saved, SaveSkipped, Tell
 from kvchat.session.host import ReadyEngine
-from kvchat.session.planning import found, plan
+from kvchat.session.planning import found, plan, unchanged
 from kvchat.session.proof import NOT_REUSED, PURGED, Loaded, RestoreRecord, Verdict, judged
-from kvchat.session.restore_cost import LONG_MS
+from kvchat.session.restore_cost import LEAST_GAIN, LONG_MS
 from kvchat.session.slots.pool import Slots
 from kvchat.session.slots.slot import Slot, SlotContents
 from kvchat.system.concurrency import to_its_end
@@ -79,6 +79,21 @@ class Lease:
         slot.hold(SlotContents(self.engine.generation, self.owner, tokens, exact=True, unproved=outcome))
         self._tell(Restored(outcome.bytes, outcome.n_tokens, outcome.ms))
         return Loaded(ready.had, outcome, miss_reason=None)
+
+    async def wait_for_others(self, prompt: Tokens) -> None:
+        """Once other slots' answers are saved, where that leaves less of the prompt to read than all that is kept yet.
+
+        Not longer than half of what reading it would take.
+        """
+        slots, had = self.slots, unchanged(self.engine, self.slot.known(self.engine), prompt).expected_cached
+        if not self.keeps or slots.saved_soon(prompt) - had < LEAST_GAIN:
+            return
+        best = await found(slots, self.engine, self.owner, prompt)
+        had = max(had, 0 if isinstance(best, Miss) else best.tokens_used)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(slots.restore_cost.prefill_ms(slots.saved_soon(prompt) - had) / 2000):
+                while slots.saved_soon(prompt) - had >= LEAST_GAIN:
+                    await slots.moved()
 
     async def load_boundary(self, boundary: Tokens) -> Loaded:
         """As `load`, for whatever comes after a turn boundary.

@@ -240,6 +240,23 @@ async def test_a_client_that_leaves_once_all_is_said_has_its_turn_saved(
     assert StoreContents(tmp_path / "home").absorbed() == 1
 
 
+async def test_a_conversation_that_begins_alike_waits_until_the_one_before_is_saved(
+    tmp_path: Path, settings: Settings, fake_engine: FakeEngine
+) -> None:
+    """As a script's that asks the same of many documents, one at once after the other: each has a slot of its own."""
+    system = "You sum up. " * 100
+    async with door(tmp_path / "several", replace(settings, slots=3)) as at:
+        await at.chat("Hello")
+        await at.settled()
+        fake_engine.set(FAKE_HOLD_DURING="save")
+        await at.chat(system + "The first.")
+        at.runtime.chat.slots.restore_cost.prefill_ms_per_token = 1000.0  # it is worth some waiting
+        second = asyncio.ensure_future(at.chat(system + "Another."))
+        await until(lambda: [one.stage for one in at.runtime.door.gateway.passages.under_way] == [Stage.LOADING])
+        fake_engine.set(FAKE_HOLD_DURING=None)
+        assert int((await second).headers["x-kvchat-found"]) > len(system)
+
+
 async def test_what_was_read_for_a_client_that_left_is_saved(
     tmp_path: Path, at: OpenDoor, fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

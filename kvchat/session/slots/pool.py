@@ -110,6 +110,15 @@ class Slots:
         lost_ms = self.restore_cost.prefill_ms(len(slot.contents.tokens)) if slot.contents else 0.0
         return self._scheduler.settling(slot, end, hurry or end, lost_ms / 1000)
 
+    def saved_soon(self, prompt: Tokens) -> int:
+        """How many tokens of a prompt that serves which is being settled and saved."""
+        contents = [slot.contents for slot in self._scheduler.settled() if slot.contents]
+        return max((one.serves(prompt, self._can_cut) for one in contents), default=0)
+
+    async def moved(self) -> None:
+        """Until somebody has come or gone."""
+        await self._scheduler.moved()
+
     @property
     def window_used(self) -> bool:
         """Whether somebody sits at the window, or did a moment ago."""

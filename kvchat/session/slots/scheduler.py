@@ -180,6 +180,12 @@ class Scheduler:
                 while not self.free or any(use.rank is not None and use.rank < rank for use in self._waiting):
                     await self._moved.wait()
 
+    def settled(self) -> Iterator[Slot]:
+        """Those whose answer is over, while they are brought to the turn boundary and saved."""
+        for use in self._using:
+            if use.rank is Rank.SETTLE and use.slot is not None:
+                yield use.slot
+
     async def moved(self) -> None:
         """Until somebody has come or gone."""
         await self._moved.wait()
