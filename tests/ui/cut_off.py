@@ -25,10 +25,10 @@ _SLACK = 2  # pixels by which figures for one text differ
 
 
 def cut_off(window: QWidget) -> Iterator[str]:
-    """The words that have not the room they need, each with where it stands."""
+    """Of a window or a part of one, the words that have not the room they need, each with where it stands."""
     window.ensurePolished()
     for widget in window.findChildren(QWidget):
-        if widget.isVisible() and not isinstance(widget, QMenu) and widget.window() is window:
+        if widget.isVisible() and not isinstance(widget, QMenu) and widget.window() is window.window():
             words = _words(widget)
             why = (_lacking(widget) or _outside(widget, window)) if words else ""
             if why:

@@ -87,7 +87,7 @@ class WindowPlace(QObject):
         self._narrow = self._window.width() < self._look.px(_NARROW)
         self._peeking = self._peeking and self._narrow
         shown = self._peeking if self._narrow else self._wanted
-        self._sidebar.setMinimumWidth(self._look.px(_SIDEBAR))
+        self._sidebar.setMinimumWidth(max(self._look.px(_SIDEBAR), self._sidebar.minimumSizeHint().width()))
         self._sidebar.setVisible(shown)
         self._pages.setVisible(not self._peeking)
         self._header.sidebar.setVisible(not shown)

@@ -10,7 +10,7 @@ from PySide6.QtWidgets import QLabel, QWidget
 
 from kvchat.library.memory.fitting import COMPUTER, MemoryBar
 from kvchat.library.memory.proposals import Proposal
-from kvchat.ui.base.building import STRETCH, button, column, label, row, styled
+from kvchat.ui.base.building import button, column, label, row, styled
 from kvchat.ui.base.theme import Look
 from kvchat.ui.widgets.entries import Entry
 from kvchat.ui.widgets.round_bar import HEIGHT, RoundBar, mix
@@ -86,11 +86,11 @@ class MemoryPicture(QWidget):
         super().__init__()
         name = _("This computer’s memory") if bar.place == COMPUTER else bar.place
         caption, free = (
-            label(name, "small"),
+            label(name, "small", wraps=True),
             label(_("{free} free before the load", free=size(bar.free)), "small"),
         )
         legend = styled(QLabel(" &nbsp; ".join(_legend(look, bar)), wordWrap=True), "small")
-        column(row(caption, STRETCH, free), _Bar(look, bar), legend, on=self, spacing=4, margins=0)
+        column(row((caption, 1), free), _Bar(look, bar), legend, on=self, spacing=4, margins=0)
         taken = listed(f"{_(part)} {size(count)}" for part, count in zip(_NAMES, _parts(bar), strict=True) if count)
         self.setAccessibleName(
             _(

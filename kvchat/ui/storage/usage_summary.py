@@ -8,7 +8,7 @@ from PySide6.QtWidgets import QHBoxLayout, QWidget
 
 from kvchat.kvstore.savepoint import StoreUsage
 from kvchat.session.restore_cost import BreakEven
-from kvchat.ui.base.building import column, label, progress_bar, row
+from kvchat.ui.base.building import STRETCH, column, label, progress_bar, row
 from kvchat.ui.base.theme import Look
 from kvchat.ui.storage.usage_words import break_even_in_words, sharing, spared_bytes
 from kvchat.ui.widgets.round_bar import RoundBar, mix
@@ -97,9 +97,9 @@ class UsageSummary(QWidget):
             (self.warm, _("ready in memory"), _("Chats whose memory comes back without the disk")),
             (self.room, _("free on this disk"), ""),
         ):
-            caption = label(words, "small")
+            caption = label(words, "small", wraps=True)
             caption.setBuddy(figure)
             for words_of_it in (figure, caption):
                 words_of_it.setToolTip(tip)
-            cells.append((column(figure, caption, spacing=0), 1))
+            cells.append((column(figure, caption, STRETCH, spacing=0), 1))
         return row(*cells, spacing=12, margins=0)

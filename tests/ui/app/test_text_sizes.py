@@ -28,7 +28,9 @@ from kvchat.ui.dialogs.confirm import confirm
 from kvchat.ui.presets.chat_settings import ChatSettings
 from kvchat.ui.settings.other_programs import OtherProgramsPage
 from kvchat.ui.transcript.links import LinkDialog
+from kvchat.words.language import speak
 from tests.ui.cut_off import cut_off
+from tests.ui.every_window import furnish
 from tests.ui.fake_runtime import FakeRuntime, a_receipt, counted
 from tests.ui.programs.made_up import fill as programs_made_up
 from tests.ui.waiting import until
@@ -103,6 +105,24 @@ async def test_the_main_window(furnished: FakeRuntime, wide: MainWindow, look: L
     assert len(dot) == pytest.approx(9 * furnished.settings.zoom / 100, abs=2)
     wide.show_first_start()
     await whole(wide, "the first start")
+
+
+@pytest.mark.usefixtures("catalogues")
+@pytest.mark.parametrize("language", ["de", "fr"])
+async def test_small_windows_cut_no_long_words_off(language: str, runtime: FakeRuntime, look: Look) -> None:
+    furnish(runtime)
+    speak(language)
+    async with on_show(runtime, look) as window:
+        storage, settings = window.side_windows.open_storage(), window.side_windows.open_settings()
+        await until(lambda: storage.list.usage.rows and settings.model.memory.isVisibleTo(settings.model))
+        settings.show_page(settings.model.name)
+        window.place.splitter.setSizes([1, 1000])
+        for top in (storage, settings):
+            top.resize(top.minimumSizeHint().expandedTo(top.minimumSize()))
+        for part in (window.sidebar, storage, settings.model.memory):
+            await whole(part, type(part).__name__)
+        storage.close()
+        settings.close()
 
 
 @pytest.mark.slow
