@@ -198,6 +198,7 @@ async def _main(runtime: FakeRuntime, window: MainWindow) -> AsyncIterator[tuple
     await until(lambda: window.sidebar.search.results.isVisible())
     yield "search", window
     window.sidebar.search.field.clear()
+    window.place.show_page()
     runtime.chat.context.now = ContextUse(30_906, 1_000, 2_048, 32_768)
     window.composer.set_attachments([document_of_text("notes 📓.txt", "A line of words.\n" * 10_000)])
     window.composer.set_draft("What do you make of this?")
@@ -281,7 +282,7 @@ async def _beside(runtime: FakeRuntime, window: MainWindow) -> AsyncIterator[tup
     programs = side.open_programs()
     programs.requests.list.select(1)
     yield "programs", programs
-    for area in _scrolled(programs):
+    for area in _scrolled(side.open_programs()):
         area.setValue(area.maximum() // 2)
         yield "programs, middle", programs
         area.setValue(area.maximum())

@@ -13,7 +13,7 @@ from kvchat.chat import events
 from kvchat.chat.record.messages import Attachment
 from kvchat.errors import KvchatError
 from kvchat.runtime import Runtime
-from kvchat.ui.base.building import STRETCH, button, column, label, row
+from kvchat.ui.base.building import button, column, row
 from kvchat.ui.base.tasks import TaskRunner
 from kvchat.ui.base.theme import Look
 from kvchat.ui.chat.composer import Composer
@@ -22,6 +22,7 @@ from kvchat.ui.desktop.activation import let_to_front, on_wayland
 from kvchat.ui.dialogs.panel import Panel
 from kvchat.ui.messages.message_actions import MessageRequest
 from kvchat.ui.transcript.transcript import Transcript
+from kvchat.ui.widgets.elided import ElidedLabel
 from kvchat.words.language import _
 
 _WIDTH, _HEIGHT = 640, 480  # pixels at 100 % text; as high once something is asked
@@ -62,9 +63,9 @@ class QuickWindow(Panel):
         self.transcript.retry_requested.connect(self._retry)
         self.transcript.message_requested.connect(lambda asked: self.transcript.end_edit(asked.message.id))
         self.transcript.message_requested.connect(handle)
-        self.model = label(kind="small")
+        self.model = ElidedLabel("small")
         self.to_main = button(_("Open in the main window"), self._open, "link")
-        self._below = row(self.model, STRETCH, self.to_main, margins=(6, 0, 6, 0))
+        self._below = row((self.model, 1), self.to_main, margins=(6, 0, 6, 0))
         parts = self.notices, (self.transcript, 1), self.composer, self._below
         column(*parts, on=self, spacing=8, margins=12)
 
@@ -143,7 +144,7 @@ class QuickWindow(Panel):
 
     def _show(self) -> None:
         """All of it."""
-        self.model.setText(self._runtime.model.name or "")
+        self.model.set_text(self._runtime.model.name or "")
         self.to_main.setVisible(self._chat is not None)
         answers = self._chat is not None and self._runtime.chat.is_answering(self._chat)
         self.composer.set_busy(answers)

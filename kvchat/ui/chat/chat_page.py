@@ -16,7 +16,7 @@ from kvchat.ui.chat.context_meter import ContextMeter
 from kvchat.ui.chat.header import Header
 from kvchat.ui.widgets.card import Card
 from kvchat.ui.widgets.elided import ElidedButton
-from kvchat.ui.widgets.layouts import COLUMN_WIDTH
+from kvchat.ui.widgets.layouts import COLUMN_WIDTH, ScrollPage
 from kvchat.words.language import _, listed
 
 if TYPE_CHECKING:
@@ -129,12 +129,12 @@ class ChatPage(QWidget):
 
 
 def _welcome() -> QWidget:
-    page = QWidget()
+    page = ScrollPage("page")  # on a small screen it makes room for a card
     title = label(_("What is on your mind?"), "hero")
     words = label(_("Come back to it any day: kvchat keeps what the model has already read."), "muted", wraps=True)
     for one in (title, words):
         one.setAlignment(Qt.AlignmentFlag.AlignHCenter)
-    lines = column(STRETCH, title, words, STRETCH, on=page, spacing=8, margins=24)
+    lines = column(STRETCH, title, words, STRETCH, on=page.ground, spacing=8, margins=24)
     lines.setStretch(0, 2)
     lines.setStretch(3, 3)
     return page

@@ -53,7 +53,7 @@ class Header(QWidget):
         parts = self.sidebar, 8, (self.title, 1), (self.field, 1), self.chat, self.model, self.more
         row(*parts, on=self, spacing=8, margins=(16, 10, 16, 10))
         self.model.installEventFilter(self)
-        self.show_model(None)
+        self.model.hide()  # until it is known
         look.changed.connect(self._restyle)
         self._restyle()
 
@@ -71,6 +71,7 @@ class Header(QWidget):
     def show_model(self, name: str | None) -> None:
         """The model's name."""
         self._model_name = name or _("No model")
+        self.model.show()
         self.model.setAccessibleName(_("Model: {name}", name=name or _("none")))
         self.model.setToolTip(name or "")
         self._fit_model()

@@ -126,7 +126,7 @@ class StatusStrip(QFrame):
         self.setObjectName("strip")
         self.setAccessibleName(_("Status"))
         self.dot = EngineDot(look)
-        self.state, self.context = label(_("stopped"), "small"), label(kind="small")
+        self.state, self.context = label(kind="small"), label(kind="small")
         self.model = ElidedLabel("small")
         self.model.setSizePolicy(QSizePolicy.Policy.Maximum, QSizePolicy.Policy.Preferred)
         self.progress = progress_bar(_("Reading"))

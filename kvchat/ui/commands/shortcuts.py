@@ -8,7 +8,7 @@ from itertools import groupby
 
 from PySide6.QtCore import QSize, Qt
 from PySide6.QtGui import QAction, QKeySequence, QShowEvent
-from PySide6.QtWidgets import QDialog, QGridLayout, QLabel, QMenu, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QBoxLayout, QDialog, QGridLayout, QLabel, QMenu, QVBoxLayout, QWidget
 
 from kvchat.ui.base.building import button, column, label, left_to_right, row
 from kvchat.ui.widgets.layouts import ScrollPage, room_on_screen
@@ -129,16 +129,20 @@ class ShortcutSheet(QDialog):
         column(title, (self._page, 1), last, on=self, spacing=16, margins=(28, 24, 28 - _SCROLL_BAR, 20))
 
     def showEvent(self, event: QShowEvent) -> None:
-        """As large as its words need, and the screen allows: there they wrap, and scroll."""
+        """As large as its words need; where the screen is smaller one column below the other, wrapped, scrolled."""
         super().showEvent(event)
         for widget in self.findChildren(QWidget):
             widget.ensurePolished()
-            if isinstance(widget, QLabel) and widget.wordWrap():  # which asks for less than a line
-                words = widget.fontMetrics().horizontalAdvance(widget.text())
-                widget.setMinimumWidth(min(words, room_on_screen().width() // 6))
         self._sides.invalidate()
         self._sides.activate()  # the columns within know of it only so
-        self._page.setMinimumSize(self._sides.sizeHint().boundedTo(room_on_screen() - _AROUND))
+        room, wanted = room_on_screen() - _AROUND, self._sides.sizeHint()
+        if wanted.width() > room.width():
+            self._sides.setDirection(QBoxLayout.Direction.TopToBottom)
+            for words in self._page.findChildren(QLabel):
+                words.setWordWrap(words.property("kind") != "key")
+            self._sides.activate()
+            wanted = QSize(room.width(), self._sides.totalHeightForWidth(room.width()))
+        self._page.setMinimumSize(wanted.boundedTo(room))
         self.adjustSize()
 
 
@@ -190,7 +194,7 @@ def _group(name: str, entries: list[Shortcut]) -> QGridLayout:
     grid.setVerticalSpacing(7)
     grid.addWidget(label(_(name), "strong"), 0, 0, 1, 2)
     for line, shortcut in enumerate(entries, 1):
-        grid.addWidget(label(_(shortcut.words), wraps=True), line, 0)
+        grid.addWidget(label(_(shortcut.words)), line, 0)
         keys = label(shown_keys(shortcut), "key")
         grid.addWidget(keys, line, 1, Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignTop)
     grid.setColumnStretch(0, 1)

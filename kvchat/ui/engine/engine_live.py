@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from PySide6.QtCore import Qt
-from PySide6.QtWidgets import QFormLayout, QLabel, QWidget
+from PySide6.QtWidgets import QFormLayout, QLabel
 
 from kvchat.chat.events import Event, FirstToken, Prefilling, ReplyFinished, Speed
 from kvchat.engine.speaking.connection import EngineState, EngineStatus
 from kvchat.engine.speaking.vitals import Vitals
 from kvchat.ui.base.building import column, label, progress_bar
+from kvchat.ui.widgets.layouts import ScrollPage
 from kvchat.words.language import N_, _, number, sentences
 from kvchat.words.wording import per_second, size, tokens_short
 
@@ -26,15 +27,15 @@ _ROWS = (
 _UNKNOWN = "–"
 
 
-class LivePage(QWidget):
+class LivePage(ScrollPage):
     """Rows of a name and a number."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__("page")
         self._values: dict[str, QLabel] = {}
         self.used = progress_bar(_("Context used"))
         self.used.setFixedWidth(260)
-        form = QFormLayout(self, horizontalSpacing=28, verticalSpacing=9)
+        form = QFormLayout(self.ground, horizontalSpacing=28, verticalSpacing=9)
         form.setContentsMargins(4, 6, 4, 0)
         for key, words in ((key, _(words)) for key, words in _ROWS):
             value = self._values[key] = label(_UNKNOWN, wraps=True, selectable=True)

@@ -41,10 +41,10 @@ class DeletedWindow(Panel):
         self.all = button(_("Delete all…"), lambda: self._ask([one.value for one in self.list.rows]), "danger")
         self.now = button(_("Delete now…"), lambda: self._ask(self._chosen()), "danger")
         self.restore = button(_("Bring back"), self._restore, "primary")
-        below = row(self.limits, STRETCH, self.all, self.now, self.restore, spacing=8)
+        below = row(self.limits, STRETCH, self.all, self.now, self.restore, spacing=6)
         self.empty.setAlignment(Qt.AlignmentFlag.AlignCenter)
         parts = self.notices, self.words, (self.empty, 1), (self.list, 1), below
-        column(*parts, on=self, spacing=12, margins=(20, 16, 20, 16))
+        column(*parts, on=self, spacing=12, margins=16)
 
     def come(self) -> None:
         """To the front."""

@@ -67,6 +67,7 @@ class SavedPanel(Panel):
         self.disk, self.share = label(wraps=True), progress_bar(_("Share of the limit in use"))
         self.empty = label(_(EMPTY), "muted", wraps=True)
         self.empty.setAlignment(Qt.AlignmentFlag.AlignCenter)
+        self.empty.setMargin(40)
         self._build()
         self.follow(runtime.events.subscribe, self._hear)
         look.changed.connect(self._restyle)

@@ -50,6 +50,7 @@ class StoragePanel(Panel):
         self.list = UsageList(look)
         self.empty = label(_(EMPTY), "muted", wraps=True)
         self.empty.setAlignment(Qt.AlignmentFlag.AlignCenter)
+        self.empty.setMargin(24)
         self.empty.hide()
         self.list.setMinimumHeight(look.px(_LEAST_LIST))
         shown = self.summary, self._build_heading(), (self.list, 1), (self.empty, 1), self.prune, self._build_limits()

@@ -8,7 +8,7 @@ from kvchat.kvstore.savepoint import ConversationUsage, PrunedConversation, Prun
 from kvchat.session.restore_cost import BreakEven
 from kvchat.store_service import chats_in_words
 from kvchat.words.language import _, mark, number, sentences, several, with_marks
-from kvchat.words.wording import roughly, since, size
+from kvchat.words.wording import percent, roughly, since, size
 
 _NEAR = 0.9  # of the size asked for; a plan that leaves less says so
 
@@ -27,12 +27,11 @@ def sharing(usage: StoreUsage) -> str:
         return _("What chats share is kept once; it is too little yet to spare anything.")
     if not spared:
         return _("Nothing is shared yet: turns and chats that begin alike will be kept once.")
-    share = 100 * spared / usage.logical_bytes
-    percent = _("{number}%", number=f"{share:.0f}") if share < 99.5 else _("more than 99%")
+    share = spared / usage.logical_bytes
     return _(
         "{spared} spared ({percent}): whole files would take {logical_bytes}.",
         spared=size(spared),
-        percent=percent,
+        percent=percent(share) if share < 0.995 else _("more than 99 %"),
         logical_bytes=size(usage.logical_bytes),
     )
 

@@ -196,7 +196,8 @@ class NumberEntry(FieldEntry):
         self._notation, self._change = notation, change
         self._default = getattr(Settings(), name)
         self.field.setPlaceholderText(default)
-        self.field.setAccessibleName(_("{title}, in {unit}", title=title, unit=_(notation.unit)))
+        name = _("{title}, in {unit}", title=title, unit=_(notation.unit)) if notation.unit else title
+        self.field.setAccessibleName(name)
 
     def refresh(self, settings: Settings) -> None:
         """Show the value in force, unless something else is being typed."""
@@ -270,6 +271,7 @@ def _field_with_unit(field: QLineEdit, unit: str, below: QPushButton) -> QWidget
     holder, said = QWidget(), label(unit, "muted")
     said.setMinimumWidth(said.fontMetrics().averageCharWidth() * _UNIT_LETTERS)
     said.setBuddy(field)
+    said.setHidden(not unit)
     parts = row(field, said, spacing=8), (below, 0, Qt.AlignmentFlag.AlignLeft)
     column(*parts, on=holder, spacing=2, margins=0)
     return holder

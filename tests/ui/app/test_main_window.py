@@ -725,6 +725,7 @@ async def test_what_is_done_in_the_first_picture_is_kept(furnished: FakeRuntime,
     window.show()
     window.show_first(await furnished.chat.conversations())
     assert window.sidebar.chosen == [newest]
+    assert (window.header.model.isVisible(), window.strip.state.text()) == (False, "")  # not "No model", "stopped"
     window.sidebar.show_selected(other)
     qtbot.keyClicks(window.composer.editor, "typed early")
     qtbot.keyClick(window.composer.editor, Qt.Key.Key_Return)

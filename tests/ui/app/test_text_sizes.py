@@ -20,6 +20,8 @@ from kvchat.chat.input.documents import document_of_text
 from kvchat.chat.options import Preset
 from kvchat.chat.record.messages import Role
 from kvchat.errors import KvchatError
+from kvchat.library.memory.fitting import COMPUTER, MemoryBar
+from kvchat.settings import GB
 from kvchat.ui.app import window_place
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.base.theme import ZOOMS, Look
@@ -227,5 +229,25 @@ async def test_the_other_windows(furnished: FakeRuntime, wide: MainWindow) -> No
         link,
         wide.keyboard.open_palette(),
     ):
+        await whole(window, type(window).__name__)
+        window.close()
+
+
+@pytest.mark.parametrize("furnished", [200], indirect=True)
+async def test_long_words_on_a_small_screen(
+    furnished: FakeRuntime, wide: MainWindow, monkeypatch: pytest.MonkeyPatch, catalogues: None
+) -> None:
+    monkeypatch.setattr(panel, "room_on_screen", lambda: QSize(784, 552))
+    speak("de")
+    furnished.bars = (MemoryBar(COMPUTER, 16 * GB, GB, 4 * GB, 2 * GB, GB // 2, GB // 10, staging=GB),)
+    side = wide.side_windows
+    settings = side.open_settings()
+    await until(lambda: settings.model.memory.isVisibleTo(settings.model))
+    for page in settings.pages:
+        settings.show_page(page.name)
+        await whole(settings, page.name)
+    settings.close()
+    sheet = wide.keyboard.open_sheet()
+    for window in sheet, side.open_storage(), side.open_engine(), side.open_deleted(), side.open_models():
         await whole(window, type(window).__name__)
         window.close()

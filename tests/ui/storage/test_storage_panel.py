@@ -113,7 +113,7 @@ async def test_shows_the_sums(furnished: FakeRuntime, window: MainWindow) -> Non
     for words in ("Below 2 GB free on the disk nothing more is kept", "12 MB in files that were found bad"):
         assert words in summary.free.text()
     assert summary.on_disk.text() == "1 GB on disk"
-    assert summary.spared.text() == "7.6 GB spared (88%): whole files would take 8.6 GB."
+    assert summary.spared.text() == "7.6 GB spared (88 %): whole files would take 8.6 GB."
     assert summary.picture.share == pytest.approx(1.037 / 8.645, abs=1e-3)
     figures = (summary.today, summary.ever, summary.warm, summary.room)
     assert [label.text() for label in figures] == ["52 MB", "3.1 GB", "130 MB", "212 GB"]

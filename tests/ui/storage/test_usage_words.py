@@ -66,8 +66,8 @@ def test_split() -> None:
 
 
 def test_sharing() -> None:
-    assert sharing(STORE) == "30 MB spared (75%): whole files would take 40 MB."
-    assert sharing(replace(STORE, logical_bytes=10**12)).startswith("1000 GB spared (more than 99%)")
+    assert sharing(STORE) == "30 MB spared (75 %): whole files would take 40 MB."
+    assert sharing(replace(STORE, logical_bytes=10**12)).startswith("1000 GB spared (more than 99 %)")
     alone = replace(USAGE, exclusive_bytes=100_000_000, shared_bytes=0)
     assert sharing(replace(STORE, conversations=(alone,), logical_bytes=9_000_000)).startswith("Nothing is shared yet")
     assert sharing(replace(STORE, save_points=0)) == ""
