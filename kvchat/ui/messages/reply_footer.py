@@ -17,7 +17,6 @@ from kvchat.ui.widgets.layouts import FlowLayout, height_for_width
 from kvchat.words.language import N_, _
 
 _APART = 10  # pixels between how it ended and what can be done about it
-_INDENT = 14  # pixels at 100 % text, of what is a part of the line above
 
 _STATE_WORDS = {
     MessageState.STOPPED: N_("You stopped this reply."),
@@ -115,11 +114,10 @@ def _details(receipt: Receipt, look: Look) -> QFrame:
     if steps := timeline(receipt):
         form.addRow(Timeline(look, steps))
     for what, how_much in receipt_details(receipt):
-        name = label(what.lstrip(), "small", wraps=True)
+        name = label(what.replace("  ", "      "), "small", wraps=True)
         value = label(how_much, "small", wraps=True, selectable=True)
         value.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Preferred)
         for one in (name, value):
             one.setAlignment(beginning() | Qt.AlignmentFlag.AlignTop)  # of several lines beside the first
-        name.setIndent(look.px(_INDENT) if what.startswith(" ") else 0)
         form.addRow(name, value)
     return frame
