@@ -85,12 +85,10 @@ class MemoryPicture(QWidget):
     def __init__(self, look: Look, bar: MemoryBar) -> None:
         super().__init__()
         name = _("This computer’s memory") if bar.place == COMPUTER else bar.place
-        caption, free = (
-            label(name, "small", wraps=True),
-            label(_("{free} free before the load", free=size(bar.free)), "small"),
-        )
+        free = _("{free} free before the load", free=size(bar.free))
+        caption = label(f"{name} · {free}", "small", wraps=True)  # in two labels it was cut on a small screen
         legend = styled(QLabel(" &nbsp; ".join(_legend(look, bar)), wordWrap=True), "small")
-        column(row((caption, 1), free), _Bar(look, bar), legend, on=self, spacing=4, margins=0)
+        column(caption, _Bar(look, bar), legend, on=self, spacing=4, margins=0)
         taken = listed(f"{_(part)} {size(count)}" for part, count in zip(_NAMES, _parts(bar), strict=True) if count)
         self.setAccessibleName(
             _(
