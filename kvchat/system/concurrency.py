@@ -169,7 +169,8 @@ class Interruption:
         try:
             await asyncio.wait([task])
         except asyncio.CancelledError:
-            task.cancel()
+            if not task.cancelling():  # else it is ending well
+                task.cancel()
             await asyncio.wait([task])
             raise
         finally:

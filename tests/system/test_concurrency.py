@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from kvchat.system.concurrency import Progress, Stopped, Worker, in_thread, in_thread_with_progress
+from kvchat.system.concurrency import Interruption, Progress, Stopped, Worker, in_thread, in_thread_with_progress
 
 
 async def test_it_is_asked_to_stop_and_waited_for_however_often_it_is_cancelled() -> None:
@@ -109,3 +109,27 @@ async def test_what_fails_when_nobody_waits_for_it_any_more_is_no_bug() -> None:
     await asyncio.sleep(0)
     assert not bugs
     worker.close()
+
+
+async def test_work_that_is_interrupted_ends_well_although_its_caller_is_cancelled_as_well() -> None:
+    begun, may_end, ended = asyncio.Event(), asyncio.Event(), []
+
+    async def work() -> None:
+        try:
+            begun.set()
+            await asyncio.Event().wait()
+        finally:
+            await may_end.wait()
+            ended.append("well")
+
+    interruption = Interruption()
+    caller = asyncio.ensure_future(interruption.run(work()))
+    await begun.wait()
+    assert interruption.interrupt()
+    await asyncio.sleep(0)
+    caller.cancel()
+    await asyncio.sleep(0)
+    may_end.set()
+    with pytest.raises(asyncio.CancelledError):
+        await caller
+    assert ended == ["well"]
