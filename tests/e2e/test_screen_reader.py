@@ -176,8 +176,14 @@ class _Reader:
         self.do("Quit")
         with self.reading("Quit now?"):
             pass
+        wait_until(self._stopped, seconds=LONG, what="the stopped reply")
+
+    def _stopped(self) -> bool:
+        """Stopped by Escape, for which the window may not have the keyboard yet."""
         self.desktop.key("Escape")
-        wait_until(lambda: self.window.home.replies("stopped"), seconds=LONG, what="the stopped reply")
+        with suppress(TimeoutError):
+            return bool(wait_until(lambda: self.window.home.replies("stopped"), seconds=15))
+        return False
 
     def _next_item(self) -> Node | None:
         """Down in a menu, which may not have the keyboard yet."""
