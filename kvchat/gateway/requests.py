@@ -96,7 +96,8 @@ class Passage:
     @property
     def why(self) -> str:
         """Why more had to be read than need be; empty where it had not."""
-        return self.broken.cause if self.broken else self.miss
+        parting = self.broken
+        return parting.cause if parting else self.miss
 
     def receipt(self) -> dict[str, object]:
         """What is known of it so far, by the names of the headers."""
