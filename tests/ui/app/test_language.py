@@ -16,8 +16,8 @@ from PySide6.QtWidgets import QApplication
 from kvchat.application import Application
 from kvchat.runtime import Runtime
 from kvchat.ui.app.main_window import MainWindow
+from kvchat.ui.base.speaking import speak_here
 from kvchat.ui.base.theme import Look
-from kvchat.words import language
 from kvchat.words.language import spoken
 from tests.engine_fixtures import FakeEngine
 from tests.running import running
@@ -33,13 +33,13 @@ class Shouting(gettext.NullTranslations):
 
 
 @pytest.fixture(autouse=True)
-def english_again(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def english_again(qapp: QApplication, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     real = gettext.translation
     monkeypatch.setattr(
         gettext, "translation", lambda *given, **more: Shouting() if given[2] == ["de"] else real(*given, **more)
     )
     yield
-    language.speak("en")
+    speak_here("en")  # Qt as well: the next test's keys were still called Strg
 
 
 @asynccontextmanager
