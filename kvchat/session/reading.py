@@ -7,6 +7,7 @@ from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from kvchat.engine.running.plan import BATCH_SIZE
 from kvchat.engine.speaking.wire import Timings
 from kvchat.kvstore.savepoint import Tokens
 from kvchat.session.lease import NEXT, Lease
@@ -20,9 +21,6 @@ FIRST_STEP, LEAST_STEP, MOST_STEP = 16, 8, 2048  # tokens: where no rate is know
 TAIL = 16  # tokens that are left to a request where reading is slow
 # llama.cpp's attention on a processor takes two to five times as long for each of fewer tokens, the deeper they stand.
 WHOLE_STEP = 64
-# Tokens that it reads at once of a larger piece, its default of --ubatch-size. How many it reads at once changes how it
-# rounds: in steps of a multiple a prompt comes to what it does in one piece, in others to 0.2 nats beside (measured).
-MICRO_BATCH = 512
 _LONGER = 2.0  # by so much a whole step may take longer than it should, before it is not made
 _DEARER = 3.0  # by so much a token may take longer in a smaller one
 _SLOWER, _QUICKER = 1.4, 2.0  # at most, from one step to the next: one that met a busy moment says little
@@ -58,7 +56,7 @@ class Pace:
         as_whole = WHOLE_STEP * whole <= _LONGER * self.step_ms or small > _DEARER * whole
         if as_whole and left >= WHOLE_STEP:
             step = min(max(int(self.step_ms / whole), WHOLE_STEP), MOST_STEP, left)
-            return max(step - (step - left) % MICRO_BATCH, 0) or step  # so that what is left is a multiple, too
+            return max(step - (step - left) % BATCH_SIZE, 0) or step  # so that what is left is a multiple, too
         return min(max(int(self.step_ms / small), LEAST_STEP), WHOLE_STEP - 1, left)
 
     def learn(self, tokens: int, ms: float) -> None:
@@ -82,8 +80,8 @@ def tail_of(missing: int, ms_per_token: float | None, step_ms: float) -> int:
     As many as the engine would read last in one piece, so that it answers as it would then, to the last digit; fewer
     where they would take longer than a step should.
     """
-    within_a_step = ms_per_token is not None and MICRO_BATCH * ms_per_token <= step_ms
-    return missing % MICRO_BATCH or MICRO_BATCH if within_a_step else TAIL
+    within_a_step = ms_per_token is not None and BATCH_SIZE * ms_per_token <= step_ms
+    return missing % BATCH_SIZE or BATCH_SIZE if within_a_step else TAIL
 
 
 async def read_ahead(

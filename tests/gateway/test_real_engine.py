@@ -14,12 +14,11 @@ import httpx2
 import pytest
 
 from kvchat.engine.finding.discovery import EngineLocation
-from kvchat.engine.running.plan import LaunchPlan
+from kvchat.engine.running.plan import BATCH_SIZE, LaunchPlan
 from kvchat.engine_host.setup import server_key
 from kvchat.gateway import passing
 from kvchat.gateway.dialects.asked import GENERATING, READING, understood
 from kvchat.gateway.dialects.prompts import boundary_after, prompt_of
-from kvchat.session.reading import MICRO_BATCH
 from kvchat.settings import Settings
 from kvchat.system.paths import resolve_paths
 from tests.engine.waiting import until
@@ -112,7 +111,7 @@ async def ids_fault(at: OpenDoor, where: str, body: dict[str, Any]) -> str:
     passage = at.last
     await at.settled()
     found, prompt = passage.found or 0, passage.prompt or 0
-    known = found + passage.read >= prompt - MICRO_BATCH and passage.cached == min(found, prompt - 1)
+    known = found + passage.read >= prompt - BATCH_SIZE and passage.cached == min(found, prompt - 1)
     if passage.miss == passing.RENDERS_OTHERWISE or not known:
         return f"of {passage.prompt} tokens {passage.found} were found, {passage.read} read, {passage.cached} of use"
     return ""

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
+from kvchat.engine.running.plan import BATCH_SIZE
 from kvchat.session.reading import (
     FIRST_STEP,
     LEAST_STEP,
-    MICRO_BATCH,
     MOST_STEP,
     STEP_MS,
     TAIL,
@@ -18,7 +18,7 @@ from kvchat.session.reading import (
     tail_of,
 )
 
-PLENTY = 200 * MICRO_BATCH  # tokens are left to read
+PLENTY = 200 * BATCH_SIZE  # tokens are left to read
 
 
 def after(steps: int, took: Callable[[int], float], pace: Pace | None = None) -> tuple[Pace, list[float]]:
@@ -38,7 +38,7 @@ def test_the_first_step_is_a_small_one_where_nothing_was_measured() -> None:
 def test_a_step_comes_to_take_about_as_long_as_it_should(per_token: float) -> None:
     pace, times = after(20, lambda tokens: 5 + per_token * tokens)
     assert times[-1] <= 1.1 * STEP_MS or pace.tokens(PLENTY) == LEAST_STEP
-    assert times[-1] >= 0.8 * STEP_MS or pace.tokens(PLENTY) % MICRO_BATCH == 0
+    assert times[-1] >= 0.8 * STEP_MS or pace.tokens(PLENTY) % BATCH_SIZE == 0
     assert pace.tokens(PLENTY) <= MOST_STEP
 
 
@@ -76,11 +76,11 @@ def test_what_is_left_in_the_end_is_read_in_small_steps_too() -> None:
 def test_steps_and_what_is_left_are_as_the_engine_reads_in_one_piece() -> None:
     """It rounds by how many it reads at once."""
     pace = Pace(whole=0.3)
-    assert pace.tokens(PLENTY) == MICRO_BATCH
-    assert pace.tokens(PLENTY - WHOLE_STEP) == MICRO_BATCH - WHOLE_STEP  # after a first step of so many
-    for missing, tail in ((300, 300), (2 * MICRO_BATCH, MICRO_BATCH), (1100, 76)):
+    assert pace.tokens(PLENTY) == BATCH_SIZE
+    assert pace.tokens(PLENTY - WHOLE_STEP) == BATCH_SIZE - WHOLE_STEP  # after a first step of so many
+    for missing, tail in ((300, 300), (2 * BATCH_SIZE, BATCH_SIZE), (1100, 76)):
         assert tail_of(missing, 0.3, STEP_MS) == tail
-        assert (missing - tail) % MICRO_BATCH == 0
+        assert (missing - tail) % BATCH_SIZE == 0
     assert tail_of(1100, None, STEP_MS) == tail_of(1100, 0.6, STEP_MS) == TAIL
 
 

@@ -35,6 +35,11 @@ TRACE = 4  # llama-server's log level: it tells what memory the engine takes, an
 # read the whole conversation again, with two no more than the reply (b11549, qwen35).
 CONTEXT_CHECKPOINTS = 2
 
+# Tokens that the engine reads at once; few, because a dropped connection stops a prefill only in between. By so many
+# its cache of a sliding window is longer. How many it reads at once changes how it rounds: in steps of a multiple a prompt
+# comes to what it does in one piece, in others to 0.2 nats beside (measured; its attention on a processor).
+BATCH_SIZE = 512
+
 ParameterValue = str | int | bool | tuple[str, ...]
 
 
@@ -49,7 +54,7 @@ class LaunchPlan:
     host: str = "127.0.0.1"
     kv_type_k: str = "f16"
     kv_type_v: str = "f16"
-    batch_size: int = 512  # tokens; small, because a dropped connection stops a prefill only between batches
+    batch_size: int = BATCH_SIZE  # tokens
     gpu_layers: int | None = None  # the output counted as one more; None: there is no GPU
     cpu_experts: int = 0  # of the first so many layers a mixture's experts stay in the computer's memory
     projector: Path | None = None  # makes pictures into what the model reads

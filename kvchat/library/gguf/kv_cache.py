@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from kvchat.engine.running.plan import BATCH_SIZE
 from kvchat.library.gguf.facts import GgufFacts
 from kvchat.library.gguf.header import TENSOR_TYPES
 from kvchat.library.gguf.kv_layers import KvLayout, LayerKv
@@ -15,7 +16,6 @@ KV_TYPES = {
     for name, per_block, block_bytes in TENSOR_TYPES.values()
     if name in ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "IQ4_NL", "Q5_0", "Q5_1")
 }
-MICRO_BATCH = 512  # tokens; llama-server's default --ubatch-size, by which a sliding window's cache is longer
 CELL_PADDING = 256  # tokens; llama.cpp rounds contexts and sliding windows' caches up to this
 STATE_BYTES = 4  # recurrent state is f32 whatever the KV type
 
@@ -82,7 +82,7 @@ def padded(tokens: int) -> int:
 
 def window_cells(window: int, n_ctx: int) -> int:
     """Tokens a sliding-window layer keeps (llama_kv_cache_iswa, without --swa-full)."""
-    return padded(min(n_ctx, window + MICRO_BATCH))
+    return padded(min(n_ctx, window + BATCH_SIZE))
 
 
 def row_bytes(layer: LayerKv, kv_type_k: str, kv_type_v: str) -> float:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvchat.engine.running.plan import CONTEXT_CHECKPOINTS
+from kvchat.engine.running.plan import BATCH_SIZE, CONTEXT_CHECKPOINTS
 from kvchat.library.gguf.facts import GgufFacts
-from kvchat.library.gguf.kv_cache import MICRO_BATCH, kv_estimate, layer_bytes, padded
+from kvchat.library.gguf.kv_cache import kv_estimate, layer_bytes, padded
 from kvchat.library.memory.corrections import NOTHING_LEARNED, Corrections
 from kvchat.words.language import _
 
@@ -117,12 +117,12 @@ class Demand:
         """
         facts = self.facts
         activations = 5 * facts.embedding_length + 3 * facts.inner_length + 2 * facts.heads * facts.key_length
-        size = 4 * MICRO_BATCH * activations
+        size = 4 * BATCH_SIZE * activations
         if any(layer.keys for layer in facts.kv.layers):
             # f16 mask; without flash attention an f32 mask, and the scores of every head
             per_token = 2 if self.corrections.flash_attention else 4 + 4 * facts.heads
-            size += MICRO_BATCH * per_token * padded(tokens)
-        logits = 4 * MICRO_BATCH * (facts.vocabulary_size + facts.embedding_length)
+            size += BATCH_SIZE * per_token * padded(tokens)
+        logits = 4 * BATCH_SIZE * (facts.vocabulary_size + facts.embedding_length)
         return round(max(size, logits) * self.corrections.compute)
 
     def _inputs(self, tokens: int) -> int:
@@ -130,7 +130,7 @@ class Demand:
 
         Layers beside the GPU add next to nothing: it computes their prefill too, and decoding needs one row.
         """
-        return MICRO_BATCH * 4 * (padded(tokens) + 2 * self.facts.embedding_length)
+        return BATCH_SIZE * 4 * (padded(tokens) + 2 * self.facts.embedding_length)
 
     def _checkpoints(self, tokens: int) -> int:
         """Copies of the state that the engine keeps of models that cannot be cut back (server-context.cpp)."""
