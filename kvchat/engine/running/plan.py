@@ -36,8 +36,8 @@ TRACE = 4  # llama-server's log level: it tells what memory the engine takes, an
 CONTEXT_CHECKPOINTS = 2
 
 # Tokens that the engine reads at once; few, because a dropped connection stops a prefill only in between. By so many
-# its cache of a sliding window is longer. How many it reads at once changes how it rounds: in steps of a multiple a prompt
-# comes to what it does in one piece, in others to 0.2 nats beside (measured; its attention on a processor).
+# its cache of a sliding window is longer. How many it reads at once changes how it rounds: in steps of a multiple a
+# prompt comes to what it does in one piece, in others to 0.2 nats beside (measured; its attention on a processor).
 BATCH_SIZE = 512
 
 ParameterValue = str | int | bool | tuple[str, ...]
