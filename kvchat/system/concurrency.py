@@ -169,8 +169,7 @@ class Interruption:
         try:
             await asyncio.wait([task])
         except asyncio.CancelledError:
-            if not task.cancelling():  # else it is ending well
-                task.cancel()
+            self.interrupt()
             await asyncio.wait([task])
             raise
         finally:
