@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+from collections.abc import Awaitable
 from contextlib import suppress
 from pathlib import Path
 
@@ -146,10 +147,10 @@ class Runtime:
         self._background.begin(self.engine.start())
 
     async def stop_engine(self) -> None:
-        """Stop every reply, finish what is being saved, then stop the engine, a hanging one too."""
+        """Stop every reply, finish what is being saved, stop the engine, a hanging one too. What is sent then waits."""
         self.chat.stop_all()
-        with self.door.stopped():
-            await self._come_to_rest()
+        with self.door.stopped(), self.chat.slots.giving_none() as left:
+            await self._come_to_rest(left)
             await self.engine.stop()
 
     async def restart_engine(self) -> None:
@@ -215,7 +216,7 @@ class Runtime:
         await asyncio.gather(self.models.close(), self.engines.close())
         self.chat.close()
         await finishing.in_time(self.door.close(), SAVE_PATIENCE_S)
-        await self._come_to_rest()
+        await self._come_to_rest(self._idle())
         await self.engine.close()
         await finishing.in_time(self.chat.idle(), SAVE_PATIENCE_S)
         await self._background.idle()
@@ -233,9 +234,9 @@ class Runtime:
         await self.chat.idle()
         await self.door.idle()
 
-    async def _come_to_rest(self) -> None:
+    async def _come_to_rest(self, idle: Awaitable[None]) -> None:
         """Wait for turns and saves to end, but not for an engine that hangs: stopping it ends them too."""
-        if not await self.chat.slots.finishing.rested(self._idle(), SAVE_PATIENCE_S):
+        if not await self.chat.slots.finishing.rested(idle, SAVE_PATIENCE_S):
             self._notify(_("The engine does not answer"), _("It is stopped; what it was saving is not kept."))
 
     def _why_not_read(self) -> str:

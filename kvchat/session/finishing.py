@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -72,7 +72,7 @@ class Finishing:
         self.cancelled.set()
         self._hurry.set()
 
-    async def rested(self, idle: Coroutine[Any, Any, None], patience_s: float) -> bool:
+    async def rested(self, idle: Awaitable[None], patience_s: float) -> bool:
         """Wait for the end of all work, or until it is cancelled; False if the engine did nothing for so long."""
         task, hurry = asyncio.ensure_future(idle), asyncio.ensure_future(self._hurry.wait())
         try:

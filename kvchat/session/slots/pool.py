@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Collection, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -99,6 +99,10 @@ class Slots:
     def alone(self, slot: Slot | None = None) -> contextlib.AbstractAsyncContextManager[None]:
         """Every slot, for what changes the engine: once nobody uses another than `slot`, which the caller has."""
         return self._scheduler.alone(slot)
+
+    def giving_none(self) -> contextlib.AbstractContextManager[Awaitable[None]]:
+        """No slot is given any more, whoever asks; gives what waits until those that are in use are left."""
+        return self._scheduler.giving_none()
 
     def settling(
         self, slot: Slot, end: Callable[[], object], hurry: Callable[[], object] | None = None

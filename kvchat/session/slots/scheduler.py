@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -65,6 +65,7 @@ class Scheduler:
         self._using: list[_Use] = []  # a slot
         self._changing: list[tuple[_Use | None, asyncio.Future[None]]] = []  # the engine, the first now or soon
         self._window_at = -WINDOW_USED_S  # when a slot was given to the window last (time.monotonic)
+        self._stops = 0  # of the engine, under way: meanwhile no slot is given
         self._moved = asyncio.Event()
 
     @property
@@ -146,6 +147,20 @@ class Scheduler:
             if me is not None:
                 me.idle = False
             self._deal()
+
+    @contextlib.contextmanager
+    def giving_none(self) -> Iterator[Awaitable[None]]:
+        """No slot is given any more, whoever asks; gives what waits until those that are in use are left."""
+        self._stops += 1
+        try:
+            yield self._left()
+        finally:
+            self._stops -= 1
+            self._deal()
+
+    async def _left(self) -> None:
+        while self._using:
+            await self._moved.wait()
 
     @contextlib.contextmanager
     def settling(self, slot: Slot, end: Ends, hurry: Ends, lost_s: float) -> Iterator[None]:
@@ -267,7 +282,7 @@ class Scheduler:
             me, all_idle = self._changing[0]
             if not all_idle.done() and all(use is me or use.idle for use in self._using):
                 all_idle.set_result(None)
-        else:
+        elif not self._stops:
             for use in tuple(self._asking):
                 self._give(use, self._asking)
             if spare and not self._asking and all(use.rank in (None, Rank.SETTLE) for use in self._using):

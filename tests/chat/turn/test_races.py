@@ -166,6 +166,26 @@ async def test_a_message_during_settling_goes_on_with_the_slot_as_it_is(stage: S
     assert second.receipt.cached_tokens > 0.9 * second.receipt.prompt_tokens
 
 
+async def test_what_is_sent_while_the_engine_restarts_does_not_hold_that_up(stage: Stage) -> None:
+    first, second = await stage.chat(), await stage.chat()
+    await stage.answered(first)
+    before = stage.runtime.engine.current.engine_pid
+    stage.fake.set(FAKE_HOLD_DURING="save")
+    answered = await stage.runtime.chat.send(first, "And then?")
+    assert answered is not None
+    await stage.until(lambda: len(stage.of(Saving)) == 2)
+    restarting = asyncio.create_task(stage.runtime.restart_engine())
+    await asyncio.sleep(0)
+    sent = stage.runtime.chat.send(second, "Meanwhile?")
+    stage.fake.set(FAKE_HOLD_DURING=None)
+    assert await sent is not None
+    assert stage.runtime.engine.current.engine_pid not in (None, before), "one reply after another put it off"
+    await restarting
+    await stage.runtime.chat.idle()
+    assert len(stage.of(Saved)) == 3, "what was being saved is kept"
+    assert not stage.errors()
+
+
 @pytest.mark.parametrize("phase", ["save", "prefill"])
 async def test_a_hanging_engine_can_be_stopped(stage: Stage, phase: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtime_module, "SAVE_PATIENCE_S", 0.2)
