@@ -9,8 +9,10 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import pickle
 import random
 import time
+import zlib
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
@@ -63,7 +65,7 @@ class Soak:
     runtime: Runtime
     url: str
     dice: random.Random
-    said: list[Said] = field(default_factory=list)
+    said: list[bytes] = field(default_factory=list)  # `Said`, packed: thousands must not look like something that grows
     happened: Counter[str] = field(default_factory=Counter)
     longest_wait_s: float = 0.0  # of the window's chat
     over: asyncio.Event = field(default_factory=asyncio.Event)
@@ -111,7 +113,7 @@ class Soak:
             self.happened["broken off"] += 1
             return None
         self.happened[path] += 1
-        self.said.append(Said(path, body, words))
+        self.said.append(zlib.compress(pickle.dumps(Said(path, body, words))))
         return words
 
     async def window(self) -> None:
@@ -307,7 +309,7 @@ def _connections(url: str | None) -> list[Any]:
     return [one for one in mine if one.status != psutil.CONN_LISTEN and port in (one.laddr.port, *one.raddr[1:])]
 
 
-async def _compared(folder: Path, model: Path, engine: str | None, said: list[Said]) -> list[str]:
+async def _compared(folder: Path, model: Path, engine: str | None, said: list[bytes]) -> list[str]:
     """What differs from what an engine says that has read nothing before."""
     wrong = []
     async with cold_engine(folder, model, engine, CONTEXT) as client:
@@ -316,7 +318,8 @@ async def _compared(folder: Path, model: Path, engine: str | None, said: list[Sa
         async with httpx2.AsyncClient(
             base_url=client.base_url, headers=headers, timeout=300, trust_env=False, limits=alone
         ) as http:
-            for one in said:
+            for packed in said:
+                one: Said = pickle.loads(zlib.decompress(packed))
                 await client.erase_slot()
                 answer = await http.post(one.path, json=one.body | {"id_slot": 0})
                 words = _heard(one.body, answer)  # of a letter that is not whole a stream says nothing

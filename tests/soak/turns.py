@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import gc
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
@@ -25,6 +26,7 @@ from tests.e2e.home import notes
 GREEDY = Sampling(max_tokens=8, temperature=0.0, seed=1)
 TURNS_PER_CHAT, CHATS = 5, 4  # older chats are deleted, so that the disk has no reason to grow either
 LOOKS = 20  # at the machine, over the whole run
+BLOCK = 100  # bytes that Python's own allocator gives at a time, on average (sys._debugmallocstats, of kvchat)
 WIDE = 4  # threads and readers of the index
 
 
@@ -33,7 +35,8 @@ class Look:
     """What kvchat takes at a moment."""
 
     turn: int
-    memory: int  # bytes of this process alone: files in memory, which it maps, have a budget
+    memory: int  # bytes that this process uses: what the allocators keep in pieces between is not what grows with turns
+    resident: int  # bytes of this process alone: files in memory, which it maps, have a budget
     engine_memory: int  # bytes
     descriptors: int
     threads: int
@@ -41,7 +44,8 @@ class Look:
 
     def __str__(self) -> str:
         return (
-            f"turn {self.turn}: {self.memory / 1e6:.1f} MB, engine {self.engine_memory / 1e6:.1f} MB,"
+            f"turn {self.turn}: {self.memory / 1e6:.1f} of {self.resident / 1e6:.1f} MB,"
+            f" engine {self.engine_memory / 1e6:.1f} MB,"
             f" {self.descriptors} descriptors, {self.threads} threads, {self.disk / 1e6:.1f} MB on disk"
         )
 
@@ -88,17 +92,35 @@ async def _widen(runtime: Runtime) -> None:
 
 
 def look(runtime: Runtime, turn: int) -> Look:
-    """Now, without what the allocator only keeps."""
+    """Now."""
     gc.collect()
-    with suppress(OSError, AttributeError):  # glibc's alone has it
-        ctypes.CDLL(None).malloc_trim(0)
     me = psutil.Process()
     mine = me.memory_info()
+    resident = mine.rss - getattr(mine, "shared", 0)
     engines = sum(child.memory_info().rss for child in me.children(recursive=True))
     log = runtime.paths.engine_log.parent  # fills up to what it may have, and then begins anew
     home = disk.tree_size(runtime.paths.data.parent) - disk.tree_size(log)
     descriptors = me.num_fds() if hasattr(me, "num_fds") else 0
-    return Look(turn, mine.rss - getattr(mine, "shared", 0), engines, descriptors, me.num_threads(), home)
+    return Look(turn, _used() or resident, resident, engines, descriptors, me.num_threads(), home)
+
+
+class _Malloc(ctypes.Structure):
+    """glibc's mallinfo2(3)."""
+
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in ("arena", "ordblks", "smblks", "hblks", "mapped", "usmblks", "fsmblks", "used", "free", "keepcost")
+    ]
+
+
+def _used() -> int:
+    """Bytes that were asked of the allocators, Python's own and the library's; 0 where only glibc's would tell."""
+    with suppress(OSError, AttributeError, TypeError):
+        told = ctypes.CDLL(None).mallinfo2
+        told.restype = _Malloc
+        malloc = told()
+        return int(malloc.used + malloc.mapped + BLOCK * sys.getallocatedblocks())
+    return 0
 
 
 def _judge(looks: list[Look]) -> None:
