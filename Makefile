@@ -13,4 +13,4 @@ lint:
 	.venv/bin/lint-imports
 
 clean:
-	rm -rf build dist .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf build dist .venv .debian .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

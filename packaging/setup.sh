@@ -28,25 +28,60 @@ missing_packages() {
   done
 }
 
-# Runs a command as root, or fails when that is impossible without asking for a password.
+# Whether commands can be run as root: on a terminal sudo may ask for the password.
+may_be_root() {
+  [ "$(id -u)" = 0 ] || sudo -n true 2>/dev/null || { [ -t 0 ] && command -v sudo >/dev/null && sudo -v; }
+}
+
+# Runs a command as root, which does not ask for a password here.
 as_root() {
   if [ "$(id -u)" = 0 ]; then "$@"; else sudo -n "$@"; fi
 }
 
-# Installs what is missing for the given purposes. Where that is impossible it prints the line to run, and goes on.
+# Installs what is missing for the given purposes, and Python's venv where it has none. Where nobody may be root it prints
+# the line to run, unpacks the libraries for this checkout alone, and goes on.
 install_packages() {
   command -v dpkg-query >/dev/null || { say "not a Debian system: install Qt's libraries with your own package manager"; return 0; }
+  find_python >/dev/null || [ "$1" = python ] || install_packages python  # its version says what the bundle needs
+  has_venv || set -- python "$@"
   local missing
   missing=$(missing_packages $(packages_for "$@"))
   [ -n "${missing// /}" ] || return 0
+  if [ -f .debian/unpacked ] && ! printf '%s\n' $missing | grep -qvxFf .debian/unpacked; then use_unpacked; return 0; fi
   say "installing Debian packages: $missing"
-  if as_root true 2>/dev/null \
+  if may_be_root \
     && as_root apt-get update -qq >&2 </dev/null \
     && as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $missing >&2 </dev/null; then
     return 0
   fi
-  say "could not install them. As root, run this line, then try again:"
+  say "could not install them. This line does, as root:"
   printf '  apt-get update && apt-get install -y --no-install-recommends %s\n' "$missing" >&2
+  say "until then their libraries are fetched into .debian, for this checkout alone"
+  if unpack_packages $(missing_packages $(packages_for python qt fonts engine)); then use_unpacked; else say "that failed, too"; fi
+}
+
+# Fetches packages and what they depend on, and unpacks them into .debian. That needs no root.
+unpack_packages() {
+  local place=$PWD/.debian package
+  local apt=(apt-get -qq -o Debug::NoLocking=true -o Dir::State::Lists="$place/lists" -o Dir::Cache="$place/cache")
+  rm -rf "$place"
+  mkdir -p "$place/lists/partial" "$place/cache/archives/partial"
+  "${apt[@]}" update >&2 && "${apt[@]}" install -y --no-install-recommends --download-only "$@" >&2 || return 1
+  for package in "$place"/cache/archives/*.deb; do
+    dpkg-deb -x "$package" "$place" || return 1
+  done
+  rm -r "$place/lists" "$place/cache"
+  printf '%s\n' "$@" >"$place/unpacked"
+}
+
+# Has programs find the libraries and fonts in .debian.
+use_unpacked() {
+  local library
+  for library in "$PWD"/.debian/{usr/,}lib/*-linux-gnu; do
+    export LD_LIBRARY_PATH=$library${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+  done
+  export XDG_DATA_DIRS=$PWD/.debian/usr/share:${XDG_DATA_DIRS:-/usr/local/share:/usr/share}
+  [ -e /etc/fonts/fonts.conf ] || export FONTCONFIG_PATH=$PWD/.debian/etc/fonts
 }
 
 # Prints a Python of version 3.11 or later. PYTHON, when set, is the only candidate.
@@ -61,23 +96,22 @@ find_python() {
   return 1
 }
 
-# Installs Python, or the python3-venv that Debian's python3 comes without, where that is what is missing.
-ensure_python() {
+# Whether there is a Python with the venv that Debian's comes without.
+has_venv() {
   local python
-  if python=$(find_python) && "$python" -c 'import ensurepip, venv' 2>/dev/null; then return 0; fi
-  install_packages python
+  python=$(find_python) && "$python" -c 'import ensurepip, venv' 2>/dev/null
 }
 
-# Makes .venv. Without python3-venv a pip or virtualenv from elsewhere will do as well.
+# Makes .venv. Without python3-venv a virtualenv will do, or a pip from elsewhere.
 make_venv() {
   local python
   python=$(find_python) || { say "Python 3.11 or later is needed, and none was found (set PYTHON to its path)"; return 1; }
   say "making .venv with $("$python" --version)"
   rm -rf .venv
-  "$python" -m venv .venv >&2 && return 0
-  "$python" -m virtualenv -q .venv >&2 && return 0
+  if has_venv; then "$python" -m venv .venv >&2 && return 0; fi
+  "$python" -m virtualenv -q .venv >&2 2>/dev/null && return 0
   if "$python" -m venv --clear --without-pip .venv >&2; then
-    "$python" -m pip --python .venv/bin/python install -q pip >&2 && return 0
+    PYTHONPATH=$(echo .debian/usr/share/python-wheels/pip-*.whl) "$python" -m pip --python .venv/bin/python install -q pip >&2 && return 0
   fi
   rm -rf .venv
   say "could not make a virtual environment. As root, run: apt-get install -y python3-venv"
