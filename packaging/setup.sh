@@ -125,7 +125,7 @@ environment_stamp() {
 }
 
 pip_install() {
-  .venv/bin/python -m pip install --disable-pip-version-check --no-input --progress-bar off \
+  PYTHONWARNINGS=ignore .venv/bin/python -m pip install --disable-pip-version-check --no-input --progress-bar off \
     --constraint packaging/constraints.txt "$@" >&2 </dev/null
 }
 
