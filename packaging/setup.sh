@@ -74,7 +74,7 @@ unpack_packages() {
   printf '%s\n' "$@" >"$place/unpacked"
 }
 
-# Has programs find the libraries and fonts in .debian.
+# Has programs find the libraries and fonts in .debian, and where there are none, how fonts and dead keys are set up.
 use_unpacked() {
   local library
   for library in "$PWD"/.debian/{usr/,}lib/*-linux-gnu; do
@@ -82,6 +82,7 @@ use_unpacked() {
   done
   export XDG_DATA_DIRS=$PWD/.debian/usr/share:${XDG_DATA_DIRS:-/usr/local/share:/usr/share}
   [ -e /etc/fonts/fonts.conf ] || export FONTCONFIG_PATH=$PWD/.debian/etc/fonts
+  [ -e /usr/share/X11/locale ] || export XLOCALEDIR=$PWD/.debian/usr/share/X11/locale
 }
 
 # Prints a Python of version 3.11 or later. PYTHON, when set, is the only candidate.
