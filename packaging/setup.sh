@@ -78,7 +78,7 @@ unpack_packages() {
 use_unpacked() {
   local library
   for library in "$PWD"/.debian/{usr/,}lib/*-linux-gnu; do
-    export LD_LIBRARY_PATH=$library${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+    [ ! -d "$library" ] || export LD_LIBRARY_PATH=$library${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
   done
   export XDG_DATA_DIRS=$PWD/.debian/usr/share:${XDG_DATA_DIRS:-/usr/local/share:/usr/share}
   [ -e /etc/fonts/fonts.conf ] || export FONTCONFIG_PATH=$PWD/.debian/etc/fonts

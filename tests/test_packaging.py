@@ -93,6 +93,38 @@ def test_the_workflow_runs_what_there_is() -> None:
     assert not [name for name in named if not (ROOT / name).exists()]
 
 
+_NO_ROOT = """
+id() { echo 1000; }; sudo() { false; }; dpkg-query() { :; }  # nobody may be root, and nothing is installed
+find_python() { command -v python3; }; has_venv() { false; }
+apt-get() { echo "$*" >>asked; case "$*" in *download-only*) touch .debian/cache/archives/one.deb;; esac; }
+dpkg-deb() { mkdir -p "$3/usr/lib/some-linux-gnu"; }
+export -f id sudo dpkg-query apt-get dpkg-deb
+"""
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
+def test_without_root_there_is_one_line_to_run_and_libraries_are_unpacked(tmp_path: Path) -> None:
+    (tmp_path / "packaging").mkdir()
+    for name in ("setup.sh", "debian-packages"):
+        shutil.copy(PACKAGING / name, tmp_path / "packaging")
+    twice = "(install_packages qt engine); echo === >&2; install_packages qt engine; echo $LD_LIBRARY_PATH"
+    done = subprocess.run(
+        ["bash", "-euc", f". packaging/setup.sh; {_NO_ROOT} {twice}"],
+        cwd=tmp_path,
+        env={"PATH": os.environ["PATH"]},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    first, again = done.stderr.split("===\n")
+    (line,) = re.findall(r"^  apt-get update && apt-get install .*", first, re.MULTILINE)
+    assert {"python3-venv", "libegl1", "libgomp1"} <= set(line.split())
+    assert again == "", "it is unpacked already"
+    assert len((tmp_path / "asked").read_text("utf-8").splitlines()) == 2, "the lists, and the packages"
+    assert done.stdout == f"{tmp_path}/.debian/usr/lib/some-linux-gnu\n"
+
+
 @pytest.mark.parametrize(
     ("file", "named"),
     [
