@@ -14,6 +14,8 @@ import pytest_asyncio
 
 from kvchat.chat.events import SettingsChanged
 from kvchat.chat.record.database import Database
+from kvchat.engine.speaking.connection import EngineState
+from kvchat.engine.speaking.errors import EngineFailed
 from kvchat.kvstore import admission
 from kvchat.kvstore.housekeeping import Housekeeping
 from kvchat.kvstore.savepoint import StoreRefused
@@ -49,6 +51,12 @@ async def test_a_plan_removes_nothing_and_a_prune_does_the_plan(runtime: Runtime
     assert (await runtime.save_points.usage()).conversations == before
     assert await runtime.save_points.prune(plan) == plan.bytes_freed > 0
     assert await kept(runtime) == set()
+
+
+async def test_without_a_model_nothing_has_failed(runtime: Runtime) -> None:
+    with pytest.raises(EngineFailed, match="No model is chosen yet"):
+        await runtime.engine.ready()
+    assert runtime.engine.status.state is EngineState.STOPPED
 
 
 async def test_what_is_taken_on_the_disk_is_known_day_by_day(runtime: Runtime) -> None:

@@ -15,7 +15,7 @@ from kvchat.engine.running.supervisor import EngineSupervisor
 from kvchat.engine.speaking.connection import DOWN, EngineState, EngineStatus
 from kvchat.engine.speaking.errors import EngineError, EngineFailed, EngineGone
 from kvchat.engine_host.base import BaseHost, tell_bug
-from kvchat.engine_host.choice import CannotSee, EngineChoice, find_projector
+from kvchat.engine_host.choice import CannotSee, EngineChoice, NoModel, find_projector
 from kvchat.engine_host.memory import EngineMemory
 from kvchat.errors import KvchatError
 from kvchat.session.host import ReadyEngine
@@ -99,7 +99,8 @@ class ManagedHost(BaseHost):
                     self.memory.choose, settings, self._slot_path, sees=sees, needed=needed
                 )
             except KvchatError as error:
-                self._set_override(EngineStatus(EngineState.FAILED, failure.not_started(error)))
+                state = EngineState.STOPPED if isinstance(error, NoModel) else EngineState.FAILED
+                self._set_override(EngineStatus(state, failure.not_started(error)))
                 return
             except BaseException:
                 self._set_override(EngineStatus(EngineState.FAILED, failure.not_prepared()))

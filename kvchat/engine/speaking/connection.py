@@ -35,7 +35,7 @@ class EngineStatus:
     """A snapshot of the engine, for the strip and the tray."""
 
     state: EngineState
-    failure: EngineFailure | None = None  # set when FAILED, and while restarting after a death
+    failure: EngineFailure | None = None  # set when FAILED, while restarting after a death, and without a model
     restart_attempt: int = 0  # 0 when the engine was started on purpose; n for the n-th automatic restart
     checking: bool = False  # while LOADING: the engine answers, and whether restoring works with it is being tried out
     stop_rung: str | None = None  # after a stop: which rung of the ladder did it ("asked", "terminated", "killed")

@@ -40,7 +40,7 @@ class EngineCard(Card):
             return
         if failure is not None and failed:
             self.say(failure.title, failure.detail, failure.advice)
-        elif failure is not None:
+        elif failure is not None and state is not EngineState.STOPPED:
             again = _("Starting the engine again.")
             if status.restart_attempt:
                 again = _("Starting the engine again (attempt {attempt}).", attempt=status.restart_attempt)

@@ -8,6 +8,7 @@ from pathlib import Path
 from PySide6.QtCore import Signal
 from PySide6.QtWidgets import QWidget
 
+from kvchat.chat.record.messages import Role
 from kvchat.engine.finding.discovery import find_engine
 from kvchat.engine_host.choice import ModelMissing
 from kvchat.errors import KvchatError
@@ -109,9 +110,11 @@ class ModelController(Controller):
         self.used.emit()
 
     def use_current(self) -> None:
-        """The open conversation goes on with the model in use, and the last message is answered."""
+        """The open conversation goes on with the model in use, and a message that could not be answered is."""
         if path := self._runtime.settings.model_path:
-            self._runner.start(self._use(path, answer=isinstance(self._chat.failure, ModelMissing)))
+            last = self._views.transcript.messages[-1:]
+            asked = self._chat.failure is not None and any(one.role is Role.USER for one in last)
+            self._runner.start(self._use(path, answer=asked))
 
     def _locate(self) -> None:
         """Let the user show where the missing model is; what is wrong with it is told above the transcript."""

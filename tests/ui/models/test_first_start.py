@@ -11,8 +11,13 @@ from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QFileDialog, QLabel
 from pytestqt.qtbot import QtBot
 
+from kvchat.chat.events import TurnFailed
 from kvchat.engine.finding.discovery import EngineKind, EngineLocation
 from kvchat.engine.finding.graphics import Graphics, Maker
+from kvchat.engine.running.failure import not_started
+from kvchat.engine.speaking.connection import EngineState
+from kvchat.engine.speaking.errors import EngineFailed
+from kvchat.engine_host.choice import NoModel
 from kvchat.errors import KvchatError
 from kvchat.library.local.finder import FoundModel
 from kvchat.library.local.folders import Source
@@ -44,6 +49,24 @@ async def test_without_a_model_the_page_is_shown(runtime: FakeRuntime, window: M
     assert window.composer.isVisible()
     window.show_first_start()
     assert page.isVisible()
+
+
+async def test_what_is_written_before_there_is_a_model_waits_for_one(runtime: FakeRuntime, window: MainWindow) -> None:
+    window.first_start.back.click()
+    window.chat.send("Hello")
+    await until(lambda: [call for call in runtime.chat.calls if call[0] == "send"])
+    chat = next(call[1] for call in runtime.chat.calls if call[0] == "send")
+    failure = not_started(NoModel())
+    runtime.set_engine(EngineState.STOPPED, failure=failure)
+    runtime.events.publish(TurnFailed(chat, EngineFailed(failure)))
+    runtime.chat.finish(chat, None)
+    await until(window.transcript.tail.unanswered.isVisible)
+    card = window.engine_card
+    assert (card.title.text(), card.property("tone")) == ("There is no model yet", "")
+    assert (card.model.isVisible(), card.restart.isVisible(), card.log.isVisible()) == (True, False, False)
+    assert not window.transcript.tail.failure.isVisible()
+    await window.models.use(Path("/models/starter.gguf"))
+    await until(lambda: ("retry", chat) in runtime.chat.calls)
 
 
 async def test_models_that_are_here_come_first_and_the_starter_is_what_it_is(
