@@ -44,10 +44,10 @@ install_packages() {
   command -v dpkg-query >/dev/null || { say "not a Debian system: install Qt's libraries with your own package manager"; return 0; }
   find_python >/dev/null || [ "$1" = python ] || install_packages python  # its version says what the bundle needs
   has_venv || set -- python "$@"
-  local missing
+  local missing libraries
   missing=$(missing_packages $(packages_for "$@"))
   [ -n "${missing// /}" ] || return 0
-  if [ -f .debian/unpacked ] && ! printf '%s\n' $missing | grep -qvxFf .debian/unpacked; then use_unpacked; return 0; fi
+  if are_unpacked $missing; then use_unpacked; return 0; fi
   say "installing Debian packages: $missing"
   if may_be_root \
     && as_root apt-get update -qq >&2 </dev/null \
@@ -57,8 +57,12 @@ install_packages() {
   say "could not install them. This line does, as root:"
   printf '  apt-get update && apt-get install -y --no-install-recommends %s\n' "$missing" >&2
   say "until then their libraries are fetched into .debian, for this checkout alone"
-  if unpack_packages $(missing_packages $(packages_for python qt fonts engine)); then use_unpacked; else say "that failed, too"; fi
+  libraries=$(missing_packages $(packages_for python qt fonts engine))
+  if are_unpacked $libraries || unpack_packages $libraries; then use_unpacked; else say "that failed, too"; fi
 }
+
+# Whether .debian has the given packages.
+are_unpacked() { [ -f .debian/unpacked ] && ! printf '%s\n' "$@" | grep -qvxFf .debian/unpacked; }
 
 # Fetches packages and what they depend on, and unpacks them into .debian. That needs no root.
 unpack_packages() {

@@ -1,7 +1,9 @@
-"""A session bus of a test's own, and a service on it that a test plays."""
+"""A session bus and a display of a test's own, and a service on that bus that a test plays."""
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
@@ -9,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 from jeepney import DBusAddress, HeaderFields, MessageType, new_error, new_method_return, new_signal
 from jeepney.bus_messages import message_bus
 from jeepney.io.blocking import open_dbus_connection
@@ -30,9 +33,32 @@ class Bus:
         return self.played[-1]
 
 
+def skip_without(*programs: str) -> None:
+    """Who may not install them runs the quick tests without."""
+    if missing := [name for name in programs if shutil.which(name) is None]:
+        pytest.skip(f"{', '.join(missing)} is not installed")
+
+
+@contextmanager
+def display() -> Iterator[str]:
+    """The name of an X display that ends with the block."""
+    skip_without("Xvfb")
+    reader, writer = os.pipe()
+    command = ["Xvfb", "-displayfd", str(writer), "-screen", "0", "64x64x24", "-nolisten", "tcp", "-noreset"]
+    with subprocess.Popen(command, pass_fds=[writer], stderr=subprocess.DEVNULL) as server:
+        os.close(writer)
+        with os.fdopen(reader) as numbers:
+            name = f":{numbers.readline().strip()}"
+        try:
+            yield name
+        finally:
+            server.terminate()
+
+
 @contextmanager
 def session_bus(folder: Path) -> Iterator[Bus]:
     """A bus that ends with the block."""
+    skip_without("dbus-daemon")
     command = ["dbus-daemon", "--session", "--nofork", "--print-address", f"--address=unix:dir={folder}"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as daemon:
         assert daemon.stdout is not None

@@ -19,7 +19,7 @@ from PySide6.QtGui import QGuiApplication
 from kvchat.system.session_bus import SessionBus
 from kvchat.ui.desktop import mac_key, windows_key
 from kvchat.ui.desktop.global_key import GlobalKey, KeyNotGiven
-from tests.desktop_bus import session_bus
+from tests.desktop_bus import display, session_bus, skip_without
 from tests.ui.waiting import until
 
 X11 = """
@@ -35,21 +35,17 @@ sys.exit(app.exec() if release else 3)
 """
 
 
-def test_x11_gives_the_key_once(tmp_path: Path) -> None:
+def test_x11_gives_the_key_once() -> None:
     """With Num Lock on or off, and nobody else may take it meanwhile."""
-    reader, writer = os.pipe()
-    command = ["Xvfb", "-displayfd", str(writer), "-screen", "0", "64x64x24", "-nolisten", "tcp", "-noreset"]
-    with subprocess.Popen(command, pass_fds=[writer], stderr=subprocess.DEVNULL) as server:
-        os.close(writer)
-        with os.fdopen(reader) as numbers:
-            environment = os.environ | {"DISPLAY": f":{numbers.readline().strip()}"}
+    skip_without("xdotool")
+    with display() as name:
+        environment = os.environ | {"DISPLAY": name}
         with subprocess.Popen([sys.executable, "-c", X11], env=environment, stdout=subprocess.PIPE, text=True) as held:
             assert held.stdout is not None
             assert [held.stdout.readline() for _ in range(2)] == ["free\n", "mine\n"]
             subprocess.run(["xdotool", "key", "ctrl+alt+k"], env=environment, check=True, timeout=60)
             assert held.stdout.readline() == "pressed\n"
             assert held.wait(60) == 0
-        server.terminate()
 
 
 async def test_wayland_s_portal_is_asked_for_it_and_no_longer_heard_once_it_is_given_back(

@@ -132,6 +132,7 @@ async def test_starter_model_is_wished_and_its_progress_shown(
     page.starter_requested.connect(lambda: runner.append("starter"))
     page.cancel_requested.connect(lambda: runner.append("cancel"))
     qtbot.mouseClick(page.starter, Qt.MouseButton.LeftButton)
+    await until(lambda: runner)  # where it does not come with kvchat, the network is looked at first
     page.show_progress(49_000_000, 98_000_000)
     assert page.bar.value() == 500
     assert page.amount.text() == "49 MB of 98 MB"

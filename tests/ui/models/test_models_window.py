@@ -315,7 +315,7 @@ async def test_a_page_without_models_says_what_to_do(runtime: FakeRuntime, windo
     assert isinstance(dialog, QFileDialog)
     dialog.close()
     qtbot.mouseClick(button(models.here.none, starter_words(here=starter_is_here(runtime.paths.models))), LEFT)
-    assert asked == [True]
+    await until(lambda: asked == [True])
     assert not models.isVisible()
     assert window.first_start.is_fetching
 
