@@ -94,17 +94,19 @@ class Rates:
     prefill: Sequence[float] = ()  # empty: never measured
     slowness: float = 1.0  # by so much everything takes longer just now
     restore: dict[Source, Sequence[float]] = field(default_factory=dict)
+    reach: tuple[int, int] = (0, 0)  # how deep was read so far, at all and in small steps
 
     @classmethod
     def learned(cls, receipts: Iterable[Receipt], lately: Sequence[Prefill] = ()) -> Rates:
         """From receipts of one model, in any order, and what was read with it in this run, the last at the end."""
         receipts = list(receipts)
-        read = [
-            (_work(one.prompt_tokens - one.cached_tokens, one.cached_tokens), one.prefill_ms)
+        told = [
+            Prefill(one.prompt_tokens - one.cached_tokens, one.cached_tokens, one.prefill_ms)
             for one in receipts
             if one.prefill_ms > 0 and one.prompt_tokens > one.cached_tokens
         ]
-        now = [(_work(one.tokens, one.after), one.ms) for one in lately]
+        reach = _reach(told, lately)
+        read, now = ([(_work(one.tokens, one.after, reach), one.ms) for one in some] for some in (told, lately))
         prefill = _fitted([*read, *now])
         restored = {
             source: _fitted(
@@ -116,11 +118,11 @@ class Rates:
         }
         usual = median(one.first_token_ms for one in receipts) if receipts else 0.0
         known = {source: weights for source, weights in restored.items() if weights}
-        return cls(usual, prefill, _slowness(prefill, now[-_JUST_NOW:]), known)
+        return cls(usual, prefill, _slowness(prefill, now[-_JUST_NOW:]), known, reach)
 
     def prefill_ms(self, tokens: int, after: int) -> float:
         """Reading so many tokens after so many others. 0 where nothing was ever read."""
-        return _sum(self.prefill, _work(tokens, after)) if self.prefill else 0.0
+        return _sum(self.prefill, _work(tokens, after, self.reach)) if self.prefill else 0.0
 
     def restore_ms(self, source: Source, size: int) -> float:
         """Restoring so many bytes from there; from elsewhere, where only that was measured."""
@@ -135,10 +137,19 @@ class Rates:
         return self.slowness * (restore + self.prefill_ms(tokens, after) + self.first_token_ms)
 
 
-def _work(tokens: int, after: int) -> tuple[float, ...]:
-    """What reading costs: by the token, by the request, and more for each the deeper it stands, most in small steps."""
-    deep = tokens * (after + tokens / 2)
-    return float(tokens), 1.0, deep, deep if tokens < WHOLE_STEP else 0.0
+def _work(tokens: int, after: int, reach: tuple[int, int]) -> tuple[float, ...]:
+    """What reading costs: by the token, by the request, and more for each the deeper it stands, most in small steps.
+
+    No deeper than was read before: a few short messages at a chat's beginning say nothing of one after thousands of
+    tokens, and what little they differ by would become minutes there.
+    """
+    deep, short = (tokens * min(after + tokens / 2, most) for most in reach)
+    return float(tokens), 1.0, deep, short if tokens < WHOLE_STEP else 0.0
+
+
+def _reach(*read: Iterable[Prefill]) -> tuple[int, int]:
+    ends = [(one.after + one.tokens, one.tokens < WHOLE_STEP) for some in read for one in some]
+    return max((end for end, _ in ends), default=0), max((end for end, short in ends if short), default=0)
 
 
 def _slowness(weights: Sequence[float], last: Sequence[Sample]) -> float:

@@ -75,6 +75,13 @@ def test_a_short_message_deep_in_a_chat_takes_longer_for_each_token_than_a_long_
         assert rates.prefill_ms(read, after) == pytest.approx(deep(read, after), rel=0.1)
 
 
+def test_a_few_short_messages_say_nothing_of_how_deep_a_long_chat_stands() -> None:
+    """As seen in a first hour on a busy machine: a chat of 3,300 tokens on the disk was said to take two minutes."""
+    first = [(35, 0, 1819.0), (2179, 1006, 59_134.0), (151, 88, 4258.0), (1, 54, 257.0)]
+    lately = [Prefill(read, after, ms) for read, after, ms in first]
+    assert Rates.learned([], lately).prefill_ms(32, 3300) < 4000
+
+
 def test_what_was_read_just_now_tells_that_the_machine_is_busy() -> None:
     def read(times_slower: float) -> list[Prefill]:
         return [Prefill(one, 100, times_slower * deep(one, 100)) for one in (64, 200, 80)]
