@@ -261,9 +261,10 @@ class Passing:
         cost = lease.slots.restore_cost
         read = counts.prompt - counts.cached
         if counts.prompt_ms is not None and not steps:
-            cost.learn_prefill(read, counts.prompt_ms)
+            cost.learn_prefill(read, counts.prompt_ms, counts.cached)
             passage.read_ms = counts.prompt_ms
         passage.prompt, passage.predicted = counts.prompt, counts.predicted
+        passage.write_ms = 0.0 if passage.stream else counts.predicted_ms
         passage.cached = max(0, counts.cached - passage.read)
         if not self._known:
             return

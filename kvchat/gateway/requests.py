@@ -62,6 +62,7 @@ class Passage:
     restore_ms: float = 0.0
     read_ms: float = 0.0  # of steps and of the engine's own reading
     first_ms: float | None = None  # until the first byte of the answer went out
+    write_ms: float = 0.0  # of an answer in one piece, before that byte
     total_ms: float | None = None
     miss: str = ""  # why more had to be read than need be
     saved_ms: float = 0.0  # what reading the found tokens would have taken

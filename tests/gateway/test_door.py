@@ -219,6 +219,8 @@ async def test_a_client_that_leaves_stops_its_answer(at: OpenDoor, fake_engine: 
     assert at.last.stage is Stage.LEFT
     again = await at.chat(WORDS)
     assert again.headers["x-kvchat-source"] == "hot", "what was read for it is not read again"
+    await at.settled()
+    assert at.last.write_ms > 0, "of an answer in one piece nobody else knows when its first word came"
 
 
 async def test_a_client_that_leaves_once_all_is_said_has_its_turn_saved(

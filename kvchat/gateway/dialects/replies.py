@@ -22,6 +22,7 @@ class Counts:
     cached: int
     predicted: int
     prompt_ms: float | None = None
+    predicted_ms: float = 0.0
 
 
 @dataclass
@@ -154,7 +155,8 @@ class Heard:
             cached = int(timings.get("cache_n") or 0)
             prompt = cached + int(timings["prompt_n"] or 0)
             predicted = int(timings.get("predicted_n") or 0)
-            self.counts = Counts(prompt, cached, predicted, float(timings.get("prompt_ms") or 0.0))
+            took = (float(timings.get(name) or 0.0) for name in ("prompt_ms", "predicted_ms"))
+            self.counts = Counts(prompt, cached, predicted, *took)
         elif "cache_read_input_tokens" in usage:  # Anthropic's: what was cached is not among the input
             cached = int(usage["cache_read_input_tokens"] or 0)
             prompt = cached + int(usage.get("input_tokens") or 0)

@@ -51,10 +51,11 @@ def _openai(access: Access) -> str:
         f"    base_url={_quoted(access.v1)},\n"
         f"    api_key={_quoted(access.some_key)},\n"
         ")\n"
-        "client.chat.completions.create(\n"
+        "answer = client.chat.completions.create(\n"
         f"    model={_quoted(access.model)},\n"
         '    messages=[{"role": "user", "content": "Hello"}],\n'
-        ")"
+        ")\n"
+        "print(answer.choices[0].message.content)"
     )
 
 

@@ -84,7 +84,7 @@ def request_line(passage: Passage) -> str:
         return f"{_(_ENDED[passage.stage])}{status}"
     parts = [_("{tokens} tokens", tokens=tokens_short(passage.prompt)) if passage.prompt else _("no prompt")]
     if passage.first_ms is not None:
-        parts.append(_("first word after {first_ms}", first_ms=brief(passage.first_ms)))
+        parts.append(_("first word after {first_ms}", first_ms=brief(_first_word_ms(passage))))
     if passage.why:
         parts.append(retold(passage.why))
     return " · ".join(parts)
@@ -94,8 +94,8 @@ def receipt_of(passage: Passage) -> Receipt | None:
     """A request's receipt, as a reply's; None of one that was never answered from a prompt."""
     if passage.stage is not Stage.DONE or passage.prompt is None or passage.cached is None:
         return None
-    waited = (passage.first_ms or passage.total_ms or 0.0) - passage.queue_ms
-    writing = ((passage.total_ms or 0.0) - (passage.first_ms or 0.0)) / 1000
+    first = _first_word_ms(passage)
+    waited, writing = first - passage.queue_ms, ((passage.total_ms or 0.0) - first) / 1000
     predicted = passage.predicted or 0
     return Receipt(
         ttft_ms=max(0.0, waited),
@@ -105,12 +105,17 @@ def receipt_of(passage: Passage) -> Receipt | None:
         prompt_tokens=passage.prompt,
         cached_tokens=passage.cached,
         predicted_tokens=predicted,
-        tokens_per_second=predicted / writing if passage.stream and writing > 0 else 0.0,
+        tokens_per_second=predicted / writing if (passage.stream or passage.write_ms) and writing > 0 else 0.0,
         source=source_of(passage),
         miss_reason=passage.why or None,
         queue_wait_ms=passage.queue_ms,
         saved_ms=passage.saved_ms or None,
     )
+
+
+def _first_word_ms(passage: Passage) -> float:
+    """Until the engine had it, also of an answer that was sent in one piece."""
+    return max(0.0, (passage.first_ms or passage.total_ms or 0.0) - passage.write_ms)
 
 
 def source_of(passage: Passage) -> Source:

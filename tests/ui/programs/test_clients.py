@@ -40,7 +40,8 @@ def test_what_is_to_be_a_file_is_one() -> None:
     codex = tomllib.loads(lines("Codex"))
     assert codex["model"] == NASTY.model
     assert codex["model_providers"]["kvchat"]["wire_api"] == "responses"
-    ast.parse(lines("OpenAI SDK"))
+    said = ast.parse(lines("OpenAI SDK")).body[-1]
+    assert ast.unparse(said).startswith("print("), "who runs it sees the answer"
 
 
 def test_what_is_to_be_typed_in_a_shell_is_taken_whole() -> None:

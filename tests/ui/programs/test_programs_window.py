@@ -13,6 +13,7 @@ from kvchat.settings import Settings
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.dialogs.confirm import ConfirmDialog
 from kvchat.ui.programs.programs_window import ProgramsWindow
+from kvchat.ui.programs.wording import receipt_of, request_line
 from tests.ui.fake_runtime import FakeRuntime
 from tests.ui.programs.made_up import CLAUDE, LONG_NAME, a_request, fill
 from tests.ui.waiting import until
@@ -109,6 +110,16 @@ async def test_a_request_has_the_receipt_of_a_reply_and_both_texts(filled: FakeR
     assert "Leave the billing header out: the system prompt was changed." in words(programs)
     requests.receipt.toggle()
     assert requests.receipt.is_open
+
+
+def test_an_answer_in_one_piece_was_written_after_its_first_word() -> None:
+    """Seen with OpenAI's package: 59 s until the first word of a prompt that was remembered, and no speed."""
+    whole = a_request(1, stream=False, first_ms=12_390.0, write_ms=11_330.0)
+    receipt = receipt_of(whole)
+    assert receipt is not None
+    assert (receipt.ttft_ms, receipt.first_token_ms) == (1060.0, 130.0)
+    assert receipt.tokens_per_second == pytest.approx(412 / 11.34)
+    assert "first word after 1.1 s" in request_line(whole)
 
 
 async def test_it_follows_what_comes(filled: FakeRuntime, window: MainWindow) -> None:
