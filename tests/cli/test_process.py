@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import signal
 import subprocess
 import sys
@@ -213,3 +214,24 @@ def test_a_token_that_is_none_is_no_fault(environment: dict[str, str]) -> None:
         check=False,
     )
     assert (closed.returncode, b"Traceback" in closed.stderr) == (1, False)
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="gives each thread memory of its own")
+def test_threads_share_what_is_taken_of_memory() -> None:
+    many = """
+import ctypes, threading
+from kvchat.cli import process
+def work():
+    libc, all_there = ctypes.CDLL(None), threading.Barrier(8)
+    def take():
+        libc.malloc(1000)
+        all_there.wait()
+    threads = [threading.Thread(target=take) for _ in range(8)]
+    for thread in threads: thread.start()
+    for thread in threads: thread.join()
+    libc.malloc_stats()
+    return 0
+process.run(work)
+"""
+    done = subprocess.run([sys.executable, "-c", many], capture_output=True, check=True, timeout=60)
+    assert 1 <= done.stderr.count(b"Arena ") <= 2
