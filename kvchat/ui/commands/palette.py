@@ -18,6 +18,7 @@ from kvchat.words.language import _, listed
 _WHOLE, _START, _WORD, _INSIDE, _SCATTERED = 5, 4, 3, 2, 1  # how well the letters lie, from best to worst
 _MOST_CHATS, _MOST_ACTIONS, _CHATS_AT_FIRST = 9, 5, 7
 _LETTERS, _LEAST_ROW, _TOP = 84, 18, 70  # wide; pixels: a row's height beside its letters, and from the window's top
+_ALSO = "\n "  # between what an action is called and what else it is found by
 _TO_LIST = frozenset((Qt.Key.Key_Up, Qt.Key.Key_Down, Qt.Key.Key_PageUp, Qt.Key.Key_PageDown))
 
 
@@ -42,7 +43,7 @@ class Palette(QDialog):
         self.setObjectName("palette")
         self._chats, self._chat_words = chats, [folded(entry.words) for entry in chats]
         self._actions = actions
-        self._action_words = [folded(f"{entry.words} {entry.also}".strip()) for entry in actions]
+        self._action_words = [folded(entry.words) + _ALSO + folded(entry.also) for entry in actions]
         self._shown: list[PaletteEntry] = []
         self.field = line_edit(_("Go to a chat, or do something"), _("Go to a chat, or do something…"))
         self.field.installEventFilter(self)
@@ -128,27 +129,29 @@ def _line(entry: PaletteEntry) -> QWidget:
 def best(typed: str, titles: Sequence[str], most: int) -> list[int]:
     """The places of the `most` titles that fit best; `titles` are folded. With nothing typed, the first ones.
 
-    Of titles that fit equally well the shorter goes first, then the one that stands first.
+    Of titles that fit equally well the shorter goes first, then the one that stands first; what else one is found by,
+    behind `_ALSO`, does not count for that.
     """
     wanted = " ".join(folded(typed).split())
     if not wanted:
         return list(range(min(most, len(titles))))
-    scored = ((_score(wanted, title), -len(title), -place) for place, title in enumerate(titles))
+    names = (title.partition(_ALSO)[0] for title in titles)
+    scored = ((_score(wanted, titles[place], name), -len(name), -place) for place, name in enumerate(names))
     return [-place for _, _, place in heapq.nlargest(most, (one for one in scored if one[0]))]
 
 
-def _score(wanted: str, title: str) -> int:
+def _score(wanted: str, title: str, name: str) -> int:
     """0 if it does not fit."""
     found = title.find(wanted)
     if found >= 0:
         if found == 0:
-            return _WHOLE if len(title) == len(wanted) else _START
+            return _WHOLE if name == wanted else _START
         return _WORD if f" {wanted}" in title else _INSIDE
     if all(word in title for word in wanted.split(" ")):
         return _INSIDE
     at = -1
     for letter in wanted.replace(" ", ""):
-        at = title.find(letter, at + 1)
+        at = name.find(letter, at + 1)
         if at < 0:
             return 0
     return _SCATTERED

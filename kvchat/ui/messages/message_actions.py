@@ -16,7 +16,7 @@ from kvchat.ui.base.building import label, row, styled, tool_button
 from kvchat.ui.base.icons import icon
 from kvchat.ui.rendering.page_style import PageStyle
 from kvchat.words.language import _
-from kvchat.words.wording import day_short, moment_of
+from kvchat.words.wording import date_of, day_short, moment_of
 
 
 class Request(Enum):
@@ -65,7 +65,8 @@ class MessageActions(QWidget):
     def add_time(self, at: datetime) -> None:
         """When the message was written, before all buttons: the time of day, or the day of an earlier one."""
         local, now = at.astimezone(), datetime.now().astimezone()
-        words = f"{local:%H:%M}" if local.date() == now.date() else day_short(local.date())
+        day = day_short(local) if local.year == now.year else date_of(local)
+        words = f"{local:%H:%M}" if local.date() == now.date() else day
         self._time = _QuietLabel(words)
         styled(self._time, "small").setToolTip(moment_of(at))
         self._time.setAccessibleName(moment_of(at))

@@ -120,6 +120,8 @@ async def test_the_palette_finds_what_people_type(furnished: FakeRuntime, window
     for typed, among in PALETTE:
         palette.field.setText(typed)
         assert among in palette.shown, typed
+    palette.field.setText("import")
+    assert palette.shown == ["Import chats…", "Import a folder of chats…"], "the shorter first, and nothing else"
     palette.close()
 
 
