@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from kvchat import __version__
 from kvchat.cli import options
 from kvchat.cli.options import NoQuestion, byte_count, named_path, positive, setting, standard_input, text
-from kvchat.cli.terminal import speak_argparse
+from kvchat.cli.terminal import explain_commands, speak_argparse
 from kvchat.engine.finding.graphics import Backend
 from kvchat.settings import NAMES as SETTING_NAMES
 from kvchat.transfer.exporting import ExportForm
@@ -37,14 +37,17 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"kvchat {__version__}")
     _flag(parser, "--starter", _("without a model, fetch the starter model (98 MB) unasked"))
     _flag(parser, "--hidden", _("start in the tray, without opening the window"))
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", title=_("commands (without one, the window)"))
     commands.add_parser("quick", help=_("the small window to ask something in; to be bound to a key of your desktop's"))
     opened = commands.add_parser("open", help=_("open chats, models, documents and kvchat:// links in the window"))
     _value(
         opened, "what", "FILE", _("without any, the window; before files and links `open` may be left out"), nargs="*"
     )
     _add_ask(commands.add_parser("ask", help=_("ask a question, or have a conversation on the terminal")))
-    _add_serve(commands.add_parser("serve", help=_("let other programs use the engine, with its memory")))
+    serve = _(
+        "let other programs use the engine, with its memory; prints “ready” and the address, and ends with Ctrl+C"
+    )
+    _add_serve(commands.add_parser("serve", help=serve))
     _add_prepare(commands)
     _add_bench(commands.add_parser("bench", help=_("measure what save points bring with your own model")))
     _add_store(commands.add_parser("store", help=_("show, prune or verify the save points")))
@@ -61,7 +64,10 @@ def build_parser() -> argparse.ArgumentParser:
     _value(doctor, "--model", "PATH", _("a GGUF file to judge (default: the one in the settings)"), type=named_path)
     _flag(doctor, "--retest", _("have the next start try out again whether restoring works here"))
     shells = commands.add_parser("completion", help=_("print what makes a shell complete kvchat's commands"))
-    shells.add_argument("shell", choices=("bash", "zsh", "tcsh"), help='for ~/.bashrc: eval "$(… bash)"')
+    shells.add_argument(
+        "shell", choices=("bash", "zsh", "tcsh"), help='for ~/.bashrc: eval "$(kvchat completion bash)"'
+    )
+    explain_commands(parser)
     return parser
 
 
@@ -124,8 +130,6 @@ def _add_ask(parser: argparse.ArgumentParser) -> None:
     likeliest = _("0 always takes the likeliest token")
     _value(parser, "--temperature", "T", likeliest, type=setting("temperature", float))
     _value(parser, "--seed", "N", _("seed of the sampling"), type=setting("seed", int))
-    # SUPPRESS: without it the subcommand's default would overrule a --starter given before `ask`.
-    _flag(parser, "--starter", _("without a model, fetch the starter model"), default=argparse.SUPPRESS)
     _add_json(parser)
     words = _("the question; - reads standard input; without one, a conversation on the terminal")
     _value(parser, "prompt", "PROMPT", words, nargs="?")
@@ -261,6 +265,8 @@ def _add_json(*parsers: argparse.ArgumentParser, default: object = False) -> Non
 def _add_engine(parser: argparse.ArgumentParser) -> None:
     _value(parser, "--model", "PATH", _("a GGUF file (default: the one in the settings)"), type=named_path)
     _value(parser, "--engine", "PATH", _("a llama-server (default: the one kvchat finds)"), type=named_path)
+    # SUPPRESS: without it the subcommand's default would overrule a --starter given before the command.
+    _flag(parser, "--starter", _("without a model, fetch the starter model"), default=argparse.SUPPRESS)
 
 
 def _add_transfer(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

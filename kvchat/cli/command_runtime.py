@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from kvchat.cli.options import AskOptions, BenchOptions, PrepareOptions, ServeOptions
 from kvchat.cli.terminal import show_progress
 from kvchat.errors import KvchatError
 from kvchat.library.remote.starter import StarterProgress, StarterStage, fetch_starter
@@ -43,13 +44,13 @@ class SettingsInUse(KvchatError):
         )
 
 
-async def chosen_settings(paths: Paths, model: Path | None, engine: Path | None, *, starter: bool = False) -> Settings:
+async def chosen_settings(paths: Paths, options: AskOptions | BenchOptions | PrepareOptions | ServeOptions) -> Settings:
     """The user's settings, with this call's model and engine in their place. Raises KvchatError without a model."""
     finish_restore(paths)
-    settings = _overridden(load_settings(paths.settings_file), model, engine)
+    settings = _overridden(load_settings(paths.settings_file), options.model, options.engine)
     if settings.model_path or settings.engine_url:
         return settings
-    if not starter and not await asyncio.to_thread(_starter_is_wanted):
+    if not options.starter and not await asyncio.to_thread(_starter_is_wanted):
         raise NoModelForCommand
     paths.ensure()
     path = str(await fetch_starter(paths.models, _show_progress))

@@ -55,6 +55,7 @@ class ServeOptions:
     port: int | None = None
     model: Path | None = None
     engine: Path | None = None
+    starter: bool = False
     slots: int | None = None  # requests that are answered side by side
     key_file: Path | None = None
 
@@ -65,6 +66,7 @@ class BenchOptions:
 
     model: Path | None = None
     engine: Path | None = None
+    starter: bool = False
     tokens: int = 3000  # about how long the conversation is; with `chats`, its system prompt
     chats: int | None = None  # measure so many chats that share a system prompt
     size: bool = False  # measure whether the store holds at the size of real chats
@@ -84,6 +86,7 @@ class PrepareOptions:
     action: Literal["show", "remove"] = "show"
     model: Path | None = None
     engine: Path | None = None
+    starter: bool = False
     as_json: bool = False
 
 

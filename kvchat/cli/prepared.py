@@ -35,7 +35,7 @@ def run_prepared(options: PrepareOptions) -> int:
 
 async def _prepare(options: PrepareOptions) -> int:
     paths = resolve_paths()
-    runtime = await open_runtime(paths, await chosen_settings(paths, options.model, options.engine))
+    runtime = await open_runtime(paths, await chosen_settings(paths, options))
     library = runtime.chat.library
 
     def hear(event: Event) -> None:
@@ -143,9 +143,7 @@ def _row(one: Standing) -> tuple[str, ...]:
 async def _prepared(options: PrepareOptions) -> int:
     paths = resolve_paths()
     given = options.model or options.engine
-    settings = (
-        await chosen_settings(paths, options.model, options.engine) if given else load_settings(paths.settings_file)
-    )
+    settings = await chosen_settings(paths, options) if given else load_settings(paths.settings_file)
     runtime = await open_runtime(paths, settings)
     try:
         if options.action == "remove":

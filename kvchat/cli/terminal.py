@@ -45,6 +45,16 @@ _ARGPARSE = (
 )
 
 
+def explain_commands(parser: argparse.ArgumentParser) -> None:
+    """Have the help of each command, and of theirs, begin with what the list of commands says of it."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for listed in action._choices_actions:
+                command = action.choices[listed.dest]
+                command.description = listed.help
+                explain_commands(command)
+
+
 def speak_argparse() -> None:
     """Have argparse say its own words in the language in force."""
     argparse._ = _  # type: ignore[attr-defined]

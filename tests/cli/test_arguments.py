@@ -174,3 +174,22 @@ def test_the_manual_says_what_each_command_prints_as_json() -> None:
         if command not in known and command.split()[-1] not in known
     }
     assert not missing
+
+
+def test_help_says_what_a_command_does_and_what_happens_without_one(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments, words in (
+        ([], "without one, the window"),
+        (["serve"], "prints “ready” and the address"),
+        (["models", "use"], "make a model that is here the one to chat with"),
+    ):
+        with pytest.raises(SystemExit):
+            build_parser().parse_args([*arguments, "--help"])
+        assert words in " ".join(capsys.readouterr().out.split()), arguments
+
+
+@pytest.mark.parametrize(
+    "command", [("serve",), ("prepare", "--name", "x"), ("prepared",), ("bench",), ("ask", "hello")]
+)
+def test_starter_which_is_advised_without_a_model_is_known_to_each_that_needs_one(command: tuple[str, ...]) -> None:
+    assert build_parser().parse_args([*command, "--starter"]).starter
+    assert not build_parser().parse_args(command).starter

@@ -117,7 +117,7 @@ async def bench_home(
     `context_size`: in tokens; None: as the settings say.
     """
     paths = resolve_paths()
-    settings = await chosen_settings(paths, options.model, options.engine)
+    settings = await chosen_settings(paths, options)
     size = context_size or settings.context_size  # one slot: what is measured is how a chat comes back into it
     settings = dataclasses.replace(settings, context_size=size, read_ahead="always", slots=1)
     paths.ensure()

@@ -47,7 +47,7 @@ def run(options: ServeOptions) -> int:
 async def _serve(options: ServeOptions) -> int:
     paths = resolve_paths()
     keys = await asyncio.to_thread(_keys, options.key_file)
-    settings = _with_options(await chosen_settings(paths, options.model, options.engine), options)
+    settings = _with_options(await chosen_settings(paths, options), options)
     ownership = Ownership(paths.state, NAME, lasts=True)
     if not settings.engine_url and (other := await asyncio.to_thread(ownership.claim)):
         raise DoorIsOpen(other) if other.lasts else EngineElsewhere(other)

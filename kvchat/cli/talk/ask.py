@@ -134,7 +134,7 @@ async def open_talk(options: AskOptions, *, lasts: bool = False) -> Talk:
     `lasts`: it goes on for long, and others who ask meanwhile are let in.
     """
     paths = resolve_paths()
-    settings = await chosen_settings(paths, options.model, options.engine, starter=options.starter)
+    settings = await chosen_settings(paths, options)
     ownership = Ownership(paths.state, "kvchat ask", lasts=lasts)
     key = None
     if not settings.engine_url and (other := await _who_has_the_engine(ownership)) and other.lasts:
