@@ -65,7 +65,8 @@ def nodes(tree: ast.AST) -> Iterator[tuple[ast.AST, list[ast.AST]]]:
     while todo:
         node, around = todo.pop()
         yield node, around
-        todo += [(child, [*around, node]) for child in ast.iter_child_nodes(node)]
+        inside = [*around, node]
+        todo += [(child, inside) for child in ast.iter_child_nodes(node)]
 
 
 def said(node: ast.AST) -> str:
@@ -181,28 +182,28 @@ def test_there_is_a_catalogue_for_each_language_and_no_other() -> None:
     assert set(THERE) == set(LANGUAGES) - {"en"}
 
 
-@pytest.mark.parametrize("language", THERE)
-def test_a_catalogue_has_all_that_is_said_and_nothing_else(language: str) -> None:
+def test_a_catalogue_has_all_that_is_said_and_nothing_else() -> None:
     """`make catalogues` gathers what is new; then somebody has to translate it."""
     wanted = {key(message) for message in template() if message.id}
-    there = {key(message) for message in catalogue_of(language) if message.id}
-    assert (wanted - there, there - wanted) == (set(), set())
+    for language in THERE:  # in one test, for the source is gathered once in a process
+        there = {key(message) for message in catalogue_of(language) if message.id}
+        assert (language, wanted - there, there - wanted) == (language, set(), set())
 
 
 @pytest.mark.parametrize("language", THERE)
-def test_a_catalogue_translates_everything(language: str) -> None:
+def test_a_catalogue_translates_everything_with_the_same_places(language: str) -> None:
     bad = []
     for message in catalogue_of(language):
         strings = message.string if isinstance(message.string, tuple) else (message.string,)
         if message.id and (not all(strings) or message.fuzzy):
             bad.append(message.id)
     assert bad == []
+    assert places_that_differ(language) == []
 
 
-@pytest.mark.parametrize("language", THERE)
-def test_places_are_the_same_in_every_language(language: str) -> None:
+def places_that_differ(language: str) -> list[tuple[object, object]]:
     """A sentence with {count} may leave that out in a form for one number only; nothing else may differ."""
-    bad = []
+    bad: list[tuple[object, object]] = []
     for message in catalogue_of(language):
         ids = message.id if isinstance(message.id, tuple) else (message.id,)
         strings = message.string if isinstance(message.string, tuple) else (message.string,)
@@ -217,7 +218,7 @@ def test_places_are_the_same_in_every_language(language: str) -> None:
                 bad.append((message.id, text))
             if message.id and text and ids[0].count("…") != text.count("…") and re.search("… |…-", ids[0]):
                 bad.append((message.id, text))
-    assert bad == []
+    return bad
 
 
 def fields(text: str) -> set[str]:

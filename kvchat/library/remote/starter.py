@@ -15,6 +15,7 @@ import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
+from functools import lru_cache
 from pathlib import Path
 
 from kvchat.library.gguf.facts import NotAModel, read_facts
@@ -125,6 +126,15 @@ def installed_starter() -> Path | None:
 
 
 def _is_whole(path: Path) -> bool:
+    try:
+        return _is_model(path, path.stat().st_size, path.stat().st_mtime_ns)
+    except OSError:
+        return False
+
+
+@lru_cache(maxsize=4)
+def _is_model(path: Path, size: int, changed: int) -> bool:
+    """Read once for each state of the file: windows ask whenever they open, and it takes some hundredths of a second."""
     try:
         read_facts(path)
     except NotAModel:

@@ -47,15 +47,21 @@ def typed(qtbot: QtBot, entry: NumberEntry, text: str) -> None:
     qtbot.keyClick(entry.field, Qt.Key.Key_Return)
 
 
+def asking(settings: SettingsWindow) -> list[ConfirmDialog]:
+    return [dialog for dialog in settings.findChildren(ConfirmDialog) if dialog.isVisible()]
+
+
 def question(settings: SettingsWindow) -> ConfirmDialog:
-    return next(dialog for dialog in settings.findChildren(ConfirmDialog) if dialog.isVisible())
+    return asking(settings)[0]
 
 
 def applied(runtime: FakeRuntime) -> list[Settings]:
     return [call[1] for call in runtime.calls if call[0] == "apply" and isinstance(call[1], Settings)]
 
 
-async def test_opens_by_key_and_walks_its_pages_by_keys(window: MainWindow, qtbot: QtBot) -> None:
+async def test_opens_by_key_and_walks_its_pages_whose_controls_have_names_and_help(
+    window: MainWindow, qtbot: QtBot
+) -> None:
     qtbot.keyClick(window, Qt.Key.Key_Comma, Qt.KeyboardModifier.ControlModifier)
     settings = window.findChild(SettingsWindow)
     assert settings is not None
@@ -67,9 +73,6 @@ async def test_opens_by_key_and_walks_its_pages_by_keys(window: MainWindow, qtbo
         assert settings.list.currentItem().text() == page.name
     qtbot.keyClick(settings, Qt.Key.Key_Escape)
     assert not settings.isVisible()
-
-
-async def test_every_control_has_a_name_and_its_help(settings: SettingsWindow) -> None:
     for kind in (QAbstractButton, QLineEdit, QComboBox):
         for control in settings.findChildren(kind):
             assert control.accessibleName(), control
@@ -113,7 +116,9 @@ async def test_the_theme_applies_at_once(
     assert box.currentText() == "Dark"
 
 
-async def test_when_the_engine_runs(runtime: FakeRuntime, settings: SettingsWindow, qtbot: QtBot) -> None:
+async def test_when_the_engine_runs_and_what_others_change(
+    runtime: FakeRuntime, settings: SettingsWindow, qtbot: QtBot
+) -> None:
     qtbot.keyClick(settings.general.start.box, Qt.Key.Key_Down)
     await until(lambda: runtime.settings.engine_start == "message")
     typed(qtbot, settings.general.idle, "15")
@@ -121,9 +126,6 @@ async def test_when_the_engine_runs(runtime: FakeRuntime, settings: SettingsWind
     qtbot.mouseClick(settings.general.idle.reset, LEFT)
     await until(lambda: runtime.settings.idle_minutes is None)
     assert not settings.pending.isVisible()
-
-
-async def test_what_others_change_is_shown(runtime: FakeRuntime, settings: SettingsWindow) -> None:
     runtime.settings = Settings(theme="light", quota_bytes=5 * GB, kv_type="q5_1")
     runtime.events.publish(SettingsChanged())
     assert settings.general.theme.box.currentData() == "light"
@@ -131,7 +133,7 @@ async def test_what_others_change_is_shown(runtime: FakeRuntime, settings: Setti
     assert settings.model.kv_type.box.currentText() == "q5_1"
 
 
-async def test_where_restoring_does_not_work_it_can_be_tried_again(
+async def test_the_model_s_long_name_what_is_unwise_and_where_restoring_does_not_work(
     runtime: FakeRuntime, settings: SettingsWindow, qtbot: QtBot
 ) -> None:
     runtime.finding = Finding(Strategy.NONE, proved=True, reason="the engine died when it was tried out")
@@ -140,6 +142,14 @@ async def test_where_restoring_does_not_work_it_can_be_tried_again(
     assert "The engine died" in settings.model.restoring.words.text()
     qtbot.mouseClick(settings.model.retest, LEFT)
     await until(lambda: ("retest_restoring",) in runtime.calls)
+    runtime.warning = "This may not fit: with the chat the model takes about 31 GB."
+    runtime.set_engine(EngineState.READY)
+    assert runtime.warning in settings.model.context.words.text()
+    runtime.settings = Settings(model_path=f"/models/{'Qwen3VeryLong' * 12}.gguf")
+    runtime.events.publish(SettingsChanged())
+    settings.resize(settings.minimumSize())
+    assert runtime.model.name in settings.model.model.words.text().replace("\u200b", "")
+    assert settings.model.model.minimumSizeHint().width() < settings.model.viewport().width()
 
 
 async def test_a_context_size_of_one_s_own_waits_for_the_engine(
@@ -164,21 +174,6 @@ async def test_a_context_size_of_one_s_own_waits_for_the_engine(
     await until(lambda: runtime.settings.context_size is None)
     assert entry.field.text() == ""
     assert settings.pending.isVisible()
-
-
-async def test_a_long_name_is_wrapped_not_cut(runtime: FakeRuntime, settings: SettingsWindow) -> None:
-    runtime.settings = Settings(model_path=f"/models/{'Qwen3VeryLong' * 12}.gguf")
-    runtime.events.publish(SettingsChanged())
-    settings.resize(settings.minimumSize())
-    settings.show_page(settings.model.name)
-    assert runtime.model.name in settings.model.model.words.text().replace("\u200b", "")
-    assert settings.model.model.minimumSizeHint().width() < settings.model.viewport().width()
-
-
-async def test_says_what_is_unwise_about_the_context_size(runtime: FakeRuntime, settings: SettingsWindow) -> None:
-    runtime.warning = "This may not fit: with the chat the model takes about 31 GB."
-    runtime.set_engine(EngineState.READY)
-    assert runtime.warning in settings.model.context.words.text()
 
 
 async def test_shows_the_memory_and_takes_a_proposal(
@@ -217,33 +212,25 @@ async def test_the_bar_is_as_long_as_what_is_taken(look: Look, qtbot: QtBot) -> 
     assert max(row.count(look.theme.accent) for row in line) == pytest.approx(image.width() / 2, abs=12)
 
 
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        ("100", "This must be at least 256 tokens."),
-        ("99999999", "This must be at most 16,777,216 tokens."),
-        ("a lot", "This must be a number of tokens, such as 8192 or 32K."),
-    ],
-)
-async def test_nonsense_is_refused_in_place(
-    runtime: FakeRuntime, settings: SettingsWindow, qtbot: QtBot, text: str, reason: str
+async def test_nonsense_is_refused_in_place_and_gone_when_the_window_opens_again(
+    runtime: FakeRuntime, settings: SettingsWindow, qtbot: QtBot
 ) -> None:
     settings.show_page(settings.model.name)
     entry = settings.model.context
-    typed(qtbot, entry, text)
-    assert entry.refusal.text() == reason
-    assert entry.refusal.isVisible()
-    assert entry.field.accessibleDescription() == reason
-    assert entry.field.text() == text, "what was typed stays, to be corrected"
+    for text, reason in (
+        ("100", "This must be at least 256 tokens."),
+        ("99999999", "This must be at most 16,777,216 tokens."),
+        ("a lot", "This must be a number of tokens, such as 8192 or 32K."),
+    ):
+        typed(qtbot, entry, text)
+        assert entry.refusal.text() == reason
+        assert entry.refusal.isVisible()
+        assert entry.field.accessibleDescription() == reason
+        assert entry.field.text() == text, "what was typed stays, to be corrected"
     assert not applied(runtime)
     typed(qtbot, entry, "4096")
     await until(lambda: runtime.settings.context_size == 4096)
     assert not entry.refusal.isVisible()
-
-
-async def test_what_was_refused_is_gone_when_the_window_opens_again(
-    runtime: FakeRuntime, settings: SettingsWindow, qtbot: QtBot
-) -> None:
     settings.show_page(settings.storage.name)
     typed(qtbot, settings.storage.age, "0")
     assert settings.storage.age.refusal.isVisible()
@@ -271,26 +258,7 @@ async def test_what_is_being_typed_is_not_overwritten(
     await until(lambda: runtime.settings.free_floor_bytes == 2 * GB)
 
 
-async def test_a_lower_quota_shows_first_what_it_takes(
-    runtime: FakeRuntime, settings: SettingsWindow, qtbot: QtBot
-) -> None:
-    runtime.keep(ConversationUsage("a", 900_000_000, 9, datetime.now(UTC), 900_000_000, prefill_seconds=40.0))
-    settings.show_page(settings.storage.name)
-    typed(qtbot, settings.storage.quota, "500 MB")
-    await until(lambda: settings.findChildren(ConfirmDialog))
-    assert question(settings).accessibleName() == "Lower the limit to 500 MB?"
-    qtbot.mouseClick(question(settings).keep, LEFT)
-    await until(lambda: settings.storage.quota.field.text() == "")
-    assert not applied(runtime)
-    typed(qtbot, settings.storage.quota, "500 MB")
-    await until(lambda: any(dialog.isVisible() for dialog in settings.findChildren(ConfirmDialog)))
-    qtbot.mouseClick(question(settings).yes, LEFT)
-    await until(lambda: runtime.settings.quota_bytes == GB // 2)
-    typed(qtbot, settings.storage.quota, "7.5")
-    await until(lambda: runtime.settings.quota_bytes == 7.5 * GB)
-
-
-async def test_a_maximum_age_says_first_what_it_deletes(
+async def test_a_lower_quota_and_a_maximum_age_say_first_what_they_delete(
     runtime: FakeRuntime, settings: SettingsWindow, qtbot: QtBot
 ) -> None:
     for id, days in (("old", 40), ("new", 1)):
@@ -298,16 +266,29 @@ async def test_a_maximum_age_says_first_what_it_deletes(
         runtime.keep(ConversationUsage(id, 900_000_000, 9, used, 900_000_000, prefill_seconds=40.0))
     settings.show_page(settings.storage.name)
     typed(qtbot, settings.storage.age, "30")
-    await until(lambda: settings.findChildren(ConfirmDialog))
+    await until(lambda: asking(settings))
     assert not applied(runtime)
     qtbot.mouseClick(question(settings).yes, LEFT)
     await until(lambda: runtime.settings.max_age_days == 30)
     qtbot.mouseClick(settings.storage.age.reset, LEFT)
-    await until(lambda: runtime.settings.max_age_days is None)
+    await until(lambda: runtime.settings.max_age_days is None and not asking(settings))
+    before = applied(runtime)
+    typed(qtbot, settings.storage.quota, "500 MB")
+    await until(lambda: asking(settings))
+    assert question(settings).accessibleName() == "Lower the limit to 500 MB?"
+    qtbot.mouseClick(question(settings).keep, LEFT)
+    await until(lambda: settings.storage.quota.field.text() == "")
+    assert applied(runtime) == before
+    typed(qtbot, settings.storage.quota, "500 MB")
+    await until(lambda: asking(settings))
+    qtbot.mouseClick(question(settings).yes, LEFT)
+    await until(lambda: runtime.settings.quota_bytes == GB // 2)
+    typed(qtbot, settings.storage.quota, "7.5")
+    await until(lambda: runtime.settings.quota_bytes == 7.5 * GB)
 
 
-async def test_opens_the_folders(
-    runtime: FakeRuntime, settings: SettingsWindow, qtbot: QtBot, monkeypatch: pytest.MonkeyPatch
+async def test_opens_the_folders_and_leads_to_the_model_and_to_what_is_saved(
+    runtime: FakeRuntime, window: MainWindow, settings: SettingsWindow, qtbot: QtBot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened: list[str] = []
 
@@ -322,6 +303,18 @@ async def test_opens_the_folders(
     assert not settings.notices.on_show
     qtbot.mouseClick(button(settings, "Open the folder: Memory of chats"), LEFT)
     assert settings.notices.on_show[0].words[0] == "The folder could not be opened"
+    qtbot.mouseClick(button(settings, "Choose another model"), LEFT)
+    models = window.findChild(ModelsWindow)
+    assert models is not None
+    assert models.isVisible()
+    settings.show_page(settings.storage.name)
+    qtbot.mouseClick(button(settings, "Show the memory of chats"), LEFT)
+    panel = window.findChild(StoragePanel)
+    assert panel is not None
+    assert panel.isVisible()
+    qtbot.mouseClick(button(panel, "Change the limits"), LEFT)
+    assert not panel.isVisible()
+    assert settings.storage.isVisible()
 
 
 async def test_what_fails_is_told_here_and_not_behind(
@@ -337,20 +330,3 @@ async def test_what_fails_is_told_here_and_not_behind(
     settings.close()
     settings.tell(KvchatError("Too late"))
     assert window.notices.on_show[0].words[0] == "Too late"
-
-
-async def test_leads_to_the_model_and_to_what_is_saved(
-    window: MainWindow, settings: SettingsWindow, qtbot: QtBot
-) -> None:
-    qtbot.mouseClick(button(settings, "Choose another model"), LEFT)
-    models = window.findChild(ModelsWindow)
-    assert models is not None
-    assert models.isVisible()
-    settings.show_page(settings.storage.name)
-    qtbot.mouseClick(button(settings, "Show the memory of chats"), LEFT)
-    panel = window.findChild(StoragePanel)
-    assert panel is not None
-    assert panel.isVisible()
-    qtbot.mouseClick(button(panel, "Change the limits"), LEFT)
-    assert not panel.isVisible()
-    assert settings.storage.isVisible()
