@@ -91,8 +91,8 @@ def only_download(models: ModelsWindow) -> DownloadView:
     return view
 
 
-async def test_models_on_this_computer_and_whether_they_fit(
-    runtime: FakeRuntime, models: ModelsWindow, tmp_path: Path
+async def test_models_on_this_computer_whether_they_fit_and_those_that_pass_the_filter(
+    runtime: FakeRuntime, models: ModelsWindow, qtbot: QtBot
 ) -> None:
     await until(lambda: len(titles(models)) == 3)
     assert titles(models) == ["Apple-8B", "Zebra-70B", "Half"]
@@ -100,10 +100,12 @@ async def test_models_on_this_computer_and_whether_they_fit(
     assert models.here.list.rows[0].words == "Q4_K_M · 5 GB · 4K context · LM Studio"
     assert models.here.list.rows[2].words == "The model file is not whole."
     assert models.here.status.text() == "3 models"
-
-
-async def test_the_filter_narrows_the_list(models: ModelsWindow, qtbot: QtBot) -> None:
-    await until(lambda: titles(models))
+    for kind in (QAbstractButton, QLineEdit):
+        for control in models.findChildren(kind):
+            assert control.accessibleName() or isinstance(control.parent(), QLineEdit), control
+    runtime.memory = MemoryFacts(64 * GB)
+    models.here.look()
+    await until(lambda: chips(models)[:2] == ["fits", "fits"])
     qtbot.keyClicks(models.here.filter, "lm studio zeb")
     assert titles(models) == ["Zebra-70B"]
 
@@ -123,7 +125,7 @@ async def test_a_model_is_used_by_enter_and_the_window_closes(
     await until(lambda: "in use" in chips(models))
 
 
-async def test_what_cannot_be_used_says_why_and_is_not_used(
+async def test_what_cannot_be_used_says_why_and_is_not_used_and_what_is_refused_is_told_here(
     runtime: FakeRuntime, models: ModelsWindow, qtbot: QtBot
 ) -> None:
     await until(lambda: titles(models))
@@ -131,10 +133,6 @@ async def test_what_cannot_be_used_says_why_and_is_not_used(
     assert not models.here.use.isEnabled()
     qtbot.keyClick(models.here.list, Qt.Key.Key_Return)
     assert not [call for call in runtime.calls if call[0] == "use_model"]
-
-
-async def test_a_model_that_is_refused_is_told_here(runtime: FakeRuntime, models: ModelsWindow) -> None:
-    await until(lambda: titles(models))
     runtime.refuse = NotAModel("This is an embedding model")
     models.here.list.taken.emit(models.here.list.rows[0])
     await until(lambda: models.notices.on_show)
@@ -158,14 +156,21 @@ async def test_folders_are_added_and_dropped(runtime: FakeRuntime, models: Model
     await until(lambda: not models.here.findChildren(QMenu), "the menu to go: each opening has its own")
 
 
-async def test_suggestions_suit_the_memory_and_ask_nobody(
-    runtime: FakeRuntime, served: FakeHub, models: ModelsWindow, qtbot: QtBot
+async def test_suggestions_suit_the_memory_and_ask_nobody_and_no_network_is_told(
+    runtime: FakeRuntime, served: FakeHub, models: ModelsWindow, qtbot: QtBot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     qtbot.mouseClick(models.tabs.button(1), LEFT)
     await until(lambda: models.hub.list.rows)
     assert "without a large GPU" in models.hub.heading.text()
     assert {row.chip for row in models.hub.list.rows} <= {"fits", "tight"}
     assert served.requests == []
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    qtbot.keyClicks(models.hub.field, "thing")
+    qtbot.mouseClick(models.hub.search, LEFT)
+    await until(lambda: models.notices.on_show)
+    assert models.notices.on_show[0].words[0] == "Hugging Face cannot be reached"
+    assert "rrno" not in models.notices.on_show[0].words[1]
+    assert models.hub.heading.text() != "Searching…"
 
 
 async def test_searched_listed_downloaded_and_used(
@@ -203,25 +208,17 @@ async def test_searched_listed_downloaded_and_used(
     await runtime.models.close()
 
 
-async def test_no_network_is_told_in_the_window(
-    models: ModelsWindow, qtbot: QtBot, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    qtbot.mouseClick(models.tabs.button(1), LEFT)
-    qtbot.keyClicks(models.hub.field, "thing")
-    qtbot.mouseClick(models.hub.search, LEFT)
-    await until(lambda: models.notices.on_show)
-    assert models.notices.on_show[0].words[0] == "Hugging Face cannot be reached"
-    assert "rrno" not in models.notices.on_show[0].words[1]
-    assert models.hub.heading.text() != "Searching…"
-
-
-async def test_a_gated_model_asks_for_a_token_and_comes_with_it(
+async def test_a_gated_model_can_be_removed_or_asks_for_a_token_and_comes_with_it(
     runtime: FakeRuntime, served: FakeHub, models: ModelsWindow, qtbot: QtBot
 ) -> None:
     served.gated.add(REPOSITORY)
     models.open_repository(REPOSITORY)
     await until(lambda: models.hub.take.text() == "Download")
+    qtbot.mouseClick(models.hub.take, LEFT)
+    await until(lambda: models.downloads.views and only_download(models).again.isVisible())
+    qtbot.mouseClick(only_download(models).remove, LEFT)
+    await until(lambda: not models.downloads.views)
+    assert not models.downloads.isVisible()
     qtbot.mouseClick(models.hub.take, LEFT)
     await until(lambda: models.downloads.views and only_download(models).token.isVisible())
     view = only_download(models)
@@ -241,20 +238,6 @@ async def test_a_gated_model_asks_for_a_token_and_comes_with_it(
     dialog.close()
     qtbot.mouseClick(view.again, LEFT)
     await until(lambda: view.use.isVisible())
-    await runtime.models.close()
-
-
-async def test_an_unfinished_download_can_be_removed(
-    runtime: FakeRuntime, served: FakeHub, models: ModelsWindow, qtbot: QtBot
-) -> None:
-    served.gated.add(REPOSITORY)
-    models.open_repository(REPOSITORY)
-    await until(lambda: models.hub.take.text() == "Download")
-    qtbot.mouseClick(models.hub.take, LEFT)
-    await until(lambda: models.downloads.views and only_download(models).again.isVisible())
-    qtbot.mouseClick(only_download(models).remove, LEFT)
-    await until(lambda: not models.downloads.views)
-    assert not models.downloads.isVisible()
     await runtime.models.close()
 
 
@@ -284,20 +267,6 @@ async def test_a_missing_model_offers_choices(
     runtime.settings = replace(runtime.settings, model_path="/elsewhere/x.gguf")
     runtime.set_engine(EngineState.FAILED, failure=failure)
     assert not card.fetch.isVisible()
-
-
-async def test_every_control_has_a_name(models: ModelsWindow) -> None:
-    await until(lambda: titles(models))
-    for kind in (QAbstractButton, QLineEdit):
-        for control in models.findChildren(kind):
-            assert control.accessibleName() or isinstance(control.parent(), QLineEdit), control
-
-
-async def test_a_gpu_is_judged_by_its_own_memory(runtime: FakeRuntime, models: ModelsWindow) -> None:
-    await until(lambda: titles(models))
-    runtime.memory = MemoryFacts(64 * GB)
-    models.here.look()
-    await until(lambda: chips(models)[:2] == ["fits", "fits"])
 
 
 async def test_a_page_without_models_says_what_to_do(runtime: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:

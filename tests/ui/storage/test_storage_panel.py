@@ -107,8 +107,11 @@ async def test_a_chat_has_saved_what_its_replies_say(furnished: FakeRuntime, win
     assert rows_of(panel)["b"].details == "used 3 h ago · has saved about 78 s"
 
 
-async def test_shows_the_sums(furnished: FakeRuntime, window: MainWindow) -> None:
-    summary = (await opened(window)).summary
+async def test_shows_the_sums_and_draws_what_is_on_disk_and_whose_it_is(
+    furnished: FakeRuntime, window: MainWindow, look: Look
+) -> None:
+    panel = await opened(window)
+    summary = panel.summary
     assert summary.total.text() == "1 of 20 GB in use"
     for words in ("Below 2 GB free on the disk nothing more is kept", "12 MB in files that were found bad"):
         assert words in summary.free.text()
@@ -117,20 +120,11 @@ async def test_shows_the_sums(furnished: FakeRuntime, window: MainWindow) -> Non
     assert summary.picture.share == pytest.approx(1.037 / 8.645, abs=1e-3)
     figures = (summary.today, summary.ever, summary.warm, summary.room)
     assert [label.text() for label in figures] == ["52 MB", "3.1 GB", "130 MB", "212 GB"]
-
-
-async def test_the_picture_is_as_long_as_what_is_on_disk(
-    furnished: FakeRuntime, window: MainWindow, look: Look
-) -> None:
-    picture = (await opened(window)).summary.picture
+    picture = summary.picture
     image = picture.grab().toImage()
     middle = image.height() // 2
     strong = [x for x in range(image.width()) if image.pixelColor(x, middle).name() == look.theme.accent]
     assert len(strong) / image.width() == pytest.approx(picture.share, abs=0.02)
-
-
-async def test_a_row_s_bar_has_two_tones(furnished: FakeRuntime, window: MainWindow, look: Look) -> None:
-    panel = await opened(window)
     await until(lambda: 0 in panel.list.buttons)
     image = panel.list.viewport().grab(panel.list.visualRect(panel.list.usage.index(0))).toImage()
     lengths = []
@@ -141,29 +135,23 @@ async def test_a_row_s_bar_has_two_tones(furnished: FakeRuntime, window: MainWin
     assert max(lengths) / width == pytest.approx(0.75, abs=0.1)  # three quarters of the largest are its own
 
 
-async def test_delete_one(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
-    panel = await opened(window)
-    await chosen(panel, qtbot, "b", "Delete its memory")
-    await until(lambda: set(rows_of(panel)) == {"a", "gone"})
-    assert ("delete_save_points", "b") in furnished.calls
-    assert "b" in furnished.chat.by_id
-
-
-async def test_pin_and_unpin(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
+async def test_pin_and_unpin_never_save_and_delete_one(
+    furnished: FakeRuntime, window: MainWindow, qtbot: QtBot
+) -> None:
     panel = await opened(window)
     for pinned in (True, False):
         await chosen(panel, qtbot, "b", ALWAYS_KEEP)
         await until(lambda pinned=pinned: rows_of(panel)["b"].usage.pinned is pinned)
         assert furnished.calls[-1] == ("pin", "b", pinned)
         assert ("always kept" in rows_of(panel)["b"].spoken) is pinned
-
-
-async def test_never_save_one(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
-    panel = await opened(window)
     await chosen(panel, qtbot, "a", NEVER_KEEP)
     await until(lambda: rows_of(panel)["a"].usage.never_save)
     assert ("never_save", "a", True) in furnished.calls
     assert "never kept" in rows_of(panel)["a"].spoken
+    await chosen(panel, qtbot, "b", "Delete its memory")
+    await until(lambda: set(rows_of(panel)) == {"a", "gone"})
+    assert ("delete_save_points", "b") in furnished.calls
+    assert "b" in furnished.chat.by_id
 
 
 async def test_the_keyboard_opens_a_row_s_menu(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
@@ -193,11 +181,6 @@ async def test_the_slider_shows_what_would_go_and_removes_nothing(
     assert rows_of(panel)["b"].details == "would lose 4 old turns: 400 MB"
     assert rows_of(panel)["gone"].loss is None
     assert furnished.kept == before
-
-
-async def test_only_what_would_go(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
-    panel = await opened(window)
-    await slid(panel, qtbot, 0.5)
     qtbot.mouseClick(panel.only_losses, LEFT)
     assert set(rows_of(panel)) == {"a", "b"}
     panel.prune.to_rest()
@@ -205,10 +188,20 @@ async def test_only_what_would_go(furnished: FakeRuntime, window: MainWindow, qt
     assert not panel.only_losses.isVisible()
 
 
-async def test_the_button_does_exactly_the_plan_in_view(
+async def test_a_prune_that_fails_is_told_and_else_does_exactly_the_plan_in_view(
     furnished: FakeRuntime, window: MainWindow, qtbot: QtBot
 ) -> None:
     panel = await opened(window)
+    await slid(panel, qtbot, 0.5)
+    furnished.refuse = KvchatError("The memory of chats could not be read or written.", "Disk error.", "")
+    qtbot.mouseClick(panel.prune.button, LEFT)
+    await until(lambda: panel.notices.on_show)
+    assert not window.notices.on_show
+    assert panel.notices.on_show[0].words[0] == "The memory of chats could not be read or written."
+    assert not panel.prune.moved
+    assert set(rows_of(panel)) == {"a", "b", "gone"}
+    furnished.refuse = None
+    furnished.calls.clear()
     plan = await slid(panel, qtbot, 0.5)
     left = sum(furnished.kept.values()) - plan.bytes_freed
     told: list[bool] = []
@@ -244,20 +237,6 @@ async def test_says_that_what_is_pinned_stays(furnished: FakeRuntime, window: Ma
     panel = await opened(window)
     await slid(panel, qtbot, 0.1)
     assert "It cannot go below 900 MB: what is always kept stays" in panel.prune.preview.text()
-
-
-async def test_a_prune_that_fails_is_told_and_shows_what_is_left(
-    furnished: FakeRuntime, window: MainWindow, qtbot: QtBot
-) -> None:
-    panel = await opened(window)
-    await slid(panel, qtbot, 0.5)
-    furnished.refuse = KvchatError("The memory of chats could not be read or written.", "Disk error.", "")
-    qtbot.mouseClick(panel.prune.button, LEFT)
-    await until(lambda: panel.notices.on_show)
-    assert not window.notices.on_show
-    assert panel.notices.on_show[0].words[0] == "The memory of chats could not be read or written."
-    assert not panel.prune.moved
-    assert set(rows_of(panel)) == {"a", "b", "gone"}
 
 
 async def test_delete_all_asks_first(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
