@@ -134,7 +134,7 @@ def _is_whole(path: Path) -> bool:
 
 @lru_cache(maxsize=4)
 def _is_model(path: Path, size: int, changed: int) -> bool:
-    """Read once for each state of the file: windows ask whenever they open, and it takes some hundredths of a second."""
+    """Read once for each state of the file: windows ask at each opening, and it takes some hundredths of a second."""
     try:
         read_facts(path)
     except NotAModel:
