@@ -112,11 +112,12 @@ class Views:
     ) -> None:
         """A conversation's turn, wherever it is shown; `waiting` says for which other one it waits."""
         self.composer.set_busy(running)
-        story = turn.story
-        self.strip.show_turn(story.remarks, story.fraction, silent=story.silent, ahead=story.reading_ahead)
+        story, told = turn.story, _told_by_engine(turn.failure, runtime.engine.status)
+        remarks = story.remarks if runtime.model.is_there or not told else ()  # no model yet: nothing has failed
+        self.strip.show_turn(remarks, story.fraction, silent=story.silent, ahead=story.reading_ahead)
         self.transcript.show_pending((waiting or turn.story.pending) if turn.awaiting else "", waits=bool(waiting))
         too_long = isinstance(turn.failure, PromptTooLong)  # the context's card says so, and what can be done
-        told = too_long or _told_by_engine(turn.failure, runtime.engine.status)
+        told = too_long or told
         self.transcript.show_failure(None if told else turn.failure, runtime.model.name)
         unanswered = bool(messages) and messages[-1].role is Role.USER and not running
         self.transcript.show_unanswered(unanswered and not too_long and (told or turn.failure is None))

@@ -65,6 +65,7 @@ async def test_what_is_written_before_there_is_a_model_waits_for_one(runtime: Fa
     assert (card.title.text(), card.property("tone")) == ("There is no model yet", "")
     assert (card.model.isVisible(), card.restart.isVisible(), card.log.isVisible()) == (True, False, False)
     assert not window.transcript.tail.failure.isVisible()
+    assert window.strip.remarks.text == ""
     await window.models.use(Path("/models/starter.gguf"))
     await until(lambda: ("retry", chat) in runtime.chat.calls)
 
