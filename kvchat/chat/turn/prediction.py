@@ -23,6 +23,7 @@ _RESTORED = (Source.WARM, Source.DISK)
 _JUST_NOW = 3  # so many that were read last say whether the machine is busy
 _SAMPLES_FOR_ONE = 2  # more, for each number that is learned beyond the first
 _ROUNDS = 10  # of weighing
+_FAR = 20  # times as many tokens as were read before: what is true of a greeting is not of a book
 
 Numbers = npt.NDArray[np.float64]
 Sample = tuple[Sequence[float], float]  # what something depends on, and how long it took in ms
@@ -34,7 +35,7 @@ class Forecast:
 
     source: Source  # where what was said so far will come from
     to_read: int  # tokens, after Send
-    ms: float | None = None  # to the first token; None where nothing was measured yet
+    ms: float | None = None  # to the first token; None where nothing like it was measured yet
     begun: bool = True  # something was said
 
     @property
@@ -130,8 +131,8 @@ class Rates:
         return _sum(weights, _load(size)) if weights else 0.0
 
     def ttft_ms(self, tokens: int, after: int, source: Source = Source.HOT, size: int = 0) -> float | None:
-        """From Send to the first token: a restore of `size` bytes, then reading. None where nothing was measured."""
-        if not self.prefill:
+        """From Send to the first token: a restore of `size` bytes, then reading. None: nothing like it was measured."""
+        if not self.prefill or tokens > _FAR * self.reach[0]:
             return None
         restore = self.restore_ms(source, size) if source in _RESTORED else 0.0
         return self.slowness * (restore + self.prefill_ms(tokens, after) + self.first_token_ms)

@@ -82,6 +82,13 @@ def test_a_few_short_messages_say_nothing_of_how_deep_a_long_chat_stands() -> No
     assert Rates.learned([], lately).prefill_ms(32, 3300) < 4000
 
 
+def test_a_greeting_says_nothing_of_a_book() -> None:
+    """The first reply of all took 1.8 s for 35 tokens, and 3,000 pasted ones were said to take minutes."""
+    rates = Rates.learned([receipt(35)])
+    assert rates.ttft_ms(3000, 35) is None
+    assert rates.ttft_ms(500, 35) is not None
+
+
 def test_what_was_read_just_now_tells_that_the_machine_is_busy() -> None:
     def read(times_slower: float) -> list[Prefill]:
         return [Prefill(one, 100, times_slower * deep(one, 100)) for one in (64, 200, 80)]
