@@ -23,7 +23,7 @@ from kvchat.settings import Settings
 from tests import running
 from tests.e2e.home import engine_path
 from tests.e2e.restarts import SYSTEM, receipt
-from tests.models import starter_model, tiny_model
+from tests.models import tiny_model
 from tests.store_contents import StoreContents
 
 pytestmark = pytest.mark.e2e
@@ -84,7 +84,7 @@ async def opened(folder: Path, model: Path, engine: str) -> AsyncIterator[Runtim
 @pytest.mark.parametrize(
     ("architecture", "engine"),
     [
-        ("starter", "embedded"),  # full attention
+        ("llama", "embedded"),  # full attention
         ("qwen35", "embedded"),  # hybrid
         ("gemma3", "llama-server"),  # sliding windows
     ],
@@ -92,8 +92,7 @@ async def opened(folder: Path, model: Path, engine: str) -> AsyncIterator[Runtim
 async def test_what_a_steered_conversation_says_is_what_a_cold_engine_says(
     tmp_path: Path, architecture: str, engine: str
 ) -> None:
-    model = starter_model() if architecture == "starter" else tiny_model(architecture)
-    async with opened(tmp_path, model, engine) as runtime:
+    async with opened(tmp_path, tiny_model(architecture), engine) as runtime:
         chat = runtime.chat
         table = Table(runtime, (await chat.new_conversation(SYSTEM)).id)
         for text in ("How many notes are there?", "Which is the longest bridge?"):

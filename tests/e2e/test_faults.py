@@ -84,7 +84,7 @@ async def test_the_engine_is_killed_during_prefill_streaming_and_saving(
         short = Sampling(max_tokens=8, temperature=0.0)
 
         app.kill_engine_at(Prefilling, lambda event: isinstance(event, Prefilling) and event.done > 0)
-        begun_anew = await app.say(chat, notes(120), short)
+        begun_anew = await app.say(chat, notes(60), short)
         assert begun_anew is not None, "nothing had been said yet: the next engine answers"
         assert not app.of(TurnFailed)
         assert begun_anew.receipt is not None

@@ -40,6 +40,6 @@ async def test_whatever_is_prepared_the_replies_are_those_of_a_cold_engine(
 
 
 async def test_other_programs_are_never_answered_for_each_other(tmp_path: Path) -> None:
-    happened = await programs.run(tmp_path, tiny_model("llama", heeds=True), engine_path("llama-server"), 30, seed=1)
+    happened = await programs.run(tmp_path, tiny_model("llama", heeds=True), engine_path("llama-server"), 20, seed=1)
     assert happened["window"]
     assert all(happened[path] for path in programs.DIALECTS)

@@ -172,7 +172,7 @@ async def test_a_real_engine_that_is_frozen_is_replaced_and_answers_again(
     location: EngineLocation = request.getfixturevalue(kind)
     supervisor = EngineSupervisor(
         policy=RestartPolicy(first_delay_s=0.01),
-        watch=replace(CLOSE, every_s=0.5, answer_s=10.0),
+        watch=replace(CLOSE, every_s=0.5, answer_s=5.0),  # waited out twice
         ladder=Ladder(0.2, 0.2),
     )
     try:
