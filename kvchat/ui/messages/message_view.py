@@ -28,6 +28,7 @@ class MessageView(QWidget):
 
     accessible_role = QAccessible.Role.Grouping
     changed = Signal()  # it may be taller or shorter
+    opened = Signal()  # so may it, and the reader did it: something was unfolded in it, or folded
     text_made = Signal(QTextEdit)
     link_activated = Signal(str)
     requested = Signal(MessageRequest)

@@ -163,7 +163,7 @@ class ReplyView(MessageView):
         if self._fold is None:
             self._fold = ThinkingView(self.style_in_use, self)
             self._fold.text_made.connect(self.text_made)
-            self._fold.toggled.connect(self.changed)
+            self._fold.toggled.connect(self.opened)
             self._fold.show()
         receipt = self.message.receipt
         ms = receipt.thinking_ms if receipt is not None and receipt.thinking_ms is not None else self._thought_ms
@@ -186,7 +186,9 @@ class ReplyView(MessageView):
                 go_on=lambda: self._request(Request.CONTINUE),
             )
             self.footer.setParent(self)
-            if opened and self.receipt is not None:
-                self.receipt.toggle()
+            if self.receipt is not None:
+                self.receipt.line.clicked.connect(self.opened)
+                if opened:
+                    self.receipt.toggle()
             self.footer.offer_to_go_on(self._last)
             self.footer.setVisible(self.editor is None)

@@ -114,7 +114,7 @@ class UserView(MessageView):
         self.folded = folded
         self.begin()
         self.resizeEvent(QResizeEvent(self.size(), self.size()))
-        self.changed.emit()
+        self.opened.emit()
 
     def _show_more_button(self) -> None:
         lines = self.message.content.strip("\n").count("\n") + 1

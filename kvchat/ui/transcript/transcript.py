@@ -232,6 +232,7 @@ class Transcript(MessageColumn):
             view.render_now()
         view.show()
         view.changed.connect(lambda: self._view_changed(message.id))
+        view.opened.connect(lambda: self._hold(message.id))
         if message.id in self._edits:
             view.edit(self._edits.pop(message.id))
         self._tell_place(view)
@@ -239,6 +240,16 @@ class Transcript(MessageColumn):
             self._focus_pager(view, self._came_by[1])
             self._came_by = None
         return view
+
+    def _hold(self, message_id: str) -> None:
+        """What the reader unfolds stays where it is and grows downwards; the last reply's end stays in sight."""
+        follow, bar = self._follow, self.verticalScrollBar()
+        is_last = self.row_of(message_id) == len(self.messages) - 1
+        self._follow = follow and is_last and isinstance(self.views.get(message_id), ReplyView)
+        self._view_changed(message_id)
+        self._follow = follow and bar.value() == bar.maximum()
+        if self._follow:
+            self._arrange()
 
     def _watch_links(self, text: QTextEdit) -> None:
         if isinstance(text, TextPage):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from PySide6.QtCore import QEvent, QObject, QPoint, Qt
 from PySide6.QtGui import QContextMenuEvent, QImage
@@ -15,6 +17,7 @@ from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.attachments.chips import ChipRows
 from kvchat.ui.base.theme import Look
 from kvchat.ui.messages.message_actions import MessageRequest, Request
+from kvchat.ui.messages.reply_view import ReplyView
 from kvchat.ui.messages.user_view import UserView
 from kvchat.ui.transcript.links import ask_to_open
 from kvchat.ui.transcript.transcript import Transcript
@@ -48,6 +51,40 @@ def test_a_long_message_of_one_s_own_is_folded(page: Transcript, qtbot: QtBot) -
     assert view.more.text().startswith("Show less")
     qtbot.mouseClick(view.more, LEFT)
     assert view.height() < 400
+
+
+def test_what_is_unfolded_keeps_its_place_at_the_end_of_the_page_as_well(page: Transcript, qtbot: QtBot) -> None:
+    """The reader saw the end of what was unfolded, and the receipt that was clicked went out of sight."""
+    early = [a_message("p", Role.USER, LONG), a_message("b", Role.ASSISTANT, "No.")]
+    asked = [a_message("q", Role.USER, LONG), replace(a_message("a", Role.ASSISTANT, "Yes."), receipt=a_receipt())]
+    late = [a_message("r", Role.USER, "And?"), replace(a_message("c", Role.ASSISTANT, "Well."), receipt=a_receipt())]
+    page.show_conversation([*early, *asked, *late])
+    bar = page.verticalScrollBar()
+    assert bar.value() == bar.maximum() > 0
+
+    def top(id: str) -> int:
+        return page.views[id].mapTo(page.viewport(), QPoint()).y()
+
+    question, answer = the_question(page), page.views["a"]
+    assert isinstance(answer, ReplyView)
+    assert answer.receipt is not None
+    at, low = top("a"), answer.height()
+    qtbot.mouseClick(answer.receipt.line, LEFT)
+    assert (top("a"), answer.height() > low) == (at, True)
+    qtbot.mouseClick(answer.receipt.line, LEFT)
+    assert top("a") == at
+    assert bar.value() == bar.maximum(), "folded again, it is the end again, and what comes is followed"
+    at = top("q")
+    qtbot.mouseClick(question.more, LEFT)
+    qtbot.waitUntil(lambda: question.height() > 50_000, timeout=LONG_MS)
+    assert top("q") == at
+    page.scroll_to_end()
+    last = page.views["c"]
+    assert isinstance(last, ReplyView)
+    assert last.receipt is not None
+    qtbot.mouseClick(last.receipt.line, LEFT)
+    qtbot.waitUntil(lambda: bar.value() == bar.maximum())
+    assert top("c") + last.height() < page.viewport().height(), "the last one's details are in sight"
 
 
 def test_what_is_found_or_selected_in_a_folded_message_is_unfolded(page: Transcript) -> None:
