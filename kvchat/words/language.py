@@ -31,6 +31,7 @@ LANGUAGES = {  # as each calls itself
 CATALOGUES = Path(__file__).parent.parent / "locale"
 _DOMAIN = "kvchat"
 _GAPS = re.compile(r"\*[^*]+\*(?:, \*[^*]+\*)*|\d+(?:,\d{3})*(?:\.\d+)?(?: \([a-z]+\))?")
+_FROM_THE_RIGHT = {"ar", "fa", "he", "ur"}  # none of them is spoken yet
 _WITHOUT_SPACES = {"ja", "zh_Hans", "zh_Hant"}
 _WIDE = {"; ": "；", ": ": "：", " (": "（", ")": "）"}
 _ENDS, _WIDE_ENDS = tuple(".!?:;…)"), tuple("。！？：；）」』")
@@ -100,6 +101,14 @@ def ended(words: str) -> str:
 def listed(things: Iterable[str]) -> str:
     """These beside each other, as the language parts things in a list; empty ones are left out."""
     return pgettext("between things", ", ").join(filter(None, things))
+
+
+def beside(parts: Iterable[str]) -> str:
+    """Parts of one line: "8B · 4.9 GB"; empty ones are left out. From right to left they stand in that order."""
+    shown = filter(None, parts)
+    if _Spoken.language in _FROM_THE_RIGHT:
+        return "\u200f" + " · ".join(f"\u2068{part}\u2069" for part in shown)
+    return " · ".join(shown)
 
 
 def mark(between: str) -> str:

@@ -12,6 +12,7 @@ from PySide6.QtWidgets import (
     QLabel,
     QLineEdit,
     QMenu,
+    QScrollBar,
     QStyle,
     QStyleOptionComboBox,
     QTabBar,
@@ -98,16 +99,23 @@ def _room(widget: QWidget, text: str, room: int) -> str:
 
 
 def _outside(widget: QWidget, window: QWidget) -> str:
-    """By how much it sticks out to a side of what it stands in, as far as nobody can scroll there."""
+    """By how much it sticks out of what it stands in, as far as nobody can scroll there."""
+    wide = high = True  # still to be looked at
     around = widget.parentWidget()
-    while around is not None and widget is not window:
-        left = widget.mapTo(around, QPoint()).x()
-        beyond = max(-left, left + widget.width() - around.width())
-        area = around.parentWidget()
-        scrolls = isinstance(area, QAbstractScrollArea) and area.horizontalScrollBar().maximum() > 0
-        if beyond > _SLACK and not scrolls:
-            return f"sticks out of {type(around).__name__} by {beyond}"
-        if around is window or scrolls:
+    while around is not None and widget is not window and (wide or high):
+        at, area = widget.mapTo(around, QPoint()), around.parentWidget()
+        if isinstance(area, QAbstractScrollArea):
+            wide = wide and not _scrolls(area.horizontalScrollBar(), area.horizontalScrollBarPolicy())
+            high = high and not _scrolls(area.verticalScrollBar(), area.verticalScrollBarPolicy())
+        aside = max(-at.x(), at.x() + widget.width() - around.width()) if wide else 0
+        above = max(-at.y(), at.y() + widget.height() - around.height()) if high else 0
+        if max(aside, above) > _SLACK:
+            return f"sticks out of {type(around).__name__} by {aside}, {above}"
+        if around is window:
             return ""
         around = around.parentWidget()
     return ""
+
+
+def _scrolls(bar: QScrollBar, policy: Qt.ScrollBarPolicy) -> bool:
+    return bar.maximum() > 0 and policy is not Qt.ScrollBarPolicy.ScrollBarAlwaysOff

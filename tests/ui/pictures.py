@@ -410,31 +410,51 @@ async def settle() -> None:
         await asyncio.sleep(0.005)
 
 
-async def take(folder: Path, look: Look, runtime: FakeRuntime, parts: Sequence[str]) -> list[Path]:
-    """Every window, into a file of its own."""
+async def take(folder: Path, look: Look, runtime: FakeRuntime, parts: Sequence[str], least: bool) -> list[Path]:
+    """Every window, into a file of its own; `least`: as small as it can be made."""
     taken = []
     async for name, shown in scenes(runtime, look, parts):
         if isinstance(shown, QMenu):
             shown.ensurePolished()
             shown.resize(shown.sizeHint())
+        before = shown.size()
+        if least and _has_frame(shown):
+            shown.resize(0, 0)
         await settle()
         picture = shown.grab()
         path = folder / f"{len(taken):02}-{name.replace(' ', '-').replace(',', '')}.png"
         picture.save(str(path))
         taken.append(path)
+        shown.resize(before)
     return taken
 
 
 async def check(look: Look, runtime: FakeRuntime, parts: Sequence[str]) -> list[str]:
-    """What is cut off in which window: layouts on a busy machine take a moment."""
+    """What is cut off in which window, also at its least size: layouts on a busy machine take a moment."""
     found = []
     async for name, shown in scenes(runtime, look, parts):
-        for _ in range(20):
-            await settle()
-            if not (lacking := list(cut_off(shown))):
-                break
-        found += [f"{name}: {one}" for one in lacking]
+        found += [f"{name}: {one}" for one in await _lacking(shown)]
+        if _has_frame(shown):
+            before = shown.size()
+            shown.resize(0, 0)  # as small as it can be made
+            at = f"{name} at {shown.width()}x{shown.height()}"
+            found += [f"{at}: {one}" for one in await _lacking(shown)]
+            shown.resize(before)
     return found
+
+
+def _has_frame(shown: QWidget) -> bool:
+    """Whether it can be made smaller by hand."""
+    drawn_alone = shown.windowFlags() & Qt.WindowType.FramelessWindowHint or isinstance(shown, QMenu)
+    return shown.isVisible() and shown.isWindow() and not drawn_alone
+
+
+async def _lacking(shown: QWidget) -> list[str]:
+    for _ in range(20):
+        await settle()
+        if not (lacking := list(cut_off(shown))):
+            break
+    return lacking
 
 
 def sheets(folder: Path, taken: list[Path], width: int = 2060, height: int = 1520) -> None:
@@ -473,6 +493,7 @@ def main() -> None:
     parser.add_argument("--theme", default="light")
     parser.add_argument("--text", type=int, default=100, help="percent")
     parser.add_argument("--screen", default="1600x1000", help="pixels")
+    parser.add_argument("--least", action="store_true", help="each as small as it can be made")
     parser.add_argument("--only", nargs="*", choices=PARTS, default=PARTS, help="of the windows")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="kvchat-pictures-") as scratch:
@@ -494,7 +515,7 @@ def main() -> None:
         if asked.folder is None:
             sys.exit("\n".join(qasync.run(check(look, runtime, asked.only))) or 0)
         asked.folder.mkdir(parents=True, exist_ok=True)
-        sheets(asked.folder, qasync.run(take(asked.folder, look, runtime, asked.only)))
+        sheets(asked.folder, qasync.run(take(asked.folder, look, runtime, asked.only, asked.least)))
 
 
 if __name__ == "__main__":

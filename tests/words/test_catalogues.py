@@ -33,7 +33,7 @@ NOBODYS = re.compile(
     re.VERBOSE,
 )
 NO_WORDS = re.compile(
-    r"""^Conversation$|^(Return|Esc|Up|Accept|Authorization|Connection|Host|Range|Bearer.*|None|Source)$
+    r"""^Conversation$|^(Enter|Esc|Up|Accept|Authorization|Connection|Host|Range|Bearer.*|None|Source)$
     |^(Apple|Intel|Metal|Vulkan|Microsoft|Links|Jan|Ollama|LM\ Studio|Hugging\ Face|(Hugging\ Face|llama\.cpp)\ cache)$
     |^(Library|Caches|Local|Roaming|Application\ Support)$|^xllamacpp|^bytes\ |^kvchat\ \{|^-+[a-z]+\ |^den:
     |^ready\ |^GGUF
@@ -53,6 +53,7 @@ NO_WORDS = re.compile(
 )
 # Kept in English and translated when it is shown (`retold`): what is marked stands in session/proof.py.
 KEPT = re.compile(r"session/|kvstore/(parts|restoring)|engine/speaking/errors|restore_findings")
+BETWEEN = ", ", " · "
 # Lists that are for nobody to read: of columns, of what is typed as it is shown, of what a program sent, a key.
 NO_LIST = re.compile(
     r"chat/(record/rows|recovery/)|cli/settings|finding/probe|kvstore/index/usage|medicine/rules|presets/options"
@@ -133,11 +134,11 @@ def in_parts(name: str, within: list[tuple[ast.AST, list[ast.AST]]]) -> Iterator
 
 
 def joined(name: str, within: list[tuple[ast.AST, list[ast.AST]]]) -> Iterator[str]:
-    """Things that stand beside each other with an English comma between them."""
+    """Things that stand beside each other with an English comma, or a point in English order, between them."""
     for node, _around in within:
         parts = node.values if isinstance(node, ast.JoinedStr) else ()
-        by_join = isinstance(node, ast.Attribute) and node.attr == "join" and said(node.value) == ", "
-        if by_join or any(said(part) == ", " for part in parts):
+        by_join = isinstance(node, ast.Attribute) and node.attr == "join" and said(node.value) in BETWEEN
+        if by_join or any(said(part) in BETWEEN for part in parts):
             yield f"{name}:{getattr(node, 'lineno', 0)}: {ast.unparse(node)}"
 
 

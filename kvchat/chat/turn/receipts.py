@@ -7,7 +7,7 @@ from enum import Enum
 
 from kvchat.chat.record.messages import Receipt
 from kvchat.session.proof import LEAST_SHARE, NOTHING_TO_MISS, PROVED_SHARE, Source, Verdict
-from kvchat.words.language import N_, _, listed, mark, number, retold, several
+from kvchat.words.language import N_, _, beside, listed, mark, number, retold, several
 from kvchat.words.wording import (
     FIRST_REPLY,
     READ,
@@ -115,10 +115,10 @@ def where_told(receipt: Receipt) -> str:
 
 def receipt_line(receipt: Receipt) -> ReceiptLine:
     """The receipt as it stands under a reply."""
-    words = f"{brief(receipt.ttft_ms)} · {where_told(receipt)}"
+    where = where_told(receipt)
     if receipt.hollow:
-        words = f"{words}: {_(UNUSED)}"
-    return ReceiptLine(" · ".join([words, *_waits(receipt)]), fault=receipt.hollow)
+        where = f"{where}: {_(UNUSED)}"
+    return ReceiptLine(beside([brief(receipt.ttft_ms), where, *_waits(receipt)]), fault=receipt.hollow)
 
 
 def receipt_sentence(receipt: Receipt) -> str:
@@ -136,7 +136,7 @@ def receipt_sentence(receipt: Receipt) -> str:
         parts.append(listed([several(read, "read {count} new token", "read {count} new tokens"), *_had(receipt)]))
         if receipt.saved_ms is not None and receipt.saved_ms >= _LEAST_SAVING_MS:
             parts.append(_("saved about {time}", time=_rounded(receipt.saved_ms)))
-    return " · ".join([*parts, *_waits(receipt)])
+    return beside([*parts, *_waits(receipt)])
 
 
 def _had(receipt: Receipt) -> list[str]:

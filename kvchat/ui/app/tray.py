@@ -16,7 +16,7 @@ from kvchat.runtime import Runtime
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.base.icons import tray_icon
 from kvchat.ui.base.logo import LogoState
-from kvchat.words.language import _
+from kvchat.words.language import _, beside
 from kvchat.words.wording import one_line
 
 _RECENT, _LETTERS = 5, 40  # chats in the menu, and how much of their titles
@@ -95,7 +95,7 @@ class Tray(QObject):
         """Write icon, tooltip and menu anew from what is."""
         state = self._runtime.engine.status.state
         logo = self.logo
-        tooltip = " · ".join(part for part in ("kvchat", _(state.value), self._runtime.model.name) if part)
+        tooltip = beside(("kvchat", _(state.value), self._runtime.model.name or ""))
         if (logo, tooltip) != self._shown:
             self._shown = (logo, tooltip)
             self.icon.setIcon(tray_icon(logo))

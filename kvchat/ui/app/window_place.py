@@ -11,7 +11,7 @@ from kvchat.ui.sidebar.arrangement import as_text, from_text
 from kvchat.ui.sidebar.sidebar import Sidebar
 from kvchat.ui.widgets.layouts import room_on_screen
 
-_LEAST = 360  # pixels, both ways
+_LEAST = 360  # pixels at 100 % text, both ways, as far as the screen goes
 _SIDEBAR, _NARROW = 180, 520  # pixels at 100 % text: the least for the sidebar, and for it and a page side by side
 
 
@@ -33,13 +33,12 @@ class WindowPlace(QObject):
         self.splitter.addWidget(pages)
         self.splitter.setStretchFactor(1, 1)
         self.splitter.setSizes([250, 850])
-        window.setMinimumSize(_LEAST, _LEAST)
         window.installEventFilter(self)
         look.changed.connect(self._arrange)
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
         """The sidebar gives way where there is no room for it."""
-        if event.type() == QEvent.Type.Resize:
+        if event.type() in (QEvent.Type.Resize, QEvent.Type.LayoutRequest):
             self._arrange()
         return super().eventFilter(watched, event)
 
@@ -84,10 +83,14 @@ class WindowPlace(QObject):
         self._arrange()
 
     def _arrange(self) -> None:
-        self._narrow = self._window.width() < self._look.px(_NARROW)
+        sidebar = max(self._look.px(_SIDEBAR), self._sidebar.minimumSizeHint().width())
+        page = self._pages.minimumSizeHint().width()
+        least = (QSize(1, 1) * self._look.px(_LEAST)).expandedTo(QSize(max(sidebar, page), 0))
+        self._window.setMinimumSize(least.boundedTo(room_on_screen()))
+        self._narrow = self._window.width() < max(self._look.px(_NARROW), sidebar + page)
         self._peeking = self._peeking and self._narrow
         shown = self._peeking if self._narrow else self._wanted
-        self._sidebar.setMinimumWidth(max(self._look.px(_SIDEBAR), self._sidebar.minimumSizeHint().width()))
+        self._sidebar.setMinimumWidth(sidebar)
         self._sidebar.setVisible(shown)
         self._pages.setVisible(not self._peeking)
         self._header.sidebar.setVisible(not shown)

@@ -79,8 +79,8 @@ def tool_button(
 
 
 def line_edit(name: str, placeholder: str = "") -> QLineEdit:
-    """A field; `name` is what a screen reader says."""
-    made = QLineEdit(placeholderText=placeholder)
+    """A field; `name` is what a screen reader says. What stands in the empty one is also its tooltip."""
+    made = QLineEdit(placeholderText=placeholder, toolTip=placeholder)
     made.setAccessibleName(name)
     return made
 

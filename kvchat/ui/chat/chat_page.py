@@ -16,8 +16,8 @@ from kvchat.ui.chat.context_meter import ContextMeter
 from kvchat.ui.chat.header import Header
 from kvchat.ui.widgets.card import Card
 from kvchat.ui.widgets.elided import ElidedButton
-from kvchat.ui.widgets.layouts import COLUMN_WIDTH, ScrollPage
-from kvchat.words.language import _, listed
+from kvchat.ui.widgets.layouts import COLUMN_WIDTH, GivingWay, ScrollPage
+from kvchat.words.language import _, beside, listed
 
 if TYPE_CHECKING:
     from kvchat.ui.chat.find_bar import FindBar
@@ -41,7 +41,7 @@ class DocumentsLine(ElidedButton):
 
     def show_words(self, words: str, state: str) -> None:
         """`state`: what is to be known of it; empty if all is well."""
-        self.set_text(" · ".join(filter(None, (words, state))), "", _("Show it in the library"))
+        self.set_text(beside((words, state)), "", _("Show it in the library"))
         self.setAccessibleName(_("Documents: {filter}", filter=listed((words, state))))
         restyle(self, "tone", "warn" if state else "")
 
@@ -62,7 +62,7 @@ class ChatPage(QWidget):
         self, look: Look, header: Header, documents: DocumentsLine, composer: Composer, meter: ContextMeter
     ) -> None:
         super().__init__()
-        self._look = look
+        self._look, self._composer = look, composer
         self._in_line: list[QWidget] = []  # as wide as the transcript's column
         look.changed.connect(self._fit)
         self.setObjectName("page")
@@ -81,16 +81,17 @@ class ChatPage(QWidget):
         self._middle.addWidget(transcript)
         notices.setParent(self)
         notices.changed.connect(self._place_notices)
-        for widget in (self._middle, notices):
+        for widget in (self._middle, notices.ground):
             widget.installEventFilter(self)
         self._column.insertLayout(2, self._centred(find_bar, 4))
-        for place, card in enumerate(cards, start=4):
-            self._column.insertLayout(place, self._centred(card, 10))
+        below = GivingWay()
+        column(*(self._centred(card, 10) for card in cards), on=below.ground, spacing=0, margins=0)
+        self._column.insertWidget(4, below)
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
         """The notices stay at the end of the page."""
         moved = watched is self._middle and event.type() in (QEvent.Type.Resize, QEvent.Type.Move, QEvent.Type.Show)
-        if moved or (watched is self._notices and event.type() == QEvent.Type.LayoutRequest):
+        if moved or (watched is self._notices.ground and event.type() == QEvent.Type.LayoutRequest):
             self._place_notices()
         return super().eventFilter(watched, event)
 
@@ -105,9 +106,10 @@ class ChatPage(QWidget):
         beside = (page.width() - jump) // 2 - _GAP - _SCROLL_BAR
         fits = beside >= letter * _LEAST_LETTERS
         wide = min(beside if fits else page.width() - 2 * _GAP - _SCROLL_BAR, letter * _MOST_LETTERS)
-        high = notices.heightForWidth(wide)
         left, below = page.right() - wide - _SCROLL_BAR - _GAP, _GAP if fits else jump
-        notices.setGeometry(left, page.bottom() - high - below, wide, high)
+        high = min(notices.heightForWidth(wide), self._composer.y() - page.top() - below)
+        top = max(page.bottom() - high - below, page.top())  # where the page is low, over a card below it
+        notices.setGeometry(left, top, wide, high)
         notices.raise_()
         covers = bool(notices.on_show) and left < page.center().x() + self._look.px(COLUMN_WIDTH) // 2
         self._transcript.leave_room(high + below + _GAP if covers else 0)
@@ -130,7 +132,7 @@ class ChatPage(QWidget):
 
 def _welcome() -> QWidget:
     page = ScrollPage("page")  # on a small screen it makes room for a card
-    title = label(_("What is on your mind?"), "hero")
+    title = label(_("What is on your mind?"), "hero", wraps=True)
     words = label(_("Come back to it any day: kvchat keeps what the model has already read."), "muted", wraps=True)
     for one in (title, words):
         one.setAlignment(Qt.AlignmentFlag.AlignHCenter)

@@ -12,7 +12,7 @@ from kvchat.ui.base.building import row
 from kvchat.ui.base.theme import Look, restyle
 from kvchat.ui.widgets.elided import ElidedLabel
 from kvchat.ui.widgets.round_bar import RoundBar, mix
-from kvchat.words.language import _, number
+from kvchat.words.language import _, beside, number
 from kvchat.words.wording import tokens_short
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def meter_words(use: ContextUse) -> str:
     if use.waiting:
         parts.append(_("{waiting} in this message", waiting=tokens_short(use.waiting)))
     parts.append(_("{reserve} kept for the reply", reserve=tokens_short(use.reserve)))
-    return " · ".join(parts)
+    return beside(parts)
 
 
 def _explained(use: ContextUse) -> str:

@@ -16,7 +16,7 @@ from kvchat.ui.base.colors import Theme
 from kvchat.ui.base.icons import icon
 from kvchat.ui.base.theme import Look
 from kvchat.ui.widgets.elided import ElidedLabel, plain_tip
-from kvchat.words.language import _
+from kvchat.words.language import _, beside
 from kvchat.words.wording import tokens_short
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class Remarks(QWidget):
     @property
     def text(self) -> str:
         """All remarks in one string, as a screen reader says them."""
-        return " · ".join(remark.text for remark in self._remarks)
+        return beside(remark.text for remark in self._remarks)
 
     def show_remarks(self, remarks: tuple[Remark, ...]) -> None:
         """Show these remarks."""

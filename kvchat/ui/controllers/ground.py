@@ -10,7 +10,7 @@ from kvchat.runtime import Runtime
 from kvchat.ui.controllers.chat import ChatController
 from kvchat.ui.controllers.controller import Controller
 from kvchat.ui.controllers.views import Views
-from kvchat.words.language import _, several
+from kvchat.words.language import _, beside, several
 
 _GATHER_MS = 60  # changes this soon after each other are asked about once
 
@@ -66,7 +66,7 @@ def words_of(ground: Ground, standing: Standing | None, *, keeps: bool) -> tuple
     count = several(len(ground.documents), "{count} document", "{count} documents")
     if standing is None:
         return count, _("no longer in the library")
-    text = f"{standing.prepared.name} · {count}"
+    text = beside((standing.prepared.name, count))
     if not ground.as_read:
         return text, _("read again since: this chat keeps what it began on")
     if standing.why_not and not keeps:

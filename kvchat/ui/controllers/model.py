@@ -21,7 +21,7 @@ from kvchat.ui.controllers.chat import ChatController
 from kvchat.ui.controllers.controller import Controller
 from kvchat.ui.controllers.views import Views
 from kvchat.ui.models.first_start import STARTER_SIZE, open_gguf_dialog
-from kvchat.words.language import _
+from kvchat.words.language import _, beside
 from kvchat.words.wording import size
 
 
@@ -80,7 +80,7 @@ class ModelController(Controller):
             size=size(usage.quota_bytes),
         )
         at_login = starts_at_login() if can_start_at_login() else None
-        page.show_machine(_("Seen here: {things}.", things=" · ".join(seen)), saving, at_login=at_login)
+        page.show_machine(_("Seen here: {things}.", things=beside(seen)), saving, at_login=at_login)
 
     async def _see_models(self) -> None:
         found: list[JudgedModel] = []

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from PySide6.QtCore import Signal
+from PySide6.QtCore import QSize, Signal
 from PySide6.QtWidgets import QFileDialog, QProgressDialog, QPushButton, QWidget
 
 from kvchat.runtime import Runtime
@@ -234,12 +234,12 @@ class _Progress:
         self.cancelled = False
         self._loop, self._words, self._ended, self._last_at = loop, words, False, 0.0
         self._task = asyncio.current_task()
-        self._dialog = QProgressDialog(words, "", 0, 0, window)
+        self._dialog = QProgressDialog("", "", 0, 0, window)
         cancel = QPushButton(_("Cancel"))
         cancel.setAutoDefault(False)  # Enter is not meant for it
         self._dialog.setCancelButton(cancel)
         self._dialog.setBar(progress_bar(words))
-        self._dialog.setMinimumWidth(_WIDTH)
+        self._say(words)
         self._dialog.setWindowTitle("kvchat")
         self._dialog.setMinimumDuration(_PATIENCE_MS)
         self._dialog.setAutoReset(False)
@@ -267,9 +267,13 @@ class _Progress:
         step = _STEPS * done // total if total else 0
         if done and not total:
             so_far = several(done, "{count} chat", "{count} chats")
-            self._dialog.setLabelText(f"{self._words} {so_far}")
+            self._say(f"{self._words} {so_far}")
         self._dialog.setMaximum(_STEPS if step else 0)
         self._dialog.setValue(step)
+
+    def _say(self, words: str) -> None:
+        self._dialog.setLabelText(words)
+        self._dialog.setMinimumSize(self._dialog.sizeHint().expandedTo(QSize(_WIDTH, 0)))
 
     def _cancel(self) -> None:
         if self._task and not self._ended:  # closing the dialog says it is cancelled, too

@@ -31,7 +31,6 @@ class Question(QDialog):
         buttons = row(STRETCH, *answers, margins=(0, 10, 0, 0))
         column(*said, buttons, on=self, spacing=8, margins=(24, 22, 24, 18))
         answers[-1].setDefault(True)
-        answers[-1].clicked.connect(self.reject)
 
     def showEvent(self, event: QShowEvent) -> None:
         """All of its words are seen."""
@@ -47,6 +46,7 @@ class ConfirmDialog(Question):
         super().__init__(parent, title, ((title, "title"), (text, "muted")), self.yes, self.keep)
         self.yes.setProperty("kind", "danger")
         self.yes.clicked.connect(self.accept)
+        self.keep.clicked.connect(self.reject)
 
 
 def confirm(

@@ -22,7 +22,7 @@ from kvchat.ui.dialogs.metered import ask_if_metered
 from kvchat.ui.widgets.card import Card
 from kvchat.ui.widgets.entries import ChoiceBox
 from kvchat.ui.widgets.layouts import FlowLayout
-from kvchat.words.language import N_, _, listed, sentences
+from kvchat.words.language import N_, _, beside, listed, sentences
 from kvchat.words.wording import rough_duration, size
 
 Start = Callable[[Coroutine[Any, Any, None]], object]
@@ -176,4 +176,4 @@ def _words(now: Fetching) -> str:
     if now.rate > 0:
         left = rough_duration((now.build.size - now.done) / now.rate)
         parts += [_("{size}/s", size=size(now.rate)), _("{time} left", time=left)]
-    return " · ".join(parts)
+    return beside(parts)

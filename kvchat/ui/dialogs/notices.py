@@ -8,7 +8,7 @@ from pathlib import Path
 
 from PySide6.QtCore import QSize, QTimer, QUrl, Signal
 from PySide6.QtGui import QDesktopServices
-from PySide6.QtWidgets import QFrame, QSizePolicy, QWidget
+from PySide6.QtWidgets import QFrame
 
 from kvchat.errors import KvchatError
 from kvchat.ui.base.accessible import announce
@@ -17,6 +17,7 @@ from kvchat.ui.base.icons import icon
 from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.report import BugReportDialog
 from kvchat.ui.widgets.elided import breakable
+from kvchat.ui.widgets.layouts import GivingWay
 from kvchat.words.language import _, sentences
 from kvchat.words.redaction import redact, this_person
 
@@ -59,7 +60,7 @@ class NoticeView(QFrame):
         self.gone.emit()
 
 
-class Notices(QWidget):
+class Notices(GivingWay):
     """The notices on show, newest last, the same one never twice. In a layout, or over a page's lower end."""
 
     changed = Signal()  # there is one more, or one less
@@ -69,8 +70,7 @@ class Notices(QWidget):
         self._look = look
         self.report: BugReportDialog | None = None
         self._undos: list[Callable[[], object]] = []  # the newest last
-        self._column = column(on=self, spacing=6, margins=0)
-        self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Maximum)
+        self._column = column(on=self.ground, spacing=6, margins=0)
 
     @property
     def on_show(self) -> list[NoticeView]:

@@ -14,12 +14,12 @@ from kvchat.errors import KvchatError
 from kvchat.ui.base.tasks import ErrorHandler, TaskRunner
 from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.notices import Notices
-from kvchat.ui.widgets.layouts import room_on_screen
+from kvchat.ui.widgets.layouts import RoomyDialog, keep_least, room_on_screen
 
 _T = TypeVar("_T")
 
 
-class Panel(QDialog):
+class Panel(RoomyDialog):
     """A window with notices of its own: one in the main window would stand behind it. Subclasses place `notices`."""
 
     def __init__(
@@ -38,10 +38,10 @@ class Panel(QDialog):
         self.setAccessibleName(title)
         self.runner = runner
         self.notices = Notices(look)
-        self._look, self._least = look, least
-        look.changed.connect(self._keep_least)
+        self._look = look
         self.resize(self._scaled(size))
-        self._keep_least()
+        look.changed.connect(lambda: self._need(least))
+        self._need(least)
         self._place: QPoint | None = None  # where its frame stood when it was closed
         self._sources: list[Callable[[], Callable[[], None]]] = []
         self._unsubscribe: list[Callable[[], None]] = []
@@ -79,8 +79,9 @@ class Panel(QDialog):
         else:
             self.runner.on_error(error)
 
-    def _keep_least(self) -> None:
-        self.setMinimumSize(self._scaled(self._least))
+    def _need(self, least: tuple[int, int]) -> None:
+        self.least = self._scaled(least)
+        keep_least(self, self.layout(), self.least)
 
     def _scaled(self, size: tuple[int, int]) -> QSize:
         return QSize(*map(self._look.px, size)).boundedTo(room_on_screen())

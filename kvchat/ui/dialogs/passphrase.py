@@ -21,16 +21,16 @@ class PassphraseDialog(Question):
         self.shown.setCheckable(True)
         self.shown.setAutoDefault(False)  # Enter is not meant for it
         self.go, self.cancel = QPushButton(action), QPushButton(_("Cancel"))
-        super().__init__(parent, title, ((title, "title"), (text, "muted")), self.go, self.cancel)
+        super().__init__(parent, title, ((title, "title"), (text, "muted")), self.cancel, self.go)
         layout = self.layout()
         assert isinstance(layout, QVBoxLayout)
         layout.insertLayout(2, row((self.field, 1), self.shown))
         self.shown.toggled.connect(
             lambda on: self.field.setEchoMode(QLineEdit.EchoMode.Normal if on else QLineEdit.EchoMode.Password)
         )
-        self.go.setDefault(True)
         self.go.setProperty("kind", "primary")
         self.go.clicked.connect(self.accept)
+        self.cancel.clicked.connect(self.reject)
         if not optional:
             self.go.setEnabled(False)
             self.field.textChanged.connect(lambda text: self.go.setEnabled(bool(text)))

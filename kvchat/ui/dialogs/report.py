@@ -5,28 +5,31 @@ from __future__ import annotations
 import platform
 from collections.abc import Sequence
 
-from PySide6.QtCore import Qt
+from PySide6.QtCore import QSize, Qt
 from PySide6.QtGui import QFont, QGuiApplication
-from PySide6.QtWidgets import QDialog, QWidget
+from PySide6.QtWidgets import QWidget
 
 from kvchat import __version__
 from kvchat.ui.base.building import STRETCH, button, column, label, plain_text, row
 from kvchat.ui.base.theme import Look, page_font
+from kvchat.ui.widgets.layouts import RoomyDialog
 from kvchat.words.language import N_, _, number, sentences
 
+_LETTERS = 48  # at least, wide
 _REQUEST = N_(
     "kvchat met something it did not expect. Your chats are safe on disk. "
     "If you report this, please add the text below, after a look at it: it may quote what you wrote."
 )
 
 
-class ReportDialog(QDialog):
+class ReportDialog(RoomyDialog):
     """A few words and, below them, text that can be copied."""
 
     def __init__(self, title: str, words: str, text: str, font: QFont, parent: QWidget | None) -> None:
         super().__init__(parent)
         self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         self.setWindowTitle(title)
+        self.least = QSize(self.fontMetrics().averageCharWidth() * _LETTERS, 0)
         self.resize(620, 420)
         self.text = plain_text(_("Report"), font, text)
         self.copy = button(_("Copy"), self._copy, name=_("Copy the report"))

@@ -7,7 +7,7 @@ from PySide6.QtGui import QGuiApplication
 from PySide6.QtWidgets import QCheckBox, QPlainTextEdit, QWidget
 
 from kvchat.engine.running.log import Level, at_least
-from kvchat.ui.base.building import button, column, plain_text, row
+from kvchat.ui.base.building import STRETCH, button, column, plain_text, row
 from kvchat.ui.base.theme import Look, page_font
 from kvchat.ui.widgets.entries import ChoiceBox
 from kvchat.ui.widgets.fields import TextSearch
@@ -39,8 +39,8 @@ class LogPage(QWidget):
         self.text.setLayoutDirection(Qt.LayoutDirection.LeftToRight)  # what an engine says is English
         self.text.setLineWrapMode(QPlainTextEdit.LineWrapMode.NoWrap)
         self.search = TextSearch(look, _("Search the log"), self.text)
-        above = row((self.search, 1), self.search.found, self.level, self.follow, self.copy, spacing=10)
-        column(above, (self.text, 1), on=self, spacing=10, margins=0)
+        below = row(self.level, self.follow, self.search.found, STRETCH, self.copy, spacing=10)
+        column(self.search, below, (self.text, 1), on=self, spacing=10, margins=0)
         self.text.verticalScrollBar().valueChanged.connect(self._scrolled)
         self.search.reached.connect(lambda: self.follow.setChecked(False))
         self.level.activated.connect(lambda _: self._show())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from PySide6.QtCore import Qt
-from PySide6.QtWidgets import QFormLayout, QFrame, QPushButton, QSizePolicy, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QBoxLayout, QFrame, QGridLayout, QPushButton, QSizePolicy, QVBoxLayout, QWidget
 
 from kvchat.chat.record.messages import Message, MessageState, Receipt
 from kvchat.chat.turn.receipts import receipt_details, receipt_line, receipt_sentence, timeline
@@ -16,6 +16,8 @@ from kvchat.ui.widgets.elided import ElidedButton
 from kvchat.ui.widgets.layouts import FlowLayout, height_for_width
 from kvchat.words.language import N_, _
 
+_BETWEEN = 6  # pixels between those lines and the buttons
+_INDENT = 18  # pixels at 100 % text, of what is a part of the line above
 _APART = 10  # pixels between how it ended and what can be done about it
 
 _STATE_WORDS = {
@@ -85,7 +87,10 @@ class ReplyFooter(QWidget):
         if message.receipt is not None and look.numbers:
             self.receipt = ReceiptView(message.receipt, look, self._column)
             lines.addWidget(self.receipt)
-        self._column.addLayout(row((lines, 1), (actions, 0, Qt.AlignmentFlag.AlignTop), spacing=6, margins=0))
+        self._lines, self._actions = lines, actions
+        end = Qt.AlignmentFlag.AlignTop | Qt.AlignmentFlag.AlignRight
+        self._row = row((lines, 1), (actions, 0, end), spacing=_BETWEEN, margins=0)
+        self._column.addLayout(self._row)
 
     def offer_to_go_on(self, last: bool) -> None:
         """Whether it is the last message: only then can it go on."""
@@ -93,7 +98,10 @@ class ReplyFooter(QWidget):
             self._go_on.setVisible(last)
 
     def heightForWidth(self, width: int) -> int:
-        """As tall as its lines; an opened receipt wraps."""
+        """As tall as its lines; an opened receipt wraps. Where it is narrow the buttons stand below."""
+        directions = QBoxLayout.Direction.LeftToRight, QBoxLayout.Direction.TopToBottom
+        beside = self._lines.minimumSize().width() + _BETWEEN + self._actions.minimumSizeHint().width()
+        self._row.setDirection(directions[width < beside])
         return height_for_width(self._column, width)
 
     def _ending(self, state: MessageState, retry: Any, go_on: Any) -> FlowLayout:
@@ -109,15 +117,18 @@ class ReplyFooter(QWidget):
 
 def _details(receipt: Receipt, look: Look) -> QFrame:
     frame = styled(QFrame(), "details")
-    form = QFormLayout(frame, horizontalSpacing=18, verticalSpacing=4)
-    form.setContentsMargins(14, 10, 14, 10)
+    grid = QGridLayout(frame, horizontalSpacing=18, verticalSpacing=4)
+    grid.setContentsMargins(14, 10, 14, 10)
+    grid.setColumnStretch(1, 1)
     if steps := timeline(receipt):
-        form.addRow(Timeline(look, steps))
-    for what, how_much in receipt_details(receipt):
-        name = label(what.replace("  ", "      "), "small", wraps=True)
+        grid.addWidget(Timeline(look, steps), 0, 0, 1, 2)
+    for line, (what, how_much) in enumerate(receipt_details(receipt), 1):
+        name = label(what.strip(), "small", wraps=True)
+        name.setIndent(look.px(_INDENT) if what.startswith(" ") else 0)
         value = label(how_much, "small", wraps=True, selectable=True)
         value.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Preferred)
         for one in (name, value):
             one.setAlignment(beginning() | Qt.AlignmentFlag.AlignTop)  # of several lines beside the first
-        form.addRow(name, value)
+        grid.addWidget(name, line, 0)
+        grid.addWidget(value, line, 1)
     return frame

@@ -12,7 +12,7 @@ from kvchat.library.remote.hub import AccessNeeded
 from kvchat.ui.base.building import STRETCH, button, column, label, progress_bar, row, styled
 from kvchat.ui.widgets.elided import ElidedLabel
 from kvchat.ui.widgets.layouts import ScrollPage
-from kvchat.words.language import _
+from kvchat.words.language import _, beside
 from kvchat.words.wording import rough_duration, size
 
 _MOST_HEIGHT = 230  # pixels; about three downloads
@@ -108,7 +108,7 @@ def download_words(download: Download) -> str:
             return _("{total}, complete; its hash is right.", total=size(download.total))
         case DownloadState.FAILED if download.error is not None:
             error = download.error
-            return f"{amount} · {error}"
+            return beside((amount, str(error)))
         case DownloadState.FETCHING:
             parts = [amount]
             if download.rate > 0:
@@ -116,6 +116,6 @@ def download_words(download: Download) -> str:
                     _("{size}/s", size=size(download.rate)),
                     _("{time} left", time=rough_duration(download.seconds_left or 0)),
                 ]
-            return " · ".join(parts)
+            return beside(parts)
         case _:
-            return f"{amount} · {_(download.state.value)}"
+            return beside((amount, _(download.state.value)))

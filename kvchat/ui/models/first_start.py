@@ -26,7 +26,7 @@ from kvchat.ui.models.model_rows import found_row
 from kvchat.ui.widgets.card import Card
 from kvchat.ui.widgets.elided import ElidedButton
 from kvchat.ui.widgets.layouts import ScrollPage
-from kvchat.words.language import _
+from kvchat.words.language import _, beside
 from kvchat.words.wording import size
 
 STARTER_SIZE = 98_000_000  # bytes, of the model
@@ -117,7 +117,7 @@ class FirstStart(QWidget):
             use = ElidedButton("", beside=52)
             words = _("Use {model}", model=shown.title)
             use.set_text(words.replace("&", "&&"), f"· {shown.chip}", f"{shown.words}\n{shown.tip}")
-            use.setAccessibleName(f"{words} · {shown.chip}")
+            use.setAccessibleName(beside((words, shown.chip)))
             use.clicked.connect(partial(self.pick_requested.emit, one.model.path))
             _widen(use)
             self._found.addWidget(use)
@@ -178,7 +178,7 @@ class FirstStart(QWidget):
 def starter_words(*, here: bool) -> str:
     """What the button says that leads to the starter model; `here`: it comes with kvchat."""
     if here:
-        return _("Use the starter model, which comes with kvchat")
+        return _("Use kvchat’s own starter model")
     return _("Fetch the starter model ({size})", size=size(STARTER_SIZE))
 
 
@@ -193,7 +193,7 @@ def open_gguf_dialog(parent: QWidget, on_pick: Callable[[Path], object]) -> None
 def _greeting() -> tuple[QLabel, QLabel, QLabel]:
     logo = QLabel()
     logo.setPixmap(app_icon().pixmap(QSize(64, 64)))
-    title = label(_("Choose a model to talk to"), "hero")
+    title = label(_("Choose a model to talk to"), "hero", wraps=True)
     words = _(
         "Everything stays on this computer. kvchat keeps what the model worked out about each "
         "chat, so that it answers at once when you come back."

@@ -44,10 +44,11 @@ class ModelsHub(QWidget):
         self._repository: HubRepository | None = None
         hint = _("Name of a model, or an address on huggingface.co")
         self.field = ClearableField(look, _("Search Hugging Face"), hint)
+        self.field.setToolTip(hint)
         self.search = button(_("Search"), self._search)
         self.field.returnPressed.connect(self._search)
         self.back = button(_("‹ Back"), self._go_back, "link", name=_("Back to the list"))
-        self.heading = label(kind="strong")
+        self.heading = label(kind="strong", wraps=True)
         self.list = RowList(look, _("Models on Hugging Face"))
         self.list.taken.connect(self._take)
         self.list.current_changed.connect(self._show_current)

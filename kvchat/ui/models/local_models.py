@@ -26,8 +26,9 @@ from kvchat.ui.models.first_start import starter_words
 from kvchat.ui.models.model_rows import found_row, in_order
 from kvchat.ui.widgets.card import Card
 from kvchat.ui.widgets.fields import ClearableField
+from kvchat.ui.widgets.layouts import at_end
 from kvchat.ui.widgets.row_list import Row, RowList, Tone
-from kvchat.words.language import N_, _, several
+from kvchat.words.language import N_, _, beside, several
 from kvchat.words.wording import size
 
 _NO_MODEL = N_(
@@ -62,7 +63,7 @@ class ModelsHere(QWidget):
         self.starter, self.more = self.none.add_button(words, "primary"), self.none.add_button(_("Get another…"))
         self.none.add_button(_("Choose a folder…"), "", self._ask_folder)
         self.none.hide()
-        below = row((self.status, 1), self.folders, self.delete, self.use, spacing=8)
+        below = row((self.status, 1), at_end(self.folders, self.delete, self.use), spacing=8)
         parts = self.filter, self.none, (self.list, 1), self.reason, below
         column(*parts, on=self, spacing=8, margins=0)
         self.refresh()
@@ -181,7 +182,7 @@ class ModelsHere(QWidget):
         count = len(self._models)
         words = [several(count, "{count} model", "{count} models")] if count else []
         words += [_("{path} cannot be read.", path=folder.path) for folder in unreadable]
-        self.status.setText(" · ".join(words))
+        self.status.setText(beside(words))
 
     def _show_current(self) -> None:
         chosen = self.list.current

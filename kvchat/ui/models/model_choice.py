@@ -30,6 +30,7 @@ class ModelBox(ChoiceBox):
         self._runtime = runtime
         self.setAccessibleName(_("Model"))
         self.setSizeAdjustPolicy(self.SizeAdjustPolicy.AdjustToMinimumContentsLengthWithIcon)  # names are long
+        self.currentTextChanged.connect(lambda name: self.setToolTip(plain_tip(name)))
 
     @property
     def path(self) -> str | None:

@@ -15,7 +15,7 @@ from kvchat.library.remote.hub import HubFile, HubModel
 from kvchat.library.remote.starter import Suggestion
 from kvchat.ui.base.building import left_to_right
 from kvchat.ui.widgets.row_list import Row, Tone
-from kvchat.words.language import N_, _, ended, number
+from kvchat.words.language import N_, _, beside, ended, number
 from kvchat.words.wording import size, tokens_short
 
 _TONES = {Verdict.FITS: Tone.GOOD, Verdict.TIGHT: Tone.WARN, Verdict.NO: Tone.BAD}
@@ -35,7 +35,7 @@ def found_row(one: JudgedModel, used: Path | None) -> Row:
     name = without_quantisation(model.name, facts.quantisation)
     chip, tone = (_("in use"), Tone.GOOD) if model.path == used else _chip(one.judgement)
     tip = [one.judgement.reason, path]
-    return Row(model.path, name, " · ".join(parts), chip, tone, "\n".join(tip))
+    return Row(model.path, name, beside(parts), chip, tone, "\n".join(tip))
 
 
 def told_apart(models: Sequence[tuple[str, Path]]) -> list[str]:
@@ -43,7 +43,9 @@ def told_apart(models: Sequence[tuple[str, Path]]) -> list[str]:
     alike = Counter(name for name, _ in models)
     there = Counter((name, path.parent.name) for name, path in models)
     places = (path.parent.name if there[name, path.parent.name] == 1 else path.name for name, path in models)
-    return [name if alike[name] == 1 else f"{name} · {place}" for (name, _), place in zip(models, places, strict=True)]
+    return [
+        name if alike[name] == 1 else beside((name, place)) for (name, _), place in zip(models, places, strict=True)
+    ]
 
 
 def in_order(one: JudgedModel) -> tuple[bool, str, int]:
@@ -65,7 +67,7 @@ def result_row(one: HubModel) -> Row:
         _("{likes} likes", likes=number(one.likes)),
     ]
     parts += [_("updated {updated}", updated=f"{one.updated:%Y-%m-%d}")] if one.updated else []
-    return Row(one, one.repository, " · ".join(parts), _("asks who you are") if one.gated else "")
+    return Row(one, one.repository, beside(parts), _("asks who you are") if one.gated else "")
 
 
 def file_row(file: HubFile, memory: MemoryFacts, *, here: bool) -> Row:
@@ -74,7 +76,7 @@ def file_row(file: HubFile, memory: MemoryFacts, *, here: bool) -> Row:
     words, parts = size(file.size), len(file.parts)
     if parts > 1:
         words = _("{size} in {count} files", size=words, count=parts)
-    words += " · " + _("can see or hear") if file.projector else ""
+    words = beside((words, _("can see or hear") if file.projector else ""))
     chip, tone = (_("on this computer"), Tone.GOOD) if here else _chip(judgement)
     return Row(file, file.name, words, chip, tone, judgement.reason)
 

@@ -10,7 +10,7 @@ from PySide6.QtWidgets import QWidget
 
 from kvchat.chat.options import Preset
 from kvchat.runtime import Runtime
-from kvchat.ui.base.building import button, label, row
+from kvchat.ui.base.building import STRETCH, button, label, row
 from kvchat.ui.base.tasks import TaskRunner
 from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.confirm import confirm
@@ -53,7 +53,9 @@ class ChatSettings(OptionsPanel):
         self.model.activated.connect(self._model_chosen)
         self.preset.activated.connect(self._take_preset)
         words, model = label(_(_WORDS), "small", wraps=True), row(label(_("Model")), (self.model, 1), spacing=8)
-        self._build(self.title, words, self.notices, model, row((self.preset, 1), self.manage, self.keep, spacing=8))
+        self._build(
+            self.title, words, self.notices, model, self.preset, row(self.manage, self.keep, STRETCH, spacing=8)
+        )
 
     def show_subject(self, subject: Subject) -> None:
         """Show how a conversation is answered."""

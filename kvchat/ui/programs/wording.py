@@ -11,7 +11,7 @@ from kvchat.gateway.requests import Passage, Stage
 from kvchat.gateway.totals import Sum, Total
 from kvchat.kvstore.savepoint import program_of
 from kvchat.session.proof import Source
-from kvchat.words.language import N_, _, ended, listed, number, retold, several
+from kvchat.words.language import N_, _, beside, ended, listed, number, retold, several
 from kvchat.words.wording import brief, moment_of, percent, roughly, since, tokens_short
 
 _STAGES = {
@@ -44,7 +44,7 @@ def program_line(total: Total, now: datetime) -> str:
         parts.append(_("the last one {when}", when=since(datetime.fromtimestamp(total.last_at, UTC), now)))
     if total.saved_ms >= _LEAST_SAVED_MS:
         parts.append(_("{time} saved", time=roughly(total.saved_ms / 1000)))
-    return " · ".join(parts)
+    return beside(parts)
 
 
 def found_share(total: Total) -> str:
@@ -74,7 +74,7 @@ def request_title(passage: Passage) -> str:
     at = datetime.fromtimestamp(passage.at).astimezone()
     today = at.date() == datetime.now().date()
     when, model = f"{at:%H:%M:%S}" if today else moment_of(at), passage.model or _("the model in use")
-    return f"{when} · {model}"
+    return beside((when, model))
 
 
 def request_line(passage: Passage) -> str:
@@ -87,7 +87,7 @@ def request_line(passage: Passage) -> str:
         parts.append(_("first word after {first_ms}", first_ms=brief(_first_word_ms(passage))))
     if passage.why:
         parts.append(retold(passage.why))
-    return " · ".join(parts)
+    return beside(parts)
 
 
 def receipt_of(passage: Passage) -> Receipt | None:

@@ -14,7 +14,7 @@ from kvchat.ui.base.building import button, column, label, row, styled
 from kvchat.ui.base.theme import Look
 from kvchat.ui.widgets.entries import Entry
 from kvchat.ui.widgets.round_bar import HEIGHT, RoundBar, mix
-from kvchat.words.language import N_, _, listed, sentences
+from kvchat.words.language import N_, _, beside, listed, sentences
 from kvchat.words.wording import CHATS_READY, size
 
 _LEAST = 3.0  # pixels; a part that is there is seen
@@ -86,7 +86,7 @@ class MemoryPicture(QWidget):
         super().__init__()
         name = _("This computer’s memory") if bar.place == COMPUTER else bar.place
         free = _("{free} free before the load", free=size(bar.free))
-        caption = label(f"{name} · {free}", "small", wraps=True)  # in two labels it was cut on a small screen
+        caption = label(beside((name, free)), "small", wraps=True)  # in two labels it was cut on a small screen
         legend = styled(QLabel(" &nbsp; ".join(_legend(look, bar)), wordWrap=True), "small")
         column(caption, _Bar(look, bar), legend, on=self, spacing=4, margins=0)
         taken = listed(f"{_(part)} {size(count)}" for part, count in zip(_NAMES, _parts(bar), strict=True) if count)

@@ -12,11 +12,12 @@ from PySide6.QtWidgets import QWidget
 from kvchat.chat.deletion.recently_deleted import Deleted
 from kvchat.chat.events import ConversationsChanged, Event, SettingsChanged
 from kvchat.runtime import Runtime
-from kvchat.ui.base.building import STRETCH, button, column, label, row
+from kvchat.ui.base.building import button, column, label, row
 from kvchat.ui.base.tasks import TaskRunner
 from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.confirm import confirm
 from kvchat.ui.dialogs.panel import Panel
+from kvchat.ui.widgets.layouts import at_end
 from kvchat.ui.widgets.row_list import Row, RowList
 from kvchat.words.language import N_, _, several
 from kvchat.words.wording import moment_of
@@ -41,7 +42,7 @@ class DeletedWindow(Panel):
         self.all = button(_("Delete all…"), lambda: self._ask([one.value for one in self.list.rows]), "danger")
         self.now = button(_("Delete now…"), lambda: self._ask(self._chosen()), "danger")
         self.restore = button(_("Bring back"), self._restore, "primary")
-        below = row(self.limits, STRETCH, self.all, self.now, self.restore, spacing=6)
+        below = row(self.limits, (at_end(self.all, self.now, self.restore), 1))
         self.empty.setAlignment(Qt.AlignmentFlag.AlignCenter)
         parts = self.notices, self.words, (self.empty, 1), (self.list, 1), below
         column(*parts, on=self, spacing=12, margins=16)

@@ -23,7 +23,7 @@ from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.confirm import confirm
 from kvchat.ui.dialogs.panel import Panel, fit_height
 from kvchat.ui.widgets.row_list import Row, RowList, Tone
-from kvchat.words.language import N_, _, listed, number, sentences, several
+from kvchat.words.language import N_, _, beside, listed, number, sentences, several
 from kvchat.words.wording import roughly, since, size, tokens_short
 
 _WHAT_FOR = N_("What stands here is read once. A chat that begins on it answers at once, as if it had been read to it.")
@@ -270,7 +270,7 @@ def row_of(one: Standing, reading: Reading | None) -> Row:
         chip, tone = _("to be read") if prepared.is_read else _("not read"), Tone.WARN
     elif one.changes:
         chip, tone = _("files changed"), Tone.WARN
-    return Row(prepared.id, prepared.name, " · ".join(part for part in parts if part), chip, tone)
+    return Row(prepared.id, prepared.name, beside(parts), chip, tone)
 
 
 def details_of(one: Standing, reading: Reading | None, seconds_left: float | None, place: Path) -> str:

@@ -185,7 +185,7 @@ class SavedPanel(Panel):
             self._swatches[kind] = swatch
             swatch.setFixedSize(self._look.px(11), self._look.px(11))
             self.kinds.addWidget(swatch, line, 0)
-            self.kinds.addWidget(label(_(kind)), line, 1)
+            self.kinds.addWidget(label(_(kind), wraps=True), line, 1)
             for place, words in enumerate((number(count), brief(1000 * first), roughly(saved) if saved else "–"), 2):
                 self.kinds.addWidget(label(words), line, place, Qt.AlignmentFlag.AlignRight)
         self._restyle()

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from kvchat.kvstore.savepoint import ConversationUsage, PrunedConversation, PrunePlan, StoreUsage, program_of
 from kvchat.session.restore_cost import BreakEven
 from kvchat.store_service import chats_in_words
-from kvchat.words.language import _, mark, number, sentences, several, with_marks
+from kvchat.words.language import _, beside, mark, number, sentences, several, with_marks
 from kvchat.words.wording import percent, roughly, since, size
 
 _NEAR = 0.9  # of the size asked for; a plan that leaves less says so
@@ -86,7 +86,7 @@ def use_of(usage: ConversationUsage, now: datetime, seconds_saved: float = 0.0) 
     words = _("used {when}", when=since(usage.last_used_at, now.astimezone(usage.last_used_at.tzinfo)))
     if program_of(usage.conversation_id):
         prompts = several(usage.save_points, "{count} prompt kept", "{count} prompts kept")
-        words = f"{prompts} · {words}"
+        words = beside((prompts, words))
     if seconds_saved >= 1:
         return _("{words} · has saved {time}", words=words, time=roughly(seconds_saved))
     if usage.prefill_seconds:

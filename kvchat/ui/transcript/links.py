@@ -40,6 +40,7 @@ class LinkDialog(Question):
         super().__init__(parent, _("Open this link?"), lines, self.open_button, self.copy_button, self.cancel)
         self.open_button.clicked.connect(self._open)
         self.copy_button.clicked.connect(self._copy)
+        self.cancel.clicked.connect(self.reject)
 
     def _open(self) -> None:
         QDesktopServices.openUrl(QUrl(self.url))

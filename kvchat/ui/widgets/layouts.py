@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import QPoint, QRect, QSize, Qt
-from PySide6.QtWidgets import QApplication, QLayout, QLayoutItem, QScrollArea, QStyle, QWidget
+from PySide6.QtCore import QEvent, QPoint, QRect, QSize, Qt
+from PySide6.QtWidgets import QApplication, QDialog, QLayout, QLayoutItem, QScrollArea, QSizePolicy, QStyle, QWidget
 
 COLUMN_WIDTH = 760  # pixels at 100 % text of the messages and of what stands in line with them, where there is room
 
 
 class FlowLayout(QLayout):
-    """A row that wraps, from where lines begin. Hidden widgets take no room."""
+    """A row that wraps, from where lines begin or `at_end`. Hidden widgets take no room."""
 
-    def __init__(self, parent: QWidget | None = None, spacing: int = 8) -> None:
+    def __init__(self, parent: QWidget | None = None, spacing: int = 8, *, at_end: bool = False) -> None:
         super().__init__(parent)
         self._items: list[QLayoutItem] = []
+        self._at_end = at_end
         self.setContentsMargins(0, 0, 0, 0)
         self.setSpacing(spacing)
 
@@ -85,6 +86,8 @@ class FlowLayout(QLayout):
         y = room.y()
         for line in lines:
             x, tall = room.x(), max((size.height() for _, size in line), default=0)
+            if self._at_end:
+                x += room.width() - sum(size.width() for _, size in line) - self.spacing() * (len(line) - 1)
             for item, size in line:
                 if move:
                     place = QRect(QPoint(x, y + (tall - size.height()) // 2), size)
@@ -94,22 +97,66 @@ class FlowLayout(QLayout):
         return y - self.spacing() - rect.y() + margins.bottom()
 
 
+def at_end(*widgets: QWidget) -> FlowLayout:
+    """Buttons where lines end, on several where there is no room."""
+    made = FlowLayout(at_end=True)
+    for widget in widgets:
+        made.addWidget(widget)
+    return made
+
+
 def height_for_width(layout: QLayout, width: int) -> int:
     """How tall a layout is at that width, in pixels, whether its height depends on the width or not."""
     return layout.totalHeightForWidth(width) if layout.hasHeightForWidth() else layout.totalSizeHint().height()
 
 
 class ScrollPage(QScrollArea):
-    """A page that scrolls up and down: what stands on it is laid out on its `ground`."""
+    """A page that scrolls up and down. What is laid out on its `ground` says how narrow it may be.
+
+    Only where the screen is narrower than that it scrolls sideways.
+    """
 
     def __init__(self, name: str) -> None:
         """`name` is the ground's in the style sheet."""
         super().__init__(widgetResizable=True)
-        self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self.setFocusPolicy(Qt.FocusPolicy.NoFocus)
         self.ground = _Ground()
         self.ground.setObjectName(name)
         self.setWidget(self.ground)
+
+    def minimumSizeHint(self) -> QSize:
+        """The widest word, beside the scroll bar."""
+        wide = self.ground.minimumSizeHint().width() + self.verticalScrollBar().sizeHint().width()
+        return QSize(wide, super().minimumSizeHint().height())
+
+
+class GivingWay(ScrollPage):
+    """As high as what stands on it; where there is less room it scrolls."""
+
+    def __init__(self) -> None:
+        super().__init__("")
+        self.ground.setAutoFillBackground(False)  # what lies below is seen
+        policy = QSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Maximum)
+        policy.setHeightForWidth(True)
+        self.setSizePolicy(policy)
+
+    def hasHeightForWidth(self) -> bool:
+        """Words wrap."""
+        return True
+
+    def heightForWidth(self, width: int) -> int:
+        """All of it."""
+        layout = self.ground.layout()
+        return height_for_width(layout, width) if layout is not None else 0
+
+    def sizeHint(self) -> QSize:
+        """As wide as there is room."""
+        hint = self.ground.sizeHint()
+        return QSize(hint.width(), self.heightForWidth(hint.width()))
+
+    def minimumSizeHint(self) -> QSize:
+        """Any height will do."""
+        return QSize(super().minimumSizeHint().width(), 0)
 
 
 class _Ground(QWidget):
@@ -117,9 +164,39 @@ class _Ground(QWidget):
 
     def minimumSizeHint(self) -> QSize:
         """No least height where the height depends on the width: then the area asks for it itself."""
-        layout = self.layout()
+        layout, least = self.layout(), super().minimumSizeHint()
         depends = layout is not None and layout.hasHeightForWidth()
-        return QSize(0, 0 if depends else super().minimumSizeHint().height())
+        return QSize(least.width(), 0 if depends else least.height())
+
+    def event(self, event: QEvent) -> bool:
+        """The area's room goes by what stands here."""
+        if event.type() is QEvent.Type.LayoutRequest and (port := self.parentWidget()) is not None:
+            port.parentWidget().updateGeometry()
+        return super().event(event)
+
+
+class RoomyDialog(QDialog):
+    """A window that cannot be made smaller than its words need, as far as the screen goes."""
+
+    least = QSize(0, 0)  # pixels that it needs in any case
+
+    def event(self, event: QEvent) -> bool:
+        """Other words, or another width at which they wrap."""
+        concerned = event.type() in (QEvent.Type.LayoutRequest, QEvent.Type.Resize)  # after another it may be gone
+        done = super().event(event)
+        if concerned and self.minimumWidth() < self.maximumWidth():
+            keep_least(self, self.layout(), self.least)
+        return done
+
+
+def keep_least(window: QWidget, layout: QLayout | None, least: QSize) -> None:
+    """Let `window` be no smaller than `least` and than `layout` needs at its width, as far as the screen goes."""
+    if layout is not None:
+        needed = layout.totalMinimumSize()
+        if layout.hasHeightForWidth():
+            needed.setHeight(layout.totalMinimumHeightForWidth(max(window.width(), needed.width())))
+        least = least.expandedTo(needed)
+    window.setMinimumSize(least.boundedTo(room_on_screen()))
 
 
 def room_on_screen() -> QSize:

@@ -20,8 +20,6 @@ from kvchat.chat.input.documents import document_of_text
 from kvchat.chat.options import Preset
 from kvchat.chat.record.messages import Role
 from kvchat.errors import KvchatError
-from kvchat.library.memory.fitting import COMPUTER, MemoryBar
-from kvchat.settings import GB
 from kvchat.ui.app import window_place
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.base.theme import ZOOMS, Look
@@ -129,15 +127,22 @@ async def test_small_windows_cut_no_long_words_off(language: str, runtime: FakeR
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("language", "text", "scale"), [("de", 100, 1), ("de", 200, 1), ("fr", 200, 1), ("pseudo", 200, 1), ("de", 100, 3)]
+    ("language", "text", "scale", "screen"),
+    [
+        ("de", 100, 1, "1600x1000"),
+        ("de", 200, 1, "800x600"),
+        ("fr", 200, 1, "1600x1000"),
+        ("pseudo", 200, 1, "800x600"),
+        ("de", 100, 3, "3840x2160"),
+    ],
 )
 def test_long_languages_and_those_from_the_right_are_nowhere_cut_off(
-    language: str, text: int, scale: int, compiled_catalogues: Path
+    language: str, text: int, scale: int, screen: str, compiled_catalogues: Path
 ) -> None:
-    """In a process of its own: Qt asks for the screen's scale once."""
+    """At each window's own size and at its least; in a process of its own: Qt asks for the screen's scale once."""
     asked = ["--language", language, "--text", str(text), "--catalogues", str(compiled_catalogues)]
     done = subprocess.run(
-        [sys.executable, "-m", "tests.ui.pictures", *asked, "--screen", "3840x2160" if scale > 1 else "1600x1000"],
+        [sys.executable, "-m", "tests.ui.pictures", *asked, "--screen", screen],
         env=os.environ | {"QT_SCALE_FACTOR": str(scale)},
         cwd=Path(__file__).parents[3],
         stderr=subprocess.PIPE,
@@ -229,25 +234,5 @@ async def test_the_other_windows(furnished: FakeRuntime, wide: MainWindow) -> No
         link,
         wide.keyboard.open_palette(),
     ):
-        await whole(window, type(window).__name__)
-        window.close()
-
-
-@pytest.mark.parametrize("furnished", [200], indirect=True)
-async def test_long_words_on_a_small_screen(
-    furnished: FakeRuntime, wide: MainWindow, monkeypatch: pytest.MonkeyPatch, catalogues: None
-) -> None:
-    monkeypatch.setattr(panel, "room_on_screen", lambda: QSize(784, 552))
-    speak("de")
-    furnished.bars = (MemoryBar(COMPUTER, 16 * GB, GB, 4 * GB, 2 * GB, GB // 2, GB // 10, staging=GB),)
-    side = wide.side_windows
-    settings = side.open_settings()
-    await until(lambda: settings.model.memory.isVisibleTo(settings.model))
-    for page in settings.pages:
-        settings.show_page(page.name)
-        await whole(settings, page.name)
-    settings.close()
-    sheet = wide.keyboard.open_sheet()
-    for window in sheet, side.open_storage(), side.open_engine(), side.open_deleted(), side.open_models():
         await whole(window, type(window).__name__)
         window.close()

@@ -83,7 +83,7 @@ async def test_models_that_are_here_come_first_and_the_starter_is_what_it_is(
     runtime.models.there = [small, a_model(tmp_path, "Huge", 90 * GB), large, broken]
     monkeypatch.setattr("kvchat.library.remote.starter.installed_starter", lambda: Path("/wheel/starter.gguf"))
     window.show_first_start()
-    assert page.starter.text() == "Use the starter model, which comes with kvchat"
+    assert page.starter.text() == "Use kvchat’s own starter model"
     await until(lambda: page.found)
     assert [one.text() for one in page.found] == ["Use Large · fits", "Use Small · fits"]
     assert (page.found[0].property("kind"), page.starter.property("kind")) == ("primary", "")
