@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kvchat.words import language, wording
-from kvchat.words.language import listed, mark, number, pgettext, retold, sentences, several, speak, spoken
+from kvchat.words.language import beside, listed, mark, number, pgettext, retold, sentences, several, speak, spoken
 
 
 @pytest.fixture(autouse=True)
@@ -126,3 +126,9 @@ def test_numbers_sizes_and_dates_in_german() -> None:
 )
 def test_a_reason_that_was_kept_in_english_is_told_as_far_as_it_is_known(kept: str, told: str) -> None:
     assert retold(kept) == told
+
+
+def test_parts_beside_each_other_keep_their_own_direction(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert beside(("Qwen3", "", "4.9 GB")) == "Qwen3 · 4.9 GB"
+    monkeypatch.setattr(language._Spoken, "language", "he")
+    assert beside(("Qwen3", "", "4.9 GB")) == "\u200f\u2068Qwen3\u2069 · \u20684.9 GB\u2069"

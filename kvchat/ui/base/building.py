@@ -80,7 +80,8 @@ def tool_button(
 
 def line_edit(name: str, placeholder: str = "") -> QLineEdit:
     """A field; `name` is what a screen reader says. What stands in the empty one is also its tooltip."""
-    made = QLineEdit(placeholderText=placeholder, toolTip=placeholder)
+    made = QLineEdit(placeholderText=placeholder)
+    made.setToolTip(placeholder)
     made.setAccessibleName(name)
     return made
 

@@ -117,7 +117,9 @@ class ReplyFooter(QWidget):
 
 def _details(receipt: Receipt, look: Look) -> QFrame:
     frame = styled(QFrame(), "details")
-    grid = QGridLayout(frame, horizontalSpacing=18, verticalSpacing=4)
+    grid = QGridLayout(frame)
+    grid.setHorizontalSpacing(18)
+    grid.setVerticalSpacing(4)
     grid.setContentsMargins(14, 10, 14, 10)
     grid.setColumnStretch(1, 1)
     if steps := timeline(receipt):

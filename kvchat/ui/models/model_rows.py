@@ -43,9 +43,8 @@ def told_apart(models: Sequence[tuple[str, Path]]) -> list[str]:
     alike = Counter(name for name, _ in models)
     there = Counter((name, path.parent.name) for name, path in models)
     places = (path.parent.name if there[name, path.parent.name] == 1 else path.name for name, path in models)
-    return [
-        name if alike[name] == 1 else beside((name, place)) for (name, _), place in zip(models, places, strict=True)
-    ]
+    names = (name for name, _ in models)
+    return [name if alike[name] == 1 else beside((name, place)) for name, place in zip(names, places, strict=True)]
 
 
 def in_order(one: JudgedModel) -> tuple[bool, str, int]:

@@ -53,9 +53,8 @@ class ChatSettings(OptionsPanel):
         self.model.activated.connect(self._model_chosen)
         self.preset.activated.connect(self._take_preset)
         words, model = label(_(_WORDS), "small", wraps=True), row(label(_("Model")), (self.model, 1), spacing=8)
-        self._build(
-            self.title, words, self.notices, model, self.preset, row(self.manage, self.keep, STRETCH, spacing=8)
-        )
+        below = row(self.manage, self.keep, STRETCH, spacing=8)
+        self._build(self.title, words, self.notices, model, self.preset, below)
 
     def show_subject(self, subject: Subject) -> None:
         """Show how a conversation is answered."""

@@ -176,7 +176,7 @@ class SavedPanel(Panel):
         self._swatches.clear()
         assert self.shown is not None
         for place, words in enumerate((_("replies"), _("first word after"), _("saved")), 2):
-            self.kinds.addWidget(label(words, "small"), 0, place, Qt.AlignmentFlag.AlignRight)
+            self.kinds.addWidget(label(words, "small", wraps=True), 0, place, Qt.AlignmentFlag.AlignRight)
         for kind in KINDS:
             count, saved, first = self.shown.of_kind(kind)
             if not count:
@@ -187,7 +187,7 @@ class SavedPanel(Panel):
             self.kinds.addWidget(swatch, line, 0)
             self.kinds.addWidget(label(_(kind), wraps=True), line, 1)
             for place, words in enumerate((number(count), brief(1000 * first), roughly(saved) if saved else "–"), 2):
-                self.kinds.addWidget(label(words), line, place, Qt.AlignmentFlag.AlignRight)
+                self.kinds.addWidget(label(words, wraps=True), line, place, Qt.AlignmentFlag.AlignRight)
         self._restyle()
 
     def _fill_reasons(self) -> None:

@@ -171,7 +171,7 @@ class _Ground(QWidget):
     def event(self, event: QEvent) -> bool:
         """The area's room goes by what stands here."""
         if event.type() is QEvent.Type.LayoutRequest and (port := self.parentWidget()) is not None:
-            port.parentWidget().updateGeometry()
+            port.parentWidget().updateGeometry()  # type: ignore[union-attr]  # the area that the port is of
         return super().event(event)
 
 

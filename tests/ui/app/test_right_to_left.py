@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from PySide6.QtCore import QPoint, QRect, QRectF, Qt
-from PySide6.QtGui import QColor, QImage, QTextCursor
+from PySide6.QtGui import QColor, QImage, QTextCursor, QTextLayout, QTextOption
 from PySide6.QtWidgets import QApplication, QFrame, QStyleOptionViewItem
 from pytestqt.qtbot import QtBot
 
@@ -26,6 +26,8 @@ from kvchat.ui.models.model_rows import found_row
 from kvchat.ui.rendering.code_view import CodeView
 from kvchat.ui.rendering.text_page import TextPage
 from kvchat.ui.widgets.item_list import sided
+from kvchat.words import language
+from kvchat.words.language import beside
 from tests.ui.fake_runtime import FakeRuntime
 from tests.ui.waiting import until
 from tests.ui.windows import on_show
@@ -75,6 +77,20 @@ async def test_what_kvchat_draws_itself_begins_at_the_right_too(
         y = next(y for y in range(picture.height()) if drawn(picture, y, look.theme.accent))
         assert min(drawn(picture, y + 2, look.theme.accent)) > storage.list.buttons[0].geometry().right(), "the bar"
         storage.close()
+
+
+def test_parts_of_a_line_stand_from_right_to_left(qapp: QApplication, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(language._Spoken, "language", "he")
+    words = beside(("Qwen3", "4.9 GB", "Q4_K_M"))
+    laid_out = QTextLayout(words)
+    option = QTextOption()
+    option.setTextDirection(Qt.LayoutDirection.LayoutDirectionAuto)  # as in labels and lists: the words say it
+    laid_out.setTextOption(option)
+    laid_out.beginLayout()
+    line = laid_out.createLine()
+    laid_out.endLayout()
+    places = [line.cursorToX(words.index(part) + 1)[0] for part in ("Qwen3", "4.9 GB", "Q4_K_M")]
+    assert places == sorted(places, reverse=True)
 
 
 def test_keys_paths_and_icons_that_point_somewhere(mirrored: None, look: Look, tmp_path: Path) -> None:

@@ -1,0 +1,99 @@
+"""A chat where there is little room: large text in a small window."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import pytest
+import pytest_asyncio
+from PySide6.QtCore import QPoint, QRect, QSize
+from PySide6.QtWidgets import QLabel, QScrollArea, QWidget
+
+from kvchat.engine.running.failure import hangs
+from kvchat.engine.speaking.connection import EngineState
+from kvchat.errors import KvchatError
+from kvchat.ui.app import window_place
+from kvchat.ui.app.main_window import MainWindow
+from kvchat.ui.base.speaking import speak_here
+from kvchat.ui.base.theme import Look
+from kvchat.ui.commands.shortcuts import SHORTCUTS, shown_keys
+from kvchat.ui.messages.reply_footer import ReceiptView
+from kvchat.ui.widgets.layouts import ScrollPage
+from kvchat.words.language import _
+from tests.ui.fake_runtime import FakeRuntime, a_receipt
+from tests.ui.waiting import until
+from tests.ui.windows import on_show
+
+
+@pytest_asyncio.fixture
+async def small(furnished: FakeRuntime, look: Look, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[MainWindow]:
+    monkeypatch.setattr(window_place, "room_on_screen", lambda: QSize(784, 400))
+    furnished.settings = replace(furnished.settings, zoom=200)
+    look.follow(furnished.settings)
+    async with on_show(furnished, look) as window:
+        window.resize(720, 400)
+        furnished.set_engine(EngineState.FAILED, failure=hangs())
+        yield window
+
+
+def scrolled_in(widget: QWidget) -> QScrollArea:
+    around = widget.parentWidget()
+    while not isinstance(around, QScrollArea):
+        assert around is not None
+        around = around.parentWidget()
+    return around
+
+
+def whole(label: QLabel) -> bool:
+    return label.isVisible() and label.height() >= label.heightForWidth(label.width())
+
+
+async def test_a_card_scrolls_and_a_notice_leaves_the_header_free(small: MainWindow) -> None:
+    card = small.engine_card
+    await until(lambda: card.isVisible() and scrolled_in(card).verticalScrollBar().maximum() > 0)
+    await until(lambda: all(map(whole, (card.title, card.detail, card.advice))))
+    small.notices.show_error(KvchatError("Cannot restart", "Many words. " * 40, "Some advice."))
+
+    def between() -> bool:
+        page, notices = small.notices.parentWidget(), small.notices
+        parts = [QRect(part.mapTo(page, QPoint()), part.size()) for part in (small.header, small.composer, notices)]
+        header, composer, notice = parts
+        return header.bottom() < notice.top() < notice.bottom() < composer.top()
+
+    await until(between)
+    assert small.notices.verticalScrollBar().maximum() > 0
+
+
+async def test_the_welcome_scrolls(small: MainWindow) -> None:
+    small.new_conversation()
+    (title,) = [one for one in small.findChildren(QLabel) if one.text() == "What is on your mind?"]
+    page = scrolled_in(title)
+    assert isinstance(page, ScrollPage)
+    await until(lambda: page.verticalScrollBar().maximum() > 0)
+    words = page.ground.findChildren(QLabel)
+    await until(lambda: all(map(whole, words)))
+    page.verticalScrollBar().setValue(page.verticalScrollBar().maximum())
+    last = words[-1].mapTo(page, QPoint(0, words[-1].height())).y()
+    assert 0 < last <= page.height()
+
+
+def test_what_is_part_of_a_line_above_keeps_its_indent(look: Look) -> None:
+    """Also where it wraps: spaces before it would indent its first line alone."""
+    view = ReceiptView(a_receipt(), look)
+    view.toggle()
+    assert view.details is not None
+    names = [one for one in view.details.findChildren(QLabel) if one.property("kind") == "small"]
+    assert not [one.text() for one in names if one.text() != one.text().strip()]
+    assert {one.text() for one in names if one.indent() > 0} >= {"Loading (restore)", "Reading (prefill)"}
+
+
+@pytest.mark.usefixtures("catalogues")
+@pytest.mark.parametrize("language", ["en", "de", "es", "fr", "ja", "ko", "zh_Hans", "zh_Hant"])
+def test_a_key_has_one_name(language: str, look: Look) -> None:
+    speak_here(language)
+    try:
+        (send,) = [one for one in SHORTCUTS if one.action == "send"]
+        assert shown_keys(send) in _("Send (Enter)")
+    finally:
+        speak_here("en")
