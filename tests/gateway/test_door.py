@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import socket
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -44,6 +45,16 @@ def settings(tmp_path: Path, fake_engine: FakeEngine) -> Settings:
 async def at(tmp_path: Path, settings: Settings) -> AsyncIterator[OpenDoor]:
     async with door(tmp_path / "home", settings) as one:
         yield one
+
+
+async def test_a_port_that_another_program_has_is_told() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(server.PortTaken, match=f"listen at 127.0.0.1:{port}") as told:
+            server._bound("127.0.0.1", port)
+    assert "another port" in told.value.advice
 
 
 async def test_an_answer_goes_through_as_it_is_and_its_receipt_follows(at: OpenDoor, fake_engine: FakeEngine) -> None:

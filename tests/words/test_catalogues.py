@@ -6,6 +6,7 @@ import ast
 import io
 import re
 import string
+import symtable
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -177,6 +178,20 @@ THERE = sorted(path.name for path in CATALOGUES.iterdir() if path.is_dir())
 def key(message: object) -> tuple[object, object]:
     one = message.id if isinstance(message.id, str) else message.id[0]  # type: ignore[attr-defined]
     return one, message.context  # type: ignore[attr-defined]
+
+
+def test_nothing_that_is_thrown_away_is_called_as_what_translates() -> None:
+    """`_ = …` in a function makes every `_("…")` in it a call of that, which mypy lets pass."""
+    hidden = []
+    for path in ROOT.rglob("*.py"):
+        tables = [symtable.symtable(path.read_text("utf-8"), str(path), "exec")]
+        for table in tables:
+            tables += table.get_children()
+            if table.get_type() == "function" and "_" in table.get_identifiers():
+                name = table.lookup("_")
+                if name.is_free() or (name.is_local() and name.is_referenced()):
+                    hidden.append(f"{path.relative_to(ROOT)}: {table.get_name()}")
+    assert hidden == []
 
 
 def test_there_is_a_catalogue_for_each_language_and_no_other() -> None:

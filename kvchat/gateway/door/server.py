@@ -14,6 +14,7 @@ from uvicorn import Config, Server
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from kvchat.errors import KvchatError
+from kvchat.words.language import _
 
 MOST_CONNECTIONS = 256  # each takes a file, of which a process may have 1024
 AT_A_TIME = 128  # connections that are taken before the event loop sees to anything else
@@ -193,7 +194,7 @@ async def listen(app: ASGIApp, host: str, port: int) -> Listening:
 
 def _bound(host: str, port: int) -> socket.socket:
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        family, kind, protocol, _name, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         sock = socket.socket(family, kind, protocol)
         try:
             if hasattr(socket, "SO_REUSEADDR") and not hasattr(socket, "SO_EXCLUSIVEADDRUSE"):
