@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from kvchat.chat.record.messages import Receipt
+from kvchat.kvstore.restoring import NOTHING_ALIKE
 from kvchat.session.proof import LEAST_SHARE, NOTHING_TO_MISS, PROVED_SHARE, Source, Verdict
 from kvchat.words.language import N_, _, beside, listed, mark, number, retold, several
 from kvchat.words.wording import (
@@ -96,6 +97,8 @@ def where_from(verdict: Verdict, cached: int, prompt: int) -> str:
     """Where a prompt of `prompt` tokens came from, in the word for it; "in part" where most of it had to be read."""
     if verdict.miss_reason == NOTHING_TO_MISS:
         return _(FIRST_REPLY)
+    if verdict.miss_reason == NOTHING_ALIKE:  # a program's, for the first time
+        return _(READ)
     where = _(WHERE[verdict.source])
     most = PROVED_SHARE if verdict.source is Source.AHEAD else 0.5
     if verdict.source is Source.COLD or cached >= most * prompt:

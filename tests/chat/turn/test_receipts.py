@@ -8,6 +8,7 @@ import pytest
 from kvchat.chat.record.messages import Receipt
 from kvchat.chat.record.rows import receipt_json, receipt_of
 from kvchat.chat.turn.receipts import Phase, receipt_details, receipt_line, receipt_sentence, timeline
+from kvchat.kvstore.restoring import NOTHING_ALIKE
 from kvchat.session.proof import NOTHING_TO_MISS, Source
 
 WARM = Receipt(
@@ -42,6 +43,7 @@ COLD = replace(WARM, ttft_ms=34_600, source=Source.COLD, cached_tokens=0, miss_r
         (COLD, "35 s · read again"),
         (replace(WARM, cached_tokens=30, ttft_ms=1_900, miss_reason=NOTHING_TO_MISS), "1.9 s · first reply"),
         (replace(COLD, ttft_ms=145_000, miss_reason=NOTHING_TO_MISS), "2 min · first reply"),
+        (replace(COLD, ttft_ms=145_000, miss_reason=NOTHING_ALIKE), "2 min · read"),  # a program's first
     ],
 )
 def test_a_reply_says_two_things_at_a_glance(receipt: Receipt, line: str) -> None:
