@@ -74,6 +74,7 @@ class Sidebar(QFrame):
         self.list = self._build_list()
         self.empty = label(_("Nothing here yet.\nWhat you talk about will be kept here."), "small", wraps=True)
         self.empty.setContentsMargins(10, 4, 10, 0)
+        self.empty.hide()  # nobody has looked yet: chats that cannot be read are not gone
         self.library_button = button(
             _("Library"), kind="usage", tip=_("Documents that are read once, for chats to begin on")
         )

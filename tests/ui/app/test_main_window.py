@@ -723,6 +723,7 @@ async def test_what_is_done_in_the_first_picture_is_kept(furnished: FakeRuntime,
     window = MainWindow(look, furnished.paths.config)
     qtbot.addWidget(window)
     window.show()
+    assert not window.sidebar.empty.isVisible(), "as long as chats are not read, or cannot be, nothing is said of them"
     window.show_first(await furnished.chat.conversations())
     assert window.sidebar.chosen == [newest]
     assert (window.header.model.isVisible(), window.strip.state.text()) == (False, "")  # not "No model", "stopped"
