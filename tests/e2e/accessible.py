@@ -139,11 +139,11 @@ class Node:
 
     def find_all(self, role: str | None = None, name: str | None = None) -> list[Node]:
         """All widgets below with this role and this name, in the order of the tree. None matches everything."""
-        return [node for node in self.walk() if node._matches(role, name)]
+        return [node for node in self.walk() if node.matches(role, name)]
 
     def find(self, role: str | None = None, name: str | None = None) -> Node | None:
         """The first of `find_all`."""
-        return next((node for node in self.walk() if node._matches(role, name)), None)
+        return next((node for node in self.walk() if node.matches(role, name)), None)
 
     def tree(self, indent: int = 0) -> list[str]:
         """The widgets below as text, for a person to read."""
@@ -153,7 +153,8 @@ class Node:
         except Gone:
             return []
 
-    def _matches(self, role: str | None, name: str | None) -> bool:
+    def matches(self, role: str | None, name: str | None) -> bool:
+        """Whether it has this role and this name; None is any. What has gone has none."""
         try:
             return (role is None or self.role == role) and (name is None or self.name == name)
         except Gone:

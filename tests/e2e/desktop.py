@@ -23,6 +23,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
@@ -92,8 +93,8 @@ class View:
 
         def look() -> Node | None:
             for application in self.applications():
-                for node in application.find_all(role, name):
-                    if node.showing:
+                for node in chain(application.children(), application.walk()):  # windows first: each look is a question
+                    if node.matches(role, name) and node.showing:
                         return node
             return None
 

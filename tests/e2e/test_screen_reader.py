@@ -194,7 +194,7 @@ class _Reader:
 
     def _first_that_fits(self) -> str:
         with suppress(Gone):
-            for item in self.desktop.find("list", "What fits").find_all("list item"):
+            if item := self.desktop.find("list", "What fits").find("list item"):
                 return item.name
         return ""
 
