@@ -404,9 +404,9 @@ async def _first_run(runtime: FakeRuntime, window: MainWindow) -> AsyncIterator[
     yield "first run, error", window
 
 
-async def settle() -> None:
+async def settle(times: int = 40) -> None:
     """Let layouts and what was asked for come to rest."""
-    for _ in range(40):
+    for _ in range(times):
         await asyncio.sleep(0.005)
 
 
@@ -450,8 +450,8 @@ def _has_frame(shown: QWidget) -> bool:
 
 
 async def _lacking(shown: QWidget) -> list[str]:
-    for _ in range(20):
-        await settle()
+    for _ in range(50):
+        await settle(15)
         if not (lacking := list(cut_off(shown))):
             break
     return lacking
