@@ -308,7 +308,11 @@ class Lease:
             yield await asyncio.shield(staging)
         finally:
             cancelled.set()
-            with contextlib.suppress(Cancelled):
-                staged = await staging
-                if not isinstance(staged, Miss):
-                    await asyncio.to_thread(self._store.unstage, staged)
+            await to_its_end(self._unstage(staging))  # whoever is cancelled twice would leave the file
+
+    async def _unstage(self, staging: asyncio.Future[StagedFile | Miss]) -> None:
+        """What came of staging is gone again; nothing, where it was cancelled in time."""
+        with contextlib.suppress(Cancelled):
+            staged = await staging
+            if not isinstance(staged, Miss):
+                await asyncio.to_thread(self._store.unstage, staged)
