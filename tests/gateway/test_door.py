@@ -122,7 +122,8 @@ async def test_refusals_have_the_dialects_own_shape(at: OpenDoor) -> None:
     told = (await at.client.post("/v1/chat/completions", json={"model": "gpt-4o", "messages": []})).json()
     assert told["error"]["type"] == "model_not_found"
     assert "There are: heron" in told["error"]["message"]
-    assert (await at.client.get("/nothing")).json()["error"]["message"]
+    told = (await at.client.post("/api/chat", json={"messages": []})).json()  # Ollama's
+    assert "Programs ask at: /v1/chat/completions, " in told["error"]["message"]
     assert (await at.client.get("/v1/chat/completions")).status_code == 405
 
 

@@ -205,5 +205,6 @@ def _refusal(error: Refused, form: Form | None) -> Response:
 
 async def _no_such_path(request: Request, error: Exception) -> Response:
     status: Any = getattr(error, "status_code", 404)
-    words = "There is nothing here." if status == 404 else "This cannot be asked so."
+    ways = ", ".join(path for path in GENERATING if path.startswith("/v1/"))
+    words = f"There is nothing here. Programs ask at: {ways}." if status == 404 else "This cannot be asked so."
     return _refusal(Refused(status, words, "not_found_error"), None)
