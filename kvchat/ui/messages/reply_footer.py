@@ -17,7 +17,6 @@ from kvchat.ui.widgets.layouts import FlowLayout, height_for_width
 from kvchat.words.language import N_, _
 
 _BETWEEN = 6  # pixels between those lines and the buttons
-_INDENT = 18  # pixels at 100 % text, of what is a part of the line above
 _APART = 10  # pixels between how it ended and what can be done about it
 
 _STATE_WORDS = {
@@ -118,19 +117,18 @@ class ReplyFooter(QWidget):
 def _details(receipt: Receipt, look: Look) -> QFrame:
     frame = styled(QFrame(), "details")
     grid = QGridLayout(frame)
-    grid.setHorizontalSpacing(18)
+    grid.setHorizontalSpacing(18)  # and so far from the first, empty column begins what is a part of the line above
     grid.setVerticalSpacing(4)
     grid.setContentsMargins(14, 10, 14, 10)
-    grid.setColumnStretch(1, 1)
+    grid.setColumnStretch(2, 1)
     if steps := timeline(receipt):
-        grid.addWidget(Timeline(look, steps), 0, 0, 1, 2)
+        grid.addWidget(Timeline(look, steps), 0, 0, 1, 3)
     for line, (what, how_much) in enumerate(receipt_details(receipt), 1):
-        name = label(what.strip(), "small", wraps=True)
-        name.setIndent(look.px(_INDENT) if what.startswith(" ") else 0)
+        name, indented = label(what.strip(), "small", wraps=True), what.startswith(" ")
         value = label(how_much, "small", wraps=True, selectable=True)
         value.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Preferred)
         for one in (name, value):
             one.setAlignment(beginning() | Qt.AlignmentFlag.AlignTop)  # of several lines beside the first
-        grid.addWidget(name, line, 0)
-        grid.addWidget(value, line, 1)
+        grid.addWidget(name, line, int(indented), 1, 1 if indented else 2)
+        grid.addWidget(value, line, 2)
     return frame

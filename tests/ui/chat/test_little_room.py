@@ -83,9 +83,14 @@ def test_what_is_part_of_a_line_above_keeps_its_indent(look: Look) -> None:
     view = ReceiptView(a_receipt(), look)
     view.toggle()
     assert view.details is not None
-    names = [one for one in view.details.findChildren(QLabel) if one.property("kind") == "small"]
-    assert not [one.text() for one in names if one.text() != one.text().strip()]
-    assert {one.text() for one in names if one.indent() > 0} >= {"Loading (restore)", "Reading (prefill)"}
+    view.resize(600, 600)
+    view.grab()
+    lines = [one for one in view.details.findChildren(QLabel) if one.property("kind") == "small"]
+    at = {one.text(): one.geometry().topLeft() for one in lines}
+    assert at["Loading (restore)"].x() == at["Reading (prefill)"].x() > at["Time to first token"].x()
+    assert [one.y() for one in at.values()] == sorted(one.y() for one in at.values())
+    heights = {one.sizeHint().height() for one in lines if one.text() in ("Loading (restore)", "Time to first token")}
+    assert len(heights) == 1, "what it says stands beside it, not above"
 
 
 @pytest.mark.usefixtures("catalogues")
