@@ -38,10 +38,10 @@ class Panel(RoomyDialog):
         self.setAccessibleName(title)
         self.runner = runner
         self.notices = Notices(look)
-        self._look = look
+        self._look, self._least = look, least
         self.resize(self._scaled(size))
-        look.changed.connect(lambda: self._need(least))
-        self._need(least)
+        look.changed.connect(self._need)  # what is no method would keep the window when it is long gone
+        self._need()
         self._place: QPoint | None = None  # where its frame stood when it was closed
         self._sources: list[Callable[[], Callable[[], None]]] = []
         self._unsubscribe: list[Callable[[], None]] = []
@@ -79,8 +79,8 @@ class Panel(RoomyDialog):
         else:
             self.runner.on_error(error)
 
-    def _need(self, least: tuple[int, int]) -> None:
-        self.least = self._scaled(least)
+    def _need(self) -> None:
+        self.least = self._scaled(self._least)
         keep_least(self, self.layout(), self.least)
 
     def _scaled(self, size: tuple[int, int]) -> QSize:

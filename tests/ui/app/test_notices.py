@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
+import shiboken6
 from PySide6.QtGui import QDesktopServices
 from PySide6.QtWidgets import QPushButton
 from pytestqt.qtbot import QtBot
 
+from kvchat.ui.base.tasks import TaskRunner
 from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs import notices
 from kvchat.ui.dialogs.notices import Notices
+from kvchat.ui.dialogs.panel import Panel
 from tests.ui.waiting import LONG_MS
 
 
@@ -27,3 +33,13 @@ def test_a_newer_version_stays_on_show_and_leads_to_its_page(
     shown.on_show[0].findChild(QPushButton, "").click()
     assert opened == ["https://example.org/v9.0.0"]
     assert not shown.on_show
+
+
+async def test_a_window_that_is_gone_hears_of_no_other_text_size(look: Look) -> None:
+    panel = Panel(look, TaskRunner(lambda error: None, lambda bug: None), "A window")
+    kept = weakref.ref(panel)
+    shiboken6.delete(panel)
+    del panel
+    gc.collect()
+    assert kept() is None
+    look.changed.emit()
