@@ -134,15 +134,17 @@ async def in_thread(work: Callable[[threading.Event], R]) -> R:
 async def in_thread_with_progress(work: Callable[[Progress], R], progress: Progress) -> R:
     """Run `work` off the loop, which tells its progress there. Asked to stop, it meets Stopped where it tells it.
 
-    What is done before it tells its progress again was cancelled too late: it counts, and this returns.
+    What is done before it tells its progress again was cancelled too late: it counts, and this returns. Of `progress`
+    the thread keeps nothing: what is the window's, as who hears it may be, must end on its thread (Qt crashed).
     """
     results: list[R] = []
+    hears = [progress]
 
     def stoppable(stop: threading.Event) -> R:
         def tell(done: int, total: int) -> None:
             if stop.is_set():
                 raise Stopped
-            progress(done, total)
+            hears[0](done, total)
 
         results.append(work(tell))
         return results[0]
@@ -155,6 +157,8 @@ async def in_thread_with_progress(work: Callable[[Progress], R], progress: Progr
         if task := asyncio.current_task():
             task.uncancel()
         return results[0]
+    finally:
+        hears.clear()
 
 
 @dataclass

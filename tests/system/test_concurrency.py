@@ -5,6 +5,10 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from typing import Any
 
 import pytest
 
@@ -32,6 +36,50 @@ async def test_it_is_asked_to_stop_and_waited_for_however_often_it_is_cancelled(
     with pytest.raises(asyncio.CancelledError):
         await waiting
     assert done == ["cleaned up"]
+
+
+class Slow(ThreadPoolExecutor):
+    """Its threads let go of what they have done a moment after they told of it, as on a busy machine."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_let_go = threading.Event()
+
+    def submit(self, work: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        told: Future[Any] = Future()
+        left = [partial(work, *args, **kwargs)]
+
+        def run() -> None:
+            mine = left.pop()
+            told.set_result(mine())
+            assert self.may_let_go.wait(240)
+
+        super().submit(run)
+        return told
+
+
+async def test_who_hears_of_the_progress_ends_on_the_loops_thread() -> None:
+    """It may be a dialog: Qt's objects are no other thread's."""
+
+    class Hears:
+        def tell(self, done: int, total: int) -> None:
+            told.append((done, total))
+
+        def __del__(self) -> None:
+            ended.append(threading.current_thread())
+
+    told: list[tuple[int, int]] = []
+    ended: list[threading.Thread] = []
+    threads = Slow()
+    asyncio.get_running_loop().set_default_executor(threads)
+    try:
+        await in_thread_with_progress(lambda tell: tell(1, 2), Hears().tell)
+        gc.collect()
+        assert ended == [threading.current_thread()]
+    finally:
+        threads.may_let_go.set()
+        threads.shutdown()
+    assert told == [(1, 2)]
 
 
 async def test_what_it_returns_and_raises_arrives() -> None:
