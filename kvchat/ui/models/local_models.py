@@ -27,7 +27,7 @@ from kvchat.ui.models.model_rows import found_row, in_order
 from kvchat.ui.widgets.card import Card
 from kvchat.ui.widgets.fields import ClearableField
 from kvchat.ui.widgets.layouts import at_end
-from kvchat.ui.widgets.row_list import Row, RowList, Tone
+from kvchat.ui.widgets.row_list import Row, RowList
 from kvchat.words.language import N_, _, beside, several
 from kvchat.words.wording import size
 
@@ -140,7 +140,8 @@ class ModelsHere(QWidget):
         self._show_current()
 
     def _ask_delete(self) -> None:
-        if (model := self._current_model) is not None:
+        if (current := self._model_of(self.list.current)) is not None:
+            model = current.model
             words = _(
                 "{size} go to the trash. Your chats with it stay; the next message in one asks for another model.",
                 size=size(model.size),
@@ -166,10 +167,8 @@ class ModelsHere(QWidget):
         finally:
             self.look()
 
-    @property
-    def _current_model(self) -> FoundModel | None:
-        chosen = self.list.current
-        return next((one.model for one in self._models if chosen and one.model.path == chosen.value), None)
+    def _model_of(self, row: Row | None) -> JudgedModel | None:
+        return next((one for one in self._models if row and one.model.path == row.value), None)
 
     def _say(self, unreadable: Sequence[UnreadableFolder]) -> None:
         empty = not self._looking and not self._models
@@ -185,9 +184,10 @@ class ModelsHere(QWidget):
         self.status.setText(beside(words))
 
     def _show_current(self) -> None:
-        chosen = self.list.current
-        self.use.setEnabled(chosen is not None and not _broken(chosen))
-        model, used = self._current_model, self._runtime.settings.model_path
+        chosen, used = self.list.current, self._runtime.settings.model_path
+        current = self._model_of(chosen)
+        model = current.model if current else None
+        self.use.setEnabled(current is not None and current.judgement is not None)
         why_not = _("It is in use.") if model is not None and str(model.path) == used else ""
         if model is not None and not model.may_be_deleted:
             why_not = _("It belongs to another program, which deletes it.")
@@ -196,9 +196,9 @@ class ModelsHere(QWidget):
         self.reason.setText(chosen.tip if chosen else "")
         self.reason.setVisible(bool(chosen and chosen.tip))
 
-    def _use(self, chosen: Row | None) -> None:
-        if chosen is not None and not _broken(chosen):
-            self.use_requested.emit(chosen.value)
+    def _use(self, row: Row | None) -> None:
+        if (model := self._model_of(row)) is not None and model.judgement is not None:
+            self.use_requested.emit(model.model.path)
 
 
 class ModelNotDeleted(KvchatError):
@@ -216,7 +216,3 @@ def _to_trash(file: Path) -> bool:
     """Whether it is gone from its place."""
     QFile.moveToTrash(str(file))  # what it returns differs between versions of PySide
     return not file.exists()
-
-
-def _broken(model: Row) -> bool:
-    return model.tone is Tone.BAD and model.chip == "unusable"

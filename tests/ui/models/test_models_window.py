@@ -27,6 +27,7 @@ from kvchat.ui.dialogs.confirm import ConfirmDialog
 from kvchat.ui.models.downloads_view import DownloadView
 from kvchat.ui.models.first_start import starter_words
 from kvchat.ui.models.models_window import ModelsWindow
+from kvchat.words.language import speak
 from tests.library import fake_hub
 from tests.library.fake_hub import TOKEN, FakeHub
 from tests.library.gguf_files import LLAMA, write_gguf
@@ -108,6 +109,21 @@ async def test_models_on_this_computer_whether_they_fit_and_those_that_pass_the_
     await until(lambda: chips(models)[:2] == ["fits", "fits"])
     qtbot.keyClicks(models.here.filter, "lm studio zeb")
     assert titles(models) == ["Zebra-70B"]
+
+
+@pytest.mark.usefixtures("catalogues")
+async def test_a_model_that_cannot_be_read_cannot_be_chosen_in_any_language(
+    runtime: FakeRuntime, models: ModelsWindow, qtbot: QtBot
+) -> None:
+    speak("de")
+    models.here.look()
+    await until(lambda: len(titles(models)) == 3 and chips(models)[2] != "unusable")
+    for _row in range(3):
+        qtbot.keyClick(models.here.list, Qt.Key.Key_Down)
+    assert "Half" in models.here.list.current.title  # type: ignore[union-attr]
+    assert not models.here.use.isEnabled()
+    qtbot.keyClick(models.here.list, Qt.Key.Key_Return)
+    assert not [call for call in runtime.calls if call[0] == "use_model"]
 
 
 async def test_a_model_is_used_by_enter_and_the_window_closes(
