@@ -17,6 +17,7 @@ from kvchat.ui.controllers.controller import Controller
 from kvchat.ui.controllers.views import Views
 from kvchat.ui.sidebar.arrangement import arranged, folders_of
 from kvchat.ui.sidebar.conversation_list import Row
+from kvchat.ui.storage.storage_panel import owner_names
 from kvchat.words.language import N_, _
 
 _GATHER_MS = 120  # changes of the list are gathered this long before it is drawn again
@@ -38,7 +39,7 @@ class SidebarController(Controller):
         self._forecasts: dict[str, Forecast] = {}  # of the chats that have been in sight
         self._foretold: set[str] = set()  # those of which that was asked since the list was loaded
         self._unforetold: dict[str, str | None] = {}  # those of which it is to be asked, and their models
-        self._prepared: dict[str, str] = {}
+        self._owners: dict[str, str] = {}
         self.usage: StoreUsage | None = None  # as last asked for
         self._gather = self._timer(_GATHER_MS, self.reload)
         self._foresee_soon = self._timer(0, self._foresee)
@@ -60,8 +61,8 @@ class SidebarController(Controller):
 
     @property
     def owners(self) -> dict[str, str]:
-        """Whatever has memory in the store, by id: the titles, and what the library's documents are called."""
-        return self._prepared | self.titles
+        """The names of whatever may have memory in the store, by id, as last asked for; see `owner_names`."""
+        return self._owners | self.titles
 
     def title(self, conversation_id: str | None) -> str:
         """A conversation's title."""
@@ -99,8 +100,7 @@ class SidebarController(Controller):
         self._conversations = await self._runtime.chat.conversations()
         self._foretold.clear()
         self.show_list()
-        names = await self._runtime.chat.library.names()
-        self._prepared = {owner: _("{name} (library)", name=name) for owner, name in names.items()}
+        self._owners = await owner_names(self._runtime.chat)
         self.usage = await self._runtime.save_points.usage()
         self._usage_by_id = {entry.conversation_id: entry for entry in self.usage.conversations}
         self._sidebar.show_usage(self.usage)

@@ -10,6 +10,7 @@ from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QShowEvent
 from PySide6.QtWidgets import QHBoxLayout, QLabel, QWidget
 
+from kvchat.chat.service import ChatService
 from kvchat.kvstore.savepoint import PrunePlan, StoreUsage, program_of
 from kvchat.runtime import Runtime
 from kvchat.ui.base.building import STRETCH, button, column, label, row, styled
@@ -28,6 +29,15 @@ from kvchat.words.wording import STORAGE
 _LEAST_LIST = 120  # pixels at 100 % text
 GONE = N_("A chat that is gone")
 EMPTY = N_("No chat is remembered yet. After each reply the memory of its chat is kept here.")
+
+
+async def owner_names(chat: ChatService) -> dict[str, str]:
+    """Return the name of every owner of memory in the store, by id: chats, recently deleted ones and documents."""
+    names = {one.id: one.title for one in await chat.conversations()}
+    deleted = await chat.recently_deleted.entries()
+    names |= {entry.id: _("{title} (recently deleted)", title=entry.title) for entry in deleted if entry.is_chat}
+    prepared = await chat.library.names()
+    return names | {owner: _("{name} (library)", name=name) for owner, name in prepared.items()}
 
 
 class StoragePanel(Panel):
@@ -195,11 +205,7 @@ class StoragePanel(Panel):
 
     async def _load(self) -> None:
         usage = await self._runtime.save_points.usage()
-        titles = {c.id: c.title for c in await self._runtime.chat.conversations()}
-        deleted = await self._runtime.chat.recently_deleted.entries()
-        titles |= {entry.id: _("{title} (recently deleted)", title=entry.title) for entry in deleted if entry.is_chat}
-        prepared = await self._runtime.chat.library.names()
-        titles |= {owner: _("{name} (library)", name=name) for owner, name in prepared.items()}
+        titles = await owner_names(self._runtime.chat)
         self._seconds_saved = await self._runtime.chat.seconds_saved()
         self.show_usage(usage, titles)
 

@@ -89,6 +89,16 @@ async def test_shows_what_is_kept_largest_first(furnished: FakeRuntime, window: 
     assert ", " not in spoken
 
 
+async def test_a_recently_deleted_chat_keeps_its_name_when_the_list_of_chats_is_loaded_again(
+    furnished: FakeRuntime, window: MainWindow
+) -> None:
+    await furnished.chat.recently_deleted.hide_chats(["a"])
+    panel = await opened(window)
+    await until(lambda: rows_of(panel)["a"].title == "Thesis (recently deleted)")
+    await window.chat.conversations.reload()
+    assert rows_of(panel)["a"].title == "Thesis (recently deleted)"
+
+
 async def test_a_program_is_named_and_can_be_deleted(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
     furnished.keep(ConversationUsage("program/claude-cli", 10**9, 12, datetime.now(UTC), 10**9))
     panel = await opened(window, 4)
