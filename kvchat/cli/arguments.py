@@ -161,23 +161,8 @@ def _add_prepare(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def _add_bench(parser: argparse.ArgumentParser) -> None:
     _add_engine(parser)
     _value(parser, "--tokens", "N", _("length of the chat"), type=positive)
-    other = parser.add_mutually_exclusive_group()
-    _value(other, "--chats", "N", _("measure N chats on one system prompt of that length instead"), type=positive)
-    steps = _("measure what comes back after a restart instead: for the next turn, regenerate, edit and branch")
-    _flag(other, "--after-restart", steps)
-    waits = _("measure what is left of the waits when a person looks and writes before Send instead; or a part of it")
-    _value(
-        other,
-        "--person",
-        "PART",
-        waits,
-        nargs="?",
-        const="all",
-        choices=("switch", "paste", "documents", "busy", "all"),
-    )
-    _flag(other, "--gateway", _("measure what other programs wait for instead, beside the engine itself and hearth"))
     large = _("measure a chat of gigabytes instead, and the store alone with a made file of that size (2.15GB)")
-    _value(other, "--size", "BYTES", large, dest="made_bytes", type=byte_count, nargs="?", const=0)
+    _value(parser, "--size", "BYTES", large, dest="made_bytes", type=byte_count, nargs="?", const=0)
     _add_json(parser)
 
 

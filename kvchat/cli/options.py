@@ -44,9 +44,6 @@ class AskOptions:
     starter: bool = False  # fetch the starter model if there is no model
 
 
-PERSON_PARTS = ("switch", "paste", "documents", "busy")
-
-
 @dataclass(frozen=True)
 class ServeOptions:
     """Where and with what `kvchat serve` serves. None means "not given": the settings decide."""
@@ -67,13 +64,9 @@ class BenchOptions:
     model: Path | None = None
     engine: Path | None = None
     starter: bool = False
-    tokens: int = 3000  # about how long the conversation is; with `chats`, its system prompt
-    chats: int | None = None  # measure so many chats that share a system prompt
+    tokens: int = 3000  # about how long the conversation is
     size: bool = False  # measure whether the store holds at the size of real chats
     made_bytes: int | None = None  # how large the file made for that is
-    after_restart: bool = False  # measure what comes back after a restart, whatever the user does next
-    person: str | None = None  # what is left of the waits when a person looks and writes before Send: a part, or all
-    gateway: bool = False  # what other programs wait for at the door
     as_json: bool = False
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from tests.store_contents import StoreContents
 
+ROOT = Path(__file__).parents[2]
 GREEDY = {"temperature": 0.0, "seed": 1}
 
 
@@ -74,16 +75,23 @@ class Home:
         """What the store keeps."""
         return StoreContents(self.folder)
 
-    def run(self, *arguments: str, timeout: float = 240.0) -> subprocess.CompletedProcess[str]:
-        """`kvchat …` in a process of its own."""
+    def run(
+        self, *arguments: str, module: str = "kvchat", cwd: Path | None = None, timeout: float = 240.0
+    ) -> subprocess.CompletedProcess[str]:
+        """Run `kvchat …`, or another module of the checkout, in a process of its own."""
         return subprocess.run(
-            [*self.prefix, sys.executable, "-m", "kvchat", *arguments],
+            [*self.prefix, sys.executable, "-m", module, *arguments],
+            cwd=cwd,
             env=os.environ | {"KVCHAT_HOME": str(self.folder)},
             capture_output=True,
             text=True,
             timeout=timeout,
             check=False,
         )
+
+    def bench(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Run `python -m tests.bench …`."""
+        return self.run(*arguments, module="tests.bench", cwd=ROOT)
 
     def ask(self, *arguments: str) -> dict[str, Any]:
         """`kvchat ask --json …`: the answer, greedy and short."""

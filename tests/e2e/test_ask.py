@@ -140,7 +140,7 @@ def test_bench_prints_its_keys(home: Home, tiny_model: Callable[[str], Path]) ->
 
 
 def test_bench_shares_a_system_prompt(home: Home, tiny_model: Callable[[str], Path]) -> None:
-    done = home.run("bench", "--json", "--chats", "3", "--tokens", "600", "--model", str(tiny_model("llama")))
+    done = home.bench("shared-prompt", "--json", "--chats", "3", "--tokens", "600", "--model", str(tiny_model("llama")))
     assert done.returncode == 0, done.stderr
     figures = json.loads(done.stdout)
     assert figures["chats"] == 3
@@ -152,7 +152,7 @@ def test_bench_shares_a_system_prompt(home: Home, tiny_model: Callable[[str], Pa
 
 
 def test_bench_of_a_person_begins_chats_on_prepared_documents(home: Home, tiny_model: Callable[[str], Path]) -> None:
-    done = home.run("bench", "--json", "--person", "documents", "--tokens", "600", "--model", str(tiny_model("llama")))
+    done = home.bench("person", "--json", "--part", "documents", "--tokens", "600", "--model", str(tiny_model("llama")))
     assert done.returncode == 0, done.stderr
     figures = json.loads(done.stdout)
     assert (figures["switch"], figures["paste"], figures["busy_prediction_error"]) == (None, None, None)

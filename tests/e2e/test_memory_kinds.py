@@ -1,4 +1,4 @@
-"""Every kind of model memory comes back warm after a restart, measured by `kvchat bench`; pytest -s shows the table."""
+"""Every kind of model memory comes back warm after a restart, as measured; pytest -s shows the table."""
 
 from __future__ import annotations
 
@@ -91,10 +91,10 @@ async def test_a_known_system_prompt_starts_a_new_chat_warm(tmp_path: Path, tiny
 
 
 def measured(folder: Path, architecture: str, window: int | None, engine: str) -> dict[str, Any]:
-    """What `kvchat bench --after-restart` says of a tiny model; a row of the table is printed."""
+    """What `python -m tests.bench after-restart` says of a tiny model; a row of the table is printed."""
     model = make_tiny_model(architecture, window, heeds=True)
-    arguments = ("--json", "--after-restart", "--tokens", "1500", "--model", str(model), *engine_arguments(engine))
-    done = Home(folder).run("bench", *arguments)
+    arguments = ("--json", "--tokens", "1500", "--model", str(model), *engine_arguments(engine))
+    done = Home(folder).bench("after-restart", *arguments)
     assert done.returncode == 0, done.stderr
     figures: dict[str, Any] = json.loads(done.stdout)
     shares = "".join(f"{share(step):9.1%}" for step in (*figures["steps"], figures["hot"]))

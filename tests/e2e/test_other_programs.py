@@ -357,7 +357,7 @@ def test_bench_compares_the_doors(tmp_path: Path) -> None:
     """kvchat's and the engine itself; hearth as well, where it is installed."""
     home, model = Home(tmp_path / "home"), tiny("llama", heeds=True)
     arguments = "--tokens", "1500", "--model", str(model), *engine_arguments("llama-server")
-    done = home.run("bench", "--gateway", "--json", *arguments)
+    done = home.bench("gateway", "--json", *arguments)
     assert done.returncode == 0, done.stderr
     figures = json.loads(done.stdout)
     ours, engine, *others = figures["doors"]

@@ -38,7 +38,7 @@ def main() -> None:
     parser.add_argument("--plot", type=Path, metavar="FILE.svg")
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
-    growth = asyncio.run(_grow(BenchOptions(asked.model, asked.engine, asked.tokens), asked.turns))
+    growth = asyncio.run(_grow(BenchOptions(asked.model, asked.engine, tokens=asked.tokens), asked.turns))
     if asked.plot:
         asked.plot.write_text(plot(growth), "utf-8")
     print(json.dumps(vars(growth)) if asked.json else summary(growth))

@@ -6,7 +6,7 @@ import dataclasses
 import json
 from typing import Any
 
-from kvchat.cli.bench import after_restart, gateway, person, shared_prompt, size, speed
+from kvchat.cli.bench import size, speed
 from kvchat.cli.command_runtime import run_until_interrupted
 from kvchat.cli.options import BenchOptions
 
@@ -17,17 +17,7 @@ def run(options: BenchOptions) -> int:
 
 
 async def _run(options: BenchOptions) -> int:
-    bench: Any = speed
-    if options.chats:
-        bench = shared_prompt
-    elif options.size:
-        bench = size
-    elif options.after_restart:
-        bench = after_restart
-    elif options.person:
-        bench = person
-    elif options.gateway:
-        bench = gateway
+    bench: Any = size if options.size else speed
     figures = await bench.measure(options)
     print(json.dumps(dataclasses.asdict(figures)) if options.as_json else "\n".join(bench.lines(figures)))
     return 0

@@ -1,4 +1,4 @@
-"""`kvchat bench --after-restart`: how much of the prompt comes back after a restart, whatever the user does next."""
+"""How much of the prompt comes back after a restart, whatever the user does next."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`kvchat bench --person`: what is left of each wait when what comes next is prepared while a person looks and writes.
+"""What is left of each wait when the next message is prepared while a person looks and types.
 
 Times to the first token, each beside the same in the same round with the chat hot. A part of it can be run alone:
 `switch`, a chat of N tokens that is left and opened again; `paste`, long texts in a chat; `documents`, chats on
@@ -12,18 +12,19 @@ import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 
 from kvchat.chat.record.messages import Receipt
-from kvchat.cli.bench.documents import Documents, documents
 from kvchat.cli.bench.home import BenchHome, bench_home, say
-from kvchat.cli.bench.sending import Sender, Steps, question
-from kvchat.cli.options import PERSON_PARTS, BenchOptions
+from kvchat.cli.options import BenchOptions
 from kvchat.cli.terminal import columns
 from kvchat.words.wording import duration, size
+from tests.bench.documents import Documents, documents
+from tests.bench.sending import Sender, Steps, question
 
+PARTS = ("switch", "paste", "documents", "busy")
 ROUNDS = 3
 PASTE = 2000  # tokens
 BUSY_MESSAGES = (60, 300, 30, 150, 400, 90, 200, 120)  # their tokens
@@ -67,10 +68,10 @@ class Person:
     busy_prediction_error: float | None  # the same while something else keeps all cores busy
 
 
-async def measure(options: BenchOptions) -> Person:
+async def measure(options: BenchOptions, parts: Sequence[str] = PARTS) -> Person:
     """Build the chats, then go from one to the other and write. Raises KvchatError."""
     async with bench_home(options, reply_tokens=REPLY_TOKENS) as home:
-        parts, sender = (PERSON_PARTS if options.person == "all" else (options.person,)), Sender(home)
+        sender = Sender(home)
         switched = await _switch(home, sender, options.tokens) if "switch" in parts else None
         pasted = await _paste(home, sender) if "paste" in parts else None
         read = await documents(home, sender, options.tokens) if "documents" in parts else None

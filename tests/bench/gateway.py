@@ -1,4 +1,4 @@
-"""`kvchat bench --gateway`: what other programs wait for at kvchat's door, beside the engine itself and hearth.
+"""What other programs wait for at the API server, beside the engine itself and hearth-llm.
 
 Two clients with prompts of an agent's shape, each its own. The first has ten turns, of which some come after a restart
 of everything; then both take turns, in one slot and in two. An engine that keeps nothing reads all of it again.
@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
 
-from kvchat.cli.bench.doors import Address, Answer, Body, Door, Ours, others
 from kvchat.cli.bench.home import THINGS, BenchFailed, bench_home, say
 from kvchat.cli.options import BenchOptions
 from kvchat.cli.terminal import columns
 from kvchat.system.paths import resolve_paths
 from kvchat.words.wording import duration, size
+from tests.bench.doors import Address, Answer, Body, Door, Ours, others
 
 REPLY_TOKENS = 16
 TURNS = 10  # of the first client alone

@@ -1,4 +1,4 @@
-"""How `bench --person` writes and sends, and what it listens to."""
+"""How the person benchmark types and sends, and what it listens to."""
 
 from __future__ import annotations
 

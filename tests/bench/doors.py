@@ -1,4 +1,4 @@
-"""What `bench --gateway` asks: an engine itself, kvchat's door, and another's; each with a model and engine alike.
+"""The servers that the gateway benchmark compares, each with the same model: an engine, kvchat, and hearth-llm.
 
 And the client it asks them with: plain sockets in a thread of its own, so that it takes next to nothing of their time.
 """

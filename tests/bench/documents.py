@@ -1,4 +1,4 @@
-"""`bench --person documents`: documents that are read once; chats on them, on disk and after a restart."""
+"""Documents that are prepared once: chats on them, their disk use and first tokens after a restart."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from statistics import median
 from kvchat.chat.prepared.record import Prepared
 from kvchat.chat.record.messages import Receipt
 from kvchat.cli.bench.home import BenchHome, say
-from kvchat.cli.bench.sending import Sender, question
+from tests.bench.sending import Sender, question
 
 CHATS, OWN_TOKENS, ROUNDS = 20, 100, 3
 

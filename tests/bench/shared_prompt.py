@@ -1,4 +1,4 @@
-"""`kvchat bench --chats N`: N chats on one system prompt. What they take on disk, and how soon one more answers."""
+"""Many chats on one system prompt: their disk use and how soon one more answers."""
 
 from __future__ import annotations
 
@@ -41,11 +41,10 @@ class SharedPrompt:
     cached_tokens: int  # after the restart, the least of all rounds
 
 
-async def measure(options: BenchOptions) -> SharedPrompt:
+async def measure(options: BenchOptions, chats: int) -> SharedPrompt:
     """Many chats, then a new one after a restart, hot and cold. Raises KvchatError."""
-    assert options.chats is not None
     async with bench_home(options) as home:
-        return await _measure(home, options.tokens, options.chats)
+        return await _measure(home, options.tokens, chats)
 
 
 async def _measure(home: BenchHome, tokens: int, chats: int) -> SharedPrompt:

@@ -1,0 +1,1 @@
+"""Benchmarks for developers. Users have `kvchat bench`."""
