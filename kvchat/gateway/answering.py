@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 
-from kvchat.engine.speaking.errors import EngineError, EngineGone
+from kvchat.engine.speaking.errors import EngineError, EngineGone, EngineRefused
 from kvchat.engine.speaking.wire import ChatMessage
 from kvchat.errors import KvchatError
 from kvchat.gateway.dialects.asked import LIMITS, Asked, Form, Refused
@@ -93,6 +93,8 @@ class Answering:
                 raise
         except Refused as error:
             work.refuse(error.status, error.message, error.kind)
+        except EngineRefused as error:
+            work.refuse(max(400, error.status), error.message, error.kind or "invalid_request_error")
         except EngineError as error:
             work.refuse(502, str(error), "server_error")
         except KvchatError as error:

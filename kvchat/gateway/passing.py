@@ -182,7 +182,10 @@ class Passing:
 
         patience_s = SOON_S if understand and not asked.stream else 0.0
         try:
-            async with engine.passed_on(work.path, asked.for_slot(engine.slot), catch_up, patience_s) as answer:
+            # Several answers are given without a lease of what the slot holds: it may be another's.
+            reuse = not asked.several or lease.slot.holds(lease.engine.generation) == lease.owner
+            body = asked.for_slot(engine.slot, reuse=reuse)
+            async with engine.passed_on(work.path, body, catch_up, patience_s) as answer:
                 work.passage.status = answer.status_code
                 if unknown is not None and (asked.stream or answer.status_code != 200):
                     await catch_up()

@@ -36,6 +36,7 @@ HEADS: dict[str, tuple[bytes, set[int]]] = {
     "another host": (b"GET /health HTTP/1.1\r\nHost: evil.example\r\n\r\n", {403}),
     "a host with a user": (b"GET /health HTTP/1.1\r\nHost: localhost@evil.example\r\n\r\n", {403}),
     "a host with two ports": (b"GET /health HTTP/1.1\r\nHost: evil.example:8737:localhost\r\n\r\n", {403}),
+    "a host with a path": (b"GET /props HTTP/1.1\r\nHost: 127.0.0.1:80/slots?x=\r\n\r\n", {403}),
     "a proxy's request": (b"GET http://evil.example/v1/models HTTP/1.1\r\nHost: evil.example\r\n\r\n", {403}),
     "no page's origin": (POST + b"Origin: null\r\nContent-Length: 2\r\n\r\n{}", {403}),
     "a page without an origin": (GET + b"Sec-Fetch-Site: cross-site\r\n\r\n", {403}),
@@ -118,6 +119,34 @@ async def test_bodies_that_no_client_sends(at: OpenDoor, capfd: pytest.CaptureFi
             assert "unspeakable" not in answer.text
     assert not at.runtime.door.last
     assert "".join(capfd.readouterr()) == ""
+
+
+@pytest.mark.parametrize("count", [2, 2.0, True, "2", 0, [2]])
+async def test_no_count_of_answers_gets_past_the_exclusive_lock(
+    at: OpenDoor, fake_engine: FakeEngine, count: Any
+) -> None:
+    """The engine takes 2.0 as 2, and puts the second answer into a slot that nobody has lent it."""
+    for name in ("n", "n_cmpl"):
+        await at.chat("Hello")
+        await at.settled()
+        assert at.runtime.chat.slots.owners()
+        asked = chat_body("Another program's words") | {name: count}
+        await at.client.post("/v1/chat/completions", json=asked, headers={"user-agent": "another/1"})
+        await at.settled()
+        assert not at.runtime.chat.slots.owners(), "it may have overwritten any slot"
+        sent = [one["body"] for one in fake_engine.requests() if one["path"] == "/v1/chat/completions"][-1]
+        assert sent["cache_prompt"] is False, "nothing of another program's slot is reused"
+        refused = await at.client.post("/v1/messages", json=chat_body("Hello") | {name: count})
+        assert refused.status_code == 400
+        assert refused.json()["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize("prompt", [[2**40], [5, -3], [[7], [2**31]], [2**31, "words"]])
+async def test_token_ids_that_no_vocabulary_has(at: OpenDoor, fake_engine: FakeEngine, prompt: Any) -> None:
+    answer = await at.client.post("/v1/completions", json={"prompt": prompt, "max_tokens": 2})
+    assert answer.status_code == 400
+    assert "token ids" in answer.json()["error"]["message"]
+    assert not fake_engine.requests()
 
 
 @pytest.mark.parametrize("seed", range(2))

@@ -40,6 +40,9 @@ def status(checks: Checks, **headers: str) -> int:
         ("localhost.evil.example", 403),
         ("127.0.0.1.evil.example:8737", 403),
         ("", 403),
+        ("127.0.0.1:80/slots?x=", 403),
+        ("127.0.0.1/slots", 403),
+        ("[::1]/slots:80", 403),
     ],
 )
 def test_a_name_that_is_not_this_computers_was_made_to_lead_here(host: str, expected: int) -> None:

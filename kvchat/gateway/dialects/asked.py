@@ -22,7 +22,8 @@ ANSWERED = (*LIMITS, "stream", "stream_options")  # how, whatever the prompt is
 LITTLE = 4000  # bytes of a body
 MUCH = 400_000  # so many are read in another thread, and so that this one runs meanwhile
 MOST_PARTS = 100_000  # objects and lists in a body; of messages, tools and their schemas there are thousands
-MINE = b',"id_slot":%d,"cache_prompt":true}'  # at the end of a body: of two equal names the engine takes the last
+MOST_TOKENS = 2**31  # the engine cuts larger ids to 32 bits
+MINE = b',"id_slot":%d,"cache_prompt":%b}'  # at the end of a body: of two equal names the engine takes the last
 
 
 class Form(Enum):
@@ -97,10 +98,25 @@ class Asked:
     @cached_property
     def several(self) -> bool:
         """Whether several answers are wanted, which take a slot each, or vectors, which take those they like."""
-        counts = (self.body.get(name) for name in ("n", "n_cmpl"))
         prompt = self.body.get("prompt")
         prompts = len(prompt) if self.form is Form.COMPLETION and isinstance(prompt, list) and _texts(prompt) else 1
-        return self.form is Form.PLAIN or prompts > 1 or any(isinstance(count, int) and count > 1 for count in counts)
+        return self.form is Form.PLAIN or prompts > 1 or not self._wants_one
+
+    @property
+    def _wants_one(self) -> bool:
+        """True if no count of answers is given, or the integer 1: the engine also takes 2.0 as 2."""
+        counts = (self.body.get(name) for name in ("n", "n_cmpl"))
+        return all(count is None or (type(count) is int and count == 1) for count in counts)
+
+    def check(self) -> None:
+        """Raise Refused for what the engine would take as another request than it is."""
+        if self.form is Form.MESSAGES and not self._wants_one:
+            raise Refused(400, "This API gives one answer to a request: leave out “n”.")
+        prompt = self.body.get("prompt")
+        if self.form is Form.COMPLETION and isinstance(prompt, list):
+            lists = (prompt, *(one for one in prompt if isinstance(one, list)))
+            if any(type(token) is int and not 0 <= token < MOST_TOKENS for ids in lists for token in ids):
+                raise Refused(400, "The prompt has token ids that no vocabulary has.")
 
     def goes_on_from(self, before: Asked) -> bool:
         """Whether its prompt most likely begins with all of that one's, and has little more."""
@@ -112,10 +128,13 @@ class Asked:
         little = len(self.raw) - len(before.raw) <= LITTLE
         return little and others[0] == others[1] and said[: len(then)] == then
 
-    def for_slot(self, slot: int) -> bytes:
-        """The body as it came, pinned to a slot. The client's own wish for one, if any, is the engine's no more."""
+    def for_slot(self, slot: int, *, reuse: bool) -> bytes:
+        """The body as it came, pinned to a slot. The client's own wish for one, if any, is the engine's no more.
+
+        `reuse`: the answer may begin with what the slot holds.
+        """
         raw = self.raw.rstrip()
-        mine = MINE % slot
+        mine = MINE % (slot, b"true" if reuse else b"false")
         return raw[:-1] + mine if self.body else b"{" + mine[1:]
 
     def chat(self) -> Json:

@@ -138,7 +138,7 @@ class _Answers:
 
     async def look(self, request: Request) -> Response:
         try:
-            body = await self._gateway.look(request.url.path)
+            body = await self._gateway.look(request.scope["path"])  # request.url may be made of the Host header
         except KvchatError as error:
             return _refusal(Refused(503, str(error), "unavailable_error"), None)
         return Response(body, media_type="application/json")
@@ -161,6 +161,7 @@ class _Answers:
         answering = self._gateway.answering
         try:
             asked = await apart(len(raw) > MUCH, understood, form, raw)
+            asked.check()
         except NotJson as error:
             raise Refused(400, f"The body is not JSON: {error}") from error
         if answering.stops:

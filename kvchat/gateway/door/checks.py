@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import re
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from kvchat.gateway.door.keys import EVERYBODY, Keys, program_by
 
 MOST_BODY = 64_000_000  # bytes of a request; pictures come along in it
 BODY_S = 60.0  # that it may take to come, once its head is here
+_HOST = re.compile(r"(?P<name>\[[0-9a-fA-F:.]+\]|[^\[\]:/?#@\s]*)(?::\d{0,5})?")
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,8 @@ class Checks:
 
     def _is_ours(self, host: str) -> bool:
         """Whether a Host header names this computer. An address is no name that could be made to lead elsewhere."""
-        name = host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host
+        match = _HOST.fullmatch(host)
+        name = match["name"] if match else ""
         try:
             ipaddress.ip_address(name.strip("[]"))
         except ValueError:
