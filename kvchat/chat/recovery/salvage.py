@@ -1,7 +1,7 @@
 """What can still be read of a damaged file of chats, put into a new one, with what its newest backup has.
 
-Rows are looked for in their tables, then page by page. What hung together and lost its middle is joined again: a chat
-whose own row is lost has another, a message whose parent is lost follows the one before it.
+Each table is read from both ends, as far as SQLite comes. What hung together and lost its middle is joined again: a
+chat whose own row is lost has another, a message whose parent is lost follows the one before it.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 from collections import Counter, defaultdict
-from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
@@ -19,12 +18,9 @@ from typing import Any
 from kvchat.chat.record.database_file import make_empty
 from kvchat.chat.record.prompt import title_from
 from kvchat.chat.recovery.automatic_backups import FAULTS, TABLES
-from kvchat.chat.recovery.leaf_pages import leaf_rows
 
 RECOVERED = "Recovered chat"
 _BAD = "\ufffd"  # stands where bytes were no text
-_ID_LETTERS = 32
-_KINDS: dict[str, type | tuple[type, ...]] = {"TEXT": str, "INTEGER": int, "REAL": (int, float), "BLOB": bytes}
 _Row = dict[str, Any]
 
 
@@ -103,8 +99,6 @@ def _take(db: sqlite3.Connection, source: Path, known: dict[str, str | None], *,
                 _take_table(db, there, table, deleted)
         with contextlib.suppress(*FAULTS):
             known |= _known(there)
-    if all_of_it:
-        _take_leaves(db, source)
 
 
 def _gone(db: sqlite3.Connection) -> set[str]:
@@ -116,14 +110,11 @@ def _gone(db: sqlite3.Connection) -> set[str]:
 
 
 def _take_table(db: sqlite3.Connection, there: sqlite3.Connection, table: str, deleted: set[str]) -> None:
-    types = _types(db, table)
-    for row in there.execute(f"SELECT * FROM {table} ORDER BY rowid"):  # as far as it comes
-        _take_row(db, table, types, dict(zip(row.keys(), tuple(row), strict=True)), deleted)
-
-
-def _types(db: sqlite3.Connection, table: str) -> dict[str, str]:
-    """The table's columns, in their order."""
-    return {column[1]: column[2] for column in db.execute(f"PRAGMA table_info({table})")}
+    types = {column[1]: column[2] for column in db.execute(f"PRAGMA table_info({table})")}
+    for order in ("ASC", "DESC"):
+        with contextlib.suppress(*FAULTS):  # as far as it comes
+            for row in there.execute(f"SELECT * FROM {table} ORDER BY rowid {order}"):
+                _take_row(db, table, types, dict(zip(row.keys(), tuple(row), strict=True)), deleted)
 
 
 def _take_row(db: sqlite3.Connection, table: str, types: dict[str, str], row: _Row, deleted: set[str]) -> None:
@@ -159,34 +150,6 @@ def _fitting(value: Any, kind: str, default: float | None) -> Any:
     if kind in ("REAL", "INTEGER") and isinstance(value, str | bytes):
         return default
     return value
-
-
-def _take_leaves(db: sqlite3.Connection, source: Path) -> None:
-    """What the file's own lists do not lead to any more, wherever in the file it is."""
-    shapes = {table: db.execute(f"PRAGMA table_info({table})").fetchall() for table in TABLES}
-    types = {table: _types(db, table) for table in TABLES}
-    gone = ("removed", "deleted")  # first: what is of these is not taken
-    for tables in (gone, [table for table in TABLES if table not in gone]):
-        deleted = _gone(db)
-        for row in leaf_rows(source):
-            for table in tables:
-                if _is_of(row, shapes[table]):
-                    _take_row(db, table, types[table], dict(zip(types[table], row, strict=False)), deleted)
-
-
-def _is_of(row: Sequence[Any], columns: Sequence[tuple[int, str, str, int, Any, int]]) -> bool:
-    """Whether a row found somewhere can be one of the table with these columns, those that were added last left out."""
-    if len(row) > len(columns) or any(column[3] and column[4] is None for column in columns[len(row) :]):
-        return False
-    return all(_can_be(value, *column[1:4], bool(column[5])) for value, column in zip(row, columns, strict=False))
-
-
-def _can_be(value: Any, name: str, kind: str, filled: int, key: bool) -> bool:
-    if value is None:
-        return not filled and not key
-    if name.endswith("id") and (not isinstance(value, str) or len(value) != _ID_LETTERS):
-        return False
-    return isinstance(value, _KINDS[kind])
 
 
 def _known(db: sqlite3.Connection) -> dict[str, str | None]:
