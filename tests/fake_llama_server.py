@@ -20,7 +20,7 @@ At the start
   FAKE_VERSION=NUMBER               the build that --version tells (default: 0, unknown)
   FAKE_LACKS="--cors-origins …"     options it does not know
 While serving; PHASE is one of begin (a prompt, before a word of it is said), prefill, stream, end (all is
-said, but not that it is all), save, restore (and load, but for dying)
+said, but not that it is all), save, restore, erase (and load, but for dying)
   FAKE_DIE_DURING=PHASE             die in that phase, after half the reply or half the file
   FAKE_DIE_TIMES=N                  … N times in all (default 1)
   FAKE_DIE_HOW=abort|kill|exit      GGML_ASSERT and SIGABRT (default), SIGKILL, or exit code 1
@@ -435,6 +435,7 @@ class Handler(socketserver.StreamRequestHandler):
     @staticmethod
     def slot_action(slot: Slot, action: str, body: dict[str, Any]) -> dict[str, Any]:
         if action == "erase":
+            phase("erase")
             erased, slot.tokens = len(slot.tokens), []
             return {"n_erased": erased}
         done = slot.save(body["filename"]) if action == "save" else slot.restore(body["filename"])

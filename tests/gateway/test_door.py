@@ -16,6 +16,7 @@ import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from kvchat.chat.record.messages import MessageState
 from kvchat.gateway import answering, outlet, passing
 from kvchat.gateway.dialects.asked import Asked
 from kvchat.gateway.dialects.prompts import Prompt, prompt_of
@@ -529,6 +530,31 @@ async def test_programs_are_answered_side_by_side(tmp_path: Path, settings: Sett
         await until(lambda: len({one.slot for one in passages.under_way if one.stage is Stage.ANSWERING}) == 2)
         fake_engine.set(FAKE_TOKEN_DELAY=None)
         assert [(await one).status_code for one in both] == [200, 200]
+
+
+async def test_a_client_that_leaves_while_room_is_made_stops_nobody_else(
+    tmp_path: Path, settings: Settings, fake_engine: FakeEngine
+) -> None:
+    """The user's message waits for the same slot to be erased as a program's request whose client hangs up."""
+    fake_engine.set(FAKE_REPLY="Yes.")
+    async with door(tmp_path / "home", replace(settings, slots=3)) as at:
+        chats, slots = at.runtime.chat, at.runtime.chat.slots
+        old, new = [(await chats.new_conversation("")).id for _ in range(2)]
+        await chats.send(old, "x" * 2600)
+        await chats.idle()
+        await at.chat("Hello")
+        await at.settled()
+        fake_engine.set(FAKE_HOLD_DURING="erase")
+        program = asyncio.ensure_future(at.chat("y" * 1500))
+        await until(lambda: slots.of(old) is None)
+        reply = chats.send(new, "And me?")
+        await until(lambda: sum(bool(slot.claim) for slot in slots.all) == 2)  # it waits, too
+        program.cancel()
+        await until(lambda: at.last.stage is Stage.LEFT)
+        fake_engine.set(FAKE_HOLD_DURING=None)
+        answered = await reply
+        assert answered is not None
+        assert (answered.state, answered.content) == (MessageState.COMPLETE, "Yes.")
 
 
 async def test_who_is_broken_off_is_told_so_in_the_dialects_own_shape(at: OpenDoor, fake_engine: FakeEngine) -> None:

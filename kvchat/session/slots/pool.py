@@ -188,15 +188,18 @@ class Slots:
         losses = await asyncio.to_thread(self.store.losses)
         return replace(report, refused=(*report.refused, *(loss.reason for loss in losses)))
 
-    def discard(self, owner: str) -> asyncio.Task[int]:
-        """The owner is gone: nothing of it stays in the store. Begun while it has no slot, awaited without that."""
+    def discard(self, owner: str) -> asyncio.Future[int]:
+        """Delete everything the store keeps of an owner that is gone.
+
+        Call it while the owner has no slot. The deletion goes on if whoever awaits it is cancelled.
+        """
         if slot := self.of(owner):
             slot.forget()
-        return self.in_order(asyncio.to_thread(self.store.delete_conversation, owner))
+        return asyncio.shield(self.in_order(asyncio.to_thread(self.store.delete_conversation, owner)))
 
-    def discard_messages(self, owner: str, labels: Collection[str]) -> asyncio.Task[int]:
+    def discard_messages(self, owner: str, labels: Collection[str]) -> asyncio.Future[int]:
         """What was saved under these labels goes, of an owner that stays. As `discard`."""
-        return self.in_order(asyncio.to_thread(self.store.delete_messages, owner, labels))
+        return asyncio.shield(self.in_order(asyncio.to_thread(self.store.delete_messages, owner, labels)))
 
     def _choose(self, owner: str, prompt: Tokens, free: Sequence[Slot], soon: Sequence[Slot]) -> Slot | None:
         """Of the slots that are free, or will be soon."""

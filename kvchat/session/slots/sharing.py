@@ -47,7 +47,10 @@ class SharedContext:
                 await self._scheduler.moved()
             slot.claim = tokens  # from now on: whoever sits at the window may come before the rest is done
             self._make_room(slot, engine)
-            await asyncio.gather(*self._erasing)
+            if (
+                self._erasing
+            ):  # shared with other waiters, whom a cancelled one must not harm: `gather` would cancel them
+                await asyncio.wait(self._erasing)
         finally:
             self._waiting.remove(slot)
             self._scheduler.move()

@@ -291,3 +291,19 @@ async def test_a_start_looks_only_at_what_was_kept_since_the_last(stage: Stage, 
             query = "SELECT count(*) FROM messages INDEXED BY messages_that_read WHERE CASE WHEN json_valid(receipt)"
             tokens = "(receipt ->> '$.prompt_tokens') - (receipt ->> '$.cached_tokens')"
             assert db.execute(f"{query} THEN {tokens} >= 64 END").fetchone()[0] >= 1
+
+
+async def test_whoever_waits_for_a_deletion_may_be_cancelled(stage: Stage) -> None:
+    """The memory goes all the same, also where it waits for something else to be written first."""
+    chat = await stage.chat()
+    await stage.answered(chat)
+    assert stage.save_points()
+    slots, writing = stage.runtime.chat.slots, asyncio.Event()
+    slots.in_order(writing.wait())
+    deletion = slots.discard(chat)
+    waiting = asyncio.gather(deletion)
+    await asyncio.sleep(0)
+    waiting.cancel()
+    writing.set()
+    await slots.written()
+    assert not stage.save_points()

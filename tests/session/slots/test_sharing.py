@@ -25,11 +25,12 @@ class Engine:
 
     def __init__(self) -> None:
         self.erased: list[int] = []
+        self.done: list[int] = []
         self.slot = 0
 
     def on_slot(self, place: int) -> Engine:
         one = Engine()
-        one.erased, one.slot = self.erased, place
+        one.erased, one.done, one.slot = self.erased, self.done, place
         return one
 
     @property
@@ -39,6 +40,7 @@ class Engine:
     async def erase_slot(self) -> None:
         self.erased.append(self.slot)
         await steps(3)
+        self.done.append(self.slot)
 
 
 def filled(count: int, *held: int) -> tuple[Slots, Engine]:
@@ -65,6 +67,20 @@ async def test_what_was_left_alone_longest_goes_until_there_is_room() -> None:
         assert slots.owners() == ["owner 2", "owner 1"]
         await room(slots, slot, engine, CONTEXT)
         assert {*engine.erased} == {0, 1, 2}, "a prompt may be as long as the whole context"
+
+
+async def test_a_cancelled_waiter_leaves_the_others_their_room() -> None:
+    slots, engine = filled(3, 900)
+    async with slots.needed("a") as of_a, slots.needed("b") as of_b:
+        first = asyncio.create_task(room(slots, of_a, engine, 400))
+        await steps(1)
+        second = asyncio.create_task(room(slots, of_b, engine, 400))
+        await steps(1)
+        assert engine.erased == [0]
+        first.cancel()
+        await asyncio.wait_for(second, 60)
+    assert first.cancelled()
+    assert engine.done == [0], "what was begun to be erased is erased"
 
 
 async def test_room_that_somebody_needs_is_waited_for() -> None:
