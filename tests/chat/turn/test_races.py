@@ -6,10 +6,12 @@ import asyncio
 import contextlib
 import shutil
 import sqlite3
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,6 +30,7 @@ from kvchat.chat.record.messages import MessageState, Role
 from kvchat.chat.turn import reply as reply_module
 from kvchat.engine.speaking.connection import EngineState
 from kvchat.errors import KvchatError
+from kvchat.kvstore.restoring import Restoring as StoreRestoring
 from kvchat.kvstore.savepoint import AbsorbReport, Cancelled, RestorePlan
 from kvchat.session.events import Restored, RestoreFailed, Restoring, Saved, SaveSkipped, Saving
 from kvchat.session.proof import Source
@@ -321,18 +324,44 @@ async def test_stopping_the_engine_stops_the_replies_that_wait_too(stage: Stage)
     assert [m.role for m in await stage.runtime.chat.messages(second)] == [Role.USER]
 
 
-async def test_stop_during_a_restore_leaves_no_link_behind(stage: Stage, smollm2: Path) -> None:
+@pytest.mark.parametrize("where", ["store", "engine"])
+async def test_stop_during_a_restore_leaves_no_link_behind(
+    stage: Stage, smollm2: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """Stopped twice while the slot file is there: the store has just made it, or the engine reads it."""
     chat = await stage.chat()
     await stage.answered(chat)
     await stage.runtime.close()
+    put, made, go_on = StoreRestoring._put, threading.Event(), threading.Event()
+
+    def held(*args: Any) -> Any:
+        placed = put(*args)
+        made.set()
+        go_on.wait()
+        return placed
+
+    if where == "store":
+        monkeypatch.setattr(StoreRestoring, "_put", held)
+    else:
+        stage.fake.set(FAKE_HOLD_DURING="restore")
     async with Stage(stage.home, stage.fake, smollm2) as again:
+        reading = len(again.requests("/slots/0?action=restore"))
         future = again.runtime.chat.send(chat, "And then?")
-        await again.until(lambda: again.of(Restoring))
-        again.runtime.chat.stop(chat)
+        await again.until(lambda: made.is_set() or len(again.requests("/slots/0?action=restore")) > reading)
+        staging = stage.home / "cache" / "savepoints" / "staging"
+        assert slot_files(staging)
+        for _ in range(2):
+            again.runtime.chat.stop(chat)
+            await asyncio.sleep(0)
+        go_on.set()
+        stage.fake.set(FAKE_HOLD_DURING=None)
         await future
         await again.runtime.chat.idle()
-        slots = stage.home / "cache" / "savepoints" / "staging"
-        assert not [file for file in slots.rglob("*") if file.is_file() and file.suffix != ".lock"]
+        assert not slot_files(staging)
+
+
+def slot_files(folder: Path) -> list[Path]:
+    return [file for file in folder.rglob("*") if file.is_file() and file.suffix != ".lock"]
 
 
 async def test_the_wait_for_another_chats_reply_is_named_in_the_receipt(stage: Stage) -> None:
