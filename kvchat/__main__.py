@@ -138,7 +138,7 @@ def _command(options: argparse.Namespace) -> Callable[[], int]:
                 "export": lambda: transfer.run_export(arguments.export_options(options)),
                 "import": lambda: transfer.run_import(options.files, options.passphrase_file),
                 "backup": lambda: transfer.run_backup(options.target),
-                "restore": lambda: transfer.run_restore(options.source),
+                "restore": lambda: transfer.run_restore(options.source, with_engine=options.with_engine),
                 "repair": transfer.run_repair,
             }[options.command]
         case "doctor":

@@ -111,6 +111,11 @@ def load_settings(path: Path) -> Settings:
         with contextlib.suppress(OSError):
             path.replace(path.with_suffix(".json.bad"))
         return Settings()
+    return settings_in(raw)
+
+
+def settings_in(raw: Any) -> Settings:
+    """The settings in a file's JSON, read as `load_settings` does."""
     return Settings(**_known_fields(raw)) if isinstance(raw, dict) else Settings()
 
 

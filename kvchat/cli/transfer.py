@@ -182,12 +182,12 @@ def run_backup(target: Path) -> int:
     return 0
 
 
-def run_restore(source: Path) -> int:
+def run_restore(source: Path, *, with_engine: bool) -> int:
     """Put a backup back. Returns the exit code. Raises KvchatError."""
     paths = resolve_paths().ensure()
     if in_use(paths):
         raise StillRunning
-    facts = lay_ready(paths, source)
+    facts = lay_ready(paths, source, with_engine=with_engine)
     replaced = finish_restore(paths)
     if replaced is None:  # it was started meanwhile
         forget_waiting(paths)

@@ -1,4 +1,4 @@
-"""A backup of the whole data folder as one zip. `restore.py` puts one back."""
+"""A backup of the chats and the settings as one zip. `restore.py` puts one back."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import json
 import sqlite3
 import tempfile
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import IO, Any
 
 from blake3 import blake3
@@ -19,18 +19,15 @@ from kvchat.errors import KvchatError
 from kvchat.system import migrations
 from kvchat.system.concurrency import Progress
 from kvchat.system.files import open_plain, whole_file
-from kvchat.system.paths import RESTORING, Paths
+from kvchat.system.paths import Paths
 from kvchat.words.language import _
 
 FORMAT = "kvchat-backup"
 VERSION = 1
 MANIFEST = "manifest.json"
+# All that a backup has and that a restore takes, by their names in the zip.
 DATABASE, SETTINGS = "data/conversations.db", "config/settings.json"
 PIECE = 1024 * 1024  # bytes
-# In the data folder and no part of a backup, by how names begin: models can be fetched again, the database is copied
-# by SQLite. And by how they end: what belongs to a process and not to the data.
-_LEFT_OUT = (RESTORING, "replaced-", "models", "answering", "backups", "conversations.db")
-_OF_A_PROCESS = (".lock", ".pid", ".new", ".part")
 
 
 class BackupFailed(KvchatError):
@@ -45,12 +42,13 @@ class BackupFacts:
     conversations: int
     size: int  # of the file, in bytes
     unpacked: int = 0  # bytes
+    engine: tuple[str | None, str] = (None, "")  # `engine_path` and `engine_arguments` of its settings
 
 
 def make_backup(paths: Paths, target: Path, progress: Progress = lambda done, total: None) -> BackupFacts:
-    """Write the conversations, everything else in the data folder and the settings into a zip.
+    """Write the conversations and the settings into a zip.
 
-    Models are left out, they can be fetched again; save points are a cache and no data; keys and tokens stay here.
+    Models and engines can be fetched again; save points are a cache and no data; keys and tokens stay here.
     The database is copied as of one moment, whoever uses it meanwhile. `target` is there whole or not at all, and for
     its owner's eyes only. `progress` is told bytes. Raises BackupFailed and what `progress` raises.
     """
@@ -71,17 +69,12 @@ def write_backup(paths: Paths, out: IO[bytes], progress: Progress = lambda done,
     with tempfile.TemporaryDirectory(prefix="kvchat-backup-") as folder:
         database = Path(folder) / "conversations.db"
         _copy_database(paths.database, database, progress)
-        files = dict(_files(paths)) | {DATABASE: database}  # the copy, not the live one
+        files = {DATABASE: database}  # the copy, not the live one
+        if paths.settings_file.is_file():
+            files[SETTINGS] = paths.settings_file
         unpacked = sum(file.stat().st_size for file in files.values())
         facts = BackupFacts(datetime.now(UTC), _count(database), 0, unpacked)
         return replace(facts, size=_write_zip(out, files, facts, progress))
-
-
-def belongs(name: PurePosixPath) -> bool:
-    """Whether what a backup has under that name is data. Earlier ones held locks as well."""
-    if name.parts[0] == "config" or str(name) == DATABASE:
-        return str(name) in (SETTINGS, DATABASE)
-    return not (name.name.endswith(_OF_A_PROCESS) or name.parts[1].startswith(_LEFT_OUT))
 
 
 def _copy_database(source: Path, target: Path, progress: Progress) -> None:
@@ -94,16 +87,6 @@ def _copy_database(source: Path, target: Path, progress: Progress) -> None:
 def _count(database: Path) -> int:
     with closing(sqlite3.connect(database)) as db:
         return int(db.execute("SELECT count(*) FROM conversations").fetchone()[0])
-
-
-def _files(paths: Paths) -> Iterator[tuple[str, Path]]:
-    """What a backup holds beside the database, by its name in the zip. Of the settings, nothing that is secret."""
-    for file in sorted(paths.data.rglob("*")):
-        inner = file.relative_to(paths.data)
-        if file.is_file() and not file.is_symlink() and belongs(PurePosixPath("data", *inner.parts)):
-            yield str(PurePosixPath("data", *inner.parts)), file
-    if paths.settings_file.is_file():
-        yield SETTINGS, paths.settings_file
 
 
 def _write_zip(out: IO[bytes], files: Mapping[str, Path], facts: BackupFacts, progress: Progress) -> int:

@@ -12,14 +12,16 @@ import sqlite3
 import zipfile
 from collections.abc import Callable, Mapping
 from contextlib import closing, suppress
+from dataclasses import replace
 from datetime import UTC, datetime
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from blake3 import blake3
 
 from kvchat.chat.record.migrations import MIGRATIONS
 from kvchat.errors import KvchatError
+from kvchat.settings import load_settings, save_settings, settings_in
 from kvchat.system import migrations
 from kvchat.system.concurrency import Progress
 from kvchat.system.files import whole_file
@@ -29,10 +31,10 @@ from kvchat.transfer.backup import (
     FORMAT,
     MANIFEST,
     PIECE,
+    SETTINGS,
     VERSION,
     BackupFacts,
     BackupFailed,
-    belongs,
 )
 from kvchat.transfer.untrusted_files import ZIP_FAULTS, open_zip
 from kvchat.words.language import _
@@ -50,27 +52,32 @@ def check_backup(source: Path) -> BackupFacts:
     """Look at a backup without unpacking it. Raises BadBackup."""
     try:
         with open_zip(source) as archive:
-            return _facts(source, _manifest(archive))
+            return _facts(source, archive, _manifest(archive))
     except ZIP_FAULTS as error:
         raise _bad(source, error) from error
 
 
-def lay_ready(paths: Paths, source: Path, progress: Progress = lambda done, total: None) -> BackupFacts:
+def lay_ready(
+    paths: Paths, source: Path, progress: Progress = lambda done, total: None, *, with_engine: bool = False
+) -> BackupFacts:
     """Unpack a backup, check every byte and the database in it, and lay it ready for the next start.
 
-    Nothing of the present data changes. `progress` is told bytes. Raises BadBackup and what `progress` raises; then
-    nothing is laid ready.
+    Only the chats and the settings are taken, whatever else is in it. The settings that run a program stay this
+    computer's unless `with_engine`: a backup may come from anybody. Nothing of the present data changes. `progress` is
+    told bytes. Raises BadBackup and what `progress` raises; then nothing is laid ready.
     """
     waiting = paths.data / RESTORING
     forget_waiting(paths)
     try:
         with open_zip(source) as archive:
             manifest = _manifest(archive)
-            facts, done = _facts(source, manifest), 0
+            facts, done = _facts(source, archive, manifest), 0
             _check_room(paths, facts)
             for name, entry in manifest["files"].items():
                 done = _unpack(archive, name, entry, waiting, done, lambda so_far: progress(so_far, facts.unpacked))
         _check_database(waiting / DATABASE)
+        if SETTINGS in manifest["files"] and not with_engine:
+            _keep_own_engine(paths, waiting / SETTINGS)
         progress(facts.unpacked, facts.unpacked)
         say_ready(paths, datetime.now(UTC))
         return facts
@@ -79,6 +86,13 @@ def lay_ready(paths: Paths, source: Path, progress: Progress = lambda done, tota
     finally:
         if not (waiting / _READY).exists():
             forget_waiting(paths)
+
+
+def _keep_own_engine(paths: Paths, restored: Path) -> None:
+    """Put the present engine's path and arguments into the settings that were unpacked. Raises SettingsNotSaved."""
+    own = load_settings(paths.settings_file)
+    theirs = load_settings(restored)
+    save_settings(restored, replace(theirs, engine_path=own.engine_path, engine_arguments=own.engine_arguments))
 
 
 def say_ready(paths: Paths, now: datetime) -> None:
@@ -121,11 +135,9 @@ def finish_restore(paths: Paths) -> Path | None:
     try:
         if (waiting / DATABASE).exists() and in_use(paths):
             return None
-        for name, place in (("data", paths.data), ("config", paths.config)):
-            for file in sorted(f for f in (waiting / name).rglob("*") if f.is_file()):
-                inner = file.relative_to(waiting / name)
-                if belongs(PurePosixPath(name, *inner.parts)):
-                    _swap(file, place / inner, replaced / name / inner)
+        for name, place in ((SETTINGS, paths.settings_file), (DATABASE, paths.database)):
+            if (waiting / name).is_file():
+                _swap(waiting / name, place, replaced / name)
         forget_waiting(paths)
         return replaced
     except OSError as error:
@@ -163,7 +175,7 @@ def _move(source: Path, target: Path) -> None:
 
 
 def _manifest(archive: zipfile.ZipFile) -> dict[str, Any]:
-    """The list of what the backup holds, checked. Raises zipfile.BadZipFile."""
+    """The list of what the backup holds, checked and without what no restore takes. Raises zipfile.BadZipFile."""
     try:
         with archive.open(MANIFEST) as packed:
             manifest = json.loads(packed.read(_MOST_MANIFEST))
@@ -172,23 +184,31 @@ def _manifest(archive: zipfile.ZipFile) -> dict[str, Any]:
         if manifest["version"] != VERSION:
             raise zipfile.BadZipFile(_("it was made by a newer kvchat"))
         datetime.fromisoformat(manifest["made_at"])
-        if "data/conversations.db" not in manifest["files"]:
+        if DATABASE not in manifest["files"]:
             raise ValueError
-        for name, entry in manifest["files"].items():
-            parts = PurePosixPath(name).parts
-            if parts[0] not in ("data", "config") or len(parts) < 2 or ".." in parts or "\\" in name or ":" in name:
-                raise zipfile.BadZipFile(_("it would write outside kvchat's folders: {name}", name=name))
+        files = {name: manifest["files"][name] for name in (SETTINGS, DATABASE) if name in manifest["files"]}
+        for entry in files.values():
             if not isinstance(entry["size"], int) or entry["size"] < 0 or not isinstance(entry["blake3"], str):
                 raise ValueError
-        return dict(manifest)
+        return manifest | {"files": files}
     except (KeyError, TypeError, ValueError, IndexError, RecursionError) as error:
         raise zipfile.BadZipFile(_("it is not a backup of kvchat's")) from error
 
 
-def _facts(source: Path, manifest: Mapping[str, Any]) -> BackupFacts:
+def _facts(source: Path, archive: zipfile.ZipFile, manifest: Mapping[str, Any]) -> BackupFacts:
     unpacked = sum(entry["size"] for entry in manifest["files"].values())
     made_at, conversations = datetime.fromisoformat(manifest["made_at"]), int(manifest["conversations"])
-    return BackupFacts(made_at, conversations, source.stat().st_size, unpacked)
+    return BackupFacts(made_at, conversations, source.stat().st_size, unpacked, _engine(archive, manifest))
+
+
+def _engine(archive: zipfile.ZipFile, manifest: Mapping[str, Any]) -> tuple[str | None, str]:
+    """What the backup's settings would run; nothing where they cannot be read."""
+    with suppress(KeyError, ValueError, RecursionError):
+        if SETTINGS in manifest["files"]:
+            with archive.open(SETTINGS) as packed:
+                settings = settings_in(json.loads(packed.read(_MOST_MANIFEST)))
+            return settings.engine_path, settings.engine_arguments
+    return None, ""
 
 
 def _check_room(paths: Paths, facts: BackupFacts) -> None:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from kvchat.chat.events import ConversationsChanged, EventBus
@@ -107,6 +108,7 @@ class TransferService:
         """What a backup holds. Raises BadBackup."""
         return await asyncio.to_thread(check_backup, source)
 
-    async def lay_ready(self, source: Path, progress: Progress) -> BackupFacts:
+    async def lay_ready(self, source: Path, progress: Progress, *, with_engine: bool = False) -> BackupFacts:
         """Have a backup take the data's place at the next start. Raises BadBackup."""
-        return await in_thread_with_progress(lambda tell: lay_ready(self._paths, source, tell), progress)
+        work = partial(lay_ready, self._paths, source, with_engine=with_engine)
+        return await in_thread_with_progress(work, progress)

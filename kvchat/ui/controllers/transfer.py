@@ -188,12 +188,32 @@ class TransferController(Controller):
                 contents=_contents(facts),
             ),
             _("Restore the backup"),
-            lambda: self._runner.start(self._lay_ready(source)),
+            lambda: self._ask_about_engine(source, facts),
             keep=_("Keep what is here"),
         )
 
-    async def _lay_ready(self, source: Path) -> None:
-        work, cancelled = partial(self._runtime.transfer.lay_ready, source), _("Nothing has been changed.")
+    def _ask_about_engine(self, source: Path, facts: BackupFacts) -> None:
+        """A backup may come from anybody: it does not decide alone which program is run."""
+
+        def lay_ready(*, with_engine: bool = False) -> None:
+            self._runner.start(self._lay_ready(source, with_engine=with_engine))
+
+        own, program = self._runtime.settings, " ".join(filter(None, facts.engine))
+        if not program or facts.engine == (own.engine_path, own.engine_arguments):
+            lay_ready()
+            return
+        confirm(
+            self._window,
+            _("Use the engine settings of the backup?"),
+            _("They start an engine with: {program}. Use them only if you made this backup yourself.", program=program),
+            _("Use them"),
+            lambda: lay_ready(with_engine=True),
+            keep=_("Keep this computer’s"),
+        ).rejected.connect(lay_ready)
+
+    async def _lay_ready(self, source: Path, *, with_engine: bool) -> None:
+        work = partial(self._runtime.transfer.lay_ready, source, with_engine=with_engine)
+        cancelled = _("Nothing has been changed.")
         await self._with_progress(_("Checking the backup…"), work, (_("Restore cancelled"), cancelled))
         confirm(
             self._window,

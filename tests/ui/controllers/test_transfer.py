@@ -18,8 +18,9 @@ from pytestqt.qtbot import QtBot
 
 from kvchat.chat.record.database import Database
 from kvchat.chat.turn.trying_out import TriedOut
+from kvchat.settings import Settings, load_settings, save_settings
 from kvchat.system.concurrency import Progress, Worker
-from kvchat.transfer.backup import BackupFacts
+from kvchat.transfer.backup import SETTINGS, BackupFacts, make_backup
 from kvchat.transfer.importing import ImportReport
 from kvchat.transfer.restore import finish_restore
 from kvchat.transfer.service import TransferService
@@ -235,6 +236,33 @@ async def test_a_backup_is_made_checked_and_laid_ready(
         qtbot.mouseClick(question.yes, Qt.MouseButton.LeftButton)
     assert restarts == [True]
     assert (kept.paths.data / "restore" / "ready").exists()
+
+
+@pytest.mark.parametrize("confirmed", [False, True])
+async def test_the_engine_that_a_backup_names_is_taken_only_if_confirmed(
+    kept: FakeRuntime, window: MainWindow, tmp_path: Path, qtbot: QtBot, confirmed: bool
+) -> None:
+    save_settings(kept.paths.settings_file, Settings(engine_path="/tmp/theirs", engine_arguments="-lv 5"))
+    make_backup(kept.paths, tmp_path / "backup.zip")
+    save_settings(kept.paths.settings_file, Settings(engine_path="/opt/own"))
+
+    async def question(beginning: str) -> ConfirmDialog:
+        def open_questions() -> list[ConfirmDialog]:
+            found = window.findChildren(ConfirmDialog)
+            return [one for one in found if one.isVisible() and one.accessibleName().startswith(beginning)]
+
+        await until(open_questions, beginning)
+        return open_questions()[0]
+
+    choose(window, "Restore from a backup…")
+    pick(window, tmp_path / "backup.zip")
+    qtbot.mouseClick((await question("Restore the backup of")).yes, Qt.MouseButton.LeftButton)
+    asked = await question("Use the engine settings of the backup?")
+    assert any("/tmp/theirs -lv 5" in label.text() for label in asked.findChildren(QLabel))
+    qtbot.mouseClick(asked.yes if confirmed else asked.keep, Qt.MouseButton.LeftButton)
+    await question("Restart kvchat to finish?")
+    laid_ready = load_settings(kept.paths.data / "restore" / SETTINGS)
+    assert laid_ready.engine_path == ("/tmp/theirs" if confirmed else "/opt/own")
 
 
 async def test_cancel_ends_an_import_and_leaves_nothing_of_it(
