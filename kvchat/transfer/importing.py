@@ -22,7 +22,7 @@ from kvchat.system.concurrency import Caller, Progress, call_here
 from kvchat.system.files import in_time, open_plain
 from kvchat.transfer.foreign import foreign_parser
 from kvchat.transfer.memory_file import Brought, MemoryFile, is_memory_file, open_memory_file
-from kvchat.transfer.rows import BadConversation, Row, store_rows, take_back
+from kvchat.transfer.rows import BadConversation, Row, store_rows, take_back, with_own_ids
 from kvchat.transfer.untrusted_files import LARGEST_FILE, ZIP_FAULTS, is_zip, json_pieces, open_zip
 from kvchat.words.language import _, listed, number
 from kvchat.words.safe_text import calm
@@ -170,7 +170,7 @@ def _in_file(name: str, opened: Callable[[], IO[bytes]]) -> Iterator[_Entry]:
 
 def _reader(entry: Any, name: str, *, own: bool) -> Callable[[], Row]:
     if own:
-        return (lambda: entry) if isinstance(entry, dict) else _raiser(_("it is not a chat"))
+        return (lambda: with_own_ids(entry)) if isinstance(entry, dict) else _raiser(_("it is not a chat"))
     parser = foreign_parser(entry)
     if parser is None:
         return _raiser(_("it is not a chat in any form that kvchat knows"))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import sqlite3
+import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import IO, Any
 
@@ -29,6 +31,8 @@ LONGEST_TEXT = 64_000_000  # characters of a message or of what is attached to i
 LONGEST_TITLE = 1000  # characters; what goes beyond is left out
 _LATEST = 253402300799.0  # seconds since 1970: the end of the year 9999, the last that a datetime holds
 _LARGEST = 2**63 - 1  # that SQLite holds
+_OWN_ID = re.compile("[0-9a-f]{32}")
+_NAMESPACE = uuid.UUID("0c2f5c2e-6a0b-4a7e-8a53-9b7f1d2f4c11")  # the same file gives the same ids, whenever it comes
 _ROLES = frozenset(role.value for role in Role)
 _STATES = frozenset(state.value for state in MessageState)
 _SOURCES = frozenset(source.value for source in Source)
@@ -80,6 +84,25 @@ def store_rows(database: Database, conversation: Row) -> bool:
     except sqlite3.IntegrityError as error:
         raise BadConversation(_("some of its messages are in another chat here already")) from error
     return True
+
+
+def with_own_ids(conversation: Row) -> Row:
+    """Replace ids that kvchat did not make: they are shown on terminals, and `program/…` names other memory."""
+
+    def own(id: Any) -> Any:
+        if not isinstance(id, str) or _OWN_ID.fullmatch(id):
+            return id  # what is no text is refused by `store_rows`
+        return uuid.uuid5(_NAMESPACE, _whole_text(f"{conversation.get('id')}:{id}")).hex
+
+    def renamed(row: Row) -> Row:
+        return row | {name: own(row[name]) for name in ("id", "parent_id", "leaf_id") if name in row}
+
+    messages = conversation.get("messages")
+    if not isinstance(messages, list):
+        return renamed(conversation)
+    return renamed(conversation) | {
+        "messages": [renamed(message) if isinstance(message, dict) else message for message in messages]
+    }
 
 
 def take_back(database: Database, conversation_id: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,10 @@ import pytest
 from kvchat.chat.record.database_file import StorageFailed
 from kvchat.chat.record.messages import Role
 from kvchat.transfer import importing, untrusted_files
+from kvchat.transfer.exporting import ExportForm, export_file
 from kvchat.transfer.foreign import parse_chatgpt
 from kvchat.transfer.importing import import_paths
-from tests.transfer.library import everything, open_library
+from tests.transfer.library import everything, made_conversation, open_library
 
 
 def chatgpt() -> dict[str, Any]:
@@ -380,3 +382,25 @@ def test_a_chat_has_bounds(tmp_path, change, words):
         assert words in report.problems[0]
     else:
         assert database.conversations()[0].title == "x" * 1000
+
+
+@pytest.mark.parametrize("id", ["\x1b]0;gotcha\x07", "program/zed", "../x", "half \ud800"])
+def test_ids_that_kvchat_did_not_make_are_replaced(tmp_path, id):
+    """The id of a chat reaches the terminal, and the store's entries of a program are named `program/…`."""
+    theirs, file = open_library(tmp_path / "theirs"), tmp_path / "chats.json"
+    made = made_conversation(theirs)
+    export_file(theirs, [made.id], ExportForm.JSON, file)
+    before = [message.content for message in theirs.branch(made.id)]
+    theirs.close()
+    known = json.loads(file.read_text("utf-8"))
+    message = known["conversations"][0]["messages"][1]["id"]
+    written = json.dumps(known).replace(made.id, json.dumps(id)[1:-1]).replace(message, json.dumps(f"{id} 2")[1:-1])
+    file.write_text(written, "utf-8")
+    here = open_library(tmp_path / "here")
+    report = import_paths(here, [file])
+    assert report.problems == ()
+    assert [re.fullmatch("[0-9a-f]{32}", imported) is not None for imported in report.imported] == [True]
+    assert [message.content for message in here.branch(report.imported[0])] == before
+    assert all(re.fullmatch("[0-9a-f]{32}", row["id"]) for row in here.rows("SELECT id FROM messages"))
+    assert import_paths(here, [file]).here == report.imported
+    here.close()
