@@ -35,6 +35,8 @@ TABLES = (
     "removed",
     "deleted",
 )
+# Titles made of words that were deleted have changed.
+_TITLES = "UPDATE conversations SET title = live.title FROM live.conversations AS live WHERE live.id = conversations.id"
 
 
 def backups_of(file: Path) -> list[Path]:
@@ -62,6 +64,7 @@ def back_up(file: Path, *, often: bool) -> bool:
             new.replace(today)
         finally:
             new.unlink(missing_ok=True)
+        _drop_deleted(today, file)
         for old in backups_of(file)[KEPT:]:
             old.unlink(missing_ok=True)
         return True
@@ -115,10 +118,7 @@ def scrub(file: Path, ids: Iterable[str]) -> None:
                 for table in ("conversations", "removed"):
                     db.executemany(f"DELETE FROM {table} WHERE id = ?", gone)
                 db.executemany("DELETE FROM prepared WHERE 'prepared:' || id = ?", gone)
-                db.execute(
-                    "UPDATE conversations SET title = live.title FROM live.conversations AS live"
-                    " WHERE live.id = conversations.id"
-                )
+                db.execute(_TITLES)
         except FAULTS:  # what cannot be taken out of it goes with it
             with contextlib.suppress(OSError):
                 backup.unlink()
@@ -133,6 +133,17 @@ def _copy(file: Path, target: Path) -> None:
             columns = ", ".join(row[1] for row in db.execute(f"PRAGMA main.table_info({table})"))
             db.execute(f"INSERT INTO main.{table} ({columns}) SELECT {columns} FROM live.{table} ORDER BY rowid")
         db.execute("COMMIT")
+
+
+def _drop_deleted(backup: Path, file: Path) -> None:
+    """Take out of a new backup what was deleted while it was made: `scrub` may have looked before it was there."""
+    with closing(_attached(backup, file)) as db, db:
+        db.execute("PRAGMA foreign_keys = OFF")  # a message whose parent is gone follows another one in the chat itself
+        db.execute("BEGIN IMMEDIATE")
+        for table in ("messages", "conversations", "removed", "prepared"):
+            db.execute(f"DELETE FROM main.{table} WHERE id NOT IN (SELECT id FROM live.{table})")
+        db.execute("DELETE FROM main.attachments WHERE message_id NOT IN (SELECT id FROM main.messages)")
+        db.execute(_TITLES)
 
 
 def _attached(target: Path, file: Path) -> sqlite3.Connection:

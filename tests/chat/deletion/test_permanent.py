@@ -8,6 +8,7 @@ import dataclasses
 import os
 import sqlite3
 import struct
+import threading
 import time
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from kvchat.chat.deletion import recently_deleted
 from kvchat.chat.events import Notice
 from kvchat.chat.record.messages import Attachment
 from kvchat.chat.record.prompt import title_from
+from kvchat.chat.recovery import automatic_backups
 from kvchat.chat.recovery.automatic_backups import back_up, backups_of
 from kvchat.chat.turn import titles
 from kvchat.kvstore.savepoint import StoreRefused
@@ -307,3 +309,28 @@ async def test_whoever_waits_for_a_deletion_may_be_cancelled(stage: Stage) -> No
     writing.set()
     await slots.written()
     assert not stage.save_points()
+
+
+async def test_a_chat_that_goes_while_a_backup_is_made_is_not_in_it(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chat, file = await asked(stage), stage.runtime.paths.database
+    other = await stage.chat()
+    await stage.answered(other)
+    copied, deleted, copy = threading.Event(), threading.Event(), automatic_backups._copy
+
+    def copy_and_wait(source: Path, target: Path) -> None:
+        copy(source, target)
+        copied.set()
+        assert deleted.wait(240)
+
+    monkeypatch.setattr(automatic_backups, "_copy", copy_and_wait)
+    made = asyncio.create_task(asyncio.to_thread(back_up, file, often=True))
+    assert await asyncio.to_thread(copied.wait, 240)
+    await stage.runtime.chat.delete(chat)
+    await stage.runtime.chat.idle()
+    deleted.set()
+    assert await made
+    assert traces(stage) == []
+    with contextlib.closing(sqlite3.connect(backups_of(file)[0])) as backup:
+        assert backup.execute("SELECT DISTINCT conversation_id FROM messages").fetchall() == [(other,)]
