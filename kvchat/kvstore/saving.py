@@ -51,6 +51,7 @@ class Saving:
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         self._absorbing = threading.Lock()
+        self._taking_windows = threading.Lock()
         self._windows: dict[str, list[Window]] = {}  # taken since `_take_windows` was last asked, by conversation
         self._grown: dict[str, Grown] = {}  # of save points that wait
 
@@ -121,7 +122,8 @@ class Saving:
         if grown is not None:
             self._grown[point.id] = grown
         if older_window_rows:
-            self._windows.setdefault(conversation_id, []).append(Window(point.id, older_window_rows))
+            with self._taking_windows:
+                self._windows.setdefault(conversation_id, []).append(Window(point.id, older_window_rows))
         parts.staging.trim(self._unabsorbed())
         return point
 
@@ -134,7 +136,8 @@ class Saving:
 
         The others' files need not stay warm: no engine can use them as they are.
         """
-        taken, self._windows = self._windows, {}
+        with self._taking_windows:
+            taken, self._windows = self._windows, {}
         staged = self._unabsorbed()
         for one in (one for windows in taken.values() for one in windows[:-1]):
             if one.point_id not in staged:

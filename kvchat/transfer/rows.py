@@ -8,6 +8,7 @@ import re
 import sqlite3
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields
 from typing import IO, Any
 
 from kvchat.chat.input.pictures import CannotAttach, picture_of
@@ -195,7 +196,7 @@ def _checked_receipt(receipt: Any, what: str) -> str:
     try:
         if receipt["source"] not in _SOURCES:
             raise ValueError
-        Receipt(**receipt)
+        Receipt(**{field.name: receipt[field.name] for field in fields(Receipt) if field.name in receipt})
         return json.dumps(receipt, allow_nan=False)
     except (KeyError, TypeError, ValueError) as error:
         raise BadConversation(_("the receipt of {what} is not one", what=what)) from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import stat
+import threading
 from contextlib import closing
 from dataclasses import replace
 from datetime import timedelta
@@ -17,6 +18,7 @@ from kvchat.kvstore.blocks import positioned
 from kvchat.kvstore.files import disk
 from kvchat.kvstore.index import index
 from kvchat.kvstore.savepoint import Bounds, Cancelled, Miss, RestorePlan, StagedFile, StoreRefused, Tier, Tokens
+from kvchat.kvstore.saving import Window
 from kvchat.kvstore.store import SavePointStore
 from tests.kvstore.slot_files import FINGERPRINT
 from tests.kvstore.true_files import FULL, HYBRID, WINDOW, Bench, Model, die
@@ -242,6 +244,31 @@ def test_half_of_what_a_turn_with_sliding_windows_saves_is_given_to_no_engine(tm
     assert isinstance(missed, Miss)
     assert "not all of it was saved" in missed.reason
     assert isinstance(bench.find(text(130)), Miss), "nor is it offered again"
+
+
+def test_a_file_taken_while_the_windows_are_asked_for_is_not_forgotten(tmp_path: Path) -> None:
+    bench = Bench(tmp_path / "store", WINDOW, older_window_rows=30)
+    adding, go = threading.Event(), threading.Event()
+
+    class Slow(dict[str, list[Window]]):
+        def setdefault(self, key: str, default: list[Window] | None = None) -> list[Window]:
+            adding.set()
+            assert go.wait(240)
+            return super().setdefault(key, default or [])
+
+    bench.store._windows = Slow()
+    taken: list[tuple[Window, ...]] = []
+    taking = threading.Thread(target=bench.take, args=("thesis", text(120)))
+    asking = threading.Thread(target=lambda: taken.append(bench.store._take_windows()))
+    taking.start()
+    assert adding.wait(240)
+    asking.start()
+    asking.join(0.5)  # long enough for one that does not wait to be over
+    go.set()
+    taking.join()
+    asking.join()
+    told = [window for windows in (*taken, bench.store._take_windows()) for window in windows]
+    assert [window.older_rows for window in told] == [30]
 
 
 @pytest.mark.parametrize("lengths", [(70, 90, 120), (20, 30)])

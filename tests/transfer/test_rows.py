@@ -14,7 +14,7 @@ from kvchat.chat.record.messages import MessageState, Role
 from kvchat.transfer.exporting import ExportForm, export_file
 from kvchat.transfer.importing import import_paths
 from kvchat.transfer.rows import BadConversation, conversation_rows, store_rows, write_json
-from tests.transfer.library import everything, made_conversation, open_library
+from tests.transfer.library import RECEIPT, everything, made_conversation, open_library
 
 
 def exported(database, folder: Path) -> Path:
@@ -118,6 +118,17 @@ def test_what_a_newer_kvchat_added_is_left_out(tmp_path):
     row["mood"], row["messages"][0]["mood"] = "good", 3
     there = open_library(tmp_path / "there")
     assert store_rows(there, row)
+
+
+def test_a_receipt_of_a_newer_kvchat_is_taken_in(tmp_path):
+    database = open_library(tmp_path / "there")
+    made_conversation(database)
+    (row,) = conversation_rows(database)
+    reply = next(message for message in row["messages"] if message["receipt"])
+    reply["receipt"]["energy_joules"] = 3.5
+    here = open_library(tmp_path / "here")
+    assert store_rows(here, row)
+    assert next(message for message in here.branch(row["id"]) if message.receipt).receipt == RECEIPT
 
 
 def test_what_is_of_one_machine_is_not_taken_from_a_file(tmp_path):

@@ -87,11 +87,12 @@ def receipt_json(receipt: Receipt) -> str:
 
 
 def receipt_of(text: Any) -> Receipt | None:
-    """A stored receipt; None where it cannot be read."""
+    """A stored receipt, without what a newer kvchat added; None where it cannot be read."""
     try:
         fields = json.loads(text)
         fields["prefetched"] = fields.pop("restored_ahead", None) or fields.get("prefetched", False)  # its older name
-        receipt = Receipt(**(fields | {"source": Source(fields["source"])}))
+        known = {name: value for name, value in fields.items() if name in _NUMBERS}
+        receipt = Receipt(**(known | {"source": Source(fields["source"])}))
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
     return receipt if all(_fits(name, getattr(receipt, name)) for name in _NUMBERS) else None

@@ -94,6 +94,11 @@ def test_a_receipt_of_an_earlier_version_is_still_read() -> None:
     assert receipt_of('["no", "receipt"]') is receipt_of('"none"') is receipt_of("7") is None
 
 
+def test_a_receipt_of_a_newer_version_is_read_without_what_was_added() -> None:
+    newer = json.loads(receipt_json(WARM)) | {"energy_joules": 3.5}
+    assert receipt_of(json.dumps(newer)) == WARM
+
+
 def test_a_speed_that_was_not_measured_is_not_told() -> None:
     assert dict(receipt_details(replace(WARM, predicted_tokens=1, tokens_per_second=0.0)))["Reply"] == "1 token"
 
