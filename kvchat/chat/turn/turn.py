@@ -102,13 +102,13 @@ class Turn:
     async def _prompt(self) -> Tokens:
         """Its prompt's ids where another owner's slot may hold most of them, as that of a chat that had not begun."""
         parts, beginning = self._parts, self.beginning
-        chosen = await parts.answer_settings(self.conversation_id)
         if not beginning or len(parts.slots.all) == 1 or parts.slots.of(self.conversation_id):
             return ()
-        messages = prompt_messages(await parts.path(beginning.question_id))
-        if not messages or needs_vision(messages) or not parts.host.is_ready(chosen.model):
-            return ()
-        with contextlib.suppress(KvchatError):  # whoever asks for an engine next is told
+        with contextlib.suppress(KvchatError):  # whoever asks for an engine, or reads the chat, next is told
+            chosen = await parts.answer_settings(self.conversation_id)
+            messages = prompt_messages(await parts.path(beginning.question_id))
+            if not messages or needs_vision(messages) or not parts.host.is_ready(chosen.model):
+                return ()
             engine = (await parts.host.ready(chosen.model)).rendering(chosen.options.template)
             return await engine.engine.prompt_tokens(messages)
         return ()

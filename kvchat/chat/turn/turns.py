@@ -192,6 +192,8 @@ class Turns:
                         await turn.run(done)
                 self._over()
                 await self._parts.absorb()
+        except StorageFailed as error:  # of the settings it is answered with; the turn tells its own
+            self._parts.events.publish(TurnFailed(turn.conversation_id, error))
         finally:
             await self._give_up(turn, reply)
             done(None)

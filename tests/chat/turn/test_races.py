@@ -26,7 +26,9 @@ from kvchat.chat.events import (
     TurnFailed,
     WaitingForChat,
 )
+from kvchat.chat.record.database_file import StorageFailed
 from kvchat.chat.record.messages import MessageState, Role
+from kvchat.chat.turn import opening
 from kvchat.chat.turn import reply as reply_module
 from kvchat.engine.speaking.connection import EngineState
 from kvchat.errors import KvchatError
@@ -582,3 +584,37 @@ async def test_who_waits_knows_for_whom_and_can_be_put_first(stage: Stage) -> No
     assert order == [talking, third, second]
     assert (await chat.go_on(stopped)) is not None
     await chat.idle()
+
+
+@pytest.mark.parametrize("slots", [1, 2])
+@pytest.mark.parametrize("reads", [0, 1, 2, 3])
+async def test_a_database_that_fails_before_the_reply_is_said_and_no_bug(
+    stage: Stage, smollm2: Path, monkeypatch: pytest.MonkeyPatch, slots: int, reads: int
+) -> None:
+    """`reads`: how many succeed after the question was stored."""
+    await stage.runtime.close()
+    async with Stage(stage.home, stage.fake, smollm2, slots=slots) as again:
+        database, left, bugs = again.runtime._database, [reads], list[dict[str, object]]()
+        chat, other = await again.chat(), await again.chat()
+        await again.answered(chat)
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: bugs.append(context))
+        reading, ask = database.reading, opening.ask
+
+        def fail_after_these() -> contextlib.AbstractContextManager[sqlite3.Connection]:
+            left[0] -= 1
+            if left[0] < 0:
+                raise StorageFailed("Your chats could not be read or written", "disk I/O error")
+            return reading()
+
+        def ask_and_fail(*question: Any) -> opening.Beginning:
+            beginning = ask(*question)
+            monkeypatch.setattr(database, "reading", fail_after_these)
+            return beginning
+
+        monkeypatch.setattr(opening, "ask", ask_and_fail)
+        reply = await again.runtime.chat.send(other, "And then?")
+        await again.runtime.chat.idle()
+        monkeypatch.undo()
+        assert not bugs
+        assert reply is not None or again.of(TurnFailed), "nobody was told"
+        assert await again.ask(other, "And now?") is not None
