@@ -148,6 +148,7 @@ async def _run(
         wishes.begin(lambda wish: app.opener.fulfil(wish))
         await quitting.wait()
     finally:
+        instance.stop_listening()
         await app.close()
     return _AGAIN if app.again else 0
 

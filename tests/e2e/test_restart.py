@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -57,3 +58,41 @@ def test_a_restore_is_finished_by_the_restart(tmp_path: Path) -> None:
     )
     starts = [line.split()[1:] for line in ended.stdout.splitlines() if line.startswith("start")]
     assert [chats for _, chats in starts] == ["0", "3"]
+
+
+_HELD = """
+import os, sys, time
+from pathlib import Path
+from kvchat import app
+from kvchat.application import Application
+
+async def start(self, begin=Application.start, **options):
+    await begin(self, **options)
+    print("start", flush=True)
+    self.quitting.set()
+
+async def close(self, end=Application.close):
+    print("quitting", flush=True)
+    while not Path(os.environ["GO"]).exists():
+        time.sleep(0.02)
+    await end(self)
+
+Application.start, Application.close = start, close
+sys.exit(app.run(starter=False, hidden=False))
+"""
+
+
+def test_a_start_while_kvchat_quits_opens_a_window_when_it_has_ended(tmp_path: Path) -> None:
+    (tmp_path / "held.py").write_text(_HELD, "utf-8")
+    go = tmp_path / "go"
+    environment = os.environ | {"KVCHAT_HOME": str(tmp_path / "home"), "GO": str(go), "QT_QPA_PLATFORM": "offscreen"}
+    command = (sys.executable, str(tmp_path / "held.py"))
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as first:
+        assert first.stdout is not None
+        assert [first.stdout.readline() for _ in range(2)] == ["start\n", "quitting\n"]
+        with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as second:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                second.wait(5.0)  # one that took the first for alive would have ended
+            go.touch()
+            told, _ = second.communicate(timeout=240)
+    assert told.splitlines() == ["start", "quitting"]

@@ -6,15 +6,21 @@ import ctypes
 import hashlib
 import json
 import os
+import socket
+import struct
 import sys
+import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from PySide6.QtCore import QLockFile, QObject, Signal
 from PySide6.QtNetwork import QLocalServer, QLocalSocket
 
-_ASK_MS = 2000
+_ASK_MS, _ANSWER_MS = 2000, 10_000
+_AGAIN_MS = 200  # between two looks whether the kvchat that is quitting has ended
+_HEARD = b"heard\n"
 _MOST = 1_000_000  # bytes of what a start is for
+_LONGEST_PATH = 100  # bytes: 103 fit into macOS's sun_path, 107 into Linux's
 
 
 @dataclass(frozen=True)
@@ -27,7 +33,7 @@ class Wish:
 
     def written(self) -> bytes:
         """As it goes from one kvchat to the other."""
-        return json.dumps(asdict(self)).encode()
+        return json.dumps(asdict(self)).encode() + b"\n"
 
 
 def wish_for(what: tuple[str, ...] = (), *, quick: bool = False) -> Wish:
@@ -54,6 +60,28 @@ def _give_way() -> None:
         ctypes.windll.user32.AllowSetForegroundWindow(-1)  # any process
 
 
+def _names(data_folder: Path) -> tuple[str, ...]:
+    """Where to listen, best first: in the data folder, which is the user's alone, unless it cannot hold a socket."""
+    name = f"kvchat-{hashlib.sha256(str(data_folder.resolve()).encode()).hexdigest()[:16]}"
+    if sys.platform == "win32":
+        return (name,)
+    beside = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()) / name
+    places = data_folder.absolute() / "app.socket", beside
+    return tuple(str(place) for place in places if len(os.fsencode(place)) <= _LONGEST_PATH)
+
+
+def _is_own(end: QLocalSocket) -> bool:
+    """True if the process at the other end is this user's. Linux tells; elsewhere the socket's folder is private."""
+    if sys.platform != "linux":
+        return True
+    try:
+        with socket.socket(fileno=os.dup(int(end.socketDescriptor()))) as here:
+            _pid, uid, _gid = struct.unpack("3i", here.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    except OSError:  # it has gone
+        return False
+    return bool(uid == os.getuid())
+
+
 class SingleInstance(QObject):
     """Holds the data folder's lock and listens for later starts."""
 
@@ -61,8 +89,7 @@ class SingleInstance(QObject):
 
     def __init__(self, data_folder: Path, parent: QObject | None = None) -> None:
         super().__init__(parent)
-        digest = hashlib.sha256(str(data_folder.resolve()).encode()).hexdigest()[:16]
-        self.name = f"kvchat-{digest}"
+        self.names = _names(data_folder)
         self._lock = QLockFile(str(data_folder / "app.lock"))
         self._lock.setStaleLockTime(0)  # only a dead owner makes it stale, never its age
         self._server: QLocalServer | None = None
@@ -70,38 +97,51 @@ class SingleInstance(QObject):
     def claim(self, wish: Wish = Wish()) -> bool:
         """True: this is the only kvchat here. False: there is another, and it was told what this one is for.
 
-        The data folder must exist. Where its lock cannot be made, who answers to the name is the other one: chats have
-        locks of their own, and a window is worth more than this one.
+        The data folder must exist. One that is quitting hears nothing any more: its end is waited for. Where the lock
+        cannot be made, who answers is the other one: chats have locks of their own, and a window is worth more than
+        this one.
         """
-        if not self._lock.tryLock(0):
-            told = self.tell(wish)
-            if told or self._is_held():
+        patience_ms = 0
+        while not self._lock.tryLock(patience_ms):
+            if self.tell(wish):
                 return False
-        QLocalServer.removeServer(self.name)  # a leftover of a process that was killed
+            if not self._is_held():
+                break
+            patience_ms = _AGAIN_MS
         self._server = QLocalServer(self)
-        self._server.setSocketOptions(QLocalServer.SocketOption.UserAccessOption)
         self._server.newConnection.connect(self._greet)
-        self._server.listen(self.name)
+        for name in self.names:
+            QLocalServer.removeServer(name)  # a leftover of a process that was killed
+            if self._server.listen(name):
+                break
         return True
 
-    def release(self) -> None:
-        """Let another kvchat have the folder."""
+    def stop_listening(self) -> None:
+        """Quitting begins: a later start waits for the end instead of telling who cannot do anything for it."""
         if self._server is not None:
             self._server.close()
             self._server = None
+
+    def release(self) -> None:
+        """Let another kvchat have the folder."""
+        self.stop_listening()
         self._lock.unlock()
 
     def tell(self, wish: Wish) -> bool:
-        """Whether there is another kvchat that hears it. Needs no application of Qt's."""
-        socket = QLocalSocket()
-        socket.connectToServer(self.name)
-        if not socket.waitForConnected(_ASK_MS):
+        """True if another kvchat of this user has heard it. Needs no application of Qt's."""
+        return any(self._tell(name, wish) for name in self.names)
+
+    def _tell(self, name: str, wish: Wish) -> bool:
+        there = QLocalSocket()
+        there.connectToServer(name)
+        if not there.waitForConnected(_ASK_MS) or not _is_own(there):
             return False
         _give_way()
-        socket.write(wish.written())
-        socket.waitForBytesWritten(_ASK_MS)
-        socket.disconnectFromServer()
-        return True
+        there.write(wish.written())
+        there.waitForBytesWritten(_ASK_MS)
+        there.waitForReadyRead(_ANSWER_MS)
+        still_there = there.state() is QLocalSocket.LocalSocketState.ConnectedState  # one that hangs hears it later
+        return bool(there.bytesAvailable()) or still_there
 
     def _is_held(self) -> bool:
         """Whether there is a lock of another process's, and not only none to be had."""
@@ -110,13 +150,20 @@ class SingleInstance(QObject):
     def _greet(self) -> None:
         if self._server is None:
             return
-        socket = self._server.nextPendingConnection()
+        there = self._server.nextPendingConnection()
+        there.setReadBufferSize(_MOST)
+        there.disconnected.connect(there.deleteLater)
+        if not _is_own(there):
+            there.abort()
+            return
 
         def hear() -> None:
-            self.asked.emit(_read(bytes(socket.read(_MOST).data())))
-            socket.deleteLater()
+            if self._server is None:  # quitting
+                there.abort()
+            elif there.canReadLine():
+                self.asked.emit(_read(bytes(there.readLine(_MOST).data())))
+                there.write(_HEARD)
+                there.disconnectFromServer()
 
-        if socket.state() is QLocalSocket.LocalSocketState.UnconnectedState:  # it has said all and gone
-            hear()
-        else:
-            socket.disconnected.connect(hear)
+        there.readyRead.connect(hear)
+        hear()
