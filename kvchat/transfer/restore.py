@@ -190,7 +190,7 @@ def _manifest(archive: zipfile.ZipFile) -> dict[str, Any]:
         for entry in files.values():
             if not isinstance(entry["size"], int) or entry["size"] < 0 or not isinstance(entry["blake3"], str):
                 raise ValueError
-        return manifest | {"files": files}
+        return {**manifest, "files": files}
     except (KeyError, TypeError, ValueError, IndexError, RecursionError) as error:
         raise zipfile.BadZipFile(_("it is not a backup of kvchat's")) from error
 
