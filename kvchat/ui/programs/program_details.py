@@ -13,7 +13,8 @@ from kvchat.ui.base.building import column, label, progress_bar
 from kvchat.ui.base.theme import Look
 from kvchat.ui.programs.wording import told_of
 from kvchat.ui.widgets.elided import ElidedLabel
-from kvchat.ui.widgets.entries import ChoiceBox, Entry
+from kvchat.ui.widgets.entries import Entry
+from kvchat.ui.widgets.switch import Switch
 from kvchat.words.language import N_, _, number, retold, sentences
 
 _MOST_CAUSES = 6
@@ -80,21 +81,19 @@ class RuleSwitch(Entry):
     wanted = Signal(bool)
 
     def __init__(self, look: Look, rule: Rule) -> None:
-        self.box, self._words = ChoiceBox(look, _(rule.title)), _(rule.words)
-        for words, on in ((_("Off"), False), (_("On"), True)):
-            self.box.addItem(words, on)
-        super().__init__(_(rule.title), self._words, self.box)
-        self.box.setAccessibleDescription(self._words)
-        self.box.activated.connect(lambda _: self.wanted.emit(self.box.currentData()))
+        self._words = _(rule.words)
+        self.switch = Switch(look, _(rule.title), self._words)
+        super().__init__(_(rule.title), self._words, self.switch)
+        self.switch.clicked.connect(self.wanted)
 
     @property
     def on(self) -> bool:
         """Whether it is on, as it is shown."""
-        return bool(self.box.currentData())
+        return self.switch.isChecked()
 
     def show_rule(self, *, on: bool, spared: Sum | None, lost: Sum) -> None:
         """Whether it is on, and what came of it; `lost`: what was read again for want of it."""
-        self.box.setCurrentIndex(int(on))
+        self.switch.setChecked(on)
         words = [self._words]
         if spared:
             tokens, came_to = number(spared.tokens), told_of(spared)

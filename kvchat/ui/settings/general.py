@@ -13,15 +13,13 @@ from kvchat.ui.base.theme import ZOOMS, Look
 from kvchat.ui.desktop.global_key import KEY
 from kvchat.ui.dialogs.panel import Panel
 from kvchat.ui.settings.page import SettingsPage
-from kvchat.ui.widgets.entries import MINUTES, ChoiceEntry, NumberEntry
+from kvchat.ui.widgets.entries import MINUTES, ChoiceEntry, NumberEntry, SwitchEntry
 from kvchat.words.language import LANGUAGES, N_, SYSTEM, _
 from kvchat.words.wording import NUMBERS
 
 _THEMES = (("system", N_("Like the system")), ("light", N_("Light")), ("dark", N_("Dark")))
 _LANGUAGES = ((SYSTEM, N_("Like the system")), *LANGUAGES.items())
 _SIZES = tuple((percent, f"{percent} %") for percent in ZOOMS)
-_NUMBERS = ((True, N_("Show")), (False, N_("Hide")))
-_ON_OFF = ((True, N_("On")), (False, N_("Off")))
 _AHEAD = (("auto", N_("Automatically")), ("always", N_("Always")), ("never", N_("Never")))
 _STARTS = (("app", N_("With kvchat")), ("message", N_("With the first message")))
 
@@ -41,9 +39,9 @@ class GeneralPage(SettingsPage):
         words = _("Of all text. Ctrl++ and Ctrl+− change it in the main window, Ctrl+0 sets it back.")
         self.zoom = self.add(ChoiceEntry(look, "zoom", _("Text size"), words, _SIZES, change))
         words = _("How long each reply took and where its chat came from, below it and in the line at the bottom.")
-        self.numbers = self.add(ChoiceEntry(look, "show_numbers", _(NUMBERS), words, _NUMBERS, change))
+        self.numbers = self.add(SwitchEntry(look, "show_numbers", _(NUMBERS), words, change))
         words = _("In the language of the chat, when it has nothing else to do. A name you gave stays.")
-        self.titles = self.add(ChoiceEntry(look, "model_titles", _("Let the model name chats"), words, _ON_OFF, change))
+        self.titles = self.add(SwitchEntry(look, "model_titles", _("Let the model name chats"), words, change))
         words = _(
             "While you look at a chat or write, the engine reads what it will need, and then answers at once. "
             "Automatically: not on battery, and not with a server of your own. Of a draft nothing is kept."
@@ -54,7 +52,7 @@ class GeneralPage(SettingsPage):
             "which key it shall be.",
             key=QKeySequence(KEY).toString(QKeySequence.SequenceFormat.NativeText),
         )
-        self.quick = self.add(ChoiceEntry(look, "quick_key", _("Ask from anywhere"), words, _ON_OFF, change))
+        self.quick = self.add(SwitchEntry(look, "quick_key", _("Ask from anywhere"), words, change))
         self.login = self.add(LoginEntry(look, self))
         words = _(
             "With the first message saves memory until you need it; that message waits until the model is loaded."
@@ -70,21 +68,21 @@ class GeneralPage(SettingsPage):
         )
         words = _("Asks GitHub once a day, and shows where it is. Nothing is fetched or installed.")
         title = _("Tell me of a newer kvchat")
-        self.updates = self.add(ChoiceEntry(look, "update_notice", title, words, _ON_OFF, change))
+        self.updates = self.add(SwitchEntry(look, "update_notice", title, words, change))
 
 
-class LoginEntry(ChoiceEntry):
+class LoginEntry(SwitchEntry):
     """Whether kvchat starts with the session. Not one of kvchat's settings: the desktop knows."""
 
     def __init__(self, look: Look, page: SettingsPage) -> None:
         words = _("In the tray, without opening its window. Your chats are then ready when you are.")
-        super().__init__(look, "", _("Start at login"), words, _ON_OFF, lambda _, on: page.run(self._change(on)))
+        super().__init__(look, "", _("Start at login"), words, lambda _, on: page.run(self._change(on)))
         self._page = page
 
     def refresh(self, settings: Settings) -> None:
         """Show how it is now, where that can be changed from here."""
         self.setVisible(can_start_at_login())
-        self.box.setCurrentIndex(self.box.findData(starts_at_login()))
+        self.switch.setChecked(starts_at_login())
 
     async def _change(self, on: bool) -> None:
         try:

@@ -21,11 +21,10 @@ from kvchat.ui.dialogs.panel import Panel
 from kvchat.ui.programs.clients import CLIENTS, Access, Client
 from kvchat.ui.settings.page import SettingsPage
 from kvchat.ui.widgets.copy_button import CopyButton
-from kvchat.ui.widgets.entries import ChoiceBox, ChoiceEntry, Entry, Notation, NumberEntry
+from kvchat.ui.widgets.entries import ChoiceBox, Entry, Notation, NumberEntry, SwitchEntry
 from kvchat.ui.widgets.layouts import FlowLayout
 from kvchat.words.language import N_, _
 
-_ON_OFF = ((False, N_("Off")), (True, N_("On")))
 _WHAT = N_(
     "Editors and agents on this computer can ask the model too. What they ask is remembered as your chats are, so that "
     "they answer at once, after a restart as well."
@@ -57,11 +56,11 @@ class OtherProgramsPage(SettingsPage):
     def __init__(self, runtime: Runtime, look: Look, panel: Panel) -> None:
         super().__init__(runtime, look, panel)
         self.keys: Mapping[str, str] = {}  # by program
-        self.door = self.add(ChoiceEntry(look, "door", _("Let other programs in"), _(_WHAT), _ON_OFF, self.change))
+        self.door = self.add(SwitchEntry(look, "door", _("Let other programs in"), _(_WHAT), self.change))
         self.address = self.add(AddressEntry())
         self.key = self.add(KeyEntry(self))
         self.lines = self.add(LinesEntry(self))
-        any_model = ChoiceEntry(look, "door_any_model", _("Answer to any model’s name"), _(_ANY), _ON_OFF, self.change)
+        any_model = SwitchEntry(look, "door_any_model", _("Answer to any model’s name"), _(_ANY), self.change)
         self.any_model = self.add(any_model)
         self.own = self.add(OwnKeysEntry(self))
         reset = _("Back to {door_port}", door_port=Settings().door_port)

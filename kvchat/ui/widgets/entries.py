@@ -15,6 +15,7 @@ from kvchat.settings import GB, Settings, why_not
 from kvchat.ui.base.building import STRETCH, button, column, label, row
 from kvchat.ui.base.icons import icon
 from kvchat.ui.base.theme import Look, restyle
+from kvchat.ui.widgets.switch import Switch
 from kvchat.words.language import N_, _, number, with_marks
 
 _FIELD_LETTERS, _UNIT_LETTERS = 17, 6  # wide; so that fields of other units stand in one line
@@ -137,6 +138,20 @@ class ChoiceEntry(Entry):
         if self.box.findData(value) < 0:
             self.box.addItem(str(value), value)
         self.box.setCurrentIndex(self.box.findData(value))
+
+
+class SwitchEntry(Entry):
+    """A setting that is on or off."""
+
+    def __init__(self, look: Look, name: str, title: str, words: str, change: Change) -> None:
+        self.switch = Switch(look, title, words)
+        super().__init__(title, words, self.switch)
+        self._name = name
+        self.switch.clicked.connect(lambda on: change(name, on))
+
+    def refresh(self, settings: Settings) -> None:
+        """Show the value in force."""
+        self.switch.setChecked(getattr(settings, self._name))
 
 
 class FieldEntry(Entry):

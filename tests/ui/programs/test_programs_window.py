@@ -77,14 +77,14 @@ async def test_why_it_was_read_again_and_what_mends_it(filled: FakeRuntime, wind
     assert "For want of it 62,000 tokens were read again (3×, about 2 min)." in said
     rule = programs.details.rules["hold-clock"]
     assert not rule.on
-    qtbot.keyClick(rule.box, Qt.Key.Key_Down)
+    qtbot.keyClick(rule.switch, Qt.Key.Key_Space)
     await until(lambda: filled.settings.door_rules == (f"{CLAUDE} hold-clock",))
     await until(lambda: rule.on)
     programs.list.select("opencode")
     assert not rule.on
     await until(lambda: "Nothing of what it sent had to be read twice." in words(programs))
     programs.list.select(CLAUDE)
-    qtbot.keyClick(rule.box, Qt.Key.Key_Up)
+    qtbot.keyClick(rule.switch, Qt.Key.Key_Space)
     await until(lambda: filled.settings.door_rules == ())
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from PySide6.QtCore import Qt, QUrl
+from PySide6.QtCore import QPoint, Qt, QUrl
 from PySide6.QtGui import QDesktopServices
 from PySide6.QtWidgets import QAbstractButton, QComboBox, QLineEdit, QPushButton
 from pytestqt.qtbot import QtBot
@@ -89,20 +90,39 @@ async def test_starting_at_login_is_the_desktop_s_to_know(
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     entry, file = settings.general.login, tmp_path / "autostart/kvchat.desktop"
     settings.general.refresh()
-    assert entry.box.currentText() == "Off"
-    entry.box.setCurrentIndex(0)
-    entry.box.activated.emit(0)
+    assert not entry.switch.isChecked()
+    entry.switch.click()
     await until(file.exists)
     file.write_text(file.read_text() + "Hidden=true\n")
     settings.general.refresh()
-    assert entry.box.currentText() == "Off"
+    assert not entry.switch.isChecked()
     file.unlink()
     file.parent.rmdir()
     file.parent.write_text("in the way")
-    entry.box.activated.emit(0)
+    entry.switch.click()
     await until(lambda: settings.notices.on_show)
     assert settings.notices.on_show[0].words[0] == "Starting at login could not be changed"
-    assert entry.box.currentText() == "Off"
+    assert not entry.switch.isChecked()
+
+
+async def test_what_is_on_or_off_has_a_switch(
+    runtime: FakeRuntime, settings: SettingsWindow, qtbot: QtBot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for page in settings.pages:
+        for box in page.findChildren(QComboBox):
+            values = {box.itemData(number) for number in range(box.count())}
+            assert values != {True, False}, box.accessibleName()
+    switch = settings.general.titles.switch
+    before = runtime.settings.model_titles
+    assert (switch.isChecked(), switch.accessibleName()) == (before, "Let the model name chats")
+    qtbot.keyClick(switch, Qt.Key.Key_Space)
+    await until(lambda: runtime.settings.model_titles is not before)
+    end = QPoint(switch.width() - 3, switch.height() // 2)  # where a check box of the style has nothing
+    qtbot.mouseClick(switch, LEFT, pos=end)
+    await until(lambda: runtime.settings.model_titles is before)
+    runtime.settings = replace(runtime.settings, model_titles=not before)
+    runtime.events.publish(SettingsChanged())
+    assert switch.isChecked() is not before
 
 
 async def test_the_theme_applies_at_once(
