@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from PySide6.QtCore import Qt
 from PySide6.QtGui import QDesktopServices, QGuiApplication
-from PySide6.QtWidgets import QFileDialog, QLabel, QMenu, QProgressDialog, QPushButton
+from PySide6.QtWidgets import QFileDialog, QLabel, QLineEdit, QMenu, QProgressDialog, QPushButton
 from pytestqt.qtbot import QtBot
 
 from kvchat.chat.record.database import Database
@@ -154,7 +154,14 @@ async def test_a_chat_goes_out_with_its_memory_and_comes_in_with_its_passphrase(
         qtbot.keyClicks(question.field, "correct horse")
         assert question.field.displayText() != "correct horse"
         assert question.cancel.x() < question.go.x()  # what is meant stands last, as in every dialog
-        qtbot.keyClick(question.field, Qt.Key.Key_Return)
+        assert not question.go.isEnabled(), "typed once only"
+        qtbot.keyClicks(question.again, "correct hose")
+        assert not question.go.isEnabled()
+        assert question.differs.text() == "The two passphrases differ."
+        question.again.clear()
+        qtbot.keyClicks(question.again, "correct horse")
+        assert (question.again.echoMode(), question.differs.text()) == (QLineEdit.EchoMode.Password, "")
+        qtbot.keyClick(question.again, Qt.Key.Key_Return)
         await until(lambda: any(d.isVisible() for d in window.findChildren(QFileDialog)), "the file dialog")
         pick(window, tmp_path / "chat.kvchat")
         await until(lambda: any("sealed with your passphrase" in words for words in notices(window)))
