@@ -53,7 +53,8 @@ class Tray(QObject):
         self._shown: tuple[LogoState, str] | None = None
         self.icon = QSystemTrayIcon(self)
         self.menu = QMenu()
-        self.toggle = self.menu.addAction(_("Hide"), self._toggle_window)
+        self.open = self.menu.addAction(_("Open kvchat"), window.raise_window)
+        self.hide = self.menu.addAction(_("Hide"), window.hide)
         self.new = self.menu.addAction(_("New chat"), lambda: window.show_chat(None))
         self.menu.addAction(_("Quick question"), self.quick_requested.emit)
         self.recent: list[QAction] = []  # the chats used last
@@ -100,7 +101,7 @@ class Tray(QObject):
             self._shown = (logo, tooltip)
             self.icon.setIcon(tray_icon(logo))
             self.icon.setToolTip(tooltip)
-        self.toggle.setText(_("Hide") if self._window.isVisible() else _("Show"))
+        self.hide.setVisible(self._window.isVisible())
         running = state in (EngineState.READY, EngineState.LOADING, EngineState.STARTING)
         self.start.setEnabled(state in (EngineState.STOPPED, EngineState.RESTING, EngineState.FAILED))
         self.stop.setEnabled(running)

@@ -63,12 +63,18 @@ async def test_menu_entries_are_wishes(runtime: FakeRuntime, window: MainWindow,
 
 
 async def test_toggle_hides_and_shows(runtime: FakeRuntime, window: MainWindow, tray: Tray) -> None:
-    assert tray.toggle.text() == "Hide"
+    assert tray.menu.actions()[0].text() == "Open kvchat"
+    assert tray.hide.isVisible()
     tray.icon.activated.emit(QSystemTrayIcon.ActivationReason.Trigger)
     assert not window.isVisible()
-    assert tray.toggle.text() == "Show"
-    tray.toggle.trigger()
+    assert not tray.hide.isVisible()
+    tray.menu.actions()[0].trigger()
     assert window.isVisible()
+    window.showMinimized()
+    tray.menu.actions()[0].trigger()
+    assert not window.isMinimized(), "where it is covered or small as well"
+    tray.hide.trigger()
+    assert not window.isVisible()
 
 
 async def test_closing_goes_to_the_tray_where_there_is_one(
