@@ -1,10 +1,13 @@
-"""What the table of shortcuts can ask of the window."""
+"""What the table of shortcuts can ask of the window, and what of it would do nothing."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
+
+from kvchat.chat.record.messages import Role
+from kvchat.engine.speaking.connection import EngineState
 
 if TYPE_CHECKING:
     from kvchat.ui.app.main_window import MainWindow
@@ -53,6 +56,27 @@ def handlers(window: MainWindow) -> dict[str, Callable[[], object]]:
         "back-up": window.transfer.back_up,
         "restore": window.transfer.restore,
     }
+
+
+def senseless(window: MainWindow) -> set[str]:
+    """Return the actions that would do nothing now."""
+    chat, messages, settings = window.chat.current, window.transcript.messages, window.runtime.settings
+    answers = chat is not None and window.runtime.chat.is_answering(chat)
+    replied = bool(messages) and messages[-1].role is Role.ASSISTANT
+    possible = {
+        **dict.fromkeys(("rename", "name", "delete", "export", "export-memory"), chat is not None),
+        **dict.fromkeys(("previous", "next", "list", "export-all"), bool(window.chat.conversations.titles)),
+        "stop": answers,
+        "regenerate": replied and not answers,
+        "edit": not answers and any(message.role is Role.USER for message in messages),
+        "find": bool(messages),
+        "undo": window.notices.can_undo,
+        "restart-engine": window.runtime.engine.status.state is not EngineState.STOPPED,
+        "dark": settings.theme != "dark",
+        "light": settings.theme != "light",
+        "like-system": settings.theme != "system",
+    }
+    return {action for action, does_something in possible.items() if not does_something}
 
 
 def _in_sidebar(window: MainWindow, do: Callable[[], object]) -> None:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from PySide6.QtCore import QEvent, QObject
 from PySide6.QtGui import QKeyEvent, QKeySequence
-from PySide6.QtWidgets import QPlainTextEdit, QWidget
+from PySide6.QtWidgets import QWidget
 
+from kvchat.chat.options import Preset
 from kvchat.runtime import Runtime
 from kvchat.ui.base.tasks import TaskRunner
 from kvchat.ui.base.theme import ZOOMS
+from kvchat.ui.chat.composer import MessageEditor
 from kvchat.ui.commands.palette import Palette, PaletteEntry
 from kvchat.ui.commands.shortcuts import SHORTCUTS, ShortcutSheet, install_shortcuts, shown_keys
 from kvchat.ui.controllers.chat import ChatController
@@ -23,7 +25,7 @@ from kvchat.words.language import _
 class Keyboard(QObject):
     """`handlers`: what the window does for each action of the table, save those of this class.
 
-    `field` has the keyboard most of the time.
+    `field` has the keyboard most of the time; `senseless` says which actions would do nothing now.
     """
 
     def __init__(
@@ -32,10 +34,12 @@ class Keyboard(QObject):
         chat: ChatController,
         runner: TaskRunner,
         window: QWidget,
-        field: QPlainTextEdit,
+        field: MessageEditor,
         handlers: Mapping[str, Callable[[], object]],
+        senseless: Callable[[], Collection[str]],
     ) -> None:
         super().__init__(window)
+        self._senseless = senseless
         self._runtime, self._chat, self._runner, self._window = runtime, chat, runner, window
         self._handlers = {
             **handlers,
@@ -52,6 +56,7 @@ class Keyboard(QObject):
         self.actions = install_shortcuts(window, self._handlers)
         self._field = field
         field.installEventFilter(self)
+        field.slash_typed.connect(lambda: runner.start(self.offer_presets()))
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
         """A field with nothing to undo keeps Ctrl+Z all the same: leave it to the window."""
@@ -72,6 +77,28 @@ class Keyboard(QObject):
         palette.open_over(self._window)
         return palette
 
+    async def offer_presets(self) -> None:
+        """Complete a slash at the beginning of a message to the name of a preset, which begins a new chat.
+
+        Whoever goes on with other words finds them in the message.
+        """
+        presets = await self._runtime.chat.options.presets()
+        field, slash = self._field, self._field.toPlainText()
+        if not presets or slash != "/":
+            return
+        begin, note = self._begin_with, _("new chat")
+        entries = [PaletteEntry(preset.name, note, partial(begin, preset)) for preset in presets]
+        palette = Palette(self._window, (), entries, _("Begin a chat with a preset"))
+        palette.left.connect(field.insertPlainText)
+        palette.open_over(self._window)
+
+    def _begin_with(self, preset: Preset) -> None:
+        async def begin() -> None:
+            self._chat.open((await self._runtime.chat.begin(preset)).id)
+
+        self._field.clear()
+        self._runner.start(begin())
+
     def open_sheet(self) -> ShortcutSheet:
         """Every key there is."""
         sheet = ShortcutSheet(self._window)
@@ -86,10 +113,11 @@ class Keyboard(QObject):
         return [PaletteEntry(titles[id], _("chat"), partial(self._chat.open, id)) for id in order]
 
     def _actions(self) -> Sequence[PaletteEntry]:
+        senseless = self._senseless()
         return [
             PaletteEntry(_(shortcut.words), shown_keys(shortcut), self._handlers[shortcut.action], _(shortcut.also))
             for shortcut in SHORTCUTS
-            if shortcut.own and shortcut.in_palette
+            if shortcut.own and shortcut.in_palette and shortcut.action not in senseless
         ]
 
     def _zoom(self, by: int) -> None:

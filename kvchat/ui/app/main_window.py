@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -104,7 +105,7 @@ class MainWindow(QMainWindow):
 
     def _make_controllers(self) -> None:
         from kvchat.ui.app.focus_home import FocusHome
-        from kvchat.ui.app.handlers import handlers
+        from kvchat.ui.app.handlers import handlers, senseless
         from kvchat.ui.app.keyboard import Keyboard
         from kvchat.ui.app.quitting import QuitController
         from kvchat.ui.app.side_windows import SideWindows
@@ -137,7 +138,8 @@ class MainWindow(QMainWindow):
         self.side_windows = SideWindows(runtime, look, self.runner, self.chat.conversations, self)
         asked_about = self.chat.conversations, self.transfer, self.first_start
         self.quitting = QuitController(runtime, *asked_about, self, self._memory)
-        self.keyboard = Keyboard(runtime, self.chat, self.runner, self, self.composer.editor, handlers(self))
+        does = handlers(self), partial(senseless, self)
+        self.keyboard = Keyboard(runtime, self.chat, self.runner, self, self.composer.editor, *does)
         FocusHome(self, self.composer, self.transcript)
 
     async def start(self) -> None:

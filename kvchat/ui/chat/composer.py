@@ -31,6 +31,7 @@ class MessageEditor(QPlainTextEdit):
     picture_given = Signal(QImage)
     long_pasted = Signal(str)
     up_from_empty = Signal()
+    slash_typed = Signal()  # as the first character
     rewrapped = Signal()  # its lines are broken anew, which Qt does not tell
 
     def canInsertFromMimeData(self, source: QMimeData) -> bool:
@@ -64,6 +65,8 @@ class MessageEditor(QPlainTextEdit):
             self.up_from_empty.emit()
         else:
             super().keyPressEvent(event)
+            if event.text() == "/" and self.document().characterCount() == 2:  # with the paragraph's end
+                self.slash_typed.emit()
 
 
 class Composer(QWidget):

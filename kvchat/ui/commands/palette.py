@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from PySide6.QtCore import QEvent, QObject, QPoint, QSize, Qt
+from PySide6.QtCore import QEvent, QObject, QPoint, QSize, Qt, Signal
 from PySide6.QtGui import QKeyEvent
 from PySide6.QtWidgets import QDialog, QListWidget, QListWidgetItem, QWidget
 
@@ -16,8 +16,9 @@ from kvchat.words.folding import folded
 from kvchat.words.language import _, listed
 
 _WHOLE, _START, _WORD, _INSIDE, _SCATTERED = 5, 4, 3, 2, 1  # how well the letters lie, from best to worst
-_MOST_CHATS, _MOST_ACTIONS, _CHATS_AT_FIRST = 9, 5, 7
+_MOST_CHATS, _MOST_ACTIONS, _CHATS_AT_FIRST = 9, 20, 7
 _LETTERS, _LEAST_ROW, _TOP = 84, 18, 70  # wide; pixels: a row's height beside its letters, and from the window's top
+_MOST_SEEN, _AROUND = 14, 100  # rows at a time, and pixels of the window's height that are not for rows
 _ALSO = "\n "  # between what an action is called and what else it is found by
 _TO_LIST = frozenset((Qt.Key.Key_Up, Qt.Key.Key_Down, Qt.Key.Key_PageUp, Qt.Key.Key_PageDown))
 
@@ -35,17 +36,27 @@ class PaletteEntry:
 class Palette(QDialog):
     """Filled anew each time it is opened; Enter does what is selected, Esc goes back."""
 
-    def __init__(self, parent: QWidget, chats: Sequence[PaletteEntry], actions: Sequence[PaletteEntry]) -> None:
-        """Both in the order that counts when nothing was typed."""
-        super().__init__(parent, Qt.WindowType.Dialog | Qt.WindowType.FramelessWindowHint)
+    left = Signal(str)  # without doing anything; the text that was typed
+
+    def __init__(
+        self, parent: QWidget, chats: Sequence[PaletteEntry], actions: Sequence[PaletteEntry], name: str = ""
+    ) -> None:
+        """Both in the order that counts when nothing was typed. `name` says what they are, if they are no commands.
+
+        With a name the palette completes a text: it closes as soon as nothing fits any more.
+        """
+        # A tool has no entry in the taskbar; a dialog without a frame has one on some desktops.
+        super().__init__(parent, Qt.WindowType.Tool | Qt.WindowType.FramelessWindowHint)
         self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
-        self.setAccessibleName(_("Go to a chat, or do something"))
+        self._completes = bool(name)
+        name = name or _("Go to a chat, or do something")
+        self.setAccessibleName(name)
         self.setObjectName("palette")
         self._chats, self._chat_words = chats, [folded(entry.words) for entry in chats]
-        self._actions = actions
+        self.actions = actions
         self._action_words = [folded(entry.words) + _ALSO + folded(entry.also) for entry in actions]
         self._shown: list[PaletteEntry] = []
-        self.field = line_edit(_("Go to a chat, or do something"), _("Go to a chat, or do something…"))
+        self.field = line_edit(name, f"{name}…")
         self.field.installEventFilter(self)
         self.field.textChanged.connect(self._fill)
         self.field.returnPressed.connect(self._do)
@@ -58,6 +69,8 @@ class Palette(QDialog):
         self.nothing = label(_("No chat and nothing to do is called that."), "muted")
         self.nothing.setContentsMargins(10, 4, 10, 6)
         self._column = column(self.field, self.nothing, self.list, on=self, spacing=6, margins=10)
+        once = Qt.ConnectionType.SingleShotConnection  # closing takes the activation away, which would close it again
+        self.rejected.connect(lambda: self.left.emit(self.field.text()), once)
         self._fill("")
 
     @property
@@ -90,24 +103,28 @@ class Palette(QDialog):
     def _fill(self, typed: str) -> None:
         most = _MOST_CHATS if typed.strip() else _CHATS_AT_FIRST
         self._shown = [self._chats[i] for i in best(typed, self._chat_words, most)]
-        self._shown += [self._actions[i] for i in best(typed, self._action_words, _MOST_ACTIONS)]
+        self._shown += [self.actions[i] for i in best(typed, self._action_words, _MOST_ACTIONS)]
         self.list.clear()
         for entry in self._shown:
             item = QListWidgetItem(self.list)
             item.setData(Qt.ItemDataRole.AccessibleTextRole, listed((entry.words, entry.note)))
-            item.setSizeHint(QSize(0, self._row_height))
+            item.setSizeHint(QSize(0, self.row_height))
             self.list.setItemWidget(item, _line(entry))
         self.list.setCurrentRow(0)
         self.list.setVisible(bool(self._shown))
         self.nothing.setVisible(not self._shown)
         self._fit()
+        if self._completes and not self._shown:
+            self.reject()
 
     @property
-    def _row_height(self) -> int:
+    def row_height(self) -> int:
+        """One line's height, in pixels."""
         return self.fontMetrics().height() + _LEAST_ROW
 
     def _fit(self) -> None:
-        self.list.setFixedHeight(self._row_height * len(self._shown) + 2)
+        room = (self.parentWidget().height() - _TOP - _AROUND) // self.row_height
+        self.list.setFixedHeight(self.row_height * min(len(self._shown), max(room, 1), _MOST_SEEN) + 2)
         self._column.activate()
         self.setFixedHeight(self._column.sizeHint().height())
 

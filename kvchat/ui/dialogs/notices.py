@@ -115,6 +115,11 @@ class Notices(GivingWay):
         self._undos = [*self._undos, once][-_MOST_UNDOS:]
         self.offer(done, _("Undo"), once)
 
+    @property
+    def can_undo(self) -> bool:
+        """True if `undo_last` would do something."""
+        return bool(self._undos)
+
     def undo_last(self) -> None:
         """Undo what was done last and has not been undone."""
         if self._undos:

@@ -10,6 +10,7 @@ from PySide6.QtGui import QKeySequence
 from PySide6.QtWidgets import QLabel
 from pytestqt.qtbot import QtBot
 
+from kvchat.chat.options import Preset
 from kvchat.chat.record.messages import Role
 from kvchat.ui.app.keyboard import Keyboard
 from kvchat.ui.app.main_window import MainWindow
@@ -211,3 +212,82 @@ async def test_the_numbers_go_and_come_back(furnished: FakeRuntime, window: Main
     window.keyboard.actions["numbers"].trigger()
     await until(lambda: receipt() is not None, "the receipt")
     assert window.strip.remarks.text.startswith("first token")
+
+
+async def test_the_palette_offers_only_what_does_something_now(furnished: FakeRuntime, window: MainWindow) -> None:
+    def offered() -> set[str]:
+        palette = window.keyboard.open_palette()
+        try:
+            return {entry.words for entry in palette.actions}
+        finally:
+            palette.close()
+
+    chat = window.chat.current or ""
+    await until(lambda: len(window.transcript.views) == 2, "the messages")
+    assert not {"Stop the reply", "Undo what was deleted", "Theme like the system"} & offered()
+    assert {"Make another reply", "Edit my last message", "Rename this chat"} <= offered()
+    window.chat.send("And now?")
+    await until(lambda: furnished.chat.is_answering(chat))
+    assert "Stop the reply" in offered()
+    assert not {"Make another reply", "Edit my last message"} & offered()
+    furnished.chat.stop(chat)
+    window.sidebar.delete_requested.emit(["c0"])
+    await until(lambda: "Undo what was deleted" in offered())
+    window.new_conversation()
+    assert not {"Rename this chat", "Delete this chat", "Find in this chat", "Export this chat…"} & offered()
+    assert {"New chat", "Settings…", "Previous chat"} <= offered()
+
+
+async def test_the_palette_shows_more_rows_than_before_and_no_more_than_the_window_has_room_for(
+    furnished: FakeRuntime, window: MainWindow
+) -> None:
+    window.resize(900, 1000)
+    palette = window.keyboard.open_palette()
+    assert palette.windowType() is Qt.WindowType.Tool, "which no taskbar lists"
+    assert len(palette.shown) > 20
+    assert palette.list.height() >= 12 * palette.row_height
+    palette.close()
+    window.resize(900, 500)
+    palette = window.keyboard.open_palette()
+    assert palette.height() < window.height()
+    last = palette.list.item(palette.list.count() - 1)
+    palette.list.setCurrentItem(last)
+    assert palette.list.viewport().rect().intersects(palette.list.visualItemRect(last))
+    palette.close()
+
+
+async def test_a_slash_begins_a_chat_with_a_preset(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
+    editor = window.composer.editor
+
+    def palette() -> Palette | None:
+        return next((one for one in window.findChildren(Palette) if one.isVisible()), None)
+
+    editor.setFocus()
+    qtbot.keyClicks(editor, "/")
+    await until(lambda: not window.runner._tasks)
+    assert (window.composer.draft, palette()) == ("/", None), "without presets it is a slash"
+    editor.clear()
+    for name in ("Editor", "Translator"):
+        await furnished.chat.options.store_preset(Preset(name, f"You are a {name}."))
+    qtbot.keyClicks(editor, "1/")
+    await until(lambda: not window.runner._tasks)
+    assert palette() is None, "only at the beginning"
+    editor.clear()
+    qtbot.keyClicks(editor, "/")
+    await until(lambda: palette() is not None)
+    shown = palette()
+    assert shown is not None
+    assert shown.shown == ["Editor", "Translator"]
+    qtbot.keyClicks(shown.field, "etc")
+    await until(lambda: palette() is None)
+    assert window.composer.draft == "/etc", "what is no preset goes on as a message"
+    editor.clear()
+    qtbot.keyClicks(editor, "/")
+    await until(lambda: palette() is not None)
+    shown = palette()
+    assert shown is not None
+    qtbot.keyClicks(shown.field, "tra")
+    qtbot.keyClick(shown.field, Qt.Key.Key_Return)
+    await until(lambda: window.chat.current in furnished.chat.options.systems)
+    assert furnished.chat.options.systems[window.chat.current or ""] == "You are a Translator."
+    assert window.composer.draft == ""
