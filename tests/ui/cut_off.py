@@ -53,6 +53,8 @@ def _words(widget: QWidget) -> str:
 def _lacking(widget: QWidget) -> str:
     """What of its words is not seen; empty if all is."""
     match widget:
+        case ElidedLabel() if widget.text() == widget.whole:
+            return ""
         case ElidedLabel() | ElidedButton():
             return "" if "…" not in widget.text() or widget.toolTip() else "has no tooltip"
         case QLabel():

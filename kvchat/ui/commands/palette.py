@@ -53,7 +53,7 @@ class Palette(QDialog):
         self.setAccessibleName(name)
         self.setObjectName("palette")
         self._chats, self._chat_words = chats, [folded(entry.words) for entry in chats]
-        self.actions = actions
+        self.commands = actions
         self._action_words = [folded(entry.words) + _ALSO + folded(entry.also) for entry in actions]
         self._shown: list[PaletteEntry] = []
         self.field = line_edit(name, f"{name}…")
@@ -103,7 +103,7 @@ class Palette(QDialog):
     def _fill(self, typed: str) -> None:
         most = _MOST_CHATS if typed.strip() else _CHATS_AT_FIRST
         self._shown = [self._chats[i] for i in best(typed, self._chat_words, most)]
-        self._shown += [self.actions[i] for i in best(typed, self._action_words, _MOST_ACTIONS)]
+        self._shown += [self.commands[i] for i in best(typed, self._action_words, _MOST_ACTIONS)]
         self.list.clear()
         for entry in self._shown:
             item = QListWidgetItem(self.list)

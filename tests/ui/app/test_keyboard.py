@@ -218,7 +218,7 @@ async def test_the_palette_offers_only_what_does_something_now(furnished: FakeRu
     def offered() -> set[str]:
         palette = window.keyboard.open_palette()
         try:
-            return {entry.words for entry in palette.actions}
+            return {entry.words for entry in palette.commands}
         finally:
             palette.close()
 
