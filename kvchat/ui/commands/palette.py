@@ -48,7 +48,7 @@ class Palette(QDialog):
         # A tool has no entry in the taskbar; a dialog without a frame has one on some desktops.
         super().__init__(parent, Qt.WindowType.Tool | Qt.WindowType.FramelessWindowHint)
         self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
-        self._completes = bool(name)
+        self._window, self._completes = parent, bool(name)
         name = name or _("Go to a chat, or do something")
         self.setAccessibleName(name)
         self.setObjectName("palette")
@@ -123,7 +123,7 @@ class Palette(QDialog):
         return self.fontMetrics().height() + _LEAST_ROW
 
     def _fit(self) -> None:
-        room = (self.parentWidget().height() - _TOP - _AROUND) // self.row_height
+        room = (self._window.height() - _TOP - _AROUND) // self.row_height
         self.list.setFixedHeight(self.row_height * min(len(self._shown), max(room, 1), _MOST_SEEN) + 2)
         self._column.activate()
         self.setFixedHeight(self._column.sizeHint().height())
