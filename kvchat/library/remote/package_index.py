@@ -1,35 +1,30 @@
-"""Fetches one wheel from a Python package index, without installing it: from the index and with what is set for pip."""
+"""A Python package index as a place that files come from: from the index and with what is set for pip."""
 
 from __future__ import annotations
 
 import configparser
 import contextlib
-import hashlib
 import json
 import os
 import re
 import ssl
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import parse_qs, unquote, urldefrag, urljoin, urlsplit
 
-import httpx2
-
-from kvchat.errors import KvchatError
+from kvchat.library.remote.hub import TIMEOUT_S, HubError, HubFile, HubPart, Unreachable
+from kvchat.library.remote.hub_download import Order
 from kvchat.words.language import _
+
+if TYPE_CHECKING:
+    import httpx2
 
 DEFAULT_INDEX = "https://pypi.org/simple"
 SIMPLE_JSON = "application/vnd.pypi.simple.v1+json"  # PEP 691
 ACCEPTED = f"{SIMPLE_JSON}, text/html;q=0.1"  # mirrors often know PEP 503 alone
-
-
-BytesProgress = Callable[[int, int | None], None]  # bytes so far, bytes in all if known
-
-
-class FetchFailed(KvchatError):
-    """Something could not be fetched; says whether the network, the index or the disk is at fault."""
 
 
 @dataclass(frozen=True)
@@ -42,68 +37,81 @@ class IndexFile:
     size: int | None = None
 
 
-async def fetch_wheel(project: str, folder: Path, progress: BytesProgress) -> Path:
-    """The newest wheel of `project`, fetched into `folder` from the index the user has set; its SHA-256 is checked.
+class PackageIndex:
+    """The index the user has set for pip, else PyPI. For any event loop; keeps no connection."""
 
-    Raises FetchFailed, and OSError when the folder cannot be written.
-    """
-    settings = pip_settings(os.environ)
-    index, bundle = settings.get("index-url", DEFAULT_INDEX).rstrip("/"), settings.get("cert")
-    verify = ssl.create_default_context(cafile=bundle) if bundle else True
-    try:
-        async with httpx2.AsyncClient(
-            follow_redirects=True, timeout=30, verify=verify, proxy=settings.get("proxy")
-        ) as client:
-            page = await client.get(f"{index}/{project}/", headers={"Accept": ACCEPTED})
-            page.raise_for_status()
-            return await _download(client, _choose(project, page), folder, progress)
-    except httpx2.HTTPStatusError as error:
-        detail = _("{url} answered {status}.", url=error.request.url, status=error.response.status_code)
-        raise FetchFailed(
-            _("The package index refused {project}", project=project), detail, _("Try again later.")
-        ) from error
-    except httpx2.HTTPError as error:
-        advice = _("Check the internet connection and try again.")
-        raise FetchFailed(
-            _("The package index cannot be reached"), _("There is no answer from {index}.", index=index), advice
-        ) from error
+    def __init__(self) -> None:
+        self._settings = pip_settings(os.environ)
+        self.name = _("the package index")
+        self._index = self._settings.get("index-url", DEFAULT_INDEX).rstrip("/")
 
+    async def newest(self, project: str) -> Order:
+        """An order of the newest wheel of a project. Raises HubError."""
+        wheel = await self._wheel(project)
+        size = wheel.size
+        if size is None:
+            async with self._answer(project, wheel.url, {"Accept-Encoding": "identity"}, "HEAD") as response:
+                size = int(response.headers.get("Content-Length", 0))
+        version = wheel.filename.split("-")[1]
+        return Order(project, version, HubFile(project, "", (HubPart(wheel.filename, size, wheel.sha256),)))
 
-def _choose(project: str, page: httpx2.Response) -> IndexFile:
-    """The wheel to download from a project's page."""
-    try:
-        found = newest_wheel(str(page.url), page.headers.get("Content-Type", ""), page.text)
-    except ValueError as error:
-        detail = f"{page.url}: {error}."
-        raise FetchFailed(
-            _("The package index cannot be read"), detail, _("Try again later, or choose a GGUF file instead.")
-        ) from error
-    if found is None:
-        raise FetchFailed(
-            _("The package index has no wheel of {project}", project=project),
-            str(page.url),
-            _("Choose a GGUF file instead."),
-        )
-    return found
+    @contextlib.asynccontextmanager
+    async def download(self, repository: str, revision: str, path: str, start: int) -> AsyncIterator[httpx2.Response]:
+        """The bytes of a project's newest wheel from `start` on, as a response to be streamed. Raises HubError."""
+        sent = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={start}-"} if start else {})
+        wheel = await self._wheel(repository)
+        async with self._answer(repository, wheel.url, sent) as response:
+            yield response
 
+    async def _wheel(self, project: str) -> IndexFile:
+        url = f"{self._index}/{project}/"
+        async with self._answer(project, url, {"Accept": ACCEPTED}) as page:
+            await page.aread()
+        try:
+            found = newest_wheel(str(page.url), page.headers.get("Content-Type", ""), page.text)
+        except ValueError as error:
+            raise HubError(
+                _("The package index cannot be read"),
+                f"{page.url}: {error}.",
+                _("Try again later, or choose a GGUF file instead."),
+            ) from error
+        if found is None:
+            title = _("The package index has no wheel of {project}", project=project)
+            raise HubError(title, str(page.url), _("Choose a GGUF file instead."))
+        return found
 
-async def _download(client: httpx2.AsyncClient, found: IndexFile, folder: Path, progress: BytesProgress) -> Path:
-    target, digest, done = folder / found.filename, hashlib.sha256(), 0
-    async with client.stream("GET", found.url) as response:
-        response.raise_for_status()
-        total = found.size or int(response.headers.get("Content-Length", 0)) or None
-        with target.open("wb") as file:
-            async for chunk in response.aiter_bytes():
-                digest.update(chunk)
-                done += file.write(chunk)
-                progress(done, total)
-    if digest.hexdigest() != found.sha256:
-        raise FetchFailed(
-            _("The download arrived damaged"),
-            _("{filename} does not have the hash the index gives.", filename=found.filename),
-            _("Try again."),
-        )
-    return target
+    @contextlib.asynccontextmanager
+    async def _answer(
+        self, project: str, url: str, headers: Mapping[str, str], method: str = "GET"
+    ) -> AsyncIterator[httpx2.Response]:
+        """A good answer, its body not yet read; every failure in words, those while the body is read too."""
+        import httpx2
+
+        bundle = self._settings.get("cert")
+        verify = ssl.create_default_context(cafile=bundle) if bundle else True
+        try:
+            async with (
+                httpx2.AsyncClient(
+                    follow_redirects=True, timeout=TIMEOUT_S, verify=verify, proxy=self._settings.get("proxy")
+                ) as client,
+                client.stream(method, url, headers=dict(headers)) as response,
+            ):
+                response.raise_for_status()
+                yield response
+        except httpx2.HTTPStatusError as error:
+            status = error.response.status_code
+            kind = Unreachable if status >= 500 else HubError
+            raise kind(
+                _("The package index refused {project}", project=project),
+                _("{url} answered {status}.", url=error.request.url, status=status),
+                _("Try again later."),
+            ) from error
+        except (httpx2.HTTPError, httpx2.InvalidURL) as error:
+            raise Unreachable(
+                _("The package index cannot be reached"),
+                _("There is no answer from {index}.", index=self._index),
+                _("Check the internet connection and try again."),
+            ) from error
 
 
 def newest_wheel(page_url: str, content_type: str, page: str) -> IndexFile | None:

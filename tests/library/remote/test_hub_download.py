@@ -261,7 +261,7 @@ async def test_little_disk_space_is_told_before_a_byte_is_fetched(
 
 
 def test_a_disk_that_fills_up_is_told(tmp_path: Path) -> None:
-    error = hub_download._disk_failure(tmp_path, OSError(errno.ENOSPC, "No space left on device"))
+    error = hub_download.disk_failure(tmp_path, OSError(errno.ENOSPC, "No space left on device"))
     assert error.title == "The disk is full"
     assert "is kept" in error.advice
 
