@@ -76,6 +76,7 @@ class ChatController(Controller):
         if conversation_id == self.current and self._views.transcript.messages:
             return
         before, self.current = self.current, conversation_id
+        self._turn_of().leave_past()
         self._loading = conversation_id is not None
         self.drafts.show()
         self._views.transcript.show_conversation([])

@@ -44,6 +44,11 @@ class TurnState:
         """Whether nothing of it goes on."""
         return not self.awaiting and not self.live_id
 
+    def leave_past(self) -> None:
+        """Forget what an earlier look at the conversation told in the strip; a turn that goes on stays told."""
+        if self.is_over:
+            self.story = TurnStory()
+
     def begin(self) -> None:
         """A message was sent."""
         self.awaiting, self.failure = True, None

@@ -30,6 +30,7 @@ from kvchat.errors import KvchatError
 from kvchat.library.remote.downloads import Download, DownloadState
 from kvchat.library.remote.hub import HubFile, HubPart
 from kvchat.library.remote.hub_download import Order
+from kvchat.session.events import Restored, Restoring
 from kvchat.session.proof import Source, Verdict
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.base.theme import Look
@@ -570,6 +571,25 @@ async def test_strip_shows_engine_context_and_turn(furnished: FakeRuntime, windo
     assert not strip.progress.isVisible()
     furnished.events.publish(Prefilling("jeju", 1, 2, 0))
     assert strip.remarks.text == "still loaded · first word after 0.31 s"
+
+
+async def test_the_strip_forgets_what_it_told_of_a_chat_when_another_is_opened(
+    furnished: FakeRuntime, window: MainWindow
+) -> None:
+    await settled(window, furnished)
+    furnished.events.publish(Restoring(61_000_000, 687, conversation_id="thesis"))
+    furnished.events.publish(Restored(61_000_000, 687, 47.0, conversation_id="thesis"))
+    assert window.strip.remarks.text == "loaded 61 MB in 47 ms"
+    window.chat.open("jeju")
+    assert window.strip.remarks.text == ""
+    window.chat.open("thesis")
+    furnished.events.publish(ReadingAhead("thesis", 687, 2645, draft=False))
+    assert window.strip.remarks.text == "reading this chat: 687 of 2,645 tokens"
+    window.chat.open("jeju")
+    furnished.events.publish(ReplyDelta("thesis", "m", "words", ""))
+    furnished.events.publish(Speed("thesis", 41.3, 6000))
+    window.chat.open("thesis")
+    assert "41 tokens/s" in window.strip.remarks.text, "a reply that goes on stays told"
 
 
 async def test_an_engine_of_which_nothing_is_heard_is_not_called_ready(
