@@ -94,6 +94,7 @@ class FirstToken(_OfChat):
     cached_tokens: int
     prompt_tokens: int
     verdict: Verdict | None = None  # as the receipt will have it; None: the engine has told no counts yet
+    restore_ms: float = 0.0  # the part of `ttft_ms` spent on a restore, as in the receipt
 
 
 @dataclass(frozen=True)

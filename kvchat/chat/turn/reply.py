@@ -189,11 +189,22 @@ class ReplyWriter:
             restored_bytes=restore.bytes if restore else 0,
             read_ahead_tokens=min(loaded.ahead.tokens, cached),
             read_ahead_ms=loaded.ahead.ms,
-            saved_ms=max(0.0, cached * prefill_rate - in_ttft) if prefill_rate is not None and cached else None,
+            saved_ms=self._saved_ms(cached, in_ttft, prefill_rate, restored=restore is not None),
             engine_wait_ms=1000 * self._engine_wait_s,
             queue_wait_ms=1000 * self.queue_wait_s,
             model=model,
         )
+
+    def _saved_ms(self, cached: int, in_ttft: float, prefill_rate: float | None, *, restored: bool) -> float | None:
+        """Estimate the prefill time spared, in ms, with what the reply's earlier parts were spared.
+
+        Going on from the slot spares nothing: stopping had lost nothing.
+        """
+        earlier = self.before.receipt
+        spared = max(0.0, cached * prefill_rate - in_ttft) if prefill_rate is not None and cached else None
+        if earlier is None:
+            return spared
+        return (spared or 0.0) + (earlier.saved_ms or 0.0) if restored else earlier.saved_ms
 
     def take(self, chunk: ChatChunk) -> None:
         """Take what comes next, without the echo of what was there. It stays in `draft`."""
@@ -217,7 +228,8 @@ class ReplyWriter:
             if told := draft.timings:
                 cached, prompt, draft.prefill_ms = told.cache_n, told.prompt_tokens, told.prompt_ms
                 verdict = judged(self._loaded, cached, prompt)
-            self._events.publish(FirstToken(conversation, draft.ttft_ms, cached, prompt, verdict))
+            restored = restore.ms_since(self._sent_at) if (restore := self._loaded.restore) else 0.0
+            self._events.publish(FirstToken(conversation, draft.ttft_ms, cached, prompt, verdict, restored))
         text, thinking = chunk.text, chunk.thinking
         if first:  # whoever listens may not know the beginning
             text, thinking = self.before.content + text, self.before.thinking + thinking

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from kvchat.chat import events as chat
 from kvchat.chat.turn.receipts import UNUSED, WHERE, verdict_of, where_from, where_told
@@ -153,7 +153,8 @@ class TurnStory:
         self._fresh()
         self._reading_ended()
         if event.verdict is not None:
-            self._say_where(event.verdict, where_from(event.verdict, event.cached_tokens, event.prompt_tokens))
+            where = where_from(event.verdict, event.cached_tokens, event.prompt_tokens)
+            self._say_where(event.verdict, where, event.restore_ms)
         self._say("ttft", _("first word after {ttft_ms}", ttft_ms=duration(event.ttft_ms)))
 
     def _tell_end(self, event: chat.ReplyFinished | chat.TurnFailed) -> None:
@@ -161,21 +162,25 @@ class TurnStory:
         if isinstance(event, chat.TurnFailed):
             self._say("end", _("failed"), "bad")
         else:
-            if event.receipt is not None:
-                self._say_where(verdict_of(event.receipt), where_told(event.receipt))
-            if "speed" in self._remarks:
-                self._remarks["speed"] = replace(self._remarks["speed"], tone="")
+            if (receipt := event.receipt) is not None:
+                restored_ms = 0.0 if receipt.prefetched else receipt.restore_ms
+                self._say_where(verdict_of(receipt), where_told(receipt), restored_ms)
+            if (speed := self._remarks.get("speed")) is not None:
+                exact = receipt.tokens_per_second if receipt else None
+                self._say("speed", per_second(exact) if exact else speed.text)
         self._restored, self._failed = None, ""
 
-    def _say_where(self, verdict: Verdict, where: str) -> None:
-        """Where the reply's chat came from, first of all that is said."""
+    def _say_where(self, verdict: Verdict, where: str, restored_ms: float) -> None:
+        """Say first of all where the reply's chat came from, with the time a restore took after Send."""
         more, tone = "", "good" if verdict.source is not Source.COLD and where == _(WHERE[verdict.source]) else ""
         if verdict.hollow:
             more, tone = _(UNUSED), "warn"
         elif verdict.source is Source.COLD and self._failed:
             more, tone = retold(self._failed), "warn"
         elif verdict.source in (Source.WARM, Source.DISK) and where != _(READ) and self._restored:
-            more = _("{bytes} in {ms}", bytes=size(self._restored.bytes), ms=duration(self._restored.ms))
+            more = size(self._restored.bytes)
+            if restored_ms:
+                more = _("{bytes} in {ms}", bytes=more, ms=duration(restored_ms))
         self._remarks.pop("ahead", None)
         self._remarks = {"restore": Remark(where)} | self._remarks
         self._say("restore", f"{where}{mark(': ')}{more}" if more else where, tone)
@@ -185,8 +190,8 @@ class TurnStory:
         match event:
             case session.Saving():
                 self._say("save", _("keeping…"), "live")
-            case session.Saved(bytes=count, ms=ms):
-                self._say("save", _("kept {count} in {ms}", count=size(count), ms=duration(ms)))
+            case session.Saved(bytes=count):
+                self._say("save", _("kept {count}", count=size(count)))
             case session.SaveSkipped(reason=reason):
                 self._say("save", _("not kept: {reason}", reason=retold(reason)), "warn")
 

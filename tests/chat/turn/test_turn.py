@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kvchat.chat.events import FirstToken, MessagesChanged, Prefilling, QuestionNotStored, ReplyDelta
-from kvchat.chat.record.messages import MessageState, Role
+from kvchat.chat.record.messages import Message, MessageState, Receipt, Role
 from kvchat.kvstore import saving
 from kvchat.kvstore.blocks.absorb import Absorbed, take_apart
 from kvchat.kvstore.layout.layout import RowMap
@@ -18,6 +19,7 @@ from kvchat.kvstore.layout.recipe import Earlier
 from kvchat.session.events import Restored, RestoreFailed, Saved, SaveSkipped, Saving
 from kvchat.session.planning import NOT_WORTH_IT
 from kvchat.session.proof import Source
+from kvchat.session.restore_cost import LEAST_GAIN, RestoreCost
 from tests.chat.stage import QUESTION, Stage
 from tests.engine_fixtures import FakeEngine
 from tests.store_contents import spoil
@@ -349,6 +351,36 @@ async def test_stop_keeps_what_came_and_saves_it(stage: Stage) -> None:
     assert stage.of(Saved)
     assert not stage.runtime.chat.is_answering(chat)
     assert (await stage.answered(chat, "go on")).source is Source.HOT
+
+
+async def test_time_saved_for_a_stopped_and_continued_reply_counts_each_restore_once(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(RestoreCost, "worth", lambda self, gain, size: gain >= LEAST_GAIN)
+
+    async def stopped(begin: Callable[[], asyncio.Future[Message | None]]) -> tuple[Message, Receipt]:
+        stage.fake.set(FAKE_HOLD_DURING="stream")
+        known, reply = len(stage.of(FirstToken)), begin()
+        await stage.until(lambda: len(stage.of(FirstToken)) > known)
+        stage.runtime.chat.stop(chat)
+        stage.fake.set(FAKE_HOLD_DURING=None)
+        message = await reply
+        await stage.runtime.chat.idle()
+        assert message is not None
+        assert message.receipt is not None
+        return message, message.receipt
+
+    chat = await stage.chat()
+    await stage.answered(chat, QUESTION * 5)
+    message, first = await stopped(lambda: stage.runtime.chat.send(chat, "And the harbour, please?"))
+    assert first.saved_ms
+    message, continued = await stopped(lambda: stage.runtime.chat.go_on(message))
+    assert continued.source is Source.HOT
+    assert continued.saved_ms == first.saved_ms, "stopping had lost nothing"
+    await stage.answered(await stage.chat(), "Something quite different.")
+    _message, restored = await stopped(lambda: stage.runtime.chat.go_on(message))
+    assert restored.source is Source.WARM
+    assert (restored.saved_ms or 0.0) >= first.saved_ms, "what was spared before still counts"
 
 
 async def test_stop_before_the_first_token_leaves_the_question(stage: Stage) -> None:

@@ -49,7 +49,7 @@ def words(story: TurnStory) -> list[str]:
         (Speed("c", 41.3, 6000), Remark("41 tokens/s", "live", 0)),
         (Speed("c", 4.26, 6000), Remark("4.3 tokens/s", "live", 0)),
         (Saving(), Remark("keeping…", "live", 1)),
-        (Saved(137_000_000, 6100, 310), Remark("kept 137 MB in 0.31 s", "", 1)),
+        (Saved(137_000_000, 6100, 310), Remark("kept 137 MB", "", 1)),
         (SaveSkipped("the disk is nearly full"), Remark("not kept: the disk is nearly full", "warn")),
         (TurnFailed("c", KvchatError("No")), Remark("failed", "bad")),
     ],
@@ -66,7 +66,7 @@ def test_a_chat_is_remembered_only_when_the_first_token_proved_it() -> None:
     before = told(*A_RESTORE)
     assert before.remarks[0].tone == ""
     assert "remembered" not in before.remarks[0].text
-    after = told(*A_RESTORE, FirstToken("c", 310, 5906, 5918, FROM_DISK))
+    after = told(*A_RESTORE, FirstToken("c", 310, 5906, 5918, FROM_DISK, 21.4))
     assert after.remarks[0] == Remark("remembered: 136 MB in 21 ms", "good", 2)
 
 
@@ -76,7 +76,7 @@ def test_a_hollow_restore_is_a_fault() -> None:
 
 
 def test_the_smaller_part_of_a_prompt_is_remembered_in_part() -> None:
-    story = told(*A_RESTORE, FirstToken("c", 9000, 5906, 15918, FROM_DISK))
+    story = told(*A_RESTORE, FirstToken("c", 9000, 5906, 15918, FROM_DISK, 21.4))
     assert story.remarks[0] == Remark("remembered in part: 136 MB in 21 ms", "", 2)
 
 
@@ -111,12 +111,23 @@ def test_the_strip_says_of_a_reply_what_its_receipt_says_from_the_first_word_on(
     receipt = a_receipt(
         verdict.source, cached_tokens=cached, ttft_ms=310, hollow=verdict.hollow, miss_reason=verdict.miss_reason
     )
-    story = told(*before, FirstToken("c", 310, cached, 5918, verdict))
+    story = told(*before, FirstToken("c", 310, cached, 5918, verdict, receipt.restore_ms))
     live = words(story)
     story.tell(ReplyFinished("c", "m", receipt))
     assert words(story) == live, "nothing is taken back"
     assert live[0].partition(":")[0] == receipt_line(receipt).text.partition(" · ")[2].partition(":")[0]
     assert live[1] == "first word after 0.31 s"
+
+
+def test_at_the_end_the_strip_has_the_receipt_s_figures() -> None:
+    receipt = a_receipt(tokens_per_second=6.7, restore_ms=2080.0, prefetched=True)
+    story = told(
+        *(Restoring(136_000_000, 5906), Restored(136_000_000, 5906, 2080.0)),
+        *(FirstToken("c", 1050, 5906, 5918, FROM_DISK), Speed("c", 5.3, 6000)),
+        ReplyFinished("c", "m", receipt),
+        Saved(137_000_000, 6100, 16),
+    )
+    assert words(story) == ["remembered: 136 MB", "first word after 1.05 s", "6.7 tokens/s", "kept 137 MB"]
 
 
 def test_the_first_reply_is_not_said_to_be_read_again() -> None:
@@ -138,7 +149,7 @@ def test_a_whole_turn_and_then_the_next() -> None:
     story = told(
         *A_RESTORE,
         Prefilling("c", 5906, 5918, 5906),
-        FirstToken("c", 310, 5906, 5918, FROM_DISK),
+        FirstToken("c", 310, 5906, 5918, FROM_DISK, 21.4),
         ReplyDelta("c", "m", "x", ""),
         Speed("c", 41.3, 6000),
         ReplyFinished("c", "m", None),
@@ -149,7 +160,7 @@ def test_a_whole_turn_and_then_the_next() -> None:
         "remembered: 136 MB in 21 ms",
         "first word after 0.31 s",
         "41 tokens/s",
-        "kept 137 MB in 0.31 s",
+        "kept 137 MB",
     ]
     assert all(remark.tone != "live" for remark in story.remarks)
     story.tell(Prefilling("c", 1, 10, 0))
