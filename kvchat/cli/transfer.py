@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from kvchat.chat.record.database import Database
+from kvchat.cli.chats.named import named_chat
 from kvchat.cli.command_runtime import run_until_interrupted
 from kvchat.cli.options import ExportOptions
 from kvchat.cli.terminal import show_progress
@@ -29,10 +30,6 @@ from kvchat.words.wording import size
 
 STANDARD_OUTPUT = Path("-")
 MOST_PASSPHRASE = 64_000  # bytes of its file
-
-
-class NoSuchConversation(KvchatError):
-    """There is no conversation of that id."""
 
 
 class NotThatWay(KvchatError):
@@ -59,12 +56,8 @@ def run_export(options: ExportOptions) -> int:
         raise NotThatWay(_("Only a chat with its memory can be sealed with a passphrase"), "", "Add --with-memory.")
     form = options.form or ExportForm.of(options.target)
     with closing(Database(paths.database)) as database:
-        known = [conversation.id for conversation in database.conversations()]
-        chosen = [options.chat_id] if options.chat_id else known
-        if options.chat_id and options.chat_id not in known:
-            raise NoSuchConversation(
-                _("There is no such chat"), options.chat_id, _("Look for its id in an export of all.")
-            )
+        known = database.conversations()
+        chosen = [one.id for one in ([named_chat(known, options.chat_id)] if options.chat_id else known)]
         if options.target == STANDARD_OUTPUT:
             write_export(database, chosen, form, sys.stdout.buffer, zipped=len(chosen) != 1)
             return 0
@@ -88,12 +81,9 @@ def _export_with_memory(paths: Paths, options: ExportOptions) -> int:
         closing(Database(paths.database)) as database,
         closing(open_store(paths, load_settings(paths.settings_file))) as store,
     ):
-        if database.conversation(options.chat_id) is None:
-            raise NoSuchConversation(
-                _("There is no such chat"), options.chat_id, _("Look for its id in an export of all.")
-            )
+        chat = named_chat(database.conversations(), options.chat_id)
         telling = partial(show_progress, _("Exporting:"))
-        written = export_with_memory(database, store, options.chat_id, options.target, passphrase, telling)
+        written = export_with_memory(database, store, chat.id, options.target, passphrase, telling)
     sealed = _("sealed with the passphrase") if passphrase else _("readable by anyone who has the file")
     print(
         _(

@@ -45,8 +45,12 @@ def test_one_conversation_in_a_form_of_its_own(home, tmp_path, capsys):
     made = made_conversation(open_library(home.data))
     assert main(["export", "--chat", made.id, "--form", "html", str(tmp_path / "x")]) == 0
     assert (tmp_path / "x").read_text("utf-8").startswith("<!doctype html>")
+    assert main(["export", "--chat", made.id[:8], "--form", "html", str(tmp_path / "y")]) == 0
+    assert (tmp_path / "y").read_text("utf-8") == (tmp_path / "x").read_text("utf-8")
+    assert main(["export", "--chat", made.id[:8], "--with-memory", str(tmp_path / "z.kvchat")]) == 1
+    assert "Nothing is kept of this chat" in capsys.readouterr().err, "the chat was found"
     assert main(["export", "--chat", "nobody", str(tmp_path / "x")]) == 1
-    assert "There is no such chat" in capsys.readouterr().err
+    assert "There is no chat" in capsys.readouterr().err
 
 
 def test_a_backup_comes_back(home, tmp_path, capsys):
@@ -133,7 +137,7 @@ def test_a_chat_with_its_memory_goes_alone_and_with_a_passphrase_out_of_a_file(h
         (["--passphrase-file", str(secret), target], "Only a chat with its memory can be sealed"),
         (["--with-memory", "--chat", made.id, "--passphrase-file", str(empty), target], "The passphrase is empty"),
         (["--with-memory", "--chat", made.id, "--passphrase-file", "nowhere", target], "could not be read"),
-        (["--with-memory", "--chat", "nobody", target], "There is no such chat"),
+        (["--with-memory", "--chat", "nobody", target], "There is no chat nobody"),
         (["--with-memory", "--chat", made.id, target], "Nothing is kept of this chat"),
     ):
         assert main(["export", *arguments]) == 1

@@ -66,7 +66,7 @@ def test_a_damaged_store_costs_a_prefill_and_nothing_else(
     home = begun[0].copy(tmp_path / "home")
     for file in home.kept.block_files():
         spoil(file, damage)
-    receipt = home.ask("--chat", chat, *model, QUESTION)["receipt"]
+    receipt = home.ask("--chat", chat[:8], *model, QUESTION)["receipt"]
     assert receipt["source"] == "cold"
     assert receipt["miss_reason"]
     again = home.ask("--chat", chat, *model, "And the last?")["receipt"]

@@ -11,10 +11,10 @@ from typing import Any
 
 from kvchat.chat.record.database import Database
 from kvchat.chat.record.messages import Conversation
+from kvchat.cli.chats.named import SHOWN, NoSuchChat, named_chat
 from kvchat.cli.command_runtime import run_until_interrupted
 from kvchat.cli.options import ChatsOptions
 from kvchat.cli.terminal import columns
-from kvchat.errors import KvchatError
 from kvchat.runtime import open_runtime
 from kvchat.settings import load_settings
 from kvchat.system.paths import Paths, resolve_paths
@@ -23,19 +23,13 @@ from kvchat.words.language import _, several
 from kvchat.words.safe_text import calm
 from kvchat.words.wording import one_line, timestamp
 
-_SHOWN = 8  # letters of an id: enough to name one by
-
-
-class NoSuchChat(KvchatError):
-    """There is no chat of that id, or several begin like it."""
-
 
 def run(options: ChatsOptions) -> int:
     """Do it and print what came of it. Returns the exit code. Raises KvchatError."""
     paths = resolve_paths().ensure()
     with closing(Database(paths.database)) as database:
         known = database.conversations()
-        meant = [_meant(known, name) for name in options.chats]
+        meant = [named_chat(known, name) for name in options.chats]
         match options.action:
             case "list":
                 print(_as_json(known) if options.as_json else "\n".join(_lines(known)))
@@ -83,21 +77,12 @@ async def _delete(paths: Paths, chats: Sequence[Conversation], as_json: bool) ->
     return 0
 
 
-def _meant(known: Sequence[Conversation], name: str) -> Conversation:
-    """The chat of that id, or whose id begins so. Raises NoSuchChat."""
-    found = [one for one in known if one.id == name] or [one for one in known if name and one.id.startswith(name)]
-    if len(found) == 1:
-        return found[0]
-    title = _("Several chats begin with {name}", name=name) if found else _("There is no chat {name}", name=name)
-    raise NoSuchChat(title, "", _("`kvchat chats` lists them; write more of its id."))
-
-
 def _lines(chats: Sequence[Conversation]) -> list[str]:
     return columns([_row(one) for one in chats]) if chats else [_("There are no chats yet: `kvchat ask` begins one.")]
 
 
 def _row(one: Conversation) -> tuple[str, ...]:
-    return one.id[:_SHOWN], timestamp(one.updated_at), one_line(calm(one.title)), calm(one.folder or "")
+    return one.id[:SHOWN], timestamp(one.updated_at), one_line(calm(one.title)), calm(one.folder or "")
 
 
 def _line(one: Conversation) -> str:

@@ -21,6 +21,7 @@ from kvchat.chat.events import (
 from kvchat.chat.input.documents import read_attachment
 from kvchat.chat.record.messages import Attachment, Message, Receipt
 from kvchat.chat.turn.receipts import receipt_sentence
+from kvchat.cli.chats.named import named_chat
 from kvchat.cli.command_runtime import chosen_settings, run_until_interrupted
 from kvchat.cli.options import AskOptions
 from kvchat.engine.speaking.connection import EngineState, EngineStatus
@@ -43,10 +44,6 @@ TOLD_OF_RECEIPT = (
 )
 SAID_AFTER_S = 1.0  # so long a save goes on without a word
 DOOR_WAIT_S = 10  # that a window or `kvchat serve` may take from having the engine to opening its door
-
-
-class NoSuchChat(KvchatError):
-    """The conversation named on the command line is not there."""
 
 
 def run(options: AskOptions) -> int:
@@ -212,13 +209,7 @@ def _sampling(options: AskOptions) -> Sampling:
 async def _conversation(runtime: Runtime, options: AskOptions) -> str:
     """The conversation to go on with, or a new one."""
     if options.chat_id is not None:
-        if await runtime.chat.conversation(options.chat_id) is None:
-            raise NoSuchChat(
-                _("There is no chat {chat_id}", chat_id=options.chat_id),
-                "",
-                _("Leave --chat out to go on with the newest."),
-            )
-        return options.chat_id
+        return named_chat(await runtime.chat.conversations(), options.chat_id).id
     if options.on is not None:
         return await _begun_on(runtime, options.on)
     known = await runtime.chat.conversations()

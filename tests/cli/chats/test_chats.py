@@ -14,6 +14,7 @@ from kvchat.__main__ import main
 from kvchat.chat.record.database import Database
 from kvchat.chat.record.messages import Conversation, MessageState, Role
 from kvchat.system.paths import resolve_paths
+from kvchat.words.safe_text import calm
 
 
 @pytest.fixture
@@ -75,6 +76,22 @@ def test_one_that_is_not_there(
     assert main(["chats", *action]) == 1
     assert "There is no chat" in capsys.readouterr().err
     assert len(left()) == 2
+
+
+def test_the_beginning_of_several_ids_is_refused_with_the_chats_it_could_mean(
+    chats: list[Conversation], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    with closing(Database(resolve_paths().database)) as database:
+        for number in range(16):  # then two ids at least begin with the same of 16 digits
+            database.create_conversation(f"Chat {number}", None)
+        known = database.conversations()
+    by_digit = {one.id[0]: [other for other in known if other.id[0] == one.id[0]] for one in known}
+    digit, alike = next((digit, some) for digit, some in by_digit.items() if len(some) > 1)
+    for command in (["chats", "show", digit], ["export", "--chat", digit, str(tmp_path / "x")]):
+        assert main(command) == 1
+        refused = capsys.readouterr().err
+        assert f"Several chats begin with {digit}" in refused
+        assert all(f"{one.id[:8]}  {calm(one.title)}" in refused for one in alike)
 
 
 def test_none_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
