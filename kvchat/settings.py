@@ -75,7 +75,7 @@ class Settings:
     door: bool = False  # other programs may use the engine
     door_host: str = "127.0.0.1"  # the address they find it at; any but this computer's own needs a key
     door_port: int = 8737
-    door_any_model: bool = False  # a model name that nobody has means the one in use
+    door_any_model: bool = True  # an unknown model name means the one in use; else it is refused
     door_origins: str = ""  # web pages that may use it, parted by commas
     door_rules: tuple[
         str, ...

@@ -17,6 +17,7 @@ from kvchat.gateway.dialects.conversion import Json, Unconvertible
 from kvchat.gateway.dialects.prompts import boundary_after, pictures_in, prompt_of
 from kvchat.gateway.dialects.replies import Heard
 from kvchat.gateway.mending import Mending
+from kvchat.gateway.models import Model
 from kvchat.gateway.outlet import TooSlow
 from kvchat.gateway.passing import Passing
 from kvchat.gateway.requests import MOST_NAME, Passage, Passages, Stage
@@ -36,7 +37,7 @@ from kvchat.system.concurrency import Background, apart
 HEADS = 20  # beginnings of prompts that are remembered
 MORE_ROOM = 512  # tokens, at least, for one that was crowded out
 LEAST_KEPT = 64  # tokens; a shorter state is read sooner than it is looked for
-FindModel = Callable[[str], Awaitable[str | None]]  # the path of a model by a client's name for it; None: that in use
+FindModel = Callable[[str], Awaitable[Model | None]]  # by a client's name for it; None: none was chosen yet
 
 
 @dataclass
@@ -112,7 +113,9 @@ class Answering:
     async def _answer(self, work: Work) -> None:
         passage = work.passage
         seen = await apart(work.asked.is_large, _seen, work.asked)
-        request = Request(seen, model=await self.find_model(work.asked.model))
+        model = await self.find_model(work.asked.model)
+        passage.answering_model = model.name if model else ""
+        request = Request(seen, model=model.path if model else None)
         engine: ReadyEngine | None = None
         if self.host.is_ready(request.model, sees=request.sees):  # else there is none to ask, nor anything in a slot
             engine = await self.host.ready(request.model, sees=request.sees)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import re
 import time
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
+from kvchat.engine.speaking import wire
 from kvchat.errors import KvchatError
 from kvchat.gateway.answering import Answering
 from kvchat.gateway.door.app import make_app
@@ -104,8 +107,10 @@ class Gateway:
         self.answering.mending.forget(program)
 
     async def look(self, path: str) -> bytes:
-        """What the engine shows there. Raises KvchatError."""
-        return await (await self._ready()).engine.look(path)
+        """What the engine shows there, the folders of its files left out. Raises KvchatError."""
+        shown = wire.parse_object(await (await self._ready()).engine.look(path))
+        paths = {name: shown[name] for name in ("model_path", "model_alias") if isinstance(shown.get(name), str)}
+        return json.dumps(shown | {name: re.split(r"[/\\]", one)[-1] for name, one in paths.items()}).encode()
 
     async def ask_aside(self, path: str, body: bytes) -> tuple[int, bytes]:
         """The engine's status and answer to what needs no slot. Raises KvchatError."""

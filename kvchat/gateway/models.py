@@ -42,17 +42,17 @@ class Catalogue:
             return first
         return first + [model for model in self._found if model.path != (ours.path if ours else None)]
 
-    async def find(self, name: str) -> str | None:
-        """The path of the model that a client names, None: that of the one in use. Raises Refused."""
+    async def find(self, name: str) -> Model | None:
+        """Return the model that answers a client that names this one, None before any was chosen. Raises Refused."""
         ours, wanted = self.in_use(), name.strip().lower()
         if wanted in IN_USE or (ours and wanted == ours.name.lower()):
-            return ours.path if ours else None
+            return ours
         models = await self.all()
         for model in models:
             if model.name.lower() == wanted:
-                return model.path
+                return model
         if self.any_name() and ours:
-            return ours.path
+            return ours
         names = [model.name for model in models]
         more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
         there = f"There are: {', '.join(names[:MOST_NAMED])}{more}." if names else "There is none."

@@ -19,6 +19,7 @@ from kvchat.engine.speaking.vision import FIRST_ID
 from kvchat.gateway.dialects.asked import Form, refusal
 from kvchat.gateway.dialects.prompts import head_of
 from kvchat.gateway.dialects.replies import Counts, Heard
+from kvchat.gateway.dialects.usage import Usage
 from kvchat.gateway.requests import LOST, Passage, Stage, headers_of
 from kvchat.gateway.work import CrowdedOut, GaveWay, Work
 from kvchat.kvstore.restoring import NOTHING_ALIKE
@@ -142,6 +143,12 @@ class Passing:
         if not self._known or not (heads or is_long or (choosy and missing > 0)):
             return False
         began_at, found, read = time.perf_counter(), loaded.expected_cached, passage.read
+        ahead = loaded.ahead.tokens
+
+        def ended() -> None:
+            passage.read_ms += 1000 * (time.perf_counter() - began_at)
+            if contents := slot.contents:  # of a hollow restore more was read than was missing
+                passage.read = max(passage.read, read + contents.ahead.tokens - ahead)
 
         def progress(done: int) -> None:
             passage.read = read + done - found
@@ -153,14 +160,14 @@ class Passing:
             if not await read_ahead(
                 self.lease, stop, loaded, lambda: not self.work.left, progress, step_ms=step_ms, turn=turn
             ):
-                passage.read_ms += 1000 * (time.perf_counter() - began_at)
+                ended()
                 await self.lease.keep_what_was_read()
                 raise GaveWay
             if stop in heads:
                 await to_its_end(self.lease.save(stop, tell=False))
             if contents := slot.contents:
                 loaded = replace(loaded, expected_cached=max(len(stop), found), restore=None, ahead=contents.ahead)
-        passage.read_ms += 1000 * (time.perf_counter() - began_at)
+        ended()
         return True
 
     def _step_ms(self) -> float:
@@ -193,6 +200,7 @@ class Passing:
                     await self._refused(answer)
                     return None
                 begun = True
+                heard.usage = self._usage()
                 body = await self._take(answer, heard)
                 if unknown is not None:
                     self._send_hot(answer, heard.counts, body)
@@ -219,20 +227,25 @@ class Passing:
 
     async def _take(self, answer: httpx2.Response | Answer, heard: Heard) -> bytes:
         """Pass the answer on, or collect it."""
-        outlet, body = self.work.outlet, bytearray()
+        outlet = self.work.outlet
         if heard.stream:
             outlet.begin(200, self._headers(answer) | {"cache-control": "no-cache"})
         prompt, lease = len(self.work.prompt.ids), self.lease
         async for data in answer.aiter_raw():
-            if heard.stream:
-                outlet.write(data)
-            else:
-                body += data
-            heard.take(data)
+            if lines := heard.take(data):
+                outlet.write(lines)
             self.work.answered = heard.whole and not self.work.asked.several
             lease.slots.context.grows(lease.slot, lease.engine, prompt + heard.events)
-        heard.end()
-        return bytes(body)
+        rest = heard.end()
+        if heard.stream and rest:
+            outlet.write(rest)
+        return rest
+
+    def _usage(self) -> Usage:
+        """What the answer is to say of its cost; vectors are told under the model's name that the client gave."""
+        asked, passage = self.work.asked, self.work.passage
+        named = asked.form is Form.PLAIN and asked.model
+        return Usage("" if named else passage.answering_model, passage.read, passage.read_ms)
 
     async def _refused(self, answer: httpx2.Response | Answer) -> None:
         """Pass the engine's refusal on; Anthropic's dialect has another shape than the engine gives it."""
@@ -265,10 +278,10 @@ class Passing:
         read = counts.prompt - counts.cached
         if counts.prompt_ms is not None and not steps:
             cost.learn_prefill(read, counts.prompt_ms, counts.cached)
-            passage.read_ms = counts.prompt_ms
+        passage.read_ms += counts.prompt_ms or 0.0
         passage.prompt, passage.predicted = counts.prompt, counts.predicted
         passage.write_ms = 0.0 if passage.stream else counts.predicted_ms
-        passage.cached = max(0, counts.cached - passage.read)
+        passage.cached = self._usage().reused(counts.cached)
         if not self._known:
             return
         if counts.prompt != len(ids):  # what the slot holds is not what was thought
@@ -286,7 +299,7 @@ class Passing:
 
     def _headers(self, answer: httpx2.Response | Answer) -> dict[str, str]:
         told, passage = {"content-type": answer.headers.get("content-type", "application/json")}, self.work.passage
-        receipt = passage.receipt() if passage.found is not None else {}
+        receipt = passage.receipt() if passage.found is not None else {"model": passage.answering_model}
         return told | headers_of({name: value for name, value in receipt.items() if name not in PROVED})
 
 

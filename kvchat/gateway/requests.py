@@ -48,7 +48,8 @@ class Passage:
     program: str
     dialect: str  # the path it came by
     at: float  # time.time()
-    model: str = ""
+    model: str = ""  # that the client named
+    answering_model: str = ""  # that answers, which is another one where nobody has the named one
     stream: bool = False
     stage: Stage = Stage.QUEUED
     status: int = 0  # of the answer
@@ -104,7 +105,7 @@ class Passage:
         """What is known of it so far, by the names of the headers."""
         told = {"source": self.source or None, "found": self.found, "miss": self.why or None}
         told |= {"restore-ms": None if self.found is None else round(self.restore_ms)}
-        told |= {"cached": self.cached, "prompt": self.prompt}
+        told |= {"cached": self.cached, "prompt": self.prompt, "model": self.answering_model or None}
         return {name: value for name, value in told.items() if value is not None}
 
     def as_json(self) -> dict[str, Any]:

@@ -71,7 +71,7 @@ async def test_an_answer_goes_through_as_it_is_and_its_receipt_follows(at: OpenD
     assert told["source"] == "hot"
     assert told["cached"] > 0.9 * told["found"] > 100
     known = {name[9:]: value for name, value in streamed.headers.items() if name.startswith("x-kvchat-")}
-    assert known == {"source": "hot", "found": str(told["found"]), "restore-ms": "0"}
+    assert known == {"source": "hot", "found": str(told["found"]), "restore-ms": "0", "model": "heron"}
     assert "".join(e["choices"][0]["delta"].get("content") or "" for e in events(streamed.text)).startswith("You")
     forwarded = [r["body"] for r in fake_engine.requests() if r["path"] == "/v1/chat/completions"]
     assert all(body["id_slot"] == 0 and body["cache_prompt"] is True for body in forwarded)
@@ -80,6 +80,7 @@ async def test_an_answer_goes_through_as_it_is_and_its_receipt_follows(at: OpenD
     assert [tuple(one[name] for name in names) for one in (told, listed[0])] == [
         tuple(told[name] for name in names)
     ] * 2
+    assert first.pop("model") == listed[1]["answering-model"] == told["model"]
     assert {name: str(listed[1][name]) for name in first if name != "restore-ms"} | {"restore-ms": "0"} == first
     assert set(first) == {*names, "miss"}, "there is a reason for the first"
     metrics = await at.client.get("/metrics")
@@ -110,7 +111,15 @@ async def test_a_client_cannot_choose_the_slot(at: OpenDoor, fake_engine: FakeEn
     assert (body["id_slot"], body["cache_prompt"]) == (0, True)
 
 
-async def test_refusals_have_the_dialects_own_shape(at: OpenDoor) -> None:
+@pytest.fixture
+async def strict(tmp_path: Path, settings: Settings) -> AsyncIterator[OpenDoor]:
+    """A door that refuses unknown model names."""
+    async with door(tmp_path / "home", replace(settings, door_any_model=False)) as one:
+        yield one
+
+
+async def test_refusals_have_the_dialects_own_shape(strict: OpenDoor) -> None:
+    at = strict
     for path, shape in (("/v1/chat/completions", "openai"), ("/v1/messages", "anthropic"), ("/v1/responses", "openai")):
         for body, status in ((b"{bad", 400), (b"[]", 400), (b'{"model": "gpt-4o", "messages": []}', 404)):
             answer = await at.client.post(path, content=body)
@@ -128,9 +137,12 @@ async def test_refusals_have_the_dialects_own_shape(at: OpenDoor) -> None:
     assert (await at.client.get("/v1/chat/completions")).status_code == 405
 
 
-async def test_a_made_up_model_is_the_one_in_use_if_the_user_says_so(tmp_path: Path, settings: Settings) -> None:
-    async with door(tmp_path / "home", replace(settings, door_any_model=True)) as at:
-        assert (await at.chat(WORDS, model="gpt-4o")).status_code == 200
+async def test_a_made_up_model_is_the_one_in_use_and_a_header_says_so(tmp_path: Path, settings: Settings) -> None:
+    async with door(tmp_path / "home", settings) as at:
+        for stream in (False, True):
+            answer = await at.chat(WORDS, model="gpt-4o", stream=stream)
+            assert answer.status_code == 200
+            assert answer.headers["x-kvchat-model"] == "heron"
         assert (await at.client.get("/v1/models")).json()["data"][0]["id"] == "heron"
         assert (await at.chat(WORDS, model="gpt-4o" * 100_000)).status_code == 200
         assert at.last.model == ("gpt-4o" * 100)[:MOST_NAME], "it is remembered for long"

@@ -23,7 +23,7 @@ from kvchat.settings import Settings
 from kvchat.system.paths import resolve_paths
 from tests.engine.waiting import until
 from tests.gateway.corpus import GOING_ON, REQUESTS, SYSTEM, TEMPLATE
-from tests.gateway.doors import OpenDoor, door, receipt_in
+from tests.gateway.doors import OpenDoor, door, events, receipt_in
 from tests.models import seeing
 from tests.pictures import png
 from tests.users_server import KEY, UsersServer
@@ -33,6 +33,7 @@ pytestmark = pytest.mark.engine
 LIMITS = {"/v1/responses": "max_output_tokens"}
 OF_THE_MOMENT = {"id", "created", "created_at", "completed_at", "timings", "item_id"}
 OF_THE_CACHE = {"cache_read_input_tokens", "input_tokens", "cached_tokens"}
+CORRECTED = {"model"}  # the engine tells its path
 
 
 def settings(tmp_path: Path, model: Path, engine: EngineLocation) -> Settings:
@@ -127,7 +128,7 @@ def said(text: str, stream: bool) -> Any:
 
 def bare(value: Any) -> Any:
     if isinstance(value, dict):
-        left_out = OF_THE_MOMENT | OF_THE_CACHE
+        left_out = OF_THE_MOMENT | OF_THE_CACHE | CORRECTED
         return {name: bare(one) for name, one in value.items() if name not in left_out}
     return [bare(one) for one in value] if isinstance(value, list) else value
 
@@ -157,6 +158,53 @@ async def test_pictures_are_warm_too_in_whatever_dialect_they_come(
             refused = await at.client.post("/v1/chat/completions", json={"messages": [user | {"content": [elsewhere]}]})
             assert refused.status_code >= 400
     assert len(set(replies)) == 1
+
+
+def usage_in(text: str, stream: bool) -> tuple[int, int]:
+    """How many tokens an answer says were reused, and how many the prompt has."""
+    reused = processed = 0
+    for event in events(text) if stream else [json.loads(text)]:
+        inner = event.get("message") or event.get("response") or event
+        assert "/" not in inner.get("model", ""), "that is a path"
+        usage = inner.get("usage") or {}
+        if "cache_read_input_tokens" in usage:
+            reused, processed = usage["cache_read_input_tokens"], usage["input_tokens"]
+        elif details := usage.get("prompt_tokens_details") or usage.get("input_tokens_details"):
+            reused = details["cached_tokens"]
+            processed = usage.get("prompt_tokens", usage.get("input_tokens")) - reused
+        if timings := inner.get("timings"):
+            assert (timings["cache_n"], timings["prompt_n"]) == (reused, processed)
+    return reused, reused + processed
+
+
+async def test_usage_says_what_the_receipt_says(
+    tmp_path: Path,
+    tiny_model: Callable[[str], Path],
+    real_llama_server: EngineLocation,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What kvchat itself read in steps for a cold prompt was not cached, in no dialect, in one piece or streamed."""
+    monkeypatch.setattr(passing, "LEAST_STEPS", 1)
+    monkeypatch.setattr(passing, "STEP_MS", 0.0)
+    async with door(tmp_path / "home", settings(tmp_path, tiny_model("llama"), real_llama_server)) as at:
+        for n, (where, stream) in enumerate((where, stream) for where in GENERATING for stream in (False, True)):
+            words = f"{n} {SYSTEM}"
+            body: dict[str, Any] = {"messages": [{"role": "user", "content": words}]}
+            body = {"/v1/completions": {"prompt": words}}.get(where, {"input": words} if "resp" in where else body)
+            asked = greedy(where, body, stream=stream) | ({"stream_options": {"include_usage": True}} if stream else {})
+            cold, again = [await at.client.post(where, json=asked) for _ in range(2)]
+            for answer, warm in ((cold, False), (again, True)):
+                reused, prompt = usage_in(answer.text, stream)
+                told = (
+                    receipt_in(answer.text)
+                    if stream
+                    else {name: int(answer.headers[f"x-kvchat-{name}"]) for name in ("cached", "prompt")}
+                )
+                assert (told["cached"], told["prompt"]) == (reused, prompt), (where, stream)
+                assert (reused > prompt // 2) is warm, (where, stream, reused, prompt)
+            await at.settled()
+        props = (await at.client.get("/props")).json()
+        assert (props["model_path"], props["model_alias"]) == ("tiny-llama-1.gguf", "tiny-llama-1.gguf")
 
 
 async def test_where_the_next_request_goes_on_is_known_beforehand(
@@ -216,8 +264,8 @@ async def test_embeddings_and_reranking_are_the_engines_own(
                     body = RANKED if "rank" in where else INPUTS
                     answers = [await one.post(where, json=body) for one in (at.client, direct)]
                     assert [one.status_code for one in answers] == [200 if has and has in where else 501] * 2
-                    assert answers[0].content == answers[1].content
-                    assert not [name for name in answers[0].headers if name.startswith("x-kvchat")]
+                    assert bare(answers[0].json()) == bare(answers[1].json())
+                    assert [n for n in answers[0].headers if n.startswith("x-kvchat")] == ["x-kvchat-model"]
                     asked[where] = answers[0].content
             assert at.last.as_json()["source"] == ""
             at.runtime.chat.slots.forget()  # those that came by no door

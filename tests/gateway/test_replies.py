@@ -9,6 +9,7 @@ import pytest
 
 from kvchat.gateway.dialects.asked import Form
 from kvchat.gateway.dialects.replies import Counts, Heard
+from kvchat.gateway.dialects.usage import Usage
 
 TIMINGS = {"cache_n": 90, "prompt_n": 10, "prompt_ms": 5.0, "predicted_n": 7}
 CALL = {"id": "call_1", "type": "function", "function": {"name": "go", "arguments": '{"where":"東"}'}}
@@ -133,3 +134,53 @@ def test_an_answer_of_another_shape_is_passed_on_and_nothing_is_made_of_it(form:
         heard.take(b"data: " + body + b"\n\n" if streamed else body)
         heard.end()
         assert heard.counts in (None, Counts(0, 0, 0))
+
+
+USAGE = Usage("heron", read=70, read_ms=100.0)
+SAID = {
+    Form.CHAT: {"usage": {"prompt_tokens": 100, "prompt_tokens_details": {"cached_tokens": 90}}, "timings": TIMINGS},
+    Form.RESPONSES: {"usage": {"input_tokens": 100, "input_tokens_details": {"cached_tokens": 90}}},
+    Form.MESSAGES: {"usage": {"input_tokens": 10, "cache_read_input_tokens": 90, "output_tokens": 7}},
+}
+TOLD = {
+    Form.CHAT: {"usage": {"prompt_tokens": 100, "prompt_tokens_details": {"cached_tokens": 20}}},
+    Form.RESPONSES: {"usage": {"input_tokens": 100, "input_tokens_details": {"cached_tokens": 20}}},
+    Form.MESSAGES: {"usage": {"input_tokens": 80, "cache_read_input_tokens": 20, "output_tokens": 7}},
+}
+INNER = {Form.RESPONSES: "response", Form.MESSAGES: "message"}
+
+
+@pytest.mark.parametrize("form", sorted(SAID, key=str))
+@pytest.mark.parametrize("newline", ["\n", "\r\n"])
+def test_what_kvchat_read_for_a_request_is_not_told_as_reused(form: Form, newline: str) -> None:
+    """In a body and in a stream, cut anywhere; and the path of a model's file is told nowhere."""
+    answer = SAID[form] | {"model": "/home/ada/models/heron.gguf"}
+    whole = Heard(form, stream=False, usage=USAGE)
+    assert whole.take(json.dumps(answer).encode()) == b""
+    told = json.loads(whole.end())
+    assert told["usage"] == TOLD[form]["usage"]
+    assert told["model"] == "heron"
+    if timings := told.get("timings"):
+        assert (timings["cache_n"], timings["prompt_n"], timings["prompt_ms"]) == (20, 80, 105.0)
+    event = {INNER[form]: answer} if form in INNER else answer
+    lines = ["event: one", f"data: {json.dumps(event)}", "", ": a comment", "data: [DONE]", "", ""]
+    stream = newline.join(lines).encode()
+    for size in (1, 7, len(stream)):
+        heard = Heard(form, stream=True, usage=USAGE)
+        passed = b"".join(heard.take(stream[at : at + size]) for at in range(0, len(stream), size)) + heard.end()
+        said = passed.decode().split(newline)
+        assert [line for n, line in enumerate(said) if n != 1] == [line for n, line in enumerate(lines) if n != 1]
+        assert json.loads(said[1].removeprefix("data: ")) == ({INNER[form]: told} if form in INNER else told)
+        assert heard.counts == whole.counts
+        assert heard.counts is not None
+        assert heard.counts.cached == 90, "what the engine counts proves what was loaded"
+
+
+@pytest.mark.parametrize("form", sorted(STREAMS, key=str))
+def test_what_is_right_passes_as_it_came(form: Form) -> None:
+    lines = [f"data: {one if isinstance(one, str) else json.dumps(one)}\n\n".encode() for one in STREAMS[form]]
+    heard = Heard(form, stream=True, usage=Usage("heron"))
+    assert b"".join(map(heard.take, lines)) + heard.end() == b"".join(lines)
+    odd = [b'data: {"usage": {"cache_read_input_tokens": "x"}}\n\n', b"data: {\n\n", b"data: []\n\n"]
+    heard = Heard(form, stream=True, usage=USAGE)
+    assert b"".join(map(heard.take, odd)) + heard.end() == b"".join(odd)

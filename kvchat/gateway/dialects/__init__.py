@@ -1,1 +1,4 @@
-"""What clients speak: requests understood, their prompts' ids, and their answers listened to. Nothing is rewritten."""
+"""What clients speak: requests understood, their prompts' ids, and their answers heard.
+
+What an answer says of its cost and of its model is corrected (`usage.py`); nothing else is rewritten.
+"""

@@ -1,6 +1,7 @@
 """What the door speaks: which path is which dialect, and what it has to know of a request to make it warm.
 
-Requests and answers are passed on as they are; nothing here is sent to anybody, but for words of refusal.
+Requests are passed on as they are, and answers but for their usage. Nothing here is sent to anybody, but for words of
+refusal.
 """
 
 from __future__ import annotations

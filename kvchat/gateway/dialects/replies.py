@@ -1,15 +1,15 @@
-"""Listens along while an answer is passed on: the engine's counts, and the reply as the client will send it back."""
+"""Reads an answer that is passed on: the engine's counts, corrected for the client, and the reply as it comes back."""
 
 from __future__ import annotations
 
-import contextlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from kvchat.gateway.dialects.asked import Form
 from kvchat.gateway.dialects.conversion import Json
+from kvchat.gateway.dialects.usage import Usage
 
 MOST_HEARD = 64_000_000  # bytes of an answer; of a longer one nothing is kept
 
@@ -27,10 +27,11 @@ class Counts:
 
 @dataclass
 class Heard:
-    """Of one answer. `take` its bytes as they come, then `end`."""
+    """Of one answer. `take` its bytes as they come, then `end`; what they return is for the client."""
 
     form: Form
     stream: bool
+    usage: Usage = field(default_factory=Usage)
     counts: Counts | None = None
     whole: bool = False  # the answer came to its end; bytes that say so may follow
     events: int = 0  # of a stream so far: about a token each
@@ -40,25 +41,24 @@ class Heard:
     _blocks: dict[int, Json] = field(default_factory=dict)
     _output: list[Any] | None = None
 
-    def take(self, data: bytes) -> None:
-        """Some more of it."""
+    def take(self, data: bytes) -> bytes:
+        """Take some more of it; returns the whole lines of a stream, nothing of an answer in one piece."""
         self._size += len(data)
-        if self._size > MOST_HEARD:
-            self._rest.clear()
-            return
         self._rest += data
-        if self.stream:
-            with self._as_far_as_understood():
-                for event in self._events():
-                    self.events += 1
-                    self._hear(event)
+        if not self.stream:
+            return b""
+        end = self._rest.rfind(b"\n") + 1
+        lines = bytes(self._rest[:end])
+        del self._rest[:end]
+        return b"".join(map(self._line, lines.splitlines(keepends=True)))
 
-    def end(self) -> None:
-        """That was all."""
-        if not self.stream and self._size <= MOST_HEARD:
-            with self._as_far_as_understood():
-                self._whole(_object(bytes(self._rest)))
+    def end(self) -> bytes:
+        """That was all; returns what was not passed on yet."""
+        rest = bytes(self._rest)
         self._rest.clear()
+        if self.stream:
+            return self._line(rest)
+        return self._corrected(rest, self._whole) if self._size <= MOST_HEARD else rest
 
     @property
     def reply(self) -> Json | None:
@@ -77,25 +77,32 @@ class Heard:
                 return None if self._output is None else {"output": self._output}
         return None
 
-    @contextlib.contextmanager
-    def _as_far_as_understood(self) -> Iterator[None]:
-        """An engine that words its answers otherwise is passed on all the same; what was heard is nothing to go by."""
+    def _line(self, line: bytes) -> bytes:
+        """Hear a line of a stream; returns it as the client gets it."""
+        data = line[5:].strip()
+        if not line.startswith(b"data:") or self._size > MOST_HEARD:
+            return line
+        if data == b"[DONE]":
+            self.whole = True
+            return line
+        self.events += 1
+        said = self._corrected(data, self._hear)
+        return line if said is data else b"data: " + said + line[len(line.rstrip()) :]
+
+    def _corrected(self, data: bytes, hear: Callable[[Json], None]) -> bytes:
+        """Hear an object of the engine's; returns it as the client gets it: the same bytes if it is right.
+
+        An engine that words its answers otherwise is passed on all the same; what was heard is nothing to go by.
+        """
         try:
-            yield
+            event = _object(data)
+            hear(event)
+            return (
+                json.dumps(event, ensure_ascii=False).encode("utf-8", "replace") if self.usage.correct(event) else data
+            )
         except (AttributeError, KeyError, TypeError, ValueError):
             self._size, self.counts = MOST_HEARD + 1, None
-
-    def _events(self) -> Iterator[Json]:
-        while (end := self._rest.find(b"\n\n")) >= 0:
-            event = bytes(self._rest[:end])
-            del self._rest[: end + 2]
-            for line in event.splitlines():
-                if line.startswith(b"data:"):
-                    data = line[5:].strip()
-                    if data == b"[DONE]":
-                        self.whole = True
-                    else:
-                        yield _object(data)
+            return data
 
     def _hear(self, event: Json) -> None:
         self._count(event)

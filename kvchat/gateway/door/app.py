@@ -78,7 +78,7 @@ def make_app(gateway: Inside, checks: Checks) -> ASGIApp:
             allow_origins=sorted(checks.origins),
             allow_methods=["GET", "POST"],
             allow_headers=["*"],
-            expose_headers=[*told, "x-kvchat-cached", "x-kvchat-prompt"],
+            expose_headers=[*told, "x-kvchat-cached", "x-kvchat-prompt", "x-kvchat-model"],
         )
     return _Guard(app, checks)
 

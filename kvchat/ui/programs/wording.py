@@ -84,7 +84,12 @@ def request_line(passage: Passage) -> str:
         return f"{_(_ENDED[passage.stage])}{status}"
     parts = [_("{tokens} tokens", tokens=tokens_short(passage.prompt)) if passage.prompt else _("no prompt")]
     if passage.first_ms is not None:
-        parts.append(_("first word after {first_ms}", first_ms=brief(_first_word_ms(passage))))
+        first_ms = brief(_first_word_ms(passage))
+        # Of an answer in one piece some dialects do not tell how long writing it took.
+        known = passage.stream or passage.write_ms
+        parts.append(
+            _("first word after {first_ms}", first_ms=first_ms) if known else _("answered after {time}", time=first_ms)
+        )
     if passage.why:
         parts.append(retold(passage.why))
     return beside(parts)
