@@ -54,7 +54,7 @@ class Answering:
     def __post_init__(self) -> None:
         self._works: list[Work] = []
         self._last: dict[Slot, Work] = {}  # that was answered in a slot
-        self._heads: deque[Tokens] = deque(maxlen=HEADS)
+        self._heads: deque[tuple[str, Tokens]] = deque(maxlen=HEADS)
         self.background = Background()
         self.stops = 0  # under way: meanwhile nothing is begun
 
@@ -154,8 +154,6 @@ class Answering:
             except CrowdedOut:
                 work.reserve = 2 * work.reserve + MORE_ROOM
                 return False
-            if asked.several:
-                self.slots.forget()
             work.outlet.end()
             if answered is not None:
                 self.mending.prove(work)

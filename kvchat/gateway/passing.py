@@ -54,7 +54,7 @@ class Passing:
     lease: Lease
     host: EngineHost
     moved: Callable[[Passage, Stage], None]
-    heads: deque[Tokens]  # that requests began with lately
+    heads: deque[tuple[str, Tokens]]  # that programs' requests began with lately
 
     async def run(self) -> Heard | None:
         """Answer it; what was heard of the answer, None of one that the engine refused. Raises EngineGone."""
@@ -63,9 +63,15 @@ class Passing:
             self.moved(self.work.passage, Stage.LOADING)
             await self.lease.wait_for_others(self.work.prompt.ids)
             loaded = self._found(await self.lease.load(self.work.prompt.ids, self.work.reserve))
+        elif self.work.asked.several:
+            await self.lease.erase_all()
+        else:
+            await self.lease.take_over()
         steps = await self._read(loaded)
         if self._known and not steps:
             self.lease.note(self.work.prompt.ids[: loaded.expected_cached], loaded=loaded)
+        if self._choosy and not self.work.asked.several:
+            await self.lease.keep_to_its_slot(self.work.prompt.ids)
         return await self._forward(loaded, steps=steps)
 
     async def run_ahead(self, understand: Understand) -> Heard | None:
@@ -94,6 +100,11 @@ class Passing:
     def _known(self) -> bool:
         """Whether it is one prompt, whose ids are known, and that fits: only such a one is looked for and kept."""
         return not self.work.asked.several and 0 < len(self.work.prompt.ids) < self.lease.engine.context_size
+
+    @property
+    def _choosy(self) -> bool:
+        """Whether the engine chooses the slot: Anthropic's go to the one that has most of them, all but the last."""
+        return self.work.asked.form is Form.MESSAGES and len(self.lease.slots.all) > 1
 
     def _found(self, loaded: Loaded) -> Loaded:
         """It is in the receipt."""
@@ -125,15 +136,14 @@ class Passing:
         head = await head_of(lease.engine, self.work.asked)
         if not max(loaded.expected_cached, LEAST_HEAD) < len(head) < len(ids) or ids[: len(head)] != head:
             return ()
-        again = head in self.heads
-        self.heads.append(head)
+        again = (lease.owner, head) in self.heads
+        self.heads.append((lease.owner, head))
         return lease.engine.stops(head) if again or lease.slots.restore_cost.prefill_ms(len(head)) >= LONG_MS else ()
 
     async def _read(self, loaded: Loaded) -> bool:
         """Read a long prompt but for its last tokens, in steps that let others in between; whether there were any."""
         ids, passage, cost = self.work.prompt.ids, self.work.passage, self.lease.slots.restore_cost
-        # Anthropic's requests go to the slot that has most of them: with several, this has to have all but the last.
-        choosy = self.work.asked.form is Form.MESSAGES and len(self.lease.slots.all) > 1
+        choosy = self._choosy
         rate = cost.prefill_ms_per_token
         last = len(ids) - (1 if choosy else tail_of(len(ids) - loaded.expected_cached, rate, self._step_ms()))
         # A picture is read in one piece, and words after it only to the end of one.

@@ -10,6 +10,7 @@ from dataclasses import replace
 from blake3 import blake3
 
 from kvchat.kvstore.admission import check_room, not_written
+from kvchat.kvstore.audience import imported
 from kvchat.kvstore.blocks.block_files import BlockFiles
 from kvchat.kvstore.housekeeping import Housekeeping
 from kvchat.kvstore.index import points as index_points
@@ -68,7 +69,7 @@ class Exchange(Housekeeping):
             raise StoreRefused(*_GONE)
 
     def bring(self, conversation_id: str, manifest: Manifest, contents: Contents) -> int:
-        """Take in a conversation's save points; returns the bytes that were new. All of them, or nothing.
+        """Take in a conversation's save points, for it alone; returns the bytes that were new. All of them, or nothing.
 
         Of blocks that are here already the content is not asked for. `contents` may raise what it likes; it is read to
         its end. Raises BadMemory where it does not hold what the manifest says, StoreRefused where it is not to be
@@ -134,6 +135,7 @@ class Exchange(Housekeeping):
                     one.recipe.file_size,
                     one.prefill_ms,
                     parts.clock(),
+                    imported(conversation_id),
                 )
                 point = index_points.add_staged(db, new, parts.staging.owner)
                 index_recipes.store_recipe(db, int(point.id), one.recipe, there)

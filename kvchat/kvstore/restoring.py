@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 
+from kvchat.kvstore.audience import readable_by, readable_within
 from kvchat.kvstore.blocks.planning import prefix_plan, windows_plan
 from kvchat.kvstore.blocks.rebuild import Hashes, Unusable, compose
 from kvchat.kvstore.files import disk
@@ -56,15 +57,16 @@ class Restoring:
     def find(
         self, fingerprint: Fingerprint, prompt: Tokens, *, can_cut: bool, conversation_id: str
     ) -> RestorePlan | Miss:
-        """The plan that leaves the least of the prompt to prefill, from any conversation, or why there is none.
+        """The plan that leaves the least of the prompt to prefill, or why there is none.
 
-        Without `can_cut` only save points all of whose tokens begin the prompt count. `conversation_id` is for the
-        words of a Miss.
+        Of all save points that `conversation_id` may reuse (`kvchat.kvstore.audience`). Without `can_cut` only those
+        all of whose tokens begin the prompt count.
         """
         try:
             with self._parts.index.read() as db:
                 kind = index_points.fingerprint_id(db, fingerprint)
-                if kind is not None and (plan := self._best(db, kind, prompt, can_cut=can_cut)):
+                trees = index_points.trees(db, kind, readable_by(conversation_id))
+                if plan := self._best(db, trees, prompt, can_cut=can_cut):
                     return plan
                 return Miss(_why_nothing(db, conversation_id, fingerprint, kind, prompt))
         except IndexLost:
@@ -104,11 +106,13 @@ class Restoring:
         """Take a save point out of use, because the engine refused it or its restore proved hollow."""
         self._parts.lose(save_point.id, reason, tell=False)
 
-    def _best(self, db: sqlite3.Connection, kind: int, prompt: Tokens, *, can_cut: bool) -> RestorePlan | None:
+    def _best(
+        self, db: sqlite3.Connection, trees: Sequence[int], prompt: Tokens, *, can_cut: bool
+    ) -> RestorePlan | None:
         """The plan that leaves the least to prefill. What is not worth it by its own length is not even loaded."""
         look = token_tree.places if can_cut else token_tree.whole_places
         barren: set[int] = set()
-        for place in islice(look(db, kind, prompt), MOST_PLACES):
+        for place in islice(look(db, trees, prompt), MOST_PLACES):
             if worth_restoring(place.shared, place.n_tokens, len(prompt)):
                 point = self._point_at(db, place, len(prompt), barren, can_cut=can_cut)
                 if point and point.tokens[: place.shared] != prompt[: place.shared]:
@@ -242,9 +246,9 @@ class Restoring:
 def _older(db: sqlite3.Connection, point: SavePoint) -> list[Earlier]:
     """The absorbed save points that share most leading tokens with this one, and may hold its older window rows."""
     kind = index_points.fingerprint_id(db, point.fingerprint)
-    assert kind is not None
+    trees = index_points.trees(db, kind, readable_within(point.audience))
     older: list[Earlier] = []
-    for place in token_tree.places(db, kind, point.tokens):
+    for place in token_tree.places(db, trees, point.tokens):
         for one in token_tree.at(db, place.node_id, token_tree.NOBODY):
             if len(older) == MOST_OLDER:
                 return older
@@ -284,7 +288,8 @@ def _why_nothing(
         return note
     others = index_points.fingerprints_of(db, conversation_id)
     if fingerprint in others and kind is not None:
-        nearest = next(token_tree.places(db, kind, prompt), None)
+        trees = index_points.trees(db, kind, readable_by(conversation_id))
+        nearest = next(token_tree.places(db, trees, prompt), None)
         shared = nearest.shared if nearest else 0
         if shared >= WORTH_RESTORING:
             return GOES_ON_OTHERWISE if program else CANNOT_GO_BACK

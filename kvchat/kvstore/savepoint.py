@@ -69,6 +69,7 @@ class SavePoint:
     created_at: datetime
     last_used_at: datetime
     prefill_ms: float = 0.0  # estimate: how long reading these tokens takes on this machine
+    audience: str = ""  # who may reuse it, see kvchat.kvstore.audience
 
     @property
     def n_tokens(self) -> int:

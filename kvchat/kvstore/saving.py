@@ -10,6 +10,7 @@ from enum import Enum, auto
 from pathlib import Path
 
 from kvchat.kvstore.admission import check_room, check_saved, not_written
+from kvchat.kvstore.audience import audience_of, readable_within
 from kvchat.kvstore.blocks.absorb import Absorbed, take_apart
 from kvchat.kvstore.blocks.block_files import Changed
 from kvchat.kvstore.index import points as index_points
@@ -67,9 +68,9 @@ class Saving:
         with in_words(saving=True), parts.index.read() as db:
             if conversation_id is not None and index_points.never_save(db, conversation_id):
                 raise StoreRefused(_("Not saved: you chose never to save this chat."))
-        staged = self._unabsorbed()
+        staged, audience = self._unabsorbed(), audience_of(conversation_id or "")
         in_memory = place is not None and parts.staging.expect(place, size, staged)
-        to_write = self._new(size, state) + (0 if in_memory else size)  # as blocks, and as the engine saves it
+        to_write = self._new(size, state, audience) + (0 if in_memory else size)  # as blocks, and as the engine saves
         if parts.free_bytes() - to_write < bounds.free_floor:
             parts.staging.trim(staged, disk_too=True)
         try:
@@ -90,6 +91,7 @@ class Saving:
         older_window_rows: int = 0,
         message_id: str | None = None,
         grown: Grown | None = None,
+        audience: str | None = None,
     ) -> SavePoint:
         """Make a file the engine has just saved a save point: quick, and for now in the warm tier alone.
 
@@ -97,6 +99,7 @@ class Saving:
         `older_window_rows` is what `stage` will be asked for: such a file is made ahead, when this one is absorbed.
         `message_id` names the last message that the tokens hold: the save point goes with that.
         `grown`: the slot is known to have grown from a save point; what is unchanged need not be read again.
+        `audience`: who may reuse it, unless that is what the conversation's own states have.
         The file is moved or deleted, whatever happens. Raises StoreRefused when it is empty, not whole, holds other
         tokens than `expected`, does not fit the bounds, or the conversation is never to be saved.
         """
@@ -104,7 +107,10 @@ class Saving:
         try:
             size = check_saved(slot_file, expected, expected_size)
             check_room(size, 0, parts.free_bytes(), parts.bounds.of(conversation_id), parts.bounds.free_floor)
-            new = NewPoint(conversation_id, message_id, fingerprint, expected, size, prefill_ms, parts.clock())
+            audience = audience_of(conversation_id) if audience is None else audience
+            new = NewPoint(
+                conversation_id, message_id, fingerprint, expected, size, prefill_ms, parts.clock(), audience
+            )
             waiting = parts.staging.take_in(slot_file)  # not while others wait for the index: it may be a copy
             with in_words(saving=True), parts.index.write() as db:
                 if index_points.never_save(db, conversation_id):
@@ -227,13 +233,13 @@ class Saving:
         parts.blocks.settle(on_disk)
         return _Outcome.DONE
 
-    def _new(self, size: int, state: State | None) -> int:
+    def _new(self, size: int, state: State | None, audience: str) -> int:
         """Of a slot file of that size that is to hold `state`, about how many bytes are not kept yet."""
         if state is None:
             return size
         fingerprint, tokens = state
         with in_words(saving=True), self._parts.index.read() as db:
-            before = _known(db, fingerprint, tokens)
+            before = _known(db, fingerprint, tokens, audience)
         return size * (len(tokens) - before.shared) // len(tokens) if before else size
 
     def _check_disk(self, point: SavePoint, shared: int) -> None:
@@ -262,14 +268,14 @@ def _before(db: sqlite3.Connection, point: SavePoint, grown: Grown | None) -> Ea
         if origin is not None and recipe is not None:
             shared = common_prefix(origin.tokens, point.tokens)
             return Earlier(recipe, shared, min(shared, grown.unchanged))
-    return _known(db, point.fingerprint, point.tokens)
+    return _known(db, point.fingerprint, point.tokens, point.audience)
 
 
-def _known(db: sqlite3.Connection, fingerprint: Fingerprint, tokens: Tokens) -> Earlier | None:
-    """The absorbed save point that shares most leading tokens with these; None without."""
-    kind = index_points.fingerprint_id(db, fingerprint)
+def _known(db: sqlite3.Connection, fingerprint: Fingerprint, tokens: Tokens, audience: str) -> Earlier | None:
+    """The absorbed save point of that audience which shares most leading tokens with these; None without."""
+    trees = index_points.trees(db, index_points.fingerprint_id(db, fingerprint), readable_within(audience))
     barren: set[int] = set()
-    for place in token_tree.places(db, kind, tokens) if kind is not None else ():
+    for place in token_tree.places(db, trees, tokens):
         found = token_tree.below(db, place.node_id, token_tree.NOBODY, barren)
         recipe = _recipe(db, found) if found is not None else None
         if recipe is not None:

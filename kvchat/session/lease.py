@@ -8,11 +8,13 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from kvchat.engine.speaking.errors import EngineGone, EngineRefused
 from kvchat.engine.speaking.wire import ChatMessage, PromptProgress, SlotSave, Timings
+from kvchat.kvstore.audience import NOBODY, audience_of, is_imported
 from kvchat.kvstore.files import disk
 from kvchat.kvstore.savepoint import (
     Cancelled,
@@ -52,6 +54,7 @@ class Lease:
         self.slots, self.slot, self.engine, self.owner = slots, slot, engine.on_slot(slot.number), owner
         self._store, self._tell = slots.store, tell
         slot.of_process(engine.generation)
+        slot.audience = audience_of(owner) if slot.audience is None else slot.audience
 
     @property
     def keeps(self) -> bool:
@@ -67,11 +70,14 @@ class Lease:
         cost, slot = self.slots.restore_cost, self.slot
         cost.use_model(self.engine.fingerprint.model)
         await self.slots.context.room(slot, self.engine, min(len(prompt) + reserve, self.engine.context_size))
-        ready = await plan(self.slots, self.engine, self.owner, slot.known(self.engine), prompt, cost.worth_trying)
+        held = slot.readable(self.engine, self.owner)
+        ready = await plan(self.slots, self.engine, self.owner, held, prompt, cost.worth_trying)
         if ready.restore is None:
+            await self.take_over()
             return ready.as_it_is
         outcome = await self.restore(ready.restore)
         if isinstance(outcome, Miss):
+            await self.take_over()
             self._tell(RestoreFailed(outcome.reason))
             return Loaded(0, None, miss_reason=outcome.reason)
         cost.learn_restore(outcome.bytes, outcome.ms)
@@ -80,19 +86,52 @@ class Lease:
         self._tell(Restored(outcome.bytes, outcome.n_tokens, outcome.ms))
         return Loaded(ready.had, outcome, miss_reason=None)
 
+    async def take_over(self) -> None:
+        """Erase the slot unless its rows may serve this owner: the engine would go on from whatever begins alike."""
+        slot = self.slot
+        if not slot.is_readable_by(self.owner) or (is_imported(slot.audience) and not slot.known(self.engine)):
+            slot.forget()
+            await self._erase(self.engine)
+            slot.emptied()
+            slot.audience = NOBODY
+        if not is_imported(slot.audience):
+            slot.audience = audience_of(self.owner)
+
+    async def erase_all(self) -> None:
+        """Erase every slot, for requests that use those they like; nobody goes on from what they leave."""
+        for slot in self.slots.all:
+            slot.forget()
+            slot.audience = NOBODY
+            await self._erase(self.engine.on_slot(slot.number))
+
+    async def keep_to_its_slot(self, prompt: Tokens) -> None:
+        """Erase idle slots that an engine might use instead for a prompt which cannot be pinned to this one.
+
+        The engine takes the slot that shares most leading tokens with it; this one has all of them but the last. Of an
+        empty `prompt`, whose tokens are not known, it may take any.
+        """
+        for other in self.slots.all:
+            held = other.contents
+            rival = held is None or common_prefix(held.tokens, prompt) >= len(prompt) - 1
+            if other is not self.slot and not other.claim and rival and not other.is_readable_by(self.owner):
+                other.forget()
+                await self._erase(self.engine.on_slot(other.number))
+                other.audience = self.slot.audience
+
     async def wait_for_others(self, prompt: Tokens) -> None:
         """Once other slots' answers are saved, where that leaves less of the prompt to read than all that is kept yet.
 
         Not longer than half of what reading it would take.
         """
-        slots, had = self.slots, unchanged(self.engine, self.slot.known(self.engine), prompt).expected_cached
-        if not self.keeps or slots.saved_soon(prompt) - had < LEAST_GAIN:
+        slots, held = self.slots, self.slot.readable(self.engine, self.owner)
+        had, soon = unchanged(self.engine, held, prompt).expected_cached, partial(slots.saved_soon, self.owner, prompt)
+        if not self.keeps or soon() - had < LEAST_GAIN:
             return
         best = await found(slots, self.engine, self.owner, prompt)
         had = max(had, 0 if isinstance(best, Miss) else best.tokens_used)
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(slots.restore_cost.prefill_ms(slots.saved_soon(prompt) - had) / 2000):
-                while slots.saved_soon(prompt) - had >= LEAST_GAIN:
+            async with asyncio.timeout(slots.restore_cost.prefill_ms(soon() - had) / 2000):
+                while soon() - had >= LEAST_GAIN:
                     await slots.moved()
 
     async def load_boundary(self, boundary: Tokens) -> Loaded:
@@ -174,6 +213,7 @@ class Lease:
             if staged.n_tokens > self.slot.claim:
                 await self.slots.context.room(self.slot, self.engine, staged.n_tokens)
             self.slot.forget()
+            self.slot.audience = NOBODY
             try:
                 answer = await engine.restore_slot(staged.path.name)
             except EngineRefused as refusal:
@@ -192,6 +232,7 @@ class Lease:
             return Miss(reason)
         finished = time.perf_counter()
         self._note_save_point(point, staged.n_tokens)
+        self.slot.audience = point.audience if is_imported(point.audience) else audience_of(self.owner)
         return RestoreRecord(point, staged.n_tokens, staged.tier, answer.n_read, 1000 * (finished - started), finished)
 
     async def set_aside(self, point: SavePoint, reason: str) -> None:
@@ -202,6 +243,14 @@ class Lease:
                 await asyncio.to_thread(self._store.set_aside, point, reason)
 
         await self.slots.soon(set_aside())
+
+    @staticmethod
+    async def _erase(ready: ReadyEngine) -> None:
+        """Erase the slot that the engine speaks to. Raises EngineGone."""
+        try:
+            await ready.engine.erase_slot()
+        except EngineRefused:  # a server without slot files: one token takes the place of all
+            await ready.engine.prefill((0,))
 
     async def save(self, boundary: Tokens, *, label: str | None = None, tell: bool = True) -> SavePoint | None:
         """Save the settled slot and hand the file to the store; None, and an event that says why, if it was not kept.
@@ -216,9 +265,19 @@ class Lease:
         if written is None:
             return None
         grown = Grown(self.slot.save_point, rows.kept) if rows.kept else None
-        owner, prefill_ms = self.owner, self.slots.restore_cost.prefill_ms(len(boundary))
+        audience, prefill_ms = self.slot.audience, self.slots.restore_cost.prefill_ms(len(boundary))
         taking = asyncio.to_thread(
-            store.take, path, owner, engine.fingerprint, boundary, written, prefill_ms, engine.older_rows, label, grown
+            store.take,
+            path,
+            self.owner,
+            engine.fingerprint,
+            boundary,
+            written,
+            prefill_ms,
+            engine.older_rows,
+            label,
+            grown,
+            audience,
         )
 
         async def take() -> SavePoint | None:

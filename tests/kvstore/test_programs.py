@@ -74,8 +74,8 @@ def test_of_a_program_s_threads_the_ends_and_what_they_begin_with_are_kept(tmp_p
     bench.store.prune(bench.store.plan_prune(target))
     assert left(bench) == {AGENT: 4}
     for thread in threads:
-        assert bench.restored((*thread, 5), can_cut=False) == HYBRID.slot_file(thread)
-    assert bench.restored((*shared, 7), can_cut=False) == HYBRID.slot_file(shared)
+        assert bench.restored((*thread, 5), can_cut=False, conversation=AGENT) == HYBRID.slot_file(thread)
+    assert bench.restored((*shared, 7), can_cut=False, conversation=AGENT) == HYBRID.slot_file(shared)
 
 
 def test_what_a_chat_keeps_as_well_does_not_count(tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ def test_what_a_program_did_not_use_for_two_weeks_goes(bench: Bench) -> None:
     for name, start in (("chat", 1), (AGENT, 1000), (EDITOR, 2000)):
         bench.save(name, text(300, start))
     bench.clock.now += timedelta(days=10)
-    assert bench.restored(text(310, 2000)) == FULL.slot_file(text(300, 2000))
+    assert bench.restored(text(310, 2000), conversation=EDITOR) == FULL.slot_file(text(300, 2000))
     bench.clock.now += timedelta(days=5)
     bench.save("new", text(300, 3000))
     assert left(bench) == {"chat": 1, EDITOR: 1, "new": 1}
@@ -114,13 +114,14 @@ def test_a_start_does_not_take_programs_for_strangers(tmp_path: Path) -> None:
     assert left(bench) == {AGENT: 1}
 
 
-def test_a_program_can_be_deleted_and_leaves_what_others_begin_with(bench: Bench) -> None:
+def test_a_program_can_be_deleted_and_takes_nothing_of_others_with_it(bench: Bench) -> None:
     bench.save(AGENT, text(300))
     bench.save(EDITOR, text(300) + text(200, 1000))
     bench.save(AGENT, text(300, 2000))
     bench.store.delete_conversation(AGENT)
-    assert left(bench) == {EDITOR: 2}
-    assert bench.restored((*text(300), 9), can_cut=False) == FULL.slot_file(text(300))
+    assert left(bench) == {EDITOR: 1}
+    whole = bench.restored((*text(300), *text(210, 1000)), conversation=EDITOR)
+    assert whole == FULL.slot_file(text(300) + text(200, 1000))
 
 
 @pytest.fixture

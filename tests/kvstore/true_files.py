@@ -160,6 +160,7 @@ class Bench:
         fingerprint: Fingerprint = FINGERPRINT,
         data: bytes | None = None,
         message: str | None = None,
+        audience: str | None = None,
     ) -> SavePoint:
         """Play the engine: save these tokens, and have the file taken."""
         path = self.slots / "saved.slot"
@@ -167,7 +168,15 @@ class Bench:
         self.store.check_room(len(content), conversation, path)
         size = path.write_bytes(content)
         return self.store.take(
-            path, conversation, fingerprint, tokens, size, float(len(tokens)), self.older_window_rows, message
+            path,
+            conversation,
+            fingerprint,
+            tokens,
+            size,
+            float(len(tokens)),
+            self.older_window_rows,
+            message,
+            audience=audience,
         )
 
     def save(
@@ -177,9 +186,10 @@ class Bench:
         fingerprint: Fingerprint = FINGERPRINT,
         data: bytes | None = None,
         message: str | None = None,
+        audience: str | None = None,
     ) -> SavePoint:
         """Take, and absorb."""
-        point = self.take(conversation, tokens, fingerprint, data, message)
+        point = self.take(conversation, tokens, fingerprint, data, message, audience)
         report = self.store.absorb_pending()
         assert not report.refused, report
         return point
@@ -188,9 +198,11 @@ class Bench:
         """Look for the best plan."""
         return self.store.find(FINGERPRINT, prompt, can_cut=can_cut, conversation_id=conversation)
 
-    def restored(self, prompt: Tokens, *, can_cut: bool = True, older_window_rows: int = 0) -> bytes | Miss:
+    def restored(
+        self, prompt: Tokens, *, can_cut: bool = True, older_window_rows: int = 0, conversation: str = "thesis"
+    ) -> bytes | Miss:
         """The bytes an engine would be given for a prompt."""
-        plan = self.find(prompt, can_cut=can_cut)
+        plan = self.find(prompt, can_cut=can_cut, conversation=conversation)
         if isinstance(plan, Miss):
             return plan
         staged = self.store.stage(plan, self.slots, older_window_rows=older_window_rows)

@@ -24,7 +24,8 @@ LITTLE = 4000  # bytes of a body
 MUCH = 400_000  # so many are read in another thread, and so that this one runs meanwhile
 MOST_PARTS = 100_000  # objects and lists in a body; of messages, tools and their schemas there are thousands
 MOST_TOKENS = 2**31  # the engine cuts larger ids to 32 bits
-MINE = b',"id_slot":%d,"cache_prompt":%b}'  # at the end of a body: of two equal names the engine takes the last
+# At the end of a body: of two equal names the engine takes the last. Shifted chunks are other rows than the prompt's.
+MINE = b',"id_slot":%d,"cache_prompt":%b,"n_cache_reuse":0}'
 
 
 class Form(Enum):

@@ -164,6 +164,8 @@ class _Answers:
             asked.check()
         except NotJson as error:
             raise Refused(400, f"The body is not JSON: {error}") from error
+        if asked.body.get("lora"):  # it would leave other rows in the slot than the model's
+            raise Refused(400, "LoRA adapters cannot be chosen in a request.")
         if answering.stops:
             raise Refused(503, "The engine is being stopped.", "unavailable_error", again_s=AGAIN_S)
         passage = self._gateway.passages.begin(scope["program"], scope["path"])

@@ -20,7 +20,8 @@ _LATEST = 1 << 34  # seconds since 1970
 _SANE = {
     "nodes": f"parent_id BETWEEN 0 AND id - 1 AND typeof(name) = 'blob' AND typeof(packed) = 'blob'"
     f" AND length(packed) BETWEEN {TOKEN_BYTES} AND {SEGMENT * TOKEN_BYTES} AND length(packed) % {TOKEN_BYTES} = 0"
-    f" AND n_tokens BETWEEN 1 AND {1 << 31}",
+    f" AND n_tokens BETWEEN 1 AND {1 << 31} AND EXISTS (SELECT 1 FROM trees WHERE id = tree_id)",
+    "trees": "typeof(audience) = 'text' AND EXISTS (SELECT 1 FROM fingerprints WHERE id = fingerprint_id)",
     "conversations": f"typeof(name) = 'text' AND pinned IN (0, 1) AND never_save IN (0, 1)"
     f" AND saved_ms BETWEEN 0 AND {_MOST} AND typeof(held_bytes) = 'integer' AND typeof(exclusive_bytes) = 'integer'"
     f" AND abs(held_bytes) < {_MOST} AND abs(exclusive_bytes) < {_MOST}",
@@ -46,7 +47,13 @@ _SANE = {
     f" AND abs(disk_bytes) < {_MOST} AND abs(logical_bytes) < 4096 * {_MOST} AND abs(written) < 4096 * {_MOST}",
     "marks": "typeof(value) = 'text'",
 }
-_WORDS = (("conversations", "name"), ("losses", "reason"), ("losses", "conversation"), ("save_points", "owner"))
+_WORDS = (
+    ("conversations", "name"),
+    ("trees", "audience"),
+    ("losses", "reason"),
+    ("losses", "conversation"),
+    ("save_points", "owner"),
+)
 
 
 class CorruptIndex(ValueError):

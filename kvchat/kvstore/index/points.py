@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime
 
+from kvchat.kvstore.audience import CHATS
 from kvchat.kvstore.index import recipes as index_recipes
 from kvchat.kvstore.index import token_tree
 from kvchat.kvstore.index.check import CorruptIndex, fingerprint_of, moment
@@ -27,12 +28,19 @@ class NewPoint:
     size: int  # bytes of the slot file
     prefill_ms: float
     created_at: datetime
+    audience: str = CHATS  # who may reuse it
 
 
 def fingerprint_id(db: sqlite3.Connection, fingerprint: Fingerprint) -> int | None:
     """The number of a fingerprint, None if nothing was ever saved under it."""
     row = db.execute("SELECT id FROM fingerprints WHERE facts = ?", (_facts(fingerprint),)).fetchone()
     return int(row[0]) if row else None
+
+
+def trees(db: sqlite3.Connection, kind: int | None, audiences: Sequence[str]) -> list[int]:
+    """The token trees of these audiences under a fingerprint's number, as far as there are any."""
+    query = "SELECT id FROM trees WHERE fingerprint_id = ? AND audience IN (SELECT value FROM json_each(?))"
+    return [int(row[0]) for row in db.execute(query, (kind, json.dumps(list(audiences))))]
 
 
 def conversation_key(db: sqlite3.Connection, conversation_id: str) -> int:
@@ -54,7 +62,9 @@ def add_staged(db: sqlite3.Connection, new: NewPoint, owner: str) -> SavePoint:
     kind = fingerprint_id(db, new.fingerprint)
     assert kind is not None
     conversation = conversation_key(db, new.conversation_id)
-    node_id = token_tree.add_tokens(db, kind, new.tokens)
+    db.execute("INSERT OR IGNORE INTO trees (fingerprint_id, audience) VALUES (?, ?)", (kind, new.audience))
+    (tree_id,) = trees(db, kind, [new.audience])
+    node_id = token_tree.add_tokens(db, tree_id, new.tokens)
     now = new.created_at.timestamp()
     point_id = db.execute(
         "INSERT INTO save_points (conversation_id, message_id, fingerprint_id, node_id, n_tokens, owner, file_size,"
@@ -71,25 +81,28 @@ def add_staged(db: sqlite3.Connection, new: NewPoint, owner: str) -> SavePoint:
         new.created_at,
         new.created_at,
         new.prefill_ms,
+        new.audience,
     )
 
 
 def load(db: sqlite3.Connection, point_id: int) -> SavePoint | None:
     """A save point by its number, None when it is gone."""
     row = db.execute(
-        "SELECT conversations.name, facts, node_id, file_size, created_at, last_used_at, prefill_ms FROM save_points"
-        " JOIN conversations ON conversations.id = conversation_id JOIN fingerprints ON fingerprints.id ="
-        " fingerprint_id WHERE save_points.id = ?",
+        "SELECT conversations.name, facts, node_id, file_size, created_at, last_used_at, prefill_ms, audience"
+        " FROM save_points JOIN conversations ON conversations.id = conversation_id"
+        " JOIN fingerprints ON fingerprints.id = save_points.fingerprint_id LEFT JOIN nodes ON nodes.id = node_id"
+        " LEFT JOIN trees ON trees.id = tree_id WHERE save_points.id = ?",
         (point_id,),
     ).fetchone()
     if row is None:
         return None
-    name, facts, node_id, size, created_at, used_at, prefill_ms = row
+    name, facts, node_id, size, created_at, used_at, prefill_ms, audience = row
     tokens = token_tree.tokens_of(db, node_id)
     fingerprint = fingerprint_of(facts)
     if size <= 0 or prefill_ms < 0:
         raise CorruptIndex
-    return SavePoint(str(point_id), name, fingerprint, tokens, size, moment(created_at), moment(used_at), prefill_ms)
+    created, used = moment(created_at), moment(used_at)
+    return SavePoint(str(point_id), name, fingerprint, tokens, size, created, used, prefill_ms, audience)
 
 
 def count_use(db: sqlite3.Connection, point_id: int, now: datetime) -> None:
@@ -114,13 +127,13 @@ def hand_over(db: sqlite3.Connection, doomed: Sequence[int]) -> list[int]:
     """
     ids = json.dumps(list(doomed))
     query = (
-        "SELECT id, fingerprint_id, node_id FROM save_points"
-        " WHERE id IN (SELECT value FROM json_each(?)) ORDER BY n_tokens DESC"
+        "SELECT s.id, tree_id, node_id FROM save_points s JOIN nodes n ON n.id = node_id"
+        " WHERE s.id IN (SELECT value FROM json_each(?)) ORDER BY s.n_tokens DESC"
     )
     barren: set[int] = set()  # the longest first: of a chat's line, no place is then looked at twice
     left = []
-    for point_id, kind, node_id in db.execute(query, (ids,)).fetchall():
-        heir = _heir(db, frozenset(doomed), barren, kind, node_id)
+    for point_id, tree_id, node_id in db.execute(query, (ids,)).fetchall():
+        heir = _heir(db, frozenset(doomed), barren, tree_id, node_id)
         if heir is None:
             left.append(point_id)
         else:
@@ -128,7 +141,7 @@ def hand_over(db: sqlite3.Connection, doomed: Sequence[int]) -> list[int]:
     return left
 
 
-def _heir(db: sqlite3.Connection, doomed: frozenset[int], barren: set[int], kind: int, node_id: int) -> int | None:
+def _heir(db: sqlite3.Connection, doomed: frozenset[int], barren: set[int], tree_id: int, node_id: int) -> int | None:
     """A save point beyond this place that stays; None without, and where one stays at this very place."""
 
     def heir_at(node_id: int, which: str = "NOT never_save") -> int | None:
@@ -138,7 +151,7 @@ def _heir(db: sqlite3.Connection, doomed: frozenset[int], barren: set[int], kind
     if heir_at(node_id, "true") is not None:
         return None
     tokens = token_tree.tokens_of(db, node_id)
-    for place in token_tree.places(db, kind, tokens):
+    for place in token_tree.places(db, [tree_id], tokens):
         if place.shared < len(tokens):
             return None
         heir = token_tree.first_below(db, place.node_id, heir_at, barren)

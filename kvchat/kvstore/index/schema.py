@@ -269,4 +269,44 @@ MIGRATIONS: tuple[Step, ...] = (
     """
     CREATE INDEX save_points_by_use ON save_points (last_used_at)
     """,
+    # 9: a token tree for each audience (see kvchat.kvstore.audience): what others may not reuse is not found
+    """
+    CREATE TABLE trees (
+        id INTEGER PRIMARY KEY,
+        fingerprint_id INTEGER NOT NULL REFERENCES fingerprints (id),
+        audience TEXT NOT NULL,
+        UNIQUE (fingerprint_id, audience)
+    );
+    CREATE TEMP TABLE placed AS SELECT s.id AS point_id, node_id, fingerprint_id, CASE
+        WHEN name GLOB 'program/*' THEN name WHEN name GLOB 'prepared:*' THEN 'shared' ELSE 'chats' END AS audience
+        FROM save_points s JOIN conversations c ON c.id = conversation_id;
+    INSERT INTO trees (fingerprint_id, audience) SELECT DISTINCT fingerprint_id, audience FROM temp.placed;
+    CREATE TEMP TABLE wanted AS
+        WITH RECURSIVE up (tree_id, node_id) AS (
+            SELECT t.id, node_id FROM temp.placed JOIN trees t USING (fingerprint_id, audience)
+            UNION SELECT tree_id, parent_id FROM up JOIN nodes ON id = node_id WHERE parent_id <> 0
+        )
+        SELECT tree_id, node_id, row_number() OVER (ORDER BY node_id, tree_id) AS new_id FROM up;
+    CREATE INDEX temp.wanted_nodes ON wanted (node_id, tree_id);
+    CREATE TEMP TABLE segments AS SELECT new_id, w.tree_id, parent_id, name, n_tokens, packed
+        FROM temp.wanted w JOIN nodes n ON n.id = w.node_id;
+    UPDATE save_points SET node_id = new_id FROM temp.placed p JOIN trees t USING (fingerprint_id, audience)
+        JOIN temp.wanted w ON w.node_id = p.node_id AND w.tree_id = t.id WHERE p.point_id = save_points.id;
+    DROP TABLE nodes;
+    CREATE TABLE nodes (
+        id INTEGER PRIMARY KEY,
+        tree_id INTEGER NOT NULL REFERENCES trees (id),
+        parent_id INTEGER NOT NULL,  -- 0 for the first segment
+        name BLOB NOT NULL,
+        n_tokens INTEGER NOT NULL,  -- up to the end of the segment
+        packed BLOB NOT NULL,
+        UNIQUE (tree_id, name)
+    );
+    INSERT INTO nodes SELECT s.new_id, s.tree_id, coalesce(w.new_id, 0), name, n_tokens, packed FROM temp.segments s
+        LEFT JOIN temp.wanted w ON w.node_id = parent_id AND w.tree_id = s.tree_id;
+    CREATE INDEX nodes_of_parent ON nodes (parent_id, tree_id, packed);
+    DROP TABLE temp.placed;
+    DROP TABLE temp.wanted;
+    DROP TABLE temp.segments
+    """,
 )

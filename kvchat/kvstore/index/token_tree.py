@@ -1,6 +1,7 @@
 """The token tree in the index: finds which save points begin as a prompt does, without reading every token list.
 
-A node is a segment of up to 256 tokens, named by the hash of all tokens up to its end.
+A node is a segment of up to 256 tokens, named by the hash of all tokens up to its end. Each fingerprint has a tree for
+each audience.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import sqlite3
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from heapq import merge
 from itertools import groupby
 
 import numpy as np
@@ -24,9 +26,9 @@ _ROOT = 0
 _HASH_BYTES = 16  # names are compared with the real token ids before they are believed
 _NAMES_EACH = 500  # SQLite's limit on parameters is 999 in old versions
 _MOST_AT = 20  # save points of the very same tokens
-_CHILDREN = "SELECT id, packed FROM nodes WHERE parent_id = ? AND fingerprint_id = ?"
+_CHILDREN = "SELECT id, packed FROM nodes WHERE parent_id = ? AND tree_id = ?"
 
-_Parent = tuple[int, int]  # node and fingerprint
+_Parent = tuple[int, int]  # node and tree
 _Child = tuple[int, int, int]  # node, tokens shared, tokens
 _After = Callable[[sqlite3.Connection, _Parent, bytes], Iterator[_Child]]
 
@@ -61,17 +63,17 @@ def _chain(packed: bytes) -> tuple[_Segment, ...]:
     return tuple(segments)
 
 
-def add_tokens(db: sqlite3.Connection, fingerprint_id: int, tokens: Sequence[int]) -> int:
+def add_tokens(db: sqlite3.Connection, tree_id: int, tokens: Sequence[int]) -> int:
     """Put a token list into the tree; returns its node. The list must not be empty."""
     segments = _chain(pack_tokens(tokens))
-    known = {name: node_id for node_id, name in _known(db, fingerprint_id, segments)}
+    known = {name: node_id for node_id, name in _known(db, tree_id, segments)}
     node_id = _ROOT
     for segment in segments:
         parent_id, found = node_id, known.get(segment.name)
         if found is None:
             found = db.execute(
-                "INSERT INTO nodes (fingerprint_id, parent_id, name, n_tokens, packed) VALUES (?, ?, ?, ?, ?)",
-                (fingerprint_id, parent_id, segment.name, segment.end, segment.packed),
+                "INSERT INTO nodes (tree_id, parent_id, name, n_tokens, packed) VALUES (?, ?, ?, ?, ?)",
+                (tree_id, parent_id, segment.name, segment.end, segment.packed),
             ).lastrowid
         assert found is not None
         node_id = found
@@ -113,22 +115,27 @@ def drop_unused(db: sqlite3.Connection, node_id: int) -> None:
         node_id = row[0]
 
 
-def places(db: sqlite3.Connection, fingerprint_id: int, prompt: Sequence[int]) -> Iterator[Place]:
+def places(db: sqlite3.Connection, trees: Sequence[int], prompt: Sequence[int]) -> Iterator[Place]:
     """The nodes that share leading tokens with the prompt, those that share most first; found as they are asked for."""
-    return _places(db, fingerprint_id, pack_tokens(prompt), _beside)
+    return _in_all(db, trees, prompt, _beside)
 
 
-def whole_places(db: sqlite3.Connection, fingerprint_id: int, prompt: Sequence[int]) -> Iterator[Place]:
+def whole_places(db: sqlite3.Connection, trees: Sequence[int], prompt: Sequence[int]) -> Iterator[Place]:
     """The nodes all of whose tokens begin the prompt, the longest first; found as they are asked for."""
-    return _places(db, fingerprint_id, pack_tokens(prompt), _that_begin)
+    return _in_all(db, trees, prompt, _that_begin)
 
 
-def _places(db: sqlite3.Connection, fingerprint_id: int, packed: bytes, after: _After) -> Iterator[Place]:
-    path = _path(db, fingerprint_id, packed)
+def _in_all(db: sqlite3.Connection, trees: Sequence[int], prompt: Sequence[int], after: _After) -> Iterator[Place]:
+    packed = pack_tokens(prompt)
+    return merge(*(_places(db, tree, packed, after) for tree in trees), key=lambda place: -place.shared)
+
+
+def _places(db: sqlite3.Connection, tree_id: int, packed: bytes, after: _After) -> Iterator[Place]:
+    path = _path(db, tree_id, packed)
     on_path = {node_id for node_id, _ in path}
     for parent_id, end in reversed(path):
         rest = packed[end * TOKEN_BYTES : (end + SEGMENT) * TOKEN_BYTES]
-        for node_id, shared, length in after(db, (parent_id, fingerprint_id), rest):
+        for node_id, shared, length in after(db, (parent_id, tree_id), rest):
             if node_id not in on_path:
                 yield Place(node_id, end + shared, shared == length, end + length)
         if parent_id != _ROOT:
@@ -177,7 +184,7 @@ def ways_on(db: sqlite3.Connection, nodes: Sequence[int]) -> dict[int, int]:
     if not nodes:
         return {}
     query = (
-        "SELECT parent_id, fingerprint_id, packed, id FROM nodes WHERE parent_id IN (SELECT value FROM json_each(?1))"
+        "SELECT parent_id, tree_id, packed, id FROM nodes WHERE parent_id IN (SELECT value FROM json_each(?1))"
         " OR parent_id IN (SELECT parent_id FROM nodes WHERE id IN (SELECT value FROM json_each(?1))) ORDER BY 1, 2, 3"
     )
     ways = Counter[int]()
@@ -202,10 +209,10 @@ def at(db: sqlite3.Connection, node_id: int, owner: str) -> list[int]:
     return [int(row[0]) for row in db.execute(query, (node_id, owner, _MOST_AT))]
 
 
-def _path(db: sqlite3.Connection, fingerprint_id: int, packed: bytes) -> list[tuple[int, int]]:
+def _path(db: sqlite3.Connection, tree_id: int, packed: bytes) -> list[tuple[int, int]]:
     """The nodes of whole segments down the prompt, from the root: id and token position of each."""
     segments = [segment for segment in _chain(packed) if len(segment.packed) == SEGMENT * TOKEN_BYTES]
-    known = {name: node_id for node_id, name in _known(db, fingerprint_id, segments)}
+    known = {name: node_id for node_id, name in _known(db, tree_id, segments)}
     path = [(_ROOT, 0)]
     for segment in segments:
         if segment.name not in known:
@@ -214,14 +221,12 @@ def _path(db: sqlite3.Connection, fingerprint_id: int, packed: bytes) -> list[tu
     return path
 
 
-def _known(db: sqlite3.Connection, fingerprint_id: int, segments: Sequence[_Segment]) -> Iterator[tuple[int, bytes]]:
+def _known(db: sqlite3.Connection, tree_id: int, segments: Sequence[_Segment]) -> Iterator[tuple[int, bytes]]:
     """The nodes of these segments that the tree has."""
     for start in range(0, len(segments), _NAMES_EACH):
         names = [segment.name for segment in segments[start : start + _NAMES_EACH]]
         wanted = ",".join("?" * len(names))
-        yield from db.execute(
-            f"SELECT id, name FROM nodes WHERE fingerprint_id = ? AND name IN ({wanted})", (fingerprint_id, *names)
-        )
+        yield from db.execute(f"SELECT id, name FROM nodes WHERE tree_id = ? AND name IN ({wanted})", (tree_id, *names))
 
 
 def _beside(db: sqlite3.Connection, parent: _Parent, rest: bytes) -> Iterator[_Child]:

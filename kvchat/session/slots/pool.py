@@ -54,7 +54,7 @@ class Slots:
     def best(self, owner: str, prompt: Tokens, engine: ReadyEngine) -> tuple[SlotContents | None, int]:
         """What is in the slot that `needed` would give for this prompt, and how many of its tokens that serves."""
         slot = self.of(owner) or self._choose(owner, prompt, self.all, ())
-        contents = slot.known(engine) if slot else None
+        contents = slot.readable(engine, owner) if slot else None
         return contents, contents.serves(prompt, engine.can_cut) if contents else 0
 
     def fit(self, engine: ReadyEngine, slot: Slot) -> None:
@@ -114,9 +114,10 @@ class Slots:
         lost_ms = self.restore_cost.prefill_ms(len(slot.contents.tokens)) if slot.contents else 0.0
         return self._scheduler.settling(slot, end, hurry or end, lost_ms / 1000)
 
-    def saved_soon(self, prompt: Tokens) -> int:
-        """How many tokens of a prompt that serves which is being settled and saved."""
-        contents = [slot.contents for slot in self._scheduler.settled() if slot.contents]
+    def saved_soon(self, owner: str, prompt: Tokens) -> int:
+        """How many tokens of the owner's prompt that serves which is being settled and saved."""
+        settled = [slot for slot in self._scheduler.settled() if slot.is_readable_by(owner)]
+        contents = [slot.contents for slot in settled if slot.contents]
         return max((one.serves(prompt, self._can_cut) for one in contents), default=0)
 
     async def moved(self) -> None:
@@ -205,7 +206,8 @@ class Slots:
         """Of the slots that are free, or will be soon."""
         if not prompt and (own := self.of(owner)) in (*free, *soon):
             return own
-        served = {slot: self._served(slot, prompt) for slot in (*free, *soon)} if prompt else {}
+        readable = [slot for slot in (*free, *soon) if slot.is_readable_by(owner)] if prompt else ()
+        served = {slot: self._served(slot, prompt) for slot in readable}
         extended = [slot for slot in served if slot.contents and served[slot] == len(slot.contents.tokens)]
         if extended:
             return max(extended, key=served.__getitem__)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass, replace
 
+from kvchat.kvstore.audience import readable_by
 from kvchat.kvstore.savepoint import Tokens, common_prefix
 from kvchat.session.host import ReadyEngine
 from kvchat.session.proof import NOTHING_AHEAD, ReadAhead, RestoreRecord
@@ -45,6 +46,7 @@ class Slot:
         self.at_most = 0  # tokens the engine may keep in it beyond what is known
         self.generation = 0  # of the engine process that this is about
         self.contents: SlotContents | None = None  # None: nothing is known of it
+        self.audience: str | None = None  # of the rows that the engine may have in it; None: it has none
         self.save_point = ""  # the one that was saved from it last, or restored into it
 
     def taken(self, *, window: bool) -> None:
@@ -60,7 +62,7 @@ class Slot:
     def of_process(self, generation: int) -> None:
         """It is that engine process's from now on: a new one has nothing in it."""
         if generation != self.generation:
-            self.generation, self.at_most, self.contents = generation, 0, None
+            self.generation, self.at_most, self.contents, self.audience = generation, 0, None, None
 
     def held(self, generation: int) -> int:
         """How many tokens that engine process keeps in it, at most."""
@@ -80,6 +82,15 @@ class Slot:
         if self.holds(engine.generation) is None:
             self.forget()
         return self.contents
+
+    def readable(self, engine: ReadyEngine, owner: str) -> SlotContents | None:
+        """Its contents, if this process still has them and this owner may go on from them."""
+        contents = self.known(engine)
+        return contents if contents and self.is_readable_by(owner) else None
+
+    def is_readable_by(self, owner: str) -> bool:
+        """True if this owner may reuse the rows that the engine has in it."""
+        return self.audience is None or self.audience in readable_by(owner)
 
     def proved(self) -> None:
         """What was restored into it has shown what it was worth."""

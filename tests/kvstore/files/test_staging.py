@@ -127,10 +127,10 @@ def test_what_a_program_goes_on_from_is_warm_before_it_asks(tmp_path: Path, owne
     bench.reopen()
     bench.store.keep_in_memory(10**9)
     bench.store.prepare().result()
-    plan = bench.find(text(310))
+    plan = bench.find(text(310), conversation=owner)
     assert isinstance(plan, RestorePlan)
     assert plan.tier is (Tier.WARM if program_of(owner) else Tier.DISK)
-    assert bench.restored(text(310)) == FULL.slot_file(text(300))
+    assert bench.restored(text(310), conversation=owner) == FULL.slot_file(text(300))
 
 
 def test_a_next_turn_is_not_refused_for_what_is_kept_already(tmp_path: Path) -> None:

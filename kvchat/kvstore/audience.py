@@ -1,0 +1,46 @@
+"""Audiences: who may reuse a save point's KV state.
+
+Rows serve every prompt that begins with their tokens, so whoever may reuse them learns that somebody's prompt began so,
+and answers with whatever they really are. Each save point therefore belongs to one audience, and the token tree is kept
+per audience: what must not be reused cannot be found. The same holds for what lies in an engine's slot.
+"""
+
+from __future__ import annotations
+
+from kvchat.kvstore.savepoint import PROGRAM
+
+CHATS = "chats"  # the user's own conversations, in the window and on the command line
+SHARED = "shared"  # prepared documents: for everybody
+NOBODY = "nobody"  # of a slot that several requests may have used, or that is being restored
+_IMPORTED = "imported/"  # begins the audience of memory that came with a chat from elsewhere
+_PREPARED = "prepared:"  # begins the owner of prepared documents
+
+
+def audience_of(owner: str) -> str:
+    """The audience of what is computed for this owner: a chat, a program, or prepared documents."""
+    if owner.startswith(PROGRAM):
+        return owner.partition("#")[0]  # one of a program's conversations
+    return SHARED if owner.startswith(_PREPARED) else CHATS
+
+
+def imported(conversation_id: str) -> str:
+    """The audience of memory imported with this chat: the chat alone, because nobody can see that it is genuine."""
+    return _IMPORTED + conversation_id
+
+
+def is_imported(audience: str | None) -> bool:
+    """True if the memory came from elsewhere and was not verified."""
+    return audience is not None and audience.startswith(_IMPORTED)
+
+
+def readable_by(owner: str) -> tuple[str, ...]:
+    """The audiences whose states this owner may reuse."""
+    own = audience_of(owner)
+    return (own, SHARED, imported(owner)) if own == CHATS else tuple(dict.fromkeys((own, SHARED)))
+
+
+def readable_within(audience: str) -> tuple[str, ...]:
+    """The audiences whose states may go into one of this audience."""
+    if is_imported(audience):
+        return (audience, CHATS, SHARED)
+    return tuple(dict.fromkeys((audience, SHARED)))
