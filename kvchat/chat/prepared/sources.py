@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from blake3 import blake3
-from pathspec import GitIgnoreSpec
 
 from kvchat.chat.input.documents import document_of_file, read_bytes
 from kvchat.chat.input.pictures import CannotAttach, is_picture
+from kvchat.chat.prepared.gitignore import Rules, read_rules
 from kvchat.chat.record.messages import Attachment
 from kvchat.errors import KvchatError
 from kvchat.words.language import _, listed, number, several
@@ -25,7 +25,7 @@ MOST_TEXT = 32_000_000  # characters; more than any context holds
 MOST_FILES = 20_000  # that are looked at
 _HEAD = 8192  # bytes of a file in a folder that are looked at before the rest is read
 
-_Rules = tuple[tuple[Path, GitIgnoreSpec], ...]  # the innermost folder's last
+_Rules = tuple[Rules, ...]  # the innermost folder's last
 
 
 class CannotPrepare(KvchatError):
@@ -194,11 +194,8 @@ def _in_folder(folder: Path, rules: _Rules) -> Iterator[Path]:
 
 def _is_ignored(path: Path, rules: _Rules, *, is_folder: bool) -> bool:
     """By the innermost rule that speaks of it."""
-    for base, spec in reversed(rules):
-        said = spec.check_file(path.relative_to(base).as_posix() + "/" * is_folder).include
-        if said is not None:
-            return said
-    return False
+    said = (one.ignores(path, is_folder=is_folder) for one in reversed(rules))
+    return next((ignored for ignored in said if ignored is not None), False)
 
 
 def _rules_above(folder: Path) -> _Rules:
@@ -209,8 +206,5 @@ def _rules_above(folder: Path) -> _Rules:
 
 
 def _rules_of(folder: Path) -> _Rules:
-    try:
-        lines = (folder / ".gitignore").read_text("utf-8", "replace").splitlines()
-        return ((folder, GitIgnoreSpec.from_lines(lines)),)
-    except (OSError, ValueError):
-        return ()
+    rules = read_rules(folder)
+    return (rules,) if rules else ()
