@@ -63,7 +63,10 @@ class GlobalKey(QObject):
         takers = {"xcb": x11_key.grab, "windows": windows_key.register, "cocoa": mac_key.register}
         if platform not in takers:
             raise KeyNotGiven(_("This display has no such keys."))
-        release = takers[platform](lambda: self.pressed.emit(""))
+        try:
+            release = takers[platform](lambda: self.pressed.emit(""))
+        except x11_key.NoSuchKey as error:
+            raise KeyNotGiven(_("This keyboard has no key {key}.", key=KEY)) from error
         if release is None:
             raise KeyNotGiven(_("Another program has {key}.", key=KEY))
         return release

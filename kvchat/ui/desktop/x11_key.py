@@ -13,6 +13,10 @@ _LOCKS = (0, 1 << 1, 1 << 4, 1 << 1 | 1 << 4)  # Caps Lock and Num Lock are no p
 _LETTER_K, _KEY_PRESS, _ASYNC = 0x6B, 2, 1
 
 
+class NoSuchKey(Exception):
+    """No key of this keyboard gives a Latin K."""
+
+
 class _Cookie(ctypes.Structure):
     _fields_ = (("sequence", ctypes.c_uint),)
 
@@ -22,7 +26,10 @@ class _Screens(ctypes.Structure):
 
 
 def grab(pressed: Callable[[], object]) -> Callable[[], object] | None:
-    """Call `pressed` with each press of the key; returns what gives it back, None where it is not to be had."""
+    """Call `pressed` with each press of the key; returns what gives it back, None where it is not to be had.
+
+    Raises NoSuchKey.
+    """
     with suppress(OSError):
         return _Grab(pressed).take()
     return None
@@ -49,6 +56,9 @@ class _Grab:
         self._code = codes[0] if codes else 0
         self._c.free(codes)
         symbols.xcb_key_symbols_free(known)
+        if not self._code:  # X11's AnyKey: the grab would take every key pressed with Ctrl and Alt
+            self.release()
+            raise NoSuchKey
 
     def take(self) -> Callable[[], object] | None:
         """What gives it back; None where another program has it."""

@@ -48,6 +48,31 @@ def test_x11_gives_the_key_once() -> None:
             assert held.wait(60) == 0
 
 
+NO_LATIN_K = """
+import asyncio
+from PySide6.QtCore import QObject
+from PySide6.QtGui import QGuiApplication
+from kvchat.ui.desktop.global_key import GlobalKey, KeyNotGiven
+app = QGuiApplication([])
+key = GlobalKey(None, QObject())
+try:
+    asyncio.run(key.hold(True))
+except KeyNotGiven as error:
+    print(error.detail)
+"""
+
+
+def test_without_a_latin_k_no_key_is_taken_and_it_is_said() -> None:
+    """X11 would take keycode 0 for every key there is."""
+    skip_without("xdotool", "setxkbmap")
+    with display() as name:
+        environment = os.environ | {"DISPLAY": name, "QT_QPA_PLATFORM": "xcb"}
+        subprocess.run(["setxkbmap", "ru"], env=environment, check=True, timeout=60)
+        asked = [sys.executable, "-c", NO_LATIN_K]
+        said = subprocess.run(asked, env=environment, check=True, timeout=120, capture_output=True, text=True)
+        assert said.stdout == "This keyboard has no key Ctrl+Alt+K.\n"
+
+
 async def test_wayland_s_portal_is_asked_for_it_and_no_longer_heard_once_it_is_given_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
