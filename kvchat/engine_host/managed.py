@@ -13,11 +13,12 @@ from kvchat.engine.running import failure
 from kvchat.engine.running.plan import LaunchPlan
 from kvchat.engine.running.supervisor import EngineSupervisor
 from kvchat.engine.speaking.connection import DOWN, EngineState, EngineStatus
-from kvchat.engine.speaking.errors import EngineError, EngineFailed, EngineGone
+from kvchat.engine.speaking.errors import EngineError, EngineFailed, EngineGone, FailureKind
 from kvchat.engine_host.base import BaseHost, tell_bug
 from kvchat.engine_host.choice import CannotSee, EngineChoice, NoModel, find_projector
 from kvchat.engine_host.memory import EngineMemory
 from kvchat.errors import KvchatError
+from kvchat.library.gguf.facts import ModelFileMissing
 from kvchat.session.host import ReadyEngine
 from kvchat.session.restore_support import Finding, Strategy
 from kvchat.settings import Settings
@@ -100,7 +101,10 @@ class ManagedHost(BaseHost):
                 )
             except KvchatError as error:
                 state = EngineState.STOPPED if isinstance(error, NoModel) else EngineState.FAILED
-                self._set_override(EngineStatus(state, failure.not_started(error)))
+                reason = failure.not_started(error)
+                if isinstance(error, ModelFileMissing):
+                    reason = replace(reason, kind=FailureKind.MODEL_MISSING)
+                self._set_override(EngineStatus(state, reason))
                 return
             except BaseException:
                 self._set_override(EngineStatus(EngineState.FAILED, failure.not_prepared()))

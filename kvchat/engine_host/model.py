@@ -8,13 +8,14 @@ from pathlib import Path
 
 from kvchat.chat.record.messages import Conversation
 from kvchat.engine.speaking.connection import EngineState
+from kvchat.engine.speaking.errors import FailureKind
 from kvchat.engine.speaking.wire import ENGINE_DEFAULTS, Sampling
 from kvchat.engine_host.switching import SwitchingHost
 from kvchat.errors import KvchatError
 from kvchat.library.gguf.facts import GgufFacts, read_facts
 from kvchat.library.gguf.template_options import TemplateOption, known_options
 from kvchat.library.local.files import display_name
-from kvchat.library.local.ollama import name_of_blob
+from kvchat.library.local.ollama import known_name
 from kvchat.library.model_library import ModelLibrary
 from kvchat.settings import Settings
 from kvchat.words.language import _
@@ -36,8 +37,8 @@ class AnsweringModel:
         return self.name_of(settings.model_path) if settings.model_path else None
 
     def name_of(self, model: str) -> str:
-        """The name of the model at this path, for the screen."""
-        return name_of_blob(Path(model)) or display_name(Path(model))
+        """The name of the model at this path, for the screen. Reads no file."""
+        return known_name(Path(model)) or display_name(Path(model))
 
     def name_in(self, conversation: Conversation | None) -> str | None:
         """The name of the model that answers in a conversation, None without one."""
@@ -53,8 +54,9 @@ class AnsweringModel:
     @property
     def is_missing(self) -> bool:
         """Whether the engine could not start because the model's file is gone."""
-        path, failed = self._settings().model_path, self._host.status.state is EngineState.FAILED
-        return failed and path is not None and not Path(path).exists()
+        status = self._host.status
+        gone = status.failure is not None and status.failure.kind is FailureKind.MODEL_MISSING
+        return gone and status.state is EngineState.FAILED
 
     @property
     def repository(self) -> str | None:

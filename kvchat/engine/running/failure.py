@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import signal
 from collections.abc import Sequence
+from pathlib import Path
 
 from kvchat.engine import embedded, parent_guard
 from kvchat.engine.finding.discovery import EngineNotFound
@@ -28,7 +29,7 @@ from kvchat.engine.speaking.errors import (
     said_last,
 )
 from kvchat.errors import KvchatError
-from kvchat.words.language import _, number
+from kvchat.words.language import _, number, sentences
 
 _WINDOWS_DLL_NOT_FOUND = 0xC0000135
 _WINDOWS_ILLEGAL_INSTRUCTION = 0xC000001D
@@ -84,6 +85,12 @@ def foreign_server(port: int) -> EngineFailure:
     )
 
 
+def model_missing(path: Path) -> EngineFailure:
+    """The model's file is gone since the engine was chosen."""
+    title, advice = _("The model file is missing"), _("It may have been moved: choose it again.")
+    return EngineFailure(FailureKind.MODEL_MISSING, title, str(path), advice)
+
+
 def cannot_spawn(error: OSError) -> EngineFailure:
     """Not even a process could be made."""
     return EngineFailure(
@@ -105,10 +112,8 @@ def given_up(reason: EngineFailure, deaths: int) -> EngineFailure:
     """The same reason, for an engine that is not started again."""
     if deaths < 2:
         return reason
-    return dataclasses.replace(
-        reason,
-        detail=_("{detail} It died {deaths} times, so it is left alone.", detail=reason.detail, deaths=deaths),
-    )
+    left_alone = _("It died {deaths} times, so it is left alone.", deaths=deaths)
+    return dataclasses.replace(reason, detail=sentences(reason.detail, left_alone))
 
 
 def smaller(reason: EngineFailure, plan: LaunchPlan) -> EngineFailure:

@@ -28,6 +28,7 @@ _LONGEST_POLL_S = 0.5
 # The same start would end the same way.
 _FINAL = {
     FailureKind.BAD_MODEL,
+    FailureKind.MODEL_MISSING,
     FailureKind.MISSING_LIBRARY,
     FailureKind.NOT_FOUND,
     FailureKind.INCOMPATIBLE,
@@ -200,6 +201,9 @@ class EngineSupervisor(EngineConnection):
         try:
             reason = await self._bring_up(process, client, invocation.plan.port, status)
             if reason is not None:
+                model = invocation.plan.model
+                if reason.kind is FailureKind.BAD_MODEL and not await asyncio.to_thread(model.exists):
+                    reason = failure.model_missing(model)
                 return _Death(reason, was_ready=False)
             self._client = client
             self._publish(EngineStatus(EngineState.READY, restart_attempt=status.restart_attempt))

@@ -16,6 +16,7 @@ class FailureKind(Enum):
 
     OUT_OF_MEMORY = "out of memory"
     BAD_MODEL = "bad model"
+    MODEL_MISSING = "model missing"
     PORT_TAKEN = "port taken"
     MISSING_LIBRARY = "missing library"
     NOT_FOUND = "not found"

@@ -62,6 +62,13 @@ class NotAModel(KvchatError):
     """The path does not lead to a GGUF model that can chat; says what it is instead."""
 
 
+class ModelFileMissing(NotAModel):
+    """There is no file at the model's path."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(_("The model file is missing"), str(path), _("It may have been moved: choose it again."))
+
+
 @dataclass(frozen=True)
 class Weights:
     """The sizes of a model's tensors in the file, in bytes, by where they may go."""
@@ -126,9 +133,7 @@ def _read_whole(path: Path) -> GgufHeader:
         header = read_header(path)
         size = path.stat().st_size
     except FileNotFoundError:
-        raise NotAModel(
-            _("The model file is missing"), str(path), _("It may have been moved: choose it again.")
-        ) from None
+        raise ModelFileMissing(path) from None
     except CutShort:
         raise _half_downloaded(path) from None
     except HeaderFault as fault:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -39,18 +38,27 @@ def ollama_models(folder: Path) -> Iterator[OllamaModel]:
         layers = _layers(path)
         blob = _blob(folder, layers.get(MODEL, ""))
         if blob is not None:
+            _names[blob] = _name(place)
             yield OllamaModel(_name(place), blob, _blob(folder, layers.get(PROJECTOR, "")))
 
 
-@lru_cache
+_names: dict[Path, str | None] = {}  # of the blobs that were looked up, or came by
+
+
 def name_of_blob(path: Path) -> str | None:
-    """Ollama's name for a blob, None for a file that is no blob of Ollama's. Remembered."""
-    if path.parent.name != "blobs" or not path.name.startswith("sha256"):
-        return None
-    try:
-        return next((model.name for model in ollama_models(path.parent.parent) if model.blob == path), None)
-    except OSError:
-        return None
+    """Ollama's name for a blob, None for a file that is no blob of Ollama's. Reads files once."""
+    if path not in _names and path.parent.name == "blobs" and path.name.startswith("sha256"):
+        _names[path] = None
+        try:
+            next((model for model in ollama_models(path.parent.parent) if model.blob == path), None)
+        except OSError:
+            return None
+    return _names.get(path)
+
+
+def known_name(path: Path) -> str | None:
+    """As `name_of_blob`, without reading: None as well for a blob that nobody has looked up."""
+    return _names.get(path)
 
 
 def _layers(manifest: Path) -> dict[str, str]:

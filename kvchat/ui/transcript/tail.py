@@ -5,6 +5,7 @@ from __future__ import annotations
 from PySide6.QtCore import QEvent, QSize, Qt, Signal
 from PySide6.QtWidgets import QPushButton, QWidget
 
+from kvchat.engine.speaking.errors import EngineFailed, FailureKind
 from kvchat.engine_host.choice import ModelMissing
 from kvchat.errors import KvchatError
 from kvchat.ui.base.building import STRETCH, button, column, label, row, styled
@@ -36,10 +37,16 @@ class FailureCard(Card):
         self.use_current.setText(_("Use {model}", model=model).replace("&", "&&"))
         self.use_current.setAccessibleName(_("Use {model}", model=model))
         self.use_current.setVisible(missing and model is not None)
-        for other in (self.locate, self.model):
-            other.setVisible(missing)
+        self.locate.setVisible(missing)
+        self.model.setVisible(missing or _is_of_the_model(error))
         self.retry.setVisible(not missing)
         self.setVisible(error is not None)
+
+
+def _is_of_the_model(error: KvchatError | None) -> bool:
+    """True if no engine can start with the model's file."""
+    kinds = FailureKind.BAD_MODEL, FailureKind.MODEL_MISSING
+    return isinstance(error, EngineFailed) and error.failure.kind in kinds
 
 
 class TranscriptTail(QWidget):
