@@ -134,7 +134,7 @@ class Application:
         place = bar.value() if bar.value() < bar.maximum() else None
         self._close_beside()
         await before.stop_listening()
-        self._take(MainWindow(self._look, self._runtime.paths.config))
+        self._take(MainWindow(self._look, self._runtime.paths.config, before.memory))
         window = self._window
         self._tray.show()
         window.setVisible(before.isVisible())

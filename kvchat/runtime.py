@@ -10,7 +10,7 @@ from pathlib import Path
 
 from kvchat.chat.deletion.permanent import forget_strangers
 from kvchat.chat.deletion.recently_deleted import purge_left_behind
-from kvchat.chat.events import EngineChanged, EventBus, Notice, SettingsChanged
+from kvchat.chat.events import ConversationsChanged, EngineChanged, EventBus, Notice, SettingsChanged
 from kvchat.chat.record.database import Database
 from kvchat.chat.recovery.automatic_backups import DailyBackups
 from kvchat.chat.restore_findings import Findings
@@ -27,6 +27,7 @@ from kvchat.engine_host.setup import EngineSetup
 from kvchat.kvstore.savepoint import StoreRefused
 from kvchat.kvstore.store import SavePointStore
 from kvchat.library.gguf.facts import read_facts
+from kvchat.library.local.ollama import name_of_blob
 from kvchat.library.memory.machine import on_battery
 from kvchat.library.model_library import ModelLibrary
 from kvchat.library.remote.downloads import Download, outcome_in_words
@@ -126,6 +127,7 @@ class Runtime:
         if problem := self.save_points.problem:
             self._notify(problem.title, problem.told)
         self._backups.begin()
+        self._background.begin(self._learn_names())
         self.chat.forget_left_behind()
         self.chat.external_changes.begin()
         await self._take_newest_model()
@@ -166,6 +168,7 @@ class Runtime:
     async def use_model(self, path: Path) -> None:
         """Check that it is a GGUF, remember it in the settings and run the engine with it. Raises KvchatError."""
         await asyncio.to_thread(read_facts, path)
+        await asyncio.to_thread(name_of_blob, path)
         self._chosen_model = str(path)
         await self.apply_settings(dataclasses.replace(self.settings, model_path=str(path)))
         if self.engine.status.state in DOWN:
@@ -222,6 +225,7 @@ class Runtime:
         await self._background.idle()
         await self._backups.close()
         await finishing.in_time(asyncio.to_thread(self._store.close, finishing.cancelled.is_set), SAVE_PATIENCE_S)
+        await asyncio.to_thread(self._log.close)
         await self._worker.run(self._database.close)
         self._worker.close()
 
@@ -256,6 +260,12 @@ class Runtime:
         newest = next(iter(await self.chat.conversations()), None)
         if newest is not None and newest.model and await asyncio.to_thread(Path(newest.model).exists):
             self._take_model(newest.model)
+
+    async def _learn_names(self) -> None:
+        """Look up what Ollama calls the models of the chats, which their headers show."""
+        models = {chat.model for chat in await self.chat.conversations() if chat.model}
+        if any([await asyncio.to_thread(name_of_blob, Path(model)) for model in models]):
+            self.events.publish(ConversationsChanged())
 
     def _take_model(self, model: str) -> None:
         """A conversation's model is in use now. That is no choice of the user's for the next start: not stored."""
@@ -295,5 +305,7 @@ async def open_runtime(
         with suppress(StoreRefused):  # tried again at the next start
             await worker.run(forget_strangers, store, database)
             await asyncio.to_thread(keep_within_bounds, paths, settings, store)  # what has grown too old since goes
+    if settings.model_path:
+        await asyncio.to_thread(name_of_blob, Path(settings.model_path))
     ownership = ownership or Ownership(paths.state, N_("another kvchat"), lasts=False)
     return Runtime(paths, settings, database, worker, store, ownership, key)

@@ -248,7 +248,7 @@ class ChatService:
         """Begin to forget what was deleted in a run that had no time for it, and what has been kept long enough."""
         self._background.begin(self._permanent_deletion.left_behind())
         self.recently_deleted.look_after()
-        self._locks.sweep()
+        self._background.begin(self._worker.run(self._locks.sweep))
 
     def stop(self, conversation_id: str) -> None:
         """Stop the running reply; what has come of it is kept."""
@@ -291,7 +291,7 @@ class ChatService:
 
     async def _change(self, conversation_id: str, write: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Change the tree, between replies; then begin to restore what is on the page now. Raises StillAnswering."""
-        if self.is_answering(conversation_id) or self._locks.held_elsewhere(conversation_id):
+        if self.is_answering(conversation_id) or await self._worker.run(self._locks.held_elsewhere, conversation_id):
             raise StillAnswering
         result = await self._worker.run(write, *args, **kwargs)
         self.events.publish(MessagesChanged(conversation_id))

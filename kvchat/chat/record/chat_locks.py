@@ -16,7 +16,7 @@ ANSWERING = "answering"  # the folder's name, beside the chats' file
 
 
 class ChatLocks:
-    """The chats this process answers in. For one thread."""
+    """The chats this process answers in. For one thread, not the window's: a disk may be slow."""
 
     def __init__(self, folder: Path) -> None:
         """`folder` need not exist. Where locks cannot be had there, everybody writes: the words matter more."""

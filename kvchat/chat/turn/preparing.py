@@ -168,7 +168,7 @@ class Preparing:
 
     async def _stays(self, target: _Target) -> bool:
         """Whether it is still on show after a moment, and may be read."""
-        if reason := self._why_not_read():
+        if reason := await asyncio.to_thread(self._why_not_read):  # a battery may answer late
             if reason != self._told and (target.attachments or len(target.draft) >= AT_ONCE):
                 self._told = reason
                 self._parts.events.publish(NotReadAhead(target.conversation_id, reason))

@@ -177,7 +177,8 @@ class Turns:
             if not reply.done():
                 reply.set_result(message)
 
-        alone = self._parts.locks.acquire(turn.conversation_id)
+        locks, worker = self._parts.locks, self._parts.worker
+        alone = await worker.run(locks.acquire, turn.conversation_id)
         try:
             if words is None and not alone:  # what the answer begins with is known when the other one is there
                 alone = await self._wait(turn)
@@ -199,7 +200,7 @@ class Turns:
             done(None)
             self._turns.remove(turn)
             if alone:
-                self._parts.locks.release(turn.conversation_id)
+                await worker.run(locks.release, turn.conversation_id)
 
     async def _wait(self, turn: Turn) -> bool:
         """Until no other process answers in the chat; False if the turn was stopped before."""
@@ -208,7 +209,7 @@ class Turns:
         turn.behind_another = True
         while not turn.stopped:
             await asyncio.sleep(LOOK_EVERY_S)
-            alone = parts.locks.acquire(conversation_id)
+            alone = await parts.worker.run(parts.locks.acquire, conversation_id)
             await self._stand_last(turn, answered_now=alone)
             if alone:
                 parts.events.publish(MessagesChanged(conversation_id))

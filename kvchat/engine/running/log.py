@@ -9,7 +9,9 @@ from __future__ import annotations
 import codecs
 import contextlib
 import os
+import queue
 import re
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -17,11 +19,14 @@ from enum import Enum, IntEnum
 from pathlib import Path
 from typing import BinaryIO
 
+from kvchat.system.concurrency import LAST_MOMENT_S
+
 START = "kvchat starts "  # how the note begins that an engine is started
 _LINE_END = re.compile(r"\r\n|\n|\r")
 # Not to wait for whoever would read a pipe that is in the log's place.
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_NONBLOCK", 0)
 _LONGEST_LINE = 4_000  # characters; a longer line is cut, so that a broken engine cannot fill the memory
+_MOST_UNWRITTEN = 5_000  # lines that wait for a disk; those that come after are not written
 
 
 class EngineLog:
@@ -30,9 +35,7 @@ class EngineLog:
     def __init__(self, path: Path | None = None, *, lines: int = 2_000, file_bytes: int = 2_000_000) -> None:
         """`path`: also write it there, mode 0600; at `file_bytes` it is moved to `<name>.1` and begun anew."""
         self._lines: deque[str] = deque(maxlen=lines)
-        self._path = path
-        self._file_bytes = file_bytes
-        self._file: BinaryIO | None = None
+        self._file = _LogFile(path, file_bytes) if path is not None else None
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._rest = ""
         self._listeners: list[Callable[[str], None]] = []
@@ -76,30 +79,64 @@ class EngineLog:
             self._add(rest)
 
     def close(self) -> None:
-        """Close the file. Lines in memory stay."""
+        """Write the last lines and close the file, within `LAST_MOMENT_S`. Lines in memory stay. Not for the loop."""
         if self._file is not None:
             self._file.close()
-            self._file = None
 
     def _add(self, line: str) -> None:
         line = line[:_LONGEST_LINE]
         self._lines.append(line)
-        if self._path is not None:
-            # A log that cannot be written is no reason to stop an engine that runs.
-            with contextlib.suppress(OSError):
-                self._write(self._path, line)
+        if self._file is not None:
+            self._file.add(line)
         for listener in tuple(self._listeners):
             listener(line)
 
-    def _write(self, path: Path, line: str) -> None:
+
+class _LogFile:
+    """Writes lines in a thread of its own: a disk that hangs would hold up the window with the engine's output."""
+
+    def __init__(self, path: Path, most_bytes: int) -> None:
+        self._path, self._most_bytes = path, most_bytes
+        self._lines: queue.Queue[str | None] = queue.Queue(_MOST_UNWRITTEN)
+        self._thread: threading.Thread | None = None
+        self._file: BinaryIO | None = None
+
+    def add(self, line: str) -> None:
+        """Have the line written soon."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="engine log", daemon=True)
+            self._thread.start()
+        with contextlib.suppress(queue.Full):
+            self._lines.put_nowait(line)
+
+    def close(self) -> None:
+        """Write what waits; a line that comes later opens the file again."""
+        if (thread := self._thread) is not None:
+            with contextlib.suppress(queue.Full):
+                self._lines.put(None, timeout=LAST_MOMENT_S)
+                self._thread = None
+            thread.join(LAST_MOMENT_S)
+
+    def _run(self) -> None:
+        while (line := self._lines.get()) is not None:
+            # A log that cannot be written is no reason to stop an engine that runs.
+            with contextlib.suppress(OSError):
+                self._write(line)
+        self._close_file()
+
+    def _write(self, line: str) -> None:
         if self._file is None:
-            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            descriptor = os.open(path, _FLAGS, 0o600)
-            self._file = os.fdopen(descriptor, "ab", buffering=0)
+            self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._file = os.fdopen(os.open(self._path, _FLAGS, 0o600), "ab", buffering=0)
         self._file.write(line.encode("utf-8", "replace") + b"\n")
-        if self._file.tell() >= self._file_bytes:
-            self.close()
-            path.replace(path.with_name(path.name + ".1"))
+        if self._file.tell() >= self._most_bytes:
+            self._close_file()
+            self._path.replace(self._path.with_name(self._path.name + ".1"))
+
+    def _close_file(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
 
 
 # "0.00.296.764 E ggml_…": minutes, seconds, milli- and microseconds, level (llama.cpp's common/log.cpp).

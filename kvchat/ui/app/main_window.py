@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from PySide6.QtCore import QSettings, Signal
+from PySide6.QtCore import Signal
 from PySide6.QtGui import QCloseEvent, QHideEvent, QKeyEvent, QKeySequence, QShowEvent
 from PySide6.QtWidgets import QMainWindow, QStackedWidget, QWidget
 
 from kvchat.errors import KvchatError
+from kvchat.ui.app.window_memory import WindowMemory
 from kvchat.ui.app.window_place import WindowPlace
 from kvchat.ui.base.building import column
 from kvchat.ui.base.icons import app_icon
@@ -43,13 +45,13 @@ class MainWindow(QMainWindow):
     quit_requested = Signal()
     shown_changed = Signal()
 
-    def __init__(self, look: Look, config: Path) -> None:
-        """`config`: the folder in which it remembers its place."""
+    def __init__(self, look: Look, config: Path, memory: WindowMemory | None = None) -> None:
+        """`config`: the folder in which it remembers its place; `memory`: what it remembers, where that is read."""
         super().__init__()
         self._look = look
         self._joined = False
         self._pressed: list[QKeySequence] = []  # before there was anything to answer to it
-        self._memory = QSettings(str(config / "window.ini"), QSettings.Format.IniFormat)
+        self.memory = memory or WindowMemory(config / "window.ini")
         self.setWindowTitle("kvchat")
         self.setWindowIcon(app_icon())
         self.sidebar, self.header, self.documents = Sidebar(look), Header(look), DocumentsLine(look)
@@ -57,7 +59,7 @@ class MainWindow(QMainWindow):
         self._chat_page = ChatPage(look, self.header, self.documents, self.composer, self.context_meter)
         self._pages = QStackedWidget()
         self._pages.addWidget(self._chat_page)
-        self.place = WindowPlace(self, look, self._memory, self.sidebar, self.header, self._pages)
+        self.place = WindowPlace(self, look, self.memory, self.sidebar, self.header, self._pages)
         ground = QWidget()
         column((self.place.splitter, 1), self.strip, on=ground, spacing=0, margins=0)
         self.setCentralWidget(ground)
@@ -137,7 +139,7 @@ class MainWindow(QMainWindow):
         self.transfer = TransferController(runtime, views, self.chat.conversations, self)
         self.side_windows = SideWindows(runtime, look, self.runner, self.chat.conversations, self)
         asked_about = self.chat.conversations, self.transfer, self.first_start
-        self.quitting = QuitController(runtime, *asked_about, self, self._memory)
+        self.quitting = QuitController(runtime, *asked_about, self, self.memory)
         does = handlers(self), partial(senseless, self)
         self.keyboard = Keyboard(runtime, self.chat, self.runner, self, self.composer.editor, *does)
         FocusHome(self, self.composer, self.transcript)
@@ -156,6 +158,7 @@ class MainWindow(QMainWindow):
         """Remember the window's place, stop listening, end what still runs. The runtime is closed by its owner."""
         await self.stop_listening()
         await self.runner.close()
+        await asyncio.to_thread(self.memory.written)
 
     async def stop_listening(self) -> None:
         """Remember its place and what is written in it; it shows nothing new from now on."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 
-from PySide6.QtCore import QObject, QSettings, Qt, Signal
+from PySide6.QtCore import QObject, Qt, Signal
 from PySide6.QtWidgets import QDialog, QSystemTrayIcon, QWidget
 
 from kvchat.library.remote.downloads import RUNS
 from kvchat.runtime import Runtime
 from kvchat.session.finishing import Unfinished
+from kvchat.ui.app.window_memory import WindowMemory
 from kvchat.ui.base.building import STRETCH, button, column, label, row
 from kvchat.ui.controllers.sidebar import SidebarController
 from kvchat.ui.controllers.transfer import TransferController
@@ -39,7 +40,7 @@ class QuitController(QObject):
         transfer: TransferController,
         first_start: FirstStart,
         window: QWidget,
-        memory: QSettings,
+        memory: WindowMemory,
     ) -> None:
         """`memory`: what the window knows of earlier times."""
         super().__init__(window)
@@ -72,8 +73,8 @@ class QuitController(QObject):
 
     def _is_first(self, time: str) -> bool:
         """Whether this never happened before."""
-        first = not self._memory.value(time, False, type=bool)
-        self._memory.setValue(time, True)
+        first = not self._memory.is_true(time, False)
+        self._memory.keep(**{time: True})
         return first
 
     def _what_ends(self) -> list[str]:

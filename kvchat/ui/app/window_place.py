@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import QEvent, QObject, QSettings, QSize, Qt
+from PySide6.QtCore import QEvent, QObject, QSize, Qt
 from PySide6.QtWidgets import QMainWindow, QSplitter, QWidget
 
+from kvchat.ui.app.window_memory import WindowMemory
 from kvchat.ui.base.theme import Look
 from kvchat.ui.chat.header import Header
 from kvchat.ui.sidebar.arrangement import as_text, from_text
@@ -19,12 +20,12 @@ class WindowPlace(QObject):
     """Puts the sidebar beside the pages or, in a narrow window, in their place."""
 
     def __init__(
-        self, window: QMainWindow, look: Look, memory: QSettings, sidebar: Sidebar, header: Header, pages: QWidget
+        self, window: QMainWindow, look: Look, memory: WindowMemory, sidebar: Sidebar, header: Header, pages: QWidget
     ) -> None:
         super().__init__(window)
         self._window, self._look, self._memory = window, look, memory
         self._sidebar, self._header, self._pages = sidebar, header, pages
-        self._wanted = bool(memory.value("sidebar", True, type=bool))  # where there is room for both
+        self._wanted = memory.is_true("sidebar", True)  # where there is room for both
         self._narrow = self._peeking = False  # in a narrow window the sidebar is shown for a moment
         self.splitter = QSplitter(Qt.Orientation.Horizontal)
         self.splitter.setHandleWidth(1)
@@ -66,20 +67,21 @@ class WindowPlace(QObject):
 
     def remember(self) -> None:
         """For the next start."""
-        self._memory.setValue("geometry", self._window.saveGeometry())
-        self._memory.setValue("sidebar", self._wanted)
-        self._memory.setValue("splitter", self.splitter.saveState())
-        self._memory.setValue("chats", as_text(self._sidebar.arrangement))
-        self._memory.sync()
+        self._memory.keep(
+            geometry=self._window.saveGeometry(),
+            sidebar=self._wanted,
+            splitter=self.splitter.saveState(),
+            chats=as_text(self._sidebar.arrangement),
+        )
 
     def restore(self) -> None:
         """As it was left."""
-        geometry, splitter = self._memory.value("geometry"), self._memory.value("splitter")
+        geometry, splitter = self._memory.get("geometry"), self._memory.get("splitter")
         if geometry is None or not self._window.restoreGeometry(geometry):
             self._window.resize(QSize(1100, 760).boundedTo(room_on_screen()))
         if splitter is not None:
             self.splitter.restoreState(splitter)
-        self._sidebar.arrange(from_text(str(self._memory.value("chats", ""))))
+        self._sidebar.arrange(from_text(str(self._memory.get("chats") or "")))
         self._arrange()
 
     def _arrange(self) -> None:

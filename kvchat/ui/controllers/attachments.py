@@ -62,9 +62,18 @@ class AttachmentController(Controller):
     def choose(self) -> None:
         """Let the user pick files."""
         dialog = file_dialog(self._composer.window(), _("Attach files"), QFileDialog.FileMode.ExistingFiles)
-        dialog.filesSelected.connect(lambda names: self.take(_chosen(dialog, names)))
+        dialog.filesSelected.connect(lambda names: self._take_chosen(dialog, names))
         dialog.finished.connect(lambda: self._composer.focus())
         dialog.open()
+
+    def _take_chosen(self, dialog: QFileDialog, told: Sequence[str]) -> None:
+        field, folder = dialog.findChild(QLineEdit), Path(dialog.directory().path())
+        names = re.findall(r'"([^"]+)"', field.text()) if field is not None else []
+
+        async def take() -> None:
+            self.take(await asyncio.to_thread(_chosen, folder, names, list(map(Path, told))))
+
+        self._runner.start(take())
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
         """Files dropped anywhere on the page."""
@@ -137,12 +146,12 @@ class AttachmentController(Controller):
             self._count_again()
 
 
-def _chosen(dialog: QFileDialog, told: Sequence[str]) -> list[Path]:
-    """The files that were chosen or typed. Of several paths typed in quotes Qt's own dialog may tell only one."""
-    field = dialog.findChild(QLineEdit)
-    names = re.findall(r'"([^"]+)"', field.text()) if field is not None else []
-    paths = list(map(Path, told))
-    for folder in (Path(dialog.directory().path()), *(path.parent for path in paths)):
+def _chosen(shown: Path, names: Sequence[str], paths: list[Path]) -> list[Path]:
+    """The files that were chosen, or typed by these names in quotes, of which Qt's own dialog may tell only one.
+
+    `shown`: the folder that the dialog shows.
+    """
+    for folder in (shown, *(path.parent for path in paths)):
         typed = [folder / name for name in names]
         if typed and all(path.is_file() for path in typed):
             return typed

@@ -35,6 +35,7 @@ class ModelController(Controller):
     def __init__(self, runtime: Runtime, views: Views, chat: ChatController, window: QWidget) -> None:
         super().__init__(runtime, views, window)
         self._chat, self._window = chat, window
+        self._looks = 0  # of which the last one counts
         failure, engine, first_start = views.transcript.tail.failure, views.engine_card, views.first_start
         failure.use_current.clicked.connect(self.use_current)
         failure.locate.clicked.connect(self._locate_for_conversation)
@@ -48,13 +49,18 @@ class ModelController(Controller):
 
     def look_around(self) -> None:
         """Show on the page of the first run what there is to choose from and to know, as soon as it is known."""
-        here = starter_is_here(self._runtime.paths.models)
-        self._views.first_start.show_choices(starter_is_here=here)
+        self._views.first_start.show_choices()
         self._see()
 
     def _see(self) -> None:
-        for run in (self._see_machine(), self._see_models()):
+        self._looks += 1
+        for run in (self._see_starter(self._looks), self._see_machine(), self._see_models()):
             self._runner.start(run)
+
+    async def _see_starter(self, number: int) -> None:
+        here = await asyncio.to_thread(starter_is_here, self._runtime.paths.models)
+        if number == self._looks:
+            self._views.first_start.show_starter(is_here=here)
 
     async def _see_machine(self) -> None:
         runtime, page = self._runtime, self._views.first_start
@@ -79,7 +85,7 @@ class ModelController(Controller):
             "each time you come back to a chat. Settings, Storage, has the limit.",
             size=size(usage.quota_bytes),
         )
-        at_login = starts_at_login() if can_start_at_login() else None
+        at_login = await asyncio.to_thread(starts_at_login) if can_start_at_login() else None
         page.show_machine(_("Seen here: {things}.", things=beside(seen)), saving, at_login=at_login)
 
     async def _see_models(self) -> None:

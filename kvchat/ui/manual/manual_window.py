@@ -23,9 +23,12 @@ _LEAST_SIDE, _ABOVE = 28, 12  # pixels beside the text, and above it and a headi
 _ROW_PADDING, _LIST_PADDING = 10, 66  # pixels around a heading in the list, with the list's own
 
 
+_SOURCE = (files(__package__) / "en.md").read_text("utf-8")  # with the program's own modules, not when it is opened
+
+
 def source() -> str:
     """The manual as it was written, in Markdown."""
-    return (files(__package__) / "en.md").read_text("utf-8")
+    return _SOURCE
 
 
 def _anchor(heading: str) -> str:

@@ -89,11 +89,14 @@ class FirstStart(QWidget):
         self.error.say(error.title, error.detail, error.advice)
         self.error.show()
 
-    def show_choices(self, *, starter_is_here: bool) -> None:
-        """Back to the beginning, with nothing running and nothing wrong."""
-        self._starter_is_here = starter_is_here
-        self.starter.setText(starter_words(here=starter_is_here))
+    def show_starter(self, *, is_here: bool) -> None:
+        """Say whether the starter model has to be downloaded."""
+        self._starter_is_here = is_here
+        self.starter.setText(starter_words(here=is_here))
         self.starter.setAccessibleName(self.starter.text())
+
+    def show_choices(self) -> None:
+        """Back to the beginning, with nothing running and nothing wrong."""
         self._show_fetching(False)
         self.error.hide()
         self.offer.look()

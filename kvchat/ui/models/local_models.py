@@ -59,7 +59,7 @@ class ModelsHere(QWidget):
         self.folders = button(_("Folders…"), self.open_folders, name=_("Folders to look in"))
         self.none = Card()
         self.none.say(_("No model was found on this computer"), _(_NO_MODEL), "")
-        words = starter_words(here=starter_is_here(runtime.paths.models))
+        words = starter_words(here=False)
         self.starter, self.more = self.none.add_button(words, "primary"), self.none.add_button(_("Get another…"))
         self.none.add_button(_("Choose a folder…"), "", self._ask_folder)
         self.none.hide()
@@ -123,6 +123,8 @@ class ModelsHere(QWidget):
 
         try:
             self._say(())
+            here = await asyncio.to_thread(starter_is_here, self._runtime.paths.models)
+            self.starter.setText(starter_words(here=here))
             judge = await self._runtime.engine.model_judge()
             unreadable = await self._runtime.models.find(judge, found, self._runtime.settings.model_path)
         finally:

@@ -50,6 +50,7 @@ class EnginePage(SettingsPage):
         super().__init__(runtime, look, panel)
         self._engines = runtime.engines
         self.found: tuple[EngineEntry, ...] = ()
+        self._graphics: Graphics | None = None  # of this computer, once looked at
         self._looked_with: tuple[str | None, ...] = ()  # the engine in the settings then; empty: it is to be looked
         self.box = ChoiceBox(look, _("Engine"))
         self.browse = button(_("Choose a file…"), self.open_file_dialog, name=_("Choose a llama-server"))
@@ -106,6 +107,7 @@ class EnginePage(SettingsPage):
         with_engine = self._looked_with
         fetched = await asyncio.to_thread(self._engines.fetcher.fetched)
         found = await self._engines.engines()
+        self._graphics = await asyncio.to_thread(find_graphics)  # a driver may take its time
         if with_engine == self._looked_with:
             self.found = found
             self.fetched.show_engines(fetched)
@@ -125,10 +127,11 @@ class EnginePage(SettingsPage):
         self.box.setCurrentIndex(max(0, self.box.findData(path)))
         if self.found:
             self.engine.say("\n".join(_described(entry) for entry in self.found))
-        graphics = find_graphics()
-        self.card.setVisible(bool(graphics.makers))
-        self.card.say(_card_words(graphics, self.found))
-        self.offer.show_choices(graphics)
+        graphics = self._graphics
+        self.card.setVisible(graphics is not None and bool(graphics.makers))
+        if graphics is not None:
+            self.card.say(_card_words(graphics, self.found))
+            self.offer.show_choices(graphics)
 
     def open_file_dialog(self) -> None:
         """Let the user point at a llama-server."""

@@ -82,7 +82,10 @@ class LoginEntry(SwitchEntry):
     def refresh(self, settings: Settings) -> None:
         """Show how it is now, where that can be changed from here."""
         self.setVisible(can_start_at_login())
-        self.switch.setChecked(starts_at_login())
+        self._page.run(self._show_now())
+
+    async def _show_now(self) -> None:
+        self.switch.setChecked(await asyncio.to_thread(starts_at_login))
 
     async def _change(self, on: bool) -> None:
         try:

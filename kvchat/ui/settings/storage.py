@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -75,20 +76,31 @@ class StoragePage(SettingsPage):
     def refresh(self) -> None:
         """What the quota comes to where nobody chose one depends on the disk."""
         super().refresh()
+        self.run(self._show_disk())
+
+    async def _show_disk(self) -> None:
         settings = self.runtime.settings
-        words = chats_in_words(self._quota(settings.quota_bytes), long_chat(settings))
+        quota, usual, chat, free = await asyncio.to_thread(self._look_at_disk, settings)
+        if settings is not self.runtime.settings:
+            return
+        words = chats_in_words(quota, chat)
         help = _(
             "How much disk the memory of chats may take. When it is full, what spares the least reading for its size "
             "goes first. Left to kvchat it is {limit} here.",
-            limit=size(self._quota(None)),
+            limit=size(usual),
         )
         self.quota.say(sentences(help, _("The limit now {words}.", words=words) if words else ""))
-        free = shutil.disk_usage(self.runtime.paths.cache).free
         self.floor.say(
             _("When less than this is free on the disk, nothing more is kept. {free} are free now.", free=size(free))
         )
 
+    def _look_at_disk(self, settings: Settings) -> tuple[int, int, int, int]:
+        """The limit, the one kvchat would choose, a long chat's size, and what is free, in bytes. Not for the loop."""
+        free = shutil.disk_usage(self.runtime.paths.cache).free
+        return self._quota(settings.quota_bytes), self._quota(None), long_chat(settings), free
+
     def _quota(self, chosen: int | None) -> int:
+        """Not for the loop."""
         runtime = self.runtime
         return store_bounds(runtime.paths, replace(runtime.settings, quota_bytes=chosen)).quota
 
@@ -97,8 +109,8 @@ class StoragePage(SettingsPage):
 
     async def _change_quota(self, chosen: int | None) -> None:
         """A lower quota takes save points away at once: only after they were shown."""
-        quota = self._quota(chosen)
-        if quota < self._quota(self.runtime.settings.quota_bytes):
+        quota = await asyncio.to_thread(self._quota, chosen)
+        if quota < await asyncio.to_thread(self._quota, self.runtime.settings.quota_bytes):
             plan = await self.runtime.save_points.plan_prune(quota)
             if plan.save_point_ids:
                 words = sentences(plan_in_words(plan, quota), _("Messages stay."))

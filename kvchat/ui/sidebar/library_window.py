@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections.abc import Callable, Collection, Coroutine, Sequence
 from datetime import datetime
@@ -87,7 +88,7 @@ class LibraryWindow(Panel):
         now = await self._runtime.engine.states_now()
         estimate = await self._library.estimate(paths, now[0].model if now else "")
         taken = set((await self._library.names()).values())
-        dialog = AddDialog(self, name_for(paths, taken), estimate)
+        dialog = AddDialog(self, await asyncio.to_thread(name_for, paths, taken), estimate)
         dialog.accepted.connect(lambda: self.run(self._add(paths, dialog.name)))
         dialog.open()
 

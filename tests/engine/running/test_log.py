@@ -1,7 +1,11 @@
 from __future__ import annotations
 
+import os
 import stat
+import threading
 from pathlib import Path
+
+import pytest
 
 from kvchat.engine.running.log import EngineLog, Level, at_least, with_levels
 
@@ -50,6 +54,17 @@ def test_the_file_is_private_and_bounded(tmp_path: Path) -> None:
     assert stat.S_IMODE(path.stat().st_mode) == stat.S_IMODE(old.stat().st_mode) == 0o600
     assert path.stat().st_size + old.stat().st_size <= 220
     assert (old.read_text() + path.read_text()).endswith("line 49\n")
+
+
+def test_a_disk_that_hangs_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened, answers, log = os.open, threading.Event(), EngineLog(tmp_path / "engine.log")
+    monkeypatch.setattr(os, "open", lambda *asked: answers.wait() and opened(*asked))
+    for number in range(20_000):
+        log.feed(f"line {number}\n".encode())
+    assert log.lines[-1] == "line 19999"
+    answers.set()
+    log.close()
+    assert (tmp_path / "engine.log").read_text().startswith("line 0\nline 1\n")
 
 
 def test_a_file_that_cannot_be_written_does_not_stop_the_log(tmp_path: Path) -> None:

@@ -76,14 +76,14 @@ async def test_models_that_are_here_come_first_and_the_starter_is_what_it_is(
     page = window.first_start
     monkeypatch.setattr("kvchat.library.remote.starter.installed_starter", lambda: None)
     window.show_first_start()
-    assert page.starter.text() == "Fetch the starter model (98 MB)"
+    await until(lambda: page.starter.text() == "Fetch the starter model (98 MB)")
     assert page.starter.property("kind") == "primary"
     small, large = a_model(tmp_path, "Small", 1 * GB), a_model(tmp_path, "Large", 6 * GB)
     broken = FoundModel(tmp_path / "half.gguf", "Half", Source.CHOSEN, 9, None)
     runtime.models.there = [small, a_model(tmp_path, "Huge", 90 * GB), large, broken]
     monkeypatch.setattr("kvchat.library.remote.starter.installed_starter", lambda: Path("/wheel/starter.gguf"))
     window.show_first_start()
-    assert page.starter.text() == "Use kvchat’s own starter model"
+    await until(lambda: page.starter.text() == "Use kvchat’s own starter model")
     await until(lambda: page.found)
     assert [one.text() for one in page.found] == ["Use Large · fits", "Use Small · fits"]
     assert (page.found[0].property("kind"), page.starter.property("kind")) == ("primary", "")
@@ -113,6 +113,7 @@ async def test_on_a_metered_network_a_download_is_asked_about(
     monkeypatch.setattr("kvchat.library.remote.starter.installed_starter", lambda: None)
     window.show_first_start()
     page, asked = window.first_start, list[bool]()
+    await until(lambda: page.starter.text() == "Fetch the starter model (98 MB)")
     page.starter_requested.connect(lambda: asked.append(True))
     for answer in ("keep", "yes"):
         page.starter.click()

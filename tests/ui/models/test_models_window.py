@@ -299,7 +299,8 @@ async def test_a_page_without_models_says_what_to_do(runtime: FakeRuntime, windo
     dialog = models.findChild(QFileDialog)
     assert isinstance(dialog, QFileDialog)
     dialog.close()
-    qtbot.mouseClick(button(models.here.none, starter_words(here=starter_is_here(runtime.paths.models))), LEFT)
+    assert models.here.starter.text() == starter_words(here=starter_is_here(runtime.paths.models))
+    qtbot.mouseClick(models.here.starter, LEFT)
     await until(lambda: asked == [True])
     assert not models.isVisible()
     assert window.first_start.is_fetching

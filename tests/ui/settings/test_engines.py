@@ -9,6 +9,7 @@ from random import randbytes
 import pytest
 import pytest_asyncio
 from PySide6.QtCore import Qt
+from PySide6.QtGui import QShowEvent
 from PySide6.QtWidgets import QPushButton
 from pytestqt.qtbot import QtBot
 
@@ -75,13 +76,15 @@ async def test_an_offer_where_there_is_a_card(
     page: EnginePage, monkeypatch: pytest.MonkeyPatch, makers: tuple[Maker, ...]
 ) -> None:
     monkeypatch.setattr(settings_engines, "find_graphics", lambda: Graphics("linux", makers, nvidia_driver=False))
-    page.refresh()
-    assert page.card.isVisible() is bool(makers)
+    page.showEvent(QShowEvent())
     if makers:
+        await until(page.card.isVisible)
         assert "Graphics card by NVIDIA and AMD." in page.card.words.text()
         assert "NVIDIA’s own driver first" in page.card.words.text()
         choices = [page.offer.choice.itemText(row) for row in range(page.offer.choice.count())]
         assert choices == ["CUDA, about 770 MB", "Vulkan, about 32 MB", "ROCm, about 245 MB"]
+    else:
+        await until(lambda: not page.card.isVisible())
     assert not page.fetched.isVisible()
 
 

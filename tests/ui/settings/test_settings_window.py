@@ -72,6 +72,7 @@ async def test_opens_by_key_and_walks_its_pages_whose_controls_have_names_and_he
         qtbot.keyClick(settings.list, Qt.Key.Key_Down)
         assert page.isVisible()
         assert settings.list.currentItem().text() == page.name
+    await until(lambda: settings.storage.floor.words.text())  # once the disk was asked
     qtbot.keyClick(settings, Qt.Key.Key_Escape)
     assert not settings.isVisible()
     for kind in (QAbstractButton, QLineEdit, QComboBox):
@@ -90,19 +91,20 @@ async def test_starting_at_login_is_the_desktop_s_to_know(
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     entry, file = settings.general.login, tmp_path / "autostart/kvchat.desktop"
     settings.general.refresh()
-    assert not entry.switch.isChecked()
+    await until(lambda: not entry.switch.isChecked())
     entry.switch.click()
     await until(file.exists)
+    await until(entry.switch.isChecked)
     file.write_text(file.read_text() + "Hidden=true\n")
     settings.general.refresh()
-    assert not entry.switch.isChecked()
+    await until(lambda: not entry.switch.isChecked())
     file.unlink()
     file.parent.rmdir()
     file.parent.write_text("in the way")
     entry.switch.click()
     await until(lambda: settings.notices.on_show)
     assert settings.notices.on_show[0].words[0] == "Starting at login could not be changed"
-    assert not entry.switch.isChecked()
+    await until(lambda: not entry.switch.isChecked())
 
 
 async def test_what_is_on_or_off_has_a_switch(

@@ -1,0 +1,42 @@
+"""The window's thread opens, reads and looks at no file while the window is there, so no disk can hold it up."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from kvchat.engine.running.plan import free_port
+from tests.e2e.home import GREEDY, Home
+from tests.e2e.watched_thread import ROUNDS
+
+pytestmark = pytest.mark.e2e
+
+
+def test_no_disk_holds_up_the_window(tmp_path: Path, tiny_model: Callable[[str], Path]) -> None:
+    home = Home(tmp_path / "home")
+    door = {"door": True, "door_port": free_port("127.0.0.1")}
+    home.write_settings(model_path=str(tiny_model("llama")), engine_path="embedded", max_tokens=12, **door, **GREEDY)
+    (tmp_path / "attached.txt").write_text("Words to attach.")
+    out = tmp_path / "out.json"
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.e2e.watched_thread", str(out)],
+        env=os.environ | {"KVCHAT_HOME": str(home.folder), "QT_QPA_PLATFORM": "offscreen"},
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert out.exists(), done.stderr
+    seen = json.loads(out.read_text("utf-8"))
+    assert not seen["fault"]
+    asked = [f"{what} by {where}" for where, what in seen["found"].items()]
+    assert not asked, "\n".join(asked)
+    assert seen["held"], "no thread met the hanging disk"
+    assert seen["rounds"] == ROUNDS
+    assert done.returncode == 0, done.stderr
