@@ -147,6 +147,7 @@ class MainWindow(QMainWindow):
     async def start(self) -> None:
         """Fill the window with what there is."""
         await self.chat.start()
+        self.composer.give_unclaimed()
         self.runtime.chat.finder.begin_indexing()
         self.composer.focus()
         for keys in self._pressed:

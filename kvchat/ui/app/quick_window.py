@@ -28,6 +28,13 @@ from kvchat.words.language import _
 _WIDTH, _HEIGHT = 640, 480  # pixels at 100 % text; as high once something is asked
 
 
+class TextTooLong(KvchatError):
+    """Nothing is attached to a quick question."""
+
+    def __init__(self) -> None:
+        super().__init__(_("The text is too long for a quick question"), "", _("Paste it in kvchat’s main window."))
+
+
 class QuickWindow(Panel):
     """Each time it comes it is empty, unless it still waits for a reply."""
 
@@ -59,6 +66,7 @@ class QuickWindow(Panel):
         self.composer.attach.hide()  # with files it is no quick question
         self.composer.editor.setPlaceholderText(_("Ask something…"))
         self.composer.sent.connect(self._send)
+        self.composer.text_given.connect(lambda text: self.tell(TextTooLong()))
         self.composer.stop_requested.connect(self._stop)
         self.transcript.retry_requested.connect(self._retry)
         self.transcript.message_requested.connect(lambda asked: self.transcript.end_edit(asked.message.id))

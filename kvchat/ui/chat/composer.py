@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from PySide6.QtCore import QEvent, QMimeData, QObject, QSize, Qt, Signal
+from PySide6.QtCore import QEvent, QMetaMethod, QMimeData, QObject, QSize, Qt, Signal
 from PySide6.QtGui import QImage, QKeyEvent, QResizeEvent
 from PySide6.QtWidgets import QFrame, QPlainTextEdit, QWidget
 
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 _MOST_LINES = 8
 LONG_PASTE = 4000  # characters; from so many on a paste may as well be a document
+ATTACHED_FROM = 20_000  # characters; what is longer is attached unless the user wants it in the message
+# What the field can lay out at each key without holding up the window: 50,000 characters without a space took 70 ms.
+MOST_TEXT, MOST_LINE = 100_000, 8_000
 
 
 class MessageEditor(QPlainTextEdit):
@@ -30,6 +33,7 @@ class MessageEditor(QPlainTextEdit):
     files_given = Signal(list)  # of paths
     picture_given = Signal(QImage)
     long_pasted = Signal(str)
+    too_long_pasted = Signal(str)  # and not inserted
     up_from_empty = Signal()
     slash_typed = Signal()  # as the first character
     rewrapped = Signal()  # its lines are broken anew, which Qt does not tell
@@ -45,10 +49,17 @@ class MessageEditor(QPlainTextEdit):
             self.files_given.emit(files)
         elif source.hasImage() and not source.hasText():
             self.picture_given.emit(QImage(source.imageData()))
+        elif len(text := source.text()) > ATTACHED_FROM or not self.holds(text):
+            self.too_long_pasted.emit(text)
         else:
             super().insertFromMimeData(source)
-            if len(source.text()) >= LONG_PASTE:
-                self.long_pasted.emit(source.text())
+            if len(text) >= LONG_PASTE:
+                self.long_pasted.emit(text)
+
+    def holds(self, more: str) -> bool:
+        """True if there is room for so much more text at the cursor."""
+        line = self.textCursor().block().length()
+        return self.document().characterCount() + len(more) <= MOST_TEXT and line + _longest_line(more) <= MOST_LINE
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         """In another width a text has another number of lines."""
@@ -94,19 +105,23 @@ class Composer(QWidget):
         tip = _("Attach text, code, PDF files or pictures (Ctrl+O); you can also drop or paste them")
         self.attach = tool_button(_("Attach files"), tip=tip)
         self.chips = ChipRows(look)
-        self.chips.changed.connect(self._show_button)
+        self.chips.changed.connect(self._chips_changed)
         self.offer = button(_("Attach the pasted text as a file instead"), self._attach_paste, "link")
+        self.as_text = button(_("Paste as text instead"), self._insert_paste, "link")
         self._pasted = ""
+        self._unclaimed: list[str] = []  # texts to be attached, as long as nobody attaches any
         self.reading = label(kind="small")
         self._reading: tuple[str, ...] = ()
         self._send_when_read = False
         self.editor.long_pasted.connect(self._offer)
+        self.editor.too_long_pasted.connect(self._attach_text)
         self._frame = styled(QFrame(), "composer")
-        for widget in (self.chips, self.reading, self.offer):
+        for widget in (self.chips, self.reading, self.offer, self.as_text):
             widget.hide()
         middle, bottom = Qt.AlignmentFlag.AlignVCenter, Qt.AlignmentFlag.AlignBottom
         line = row((self.attach, 0, bottom), (self.editor, 1, middle), (self.button, 0, bottom), spacing=8)
-        above = self.chips, self.reading, (self.offer, 0, Qt.AlignmentFlag.AlignLeft)
+        left = Qt.AlignmentFlag.AlignLeft
+        above = self.chips, self.reading, (self.offer, 0, left), (self.as_text, 0, left)
         column(*above, line, on=self._frame, spacing=4, margins=(8, 6, 8, 6))
         column(self._frame, on=self, margins=0)
         look.changed.connect(self._restyle)
@@ -151,7 +166,16 @@ class Composer(QWidget):
     def take(self, text: str) -> None:
         """Go on writing with this, which was typed elsewhere."""
         self.editor.setFocus()
-        self.editor.insertPlainText(text)
+        if self.editor.holds(text):
+            self.editor.insertPlainText(text)
+        else:
+            self._attach_text(text)
+
+    def give_unclaimed(self) -> None:
+        """There is somebody now who attaches texts."""
+        texts, self._unclaimed = self._unclaimed, []
+        for text in texts:
+            self.text_given.emit(text)
 
     def focus(self) -> None:
         """Put the cursor here."""
@@ -201,6 +225,33 @@ class Composer(QWidget):
         self.text_given.emit(text)
         self.focus()
 
+    def _attach_text(self, text: str) -> None:
+        """Attach a text that is too long for the field; if it could hold it, offer that."""
+        self._pasted = text if self.editor.holds(text) else ""
+        if self.isSignalConnected(QMetaMethod.fromSignal(self.text_given)):
+            self.text_given.emit(text)
+        else:
+            self._unclaimed.append(text)
+
+    def _insert_paste(self) -> None:
+        """Out of the document, into the message."""
+        text, place = self._pasted, self._place_of_paste()
+        if place is not None and self.editor.holds(text):
+            rest = self.chips.attachments[:place] + self.chips.attachments[place + 1 :]
+            self.set_attachments(rest)
+            self.editor.insertPlainText(text)
+        self.focus()
+
+    def _place_of_paste(self) -> int | None:
+        """Which attachment was pasted last."""
+        lines = self._pasted.splitlines()
+        places = (n for n, one in enumerate(self.chips.attachments) if one.text.splitlines() == lines)
+        return next(places, None) if lines else None
+
+    def _chips_changed(self) -> None:
+        self.as_text.setVisible(self._place_of_paste() is not None)
+        self._show_button()
+
     def _text_changed(self) -> None:
         self.hold()
         if len(self.draft) < LONG_PASTE:
@@ -238,6 +289,16 @@ class Composer(QWidget):
         self.editor.setVerticalScrollBarPolicy(policy)
         margins = round(2 * self.editor.document().documentMargin())
         self.editor.setFixedHeight(lines * line + margins + 1)
+
+
+def fits_composer(text: str) -> bool:
+    """True if the field can hold all of it."""
+    return len(text) < MOST_TEXT and _longest_line(text) < MOST_LINE
+
+
+def _longest_line(text: str) -> int:
+    """Its length. Only a text of at most `MOST_TEXT` characters is looked at; a longer one is too long anyway."""
+    return max(map(len, text.splitlines()), default=0) if len(text) <= MOST_TEXT else len(text)
 
 
 def local_files(data: QMimeData) -> list[Path]:

@@ -26,10 +26,11 @@ from kvchat.ui.base.file_dialog import file_dialog
 from kvchat.ui.chat.composer import local_files
 from kvchat.ui.controllers.chat import ChatController
 from kvchat.ui.controllers.controller import Controller
+from kvchat.ui.controllers.drafts import PASTED
 from kvchat.ui.controllers.views import Views
 from kvchat.words.language import N_, _
 
-PASTED, PASTED_PICTURE = N_("Pasted text.txt"), N_("Pasted picture.png")
+PASTED_PICTURE = N_("Pasted picture.png")
 
 
 class AttachmentController(Controller):

@@ -27,9 +27,9 @@ from kvchat.session.events import Restored
 from kvchat.session.session import PromptTooLong
 from kvchat.ui.chat.cards import TOO_LONG
 from kvchat.ui.chat.composer import LONG_PASTE
-from kvchat.ui.controllers.attachments import PASTED
 from kvchat.ui.controllers.chat import ChatController
 from kvchat.ui.controllers.controller import Controller
+from kvchat.ui.controllers.drafts import PASTED
 from kvchat.ui.controllers.views import Views
 from kvchat.words.language import _, several
 

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Callable
 from typing import TypeVar
 
 from PySide6.QtCore import QObject
 
+from kvchat.chat.input.documents import document_of_text
 from kvchat.chat.record.drafts import NOT_BEGUN
 from kvchat.chat.record.messages import Attachment
 from kvchat.runtime import Runtime
+from kvchat.ui.chat.composer import fits_composer
 from kvchat.ui.controllers.controller import Controller
 from kvchat.ui.controllers.views import Views
+from kvchat.words.language import N_, _
 
 T = TypeVar("T")
 
+PASTED = N_("Pasted text.txt")
 _KEEP_MS = 700  # what is written is gathered so long before it is put on disk
 
 
@@ -35,9 +40,19 @@ class DraftController(Controller):
     async def load(self) -> None:
         """Read what was left the last time; from then on what is written is a draft. Raises StorageFailed."""
         self._texts, self._attached = await self._drafts.all(), await self._drafts.attached()
+        for key in [key for key, text in self._texts.items() if not fits_composer(text)]:
+            await self._attach_text(key)
         composer, current = self._composer, self._current
         composer.editor.textChanged.connect(lambda: self.set(current(), composer.draft))
         composer.chips.changed.connect(lambda: self.attach(current(), composer.chips.attachments))
+
+    async def _attach_text(self, key: str) -> None:
+        """Attach a draft that the composer could not lay out in time, such as one of an earlier version."""
+        text = self._texts.pop(key)
+        attachment = await asyncio.to_thread(document_of_text, _(PASTED), text)
+        self._unkept[key] = ""
+        self._attached[key] = self._unkept_attached[key] = (*self._attached.get(key, ()), attachment)
+        self._pause.start()
 
     def of(self, conversation_id: str | None) -> str:
         """A conversation's draft; None: that of the one that has not begun."""
