@@ -25,6 +25,7 @@ from kvchat.words.language import N_, _, number
 
 DIED_OVER_SAVE = N_("the engine died while it saved the system prompt")
 CROWDED_OUT = "Context size has been exceeded"  # the engine's words for several requests that together are too much
+LETTERS_A_TOKEN = 4  # roughly, where nobody counts
 _NOT_SAVED = 64  # tokens at the end of a full context: settling needs room
 
 Hear = Callable[[ChatChunk], bool | None]  # true: that is enough
@@ -130,6 +131,9 @@ class Session:
         """Have an engine ready and its slot hold the best state for the request. Raises as `answer` does."""
         self.loaded, self._read_ahead, self.timings, self.verdict = NOTHING_LOADED, None, None, None
         lease = await self.ready(request)
+        letters = sum(len(message.content) for message in request.messages)
+        if lease.engine.cannot_hold(letters):  # counting 60 MB took 4 GB and minutes
+            raise PromptTooLong(letters // LETTERS_A_TOKEN, lease.engine.limit)
         self.prompt = await lease.engine.engine.prompt_tokens(request.messages)
         wanted = len(self.prompt) + lease.engine.reserve(request.sampling().max_tokens)
         if lease.engine.too_small(wanted):

@@ -65,6 +65,7 @@ class ContextUse:
     waiting: int  # what is being written, and what is attached to it
     reserve: int  # kept for the reply
     limit: int
+    estimated: bool = False  # what waits was not counted to its end: it cannot fit
 
     @property
     def free(self) -> int:

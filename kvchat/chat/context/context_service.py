@@ -42,6 +42,7 @@ PART, LEAST_PART = (
     N_("Beginning of {name}"),
     64,
 )  # a document that was cut to fit; tokens below which that makes no sense
+PIECE = 100_000  # characters counted at once
 USED_LAST = 3  # chats that are likely to be answered next: there is room for each of them from the start
 BUDGET_SHARES = (2, 4, 8, 0)  # the last turns may have one in so many tokens of the context; 0: the last turn alone
 
@@ -58,6 +59,14 @@ class NoSummary(KvchatError):
 
     def __init__(self) -> None:
         super().__init__(_("The model wrote no summary"), "", _("Try again, or leave the middle out instead."))
+
+
+@dataclass(frozen=True)
+class _Count:
+    """The tokens of a text; not exact where counting ended early."""
+
+    tokens: int
+    exact: bool = True
 
 
 @dataclass(frozen=True)
@@ -101,7 +110,7 @@ class ContextService:
         self._parts, self._begin_work = parts, begin
         self._is_answering = is_answering
         self._counted: tuple[object, int] | None = None  # the last branch that was counted, and its tokens
-        self._documents: dict[tuple[str, str], int] = {}  # tokens, by model and the file's hash
+        self._documents: dict[tuple[str, str], _Count] = {}  # by model and the file's hash
 
     async def use(
         self, conversation_id: str | None, draft: str = "", attachments: Sequence[Attachment] = ()
@@ -115,19 +124,23 @@ class ContextService:
             return None
         engine = (await self._parts.host.ready(chosen.model)).rendering(chosen.options.template)
         used = await self._used(engine, conversation_id) if conversation_id else 0
-        waiting = await engine.engine.count_tokens(draft) + TEMPLATE_TOKENS if draft.strip() or attachments else 0
-        for attachment in attachments:
-            waiting += await self._document(engine, attachment) + TEMPLATE_TOKENS
+        counts = [await _count(engine, draft)] if draft.strip() or attachments else []
+        counts += [await self._document(engine, attachment) for attachment in attachments]
+        waiting = sum(count.tokens + TEMPLATE_TOKENS for count in counts)
         reserve = engine.reserve(self._parts.drawn(None, chosen.options).max_tokens)
         if engine.too_small(tokens := used + waiting + reserve):
             self._begin_work(self._grow_ahead(conversation_id, chosen.model, tokens))
-        return ContextUse(used, waiting, reserve, engine.limit)
+        return ContextUse(used, waiting, reserve, engine.limit, not all(count.exact for count in counts))
 
     async def tokens_of(self, attachment: Attachment) -> tuple[int, bool]:
-        """Its tokens, and whether they were counted: without an engine that is ready for it they are estimated."""
+        """Its tokens, and whether they were counted.
+
+        They are estimated without an engine that is ready for it, and where it has far more than the context holds.
+        """
         if not self._parts.host.is_ready(sees=bool(attachment.data)):
             return TOKENS_GUESSED if attachment.data else len(attachment.text.encode()) // BYTES_PER_TOKEN, False
-        return await self._document(await self._parts.host.ready(), attachment), True
+        count = await self._document(await self._parts.host.ready(), attachment)
+        return count.tokens, count.exact
 
     async def check_fits(self, conversation_id: str | None, draft: str, attachments: Sequence[Attachment]) -> None:
         """Before documents are sent, or only attached: raises DocumentsTooLong if they cannot fit.
@@ -232,17 +245,18 @@ class ContextService:
         request = Request(prompt_messages(branch), model=chosen.model, template=chosen.options.template)
         return _Case((await session.ready(request)).engine, chosen, self._parts.drawn(None, chosen.options), branch)
 
-    async def _document(self, engine: ReadyEngine, attachment: Attachment) -> int:
+    async def _document(self, engine: ReadyEngine, attachment: Attachment) -> _Count:
         if attachment.data and not engine.sees:
-            return TOKENS_GUESSED
+            return _Count(TOKENS_GUESSED)
         key = (engine.fingerprint.model, attachment.hash)
-        if key not in self._documents:
-            self._documents[key] = (
-                await _picture_tokens(engine, Picture(attachment.data))
+        known = self._documents.get(key)
+        if known is None or (not known.exact and known.tokens <= engine.limit):
+            known = self._documents[key] = (
+                _Count(await _picture_tokens(engine, Picture(attachment.data)))
                 if attachment.data
-                else await engine.engine.count_tokens(attachment.text)
+                else await _count(engine, attachment.text)
             )
-        return self._documents[key]
+        return known
 
     async def _used(self, engine: ReadyEngine, conversation_id: str) -> int:
         branch = await self._parts.branch(conversation_id)
@@ -272,6 +286,17 @@ class ContextService:
         await parts.worker.run(branch_of_copies, parts.database, parent, copies, split.recent[-1].id)
         parts.events.publish(MessagesChanged(conversation_id))
         parts.events.publish(ConversationsChanged())
+
+
+async def _count(engine: ReadyEngine, text: str) -> _Count:
+    """A text's tokens, counted piece by piece until they are more than the context holds, and estimated from there."""
+    tokens = 0
+    for begin in range(0, len(text), PIECE):
+        piece = text[begin : begin + PIECE]
+        tokens += await engine.engine.count_tokens(piece)
+        if tokens > engine.limit and begin + len(piece) < len(text):
+            return _Count(tokens * len(text) // (begin + len(piece)), exact=False)
+    return _Count(tokens)
 
 
 async def _prompt_size(engine: ReadyEngine, messages: Sequence[ChatMessage]) -> int:

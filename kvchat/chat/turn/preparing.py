@@ -268,6 +268,8 @@ class Preparing:
         target, engine = work.target, work.lease.engine
         if not target.draft.strip() and not target.attachments:
             return ()
+        if engine.cannot_hold(len(target.draft) + sum(len(one.text) for one in target.attachments)):
+            return ()
         tokens = await engine.engine.beginning_tokens(prompt_messages([*work.branch, target.message]))
         stable = tokens[: max(len(work.boundary), len(tokens) - UNSTABLE)]
         if common_prefix(stable, work.boundary) < len(work.boundary) or len(stable) >= engine.context_size:

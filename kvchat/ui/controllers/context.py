@@ -45,6 +45,7 @@ class ContextController(Controller):
         self._use: ContextUse | None = None
         self._forecast: Forecast | None = None  # of the reply to what is being written
         self._larger: ContextChoice | None = None  # what could be had in place of the context there is
+        self._begun = self._shown = 0  # counts overlap: what an earlier one finds later is no longer true
         self._asked = False  # for that, since the card is on show
         self._put_off: set[str | None] = set()  # conversations whose card the user does not want to see now
         self._summarising: dict[str, asyncio.Task[Any]] = {}
@@ -74,12 +75,15 @@ class ContextController(Controller):
         conversation_id = self._chat.current
         draft, attachments = self._composer.draft, self._composer.chips.attachments
         chat, written = self._runtime.chat, bool(draft.strip() or attachments)
+        self._begun = number = self._begun + 1
         use = await chat.context.use(conversation_id, draft, attachments)
-        if conversation_id != self._chat.current:
+        if conversation_id != self._chat.current or number < self._shown:
             return
+        self._shown = number
         self._show(use)
-        forecast = await chat.forecasts.of_message(conversation_id, draft, attachments) if written else None
-        if conversation_id == self._chat.current:
+        fits = written and not (use and use.over)
+        forecast = await chat.forecasts.of_message(conversation_id, draft, attachments) if fits else None
+        if conversation_id == self._chat.current and number == self._shown:
             self._forecast = forecast
             self._show(self._use)
 
