@@ -22,6 +22,7 @@ from kvchat.chat.record.rows import text_of, time_of
 from kvchat.chat.search.excerpts import beginning
 from kvchat.chat.turn_parts import TurnParts
 from kvchat.errors import KvchatError
+from kvchat.words.safe_text import calm
 
 UNDO_S = 30.0  # a deletion can be undone for so long, where the settings keep nothing
 _LEFT_BEHIND_S = 600.0  # after so long nobody who could undo a deletion is waiting any more
@@ -166,12 +167,12 @@ def entries(database: Database, keep_s: float) -> list[Deleted]:
     found = []
     for row in database.rows(chats):
         id, times = text_of(row["id"]), _times(row["deleted_at"], keep_s)
-        found.append(Deleted(id, id, text_of(row["title"]), row["messages"], "", *times))
+        found.append(Deleted(id, id, calm(text_of(row["title"])), row["messages"], "", *times))
     for removed in tree.removed_messages(database):
         words = beginning(removed.words).text
         times = _times(removed.removed_at, keep_s)
         count = len(removed.rows)
-        found.append(Deleted(removed.id, removed.conversation_id, removed.title_now, count, words or "…", *times))
+        found.append(Deleted(removed.id, removed.conversation_id, calm(removed.title_now), count, words or "…", *times))
     return sorted(found, key=lambda entry: entry.deleted_at, reverse=True)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import os
 import time
 from pathlib import Path
@@ -19,6 +20,9 @@ MOST_BYTES = 64_000_000
 PDF_PATIENCE_S = 60.0
 _HEAD = 16_384  # bytes that are looked at to tell text from what is not
 _OFFICE = frozenset((".docx", ".xlsx", ".pptx", ".odt", ".ods", ".odp", ".doc", ".xls", ".ppt", ".epub"))
+
+
+logging.getLogger("pypdf").addHandler(logging.NullHandler())  # else it prints what it does not like about a file
 
 
 def read_attachment(path: Path) -> Attachment:

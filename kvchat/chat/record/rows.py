@@ -16,6 +16,7 @@ from typing import Any
 
 from kvchat.chat.record.messages import Attachment, Conversation, Message, MessageState, Receipt, Role
 from kvchat.session.proof import Source
+from kvchat.words.safe_text import calm
 
 _LATEST_S = 253402300799.0  # seconds since 1970: the end of the year 9999, the last that a datetime holds
 _NUMBERS = {field.name: str(field.type) for field in dataclasses.fields(Receipt)}
@@ -25,7 +26,7 @@ def conversation_of(row: sqlite3.Row) -> Conversation:
     """A row of `conversations`."""
     return Conversation(
         id=text_of(row["id"]),
-        title=text_of(row["title"]),
+        title=calm(text_of(row["title"])),
         title_by_user=bool(row["title_by_user"]),
         created_at=time_of(row["created_at"]),
         updated_at=time_of(row["updated_at"]),

@@ -19,6 +19,7 @@ from kvchat.chat.record.rows import text_of
 from kvchat.chat.search.excerpts import Excerpt, Marks, beginning, excerpt
 from kvchat.system.concurrency import Worker
 from kvchat.words.folding import Term, spread, terms_of
+from kvchat.words.safe_text import calm
 
 MOST_CHATS = 100  # shown for one search
 _MOST_MESSAGES = 500  # the newest ones that are looked at for one search
@@ -184,7 +185,7 @@ class _Excerpts:
     def found(self, conversation_id: str, messages: tuple[str, ...]) -> FoundChat:
         """A chat, and the line around the hit in the newest of the messages."""
         chat = self._db.execute("SELECT title FROM conversations WHERE id = ?", (conversation_id,)).fetchone()
-        title = text_of(chat["title"]) if chat else ""
+        title = calm(text_of(chat["title"])) if chat else ""
         row = None
         if messages:
             row = self._db.execute("SELECT content, role FROM messages WHERE id = ?", (messages[0],)).fetchone()

@@ -6,14 +6,21 @@ What is sent is drawn anew from what Qt has read: no file of a stranger's reache
 from __future__ import annotations
 
 import contextlib
+import os
+import threading
 from collections.abc import Iterator
+from typing import BinaryIO
 
-from PySide6.QtCore import QBuffer, QByteArray, QIODevice, QSize, Qt
+from PySide6.QtCore import QBuffer, QByteArray, QIODevice, QLoggingCategory, QSize, Qt
 from PySide6.QtGui import QImage, QImageIOHandler, QImageReader, QPainter
 
 from kvchat.chat.input.pictures import CannotAttach, picture_of
 from kvchat.chat.record.messages import Attachment
 from kvchat.words.language import _
+
+# What decoders complain of in a stranger's picture is nothing to print; what cannot be decoded is told.
+_STDERR, _silencing = 2, threading.Lock()
+QLoggingCategory.setFilterRules("qt.gui.imageio*=false")
 
 FORMATS = frozenset((b"png", b"jpeg", b"webp", b"gif", b"bmp"))
 LONGEST_SIDE = 1536  # pixels; models look at no more than about that
@@ -54,7 +61,8 @@ def decoded(data: bytes, most: QSize) -> QImage | None:
             return None
         if size.isValid() and max(size.width(), size.height()) > max(most.width(), most.height()):
             reader.setScaledSize(size.scaled(_as_it_lies(reader, most), Qt.AspectRatioMode.KeepAspectRatio))
-        image = reader.read()
+        with _libpng_silent():
+            image = reader.read()
         return None if image.isNull() else image
 
 
@@ -63,6 +71,30 @@ def shape(data: bytes) -> QSize | None:
     with _reader(data) as reader:
         size = reader.size()
         return _as_it_lies(reader, size) if _is_taken(reader) and size.isValid() and not size.isEmpty() else None
+
+
+@contextlib.contextmanager
+def _libpng_silent() -> Iterator[None]:
+    """Keep libpng, which Qt does not ask to be silent, from printing; what others print meanwhile is printed after."""
+    if not hasattr(os, "memfd_create"):  # elsewhere no window has a terminal
+        yield
+        return
+    with _silencing, contextlib.ExitStack() as afterwards:
+        with contextlib.suppress(OSError):  # nothing is printed anywhere
+            terminal, heard = os.dup(_STDERR), os.fdopen(os.memfd_create("stderr"), "r+b", buffering=0)
+            os.dup2(heard.fileno(), _STDERR)
+            afterwards.callback(_print_again, terminal, heard)
+        yield
+
+
+def _print_again(terminal: int, heard: BinaryIO) -> None:
+    os.dup2(terminal, _STDERR)
+    os.close(terminal)
+    with heard:
+        heard.seek(0)
+        for line in heard:
+            if not line.startswith(b"libpng "):
+                os.write(_STDERR, line)
 
 
 @contextlib.contextmanager

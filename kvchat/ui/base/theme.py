@@ -47,6 +47,7 @@ class Look(QObject):
     What the system says of contrast counts with either theme.
     """
 
+    changing = Signal()  # every widget is about to be styled anew: who can spare some lets them go
     changed = Signal()
 
     def __init__(self, app: QApplication, choice: str = "system") -> None:
@@ -96,6 +97,7 @@ class Look(QObject):
         sizes = self.type.base, self.type.small, self.px(16)
         sheet = style_sheet(self.theme, *sizes, mirrored=mirrored)
         if self._app.styleSheet() != sheet:  # styling every widget anew takes its time
+            self.changing.emit()
             with _nothing_collected():
                 self._app.setFont(page_font(self.type.family, self.type.base))
                 self._app.setPalette(_palette(self.theme))

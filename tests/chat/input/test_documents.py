@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -86,3 +88,14 @@ def test_a_folder_and_a_missing_file_are_refused(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "gone.txt"):
         with pytest.raises(CannotAttach):
             read_attachment(path)
+
+
+def test_a_damaged_pdf_prints_nothing(tmp_path: Path) -> None:
+    writer, file = PdfWriter(), tmp_path / "broken.pdf"
+    writer.add_blank_page(100, 100)
+    writer.write(file)
+    file.write_bytes(file.read_bytes().replace(b"startxref\n", b"startxref\n1"))
+    program = "import sys; from pathlib import Path; from kvchat.chat.input.documents import read_attachment\n"
+    program += "try: read_attachment(Path(sys.argv[1]))\nexcept Exception as error: print(type(error).__name__)"
+    done = subprocess.run([sys.executable, "-c", program, str(file)], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("CannotAttach\n", "")

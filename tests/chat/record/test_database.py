@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -302,3 +303,12 @@ def test_a_list_read_again_keeps_nothing_of_what_has_changed(tmp_path: Path) -> 
     database.close()
     assert listed == {"title 49"}
     assert not {title for title in kept if title.startswith("title ") or title == "deleted"} - listed
+
+
+def test_titles_cannot_turn_the_text_beside_them_around(tmp_path: Path) -> None:
+    with closing(Database(tmp_path / "chats.db")) as database:
+        chat = database.create_conversation("invoice\u202egpj.exe").id
+        assert [one.title for one in database.conversations()] == ["invoicegpj.exe"]
+        assert [one.title for one in database.newest(5)] == ["invoicegpj.exe"]
+        raw = database.rows("SELECT title FROM conversations WHERE id = ?", (chat,))
+        assert raw[0]["title"] == "invoice\u202egpj.exe", "what is stored stays"

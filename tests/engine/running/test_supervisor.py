@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
 import signal
 import socket
@@ -222,6 +223,19 @@ async def test_what_cannot_get_better_is_not_tried_again(
     assert failed.value.failure.kind is kind
     assert watched.delays == []
     assert len(fake_engine.launches()) == 1
+
+
+async def test_a_model_file_that_is_gone_is_missing_and_not_damaged(
+    watched: Watched, fake_engine: FakeEngine, tmp_path: Path
+) -> None:
+    fake_engine.set(FAKE_EXIT_AT_START="1:E srv load_model: failed to load model, 'gone.gguf'")
+    plan = dataclasses.replace(fake_engine.plan, model=tmp_path / "gone.gguf")
+    await watched.supervisor.start(fake_engine.location, plan)
+    with pytest.raises(EngineFailed) as failed:
+        await watched.supervisor.ready()
+    assert failed.value.failure.kind is FailureKind.MODEL_MISSING
+    assert failed.value.detail == str(tmp_path / "gone.gguf")
+    assert watched.delays == []
 
 
 async def test_an_engine_that_is_not_there(watched: Watched, fake_engine: FakeEngine, tmp_path: Path) -> None:

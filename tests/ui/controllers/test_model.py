@@ -9,9 +9,10 @@ import pytest
 from pytestqt.qtbot import QtBot
 
 from kvchat.chat.events import TurnFailed
+from kvchat.engine.speaking.errors import EngineFailed, EngineFailure, FailureKind
 from kvchat.engine_host.choice import ModelMissing
 from kvchat.errors import KvchatError
-from kvchat.library.gguf.facts import read_facts
+from kvchat.library.gguf.facts import ModelFileMissing, read_facts
 from kvchat.library.local.files import Source
 from kvchat.library.local.finder import FoundModel
 from kvchat.ui.app.main_window import MainWindow
@@ -97,3 +98,17 @@ async def test_another_model_is_one_click_away(runtime: FakeRuntime, window: Mai
     assert isinstance(models, ModelsWindow)
     assert models.isVisible()
     models.close()
+
+
+async def test_another_model_is_offered_where_the_engine_finds_none(runtime: FakeRuntime, window: MainWindow) -> None:
+    window.chat.open("c2")
+    failure = EngineFailure(FailureKind.MODEL_MISSING, "The model file is missing", GONE, "Choose it again.")
+    runtime.events.publish(TurnFailed("c2", EngineFailed(failure)))
+    card = window.transcript.tail.failure
+    await until(card.model.isVisible)
+    assert card.retry.isVisible()
+
+
+def test_the_host_tells_a_missing_file_from_a_damaged_one(tmp_path: Path) -> None:
+    with pytest.raises(ModelFileMissing):
+        read_facts(tmp_path / "gone.gguf")

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 
 import pytest
 from PySide6.QtCore import QEvent, QPoint, QPointF, Qt, QUrl
 from PySide6.QtGui import QDesktopServices, QGuiApplication, QMouseEvent
 from PySide6.QtTest import QTest
-from PySide6.QtWidgets import QTextEdit, QToolButton
+from PySide6.QtWidgets import QApplication, QTextEdit, QToolButton
 from pytestqt.qtbot import QtBot
 
 from kvchat.chat.record.messages import Message, MessageState, Role
+from kvchat.settings import Settings
+from kvchat.ui.base import theme
 from kvchat.ui.base.text_cursors import select
 from kvchat.ui.base.theme import Look
+from kvchat.ui.messages.message_view import MessageView
 from kvchat.ui.messages.reply_view import ReplyView
 from kvchat.ui.messages.thinking_view import ThinkingView
 from kvchat.ui.messages.user_view import UserView
@@ -372,3 +376,25 @@ def test_the_last_line_is_not_cut(page: Transcript, ending: str) -> None:
     line = last.layout().lineAt(last.layout().lineCount() - 1)
     top = part.document().documentLayout().blockBoundingRect(last).y()
     assert top + line.y() + line.height() <= part.height()
+
+
+def test_few_widgets_are_styled_anew_when_the_text_size_changes(
+    look: Look, qtbot: QtBot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = Transcript(look)
+    qtbot.addWidget(page)
+    page.resize(850, 700)
+    page.show()
+    page.show_conversation(conversation(40))
+    qtbot.waitUntil(lambda: len(page.views) > 20)
+    styled: list[int] = []
+    whole = theme._nothing_collected
+
+    def counted() -> AbstractContextManager[None]:
+        styled.append(sum(isinstance(widget, MessageView) for widget in QApplication.allWidgets()))
+        return whole()
+
+    monkeypatch.setattr(theme, "_nothing_collected", counted)
+    look.follow(Settings(zoom=125))
+    assert styled == [0]
+    assert page.views
