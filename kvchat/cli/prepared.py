@@ -10,7 +10,7 @@ from typing import Any
 
 from kvchat.chat.events import Event, LibraryChanged
 from kvchat.chat.prepared.record import Prepared
-from kvchat.chat.prepared.service import Standing
+from kvchat.chat.prepared.service import Standing, TooLongToPrepare
 from kvchat.chat.prepared.sources import CannotPrepare
 from kvchat.cli.command_runtime import chosen_settings, run_until_interrupted
 from kvchat.cli.options import PrepareOptions
@@ -52,12 +52,7 @@ async def _prepare(options: PrepareOptions) -> int:
     runtime.events.subscribe(hear)
     try:
         one = await _meant(runtime, options)
-        try:
-            now = await library.read(one)
-        except CannotPrepare:
-            if not one.is_read:
-                await library.remove(one)  # it is of no use, and its name may be wanted again
-            raise
+        now = await library.read(one)
         await runtime.chat.idle()
     finally:
         await runtime.close()
@@ -92,13 +87,15 @@ async def _meant(runtime: Runtime, options: PrepareOptions) -> Prepared:
             _("Say which files or folders to read."),
         )
     now = await runtime.engine.states_now()
-    estimate = await library.estimate(options.paths, now[0].model if now else "")
+    estimate = await library.estimate(options.paths, now)
     expected = (
         several(estimate.files, "{count} file", "{count} files"),
         _("about {tokens} tokens", tokens=number(estimate.tokens)),
         roughly(estimate.seconds) if estimate.seconds else "",
     )
     print(listed(expected), file=sys.stderr)
+    if estimate.too_long:
+        raise TooLongToPrepare(estimate)
     return await library.add(options.paths, options.name)
 
 

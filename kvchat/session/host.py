@@ -12,8 +12,8 @@ from kvchat.kvstore.savepoint import Fingerprint, Tokens
 from kvchat.session.restore_support import Finding, Strategy
 
 TemplateOptions = tuple[tuple[str, bool | str], ...]  # of the model's chat template: name and value
-RESERVE_SHARE, MOST_LETTERS_A_TOKEN = 64  # on average, in a text however odd; English has 4 to 5
-RESERVE_MOST = 8, 2048  # of the context, one in so many tokens is kept for the reply; at most so many
+MOST_LETTERS_A_TOKEN = 64  # on average, in a text however odd; English has 4 to 5
+RESERVE_SHARE, RESERVE_MOST = 8, 2048  # of the context, one in so many tokens is kept for the reply; at most so many
 
 # A sliding window is saved one row short of what the engine needs to accept it (measured on b11434). Rows of a save
 # made so many tokens before the boundary fill the gap; up to so many older ones let it be cut back as well.

@@ -271,6 +271,8 @@ class FakeDocuments(Library):
         self.standing: dict[str, Standing] = {}
         self.reading: dict[str, Reading] = {}
         self.grounds: dict[str, Ground] = {}  # by conversation
+        self.expected: Estimate | None = None  # of whatever is added
+        self.refusal: KvchatError | None = None  # of whatever is read
         self.go_on = asyncio.Event()
 
     def put(self, name: str, *, tokens: int = 0, **known: object) -> Standing:
@@ -294,8 +296,8 @@ class FakeDocuments(Library):
     async def ground_of(self, conversation_id: str) -> Ground | None:
         return self.grounds.get(conversation_id)
 
-    async def estimate(self, paths: Sequence[Path], model: str) -> Estimate:
-        return Estimate(len(paths), 280_000, 36.0)
+    async def estimate(self, paths: Sequence[Path], now: object) -> Estimate:
+        return self.expected or Estimate(len(paths), 78_000, 36.0)
 
     def seconds_left(self, one: Prepared) -> float | None:
         return 20.0
@@ -306,6 +308,8 @@ class FakeDocuments(Library):
         return made
 
     async def read(self, one: Prepared) -> Prepared:
+        if self.refusal:
+            raise self.refusal
         task = asyncio.ensure_future(self.go_on.wait())
         self.reading[one.id] = Reading(task, 20_000, 78_000)
         self._chat.events.publish(LibraryChanged())

@@ -310,7 +310,7 @@ async def _beside(runtime: FakeRuntime, window: MainWindow) -> AsyncIterator[tup
     library.list.setCurrentIndex(library.list.model().index(0, 0))
     yield "library", library
     library = side.open_library()
-    yield "library, adding", _opened(AddDialog(library, "Documents 量子", Estimate(12, 280_000, 36.0)))
+    yield "library, adding", _opened(AddDialog(library, "Documents 量子", Estimate(12, 78_000, 36.0)))
     library.close()
     yield "shortcuts", window.keyboard.open_sheet()
     yield "palette", window.keyboard.open_palette()

@@ -28,6 +28,7 @@ from kvchat.chat.record.messages import Attachment, Message, Role, new_message
 from kvchat.chat.record.prompt import needs_vision, pictures_of, prompt_content, prompt_messages
 from kvchat.chat.record.tree import branch_of_copies
 from kvchat.chat.turn_parts import TurnParts
+from kvchat.engine.speaking.tokenizing import count_until
 from kvchat.engine.speaking.wire import ChatMessage, Picture, Sampling
 from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import Tokens
@@ -42,7 +43,6 @@ PART, LEAST_PART = (
     N_("Beginning of {name}"),
     64,
 )  # a document that was cut to fit; tokens below which that makes no sense
-PIECE = 100_000  # characters counted at once
 USED_LAST = 3  # chats that are likely to be answered next: there is room for each of them from the start
 BUDGET_SHARES = (2, 4, 8, 0)  # the last turns may have one in so many tokens of the context; 0: the last turn alone
 
@@ -289,14 +289,7 @@ class ContextService:
 
 
 async def _count(engine: ReadyEngine, text: str) -> _Count:
-    """A text's tokens, counted piece by piece until they are more than the context holds, and estimated from there."""
-    tokens = 0
-    for begin in range(0, len(text), PIECE):
-        piece = text[begin : begin + PIECE]
-        tokens += await engine.engine.count_tokens(piece)
-        if tokens > engine.limit and begin + len(piece) < len(text):
-            return _Count(tokens * len(text) // (begin + len(piece)), exact=False)
-    return _Count(tokens)
+    return _Count(*await count_until(engine.engine.count_tokens, text, engine.limit))
 
 
 async def _prompt_size(engine: ReadyEngine, messages: Sequence[ChatMessage]) -> int:

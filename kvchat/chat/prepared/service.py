@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -13,16 +14,23 @@ from typing import Any
 from blake3 import blake3
 
 from kvchat.chat.events import ConversationsChanged, LibraryChanged
+from kvchat.chat.input.pictures import CannotAttach
 from kvchat.chat.prepared import record, sources
 from kvchat.chat.prepared.reading import DocumentReader
 from kvchat.chat.prepared.record import Prepared
 from kvchat.chat.prepared.sources import CannotPrepare, Changes, Document, gather
 from kvchat.chat.record.messages import Conversation
+from kvchat.chat.record.prompt import prompt_content
 from kvchat.chat.turn_parts import TurnParts
+from kvchat.engine.speaking.tokenizing import count_until
+from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import ConversationUsage, Fingerprint
+from kvchat.session.host import RESERVE_MOST, RESERVE_SHARE
 from kvchat.words.language import _, listed, number
+from kvchat.words.wording import tokens_short
 
 LETTERS_A_TOKEN = 3.6  # of English and code, roughly, before an engine has counted
+SURE_SHARE = 0.5  # of a guessed number of tokens there are at least so many
 
 
 @dataclass(frozen=True)
@@ -30,13 +38,28 @@ class Estimate:
     """What preparing files would take."""
 
     files: int
-    letters: int
+    tokens: int
     seconds: float | None  # None: nothing was ever read with this model
+    room: int | None = None  # tokens that the model can read at once, beside a reply; None: not known
+    counted: bool = False  # else the tokens are a guess
 
     @property
-    def tokens(self) -> int:
-        """About so many."""
-        return round(self.letters / LETTERS_A_TOKEN)
+    def too_long(self) -> bool:
+        """True if it is more than the model can read at once; of a guess, if it is so by far."""
+        return self.room is not None and self.tokens * (1.0 if self.counted else SURE_SHARE) > self.room
+
+
+class TooLongToPrepare(CannotPrepare):
+    """Known before anything is read."""
+
+    def __init__(self, estimate: Estimate) -> None:
+        words = _(
+            "It has about {tokens} tokens and there is room for {room}.",
+            tokens=tokens_short(estimate.tokens),
+            room=number(estimate.room or 0),
+        )
+        advice = _("Choose a part of it, or a larger context size in the settings if model and memory allow it.")
+        super().__init__(_("That is longer than the model can read at once"), words, advice)
 
 
 @dataclass(frozen=True)
@@ -104,13 +127,26 @@ class Library:
             )
         return found
 
-    async def estimate(self, paths: Sequence[Path], model: str) -> Estimate:
-        """What preparing these would take with a model (its identity; empty if not known)."""
+    async def estimate(self, paths: Sequence[Path], now: tuple[Fingerprint, int] | None) -> Estimate:
+        """What preparing these would take. `now`: with what states are made, and the longest context; None: unknown."""
+        fingerprint, limit = now or (None, None)
         documents = await asyncio.to_thread(gather, paths)
-        letters = sum(len(document.text) for document in documents)
-        rate = await self._parts.worker.run(self._parts.database.prefill_ms_per_token, model)
+        text = await asyncio.to_thread(_text, documents)
+        room = limit - min(RESERVE_MOST, limit // RESERVE_SHARE) if limit else None
+        tokens, counted = await self._count(text, room)
+        rate = await self._parts.worker.run(
+            self._parts.database.prefill_ms_per_token, fingerprint.model if fingerprint else ""
+        )
         rate = self._parts.slots.restore_cost.prefill_ms_per_token or rate
-        return Estimate(len(documents), letters, rate and rate * letters / LETTERS_A_TOKEN / 1000)
+        return Estimate(len(documents), tokens, rate and rate * tokens / 1000, room, counted)
+
+    async def _count(self, text: str, room: int | None) -> tuple[int, bool]:
+        """The tokens of a text, and whether an engine has counted them, as far as there is room for them."""
+        if room is not None and self._parts.host.is_ready():
+            with contextlib.suppress(KvchatError):
+                engine = (await self._parts.host.ready()).engine
+                return (await count_until(engine.count_tokens, text, room))[0], True
+        return round(len(text) / LETTERS_A_TOKEN), False
 
     async def add(self, paths: Sequence[Path], name: str) -> Prepared:
         """A new set, not read yet."""
@@ -123,20 +159,26 @@ class Library:
     async def read(self, one: Prepared) -> Prepared:
         """Read the files as they are now, what is kept of them not again; the set as it is then.
 
-        It gives way to whatever else is asked for. Cancelled, what was read so far serves the next time.
+        It gives way to whatever else is asked for. Cancelled, what was read so far serves the next time. Refused, a set
+        that was never read goes.
         """
         if one.id in self.reading:
             raise CannotPrepare(_("“{name}” is being read already", name=one.name), "", "")
-        task = asyncio.ensure_future(self._read(one))
+        task, refused = asyncio.ensure_future(self._read(one)), False
         self.reading[one.id] = Reading(task)
         self._begin(_over(task))
         self._changed()
         try:
             return await task
+        except KvchatError as error:
+            refused = isinstance(error, CannotPrepare | CannotAttach) and not one.is_read
+            raise
         finally:
             task.cancel()
             await asyncio.wait([task])
             del self.reading[one.id]
+            if refused:
+                await self.remove(one)
             self._free()
             self._changed()
 
@@ -273,6 +315,11 @@ def why_not_ready(one: Prepared, usage: ConversationUsage | None, now: Fingerpri
     if usage is None or not usage.save_points:
         return _("its memory was deleted")
     return ""
+
+
+def _text(documents: Sequence[Document]) -> str:
+    """What the model reads of documents, with their names and what parts them: of small files that is most of it."""
+    return prompt_content(record.system_message([document.attachment for document in documents]))
 
 
 def _label(documents: Sequence[Document], fingerprint: Fingerprint) -> str:

@@ -17,6 +17,7 @@ from kvchat.words.comparing import shared_text
 Ids = tuple[int, ...]
 Tokenize = Callable[[str, bool], Awaitable[Ids]]
 PIECE = 2000  # characters, at least, of a text that grows
+COUNTED_AT_ONCE = 100_000  # characters
 _BETWEEN_WORDS = re.compile(r"\w(?=[ \n]\w)")
 KEPT = 4  # prompts: that of the turn, its two boundary probes, and one beside
 
@@ -100,6 +101,17 @@ class PromptTokens:
             self._parts = ids == whole
             return whole
         return ids
+
+
+async def count_until(count: Callable[[str], Awaitable[int]], text: str, most: int) -> tuple[int, bool]:
+    """A text's tokens, and whether they were counted to the end: beyond `most` the rest is taken to be alike."""
+    tokens = 0
+    for begin in range(0, len(text), COUNTED_AT_ONCE):
+        piece = text[begin : begin + COUNTED_AT_ONCE]
+        tokens += await count(piece)
+        if tokens > most and begin + len(piece) < len(text):
+            return tokens * len(text) // (begin + len(piece)), False
+    return tokens, True
 
 
 def _pieces(text: str) -> Iterator[str]:

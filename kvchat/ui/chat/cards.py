@@ -145,8 +145,11 @@ class ContextCard(Card):
 def _taken(use: ContextUse) -> str:
     taken = use.used + use.waiting
     if use.over and use.estimated:
-        taken, limit = tokens_short(taken), number(use.limit)
-        return _("It has about {taken} tokens, and the context holds {limit}.", taken=taken, limit=limit)
+        return _(
+            "It has about {taken} tokens, and the context holds {limit}.",
+            taken=tokens_short(taken),
+            limit=number(use.limit),
+        )
     if use.over:
         return _("It has {taken} tokens, and the context holds {limit}.", taken=number(taken), limit=number(use.limit))
     return _(

@@ -15,7 +15,8 @@ from PySide6.QtWidgets import QDialog, QFileDialog, QWidget
 
 from kvchat.chat.events import EngineChanged, Event, LibraryChanged, SettingsChanged
 from kvchat.chat.prepared.record import Prepared
-from kvchat.chat.prepared.service import Estimate, Reading, Standing
+from kvchat.chat.prepared.service import Estimate, Reading, Standing, TooLongToPrepare
+from kvchat.errors import KvchatError
 from kvchat.runtime import Runtime
 from kvchat.ui.base.building import STRETCH, button, column, label, left_to_right, line_edit, progress_bar, row
 from kvchat.ui.base.file_dialog import file_dialog
@@ -45,6 +46,7 @@ class LibraryWindow(Panel):
         self._runtime, self._library = runtime, runtime.chat.library
         self._standings: list[Standing] = []
         self._loading = self._due = False
+        self._refused: dict[str, KvchatError] = {}  # by id, why the set could not be read
         self._added = ""  # by its id: is chosen when it is in the list
         self.follow(runtime.events.subscribe, self._hear)
         self.what_for = label(_(_WHAT_FOR), "muted", wraps=True)
@@ -60,7 +62,7 @@ class LibraryWindow(Panel):
         self.folder = button(_("Add a folder…"), lambda: self._choose(QFileDialog.FileMode.Directory))
         self.remove = button(_("Remove…"), self._ask_to_remove, "danger")
         self.cancel = button(_("Stop reading"), lambda: self._with_current(self._library.cancel))
-        self.again = button(_("Read again"), lambda: self._with_current(self._library.read))
+        self.again = button(_("Read again"), lambda: self._with_current(self._read))
         self.begin = button(_("Begin a chat"), self._begin, "primary")
         above = row(self.files, self.folder, STRETCH, spacing=8)
         below = row(STRETCH, self.remove, self.cancel, self.again, self.begin, spacing=8)
@@ -86,7 +88,7 @@ class LibraryWindow(Panel):
 
     async def _consider(self, paths: Sequence[Path]) -> None:
         now = await self._runtime.engine.states_now()
-        estimate = await self._library.estimate(paths, now[0].model if now else "")
+        estimate = await self._library.estimate(paths, now)
         taken = set((await self._library.names()).values())
         dialog = AddDialog(self, await asyncio.to_thread(name_for, paths, taken), estimate)
         dialog.accepted.connect(lambda: self.run(self._add(paths, dialog.name)))
@@ -95,7 +97,20 @@ class LibraryWindow(Panel):
     async def _add(self, paths: Sequence[Path], name: str) -> None:
         made = await self._library.add(paths, name)
         self._added = made.id
-        await self._library.read(made)
+        await self._read(made)
+
+    async def _read(self, one: Prepared) -> None:
+        try:
+            await self._library.read(one)
+        except KvchatError as error:
+            self._refused[one.id] = error
+            raise
+
+    async def _remove(self, one: Prepared) -> None:
+        """What was said of it when it could not be read goes with it."""
+        await self._library.remove(one)
+        if (error := self._refused.pop(one.id, None)) is not None:
+            self.notices.take_back(error)
 
     def _choose(self, mode: QFileDialog.FileMode) -> None:
         title = _("Add a folder") if mode is QFileDialog.FileMode.Directory else _("Add files")
@@ -190,7 +205,7 @@ class LibraryWindow(Panel):
                 "must be read."
             ),
             _("Remove"),
-            lambda: self.run(self._library.remove(one.prepared)),
+            lambda: self.run(self._remove(one.prepared)),
         )
 
 
@@ -203,11 +218,13 @@ class AddDialog(QDialog):
         self.setWindowModality(Qt.WindowModality.WindowModal)
         self.setWindowTitle("kvchat")
         self.setAccessibleName(_("Add to the library"))
+        self._can_be_read: bool = not estimate.too_long
         self.field = line_edit(_("Name"), _("Name"))
         self.field.setText(name)
         self.read = button(_("Read"), self.accept, "primary")
         self.read.setDefault(True)
-        self.field.textChanged.connect(lambda _: self.read.setEnabled(bool(self.name)))
+        self.field.textChanged.connect(lambda _: self.read.setEnabled(bool(self.name) and self._can_be_read))
+        self.read.setEnabled(self._can_be_read)
         self.words = label(estimate_words(estimate), "muted", wraps=True)
         below = row(STRETCH, button(_("Not now"), self.reject), self.read, margins=(0, 10, 0, 0))
         column(
@@ -243,7 +260,11 @@ def name_for(paths: Sequence[Path], taken: Collection[str]) -> str:
 
 
 def estimate_words(estimate: Estimate) -> str:
-    """What reading takes, and that nobody waits for it."""
+    """What reading takes, and that nobody waits for it; or that it is too much."""
+    if estimate.too_long:
+        error = TooLongToPrepare(estimate)
+        files = several(estimate.files, "{count} file", "{count} files")
+        return sentences(files, error.title, error.detail, error.advice)
     tokens = round(estimate.tokens, -3 if estimate.tokens >= 10_000 else -2)
     files = several(estimate.files, "{count} file", "{count} files")
     words = _("{files}, about {tokens} tokens.", files=files, tokens=number(tokens))

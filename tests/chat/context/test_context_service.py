@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from kvchat.chat.context.context import DocumentsTooLong, NoRoomForPart, NothingToDrop, split_branch
-from kvchat.chat.events import QuestionNotStored
+from kvchat.chat.context.context import TEMPLATE_TOKENS, DocumentsTooLong, NoRoomForPart, NothingToDrop, split_branch
+from kvchat.chat.events import QuestionNotStored, TurnFailed
 from kvchat.chat.input.documents import document_of_text
 from kvchat.chat.record.prompt import prompt_content
+from kvchat.engine.speaking.tokenizing import COUNTED_AT_ONCE
 from kvchat.engine.speaking.wire import Sampling
+from kvchat.session.session import PromptTooLong
 from kvchat.transfer.rows import conversation_rows, store_rows
 from tests.chat.stage import Stage
 
@@ -48,6 +50,37 @@ async def test_a_document_that_cannot_fit_is_refused_and_comes_back(stage: Stage
     assert (refused.text, refused.attachments) == ("Sum it up.", (LONG,))
     assert len(await service.messages(chat)) == 2
     assert (await service.context.tokens_of(RIVER)) == (len(RIVER.text.encode()), True)
+
+
+async def test_counting_ends_as_soon_as_it_cannot_fit(stage: Stage) -> None:
+    chat, service = await stage.chat(), stage.runtime.chat
+    await stage.answered(chat)
+    huge = document_of_text("huge.txt", "some words in lines\n" * 200_000)
+    before = len(stage.requests("/tokenize"))
+    use = await service.context.use(chat, "Sum it up.", (huge,))
+    assert use is not None
+    assert use.over
+    assert use.estimated
+    assert abs(use.waiting - len(huge.text)) < len(huge.text) // 10, "this engine's tokens are bytes"
+    alone = await service.context.use(chat, "Sum it up.")
+    assert alone is not None
+    assert await service.context.tokens_of(huge) == (use.waiting - alone.waiting - TEMPLATE_TOKENS, False)
+    asked = stage.requests("/tokenize")[before:]
+    assert max(len(str(one["content"])) for one in asked) <= COUNTED_AT_ONCE
+    assert len([one for one in asked if "some words" in str(one["content"])]) == 1
+    assert await service.send(chat, "Sum it up.", attachments=(huge,)) is None
+    assert isinstance(stage.of(QuestionNotStored)[-1].error, DocumentsTooLong)
+    service.select(chat)
+    service.prepare(chat, "Sum it up.", (huge,))
+    await service.idle()
+    assert max((len(str(one)) for one in stage.requests("/apply-template")), default=0) < COUNTED_AT_ONCE
+
+
+async def test_words_that_cannot_fit_are_refused_without_counting_them(stage: Stage) -> None:
+    chat = await stage.chat()
+    assert await stage.runtime.chat.send(chat, "some words in lines\n" * 200_000) is None
+    assert isinstance(stage.of(TurnFailed)[-1].error, PromptTooLong)
+    assert max((len(str(one)) for one in stage.requests("/apply-template")), default=0) < COUNTED_AT_ONCE
 
 
 async def test_as_much_of_a_document_is_attached_as_there_is_room_for(stage: Stage) -> None:

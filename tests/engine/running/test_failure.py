@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import signal
 
 import pytest
@@ -167,3 +168,5 @@ def test_giving_up_says_how_often() -> None:
     reason = failure.explain(Outcome(-signal.SIGSEGV))
     assert "5 times" in failure.given_up(reason, 5).detail
     assert failure.given_up(reason, 1) == reason
+    cut = dataclasses.replace(reason, detail="the file may be incomplete")
+    assert failure.given_up(cut, 5).detail == "the file may be incomplete. It died 5 times, so it is left alone."

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
+
+import pytest
 from PySide6.QtCore import Qt
 from pytestqt.qtbot import QtBot
 
 from kvchat.chat.context.context import ContextUse
 from kvchat.chat.events import Notice, ReadingAhead, TurnFailed
 from kvchat.chat.input.documents import document_of_text
-from kvchat.chat.record.messages import Role
+from kvchat.chat.record.messages import Attachment, Role
 from kvchat.chat.turn.prediction import Forecast
 from kvchat.session.proof import Source
 from kvchat.session.session import PromptTooLong
@@ -182,3 +186,38 @@ async def test_what_cannot_fit_is_not_sent_and_part_of_it_can_be(
     await until(card.isHidden)
     qtbot.keyClick(window.composer.editor, Qt.Key.Key_Return)
     await until(lambda: ("send", chat, "What is in it?") in runtime.chat.calls)
+
+
+async def test_a_late_count_of_what_was_removed_is_dropped(
+    runtime: FakeRuntime, window: MainWindow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits, late = asyncio.Event(), []
+
+    async def use(_id: str | None, draft: str = "", attachments: Sequence[Attachment] = ()) -> ContextUse:
+        if attachments:
+            late.append(await waits.wait())
+            return ContextUse(0, 90_000, 2048, 32_768)
+        return ContextUse(0, len(draft), 2048, 32_768)
+
+    monkeypatch.setattr(runtime.chat.context, "use", use)
+    composer = window.composer
+    composer.set_attachments([document_of_text("large.txt", "words")])
+    counting = asyncio.ensure_future(window.context._count())
+    await asyncio.sleep(0)
+    composer.set_attachments(())
+    composer.editor.setPlainText("Hi")
+    await window.context._count()
+    assert composer.button.isEnabled()
+    waits.set()
+    await counting
+    assert late
+    assert composer.button.isEnabled()
+    assert not window.context_card.isVisible()
+
+
+async def test_what_cannot_fit_is_said_with_an_estimate(runtime: FakeRuntime, window: MainWindow) -> None:
+    furnish(runtime, ContextUse(0, 0, 2048, 32_768, estimated=True))
+    window.composer.editor.setPlainText("words " * 30_000)
+    await until(window.context_card.isVisible)
+    assert "It has about 45K tokens, and the context holds 32,768." in window.context_card.detail.text()
+    assert not window.composer.button.isEnabled()

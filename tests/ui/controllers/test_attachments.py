@@ -22,6 +22,7 @@ from kvchat.errors import KvchatError
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.attachments.chips import short_name
 from kvchat.ui.attachments.views import AttachmentView, PictureView
+from kvchat.ui.base.theme import Look
 from kvchat.ui.chat.composer import LONG_PASTE
 from kvchat.ui.messages.user_view import UserView
 from tests.pictures import png
@@ -159,6 +160,62 @@ async def test_a_long_paste_can_become_a_file(window: MainWindow) -> None:
     await until(lambda: names(window) == ["Pasted text.txt"])
     assert composer.draft == "Before."
     assert not composer.offer.isVisible()
+
+
+async def test_a_paste_too_long_to_lay_out_is_attached_and_can_be_text_where_that_is_possible(
+    window: MainWindow,
+) -> None:
+    composer = window.composer
+    for text, can_be_text in (("some words\n" * 4_000, True), ("x" * 10_000, False), ("words\n" * 20_000, False)):
+        pasted = QMimeData()
+        pasted.setText(text)
+        composer.editor.insertFromMimeData(pasted)
+        await until(lambda: names(window) == ["Pasted text.txt"])
+        assert not composer.draft
+        assert composer.as_text.isVisible() is can_be_text
+        if can_be_text:
+            composer.as_text.click()
+            assert composer.draft == text
+            assert not names(window)
+            assert not composer.as_text.isVisible()
+        composer.editor.clear()
+        composer.set_attachments(())
+
+
+async def test_many_pastes_make_no_endless_line(window: MainWindow) -> None:
+    for _ in range(5):
+        pasted = QMimeData()
+        pasted.setText("x" * 3_000)
+        window.composer.editor.insertFromMimeData(pasted)
+    assert len(window.composer.draft) == 6_000
+    await until(lambda: names(window) == ["Pasted text.txt"])
+
+
+async def test_a_long_paste_before_all_is_imported_is_attached_then(runtime: FakeRuntime, look: Look) -> None:
+    window = MainWindow(look, runtime.paths.config)
+    window.composer.take("x" * 50_000)
+    assert not window.composer.draft
+    window.join(runtime)
+    await window.start()
+    await until(lambda: names(window) == ["Pasted text.txt"])
+    await window.finish()
+    window.deleteLater()
+
+
+async def test_a_draft_too_long_to_lay_out_is_an_attachment_after_a_start(runtime: FakeRuntime, look: Look) -> None:
+    chat = runtime.chat.add("One").id
+    runtime.chat.drafts.kept = {chat: "x" * 1_000_000, "": "a usual one"}
+    window = MainWindow(look, runtime.paths.config)
+    window.join(runtime)
+    await window.start()
+    window.chat.open(chat)
+    assert names(window) == ["Pasted text.txt"]
+    assert not window.composer.draft
+    assert window.chat.drafts.of(None) == "a usual one"
+    await window.finish()
+    assert runtime.chat.drafts.kept[chat] == ""
+    assert [one.size for one in runtime.chat.drafts.kept_attached[chat]] == [1_000_000]
+    window.deleteLater()
 
 
 async def test_attachments_wait_with_the_draft_and_come_back_with_a_refusal(

@@ -9,8 +9,9 @@ from PySide6.QtCore import Qt
 from pytestqt.qtbot import QtBot
 
 from kvchat.chat.events import LibraryChanged
-from kvchat.chat.prepared.service import Ground
+from kvchat.chat.prepared.service import Estimate, Ground
 from kvchat.chat.prepared.sources import Changes
+from kvchat.errors import KvchatError
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.dialogs.confirm import ConfirmDialog
 from kvchat.ui.sidebar.library_window import AddDialog, LibraryWindow, name_for
@@ -57,6 +58,38 @@ async def test_what_is_added_is_read_with_a_bar_and_a_chat_begins_on_it(
     qtbot.mouseClick(panel.begin, LEFT)
     await until(lambda: not panel.isVisible())
     await until(lambda: window.chat.current is not None and window.header.title.text() == "The manual")
+
+
+async def test_what_is_longer_than_the_context_is_said_before_it_is_read(
+    furnished: FakeRuntime, window: MainWindow, qtbot: QtBot, tmp_path: Path
+) -> None:
+    furnished.chat.library.expected = Estimate(412, 90_000, 36.0, room=6_144, counted=True)
+    panel = await opened(window, qtbot)
+    panel.consider([tmp_path])
+    await until(lambda: panel.findChild(AddDialog) is not None)
+    dialog = panel.findChild(AddDialog)
+    assert isinstance(dialog, AddDialog)
+    assert "about 90K tokens and there is room for 6,144" in dialog.words.text()
+    assert not dialog.read.isEnabled()
+    dialog.field.setText("Another name")
+    assert not dialog.read.isEnabled()
+
+
+async def test_the_warning_about_an_entry_goes_with_the_entry(
+    furnished: FakeRuntime, window: MainWindow, qtbot: QtBot
+) -> None:
+    library = furnished.chat.library
+    library.put("grown", tokens=5_000)
+    library.refusal = KvchatError("That is longer than the model can read at once")
+    panel = await opened(window, qtbot)
+    qtbot.mouseClick(panel.again, LEFT)
+    await until(lambda: panel.notices.on_show)
+    qtbot.mouseClick(panel.remove, LEFT)
+    question = panel.findChild(ConfirmDialog)
+    assert isinstance(question, ConfirmDialog)
+    qtbot.mouseClick(question.yes, LEFT)
+    await until(lambda: not panel.list.rows)
+    await until(lambda: not panel.notices.on_show)
 
 
 async def test_with_nothing_in_it_it_says_what_it_is_for(window: MainWindow, qtbot: QtBot) -> None:
