@@ -9,16 +9,15 @@ from dataclasses import replace
 from pathlib import Path
 
 from kvchat.chat.restore_findings import Findings, Subject
+from kvchat.engine.running.failure import stopped_on_purpose
 from kvchat.engine.speaking.connection import EngineConnection, EngineState, EngineStatus
-from kvchat.engine.speaking.errors import EngineError, EngineFailed
+from kvchat.engine.speaking.errors import EngineError, EngineFailed, EngineGone
 from kvchat.engine.speaking.vitals import Vitals, graphics_watts, take_vitals
 from kvchat.errors import KvchatError
 from kvchat.session.host import ReadyEngine
 from kvchat.session.restore_support import Finding
 from kvchat.session.self_test import self_test
 from kvchat.settings import Settings
-
-LOSS_NOTICED_S = 3.0  # how long it may take to be seen that a process died
 
 
 class BaseHost(ABC):
@@ -34,7 +33,6 @@ class BaseHost(ABC):
         self._connection = connection
         self._findings = findings
         self._override: EngineStatus | None = None  # in place of the connection's status, before there is one
-        self._changed = asyncio.Event()
         self._ready: ReadyEngine | None = None
         self._subject: Subject | None = None  # what is found out about restoring is about this
         self._inspection: asyncio.Task[None] | None = None  # with an engine that has just come up
@@ -130,15 +128,11 @@ class BaseHost(ABC):
             await self._findings.forget(self._subject)
 
     async def explain_loss(self, error: EngineError) -> EngineError:
-        """After EngineGone: the reason in the connection's words, once it has seen the engine go."""
-        try:
-            async with asyncio.timeout(LOSS_NOTICED_S):
-                while self._connection.status.state is EngineState.READY:
-                    self._changed.clear()
-                    await self._changed.wait()
-        except TimeoutError:
+        """After EngineGone: why the engine ended that raised it; the error itself if that one goes on."""
+        life = error.life if isinstance(error, EngineGone) else None
+        if life is None or not await life.ends_soon():
             return error
-        return EngineFailed(self.status.failure) if self.status.failure else error
+        return EngineFailed(life.failure) if life.failure else stopped_on_purpose()
 
     async def _inspected(self) -> None:
         """Wait until the engine was inspected. A caller that is cancelled does not end it for the others."""
@@ -177,7 +171,6 @@ class BaseHost(ABC):
         self._told()
 
     def _told(self) -> None:
-        self._changed.set()
         self.publish(self.status)
 
 

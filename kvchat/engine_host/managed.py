@@ -13,7 +13,7 @@ from kvchat.engine.running import failure
 from kvchat.engine.running.plan import LaunchPlan
 from kvchat.engine.running.supervisor import EngineSupervisor
 from kvchat.engine.speaking.connection import DOWN, EngineState, EngineStatus
-from kvchat.engine.speaking.errors import EngineError, EngineFailed, EngineGone, FailureKind
+from kvchat.engine.speaking.errors import EngineFailed, EngineGone, FailureKind
 from kvchat.engine_host.base import BaseHost, tell_bug
 from kvchat.engine_host.choice import CannotSee, EngineChoice, NoModel, find_projector
 from kvchat.engine_host.memory import EngineMemory
@@ -162,12 +162,6 @@ class ManagedHost(BaseHost):
             elif self._meant_to_see:
                 raise CannotSee(_("This model"), _("The file beside it is not for pictures."))
             await self._start_anew(sees=sees, tokens=tokens)
-
-    async def explain_loss(self, error: EngineError) -> EngineError:
-        """After EngineGone: the reason in the supervisor's words, once it has seen the process go."""
-        reason = await super().explain_loss(error)
-        stopped = self.status.state in (EngineState.STOPPED, EngineState.STOPPING, EngineState.RESTING)
-        return failure.stopped_on_purpose() if reason is error and stopped else reason
 
     async def _claim(self) -> Owner | None:
         """Be the one process that has an engine; which other keeps it. A command that has it is waited for."""

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from kvchat.engine.speaking.errors import EngineError, EngineGone, EngineRefused
@@ -25,7 +25,7 @@ from kvchat.gateway.work import CrowdedOut, GaveWay, Work
 from kvchat.kvstore.savepoint import Tokens, common_prefix, kept_for
 from kvchat.session.events import SessionEvent
 from kvchat.session.host import EngineHost, ReadyEngine
-from kvchat.session.lease import Lease
+from kvchat.session.lease import FAILED_OVER_USE, Lease
 from kvchat.session.proof import Loaded
 from kvchat.session.reading import TAIL
 from kvchat.session.session import Request, Session
@@ -169,20 +169,23 @@ class Answering:
     async def _answered(
         self, work: Work, session: Session, request: Request, engine: ReadyEngine | None, *, ahead: bool
     ) -> tuple[Lease, Heard | None]:
-        """Answer; an engine lost before the first word costs nothing: the next one answers, once."""
+        """Answer. If the engine died over a restored state, before the first word, the next one reads the prompt anew.
+
+        Nothing else is sent twice: the request itself may be what the engine died of.
+        """
         try:
             if ahead:
                 return await self._answered_ahead(work, session, request)
             lease = await self._ready(work, session, request, engine)
             return lease, await self._passing(work, lease).run()
-        except EngineGone as loss:
-            self.slots.forget()
-            reason = await self.host.explain_loss(loss)
-            if work.outlet.begun or not self.host.recovers():
-                raise reason from loss
+        except (EngineGone, EngineRefused) as loss:
+            if isinstance(loss, EngineGone):
+                self.slots.forget()
+            if work.outlet.begun or not loss.over_restore:
+                raise await self.host.explain_loss(loss) from loss
         async with session.losses_explained():
             lease = await self._ready(work, session, request, None)
-            return lease, await self._passing(work, lease).run()
+            return lease, await replace(self._passing(work, lease), afresh=FAILED_OVER_USE).run()
 
     async def _answered_ahead(self, work: Work, session: Session, request: Request) -> tuple[Lease, Heard | None]:
         """As `_answered`, of one that goes on from what the slot holds; raises GaveWay if it does not."""

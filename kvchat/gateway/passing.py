@@ -13,7 +13,7 @@ from functools import partial
 import httpx2
 
 from kvchat.engine.speaking import wire
-from kvchat.engine.speaking.errors import EngineError
+from kvchat.engine.speaking.errors import EngineError, EngineRefused
 from kvchat.engine.speaking.exchange import Answer
 from kvchat.engine.speaking.vision import FIRST_ID
 from kvchat.gateway.dialects.asked import Form, refusal
@@ -25,12 +25,11 @@ from kvchat.gateway.work import CrowdedOut, GaveWay, Work
 from kvchat.kvstore.restoring import NOTHING_ALIKE
 from kvchat.kvstore.savepoint import Tokens, common_prefix
 from kvchat.session.host import EngineHost
-from kvchat.session.lease import Lease
+from kvchat.session.lease import CROWDED_OUT, SERVER_ERROR, Lease
 from kvchat.session.planning import unchanged
 from kvchat.session.proof import NOTHING_LOADED, SOURCES, Loaded, Source, judged
 from kvchat.session.reading import STEP_MS, read_ahead, tail_of
 from kvchat.session.restore_cost import LEAST_GAIN, LONG_MS
-from kvchat.session.session import CROWDED_OUT
 from kvchat.system.concurrency import to_its_end
 from kvchat.words.language import N_
 
@@ -55,6 +54,7 @@ class Passing:
     host: EngineHost
     moved: Callable[[Passage, Stage], None]
     heads: deque[tuple[str, Tokens]]  # that programs' requests began with lately
+    afresh: str = ""  # why nothing is restored for it: the engine died over what was
 
     async def run(self) -> Heard | None:
         """Answer it; what was heard of the answer, None of one that the engine refused. Raises EngineGone."""
@@ -62,7 +62,7 @@ class Passing:
         if self._known:
             self.moved(self.work.passage, Stage.LOADING)
             await self.lease.wait_for_others(self.work.prompt.ids)
-            loaded = self._found(await self.lease.load(self.work.prompt.ids, self.work.reserve))
+            loaded = self._found(await self.lease.load(self.work.prompt.ids, self.work.reserve, afresh=self.afresh))
         elif self.work.asked.several:
             await self.lease.erase_all()
         else:
@@ -202,7 +202,10 @@ class Passing:
             # Several answers are given without a lease of what the slot holds: it may be another's.
             reuse = not asked.several or lease.slot.holds(lease.engine.generation) == lease.owner
             body = asked.for_slot(engine.slot, reuse=reuse)
-            async with engine.passed_on(work.path, body, catch_up, patience_s) as answer:
+            async with (
+                lease.at_risk(),
+                engine.passed_on(work.path, body, catch_up, patience_s) as answer,
+            ):
                 work.passage.status = answer.status_code
                 if unknown is not None and (asked.stream or answer.status_code != 200):
                     await catch_up()
@@ -264,6 +267,8 @@ class Passing:
         if CROWDED_OUT in error.message and self.work.reserve < self.lease.engine.context_size:
             self.lease.slot.emptied()
             raise CrowdedOut
+        if error.status >= SERVER_ERROR and self.lease.slot.suspect:
+            raise EngineRefused(error.status, error.message, error.kind)
         if form is Form.MESSAGES:
             body = json.dumps(refusal(form, answer.status_code, error.message, error.kind)).encode()
         self.work.outlet.whole(answer.status_code, self._headers(answer), body)
@@ -284,6 +289,7 @@ class Passing:
         passage, ids, lease = self.work.passage, self.work.prompt.ids, self.lease
         if counts is None:
             return
+        lease.slot.proved()
         cost = lease.slots.restore_cost
         read = counts.prompt - counts.cached
         if counts.prompt_ms is not None and not steps:

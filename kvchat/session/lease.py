@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from kvchat.engine.speaking.errors import EngineGone, EngineRefused
+from kvchat.engine.speaking.errors import EngineError, EngineGone, EngineRefused
 from kvchat.engine.speaking.wire import ChatMessage, PromptProgress, SlotSave, Timings
 from kvchat.kvstore.audience import NOBODY, audience_of, is_imported
 from kvchat.kvstore.files import disk
@@ -39,6 +39,9 @@ from kvchat.words.language import N_, _
 
 TOO_LARGE_NOW = N_("what is kept of it is larger than the context is now")
 DIED_OVER_RESTORE = N_("the engine died while it loaded its memory")
+FAILED_OVER_USE = N_("the engine failed when it used its memory")
+CROWDED_OUT = "Context size has been exceeded"  # the engine's words for several requests that together are too much
+SERVER_ERROR = 500  # HTTP; below it the request itself is at fault
 NOT_WAITED_FOR = N_("kvchat was told not to wait")
 NEXT = -1  # stands for the first token of whatever comes after a boundary
 # Two next messages that differ from their very first character: what both prompts share ends before either begins.
@@ -61,16 +64,20 @@ class Lease:
         """Whether saving is of any use: to the engine, and there is where to keep it."""
         return self.engine.saves and self._store.problem is None
 
-    async def load(self, prompt: Tokens, reserve: int = 0) -> Loaded:
+    async def load(self, prompt: Tokens, reserve: int = 0, *, afresh: str = "") -> Loaded:
         """Make the slot hold the state that leaves the least of `prompt` to prefill, with room for it.
 
-        `reserve`: tokens that are to follow it. Never raises for a bad save point: that is set aside and the prompt is
-        simply prefilled. Raises EngineGone if the engine dies over it.
+        `reserve`: tokens that are to follow it. `afresh`: why nothing is to be restored this time. Never raises for a
+        bad save point: that is set aside and the prompt is simply prefilled. Raises EngineGone if the engine dies
+        over it.
         """
         cost, slot = self.slots.restore_cost, self.slot
         cost.use_model(self.engine.fingerprint.model)
         await self.slots.context.room(slot, self.engine, min(len(prompt) + reserve, self.engine.context_size))
         held = slot.readable(self.engine, self.owner)
+        if afresh:
+            await self.take_over()
+            return replace(unchanged(self.engine, held, prompt), miss_reason=afresh)
         ready = await plan(self.slots, self.engine, self.owner, held, prompt, cost.worth_trying)
         if ready.restore is None:
             await self.take_over()
@@ -179,9 +186,36 @@ class Lease:
             return Timings(cache_n=len(boundary), prompt_n=0, prompt_ms=0.0, predicted_n=0, predicted_ms=0.0)
         if held:  # cancelled from here on, this much is still there
             self.note(boundary[: common_prefix(held.tokens, boundary)])
-        timings = await self.engine.engine.prefill(boundary, progress)
+        timings = await self.read(boundary, progress)
         self.note(boundary, exact=True)
         return timings
+
+    async def read(self, tokens: Tokens, progress: Callable[[PromptProgress], None] = lambda progress: None) -> Timings:
+        """Have the engine read up to the end of these tokens; what that took. Notes nothing."""
+        async with self.at_risk():
+            timings = await self.engine.engine.prefill(tokens, progress)
+        self.slot.suspect = None
+        return timings
+
+    @contextlib.asynccontextmanager
+    async def at_risk(self, reason: str = FAILED_OVER_USE) -> AsyncIterator[None]:
+        """Around a request in the slot: if it fails, set aside what was restored there and is not proved.
+
+        The error says so (`over_restore`): the same request may be sent again, to be read from its beginning. A 200
+        from a restore proves nothing: with a damaged file the engine aborts, or fails, at the next request.
+        """
+        try:
+            yield
+        except EngineError as error:
+            point = self.slot.suspect
+            if point is not None and await _may_be_its_fault(error):
+                error.over_restore, self.slot.suspect = True, None
+                await self.set_aside(point, reason)
+                if isinstance(error, EngineRefused):
+                    self.slot.emptied()
+                    with contextlib.suppress(EngineError):  # one that is gone has nothing in it
+                        await self.engine.engine.erase_slot()
+            raise
 
     async def can_return(self, boundary: Tokens) -> bool:
         """Whether the slot can be brought back to a boundary, without reading, after something else was said there."""
@@ -214,16 +248,16 @@ class Lease:
                 await self.slots.context.room(self.slot, self.engine, staged.n_tokens)
             self.slot.forget()
             self.slot.audience = NOBODY
+            self.slot.suspect = point
             try:
-                answer = await engine.restore_slot(staged.path.name)
+                async with self.at_risk(DIED_OVER_RESTORE):
+                    answer = await engine.restore_slot(staged.path.name)
             except EngineRefused as refusal:
                 reason = f"the engine refused its memory: {refusal.message}"
                 self.slot.emptied()
-                await self.set_aside(point, reason)
+                if not refusal.over_restore:
+                    await self.set_aside(point, reason)
                 return Miss(reason)
-            except EngineGone:
-                await self.set_aside(point, DIED_OVER_RESTORE)
-                raise
         if answer.n_restored != staged.n_tokens:
             reason = f"the engine loaded {answer.n_restored:,} of {staged.n_tokens:,} tokens"
             await self.set_aside(point, reason)
@@ -339,7 +373,8 @@ class Lease:
         """Have the engine save the slot. If memory could not hold that after all, the disk may."""
         engine = self.engine.engine
         try:
-            answer = await engine.save_slot(path.name)
+            async with self.at_risk():
+                answer = await engine.save_slot(path.name)
         except EngineRefused:
             answer = None
         if answer is None or not answer.n_written:
@@ -375,3 +410,11 @@ class Lease:
             staged = await staging
             if not isinstance(staged, Miss):
                 await asyncio.to_thread(self._store.unstage, staged)
+
+
+async def _may_be_its_fault(error: EngineError) -> bool:
+    """True if what the slot held may be why a request failed: no engine was stopped or killed, nor out of room."""
+    if isinstance(error, EngineRefused):
+        return error.status >= SERVER_ERROR and CROWDED_OUT not in error.message
+    killed = isinstance(error, EngineGone) and error.life and await error.life.ends_soon() and not error.life.crashed
+    return not killed

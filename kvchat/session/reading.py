@@ -137,7 +137,7 @@ async def read_and_keep(
 
 async def _step(lease: Lease, tokens: Tokens, loaded: Loaded) -> tuple[Timings, Loaded]:
     """Read on up to the end of these tokens; what that took, and what the slot is loaded with now."""
-    timings = await lease.engine.engine.prefill(tokens)
+    timings = await lease.read(tokens)
     unproved = loaded.restore is not None and not loaded.ahead.tokens
     if unproved and (await lease.prove(loaded, timings.cache_n, len(tokens))).hollow:
         loaded = replace(loaded, restore=None)

@@ -16,7 +16,7 @@ from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import Tokens
 from kvchat.session.events import Asked, MakingRoom, RestoreFailed, SaveSkipped, Tell, WaitingForEngine, nobody
 from kvchat.session.host import EngineHost, ReadyEngine, TemplateOptions
-from kvchat.session.lease import DIED_OVER_RESTORE, Lease
+from kvchat.session.lease import CROWDED_OUT, DIED_OVER_RESTORE, FAILED_OVER_USE, Lease
 from kvchat.session.proof import NOTHING_LOADED, NOTHING_TO_MISS, Loaded, Verdict
 from kvchat.session.slots.pool import Slots
 from kvchat.session.slots.slot import Slot
@@ -24,7 +24,6 @@ from kvchat.session.system_prompt import SystemPrompt, save_on_the_way
 from kvchat.words.language import N_, _, number
 
 DIED_OVER_SAVE = N_("the engine died while it saved the system prompt")
-CROWDED_OUT = "Context size has been exceeded"  # the engine's words for several requests that together are too much
 LETTERS_A_TOKEN = 4  # roughly, where nobody counts
 _NOT_SAVED = 64  # tokens at the end of a full context: settling needs room
 
@@ -87,6 +86,7 @@ class Session:
         self.finish_reason: str | None = None
         self._read_ahead: Timings | None = None
         self._heard = False  # the first word
+        self._afresh = ""  # why nothing is restored for it: the engine died over what was
 
     @property
     def engine(self) -> ReadyEngine | None:
@@ -99,16 +99,22 @@ class Session:
         `hear` is given what comes, and the progress before it. Raises PromptTooLong, EngineGone, EngineRefused, and
         KvchatError where no engine comes up.
         """
-        self._heard = self.crowded_out = False
-        try:
-            await self._beside_others(request, hear)
-        except EngineGone as loss:
-            if self._heard:
-                raise
-            await self._lost(loss)
-            if not self._host.recovers():
-                raise
-            await self._beside_others(request, hear)
+        self._heard, self.crowded_out, self._afresh = False, False, ""
+        lost = False
+        while True:
+            try:
+                return await self._beside_others(request, hear)
+            except (EngineGone, EngineRefused) as loss:
+                if self._heard or not (loss.over_restore or isinstance(loss, EngineGone)):
+                    raise
+                if isinstance(loss, EngineGone):
+                    await self._lost(loss)
+                if loss.over_restore and not self._afresh:  # its cause is set aside, however often it died of others
+                    self._tell(RestoreFailed(FAILED_OVER_USE))
+                    self._afresh = FAILED_OVER_USE
+                elif lost or not self._host.recovers():
+                    raise
+                lost = True
 
     async def _beside_others(self, request: Request, hear: Hear) -> None:
         """Answer; where others took more of the context meanwhile than there is, all over again with more for itself.
@@ -141,8 +147,12 @@ class Session:
         if len(self.prompt) >= lease.engine.context_size:
             raise PromptTooLong(len(self.prompt), lease.engine.limit)
         try:
-            self.loaded = await lease.load(self.prompt, max(wanted - len(self.prompt), self._reserve))
-        except EngineGone as loss:  # over a bad file: the next engine does it the ordinary way
+            reserve = max(wanted - len(self.prompt), self._reserve)
+            self.loaded = await lease.load(self.prompt, reserve, afresh=self._afresh)
+        except EngineGone as loss:
+            if not loss.over_restore:
+                raise
+            # over a bad file: the next engine does it the ordinary way
             lease = await self._next_engine(request, loss)
             self._tell(RestoreFailed(DIED_OVER_RESTORE))
             self.loaded = Loaded(0, None, miss_reason=DIED_OVER_RESTORE)
@@ -160,7 +170,7 @@ class Session:
         done: int | None = None
         try:
             stream = lease.engine.engine.chat(request.messages, request.sampling())
-            async with contextlib.aclosing(stream) as chunks:
+            async with lease.at_risk(), contextlib.aclosing(stream) as chunks:
                 async for chunk in chunks:
                     read, done = chunk.timings or read, chunk.progress.processed if chunk.progress else done
                     if chunk.timings:

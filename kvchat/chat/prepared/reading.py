@@ -10,6 +10,7 @@ from kvchat.chat.prepared.record import system_message
 from kvchat.chat.prepared.sources import CannotPrepare, Document
 from kvchat.chat.record.prompt import prompt_messages
 from kvchat.chat.turn_parts import TurnParts
+from kvchat.engine.speaking.errors import EngineError
 from kvchat.kvstore.savepoint import Fingerprint, Tokens
 from kvchat.session.events import SaveSkipped, SessionEvent
 from kvchat.session.host import ReadyEngine
@@ -56,9 +57,16 @@ class DocumentReader:
 
     async def run(self) -> Read:
         """Until all is read and saved, whatever comes between. May be cancelled at any point. Raises KvchatError."""
+        again = False
         while True:
-            if read := await self._parts.slots.run(Rank.DOCUMENTS, self._owner, self._read):
-                return read
+            try:
+                if read := await self._parts.slots.run(Rank.DOCUMENTS, self._owner, self._read):
+                    return read
+            except EngineError as error:
+                loss = error.__cause__ or error
+                if again or not (isinstance(loss, EngineError) and loss.over_restore):
+                    raise
+                again = True  # what it died over is set aside
 
     async def _read(self, slot: Slot, wanted: Callable[[], bool]) -> Read | None:
         """None if it was not `wanted` to the end."""

@@ -17,6 +17,7 @@ from kvchat.chat.record.messages import Message, MessageState, Role
 from kvchat.chat.record.prompt import ends_with_reply, needs_vision, prompt_messages
 from kvchat.chat.record.title_words import REQUEST, is_over, title_in
 from kvchat.chat.turn_parts import TurnParts
+from kvchat.engine.speaking.errors import EngineError
 from kvchat.engine.speaking.wire import ChatChunk, ChatMessage, Sampling
 from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import Tokens
@@ -151,8 +152,10 @@ class Titles:
             async with session.losses_explained():
                 if question := await self._question(attempt, session):
                     await self._answer(attempt, session, *question)
-        except KvchatError:
-            attempt.answer = attempt.answer or ""
+        except KvchatError as error:
+            loss = error.__cause__ or error
+            if not (isinstance(loss, EngineError) and loss.over_restore):  # the cause is gone: it is asked again
+                attempt.answer = attempt.answer or ""
 
     async def _question(self, attempt: _Attempt, session: Session) -> tuple[Request, Tokens] | None:
         """What to ask, after which turn boundary; None if that cannot be now, or not without reading the chat again."""

@@ -12,7 +12,7 @@ from kvchat.engine.speaking.errors import EngineError
 from kvchat.engine.speaking.wire import ChatMessage
 from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import Fingerprint
-from kvchat.session.lease import Lease
+from kvchat.session.lease import FAILED_OVER_USE, Lease
 from kvchat.session.planning import NOT_WORTH_IT
 from kvchat.session.session import Request
 from kvchat.session.slots.rank import Rank
@@ -49,6 +49,8 @@ async def try_out(parts: TurnParts, conversation_id: str, fingerprint: Fingerpri
             lease = await parts.session(slot, conversation_id).ready(request)
             return await _tried(lease, messages, fingerprint)
         except KvchatError as error:
+            if isinstance(error, EngineError) and error.over_restore:
+                return TriedOut(reason=FAILED_OVER_USE)
             return TriedOut(reason=sentences(error.title, error.detail).rstrip(".。"), waits=True)
         finally:
             if lease is not None:
@@ -78,7 +80,7 @@ async def _tried(lease: Lease, messages: list[ChatMessage], fingerprint: Fingerp
     if loaded.restore is None:
         return TriedOut(reason=loaded.miss_reason or NOT_WORTH_IT)
     more = (await lease.engine.engine.prompt_tokens([ChatMessage("user", "A")]))[:BEYOND]
-    read = await lease.engine.engine.prefill((*boundary, *more))
+    read = await lease.read((*boundary, *more))
     verdict = await lease.prove(loaded, read.cache_n, read.prompt_tokens)
     if verdict.hollow:
         return TriedOut(reason=verdict.miss_reason or "")

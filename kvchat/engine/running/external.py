@@ -100,8 +100,8 @@ class ExternalServer(EngineConnection):
                     self._publish(EngineStatus(EngineState.FAILED, refusal))
                     return
                 self.generation = next(self._generations)
-                self._client = client
-                self._publish(EngineStatus(EngineState.READY))
+                client.begin_life()
+                self._begin(client, EngineStatus(EngineState.READY))
                 await self._until_lost(client)
                 self._client, lost = None, _gone(address.url)
         finally:

@@ -205,8 +205,7 @@ class EngineSupervisor(EngineConnection):
                 if reason.kind is FailureKind.BAD_MODEL and not await asyncio.to_thread(model.exists):
                     reason = failure.model_missing(model)
                 return _Death(reason, was_ready=False)
-            self._client = client
-            self._publish(EngineStatus(EngineState.READY, restart_attempt=status.restart_attempt))
+            self._begin(client, EngineStatus(EngineState.READY, restart_attempt=status.restart_attempt))
             return _Death(await self._look_after(process, client, watch), was_ready=True)
         finally:
             self._client = None

@@ -16,6 +16,7 @@ import httpx2
 from kvchat.engine.speaking import bodies, wire
 from kvchat.engine.speaking.errors import EngineError, EngineRefused, NotOurEngine
 from kvchat.engine.speaking.exchange import Answer
+from kvchat.engine.speaking.life import Life
 from kvchat.engine.speaking.tokenizing import PromptTokens
 from kvchat.engine.speaking.transport import CONNECT_S, Transport
 from kvchat.engine.speaking.vision import FIRST_ID, PicturePrompts, cannot_show, without_pictures
@@ -105,6 +106,15 @@ class LlamaServerClient:
         self._pictures: PicturePrompts | None = None
         self._prompts = PromptTokens(self._tokens)
         self._http = Transport(base_url, key, hang_guard_s, on_fault, on_silence, transport)
+
+    @property
+    def life(self) -> Life:
+        """Of the engine that it speaks to."""
+        return self._http.life
+
+    def begin_life(self) -> None:
+        """The same address has another engine from now on."""
+        self._http.life = Life()
 
     async def aclose(self) -> None:
         """Drop all connections, once what a dead engine has said is read to its end."""

@@ -13,6 +13,7 @@ from kvchat.words.language import N_, _
 
 if TYPE_CHECKING:
     from kvchat.engine.speaking.client import LlamaServerClient
+    from kvchat.engine.speaking.life import Life
 
 
 class EngineState(Enum):
@@ -55,6 +56,7 @@ class EngineConnection:
         self._listeners: list[Callable[[EngineStatus], None]] = []
         self._changed = asyncio.Event()
         self._client: LlamaServerClient | None = None
+        self._life: Life | None = None  # of the engine that is ready
 
     @property
     def status(self) -> EngineStatus:
@@ -83,10 +85,19 @@ class EngineConnection:
                 raise EngineError(_("The engine is stopped"), "", _("Start the engine, then try again."))
             await self._changed.wait()
 
+    def _begin(self, client: LlamaServerClient, status: EngineStatus) -> None:
+        """An engine is ready."""
+        self._client, self._life = client, client.life
+        self._publish(status)
+
     def _publish(self, status: EngineStatus) -> None:
         if status == self._status:
             return
         self._status = status
+        if self._life is not None and status.state is not EngineState.READY:
+            on_purpose = status.state in (EngineState.STOPPING, EngineState.STOPPED)
+            self._life.end(None if on_purpose else status.failure)
+            self._life = None
         self._changed.set()
         self._changed = asyncio.Event()
         for listener in tuple(self._listeners):

@@ -6,9 +6,13 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import TYPE_CHECKING
 
 from kvchat.errors import KvchatError
 from kvchat.words.language import N_, _
+
+if TYPE_CHECKING:
+    from kvchat.engine.speaking.life import Life
 
 
 class FailureKind(Enum):
@@ -44,9 +48,13 @@ class EngineFailure:
 class EngineError(KvchatError):
     """Something went wrong between kvchat and its engine."""
 
+    over_restore = False  # a restored state that nothing had proved may be the cause, and is set aside
+
 
 class EngineGone(EngineError):
     """The connection could not be made or broke off: the engine died, hangs or was stopped."""
+
+    life: Life | None = None  # in which it was raised; None outside of a client
 
 
 class EngineSilent(EngineGone):

@@ -8,18 +8,21 @@ import functools
 import json
 import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import httpx2
 
 from kvchat.engine.speaking import errors, wire
 from kvchat.engine.speaking.errors import EngineBroken, EngineError, EngineGone, EngineRefused, EngineSilent
 from kvchat.engine.speaking.exchange import Answer, BrokeOff, Unreachable, exchange
+from kvchat.engine.speaking.life import Life
 from kvchat.engine.speaking.wire import ChatChunk
 from kvchat.words.language import N_, _
 
 if TYPE_CHECKING:
     from httpcore2 import AsyncNetworkStream
+
+E = TypeVar("E", bound=EngineError)
 
 CONNECT_S = 5.0
 PAUSE_S = 0.03  # between two reads of a stream: far less than between two updates of the page
@@ -44,6 +47,7 @@ class Transport:
         transport: httpx2.AsyncBaseTransport | None,
     ) -> None:
         """See `LlamaServerClient`."""
+        self.life = Life()
         self._hang_guard_s = hang_guard_s
         self._on_fault, self._on_silence = on_fault, on_silence
         self._closing = asyncio.Event()
@@ -93,7 +97,7 @@ class Transport:
         async with self.passed_on(path, content, method=method, silence_s=timeout_s) as response:
             answer = await response.aread()
         if response.status_code != 200:
-            refusal = _refusal(wire.parse_error(answer, response.status_code))
+            refusal = self._lost(_refusal(wire.parse_error(answer, response.status_code)))
             self._on_fault(refusal)
             raise refusal
         return answer
@@ -165,15 +169,23 @@ class Transport:
         try:
             yield
         except Unreachable as error:
-            raise EngineGone(_("The engine cannot be reached"), str(error), _(_GONE_ADVICE)) from error
+            raise self._lost(EngineGone(_("The engine cannot be reached"), str(error), _(_GONE_ADVICE))) from error
         except TimeoutError as error:
-            raise EngineSilent(_("The engine does not answer"), _(_SILENT), _(_GONE_ADVICE)) from error
+            raise self._lost(EngineSilent(_("The engine does not answer"), _(_SILENT), _(_GONE_ADVICE))) from error
         except BrokeOff as error:
-            raise EngineGone(_("The engine broke off"), str(error), _(_GONE_ADVICE)) from error
+            raise self._lost(EngineGone(_("The engine broke off"), str(error), _(_GONE_ADVICE))) from error
+
+    def _lost(self, error: E) -> E:
+        """Return the error, an EngineGone with the life that it ends."""
+        if isinstance(error, EngineGone):
+            error.life = self.life
+        return error
 
     def _check_open(self) -> None:
         if self._closing.is_set():
-            raise EngineGone(_("The engine is no longer there"), _("It was stopped or started anew."), _(_GONE_ADVICE))
+            raise self._lost(
+                EngineGone(_("The engine is no longer there"), _("It was stopped or started anew."), _(_GONE_ADVICE))
+            )
 
     @contextlib.asynccontextmanager
     async def _client(self) -> AsyncIterator[httpx2.AsyncClient]:
@@ -187,13 +199,15 @@ class Transport:
                 finally:
                     self._open.discard(http)
         except httpx2.ConnectError as error:
-            raise EngineGone(_("The engine cannot be reached"), _words(error), _(_GONE_ADVICE)) from error
+            raise self._lost(EngineGone(_("The engine cannot be reached"), _words(error), _(_GONE_ADVICE))) from error
         except httpx2.ReadTimeout as error:
-            raise EngineSilent(_("The engine does not answer"), _(_SILENT), _(_GONE_ADVICE)) from error
+            raise self._lost(EngineSilent(_("The engine does not answer"), _(_SILENT), _(_GONE_ADVICE))) from error
         except httpx2.TimeoutException as error:
-            raise EngineGone(_("The engine does not answer"), _("It cannot be reached."), _(_HANG_ADVICE)) from error
+            raise self._lost(
+                EngineGone(_("The engine does not answer"), _("It cannot be reached."), _(_HANG_ADVICE))
+            ) from error
         except (httpx2.HTTPError, httpx2.StreamError) as error:
-            raise EngineGone(_("The engine broke off"), _words(error), _(_GONE_ADVICE)) from error
+            raise self._lost(EngineGone(_("The engine broke off"), _words(error), _(_GONE_ADVICE))) from error
 
     async def _next(
         self, arrived: asyncio.Queue[ChatChunk | Exception | None], *, begun: bool
@@ -219,11 +233,11 @@ class Transport:
                 http.stream("POST", path, json=body, headers=self._authorization, timeout=timeout) as answer,
             ):
                 if answer.status_code != 200:
-                    raise _refusal(wire.parse_error(await answer.aread(), answer.status_code))
+                    raise self._lost(_refusal(wire.parse_error(await answer.aread(), answer.status_code)))
                 async for event in httpx2.EventSource(answer, None):
                     chunk = wire.parse_event(event.data)
                     if isinstance(chunk, wire.WireError):  # raised in here it would leave the event source open
-                        refusal = _refusal(chunk)
+                        refusal = self._lost(_refusal(chunk))
                         self._on_fault(refusal)
                         arrive(refusal)
                     elif chunk is not None:
@@ -240,7 +254,9 @@ class Transport:
             arrive(
                 None
                 if ended
-                else EngineGone(_("The engine broke off"), _("Its reply stopped before the end."), _(_GONE_ADVICE))
+                else self._lost(
+                    EngineGone(_("The engine broke off"), _("Its reply stopped before the end."), _(_GONE_ADVICE))
+                )
             )
 
 

@@ -6,7 +6,7 @@ import itertools
 from dataclasses import dataclass, replace
 
 from kvchat.kvstore.audience import readable_by
-from kvchat.kvstore.savepoint import Tokens, common_prefix
+from kvchat.kvstore.savepoint import SavePoint, Tokens, common_prefix
 from kvchat.session.host import ReadyEngine
 from kvchat.session.proof import NOTHING_AHEAD, ReadAhead, RestoreRecord
 
@@ -48,6 +48,7 @@ class Slot:
         self.contents: SlotContents | None = None  # None: nothing is known of it
         self.audience: str | None = None  # of the rows that the engine may have in it; None: it has none
         self.save_point = ""  # the one that was saved from it last, or restored into it
+        self.suspect: SavePoint | None = None  # restored into it, and no request has come to its end since
 
     def taken(self, *, window: bool) -> None:
         """Somebody uses it from now on."""
@@ -62,7 +63,8 @@ class Slot:
     def of_process(self, generation: int) -> None:
         """It is that engine process's from now on: a new one has nothing in it."""
         if generation != self.generation:
-            self.generation, self.at_most, self.contents, self.audience = generation, 0, None, None
+            self.generation, self.at_most, self.contents = generation, 0, None
+            self.audience = self.suspect = None
 
     def held(self, generation: int) -> int:
         """How many tokens that engine process keeps in it, at most."""
@@ -94,6 +96,7 @@ class Slot:
 
     def proved(self) -> None:
         """What was restored into it has shown what it was worth."""
+        self.suspect = None
         if self.contents:
             self.contents = replace(self.contents, unproved=None)
 
@@ -105,7 +108,7 @@ class Slot:
 
     def emptied(self) -> None:
         """Nothing is in it any more."""
-        self.contents, self.at_most = None, 0
+        self.contents, self.at_most, self.suspect = None, 0, None
 
     def forget(self) -> None:
         """Nothing is known of it any more."""

@@ -1,0 +1,213 @@
+"""Slot files that a real engine reads, says 200 to, and dies of: the reply comes all the same, by an ordinary prefill.
+
+Each restore of a save point is damaged between the store and the engine; the store's own hashes would find it before.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvchat.chat.record.messages import Message, MessageState
+from kvchat.engine.running.supervisor import RestartPolicy
+from kvchat.engine.speaking.wire import Sampling
+from kvchat.kvstore.layout.header import WRAPPED_VERSION
+from kvchat.kvstore.restoring import Restoring
+from kvchat.kvstore.savepoint import RestorePlan
+from kvchat.runtime import Runtime
+from kvchat.session.restore_cost import RestoreCost
+from kvchat.session.self_test import LENGTH
+from kvchat.settings import Settings
+from tests.e2e.home import engine_path, notes
+from tests.gateway.doors import chat_body, door
+from tests.models import tiny_model
+from tests.running import opened
+
+pytestmark = pytest.mark.e2e
+
+ENGINES, KINDS = ("embedded", "llama-server"), ("llama", "qwen35", "lfm2")
+CELL = struct.Struct("<iI")  # position, number of sequences; their ids follow
+FEW_WORDS = Sampling(max_tokens=6, temperature=0.0, seed=1)
+
+
+def state_at(data: bytearray) -> int:
+    """Where the state begins: the number of streams of its first cache."""
+    count: int = struct.unpack_from("<I", data, 8)[0]
+    assert struct.unpack_from("<i", data, 16)[0] == WRAPPED_VERSION
+    return 12 + 4 * count
+
+
+def cell_count(change: Callable[[int], int]) -> Callable[[bytearray], None]:
+    def poison(data: bytearray) -> None:
+        place = state_at(data) + 4
+        struct.pack_into("<I", data, place, change(struct.unpack_from("<I", data, place)[0]))
+
+    return poison
+
+
+def position(cell: int, value: int) -> Callable[[bytearray], None]:
+    """Of a cell by its number; -1 is the last."""
+
+    def poison(data: bytearray) -> None:
+        place = state_at(data) + 4
+        (cells,) = struct.unpack_from("<I", data, place)
+        struct.pack_into("<i", data, place + 4 + (cell % cells) * (CELL.size + 4), value)
+
+    return poison
+
+
+def cut(share: float) -> Callable[[bytearray], None]:
+    def poison(data: bytearray) -> None:
+        del data[int(len(data) * share) :]
+
+    return poison
+
+
+def emptied(data: bytearray) -> None:
+    """Tokens, and no state of any."""
+    data[state_at(data) :] = struct.pack("<II", 1, 0) + bytes(64)
+
+
+def rows(data: bytearray) -> None:
+    """No number in the second half."""
+    half = len(data) // 2
+    data[half:] = b"\xff" * (len(data) - half)
+
+
+POISONS: dict[str, Callable[[bytearray], None]] = {
+    "no cells": cell_count(lambda count: 0),
+    "no state": emptied,
+    "one cell": cell_count(lambda count: 1),
+    "fewer cells": cell_count(lambda count: count - 7),
+    "more cells": cell_count(lambda count: count + 7),
+    "far too many cells": cell_count(lambda count: 2**31),
+    "a position before all": position(0, -5),
+    "a last position before all": position(-1, -5),
+    "a position far beyond": position(-1, 2**30),
+    "a position twice": position(-1, 3),
+    "nearly whole": cut(0.99),
+    "half": cut(0.5),
+    "not a number": rows,
+}
+
+
+@dataclass
+class Poisoner:
+    """Damages what the engine is given, while a poison is chosen."""
+
+    poison: Callable[[bytearray], None] | None = None
+    given: list[str] = field(default_factory=list)  # the save points whose files were damaged
+
+
+@pytest.fixture
+def poisoner(monkeypatch: pytest.MonkeyPatch) -> Poisoner:
+    one, put = Poisoner(), Restoring._put
+
+    def put_poisoned(store: Restoring, plan: RestorePlan, target: Path, *others: Any) -> Any:
+        placed = put(store, plan, target, *others)
+        if one.poison is not None and plan.tokens_used > LENGTH:
+            data = bytearray(target.read_bytes())
+            one.poison(data)
+            target.unlink()  # it may be a link to what is kept warm
+            target.write_bytes(data)
+            one.given.append(plan.save_point.id)
+        return placed
+
+    monkeypatch.setattr(Restoring, "_put", put_poisoned)
+    monkeypatch.setattr(RestoreCost, "worth_trying", lambda *_: True)  # a tiny model reads as fast as it loads
+    monkeypatch.setattr(RestartPolicy, "delay_s", lambda *_: 0.0)
+    return one
+
+
+SYSTEM = "Answer from these notes alone.\n" + notes(14)
+LONGEST, SHORTEST = "Which is the longest?", "And the shortest?"
+
+
+def settings(kind: str, engine: str) -> Settings:
+    model = tiny_model(kind, 0 if kind == "lfm2" else None)
+    return Settings(model_path=str(model), engine_path=engine_path(engine), context_size=4096, free_floor_bytes=0)
+
+
+async def answered(runtime: Runtime, chat: str, text: str) -> Message:
+    reply = await runtime.chat.send(chat, text, FEW_WORDS)
+    await runtime.chat.idle()
+    assert reply is not None
+    assert reply.state in (MessageState.COMPLETE, MessageState.LIMITED)
+    return reply
+
+
+async def new_chats(runtime: Runtime, count: int) -> list[str]:
+    return [(await runtime.chat.new_conversation(SYSTEM)).id for _ in range(count)]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("kind", KINDS)
+async def test_every_chat_is_answered(tmp_path: Path, poisoner: Poisoner, kind: str, engine: str) -> None:
+    """Six chats whose memory kills the engine at the request after its restore: more than it may die by itself."""
+    home, chosen = tmp_path / "home", settings(kind, engine)
+    async with opened(home, chosen) as runtime:
+        chats = await new_chats(runtime, 6)
+        for chat in chats:
+            await answered(runtime, chat, LONGEST)
+    poisoner.poison = POISONS["no cells"]
+    async with opened(home, chosen) as runtime:
+        for chat in chats:
+            await answered(runtime, chat, SHORTEST)
+    assert len(poisoner.given) >= len(chats)
+    assert len(poisoner.given) == len(set(poisoner.given)), "none was restored again"
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("kind", KINDS)
+async def test_whatever_is_wrong_with_it(tmp_path: Path, poisoner: Poisoner, kind: str, engine: str) -> None:
+    home, chosen = tmp_path / "home", settings(kind, engine)
+    async with opened(home, chosen) as runtime:
+        chats = dict(zip(POISONS, await new_chats(runtime, len(POISONS)), strict=True))
+        for chat in chats.values():
+            await answered(runtime, chat, LONGEST)
+    async with opened(home, chosen) as runtime:
+        for name, chat in chats.items():
+            poisoner.poison, poisoner.given = POISONS[name], []
+            await answered(runtime, chat, SHORTEST)
+            assert poisoner.given, name
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+async def test_a_chat_that_is_only_looked_at(tmp_path: Path, poisoner: Poisoner, engine: str) -> None:
+    """It is restored and read ahead; then its message is answered, and others are."""
+    home, chosen = tmp_path / "home", settings("llama", engine)
+    async with opened(home, chosen) as runtime:
+        seen, other = await new_chats(runtime, 2)
+        for chat in (seen, other):
+            await answered(runtime, chat, LONGEST)
+    poisoner.poison = POISONS["no cells"]
+    async with opened(home, chosen) as runtime:
+        await runtime.start_engine()
+        await runtime.engine.ready()
+        runtime.chat.select(seen)
+        runtime.chat.prepare(seen, "And which of them is the shortest, if all of them are counted? " * 4)
+        await runtime.chat.idle()
+        assert poisoner.given
+        for chat in (seen, other):
+            await answered(runtime, chat, SHORTEST)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+async def test_another_program_is_answered(tmp_path: Path, poisoner: Poisoner, engine: str) -> None:
+    home, chosen = tmp_path / "home", settings("llama", engine)
+    bodies = [chat_body(f"{number}. {SYSTEM}") for number in range(6)]
+    async with door(home, chosen) as at:
+        for body in bodies:
+            assert (await at.client.post("/v1/chat/completions", json=body)).status_code == 200
+            await at.settled()
+    poisoner.poison = POISONS["no cells"]
+    async with door(home, chosen) as at:
+        for body in bodies:
+            assert (await at.client.post("/v1/chat/completions", json=body)).status_code == 200
+            await at.settled()
+    assert len(poisoner.given) >= len(bodies)
