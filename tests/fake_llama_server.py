@@ -22,6 +22,7 @@ At the start
 While serving; PHASE is one of begin (a prompt, before a word of it is said), prefill, stream, end (all is
 said, but not that it is all), save, restore, erase (and load, but for dying)
   FAKE_DIE_DURING=PHASE             die in that phase, after half the reply or half the file
+  FAKE_DIE_ON=TEXT                  die at a chat whose prompt has this in it, each time, after PHASE begin
   FAKE_DIE_TIMES=N                  … N times in all (default 1)
   FAKE_DIE_HOW=abort|kill|exit      GGML_ASSERT and SIGABRT (default), SIGKILL, or exit code 1
   FAKE_HANG_DURING=PHASE            never answer in that phase
@@ -374,6 +375,8 @@ class Handler(socketserver.StreamRequestHandler):
         check_gpu()
         start, cache = time.monotonic(), None
         for progress in slot.read_prompt(prompt):
+            if switch("FAKE_DIE_ON") and switch("FAKE_DIE_ON") in render(messages):
+                die()
             cache = progress["cache"] if cache is None else cache
             yield {"choices": [{"delta": {"content": None}, "finish_reason": None}], "prompt_progress": progress}
         prompt_ms = 1000 * (time.monotonic() - start)

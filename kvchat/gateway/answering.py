@@ -12,6 +12,7 @@ from functools import partial
 from kvchat.engine.speaking.errors import EngineError, EngineGone, EngineRefused
 from kvchat.engine.speaking.wire import ChatMessage
 from kvchat.errors import KvchatError
+from kvchat.gateway.crashes import Crashes
 from kvchat.gateway.dialects.asked import LIMITS, Asked, Form, Refused
 from kvchat.gateway.dialects.conversion import Json, Unconvertible
 from kvchat.gateway.dialects.prompts import boundary_after, pictures_in, prompt_of
@@ -52,6 +53,7 @@ class Answering:
     mending: Mending = field(default_factory=Mending)
 
     def __post_init__(self) -> None:
+        self.crashes = Crashes(lambda: any(slot.suspect and slot.claim and not slot.window for slot in self.slots.all))
         self._works: list[Work] = []
         self._last: dict[Slot, Work] = {}  # that was answered in a slot
         self._heads: deque[tuple[str, Tokens]] = deque(maxlen=HEADS)
@@ -88,12 +90,13 @@ class Answering:
         """Whatever goes wrong is said to the client, as far as there is one."""
         work.task = asyncio.current_task()
         try:
-            await self._answer(work)
+            async with self.crashes.answering(work.passage.program):
+                await self._answer(work)
         except asyncio.CancelledError:
             if not work.left:
                 raise
         except Refused as error:
-            work.refuse(error.status, error.message, error.kind)
+            work.refuse(error.status, error.message, error.kind, error.again_s)
         except EngineRefused as error:
             work.refuse(max(400, error.status), error.message, error.kind or "invalid_request_error")
         except EngineError as error:
@@ -123,7 +126,9 @@ class Answering:
                 work.key = before.key
                 if await self._answer_in_a_slot(work, request, engine, before):
                     return
-            work.prompt = await prompt_of(engine, work.asked)
+            self.crashes.watch(engine.engine.life)
+            async with self.crashes.asking(passage.program):
+                work.prompt = await prompt_of(engine, work.asked)
         work.key = self._key(work)
         while not await self._answer_in_a_slot(work, request, engine):
             self.passages.moved(passage, Stage.QUEUED)
@@ -141,6 +146,7 @@ class Answering:
             slot = await held.enter_async_context(self.slots.needed(work.key, ids, window=False))
             if before and (engine is None or self._goes_on_from(work, engine, slot) is not before):
                 return False
+            await held.enter_async_context(self.crashes.asking(passage.program))
             passage.slot, passage.queue_ms = slot.number, passage.queue_ms or passage.ms()
             if asked.several:
                 await held.enter_async_context(self.slots.alone(slot))
@@ -158,6 +164,8 @@ class Answering:
             if answered is not None:
                 self.mending.prove(work)
                 self._last[slot] = work
+            else:
+                self.crashes.left(passage.program)
             self.passages.moved(passage, Stage.DONE if answered else Stage.LEFT)
             lease, heard = answered or (session.lease, None)
             if lease is not None and (answered or not self.stops):
@@ -214,6 +222,7 @@ class Answering:
         return await session.with_room(request, wanted) if lease.engine.too_small(wanted) else lease
 
     def _passing(self, work: Work, lease: Lease) -> Passing:
+        self.crashes.watch(lease.engine.engine.life)
         return Passing(work, lease, self.host, self.passages.moved, self._heads)
 
     def _goes_on_from(self, work: Work, engine: ReadyEngine, slot: Slot | None = None) -> Work | None:

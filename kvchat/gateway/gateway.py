@@ -112,10 +112,14 @@ class Gateway:
         paths = {name: shown[name] for name in ("model_path", "model_alias") if isinstance(shown.get(name), str)}
         return json.dumps(shown | {name: re.split(r"[/\\]", one)[-1] for name, one in paths.items()}).encode()
 
-    async def ask_aside(self, path: str, body: bytes) -> tuple[int, bytes]:
-        """The engine's status and answer to what needs no slot. Raises KvchatError."""
-        async with (await self._ready()).engine.passed_on(path, body) as answer:
-            return answer.status_code, await answer.aread()
+    async def ask_aside(self, program: str, path: str, body: bytes) -> tuple[int, bytes]:
+        """The engine's status and answer to what needs no slot. Raises KvchatError, and Refused as `Crashes.check`."""
+        crashes = self.answering.crashes
+        async with crashes.answering(program):
+            engine = (await self._ready()).engine
+            crashes.watch(engine.life)
+            async with crashes.asking(program), engine.passed_on(path, body) as answer:
+                return answer.status_code, await answer.aread()
 
     def as_json(self) -> dict[str, Any]:
         """What `GET /kvchat/requests` answers: what is under way, the last requests newest first, and the slots."""

@@ -53,13 +53,14 @@ class Work:
             self.refuse(503, "The engine was stopped.", "unavailable_error")
             self._end()
 
-    def refuse(self, status: int, message: str, kind: str) -> None:
-        """Say why there is no answer, or why it breaks off."""
+    def refuse(self, status: int, message: str, kind: str, again_s: int = 0) -> None:
+        """Say why there is no answer, or why it breaks off. `again_s`: after so long it may be tried again."""
         if not self.outlet.begun:
             self.passage.status = status
         elif self.asked.stream and not self.outlet.ended:
             self.outlet.write(refusal_event(self.asked.form, status, message, kind))
-        self.outlet.refuse(status, refusal(self.asked.form, status, message, kind))
+        headers = {"retry-after": str(again_s)} if again_s else None
+        self.outlet.refuse(status, refusal(self.asked.form, status, message, kind), headers)
 
     def _end(self) -> None:
         if not self.answering.interrupt() and self.task is not None:

@@ -86,6 +86,7 @@ class Session:
         self.finish_reason: str | None = None
         self._read_ahead: Timings | None = None
         self._heard = False  # the first word
+        self._blameless = False  # the engine crashed of the same request before, without a restored state
         self._afresh = ""  # why nothing is restored for it: the engine died over what was
 
     @property
@@ -99,8 +100,8 @@ class Session:
         `hear` is given what comes, and the progress before it. Raises PromptTooLong, EngineGone, EngineRefused, and
         KvchatError where no engine comes up.
         """
-        self._heard, self.crowded_out, self._afresh = False, False, ""
-        lost = False
+        self._heard = self.crowded_out = self._blameless = lost = False
+        self._afresh = ""
         while True:
             try:
                 return await self._beside_others(request, hear)
@@ -115,6 +116,7 @@ class Session:
                 elif lost or not self._host.recovers():
                     raise
                 lost = True
+                self._blameless = not loss.over_restore and crashed(loss)
 
     async def _beside_others(self, request: Request, hear: Hear) -> None:
         """Answer; where others took more of the context meanwhile than there is, all over again with more for itself.
@@ -157,6 +159,8 @@ class Session:
             self._tell(RestoreFailed(DIED_OVER_RESTORE))
             self.loaded = Loaded(0, None, miss_reason=DIED_OVER_RESTORE)
         else:
+            if self._blameless:
+                lease.slot.suspect = None
             if not any(message.role == "assistant" for message in request.messages):
                 self.loaded = replace(self.loaded, miss_reason=NOTHING_TO_MISS)
         return lease
@@ -315,3 +319,8 @@ class Session:
         self.verdict = await self._leased.prove(self.loaded, self.timings.cache_n, self.timings.prompt_tokens)
         if self.loaded.restore:
             await self._host.note_restore(hollow=self.verdict.hollow)
+
+
+def crashed(loss: EngineError) -> bool:
+    """True if the engine ended, and nothing from outside is known to have ended it."""
+    return isinstance(loss, EngineGone) and loss.life is not None and loss.life.crashed

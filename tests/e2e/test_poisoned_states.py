@@ -142,7 +142,8 @@ async def answered(runtime: Runtime, chat: str, text: str) -> Message:
 
 
 async def new_chats(runtime: Runtime, count: int) -> list[str]:
-    return [(await runtime.chat.new_conversation(SYSTEM)).id for _ in range(count)]
+    """None begins like another: whatever is in the slot is of no use to the next."""
+    return [(await runtime.chat.new_conversation(f"{number}. {SYSTEM}")).id for number in range(count)]
 
 
 @pytest.mark.parametrize("engine", ENGINES)

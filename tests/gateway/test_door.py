@@ -413,12 +413,30 @@ async def test_a_client_that_leaves_while_it_waits(at: OpenDoor, fake_engine: Fa
     assert (await first).status_code == 200
 
 
-async def test_an_engine_that_dies_before_the_first_word_costs_nothing(at: OpenDoor, fake_engine: FakeEngine) -> None:
+async def test_a_request_that_the_engine_dies_of_is_not_sent_again(at: OpenDoor, fake_engine: FakeEngine) -> None:
     await at.chat("Hello")
+    asked = len(fake_engine.requests())
     fake_engine.set(FAKE_DIE_DURING="begin", FAKE_DIE_TIMES=1)
     answer = await at.chat(WORDS, stream=True)
-    assert answer.status_code == 200
-    assert receipt_in(answer.text)["prompt"] > 100
+    assert answer.status_code == 502
+    assert "crashed" in answer.text
+    assert [one["path"] for one in fake_engine.requests()[asked:]].count("/v1/chat/completions") == 1
+    assert (await at.chat(WORDS)).status_code == 200
+
+
+async def test_an_engine_that_dies_over_what_was_restored_costs_nothing(
+    tmp_path: Path, settings: Settings, fake_engine: FakeEngine
+) -> None:
+    async with door(tmp_path / "home", settings) as at:
+        await at.chat(WORDS)
+        await at.settled()
+    fake_engine.set(FAKE_DIE_DURING="begin", FAKE_DIE_TIMES=2)
+    async with door(tmp_path / "home", settings) as at:
+        fake_engine.set(FAKE_DIE_TIMES=1)
+        answer = await at.chat(WORDS, stream=True)
+        assert answer.status_code == 200
+        assert receipt_in(answer.text)["cached"] == 0
+        assert at.runtime.engine.managed._connection.generation == 2
 
 
 async def test_an_engine_that_dies_in_the_middle_breaks_off_and_the_next_answers(

@@ -38,8 +38,11 @@ class Life:
             listener()
 
     def on_end(self, listener: Callable[[], None]) -> None:
-        """Call `listener` when it ends."""
-        self._listeners.append(listener)
+        """Call `listener` when it ends; at once if it has."""
+        if self._ended.is_set():
+            listener()
+        else:
+            self._listeners.append(listener)
 
     async def ends_soon(self) -> bool:
         """Wait for the end, up to LOSS_NOTICED_S; False if it goes on."""

@@ -17,7 +17,19 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from kvchat.engine.speaking.errors import EngineGone
 from kvchat.errors import KvchatError
 from kvchat.gateway.answering import Answering
-from kvchat.gateway.dialects.asked import ASIDE, GENERATING, MUCH, READING, Form, NotJson, Refused, refusal, understood
+from kvchat.gateway.dialects.asked import (
+    ASIDE,
+    GENERATING,
+    MUCH,
+    READING,
+    Asked,
+    Form,
+    NotJson,
+    Refused,
+    refusal,
+    understood,
+)
+from kvchat.gateway.dialects.bounds import OutOfBounds, check_bounds
 from kvchat.gateway.door.checks import Checks, body_of
 from kvchat.gateway.metrics import Metrics
 from kvchat.gateway.models import Catalogue, as_json
@@ -42,7 +54,7 @@ class Inside(Protocol):
         """What the engine shows there. Raises KvchatError."""
         ...
 
-    async def ask_aside(self, path: str, body: bytes) -> tuple[int, bytes]:
+    async def ask_aside(self, program: str, path: str, body: bytes) -> tuple[int, bytes]:
         """The engine's status and answer to what needs no slot. Raises KvchatError."""
         ...
 
@@ -159,11 +171,9 @@ class _Answers:
 
     async def _generated(self, form: Form, raw: bytes, scope: Scope, receive: Receive, send: Send) -> None:
         answering = self._gateway.answering
-        try:
-            asked = await apart(len(raw) > MUCH, understood, form, raw)
-            asked.check()
-        except NotJson as error:
-            raise Refused(400, f"The body is not JSON: {error}") from error
+        answering.crashes.check(scope["program"])
+        asked = await _understood(form, raw)
+        asked.check()
         if asked.body.get("lora"):  # it would leave other rows in the slot than the model's
             raise Refused(400, "LoRA adapters cannot be chosen in a request.")
         if answering.stops:
@@ -179,7 +189,8 @@ class _Answers:
         """What the engine answers without a slot."""
         try:
             async with self._body(scope, receive) as raw:
-                status, body = await self._gateway.ask_aside(scope["path"], raw)
+                await _understood(form, raw)
+                status, body = await self._gateway.ask_aside(scope["program"], scope["path"], raw)
         except KvchatError as error:
             status = 502 if isinstance(error, EngineGone) else 503
             raise Refused(status, str(error), "server_error") from error
@@ -199,6 +210,22 @@ class _Answers:
             yield await body_of(Request(scope).headers, receive, hold)
         finally:
             self._bytes -= held
+
+
+async def _understood(form: Form, raw: bytes) -> Asked:
+    """The body of a request that may reach the engine. Raises Refused."""
+
+    def within_bounds() -> Asked:
+        asked = understood(form, raw)
+        check_bounds(asked.body)
+        return asked
+
+    try:
+        return await apart(len(raw) > MUCH, within_bounds)
+    except NotJson as error:
+        raise Refused(400, f"The body is not JSON: {error}") from error
+    except OutOfBounds as error:
+        raise Refused(400, str(error)) from error
 
 
 def _refusal(error: Refused, form: Form | None) -> Response:

@@ -238,6 +238,28 @@ async def test_a_restore_that_fails_becomes_an_ordinary_prefill(
         assert again.of(Saved), "the fresh state must be saved again"
 
 
+@pytest.mark.parametrize("how", ["abort", "kill"])
+async def test_an_engine_that_dies_of_what_was_restored(stage: Stage, smollm2: Path, how: str) -> None:
+    """What it crashed over is set aside, and the message read from its beginning; nobody blames what was killed."""
+    chat = await stage.chat()
+    await stage.answered(chat)
+    kept = [point.id for point in stage.save_points()]
+    await stage.runtime.close()
+    stage.fake.set(FAKE_DIE_DURING="begin", FAKE_DIE_HOW=how)
+    async with Stage(stage.home, stage.fake, smollm2) as again:
+        reply = await again.ask(chat, "And then?", keep=False)
+        assert reply is not None
+        assert reply.receipt is not None
+        if how == "kill":
+            assert reply.receipt.source is not Source.COLD
+            assert [point.id for point in again.save_points()] == kept
+        else:
+            assert reply.receipt.source is Source.COLD
+            assert "failed when it used its memory" in str(reply.receipt.miss_reason)
+            assert not again.save_points()
+        assert not again.errors()
+
+
 @pytest.mark.parametrize("damage", ["truncated", "empty", "flipped", "foreign", "missing"])
 async def test_a_damaged_block_never_reaches_the_engine(stage: Stage, smollm2: Path, damage: str) -> None:
     chat = await stage.chat()

@@ -1,0 +1,132 @@
+"""Which programs' requests the engine crashes of, and who is refused for a while because of that.
+
+Of a crash with one program's requests at the engine that program is guilty. With several of them nobody can tell:
+each is suspected, and from then on answered with no other program beside, so that the next crash has one name. The
+others are forgiven then. A program that crashes the engine only beside others is never beside any.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from weakref import WeakSet
+
+from kvchat.engine.speaking.errors import EngineGone
+from kvchat.engine.speaking.life import Life
+from kvchat.gateway.dialects.asked import Refused
+
+MOST_CRASHES, WITHIN_S = 3, 600.0  # so many within so long, and a program is refused
+REFUSED_S = 600.0
+LEFT_S = 10.0  # so long after its client hung up a request may still be why the engine crashes
+
+
+class Crashes:
+    """Belongs to the event loop's thread. A program is known by its key, without keys by what it calls itself."""
+
+    def __init__(
+        self, restored: Callable[[], bool] = lambda: False, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """`restored`: whether a restored state that nothing has proved yet may be the cause as well."""
+        self._restored, self._clock = restored, clock
+        self._answering: Counter[str] = Counter()  # requests that are being answered, or wait for a slot
+        self._asking: Counter[str] = Counter()  # those of them that are at the engine
+        self._left: dict[str, float] = {}  # when a request was last given up that was at the engine
+        self._crashes: dict[str, list[float]] = {}  # that a program is guilty of
+        self._suspected: dict[str, float] = {}  # until when
+        self._refused: dict[str, float] = {}  # until when
+        self._lives: WeakSet[Life] = WeakSet()
+        self._entry = asyncio.Lock()  # first come, first served
+        self._changed = asyncio.Event()
+
+    def check(self, program: str) -> None:
+        """Raise Refused for a program that has crashed the engine again and again."""
+        left_s = self._refused.get(program, 0.0) - self._clock()
+        if left_s > 0:
+            words = f"Requests of {program!r} crashed the engine {MOST_CRASHES} times. It is refused for a while."
+            raise Refused(429, words, "rate_limit_error", again_s=math.ceil(left_s))
+
+    @contextlib.asynccontextmanager
+    async def answering(self, program: str) -> AsyncIterator[None]:
+        """Around a request from its beginning to its end; with no other program beside if it is suspected.
+
+        Raises Refused as `check` does.
+        """
+        async with self._entry:
+            while not self._may_begin(program):
+                self._changed.clear()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(LEFT_S):
+                        await self._changed.wait()
+            self.check(program)
+            self._answering[program] += 1
+        try:
+            yield
+        finally:
+            self._answering.subtract([program])
+            self._answering += Counter()  # without those that have none
+            self._changed.set()
+
+    @contextlib.asynccontextmanager
+    async def asking(self, program: str) -> AsyncIterator[None]:
+        """Around what is asked of the engine for a program. Raises what is raised there, once its cause is known."""
+        self._asking[program] += 1
+        try:
+            yield
+        except (EngineGone, asyncio.CancelledError) as error:
+            self._left[program] = self._clock()
+            if isinstance(error, EngineGone) and error.life is not None:
+                self.watch(error.life)
+                if await error.life.ends_soon():  # it was judged while this program was counted
+                    self._left.pop(program, None)
+            raise
+        finally:
+            self._asking.subtract([program])
+            self._asking += Counter()  # without those that have none
+
+    def watch(self, life: Life) -> None:
+        """Judge those who are at this engine if it crashes."""
+        if life not in self._lives:
+            self._lives.add(life)
+            life.on_end(lambda: self._judge() if life.crashed else None)
+
+    def left(self, program: str) -> None:
+        """A client hung up on what may be at the engine."""
+        if self._asking[program]:
+            self._left[program] = self._clock()
+
+    def _judge(self) -> None:
+        now = self._clock()
+        there = set(self._asking) | self._just_left()
+        until = now + WITHIN_S
+        if not there:  # it crashes without them, too
+            self._crashes.clear()
+        elif len(there) > 1 or self._restored():
+            self._suspected |= dict.fromkeys(there, until)
+        else:
+            (guilty,) = there
+            self._suspected = {guilty: until}
+            crashes = [at for at in self._crashes.get(guilty, ()) if now - at < WITHIN_S] + [now]
+            self._crashes[guilty] = crashes
+            if len(crashes) >= MOST_CRASHES:
+                self._refused[guilty] = now + REFUSED_S
+                del self._crashes[guilty]
+        self._left.clear()
+        self._changed.set()
+
+    def _may_begin(self, program: str) -> bool:
+        others = set(self._answering) - {program}
+        suspects = [one for one in (program, *others, *self._just_left() - {program}) if self._is_suspected(one)]
+        return not suspects or (suspects == [program] and not others)
+
+    def _is_suspected(self, program: str) -> bool:
+        return self._suspected.get(program, 0.0) > self._clock()
+
+    def _just_left(self) -> set[str]:
+        """Those whose given up requests the engine may not have come to yet."""
+        now = self._clock()
+        self._left = {program: at for program, at in self._left.items() if now - at < LEFT_S}
+        return set(self._left)

@@ -1,0 +1,239 @@
+"""Requests that the engine crashes of: sent once, and refused when there are too many, whoever else is there."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from kvchat.engine.running.supervisor import RestartPolicy
+from kvchat.engine.speaking.errors import EngineFailure, FailureKind
+from kvchat.engine.speaking.life import Life
+from kvchat.gateway.crashes import REFUSED_S, WITHIN_S, Crashes
+from kvchat.gateway.dialects.asked import Refused
+from kvchat.gateway.dialects.bounds import MOST_GRAMMAR, MOST_LEVELS, OutOfBounds, check_bounds
+from kvchat.gateway.requests import Stage
+from kvchat.settings import Settings
+from tests.engine.waiting import until
+from tests.engine_fixtures import FakeEngine
+from tests.gateway.corpus import REQUESTS
+from tests.gateway.doors import OpenDoor, chat_body, door
+from tests.library.gguf_files import LLAMA, write_gguf
+
+BOMB = "boom"
+CRASHED = EngineFailure(FailureKind.CRASHED, "", "", "")
+KILLED = EngineFailure(FailureKind.KILLED, "", "", "")
+
+
+@pytest.fixture
+async def at(tmp_path: Path, fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[OpenDoor]:
+    """A door with four slots, on an engine that crashes at a word and is started again at once."""
+    monkeypatch.setattr(RestartPolicy, "delay_s", lambda *_: 0.0)
+    fake_engine.set(FAKE_DIE_ON=BOMB, FAKE_REPLY="word " * 10)
+    model = write_gguf(tmp_path / "heron.gguf", dict(LLAMA))
+    settings = Settings(model_path=str(model), engine_path=str(fake_engine.path), context_size=4096, free_floor_bytes=0)
+    async with door(tmp_path / "home", replace(settings, slots=4)) as one:
+        await one.chat("Hello")
+        await one.settled()
+        yield one
+
+
+async def ask(at: OpenDoor, program: str, words: str = "Hello", **more: Any) -> httpx2.Response:
+    headers = {"user-agent": f"{program}/1"}
+    return await at.client.post("/v1/chat/completions", json=chat_body(words, **more), headers=headers)
+
+
+def bombs(fake_engine: FakeEngine) -> int:
+    """How many of them have reached the engine."""
+    asked = [one for one in fake_engine.requests() if one["path"] == "/v1/chat/completions"]
+    return sum(BOMB in json.dumps(one["body"]) for one in asked)
+
+
+def reached(fake_engine: FakeEngine, count: int) -> bool:
+    return bombs(fake_engine) == count
+
+
+def answering(at: OpenDoor, count: int) -> bool:
+    return sum(one.stage is Stage.ANSWERING for one in at.runtime.door.gateway.passages.under_way) == count
+
+
+def left(at: OpenDoor, count: int) -> bool:
+    return sum(one.program == "hostile" for one in at.runtime.door.gateway.passages.last) == count
+
+
+def is_later(at: OpenDoor, generation: int) -> bool:
+    return at.runtime.engine.managed._connection.generation > generation
+
+
+async def test_who_crashes_the_engine_again_and_again_is_refused(at: OpenDoor, fake_engine: FakeEngine) -> None:
+    for number in range(3):
+        assert (await ask(at, "hostile", BOMB)).status_code == 502
+        assert bombs(fake_engine) == number + 1, "sent once"
+    refused = await ask(at, "hostile")
+    assert refused.status_code == 429
+    assert 0 < int(refused.headers["retry-after"]) <= REFUSED_S
+    assert bombs(fake_engine) == 3
+    assert (await ask(at, "friend")).status_code == 200
+    now = time.monotonic()
+    at.runtime.door.gateway.answering.crashes._clock = lambda: now + REFUSED_S + 60
+    assert (await ask(at, "hostile")).status_code == 200
+
+
+async def test_those_beside_it_are_not_refused(at: OpenDoor, fake_engine: FakeEngine) -> None:
+    """It sends its request only while others are being answered; from the first crash on it is beside none."""
+    friends, under_way = ("one", "two"), at.runtime.door.gateway.passages.under_way
+    for number in range(4):
+        fake_engine.set(FAKE_HOLD_DURING="stream")
+        asking = [asyncio.ensure_future(ask(at, friend, f"{number}")) for friend in friends[: 2 if number == 0 else 1]]
+        busy = len(asking)
+        await until(partial(answering, at, busy))
+        hostile = asyncio.ensure_future(ask(at, "hostile", BOMB))
+        if number:
+            await until(lambda: any(one.program == "hostile" for one in under_way))
+            await asyncio.sleep(0)
+            assert bombs(fake_engine) == number, "it waits for the other"
+        else:
+            await hostile
+        fake_engine.set(FAKE_HOLD_DURING=None)
+        statuses = [(await one).status_code for one in asking]
+        assert (await hostile).status_code == 502
+        assert number == 0 or statuses == [200]
+    assert (await ask(at, "hostile")).status_code == 429
+    for friend in friends:
+        assert (await ask(at, friend)).status_code == 200
+
+
+async def test_one_that_hangs_up_is_counted_too(at: OpenDoor, fake_engine: FakeEngine) -> None:
+    connection = at.runtime.engine.managed._connection
+    for number in range(3):
+        fake_engine.set(FAKE_HOLD_DURING="begin")
+        asking, generation = asyncio.ensure_future(ask(at, "hostile", BOMB)), connection.generation
+        await until(partial(reached, fake_engine, number + 1))
+        asking.cancel()
+        await until(partial(left, at, number + 1))
+        fake_engine.set(FAKE_HOLD_DURING=None)
+        await until(partial(is_later, at, generation))
+        assert (await ask(at, "friend")).status_code == 200
+    assert (await ask(at, "hostile")).status_code == 429
+
+
+async def test_a_loss_is_explained_by_the_life_it_belongs_to(at: OpenDoor, fake_engine: FakeEngine) -> None:
+    """Also when the next engine is ready before anybody asks."""
+    host, connection = at.runtime.engine.managed, at.runtime.engine.managed._connection
+    engine, generation = await connection.ready(), connection.generation
+    with pytest.raises(Exception, match="broke off") as loss:
+        await engine._http.call("POST", "/v1/chat/completions", chat_body(BOMB))
+    await until(lambda: connection.generation > generation and host.is_ready())
+    told = await host.explain_loss(loss.value)  # type: ignore[arg-type]
+    assert "crashed" in str(told)
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+async def crash(crashes: Crashes, *programs: str, failure: EngineFailure | None = CRASHED) -> None:
+    """With these at the engine."""
+    life, ended = Life(), asyncio.Event()
+    crashes.watch(life)
+
+    async def one(program: str) -> None:
+        async with crashes.asking(program):
+            await ended.wait()
+
+    asking = [asyncio.ensure_future(one(program)) for program in programs]
+    await asyncio.sleep(0)
+    life.end(failure)
+    ended.set()
+    await asyncio.gather(*asking)
+
+
+def is_refused(crashes: Crashes, program: str) -> bool:
+    try:
+        crashes.check(program)
+    except Refused:
+        return True
+    return False
+
+
+async def test_who_is_guilty() -> None:
+    clock = Clock()
+    judge = Crashes(clock=clock)
+    for _ in range(5):
+        await crash(judge, "a", "b")
+        await crash(judge, "a", failure=KILLED)
+        await crash(judge, "a", failure=None)
+    assert not is_refused(judge, "a")
+    assert judge._is_suspected("b")
+    await crash(judge, "a")
+    assert not judge._is_suspected("b"), "forgiven"
+    clock.now += WITHIN_S
+    await crash(judge, "a")
+    await crash(judge, "a")
+    assert not is_refused(judge, "a"), "the first is long ago"
+    await crash(judge)  # without any of them
+    await crash(judge, "a")
+    assert not is_refused(judge, "a")
+    await crash(judge, "a")
+    await crash(judge, "a")
+    assert is_refused(judge, "a")
+    clock.now += REFUSED_S
+    assert not is_refused(judge, "a")
+
+
+async def test_what_was_restored_may_be_the_cause() -> None:
+    judge = Crashes(lambda: True)
+    for _ in range(4):
+        await crash(judge, "a")
+    assert not is_refused(judge, "a")
+
+
+def deep(levels: int) -> Any:
+    value: Any = 1
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+OUT_OF_BOUNDS: dict[str, dict[str, Any]] = {
+    "a template's option": {"chat_template_kwargs": {"a": deep(MOST_LEVELS)}},
+    "a tool": {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"a": deep(MOST_LEVELS)}}}]},
+    "a call's arguments": {"messages": [{"tool_calls": [{"function": {"arguments": "[" * 300 + "]" * 300}}]}]},
+    "a call's endless arguments": {"messages": [{"function": {"arguments": "[" * 90_000 + "]" * 90_000}}]},
+    "a long grammar": {"grammar": "root ::= " + '"a" ' * (MOST_GRAMMAR // 4)},
+    "a grammar's brackets": {"grammar": "root ::= " + "(" * 300 + '"a"' + ")" * 300},
+    "a template's grammar": {"chat_template_kwargs": {"grammar": "x" * (MOST_GRAMMAR + 1)}},
+    "a schema": {"json_schema": {"enum": ["x" * MOST_GRAMMAR]}},
+    "a format": {"response_format": {"type": "json_schema", "json_schema": {"schema": {"enum": ["x" * MOST_GRAMMAR]}}}},
+    "a schema's pattern": {"json_schema": {"type": "string", "pattern": "^" + "(" * 300 + "a" + ")" * 300 + "$"}},
+}
+
+
+@pytest.mark.parametrize("name", OUT_OF_BOUNDS)
+async def test_what_would_crash_it_does_not_reach_it(at: OpenDoor, fake_engine: FakeEngine, name: str) -> None:
+    asked, body = len(fake_engine.requests()), chat_body("Hello") | OUT_OF_BOUNDS[name]
+    for path in ("/v1/chat/completions", "/v1/messages", "/apply-template"):
+        answer = await at.client.post(path, json=body)
+        assert answer.status_code == 400
+        assert answer.json()["error"]["type"] == "invalid_request_error"
+        assert "at most" in answer.text or "deep" in answer.text
+    assert len(fake_engine.requests()) == asked
+
+
+def test_what_programs_send_is_within_bounds() -> None:
+    for _, body in REQUESTS.values():
+        check_bounds(body)
+    check_bounds({"grammar": "root ::= " + "(" * 150 + '"a"' + ")" * 150, "messages": deep(MOST_LEVELS - 2)})
+    with pytest.raises(OutOfBounds):
+        check_bounds({"messages": deep(MOST_LEVELS + 1)})
