@@ -65,6 +65,7 @@ async def test_a_click_on_what_the_desktop_told_opens_the_chat(
     await until(lambda: desktop.asked)
     (told,) = desktop.asked
     assert told[1][3:6] == ("Chat b", "The reply is there, after 1 min.", ["default", "Open"])
+    await until(lambda: attention._chats)  # what the desktop answered has arrived
     desktop.emit("ActivationToken", "us", 7, "let it")
     desktop.emit("ActionInvoked", "us", 8, "default")  # another application's
     desktop.emit("ActionInvoked", "us", 7, "default")
