@@ -17,10 +17,12 @@ import json
 import math
 import sqlite3
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kvchat.chat.record.database import ConversationGone, Database
+from kvchat.chat.record.messages import Conversation
 from kvchat.engine.speaking.wire import Sampling
 from kvchat.errors import KvchatError
 from kvchat.session.host import TemplateOptions
@@ -237,6 +239,33 @@ def store_options(database: Database, conversation_id: str, options: ChatOptions
     statement = "UPDATE conversations SET options = ? WHERE id = ?"
     if not database.write(statement, (options_json(options), conversation_id)):
         raise ConversationGone
+
+
+@dataclass(frozen=True)
+class NewChat:
+    """A chat that is put on disk with its first question: what has no room leaves no empty chat behind."""
+
+    make: Callable[[Database, str], object]  # puts it on disk under that id; raises KvchatError
+    id: str = field(default_factory=lambda: uuid.uuid4().hex)
+
+    def answered_by(self, model: str) -> NewChat:
+        """The same chat with another model, by its path."""
+
+        def make(database: Database, id: str) -> None:
+            self.make(database, id)
+            remember_model(database, id, model, replace=True)
+
+        return replace(self, make=make)
+
+
+def begin_with(database: Database, title: str, preset: Preset, id: str = "") -> Conversation:
+    """A new conversation that begins with a preset. Raises StorageFailed."""
+    with database.transaction():
+        made = database.create_conversation(title, preset.system or None, id=id)
+        store_options(database, made.id, preset.options)
+        if preset.model:
+            remember_model(database, made.id, preset.model, replace=True)
+    return made
 
 
 def remember_model(database: Database, conversation_id: str, model: str, *, replace: bool) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import ParamSpec, TypeVar
 
 from kvchat.chat.context.context_service import ContextService, StillAnswering
@@ -14,12 +14,12 @@ from kvchat.chat.deletion.permanent import PermanentDeletion
 from kvchat.chat.deletion.recently_deleted import RecentlyDeleted
 from kvchat.chat.events import ConversationsChanged, EventBus, MessagesChanged
 from kvchat.chat.external_changes import ExternalChanges
-from kvchat.chat.options import Preset, remember_model
+from kvchat.chat.options import NewChat, Preset, begin_with, remember_model
 from kvchat.chat.prepared.service import Library
 from kvchat.chat.record import tree
 from kvchat.chat.record.chat_locks import ANSWERING, ChatLocks
 from kvchat.chat.record.database import Database
-from kvchat.chat.record.drafts import NOT_BEGUN, Drafts
+from kvchat.chat.record.drafts import NOT_BEGUN, Draft, Drafts
 from kvchat.chat.record.messages import Attachment, Conversation, Message, MessageState, Role
 from kvchat.chat.record.prompt import NEW_TITLE
 from kvchat.chat.record.tree import Removed
@@ -127,6 +127,12 @@ class ChatService:
         preset = await self.options.default_preset() if system is None else None
         return await self.begin(preset or Preset("", system or ""))
 
+    async def new_chat(self, system: str | None = None) -> NewChat:
+        """As `new_conversation`, for a chat that begins with its first question."""
+        preset = await self.options.default_preset() if system is None else None
+        begins = preset or Preset("", system or "")
+        return NewChat(lambda database, id: begin_with(database, _(NEW_TITLE), begins, id))
+
     async def begin(self, preset: Preset) -> Conversation:
         """Make an empty conversation that begins with a preset."""
         made = await self.options.begin(_(NEW_TITLE), preset)
@@ -187,15 +193,22 @@ class ChatService:
         *,
         attachments: tuple[Attachment, ...] = (),
         keep: bool = True,
+        new: NewChat | None = None,
+        drafts: Sequence[Draft] = (),
     ) -> asyncio.Future[Message | None]:
         """Store the user's message, then run a turn. The future ends with the reply, or None if there is none.
 
-        Documents that cannot fit are refused before anything is stored.
+        Documents that cannot fit are refused before anything is stored. `new`: the chat, where it is made with the
+        message; `drafts`: what is left of those that the words come from. All of that is stored, or nothing.
         With `keep` false the turn is neither settled nor saved afterwards: `bench` measures so.
         """
         turn = self._turn(conversation_id, sampling, keep)
         return self._turns.begin(
-            turn, lambda: opening.ask(self._database, conversation_id, text, attachments), text, attachments
+            turn,
+            lambda: opening.ask(self._database, conversation_id, text, attachments, new, drafts),
+            text,
+            attachments,
+            new is not None,
         )
 
     def retry(

@@ -12,10 +12,10 @@ from kvchat.chat.options import (
     BadOptions,
     ChatOptions,
     Preset,
+    begin_with,
     check,
     copy_name,
     presets,
-    remember_model,
     store_options,
     store_preset,
 )
@@ -135,9 +135,4 @@ class OptionsService:
 
     async def begin(self, title: str, preset: Preset) -> Conversation:
         """A new conversation that begins with a preset."""
-        parts = self._parts
-        made = await parts.worker.run(parts.database.create_conversation, title, preset.system or None)
-        await parts.worker.run(store_options, parts.database, made.id, preset.options)
-        if preset.model:
-            await parts.worker.run(remember_model, parts.database, made.id, preset.model, replace=True)
-        return made
+        return await self._parts.worker.run(begin_with, self._parts.database, title, preset)

@@ -93,15 +93,16 @@ def remove(database: Database, prepared: Prepared) -> None:
         db.execute("INSERT OR IGNORE INTO deleted VALUES (?1, ?1)", (prepared.owner,))
 
 
-def begin_chat(database: Database, prepared: Prepared) -> Conversation:
+def begin_chat(database: Database, prepared: Prepared, id: str = "") -> Conversation:
     """A new conversation whose system message has the documents as they were read last."""
     row = next(iter(database.rows("SELECT texts FROM prepared WHERE id = ?", (prepared.id,))), None)
     if row is None:
         raise CannotPrepare(_("“{name}” is no longer in the library", name=prepared.name), "", _("Prepare it again."))
     texts = json.loads(text_of(row["texts"]))
     documents = [Document(source, text).attachment for source, text in zip(prepared.sources, texts, strict=True)]
-    made = database.create_conversation(prepared.name, INSTRUCTION, documents)
-    database.write("UPDATE conversations SET prepared = ? WHERE id = ?", (prepared.id, made.id))
+    with database.transaction() as db:
+        made = database.create_conversation(prepared.name, INSTRUCTION, documents, id=id)
+        db.execute("UPDATE conversations SET prepared = ? WHERE id = ?", (prepared.id, made.id))
     return made
 
 

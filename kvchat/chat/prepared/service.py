@@ -15,6 +15,7 @@ from blake3 import blake3
 
 from kvchat.chat.events import ConversationsChanged, LibraryChanged
 from kvchat.chat.input.pictures import CannotAttach
+from kvchat.chat.options import NewChat
 from kvchat.chat.prepared import record, sources
 from kvchat.chat.prepared.reading import DocumentReader
 from kvchat.chat.prepared.record import Prepared
@@ -211,6 +212,10 @@ class Library:
         made = await self._parts.worker.run(record.begin_chat, self._parts.database, one)
         self._parts.events.publish(ConversationsChanged())
         return made
+
+    def new_chat(self, one: Prepared) -> NewChat:
+        """A chat on what was read that begins with its first question."""
+        return NewChat(lambda database, id: record.begin_chat(database, one, id))
 
     async def names(self) -> dict[str, str]:
         """What is called how, by the owner of its save points."""

@@ -52,10 +52,10 @@ class Database(DatabaseFile):
         return conversation_of(found[0]) if found else None
 
     def create_conversation(
-        self, title: str, system: str | None = None, attachments: Sequence[Attachment] = ()
+        self, title: str, system: str | None = None, attachments: Sequence[Attachment] = (), *, id: str = ""
     ) -> Conversation:
         """A new conversation, with a system message if given, and what is attached to that."""
-        now, conversation_id = _now(), uuid.uuid4().hex
+        now, conversation_id = _now(), id or uuid.uuid4().hex
         with self.transaction() as db:
             db.execute(
                 "INSERT INTO conversations (id, title, created_at, updated_at) VALUES (?, ?, ?, ?)",

@@ -116,8 +116,11 @@ class DatabaseFile:
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
-        """All or nothing, and on disk when the block has ended."""
+        """All or nothing, and on disk when the block has ended; within another one, when that has."""
         with _in_words(self.file):
+            if self._connection.in_transaction:
+                yield self._connection
+                return
             self._connection.execute("BEGIN IMMEDIATE")
             try:
                 yield self._connection

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
 
 from kvchat.chat.record.database import Database
 from kvchat.chat.record.messages import Attachment
@@ -10,6 +12,15 @@ from kvchat.chat.record.rows import attachment_of, text_of
 from kvchat.system.concurrency import Worker
 
 NOT_BEGUN = ""  # stands for the conversation that has not begun, which has a draft but no id
+
+
+@dataclass(frozen=True)
+class Draft:
+    """What a conversation's draft holds."""
+
+    conversation_id: str
+    text: str = ""
+    attachments: tuple[Attachment, ...] = ()
 
 
 class Drafts:
@@ -37,10 +48,13 @@ class Drafts:
 
         Empty ones are forgotten, and those of conversations that are gone.
         """
-        await self._worker.run(_store, self._database, dict(drafts), dict(attached))
+        await self._worker.run(store_drafts, self._database, dict(drafts), dict(attached))
 
 
-def _store(database: Database, drafts: dict[str, str], attached: dict[str, tuple[Attachment, ...]]) -> None:
+def store_drafts(
+    database: Database, drafts: Mapping[str, str], attached: Mapping[str, tuple[Attachment, ...]] = MappingProxyType({})
+) -> None:
+    """As `Drafts.keep`, for the database's thread."""
     there = "EXISTS (SELECT 1 FROM conversations WHERE id = ?1 UNION SELECT 1 WHERE ?1 = '')"
     with database.transaction() as db:
         for id, text in drafts.items():

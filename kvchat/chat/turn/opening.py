@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from kvchat.chat.options import NewChat
 from kvchat.chat.record.database import Database, is_alive, this_process
+from kvchat.chat.record.drafts import Draft, store_drafts
 from kvchat.chat.record.messages import Attachment, Message, MessageState, Role
 from kvchat.chat.record.prompt import title_from
 from kvchat.errors import KvchatError
@@ -28,12 +30,27 @@ class Beginning:
     last: bool = False  # a new question after all that was said; see `stand_last`
 
 
-def ask(database: Database, conversation_id: str, text: str, attachments: Sequence[Attachment] = ()) -> Beginning:
-    """The user's next message. The first one names the conversation."""
-    first = not any(message.role is Role.USER for message in database.branch(conversation_id))
-    question = database.append_question(conversation_id, text, attachments)
-    if first:
-        database.rename(conversation_id, title_from(text or attachments[0].name), by_user=False)
+def ask(
+    database: Database,
+    conversation_id: str,
+    text: str,
+    attachments: Sequence[Attachment] = (),
+    new: NewChat | None = None,
+    drafts: Sequence[Draft] = (),
+) -> Beginning:
+    """The user's next message. The first one names the conversation.
+
+    `drafts`: what is left of those that the words come from. Killed at any moment, the words are in one place.
+    """
+    with database.transaction():
+        if new is not None and database.conversation(conversation_id) is None:
+            new.make(database, conversation_id)
+        first = not any(message.role is Role.USER for message in database.branch(conversation_id))
+        question = database.append_question(conversation_id, text, attachments)
+        if first:
+            database.rename(conversation_id, title_from(text or attachments[0].name), by_user=False)
+        texts = {draft.conversation_id: draft.text for draft in drafts}
+        store_drafts(database, texts, {draft.conversation_id: draft.attachments for draft in drafts})
     return Beginning(question.id, last=True)
 
 

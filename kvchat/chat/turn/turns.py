@@ -154,15 +154,16 @@ class Turns:
         begin: Callable[[], Beginning],
         words: str | None = None,
         attachments: tuple[Attachment, ...] = (),
+        new: bool = False,
     ) -> asyncio.Future[Message | None]:
-        """Begin a turn with what `begin` puts on disk, of which `words` and `attachments` are new.
+        """Begin a turn with what `begin` puts on disk, of which `words` and `attachments` are new, or all of the chat.
 
         The future ends with the reply, or None if there is none.
         """
         turn.behind_another = any(other.conversation_id != turn.conversation_id for other in self._turns)
         self._turns.append(turn)
         reply: asyncio.Future[Message | None] = asyncio.get_running_loop().create_future()
-        self._background.begin(self._run(turn, begin, words, attachments, reply))
+        self._background.begin(self._run(turn, begin, words, attachments, new, reply))
         return reply
 
     async def _run(
@@ -171,6 +172,7 @@ class Turns:
         begin: Callable[[], Beginning],
         words: str | None,
         attachments: tuple[Attachment, ...],
+        new: bool,
         reply: asyncio.Future[Message | None],
     ) -> None:
         def done(message: Message | None) -> None:
@@ -183,7 +185,7 @@ class Turns:
             if words is None and not alone:  # what the answer begins with is known when the other one is there
                 alone = await self._wait(turn)
             if alone or words is not None:
-                turn.beginning = await self._stored(turn, begin, words, attachments)
+                turn.beginning = await self._stored(turn, begin, words, attachments, new)
             if alone:  # and others may have written theirs since, which wait for this one
                 await self._stand_last(turn, answered_now=True)
             if turn.beginning is not None and (alone or (alone := await self._wait(turn))):
@@ -201,6 +203,14 @@ class Turns:
             self._turns.remove(turn)
             if alone:
                 await worker.run(locks.release, turn.conversation_id)
+
+    def _put_on_disk(self, conversation_id: str, begin: Callable[[], Beginning], model: str | None) -> Beginning:
+        """The beginning, and the model that answers, all or nothing. On the database's thread."""
+        with self._parts.database.transaction():
+            beginning = begin()
+            if model:
+                remember_model(self._parts.database, conversation_id, model, replace=False)
+            return beginning
 
     async def _wait(self, turn: Turn) -> bool:
         """Until no other process answers in the chat; False if the turn was stopped before."""
@@ -231,7 +241,12 @@ class Turns:
                 await self._parts.worker.run(self._parts.database.disown, turn.beginning.question_id)
 
     async def _stored(
-        self, turn: Turn, begin: Callable[[], Beginning], words: str | None, attachments: tuple[Attachment, ...]
+        self,
+        turn: Turn,
+        begin: Callable[[], Beginning],
+        words: str | None,
+        attachments: tuple[Attachment, ...],
+        new: bool,
     ) -> Beginning | None:
         """The turn's beginning, on disk before anything else happens.
 
@@ -242,11 +257,9 @@ class Turns:
             if any(t.conversation_id == conversation_id and not t.answered for t in self._turns if t is not turn):
                 raise StillAnswering
             self.end_settling(conversation_id)
-            if model := self._model():
-                await parts.worker.run(remember_model, parts.database, conversation_id, model, replace=False)
             if attachments:
-                await self._context.check_fits(conversation_id, words or "", attachments)
-            beginning = await parts.worker.run(begin)
+                await self._context.check_fits(None if new else conversation_id, words or "", attachments)
+            beginning = await parts.worker.run(self._put_on_disk, conversation_id, begin, self._model())
         except KvchatError as error:
             if words is None:
                 parts.events.publish(TurnFailed(conversation_id, error))

@@ -19,6 +19,7 @@ from kvchat.chat.events import (
     WaitingForWriter,
 )
 from kvchat.chat.input.documents import read_attachment
+from kvchat.chat.options import NewChat
 from kvchat.chat.record.messages import Attachment, Message, Receipt
 from kvchat.chat.turn.receipts import receipt_sentence
 from kvchat.cli.chats.named import named_chat
@@ -99,14 +100,17 @@ class Talk:
     sampling: Sampling
     attachments: tuple[Attachment, ...]  # go with the next question
     keeps: bool  # what the engine has of it is ours to keep: else it is done where the engine is
+    new: NewChat | None  # the chat, until its first question is on disk
 
     async def ask(self, question: str) -> Message | None:
         """Have it answered, printed as it comes; None where it was not. Raises KvchatError."""
         self.printer.error, attachments = None, self.attachments
         self.attachments = ()
         reply = await self.runtime.chat.send(
-            self.chat_id, question, self.sampling, attachments=attachments, keep=self.keeps
+            self.chat_id, question, self.sampling, attachments=attachments, keep=self.keeps, new=self.new
         )
+        if self.new and await self.runtime.chat.conversation(self.chat_id):
+            self.new = None
         if self.printer.error:
             raise self.printer.error
         return reply
@@ -146,15 +150,21 @@ async def open_talk(options: AskOptions, *, lasts: bool = False) -> Talk:
         if problem := runtime.save_points.problem:
             remark(str(problem))
         attachments = tuple([await asyncio.to_thread(read_attachment, path) for path in options.attach])
-        chat_id = await _conversation(runtime, options)
+        chosen = await _conversation(runtime, options)
+        new = chosen if isinstance(chosen, NewChat) else None
+        chat_id = chosen.id if isinstance(chosen, NewChat) else chosen
         if options.model is not None:
-            await runtime.chat.use_model(chat_id, str(options.model.absolute()))
+            model = str(options.model.absolute())
+            if new is not None:
+                new = new.answered_by(model)
+            else:
+                await runtime.chat.use_model(chat_id, model)
         if lasts and key is None:
             await runtime.door.let_commands_in()
     except BaseException:
         await runtime.close()
         raise
-    return Talk(runtime, chat_id, printer, _sampling(options), attachments, keeps=key is None)
+    return Talk(runtime, chat_id, printer, _sampling(options), attachments, keeps=key is None, new=new)
 
 
 async def _who_has_the_engine(ownership: Ownership) -> Owner | None:
@@ -206,8 +216,8 @@ def _sampling(options: AskOptions) -> Sampling:
     return Sampling(options.max_tokens, options.temperature, options.seed)
 
 
-async def _conversation(runtime: Runtime, options: AskOptions) -> str:
-    """The conversation to go on with, or a new one."""
+async def _conversation(runtime: Runtime, options: AskOptions) -> str | NewChat:
+    """The id of the conversation to go on with, or a new one."""
     if options.chat_id is not None:
         return named_chat(await runtime.chat.conversations(), options.chat_id).id
     if options.on is not None:
@@ -215,10 +225,10 @@ async def _conversation(runtime: Runtime, options: AskOptions) -> str:
     known = await runtime.chat.conversations()
     if known and not options.new:
         return known[0].id
-    return (await runtime.chat.new_conversation(options.system)).id
+    return await runtime.chat.new_chat(options.system)
 
 
-async def _begun_on(runtime: Runtime, name: str) -> str:
+async def _begun_on(runtime: Runtime, name: str) -> NewChat:
     """A new chat on what was prepared under that name; where it has to be read again that is said before."""
     library = runtime.chat.library
     one = await library.named(name)
@@ -231,7 +241,7 @@ async def _begun_on(runtime: Runtime, name: str) -> str:
                 time = roughly(standing.seconds)
                 words = _("“{name}” is read first in {time}: {why}", name=told, time=time, why=why)
             remark(words)
-    return (await library.begin(one)).id
+    return library.new_chat(one)
 
 
 def _answer(chat_id: str, reply: Message) -> dict[str, object]:

@@ -10,6 +10,7 @@ from PySide6.QtCore import QPoint, Qt, Signal
 from PySide6.QtGui import QCursor, QGuiApplication, QShowEvent
 
 from kvchat.chat import events
+from kvchat.chat.options import NewChat
 from kvchat.chat.record.messages import Attachment
 from kvchat.errors import KvchatError
 from kvchat.runtime import Runtime
@@ -59,6 +60,7 @@ class QuickWindow(Panel):
         self.setObjectName("quick")
         self._runtime, self._run_turn = runtime, run_turn
         self._chat: str | None = None
+        self._new: NewChat | None = None  # that chat, until its first question is on disk
         self._turn = TurnState()
         self._came_with = 0  # so high it came on show, in pixels
         self.follow(runtime.events.subscribe, self._hear)
@@ -83,7 +85,7 @@ class QuickWindow(Panel):
             self.close()
             return
         if self._chat is None or not self._runtime.chat.is_answering(self._chat):
-            self._chat, self._turn = None, TurnState()
+            self._chat, self._new, self._turn = None, None, TurnState()
             self.transcript.show_conversation([])
         self._fit()
         let_to_front(token)
@@ -102,11 +104,12 @@ class QuickWindow(Panel):
         """Raises KvchatError; what was written is back in the field then."""
         try:
             if self._chat is None:
-                self._chat = (await self._runtime.chat.new_conversation()).id
+                self._new = await self._runtime.chat.new_chat()
+                self._chat = self._new.id
         except KvchatError:
             self.composer.set_draft(text)
             raise
-        self._follow(self._runtime.chat.send(self._chat, text))
+        self._follow(self._runtime.chat.send(self._chat, text, new=self._new))
 
     def _retry(self) -> None:
         if self._chat is not None:
@@ -141,6 +144,7 @@ class QuickWindow(Panel):
                 self.composer.set_draft(text)
                 self.tell(error)
             case events.MessagesChanged():
+                self._new = None
                 self._show()
             case _:
                 known = self._turn.live_id
