@@ -20,6 +20,7 @@ from PySide6.QtWidgets import QApplication
 
 from kvchat import __version__
 from kvchat.chat.record.database import Database
+from kvchat.chat.record.drafts import Drafts, store_drafts
 from kvchat.errors import KvchatError
 from kvchat.settings import Settings, load_settings
 from kvchat.system.concurrency import Threads, Worker
@@ -128,16 +129,18 @@ async def _run(
         with contextlib.suppress(NotImplementedError):  # Windows
             loop.add_signal_handler(number, _told_to_end, quitting)
     hidden = hidden or wish.quick
-    if not hidden and _has_chats_to_show(settings, paths):
-        window.show()
-        await _show_chats(window, paths)
-    for name in _BESIDE:
-        await asyncio.to_thread(importlib.import_module, name)
-    from kvchat.application import Application, opened
-
+    drafts = _FirstDrafts(paths)
     try:
-        runtime = await opened(paths, settings)
+        if not hidden and _has_chats_to_show(settings, paths):
+            window.show()
+            await drafts.show(window)
+        for name in _BESIDE:
+            await asyncio.to_thread(importlib.import_module, name)
+        from kvchat.application import Application, opened
+
+        runtime = await opened(paths, settings, drafts.close)
     except KvchatError as error:
+        await drafts.close()
         await say(error)
         return 1
     if runtime is None:
@@ -145,6 +148,7 @@ async def _run(
     app = Application(runtime, look, window, quitting)
     try:
         await app.start(starter=starter, hidden=hidden)
+        await drafts.close()
         wishes.begin(lambda wish: app.opener.fulfil(wish))
         await quitting.wait()
     finally:
@@ -166,15 +170,46 @@ def _has_chats_to_show(settings: Settings, paths: Paths) -> bool:
     return has_model and paths.database.exists()
 
 
-async def _show_chats(window: MainWindow, paths: Paths) -> None:
-    """List the chats. What is wrong with their file is said by who opens it for good."""
-    worker = Worker("first-list")
-    with contextlib.suppress(KvchatError):
-        database = await worker.run(Database, paths.database)
-        if window.sidebar.arrangement == Arrangement():
-            chats = await worker.run(database.newest, _FIRST_CHATS)
-        else:  # which of them come first, they say themselves
-            chats = await worker.run(database.conversations)
-        window.show_first(chats)
-        await worker.run(database.close)
-    worker.close()
+class _FirstDrafts:
+    """The chats and drafts on disk, as long as there is only the first picture.
+
+    What is wrong with their file is said by who opens it for good.
+    """
+
+    def __init__(self, paths: Paths) -> None:
+        self._file, self._worker = paths.database, Worker("first-drafts")
+        self._database: Database | None = None
+        self._unkept: dict[str, str] = {}
+        self._writing: asyncio.Task[None] | None = None
+
+    async def show(self, window: MainWindow) -> None:
+        """List the chats, and what was being written when kvchat ended."""
+        run = self._worker.run
+        with contextlib.suppress(KvchatError):
+            self._database = database = await run(Database, self._file)
+            if window.sidebar.arrangement == Arrangement():
+                chats = await run(database.newest, _FIRST_CHATS)
+            else:  # which of them come first, they say themselves
+                chats = await run(database.conversations)
+            window.show_first(chats, await Drafts(database, self._worker).all(), self)
+
+    def keep(self, conversation_id: str, text: str) -> None:
+        """Put a draft on disk."""
+        self._unkept[conversation_id] = text
+        if self._writing is None or self._writing.done():
+            self._writing = asyncio.get_running_loop().create_task(self._write())
+
+    async def close(self) -> None:
+        """Finish what is being written, and let the file go. Again does nothing."""
+        if self._writing is not None:
+            await self._writing
+        database, self._database = self._database, None
+        if database is not None:
+            await self._worker.run(database.close)
+        self._worker.close()
+
+    async def _write(self) -> None:
+        while self._unkept and self._database is not None:
+            drafts, self._unkept = self._unkept, {}
+            with contextlib.suppress(KvchatError):
+                await self._worker.run(store_drafts, self._database, drafts)

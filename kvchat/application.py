@@ -6,10 +6,11 @@ import asyncio
 import contextlib
 import gc
 import signal
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from PySide6.QtCore import QObject, Qt, QTimer
-from PySide6.QtWidgets import QDialog
+from PySide6.QtWidgets import QApplication, QDialog
 
 from kvchat.chat.events import Event, SettingsChanged
 from kvchat.chat.record.database_file import ChatsDamaged
@@ -31,7 +32,7 @@ from kvchat.ui.app.tray import Tray
 from kvchat.ui.base.speaking import speak_here
 from kvchat.ui.base.tasks import TaskRunner
 from kvchat.ui.base.theme import Look
-from kvchat.ui.dialogs.boxes import ask
+from kvchat.ui.dialogs.boxes import ask, say
 from kvchat.words.language import N_, _, sentences
 
 _SPENT_EVERY_MS = 10_000
@@ -39,12 +40,16 @@ _LOOK_AGAIN_MS, _PATIENCE_S = 200, 2.0
 _ONCE = Qt.ConnectionType.SingleShotConnection
 
 
-async def opened(paths: Paths, settings: Settings) -> Runtime | None:
-    """The runtime, with damaged chats repaired if the user wants that; None if not. Raises KvchatError."""
+async def opened(paths: Paths, settings: Settings, release: Callable[[], Awaitable[None]]) -> Runtime | None:
+    """The runtime, with damaged chats repaired if the user wants that; None if not. Raises KvchatError.
+
+    `release` has the first picture let go of the chats' file.
+    """
     try:
         return await open_runtime(paths, settings, Ownership(paths.state, N_("the kvchat window"), lasts=True))
     except ChatsDamaged as error:
         words = _("Repairing keeps all that can be read, with what the newest automatic backup has.")
+        await release()
         if not await ask(error.title, sentences(words, _("The damaged file is set aside.")), error.detail, _("Repair")):
             return None
         repaired = await asyncio.to_thread(repair, paths)
@@ -132,6 +137,7 @@ class Application:
             return
         chat, bar = before.chat.current, before.transcript.verticalScrollBar()
         place = bar.value() if bar.value() < bar.maximum() else None
+        await before.chat.drafts.keep()  # before anything else: raises StorageFailed
         self._close_beside()
         await before.stop_listening()
         self._take(MainWindow(self._look, self._runtime.paths.config, before.memory))
@@ -170,14 +176,21 @@ class Application:
         self._window.hide()
         self._close_beside()
         await self._runner.close()
-        await self._window.finish()
+        try:
+            await self._window.finish()
+        except KvchatError as error:
+            await say(error)  # there may be room when the user has read it
+            with contextlib.suppress(KvchatError):
+                await self._window.chat.drafts.keep()
         await self._bus.close()
         await close_and_tell(self._runtime)
 
     def _told_to_end(self) -> None:
-        """By a signal. Told again, it does not wait for what is being saved."""
+        """By a signal. Told again, it waits neither for what is being saved nor for a button to be pressed."""
         if self.quitting.is_set():
             self._runtime.give_up_saving()
+            if (box := QApplication.activeModalWidget()) is not None:
+                box.close()
         self.quitting.set()
 
     def _restart(self) -> None:

@@ -24,12 +24,12 @@ from kvchat.chat.events import (
     ReplyFinished,
     SettingsChanged,
 )
-from kvchat.chat.options import AnswerSettings, ChatOptions, Preset, check
+from kvchat.chat.options import AnswerSettings, ChatOptions, NewChat, Preset, check
 from kvchat.chat.prepared.record import Prepared
 from kvchat.chat.prepared.service import Estimate, Ground, Library, Reading, Standing
 from kvchat.chat.prepared.sources import Changes
 from kvchat.chat.prepared.sources import Source as DocumentSource
-from kvchat.chat.record.drafts import Drafts
+from kvchat.chat.record.drafts import Draft, Drafts
 from kvchat.chat.record.messages import Attachment, Conversation, Message, MessageState, Receipt, Role
 from kvchat.chat.record.prompt import searched_text
 from kvchat.chat.record.tree import Removed
@@ -453,6 +453,14 @@ class FakeChat(ChatService):
                 raise self.refuse
         return self.add("New chat")
 
+    async def new_chat(self, system: str | None = None) -> NewChat:
+        await asyncio.sleep(0)  # as the database would, let others run meanwhile
+        self.calls.append(("new",))
+        async with self.disk:
+            if self.refuse is not None:
+                raise self.refuse
+        return NewChat(lambda database, id: None, f"c{next(self._ids)}")
+
     async def begin(self, preset: Preset) -> Conversation:
         made = self.add("New chat")
         self.options.systems[made.id] = preset.system
@@ -497,8 +505,16 @@ class FakeChat(ChatService):
         *,
         attachments: tuple[Attachment, ...] = (),
         keep: bool = True,
+        new: NewChat | None = None,
+        drafts: Sequence[Draft] = (),
     ) -> asyncio.Future[Message | None]:
         self.calls.append(("send", conversation_id, text))
+        if new is not None and conversation_id not in self.by_id:
+            self.add("New chat", id=new.id)
+        for draft in drafts:
+            self.drafts.kept[draft.conversation_id] = draft.text
+            if draft.attachments or draft.conversation_id in self.drafts.kept_attached:
+                self.drafts.kept_attached[draft.conversation_id] = draft.attachments
         if not self.said[conversation_id]:
             self.by_id[conversation_id] = replace(self.by_id[conversation_id], title=text[:60])
         self.write(conversation_id, Role.USER, text, attachments=attachments)

@@ -160,7 +160,7 @@ async def scenes(runtime: FakeRuntime, look: Look, parts: Sequence[str] = PARTS)
 
 async def _first(runtime: FakeRuntime, look: Look) -> AsyncIterator[tuple[str, QWidget]]:
     first = MainWindow(look, runtime.paths.config / "first")
-    first.show_first([Conversation("a", TITLE, False, NOW, NOW, None)])
+    first.show_first([Conversation("a", TITLE, False, NOW, NOW, None)], {})
     yield "first picture", first
     first.deleteLater()
 

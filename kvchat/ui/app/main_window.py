@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +12,6 @@ from PySide6.QtCore import Signal
 from PySide6.QtGui import QCloseEvent, QHideEvent, QKeyEvent, QKeySequence, QShowEvent
 from PySide6.QtWidgets import QMainWindow, QStackedWidget, QWidget
 
-from kvchat.errors import KvchatError
 from kvchat.ui.app.window_memory import WindowMemory
 from kvchat.ui.app.window_place import WindowPlace
 from kvchat.ui.base.building import column
@@ -24,11 +22,11 @@ from kvchat.ui.chat.composer import Composer
 from kvchat.ui.chat.context_meter import ContextMeter
 from kvchat.ui.chat.header import Header
 from kvchat.ui.chat.status_strip import StatusStrip
+from kvchat.ui.controllers.first_words import DraftWriter, FirstWords
 from kvchat.ui.desktop.activation import let_to_front
 from kvchat.ui.sidebar.arrangement import arranged, folders_of
 from kvchat.ui.sidebar.conversation_list import Row
 from kvchat.ui.sidebar.sidebar import Sidebar
-from kvchat.words.language import _
 
 if TYPE_CHECKING:
     from kvchat.chat.record.messages import Conversation
@@ -64,16 +62,21 @@ class MainWindow(QMainWindow):
         column((self.place.splitter, 1), self.strip, on=ground, spacing=0, margins=0)
         self.setCentralWidget(ground)
         self.place.restore()
-        self.composer.refuse(_("kvchat is still starting"))
+        self.composer.set_starting(True)
+        self.first_words = FirstWords(self.composer, self)
+        self.sidebar.selected.connect(self.first_words.turn_to)
         self.composer.focus()
 
-    def show_first(self, chats: Sequence[Conversation]) -> None:
-        """The chats as they are on disk, until more is known of them."""
+    def show_first(
+        self, chats: Sequence[Conversation], drafts: Mapping[str, str], writer: DraftWriter | None = None
+    ) -> None:
+        """The chats and drafts as they are on disk, until more is known; `writer` keeps what is written meanwhile."""
         shown = arranged(chats, self.sidebar.arrangement)
         newest = shown[0].id if shown else None
         self.sidebar.show_chats(shown, lambda chat: Row(chat.id, chat.title), newest, folders_of(chats))
         for chat in shown[:1]:
             self.header.show_conversation(chat.title, None, exists=False)
+        self.first_words.show(newest or "", drafts, writer)
 
     def join(self, runtime: Runtime) -> None:
         """Make the rest, and have all of it do what it is for."""
@@ -146,7 +149,8 @@ class MainWindow(QMainWindow):
 
     async def start(self) -> None:
         """Fill the window with what there is."""
-        await self.chat.start()
+        self.sidebar.selected.disconnect(self.first_words.turn_to)
+        await self.chat.start(self.first_words)
         self.composer.give_unclaimed()
         self.runtime.chat.finder.begin_indexing()
         self.composer.focus()
@@ -156,20 +160,24 @@ class MainWindow(QMainWindow):
                     action.trigger()
 
     async def finish(self) -> None:
-        """Remember the window's place, stop listening, end what still runs. The runtime is closed by its owner."""
-        await self.stop_listening()
-        await self.runner.close()
-        await asyncio.to_thread(self.memory.written)
+        """Remember the window's place, stop listening, end what still runs. The runtime is closed by its owner.
+
+        Raises StorageFailed where what is written in it could not be kept.
+        """
+        try:
+            await self.stop_listening()
+        finally:
+            await self.runner.close()
+            await asyncio.to_thread(self.memory.written)
 
     async def stop_listening(self) -> None:
-        """Remember its place and what is written in it; it shows nothing new from now on."""
+        """Remember its place and what is written in it; it shows nothing new from now on. Raises StorageFailed."""
         self.place.remember()
         from kvchat.ui.controllers.controller import Controller
 
         for controller in self.findChildren(Controller):
             controller.close()
-        with contextlib.suppress(KvchatError):  # nobody is left to be told
-            await self.chat.drafts.keep()
+        await self.chat.drafts.keep()
 
     def raise_window(self, token: str = "") -> None:
         """Bring the window to the front, wherever it was; `token`: see `let_to_front`."""

@@ -84,6 +84,7 @@ class Composer(QWidget):
     """The message being written, and the button beside it."""
 
     sent = Signal(str, tuple)  # the words, and what is attached
+    held = Signal(str)  # they were sent while kvchat starts
     text_given = Signal(str)  # to be attached
     stop_requested = Signal()
     refused = Signal()  # sending was tried all the same
@@ -112,7 +113,8 @@ class Composer(QWidget):
         self._unclaimed: list[str] = []  # texts to be attached, as long as nobody attaches any
         self.reading = label(kind="small")
         self._reading: tuple[str, ...] = ()
-        self._send_when_read = False
+        self._send_when_read = self._send_when_idle = False
+        self._starting, self._held = False, False
         self.editor.long_pasted.connect(self._offer)
         self.editor.too_long_pasted.connect(self._attach_text)
         self._frame = styled(QFrame(), "composer")
@@ -149,14 +151,28 @@ class Composer(QWidget):
             self._send()
 
     def hold(self) -> None:
-        """Do not send by itself what waits for a file."""
-        self._send_when_read = False
+        """Do not send by itself what waits for a file, or for a reply."""
+        self._send_when_read = self._send_when_idle = False
+        self._say_reading()
+
+    def set_starting(self, starting: bool) -> None:
+        """Nobody is there yet to send what is written: it is `held`."""
+        self._starting, self._held = starting, False
+        self._say_reading()
+
+    def send_after_reply(self, text: str) -> None:
+        """Send this by itself when the reply that runs has ended, unless it is changed."""
+        self.set_draft(text)
+        self._send_when_idle = True
         self._say_reading()
 
     def set_busy(self, busy: bool) -> None:
         """Whether a reply runs in this conversation: then the button stops it."""
-        self._busy = busy
+        ended, self._busy = self._busy and not busy, busy
         self._show_button()
+        if ended and self._send_when_idle:
+            self.hold()
+            self._send()
 
     def refuse(self, why: str) -> None:
         """Let nothing be sent, and say why; empty allows it again."""
@@ -201,7 +217,11 @@ class Composer(QWidget):
             return
         if self._busy or not (text or attachments):
             return
-        if self._refusal:
+        if self._starting:
+            self._held = True
+            self.held.emit(text)
+            self.editor.clear()
+        elif self._refusal:
             self.refused.emit()
         else:
             self.editor.clear()
@@ -209,10 +229,16 @@ class Composer(QWidget):
             self.sent.emit(text, attachments)
 
     def _say_reading(self) -> None:
-        names = listed(map(short_name, self._reading))
-        then = _("Your message is sent when that is done.") if self._send_when_read else _("Send waits for that.")
-        self.reading.setText(_("Reading {names}… {then}", names=names, then=then))
-        self.reading.setVisible(bool(names))
+        words = ""
+        if names := listed(map(short_name, self._reading)):
+            then = _("Your message is sent when that is done.") if self._send_when_read else _("Send waits for that.")
+            words = _("Reading {names}… {then}", names=names, then=then)
+        elif self._held:
+            words = _("Your message is sent when kvchat has started.")
+        elif self._send_when_idle:
+            words = _("Your message is sent when the reply has ended.")
+        self.reading.setText(words)
+        self.reading.setVisible(bool(words))
 
     def _offer(self, text: str) -> None:
         self._pasted = text

@@ -17,6 +17,7 @@ from kvchat.session.events import Restored, Saved
 from kvchat.ui.chat.turn_story import waiting_words
 from kvchat.ui.controllers.controller import Controller
 from kvchat.ui.controllers.drafts import DraftController
+from kvchat.ui.controllers.first_words import PAUSE, FirstWords
 from kvchat.ui.controllers.sidebar import SidebarController
 from kvchat.ui.controllers.views import TurnState, Views
 from kvchat.ui.dialogs.confirm import confirm
@@ -40,7 +41,8 @@ class ChatController(Controller):
         self._loading = False  # the messages are on their way from disk: do not flash the empty page
         self._opening: asyncio.Task[Any] | None = None  # reads the messages of the conversation opened last
         self._turns: dict[str, TurnState] = {}
-        self._sent: dict[str, list[str | None]] = {}  # by conversation: the drafts whose words are on their way there
+        self._new: set[str] = set()  # ids of chats that are put on disk with their first message, which is under way
+        self._sent: dict[str, list[str]] = {}  # by conversation: the drafts whose words are on their way there
         self._had_model = runtime.settings.model_path
         self._beginning = asyncio.Lock()  # two messages sent at once from the empty page begin one conversation
         self.conversations.shown.connect(self._show_header)
@@ -54,22 +56,39 @@ class ChatController(Controller):
         views.transcript.retry_requested.connect(self.retry)
         views.transcript.tail.first.clicked.connect(self.go_first)
 
-    async def start(self) -> None:
-        """Show what there is: the list, the newest conversation, the engine."""
+    async def start(self, first: FirstWords) -> None:
+        """Show what there is: the list, the newest conversation, the engine; go on with the first words."""
         self.show_engine()
+        await first.end()
         await self.drafts.load()
-        listed, written = self._views.sidebar.chosen, self._views.composer.draft  # while all was imported
-        self._views.composer.refuse("")
-        self.drafts.show()
-        if listed:
-            self.open(listed[0])
-        if written:
-            self._views.composer.take(written)
+        written = self._take_over(first)
         await self.conversations.start()
-        if self.conversations.ids and self.current is None:
+        if self.conversations.ids and self.current is None and not written:
             self.open(self.conversations.ids[0])
         else:
             self._show_all()
+
+    def _take_over(self, first: FirstWords) -> bool:
+        """Send what was sent while kvchat started, and show what was written. Returns whether there is anything."""
+        composer, typed = self._views.composer, bool(self._views.composer.draft)
+        if not first.shown:
+            first.show(NOT_BEGUN, {NOT_BEGUN: self.drafts.of(None)})
+        composer.set_starting(False)
+        written, page = first.drafts, first.page
+        for where in {where for where, _text in first.sent[1:]}:
+            later = first.sent_from(where)[where == first.sent[0][0] :]
+            written[where] = PAUSE.join(filter(None, (*later, written.get(where, ""))))
+        for where, text in written.items():
+            self.drafts.set(where, text)
+        if first.sent:
+            from_page, text = first.sent[0]
+            self.open(from_page or None)
+            if first.sent_from(from_page)[1:]:
+                composer.send_after_reply(composer.draft)
+            self.send(text)
+        if not first.sent or page != first.sent[0][0]:
+            self.open(page or None)
+        return bool(first.sent) or typed
 
     def open(self, conversation_id: str | None) -> None:
         """Show another conversation, or with None an empty page for a new one."""
@@ -91,7 +110,7 @@ class ChatController(Controller):
     def send(self, text: str, attachments: tuple[Attachment, ...] = ()) -> None:
         """Send what was written, and what goes with it; on the empty page this begins a conversation."""
         self.drafts.sending(self.current)
-        self._runner.start(self._send(text, attachments, self.current))
+        self._runner.start(self._send(text, attachments, self.current or NOT_BEGUN))
 
     async def open_at(self, conversation_id: str, message_id: str) -> None:
         """Show a conversation with this message in sight, going to its branch if need be. Raises StillAnswering."""
@@ -153,25 +172,33 @@ class ChatController(Controller):
         """Why the open conversation's last turn failed, if it did."""
         return self._turn_of().failure
 
-    async def _send(self, text: str, attachments: tuple[Attachment, ...], written_on: str | None) -> None:
+    async def _send(self, text: str, attachments: tuple[Attachment, ...], written_on: str) -> None:
+        chat, new, drafts = self._runtime.chat, None, [written_on]
         async with self._beginning:
             conversation_id = self.current
             if conversation_id is None:
                 try:
-                    conversation_id = (await self._runtime.chat.new_conversation()).id
+                    new = await chat.new_chat()
                 except KvchatError as error:
                     self._give_back(NOT_BEGUN, text, attachments, error)
                     self.drafts.sent(written_on)
                     return
+                conversation_id = new.id
+                self._new.add(new.id)
+                self.drafts.sending(new.id)
+                drafts.append(new.id)
                 if self.current is None:
                     self.current = conversation_id
+                    self.drafts.move(NOT_BEGUN, new.id)
                     self.left.emit(None)
         self._views.transcript.scroll_to_end()
-        self._sent.setdefault(conversation_id, []).append(written_on)
-        self.run_turn(conversation_id, self._runtime.chat.send(conversation_id, text, attachments=attachments))
+        self._sent.setdefault(conversation_id, []).extend(drafts)
+        left = self.drafts.left(*drafts)
+        self.run_turn(conversation_id, chat.send(conversation_id, text, attachments=attachments, new=new, drafts=left))
 
     def _arrived(self, conversation_id: str) -> None:
         """The words that were sent there are on disk, or back."""
+        self._new.discard(conversation_id)
         for draft in self._sent.pop(conversation_id, ()):
             self.drafts.sent(draft)
 
@@ -228,6 +255,11 @@ class ChatController(Controller):
         self, conversation_id: str, text: str, attachments: tuple[Attachment, ...], error: KvchatError
     ) -> None:
         """The words were not stored: they return to the composer, or to the draft they came from."""
+        if conversation_id in self._new:  # nor was their chat
+            if self.current == conversation_id:
+                self.current = None
+                self.drafts.move(conversation_id, NOT_BEGUN)
+            conversation_id = NOT_BEGUN
         draft = "\n".join(part for part in (text, self.drafts.of(conversation_id)) if part)
         self.drafts.set(conversation_id, draft)
         self.drafts.attach(conversation_id, (*attachments, *self.drafts.attached_to(conversation_id)))

@@ -10,8 +10,9 @@ from typing import TypeVar
 from PySide6.QtCore import QObject
 
 from kvchat.chat.input.documents import document_of_text
-from kvchat.chat.record.drafts import NOT_BEGUN
+from kvchat.chat.record.drafts import NOT_BEGUN, Draft
 from kvchat.chat.record.messages import Attachment
+from kvchat.errors import KvchatError
 from kvchat.runtime import Runtime
 from kvchat.ui.chat.composer import fits_composer
 from kvchat.ui.controllers.controller import Controller
@@ -22,6 +23,7 @@ T = TypeVar("T")
 
 PASTED = N_("Pasted text.txt")
 _KEEP_MS = 700  # what is written is gathered so long before it is put on disk
+_AGAIN_MS = 10_000  # after so long what could not be put there is tried again
 
 
 class DraftController(Controller):
@@ -35,7 +37,9 @@ class DraftController(Controller):
         self._unkept: dict[str, str] = {}
         self._unkept_attached: dict[str, tuple[Attachment, ...]] = {}
         self._sending: Counter[str] = Counter()  # drafts whose words are on their way into the chat
-        self._pause = self._timer(_KEEP_MS, self.keep)
+        self._told = False  # that they cannot be put on disk
+        self._pause = self._timer(_KEEP_MS, self.keep, self._tell)
+        self._again = self._timer(_AGAIN_MS, self.keep, self._tell)
 
     async def load(self) -> None:
         """Read what was left the last time; from then on what is written is a draft. Raises StorageFailed."""
@@ -80,6 +84,17 @@ class DraftController(Controller):
         """What this draft said was sent: it stays on disk until `sent` says that the words are in the chat."""
         self._sending[conversation_id or NOT_BEGUN] += 1
 
+    def left(self, *conversation_ids: str) -> tuple[Draft, ...]:
+        """What these drafts hold now."""
+        return tuple(Draft(id, self.of(id), self.attached_to(id)) for id in conversation_ids)
+
+    def move(self, source: str, target: str) -> None:
+        """What was written for one conversation is for another one."""
+        self.set(target, self.of(source))
+        self.attach(target, self.attached_to(source))
+        self.set(source, "")
+        self.attach(source, ())
+
     def sent(self, conversation_id: str | None) -> None:
         """The words are in the chat, or back in the composer."""
         self._sending[conversation_id or NOT_BEGUN] -= 1
@@ -94,15 +109,29 @@ class DraftController(Controller):
             self._composer.set_attachments(self.attached_to(current))
 
     async def keep(self) -> None:
-        """Put on disk what is not there yet. Raises StorageFailed."""
+        """Put on disk what is not there yet. Raises StorageFailed: it stays to be put there."""
         self._pause.stop()
-        unkept, self._unkept = _parted(self._unkept, self._sending)
-        attached, self._unkept_attached = _parted(self._unkept_attached, self._sending)
-        if unkept or attached:
-            await self._drafts.keep(unkept, attached)
+        texts, attached = self._not_sending(self._unkept), self._not_sending(self._unkept_attached)
+        if not texts and not attached:
+            return
+        await self._drafts.keep(texts, attached)
+        self._told = False
+        _forget(self._unkept, texts)
+        _forget(self._unkept_attached, attached)
+
+    def _tell(self, error: KvchatError) -> None:
+        """Once, as long as it lasts."""
+        self._again.start()
+        if not self._told:
+            self._told = True
+            self._views.notices.show_error(error)
+
+    def _not_sending(self, drafts: dict[str, T]) -> dict[str, T]:
+        return {key: draft for key, draft in drafts.items() if self._sending[key] <= 0}
 
 
-def _parted(drafts: dict[str, T], sending: Counter[str]) -> tuple[dict[str, T], dict[str, T]]:
-    """Those to put on disk, and those to leave as they are there."""
-    here = {key: draft for key, draft in drafts.items() if sending[key] <= 0}
-    return here, {key: draft for key, draft in drafts.items() if key not in here}
+def _forget(unkept: dict[str, T], kept: dict[str, T]) -> None:
+    """What has not changed while it was put on disk."""
+    for key, draft in kept.items():
+        if unkept.get(key) is draft:
+            del unkept[key]

@@ -23,6 +23,7 @@ from kvchat.chat.events import (
     TurnFailed,
     WaitingForChat,
 )
+from kvchat.chat.record.database_file import StorageFailed
 from kvchat.chat.record.messages import MessageState, Role
 from kvchat.engine.speaking.connection import EngineState
 from kvchat.engine.speaking.errors import EngineError, EngineFailure, FailureKind
@@ -740,18 +741,20 @@ async def test_a_chat_that_waits_says_for_which_and_can_go_first(furnished: Fake
 
 async def test_what_is_done_in_the_first_picture_is_kept(furnished: FakeRuntime, look: Look, qtbot: QtBot) -> None:
     newest, other = (chat.id for chat in (await furnished.chat.conversations())[:2])
-    furnished.chat.drafts.kept[other] = "Before: "
+    drafts = furnished.chat.drafts.kept
+    drafts |= {other: "Before: ", newest: "Of another day"}
     window = MainWindow(look, furnished.paths.config)
     qtbot.addWidget(window)
     window.show()
     assert not window.sidebar.empty.isVisible(), "as long as chats are not read, or cannot be, nothing is said of them"
-    window.show_first(await furnished.chat.conversations())
+    qtbot.keyClicks(window.composer.editor, ", and more")
+    window.show_first(await furnished.chat.conversations(), drafts)
     assert window.sidebar.chosen == [newest]
+    assert window.composer.draft == "Of another day, and more"
     assert (window.header.model.isVisible(), window.strip.state.text()) == (False, "")  # not "No model", "stopped"
     window.sidebar.show_selected(other)
+    window.sidebar.selected.emit(other)
     qtbot.keyClicks(window.composer.editor, "typed early")
-    qtbot.keyClick(window.composer.editor, Qt.Key.Key_Return)
-    assert window.composer.draft == "typed early"  # nobody is there to send it
     qtbot.keyClick(window.composer.editor, Qt.Key.Key_B, Qt.KeyboardModifier.ControlModifier)
     window.join(furnished)
     await window.start()
@@ -760,6 +763,59 @@ async def test_what_is_done_in_the_first_picture_is_kept(furnished: FakeRuntime,
     assert window.composer.draft == "Before: typed early"
     assert window.composer.button.isEnabled()
     await window.finish()
+    assert drafts[newest] == "Of another day, and more"
+
+
+async def test_what_is_sent_in_the_first_picture_is_sent_one_reply_after_the_other(
+    furnished: FakeRuntime, look: Look, qtbot: QtBot
+) -> None:
+    chat = (await furnished.chat.conversations())[0].id
+    window = MainWindow(look, furnished.paths.config)
+    qtbot.addWidget(window)
+    window.show()
+    for words in ("one", "two"):
+        qtbot.keyClicks(window.composer.editor, words)
+        qtbot.keyClick(window.composer.editor, Qt.Key.Key_Return)
+        assert window.composer.draft == ""
+    assert window.composer.reading.text() == "Your message is sent when kvchat has started."
+    window.show_first(await furnished.chat.conversations(), {})
+    qtbot.keyClicks(window.composer.editor, "three")
+    window.join(furnished)
+    await window.start()
+    await until(lambda: ("send", chat, "one") in furnished.chat.calls)
+    assert window.composer.draft == "two\n\nthree"
+    assert window.composer.reading.text() == "Your message is sent when the reply has ended."
+    assert furnished.chat.drafts.kept[chat] == "two\n\nthree"
+    furnished.chat.finish(chat, None)
+    await until(lambda: ("send", chat, "two\n\nthree") in furnished.chat.calls)
+    assert (window.composer.draft, furnished.chat.drafts.kept[chat]) == ("", "")
+    await window.finish()
+
+
+@pytest.mark.parametrize("room", ["at once", "never"])
+async def test_what_cannot_be_kept_is_told_and_stays_to_be_kept(
+    runtime: FakeRuntime, look: Look, qtbot: QtBot, monkeypatch: pytest.MonkeyPatch, room: str
+) -> None:
+    window = joined(runtime, look)
+    window.show()
+    await window.start()
+    kept, keep = runtime.chat.drafts.kept, runtime.chat.drafts.keep
+
+    async def refuse(*_: object) -> None:
+        raise StorageFailed("Your chats could not be read or written", "database or disk is full")
+
+    monkeypatch.setattr(runtime.chat.drafts, "keep", refuse)
+    qtbot.keyClicks(window.composer.editor, "precious")
+    await until(lambda: window.notices.on_show, "the error")
+    if room == "at once":
+        monkeypatch.setattr(runtime.chat.drafts, "keep", keep)
+        window.chat.drafts._again.start(0)
+        await until(lambda: kept.get("") == "precious", "what is tried again")
+        await window.finish()
+    else:
+        with pytest.raises(StorageFailed):  # who quits is told
+            await window.finish()
+    window.deleteLater()
 
 
 async def test_a_first_picture_that_is_closed_ends_the_app(furnished: FakeRuntime, look: Look, qtbot: QtBot) -> None:

@@ -1,0 +1,80 @@
+"""What is written while kvchat starts: on disk from the first key on, and sent once the rest of the window is there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from PySide6.QtCore import QObject
+
+from kvchat.ui.chat.composer import Composer, fits_composer
+
+PAUSE = "\n\n"  # between messages that are kept as one draft
+
+
+class DraftWriter(Protocol):
+    """Puts drafts on disk before there is a runtime."""
+
+    def keep(self, conversation_id: str, text: str) -> None:
+        """Begin to put this draft on disk."""
+
+    async def close(self) -> None:
+        """Finish what was begun. Nothing more is written then."""
+
+
+class FirstWords(QObject):
+    """The drafts of the first picture, by conversation id; empty: that of one that has not begun."""
+
+    def __init__(self, composer: Composer, parent: QObject) -> None:
+        super().__init__(parent)
+        self.page = ""  # the conversation whose draft is in the composer
+        self.shown = False  # the page and its draft, as they were left the last time
+        self.sent: list[tuple[str, str]] = []  # the conversation, and a message that nobody was there to send
+        self._composer = composer
+        self._drafts: dict[str, str] = {}
+        self._kept: dict[str, str] = {}
+        self._writer: DraftWriter | None = None
+        composer.held.connect(self._hold)
+        composer.editor.textChanged.connect(self._keep)
+
+    def show(self, page: str, drafts: Mapping[str, str], writer: DraftWriter | None = None) -> None:
+        """Put the page's draft before what has been typed already."""
+        self.page, self.shown, self._writer = page, True, writer
+        self._drafts = {where: text for where, text in drafts.items() if fits_composer(text)}
+        self._kept = dict(drafts)
+        self.sent = [(page, text) for _before, text in self.sent]
+        if before := self._drafts.get(page):
+            self._composer.set_draft(before + self._composer.draft)
+        self._keep()
+
+    def turn_to(self, page: str) -> None:
+        """The user chose another conversation."""
+        self._drafts[self.page], self.page = self._composer.draft, page
+        self._composer.set_draft(self._drafts.get(page, ""))
+
+    async def end(self) -> None:
+        """All of it is on disk; from now on nothing is written here."""
+        self._composer.editor.textChanged.disconnect(self._keep)
+        if self._writer is not None:
+            await self._writer.close()
+
+    @property
+    def drafts(self) -> dict[str, str]:
+        """What has been written, without what was sent."""
+        return self._drafts | {self.page: self._composer.draft}
+
+    def sent_from(self, page: str) -> list[str]:
+        """What was sent from this page."""
+        return [text for where, text in self.sent if where == page]
+
+    def _hold(self, text: str) -> None:
+        self.sent.append((self.page, text))  # it is written when the composer is cleared: not twice, and not never
+
+    def _keep(self) -> None:
+        if self._writer is not None:
+            draft = [*self.sent_from(self.page), self._composer.draft]
+            text = PAUSE.join(filter(None, draft))
+            before = self._kept.get(self.page, "")
+            if text != before and fits_composer(before):  # else it is to become an attachment
+                self._kept[self.page] = text
+                self._writer.keep(self.page, text)

@@ -1,0 +1,134 @@
+"""What is written and sent while kvchat starts, in a process of its own that is killed at any moment: never lost, and
+never twice.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+
+from kvchat.chat.record.database import Database
+from kvchat.settings import Settings, save_settings
+from kvchat.system.paths import Paths, resolve_paths
+from tests.e2e.waiting import wait_until
+from tests.engine_fixtures import FakeEngine
+
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.skipif(sys.platform == "win32", reason="kills as POSIX does"),
+]
+
+# Types in the first picture, as soon as the chats are listed ("\n" is Enter), and dies at the moment that is named.
+_DRIVER = """
+import asyncio, os, signal, sys
+from PySide6.QtCore import Qt
+from PySide6.QtTest import QTest
+from kvchat import app
+from kvchat.chat.turn import opening, turns
+
+words, moment = os.environ["WORDS"], os.environ["MOMENT"]
+show = app.MainWindow.show_first
+
+def show_and_type(window, *first):
+    show(window, *first)
+    for letter in words:
+        if letter == "\\n":
+            QTest.keyClick(window.composer.editor, Qt.Key.Key_Return)
+        else:
+            QTest.keyClick(window.composer.editor, letter)
+
+app.MainWindow.show_first = show_and_type
+
+def dies(function, *, after):
+    def dying(*given, **more):
+        if after:
+            function(*given, **more)
+        os.kill(os.getpid(), signal.SIGKILL)
+    return dying
+
+if moment == "imports":  # never
+    async def hang(*_):
+        await asyncio.Event().wait()
+    app.asyncio.to_thread = hang
+elif moment == "before it is stored":
+    opening.ask = dies(opening.ask, after=False)
+elif moment == "while it is stored":
+    opening.store_drafts = dies(opening.store_drafts, after=False)
+elif moment == "before the commit":
+    opening.store_drafts = dies(opening.store_drafts, after=True)
+elif moment == "after the commit":
+    turns.Turns._put_on_disk = dies(turns.Turns._put_on_disk, after=True)
+sys.exit(app.run(starter=False, hidden=False))
+"""
+
+
+@pytest.fixture
+def home(tmp_path: Path, fake_engine: FakeEngine, smollm2: Path) -> Paths:
+    """One chat, with a draft of an earlier day."""
+    paths = resolve_paths({"KVCHAT_HOME": str(tmp_path / "home")}).ensure()
+    settings = Settings(model_path=str(smollm2), engine_path=str(fake_engine.path), context_size=4096)
+    save_settings(paths.settings_file, settings)
+    with closing(Database(paths.database)) as database:
+        chat = database.create_conversation("Earlier")
+        database.write("INSERT INTO drafts VALUES (?, ?)", (chat.id, "Dear "))
+    return paths
+
+
+@contextmanager
+def started(home: Paths, words: str, moment: str) -> Iterator[subprocess.Popen[bytes]]:
+    environment = os.environ | {
+        "KVCHAT_HOME": str(home.data.parent),
+        "QT_QPA_PLATFORM": "offscreen",
+        "WORDS": words,
+        "MOMENT": moment,
+    }
+    with subprocess.Popen((sys.executable, "-c", _DRIVER), env=environment) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def on_disk(home: Paths) -> tuple[list[str], list[str]]:
+    """The drafts, and the user's messages."""
+    with closing(Database(home.database)) as database:
+        drafts = [row["text"] for row in database.rows("SELECT text FROM drafts WHERE text <> ''")]
+        said = [row["content"] for row in database.rows("SELECT content FROM messages WHERE role = 'user'")]
+    return drafts, said
+
+
+@pytest.mark.parametrize(("words", "draft"), [("Ada", "Dear Ada"), ("Ada\n", "Dear Ada"), ("A\nB", "Dear A\n\nB")])
+def test_what_is_written_in_the_first_picture_is_on_disk(home: Paths, words: str, draft: str) -> None:
+    with started(home, words, "imports"):
+        wait_until(lambda: on_disk(home)[0] == [draft], what="the draft")
+    assert on_disk(home) == ([draft], [])
+
+
+@pytest.mark.parametrize(
+    "moment", ["before it is stored", "while it is stored", "before the commit", "after the commit"]
+)
+def test_killed_at_any_moment_it_is_a_draft_or_a_message(home: Paths, moment: str) -> None:
+    with started(home, "Ada\n", moment) as process:
+        assert process.wait(240) == -signal.SIGKILL
+    assert on_disk(home) == (([], ["Dear Ada"]) if moment == "after the commit" else (["Dear Ada"], []))
+
+
+def test_two_messages_that_are_sent_while_kvchat_starts_are_both_answered(home: Paths) -> None:
+    def answered() -> list[str]:
+        with closing(Database(home.database)) as database:
+            query = "SELECT content FROM messages WHERE role = 'assistant' AND state = 'complete' ORDER BY rowid"
+            return [row["content"] for row in database.rows(query)]
+
+    with started(home, "Ada\nBoole\n", "") as process:
+        wait_until(lambda: len(answered()) == 2, seconds=240, what="both replies")
+        process.terminate()
+        assert process.wait(240) == 0
+    assert answered() == ["You said: Dear Ada", "You said: Boole"]
+    assert on_disk(home) == ([], ["Dear Ada", "Boole"])
