@@ -223,6 +223,7 @@ class Runtime:
         await self.engine.close()
         await finishing.in_time(self.chat.idle(), SAVE_PATIENCE_S)
         await self._background.idle()
+        await self.chat.unwritten.close()
         await self._backups.close()
         await finishing.in_time(asyncio.to_thread(self._store.close, finishing.cancelled.is_set), SAVE_PATIENCE_S)
         await asyncio.to_thread(self._log.close)

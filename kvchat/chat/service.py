@@ -31,6 +31,7 @@ from kvchat.chat.turn.titles import Titles
 from kvchat.chat.turn.turn import Turn
 from kvchat.chat.turn.turns import Turns
 from kvchat.chat.turn_parts import TurnParts
+from kvchat.chat.unwritten import Unwritten
 from kvchat.engine.speaking.wire import ENGINE_DEFAULTS, Sampling
 from kvchat.kvstore.savepoint import StoreRefused
 from kvchat.kvstore.store import SavePointStore
@@ -67,7 +68,9 @@ class ChatService:
         self.events, self.slots = events, Slots(store)
         self._database, self._worker, self._store = database, worker, store
         self._locks = ChatLocks(database.file.with_name(ANSWERING))
-        self._parts = TurnParts(database, worker, host, self.slots, events, self._locks, defaults, sampling)
+        self.unwritten = Unwritten(database, worker, events)
+        given = database, worker, host, self.slots, events, self._locks, self.unwritten
+        self._parts = TurnParts(*given, defaults, sampling)
         self.titles, self.forecasts = Titles(self._parts), Forecasts(self._parts)
         self._background = Background(self.titles.hear)
         begin, is_answering = self._background.begin, self.is_answering
@@ -120,7 +123,7 @@ class ChatService:
 
     async def messages(self, conversation_id: str) -> list[Message]:
         """The messages on the conversation's current branch, oldest first, each with its siblings."""
-        return await self._worker.run(tree.current_branch, self._database, conversation_id)
+        return self.unwritten.shown(await self._worker.run(tree.current_branch, self._database, conversation_id))
 
     async def new_conversation(self, system: str | None = None) -> Conversation:
         """Make an empty conversation, with a system prompt if given, else with the default preset if there is one."""

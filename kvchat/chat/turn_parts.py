@@ -10,6 +10,7 @@ from kvchat.chat.options import AnswerSettings, ChatOptions, answer_settings
 from kvchat.chat.record.chat_locks import ChatLocks
 from kvchat.chat.record.database import Database
 from kvchat.chat.record.messages import Message
+from kvchat.chat.unwritten import Unwritten
 from kvchat.engine.speaking.wire import ENGINE_DEFAULTS, Sampling
 from kvchat.kvstore.savepoint import StoreRefused
 from kvchat.session.host import EngineHost
@@ -31,6 +32,7 @@ class TurnParts:
     slots: Slots
     events: EventBus
     locks: ChatLocks
+    unwritten: Unwritten
     defaults: Callable[[], Sampling] = lambda: ENGINE_DEFAULTS  # how replies are drawn with the model in use
     user_sampling: Callable[[], Sampling] = lambda: ENGINE_DEFAULTS  # and what the settings say of it
 

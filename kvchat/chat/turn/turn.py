@@ -209,7 +209,11 @@ class Turn:
             parts.events.publish(MessagesChanged(self.conversation_id))
             return None
         receipt = await self._receipt(reply)
-        message = await reply.finish(state, receipt)
+        try:
+            message = await reply.finish(state, receipt)
+        except StorageFailed:
+            parts.unwritten.hold(reply.message)
+            raise
         parts.events.publish(ReplyFinished(self.conversation_id, message.id, receipt))
         if receipt is not None and self._session.full and (engine := self._session.engine):
             words = _(  # never passed off as a whole one
@@ -221,6 +225,8 @@ class Turn:
 
     async def _close_interrupted(self) -> None:
         """After a failure: what came is kept if the disk lets us; why it does not was told already."""
+        if self._reply is not None and self._parts.unwritten.holds(self._reply.message.id):
+            return
         try:
             await self._close_reply(MessageState.INTERRUPTED)
         except StorageFailed as error:

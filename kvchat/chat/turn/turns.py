@@ -257,6 +257,7 @@ class Turns:
             if any(t.conversation_id == conversation_id and not t.answered for t in self._turns if t is not turn):
                 raise StillAnswering
             self.end_settling(conversation_id)
+            await parts.unwritten.write()
             if attachments:
                 await self._context.check_fits(None if new else conversation_id, words or "", attachments)
             beginning = await parts.worker.run(self._put_on_disk, conversation_id, begin, self._model())

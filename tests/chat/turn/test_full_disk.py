@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from kvchat.chat import unwritten
+from kvchat.chat.events import QuestionNotStored, ReplyDelta
+from kvchat.chat.record.database import Database
+from kvchat.chat.record.database_file import StorageFailed
 from kvchat.chat.record.messages import MessageState
 from kvchat.kvstore.block_store import BlockStore
 from kvchat.kvstore.index.index import Index, IndexFailed
@@ -77,3 +82,59 @@ async def test_a_next_turn_is_saved_where_the_disk_has_room_for_what_is_new(
     assert asked
     assert stage.of(SaveSkipped) == []
     assert len(stage.save_points()) == 2
+
+
+class _Disk:
+    """A disk that has no room for messages until `full` is cleared."""
+
+    def __init__(self, stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.full = False
+        for name in ("update_reply", "append_question"):
+            write = getattr(stage.runtime._database, name)
+            monkeypatch.setattr(stage.runtime._database, name, partial(self._write, write))
+
+    def _write(self, write: Callable[..., object], *given: object) -> object:
+        if self.full:
+            raise StorageFailed("Your chats could not be read or written", "database or disk is full")
+        return write(*given)
+
+
+@pytest.mark.parametrize("room", ["later", "at the end", "for the next message"])
+async def test_what_had_no_room_in_mid_reply_is_written_when_there_is_some(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, room: str
+) -> None:
+    monkeypatch.setattr(unwritten, "AGAIN_S", 0.01 if room == "later" else 3600.0)
+    chat, disk, words = await stage.chat(), _Disk(stage, monkeypatch), " ".join(["word"] * 60)
+    stage.fake.set(FAKE_HOLD_DURING="stream")
+    future = stage.runtime.chat.send(chat, words)
+    await stage.until(lambda: stage.of(ReplyDelta))
+    disk.full = True
+    stage.fake.set(FAKE_HOLD_DURING=None)
+    assert await future is None
+    assert len(stage.errors()) == 1
+    shown = (await stage.runtime.chat.messages(chat))[-1]
+    assert (shown.content, shown.state) == (f"You said: {words}", MessageState.COMPLETE)
+    assert stage.runtime._database.branch(chat)[-1].state is MessageState.STREAMING
+    disk.full = False
+    if room == "later":
+        await stage.until(lambda: not stage.runtime.chat.unwritten.holds(shown.id))
+    elif room == "for the next message":
+        await stage.answered(chat, "And then?")
+    await stage.runtime.close()
+    with contextlib.closing(Database(stage.runtime.paths.database)) as database:
+        (kept,) = database.path(shown.id)[-1:]
+    assert (kept.content, kept.state) == (shown.content, MessageState.COMPLETE)
+    assert kept.receipt is not None
+
+
+async def test_a_first_question_that_has_no_room_leaves_no_empty_chat(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk, chat = _Disk(stage, monkeypatch), stage.runtime.chat
+    disk.full, new = True, await stage.runtime.chat.new_chat("Be brief.")
+    assert await chat.send(new.id, QUESTION, new=new) is None
+    assert stage.of(QuestionNotStored)
+    assert await chat.conversations() == []
+    disk.full = False
+    assert await chat.send(new.id, QUESTION, new=new) is not None
+    assert [message.content for message in await chat.messages(new.id)][:2] == ["Be brief.", QUESTION]
