@@ -38,7 +38,7 @@ class Home:
 
     def copy(self, folder: Path) -> Home:
         """The same folder once more, also of a kvchat that runs (but saves nothing at the moment)."""
-        left_out = shutil.ignore_patterns("staging", "*.lock", "*.db-*")
+        left_out = shutil.ignore_patterns("staging", "*.lock", "*.socket", "*.db-*")
         shutil.copytree(self.folder, folder, ignore=left_out, copy_function=_copy_file)
         return Home(folder)
 
