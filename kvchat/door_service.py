@@ -231,7 +231,7 @@ class DoorService:
         from kvchat.gateway.models import Model
 
         name, settings = self.model.name, self.settings()
-        return None if name is None else Model(name, None if settings.engine_url else settings.model_path)
+        return None if name is None else Model(name, None if settings.engine_url else self.model.path)
 
     async def _look(self) -> list[Model]:
         from kvchat.gateway.models import Model

@@ -60,17 +60,19 @@ class Runtime:
         key: str | None = None,
     ) -> None:
         self.paths, self.settings = paths, settings
-        self._chosen_model = settings.model_path  # the user's, to begin with next time; a conversation may use another
+        self._loaded_model: str | None = None  # path of a chat's own model, in place of the one chosen for new chats
         self.events = EventBus()
         self._worker, self._database, self._store = worker, database, store
         self._log = EngineLog(paths.engine_log)
-        given = paths, lambda: self.settings, store, Findings(database, worker, self.events), self._log, ownership
+        given = paths, self._engine_settings, store, Findings(database, worker, self.events), self._log, ownership
         told = self._take_model, self._engine_changed, self._notify
-        hosts = HostParts(*given, *told, lambda: self.chat.context.tokens_needed(self.settings.model_path), key)
+        hosts = HostParts(
+            *given, *told, lambda: self.chat.context.tokens_needed(self._engine_settings().model_path), key
+        )
         self.engine = make_hosts(hosts)
         self.models = ModelLibrary(paths, lambda: self.settings.model_folders)
         self.models.subscribe(self._download_changed)
-        self.model = AnsweringModel(lambda: self.settings, self.engine, self.models)
+        self.model = AnsweringModel(lambda: self.settings, self.engine, self.models, self._engine_settings)
         self.chat = ChatService(
             database,
             worker,
@@ -166,11 +168,16 @@ class Runtime:
         await self.restart_engine()
 
     async def use_model(self, path: Path) -> None:
-        """Check that it is a GGUF, remember it in the settings and run the engine with it. Raises KvchatError."""
+        """Check that it is a GGUF and choose it for new chats; the engine keeps the one it has. Raises KvchatError."""
         await asyncio.to_thread(read_facts, path)
         await asyncio.to_thread(name_of_blob, path)
-        self._chosen_model = str(path)
+        self._loaded_model = self.model.path
         await self.apply_settings(dataclasses.replace(self.settings, model_path=str(path)))
+
+    async def load_model(self, path: Path) -> None:
+        """Check that it is a GGUF and run the engine with it, whichever new chats get. Raises KvchatError."""
+        await asyncio.to_thread(read_facts, path)
+        self._take_model(str(path))
         if self.engine.status.state in DOWN:
             await self.start_engine()
         elif self.engine.restart_pending:
@@ -186,6 +193,8 @@ class Runtime:
         """The model that was missing is here now: its conversations go on with it. Raises KvchatError."""
         if missing == self.settings.model_path:
             await self.use_model(path)
+        if missing == self.model.path or self.engine.status.state in DOWN:
+            await self.load_model(path)
         else:
             await asyncio.to_thread(read_facts, path)
         await self.chat.relocate_model(missing, str(path))
@@ -196,13 +205,10 @@ class Runtime:
         Those in RESTART_SETTINGS wait for the engine's next start; see `SwitchingHost.restart_pending`.
         """
         before, self.settings = self.settings, settings
-        if settings.model_path != before.model_path:
-            self._chosen_model = settings.model_path
         self.events.publish(SettingsChanged())
         async with self._storing_settings:  # two changes at once: what is written last is what is in force
             try:
-                stored = dataclasses.replace(self.settings, model_path=self._chosen_model)
-                await asyncio.to_thread(save_settings, self.paths.settings_file, stored)
+                await asyncio.to_thread(save_settings, self.paths.settings_file, self.settings)
             finally:
                 if differ(before, settings, BOUND_SETTINGS):
                     await self.save_points.keep_to(self.settings)
@@ -269,9 +275,13 @@ class Runtime:
             self.events.publish(ConversationsChanged())
 
     def _take_model(self, model: str) -> None:
-        """A conversation's model is in use now. That is no choice of the user's for the next start: not stored."""
-        self.settings = dataclasses.replace(self.settings, model_path=model)
+        """Have the engine run with a chat's model. New chats still get the one in the settings."""
+        self._loaded_model = model
         self.events.publish(SettingsChanged())
+
+    def _engine_settings(self) -> Settings:
+        """Return the settings with the model that the engine runs, or is to run, in place of the chosen one."""
+        return dataclasses.replace(self.settings, model_path=self._loaded_model or self.settings.model_path)
 
     def _notify(self, title: str, detail: str) -> None:
         self.events.publish(Notice(title, detail))

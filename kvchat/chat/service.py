@@ -70,7 +70,7 @@ class ChatService:
         self._locks = ChatLocks(database.file.with_name(ANSWERING))
         self.unwritten = Unwritten(database, worker, events)
         given = database, worker, host, self.slots, events, self._locks, self.unwritten
-        self._parts = TurnParts(*given, defaults, sampling)
+        self._parts = TurnParts(*given, defaults, sampling, model)
         self.titles, self.forecasts = Titles(self._parts), Forecasts(self._parts)
         self._background = Background(self.titles.hear)
         begin, is_answering = self._background.begin, self.is_answering

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvchat.chat.events import Absorbed, EventBus, Notice
 from kvchat.chat.options import AnswerSettings, ChatOptions, answer_settings
@@ -35,6 +35,7 @@ class TurnParts:
     unwritten: Unwritten
     defaults: Callable[[], Sampling] = lambda: ENGINE_DEFAULTS  # how replies are drawn with the model in use
     user_sampling: Callable[[], Sampling] = lambda: ENGINE_DEFAULTS  # and what the settings say of it
+    new_chats_model: Callable[[], str | None] = lambda: None  # path of the one that answers in a chat without a model
 
     def session(self, slot: Slot, conversation_id: str) -> Session:
         """For whatever is asked of the engine for a conversation, and told of it, in a slot that is the caller's."""
@@ -58,7 +59,11 @@ class TurnParts:
 
     async def answer_settings(self, conversation_id: str) -> AnswerSettings:
         """How the conversation is answered."""
-        return await self.worker.run(answer_settings, self.database, conversation_id)
+        return self.with_model(await self.worker.run(answer_settings, self.database, conversation_id))
+
+    def with_model(self, chosen: AnswerSettings) -> AnswerSettings:
+        """Return these settings with the model for new chats where they name none."""
+        return chosen if chosen.model else replace(chosen, model=self.new_chats_model())
 
     async def absorb(self, patience_s: float = ABSORBING_PATIENCE_S) -> None:
         """Have the store take apart what was saved, when there is time for it, and tell what that came to."""

@@ -24,8 +24,21 @@ from kvchat.words.language import _
 class AnsweringModel:
     """The model in the settings, or the one that the user's server has; and what holds for another by its path."""
 
-    def __init__(self, settings: Callable[[], Settings], host: SwitchingHost, library: ModelLibrary) -> None:
+    def __init__(
+        self,
+        settings: Callable[[], Settings],
+        host: SwitchingHost,
+        library: ModelLibrary,
+        engine_settings: Callable[[], Settings],
+    ) -> None:
+        """`settings` name the model that new chats get, `engine_settings` the one that the engine runs."""
         self._settings, self._host, self._library = settings, host, library
+        self._engine_settings = engine_settings
+
+    @property
+    def path(self) -> str | None:
+        """Path of the model that the engine runs, or is to run; None without one."""
+        return self._engine_settings().model_path
 
     @property
     def name(self) -> str | None:
@@ -34,17 +47,16 @@ class AnsweringModel:
         if settings.engine_url:
             server = self._host.external.server
             return display_name(Path(server.model_path)) if server and server.model_path else _("the server’s model")
-        return self.name_of(settings.model_path) if settings.model_path else None
+        return self.name_of(self.path) if self.path else None
 
     def name_of(self, model: str) -> str:
         """The name of the model at this path, for the screen. Reads no file."""
         return known_name(Path(model)) or display_name(Path(model))
 
     def name_in(self, conversation: Conversation | None) -> str | None:
-        """The name of the model that answers in a conversation, None without one."""
-        if self._settings().engine_url or conversation is None or conversation.model is None:
-            return self.name
-        return self.name_of(conversation.model)
+        """The name of the model that answers in a conversation, or in a new one; None without one."""
+        model = conversation.model if conversation and conversation.model else self._settings().model_path
+        return self.name if self._settings().engine_url or model is None else self.name_of(model)
 
     @property
     def is_there(self) -> bool:
@@ -61,8 +73,7 @@ class AnsweringModel:
     @property
     def repository(self) -> str | None:
         """Where on Hugging Face the model came from, if kvchat fetched it from there."""
-        path = self._settings().model_path
-        return self._library.repository_of(Path(path)) if path else None
+        return self._library.repository_of(Path(self.path)) if self.path else None
 
     def for_new_chats(self) -> str | None:
         """What answers in a conversation that has no model yet; a server of the user's is not remembered."""

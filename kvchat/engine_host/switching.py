@@ -137,14 +137,17 @@ class SwitchingHost:
             await self._change_models(model, restarts=sees and not self.current.sees)
         return await self.current.ready(sees=sees, tokens=tokens)
 
-    async def states_now(self) -> tuple[Fingerprint, int] | None:
+    async def states_now(self, model: str | None = None) -> tuple[Fingerprint, int] | None:
         """What states mean with the engine that runs, or would be started now, and its longest context (tokens).
 
-        None where that is not known.
+        `model`: path of the one that is meant where another may run. None where it is not known.
         """
-        if (known := self.current.known) is not None:
+        known = self.current.known
+        if known is not None and (model is None or not self._runs_another(model)):
             return known.fingerprint, known.limit
         choice, settings = self.choice, self._settings()
+        if model is not None:
+            settings = replace(settings, model_path=model)
         try:
             if settings.engine_url or not settings.model_path:
                 return None

@@ -18,10 +18,12 @@ from kvchat.chat.options import BadOptions, ChatOptions, Preset, PresetExists, c
 from kvchat.chat.record.messages import Role
 from kvchat.engine.speaking.wire import Sampling
 from kvchat.engine_host.choice import ModelMissing
+from kvchat.library.gguf.identity import model_identity
 from kvchat.library.gguf.template_options import known_options, words_in
 from kvchat.session.events import WaitingForEngine
 from kvchat.session.proof import Source
 from kvchat.settings import load_settings
+from kvchat.system.paths import resolve_paths
 from tests.chat.stage import QUESTION, Stage
 
 CHOSEN = ChatOptions(
@@ -204,7 +206,26 @@ async def test_each_conversation_remembers_its_model_and_comes_back_to_it_warm(s
     assert back.source is Source.WARM
     assert models_launched(stage) == [starter, str(other_model), starter]
     assert stage.of(WaitingForEngine)[-1].conversation_id == first
-    assert stage.runtime.settings.model_path == starter  # the window shows the model in use
+    assert stage.runtime.model.path == starter, "the window shows the model in use"
+    third = await stage.chat()
+    await stage.answered(third)
+    assert await model_of(stage, third) == str(other_model), "new chats get the chosen one, whichever was used last"
+    await stage.runtime.close()
+    stored = load_settings(resolve_paths({"KVCHAT_HOME": str(stage.home)}).settings_file)
+    assert stored.model_path == str(other_model)
+
+
+async def test_choosing_a_model_for_new_chats_leaves_the_engine_its_own(stage: Stage, other_model: Path) -> None:
+    first, starter = await stage.chat(), str(stage.settings.model_path)
+    await stage.answered(first)
+    await stage.runtime.use_model(other_model)
+    await stage.runtime.chat.idle()
+    assert not stage.runtime.engine.restart_pending
+    assert (await stage.answered(first, "And then?")).source is Source.HOT, "nothing was loaded or read again"
+    assert models_launched(stage) == [starter]
+    known = await stage.runtime.engine.states_now(str(other_model))
+    assert known
+    assert known[0].model == model_identity(other_model), "the library stands as new chats would find it"
 
 
 async def test_the_model_in_use_is_not_loaded_again(stage: Stage) -> None:
@@ -268,7 +289,7 @@ async def test_a_conversations_model_does_not_become_the_users_by_another_change
     await stage.runtime.apply_settings(replace(stage.runtime.settings, theme="dark"))
     stored = load_settings(stage.runtime.paths.settings_file)
     assert (stored.model_path, stored.theme) == (chosen, "dark")
-    assert stage.runtime.settings.model_path == str(other_model)
+    assert stage.runtime.model.path == str(other_model)
     await stage.runtime.use_model(other_model)
     assert load_settings(stage.runtime.paths.settings_file).model_path == str(other_model)
 

@@ -707,7 +707,7 @@ class FakeEngine(SwitchingHost):
     def status(self) -> EngineStatus:
         return self._runtime.status
 
-    async def states_now(self) -> None:
+    async def states_now(self, model: str | None = None) -> None:
         return None
 
     @property
@@ -767,8 +767,12 @@ class FakeModel(AnsweringModel):
         self._settings, self._library = lambda: runtime.settings, runtime.models
 
     @property
+    def path(self) -> str | None:
+        return self._runtime.loaded or self._runtime.settings.model_path
+
+    @property
     def name(self) -> str | None:
-        return Path(self._runtime.settings.model_path).stem if self._runtime.settings.model_path else None
+        return Path(self.path).stem if self.path else None
 
     @property
     def is_missing(self) -> bool:
@@ -914,6 +918,7 @@ class FakeRuntime(Runtime):
         self.chat.forecasts = self.forecasts
         self.models: FakeLibrary = FakeLibrary(self.paths)
         self.memory = MemoryFacts(16 * GB)
+        self.loaded: str | None = None  # path of the model in the engine, where it is not the chosen one
         self.missing = False
         self.status = EngineStatus(EngineState.READY if model else EngineState.STOPPED)
         self.started = self.settings  # what the engine runs with
@@ -973,6 +978,13 @@ class FakeRuntime(Runtime):
         if self.refuse is not None:
             raise self.refuse
         self.settings = replace(self.settings, model_path=str(path))
+        self.set_engine(EngineState.READY)
+
+    async def load_model(self, path: Path) -> None:
+        self.calls.append(("load_model", path))
+        if self.refuse is not None:
+            raise self.refuse
+        self.loaded = str(path)
         self.set_engine(EngineState.READY)
 
     async def use_engine(self, path: str | None) -> None:

@@ -85,6 +85,7 @@ class Forecasts:
         try:
             if conversation_id is None:
                 chosen, branch = await parts.worker.run(of_a_new_chat, parts.database)
+                chosen = parts.with_model(chosen)
             else:
                 chosen, branch = await parts.answer_settings(conversation_id), await parts.branch(conversation_id)
             owner = conversation_id or NOT_BEGUN

@@ -187,6 +187,7 @@ class Preparing:
             return False
         if owner == NOT_BEGUN:
             chosen, branch = await parts.worker.run(of_a_new_chat, parts.database)
+            chosen = parts.with_model(chosen)
         else:
             chosen, branch = await parts.answer_settings(owner), await parts.branch(owner)
         messages = prompt_messages(branch)

@@ -138,7 +138,7 @@ class MainWindow(QMainWindow):
         self.search = SearchController(runtime, views, self.chat)
         self.organiser = OrganiserController(runtime, views, self.chat)
         self.models = ModelController(runtime, views, self.chat, self)
-        self.model_menu = ModelMenu(runtime, self.header.model_menu, self.runner)
+        self.model_menu = ModelMenu(runtime, self.header.model_menu, self.runner, lambda: self.models.answering)
         self.transfer = TransferController(runtime, views, self.chat.conversations, self)
         self.side_windows = SideWindows(runtime, look, self.runner, self.chat.conversations, self)
         asked_about = self.chat.conversations, self.transfer, self.first_start

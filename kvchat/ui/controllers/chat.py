@@ -43,7 +43,7 @@ class ChatController(Controller):
         self._turns: dict[str, TurnState] = {}
         self._new: set[str] = set()  # ids of chats that are put on disk with their first message, which is under way
         self._sent: dict[str, list[str]] = {}  # by conversation: the drafts whose words are on their way there
-        self._had_model = runtime.settings.model_path
+        self._had_model = runtime.model.path
         self._beginning = asyncio.Lock()  # two messages sent at once from the empty page begin one conversation
         self.conversations.shown.connect(self._show_header)
         views.sidebar.selected.connect(self.open)
@@ -163,8 +163,8 @@ class ChatController(Controller):
         """Engine, model and context, wherever they are shown."""
         runtime = self._runtime
         self._views.show_engine(runtime, self.conversations.conversation(self.current))
-        if self._had_model != runtime.settings.model_path:
-            self._had_model = runtime.settings.model_path
+        if self._had_model != runtime.model.path:
+            self._had_model = runtime.model.path
             self.model_changed.emit()
 
     @property

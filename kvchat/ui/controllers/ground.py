@@ -45,7 +45,7 @@ class GroundController(Controller):
         ground = await runtime.chat.library.ground_of(id) if id else None
         standing = None
         if ground and ground.prepared:
-            usage, now = await runtime.save_points.usage(), await runtime.engine.states_now()
+            usage, now = await runtime.save_points.usage(), await runtime.engine.states_now(runtime.settings.model_path)
             [standing] = await runtime.chat.library.standings(now, usage.conversations, ground.prepared)
         if id != self._chat.current:
             return

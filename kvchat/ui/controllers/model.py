@@ -10,6 +10,7 @@ from PySide6.QtWidgets import QWidget
 
 from kvchat.chat.record.messages import Role
 from kvchat.engine.finding.discovery import find_engine
+from kvchat.engine.speaking.connection import EngineState
 from kvchat.engine_host.choice import ModelMissing
 from kvchat.errors import KvchatError
 from kvchat.library.memory.verdict import judge_size
@@ -105,26 +106,50 @@ class ModelController(Controller):
 
     async def switch(self, path: Path) -> None:
         """Another model answers in the open conversation from now on. Raises KvchatError."""
-        if str(path) != self._runtime.settings.model_path:
+        here = self._chat.current
+        if here is None:
             await self._runtime.use_model(path)
-        self.take_up()
-
-    def take_up(self) -> None:
-        """Another model is in use now: the open conversation goes on with it."""
-        self.use_current()
+            self.take_up()
+            return
+        await self._use(str(path), answer=self._is_unanswered)
         self._chat.show_engine()
         self.used.emit()
 
+    def take_up(self) -> None:
+        """Another model was chosen for new chats. An open chat that another model has answered keeps that one."""
+        conversation, model = self._chat.conversations.conversation(self._chat.current), self._runtime.model
+        begun = any(one.role is Role.ASSISTANT for one in self._views.transcript.messages)
+        works = self._chat.failure is None and self._runtime.engine.status.state is not EngineState.FAILED
+        if begun and works and self.answering != self._runtime.settings.model_path:
+            self._views.notices.tell(
+                _("New chats are answered by {model}", model=model.name_in(None)),
+                _("This chat stays with {model}. Choose another above the chat.", model=model.name_in(conversation)),
+            )
+        else:
+            self.use_current()
+        self._chat.show_engine()
+        self.used.emit()
+
+    @property
+    def answering(self) -> str | None:
+        """Path of the model that answers in the open conversation, or in a new one; None without one."""
+        conversation = self._chat.conversations.conversation(self._chat.current)
+        return conversation.model if conversation and conversation.model else self._runtime.settings.model_path
+
+    @property
+    def _is_unanswered(self) -> bool:
+        """True if the open conversation ends with a message whose reply failed."""
+        last = self._views.transcript.messages[-1:]
+        return self._chat.failure is not None and any(one.role is Role.USER for one in last)
+
     def use_current(self) -> None:
-        """The open conversation goes on with the model in use, and a message that could not be answered is."""
+        """The open conversation goes on with the chosen model, and a message that could not be answered is."""
         if path := self._runtime.settings.model_path:
-            last = self._views.transcript.messages[-1:]
-            asked = self._chat.failure is not None and any(one.role is Role.USER for one in last)
-            self._runner.start(self._use(path, answer=asked))
+            self._runner.start(self._use(path, answer=self._is_unanswered))
 
     def _locate(self) -> None:
         """Let the user show where the missing model is; what is wrong with it is told above the transcript."""
-        missing = self._runtime.settings.model_path or ""
+        missing = self._runtime.model.path or ""
         open_gguf_dialog(self._window, lambda path: self._runner.start(self._runtime.locate_model(missing, path)))
 
     def _fetch_again(self) -> None:
@@ -145,6 +170,7 @@ class ModelController(Controller):
 
     async def _use(self, path: str, *, answer: bool) -> None:
         conversation_id = self._chat.current
+        await self._runtime.load_model(Path(path))
         if conversation_id is not None:
             await self._runtime.chat.use_model(conversation_id, path)
             if answer and conversation_id == self._chat.current:

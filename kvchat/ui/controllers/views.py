@@ -123,7 +123,7 @@ class Views:
         self.transcript.show_pending((waiting or turn.story.pending) if turn.awaiting else "", waits=bool(waiting))
         too_long = isinstance(turn.failure, PromptTooLong)  # the context's card says so, and what can be done
         told = too_long or told
-        self.transcript.show_failure(None if told else turn.failure, runtime.model.name)
+        self.transcript.show_failure(None if told else turn.failure, runtime.model.name_in(None))
         unanswered = bool(messages) and messages[-1].role is Role.USER and not running
         self.transcript.show_unanswered(unanswered and not too_long and (told or turn.failure is None))
 

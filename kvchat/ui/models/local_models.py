@@ -54,7 +54,8 @@ class ModelsHere(QWidget):
         self.list.taken.connect(self._use)
         self.list.current_changed.connect(self._show_current)
         self.status, self.reason = label(kind="small", wraps=True), label(kind="small", wraps=True)
-        self.use = button(_("Use this model"), lambda: self._use(self.list.current), "primary")
+        tip = _("New chats are answered by it. Chats that have begun keep their model.")
+        self.use = button(_("Use this model"), lambda: self._use(self.list.current), "primary", tip=tip)
         self.delete = button(_("Delete…"), self._ask_delete, name=_("Delete this model"))
         self.folders = button(_("Folders…"), self.open_folders, name=_("Folders to look in"))
         self.none = Card()
@@ -190,7 +191,8 @@ class ModelsHere(QWidget):
         current = self._model_of(chosen)
         model = current.model if current else None
         self.use.setEnabled(current is not None and current.judgement is not None)
-        why_not = _("It is in use.") if model is not None and str(model.path) == used else ""
+        in_use = model is not None and str(model.path) in (used, self._runtime.model.path)
+        why_not = _("It is in use.") if in_use else ""
         if model is not None and not model.may_be_deleted:
             why_not = _("It belongs to another program, which deletes it.")
         self.delete.setEnabled(model is not None and not why_not)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -76,8 +77,10 @@ class ModelMenu(QObject):
     chosen = Signal(object)  # Path
     more_requested = Signal()
 
-    def __init__(self, runtime: Runtime, menu: QMenu, runner: TaskRunner) -> None:
+    def __init__(self, runtime: Runtime, menu: QMenu, runner: TaskRunner, answering: Callable[[], str | None]) -> None:
+        """`answering`: path of the model that answers in the open chat."""
         super().__init__(menu)
+        self._answering = answering
         self._runtime, self._menu, self._runner = runtime, menu, runner
         self._found: list[JudgedModel] = []
         self._looking = False
@@ -100,7 +103,7 @@ class ModelMenu(QObject):
             self._fill()
 
     def _fill(self) -> None:
-        menu, used = self._menu, self._runtime.settings.model_path
+        menu, used = self._menu, self._answering()
         menu.clear()
         usable = [one for one in self._found if one.judgement is not None]
         usable.sort(key=lambda one: (str(one.model.path) != used, _fits_not(one), in_order(one)))

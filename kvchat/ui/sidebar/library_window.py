@@ -87,7 +87,7 @@ class LibraryWindow(Panel):
             self.run(self._consider(paths))
 
     async def _consider(self, paths: Sequence[Path]) -> None:
-        now = await self._runtime.engine.states_now()
+        now = await self._runtime.engine.states_now(self._runtime.settings.model_path)
         estimate = await self._library.estimate(paths, now)
         taken = set((await self._library.names()).values())
         dialog = AddDialog(self, await asyncio.to_thread(name_for, paths, taken), estimate)
@@ -137,7 +137,7 @@ class LibraryWindow(Panel):
             while self._due:
                 self._due = False
                 usage = await self._runtime.save_points.usage()
-                now = await self._runtime.engine.states_now()
+                now = await self._runtime.engine.states_now(self._runtime.settings.model_path)
                 self._standings = await self._library.standings(now, usage.conversations)
                 self._show()
         finally:

@@ -76,7 +76,7 @@ async def test_a_document_is_attached_to_a_new_chat(
 
 async def test_a_model_answers_from_now_on(furnished: FakeRuntime, window: MainWindow, opener: Opener) -> None:
     opener.open((Path("/models") / "other.gguf").as_uri())
-    await until(lambda: ("use_model", Path("/models/other.gguf")) in furnished.calls)
+    await until(lambda: ("load_model", Path("/models/other.gguf")) in furnished.calls)
     await until(lambda: furnished.chat.by_id["d"].model == "/models/other.gguf")
 
 

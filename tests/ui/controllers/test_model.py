@@ -9,6 +9,7 @@ import pytest
 from pytestqt.qtbot import QtBot
 
 from kvchat.chat.events import TurnFailed
+from kvchat.chat.record.messages import Role
 from kvchat.engine.speaking.errors import EngineFailed, EngineFailure, FailureKind
 from kvchat.engine_host.choice import ModelMissing
 from kvchat.errors import KvchatError
@@ -49,6 +50,27 @@ async def test_choosing_a_model_is_for_the_open_conversation(runtime: FakeRuntim
     ]
 
 
+async def test_a_model_chosen_for_new_chats_leaves_the_open_chat_alone(
+    runtime: FakeRuntime, window: MainWindow, tmp_path: Path
+) -> None:
+    chat = runtime.chat.add("Rivers")
+    runtime.chat.write(chat.id, Role.USER, "Where?")
+    runtime.chat.write(chat.id, Role.ASSISTANT, "Here.")
+    runtime.chat.by_id[chat.id] = replace(chat, model="/models/Other-1B.gguf")
+    window.chat.open(chat.id)
+    await until(lambda: len(window.transcript.messages) == 2 and window.header.model.toolTip() == "Other-1B")
+    path = tmp_path / "Fifth-5B.gguf"
+    await runtime.use_model(path)
+    window.models.take_up()
+    await until(lambda: window.notices.on_show)
+    assert window.notices.on_show[0].words[0] == "New chats are answered by Fifth-5B"
+    assert window.header.model.toolTip() == "Other-1B"
+    assert not [call for call in runtime.calls if call[0] == "load_model"]
+    assert not [call for call in runtime.chat.calls if call[0] == "use_model"]
+    window.new_conversation()
+    assert window.header.model.toolTip() == "Fifth-5B"
+
+
 async def test_a_missing_model_offers_others(runtime: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
     window.chat.send("Hello")
     await until(lambda: ("send", "c2", "Hello") in runtime.chat.calls)
@@ -86,9 +108,9 @@ async def test_another_model_is_one_click_away(runtime: FakeRuntime, window: Mai
     assert words == ["SmolLM2\tin use", "R&&D-7B\tfits", "", "More models…"]
     assert [action.isChecked() for action in menu.actions()[:2]] == [True, False]
     menu.actions()[1].trigger()
-    await until(lambda: ("use_model", Path("/models/R&D-7B.gguf")) in runtime.calls)
+    await until(lambda: ("load_model", Path("/models/R&D-7B.gguf")) in runtime.calls)
     await until(lambda: ("use_model", chat.id, "/models/R&D-7B.gguf") in runtime.chat.calls)
-    assert window.header.model.toolTip() == "R&D-7B"
+    await until(lambda: window.header.model.toolTip() == "R&D-7B")
     runtime.refuse = KvchatError("This is no model", "It is truncated.")
     menu.aboutToShow.emit()
     next(action for action in menu.actions() if action.text().startswith("SmolLM2")).trigger()
