@@ -20,6 +20,7 @@ from kvchat.diagnostics import Facts, report
 from kvchat.door_service import DoorService
 from kvchat.engine.running.log import EngineLog
 from kvchat.engine.speaking.connection import DOWN, EngineState, EngineStatus
+from kvchat.engine.speaking.vitals import Vitals
 from kvchat.engine_host.idle_stop import IdleStop
 from kvchat.engine_host.making import HostParts, make_hosts
 from kvchat.engine_host.model import AnsweringModel
@@ -115,9 +116,21 @@ class Runtime:
         """What the replies of the last days cost, by day, as their receipts say it. Raises StorageFailed."""
         return await asyncio.to_thread(read_statistics, self.paths.database)
 
+    async def engine_vitals(self) -> Vitals | None:
+        """Look at the engine, None without a ready one. Its context holds at least what is known to be in its slots.
+
+        `/slots` of llama-server b11434 leaves out what was restored.
+        """
+        vitals, engine = await self.engine.vitals(), self.engine.current.known
+        if vitals is None or vitals.slot is None or engine is None:
+            return vitals
+        contents = [slot.known(engine) for slot in self.chat.slots.all]
+        held = sum(len(one.tokens) for one in contents if one)
+        return dataclasses.replace(vitals, slot=dataclasses.replace(vitals.slot, tokens=max(vitals.slot.tokens, held)))
+
     async def diagnostics(self) -> str:
         """What somebody who helps needs to know, as text to copy, with nothing private in it."""
-        vitals = await self.engine.current.vitals()
+        vitals = await self.engine_vitals()
         facts = Facts(self.settings, self.engine.status, self.engine.choice, vitals, self._log.lines)
         return report(facts, this_person(), self.engine.current.secrets)
 

@@ -980,6 +980,9 @@ class FakeRuntime(Runtime):
         self.settings = replace(self.settings, model_path=str(path))
         self.set_engine(EngineState.READY)
 
+    async def engine_vitals(self) -> Vitals | None:
+        return self.vitals
+
     async def load_model(self, path: Path) -> None:
         self.calls.append(("load_model", path))
         if self.refuse is not None:

@@ -58,7 +58,7 @@ class EngineWindow(Panel):
 
     async def _look_up(self) -> None:
         try:
-            self.live.show_vitals(await self._runtime.engine.vitals())
+            self.live.show_vitals(await self._runtime.engine_vitals())
         finally:
             self._looking = False
 

@@ -12,6 +12,8 @@ import pytest
 
 from kvchat.chat.events import FirstToken, MessagesChanged, Prefilling, QuestionNotStored, ReplyDelta
 from kvchat.chat.record.messages import Message, MessageState, Receipt, Role
+from kvchat.engine.speaking import vitals
+from kvchat.engine.speaking.connection import EngineState
 from kvchat.kvstore import saving
 from kvchat.kvstore.blocks.absorb import Absorbed, take_apart
 from kvchat.kvstore.layout.layout import RowMap
@@ -403,6 +405,26 @@ async def test_time_saved_for_a_stopped_and_continued_reply_counts_each_restore_
     _message, restored = await stopped(lambda: stage.runtime.chat.go_on(message))
     assert restored.source is Source.WARM
     assert (restored.saved_ms or 0.0) >= first.saved_ms, "what was spared before still counts"
+
+
+async def test_what_was_restored_counts_as_context_used(
+    stage: Stage, smollm2: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(RestoreCost, "worth", lambda self, gain, size: gain >= LEAST_GAIN)
+    monkeypatch.setattr(vitals, "parse_slots", lambda body: (vitals.SlotState(False, 0, 4096),))  # as b11434 tells it
+    chat = await stage.chat()
+    await stage.answered(chat, QUESTION * 5)
+    await stage.runtime.close()
+    async with Stage(stage.home, stage.fake, smollm2) as again:
+        await again.runtime.start_engine()
+        await again.until(lambda: again.runtime.engine.status.state is EngineState.READY)
+        again.runtime.chat.select(chat)
+        await again.until(lambda: again.of(Restored))
+        await again.runtime.chat.idle()
+        seen = await again.runtime.engine_vitals()
+        assert seen
+        assert seen.slot
+        assert seen.slot.tokens >= again.of(Restored)[0].tokens
 
 
 async def test_stop_before_the_first_token_leaves_the_question(stage: Stage) -> None:
