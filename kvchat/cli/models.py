@@ -16,7 +16,6 @@ from kvchat.cli.terminal import columns, show_progress
 from kvchat.engine_host.capacity import ModelJudge, look_at_capacity
 from kvchat.errors import KvchatError
 from kvchat.library.gguf.facts import read_facts
-from kvchat.library.local.files import without_quantisation
 from kvchat.library.local.finder import FoundModel, UnreadableFolder
 from kvchat.library.memory.corrections import CorrectionBook
 from kvchat.library.memory.machine import MemoryFacts, available_memory
@@ -95,7 +94,7 @@ def list_lines(models: Sequence[JudgedModel], unreadable: Sequence[UnreadableFol
 def _row(model: FoundModel, judgement: Judgement) -> tuple[str, ...]:
     assert model.facts is not None
     return (
-        without_quantisation(model.name, model.facts.quantisation),
+        model.name,
         model.facts.quantisation,
         size(model.size),
         _("{tokens} context", tokens=tokens_short(model.facts.trained_context)),

@@ -74,7 +74,7 @@ def test_the_models_on_this_machine(home: Path, tmp_path: Path, capsys: pytest.C
     assert half["problem"].startswith("The model file is not whole")
     assert run(ModelsOptions(folders=(tmp_path / "mine",))) == 0
     text = capsys.readouterr().out
-    assert "Thing  F32" in text
+    assert "Thing-F32  F32" in text
     assert "half: The model file is not whole." in text
 
 

@@ -194,12 +194,6 @@ def _folder_name(folder: str) -> str:
     return folder.removeprefix("models--").replace("--", "/") if folder.startswith("models--") else folder
 
 
-def without_quantisation(name: str, quantisation: str) -> str:
-    """A model's name for a place where its quantisation stands beside it."""
-    bare = name.removesuffix(quantisation).removesuffix(quantisation.lower())
-    return bare.rstrip("-_. ") or name
-
-
 def quantisation_in(name: str) -> str:
     """The quantisation a file name ends with, such as "Q4_K_M" or "UD-Q4_K_XL"; empty where it names none."""
     match = _TRAILING_QUANTISATION.search(name)

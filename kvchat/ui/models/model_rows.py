@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kvchat.errors import KvchatError
-from kvchat.library.local.files import without_quantisation
+from kvchat.library.local.files import quantisation_in
 from kvchat.library.memory.machine import MemoryFacts
 from kvchat.library.memory.verdict import Judgement, Verdict, judge_size
 from kvchat.library.model_library import JudgedModel
@@ -30,12 +30,16 @@ def found_row(one: JudgedModel, used: Path | None) -> Row:
         why = "\n".join(part for part in (problem.detail, problem.advice, path) if part)
         return Row(model.path, model.name, ended(problem.title), _("unusable"), Tone.BAD, why)
     context = _("{tokens} context", tokens=tokens_short(facts.trained_context))
-    parts = [facts.quantisation, size(model.size), context, _(model.source.value)]
+    parts = [
+        "" if quantisation_in(model.name) else facts.quantisation,
+        size(model.size),
+        context,
+        _(model.source.value),
+    ]
     parts += [_("can see or hear")] if model.projector else []
-    name = without_quantisation(model.name, facts.quantisation)
     chip, tone = (_("in use"), Tone.GOOD) if model.path == used else _chip(one.judgement)
     tip = [one.judgement.reason, path]
-    return Row(model.path, name, beside(parts), chip, tone, "\n".join(tip))
+    return Row(model.path, model.name, beside(parts), chip, tone, "\n".join(tip))
 
 
 def told_apart(models: Sequence[tuple[str, Path]]) -> list[str]:

@@ -12,7 +12,7 @@ import pytest
 
 from kvchat.library.gguf.facts import NotAModel, read_facts
 from kvchat.library.local import finder as finder_module
-from kvchat.library.local.files import display_name, projector_for, without_quantisation
+from kvchat.library.local.files import display_name, projector_for
 from kvchat.library.local.finder import FactsCache, FoundModel, ModelFinder
 from kvchat.library.local.folders import Machine, ModelFolder, Source, model_folders
 from kvchat.library.local.ollama import name_of_blob
@@ -219,10 +219,6 @@ def test_names_for_the_screen() -> None:
     assert display_name(Path("/m/Foo-Q8_0-00001-of-00002.gguf")) == "Foo-Q8_0"
     assert display_name(Path("/Jan/models/janhq/Jan-v1-4B/model.gguf")) == "Jan-v1-4B"
     assert display_name(Path("/hub/models--a--b/snapshots/abcdef0/ggml-model-q4_0.gguf")) == "a/b"
-    assert without_quantisation("Foo-Q4_K_M", "Q4_K_M") == "Foo"
-    assert without_quantisation("foo-q4_k_m", "Q4_K_M") == "foo"
-    assert without_quantisation("Foo-UD-Q4_K_XL", "Q4_K_M") == "Foo-UD-Q4_K_XL"
-    assert without_quantisation("Q8_0", "Q8_0") == "Q8_0"
 
 
 def test_facts_are_remembered_until_the_file_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

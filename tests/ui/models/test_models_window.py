@@ -96,9 +96,9 @@ async def test_models_on_this_computer_whether_they_fit_and_those_that_pass_the_
     runtime: FakeRuntime, models: ModelsWindow, qtbot: QtBot
 ) -> None:
     await until(lambda: len(titles(models)) == 3)
-    assert titles(models) == ["Apple-8B", "Zebra-70B", "Half"]
+    assert titles(models) == ["Apple-8B-Q4_K_M", "Zebra-70B-Q4_K_M", "Half"]
     assert chips(models) == ["fits", "does not fit", "unusable"]
-    assert models.here.list.rows[0].words == "Q4_K_M · 5 GB · 4K context · LM Studio"
+    assert models.here.list.rows[0].words == "5 GB · 4K context · LM Studio"
     assert models.here.list.rows[2].words == "The model file is not whole."
     assert models.here.status.text() == "3 models"
     for kind in (QAbstractButton, QLineEdit):
@@ -108,7 +108,7 @@ async def test_models_on_this_computer_whether_they_fit_and_those_that_pass_the_
     models.here.look()
     await until(lambda: chips(models)[:2] == ["fits", "fits"])
     qtbot.keyClicks(models.here.filter, "lm studio zeb")
-    assert titles(models) == ["Zebra-70B"]
+    assert titles(models) == ["Zebra-70B-Q4_K_M"]
 
 
 @pytest.mark.usefixtures("catalogues")
