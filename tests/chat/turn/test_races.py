@@ -402,7 +402,7 @@ async def test_repairing_the_model_file_and_picking_it_again_starts_the_engine(s
     await stage.runtime.start_engine()
     await stage.until(lambda: stage.runtime.engine.status.state is EngineState.FAILED)
     shutil.copyfile(str(stage.settings.model_path), model)
-    await stage.runtime.use_model(model)
+    await stage.runtime.load_model(model)
     await stage.until(lambda: stage.runtime.engine.status.state is EngineState.READY)
 
 
