@@ -245,6 +245,12 @@ class ChatService:
             reply.conversation_id, self._database.append, *where, Role.ASSISTANT, text, MessageState.COMPLETE
         )
 
+    async def fork(self, reply: Message) -> str:
+        """Begin another conversation with all that was said up to this reply. Returns its id."""
+        made = await self._worker.run(tree.fork, self._database, reply)
+        self.events.publish(ConversationsChanged())
+        return made
+
     async def switch(self, conversation_id: str, message_id: str) -> None:
         """Go to the branch that leads through this message, to its newest end."""
         await self._change(conversation_id, tree.switch, self._database, conversation_id, message_id)

@@ -552,6 +552,13 @@ class FakeChat(ChatService):
         self._cut(reply)
         return self.write(reply.conversation_id, Role.ASSISTANT, text)
 
+    async def fork(self, reply: Message) -> str:
+        said = self.said[reply.conversation_id]
+        made = self.add(self.by_id[reply.conversation_id].title)
+        for message in said[: [one.id for one in said].index(reply.id) + 1]:
+            self.write(made.id, message.role, message.content)
+        return made.id
+
     async def switch(self, conversation_id: str, message_id: str) -> None:
         self.calls.append(("switch", message_id))
         self.said[conversation_id] = self.branches[message_id]

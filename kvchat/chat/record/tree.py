@@ -6,6 +6,7 @@ import base64
 import json
 import sqlite3
 import time
+import uuid
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -120,6 +121,29 @@ def branch_of_copies(database: Database, parent_id: str | None, messages: Sequen
             raise WentOn
         for message in messages:
             parent_id = insert_message(db, replace(message, parent_id=parent_id), by_this_process=False).id
+
+
+def fork(database: Database, message: Message) -> str:
+    """Make a conversation of copies of the messages up to this one, answered in the same way. Returns its id.
+
+    It is called by the same title, is kept nowhere in particular, and nothing of the original changes.
+    Raises ConversationGone and StorageFailed.
+    """
+    path = database.path(message.id)
+    with database.transaction() as db:
+        now, made = time.time(), uuid.uuid4().hex
+        copied = db.execute(
+            "INSERT INTO conversations (id, title, title_by_user, created_at, updated_at, model, options, prepared)"
+            " SELECT ?, title, title_by_user, ?, ?, model, options, prepared FROM conversations WHERE id = ?",
+            (made, now, now, message.conversation_id),
+        )
+        if not copied.rowcount or not path:
+            raise ConversationGone
+        parent_id = None
+        for one in path:
+            copy = replace(one, conversation_id=made, parent_id=parent_id)
+            parent_id = insert_message(db, copy, by_this_process=False).id
+    return made
 
 
 def remove(database: Database, message: Message) -> Removed:

@@ -55,7 +55,7 @@ class Forecast:
             return _("nothing said yet")
         where = _(_WHERE[self.source])
         if self.ms is not None and self.noticeable:
-            return _("{where}: {time} to the first word", where=where, time=roughly(self.ms / 1000))
+            return _("{where}: answers in {time}", where=where, time=roughly(self.ms / 1000))
         return f"{where}: {_(_OTHERWISE[self.source])}" if self.source in _OTHERWISE else where
 
     @property

@@ -268,6 +268,7 @@ class MainWindow(QMainWindow):
         self.engine_card.restart.clicked.connect(lambda: self.runner.start(runtime.restart_engine()))
         self.engine_card.log.clicked.connect(lambda: self.side_windows.open_engine(log=True))
         self.side_windows.begun.connect(chat.open)
+        self.messages.forked.connect(self.show_chat)  # also from the quick window
         self.side_windows.model_used.connect(self.models.take_up)
         self.side_windows.starter_requested.connect(self.show_first_start)
         self.side_windows.starter_requested.connect(self.first_start.fetch_starter)

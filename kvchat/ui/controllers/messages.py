@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from PySide6.QtCore import Signal
+
 from kvchat.chat.record.messages import Message, Role
 from kvchat.runtime import Runtime
 from kvchat.ui.controllers.chat import ChatController
@@ -17,6 +19,8 @@ from kvchat.words.language import _, number
 class MessageController(Controller):
     """Stands between the page and the chat."""
 
+    forked = Signal(str)  # the id of a conversation that was made from a reply
+
     def __init__(self, runtime: Runtime, views: Views, chat: ChatController) -> None:
         super().__init__(runtime, views, chat)
         self._chat, self._transcript = chat, views.transcript
@@ -27,6 +31,9 @@ class MessageController(Controller):
         """Do it, unless a reply is being made: then the tree must not change."""
         message, chat = requested.message, self._runtime.chat
         id = message.conversation_id
+        if requested.run is Request.FORK:  # which leaves this chat as it is
+            self._runner.start(self._fork(message))
+            return
         if chat.is_answering(id):
             self._views.notices.tell(
                 _("The last message is still being answered"), _("Wait for the reply, or stop it.")
@@ -63,6 +70,10 @@ class MessageController(Controller):
     def _run(self, conversation_id: str, reply: asyncio.Future[Any]) -> None:
         self._transcript.scroll_to_end()
         self._chat.run_turn(conversation_id, reply)
+
+    async def _fork(self, reply: Message) -> None:
+        """Open a new chat with all that was said up to this reply."""
+        self.forked.emit(await self._runtime.chat.fork(reply))
 
     async def _delete(self, message: Message) -> None:
         removed = await self._runtime.chat.delete_message(message)

@@ -25,6 +25,7 @@ class Request(Enum):
     REGENERATE = "regenerate"  # another reply beside it
     CONTINUE = "continue"  # the reply goes on
     EDIT = "edit"  # other words in its place, on a branch of their own
+    FORK = "fork"  # a chat of its own goes on from here
     DELETE = "delete"
     SWITCH = "switch"  # to the branch beside it that begins with the message `text`
 

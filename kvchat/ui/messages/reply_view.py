@@ -45,6 +45,7 @@ class ReplyView(MessageView):
         self.action_row.add("edit", _("Edit the reply"), self.edit)
         self.action_row.add("again", _("Regenerate the reply"), lambda: self._request(Request.REGENERATE))
         self._go_on = self.action_row.add("go-on", _("Continue the reply"), lambda: self._request(Request.CONTINUE))
+        self.action_row.add("fork", _("Fork into a new chat"), lambda: self._request(Request.FORK))
         self.action_row.add("trash", _("Delete the reply and what follows"), lambda: self._request(Request.DELETE))
         self._last = False
 

@@ -117,14 +117,14 @@ class ConversationModel(ItemModel["Conversation | Heading"]):
 
 
 class ConversationDelegate(ItemDelegate):
-    """Draws a row: the dot, then the title, then how long its next reply will be waited for."""
+    """Draws a row: the dot, then the title, then a clock if its next reply takes a while, and the badges."""
 
     def sizeHint(self, option: QStyleOptionViewItem, index: Index) -> QSize:
         """One comfortable line."""
         return QSize(80, option.fontMetrics.height() + 18)
 
     def paint(self, painter: QPainter, option: QStyleOptionViewItem, index: Index) -> None:
-        """Ground, dot, title, the time, badges."""
+        """Ground, dot, title, clock, badges."""
         row: Row | Heading = index.data(ROW)
         if isinstance(row, Heading):
             painter.setFont(self.small(option.font))
@@ -170,13 +170,16 @@ class ConversationDelegate(ItemDelegate):
         return len(row.badges) * side
 
     def _paint_wait(self, painter: QPainter, option: QStyleOptionViewItem, taken: int, row: Row) -> int:
-        """The time before what is taken of the row's end, if it would be noticed; returns the width it takes."""
-        if not row.forecast or not row.forecast.short:
+        """Draw a clock before what is taken of the row's end, if its reply takes a while; returns its width.
+
+        Not the time itself: beside a chat that reads as its age. The tip has it.
+        """
+        if not row.forecast or not row.forecast.noticeable:
             return 0
-        painter.setFont(self.small(option.font))
-        painter.setPen(QColor(self.look.theme.muted))
-        write(painter, option, option.rect.adjusted(0, 0, -10 - taken, 0), row.forecast.short, at_end=True)
-        return painter.fontMetrics().horizontalAdvance(row.forecast.short) + self.look.px(8)
+        side, rect = self.look.px(_BADGE), option.rect
+        box = QRect(rect.right() - 8 - taken - side, rect.center().y() - side // 2 + 1, side, side)
+        icon("clock", self.look.theme.muted).paint(painter, sided(option, box))
+        return side
 
     def _paint_dot(self, painter: QPainter, option: QStyleOptionViewItem, row: Row) -> None:
         """Full: it is loaded; with a core: in memory; half: on disk; empty: it must be read, or is not known yet."""

@@ -107,7 +107,7 @@ def test_only_a_wait_that_would_be_noticed_is_told() -> None:
     assert Forecast(Source.HOT, 0, 400).of_chat == "still loaded: answers at once"
     assert Forecast(Source.COLD, 2100).of_chat == "must be read again"
     cold = Forecast(Source.COLD, 2100, 4_200)
-    assert (cold.short, cold.of_chat) == ("4 s", "must be read again: about 4 s to the first word")
+    assert (cold.short, cold.of_chat) == ("4 s", "must be read again: answers in about 4 s")
     assert cold.of_message == "about 4 s: 2,100 tokens to read"
     assert Forecast(Source.DISK, 12, 1_600).of_message == "about 2 s: loading it, and 12 tokens to read"
     assert Forecast(Source.WARM, 0, 200).of_chat == "remembered, in memory: comes back in a moment"

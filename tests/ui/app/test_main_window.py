@@ -345,7 +345,7 @@ async def test_each_chat_says_how_long_it_would_take(furnished: FakeRuntime, win
     model = window.sidebar.model
     names = [
         "Thesis, chapter 3, still loaded: answers at once",
-        "Trip to Jeju, must be read again: about 41 s to the first word",
+        "Trip to Jeju, must be read again: answers in about 41 s",
     ]
     roles = Qt.ItemDataRole.AccessibleTextRole, Qt.ItemDataRole.ToolTipRole
     await until(lambda: [model.index(row).data(roles[0]) for row in range(2)] == names)

@@ -213,3 +213,12 @@ async def test_drafts_are_there_again_in_the_next_window(furnished: FakeRuntime,
     await until(lambda: furnished.chat.drafts.kept_attached == {"lakes": ()}, "nor what was sent with it")
     await again.finish()
     again.deleteLater()
+
+
+async def test_a_reply_is_forked_into_a_new_chat(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
+    reply = (await views(window))[1]
+    qtbot.mouseClick(button(reply, "Fork into a new chat"), LEFT)
+    await until(lambda: window.chat.current not in (None, "lakes"))
+    await views(window, 2)
+    assert [message.content for message in window.transcript.messages] == ["Which lake is deepest?", "Reply 0."]
+    assert len(said(furnished)) == 4, "the chat it comes from is as it was"
