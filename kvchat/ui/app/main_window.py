@@ -273,7 +273,8 @@ class MainWindow(QMainWindow):
         self.side_windows.starter_requested.connect(self.show_first_start)
         self.side_windows.starter_requested.connect(self.first_start.fetch_starter)
         self.model_menu.chosen.connect(lambda path: self.runner.start(self.models.switch(path)))
-        for run in (self.models.models_requested, self.model_menu.more_requested):
+        choosing = self.models.models_requested, self.model_menu.more_requested, self.messages.models_requested
+        for run in choosing:
             run.connect(self.side_windows.open_models)
         self.models.repository_requested.connect(lambda name: self.side_windows.open_models().open_repository(name))
         self.quitting.agreed.connect(self.quit_requested)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 from PySide6.QtCore import Signal
+from PySide6.QtGui import QCursor
+from PySide6.QtWidgets import QMenu
 
 from kvchat.chat.record.messages import Message, Role
 from kvchat.runtime import Runtime
@@ -13,6 +16,7 @@ from kvchat.ui.controllers.chat import ChatController
 from kvchat.ui.controllers.controller import Controller
 from kvchat.ui.controllers.views import Views
 from kvchat.ui.messages.message_actions import MessageRequest, Request
+from kvchat.ui.models.model_choice import ModelMenu
 from kvchat.words.language import _, number
 
 
@@ -20,10 +24,16 @@ class MessageController(Controller):
     """Stands between the page and the chat."""
 
     forked = Signal(str)  # the id of a conversation that was made from a reply
+    models_requested = Signal()
 
     def __init__(self, runtime: Runtime, views: Views, chat: ChatController) -> None:
         super().__init__(runtime, views, chat)
         self._chat, self._transcript = chat, views.transcript
+        self.models = QMenu(views.transcript)
+        self._again: Message | None = None  # the reply that another model is chosen for
+        menu = ModelMenu(runtime, self.models, views.runner)
+        menu.chosen.connect(lambda path: views.runner.start(self._regenerate_with(path)))
+        menu.more_requested.connect(self.models_requested)
         views.transcript.message_requested.connect(self.handle)
         views.composer.editor.up_from_empty.connect(self.edit_last)
 
@@ -42,6 +52,9 @@ class MessageController(Controller):
         match requested.run:
             case Request.REGENERATE:
                 self._run(id, chat.regenerate(message))
+            case Request.REGENERATE_WITH:
+                self._again = message
+                self.models.popup(QCursor.pos())
             case Request.CONTINUE:
                 self._run(id, chat.go_on(message))
             case Request.EDIT:
@@ -70,6 +83,13 @@ class MessageController(Controller):
     def _run(self, conversation_id: str, reply: asyncio.Future[Any]) -> None:
         self._transcript.scroll_to_end()
         self._chat.run_turn(conversation_id, reply)
+
+    async def _regenerate_with(self, model: Path) -> None:
+        """Make another reply beside the one it was asked for, by a model that answers this chat from now on."""
+        reply = self._again
+        if reply is not None and not self._runtime.chat.is_answering(reply.conversation_id):
+            await self._runtime.chat.use_model(reply.conversation_id, str(model))
+            self._run(reply.conversation_id, self._runtime.chat.regenerate(reply))
 
     async def _fork(self, reply: Message) -> None:
         """Open a new chat with all that was said up to this reply."""

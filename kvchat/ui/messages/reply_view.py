@@ -44,6 +44,8 @@ class ReplyView(MessageView):
         self.action_row.add("copy", _("Copy the reply"), lambda: QGuiApplication.clipboard().setText(self.text))
         self.action_row.add("edit", _("Edit the reply"), self.edit)
         self.action_row.add("again", _("Regenerate the reply"), lambda: self._request(Request.REGENERATE))
+        with_another = _("Regenerate with another model")
+        self.action_row.add("swap", with_another, lambda: self._request(Request.REGENERATE_WITH))
         self._go_on = self.action_row.add("go-on", _("Continue the reply"), lambda: self._request(Request.CONTINUE))
         self.action_row.add("fork", _("Fork into a new chat"), lambda: self._request(Request.FORK))
         self.action_row.add("trash", _("Delete the reply and what follows"), lambda: self._request(Request.DELETE))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from PySide6.QtCore import Qt
@@ -12,10 +13,14 @@ from pytestqt.qtbot import QtBot
 from kvchat.chat.events import ReplyDelta, ReplyFinished
 from kvchat.chat.input.documents import document_of_text
 from kvchat.chat.record.messages import Message, MessageState, Role
+from kvchat.library.gguf.facts import read_facts
+from kvchat.library.local.files import Source
+from kvchat.library.local.finder import FoundModel
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.base.theme import Look
 from kvchat.ui.controllers.chat import MOST_TURNS
 from kvchat.ui.messages.message_view import MessageView
+from tests.library.gguf_files import write_gguf
 from tests.ui.fake_runtime import FakeRuntime, a_receipt
 from tests.ui.waiting import until
 from tests.ui.windows import button, joined
@@ -222,3 +227,19 @@ async def test_a_reply_is_forked_into_a_new_chat(furnished: FakeRuntime, window:
     await views(window, 2)
     assert [message.content for message in window.transcript.messages] == ["Which lake is deepest?", "Reply 0."]
     assert len(said(furnished)) == 4, "the chat it comes from is as it was"
+
+
+async def test_a_reply_is_made_again_by_another_model(
+    furnished: FakeRuntime, window: MainWindow, qtbot: QtBot, tmp_path: Path
+) -> None:
+    facts = read_facts(write_gguf(tmp_path / "any.gguf"))
+    furnished.models.there = [FoundModel(Path("/models/Other-7B.gguf"), "Other-7B", Source.CHOSEN, 9, facts)]
+    reply = (await views(window))[3]
+    qtbot.mouseClick(button(reply, "Regenerate with another model"), LEFT)
+    menu = window.messages.models
+    await until(lambda: menu.isVisible() and menu.actions()[0].text().startswith("Other-7B"))
+    menu.actions()[0].trigger()
+    menu.close()
+    await until(lambda: ("regenerate", reply.message.id) in furnished.chat.calls)
+    assert ("use_model", "lakes", "/models/Other-7B.gguf") in furnished.chat.calls
+    assert furnished.settings.model_path != "/models/Other-7B.gguf", "new chats are answered as before"
