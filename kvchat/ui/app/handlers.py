@@ -23,7 +23,7 @@ def handlers(window: MainWindow) -> dict[str, Callable[[], object]]:
         "rename": partial(_rename, window),
         "sidebar": window.place.toggle_sidebar,
         "full-screen": window.place.toggle_full_screen,
-        "name": lambda: window.runner.start(window.runtime.chat.titles.name(window.chat.current or "")),
+        "name": lambda: _with_open(window, for_chat(window)["name"]),
         "delete": lambda: _with_open(window, lambda id: window.sidebar.delete_requested.emit([id])),
         "undo": window.notices.undo_last,
         "deleted": window.side_windows.open_deleted,
@@ -49,12 +49,21 @@ def handlers(window: MainWindow) -> dict[str, Callable[[], object]]:
         "manual": window.side_windows.open_manual,
         "quit": window.quitting.ask,
         "export": lambda: _with_open(window, lambda id: window.transfer.export([id])),
-        "export-memory": lambda: _with_open(window, window.transfer.export_with_memory),
+        "export-memory": lambda: _with_open(window, for_chat(window)["export-memory"]),
         "export-all": window.transfer.export_all,
         "import": window.transfer.take_in,
         "import-folder": window.transfer.take_in_folder,
         "back-up": window.transfer.back_up,
         "restore": window.transfer.restore,
+    }
+
+
+def for_chat(window: MainWindow) -> dict[str, Callable[[str], object]]:
+    """Return what the menu of a chat can ask for beside what the sidebar has signals for, by conversation id."""
+    return {
+        "name": lambda id: window.runner.start(window.runtime.chat.titles.name(id)),
+        "chat-settings": lambda id: window.open_settings_of(id or None),
+        "export-memory": window.transfer.export_with_memory,
     }
 
 

@@ -75,7 +75,7 @@ class MainWindow(QMainWindow):
         newest = shown[0].id if shown else None
         self.sidebar.show_chats(shown, lambda chat: Row(chat.id, chat.title), newest, folders_of(chats))
         for chat in shown[:1]:
-            self.header.show_conversation(chat.title, None, exists=False)
+            self.header.show_conversation(chat.title, exists=False)
         self.first_words.show(newest or "", drafts, writer)
 
     def join(self, runtime: Runtime) -> None:
@@ -240,6 +240,8 @@ class MainWindow(QMainWindow):
         self.shown_changed.emit()
 
     def _connect(self) -> None:
+        from kvchat.ui.app.handlers import for_chat
+
         chat, runtime, sidebar, header = self.chat, self.runtime, self.sidebar, self.header
         chat.opened.connect(self._chat_page.show_messages)
         for changed in (chat.model_changed, self.models.used):
@@ -259,8 +261,8 @@ class MainWindow(QMainWindow):
         for toggle in (header.sidebar, sidebar.hide_button):
             toggle.clicked.connect(self.place.toggle_sidebar)
         header.renamed.connect(lambda title: self.runner.start(runtime.chat.rename(chat.current or "", title)))
-        header.pin_requested.connect(lambda on: chat.conversations.pin(chat.current or "", on))
-        header.never_save_requested.connect(lambda on: chat.conversations.never_save(chat.current or "", on))
+        header.chat_menu.aboutToShow.connect(self._fill_chat_menu)
+        sidebar.requested.connect(lambda action, id: for_chat(self)[action](id))
         sidebar.export_requested.connect(self.transfer.export)
         self.transfer.imported.connect(lambda ids: self.runner.start(self.organiser.show_imported(ids)))
         self.transfer.imported.connect(lambda chosen: self.place.show_sidebar())
@@ -286,10 +288,18 @@ class MainWindow(QMainWindow):
         else:
             self._pages.setCurrentWidget(self._chat_page)
 
+    def _fill_chat_menu(self) -> None:
+        chat = self.chat.conversations.row(self.chat.current)
+        self.sidebar.fill_menu(self.header.chat_menu, chat, self.header.begin_rename)
+
     def open_chat_settings(self) -> None:
         """How the open conversation is answered, or the one that is about to begin."""
+        self.open_settings_of(self.chat.current)
+
+    def open_settings_of(self, id: str | None) -> None:
+        """How a conversation is answered, or without an id the one that is about to begin."""
         from kvchat.ui.presets.chat_settings import Subject
 
-        id, conversations = self.chat.current, self.chat.conversations
+        conversations = self.chat.conversations
         known = conversations.conversation(id)
         self.side_windows.open_chat_settings(Subject(id, conversations.title(id), known.model if known else None))

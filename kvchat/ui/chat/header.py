@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
 
 from PySide6.QtCore import QEvent, QObject, Qt, Signal
 from PySide6.QtGui import QAction, QKeyEvent, QMouseEvent, QResizeEvent
@@ -12,12 +11,9 @@ from PySide6.QtWidgets import QLineEdit, QMenu, QPushButton, QSizePolicy, QWidge
 from kvchat.ui.base.building import button, row, tool_button
 from kvchat.ui.base.icons import icon
 from kvchat.ui.base.theme import Look
-from kvchat.ui.commands.shortcuts import add_keep_actions, words_of
+from kvchat.ui.commands.shortcuts import words_of
 from kvchat.ui.widgets.elided import ElidedLabel
 from kvchat.words.language import _
-
-if TYPE_CHECKING:
-    from kvchat.kvstore.savepoint import ConversationUsage
 
 _MODEL_WIDTH = 260  # pixels at most, at 100 % text
 
@@ -28,8 +24,6 @@ class Header(QWidget):
     renamed = Signal(str)  # the title that was typed
     rename_ended = Signal()
     requested = Signal(str)  # an action of the table of shortcuts
-    pin_requested = Signal(bool)  # pinned from now on
-    never_save_requested = Signal(bool)  # never saved from now on
 
     def __init__(self, look: Look, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -47,7 +41,7 @@ class Header(QWidget):
         self.model.setLayoutDirection(both[not self.isRightToLeft()])  # the arrow after the name
         self.model_menu = QMenu(self)
         self.model.setMenu(self.model_menu)
-        self.chat_menu, self.menu = self._build_chat_menu(), self._build_menu()
+        self.chat_menu, self.menu = QMenu(self), self._build_menu()  # the first is filled as it opens
         self.chat = _menu_button(_("This chat"), self.chat_menu)
         self.more = _menu_button(_("More"), self.menu)
         parts = self.sidebar, 8, (self.title, 1), (self.field, 1), self.chat, self.model, self.more
@@ -57,16 +51,11 @@ class Header(QWidget):
         look.changed.connect(self._restyle)
         self._restyle()
 
-    def show_conversation(self, title: str, usage: ConversationUsage | None, *, exists: bool) -> None:
-        """The open conversation, and what is kept of it. One that does not exist yet cannot be renamed or pinned."""
+    def show_conversation(self, title: str, *, exists: bool) -> None:
+        """The open conversation. One that does not exist yet cannot be renamed."""
         if title != self.title.whole or exists != self._exists:
             self._exists = exists
             self.title.set_text(title)
-        exports = self._export, self._export_memory
-        for action in (self._rename, self.name_by_model, self._delete, *exports, self.pin, self.never_save):
-            action.setEnabled(exists)
-        self.pin.setChecked(usage is not None and usage.pinned)
-        self.never_save.setChecked(usage is not None and usage.never_save)
 
     def show_model(self, name: str | None) -> None:
         """The model's name."""
@@ -113,18 +102,6 @@ class Header(QWidget):
             self._model_name, Qt.TextElideMode.ElideMiddle, room - self._look.px(16) - 30
         )
         self.model.setText(words.replace("&", "&&"))  # a lone & would mark a shortcut key
-
-    def _build_chat_menu(self) -> QMenu:
-        menu = QMenu(self)
-        self._rename = menu.addAction(_("Rename"), self.begin_rename)
-        self.name_by_model = self._entry(menu, "name")
-        self._entry(menu, "chat-settings")
-        self._export, self._export_memory = self._entry(menu, "export"), self._entry(menu, "export-memory")
-        menu.addSeparator()
-        self.pin, self.never_save = add_keep_actions(menu, self.pin_requested.emit, self.never_save_requested.emit)
-        menu.addSeparator()
-        self._delete = self._entry(menu, "delete")
-        return menu
 
     def _build_menu(self) -> QMenu:
         menu = QMenu(self)

@@ -314,7 +314,7 @@ class ChatController(Controller):
     def _show_header(self) -> None:
         here, known = self.current, self.conversations
         self._views.header.show_model(self._runtime.model.name_in(known.conversation(here)))
-        self._views.header.show_conversation(known.title(here), known.usage_of(here), exists=here is not None)
+        self._views.header.show_conversation(known.title(here), exists=here is not None)
 
     def _show_turn(self) -> None:
         """The open conversation's turn."""

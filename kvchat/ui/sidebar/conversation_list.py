@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from PySide6.QtCore import QModelIndex, QObject, QPoint, QRect, QRectF, QSize, Qt, Signal
 from PySide6.QtGui import QColor, QKeyEvent, QMouseEvent, QPainter, QPen
-from PySide6.QtWidgets import QLineEdit, QStyleOptionViewItem, QWidget
+from PySide6.QtWidgets import QLineEdit, QStyle, QStyleOptionViewItem, QWidget
 
 from kvchat.session.proof import Source
 from kvchat.ui.base.icons import icon
+from kvchat.ui.base.theme import Look
 from kvchat.ui.sidebar.arrangement import Heading
 from kvchat.ui.widgets.item_list import ROW, Index, ItemDelegate, ItemList, ItemModel, sided, write
 from kvchat.words.language import _, listed
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from kvchat.chat.record.messages import Conversation
     from kvchat.chat.turn.prediction import Forecast
 
-_BADGE = 15  # pixels
+_BADGE, _MENU = 15, 20  # pixels
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,7 @@ class Row:
     never_save: bool = False
     on_top: bool = False
     folder: str | None = None
+    archived: bool = False
 
     @property
     def badges(self) -> tuple[tuple[str, str], ...]:
@@ -124,7 +126,7 @@ class ConversationDelegate(ItemDelegate):
         return QSize(80, option.fontMetrics.height() + 18)
 
     def paint(self, painter: QPainter, option: QStyleOptionViewItem, index: Index) -> None:
-        """Ground, dot, title, clock, badges."""
+        """Ground, dot, title; then clock and badges, or below the pointer what opens the menu."""
         row: Row | Heading = index.data(ROW)
         if isinstance(row, Heading):
             painter.setFont(self.small(option.font))
@@ -138,8 +140,12 @@ class ConversationDelegate(ItemDelegate):
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
         self.paint_ground(painter, option)
         self._paint_dot(painter, option, row)
-        taken = self._paint_badges(painter, option, row)
-        taken += self._paint_wait(painter, option, taken, row)
+        if option.state & QStyle.StateFlag.State_MouseOver:
+            icon("dots", self.look.theme.text).paint(painter, menu_box(self.look, option))
+            taken = self.look.px(_MENU)
+        else:
+            taken = self._paint_badges(painter, option, row)
+            taken += self._paint_wait(painter, option, taken, row)
         painter.setFont(option.font)
         painter.setPen(QColor(self.look.theme.text))
         write(painter, option, option.rect.adjusted(self.look.px(30), 0, -10 - taken, 0), one_line(row.title))
@@ -202,6 +208,12 @@ class ConversationDelegate(ItemDelegate):
             painter.drawEllipse(box.adjusted(-3, -3, 3, 3))
 
 
+def menu_box(look: Look, option: QStyleOptionViewItem) -> QRect:
+    """Where a row below the pointer has its `···`."""
+    side, rect = look.px(_MENU), option.rect
+    return sided(option, QRect(rect.right() - 6 - side, rect.center().y() - side // 2 + 1, side, side))
+
+
 class ChatList(ItemList):
     """The list; Delete asks to delete, F2 renames in place, and what is typed is meant for the conversation."""
 
@@ -209,7 +221,16 @@ class ChatList(ItemList):
     typed = Signal(str)
 
     def mousePressEvent(self, event: QMouseEvent) -> None:
-        """A right click is for the menu: what it is about is not opened for that."""
+        """A right click and one on `···` are for the menu: what it is about is not opened for that."""
+        where = event.position().toPoint()
+        index = self.indexAt(where)
+        if event.button() is Qt.MouseButton.LeftButton and index.flags() & Qt.ItemFlag.ItemIsSelectable:
+            option = QStyleOptionViewItem()
+            self.initViewItemOption(option)
+            option.rect = self.visualRect(index)
+            if menu_box(self.look, option).contains(where):
+                self.customContextMenuRequested.emit(where)
+                return
         if event.button() is not Qt.MouseButton.RightButton:
             super().mousePressEvent(event)
 

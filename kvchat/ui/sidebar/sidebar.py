@@ -24,13 +24,13 @@ from PySide6.QtWidgets import QAbstractItemView, QFrame, QMenu, QSizePolicy, QWi
 from kvchat.ui.base.building import button, column, label, progress_bar, row, tool_button
 from kvchat.ui.base.icons import icon
 from kvchat.ui.base.theme import Look
-from kvchat.ui.commands.shortcuts import add_keep_actions
 from kvchat.ui.sidebar.arrangement import Arrangement, Order, with_headings
+from kvchat.ui.sidebar.chat_menu import fill_chat_menu
 from kvchat.ui.sidebar.conversation_list import ChatList, ConversationDelegate, ConversationModel, Row
 from kvchat.ui.sidebar.search_panel import SearchPanel
 from kvchat.ui.widgets.elided import ElidedButton
 from kvchat.ui.widgets.item_list import ROW
-from kvchat.words.language import _, pgettext, several
+from kvchat.words.language import _
 from kvchat.words.wording import STORAGE, one_line, size_of
 
 if TYPE_CHECKING:
@@ -56,6 +56,7 @@ class Sidebar(QFrame):
     export_requested = Signal(list)  # conversation ids
     pin_requested = Signal(str, bool)  # conversation id, pinned from now on
     never_save_requested = Signal(str, bool)  # conversation id, never saved from now on
+    requested = Signal(str, str)  # an action of the table of shortcuts, for this conversation id
 
     def __init__(self, look: Look, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -240,32 +241,12 @@ class Sidebar(QFrame):
         menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         chat: Row = index.data(ROW)
         ids = self.chosen if chat.id in self.chosen else [chat.id]
-        menu.addAction(_("Rename"), partial(self.begin_rename, index)).setEnabled(len(ids) == 1)
-        top = menu.addAction(_("Keep on top"), lambda: self.top_requested.emit(ids, not chat.on_top))
-        top.setCheckable(True)
-        top.setChecked(chat.on_top)
-        folders = menu.addMenu(_("Move to folder"))
-        for folder in self._folders:
-            folders.addAction(folder.replace("&", "&&"), partial(self.move_requested.emit, ids, folder))
-        folders.addAction(_("New folder…"), lambda: self.new_folder_requested.emit(ids))
-        folders.addAction(_("No folder"), lambda: self.move_requested.emit(ids, None))
-        away = _("Take out of the archive") if self.arrangement.archive else pgettext("to do", "Archive")
-        menu.addAction(away, lambda: self.archive_requested.emit(ids, not self.arrangement.archive))
-        menu.addSeparator()
-        pin, never = add_keep_actions(
-            menu,
-            lambda on: self.pin_requested.emit(chat.id, on),
-            lambda on: self.never_save_requested.emit(chat.id, on),
-        )
-        pin.setChecked(chat.pinned)
-        never.setChecked(chat.never_save)
-        menu.addSeparator()
-        menu.addAction(_("Export…"), lambda: self.export_requested.emit(ids))
-        words = _("Delete")
-        if len(ids) > 1:
-            words = several(len(ids), "Delete {count} chat", "Delete {count} chats")
-        menu.addAction(words, lambda: self.delete_requested.emit(ids))
+        fill_chat_menu(menu, self, chat, ids, self._folders, partial(self.begin_rename, index))
         menu.popup(self.list.viewport().mapToGlobal(where))
+
+    def fill_menu(self, menu: QMenu, chat: Row, rename: Callable[[], object]) -> None:
+        """Fill a menu beside the list with what can be done with this chat."""
+        fill_chat_menu(menu, self, chat, [chat.id], self._folders, rename)
 
     def _restyle(self) -> None:
         self.view_button.setIcon(icon("chevron-down", self._look.theme.muted))

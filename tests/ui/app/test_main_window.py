@@ -6,7 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from PySide6.QtCore import Qt
+from PySide6.QtCore import QPoint, Qt
+from PySide6.QtGui import QAction
 from PySide6.QtWidgets import QAbstractButton, QLabel, QLineEdit, QMenu, QPlainTextEdit, QPushButton
 from pytestqt.qtbot import QtBot
 
@@ -40,7 +41,7 @@ from kvchat.ui.messages.reply_view import ReplyView
 from kvchat.ui.messages.timeline import Timeline
 from kvchat.ui.models.models_window import ModelsWindow
 from kvchat.ui.widgets.item_list import ROW
-from kvchat.words.wording import NEVER_KEEP
+from kvchat.words.wording import ALWAYS_KEEP, NEVER_KEEP
 from tests.ui.fake_runtime import FakeRuntime, a_receipt
 from tests.ui.waiting import LONG_MS, until
 from tests.ui.windows import joined
@@ -69,6 +70,13 @@ def sources(window: MainWindow) -> list[Source | None]:
     model = window.sidebar.model
     rows = [model.index(i).data(ROW) for i in range(model.rowCount())]
     return [row.forecast.source if row.forecast else None for row in rows]
+
+
+def entry(menu: QMenu, words: str, *, fill: bool = True) -> QAction:
+    """An entry of a menu that is filled as it opens."""
+    if fill:
+        menu.aboutToShow.emit()
+    return next(action for action in menu.actions() if action.text() == words)
 
 
 async def settled(window: MainWindow, runtime: FakeRuntime) -> None:
@@ -323,7 +331,7 @@ async def test_the_model_s_name_is_shown_at_once_and_moves_nothing(furnished: Fa
     await settled(window, furnished)
     before = titles(window)
     window.chat.open("jeju")
-    window.header.name_by_model.trigger()
+    entry(window.header.chat_menu, "Name this chat by the model").trigger()
     await until(lambda: titles(window) == [before[0], "Named by the model"])
     assert window.header.title.whole == "Named by the model"
 
@@ -422,14 +430,13 @@ async def test_pin_and_never_save_from_the_conversation_s_own_menus(
 ) -> None:
     await settled(window, furnished)
     furnished.kept["thesis"] = 1000
-    window.header.chat_menu.popup(window.mapToGlobal(window.rect().center()))
-    action = window.header.pin
-    qtbot.mouseClick(
-        window.header.chat_menu, Qt.MouseButton.LeftButton, pos=window.header.chat_menu.actionGeometry(action).center()
-    )
+    shown = window.header.chat_menu
+    shown.popup(window.mapToGlobal(window.rect().center()))
+    action = next(action for action in shown.actions() if action.text() == ALWAYS_KEEP)
+    qtbot.mouseClick(shown, Qt.MouseButton.LeftButton, pos=shown.actionGeometry(action).center())
     await until(lambda: ("pin", "thesis", True) in furnished.calls)
     await until(lambda: window.sidebar.model.index(0).data(ROW).pinned)
-    assert action.isChecked()
+    assert entry(shown, ALWAYS_KEEP).isChecked()
     jeju = window.sidebar.model.index(1)
     where = window.sidebar.list.visualRect(jeju).center()
     window.sidebar.list.customContextMenuRequested.emit(where)
@@ -447,8 +454,32 @@ async def test_pin_and_never_save_from_the_conversation_s_own_menus(
 
 
 async def test_an_empty_page_has_nothing_to_pin(runtime: FakeRuntime, window: MainWindow) -> None:
-    assert not window.header.pin.isEnabled()
-    assert not window.header.never_save.isEnabled()
+    assert not entry(window.header.chat_menu, ALWAYS_KEEP).isEnabled()
+    assert not entry(window.header.chat_menu, NEVER_KEEP).isEnabled()
+    assert entry(window.header.chat_menu, "Chat settings…").isEnabled()
+
+
+async def test_both_menus_of_a_chat_have_the_same_entries(
+    furnished: FakeRuntime, window: MainWindow, qtbot: QtBot
+) -> None:
+    await settled(window, furnished)
+
+    def words(menu: QMenu) -> list[str]:
+        return [action.text() for action in menu.actions()]
+
+    entry(window.header.chat_menu, "Rename")
+    view, index = window.sidebar.list, window.sidebar.model.index(1)
+    row = view.visualRect(index)
+    qtbot.mouseMove(view.viewport(), row.center())
+    dots = QPoint(row.right() - 16, row.center().y())
+    qtbot.mouseClick(view.viewport(), Qt.MouseButton.LeftButton, pos=dots)
+    menu = next(menu for menu in view.findChildren(QMenu) if menu.isVisible())
+    assert window.chat.current == "thesis", "the row is not opened for that"
+    assert words(menu) == words(window.header.chat_menu)
+    assert {"Rename", "Keep on top", "Chat settings…", "Export with its memory…", "Delete"} <= set(words(menu))
+    entry(menu, "Name this chat by the model", fill=False).trigger()
+    menu.close()
+    await until(lambda: furnished.chat.by_id["jeju"].title == "Named by the model")
 
 
 async def test_engine_failure_card_and_its_buttons(furnished: FakeRuntime, window: MainWindow) -> None:

@@ -138,8 +138,9 @@ async def test_the_menus_part_this_chat_from_kvchat(furnished: FakeRuntime, wind
     def words(menu: QMenu) -> set[str]:
         return {action.text().partition("\t")[0] for action in menu.actions() if action.text()}
 
+    window.header.chat_menu.aboutToShow.emit()
     chat, app = words(window.header.chat_menu), words(window.header.menu)
-    assert {"Rename", "Delete this chat", "Chat settings…", "Export this chat…"} <= chat
+    assert {"Rename", "Delete", "Chat settings…", "Export…"} <= chat
     assert {"Settings…", "Models…", "Quit"} <= app
     assert not chat & app
 

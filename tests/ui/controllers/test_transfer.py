@@ -53,6 +53,7 @@ def kept(runtime: FakeRuntime) -> Iterator[FakeRuntime]:
 
 def choose(window: MainWindow, words: str) -> None:
     """Click an entry of the header's menus."""
+    window.header.chat_menu.aboutToShow.emit()
     menus = [window.header.chat_menu, window.header.menu, *window.header.menu.findChildren(QMenu)]
     next(action for menu in menus for action in menu.actions() if action.text() == words).trigger()
 
@@ -78,7 +79,7 @@ def dialogs(window: MainWindow) -> list[QProgressDialog]:
 async def test_one_chat_is_exported_in_the_form_its_name_asks_for(
     kept: FakeRuntime, window: MainWindow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    choose(window, "Export this chat…")
+    choose(window, "Export…")
     dialog = next(d for d in window.findChildren(QFileDialog) if d.isVisible())
     assert Path(dialog.selectedFiles()[0]).name == "Thesis chapter 3 4.json"
     pick(window, tmp_path / "one.md")
