@@ -242,7 +242,7 @@ class ChatService:
         """Put the user's words in a reply's place, without asking the model; the old one stays on its branch."""
         where = reply.conversation_id, reply.parent_id
         return await self._change(
-            reply.conversation_id, self._database.append, *where, Role.ASSISTANT, text, MessageState.COMPLETE
+            reply.conversation_id, self._database.append, *where, Role.ASSISTANT, text, MessageState.EDITED
         )
 
     async def fork(self, reply: Message) -> str:

@@ -550,7 +550,7 @@ class FakeChat(ChatService):
     async def edit_reply(self, reply: Message, text: str) -> Message:
         self.calls.append(("edit reply", reply.id, text))
         self._cut(reply)
-        return self.write(reply.conversation_id, Role.ASSISTANT, text)
+        return self.write(reply.conversation_id, Role.ASSISTANT, text, state=MessageState.EDITED)
 
     async def fork(self, reply: Message) -> str:
         said = self.said[reply.conversation_id]

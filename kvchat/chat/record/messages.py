@@ -22,6 +22,7 @@ class MessageState(Enum):
     """How a message ended."""
 
     COMPLETE = "complete"
+    EDITED = "edited"  # the user put other words in a reply's place
     STREAMING = "streaming"  # being written; after a crash, found as INTERRUPTED
     STOPPED = "stopped"  # the user stopped it
     LIMITED = "limited"  # it reached the most tokens a reply may have, or the end of the context

@@ -7,7 +7,7 @@ from typing import Any
 from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QBoxLayout, QFrame, QGridLayout, QPushButton, QSizePolicy, QVBoxLayout, QWidget
 
-from kvchat.chat.record.messages import Message, MessageState, Receipt
+from kvchat.chat.record.messages import UNFINISHED, Message, MessageState, Receipt
 from kvchat.chat.turn.receipts import receipt_details, receipt_line, receipt_sentence, timeline
 from kvchat.ui.base.building import beginning, button, column, label, row, styled
 from kvchat.ui.base.theme import Look
@@ -20,6 +20,7 @@ _BETWEEN = 6  # pixels between those lines and the buttons
 _APART = 10  # pixels between how it ended and what can be done about it
 
 _STATE_WORDS = {
+    MessageState.EDITED: N_("You edited this reply."),
     MessageState.STOPPED: N_("You stopped this reply."),
     MessageState.LIMITED: N_("This reply reached its limit."),
     MessageState.INTERRUPTED: N_("This reply was interrupted."),
@@ -108,9 +109,10 @@ class ReplyFooter(QWidget):
         line.addWidget(label(_(_STATE_WORDS[state]), "small"))
         if state is MessageState.INTERRUPTED:
             line.addWidget(button(_("Try again"), retry, "link", name=_("Try this reply again")))
-        self._go_on = button(_("Continue"), go_on, "link", name=_("Continue this reply"))
-        self._go_on.hide()
-        line.addWidget(self._go_on)
+        if state in UNFINISHED:
+            self._go_on = button(_("Continue"), go_on, "link", name=_("Continue this reply"))
+            self._go_on.hide()
+            line.addWidget(self._go_on)
         return line
 
 

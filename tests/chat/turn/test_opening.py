@@ -63,6 +63,7 @@ async def test_an_edited_question_and_an_edited_reply_are_branches(stage: Stage)
     assert await words(stage, chat) == ["You are brief.", QUESTION, "It flows."]
     assert len(stage.requests("/v1/chat/completions")) == asked, "nothing is generated"
     assert edited.receipt is None
+    assert (await page(stage, chat))[-1].state is MessageState.EDITED
     await stage.runtime.chat.edit(first, "And the wood?")
     await stage.runtime.chat.idle()
     assert (await words(stage, chat))[1:] == ["And the wood?", "You said: And the wood?"]

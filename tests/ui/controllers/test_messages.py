@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from PySide6.QtCore import Qt
-from PySide6.QtWidgets import QPushButton
+from PySide6.QtWidgets import QLabel, QPushButton
 from pytestqt.qtbot import QtBot
 
 from kvchat.chat.events import ReplyDelta, ReplyFinished
@@ -117,6 +117,9 @@ async def test_a_reply_is_written_anew(furnished: FakeRuntime, window: MainWindo
     qtbot.keyClick(field, Qt.Key.Key_Return, Qt.KeyboardModifier.ControlModifier)
     await until(lambda: furnished.chat.calls[-1] == ("edit reply", reply.message.id, "Reply 0.\nBaikal."))
     assert [message.content for message in said(furnished)][-1] == "Reply 0.\nBaikal."
+    edited = (await views(window, 2))[1]
+    assert "You edited this reply." in [label.text() for label in edited.findChildren(QLabel)]
+    assert not [one for one in edited.findChildren(QPushButton) if one.text() == "Continue"], "it is whole"
 
 
 async def test_regenerate_and_continue(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
