@@ -126,8 +126,7 @@ def branch_of_copies(database: Database, parent_id: str | None, messages: Sequen
 def fork(database: Database, message: Message) -> str:
     """Make a conversation of copies of the messages up to this one, answered in the same way. Returns its id.
 
-    It is called by the same title, is kept nowhere in particular, and nothing of the original changes.
-    Raises ConversationGone and StorageFailed.
+    It keeps the title, and the original stays as it is. Raises ConversationGone and StorageFailed.
     """
     path = database.path(message.id)
     with database.transaction() as db:

@@ -72,6 +72,10 @@ class SidebarController(Controller):
         """A conversation as last told."""
         return next((c for c in self._conversations if c.id == conversation_id), None)
 
+    def usage_of(self, conversation_id: str | None) -> ConversationUsage | None:
+        """What is kept of a conversation and what the user has set for it; None where there is neither."""
+        return self._usage_by_id.get(conversation_id or "")
+
     def row(self, conversation_id: str | None) -> Row:
         """Return what the list shows of a conversation; without an id for one that has not begun."""
         known = self.conversation(conversation_id)
