@@ -19,11 +19,13 @@ class Controller(QObject):
     def __init__(self, runtime: Runtime, views: Views, parent: QObject) -> None:
         super().__init__(parent)
         self._runtime, self._views, self._runner = runtime, views, views.runner
+        self._closed = False
         self._unsubscribe = runtime.events.subscribe(self._hear)
 
     def close(self) -> None:
         """Stop listening, and begin nothing more."""
         self._unsubscribe()
+        self._closed = True
         for timer in self.findChildren(QTimer):
             timer.stop()
 
@@ -35,5 +37,5 @@ class Controller(QObject):
     ) -> QTimer:
         """Once started, it starts `run` so many milliseconds later; its KvchatError goes to `on_error`, where given."""
         timer = QTimer(self, singleShot=True, interval=ms)
-        timer.timeout.connect(lambda: self._runner.start(run(), on_error))
+        timer.timeout.connect(lambda: self._closed or self._runner.start(run(), on_error))
         return timer
