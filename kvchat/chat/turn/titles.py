@@ -141,7 +141,7 @@ class Titles:
         """Ask the model, if that can be done now."""
         parts = self._parts
         attempt = _Attempt(conversation_id, await parts.branch(conversation_id))
-        if attempt.branch and attempt.branch[-1].state is MessageState.COMPLETE:
+        if attempt.branch and attempt.branch[-1].state in (MessageState.COMPLETE, MessageState.EDITED):
             await parts.slots.run(Rank.TITLE, conversation_id, lambda slot, _: self._ask(attempt, slot), wait=False)
         return attempt
 
