@@ -171,7 +171,9 @@ async def test_a_right_click_opens_a_menu(runtime: FakeRuntime, window: MainWind
         "Select this message",
         "Edit the reply",
         "Regenerate the reply",
+        "Regenerate with another model",
         "Continue the reply",
+        "Fork into a new chat",
         "Delete the reply and what follows",
     ]
     entries["Copy message as text"].trigger()

@@ -62,13 +62,14 @@ def tab(qtbot: QtBot, times: int = 1, *, back: bool = False) -> list[str]:
 
 
 QUESTION = ["Copy this message", "Edit this message", "Delete this message and what follows"]
-REPLY = ["Copy the reply", "Edit the reply", "Regenerate the reply", "Delete the reply and what follows"]
+REPLY = ["Copy the reply", "Edit the reply", "Regenerate the reply", "Regenerate with another model"]
+AFTER = ["Fork into a new chat", "Delete the reply and what follows"]
 RECEIPT = "Receipt: 0.3 s · remembered, details folded"
 AS_THEY_STAND = [
     *("You: Which lake is deepest?", *QUESTION),
-    *("Reply", RECEIPT, *REPLY),
+    *("Reply", RECEIPT, *REPLY, *AFTER),
     *("You: And the largest?", *QUESTION),
-    *("Reply", "the lake", "the map", "Copy this code", "Code", RECEIPT, *REPLY[:3], "Continue the reply", REPLY[3]),
+    *("Reply", "the lake", "the map", "Copy this code", "Code", RECEIPT, *REPLY, "Continue the reply", *AFTER),
 ]
 
 
@@ -168,7 +169,7 @@ async def test_nothing_goes_with_messages_that_tab_has_passed(
     first = tab(qtbot, len(AS_THEY_STAND) + 10)
     page.show_conversation([])
     QApplication.sendPostedEvents(None, QEvent.Type.DeferredDelete.value)
-    window.header.show_conversation("Lakes", None, exists=True)
+    window.header.show_conversation("Lakes", exists=True)
     window.header.more.setFocus()
     left = [stop for stop in first if stop not in AS_THEY_STAND]
     assert tab(qtbot, len(left)) == left
