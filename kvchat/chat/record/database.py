@@ -11,7 +11,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from kvchat.chat.record.database_file import DatabaseFile, doubted
-from kvchat.chat.record.messages import Attachment, Conversation, Message, MessageState, Receipt, Role, new_message
+from kvchat.chat.record.messages import (
+    QUEUE,
+    Attachment,
+    Conversation,
+    Message,
+    MessageState,
+    Receipt,
+    Role,
+    new_message,
+)
 from kvchat.chat.record.rows import conversation_of, insert_attachments, message_of, receipt_json, with_attachments
 from kvchat.errors import KvchatError
 from kvchat.words.language import _
@@ -85,6 +94,8 @@ class Database(DatabaseFile):
             # The last first: SQLite follows a cascade no more than 1,000 messages deep.
             ids = [(row["id"],) for row in db.execute(query, (conversation_id,))]
             db.executemany("DELETE FROM messages WHERE id = ?", ids)
+            for table in ("drafts", "draft_attachments"):  # the chat's own draft goes with its row
+                db.execute(f"DELETE FROM {table} WHERE conversation_id = ?", (f"{QUEUE}{conversation_id}",))
             db.execute("DELETE FROM conversations WHERE id = ?", (conversation_id,))
             db.execute("INSERT OR IGNORE INTO deleted VALUES (?1, ?1)", (conversation_id,))
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from kvchat.chat.record.database import Database
-from kvchat.chat.record.messages import Attachment
+from kvchat.chat.record.messages import QUEUE, Attachment
 from kvchat.chat.record.rows import attachment_of, text_of
 from kvchat.system.concurrency import Worker
 
@@ -55,7 +55,7 @@ def store_drafts(
     database: Database, drafts: Mapping[str, str], attached: Mapping[str, tuple[Attachment, ...]] = MappingProxyType({})
 ) -> None:
     """As `Drafts.keep`, for the database's thread."""
-    there = "EXISTS (SELECT 1 FROM conversations WHERE id = ?1 UNION SELECT 1 WHERE ?1 = '')"
+    there = f"EXISTS (SELECT 1 FROM conversations WHERE id = replace(?1, '{QUEUE}', '') UNION SELECT 1 WHERE ?1 = '')"
     with database.transaction() as db:
         for id, text in drafts.items():
             db.execute("DELETE FROM drafts WHERE conversation_id = ?", (id,))

@@ -29,6 +29,7 @@ class MessageState(Enum):
     INTERRUPTED = "interrupted"  # the engine or the app died while it was written
 
 
+QUEUE = "queue/"  # before a conversation's id: its draft that is sent after the reply that is being made
 UNFINISHED = frozenset({MessageState.STOPPED, MessageState.LIMITED, MessageState.INTERRUPTED})  # replies to go on with
 
 

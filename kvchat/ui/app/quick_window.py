@@ -18,6 +18,7 @@ from kvchat.ui.base.building import button, column, row
 from kvchat.ui.base.tasks import TaskRunner
 from kvchat.ui.base.theme import Look
 from kvchat.ui.chat.composer import Composer
+from kvchat.ui.controllers.queue import QueueController
 from kvchat.ui.controllers.views import TurnState
 from kvchat.ui.desktop.activation import let_to_front, on_wayland
 from kvchat.ui.dialogs.panel import Panel
@@ -48,10 +49,11 @@ class QuickWindow(Panel):
         runner: TaskRunner,
         run_turn: Callable[[str, asyncio.Future[Any]], None],
         handle: Callable[[MessageRequest], None],
+        queue: QueueController,
     ) -> None:
         """`run_turn` follows a turn for the main window, where the chat may be opened meanwhile.
 
-        `handle` does what is asked for with a message.
+        `handle` does what is asked for with a message, `queue` sends what is written during a reply.
         """
         super().__init__(look, runner, _("Quick question"))
         self.setWindowFlags(
@@ -69,6 +71,7 @@ class QuickWindow(Panel):
         self.composer.editor.setPlaceholderText(_("Ask something…"))
         self.composer.sent.connect(self._send)
         self.composer.text_given.connect(lambda text: self.tell(TextTooLong()))
+        self._show_queued = queue.serve(self.composer, lambda: self._chat, self._write_on)
         self.composer.stop_requested.connect(self._stop)
         self.transcript.retry_requested.connect(self._retry)
         self.transcript.message_requested.connect(lambda asked: self.transcript.end_edit(asked.message.id))
@@ -110,6 +113,12 @@ class QuickWindow(Panel):
             self.composer.set_draft(text)
             raise
         self._follow(self._runtime.chat.send(self._chat, text, new=self._new))
+
+    def _write_on(self, text: str, attachments: tuple[Attachment, ...]) -> None:
+        """Put these before what is being written."""
+        self.composer.set_draft("\n".join(filter(None, (text, self.composer.draft))))
+        self.composer.set_attachments((*attachments, *self.composer.chips.attachments))
+        self.composer.focus()
 
     def _retry(self) -> None:
         if self._chat is not None:
@@ -160,6 +169,7 @@ class QuickWindow(Panel):
         self.to_main.setVisible(self._chat is not None)
         answers = self._chat is not None and self._runtime.chat.is_answering(self._chat)
         self.composer.set_busy(answers)
+        self._show_queued()
         self.transcript.show_pending(self._turn.story.pending if self._turn.awaiting else "")
         self.transcript.show_failure(self._turn.failure, self._runtime.model.name)
         if self._chat is not None and self.isVisible():

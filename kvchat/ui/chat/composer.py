@@ -1,4 +1,4 @@
-"""Where the user writes: Enter sends, Shift+Enter makes a line; Send turns into Stop while a reply runs."""
+"""Where the user writes: Enter sends, Shift+Enter makes a line. During a reply Send is Stop, and Enter queues."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from kvchat.ui.attachments.chips import ChipRows, short_name
 from kvchat.ui.base.building import button, column, label, row, styled, tool_button
 from kvchat.ui.base.icons import icon
 from kvchat.ui.base.theme import Look, page_font, restyle
+from kvchat.ui.chat.queued import QueuedMessage
 from kvchat.words.language import _, listed
 
 if TYPE_CHECKING:
@@ -85,6 +86,7 @@ class Composer(QWidget):
 
     sent = Signal(str, tuple)  # the words, and what is attached
     held = Signal(str)  # they were sent while kvchat starts
+    queued = Signal(str, tuple)  # the same during a reply: to be sent after it
     text_given = Signal(str)  # to be attached
     stop_requested = Signal()
     refused = Signal()  # sending was tried all the same
@@ -117,6 +119,7 @@ class Composer(QWidget):
         self._starting, self._held = False, False
         self.editor.long_pasted.connect(self._offer)
         self.editor.too_long_pasted.connect(self._attach_text)
+        self.waiting = QueuedMessage()
         self._frame = styled(QFrame(), "composer")
         for widget in (self.chips, self.reading, self.offer, self.as_text):
             widget.hide()
@@ -125,7 +128,7 @@ class Composer(QWidget):
         left = Qt.AlignmentFlag.AlignLeft
         above = self.chips, self.reading, (self.offer, 0, left), (self.as_text, 0, left)
         column(*above, line, on=self._frame, spacing=4, margins=(8, 6, 8, 6))
-        column(self._frame, on=self, margins=0)
+        column(self.waiting, self._frame, on=self, spacing=6, margins=0)
         look.changed.connect(self._restyle)
         self._restyle()
 
@@ -169,6 +172,7 @@ class Composer(QWidget):
     def set_busy(self, busy: bool) -> None:
         """Whether a reply runs in this conversation: then the button stops it."""
         ended, self._busy = self._busy and not busy, busy
+        self.waiting.set_waiting(busy)
         self._show_button()
         if ended and self._send_when_idle:
             self.hold()
@@ -211,11 +215,9 @@ class Composer(QWidget):
 
     def _send(self) -> None:
         text, attachments = self.draft.strip(), self.chips.attachments
-        self._send_when_read = bool(self._reading) and not self._busy
+        self._send_when_read = bool(self._reading)
         self._say_reading()
-        if self._send_when_read:
-            return
-        if self._busy or not (text or attachments):
+        if self._send_when_read or not (text or attachments):
             return
         if self._starting:
             self._held = True
@@ -226,7 +228,7 @@ class Composer(QWidget):
         else:
             self.editor.clear()
             self.set_attachments(())
-            self.sent.emit(text, attachments)
+            (self.queued if self._busy else self.sent).emit(text, attachments)
 
     def _say_reading(self) -> None:
         words = ""

@@ -18,6 +18,7 @@ from kvchat.ui.chat.turn_story import waiting_words
 from kvchat.ui.controllers.controller import Controller
 from kvchat.ui.controllers.drafts import DraftController
 from kvchat.ui.controllers.first_words import PAUSE, FirstWords
+from kvchat.ui.controllers.queue import QueueController
 from kvchat.ui.controllers.sidebar import SidebarController
 from kvchat.ui.controllers.views import TurnState, Views
 from kvchat.ui.dialogs.confirm import confirm
@@ -45,6 +46,8 @@ class ChatController(Controller):
         self._sent: dict[str, list[str]] = {}  # by conversation: the drafts whose words are on their way there
         self._had_model = runtime.model.path
         self._beginning = asyncio.Lock()  # two messages sent at once from the empty page begin one conversation
+        self.queue = QueueController(runtime, views, self.drafts, self.run_turn, self._on_its_way)
+        self._show_queued = self.queue.serve(views.composer, lambda: self.current, self._edit_queued)
         self.conversations.shown.connect(self._show_header)
         views.sidebar.selected.connect(self.open)
         views.sidebar.rested_on.connect(runtime.chat.rest_on)
@@ -98,6 +101,7 @@ class ChatController(Controller):
         self._turn_of().leave_past()
         self._loading = conversation_id is not None
         self.drafts.show()
+        self._show_queued()
         self._views.transcript.show_conversation([])
         self._views.sidebar.show_selected(conversation_id)
         if conversation_id is not None:
@@ -192,9 +196,17 @@ class ChatController(Controller):
                     self.drafts.move(NOT_BEGUN, new.id)
                     self.left.emit(None)
         self._views.transcript.scroll_to_end()
-        self._sent.setdefault(conversation_id, []).extend(drafts)
+        self._on_its_way(conversation_id, *drafts)
         left = self.drafts.left(*drafts)
         self.run_turn(conversation_id, chat.send(conversation_id, text, attachments=attachments, new=new, drafts=left))
+
+    def _on_its_way(self, conversation_id: str, *drafts: str) -> None:
+        self._sent.setdefault(conversation_id, []).extend(drafts)
+
+    def _edit_queued(self, text: str, attachments: tuple[Attachment, ...]) -> None:
+        """Go on writing what waited to be sent, before what is being written."""
+        self._put_before(self.current or NOT_BEGUN, text, attachments)
+        self._views.composer.focus()
 
     def _arrived(self, conversation_id: str) -> None:
         """The words that were sent there are on disk, or back."""
@@ -256,15 +268,21 @@ class ChatController(Controller):
     ) -> None:
         """The words were not stored: they return to the composer, or to the draft they came from."""
         if conversation_id in self._new:  # nor was their chat
+            later, files = self.queue.take(conversation_id)
+            text, attachments = PAUSE.join(filter(None, (text, later))), (*attachments, *files)
             if self.current == conversation_id:
                 self.current = None
                 self.drafts.move(conversation_id, NOT_BEGUN)
             conversation_id = NOT_BEGUN
+        self._put_before(conversation_id, text, attachments)
+        self._views.notices.show_error(error)
+
+    def _put_before(self, conversation_id: str, text: str, attachments: tuple[Attachment, ...]) -> None:
+        """Put these at the beginning of a chat's draft."""
         draft = "\n".join(part for part in (text, self.drafts.of(conversation_id)) if part)
         self.drafts.set(conversation_id, draft)
         self.drafts.attach(conversation_id, (*attachments, *self.drafts.attached_to(conversation_id)))
         self.drafts.show()
-        self._views.notices.show_error(error)
 
     def _hear_turn(self, event: events.TurnEvent) -> None:
         id = event.conversation_id

@@ -218,14 +218,12 @@ async def test_escape_stops(furnished: FakeRuntime, window: MainWindow, qtbot: Q
     await until(lambda: furnished.chat.busy is None)
 
 
-async def test_enter_keeps_the_text_while_a_reply_runs(
-    furnished: FakeRuntime, window: MainWindow, qtbot: QtBot
-) -> None:
+async def test_enter_during_a_reply_sends_nothing_yet(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
     window.chat.send("go on")
     await until(lambda: furnished.chat.busy == "thesis")
     qtbot.keyClicks(window.composer.editor, "next")
     qtbot.keyClick(window.composer.editor, Qt.Key.Key_Return)
-    assert window.composer.draft == "next"
+    assert (window.composer.draft, window.composer.waiting.words.whole) == ("", "next")
     assert [call for call in furnished.chat.calls if call[0] == "send"] == [("send", "thesis", "go on")]
 
 

@@ -1,0 +1,149 @@
+"""Messages that are written during a reply, in the real window over the fake runtime."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from PySide6.QtCore import Qt
+from pytestqt.qtbot import QtBot
+
+from kvchat.chat.events import QuestionNotStored
+from kvchat.chat.record.database import Database
+from kvchat.chat.record.drafts import Drafts
+from kvchat.chat.record.messages import QUEUE, Attachment, MessageState
+from kvchat.errors import KvchatError
+from kvchat.system.concurrency import Worker
+from kvchat.ui.app.main_window import MainWindow
+from kvchat.ui.base.theme import Look
+from kvchat.ui.chat.composer import Composer
+from tests.ui.app.test_language import english_again, the_app  # noqa: F401
+from tests.ui.fake_runtime import FakeRuntime
+from tests.ui.waiting import until
+from tests.ui.windows import on_show
+
+
+def enter(qtbot: QtBot, composer: Composer, words: str) -> None:
+    qtbot.keyClicks(composer.editor, words)
+    qtbot.keyClick(composer.editor, Qt.Key.Key_Return)
+
+
+def sent(runtime: FakeRuntime) -> list[str]:
+    return [call[2] for call in runtime.chat.calls if call[0] == "send"]
+
+
+async def answering(window: MainWindow, runtime: FakeRuntime, qtbot: QtBot) -> str:
+    """Ask something in chat d; its reply has begun."""
+    await until(lambda: window.chat.current == "d" and window.transcript.messages)
+    enter(qtbot, window.composer, "first")
+    await until(lambda: runtime.chat.is_answering("d"))
+    runtime.chat.say("d", "Well")
+    return "d"
+
+
+async def test_enter_during_a_reply_queues_and_the_reply_s_end_sends(
+    furnished: FakeRuntime, window: MainWindow, qtbot: QtBot
+) -> None:
+    chat, waiting = await answering(window, furnished, qtbot), window.composer.waiting
+    enter(qtbot, window.composer, "second")
+    assert window.composer.draft == ""
+    assert (waiting.isVisible(), waiting.words.whole, waiting.send.isVisible()) == (True, "second", False)
+    qtbot.mouseClick(waiting.edit, Qt.MouseButton.LeftButton)
+    assert (window.composer.draft, waiting.isVisible()) == ("second", False)
+    enter(qtbot, window.composer, " try")
+    enter(qtbot, window.composer, "and more")
+    assert window.chat.queue.of(chat)[0] == "second try\n\nand more"
+    window.chat.open("a")
+    assert not waiting.isVisible(), "it waits in its own chat"
+    furnished.chat.finish(chat, None)
+    await until(lambda: sent(furnished) == ["first", "second try\n\nand more"])
+    window.chat.open(chat)
+    assert not waiting.isVisible()
+    furnished.chat.finish(chat, None)
+    await until(lambda: not window.runner._tasks)
+    assert len(sent(furnished)) == 2
+
+
+async def test_what_is_removed_is_not_sent_and_stop_asks_first(
+    furnished: FakeRuntime, window: MainWindow, qtbot: QtBot
+) -> None:
+    chat, waiting = await answering(window, furnished, qtbot), window.composer.waiting
+    enter(qtbot, window.composer, "never")
+    qtbot.mouseClick(waiting.remove, Qt.MouseButton.LeftButton)
+    assert not waiting.isVisible()
+    enter(qtbot, window.composer, "later")
+    furnished.chat.stop(chat)
+    await until(lambda: waiting.send.isVisible())
+    await until(lambda: not window.runner._tasks)
+    assert sent(furnished) == ["first"]
+    qtbot.mouseClick(waiting.send, Qt.MouseButton.LeftButton)
+    await until(lambda: sent(furnished) == ["first", "later"])
+    assert not waiting.isVisible()
+
+
+async def test_it_outlives_the_window_and_another_language_does_not_send_it_twice(
+    furnished: FakeRuntime, look: Look, qtbot: QtBot
+) -> None:
+    async with on_show(furnished, look) as window:
+        chat = await answering(window, furnished, qtbot)
+        enter(qtbot, window.composer, "later")
+    assert furnished.chat.drafts.kept[QUEUE + chat] == "later"
+    furnished.chat._running.clear()  # as after a restart
+    async with the_app(furnished, look) as app:
+        first = app._window
+        await until(lambda: first.composer.waiting.isVisible() and first.composer.waiting.send.isVisible())
+        first.chat.retry()
+        first.side_windows.open_settings("General").general.change("language", "de")
+        await until(lambda: app._window is not first and app._window.composer.waiting.isVisible())
+        furnished.chat.finish(chat, None)
+        await until(lambda: len(sent(furnished)) == 2)
+        furnished.chat.finish(chat, None)
+        await app._window.chat.drafts.keep()
+        assert furnished.chat.drafts.kept[QUEUE + chat] == "", "nothing is left that could be sent again"
+        assert sent(furnished) == ["first", "later"]
+
+
+async def test_it_comes_back_with_the_first_message_of_a_chat_that_could_not_begin(
+    furnished: FakeRuntime, window: MainWindow, qtbot: QtBot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    window.new_conversation()
+    monkeypatch.setattr(furnished.chat, "write", lambda *_, **__: None)  # the disk is slow
+    enter(qtbot, window.composer, "first")
+    await until(lambda: sent(furnished) == ["first"])
+    enter(qtbot, window.composer, "second")
+    assert window.composer.waiting.isVisible()
+    error = KvchatError("Your chats could not be read or written", "The disk is full.")
+    furnished.events.publish(QuestionNotStored(window.chat.current or "", "first", error))
+    assert (window.composer.draft, window.chat.current) == ("first\n\nsecond", None)
+    assert not window.composer.waiting.isVisible()
+
+
+@pytest.mark.parametrize("gone", [False, True])
+async def test_a_queued_message_is_on_disk_as_long_as_its_chat(tmp_path: Path, gone: bool) -> None:
+    with closing(Database(tmp_path / "chats.db")) as database, closing(Worker("drafts")) as worker:
+        chat = database.create_conversation("Chat").id
+        drafts, file = Drafts(database, worker), Attachment("a.txt", 1, "h", "text")
+        await drafts.keep({QUEUE + chat: "later"}, {QUEUE + chat: (file,)})
+        if gone:
+            await worker.run(database.delete, chat)
+        assert (await drafts.all(), await drafts.attached()) == (
+            ({}, {}) if gone else ({QUEUE + chat: "later"}, {QUEUE + chat: (file,)})
+        )
+
+
+async def test_the_quick_window_queues_as_well(furnished: FakeRuntime, look: Look, qtbot: QtBot) -> None:
+    async with the_app(furnished, look) as app:
+        await until(lambda: app._window.chat.current)
+        quick = app.opener.quick
+        quick.come()
+        enter(qtbot, quick.composer, "How high?")
+        await until(lambda: sent(furnished) == ["How high?"])
+        chat = quick._chat or ""
+        furnished.chat.say(chat, "8,848 m")
+        await until(lambda: quick.composer.button.accessibleName() == "Stop")
+        enter(qtbot, quick.composer, "In feet?")
+        assert (quick.composer.waiting.isVisible(), quick.composer.waiting.words.whole) == (True, "In feet?")
+        furnished.chat.finish(chat, None, MessageState.COMPLETE)
+        await until(lambda: sent(furnished) == ["How high?", "In feet?"])
+        assert not quick.composer.waiting.isVisible()
