@@ -214,7 +214,7 @@ class DoorService:
         from kvchat.gateway.gateway import Door
 
         ours = secrets.token_urlsafe(32)
-        let_in = Keys({} if keys is not None and not keys else {**(keys or {}), OURS: ours})
+        let_in = Keys({} if keys is not None and not keys else {**(keys or {}), OURS: ours}, ours)
         url = await self.gateway.open(Door(host, port, let_in, origins_in(self.settings().door_origins)))
         await asyncio.to_thread(self.ownership.tell_door, url, ours)
         return url

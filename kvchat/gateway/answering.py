@@ -23,7 +23,7 @@ from kvchat.gateway.outlet import TooSlow
 from kvchat.gateway.passing import Passing
 from kvchat.gateway.requests import MOST_NAME, Passage, Passages, Stage
 from kvchat.gateway.work import CrowdedOut, GaveWay, Work
-from kvchat.kvstore.savepoint import Tokens, common_prefix, kept_for
+from kvchat.kvstore.savepoint import Tokens, common_prefix
 from kvchat.session.events import SessionEvent
 from kvchat.session.host import EngineHost, ReadyEngine
 from kvchat.session.lease import FAILED_OVER_USE, Lease
@@ -150,7 +150,7 @@ class Answering:
             passage.slot, passage.queue_ms = slot.number, passage.queue_ms or passage.ms()
             if asked.several:
                 await held.enter_async_context(self.slots.alone(slot))
-            session = Session(self.slots, slot, self.host, kept_for(passage.program), partial(_hear, passage))
+            session = Session(self.slots, slot, self.host, passage.owner, partial(_hear, passage))
             try:
                 answered = await work.answering.run(
                     self._answered(work, session, request, engine, ahead=before is not None)
@@ -227,7 +227,7 @@ class Answering:
 
     def _goes_on_from(self, work: Work, engine: ReadyEngine, slot: Slot | None = None) -> Work | None:
         """The one whose prompt is in a slot (in this one, if given) and that this most likely goes on from."""
-        asked, owner = work.asked, kept_for(work.passage.program)
+        asked, owner = work.asked, work.passage.owner
         astray = asked.form is Form.MESSAGES and len(self.slots.all) > 1  # it cannot be pinned to that slot
         if asked.several or asked.form is Form.PLAIN or astray:
             return None
@@ -245,10 +245,10 @@ class Answering:
         ids = work.prompt.ids
         for other in reversed(self._works):
             before = other.prompt.ids
-            ours = other.passage.program == work.passage.program
+            ours = other.passage.owner == work.passage.owner
             if other.outlet.ended and before and ours and common_prefix(before, ids) >= len(before) - TAIL:
                 return other.key
-        return f"{kept_for(work.passage.program)}#{work.passage.id}"
+        return f"{work.passage.owner}#{work.passage.id}"
 
     async def _keep(self, work: Work, slot: Slot, lease: Lease, heard: Heard | None) -> None:
         """Settle where the next request will begin, and save; where that is not known, what was read."""

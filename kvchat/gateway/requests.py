@@ -15,6 +15,7 @@ from typing import Any
 
 from kvchat.gateway.medicine import Change, Parting
 from kvchat.kvstore.restoring import GOES_ON_OTHERWISE, NOTHING_ALIKE
+from kvchat.kvstore.savepoint import kept_for
 
 KEPT = 500  # receipts
 LOST = "its memory"  # begins what the store says where a program had something once
@@ -22,7 +23,7 @@ MOST_HEADER = 500  # characters
 MOST_NAME = 200  # characters of a model's name that are remembered: clients may name anything
 UNTOLD = ("", NOTHING_ALIKE, GOES_ON_OTHERWISE)  # leave open why; any other reason is the true one
 LEAST_READ, ABOUT = 64, 64  # tokens: fewer that are read are not worth a word; what is found ends about there
-_NOT_TOLD = ("_began", "whole", "unheard", "parting", "changes")
+_NOT_TOLD = ("_began", "chat", "whole", "unheard", "parting", "changes")
 
 
 class Stage(Enum):
@@ -73,11 +74,17 @@ class Passage:
     unheard: bool = False  # nothing like it is remembered of the program
     parting: Parting | None = None  # from the closest prompt before it; its texts are never told outside the window
     changes: tuple[Change, ...] = ()  # of the rules that are on; so are theirs
+    chat: str = ""  # of the user's, where one of kvchat's own commands asks for its reply
     _began: float = field(default_factory=time.perf_counter, repr=False)
 
     def ms(self) -> float:
         """Since it came."""
         return 1000 * (time.perf_counter() - self._began)
+
+    @property
+    def owner(self) -> str:
+        """Whose its state is in the slots and in the store."""
+        return self.chat or kept_for(self.program)
 
     @property
     def was_known(self) -> bool:

@@ -8,6 +8,8 @@ from typing import Any
 
 from kvchat.engine.speaking.wire import ChatMessage, Sampling
 
+CHAT_FIELD = "kvchat_chat"  # tells another kvchat, whose engine it is, which chat a request is for
+
 
 def messages_body(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
     """Messages as the OpenAI-style API takes them."""

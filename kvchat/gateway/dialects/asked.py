@@ -9,12 +9,14 @@ from __future__ import annotations
 import json
 import json.decoder
 import json.scanner
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
 from typing import Any
 
+from kvchat.engine.speaking.bodies import CHAT_FIELD
 from kvchat.gateway.dialects.conversion import Json, Unconvertible, from_messages, from_responses
 
 SHARED = ("system", "instructions", "tools")  # what conversations of a program begin with, beside first messages
@@ -26,6 +28,9 @@ MOST_PARTS = 100_000  # objects and lists in a body; of messages, tools and thei
 MOST_TOKENS = 2**31  # the engine cuts larger ids to 32 bits
 # At the end of a body: of two equal names the engine takes the last. Shifted chunks are other rows than the prompt's.
 MINE = b',"id_slot":%d,"cache_prompt":%b,"n_cache_reuse":0}'
+
+
+_CHAT = re.compile("[0-9a-f]{32}")
 
 
 class Form(Enum):
@@ -93,6 +98,12 @@ class Asked:
         return name if isinstance(name, str) else ""
 
     @property
+    def chat_id(self) -> str:
+        """The chat that one of kvchat's own commands asks for; empty where it says none."""
+        chat = self.body.get(CHAT_FIELD)
+        return chat if isinstance(chat, str) and _CHAT.fullmatch(chat) else ""
+
+    @property
     def is_large(self) -> bool:
         """Whether looking through it may hold others up."""
         return len(self.raw) > MUCH
@@ -114,6 +125,8 @@ class Asked:
         """Raise Refused for what the engine would take as another request than it is."""
         if self.form is Form.MESSAGES and not self._wants_one:
             raise Refused(400, "This API gives one answer to a request: leave out “n”.")
+        if self.body.get("lora"):  # it would leave other rows in the slot than the model's
+            raise Refused(400, "LoRA adapters cannot be chosen in a request.")
         prompt = self.body.get("prompt")
         if self.form is Form.COMPLETION and isinstance(prompt, list):
             lists = (prompt, *(one for one in prompt if isinstance(one, list)))

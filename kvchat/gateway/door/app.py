@@ -108,7 +108,7 @@ class _Guard:
         try:
             self._checks.check_way(headers)
             if scope["method"] != "OPTIONS" and scope["path"] not in OPEN:
-                scope["program"] = self._checks.program(headers)
+                scope["program"], scope["command"] = self._checks.program(headers), self._checks.is_command(headers)
         except Refused as error:
             await _refusal(error, GENERATING.get(scope["path"]))(scope, receive, send)
         else:
@@ -174,11 +174,11 @@ class _Answers:
         answering.crashes.check(scope["program"])
         asked = await _understood(form, raw)
         asked.check()
-        if asked.body.get("lora"):  # it would leave other rows in the slot than the model's
-            raise Refused(400, "LoRA adapters cannot be chosen in a request.")
         if answering.stops:
             raise Refused(503, "The engine is being stopped.", "unavailable_error", again_s=AGAIN_S)
         passage = self._gateway.passages.begin(scope["program"], scope["path"])
+        if scope["command"]:
+            passage.chat = asked.chat_id
         work = answering.begin(scope["path"], asked, passage)
         try:
             await work.outlet.deliver(receive, send)

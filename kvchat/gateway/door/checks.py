@@ -50,12 +50,14 @@ class Checks:
         named = program_by(headers.get("user-agent", ""))
         if not self.keys:
             return named
-        scheme, _, key = headers.get("authorization", "").partition(" ")
-        shown = key.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
-        program = self.keys.program_of(shown)
+        program = self.keys.program_of(_shown(headers))
         if program is None:
             raise Refused(401, "The key is missing or not the right one.", "authentication_error")
         return named if program == EVERYBODY else program
+
+    def is_command(self, headers: Headers) -> bool:
+        """True if one of kvchat's own commands asks."""
+        return self.keys.is_ours(_shown(headers))
 
     def _is_ours(self, host: str) -> bool:
         """Whether a Host header names this computer. An address is no name that could be made to lead elsewhere."""
@@ -66,6 +68,12 @@ class Checks:
         except ValueError:
             return name.lower().rstrip(".") in self._names
         return True
+
+
+def _shown(headers: Headers) -> str:
+    """The key that came with a request."""
+    scheme, _, key = headers.get("authorization", "").partition(" ")
+    return key.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
 
 
 def is_loopback(host: str) -> bool:

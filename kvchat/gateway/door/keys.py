@@ -33,12 +33,17 @@ class BadKeyFile(KvchatError):
 class Keys:
     """Those that open the door."""
 
-    def __init__(self, keys: Mapping[str, str]) -> None:
-        """By program; `EVERYBODY`: whoever shows it is told by what it says it is."""
+    def __init__(self, keys: Mapping[str, str], ours: str = "") -> None:
+        """By program; `EVERYBODY`: whoever shows it is told by what it says it is. `ours`: of kvchat's commands."""
         self._keys = {name: key.encode() for name, key in keys.items() if key}
+        self._ours = ours.encode()
 
     def __bool__(self) -> bool:
         return bool(self._keys)
+
+    def is_ours(self, shown: str) -> bool:
+        """True for one of kvchat's own commands, which answers in the user's chats."""
+        return bool(self._ours) and hmac.compare_digest(self._ours, shown.encode("utf-8", "replace"))
 
     def program_of(self, shown: str) -> str | None:
         """Whose key it is, `EVERYBODY` where it is nobody's in particular; None if it is none.

@@ -159,6 +159,24 @@ def test_questions_one_after_the_other_and_ctrl_d(
     assert "Traceback" not in talk.said
 
 
+def test_what_is_asked_beside_another_kvchat_is_kept_for_its_chat(
+    terminal: Callable[..., Terminal], home: Home, fake_engine: FakeEngine
+) -> None:
+    """It goes in by the door for programs, and is the user's own all the same."""
+    talk = terminal("ask", "--new")
+    talk.until("> ")
+    talk.types("Hello\n")
+    talk.until("> ")
+    beside = terminal("ask", "--new", "How tall is a heron? " * 20)
+    beside.until("kvchat ask has the engine, and answers.")
+    assert beside.ends() == 0, beside.said
+    talk.types("\x04")
+    assert talk.ends() == 0, talk.said
+    [chat] = {one["conversation_id"] for one in home.messages() if "heron" in one["content"]}
+    assert chat in {point.conversation_id for point in home.kept.save_points()}
+    assert {point.audience for point in home.kept.save_points()} == {"chats"}
+
+
 def test_ctrl_c_stops_the_reply_and_drops_a_line_but_ends_nothing(
     terminal: Callable[..., Terminal], home: Home, fake_engine: FakeEngine
 ) -> None:

@@ -1,0 +1,45 @@
+"""What a program may put into its body: nothing that makes a slot hold other rows than its prompt says."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from starlette.datastructures import Headers
+
+from kvchat.gateway.dialects.asked import Form, Refused, understood
+from kvchat.gateway.door.checks import Checks
+from kvchat.gateway.door.keys import Keys
+
+CHAT = "3f2a" * 8
+
+
+def body(**more: object) -> bytes:
+    return json.dumps({"messages": [], **more}).encode()
+
+
+def test_chunks_are_never_shifted() -> None:
+    sent = json.loads(understood(Form.CHAT, body(n_cache_reuse=1, cache_prompt=False)).for_slot(2, reuse=True))
+    assert (sent["n_cache_reuse"], sent["cache_prompt"], sent["id_slot"]) == (0, True, 2)
+
+
+def test_adapters_are_the_users_choice() -> None:
+    with pytest.raises(Refused, match="LoRA"):
+        understood(Form.CHAT, body(lora=[{"id": 0, "scale": 1.0}])).check()
+    understood(Form.CHAT, body(lora=[])).check()
+
+
+@pytest.mark.parametrize("chat", ["program/editor", "prepared:1", "../x", "", 7, CHAT + "a"])
+def test_a_command_names_a_chat_and_nothing_else(chat: object) -> None:
+    assert understood(Form.CHAT, body(kvchat_chat=chat)).chat_id == ""
+    assert understood(Form.CHAT, body(kvchat_chat=CHAT)).chat_id == CHAT
+
+
+@pytest.mark.parametrize("keys", [{}, {"kvchat": "the-key-of-kvchat"}, {"": "everybodys-key"}])
+def test_a_command_is_known_by_its_key_alone(keys: dict[str, str]) -> None:
+    """Not by a name that any program may give itself."""
+    checks = Checks("127.0.0.1", Keys(keys, "the-commands-own-key"))
+    for shown in ("", "the-key-of-kvchat", "everybodys-key"):
+        assert not checks.is_command(Headers({"authorization": f"Bearer {shown}", "user-agent": "kvchat"}))
+    assert checks.is_command(Headers({"authorization": "Bearer the-commands-own-key"}))
+    assert not Checks("127.0.0.1", Keys(keys)).is_command(Headers({"authorization": "Bearer "}))
