@@ -24,7 +24,7 @@ from kvchat.chat.record.messages import Attachment, Conversation, Message, Messa
 from kvchat.chat.record.prompt import NEW_TITLE
 from kvchat.chat.record.tree import Removed
 from kvchat.chat.search.search import Finder
-from kvchat.chat.turn import opening, trying_out
+from kvchat.chat.turn import opening, trying_out, verifying
 from kvchat.chat.turn.forecasts import Forecasts
 from kvchat.chat.turn.preparing import Preparing
 from kvchat.chat.turn.titles import Titles
@@ -88,6 +88,7 @@ class ChatService:
         self.ahead_of, self.go_first = self._turns.ahead_of, self._turns.go_first
         self.rest_on, self.stop_reading_ahead = self._preparing.rest_on, self._preparing.stop
         self.try_out = lambda *asked: trying_out.try_out(self._parts, *asked)
+        self.verify_memory: Callable[[str], Awaitable[None]] = lambda id: verifying.verify(self._parts, id)
         self.absorb = self._parts.absorb
 
     @property

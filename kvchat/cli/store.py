@@ -179,7 +179,8 @@ def usage_lines(usage: StoreUsage, titles: Titles, saved: Saved) -> list[str]:
 
 
 def _usage_row(one: ConversationUsage, titles: Titles, saved: Saved) -> tuple[str, ...]:
-    marks = [word for word, is_so in ((_("pinned"), one.pinned), (_("never saved"), one.never_save)) if is_so]
+    choices = (_("pinned"), one.pinned), (_("never saved"), one.never_save), (_("imported, not verified"), one.imported)
+    marks = [word for word, is_so in choices if is_so]
     return (
         _title(one.conversation_id, titles),
         several(one.save_points, "{count} save point", "{count} save points"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from kvchat.system.paths import Paths, resolve_paths
 from kvchat.transfer.backup import make_backup, write_backup
 from kvchat.transfer.exporting import ExportForm, export_file, write_export
 from kvchat.transfer.importing import ImportReport, import_paths
-from kvchat.transfer.memory_file import export_with_memory, is_memory_file
+from kvchat.transfer.memory_file import export_with_memory, holds_memory
 from kvchat.transfer.repair import repair
 from kvchat.transfer.restore import finish_restore, forget_waiting, in_use, lay_ready
 from kvchat.words.language import _, number, several
@@ -102,7 +102,7 @@ def run_import(files: Sequence[Path], passphrase_file: Path | None = None) -> in
     What came with its memory is tried out with the model in the settings.
     """
     paths = resolve_paths().ensure()
-    if passphrase_file or any(_has_memory(file) for file in files):
+    if passphrase_file or any(holds_memory(file) for file in files):
         return run_until_interrupted(_import_with_memory(paths, files, _passphrase(passphrase_file)))
     with closing(Database(paths.database)) as database:
         return _report(import_paths(database, files))
@@ -129,12 +129,6 @@ def _report(report: ImportReport) -> int:
     for words in report.told:
         print(words)
     return 1 if report.problems else 0
-
-
-def _has_memory(file: Path) -> bool:
-    with suppress(OSError):
-        return is_memory_file(file)
-    return False  # what is wrong with it is said when it is taken in
 
 
 def _passphrase(file: Path | None) -> str:

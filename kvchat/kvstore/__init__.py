@@ -20,10 +20,13 @@ after what there is (`housekeeping.py`), or `NoStore`, which keeps nothing and s
   that a save point was used, and what a restore found bad, is written later where others write (`Parts.tidy`).
   Whatever in it cannot have been put there counts as damage (`index/check.py`): it is set aside under a lock, and a
   new one begun.
-- **Find.** The longest prefix of the prompt, from any conversation of the same fingerprint; in the order of their
-  bytes segments that begin alike stand together. Where a state can be cut (`can_cut`), part of a save point will
-  do: the file is composed for exactly that (`planning.py`). `session/restore_cost.py` judges by measured rates whether
-  a restore beats reading; the disk panel shows the break-even.
+- **Audience** (`audience.py`). Who may reuse a state: the user's chats share theirs, each program has its own, prepared
+  documents are for all, imported memory serves the chat it came with. The token tree is kept per fingerprint and
+  audience: what must not be reused is not found. A slot with another audience's rows is erased before it is used.
+- **Find.** The longest prefix of the prompt among what its owner may reuse; in the order of their bytes segments that
+  begin alike stand together. Where a state can be cut (`can_cut`), part of a save point will do: the file is composed
+  for exactly that (`planning.py`). `session/restore_cost.py` judges by measured rates whether a restore beats reading;
+  the disk panel shows the break-even.
 - **Sliding windows.** The engine saves exactly the window and then refuses it, being a row short (llama.cpp
   b11434). So such a model is saved twice per turn, a few tokens before the boundary and at it, and a restore is
   given the older rows as well (`windows_plan`): `cache_n` then shows that it is used.
@@ -50,8 +53,8 @@ after what there is (`housekeeping.py`), or `NoStore`, which keeps nothing and s
   opens at once among 100,000 blocks; `verify` measures and counts anew.
 - **Memory that travels** (`exchange.py`, `layout/manifest.py`). Recipes and tokens of a conversation leave as a
   manifest, its blocks after it. What comes in is bounded, each block proved by its name, and in the index as a whole or
-  not at all. That a state is what the model would have made of the tokens nobody can see from it: the engine reads
-  what is given to it, so memory is to be taken from people one trusts.
+  not at all. Nobody can see from a state whether it is what the model makes of its tokens, so it serves that
+  conversation alone, and what grows from it too, until the chat is read anew (`chat/turn/verifying.py`).
 - **Integrity.** Block files are there before the transaction that refers to them; deletion re-checks inside one. A
   bad block is set aside, what needed it is gone from the index, and the user is told once. A file is given to an
   engine only if its header stands for the chat's tokens. Processes hold a lock as long as they live

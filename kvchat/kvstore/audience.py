@@ -12,7 +12,7 @@ from kvchat.kvstore.savepoint import PROGRAM
 CHATS = "chats"  # the user's own conversations, in the window and on the command line
 SHARED = "shared"  # prepared documents: for everybody
 NOBODY = "nobody"  # of a slot that several requests may have used, or that is being restored
-_IMPORTED = "imported/"  # begins the audience of memory that came with a chat from elsewhere
+IMPORTED = "imported/"  # begins the audience of memory that came with a chat from elsewhere
 _PREPARED = "prepared:"  # begins the owner of prepared documents
 
 
@@ -25,17 +25,17 @@ def audience_of(owner: str) -> str:
 
 def imported(conversation_id: str) -> str:
     """The audience of memory imported with this chat: the chat alone, because nobody can see that it is genuine."""
-    return _IMPORTED + conversation_id
+    return IMPORTED + conversation_id
 
 
 def is_imported(audience: str | None) -> bool:
     """True if the memory came from elsewhere and was not verified."""
-    return audience is not None and audience.startswith(_IMPORTED)
+    return audience is not None and audience.startswith(IMPORTED)
 
 
 def readable_by(owner: str) -> tuple[str, ...]:
     """The audiences whose states this owner may reuse."""
-    own = audience_of(owner)
+    own, owner = audience_of(owner), owner.partition("#")[0]
     return (own, SHARED, imported(owner)) if own == CHATS else tuple(dict.fromkeys((own, SHARED)))
 
 

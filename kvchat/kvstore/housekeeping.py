@@ -7,6 +7,7 @@ import sqlite3
 from collections.abc import Callable, Collection, Iterator, Sequence
 from datetime import timedelta
 
+from kvchat.kvstore.audience import imported
 from kvchat.kvstore.blocks.rebuild import BadBlock
 from kvchat.kvstore.files import process_locks
 from kvchat.kvstore.index import eviction
@@ -203,6 +204,14 @@ class Housekeeping:
             index_points.delete(db, ids)
             bad = self._set_aside_of(db, conversation_id)
         return self._deleted(ids) + self._parts.bad_files.delete(bad)
+
+    @in_words()
+    def delete_imported(self, conversation_id: str) -> int:
+        """Delete what came with a conversation from elsewhere, and what grew from it; returns the bytes freed."""
+        with self._parts.index.write() as db:
+            ids = index_points.points_for(db, imported(conversation_id))
+            index_points.delete(db, ids)
+        return self._deleted(ids)
 
     @in_words()
     def verify(self, progress: Callable[[int, int], None] = lambda done, total: None) -> VerifyReport:

@@ -148,6 +148,7 @@ class ConversationUsage:
     prefill_seconds: float = 0.0  # estimate: reading its longest save point's tokens again
     pinned: bool = False
     never_save: bool = False
+    imported: bool = False  # some of it came with the chat from elsewhere, and was not verified
 
 
 @dataclass(frozen=True)

@@ -84,7 +84,7 @@ class NoStore:
     keep_in_memory = warm_up = unstage = set_aside = set_bounds = seen = measure_rebuild = _ignore
     manifest = bring = contents = _refuse
     check_room = occupied = take = plan_prune = prune = pin = never_save = _refuse
-    delete_conversation = delete_messages = delete_all = verify = _refuse
+    delete_conversation = delete_messages = delete_imported = delete_all = verify = _refuse
 
 
 SavePointStore = BlockStore | NoStore

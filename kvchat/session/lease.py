@@ -54,7 +54,7 @@ class Lease:
     """A slot in an owner's hands, on one engine process; as long as the slot is the owner's."""
 
     def __init__(self, slots: Slots, slot: Slot, engine: ReadyEngine, owner: str, tell: Tell) -> None:
-        self.slots, self.slot, self.engine, self.owner = slots, slot, engine.on_slot(slot.number), owner
+        self.slots, self.slot, self.engine, self.owner = slots, slot, engine.on_slot(slot.number, owner), owner
         self._store, self._tell = slots.store, tell
         slot.of_process(engine.generation)
         slot.audience = audience_of(owner) if slot.audience is None else slot.audience
@@ -97,12 +97,21 @@ class Lease:
         """Erase the slot unless its rows may serve this owner: the engine would go on from whatever begins alike."""
         slot = self.slot
         if not slot.is_readable_by(self.owner) or (is_imported(slot.audience) and not slot.known(self.engine)):
-            slot.forget()
-            await self._erase(self.engine)
-            slot.emptied()
-            slot.audience = NOBODY
+            await self._empty()
         if not is_imported(slot.audience):
             slot.audience = audience_of(self.owner)
+
+    async def begin_anew(self, tokens: int) -> None:
+        """Erase the slot whatever it holds, with room for so many tokens. Raises EngineGone."""
+        await self.slots.context.room(self.slot, self.engine, min(tokens, self.engine.context_size))
+        await self._empty()
+        self.slot.audience = audience_of(self.owner)
+
+    async def _empty(self) -> None:
+        self.slot.forget()
+        self.slot.audience = NOBODY
+        await self._erase(self.engine)
+        self.slot.emptied()
 
     async def erase_all(self) -> None:
         """Erase every slot, for requests that use those they like; nobody goes on from what they leave."""

@@ -41,7 +41,7 @@ class ImportReport:
     problems: tuple[str, ...] = ()  # one line each: file, conversation, reason
     memories: tuple[Brought, ...] = ()  # that came with conversations
     here: tuple[str, ...] = ()  # ids of those that were here already; what was deleted lately is
-    told: tuple[str, ...] = ()  # what trying those out has shown, a sentence each
+    told: tuple[str, ...] = ()  # of memory: what was left out, and what trying it out has shown, a sentence each
 
 
 def import_paths(
@@ -56,13 +56,16 @@ def import_paths(
     """Import files, zips and folders. `progress` is told how many conversations have been looked at, or bytes.
 
     The database is used by `call`, for one conversation at a time. Bad files and entries are in the report. Memory that
-    comes with a conversation goes into `store`; what is wrong with that is a problem, and the conversation is taken in.
+    comes with a new conversation goes into `store`, for that alone; what is wrong with it is a problem, and the
+    conversation is taken in.
+
     Raises StorageFailed, PassphraseNeeded and what `progress` raises; then it takes back what it has taken in.
     """
     imported: list[str] = []
     problems: list[str] = []
     memories: list[Brought] = []
     here: list[str] = []
+    told: list[str] = []
     try:
         for done, entry in enumerate(entry for path in paths for entry in _entries(path, passphrase)):
             progress(done, 0)
@@ -81,7 +84,9 @@ def import_paths(
                     imported.append(row["id"])
                 else:
                     here.append(row["id"])
-                if entry.memory and store is not None:
+                if entry.memory and row["id"] in here:
+                    told.append(_("The memory in {file} was left out: its chat was here already.", file=entry.where))
+                elif entry.memory and store is not None:
                     memories.append(entry.memory.bring(store, row["id"], progress))
             except (BadConversation, RecursionError) as problem:
                 problems.append(f"{entry.where}: {_reason(problem)}")
@@ -102,7 +107,7 @@ def import_paths(
             for conversation_id in imported:
                 call(take_back, database, conversation_id)
         raise
-    return ImportReport(tuple(imported), len(here), tuple(problems), tuple(memories), tuple(here))
+    return ImportReport(tuple(imported), len(here), tuple(problems), tuple(memories), tuple(here), tuple(told))
 
 
 @dataclass(frozen=True)

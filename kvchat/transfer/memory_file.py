@@ -10,7 +10,7 @@ import io
 import json
 import tarfile
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import IO
@@ -33,6 +33,7 @@ from kvchat.words.wording import size as size_in_words
 
 _CHATS, _MEMORY, _BLOCKS = "chats.json", "memory.json", "blocks/"
 _PIECE = 1 << 20  # bytes
+NOT_VERIFIED = N_("kvchat cannot see whether it is genuine, so it serves this chat alone.")
 _CUT_OFF = N_("it is cut off or damaged")
 
 
@@ -53,6 +54,7 @@ def told_of(brought: Brought, tried: TriedOut) -> str:
     came = _("Its memory came along: {tokens}, {size}.", tokens=tokens, size=bytes_)
     if model := calm(brought.model):
         came = _("Its memory came along: {tokens}, {size}, made with {model}.", tokens=tokens, size=bytes_, model=model)
+    came = sentences(came, _(NOT_VERIFIED))
     if tried.waits:
         why = _("It could not be tried out yet: {reason}.", reason=tried.reason.rstrip(".")) if tried.reason else ""
         return sentences(came, why or _("It is tried out when the chat goes on."))
@@ -141,6 +143,13 @@ def is_memory_file(path: Path) -> bool:
         return is_sealed(begin := file.read(tarfile.BLOCKSIZE)) or (
             begin.startswith(_CHATS.encode() + b"\0") and begin[257:262] == b"ustar"
         )
+
+
+def holds_memory(path: Path) -> bool:
+    """True if the file is a chat with its memory; False if it cannot be read."""
+    with suppress(OSError):
+        return is_memory_file(path)
+    return False
 
 
 def is_sealed(begin: bytes) -> bool:

@@ -87,7 +87,7 @@ class TransferService:
             report = await in_thread_with_progress(work, progress)
         finally:
             self._events.publish(ConversationsChanged())
-        told = []
+        told = list(report.told)
         for brought in report.memories if self._try_out else ():
             assert self._try_out is not None
             tried = await self._try_out(brought.conversation_id, brought.fingerprint, start)

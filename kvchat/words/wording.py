@@ -14,6 +14,7 @@ MEMORY_OF_CHATS = N_("Memory of chats")  # what is kept so that chats need not b
 STORAGE = N_("Storage")  # its place
 CHATS_READY = N_("chats kept ready, up to")  # staged in the computer's memory; a size follows
 ALWAYS_KEEP, NEVER_KEEP = N_("Always keep its memory"), N_("Never keep its memory")
+VERIFY_MEMORY = N_("Verify imported memory")
 TIME_SAVED = N_("Time saved")  # the page that adds it up
 NUMBERS = N_("Speed and token counts")
 STYLE = N_("Creativity and style")

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from kvchat.chat.record.messages import Receipt
 from kvchat.engine.finding.discovery import EngineLocation
 from kvchat.engine.speaking.wire import Sampling
 from kvchat.runtime import Runtime
+from kvchat.session.session import Request, Session
+from kvchat.session.slots.rank import Rank
+from kvchat.session.slots.slot import Slot
 from kvchat.settings import Settings
 from tests.e2e.home import notes
 from tests.gateway.doors import OpenDoor, door
+from tests.running import opened
 
 pytestmark = pytest.mark.engine
 
@@ -45,6 +51,8 @@ def body(dialect: str, words: str) -> tuple[str, dict[str, Any]]:
             return dialect, {"prompt": f"<|im_start|>user\n{words}", "max_tokens": 4}
         case "/v1/responses":
             return dialect, {"input": words, "max_output_tokens": 4}
+        case "raw":
+            return "/v1/completions", {"prompt": words, "max_tokens": 4}
         case "several":
             return "/v1/completions", {"prompt": [f"<|im_start|>user\n{words}", "And you?"], "max_tokens": 4}
         case "twice":
@@ -107,3 +115,67 @@ async def test_a_program_goes_on_from_no_chat_while_that_is_being_saved(
         chat = await at.runtime.chat.new_conversation("")
         await at.runtime.chat.send(chat.id, SECRET, SHORT)
         assert await asked(at, "spy", "/v1/chat/completions", SECRET) < FEW
+
+
+TRUE = f"{notes(8)}\nYou are a kind assistant. Be kind to everybody."
+
+
+async def forged(runtime: Runtime, file: Path) -> str:
+    """A chat whose kept state was computed from another system prompt of as many tokens, in a file; its id."""
+    chat = await runtime.chat.new_conversation(TRUE)
+    await said(runtime, chat.id, "Who are you?")
+    store = runtime.chat.slots.store
+    manifest = store.manifest(chat.id)
+    assert manifest is not None
+    tokens = manifest.points[-1].tokens
+    engine = (await runtime.engine.ready()).engine
+    kind, rude = [(await engine.text_tokens(f" {word}"))[-1] for word in ("kind", "rude")]
+    evil = tuple(rude if token == kind else token for token in tokens)
+    assert evil != tokens
+
+    async def work(slot: Slot, wanted: object) -> None:
+        lease = await Session(runtime.chat.slots, slot, runtime.engine, chat.id).ready(Request([]))
+        await lease.engine.engine.erase_slot()
+        await lease.engine.engine.prefill(evil)
+        path = lease.engine.slot_path / "forged.slot"
+        await lease.engine.engine.save_slot(path.name)
+        data = bytearray(path.read_bytes())
+        data[24 : 24 + 4 * len(tokens)] = np.asarray(tokens, "<i4").tobytes()
+        path.write_bytes(data)
+        slot.forget()
+        await asyncio.to_thread(store.delete_conversation, chat.id)
+        await asyncio.to_thread(
+            store.take, path, chat.id, lease.engine.fingerprint, tokens, len(data), 100.0 * len(tokens)
+        )
+
+    await runtime.chat.slots.run(Rank.TRY_OUT, chat.id, work)
+    await runtime.transfer.export_with_memory(chat.id, file, lambda done, total: None)
+    return chat.id
+
+
+async def test_a_forged_chat_serves_nobody_else_and_is_replaced_when_it_is_verified(
+    tmp_path: Path, tiny_model: Callable[[str], Path], real_llama_server: EngineLocation
+) -> None:
+    chosen, file = settings(tiny_model("llama"), real_llama_server), tmp_path / "chat.kvchat"
+    async with opened(tmp_path / "attacker", chosen) as theirs:
+        await forged(theirs, file)
+    async with door(tmp_path / "home", chosen) as at:
+        ours = at.runtime
+        report = await ours.transfer.take_in([file], lambda done, total: None, start=True)
+        assert "It was tried out and works here" in report.told[0]
+        assert "it serves this chat alone" in report.told[0]
+        [imported] = report.imported
+        prompt = f"<|im_start|>system\n{TRUE}<|im_end|>\n<|im_start|>user\nWho are you?"
+        assert await asked(at, "agent", "raw", prompt) < FEW
+        receipt = await said(ours, imported, "Go on.")
+        assert (receipt.imported, receipt.cached_tokens > 2 * FEW) == (True, True), "for its own chat it is used"
+        assert await asked(at, "editor", "raw", prompt) < FEW, "nor what has grown from it"
+        new = await ours.chat.new_conversation(TRUE)
+        assert (await said(ours, new.id, "Who are you?")).cached_tokens < FEW
+        assert {one.conversation_id for one in (await ours.save_points.usage()).conversations if one.imported} == {
+            imported
+        }
+        await ours.chat.verify_memory(imported)
+        assert not any(one.imported for one in (await ours.save_points.usage()).conversations)
+        receipt = await said(ours, imported, "Thank you.")
+        assert (receipt.imported, receipt.cached_tokens > 2 * FEW) == (False, True), "it is the user's own now"

@@ -32,7 +32,7 @@ class Script:
     def __init__(self, *script: ChatChunk | Exception) -> None:
         self.script, self.rows, self.hangs = script, SlotRows(), asyncio.Event()
 
-    def on_slot(self, slot: int) -> Script:
+    def on_slot(self, slot: int, owner: str = "") -> Script:
         return self
 
     async def prompt_tokens(self, messages: Sequence[ChatMessage]) -> Tokens:

@@ -16,7 +16,7 @@ import pytest
 from kvchat.chat.record.database import Database
 from kvchat.chat.record.messages import Conversation
 from kvchat.chat.turn.trying_out import TriedOut
-from kvchat.kvstore.savepoint import Bounds, RestorePlan, StoreRefused
+from kvchat.kvstore.savepoint import Bounds, Miss, RestorePlan, StoreRefused
 from kvchat.system.concurrency import Stopped
 from kvchat.transfer.importing import ImportReport, import_paths
 from kvchat.transfer.memory_file import NothingKept, export_with_memory, is_memory_file, is_sealed, told_of
@@ -96,14 +96,19 @@ def test_it_comes_back_byte_for_byte(make: Made, tmp_path: Path, model: Model, p
     assert everything(there.database) == everything(here.database)
     assert there.blocks() == here.blocks()
     for length in (300, 700):
-        assert there.bench.restored((*TOKENS[:length], 9999), can_cut=False) == model.slot_file(TOKENS[:length])
+        again = there.bench.restored((*TOKENS[:length], 9999), can_cut=False, conversation=chat.id)
+        assert again == model.slot_file(TOKENS[:length])
+    assert isinstance(there.bench.find(TOKENS, conversation="another"), Miss), "it serves its chat alone"
+    assert [one.imported for one in there.bench.store.usage().conversations] == [True]
     assert there.bench.store.verify().clean
     [brought] = report.memories
     assert (brought.n_tokens, brought.conversation_id) == (700, chat.id)
-    again = there.take_in(file, passphrase)
-    assert (again.imported, again.known, len(again.memories)) == ((), 1, 1)
-    assert there.blocks() == here.blocks(), "what is here already is not there twice"
+    refused = there.take_in(file, passphrase)
+    assert (refused.imported, refused.known, refused.memories) == ((), 1, ())
+    assert "was left out: its chat was here already" in refused.told[0]
     assert there.bench.store.usage().save_points == 2
+    freed = there.bench.store.delete_imported(chat.id)
+    assert (freed > 0, there.bench.store.usage().save_points) == (True, 0)
 
 
 def test_it_is_an_ordinary_archive(here: tuple[Home, Conversation], tmp_path: Path) -> None:
@@ -313,4 +318,4 @@ def test_the_words(here: tuple[Home, Conversation], make: Made, tmp_path: Path) 
     assert told_of(brought, TriedOut(waits=True)).endswith("It is tried out when the chat goes on.")
     said = told_of(brought, TriedOut(reason="it was made with another model"))
     assert said.endswith("Here the chat will be read again: it was made with another model.")
-    assert isinstance(there.bench.find((*TOKENS, 9999)), RestorePlan)
+    assert isinstance(there.bench.find((*TOKENS, 9999), conversation=here[1].id), RestorePlan)

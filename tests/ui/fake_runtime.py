@@ -403,6 +403,7 @@ class FakeChat(ChatService):
         self.ahead: str | None = None  # is answered, and the others wait
         self.drafts: FakeDrafts = FakeDrafts()
         self.context: FakeContext = FakeContext(self.calls)
+        self.verify_memory = self._verify
         self.finder: FakeFinder = FakeFinder(self)
         self.recently_deleted: FakeRecentlyDeleted = FakeRecentlyDeleted(self)
         self.organiser: FakeOrganiser = FakeOrganiser(self)
@@ -428,6 +429,9 @@ class FakeChat(ChatService):
 
     def ahead_of(self, conversation_id: str) -> str | None:  # type: ignore[override]
         return self.ahead if conversation_id != self.ahead else None
+
+    async def _verify(self, conversation_id: str) -> None:
+        self.calls.append(("verify", conversation_id))
 
     def go_first(self, conversation_id: str) -> None:  # type: ignore[override]
         self.calls.append(("go_first", conversation_id))

@@ -64,6 +64,7 @@ class Receipt:
     settle_ms: float | None = None  # after the reply: bringing the slot to the turn boundary; None: not known
     save_ms: float | None = None  # and having it saved there
     saved_ms: float | None = None  # an estimate: time not spent on prefill, at this machine's measured rate
+    imported: bool = False  # it went on from memory that came with the chat and was not verified
 
     @property
     def whole_s(self) -> float:

@@ -29,6 +29,7 @@ WHERE = {
     Source.DISK: REMEMBERED,
     Source.COLD: READ_AGAIN,
 }
+IMPORTED = N_("imported memory, not verified")
 UNUSED = N_("what was loaded was not used")
 _IN_FULL = {  # what the field calls it
     Source.AHEAD: N_("ahead: prefilled before Send"),
@@ -121,7 +122,8 @@ def receipt_line(receipt: Receipt) -> ReceiptLine:
     where = where_told(receipt)
     if receipt.hollow:
         where = f"{where}: {_(UNUSED)}"
-    return ReceiptLine(beside([brief(receipt.ttft_ms), where, *_waits(receipt)]), fault=receipt.hollow)
+    foreign = [_(IMPORTED)] if receipt.imported else []
+    return ReceiptLine(beside([brief(receipt.ttft_ms), where, *foreign, *_waits(receipt)]), fault=receipt.hollow)
 
 
 def receipt_sentence(receipt: Receipt) -> str:
@@ -179,6 +181,8 @@ def receipt_details(receipt: Receipt) -> tuple[tuple[str, str], ...]:
         (_("Reply"), written),
         (_("Where from"), f"{where_told(receipt)}{mark('; ')}{full}"),
     ]
+    if receipt.imported:
+        lines.append((_("Imported memory"), _("It came with the chat from elsewhere, and kvchat has not verified it.")))
     if receipt.settle_ms is not None:
         settled = duration(receipt.settle_ms)
         words = _("rounded off in {time}, not saved", time=settled)

@@ -20,6 +20,7 @@ from kvchat.chat.turn_parts import TurnParts
 from kvchat.engine.speaking.errors import EngineError, EngineRefused
 from kvchat.engine.speaking.wire import ENGINE_DEFAULTS, Sampling
 from kvchat.errors import KvchatError
+from kvchat.kvstore.audience import is_imported
 from kvchat.kvstore.savepoint import Tokens
 from kvchat.session.events import Asked, SaveSkipped, SessionEvent
 from kvchat.session.proof import Loaded, Verdict
@@ -237,7 +238,9 @@ class Turn:
         if session.verdict is None or session.engine is None:
             return None
         verdict, loaded = self._first or (session.verdict, session.loaded)
-        return reply.receipt(loaded, verdict, session.engine.fingerprint.model, await self._recall_rate())
+        receipt = reply.receipt(loaded, verdict, session.engine.fingerprint.model, await self._recall_rate())
+        foreign = session.lease is not None and is_imported(session.lease.slot.audience)
+        return replace(receipt, imported=True) if receipt and receipt.cached_tokens and foreign else receipt
 
     async def _settle(self, reply: Message) -> None:
         """Settle at the turn boundary and save; a new message in this conversation may end the settling."""

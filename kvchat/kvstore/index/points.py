@@ -230,6 +230,15 @@ def points_of(db: sqlite3.Connection, conversation_id: str | None) -> list[int]:
     return [int(row[0]) for row in db.execute(query, (conversation_id,))]
 
 
+def points_for(db: sqlite3.Connection, audience: str) -> list[int]:
+    """The save points of an audience."""
+    query = (
+        "SELECT s.id FROM save_points s JOIN nodes n ON n.id = node_id JOIN trees t ON t.id = tree_id"
+        " WHERE audience = ?"
+    )
+    return [int(row[0]) for row in db.execute(query, (audience,))]
+
+
 def points_of_messages(db: sqlite3.Connection, conversation_id: str, message_ids: Collection[str]) -> list[int]:
     """The conversation's save points that end in these messages, and those of which that is not known."""
     query = (

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from kvchat.kvstore.audience import IMPORTED, imported
 from kvchat.kvstore.index import token_tree
 from kvchat.kvstore.index.check import CorruptIndex, moment
 from kvchat.kvstore.index.eviction import Candidate, Needs, Numbers
@@ -57,6 +58,8 @@ def by_conversation(db: sqlite3.Connection) -> list[ConversationUsage]:
         " FROM conversations c LEFT JOIN save_points s ON c.id = s.conversation_id"
         " GROUP BY c.id HAVING count(s.id) > 0 OR pinned OR never_save"
     )
+    query = "SELECT audience FROM trees t WHERE audience GLOB ? AND EXISTS (SELECT 1 FROM nodes WHERE tree_id = t.id)"
+    foreign = {audience for (audience,) in db.execute(query, (f"{IMPORTED}*",))}
     usages = [
         ConversationUsage(
             conversation_id=name,
@@ -68,6 +71,7 @@ def by_conversation(db: sqlite3.Connection) -> list[ConversationUsage]:
             prefill_seconds=prefill_ms / 1000,
             pinned=bool(pinned),
             never_save=bool(never_save),
+            imported=imported(name) in foreign,
         )
         for name, points, used_at, prefill_ms, pinned, never_save, held, own, staged in rows
     ]

@@ -48,6 +48,7 @@ class SidebarController(Controller):
         sidebar.arranged.connect(self.show_list)
         sidebar.pin_requested.connect(self.pin)
         sidebar.never_save_requested.connect(self.never_save)
+        sidebar.verify_requested.connect(self.verify)
 
     @property
     def ids(self) -> list[str]:
@@ -88,6 +89,14 @@ class SidebarController(Controller):
     def never_save(self, conversation_id: str, never: bool) -> None:
         """Never save a conversation, or allow it again."""
         self._runner.start(self._then_reload(self._runtime.save_points.never_save(conversation_id, never)))
+
+    def verify(self, conversation_id: str) -> None:
+        """Have the model read a chat in place of the memory that came with it."""
+        self._runner.start(self._then_reload(self._verify(conversation_id)))
+
+    async def _verify(self, conversation_id: str) -> None:
+        await self._runtime.chat.verify_memory(conversation_id)
+        self._views.notices.tell(_("The memory of this chat is verified"), self.title(conversation_id))
 
     def reload_soon(self) -> None:
         """Something in the list has changed."""
@@ -133,6 +142,7 @@ class SidebarController(Controller):
             busy=conversation.id in busy,
             pinned=usage is not None and usage.pinned,
             never_save=usage is not None and usage.never_save,
+            imported=usage is not None and usage.imported,
             on_top=conversation.on_top,
             folder=conversation.folder,
             archived=conversation.archived,

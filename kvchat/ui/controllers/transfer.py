@@ -15,6 +15,7 @@ from PySide6.QtWidgets import QFileDialog, QProgressDialog, QPushButton, QWidget
 from kvchat.runtime import Runtime
 from kvchat.system.concurrency import Progress
 from kvchat.transfer.backup import BackupFacts
+from kvchat.transfer.memory_file import holds_memory
 from kvchat.transfer.sealed import PassphraseNeeded
 from kvchat.ui.base.building import progress_bar
 from kvchat.ui.base.file_dialog import file_dialog, save_dialog
@@ -24,7 +25,7 @@ from kvchat.ui.controllers.views import Views
 from kvchat.ui.dialogs.confirm import confirm
 from kvchat.ui.dialogs.passphrase import ask_passphrase
 from kvchat.ui.dialogs.report import ImportReportDialog
-from kvchat.words.language import N_, _, number, sentences, several
+from kvchat.words.language import N_, _, listed, number, sentences, several
 from kvchat.words.wording import moment_of, size
 
 _FORMS = N_("kvchat’s own form, complete (*.json);;Markdown (*.md *.zip);;Web page (*.html)")
@@ -35,6 +36,11 @@ _ABOUT_MEMORY = N_(
     "The memory of this chat takes {size}. With it the chat goes on with the same model on any computer, and is not "
     "read again there. Whoever has the file can read the chat, unless you give it a passphrase; without that nobody "
     "opens it again, not even you."
+)
+_ABOUT_IMPORT = N_(
+    "{file}: import it only if you trust whoever made it. kvchat cannot see whether memory from others is genuine, and "
+    "a forged one can change what the model answers. It is used for this chat alone until kvchat has verified it by "
+    "reading the chat itself."
 )
 _NO_NAME = str.maketrans(dict.fromkeys('\\/:*?"<>|\n\r\t\0', " "))
 _PATIENCE_MS = 600  # what takes no longer shows no progress
@@ -77,11 +83,11 @@ class TransferController(Controller):
 
     def take_in(self) -> None:
         """Chats from files, of kvchat or another application."""
-        self._pick(_("Import chats"), QFileDialog.FileMode.ExistingFiles, _(_EXPORTS), self._take_in)
+        self._pick(_("Import chats"), QFileDialog.FileMode.ExistingFiles, _(_EXPORTS), self._offer)
 
     def import_files(self, paths: list[Path]) -> None:
         """Chats from these files."""
-        self._runner.start(self._take_in(paths))
+        self._runner.start(self._offer(paths))
 
     def take_in_folder(self) -> None:
         """Chats from all files in a folder."""
@@ -137,6 +143,20 @@ class TransferController(Controller):
             self._views.notices.tell_where(several(count, "Exported {count} chat", "Exported {count} chats"), target)
 
         self._runner.start(export())
+
+    async def _offer(self, paths: list[Path]) -> None:
+        """Import the files; memory, which anybody may have made, only once the user has agreed."""
+        if not any(await asyncio.to_thread(lambda: [holds_memory(path) for path in paths])):
+            await self._take_in(paths)
+            return
+        confirm(
+            self._window,
+            several(len(paths), "Import this chat with its memory?", "Import these chats with their memory?"),
+            _(_ABOUT_IMPORT, file=listed(path.name for path in paths)),
+            _("Import"),
+            lambda: self._runner.start(self._take_in(paths)),
+            keep=_("Cancel"),
+        )
 
     async def _take_in(self, paths: list[Path], passphrase: str = "") -> None:
         work = partial(self._runtime.transfer.take_in, paths, passphrase=passphrase)

@@ -10,6 +10,7 @@ from PySide6.QtWidgets import QMenu
 
 from kvchat.ui.commands.shortcuts import add_keep_actions, words_of
 from kvchat.words.language import _, pgettext, several
+from kvchat.words.wording import VERIFY_MEMORY
 
 if TYPE_CHECKING:
     from kvchat.ui.sidebar.conversation_list import Row
@@ -53,6 +54,8 @@ def fill_chat_menu(
     )
     pin.setChecked(chat.pinned)
     never.setChecked(chat.never_save)
+    if chat.imported and alone:
+        menu.addAction(_(VERIFY_MEMORY), partial(sidebar.verify_requested.emit, chat.id))
     menu.addSeparator()
     menu.addAction(_("Export…"), lambda: sidebar.export_requested.emit(ids))
     menu.addAction(*export_memory).setEnabled(alone)

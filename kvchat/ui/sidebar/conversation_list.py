@@ -35,6 +35,7 @@ class Row:
     busy: bool = False
     pinned: bool = False  # what is saved of it is never pruned
     never_save: bool = False
+    imported: bool = False  # its memory came from elsewhere and is not verified
     on_top: bool = False
     folder: str | None = None
     archived: bool = False

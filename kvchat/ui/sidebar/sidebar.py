@@ -56,6 +56,7 @@ class Sidebar(QFrame):
     export_requested = Signal(list)  # conversation ids
     pin_requested = Signal(str, bool)  # conversation id, pinned from now on
     never_save_requested = Signal(str, bool)  # conversation id, never saved from now on
+    verify_requested = Signal(str)  # conversation id, whose imported memory is to be replaced by reading it
     requested = Signal(str, str)  # an action of the table of shortcuts, for this conversation id
 
     def __init__(self, look: Look, parent: QWidget | None = None) -> None:

@@ -42,9 +42,14 @@ class UsageRow:
     @property
     def spoken(self) -> str:
         """The row for who does not see it."""
-        choices = (self.usage.pinned, _("always kept")), (self.usage.never_save, _("never kept"))
-        chosen = [words for on, words in choices if on]
-        return listed([self.title, size(self.usage.bytes), split_of(self.usage), *chosen, self.details])
+        pinned = [_("always kept")] if self.usage.pinned else []
+        return listed([self.title, size(self.usage.bytes), split_of(self.usage), *pinned, *self.chips, self.details])
+
+    @property
+    def chips(self) -> list[str]:
+        """What stands beside the title."""
+        chips = (self.usage.never_save, _("never kept")), (self.usage.imported, _("imported, not verified"))
+        return [words for on, words in chips if on]
 
 
 def shared_colour(look: Look) -> QColor:
@@ -82,8 +87,9 @@ class UsageDelegate(ItemDelegate):
         painter.setPen(QColor(theme.text if row.usage.bytes else theme.muted))
         write(painter, option, box, amount, at_end=True)
         right = box.right() - metrics.horizontalAdvance(amount) - 12
-        if row.usage.never_save:
-            right = self._paint_chip(painter, option, QRect(box.left(), box.top(), right - box.left(), box.height()))
+        for words in row.chips:
+            room = QRect(box.left(), box.top(), right - box.left(), box.height())
+            right = self._paint_chip(painter, option, room, words)
         if row.usage.pinned:
             side = metrics.height() - 1
             right -= side
@@ -94,17 +100,17 @@ class UsageDelegate(ItemDelegate):
         room = QRect(box.left(), box.top(), max(right - box.left(), 24), box.height())
         write(painter, option, room, one_line(row.title))
 
-    def _paint_chip(self, painter: QPainter, option: QStyleOptionViewItem, box: QRect) -> int:
-        """The words "never kept" at the right of the box; returns where they begin."""
+    def _paint_chip(self, painter: QPainter, option: QStyleOptionViewItem, box: QRect, words: str) -> int:
+        """Some words at the right of the box; returns where they begin."""
         theme = self.look.theme
         painter.setFont(self.small(option.font))
-        width = QFontMetrics(painter.font()).horizontalAdvance(_("never kept")) + 14
+        width = QFontMetrics(painter.font()).horizontalAdvance(words) + 14
         chip = QRectF(box.right() - width, box.top(), width, box.height())
         drawn, path = sided(option, chip), QPainterPath()
         path.addRoundedRect(drawn, chip.height() / 2, chip.height() / 2)
         painter.fillPath(path, QColor(theme.bubble))
         painter.setPen(QColor(theme.muted))
-        painter.drawText(drawn, int(Qt.AlignmentFlag.AlignCenter), _("never kept"))
+        painter.drawText(drawn, int(Qt.AlignmentFlag.AlignCenter), words)
         painter.setFont(option.font)
         return int(chip.left()) - 8
 

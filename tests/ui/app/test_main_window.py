@@ -41,7 +41,7 @@ from kvchat.ui.messages.reply_view import ReplyView
 from kvchat.ui.messages.timeline import Timeline
 from kvchat.ui.models.models_window import ModelsWindow
 from kvchat.ui.widgets.item_list import ROW
-from kvchat.words.wording import ALWAYS_KEEP, NEVER_KEEP
+from kvchat.words.wording import ALWAYS_KEEP, NEVER_KEEP, VERIFY_MEMORY
 from tests.ui.fake_runtime import FakeRuntime, a_receipt
 from tests.ui.waiting import LONG_MS, until
 from tests.ui.windows import joined
@@ -421,6 +421,26 @@ async def test_one_card_where_engine_and_turn_fail_alike(
     await until(window.transcript.tail.unanswered.isVisible)
     qtbot.mouseClick(window.transcript.tail.answer, Qt.MouseButton.LeftButton)
     await until(lambda: ("retry", "thesis") in furnished.chat.calls)
+
+
+async def test_imported_memory_is_verified_from_the_menu_of_its_chat(
+    furnished: FakeRuntime, window: MainWindow
+) -> None:
+    window.show_chat("jeju")
+    await until(lambda: window.chat.current == "jeju")
+
+    def entry() -> QAction | None:
+        window.header.chat_menu.aboutToShow.emit()
+        return next((one for one in window.header.chat_menu.actions() if one.text() == VERIFY_MEMORY), None)
+
+    assert entry() is None
+    furnished.keep(replace(furnished.usage_of("jeju"), imported=True))
+    window.chat.conversations.reload_soon()
+    await until(lambda: entry() is not None)
+    (verify := entry()) and verify.trigger()
+    await until(lambda: ("verify", "jeju") in furnished.chat.calls)
+    told = [notice.words[0] for notice in window.notices.on_show]
+    await until(lambda: "The memory of this chat is verified" in [one.words[0] for one in window.notices.on_show], told)
 
 
 async def test_pin_and_never_save_from_the_conversation_s_own_menus(

@@ -23,6 +23,7 @@ from kvchat.system.concurrency import Progress, Worker
 from kvchat.transfer.backup import SETTINGS, BackupFacts, make_backup
 from kvchat.transfer.importing import ImportReport
 from kvchat.transfer.restore import finish_restore
+from kvchat.transfer.sealed import MAGIC
 from kvchat.transfer.service import TransferService
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.controllers import transfer as keep_bridge
@@ -129,6 +130,14 @@ async def test_imported_chats_are_shown_whatever_was_looked_at(
     assert window.sidebar.arrangement == Arrangement()
 
 
+async def agree(window: MainWindow) -> None:
+    """Import what the question is about."""
+    await until(lambda: any(d.isVisible() for d in window.findChildren(ConfirmDialog)), "the question")
+    question = next(d for d in window.findChildren(ConfirmDialog) if d.isVisible())
+    assert "cannot see whether memory from others is genuine" in question.findChildren(QLabel)[1].text()
+    question.yes.click()
+
+
 def asked(window: MainWindow) -> list[PassphraseDialog]:
     return [dialog for dialog in window.findChildren(PassphraseDialog) if dialog.isVisible()]
 
@@ -170,6 +179,7 @@ async def test_a_chat_goes_out_with_its_memory_and_comes_in_with_its_passphrase(
         bench.store.delete_all()
         choose(window, "Import chats…")
         pick(window, tmp_path / "chat.kvchat")
+        await agree(window)
         for words, given in (("This file needs its passphrase", "wrong"), ("does not open this file", "correct horse")):
             await until(lambda words=words: asked(window) and words in asked(window)[0].accessibleName(), words)
             question = asked(window)[0]
@@ -179,9 +189,34 @@ async def test_a_chat_goes_out_with_its_memory_and_comes_in_with_its_passphrase(
             await until(lambda question=question: question not in asked(window))
         await until(lambda: "Imported 1 chat" in notices(window))
         assert "It was tried out and works here: 298 of 300 tokens" in window.notices.on_show[-1].words[1]
+        assert "so it serves this chat alone" in window.notices.on_show[-1].words[1]
         assert tried == [chat]
         assert bench.store.usage().save_points == 1
     bench.store.close()
+
+
+async def test_a_double_click_imports_no_memory_unasked(
+    kept: FakeRuntime, window: MainWindow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[Path] = []
+
+    async def take_in(paths: list[Path], *_: object, **__: object) -> ImportReport:
+        taken.extend(paths)
+        return ImportReport()
+
+    monkeypatch.setattr(kept.transfer, "take_in", take_in)
+    file = tmp_path / "chat.kvchat"
+    file.write_bytes(MAGIC + bytes(600))
+    window.transfer.import_files([file])
+    await until(lambda: any(d.isVisible() for d in window.findChildren(ConfirmDialog)), "the question")
+    question = next(d for d in window.findChildren(ConfirmDialog) if d.isVisible())
+    assert question.keep.isDefault()
+    question.keep.click()
+    await until(lambda: not any(d.isVisible() for d in window.findChildren(ConfirmDialog)))
+    assert taken == []
+    window.transfer.import_files([file])
+    await agree(window)
+    await until(lambda: taken == [file])
 
 
 async def test_a_chat_without_memory_says_so(kept: FakeRuntime, window: MainWindow) -> None:

@@ -333,3 +333,10 @@ async def test_scrolling_moves_the_buttons_along(runtime: FakeRuntime, window: M
     box = panel.list.visualRect(panel.list.usage.index(299))
     assert box.contains(panel.list.buttons[299].geometry())
     assert panel.list.buttons[299].accessibleName() == "What to do with Chat 0"
+
+
+async def test_imported_memory_is_marked(furnished: FakeRuntime, window: MainWindow) -> None:
+    furnished.keep(ConversationUsage("b", 900_000_000, 9, datetime.now(UTC), 900_000_000, imported=True))
+    panel = await opened(window)
+    await until(lambda: rows_of(panel)["b"].chips == ["imported, not verified"])
+    assert "imported, not verified" in rows_of(panel)["b"].spoken
