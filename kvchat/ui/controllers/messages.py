@@ -31,7 +31,7 @@ class MessageController(Controller):
         self._chat, self._transcript = chat, views.transcript
         self.models = QMenu(views.transcript)
         self._again: Message | None = None  # the reply that another model is chosen for
-        menu = ModelMenu(runtime, self.models, views.runner)
+        menu = ModelMenu(runtime, self.models, views.runner, lambda: runtime.model.path)
         menu.chosen.connect(lambda path: views.runner.start(self._regenerate_with(path)))
         menu.more_requested.connect(self.models_requested)
         views.transcript.message_requested.connect(self.handle)
