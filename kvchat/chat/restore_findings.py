@@ -67,6 +67,8 @@ class Findings:
             await self._worker.run(store_finding, self._database, subject, finding, self._clock())
         if not finding.strategy.saves:
             self._events.publish(Notice(_("Chats cannot be remembered here"), finding.words))
+        elif finding.strategy is Strategy.LONG and before is None:
+            self._events.publish(Notice(_("Short chats cannot be remembered here"), finding.words))
         elif before is not None and before.strategy is not finding.strategy:
             self._events.publish(Notice(_("Remembering chats did not work as expected"), finding.words))
 

@@ -148,14 +148,14 @@ class BaseHost(ABC):
     async def _look_into(self) -> None:
         """Ask an engine for its facts and find out what restoring can do with it. Raises EngineError."""
 
-    async def _find_out(self, ready: ReadyEngine, subject: Subject, window: int | None) -> Finding:
+    async def _find_out(self, ready: ReadyEngine, subject: Subject) -> Finding:
         """What restoring can do: as it was found out before, else tried out now. Raises EngineGone if it dies of it."""
         if (finding := await self._findings.known(subject)) is not None:
             return finding
         self._checking = True
         self._told()
         try:
-            finding = await self_test(ready, window)
+            finding = await self_test(ready)
         finally:
             self._checking = False
         await self._findings.learn(subject, finding)

@@ -248,9 +248,11 @@ def placed(plan: LaunchPlan, context: ContextChoice) -> LaunchPlan:
 
 def promised_strategy(facts: GgufFacts, *, swa_full: bool) -> Strategy:
     """What a model's architecture promises (see llama.cpp's llama_memory_i)."""
+    if facts.is_recurrent:  # whatever a window beside it lacks, recurrent state cannot be completed
+        return Strategy.SETTLE
     if facts.sliding_window is not None:
-        return Strategy.FULL_WINDOW if swa_full and not facts.is_recurrent else Strategy.COMPLETE
-    return Strategy.SETTLE if facts.is_recurrent else Strategy.PLAIN
+        return Strategy.FULL_WINDOW if swa_full else Strategy.COMPLETE
+    return Strategy.PLAIN
 
 
 def with_file_stamps(meaning: str, folder: Path) -> str:

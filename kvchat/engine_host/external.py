@@ -138,10 +138,11 @@ class ExternalHost(BaseHost):
                 slot_path=states.folder,
                 fingerprint=states.fingerprint,
                 kv_bytes_per_token=states.kv_bytes_per_token,
+                window=states.facts.sliding_window or 0,
                 finding=Finding(states.promised, proved=False, reason="" if free else _IN_USE),
             )
             known = None if free else await self._findings.known(subject) or ready.finding
-            ready = replace(ready, finding=known or await self._find_out(ready, subject, states.facts.sliding_window))
+            ready = replace(ready, finding=known or await self._find_out(ready, subject))
         if facts.sees:  # what it was started with is part of the fingerprint, the projector too
             ready = replace(ready, engine=ready.engine.with_projector("", facts.media_marker), sees=True)
         self._ready = ready

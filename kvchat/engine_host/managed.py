@@ -203,13 +203,14 @@ class ManagedHost(BaseHost):
             context_size=facts.context_size,
             kv_bytes_per_token=choice.kv_bytes_per_token,
             finding=Finding(choice.promised, proved=False),
+            window=choice.facts.sliding_window or 0,
             sees=facts.sees,
             slots=tuple(range(choice.plan.slots)),
             most_context=choice.most.tokens if choice.context.tokens < choice.most.tokens else 0,
         )
         self._subject = choice.subject
         try:
-            finding = await self._find_out(ready, choice.subject, choice.facts.sliding_window)
+            finding = await self._find_out(ready, choice.subject)
         except EngineGone as loss:
             reason = await self.explain_loss(loss)
             if self._connection.status.state in (EngineState.READY, EngineState.STOPPING, EngineState.STOPPED):

@@ -160,8 +160,9 @@ async def _self_test(engine: LlamaServerClient, generation: int, plan: LaunchPla
         told.context_size,
         per_token,
         Finding(promised, proved=False),
+        window or 0,
     )
-    return await self_test(ready, window)
+    return await self_test(ready)
 
 
 async def _reason(supervisor: EngineSupervisor, error: EngineError) -> EngineError:

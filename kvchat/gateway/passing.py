@@ -138,7 +138,7 @@ class Passing:
             return ()
         again = (lease.owner, head) in self.heads
         self.heads.append((lease.owner, head))
-        return lease.engine.stops(head) if again or lease.slots.restore_cost.prefill_ms(len(head)) >= LONG_MS else ()
+        return (head,) if again or lease.slots.restore_cost.prefill_ms(len(head)) >= LONG_MS else ()
 
     async def _read(self, loaded: Loaded) -> bool:
         """Read a long prompt but for its last tokens, in steps that let others in between; whether there were any."""

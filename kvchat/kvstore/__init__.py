@@ -27,9 +27,10 @@ after what there is (`housekeeping.py`), or `NoStore`, which keeps nothing and s
   begin alike stand together. Where a state can be cut (`can_cut`), part of a save point will do: the file is composed
   for exactly that (`planning.py`). `session/restore_cost.py` judges by measured rates whether a restore beats reading;
   the disk panel shows the break-even.
-- **Sliding windows.** The engine saves exactly the window and then refuses it, being a row short (llama.cpp
-  b11434). So such a model is saved twice per turn, a few tokens before the boundary and at it, and a restore is
-  given the older rows as well (`windows_plan`): `cache_n` then shows that it is used.
+- **Sliding windows.** llama.cpp b11434 uses a restored window only if its oldest row is older than the next token's
+  window, and saves none that old. So a restore is given one more row, of zeros, which is masked for all that follows
+  (`with_masked_rows`). A chat no longer than the window has no older token: without checkpoints in the file it
+  cannot be restored and is not saved (`Strategy.LONG`).
 - **Tiers.** An engine's slot folder lies on disk; whether a file lies there or is a link into memory is decided for
   each by what is free now (`staging.py`, `library/memory.staging_room`), so a small `/dev/shm` costs speed and
   nothing else. The store absorbs in the background, off the slot's lock. What is staged still is *warm* and given
@@ -40,7 +41,7 @@ after what there is (`housekeeping.py`), or `NoStore`, which keeps nothing and s
   priority when a model's memory has been planned and after each restore; who needs one before takes it
   as far as it is. It is within the budget and the first to go;
   in kvchat's resident memory, as `top` shows it, the two count once more beside /dev/shm. Of a
-  sliding-window model the file with the older rows is made as soon as the save point is absorbed, and stays warm.
+  sliding-window model the file with that row is made as soon as the save point is absorbed, and stays warm.
 - **Sharing.** Rows of one prefix are bit-identical only if they were computed once: two prefills of the same tokens
   with other batch splits differ in rounding. That is why a new chat with a known system prompt restores it instead
   of recomputing it. A deleted conversation's save points that another one begins with become that one's.

@@ -211,21 +211,21 @@ class BlockStore(Restoring, Saving, Exchange):
         return report
 
     def stage(
-        self, plan: RestorePlan, slot_path: Path, *, older_window_rows: int = 0, cancelled: CancelCheck = never
+        self, plan: RestorePlan, slot_path: Path, *, window: int = 0, cancelled: CancelCheck = never
     ) -> StagedFile | Miss:
-        """As without saving; what needs older rows is absorbed first, for they are taken from blocks.
+        """As without saving; what lacks a row is absorbed first, for its file is put together from blocks.
 
         That is a Miss while another process writes: it would take too long.
         """
         self._begun = True
-        if older_window_rows:
+        if window:
             with contextlib.suppress(StoreRefused):
                 if plan.save_point.id in self._unabsorbed():
                     index = self._parts.index
                     self._absorb_staged(lambda: cancelled() or index.is_kept_waiting(BRIEF_S), patience_s=BRIEF_S)
                 if plan.save_point.id in self._unabsorbed() and not cancelled():
                     return Miss(NOT_YET)
-        return super().stage(plan, slot_path, older_window_rows=older_window_rows, cancelled=cancelled)
+        return super().stage(plan, slot_path, window=window, cancelled=cancelled)
 
     def unstage(self, staged: StagedFile) -> None:
         """The engine is done with the staged file: another one may be next."""

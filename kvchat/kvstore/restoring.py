@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 
-from kvchat.kvstore.audience import readable_by, readable_within
+from kvchat.kvstore.audience import readable_by
 from kvchat.kvstore.blocks.planning import prefix_plan, windows_plan
 from kvchat.kvstore.blocks.rebuild import Hashes, Unusable, compose
 from kvchat.kvstore.files import disk
@@ -20,7 +20,7 @@ from kvchat.kvstore.index.index import IndexFailed, IndexLost
 from kvchat.kvstore.index.notes import INDEX_LOST, index_lost_at
 from kvchat.kvstore.layout import header as slotfile
 from kvchat.kvstore.layout.plan import CannotCompose, Plan, size_of, whole
-from kvchat.kvstore.layout.recipe import Earlier, Recipe, RecipeError
+from kvchat.kvstore.layout.recipe import Recipe, RecipeError
 from kvchat.kvstore.parts import BRIEF_S, DELETED_MEANWHILE, Damage, Parts, in_words
 from kvchat.kvstore.savepoint import (
     CancelCheck,
@@ -39,7 +39,6 @@ from kvchat.kvstore.saving import Window
 from kvchat.words.language import N_
 
 MOST_PLACES = 500  # looked at for a plan; beyond them all share too little, or wait in other processes
-MOST_OLDER = 16  # save points looked through for older window rows
 WORTH_RESTORING = 32  # tokens; any two conversations under one chat template may share this many
 NOTHING_SAVED = N_("nothing is kept of this chat")
 NOTHING_ALIKE = N_("nothing that is kept begins like it")
@@ -75,13 +74,13 @@ class Restoring:
             return Miss(f"what is kept could not be read ({error})")
 
     def stage(
-        self, plan: RestorePlan, slot_path: Path, *, older_window_rows: int = 0, cancelled: CancelCheck = never
+        self, plan: RestorePlan, slot_path: Path, *, window: int = 0, cancelled: CancelCheck = never
     ) -> StagedFile | Miss:
         """Put the plan's slot file, verified, into the engine's slot folder.
 
         A plan for a part is composed for exactly that where the layout allows, else given whole for the engine to cut
-        back: StagedFile.n_tokens says how many tokens it holds. `older_window_rows`: how many rows older than a
-        sliding window to add where the store has them; such an engine refuses the file as it was saved.
+        back: StagedFile.n_tokens says how many tokens it holds. `window`: tokens of the model's sliding window, where
+        the engine uses the file only with one more row (see `with_masked_rows`).
         A bad block is set aside with every save point that needs it, now or when no other process writes any more, and
         answered with a Miss. Raises Cancelled, soon after `cancelled` turns true and without leaving a file.
         """
@@ -89,7 +88,7 @@ class Restoring:
         try:
             if cancelled():
                 raise Cancelled
-            n_tokens, tier = self._put(plan, target, older_window_rows, cancelled)
+            n_tokens, tier = self._put(plan, target, window, cancelled)
             _prove(target, plan.save_point.tokens[:n_tokens])
             self._parts.used[int(plan.save_point.id)] = self._parts.clock()
         except (_Gone, Unusable, RecipeError, IndexLost, IndexFailed, OSError) as error:
@@ -140,15 +139,15 @@ class Restoring:
         size = point.size if warm else point.size * shared // point.n_tokens
         return RestorePlan(point, shared, Tier.WARM if warm else Tier.DISK, size)
 
-    def _put(self, plan: RestorePlan, target: Path, older_window_rows: int, cancelled: CancelCheck) -> tuple[int, Tier]:
+    def _put(self, plan: RestorePlan, target: Path, window: int, cancelled: CancelCheck) -> tuple[int, Tier]:
         """Make the file at `target`; returns how many tokens it holds and where it came from."""
         parts, point = self._parts, plan.save_point
-        if (plan.tier is Tier.WARM or plan.whole) and parts.staging.give(point.id, older_window_rows, target):
+        if (plan.tier is Tier.WARM or plan.whole) and parts.staging.give(point.id, window, target):
             return point.n_tokens, Tier.WARM
         with parts.index.read() as db:
             recipe = index_recipes.load_recipe(db, int(point.id))
         if recipe is not None:
-            return self._make(plan, recipe, older_window_rows, target, cancelled), Tier.DISK
+            return self._make(plan, recipe, window, target, cancelled), Tier.DISK
         if parts.staging.give(point.id, 0, target):  # not absorbed yet: the engine itself cuts it back
             return point.n_tokens, Tier.WARM
         raise _Gone
@@ -165,7 +164,7 @@ class Restoring:
                 point = index_points.load(db, int(window.point_id))
                 recipe = index_recipes.load_recipe(db, int(window.point_id))
             if point is not None and recipe is not None:
-                self._make_whole(point, recipe, window.older_rows, None, cancelled)
+                self._make_whole(point, recipe, window.tokens, None, cancelled)
 
     def _remember_hashes(self) -> None:
         """Write down what restores have learned of blocks that an earlier version wrote. For a background thread."""
@@ -173,47 +172,44 @@ class Restoring:
             while self._learned:
                 index_recipes.learn_hashes(db, self._learned.pop())
 
-    def _make(self, plan: RestorePlan, recipe: Recipe, older_rows: int, target: Path, cancelled: CancelCheck) -> int:
+    def _make(self, plan: RestorePlan, recipe: Recipe, window: int, target: Path, cancelled: CancelCheck) -> int:
         """Put the file together; returns how many tokens it holds. What cannot be cut here the engine itself cuts."""
         parts, n_tokens = self._parts, plan.tokens_used
         with contextlib.suppress(CannotCompose):
             if not plan.whole:
                 pieces = prefix_plan(recipe, n_tokens, parts.blocks)
-                parts.staging.hand(self._composed(pieces, (recipe,), target, cancelled), target)
+                parts.staging.hand(self._composed(pieces, recipe, target, cancelled), target)
                 return n_tokens
-        self._make_whole(plan.save_point, recipe, older_rows, target, cancelled)
+        self._make_whole(plan.save_point, recipe, window, target, cancelled)
         return plan.save_point.n_tokens
 
     def _make_whole(
-        self, point: SavePoint, recipe: Recipe, older_rows: int, target: Path | None, cancelled: CancelCheck
+        self, point: SavePoint, recipe: Recipe, window: int, target: Path | None, cancelled: CancelCheck
     ) -> None:
-        """The file, with older window rows where it needs some, at `target` if somebody waits; warm if it can be."""
+        """The file, with the row its windows lack, at `target` if somebody waits; warm if it can be."""
         staging = self._parts.staging
         plan = whole(recipe.file_size)
-        sources: tuple[Recipe, ...] = (recipe,)
-        if older_rows:
-            with self._parts.index.read() as db:
-                older = _older(db, point)
+        if window:
             with contextlib.suppress(CannotCompose):  # as short as its windows, or of unknown layout
-                plan, sources = windows_plan(recipe, older, older_rows, self._parts.blocks)
-        file = self._composed(plan, sources, target, cancelled)
+                plan = windows_plan(recipe, window, self._parts.blocks)
+        file = self._composed(plan, recipe, target, cancelled)
         if target is not None:
             staging.hand(file, target)
         if file != target:
-            staging.keep(point.id, file, older_rows, waits=False)
+            staging.keep(point.id, file, window, waits=False)
             staging.trim(self._parts.unabsorbed())
 
-    def _composed(self, plan: Plan, sources: Sequence[Recipe], target: Path | None, cancelled: CancelCheck) -> Path:
+    def _composed(self, plan: Plan, recipe: Recipe, target: Path | None, cancelled: CancelCheck) -> Path:
         """The planned file. If memory cannot hold it after all, the disk may. Raises as `compose` does."""
         parts = self._parts
         file = parts.staging.blank(size_of(plan), target, parts.unabsorbed())
         try:
-            hashes = compose(plan, sources, parts.blocks, file, cancelled, gives_way=target is None)
+            hashes = compose(plan, (recipe,), parts.blocks, file, cancelled, gives_way=target is None)
         except OSError:
             if not parts.staging.is_in_memory(file):
                 raise
             file = parts.staging.blank_on_disk()
-            hashes = compose(plan, sources, parts.blocks, file, cancelled, gives_way=target is None)
+            hashes = compose(plan, (recipe,), parts.blocks, file, cancelled, gives_way=target is None)
         self._learned.append(hashes)
         return file
 
@@ -241,21 +237,6 @@ class Restoring:
             return reason or f"a part of its memory was damaged ({error})"
         except (IndexLost, IndexFailed) as second:
             return f"what is kept could not be read ({second})"
-
-
-def _older(db: sqlite3.Connection, point: SavePoint) -> list[Earlier]:
-    """The absorbed save points that share most leading tokens with this one, and may hold its older window rows."""
-    kind = index_points.fingerprint_id(db, point.fingerprint)
-    trees = index_points.trees(db, kind, readable_within(point.audience))
-    older: list[Earlier] = []
-    for place in token_tree.places(db, trees, point.tokens):
-        for one in token_tree.at(db, place.node_id, token_tree.NOBODY):
-            if len(older) == MOST_OLDER:
-                return older
-            with contextlib.suppress(RecipeError):
-                recipe = index_recipes.load_recipe(db, one) if str(one) != point.id else None
-                older += [Earlier(recipe, place.shared)] if recipe else []
-    return older
 
 
 def _prove(slot_file: Path, tokens: Tokens) -> None:

@@ -40,10 +40,10 @@ _TRIES = 3  # another process may delete a block just when we begin to rely on i
 
 @dataclass(frozen=True)
 class Window:
-    """A save point whose file an engine can use only with older rows of its sliding windows."""
+    """A save point whose file an engine can use only with one more row in its sliding windows."""
 
     point_id: str
-    older_rows: int
+    tokens: int  # that the windows reach back
 
 
 class Saving:
@@ -88,7 +88,7 @@ class Saving:
         expected: Tokens,
         expected_size: int | None = None,
         prefill_ms: float = 0.0,
-        older_window_rows: int = 0,
+        window: int = 0,
         message_id: str | None = None,
         grown: Grown | None = None,
         audience: str | None = None,
@@ -96,7 +96,7 @@ class Saving:
         """Make a file the engine has just saved a save point: quick, and for now in the warm tier alone.
 
         `expected_size` is what the engine says it wrote (bytes); `prefill_ms` estimates reading these tokens again.
-        `older_window_rows` is what `stage` will be asked for: such a file is made ahead, when this one is absorbed.
+        `window` is what `stage` will be asked for: such a file is made ahead, when this one is absorbed.
         `message_id` names the last message that the tokens hold: the save point goes with that.
         `grown`: the slot is known to have grown from a save point; what is unchanged need not be read again.
         `audience`: who may reuse it, unless that is what the conversation's own states have.
@@ -127,9 +127,9 @@ class Saving:
                 waiting.unlink(missing_ok=True)
         if grown is not None:
             self._grown[point.id] = grown
-        if older_window_rows:
+        if window:
             with self._taking_windows:
-                self._windows.setdefault(conversation_id, []).append(Window(point.id, older_window_rows))
+                self._windows.setdefault(conversation_id, []).append(Window(point.id, window))
         parts.staging.trim(self._unabsorbed())
         return point
 
@@ -138,7 +138,7 @@ class Saving:
         self._parts.staging.forget(place)
 
     def _take_windows(self) -> tuple[Window, ...]:
-        """The newest save point of each conversation whose sliding windows need older rows; told once.
+        """The newest save point of each conversation whose sliding windows lack a row; told once.
 
         The others' files need not stay warm: no engine can use them as they are.
         """

@@ -8,16 +8,12 @@ from typing import Protocol
 
 from kvchat.engine.speaking.client import LlamaServerClient
 from kvchat.engine.speaking.errors import EngineError
-from kvchat.kvstore.savepoint import Fingerprint, Tokens
+from kvchat.kvstore.savepoint import Fingerprint
 from kvchat.session.restore_support import Finding, Strategy
 
 TemplateOptions = tuple[tuple[str, bool | str], ...]  # of the model's chat template: name and value
 MOST_LETTERS_A_TOKEN = 64  # on average, in a text however odd; English has 4 to 5
 RESERVE_SHARE, RESERVE_MOST = 8, 2048  # of the context, one in so many tokens is kept for the reply; at most so many
-
-# A sliding window is saved one row short of what the engine needs to accept it (measured on b11434). Rows of a save
-# made so many tokens before the boundary fill the gap; up to so many older ones let it be cut back as well.
-EARLY_TOKENS, OLDER_WINDOW_ROWS = 8, 256
 
 
 @dataclass(frozen=True)
@@ -31,6 +27,7 @@ class ReadyEngine:
     context_size: int  # tokens
     kv_bytes_per_token: float
     finding: Finding  # what restoring can do here
+    window: int = 0  # tokens that the model's sliding window reaches back; 0: it has none
     sees: bool = False  # it can be shown pictures
     most_context: int = 0  # tokens it may grow to by being started again; 0: it is as large as it will be
     slots: tuple[int, ...] = (0,)  # the numbers of those that kvchat uses; `engine` speaks to the first
@@ -66,14 +63,13 @@ class ReadyEngine:
         return self.finding.strategy.can_cut
 
     @property
-    def older_rows(self) -> int:
-        """How many rows of a sliding window a restore needs at most beside the file's; 0 for other models."""
-        return OLDER_WINDOW_ROWS if self.finding.strategy is Strategy.COMPLETE else 0
+    def window_to_complete(self) -> int:
+        """Tokens of the sliding window that lacks a row in saved files; 0 for other models."""
+        return self.window if self.finding.strategy in (Strategy.COMPLETE, Strategy.LONG) else 0
 
-    def stops(self, boundary: Tokens) -> tuple[Tokens, ...]:
-        """Where the slot is saved for a boundary: there at last, with a sliding window just before it as well."""
-        early = boundary[:-EARLY_TOKENS] if self.older_rows else ()
-        return (early, boundary) if early else (boundary,)
+    def remembers(self, tokens: int) -> bool:
+        """True if a chat of so many tokens can be restored."""
+        return self.saves and not (self.finding.strategy is Strategy.LONG and tokens <= self.window)
 
     @property
     def saves(self) -> bool:

@@ -303,6 +303,8 @@ class Lease:
         Raises EngineGone if the engine dies while saving.
         """
         started, store, engine = time.perf_counter(), self._store, self.engine
+        if not engine.remembers(len(boundary)):
+            return None
         rows, path = engine.engine.rows, engine.slot_path / f"{disk.name_for_engine()}.slot"
         written = await self._unless_refused(path, self._written(path, boundary))
         if written is None:
@@ -317,7 +319,7 @@ class Lease:
             boundary,
             written,
             prefill_ms,
-            engine.older_rows,
+            engine.window_to_complete,
             label,
             grown,
             audience,
@@ -404,7 +406,7 @@ class Lease:
         """
         engine, cancelled = self.engine, threading.Event()
         work = asyncio.to_thread(
-            self._store.stage, plan, engine.slot_path, older_window_rows=engine.older_rows, cancelled=cancelled.is_set
+            self._store.stage, plan, engine.slot_path, window=engine.window_to_complete, cancelled=cancelled.is_set
         )
         staging = asyncio.ensure_future(work)
         try:

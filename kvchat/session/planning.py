@@ -20,6 +20,7 @@ from kvchat.words.language import N_
 
 NEEDS_PROJECTOR = N_("what is kept of it goes on with pictures, and the model was loaded without what it sees with")
 NOT_WORTH_IT = N_("reading it again takes no longer than loading it")
+TOO_SHORT = N_("this engine cannot restore a chat that is shorter than the model’s sliding window")
 NO_RESTORING = N_("chats cannot be remembered with this engine and model")
 
 
@@ -80,6 +81,8 @@ async def _best(
 ) -> RestorePlan | Miss:
     if not engine.saves:
         return Miss(NO_RESTORING)
+    if not engine.remembers(len(prompt)):
+        return Miss(TOO_SHORT)
     best = await found(slots, engine, owner, prompt)
     if isinstance(best, Miss):
         return best

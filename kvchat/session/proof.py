@@ -23,6 +23,7 @@ REASONS = (
     N_("hollow restore"),
     N_("the engine accepted … tokens and then reused … of them"),
     N_("the engine reused … of … tokens it had"),
+    N_("the engine loaded a chat and did not use it"),
     N_("the engine loaded … chats in a row and used neither"),
     N_("it could not be tried out beforehand"),
     N_("part of what was saved is of no use"),

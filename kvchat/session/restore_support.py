@@ -7,7 +7,7 @@ from enum import Enum
 
 from kvchat.words.language import N_, _, ended, retold, sentences
 
-HOLLOW_LIMIT = 2  # so many hollow restores in a row, and the strategy is given up for a more careful one
+HOLLOW_LIMIT = 2  # so many hollow restores in a row, and a proved strategy is given up for a more careful one
 
 
 class Strategy(Enum):
@@ -15,7 +15,8 @@ class Strategy(Enum):
 
     PLAIN = "plain"  # a state can be cut back to any prefix
     FULL_WINDOW = "full window"  # a sliding window that --swa-full keeps whole: as SETTLE
-    COMPLETE = "complete"  # a sliding window: as SETTLE, and the engine needs older rows beside those it saved
+    COMPLETE = "complete"  # a sliding window: as SETTLE, and the engine is given a row that it saved without
+    LONG = "long"  # as COMPLETE, and only chats longer than the window can be restored
     SETTLE = "settle"  # only a prompt that extends exactly what was saved can use it
     NONE = "none"  # restoring does not work; nothing is saved
 
@@ -32,9 +33,14 @@ class Strategy(Enum):
     @property
     def more_careful(self) -> Strategy:
         """The next one that asks less of the engine."""
-        if self is Strategy.FULL_WINDOW:
-            return Strategy.COMPLETE
-        return Strategy.SETTLE if self in (Strategy.PLAIN, Strategy.COMPLETE) else Strategy.NONE
+        return _MORE_CAREFUL.get(self, Strategy.NONE)
+
+
+_MORE_CAREFUL = {
+    Strategy.PLAIN: Strategy.SETTLE,
+    Strategy.FULL_WINDOW: Strategy.COMPLETE,
+    Strategy.COMPLETE: Strategy.LONG,
+}
 
 
 @dataclass(frozen=True)
@@ -62,15 +68,18 @@ class Finding:
         """What is known after one more restore in a real turn."""
         if not hollow:
             return replace(self, proved=True, hollow=0)
-        if self.hollow + 1 < HOLLOW_LIMIT:
-            return replace(self, hollow=self.hollow + 1)
-        words = f"the engine loaded {HOLLOW_LIMIT} chats in a row and used neither"
+        words = N_("the engine loaded a chat and did not use it")
+        if self.proved:
+            if self.hollow + 1 < HOLLOW_LIMIT:
+                return replace(self, hollow=self.hollow + 1)
+            words = f"the engine loaded {HOLLOW_LIMIT} chats in a row and used neither"
         return Finding(self.strategy.more_careful, proved=False, reason=words)
 
 
 _REACH = {
     Strategy.PLAIN: N_("any part of one can be used again"),
     Strategy.FULL_WINDOW: N_("each as it was after any of its replies (--swa-full is on)"),
-    Strategy.COMPLETE: N_("each as it was after any of its replies (earlier ones fill its sliding window up)"),
+    Strategy.COMPLETE: N_("each as it was after any of its replies"),
+    Strategy.LONG: N_("each as it was after any of its replies, once it is longer than the model’s sliding window"),
     Strategy.SETTLE: N_("each as it was after any of its replies"),
 }

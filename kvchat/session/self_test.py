@@ -40,16 +40,16 @@ class _Unclear(Exception):
     """The trial could not be carried out; the message says why, in words."""
 
 
-async def self_test(host: ReadyEngine, window: int | None) -> Finding:
+async def self_test(host: ReadyEngine) -> Finding:
     """What restoring can do with this engine; `host` holds what the model's architecture promises.
 
-    `window` is the model's sliding window in tokens. Takes a second or so; what cannot be tried in that order of time
-    is left as promised and not proved. Raises EngineGone if the engine dies over it.
+    Takes a second or so; what cannot be tried in that order of time is left as promised and not proved. Raises
+    EngineGone if the engine dies over it.
     """
     promised = host.finding.strategy
     try:
         async with asyncio.timeout(LIMIT_S), _trial(host) as trial:
-            return await trial.run(promised, window)
+            return await trial.run(promised)
     except TimeoutError:
         return Finding(promised, proved=False, reason=N_("the engine is too slow to try it out beforehand"))
     except (_Unclear, EngineRefused, StoreRefused, OSError) as error:
@@ -87,22 +87,32 @@ class _Trial:
         if isinstance(event, SaveSkipped):
             self._skipped = event.reason
 
-    async def run(self, promised: Strategy, window: int | None) -> Finding:
-        """Try what is promised, then what asks less."""
+    async def run(self, promised: Strategy) -> Finding:
+        """Try what is promised, then what asks less; of a sliding window first with a chat shorter than that."""
+        window = self._host.window
         length = max(LENGTH, window + BEYOND) if window else LENGTH
         text = await self._text(length + 2 * NEXT)
-        if len(text) < length + 2 * NEXT or length + 2 * NEXT >= self._host.context_size:
-            raise _Unclear(N_("the model's sliding window is as long as the context"))
-        if length > LENGTH:
-            read = await self._host.engine.prefill(text[:LENGTH])
-            if length * read.prompt_ms / LENGTH > LONGEST_MS:
-                raise _Unclear(N_("that would take long with this model"))
         strategy, reason = promised, ""
-        while strategy.saves and (fault := await self._fault(strategy, text, length)):
+        if promised is Strategy.COMPLETE and window >= LENGTH and (fault := await self._fault(promised, text, LENGTH)):
+            strategy, reason = (Strategy.LONG if window < self._host.limit else Strategy.NONE), fault
+        proved = True
+        if strategy.saves and (why := await self._why_not_tried(text, length)):
+            proved, reason = False, reason or f"it could not be tried out beforehand ({why})"
+        while proved and strategy.saves and (fault := await self._fault(strategy, text, length)):
             strategy, reason = strategy.more_careful, fault
-        if not strategy.saves and promised is Strategy.COMPLETE:
+        if promised is Strategy.COMPLETE and strategy in (Strategy.LONG, Strategy.NONE):
             reason += "; --swa-full among the engine's extra arguments may change that, at the price of memory"
-        return Finding(strategy, proved=True, reason=reason)
+        return Finding(strategy, proved, reason)
+
+    async def _why_not_tried(self, text: Tokens, length: int) -> str:
+        """Why a text of so many tokens cannot be tried in short time; empty where it can."""
+        if len(text) < length + 2 * NEXT or length + 2 * NEXT >= self._host.context_size:
+            return N_("the model's sliding window is as long as the context")
+        if length > LENGTH:
+            read = await self._host.engine.prefill(text[-LENGTH:])
+            if length * read.prompt_ms / LENGTH > LONGEST_MS:
+                return N_("that would take long with this model")
+        return ""
 
     async def _fault(self, strategy: Strategy, text: Tokens, length: int) -> str | None:
         """What does not work of a strategy, None if it holds."""
@@ -130,13 +140,12 @@ class _Trial:
     async def _save(self, lease: Lease, tokens: Tokens) -> None:
         """As at the end of a turn."""
         lease.slot.forget()
-        for stop in lease.engine.stops(tokens):
-            await lease.settle(stop)
-            point = await lease.save(stop)
-            if point is None:
-                raise _Unclear(self._skipped)
-            if COPIES * point.size > await asyncio.to_thread(disk.free_bytes, lease.engine.slot_path):
-                raise _Unclear(N_("too little room for its files"))
+        await lease.settle(tokens)
+        point = await lease.save(tokens)
+        if point is None:
+            raise _Unclear(self._skipped)
+        if COPIES * point.size > await asyncio.to_thread(disk.free_bytes, lease.engine.slot_path):
+            raise _Unclear(N_("too little room for its files"))
         await self._slots.absorb()
 
     async def _restored(self, lease: Lease, prompt: Tokens, length: int) -> str | None:

@@ -54,30 +54,24 @@ class Settling:
 
     async def _run(self, lease: Lease, find: Boundary, label: str | None, going_on: Sequence[ChatMessage]) -> None:
         engine = lease.engine
-        end: Tokens = ()
-        if lease.keeps:
+        contents = lease.slot.known(engine)
+        keeps = lease.keeps and engine.remembers(len(contents.tokens) if contents else 0)
+        if keeps:
             self._tell(Saving())
             if going_on and not engine.can_cut:
-                end = await self._save_where_it_goes_on(lease, label, going_on)
+                await self._save_where_it_goes_on(lease, label, going_on)
         boundary = await self._unless_superseded(find()) or ()
-        *early, boundary = engine.stops(boundary)
-        for stop in early:
-            # Not where the save at the reply's end serves: the slot need not go back.
-            if not len(stop) <= len(end) < len(boundary) and await self._settled(lease, stop):
-                await self._save(lease, stop, label, tell=False)
         settled = bool(boundary) and await self._settled(lease, boundary)
-        if settled and lease.keeps:
+        if settled and keeps:
             await self._save(lease, boundary, label)
-        elif lease.keeps and (self._goes_on or not await lease.keep_what_was_read(label)):
+        elif keeps and (self._goes_on or not await lease.keep_what_was_read(label)):
             self._tell(SaveSkipped(N_("the next message came first")))
 
-    async def _save_where_it_goes_on(self, lease: Lease, label: str | None, going_on: Sequence[ChatMessage]) -> Tokens:
-        """Also save at the very end of a reply that may be continued, which it returns: the turn boundary is beyond."""
+    async def _save_where_it_goes_on(self, lease: Lease, label: str | None, going_on: Sequence[ChatMessage]) -> None:
+        """Also save at the very end of a reply that may be continued: the turn boundary is beyond."""
         end = await self._unless_superseded(lease.engine.engine.prompt_tokens(going_on))
-        for stop in lease.engine.stops(end) if end else ():
-            if await self._settled(lease, stop):
-                await self._save(lease, stop, label, tell=False)
-        return end or ()
+        if end and await self._settled(lease, end):
+            await self._save(lease, end, label, tell=False)
 
     async def _settled(self, lease: Lease, tokens: Tokens) -> bool:
         """Whether the slot now holds exactly these tokens."""

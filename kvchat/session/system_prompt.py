@@ -41,18 +41,10 @@ async def save_on_the_way(
     if not lease.keeps or engine.can_cut:
         return None
     boundary = await lease.boundary(messages[:1])
-    if len(boundary) <= LEAST_GAIN or prompt[: len(boundary)] != boundary:
+    if len(boundary) <= LEAST_GAIN or not engine.remembers(len(boundary)) or prompt[: len(boundary)] != boundary:
         return None
     if not await system.is_shared() and lease.slots.restore_cost.prefill_ms(len(boundary)) < LONG_MS:
         return None
-    read: list[Timings] = []
-    for stop in engine.stops(boundary):
-        read.append(await lease.settle(stop, progress))
-        await to_its_end(lease.save(stop, label=system.label, tell=False))
-    return Timings(
-        cache_n=read[0].cache_n,
-        prompt_n=sum(timings.prompt_n for timings in read),
-        prompt_ms=sum(timings.prompt_ms for timings in read),
-        predicted_n=0,
-        predicted_ms=0.0,
-    )
+    read = await lease.settle(boundary, progress)
+    await to_its_end(lease.save(boundary, label=system.label, tell=False))
+    return read

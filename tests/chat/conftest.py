@@ -15,7 +15,7 @@ from tests.engine_fixtures import FakeEngine
 def restoring_is_known_to_work(monkeypatch: pytest.MonkeyPatch) -> None:
     """As after the first start with this engine; tests/chat/turn/test_self_test.py is about that one."""
 
-    async def found(host: ReadyEngine, window: int | None) -> Finding:
+    async def found(host: ReadyEngine) -> Finding:
         return Finding(Strategy.PLAIN, proved=True)
 
     monkeypatch.setattr("kvchat.engine_host.base.self_test", found)
@@ -32,7 +32,7 @@ async def stage(tmp_path: Path, fake_engine: FakeEngine, smollm2: Path) -> Async
 def cannot_cut(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     """States are as those of hybrid and recurrent models."""
 
-    async def found(host: ReadyEngine, window: int | None) -> Finding:
+    async def found(host: ReadyEngine) -> Finding:
         return Finding(Strategy.SETTLE, proved=True)
 
     monkeypatch.setattr("kvchat.engine_host.base.self_test", found)

@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 
+from kvchat.chat.events import Notice
 from kvchat.chat.record.messages import Message
 from kvchat.engine.speaking.wire import Sampling
 from kvchat.kvstore.files.memory_files import MEMORY_FOLDER
 from kvchat.runtime import Runtime
+from kvchat.session.planning import TOO_SHORT
 from kvchat.session.proof import Source
 from tests.e2e.home import Home, engine_arguments, notes
 from tests.e2e.restarts import GREEDY, SYSTEM, App, receipt
@@ -53,6 +55,37 @@ async def test_equal_replies_say_something(tmp_path: Path, architecture: str) ->
     assert replies[0].content != replies[1].content
 
 
+@pytest.mark.parametrize(("architecture", "tokens"), [("smallthinker", 4400), ("llama4", 8600)])
+def test_a_chat_longer_than_a_long_window_comes_back_from_an_older_engine(
+    tmp_path: Path, architecture: str, tokens: int
+) -> None:
+    """llama.cpp gives these windows of 4,096 and of chunks of 8,192 tokens, whatever their files say."""
+    figures = measured(tmp_path, architecture, None, "llama-server", tokens)
+    assert figures["steps"][0]["source"] == "disk"
+    assert share(figures["steps"][0]) >= 0.98, figures["steps"][0]
+
+
+async def test_of_a_chat_that_the_engine_cannot_restore_nothing_is_saved(tmp_path: Path) -> None:
+    """llama-server b11434 restores no chat shorter than the model's sliding window."""
+    app = App(tmp_path / "home", make_tiny_model("gemma3", 1024), "llama-server")
+    chat = await app.new("Answer from these notes alone.\n" + notes(8))
+    notices: list[str] = []
+    save_points: list[int] = []
+
+    async def ask(runtime: Runtime) -> Message:
+        runtime.events.subscribe(lambda event: notices.append(event.title) if isinstance(event, Notice) else None)
+        reply = await runtime.chat.send(chat, "Which is the longest?", GREEDY)
+        await runtime.chat.idle()
+        save_points.append((await runtime.save_points.usage()).save_points)
+        return reply
+
+    replies = [receipt(await app.once(ask)) for _ in range(2)]
+    assert [reply.source for reply in replies] == [Source.COLD, Source.COLD]
+    assert replies[1].miss_reason == TOO_SHORT
+    assert save_points == [0, 0]
+    assert notices == ["Short chats cannot be remembered here"]
+
+
 def test_windows_beside_recurrent_state_come_back_as_far_as_they_are_hot(tmp_path: Path) -> None:
     """The engine goes back to a checkpoint of its own, about 512 tokens before the end, even from its own slot."""
     figures = measured(tmp_path, "lfm2", 32, "embedded")
@@ -90,10 +123,10 @@ async def test_a_known_system_prompt_starts_a_new_chat_warm(tmp_path: Path, tiny
     assert receipt(reply).cached_tokens >= 0.95 * receipt(reply).prompt_tokens, receipt(reply)
 
 
-def measured(folder: Path, architecture: str, window: int | None, engine: str) -> dict[str, Any]:
+def measured(folder: Path, architecture: str, window: int | None, engine: str, tokens: int = 1500) -> dict[str, Any]:
     """What `python -m tests.bench after-restart` says of a tiny model; a row of the table is printed."""
     model = make_tiny_model(architecture, window, heeds=True)
-    arguments = ("--json", "--tokens", "1500", "--model", str(model), *engine_arguments(engine))
+    arguments = ("--json", "--tokens", str(tokens), "--model", str(model), *engine_arguments(engine))
     done = Home(folder).bench("after-restart", *arguments)
     assert done.returncode == 0, done.stderr
     figures: dict[str, Any] = json.loads(done.stdout)

@@ -17,10 +17,12 @@ import pytest
 from kvchat.kvstore.blocks import positioned
 from kvchat.kvstore.files import disk
 from kvchat.kvstore.index import index
+from kvchat.kvstore.layout.plan import with_masked_rows
 from kvchat.kvstore.savepoint import Bounds, Cancelled, Miss, RestorePlan, StagedFile, StoreRefused, Tier, Tokens
 from kvchat.kvstore.saving import Window
 from kvchat.kvstore.store import SavePointStore
-from tests.kvstore.slot_files import FINGERPRINT
+from tests.kvstore.layout.test_plan import made
+from tests.kvstore.slot_files import FINGERPRINT, parse_bytes
 from tests.kvstore.true_files import FULL, HYBRID, WINDOW, Bench, Model, die
 
 
@@ -201,53 +203,33 @@ def test_a_part_is_composed_for_exactly_the_shared_prefix(bench: Bench, length: 
     assert bench.read(staged) == FULL.slot_file(text(length))
 
 
-def test_older_window_rows_come_from_the_save_points_before(tmp_path: Path) -> None:
-    bench = Bench(tmp_path / "store", WINDOW)
-    for length in (70, 90, 120):
-        bench.save("thesis", text(length))
-    wider = replace(WINDOW, window=70)  # has more rows of the same tokens
-    given = bench.restored(text(130), older_window_rows=30)
-    assert isinstance(given, bytes)
-    assert len(given) == len(wider.slot_file(text(120)))
-    assert sorted(rows_of(given)) == sorted(rows_of(wider.slot_file(text(120))))
-    assert bench.restored(text(130), older_window_rows=0) == WINDOW.slot_file(text(120))
+def given_to_an_engine(length: int) -> bytes:
+    """What the engine saved for so many tokens, with the row that its window lacks."""
+    saved = WINDOW.slot_file(text(length))
+    return made(with_masked_rows(parse_bytes(saved), WINDOW.window), saved)
 
 
-def test_a_chat_with_sliding_windows_that_survives_pruning_can_be_used(tmp_path: Path) -> None:
+def test_an_engine_is_given_the_row_that_a_window_lacks(tmp_path: Path) -> None:
     bench = Bench(tmp_path / "store", WINDOW)
-    for chat, start in (("letter", 5000), ("thesis", 1)):
-        for length in (112, 120):  # as a turn is saved
-            bench.save(chat, text(length, start=start), message=f"{chat} 1")
-    target = bench.store.usage().physical_bytes
-    while len((plan := bench.store.plan_prune(target)).save_point_ids) < 2:
-        target -= 1000
-    bench.store.prune(plan)
-    given = bench.restored(text(130), older_window_rows=8)
-    assert isinstance(given, bytes)
-    assert len(given) == len(replace(WINDOW, window=WINDOW.window + 8).slot_file(text(120)))
+    bench.save("thesis", text(120))
+    assert bench.restored(text(130), sliding=WINDOW.window) == given_to_an_engine(120)
+    assert bench.restored(text(130)) == WINDOW.slot_file(text(120))
+
+
+def test_a_window_that_has_lost_no_row_is_given_as_it_was_saved(tmp_path: Path) -> None:
+    bench = Bench(tmp_path / "store", WINDOW)
+    bench.save("thesis", text(WINDOW.window))
+    assert bench.restored(text(130), sliding=WINDOW.window) == WINDOW.slot_file(text(WINDOW.window))
 
 
 def test_a_chat_with_sliding_windows_can_be_used_before_it_is_absorbed(tmp_path: Path) -> None:
     bench = Bench(tmp_path / "store", WINDOW, memory=10**9)
-    for length in (112, 120):
-        bench.take("thesis", text(length))
-    given = bench.restored(text(130), older_window_rows=8)
-    assert isinstance(given, bytes)
-    assert len(given) == len(replace(WINDOW, window=WINDOW.window + 8).slot_file(text(120)))
-
-
-def test_half_of_what_a_turn_with_sliding_windows_saves_is_given_to_no_engine(tmp_path: Path) -> None:
-    """kvchat was killed, or the next message came, between the two: an engine takes it and does not use it."""
-    bench = Bench(tmp_path / "store", WINDOW)
-    bench.save("thesis", text(112))
-    missed = bench.restored(text(130), older_window_rows=8)
-    assert isinstance(missed, Miss)
-    assert "not all of it was saved" in missed.reason
-    assert isinstance(bench.find(text(130)), Miss), "nor is it offered again"
+    bench.take("thesis", text(120))
+    assert bench.restored(text(130), sliding=WINDOW.window) == given_to_an_engine(120)
 
 
 def test_a_file_taken_while_the_windows_are_asked_for_is_not_forgotten(tmp_path: Path) -> None:
-    bench = Bench(tmp_path / "store", WINDOW, older_window_rows=30)
+    bench = Bench(tmp_path / "store", WINDOW, sliding=WINDOW.window)
     adding, go = threading.Event(), threading.Event()
 
     class Slow(dict[str, list[Window]]):
@@ -268,11 +250,11 @@ def test_a_file_taken_while_the_windows_are_asked_for_is_not_forgotten(tmp_path:
     taking.join()
     asking.join()
     told = [window for windows in (*taken, bench.store._take_windows()) for window in windows]
-    assert [window.older_rows for window in told] == [30]
+    assert [window.tokens for window in told] == [WINDOW.window]
 
 
 @pytest.mark.parametrize("lengths", [(70, 90, 120), (20, 30)])
-def test_a_file_with_older_window_rows_is_warm_before_anyone_asks(
+def test_a_file_with_the_row_its_window_lacks_is_warm_before_anyone_asks(
     tmp_path: Path, lengths: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ways: list[bool] = []
@@ -283,7 +265,7 @@ def test_a_file_with_older_window_rows_is_warm_before_anyone_asks(
         return in_parallel(*asked, gives_way=gives_way)
 
     monkeypatch.setattr(positioned, "in_parallel", watched)
-    bench = Bench(tmp_path / "store", WINDOW, memory=10**9, older_window_rows=30)
+    bench = Bench(tmp_path / "store", WINDOW, memory=10**9, sliding=WINDOW.window)
     for length in lengths:
         bench.take("thesis", text(length))
     bench.store.absorb_pending()
@@ -291,22 +273,17 @@ def test_a_file_with_older_window_rows_is_warm_before_anyone_asks(
     assert all(ways), "nobody waits for any of it"
     plan = plan_of(bench.find(text(130)))
     again = RestorePlan(plan.save_point, plan.tokens_used, Tier.DISK, plan.bytes)
-    warm = bench.store.stage(plan, bench.slots, older_window_rows=30)
+    warm = bench.store.stage(plan, bench.slots, window=WINDOW.window)
     assert isinstance(warm, StagedFile)
     assert warm.tier is Tier.WARM
     data = bench.read(warm)
     bench.reopen()  # nothing is warm now: composed anew
-    composed = bench.store.stage(again, bench.slots, older_window_rows=30)
+    composed = bench.store.stage(again, bench.slots, window=WINDOW.window)
     assert isinstance(composed, StagedFile)
     assert (composed.tier, bench.read(composed)) == (Tier.DISK, data)
-    staged = bench.store.stage(again, bench.slots, older_window_rows=30)
+    staged = bench.store.stage(again, bench.slots, window=WINDOW.window)
     assert isinstance(staged, StagedFile)
     assert (staged.tier, bench.read(staged)) == (Tier.WARM, data)
-
-
-def rows_of(slot_file: bytes) -> list[bytes]:
-    """The file in words: composed rows may stand in another order."""
-    return [slot_file[place : place + 4] for place in range(0, len(slot_file), 4)]
 
 
 def test_every_miss_says_why(bench: Bench) -> None:

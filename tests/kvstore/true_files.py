@@ -126,7 +126,7 @@ class Bench:
     model: Model = FULL
     quota: int = 1_000_000_000
     memory: int = 0  # budget of the warm tier
-    older_window_rows: int = 0  # said when a file is taken
+    sliding: int = 0  # tokens of the model's window, said when a file is taken
     free: int = 10_000_000_000
     clock: Clock = field(default_factory=Clock)
 
@@ -174,7 +174,7 @@ class Bench:
             tokens,
             size,
             float(len(tokens)),
-            self.older_window_rows,
+            self.sliding,
             message,
             audience=audience,
         )
@@ -199,13 +199,13 @@ class Bench:
         return self.store.find(FINGERPRINT, prompt, can_cut=can_cut, conversation_id=conversation)
 
     def restored(
-        self, prompt: Tokens, *, can_cut: bool = True, older_window_rows: int = 0, conversation: str = "thesis"
+        self, prompt: Tokens, *, can_cut: bool = True, sliding: int = 0, conversation: str = "thesis"
     ) -> bytes | Miss:
         """The bytes an engine would be given for a prompt."""
         plan = self.find(prompt, can_cut=can_cut, conversation=conversation)
         if isinstance(plan, Miss):
             return plan
-        staged = self.store.stage(plan, self.slots, older_window_rows=older_window_rows)
+        staged = self.store.stage(plan, self.slots, window=sliding)
         return staged if isinstance(staged, Miss) else self.read(staged)
 
     def read(self, staged: StagedFile) -> bytes:

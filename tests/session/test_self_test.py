@@ -32,12 +32,13 @@ async def found(
     path = engine_path(engine)
     location = EngineLocation(EngineKind.LLAMA_SERVER, Path(path)) if path else EngineLocation(EngineKind.EMBEDDED)
     supervisor = EngineSupervisor(policy=RestartPolicy(deaths=1))
-    await supervisor.start(location, LaunchPlan(tiny_model(architecture), 2048, folder, extra=extra))
+    await supervisor.start(location, LaunchPlan(tiny_model(architecture, window), 2048, folder, extra=extra))
     try:
         client = await supervisor.ready()
         assert isinstance(client, LlamaServerClient)
-        host = ReadyEngine(client, 1, folder, FINGERPRINT, 2048, 1000.0, Finding(promised, proved=False))
-        finding = await self_test(host, window)
+        promise = Finding(promised, proved=False)
+        host = ReadyEngine(client, 1, folder, FINGERPRINT, 2048, 1000.0, promise, window or 0)
+        finding = await self_test(host)
         assert not disk.listing(folder)
         assert (await client.save_slot("after")).n_saved == 0, "the slot is empty again"
         return finding
@@ -54,6 +55,7 @@ async def found(
         ("mamba", SERVER, Strategy.SETTLE, None),
         ("gemma3", SERVER, Strategy.COMPLETE, 32),
         ("gpt-oss", EMBEDDED, Strategy.COMPLETE, 32),
+        ("smallthinker", EMBEDDED, Strategy.COMPLETE, 1024),
     ],
 )
 async def test_what_the_architecture_promises_holds(
@@ -62,7 +64,7 @@ async def test_what_the_architecture_promises_holds(
     assert await found(tmp_path, architecture, engine, promised, window=window) == Finding(promised, proved=True)
 
 
-async def test_swa_full_is_found_to_need_no_older_rows(tmp_path: Path) -> None:
+async def test_swa_full_is_found_to_need_no_more_rows(tmp_path: Path) -> None:
     finding = await found(tmp_path, "gemma3", SERVER, Strategy.FULL_WINDOW, "--swa-full", window=32)
     assert finding == Finding(Strategy.FULL_WINDOW, proved=True)
 
@@ -81,6 +83,18 @@ async def test_a_promise_that_does_not_hold_is_found_out(
     finding = await found(tmp_path, architecture, SERVER, wrong, window=window)
     assert (finding.strategy, finding.proved) == (right, True)
     assert " of 96" in finding.reason or "accepted" in finding.reason
+
+
+async def test_an_engine_that_restores_no_chat_shorter_than_the_window_is_found_out(tmp_path: Path) -> None:
+    """llama-server b11434 keeps no checkpoints in its files, and such a chat has no token older than the window."""
+    finding = await found(tmp_path, "gemma3", SERVER, Strategy.COMPLETE, window=1024)
+    assert (finding.strategy, finding.proved) == (Strategy.LONG, True)
+    assert "accepted 96 tokens and then used 0" in finding.reason
+
+
+async def test_where_no_chat_is_longer_than_the_window_nothing_is_promised(tmp_path: Path) -> None:
+    finding = await found(tmp_path, "llama4", SERVER, Strategy.COMPLETE, window=8192)
+    assert (finding.strategy, finding.proved) == (Strategy.NONE, True)
 
 
 async def test_a_window_too_long_to_try_stays_a_promise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -82,7 +82,7 @@ class DocumentReader:
                 lease = await session.with_room(Request(messages), needed)
             if needed > lease.engine.context_size:
                 self._refuse(len(boundary), lease.engine)
-            if not lease.keeps:
+            if not (lease.keeps and lease.engine.remembers(len(boundary))):
                 problem = self._parts.slots.store.problem
                 why = problem.detail if problem else lease.engine.finding.words
                 raise CannotPrepare(_("Documents cannot be kept here"), why, "")
@@ -116,7 +116,7 @@ class DocumentReader:
         rate = lease.slots.restore_cost.prefill_ms_per_token
         part = max(int(PART_MS / rate), LEAST_PART) if rate else FIRST_PART
         for end in (*range(part, len(boundary) - part // 2, part), len(boundary)):
-            yield from lease.engine.stops(boundary[:end])
+            yield boundary[:end]
 
     def _refuse(self, tokens: int, engine: ReadyEngine) -> NoReturn:
         """Raises CannotPrepare: it is too long, and so much fits."""

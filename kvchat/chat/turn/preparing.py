@@ -229,7 +229,8 @@ class Preparing:
 
     def _may_keep(self, work: _Work) -> bool:
         """Whether saving is of any use: what could not be is not tried, and told, again and again."""
-        return work.lease.keeps and self._not_kept.get(work.lease.owner) != len(work.boundary)
+        remembers = work.lease.keeps and work.lease.engine.remembers(len(work.boundary))
+        return remembers and self._not_kept.get(work.lease.owner) != len(work.boundary)
 
     async def _read_history(self, work: _Work, loaded: Loaded) -> bool:
         """Read what is missing of the chat, and save it."""
@@ -241,7 +242,7 @@ class Preparing:
                 if await lease.save(stop, label=label, tell=stop == work.boundary) is None:
                     self._not_kept[lease.owner] = len(work.boundary)
 
-        read = await self._read(work, lease.engine.stops(work.boundary), loaded, keep, draft=False)
+        read = await self._read(work, [work.boundary], loaded, keep, draft=False)
         if read:
             self._background.begin(self._parts.absorb())
         return read

@@ -77,7 +77,7 @@ async def _read(parts: TurnParts, conversation_id: str, slot: Slot, wanted: Call
             events.publish(ReadingAhead(conversation_id, done, len(boundary), draft=False))
 
         try:
-            read = await read_and_keep(lease, lease.engine.stops(boundary), NOTHING_LOADED, wanted, keep, progress)
+            read = await read_and_keep(lease, (boundary,), NOTHING_LOADED, wanted, keep, progress)
         finally:
             events.publish(ReadingAhead(conversation_id, len(boundary), len(boundary), draft=False))
     if read and not saved:

@@ -8,8 +8,8 @@ from kvchat.kvstore.blocks.block_files import BlockFiles, DamagedBlock, read_res
 from kvchat.kvstore.blocks.rebuild import Unusable, bad_blocks
 from kvchat.kvstore.layout.layout import Layout, Span, UnknownLayout
 from kvchat.kvstore.layout.parser import parse
-from kvchat.kvstore.layout.plan import CannotCompose, OlderSave, Plan, complete_windows, cut, window_reach
-from kvchat.kvstore.layout.recipe import RESIDUE, BlockUse, Earlier, Recipe, RecipeError, residue_parts, residue_spans
+from kvchat.kvstore.layout.plan import CannotCompose, Plan, cut, with_masked_rows
+from kvchat.kvstore.layout.recipe import RESIDUE, BlockUse, Recipe, residue_parts, residue_spans
 
 
 def prefix_plan(recipe: Recipe, n_tokens: int, blocks: BlockFiles) -> Plan:
@@ -17,29 +17,9 @@ def prefix_plan(recipe: Recipe, n_tokens: int, blocks: BlockFiles) -> Plan:
     return cut(_layout(recipe, blocks), n_tokens)
 
 
-def windows_plan(
-    recipe: Recipe, older: Sequence[Earlier], more_rows: int, blocks: BlockFiles
-) -> tuple[Plan, tuple[Recipe, ...]]:
-    """The file with up to `more_rows` older sliding-window rows, and the plan's sources.
-
-    Raises CannotCompose where none is needed, RecipeError where none is kept; Unusable.
-    """
-    newest = _layout(recipe, blocks)
-    if not newest.windows:
-        raise CannotCompose("no sliding window has lost rows")
-    first = max(cache.first_position for cache in newest.windows)
-    usable: list[OlderSave] = []
-    sources = [recipe]
-    for one in older:
-        try:
-            usable.append(OlderSave(_layout(one.recipe, blocks), one.shared))
-        except CannotCompose:
-            continue
-        sources.append(one.recipe)
-    reach = max(window_reach(newest, usable), first - more_rows)
-    if reach >= first:
-        raise RecipeError("not all of it was saved")
-    return complete_windows(newest, usable, reach), tuple(sources)
+def windows_plan(recipe: Recipe, window: int, blocks: BlockFiles) -> Plan:
+    """The file with the row that its sliding windows lack. Raises CannotCompose, where they lack none; Unusable."""
+    return with_masked_rows(_layout(recipe, blocks), window)
 
 
 def _layout(recipe: Recipe, blocks: BlockFiles) -> Layout:

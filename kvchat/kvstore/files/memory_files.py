@@ -38,7 +38,7 @@ class WarmFile:
 
     path: Path
     stamp: tuple[int, ...]
-    older_rows: int  # how many older window rows were asked for when it was composed; 0 as it was saved
+    window: int  # of so many tokens, which it was given the missing row for; 0: as it was saved
 
 
 @dataclass(frozen=True)

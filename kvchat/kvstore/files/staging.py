@@ -164,14 +164,14 @@ class Staging:
             with self._lock:
                 self._make_room(memory, 0, frozenset(self._warm))  # that may have grown less meanwhile
 
-    def keep(self, point_id: str, file: Path, older_rows: int = 0, *, waits: bool = True) -> None:
+    def keep(self, point_id: str, file: Path, window: int = 0, *, waits: bool = True) -> None:
         """The file is the save point's, whole: it is warm from now on. `waits`: it is not absorbed yet."""
         with self._lock:
             if waits:
                 file = file.rename(file.with_name(f"{point_id}.slot"))  # as `adopt` looks for it
                 file.chmod(0o600)
             before = self._warm.pop(point_id, None)
-            self._warm[point_id] = WarmFile(file, memory_files.stamp(file), older_rows)
+            self._warm[point_id] = WarmFile(file, memory_files.stamp(file), window)
             if before is not None:
                 self.give_back(before.path)
 
@@ -185,11 +185,11 @@ class Staging:
                     return warm.path
             return None
 
-    def give(self, point_id: str, older_rows: int, target: Path) -> bool:
-        """Put the warm file at `target`; False if there is none, or none with the older rows asked for."""
+    def give(self, point_id: str, window: int, target: Path) -> bool:
+        """Put the warm file at `target`; False if there is none, or none with the row that such a window lacks."""
         with self._lock:
             path = self.warm(point_id)
-            if path is None or self._warm[point_id].older_rows != older_rows:
+            if path is None or self._warm[point_id].window != window:
                 return False
             self.hand(path, target)
             return True

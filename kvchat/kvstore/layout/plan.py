@@ -1,17 +1,16 @@
-"""Plans for slot files that were never saved: cut to a prefix, or with older sliding-window rows of other saves.
+"""Plans for slot files that were never saved: cut to a prefix, or with the row that a sliding window lacks.
 
 Pure functions on layouts. A plan is the new file as a sequence of literal bytes and ranges of the sources;
-`blocks/rebuild.py` carries it out. What the engine asks of such a file: llama.cpp tools/server/server-context.cpp,
-where `pos_min_thold` decides whether a prompt is read again.
+`blocks/rebuild.py` carries it out.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from kvchat.kvstore.layout.layout import AttentionCache, Checkpoint, Header, Layout, RecurrentState, Run, Span
+from kvchat.kvstore.layout.layout import AttentionCache, Checkpoint, Header, Layout, RecurrentState, Span
 
 
 @dataclass(frozen=True)
@@ -57,23 +56,6 @@ class CannotCompose(Exception):
     """No such file can be made of these saves; the message says why, in words for the log."""
 
 
-@dataclass(frozen=True)
-class OlderSave:
-    """A save whose first `shared_tokens` tokens are also the newest save's: only their rows may be used."""
-
-    layout: Layout
-    shared_tokens: int
-
-
-@dataclass(frozen=True)
-class _Rows:
-    """Rows of consecutive tokens in one source."""
-
-    source: int
-    cache: AttentionCache
-    run: Run
-
-
 def cut(layout: Layout, n_tokens: int) -> Plan:
     """The file for exactly the first `n_tokens` tokens: what the engine itself saves there.
 
@@ -87,44 +69,44 @@ def cut(layout: Layout, n_tokens: int) -> Plan:
         raise CannotCompose("recurrent state cannot be cut")
     if n_tokens < layout.n_tokens and layout.windows:
         raise CannotCompose(f"its window's rows begin at token {layout.windows[0].first_position:,}")
-    return _compose(layout, (), n_tokens, None)
+    return _compose(layout, n_tokens, _rows)
 
 
-def window_reach(newest: Layout, older: Sequence[OlderSave]) -> int:
-    """The oldest token from which on every window's rows can be gathered without a gap."""
-    reach = 0
-    for index, cache in enumerate(newest.attention):
-        first = cache.first_position
-        while first > 0 and (found := _covering(index, first - 1, newest, older)) is not None:
-            first = older[found].layout.attention[index].first_position
-        reach = max(reach, first)
-    return reach
+def with_masked_rows(layout: Layout, window: int) -> Plan:
+    """The file with one more row, of zeros, in each window cache that has lost rows.
 
-
-def complete_windows(newest: Layout, older: Sequence[OlderSave], first_position: int) -> Plan:
-    """`newest` with the window rows of the tokens from `first_position` on, taken from older saves where it has none.
-
-    Source 0 of the plan is `newest`, source i + 1 is `older[i]`. The engine then takes the file for what it is, and
-    can cut it back to any length ≥ first_position + window + 2: it wants its oldest row to be older than the window of
-    the next token, and one more when the prompt ends with what is cached. How many rows fit is the engine's choice:
-    its window cache has room for the window and one micro-batch (llama-kv-cache-iswa.cpp).
-    Raises CannotCompose where rows are missing.
+    An engine that keeps no checkpoints in the file uses it only if its oldest row is older than the next token's window
+    of `window` tokens, and saves none that old (llama.cpp b11434, tools/server/server-context.cpp, `pos_min_thold`).
+    The row is masked for every token that can follow: at this position the engine goes back by one token at most,
+    which the saved rows allow. Raises CannotCompose where the rows are not those of such a window.
     """
-    return _compose(newest, older, newest.n_tokens, first_position)
+    n_tokens = layout.n_tokens
+    starts = (n_tokens - window, (n_tokens - 1) // window * window)  # of a window, of a chunk (llama4)
+    if not layout.windows or any(cache.first_position not in starts for cache in layout.windows):
+        raise CannotCompose(f"its rows are not those of a window of {window:,} tokens")
+
+    def with_masked_row(cache: AttentionCache, n_tokens: int) -> Iterator[Piece]:
+        if cache.kind == "full":
+            yield from _rows(cache, n_tokens)
+            return
+        cell = struct.pack("<ii", max(0, n_tokens - window - 2), 1) + bytes(cache.cell_size - 8)
+        yield Inline(struct.pack("<II", 1, cache.rows + 1) + cell)
+        yield Copy(0, cache.cells)
+        yield Copy(0, cache.data_head)
+        for region in cache.regions:
+            yield Copy(0, region.head)
+            yield Inline(bytes(region.row_size))
+            yield Copy(0, Span(region.offset, cache.rows * region.row_size))
+
+    return _compose(layout, n_tokens, with_masked_row)
 
 
-def _compose(newest: Layout, older: Sequence[OlderSave], n_tokens: int, first_position: int | None) -> Plan:
-    pieces: list[Piece] = list(_header(newest.header, n_tokens))
-    index = 0
-    for cache in newest.caches:
-        if isinstance(cache, RecurrentState):
-            pieces.append(Copy(0, cache.span))
-            continue
-        first = cache.first_position if first_position is None else min(cache.first_position, first_position)
-        pieces += _cache(cache, _gather(index, first, n_tokens, newest, older))
-        index += 1
-    kept = [checkpoint for checkpoint in newest.checkpoints if checkpoint.n_tokens <= n_tokens]
-    pieces += _checkpoints(newest, kept)
+def _compose(layout: Layout, n_tokens: int, rows: Callable[[AttentionCache, int], Iterator[Piece]]) -> Plan:
+    pieces: list[Piece] = list(_header(layout.header, n_tokens))
+    for cache in layout.caches:
+        pieces += [Copy(0, cache.span)] if isinstance(cache, RecurrentState) else rows(cache, n_tokens)
+    kept = [checkpoint for checkpoint in layout.checkpoints if checkpoint.n_tokens <= n_tokens]
+    pieces += _checkpoints(layout, kept)
     return joined(pieces)
 
 
@@ -144,18 +126,17 @@ def _header(header: Header, n_tokens: int) -> Iterator[Piece]:
         yield Inline(struct.pack("<I", 0))
 
 
-def _cache(cache: AttentionCache, rows: Sequence[_Rows]) -> Iterator[Piece]:
-    """One cache with these rows, whatever saves they lie in."""
-    yield Inline(struct.pack("<II", 1, sum(part.run.rows for part in rows)))
-    for part in rows:
-        size = part.cache.cell_size
-        yield Copy(part.source, Span(part.cache.cells.offset + part.run.row * size, part.run.rows * size))
+def _rows(cache: AttentionCache, n_tokens: int) -> Iterator[Piece]:
+    """A cache with the rows of the first tokens, in their order."""
+    runs = cache.runs_between(0, n_tokens)
+    yield Inline(struct.pack("<II", 1, sum(run.rows for run in runs)))
+    for run in runs:
+        yield Copy(0, Span(cache.cells.offset + run.row * cache.cell_size, run.rows * cache.cell_size))
     yield Copy(0, cache.data_head)
-    for number, region in enumerate(cache.regions):
+    for region in cache.regions:
         yield Copy(0, region.head)
-        for part in rows:
-            offset = part.cache.regions[number].offset + part.run.row * region.row_size
-            yield Copy(part.source, Span(offset, part.run.rows * region.row_size))
+        for run in runs:
+            yield Copy(0, Span(region.offset + run.row * region.row_size, run.rows * region.row_size))
 
 
 def _checkpoints(layout: Layout, kept: Sequence[Checkpoint]) -> Iterator[Piece]:
@@ -165,50 +146,6 @@ def _checkpoints(layout: Layout, kept: Sequence[Checkpoint]) -> Iterator[Piece]:
     yield Inline(struct.pack("<I", len(kept)))
     for checkpoint in kept:
         yield Copy(0, checkpoint.span)
-
-
-def _gather(index: int, first: int, last: int, newest: Layout, older: Sequence[OlderSave]) -> list[_Rows]:
-    """The rows of the tokens first ≤ position < last of the index-th attention cache, in position order."""
-    own = newest.attention[index]
-    rows = _rows(0, own, max(first, own.first_position), last)
-    missing = min(own.first_position, last)
-    while missing > first:
-        found = _covering(index, missing - 1, newest, older)
-        if found is None:
-            raise CannotCompose(f"no save holds the window's rows of token {missing - 1:,}")
-        theirs = older[found].layout.attention[index]
-        start = max(first, theirs.first_position)
-        rows = _rows(found + 1, theirs, start, missing) + rows
-        missing = start
-    return rows
-
-
-def _rows(source: int, cache: AttentionCache, first: int, last: int) -> list[_Rows]:
-    return [_Rows(source, cache, run) for run in cache.runs_between(first, last)]
-
-
-def _covering(index: int, position: int, newest: Layout, older: Sequence[OlderSave]) -> int | None:
-    """Which older save holds the row of that token, and of the most tokens before it."""
-    best: int | None = None
-    reach = position + 1
-    for number, save in enumerate(older):
-        if position >= min(save.shared_tokens, save.layout.n_tokens) or not _same_form(newest, save.layout):
-            continue
-        first = save.layout.attention[index].first_position
-        if first < reach:
-            best, reach = number, first
-    return best
-
-
-def _same_form(a: Layout, b: Layout) -> bool:
-    """Whether rows can move between two files: the same caches with the same layers."""
-
-    def form(layout: Layout) -> list[object]:
-        return [
-            (cache.cell_size, cache.types, [region.row_size for region in cache.regions]) for cache in layout.attention
-        ]
-
-    return a.header.version == b.header.version and form(a) == form(b)
 
 
 def joined(pieces: Iterable[Piece]) -> Plan:

@@ -292,10 +292,14 @@ def test_findings_in_words() -> None:
 
 
 def test_a_restore_that_holds_forgives_a_hollow_one() -> None:
-    once = Finding(Strategy.COMPLETE, proved=False).after_restore(hollow=True)
+    once = Finding(Strategy.COMPLETE, proved=True).after_restore(hollow=True)
     assert once.strategy is Strategy.COMPLETE
     assert once.after_restore(hollow=False) == Finding(Strategy.COMPLETE, proved=True)
-    assert once.after_restore(hollow=True).strategy is Strategy.SETTLE
+    assert once.after_restore(hollow=True).strategy is Strategy.LONG
+
+
+def test_one_hollow_restore_is_enough_where_none_ever_held() -> None:
+    assert Finding(Strategy.SETTLE, proved=False).after_restore(hollow=True).strategy is Strategy.NONE
 
 
 def test_every_strategy_ends_in_none() -> None:

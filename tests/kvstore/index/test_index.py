@@ -114,7 +114,7 @@ def test_what_has_to_be_absorbed_before_an_engine_gets_it_waits_for_nobody_who_w
     tmp_path: Path, absorbs: bool
 ) -> None:
     """Of a sliding-window model; `absorbs`: it is being done in the background, and that waits."""
-    bench = Bench(tmp_path / "store", WINDOW, memory=10**9, older_window_rows=30)
+    bench = Bench(tmp_path / "store", WINDOW, memory=10**9, sliding=WINDOW.window)
     bench.save("thesis", tuple(range(1, 100)))
     bench.take("thesis", tuple(range(1, 130)))
     plan = bench.find(tuple(range(1, 140)))
@@ -125,12 +125,12 @@ def test_what_has_to_be_absorbed_before_an_engine_gets_it_waits_for_nobody_who_w
     ):
         other.execute("BEGIN IMMEDIATE")
         background = pool.submit(bench.store.absorb_pending) if absorbs else None
-        missed = bench.store.stage(plan, bench.slots, older_window_rows=30)
+        missed = bench.store.stage(plan, bench.slots, window=WINDOW.window)
         assert missed == Miss(NOT_YET)
         assert background is None or not background.done(), "it was waited for"
         other.execute("ROLLBACK")
     bench.store.absorb_pending()
-    assert isinstance(bench.store.stage(plan, bench.slots, older_window_rows=30), StagedFile)
+    assert isinstance(bench.store.stage(plan, bench.slots, window=WINDOW.window), StagedFile)
     assert bench.store.usage().save_points == 2
 
 

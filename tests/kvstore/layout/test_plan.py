@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+
 import pytest
 
 from kvchat.kvstore.layout.layout import Span
@@ -9,12 +11,10 @@ from kvchat.kvstore.layout.plan import (
     CannotCompose,
     Copy,
     Inline,
-    OlderSave,
     Plan,
-    complete_windows,
     cut,
     joined,
-    window_reach,
+    with_masked_rows,
 )
 from tests.kvstore.layout.test_layout import NAMES, slot
 from tests.kvstore.slot_files import parse_bytes
@@ -53,27 +53,34 @@ def test_no_cut_outside_the_file(n_tokens: int) -> None:
         cut(parse_bytes(slot("b11434-llama-40")), n_tokens)
 
 
-def test_a_window_gets_its_older_rows() -> None:
-    new, old = slot("b11434-gemma3-724"), slot("b11434-gemma3-723")
-    newest, older = parse_bytes(new), [OlderSave(parse_bytes(old), 723)]
-    assert newest.windows[0].first_position == 692
-    assert window_reach(newest, older) == 691
-    file = made(complete_windows(newest, older, 691), new, old)
-    layout = parse_bytes(file)
-    assert (layout.attention[0].rows, layout.attention[1].rows) == (724, WINDOW + 1)
-    for region_number, region in enumerate(layout.attention[1].regions):
-        for row in range(WINDOW + 1):
-            start = region.offset + row * region.row_size
-            assert file[start] == ((691 + row) * 7 + region_number * 3 + 1) % 251
+@pytest.mark.parametrize(("architecture", "length"), [("gemma3", 724), ("gemma3", 40), ("gpt-oss", 40)])
+def test_a_window_gets_a_row_of_zeros_older_than_it(architecture: str, length: int) -> None:
+    saved = slot(f"b11434-{architecture}-{length}")
+    layout = parse_bytes(saved)
+    (window,) = layout.windows
+    file = made(with_masked_rows(layout, WINDOW), saved)
+    assert file[: window.head.offset] == saved[: window.head.offset], "what does not slide is as it was saved"
+    rows, first, *_ = struct.unpack_from("<4xIi", file, window.head.offset)
+    assert (rows, first) == (WINDOW + 1, length - WINDOW - 2)
+    cells = window.head.offset + 8
+    assert file[cells + 4 : cells + window.cell_size] == struct.pack("<ii", 1, 0), "of one sequence"
+    at = cells + window.cell_size
+    assert file[at : at + window.cells.size] == saved[cells : cells + window.cells.size]
+    at += window.cells.size + window.data_head.size
+    for region in window.regions:
+        row, rest = at + 12, at + 12 + region.row_size
+        assert file[row:rest] == bytes(region.row_size)
+        at = rest + window.rows * region.row_size
+        assert file[rest:at] == saved[region.offset : region.offset + window.rows * region.row_size]
+    assert file[at:] == saved[window.end :]
 
 
-def test_rows_nobody_has_are_refused() -> None:
-    newest, older = parse_bytes(slot("b11434-gemma3-724")), parse_bytes(slot("b11434-gemma3-723"))
-    with pytest.raises(CannotCompose, match="token 690"):
-        complete_windows(newest, [OlderSave(older, 723)], 600)
-    with pytest.raises(CannotCompose, match="token 691"):
-        complete_windows(newest, [OlderSave(older, 691)], 691)  # they part before the rows that are missing
-    assert window_reach(newest, [OlderSave(parse_bytes(slot("b11434-gpt-oss-40")), 40)]) == 692
+@pytest.mark.parametrize(
+    ("name", "window"), [("b11434-llama-300", 32), ("b11434-gemma3-724", 64), ("b11434-gemma3-40", 1024)]
+)
+def test_a_file_without_such_a_window_gets_no_row(name: str, window: int) -> None:
+    with pytest.raises(CannotCompose):
+        with_masked_rows(parse_bytes(slot(name)), window)
 
 
 def test_checkpoints_of_later_tokens_are_left_out() -> None:
