@@ -27,7 +27,7 @@ NOBODYS = re.compile(
     r"""cli/(bench|doctor)/|diagnostics|cli/no_display.*hello|words/(folding|language|markdown|redaction|safe_text|wording)
     |engine/(embedded|parent_guard|finding/options|running/log|speaking/wire)|library/gguf/(header|kv_cache)
     |library/local/finder
-    |gateway/(answering|work|dialects/|door/(app|checks)|metrics|models|medicine/(__init__|body|causes|partings))
+    |gateway/(answering|crashes|work|dialects/|door/(app|checks)|metrics|models|medicine/(__init__|body|causes|partings))
     |kvstore/(blocks|files|layout/(caches|header|layout|parser|plan|recipe)|index/(check|points|recipes|token_tree))
     |ui/base/(icons|logo|style_sheet|theme)|ui/rendering/(formula_layer|markdown|markdown_html|page_style|text_page)
     |ui/(desktop/|programs/clients)|system/session_bus""",

@@ -33,7 +33,7 @@ class WindowMemory:
         """Remember these, on disk soon after."""
         if any(self._values.get(key) != value for key, value in values.items()):
             self._values |= values
-            self._thread = threading.Thread(target=self._write, name="window memory", daemon=True)
+            self._thread = threading.Thread(target=self._write, name="window-memory", daemon=True)
             self._thread.start()
 
     def written(self) -> None:

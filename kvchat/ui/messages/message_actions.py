@@ -23,7 +23,7 @@ class Request(Enum):
     """What is to be done with a message."""
 
     REGENERATE = "regenerate"  # another reply beside it
-    REGENERATE_WITH = "regenerate with"  # the same by another model, which is chosen first
+    REGENERATE_WITH = "regenerate-with"  # the same by another model, which is chosen first
     CONTINUE = "continue"  # the reply goes on
     EDIT = "edit"  # other words in its place, on a branch of their own
     FORK = "fork"  # a chat of its own goes on from here
