@@ -37,6 +37,7 @@ from kvchat.system.concurrency import Background, apart
 
 HEADS = 20  # beginnings of prompts that are remembered
 MORE_ROOM = 512  # tokens, at least, for one that was crowded out
+MOST_REMEMBERED = 8_000_000  # bytes of a body; to compare a larger one, which has pictures, spares little
 LEAST_KEPT = 64  # tokens; a shorter state is read sooner than it is looked for
 FindModel = Callable[[str], Awaitable[Model | None]]  # by a client's name for it; None: none was chosen yet
 
@@ -67,7 +68,7 @@ class Answering:
 
     def begin(self, path: str, asked: Asked, passage: Passage) -> Work:
         """Begin to answer; what goes out comes to the work's outlet."""
-        work = Work(path, self.mending.treated(asked, passage), passage)
+        work = Work(path, asked, passage)
         passage.model, passage.stream = asked.model[:MOST_NAME], asked.stream
         work.outlet.sent = lambda: setattr(passage, "first_ms", passage.ms())
         self._works.append(work)
@@ -115,6 +116,7 @@ class Answering:
 
     async def _answer(self, work: Work) -> None:
         passage = work.passage
+        work.asked = await self.mending.treated(work.asked, passage)
         seen = await apart(work.asked.is_large, _seen, work.asked)
         model = await self.find_model(work.asked.model)
         passage.answering_model = model.name if model else ""
@@ -163,7 +165,7 @@ class Answering:
             work.outlet.end()
             if answered is not None:
                 self.mending.prove(work)
-                self._last[slot] = work
+                self._remember(slot, work)
             else:
                 self.crashes.left(passage.program)
             self.passages.moved(passage, Stage.DONE if answered else Stage.LEFT)
@@ -224,6 +226,12 @@ class Answering:
     def _passing(self, work: Work, lease: Lease) -> Passing:
         self.crashes.watch(lease.engine.engine.life)
         return Passing(work, lease, self.host, self.passages.moved, self._heads)
+
+    def _remember(self, slot: Slot, work: Work) -> None:
+        """Remember the request that was answered in a slot, unless it is very large."""
+        self._last.pop(slot, None)
+        if len(work.asked.raw) <= MOST_REMEMBERED:
+            self._last[slot] = work
 
     def _goes_on_from(self, work: Work, engine: ReadyEngine, slot: Slot | None = None) -> Work | None:
         """The one whose prompt is in a slot (in this one, if given) and that this most likely goes on from."""

@@ -18,9 +18,11 @@ from kvchat.gateway.totals import Sum, Total
 from kvchat.gateway.work import Work
 from kvchat.kvstore.savepoint import Miss, StoreRefused, Tokens, common_prefix
 from kvchat.session.lease import Lease
+from kvchat.system.concurrency import apart
 from kvchat.words.comparing import shared_text
 
 Rules = Callable[[str], Collection[str]]  # the names of those that are on for a program
+MUCH_TO_MEND = 20_000  # bytes of a body; to mend more takes longer than going to another thread
 BEFORE, BEHIND, LEAST_FOUND = 64, 160, 40  # tokens around a parting that are asked for; characters that find it
 
 
@@ -34,13 +36,16 @@ class Mending:
 
     def __init__(self, rules: Rules = no_rules) -> None:
         self._rules, self._medicine = rules, Medicine()
+        self._treating = asyncio.Lock()  # one request after the other, as they came
 
-    def treated(self, asked: Asked, passage: Passage) -> Asked:
+    async def treated(self, asked: Asked, passage: Passage) -> Asked:
         """The request as it is to be rendered and passed on."""
         rules = self._rules(passage.program)
         if not rules or asked.form in (Form.PLAIN, Form.COMPLETION):  # those have no template
             return asked
-        treated = self._medicine.treat(passage.program, asked.raw, asked.body, rules)
+        async with self._treating:
+            much = len(asked.raw) > MUCH_TO_MEND
+            treated = await apart(much, self._medicine.treat, passage.program, asked.raw, asked.body, rules)
         passage.changes = treated.changes
         return replace(asked, raw=treated.raw, body=dict(treated.body)) if treated.changes else asked
 
@@ -49,7 +54,8 @@ class Mending:
         rendered, passage, model = work.prompt, work.passage, lease.engine.fingerprint.model
         if not rendered.ids:
             return
-        prompt, passage.whole = Prompt(rendered.ids, rendered.text, work.asked.body), not lease.engine.can_cut
+        prompt = await apart(work.asked.is_large, Prompt, rendered.ids, rendered.text, work.asked.body)
+        passage.whole = not lease.engine.can_cut
         if not self._medicine.knows(passage.program, model, prompt):
             with contextlib.suppress(StoreRefused, EngineRefused):
                 earlier = await _kept(lease, rendered)
@@ -63,7 +69,7 @@ class Mending:
         asked, rendered, passage = work.asked, work.prompt, work.passage
         if passage.changes and passage.cached is not None and rendered.ids:
             treated = Treated(asked.raw, asked.body, passage.changes)
-            prompt = Prompt(rendered.ids, rendered.text, asked.body)
+            prompt = Prompt(rendered.ids, rendered.text)
             passage.mended = self._medicine.credits(treated, prompt, passage.cached)
 
     def forget(self, program: str) -> None:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import copy
 import json
+import threading
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from kvchat.engine.finding.discovery import EngineLocation
-from kvchat.gateway.medicine import Parting
+from kvchat.gateway.medicine import Medicine, Parting
 from kvchat.gateway.requests import ABOUT, Passage
 from kvchat.gateway.totals import Totals
 from kvchat.kvstore.housekeeping import PRUNED_BY_USER
@@ -62,6 +64,23 @@ async def ask(at: OpenDoor, body: agents.Body, path: str = "/v1/chat/completions
     assert answer.status_code == 200, answer.text
     await at.settled()
     return answer.text
+
+
+async def test_a_long_request_is_mended_off_the_event_loop(
+    tmp_path: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads, treat = [], Medicine.treat
+
+    def heard(*given: Any) -> Any:
+        threads.append(threading.current_thread())
+        return treat(*given)
+
+    monkeypatch.setattr(Medicine, "treat", heard)
+    body = agents.opencode(agents.user("So? " * 10_000))
+    async with door(tmp_path / "home", replace(settings, door_rules=("opencode hold-clock",))) as at:
+        await at.client.post("/v1/chat/completions", json=body, headers={"user-agent": "opencode/1"})
+    assert threads
+    assert threading.main_thread() not in threads
 
 
 async def test_why_it_was_read_again_is_told_in_the_receipt_and_added_up(tmp_path: Path, at: OpenDoor) -> None:

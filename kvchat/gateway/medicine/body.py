@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from sys import getsizeof
 from typing import Any
 
 SYSTEM_ROLES = frozenset(("system", "developer"))
@@ -20,6 +21,8 @@ OPTIONS = (
     "text",
     "add_generation_prompt",
 )
+
+_MOST_OF_DATA = 500  # characters that a block may have of anything that is not said
 
 
 @dataclass(frozen=True)
@@ -38,7 +41,14 @@ class Contents:
     system: tuple[str, ...] = ()
     tools: tuple[tuple[str, str], ...] = ()  # the name of each, and all that is said of it
     messages: tuple[Message, ...] = ()  # but for those of the system that stand first
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, int] = field(default_factory=dict)  # a hash of each
+
+    @property
+    def bytes(self) -> int:
+        """Return what its texts take in memory."""
+        said = (text for message in self.messages for text in (message.role, message.text, message.reasoning))
+        told = (text for tool in self.tools for text in tool)
+        return sum(map(getsizeof, (*self.system, *told, *said)))
 
 
 NOTHING_KNOWN = Contents()
@@ -56,7 +66,7 @@ def contents(body: Mapping[str, Any]) -> Contents:
         elif message is not None:
             messages.append(message)
     tools = tuple((_name(tool), _as_json(tool)) for tool in _list(body.get("tools")))
-    options = {name: body[name] for name in OPTIONS if name in body}
+    options = {name: hash(json.dumps(body[name], sort_keys=True)) for name in OPTIONS if name in body}
     return Contents(tuple(filter(None, told)), tools, tuple(messages), options)
 
 
@@ -88,8 +98,17 @@ def _texts(content: Any) -> list[str]:
             found.append(block)
         elif isinstance(block, dict) and block.get("type") != "thinking":
             said = block.get("text", block.get("content"))
-            found += _texts(said) if said is not None else [_as_json(block)]
+            found += _texts(said) if said is not None else [_as_json(_without_data(block))]
     return found
+
+
+def _without_data(value: Any) -> Any:
+    """A block that is no text, as a picture: of what is long only a hash."""
+    if isinstance(value, dict):
+        return {name: _without_data(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_without_data(inner) for inner in value]
+    return hash(value) if isinstance(value, str) and len(value) > _MOST_OF_DATA else value
 
 
 def _name(tool: Any) -> str:

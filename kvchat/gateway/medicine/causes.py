@@ -16,7 +16,7 @@ from kvchat.words.language import N_
 _AROUND = 160  # characters of each text that are told
 _SNIPPET = 80  # characters by which a part of the body is found in the prompt
 _LEAST_SNIPPET = 12  # fewer may stand anywhere
-_MOST_NAMES = 3
+_MOST_NAMES, _LONGEST_NAME = 3, 60
 _TOOLS_CHANGED = N_("tool list changed")
 _BILLING = "x-anthropic-billing-header"
 _THINKS = re.compile(r"<think|</think|<\|channel\|?>\s*(?:analysis|thought)|\[THINK]|<reasoning>|<seed:think>|◁think▷")
@@ -180,7 +180,7 @@ def _first_difference(before: Contents, now: Contents, number: int) -> Place:
 def _message(now: Contents, number: int) -> Place:
     if number >= len(now.messages):
         return _TEMPLATE
-    return Place(MESSAGE, number, f"message {number + 1} ({now.messages[number].role})")
+    return Place(MESSAGE, number, f"message {number + 1} ({now.messages[number].role[:_LONGEST_NAME]})")
 
 
 def _of_the_line(before: str, after: str, place: Place) -> Cause | None:
@@ -245,7 +245,7 @@ def _of_tools(before: Contents, now: Contents) -> Cause:
 
 
 def _named(names: list[str]) -> str:
-    shown = ", ".join(f"*{name}*" for name in names[:_MOST_NAMES])
+    shown = ", ".join(f"*{name[:_LONGEST_NAME]}*" for name in names[:_MOST_NAMES])
     return f"{shown} and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else shown
 
 

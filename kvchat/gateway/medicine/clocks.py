@@ -13,6 +13,8 @@ _DATE = (
     rf"|{_DAY}{_MONTH}\s+\d{{1,2}}(?:st|nd|rd|th)?,?\s+\d{{4}}|{_DAY}\d{{1,2}}(?:st|nd|rd|th)?\s+{_MONTH},?\s+\d{{4}}"
 )
 CLOCK = re.compile(rf"(?<![\w.])(?:(?:{_DATE})(?:(?:T|,?\s+(?:at\s+)?){_TIME})?|{_TIME})(?!\w)", re.IGNORECASE)
+_BEFORE = 200  # characters of a line before a clock that may say what it tells
+_MOST = 100  # clocks of a text
 _TELLS = re.compile(r"date|time|today|now|day|clock|日期|时间|今天", re.IGNORECASE)
 _MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
 
@@ -31,14 +33,16 @@ def telling_now(text: str, now: datetime) -> list[re.Match[str]]:
     days = [now + timedelta(days=shift) for shift in (-1, 0, 1)]
     found: list[re.Match[str]] = []
     for match in CLOCK.finditer(text):
-        line = text[text.rfind("\n", 0, match.start()) + 1 : match.start()]
-        above = text[max(0, match.start() - 80) : match.start()]
+        if len(found) >= _MOST:
+            break
+        near = text[max(0, match.start() - _BEFORE) : match.start()]
+        line, above = near[near.rfind("\n") + 1 :], near[-80:]
         if not _TELLS.search(line or above):
             continue
         if has_date(match.group()):
             if any(_is_day(match.group(), day) for day in days):
                 found.append(match)
-        elif _says_time(line) or (found and "\n" not in text[found[-1].end() : match.start()]):
+        elif _says_time(line) or (found and match.start() - len(line) <= found[-1].end()):
             found.append(match)
     return found
 

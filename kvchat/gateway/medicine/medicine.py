@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -15,6 +15,8 @@ from kvchat.gateway.medicine.rules import RULES, Change, Held, apply
 from kvchat.words.language import N_
 
 _UNKNOWN = N_("the prompt is another one")
+
+_MOST_TOLD = 500  # characters of what stood in a request, and of what stands there instead
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,7 @@ class Medicine:
             for name in wanted:
                 if done := apply(name, located(text), held, now):
                     text = edited(text, [edit for edit, _ in done])
-                    changes += [change for _, change in done]
+                    changes += [_short(change) for _, change in done]
             after = located(text).value if changes else body
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
             return Treated(raw, body)  # no request of a known shape: the engine says what is wrong with it
@@ -98,3 +100,9 @@ class Medicine:
         self._recent.forget(program)
         for name in [name for name in self._held if program in (None, name)]:
             del self._held[name]
+
+
+def _short(change: Change) -> Change:
+    """The change as it is remembered with the request."""
+    before, after, needle = (text[:_MOST_TOLD] for text in (change.before, change.after, change.needle))
+    return replace(change, before=before, after=after, needle=needle)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from sys import getsizeof
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from kvchat.gateway.medicine.body import Contents, contents
+from kvchat.gateway.medicine.body import NOTHING_KNOWN, contents
 from kvchat.words.language import _, listed, number, retold
 from kvchat.words.wording import brief
 
@@ -24,25 +26,25 @@ _REPLY_HEAD = 8  # tokens at a prompt's end that begin its reply: templates writ
 
 
 class Prompt:
-    """What an engine was asked to read: token ids, the text they were made of, and the request's body."""
+    """What an engine was asked to read: token ids, the text they were made of, and what the request's body said.
+
+    The body itself is not kept: pictures may be in it.
+    """
 
     def __init__(self, ids: Sequence[int] | Ids, text: str = "", body: Mapping[str, Any] | None = None) -> None:
         """`text` is empty where it is not known, `body` where there is none."""
         self.ids: Ids = np.asarray(ids if isinstance(ids, np.ndarray) else array("i", ids), np.int32)
-        self.text, self.body = text, body or {}
+        self.text, self.contents = text, NOTHING_KNOWN
+        with contextlib.suppress(ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            self.contents = contents(body or {})
 
     def __len__(self) -> int:
         return len(self.ids)
 
-    @property
+    @cached_property
     def weight(self) -> int:
         """About how many bytes it keeps in memory."""
-        return 4 * len(self.ids) + 3 * len(self.text) + 4_000
-
-    @cached_property
-    def contents(self) -> Contents:
-        """What its body says."""
-        return contents(self.body)
+        return self.ids.nbytes + getsizeof(self.text) + self.contents.bytes + 4_000
 
     @cached_property
     def sketch(self) -> npt.NDArray[np.uint32]:

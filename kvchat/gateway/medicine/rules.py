@@ -16,12 +16,13 @@ from typing import Any
 
 from kvchat.gateway.medicine.body import SYSTEM_ROLES, contents
 from kvchat.gateway.medicine.clocks import masked, telling_now
-from kvchat.gateway.medicine.located import Edit, Located
+from kvchat.gateway.medicine.located import Edit, Located, edited
 from kvchat.words.language import N_
 
 BILLING_HEADER, HOLD_CLOCK, SORT_TOOLS, KEEP_REASONING = "billing-header", "hold-clock", "sort-tools", "keep-reasoning"
 HELD_FOR = timedelta(hours=24)
 _MOST_HELD = 200
+_LOOKED_AT = 200_000  # characters of a request; a clock behind them stays as it is
 _BILLING = re.compile(r"x-anthropic-billing-header:[^\n]*\n?")
 # What templates of today call it: Qwen and StepFun the first, GLM the second. Others do not look at either.
 _KEEPS_REASONING: dict[str, Any] = {"preserve_thinking": True, "clear_thinking": False}
@@ -92,8 +93,11 @@ def billing_header(body: Located, held: Held, now: datetime) -> Changed:
 
 def hold_clock(body: Located, held: Held, now: datetime) -> Changed:
     """With the date and time that were told first, in the system prompt and the first message, for a day."""
+    left = _LOOKED_AT
     for where, place in _fixed_texts(body):
-        text = place.value
+        whole = place.value
+        text, rest = whole[:left], whole[left:]
+        left -= len(text)
         clocks = telling_now(text, now)
         if not clocks:
             continue
@@ -110,7 +114,7 @@ def hold_clock(body: Located, held: Held, now: datetime) -> Changed:
             continue
         before, after = (_line(text, pairs[0][0], one) for one in (pairs[0][0].group(), pairs[0][1]))
         change = Change(HOLD_CLOCK, where, before, after, differs, after.strip())
-        new = _replaced(text, [(*match.span(), kept) for match, kept in pairs])
+        new = edited(text, [Edit(*match.span(), kept) for match, kept in pairs]) + rest
         yield Edit(place.start, place.end, json.dumps(new, ensure_ascii=False)), change
 
 
@@ -121,7 +125,7 @@ def sort_tools(body: Located, held: Held, now: datetime) -> Changed:
     names = [_tool_name(one) for one in items]
     order = sorted(range(len(items)), key=lambda number: names[number])
     before, after = ", ".join(names), ", ".join(names[number] for number in order)
-    differs = held.differs(SORT_TOOLS, after, before)
+    differs = held.differs(SORT_TOOLS, str(hash(after)), before)
     if order == list(range(len(items))):
         return
     between = [body.text[one.end : two.start] for one, two in pairwise(items)]
@@ -242,12 +246,6 @@ def _line(text: str, match: re.Match[str], said: str) -> str:
     start, end = text.rfind("\n", 0, match.start()) + 1, text.find("\n", match.end())
     rest = text[match.end() : len(text) if end < 0 else end]
     return f"{text[max(start, match.start() - 120) : match.start()]}{said}{rest[:120]}"
-
-
-def _replaced(text: str, parts: list[tuple[int, int, str]]) -> str:
-    for start, end, new in reversed(parts):
-        text = text[:start] + new + text[end:]
-    return text
 
 
 def _trim(held: OrderedDict[Any, Any]) -> None:

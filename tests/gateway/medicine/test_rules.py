@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection
 from datetime import datetime, timedelta
 
-from kvchat.gateway.medicine import RULES, Medicine, Treated
+import pytest
+
+from kvchat.gateway.medicine import RULES, Medicine, Treated, clocks
 from tests.gateway import agents
 from tests.gateway.agents import Body, assistant, rendered, user
 
@@ -138,3 +141,46 @@ def test_a_held_clock_spares_what_stands_behind_it() -> None:
     spared = medicine.credits(treated, prompt, len(prompt))["hold-clock"]
     behind = prompt.text[prompt.text.index("Today's date") :]
     assert spared == len(prompt) - (len(prompt.text) - len(behind)) * len(prompt) // len(prompt.text)
+
+
+class Counted:
+    """A pattern that counts how much it was looked for in."""
+
+    def __init__(self, pattern: re.Pattern[str]) -> None:
+        self.pattern, self.looked_at = pattern, 0
+
+    def search(self, text: str) -> re.Match[str] | None:
+        self.looked_at += len(text)
+        return self.pattern.search(text)
+
+
+def test_a_long_line_of_dates_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line of 279 KB took 29 s, for before each of its dates all of the line was looked at."""
+    monkeypatch.setattr(clocks, "_TELLS", counted := Counted(clocks._TELLS))
+    for line in ("On 2026-11-22 at 09:12 it rained, ", "Deadline 2027-01-02, "):
+        body = agents.opencode()
+        body["messages"][0]["content"] = line * 500
+        counted.looked_at = 0
+        treat(Medicine(), body, ["hold-clock"])
+        assert counted.looked_at <= 20 * len(line) * 500
+
+
+def test_what_stands_behind_very_much_stays_as_it_is() -> None:
+    clock = Clock()
+    medicine, told = Medicine(clock), "Today's date is {}.\n" + "x" * 300_000 + "\nToday's date is {}."
+    for day in ("2026-11-22", "2026-11-23"):
+        body = agents.opencode()
+        body["messages"][0]["content"] = told.format(day, day)
+        treated = treat(medicine, body, ["hold-clock"]).body["messages"][0]["content"]
+        assert treated == told.format("2026-11-22", day)
+        clock.now += timedelta(hours=15)
+
+
+def test_of_a_change_no_more_is_remembered_than_can_be_shown() -> None:
+    medicine = Medicine()
+    tools = [agents.function(f"{letter}{'x' * 5_000}") for letter in "CBA"]
+    (change,) = treat(medicine, agents.opencode(tools=tools), ["sort-tools"]).changes
+    assert max(map(len, (change.before, change.after, change.needle))) <= 500
+    header = agents.claude_code(cch="x" * 100_000)
+    (change,) = treat(medicine, header, ["billing-header"]).changes
+    assert len(change.before) <= 500
