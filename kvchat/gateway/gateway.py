@@ -121,13 +121,19 @@ class Gateway:
             async with crashes.asking(program), engine.passed_on(path, body) as answer:
                 return answer.status_code, await answer.aread()
 
-    def as_json(self) -> dict[str, Any]:
-        """What `GET /kvchat/requests` answers: what is under way, the last requests newest first, and the slots."""
-        passages = self.passages
+    def as_json(self, program: str | None) -> dict[str, Any]:
+        """What `GET /kvchat/requests` answers: what is under way, the last requests newest first, and the slots.
+
+        Those of one program, to which nobody else's are told; None: all.
+        """
+        under_way, last = (
+            [passage.as_json() for passage in passages if program in (None, passage.program)]
+            for passages in (self.passages.under_way, list(reversed(self.passages.last)))
+        )
         return {
             "at": time.time(),
-            "under_way": [one.as_json() for one in passages.under_way],
-            "last": [one.as_json() for one in reversed(passages.last)],
+            "under_way": under_way,
+            "last": last,
             "slots": [
                 {
                     "slot": slot.number,
@@ -136,7 +142,7 @@ class Gateway:
                     "busy": slot.claim > 0,  # answering, settling or saving
                 }
                 for slot in self._slots.all
-                if slot.contents is not None
+                if slot.contents is not None and program in (None, program_of(slot.contents.owner))
             ],
         }
 

@@ -97,12 +97,38 @@ async def test_a_program_keeps_its_name_in_any_script(at: OpenDoor) -> None:
     asked = await at.client.post("/v1/chat/completions", json=chat_body(WORDS), headers=headers)
     assert asked.status_code == 200
     await at.settled()
-    listed = (await at.client.get("/kvchat/requests")).json()
+    listed = (await at.client.get("/kvchat/requests", headers=headers)).json()
     assert [one["program"] for one in listed["last"]] == ["聊天助手"]
     assert [one["owner"] for one in listed["slots"]] == ["聊天助手"]
     assert 'program="聊天助手"' in (await at.client.get("/metrics")).text
     usage = await at.runtime.save_points.usage()
     assert [program_of(one.conversation_id) for one in usage.conversations] == ["聊天助手"]
+
+
+@pytest.mark.parametrize("keys", [{}, {"": "the-key-of-all", "editor": "the-editors-key"}])
+async def test_clients_see_their_own_requests_and_the_owners_key_sees_all(
+    tmp_path: Path, settings: Settings, keys: dict[str, str]
+) -> None:
+    """Why a prompt parted names its tools: that is nothing for other programs."""
+    async with door(tmp_path / "home", settings, keys) as at:
+        editor = {"user-agent": "editor/1"} | ({"authorization": "Bearer the-editors-key"} if keys else {})
+        agent = {"user-agent": "agent/1", "x-api-key": "the-key-of-all"}
+        posing = {"user-agent": "editor/1", "x-api-key": "the-key-of-all"}
+        for headers in (editor, agent):
+            await at.client.post("/v1/chat/completions", json=chat_body(WORDS), headers=headers)
+            await at.settled()
+
+        async def seen_by(headers: dict[str, str]) -> set[str]:
+            told = (await at.client.get("/kvchat/requests", headers=headers)).json()
+            return {one["program"] for one in told["last"]} | {one["owner"] for one in told["slots"]}
+
+        assert await seen_by(editor) == {"editor"}
+        assert await seen_by(agent) == {"agent"}
+        assert await seen_by({"x-api-key": "the-key-of-all", "user-agent": "kvchat/1"}) == set()
+        if keys:
+            assert await seen_by(posing) == set(), "it has not the editor's key"
+        ours = json.loads((tmp_path / "home" / "state" / "engine.json").read_text("utf-8"))["key"]
+        assert await seen_by({"authorization": f"Bearer {ours}"}) == {"editor", "agent"}
 
 
 async def test_a_client_cannot_choose_the_slot(at: OpenDoor, fake_engine: FakeEngine) -> None:

@@ -94,7 +94,7 @@ async def test_why_it_was_read_again_is_told_in_the_receipt_and_added_up(tmp_pat
     assert parting.rule == "hold-clock"
     assert TODAY in parting.before
     assert TOMORROW in parting.after
-    listed = (await at.client.get("/kvchat/requests")).json()["last"][0]
+    listed = (await at.client.get("/kvchat/requests", headers={"user-agent": "opencode/1"})).json()["last"][0]
     assert listed["miss"] == "the date in the system prompt"
     assert TOMORROW not in json.dumps(listed)
     assert "changes" not in listed

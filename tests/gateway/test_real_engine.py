@@ -23,7 +23,7 @@ from kvchat.settings import Settings
 from kvchat.system.paths import resolve_paths
 from tests.engine.waiting import until
 from tests.gateway.corpus import GOING_ON, REQUESTS, SYSTEM, TEMPLATE
-from tests.gateway.doors import OpenDoor, door, events, receipt_in
+from tests.gateway.doors import OpenDoor, chat_body, door, events, receipt_in
 from tests.models import seeing
 from tests.pictures import png
 from tests.users_server import KEY, UsersServer
@@ -205,6 +205,38 @@ async def test_usage_says_what_the_receipt_says(
             await at.settled()
         props = (await at.client.get("/props")).json()
         assert (props["model_path"], props["model_alias"]) == ("tiny-llama-1.gguf", "tiny-llama-1.gguf")
+
+
+REFUSED: tuple[dict[str, Any], ...] = (
+    {"grammar": 'root ::= unspeakable heron (\nother ::= "unspeakable\n\nthird ::= "unspeakable"'},
+    {"messages": [{"role": "user", "content": [{"type": "unspeakable"}]}]},
+    {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "unspeakable"}}]}]},
+    {"response_format": {"type": "unspeakable"}},
+    {"json_schema": {"type": "unspeakable"}},
+    {"max_tokens": "unspeakable"},
+)
+
+
+@pytest.mark.parametrize("kind", ["real_llama_server", "embedded_engine"])
+async def test_no_log_quotes_a_refused_request(
+    tmp_path: Path, tiny_model: Callable[[str], Path], request: pytest.FixtureRequest, kind: str
+) -> None:
+    engine: EngineLocation = request.getfixturevalue(kind)
+    model = str(tiny_model("llama"))
+    chosen = Settings(
+        model_path=model, engine_path=str(engine.path or "embedded"), context_size=2048, free_floor_bytes=0
+    )
+    async with door(tmp_path / "home", chosen) as at:
+        for body in REFUSED:
+            answer = await at.client.post(
+                "/v1/chat/completions", json={"messages": chat_body("Hello")["messages"]} | body
+            )
+            assert 400 <= answer.status_code <= 500, answer.text
+        log = "\n".join(at.runtime.engine.log_lines)
+    assert "exception" in log
+    assert "unspeakable" not in log
+    for file in (tmp_path / "home" / "state").rglob("*"):
+        assert not file.is_file() or b"unspeakable" not in file.read_bytes(), file
 
 
 async def test_where_the_next_request_goes_on_is_known_beforehand(

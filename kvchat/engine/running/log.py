@@ -38,13 +38,15 @@ class EngineLog:
         self._file = _LogFile(path, file_bytes) if path is not None else None
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._rest = ""
+        self._quotes = False  # it has quoted a request: lines of that may still come
         self._listeners: list[Callable[[str], None]] = []
         self.bytes_seen = 0  # grows with every sign of life, a progress dot without a line end included
 
     @property
     def lines(self) -> tuple[str, ...]:
         """The last lines, newest last, an unfinished one included."""
-        return (*self._lines, self._rest) if self._rest else tuple(self._lines)
+        rest = self._without_request(self._rest)
+        return (*self._lines, rest) if rest else tuple(self._lines)
 
     @property
     def since_start(self) -> tuple[str, ...]:
@@ -84,12 +86,27 @@ class EngineLog:
             self._file.close()
 
     def _add(self, line: str) -> None:
-        line = line[:_LONGEST_LINE]
+        if line.startswith(START):
+            self._quotes = False
+        kept = self._without_request(line[:_LONGEST_LINE])
+        self._quotes = self._quotes or _QUOTES.search(line) is not None
+        if kept is None:
+            return
+        line = kept
         self._lines.append(line)
         if self._file is not None:
             self._file.add(line)
         for listener in tuple(self._listeners):
             listener(line)
+
+    def _without_request(self, line: str) -> str | None:
+        """The line without what it quotes of a request; None for one that may be part of a quotation.
+
+        A grammar that does not parse is printed whole, its lines between those of the log.
+        """
+        if match := _QUOTES.search(line):
+            return f"{line[: match.end()]}…"
+        return line if not self._quotes or _LEVEL.match(line) or _LAST_WORDS.match(line) else None
 
 
 class _LogFile:
@@ -139,6 +156,16 @@ class _LogFile:
             self._file = None
 
 
+# llama.cpp quotes a request, or what was made of it, behind these words (tools/server, common, llama-grammar.cpp).
+_QUOTES = re.compile(
+    r"got (?:another )?exception: |error (?:parsing|printing) grammar: |after accepting piece: |not as expected: "
+    r"|(?:downloading image from|loading image from local file|Responses tool type) '|\bwhat\(\): "
+    r"|Failed to (?:apply|convert|format|initialize|parse|render)[\w ]*: "
+)
+# Without a level on standard error, of an engine that dies: kvchat reads in them why.
+_LAST_WORDS = re.compile(
+    r"kvchat|terminate called|[\w./\\:-]+\.(?:c|h|m|cc|cu|cpp|hpp)\w*:\d+: |(?:CUDA|ROCm|MUSA|HIP|SYCL) error|ggml_"
+)
 # "0.00.296.764 E ggml_…": minutes, seconds, milli- and microseconds, level (llama.cpp's common/log.cpp).
 _LEVEL = re.compile(r"^(?:\d+\.)+\d+ ([DIWE]) ")
 _TROUBLE = re.compile(r"\berror\b|\bfailed\b|GGML_ASSERT|GGML_ABORT|terminate called", re.IGNORECASE)

@@ -58,8 +58,8 @@ class Inside(Protocol):
         """The engine's status and answer to what needs no slot. Raises KvchatError."""
         ...
 
-    def as_json(self) -> dict[str, Any]:
-        """The requests and the slots."""
+    def as_json(self, program: str | None) -> dict[str, Any]:
+        """The requests and the slots: a program's, or all."""
         ...
 
 
@@ -159,7 +159,7 @@ class _Answers:
         return Response(self._gateway.metrics.text(), media_type=None, headers={"content-type": CONTENT_TYPE_LATEST})
 
     async def requests(self, request: Request) -> Response:
-        return JSONResponse(self._gateway.as_json())
+        return JSONResponse(self._gateway.as_json(None if request.scope["command"] else request.scope["program"]))
 
     async def generate(self, form: Form, scope: Scope, receive: Receive, send: Send) -> None:
         """What takes a slot."""

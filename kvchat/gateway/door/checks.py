@@ -14,7 +14,7 @@ from starlette.datastructures import Headers
 from starlette.types import Receive
 
 from kvchat.gateway.dialects.asked import Refused
-from kvchat.gateway.door.keys import EVERYBODY, Keys, program_by
+from kvchat.gateway.door.keys import EVERYBODY, NAMELESS, Keys, program_by
 
 MOST_BODY = 64_000_000  # bytes of a request; pictures come along in it
 BODY_S = 60.0  # that it may take to come, once its head is here
@@ -46,14 +46,19 @@ class Checks:
             raise Refused(403, "Web pages may not use this. Its origin is not among those allowed.", "permission_error")
 
     def program(self, headers: Headers) -> str:
-        """Which program it is, by its key or else by what it says of itself. Raises Refused without a good key."""
+        """Which program it is, by its key or else by what it says of itself. Raises Refused without a good key.
+
+        The name of a program that has a key of its own is nobody's who does not show that.
+        """
         named = program_by(headers.get("user-agent", ""))
         if not self.keys:
             return named
         program = self.keys.program_of(_shown(headers))
         if program is None:
             raise Refused(401, "The key is missing or not the right one.", "authentication_error")
-        return named if program == EVERYBODY else program
+        if program == EVERYBODY:
+            return NAMELESS if named in self.keys else named
+        return program
 
     def is_command(self, headers: Headers) -> bool:
         """True if one of kvchat's own commands asks."""

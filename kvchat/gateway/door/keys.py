@@ -19,6 +19,7 @@ from kvchat.system.secret_store import SecretStore
 from kvchat.words.language import _
 
 EVERYBODY = ""  # whose key it is that is no program's
+NAMELESS = "other"  # a program that says nothing of itself
 LEAST_KEY = 8  # characters
 _ACCOUNT = "door keys"
 _MOST_FILE = 100_000
@@ -40,6 +41,10 @@ class Keys:
 
     def __bool__(self) -> bool:
         return bool(self._keys)
+
+    def __contains__(self, program: str) -> bool:
+        """True if the program has a key of its own."""
+        return program in self._keys
 
     def is_ours(self, shown: str) -> bool:
         """True for one of kvchat's own commands, which answers in the user's chats."""
@@ -124,7 +129,7 @@ def program_by(agent: str) -> str:
     if version.lower() in ("python", "js", "go", "java"):  # the SDKs of OpenAI and Anthropic
         product = f"{product}-{version}"
     name = program_name(product)
-    return {"": "other", "mozilla": "browser"}.get(name, name)
+    return {"": NAMELESS, "mozilla": "browser"}.get(name, name)
 
 
 def program_name(words: str) -> str:

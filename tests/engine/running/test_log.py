@@ -94,3 +94,41 @@ def test_only_what_matters() -> None:
     assert len(at_least(LINES, Level.DETAIL)) == 9
     assert at_least(LINES, Level.WARNING) == [LINES[3], LINES[4], LINES[5], LINES[7]]
     assert at_least(LINES, Level.ERROR) == [LINES[4], LINES[5], LINES[7]]
+
+
+QUOTED = """\
+0.00.001.000 I srv  update_slots: all slots are idle
+parse: error parsing grammar: expecting ::= at unspeakable heron
+next ::= "unspeakable error"
+
+root ::= unspeakable
+second ::= "unspeakable"
+0.00.001.001 E failed to parse grammar
+third ::= "unspeakable"
+0.00.001.002 W srv    operator(): got exception: {"error":{"code":400,"message":"near unspeakable heron"}}
+0.00.001.003 E slt  process: id 0 | task 3 | got exception: Failed to parse input at pos 5: unspeakable
+0.00.001.004 I srv  load: downloading image from 'https://unspeakable.example/heron'
+0.00.001.005 E srv  send_error: task id = 7, error: Failed to initialize samplers: unspeakable
+0.00.001.006 I slot release: id 0 | task 7 | stop processing: n_tokens = 7
+/src/ggml/src/ggml.c:22: GGML_ASSERT(x > 0) failed
+terminate called after throwing an instance of 'std::runtime_error'
+  what():  unspeakable
+CUDA error: out of memory
+"""
+
+
+@pytest.mark.parametrize("size", [1, 7, 10_000])
+def test_nothing_of_a_refused_request_is_kept(tmp_path: Path, size: int) -> None:
+    """The engine prints a grammar that does not parse, and what it says of messages it refuses."""
+    log, heard, shown, data = EngineLog(tmp_path / "engine.log"), list[str](), set[str](), QUOTED.encode()
+    log.subscribe(heard.append)
+    for at in range(0, len(data), size):
+        log.feed(data[at : at + size])
+        shown |= set(log.lines[-1:])
+    log.close()
+    written = (tmp_path / "engine.log").read_text("utf-8").splitlines()
+    assert list(log.lines) == heard == written
+    assert not [line for line in (*heard, *shown) if "unspeakable" in line]
+    for kept in ("all slots are idle", "failed to parse grammar", "got exception: …", "stop processing", "GGML_ASSERT"):
+        assert any(kept in line for line in heard), kept
+    assert heard[-3:] == [QUOTED.splitlines()[-3], "  what(): …", "CUDA error: out of memory"]
