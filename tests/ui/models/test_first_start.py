@@ -85,7 +85,7 @@ async def test_models_that_are_here_come_first_and_the_starter_is_what_it_is(
     window.show_first_start()
     await until(lambda: page.starter.text() == "Use kvchat’s own starter model")
     await until(lambda: page.found)
-    assert [one.text() for one in page.found] == ["Use Large · fits", "Use Small · fits"]
+    assert [one.text() for one in page.found] == ["Use Large-Q4_K_M · fits", "Use Small-Q4_K_M · fits"]
     assert (page.found[0].property("kind"), page.starter.property("kind")) == ("primary", "")
     page.found[0].click()
     await until(lambda: ("use_model", large.path) in runtime.calls)
