@@ -173,7 +173,6 @@ class _Answers:
         answering = self._gateway.answering
         answering.crashes.check(scope["program"])
         asked = await _understood(form, raw)
-        asked.check()
         if answering.stops:
             raise Refused(503, "The engine is being stopped.", "unavailable_error", again_s=AGAIN_S)
         passage = self._gateway.passages.begin(scope["program"], scope["path"])
@@ -218,6 +217,7 @@ async def _understood(form: Form, raw: bytes) -> Asked:
     def within_bounds() -> Asked:
         asked = understood(form, raw)
         check_bounds(asked.body)
+        asked.check()
         return asked
 
     try:
