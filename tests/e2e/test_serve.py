@@ -113,6 +113,11 @@ def test_programs_go_on_warm_after_a_restart(
         assert cached >= 0.95 * (prompt - 30)
         responses = ours.openai.responses.create(model="kvchat", input="Hello", max_output_tokens=4)
         assert responses.output_text
+        made_up = ours.openai.chat.completions.create(model="gpt-4o", messages=[question], max_tokens=1)
+        assert made_up.model == tiny_model(architecture).stem
+        assert at.end() == 0
+    home.write_settings(free_floor_bytes=0, context_size=8192, door_any_model=False)
+    with serving(home, *common, port=port) as at, closing(Clients(at)) as ours:
         with pytest.raises(ours.unknown, match="There are"):
             ours.openai.chat.completions.create(model="gpt-4o", messages=[question])
         with pytest.raises(ours.unknown, match="There are"):

@@ -25,7 +25,6 @@ from kvchat.engine.speaking.wire import Sampling
 from kvchat.kvstore.block_store import BlockStore
 from kvchat.kvstore.savepoint import Fingerprint, Miss, RestorePlan, SavePoint, Tokens, common_prefix
 from kvchat.runtime import Runtime
-from kvchat.session.host import EARLY_TOKENS
 from kvchat.settings import Settings
 from kvchat.system.ownership import Ownership
 from kvchat.system.paths import Paths
@@ -99,7 +98,7 @@ class Life:
         chats = await self._runtime.chat.conversations()
         if not chats:
             return
-        usable = await asyncio.to_thread(self._usable)
+        usable = await asyncio.to_thread(self._kept.save_points)
         asked: list[tuple[Fingerprint, Tokens, bool]] = []
         find = BlockStore.find
 
@@ -123,14 +122,6 @@ class Life:
                 prompt=receipt.prompt_tokens,
                 kept=max((_serves(usable, *one) for one in asked), default=0),
             )
-
-    def _usable(self) -> list[SavePoint]:
-        """The save points there are. With sliding windows one is of use with another beside it, see `EARLY_TOKENS`."""
-        points = self._kept.save_points()
-        if "gemma3" not in str(self._runtime.settings.model_path):
-            return points
-        there = {(point.fingerprint, point.tokens) for point in points}
-        return [point for point in points if (point.fingerprint, point.tokens[:-EARLY_TOKENS]) in there]
 
     def _hear(self, event: Event) -> None:
         if isinstance(event, MessagesChanged) and (words := self._asking.pop(event.conversation_id, None)):
