@@ -103,7 +103,7 @@ class Passing:
 
     @property
     def _choosy(self) -> bool:
-        """Whether the engine chooses the slot: Anthropic's go to the one that has most of them, all but the last."""
+        """True if the engine chooses the slot: Anthropic requests go to the one that holds most of the prompt."""
         return self.work.asked.form is Form.MESSAGES and len(self.lease.slots.all) > 1
 
     def _found(self, loaded: Loaded) -> Loaded:
@@ -255,7 +255,7 @@ class Passing:
         return rest
 
     def _usage(self) -> Usage:
-        """What the answer is to say of its cost; vectors are told under the model's name that the client gave."""
+        """Usage for the answer; embeddings keep the model name that the client gave."""
         asked, passage = self.work.asked, self.work.passage
         named = asked.form is Form.PLAIN and asked.model
         return Usage("" if named else passage.answering_model, passage.read, passage.read_ms)

@@ -202,7 +202,7 @@ def _facts(source: Path, archive: zipfile.ZipFile, manifest: Mapping[str, Any]) 
 
 
 def _engine(archive: zipfile.ZipFile, manifest: Mapping[str, Any]) -> tuple[str | None, str]:
-    """What the backup's settings would run; nothing where they cannot be read."""
+    """Return the engine and arguments in the backup's settings; neither if they cannot be read."""
     with suppress(KeyError, ValueError, RecursionError):
         if SETTINGS in manifest["files"]:
             with archive.open(SETTINGS) as packed:

@@ -61,7 +61,7 @@ class Rules:
     rules: tuple[Rule, ...]
 
     def ignores(self, path: Path, *, is_folder: bool) -> bool | None:
-        """What the last rule that matches says of a path below the folder; None if none does."""
+        """Return what the last matching rule decides for a path below the folder; None if no rule matches."""
         names = [os.fsencode(name) for name in path.relative_to(self.folder).parts]
         said = (not rule.keeps for rule in reversed(self.rules) if rule.matches(names, is_folder=is_folder))
         return next(said, None)
@@ -159,7 +159,7 @@ def _class(rule: bytes, place: int) -> tuple[bytes, int]:
 
 
 def _segment(tokens: Sequence[bytes], *, deep: bool) -> _Segment:
-    """What one name of a path must look like.
+    """Build the pattern that one name of a path must match.
 
     What follows a star is taken where it is found first, which is as good as any later place (an atomic group), so that
     nothing is tried twice.

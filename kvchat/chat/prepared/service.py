@@ -129,7 +129,7 @@ class Library:
         return found
 
     async def estimate(self, paths: Sequence[Path], now: tuple[Fingerprint, int] | None) -> Estimate:
-        """What preparing these would take. `now`: with what states are made, and the longest context; None: unknown."""
+        """Estimate the cost of preparing these. `now`: the engine's fingerprint and longest context; None: unknown."""
         fingerprint, limit = now or (None, None)
         documents = await asyncio.to_thread(gather, paths)
         text = await asyncio.to_thread(_text, documents)
@@ -323,7 +323,7 @@ def why_not_ready(one: Prepared, usage: ConversationUsage | None, now: Fingerpri
 
 
 def _text(documents: Sequence[Document]) -> str:
-    """What the model reads of documents, with their names and what parts them: of small files that is most of it."""
+    """Join documents as the model reads them, names and separators included: in small files those are most of it."""
     return prompt_content(record.system_message([document.attachment for document in documents]))
 
 

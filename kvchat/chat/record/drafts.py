@@ -16,7 +16,7 @@ NOT_BEGUN = ""  # stands for the conversation that has not begun, which has a dr
 
 @dataclass(frozen=True)
 class Draft:
-    """What a conversation's draft holds."""
+    """The text and attachments of a conversation's draft."""
 
     conversation_id: str
     text: str = ""

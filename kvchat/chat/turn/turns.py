@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 
 from kvchat.chat.context.context_service import ContextService, StillAnswering
 from kvchat.chat.events import (
@@ -163,18 +164,20 @@ class Turns:
         turn.behind_another = any(other.conversation_id != turn.conversation_id for other in self._turns)
         self._turns.append(turn)
         reply: asyncio.Future[Message | None] = asyncio.get_running_loop().create_future()
-        self._background.begin(self._run(turn, begin, words, attachments, new, reply))
+        stored = partial(self._stored, turn, begin, words, attachments, new)
+        self._background.begin(self._run(turn, stored, reply, asks=words is not None))
         return reply
 
     async def _run(
         self,
         turn: Turn,
-        begin: Callable[[], Beginning],
-        words: str | None,
-        attachments: tuple[Attachment, ...],
-        new: bool,
+        stored: Callable[[], Awaitable[Beginning | None]],
         reply: asyncio.Future[Message | None],
+        *,
+        asks: bool,
     ) -> None:
+        """Answer a turn. `stored` puts its beginning on disk; `asks`: a new question, which need not wait for that."""
+
         def done(message: Message | None) -> None:
             if not reply.done():
                 reply.set_result(message)
@@ -182,10 +185,10 @@ class Turns:
         locks, worker = self._parts.locks, self._parts.worker
         alone = await worker.run(locks.acquire, turn.conversation_id)
         try:
-            if words is None and not alone:  # what the answer begins with is known when the other one is there
+            if not asks and not alone:  # what the answer begins with is known when the other one is there
                 alone = await self._wait(turn)
-            if alone or words is not None:
-                turn.beginning = await self._stored(turn, begin, words, attachments, new)
+            if alone or asks:
+                turn.beginning = await stored()
             if alone:  # and others may have written theirs since, which wait for this one
                 await self._stand_last(turn, answered_now=True)
             if turn.beginning is not None and (alone or (alone := await self._wait(turn))):

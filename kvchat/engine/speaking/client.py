@@ -110,7 +110,7 @@ class LlamaServerClient:
 
     @property
     def life(self) -> Life:
-        """Of the engine that it speaks to."""
+        """The life of the engine process that this client talks to."""
         return self._http.life
 
     def begin_life(self) -> None:

@@ -38,7 +38,7 @@ def check_bounds(body: Json) -> None:
 
 
 def _within(name: str, text: str) -> list[tuple[Any, int, bool]]:
-    """What the engine will parse a text as, by its name: tool calls bring their arguments along as JSON."""
+    """Parse a text as the engine will, by its member's name: the arguments of tool calls are JSON."""
     if name in GRAMMARS and len(text) > MOST_GRAMMAR:
         raise OutOfBounds(f"A grammar may have at most {MOST_GRAMMAR:,} characters.")
     if name in ("grammar", "pattern") and _levels(text) > MOST_LEVELS:

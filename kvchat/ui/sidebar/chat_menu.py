@@ -1,4 +1,4 @@
-"""What can be done with chats: one menu, for a right click and `···` in the list and for `···` in the header."""
+"""The menu of a chat: for a right click and `···` in the list, and for `···` in the header."""
 
 from __future__ import annotations
 

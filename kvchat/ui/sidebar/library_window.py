@@ -107,7 +107,7 @@ class LibraryWindow(Panel):
             raise
 
     async def _remove(self, one: Prepared) -> None:
-        """What was said of it when it could not be read goes with it."""
+        """Remove an entry together with its warning."""
         await self._library.remove(one)
         if (error := self._refused.pop(one.id, None)) is not None:
             self.notices.take_back(error)
@@ -260,7 +260,7 @@ def name_for(paths: Sequence[Path], taken: Collection[str]) -> str:
 
 
 def estimate_words(estimate: Estimate) -> str:
-    """What reading takes, and that nobody waits for it; or that it is too much."""
+    """Say what reading costs, or that the documents are too long."""
     if estimate.too_long:
         error = TooLongToPrepare(estimate)
         files = several(estimate.files, "{count} file", "{count} files")

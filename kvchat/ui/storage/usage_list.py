@@ -47,7 +47,7 @@ class UsageRow:
 
     @property
     def chips(self) -> list[str]:
-        """What stands beside the title."""
+        """Labels beside the title."""
         chips = (self.usage.never_save, _("never kept")), (self.usage.imported, _("imported, not verified"))
         return [words for on, words in chips if on]
 
