@@ -181,12 +181,15 @@ def test_beside_a_window_its_engine_answers(
     note = home.folder / "state" / "engine.json"
 
     def engines() -> list[int]:
-        return [one.pid for one in psutil.process_iter(["cmdline"]) if model in (one.info["cmdline"] or ())]
+        """Of this home alone: other tests have the same model loaded at the same time."""
+        listed = [(one.pid, one.info["cmdline"] or ()) for one in psutil.process_iter(["cmdline"])]
+        return [pid for pid, words in listed if model in words and str(home.folder) in " ".join(words)]
 
     with open_window(desktop, home) as window:
         window.exchange(notes(30))
         wait_until(lambda: "http" in note.read_text("utf-8"), what="the way in for kvchat's own commands")
         before = engines()
+        assert len(before) == 1
         asked = home.run("ask", "--temperature", "0", "--max-tokens", "5", "And the first?")
         assert asked.returncode == 0, asked.stderr
         assert "the kvchat window has the engine" in asked.stderr
