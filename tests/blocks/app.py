@@ -291,12 +291,13 @@ class Hands(QObject):
         return which()
 
     def row(self, place: int) -> tuple[int, int]:
-        """Where a row of the sidebar is on the screen."""
+        """Where a chat of the sidebar is on the screen."""
 
         def where() -> tuple[int, int]:
-            view = self.window.sidebar.list
-            view.scrollTo(view.model().index(place, 0))
-            point = view.viewport().mapToGlobal(view.visualRect(view.model().index(place, 0)).center())
+            view, model = self.window.sidebar.list, self.window.sidebar.model
+            row = model.index_of(model.chats[place].id)
+            view.scrollTo(row)
+            point = view.viewport().mapToGlobal(view.visualRect(row).center())
             return point.x(), point.y()
 
         return self.look(where)
@@ -307,13 +308,13 @@ class Hands(QObject):
         return point.x(), point.y()
 
     def click(self, place: int) -> None:
-        """A row of the sidebar."""
+        """A chat of the sidebar."""
         x, y = self.row(place)
         self.xdotool("mousemove", str(x), str(y), "click", "1")
 
     def click_on(self, title: str) -> None:
         """The first chat whose title begins so."""
-        rows = self.look(lambda: [chat.title for chat in self.window.sidebar.model.rows])
+        rows = self.look(lambda: [chat.title for chat in self.window.sidebar.model.chats])
         self.click(next(place for place, one in enumerate(rows) if one.startswith(title)))
 
     def count(self, kind: type) -> int:

@@ -594,7 +594,7 @@ class FakeChat(ChatService):
     def add(self, title: str, *, id: str | None = None) -> Conversation:
         """One more conversation, the newest."""
         number = next(self._ids)
-        when = NOW + timedelta(seconds=number)  # all of one day: the list has no headings
+        when = NOW + timedelta(seconds=number)  # all of one day: the list has one heading
         conversation_id = Conversation(id or f"c{number}", title, False, when, when, None)
         self.by_id[conversation_id.id] = conversation_id
         self.said[conversation_id.id] = []

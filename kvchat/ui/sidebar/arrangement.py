@@ -86,7 +86,7 @@ _EARLIER, _ON_TOP = N_("Earlier"), N_("Kept on top")
 def with_headings(
     chats: Sequence[Conversation], order: Order, now: datetime | None = None
 ) -> Sequence[Conversation | Heading]:
-    """The chats in their order, parted by when; as they are where they are all of one time, or ordered by name.
+    """Return the chats in their order, below headings that say when; without headings where ordered by name.
 
     Looks at a few of them only: there may be thousands.
     """
@@ -99,16 +99,10 @@ def with_headings(
         last = -(midnight - timedelta(days=days)).timestamp()
         ends.append(bisect(chats, last, lo=top, key=_KEYS[order]))
         words.append(said)
-    parts = [
-        (said, chats[begin:end])
-        for said, begin, end in zip([*words, _EARLIER], [0, *ends], [*ends, len(chats)], strict=True)
-        if begin < end
-    ]
-    if len(parts) < 2:
-        return chats
     rows: list[Conversation | Heading] = []
-    for said, part in parts:
-        rows += [Heading(f"# {said}", _(said)), *part]
+    for said, begin, end in zip([*words, _EARLIER], [0, *ends], [*ends, len(chats)], strict=True):
+        if begin < end:
+            rows += [Heading(f"# {said}", _(said)), *chats[begin:end]]
     return rows
 
 

@@ -168,7 +168,7 @@ async def test_a_row_that_keys_come_to_is_told_and_those_they_pass_are_not(
     furnished: FakeRuntime, window: MainWindow, qtbot: QtBot
 ) -> None:
     """Its file may be wanted soon, also while another chat has the engine."""
-    await until(lambda: window.sidebar.model.rows and not window.sidebar.list.currentIndex().row())
+    await until(lambda: window.sidebar.list.currentIndex().row() == 1)
     window.keyboard.do("list")
     told: list[str] = []
     window.sidebar.rested_on.connect(told.append)

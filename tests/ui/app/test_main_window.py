@@ -62,13 +62,12 @@ def replies(window: MainWindow) -> list[ReplyView]:
 
 
 def titles(window: MainWindow) -> list[str]:
-    model = window.sidebar.model
-    return [model.index(i).data() for i in range(model.rowCount())]
+    return [chat.title for chat in window.sidebar.model.chats]
 
 
 def sources(window: MainWindow) -> list[Source | None]:
     model = window.sidebar.model
-    rows = [model.index(i).data(ROW) for i in range(model.rowCount())]
+    rows = [model.index_of(chat.id).data(ROW) for chat in model.chats]
     return [row.forecast.source if row.forecast else None for row in rows]
 
 
@@ -120,8 +119,8 @@ async def test_a_row_the_pointer_rests_on_is_told_and_one_it_passes_is_not(
 ) -> None:
     await settled(window, furnished)
     rows = window.sidebar.list
-    for place in (1, 0):
-        rows.entered.emit(window.sidebar.model.index(place))
+    for chat in ("jeju", "thesis"):
+        rows.entered.emit(window.sidebar.model.index_of(chat))
     await until(lambda: ("rest on", "thesis") in furnished.chat.calls)
     assert ("rest on", "jeju") not in furnished.chat.calls
 
@@ -246,7 +245,7 @@ async def test_click_switches_and_each_conversation_keeps_its_draft(
     await settled(window, furnished)
     qtbot.keyClicks(window.composer.editor, "half a thought")
     view = window.sidebar.list
-    where = view.visualRect(window.sidebar.model.index(1)).center()
+    where = view.visualRect(window.sidebar.model.index_of("jeju")).center()
     qtbot.mouseClick(view.viewport(), Qt.MouseButton.LeftButton, pos=where)
     await until(lambda: window.chat.current == "jeju")
     await settled(window, furnished)
@@ -348,15 +347,15 @@ async def test_dots_say_where_a_conversation_is(furnished: FakeRuntime, window: 
 async def test_each_chat_says_how_long_it_would_take(furnished: FakeRuntime, window: MainWindow) -> None:
     furnished.slot, furnished.forecasts.ms = "thesis", {"thesis": 300.0, "jeju": 41_300.0}
     window.chat.conversations.reload_soon()
-    model = window.sidebar.model
+    index_of, chats = window.sidebar.model.index_of, ("thesis", "jeju")
     names = [
         "Thesis, chapter 3, still loaded: answers at once",
         "Trip to Jeju, must be read again: answers in about 41 s",
     ]
     roles = Qt.ItemDataRole.AccessibleTextRole, Qt.ItemDataRole.ToolTipRole
-    await until(lambda: [model.index(row).data(roles[0]) for row in range(2)] == names)
-    assert model.index(1).data(roles[1]) == names[1].replace(", ", "\n", 1)
-    assert [model.index(row).data(ROW).forecast.short for row in range(2)] == ["", "41 s"]
+    await until(lambda: [index_of(id).data(roles[0]) for id in chats] == names)
+    assert index_of("jeju").data(roles[1]) == names[1].replace(", ", "\n", 1)
+    assert [index_of(id).data(ROW).forecast.short for id in chats] == ["", "41 s"]
 
 
 async def test_only_chats_in_sight_are_asked_how_long_they_would_take(
@@ -366,7 +365,7 @@ async def test_only_chats_in_sight_are_asked_how_long_they_would_take(
         furnished.chat.add(f"Chat {number}")
     furnished.forecasts.asked.clear()
     window.chat.conversations.reload_soon()
-    await until(lambda: window.sidebar.model.rowCount() == 1002 and furnished.forecasts.asked)
+    await until(lambda: window.sidebar.model.rowCount() == 1003 and furnished.forecasts.asked)
     assert sum(map(len, furnished.forecasts.asked)) < 100
     furnished.forecasts.asked.clear()
     window.sidebar.list.scrollToBottom()
@@ -453,9 +452,9 @@ async def test_pin_and_never_save_from_the_conversation_s_own_menus(
     action = next(action for action in shown.actions() if action.text() == ALWAYS_KEEP)
     qtbot.mouseClick(shown, Qt.MouseButton.LeftButton, pos=shown.actionGeometry(action).center())
     await until(lambda: ("pin", "thesis", True) in furnished.calls)
-    await until(lambda: window.sidebar.model.index(0).data(ROW).pinned)
+    await until(lambda: window.sidebar.model.index_of("thesis").data(ROW).pinned)
     assert entry(shown, ALWAYS_KEEP).isChecked()
-    jeju = window.sidebar.model.index(1)
+    jeju = window.sidebar.model.index_of("jeju")
     where = window.sidebar.list.visualRect(jeju).center()
     window.sidebar.list.customContextMenuRequested.emit(where)
     menu = next(menu for menu in window.sidebar.list.findChildren(QMenu) if menu.isVisible())
@@ -463,8 +462,8 @@ async def test_pin_and_never_save_from_the_conversation_s_own_menus(
     assert not never.isChecked()
     qtbot.mouseClick(menu, Qt.MouseButton.LeftButton, pos=menu.actionGeometry(never).center())
     await until(lambda: ("never_save", "jeju", True) in furnished.calls)
-    await until(lambda: window.sidebar.model.index(1).data(ROW).never_save)
-    spoken = [window.sidebar.model.index(i).data(Qt.ItemDataRole.AccessibleTextRole) for i in range(2)]
+    await until(lambda: window.sidebar.model.index_of("jeju").data(ROW).never_save)
+    spoken = [window.sidebar.model.index_of(id).data(Qt.ItemDataRole.AccessibleTextRole) for id in ("thesis", "jeju")]
     assert spoken == [
         "Thesis, chapter 3, remembered, on disk: comes back in a moment, always kept",
         "Trip to Jeju, must be read again, never kept",
@@ -486,7 +485,7 @@ async def test_both_menus_of_a_chat_have_the_same_entries(
         return [action.text() for action in menu.actions()]
 
     entry(window.header.chat_menu, "Rename")
-    view, index = window.sidebar.list, window.sidebar.model.index(1)
+    view, index = window.sidebar.list, window.sidebar.model.index_of("jeju")
     row = view.visualRect(index)
     qtbot.mouseMove(view.viewport(), row.center())
     dots = QPoint(row.right() - 16, row.center().y())

@@ -48,7 +48,7 @@ async def test_what_begins_a_line_begins_at_the_right(
     furnished.chat.write("d", Role.ASSISTANT, f"{QUOTE}\n\n{CODE}")
     async with on_show(furnished, look) as window:
         window.resize(1000, 700)
-        await until(lambda: window.findChildren(CodeView) and window.sidebar.list.model().rowCount() == 4)
+        await until(lambda: window.findChildren(CodeView) and window.sidebar.list.model().rowCount() == 5)
         assert window.sidebar.mapTo(window, QPoint()).x() > window.header.mapTo(window, QPoint()).x()
         bubble = window.findChildren(UserView)[0].findChild(QFrame)
         assert isinstance(bubble, QFrame)

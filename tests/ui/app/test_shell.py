@@ -25,7 +25,7 @@ CTRL = Qt.KeyboardModifier.ControlModifier
 
 
 def listed(window: MainWindow) -> list[str]:
-    return [chat.title for chat in window.sidebar.model.rows]
+    return [chat.title for chat in window.sidebar.model.chats]
 
 
 @pytest.mark.parametrize("change", ["more", "fewer", "order", "same"])

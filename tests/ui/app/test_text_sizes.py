@@ -95,7 +95,7 @@ async def test_the_main_window(furnished: FakeRuntime, wide: MainWindow, look: L
         if any(abs(picture.pixelColor(x, y).lightness() - ground) > 20 for y in range(picture.height()))
     ]
     assert max(magnifier) - min(magnifier) > 10 * furnished.settings.zoom / 100
-    row = wide.sidebar.list.visualRect(wide.sidebar.model.index(0))
+    row = wide.sidebar.list.visualRect(wide.sidebar.model.index(1))
     picture = wide.sidebar.list.viewport().grab(row).toImage()
     dot = [
         y

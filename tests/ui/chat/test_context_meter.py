@@ -143,11 +143,11 @@ async def test_a_refusal_leaves_one_card_and_nobody_answering(runtime: FakeRunti
     window.chat.send("One more?")
     await until(lambda: runtime.chat.busy == chat)
     await window.chat.conversations.reload()
-    assert window.sidebar.model.index(0).data(ROW).busy
+    assert window.sidebar.model.index(1).data(ROW).busy
     runtime.chat.context.now = None  # counted again only later
     runtime.events.publish(TurnFailed(chat, PromptTooLong(33_000, 32_768)))
     runtime.chat.finish(chat, None)
-    await until(lambda: not window.sidebar.model.index(0).data(ROW).busy)
+    await until(lambda: not window.sidebar.model.index(1).data(ROW).busy)
     await until(window.context_card.isVisible)
     assert window.context_card.title.text() == "This does not fit the context"
     await until(window.context_card.larger.isVisible)

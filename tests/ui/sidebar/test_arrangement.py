@@ -38,10 +38,11 @@ def test_chats_are_parted_by_day() -> None:
     assert shown([*chats[:1], chat("kept", hours=900, on_top=True)]) == ["[Kept on top]", "kept", "[Today]", "now"]
 
 
-@pytest.mark.parametrize("order", list(Order))
-def test_what_is_of_one_time_needs_no_heading(order: Order) -> None:
+@pytest.mark.parametrize("order", [Order.USED, Order.CREATED])
+def test_chats_of_one_day_have_its_heading(order: Order) -> None:
     assert shown([], order) == []
-    assert shown([chat("a", hours=1), chat("b", hours=2)], order) == ["a", "b"]
+    assert shown([chat("a", hours=1), chat("b", hours=2)], order) == ["[Today]", "a", "b"]
+    assert shown([chat("a", hours=900)], order) == ["[Earlier]", "a"]
 
 
 def test_names_have_no_days() -> None:
