@@ -9,7 +9,7 @@ from typing import NamedTuple
 from kvchat.gateway.medicine.body import NOTHING_KNOWN, Contents, Message
 from kvchat.gateway.medicine.clocks import CLOCK, has_date, masked
 from kvchat.gateway.medicine.partings import Parting, Prompt
-from kvchat.gateway.medicine.rules import BILLING_HEADER, HOLD_CLOCK, KEEP_REASONING, SORT_TOOLS
+from kvchat.gateway.medicine.rules import BILLING_HEADER, HOLD_CLOCK
 from kvchat.words.comparing import shared_text
 from kvchat.words.language import N_
 
@@ -38,15 +38,9 @@ _KNOWN_MESSAGES = (
     ),
 )
 _OTHER, _OTHER_WAY = N_("another conversation begins"), N_("the conversation went another way")
-_DROPPED, _OTHER_ORDER = (
-    N_("reasoning of earlier turns was dropped by the template"),
-    N_("tools listed in another order"),
-)
 # Of causes as they are added up, the rule that mends each.
 MENDED_BY = {
     N_("the billing header"): BILLING_HEADER,
-    _OTHER_ORDER: SORT_TOOLS,
-    _DROPPED: KEEP_REASONING,
     **{
         f"the {what} in the {where}": HOLD_CLOCK
         for what in ("date", "time")
@@ -219,7 +213,7 @@ def _of_the_part(old: Prompt, new: Prompt, at: int, place: Place) -> Cause:
     ):
         return Cause(f"other options of the request: {', '.join(changed)}", "", N_("other options of the request"))
     if _THINKS.search(old.text[max(0, at - 40) : at + _AROUND]):
-        return Cause(_DROPPED, KEEP_REASONING)
+        return Cause(N_("reasoning of earlier turns was dropped by the template"))
     return Cause(N_("the template put the same messages in other words"))
 
 
@@ -240,7 +234,7 @@ def _of_tools(before: Contents, now: Contents) -> Cause:
     if other:
         return Cause(f"tool list changed: {_named(other)} described anew", "", _TOOLS_CHANGED)
     if [name for name, _ in before.tools] != [name for name, _ in now.tools]:
-        return Cause(_OTHER_ORDER, SORT_TOOLS)
+        return Cause(N_("tools listed in another order"))
     return Cause(_TOOLS_CHANGED)
 
 

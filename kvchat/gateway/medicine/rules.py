@@ -11,21 +11,18 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from itertools import pairwise
 from typing import Any
 
-from kvchat.gateway.medicine.body import SYSTEM_ROLES, contents
+from kvchat.gateway.medicine.body import SYSTEM_ROLES
 from kvchat.gateway.medicine.clocks import masked, telling_now
 from kvchat.gateway.medicine.located import Edit, Located, edited
 from kvchat.words.language import N_
 
-BILLING_HEADER, HOLD_CLOCK, SORT_TOOLS, KEEP_REASONING = "billing-header", "hold-clock", "sort-tools", "keep-reasoning"
+BILLING_HEADER, HOLD_CLOCK = "billing-header", "hold-clock"
 HELD_FOR = timedelta(hours=24)
 _MOST_HELD = 200
 _LOOKED_AT = 200_000  # characters of a request; a clock behind them stays as it is
 _BILLING = re.compile(r"x-anthropic-billing-header:[^\n]*\n?")
-# What templates of today call it: Qwen and StepFun the first, GLM the second. Others do not look at either.
-_KEEPS_REASONING: dict[str, Any] = {"preserve_thinking": True, "clear_thinking": False}
 
 
 @dataclass(frozen=True)
@@ -118,50 +115,9 @@ def hold_clock(body: Located, held: Held, now: datetime) -> Changed:
         yield Edit(place.start, place.end, json.dumps(new, ensure_ascii=False)), change
 
 
-def sort_tools(body: Located, held: Held, now: datetime) -> Changed:
-    """With the tools in the order of their names; what stands between them stays."""
-    tools = body.members().get("tools")
-    items = tools.items() if tools else []
-    names = [_tool_name(one) for one in items]
-    order = sorted(range(len(items)), key=lambda number: names[number])
-    before, after = ", ".join(names), ", ".join(names[number] for number in order)
-    differs = held.differs(SORT_TOOLS, str(hash(after)), before)
-    if order == list(range(len(items))):
-        return
-    between = [body.text[one.end : two.start] for one, two in pairwise(items)]
-    pieces = [piece for number, gap in zip(order, [*between, ""], strict=True) for piece in (items[number].source, gap)]
-    change = Change(SORT_TOOLS, N_("the tool list"), before, after, differs, f'"{names[order[0]]}"')
-    yield Edit(items[0].start, items[-1].end, "".join(pieces)), change
-
-
-def keep_reasoning(body: Located, held: Held, now: datetime) -> Changed:
-    """With the options that have templates keep what the model thought in earlier turns."""
-    members = body.members()
-    if "messages" not in members and "input" not in members:
-        return
-    options = members.get("chat_template_kwargs")
-    given = options.members() if options else {}
-    missing = {name: value for name, value in _KEEPS_REASONING.items() if name not in given}
-    if not missing or (options is not None and not options.source.startswith("{")):
-        return
-    added = json.dumps(missing)
-    said = contents(body.value).messages
-    asked = max((place for place, one in enumerate(said) if one.role == "user"), default=0)
-    thought = next(filter(None, (one.reasoning.strip() for one in said[:asked])), "")
-    differs = held.differs(KEEP_REASONING, "asked", said[asked].text if said else "") and bool(thought)
-    before = options.source if options else N_("no options")
-    change = Change(KEEP_REASONING, N_("the template’s options"), before, added, differs, thought[:60])
-    if options is None:
-        yield Edit(body.end - 1, body.end - 1, f',"chat_template_kwargs":{added}'), change
-    else:
-        yield Edit(options.end - 1, options.end - 1, f"{',' if given else ''}{added[1:-1]}"), change
-
-
 _DO: dict[str, Callable[[Located, Held, datetime], Changed]] = {
     BILLING_HEADER: billing_header,
     HOLD_CLOCK: hold_clock,
-    SORT_TOOLS: sort_tools,
-    KEEP_REASONING: keep_reasoning,
 }
 RULES: dict[str, Rule] = {
     rule.name: rule
@@ -180,19 +136,6 @@ RULES: dict[str, Rule] = {
             N_(
                 "The date and time that the program tells the model first stay for 24 hours, so the model may be a day "
                 "behind."
-            ),
-        ),
-        Rule(
-            SORT_TOOLS,
-            N_("Sort the tools"),
-            N_("Tools are always told in the order of their names, however the program lists them."),
-        ),
-        Rule(
-            KEEP_REASONING,
-            N_("Keep the reasoning"),
-            N_(
-                "Models that can keep what they thought in earlier turns keep it, instead of reading those turns again "
-                "without it; engines of today have them do so unless they are told otherwise."
             ),
         ),
     )
@@ -233,12 +176,6 @@ def _texts(content: Located) -> Iterator[Located]:
         text = block.members().get("text")
         if text is not None and text.source.startswith('"'):
             yield text
-
-
-def _tool_name(tool: Located) -> str:
-    members = tool.members()
-    named = members["function"].members() if "function" in members else members
-    return str(named["name"].value) if "name" in named else tool.source
 
 
 def _line(text: str, match: re.Match[str], said: str) -> str:

@@ -68,7 +68,7 @@ def test_places_are_those_of_the_values(value: Any, indent: int | None, plain: b
 def test_what_no_rule_is_about_stays_byte_for_byte(others: dict[str, Any], indent: int | None) -> None:
     body = others | agents.claude_code(tools=[{"name": "b"}, {"name": "a"}])
     raw = json.dumps(body, indent=indent, ensure_ascii=False).encode("utf-8", "surrogatepass")
-    treated = Medicine().treat("claude-cli", raw, body, ["billing-header", "sort-tools"])
+    treated = Medicine().treat("claude-cli", raw, body, ["billing-header", "hold-clock"])
     after = json.loads(treated.raw.decode("utf-8", "surrogatepass")) if treated.changes else body
     assert {name: after[name] for name in body if name not in ("system", "tools")} == {
         name: body[name] for name in body if name not in ("system", "tools")
