@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from kvchat.engine.finding.discovery import EngineLocation
+from kvchat.engine.running.plan import free_port
 from kvchat.gateway.medicine import Medicine, Parting
 from kvchat.gateway.requests import ABOUT, Passage
 from kvchat.gateway.totals import Totals
@@ -190,7 +191,7 @@ async def test_what_is_forgotten_is_not_compared_with(at: OpenDoor) -> None:
 
 
 async def test_a_key_is_in_force_at_once_and_taken_back_at_once(tmp_path: Path, settings: Settings) -> None:
-    async with door(tmp_path / "home", replace(settings, door_port=18_737)) as at:
+    async with door(tmp_path / "home", replace(settings, door_port=free_port("127.0.0.1"))) as at:
         service = at.runtime.door
         await service.follow()
         await service.make_key()
