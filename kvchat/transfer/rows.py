@@ -22,7 +22,11 @@ Row = dict[str, Any]
 Needs = Mapping[str, type | tuple[type, ...]]  # the types of values that must be there
 
 # Of one machine and one moment: they mean nothing in a file.
-_LEFT_OUT = frozenset(("writer", "conversation_id", "model", "deleted_at", "title_due"))
+_LEFT_OUT = frozenset(
+    ("writer", "conversation_id", "model", "deleted_at", "deleted_s", "deleted_seen", "title_due", "used")
+)
+# A chat that comes in takes its place by its time: used as late as the last one here that is not younger.
+_USED = "SELECT used FROM conversations WHERE updated_at <= ? ORDER BY used DESC LIMIT 1"
 _NUMBER = (int, float)
 _CONVERSATION_NEEDS: Needs = {"id": str, "title": str, "created_at": _NUMBER, "updated_at": _NUMBER}
 _MESSAGE_NEEDS: Needs = {"id": str, "role": str, "content": str, "state": str, "created_at": _NUMBER}
@@ -74,7 +78,8 @@ def store_rows(database: Database, conversation: Row) -> bool:
             if db.execute("SELECT 1 FROM conversations WHERE id = ?", (checked["id"],)).fetchone():
                 return False
             db.execute("PRAGMA defer_foreign_keys = ON")  # a message may stand before the one it answers
-            insert_rows(db, "conversations", [checked])
+            used = db.execute(_USED, (checked["updated_at"],)).fetchone() or (0,)
+            insert_rows(db, "conversations", [checked | {"used": used[0]}])
             insert_rows(db, "messages", [message | {"conversation_id": checked["id"]} for message in messages])
             attachments = [
                 attachment | {"message_id": message["id"], "position": position}

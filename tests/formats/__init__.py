@@ -46,6 +46,7 @@ CHAT_ROWS = {
     18: "INSERT INTO prepared (id, name, paths, sources, texts, created_at)"
     " VALUES ('d', 'docs', '[]', '[]', '[]', 1.0)",
     19: "INSERT INTO disk_by_day VALUES ('2026-11-22', 7, 20)",
+    20: "UPDATE conversations SET used = 3, deleted_s = 60, deleted_seen = 2.0",
 }
 # Two turns that share rows, and one file of unknown layout.
 INDEX_ROWS = {

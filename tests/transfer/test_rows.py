@@ -32,6 +32,20 @@ def test_an_export_comes_back_equal(tmp_path):
     assert everything(there) == everything(here)
 
 
+def test_a_chat_that_comes_in_takes_its_place_by_its_time(tmp_path):
+    here, there = open_library(tmp_path / "here"), open_library(tmp_path / "there")
+    for library, titles in ((here, "ac"), (there, "bd")):
+        for title in titles:
+            library.create_conversation(title)
+    for title, when in (("a", 10), ("b", 20), ("c", 30), ("d", 40)):
+        for library in (here, there):
+            library.write("UPDATE conversations SET updated_at = ? WHERE title = ?", (when, title))
+    import_paths(there, [exported(here, tmp_path)])
+    assert [chat.title for chat in there.conversations()] == ["d", "c", "b", "a"]
+    there.create_conversation("e")
+    assert there.conversations()[0].title == "e"
+
+
 def test_a_second_import_changes_nothing(tmp_path):
     here = open_library(tmp_path / "here")
     made_conversation(here)

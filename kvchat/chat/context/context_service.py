@@ -23,7 +23,7 @@ from kvchat.chat.events import ConversationsChanged, MessagesChanged
 from kvchat.chat.input.documents import document_of_text
 from kvchat.chat.input.pictures import TOKENS_GUESSED
 from kvchat.chat.options import AnswerSettings
-from kvchat.chat.record.database import Database
+from kvchat.chat.record.database import LAST_USED_FIRST, Database
 from kvchat.chat.record.messages import Attachment, Message, Role, new_message
 from kvchat.chat.record.prompt import needs_vision, pictures_of, prompt_content, prompt_messages
 from kvchat.chat.record.tree import branch_of_copies
@@ -312,6 +312,6 @@ def _used_last(database: Database, model: str | None) -> list[list[Message]]:
     """The branches of the chats used last, of those that this model answers."""
     query = (
         "SELECT id FROM conversations WHERE deleted_at IS NULL AND ifnull(model, ?1) IS ?1"
-        " ORDER BY updated_at DESC LIMIT ?2"
+        f" ORDER BY {LAST_USED_FIRST} LIMIT ?2"
     )
     return [database.branch(row["id"]) for row in database.rows(query, (model, USED_LAST))]

@@ -2,16 +2,23 @@
 
 A deleted chat is hidden; a deleted message leaves the tree for the table `removed`. Both stay for as long as the
 settings say (`keep_s`), or until the user wants them gone now.
+
+**A wrong clock ends nothing.** Gone for good is what has been deleted for `keep_s` by the clock *and* by what kvchat
+has seen pass of it: `deleted_s` of each row adds up the time between two looks (one an hour while kvchat runs, one at
+each start), of which no single one counts more than `_most_s`, a seventh of `keep_s`. A clock that is years ahead for
+one look, or for a day, so costs a seventh and the day, and one that goes back costs nothing. Whoever rarely opens
+kvchat can have things back for longer than the settings say, never for less.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from kvchat.chat.context.context_service import StillAnswering
@@ -28,6 +35,7 @@ UNDO_S = 30.0  # a deletion can be undone for so long, where the settings keep n
 _LEFT_BEHIND_S = 600.0  # after so long nobody who could undo a deletion is waiting any more
 _EARLIEST_S = 1_700_000_000  # seconds since 1970: before that there was no kvchat
 _LOOK_EVERY_S = 3600.0  # for what has been kept long enough
+_SEEN = "deleted_s + max(0, min(?1 - ifnull(deleted_seen, {}), ?2))"  # ?1: now, ?2: `_most_s`
 
 
 @dataclass(frozen=True)
@@ -137,7 +145,7 @@ class RecentlyDeleted:
             self._begin(self._let_go(set(self._deleted_here)))
 
     async def _hide(self, ids: Sequence[str], at: float | None) -> None:
-        statement = "UPDATE conversations SET deleted_at = ? WHERE id = ?"
+        statement = "UPDATE conversations SET deleted_at = ?, deleted_s = 0, deleted_seen = NULL WHERE id = ?"
         await self._parts.worker.run(self._parts.database.write, statement, *((at, id) for id in ids))
 
     @property
@@ -147,8 +155,8 @@ class RecentlyDeleted:
     async def _let_go(self, these: set[str] | None = None) -> None:
         """What has been kept long enough goes, or `these`. What cannot go now goes another time."""
         with contextlib.suppress(KvchatError):
-            kept = await self.entries()
-            now = datetime.now(UTC)
+            kept = await self._parts.worker.run(_look, self._parts.database, self._kept_s)
+            now = time_of(time.time())
             due = [entry for entry in kept if (entry.gone_at <= now if these is None else entry.id in these)]
             if due:
                 await self.delete_now(due)
@@ -159,18 +167,21 @@ class RecentlyDeleted:
 
 def entries(database: Database, keep_s: float) -> list[Deleted]:
     """What was deleted and can be had back, the newest first. Raises StorageFailed."""
-    chats = """
-        SELECT id, title, deleted_at, (
+    now = time.time()
+    seen = now, _most_s(keep_s)
+    chats = f"""
+        SELECT id, title, deleted_at, {_SEEN.format("deleted_at")} AS seen_s, (
             SELECT count(*) FROM messages WHERE conversation_id = conversations.id AND role <> 'system'
         ) AS messages FROM conversations WHERE deleted_at IS NOT NULL
     """
     found = []
-    for row in database.rows(chats):
-        id, times = text_of(row["id"]), _times(row["deleted_at"], keep_s)
+    for row in database.rows(chats, seen):
+        id, times = text_of(row["id"]), _times(row["deleted_at"], row["seen_s"], keep_s, now)
         found.append(Deleted(id, id, calm(text_of(row["title"])), row["messages"], "", *times))
+    of_messages = dict(map(tuple, database.rows(f"SELECT id, {_SEEN.format('removed_at')} FROM removed", seen)))
     for removed in tree.removed_messages(database):
         words = beginning(removed.words).text
-        times = _times(removed.removed_at, keep_s)
+        times = _times(removed.removed_at, of_messages.get(removed.id), keep_s, now)
         count = len(removed.rows)
         found.append(Deleted(removed.id, removed.conversation_id, calm(removed.title_now), count, words or "…", *times))
     return sorted(found, key=lambda entry: entry.deleted_at, reverse=True)
@@ -178,15 +189,30 @@ def entries(database: Database, keep_s: float) -> list[Deleted]:
 
 def purge_left_behind(database: Database, keep_s: float) -> None:
     """Delete for good what has been kept long enough. What cannot go now goes at a later start."""
-    oldest = time.time() - max(keep_s, _LEFT_BEHIND_S)
     with contextlib.suppress(KvchatError):
-        for entry in entries(database, keep_s):
-            if entry.deleted_at.timestamp() < oldest:
+        for entry in _look(database, max(keep_s, _LEFT_BEHIND_S)):
+            if entry.gone_at.timestamp() <= time.time():
                 database.delete(entry.id) if entry.is_chat else tree.let_go(database, entry.id)
 
 
-def _times(deleted_at: object, keep_s: float) -> tuple[datetime, datetime]:
-    now = time.time()
+def _look(database: Database, keep_s: float) -> list[Deleted]:
+    """The entries, with the time counted that has passed since the last look. Raises StorageFailed."""
+    if found := entries(database, keep_s):
+        for table, at in (("conversations", "deleted_at"), ("removed", "removed_at")):
+            statement = f"UPDATE {table} SET deleted_s = {_SEEN.format(at)}, deleted_seen = ?1 WHERE {at} IS NOT NULL"
+            database.write(statement, (time.time(), _most_s(keep_s)))
+    return found
+
+
+def _most_s(keep_s: float) -> float:
+    """The most that one stretch between two looks counts; more than lies between two of a run."""
+    return max(keep_s / 7, 2 * _LOOK_EVERY_S)
+
+
+def _times(deleted_at: object, seen_s: object, keep_s: float, now: float) -> tuple[datetime, datetime]:
+    """When it was deleted and when it goes. A time that cannot be, or is in the future, is taken for now."""
     sane = isinstance(deleted_at, int | float) and _EARLIEST_S <= deleted_at <= now + _LEFT_BEHIND_S
-    at = time_of(deleted_at if sane else now)  # what is damaged is kept, and not taken for old
-    return at, at + timedelta(seconds=keep_s)
+    at = deleted_at if sane and isinstance(deleted_at, int | float) else now
+    seen = seen_s if isinstance(seen_s, int | float) and 0 <= seen_s < math.inf else 0.0
+    unseen = now - at - seen
+    return time_of(at), time_of(at) + timedelta(seconds=keep_s + (max(unseen, 0.0) if sane else unseen))

@@ -25,6 +25,9 @@ from kvchat.chat.record.rows import conversation_of, insert_attachments, message
 from kvchat.errors import KvchatError
 from kvchat.words.language import _
 
+# By a counter, which no wrong clock turns back: a trigger counts with each new `updated_at`. That one orders what was
+# used before there was a counter, and what was imported (see kvchat.transfer.rows).
+LAST_USED_FIRST = "used DESC, updated_at DESC, rowid DESC"
 BEING_WRITTEN = "SELECT id, writer, conversation_id FROM messages WHERE state = 'streaming'"
 
 
@@ -44,15 +47,15 @@ class Database(DatabaseFile):
         self._listed: dict[sqlite3.Row, Conversation] = {}  # last time, and no longer: rows change with every turn
 
     def conversations(self) -> list[Conversation]:
-        """All conversations, the newest first. Read again, only what has changed is made anew: most of the work."""
-        rows = self.rows("SELECT * FROM conversations WHERE deleted_at IS NULL ORDER BY updated_at DESC, rowid DESC")
+        """All conversations, the last used first. Only what has changed since the last call is made anew."""
+        rows = self.rows(f"SELECT * FROM conversations WHERE deleted_at IS NULL ORDER BY {LAST_USED_FIRST}")
         self._listed = {row: self._listed.get(row) or conversation_of(row) for row in rows}
         return list(self._listed.values())
 
     def newest(self, most: int) -> list[Conversation]:
         """So many of those that are not archived: what is kept on top, then what was used last."""
         query = "SELECT * FROM conversations WHERE deleted_at IS NULL AND NOT archived"
-        rows = self.rows(f"{query} ORDER BY on_top DESC, updated_at DESC, rowid DESC LIMIT ?", (most,))
+        rows = self.rows(f"{query} ORDER BY on_top DESC, {LAST_USED_FIRST} LIMIT ?", (most,))
         return [conversation_of(row) for row in rows]
 
     def conversation(self, conversation_id: str) -> Conversation | None:
@@ -67,8 +70,9 @@ class Database(DatabaseFile):
         now, conversation_id = _now(), id or uuid.uuid4().hex
         with self.transaction() as db:
             db.execute(
-                "INSERT INTO conversations (id, title, created_at, updated_at) VALUES (?, ?, ?, ?)",
-                (conversation_id, title, now, now),
+                "INSERT INTO conversations (id, title, created_at, updated_at, used)"
+                " VALUES (?1, ?2, ?3, ?3, (SELECT ifnull(max(used), 0) + 1 FROM conversations))",
+                (conversation_id, title, now),
             )
             if system:
                 insert_message(db, new_message(conversation_id, Role.SYSTEM, system, attachments=attachments))

@@ -209,6 +209,19 @@ MIGRATIONS: tuple[str, ...] = (
         quota INTEGER NOT NULL
     )
     """,
+    # 20: the order of chats, and how long they have been deleted, by something else than the clock alone
+    """
+    ALTER TABLE conversations ADD COLUMN used INTEGER NOT NULL DEFAULT 0;  -- counts the uses of all chats; 0: by time
+    DROP INDEX conversations_by_update;
+    CREATE INDEX conversations_by_use ON conversations (used, updated_at);
+    CREATE TRIGGER conversation_used AFTER UPDATE OF updated_at ON conversations BEGIN
+        UPDATE conversations SET used = 1 + (SELECT max(used) FROM conversations) WHERE id = new.id;
+    END;
+    ALTER TABLE conversations ADD COLUMN deleted_s REAL NOT NULL DEFAULT 0;  -- see chat/deletion/recently_deleted.py
+    ALTER TABLE conversations ADD COLUMN deleted_seen REAL;  -- seconds since 1970, when deleted_s was last counted
+    ALTER TABLE removed ADD COLUMN deleted_s REAL NOT NULL DEFAULT 0;
+    ALTER TABLE removed ADD COLUMN deleted_seen REAL
+    """,
 )
 
 

@@ -225,7 +225,8 @@ def _keep(db: sqlite3.Connection, removed: Removed) -> None:
     attachments = [row | {"data": base64.b64encode(attachment_of(row).data).decode()} for row in removed.attachments]
     rows = json.dumps({"messages": removed.rows, "attachments": attachments}, ensure_ascii=False, default=text_of)
     values = removed.id, removed.conversation_id, removed.removed_at, removed.leaf_id, removed.title, rows
-    db.execute("INSERT OR REPLACE INTO removed VALUES (?, ?, ?, ?, ?, ?)", values)
+    names = "id, conversation_id, removed_at, leaf_id, title, rows"
+    db.execute(f"INSERT OR REPLACE INTO removed ({names}) VALUES (?, ?, ?, ?, ?, ?)", values)
 
 
 def _removed(row: sqlite3.Row) -> Removed | None:

@@ -40,8 +40,13 @@ _TITLES = "UPDATE conversations SET title = live.title FROM live.conversations A
 
 
 def backups_of(file: Path) -> list[Path]:
-    """The automatic backups of the chats in `file`, the newest first."""
-    return sorted(file.with_name(BACKUPS).glob("chats-*.db"), reverse=True)
+    """The automatic backups of the chats in `file`, the newest first; last those that a wrong clock dated ahead."""
+    found, today = file.with_name(BACKUPS).glob("chats-*.db"), _todays(file).name
+    return sorted(found, key=lambda backup: (backup.name <= today, backup.name), reverse=True)
+
+
+def _todays(file: Path) -> Path:
+    return file.with_name(BACKUPS) / f"chats-{datetime.now(UTC):%Y-%m-%d}.db"
 
 
 def back_up(file: Path, *, often: bool) -> bool:
@@ -49,9 +54,9 @@ def back_up(file: Path, *, often: bool) -> bool:
 
     Unless `often`, one a day will do. Raises StorageFailed, and ChatsDamaged where not all can be read.
     """
-    today = file.with_name(BACKUPS) / f"chats-{datetime.now(UTC):%Y-%m-%d}.db"
+    today = _todays(file)
     try:
-        newest = next(iter(backups_of(file)), None)
+        newest = next((backup for backup in backups_of(file) if backup.name <= today.name), None)
         changed = [part.stat().st_mtime for part in (file, file.with_name(f"{file.name}-wal")) if part.exists()]
         if newest is not None and newest.stat().st_mtime >= max(changed, default=0.0):
             return False

@@ -119,7 +119,7 @@ def _take_table(db: sqlite3.Connection, there: sqlite3.Connection, table: str, d
 
 def _take_row(db: sqlite3.Connection, table: str, types: dict[str, str], row: _Row, deleted: set[str]) -> None:
     values = {
-        name: _fitting(value, types[name], None if name == "deleted_at" else 0)
+        name: _fitting(value, types[name], None if name in ("deleted_at", "deleted_seen") else 0)
         for name, value in row.items()
         if name in types
     }

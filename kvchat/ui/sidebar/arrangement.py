@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 from enum import Enum
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from kvchat.words.language import N_, _
@@ -54,14 +55,14 @@ def from_text(text: str) -> Arrangement:
 
 
 _KEYS: dict[Order, Callable[[Conversation], Any]] = {
-    Order.USED: lambda chat: -chat.updated_at.timestamp(),
+    Order.USED: lambda chat: 0,  # they come in that order, which no clock decides
     Order.CREATED: lambda chat: -chat.created_at.timestamp(),
     Order.NAME: lambda chat: chat.title.casefold(),
 }
 
 
 def arranged(chats: Sequence[Conversation], by: Arrangement) -> list[Conversation]:
-    """The chats that are shown, in order."""
+    """The chats that are shown, in order. `chats`: the last used first."""
     shown = [c for c in chats if c.archived == by.archive and by.folder in (None, c.folder)]
     return sorted(sorted(shown, key=_KEYS[by.order]), key=lambda chat: not chat.on_top)
 
@@ -86,24 +87,37 @@ _EARLIER, _ON_TOP = N_("Earlier"), N_("Kept on top")
 def with_headings(
     chats: Sequence[Conversation], order: Order, now: datetime | None = None
 ) -> Sequence[Conversation | Heading]:
-    """Return the chats in their order, below headings that say when; without headings where ordered by name.
-
-    Looks at a few of them only: there may be thousands.
-    """
+    """Return the chats in their order, below headings that say when; without headings where ordered by name."""
     if order is Order.NAME:
         return chats
-    midnight = (now or datetime.now().astimezone()).replace(hour=0, minute=0, second=0, microsecond=0)
+    now = now or datetime.now().astimezone()
+    midnight = now.replace(hour=0, minute=0, second=0, microsecond=0)
     top = bisect(chats, False, key=lambda chat: not chat.on_top)
+    ages = [-at for at in _times(chats[top:], order, now.timestamp())]
     ends, words = [top], [_ON_TOP]
     for days, said in _AGES:
         last = -(midnight - timedelta(days=days)).timestamp()
-        ends.append(bisect(chats, last, lo=top, key=_KEYS[order]))
+        ends.append(top + bisect(ages, last))
         words.append(said)
     rows: list[Conversation | Heading] = []
     for said, begin, end in zip([*words, _EARLIER], [0, *ends], [*ends, len(chats)], strict=True):
         if begin < end:
             rows += [Heading(f"# {said}", _(said)), *chats[begin:end]]
     return rows
+
+
+def _times(chats: Sequence[Conversation], order: Order, now: float) -> list[float]:
+    """When each chat was used, or made, in seconds since 1970: never later than the chat above it, or than `now`.
+
+    A clock may have been wrong. A time before that of a chat further down, or in the future, gives way to its
+    neighbor's.
+    """
+    times = [(chat.updated_at if order is Order.USED else chat.created_at).timestamp() for chat in chats]
+    latest = 0.0
+    for place in reversed(range(len(times))):
+        if times[place] <= now:
+            times[place] = latest = max(latest, times[place])
+    return list(accumulate(times, min, initial=now))[1:]
 
 
 def folders_of(chats: Sequence[Conversation]) -> list[str]:

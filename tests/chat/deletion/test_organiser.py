@@ -81,7 +81,9 @@ async def test_a_run_that_was_killed_leaves_nothing_behind(stage: Stage, days: i
     old, new = [await stage.chat() for _ in range(2)]
     await stage.runtime.chat.organiser.delete([old, new])
     with stage.runtime._database.transaction() as db:
-        db.execute("UPDATE conversations SET deleted_at = deleted_at - ? WHERE id = ?", (seconds, old))
+        db.execute(
+            "UPDATE conversations SET deleted_at = deleted_at - ?1, deleted_s = ?1 WHERE id = ?2", (seconds, old)
+        )
     purge_left_behind(stage.runtime._database, days * 86_400)
     assert deleted_ids(stage.runtime._database) == {new}
 
@@ -116,4 +118,4 @@ async def test_kvchat_starts_where_what_was_left_behind_cannot_go(
 
 def delete_long_ago(database: Database, conversation_id: str) -> None:
     with database.transaction() as db:
-        db.execute("UPDATE conversations SET deleted_at = 1700000001 WHERE id = ?", (conversation_id,))
+        db.execute("UPDATE conversations SET deleted_at = 1700000001, deleted_s = 1e8 WHERE id = ?", (conversation_id,))

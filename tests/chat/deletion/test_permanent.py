@@ -111,8 +111,8 @@ async def test_quitting_ends_the_time_to_undo_where_nothing_is_kept(stage: Stage
 def let_days_pass(stage: Stage, days: float) -> None:
     """What was deleted was deleted that much earlier."""
     with contextlib.closing(sqlite3.connect(stage.home / "data" / "conversations.db")) as db, db:
-        db.execute("UPDATE conversations SET deleted_at = deleted_at - ?", (days * 86_400,))
-        db.execute("UPDATE removed SET removed_at = removed_at - ?", (days * 86_400,))
+        db.execute("UPDATE conversations SET deleted_at = deleted_at - ?1, deleted_s = ?1", (days * 86_400,))
+        db.execute("UPDATE removed SET removed_at = removed_at - ?1, deleted_s = ?1", (days * 86_400,))
 
 
 async def killed(stage: Stage) -> None:

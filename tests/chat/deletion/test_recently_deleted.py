@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import time
+from collections.abc import Iterator
 from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
-from kvchat.chat.deletion.recently_deleted import Deleted, entries
+from kvchat.chat.deletion.recently_deleted import Deleted, entries, purge_left_behind
 from kvchat.chat.record import tree
 from kvchat.chat.record.database import ConversationGone, Database
-from kvchat.chat.record.messages import Attachment
+from kvchat.chat.record.messages import Attachment, MessageState, Role
 from kvchat.chat.record.tree import BelongsToDeleted
 from kvchat.session.proof import Source
 from tests.chat.deletion.test_permanent import let_days_pass, traces
@@ -83,6 +85,85 @@ async def test_after_its_days_it_goes_while_kvchat_runs(stage: Stage) -> None:
     await stage.runtime.apply_settings(dataclasses.replace(stage.settings, keep_deleted_days=3))
     await stage.until(lambda: not stage.save_points())
     assert await deleted(stage) == []
+
+
+DAY, YEAR = 86_400.0, 365 * 86_400.0
+
+
+@dataclasses.dataclass
+class Clock:
+    """The clock of the machine, which may be wrong, beside the time that really passes."""
+
+    database: Database
+    now: float = 1_790_000_000.0
+
+    def pass_days(self, days: int, *, looks: int = 24) -> bool:
+        """Let days pass in which kvchat looks so often; True if something can still be had back at their end."""
+        for _look in range(days * looks):
+            self.now += DAY / looks
+            purge_left_behind(self.database, 7 * DAY)
+        return bool(entries(self.database, 7 * DAY))
+
+    def delete(self) -> None:
+        """Delete a chat, and a message of another one."""
+        whole, other = [self.database.create_conversation(title) for title in "ab"]
+        question = self.database.append(other.id, None, Role.USER, "Hello", MessageState.COMPLETE)
+        tree.remove(self.database, question)
+        self.database.write("UPDATE conversations SET deleted_at = ? WHERE id = ?", (self.now, whole.id))
+
+
+@pytest.fixture
+def clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
+    with closing(Database(tmp_path / "conversations.db")) as database:
+        clock = Clock(database)
+        monkeypatch.setattr(time, "time", lambda: clock.now)
+        yield clock
+
+
+@pytest.mark.parametrize("days_wrong", [0, 3])
+@pytest.mark.parametrize("years", [5, -7])
+def test_a_wrong_clock_ends_nothing_that_was_deleted_yesterday(clock: Clock, years: int, days_wrong: int) -> None:
+    """One look, or days of them, at a date that is wrong."""
+    clock.delete()
+    assert clock.pass_days(1)
+    clock.now += years * YEAR
+    purge_left_behind(clock.database, 7 * DAY)
+    assert len(entries(clock.database, 7 * DAY)) == 2
+    clock.pass_days(days_wrong)
+    clock.now -= years * YEAR
+    purge_left_behind(clock.database, 7 * DAY)
+    assert len(entries(clock.database, 7 * DAY)) == 2
+    assert not clock.pass_days(7), "kept for as long as was said, and no longer"
+
+
+def test_a_clock_that_is_wrong_at_each_start_ends_nothing_early(clock: Clock) -> None:
+    """A machine without a battery for its clock begins in 1970 until the network tells the time."""
+    clock.delete()
+    for _start in range(6):
+        right, clock.now = clock.now + DAY, 0.0
+        purge_left_behind(clock.database, 7 * DAY)
+        clock.now = right
+        purge_left_behind(clock.database, 7 * DAY)
+        assert len(entries(clock.database, 7 * DAY)) == 2
+    assert not clock.pass_days(2)
+
+
+@pytest.mark.parametrize("years", [5, -7])
+def test_what_was_deleted_by_a_wrong_clock_goes_in_time(clock: Clock, years: int) -> None:
+    clock.now += years * YEAR
+    clock.delete()
+    clock.now -= years * YEAR
+    purge_left_behind(clock.database, 7 * DAY)
+    left = {entry.gone_at.timestamp() - clock.now for entry in entries(clock.database, 7 * DAY)}
+    assert all(5.9 * DAY <= seconds <= 7 * DAY for seconds in left)
+    assert clock.pass_days(5)
+    assert not clock.pass_days(3)
+
+
+def test_who_looks_once_a_day_keeps_things_as_long_as_was_said(clock: Clock) -> None:
+    clock.delete()
+    assert clock.pass_days(6, looks=1)
+    assert not clock.pass_days(1, looks=1)
 
 
 async def test_what_follows_a_deleted_message_comes_back_after_it(stage: Stage) -> None:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import closing
+from datetime import datetime, tzinfo
 from pathlib import Path
 
 import pytest
@@ -80,6 +81,28 @@ def test_the_newest_conversation_comes_first(database: Database) -> None:
     assert [c.id for c in database.conversations()] == [new.id, old.id]
     said(database, old.id, None, Role.USER, "again")
     assert [c.id for c in database.conversations()] == [old.id, new.id]
+
+
+def test_a_wrong_clock_changes_no_order(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The chat used last is the one used last: by a count, whatever the clock said."""
+
+    class Clock(datetime):
+        year_now = 2026
+
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> Clock:
+            return cls(cls.year_now, 11, 23, 12, tzinfo=tz)
+
+    monkeypatch.setattr("kvchat.chat.record.database.datetime", Clock)
+    first, second, third = [database.create_conversation(title) for title in "abc"]
+    for year, chat in ((2031, first), (2026, second), (2019, third)):
+        Clock.year_now = year
+        said(database, chat.id, None, Role.USER, "Hello")
+        assert database.conversations()[0].id == chat.id
+        assert database.newest(1)[0].id == chat.id
+    Clock.year_now = 2018
+    made = database.create_conversation("d")
+    assert [chat.id for chat in database.conversations()] == [made.id, third.id, second.id, first.id]
 
 
 def test_a_users_title_is_never_replaced(database: Database) -> None:

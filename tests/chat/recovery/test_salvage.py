@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import stat
+import time
 from contextlib import closing
 from pathlib import Path
 
@@ -197,6 +199,25 @@ def test_backups_are_private_few_and_made_only_of_what_changed(paths: Paths) -> 
     assert [file.name for file in kept[1:]] == ["chats-2026-01-05.db", "chats-2026-01-04.db"]
     assert stat.S_IMODE(today.stat().st_mode) == 0o600
     assert stat.S_IMODE(today.parent.stat().st_mode) == 0o700
+
+
+def test_a_backup_of_the_future_does_not_end_the_backups(paths: Paths) -> None:
+    """After one look at a wrong date its backup goes first, and each day has one again."""
+    (today,) = backups_of(paths.database)
+    ahead = today.with_name("chats-2031-01-01.db")
+    later = time.time() + 5 * 365 * 86_400
+    today.rename(ahead)
+    os.utime(ahead, (later, later))
+    with closing(Database(paths.database)) as database:
+        database.create_conversation("New")
+    assert back_up(paths.database, often=False)
+    assert backups_of(paths.database) == [today, ahead]
+    for day in range(1, 4):
+        today.with_name(f"chats-2026-01-0{day}.db").write_bytes(today.read_bytes())
+    with closing(Database(paths.database)) as database:
+        database.create_conversation("Newer")
+    assert back_up(paths.database, often=True)
+    assert ahead not in backups_of(paths.database)
 
 
 def test_a_damaged_file_does_not_take_the_place_of_a_good_backup(paths: Paths) -> None:

@@ -175,7 +175,11 @@ def test_orders() -> None:
         times = datetime.fromtimestamp(created, UTC), datetime.fromtimestamp(used, UTC)
         return Conversation(id, title, False, *times, None, on_top=on_top)
 
-    chats = [chat("1", "beta", 1, 9), chat("2", "Alpha", 2, 8), chat("3", "gamma", 3, 1, on_top=True)]
+    chats = [
+        chat("1", "beta", 1, 9),
+        chat("2", "Alpha", 2, 8),
+        chat("3", "gamma", 3, 1, on_top=True),
+    ]
     assert ["".join(c.id for c in arranged(chats, Arrangement(order))) for order in Order] == ["312", "321", "321"]
 
 

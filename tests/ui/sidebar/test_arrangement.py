@@ -38,6 +38,17 @@ def test_chats_are_parted_by_day() -> None:
     assert shown([*chats[:1], chat("kept", hours=900, on_top=True)]) == ["[Kept on top]", "kept", "[Today]", "now"]
 
 
+def test_times_of_a_wrong_clock_go_with_their_neighbors() -> None:
+    """The list keeps its order: what was used ahead of time stands above today's, or among what was used beside it."""
+    years = 24 * 365
+    ahead, behind = chat("ahead", hours=-5 * years), chat("behind", hours=7 * years)
+    now, late, old = chat("now", hours=0.1), chat("late", hours=15), chat("old", hours=24 * 60)
+    assert shown([ahead, now, old]) == ["[Today]", "ahead", "now", "[Earlier]", "old"]
+    assert shown([ahead, old]) == ["[Today]", "ahead", "[Earlier]", "old"]
+    assert shown([behind, now, ahead, late]) == ["[Today]", "behind", "now", "ahead", "[Yesterday]", "late"]
+    assert shown([ahead, now, old], Order.CREATED) == ["[Today]", "ahead", "now", "[Earlier]", "old"]
+
+
 @pytest.mark.parametrize("order", [Order.USED, Order.CREATED])
 def test_chats_of_one_day_have_its_heading(order: Order) -> None:
     assert shown([], order) == []
