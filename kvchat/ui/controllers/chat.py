@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from PySide6.QtCore import QObject, Signal
@@ -27,6 +28,13 @@ from kvchat.words.language import _
 MOST_TURNS = 20  # that are over and remembered all the same, for who comes back to them
 
 
+@dataclass(eq=False)
+class _Page:
+    """What the user writes on: an open conversation, or one that begins with the first message sent from here."""
+
+    conversation_id: str | None = None
+
+
 class ChatController(Controller):
     """Holds which conversation is open and keeps the views true."""
 
@@ -36,7 +44,7 @@ class ChatController(Controller):
 
     def __init__(self, runtime: Runtime, views: Views, parent: QObject) -> None:
         super().__init__(runtime, views, parent)
-        self.current: str | None = None
+        self._page = _Page()
         self.conversations = SidebarController(runtime, views, lambda: self.current, self)
         self.drafts = DraftController(runtime, views, lambda: self.current, self)
         self._loading = False  # the messages are on their way from disk: do not flash the empty page
@@ -58,6 +66,11 @@ class ChatController(Controller):
         views.strip.stop.clicked.connect(lambda: runtime.chat.stop_reading_ahead(self.current or NOT_BEGUN))
         views.transcript.retry_requested.connect(self.retry)
         views.transcript.tail.first.clicked.connect(self.go_first)
+
+    @property
+    def current(self) -> str | None:
+        """The open conversation; None on the page of one that has not begun."""
+        return self._page.conversation_id
 
     async def start(self, first: FirstWords) -> None:
         """Show what there is: the list, the newest conversation, the engine; go on with the first words."""
@@ -97,7 +110,7 @@ class ChatController(Controller):
         """Show another conversation, or with None an empty page for a new one."""
         if conversation_id == self.current and self._views.transcript.messages:
             return
-        before, self.current = self.current, conversation_id
+        before, self._page = self.current, _Page(conversation_id)
         self._turn_of().leave_past()
         self._loading = conversation_id is not None
         self.drafts.show()
@@ -114,7 +127,7 @@ class ChatController(Controller):
     def send(self, text: str, attachments: tuple[Attachment, ...] = ()) -> None:
         """Send what was written, and what goes with it; on the empty page this begins a conversation."""
         self.drafts.sending(self.current)
-        self._runner.start(self._send(text, attachments, self.current or NOT_BEGUN))
+        self._runner.start(self._send(text, attachments, self._page, self.current or NOT_BEGUN))
 
     async def open_at(self, conversation_id: str, message_id: str) -> None:
         """Show a conversation with this message in sight, going to its branch if need be. Raises StillAnswering."""
@@ -176,29 +189,30 @@ class ChatController(Controller):
         """Why the open conversation's last turn failed, if it did."""
         return self._turn_of().failure
 
-    async def _send(self, text: str, attachments: tuple[Attachment, ...], written_on: str) -> None:
+    async def _send(self, text: str, attachments: tuple[Attachment, ...], page: _Page, written_on: str) -> None:
+        """`page` is where Enter was pressed, whichever is open by now."""
         chat, new, drafts = self._runtime.chat, None, [written_on]
         async with self._beginning:
-            conversation_id = self.current
-            if conversation_id is None:
+            if page.conversation_id is None:
                 try:
                     new = await chat.new_chat()
                 except KvchatError as error:
                     self._give_back(NOT_BEGUN, text, attachments, error)
                     self.drafts.sent(written_on)
                     return
-                conversation_id = new.id
+                page.conversation_id = new.id
                 self._new.add(new.id)
                 self.drafts.sending(new.id)
                 drafts.append(new.id)
-                if self.current is None:
-                    self.current = conversation_id
+                if page is self._page:
                     self.drafts.move(NOT_BEGUN, new.id)
                     self.left.emit(None)
-        self._views.transcript.scroll_to_end()
-        self._on_its_way(conversation_id, *drafts)
+        if page is self._page:
+            self._views.transcript.scroll_to_end()
+        self._on_its_way(page.conversation_id, *drafts)
         left = self.drafts.left(*drafts)
-        self.run_turn(conversation_id, chat.send(conversation_id, text, attachments=attachments, new=new, drafts=left))
+        send = chat.send(page.conversation_id, text, attachments=attachments, new=new, drafts=left)
+        self.run_turn(page.conversation_id, send)
 
     def _on_its_way(self, conversation_id: str, *drafts: str) -> None:
         self._sent.setdefault(conversation_id, []).extend(drafts)
@@ -271,7 +285,7 @@ class ChatController(Controller):
             later, files = self.queue.take(conversation_id)
             text, attachments = PAUSE.join(filter(None, (text, later))), (*attachments, *files)
             if self.current == conversation_id:
-                self.current = None
+                self._page.conversation_id = None
                 self.drafts.move(conversation_id, NOT_BEGUN)
             conversation_id = NOT_BEGUN
         self._put_before(conversation_id, text, attachments)

@@ -182,6 +182,25 @@ async def test_two_messages_at_once_begin_one_conversation(runtime: FakeRuntime,
     assert len(runtime.chat.by_id) == 1
 
 
+@pytest.mark.parametrize("begun", [True, False])
+async def test_a_message_goes_where_enter_was_pressed(
+    furnished: FakeRuntime, window: MainWindow, qtbot: QtBot, begun: bool
+) -> None:
+    """On a busy machine the keys that follow are heard before the message is on its way."""
+    if not begun:
+        window.new_conversation()
+    here, calls, editor = window.chat.current, furnished.chat.calls, window.composer.editor
+    qtbot.keyClicks(editor, "for this chat")
+    qtbot.keyClick(editor, Qt.Key.Key_Return)
+    window.chat.open("jeju")
+    await until(lambda: [call for call in calls if call[0] == "send"])
+    (_send, chat, _text), *_more = (call for call in calls if call[0] == "send")
+    assert chat == here if begun else chat not in ("jeju", "thesis")
+    assert (window.chat.current, window.composer.draft) == ("jeju", "")
+    window.new_conversation()
+    assert window.composer.draft == ""
+
+
 async def test_a_sent_draft_does_not_come_back(runtime: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
     runtime.chat.add("Other", id="other")
     qtbot.keyClicks(window.composer.editor, "Hello")
@@ -837,6 +856,25 @@ async def test_what_is_sent_in_the_first_picture_is_sent_one_reply_after_the_oth
     furnished.chat.finish(chat, None)
     await until(lambda: ("send", chat, "two\n\nthree") in furnished.chat.calls)
     assert (window.composer.draft, furnished.chat.drafts.kept[chat]) == ("", "")
+    await window.finish()
+
+
+async def test_what_is_sent_in_the_first_picture_stays_in_its_chat(
+    furnished: FakeRuntime, look: Look, qtbot: QtBot
+) -> None:
+    chat, other = (chat.id for chat in (await furnished.chat.conversations())[:2])
+    window = MainWindow(look, furnished.paths.config)
+    qtbot.addWidget(window)
+    window.show()
+    window.show_first(await furnished.chat.conversations(), {})
+    qtbot.keyClicks(window.composer.editor, "one")
+    qtbot.keyClick(window.composer.editor, Qt.Key.Key_Return)
+    window.sidebar.selected.emit(other)
+    window.join(furnished)
+    await window.start()
+    await until(lambda: [call for call in furnished.chat.calls if call[0] == "send"])
+    assert ("send", chat, "one") in furnished.chat.calls
+    assert window.chat.current == other
     await window.finish()
 
 
