@@ -15,7 +15,7 @@ from kvchat.chat.record.database import Database
 from kvchat.chat.recovery.automatic_backups import DailyBackups
 from kvchat.chat.restore_findings import Findings
 from kvchat.chat.service import ChatService
-from kvchat.chat.turn.statistics import Statistics, note_disk, read_statistics
+from kvchat.chat.turn.statistics import Statistics, read_statistics
 from kvchat.diagnostics import Facts, report
 from kvchat.door_service import DoorService
 from kvchat.engine.running.log import EngineLog
@@ -86,9 +86,7 @@ class Runtime:
             lambda: self.settings.keep_deleted_s,
             self._why_not_read,
         )
-        self.save_points = StoreService(
-            paths, store, lambda: self.settings, lambda *disk: worker.run(note_disk, database, *disk)
-        )
+        self.save_points = StoreService(paths, store, lambda: self.settings)
         self.engines = EngineSetup(paths, lambda: self.settings, self.use_engine, self._notify)
         self.transfer = TransferService(paths, database, worker, self.events, store, self.chat.try_out)
         parts = self.chat.slots, self.engine, self.model, self.models

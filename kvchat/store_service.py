@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import Callable
 from dataclasses import replace
-from datetime import date
 from functools import lru_cache
 from pathlib import Path
 
@@ -116,19 +114,8 @@ def store_problem(paths: Paths, settings: Settings) -> str:
 class StoreService:
     """What the window asks of the store."""
 
-    def __init__(
-        self,
-        paths: Paths,
-        store: SavePointStore,
-        settings: Callable[[], Settings],
-        note: Callable[[int, int], Awaitable[object]],
-    ) -> None:
-        """`note` keeps what is taken on the disk and what may be, in bytes, for those who want to know how that went.
-
-        It may raise KvchatError.
-        """
-        self._paths, self._store, self._settings, self._note = paths, store, settings, note
-        self._noted: tuple[date, int, int] | None = None
+    def __init__(self, paths: Paths, store: SavePointStore, settings: Callable[[], Settings]) -> None:
+        self._paths, self._store, self._settings = paths, store, settings
 
     @property
     def problem(self) -> KvchatError | None:
@@ -138,11 +125,6 @@ class StoreService:
     async def usage(self) -> StoreUsage:
         """What the save points cost on disk."""
         usage = await asyncio.to_thread(self._store.usage)
-        now = date.today(), usage.physical_bytes, usage.quota_bytes
-        if not usage.problem and now != self._noted:
-            self._noted = now
-            with suppress(KvchatError):  # a day that cannot be noted is not known
-                await self._note(*now[1:])
         return replace(usage, chat_bytes=await asyncio.to_thread(long_chat, self._settings()))
 
     async def measure_rebuild(self) -> RebuildSpeed | None:

@@ -12,7 +12,7 @@ from kvchat.chat.restore_findings import Findings, Subject
 from kvchat.engine.running.failure import stopped_on_purpose
 from kvchat.engine.speaking.connection import EngineConnection, EngineState, EngineStatus
 from kvchat.engine.speaking.errors import EngineError, EngineFailed, EngineGone
-from kvchat.engine.speaking.vitals import Vitals, graphics_watts, take_vitals
+from kvchat.engine.speaking.vitals import Vitals, take_vitals
 from kvchat.errors import KvchatError
 from kvchat.session.host import ReadyEngine
 from kvchat.session.restore_support import Finding
@@ -83,10 +83,6 @@ class BaseHost(ABC):
         """How the running engine is doing; None without a ready one."""
         client = self._connection.client
         return await take_vitals(self.engine_pid, client) if client is not None else None
-
-    async def graphics_watts(self) -> float | None:
-        """What the graphics cards that the running engine uses may take at most; None where nobody tells."""
-        return await asyncio.to_thread(graphics_watts, self.engine_pid) if self.engine_pid is not None else None
 
     def is_ready(self) -> bool:
         """Whether `ready` would answer at once."""

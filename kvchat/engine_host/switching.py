@@ -184,10 +184,6 @@ class SwitchingHost:
         """How the engine is doing at this moment; None without a ready one."""
         return await self.current.vitals()
 
-    async def graphics_watts(self) -> float | None:
-        """What the graphics cards that the engine uses may take at most; None where nobody tells."""
-        return await self.current.graphics_watts()
-
     @property
     def restart_pending(self) -> bool:
         """Whether the engine that runs (or failed) was started with other settings than those in force."""

@@ -86,12 +86,6 @@ def export_file(
         return write_export(database, conversation_ids, form, out, progress, zipped=zipped)
 
 
-def export_table(table: str, target: Path) -> None:
-    """Write a table of comma-separated values, marked as UTF-8 for spreadsheets. As whole as `export_file` does."""
-    with whole_export(target) as new:
-        new.write_text(table, "utf-8-sig", newline="")
-
-
 @contextlib.contextmanager
 def whole_export(target: Path, *, private: bool = False) -> Iterator[Path]:
     """As `whole_file`. Raises ExportFailed."""

@@ -139,13 +139,6 @@ def roughly(seconds: float) -> str:
     return _("about {hours} h", hours=f"{seconds / 3600:.0f}")
 
 
-def energy(watt_hours: float) -> str:
-    """An estimated energy: "40 Wh", "1.3 kWh"."""
-    if watt_hours < 999.5:
-        return _("{energy} Wh", energy=number(watt_hours))
-    return _("{energy} kWh", energy=number(watt_hours / 1000, 1))
-
-
 def since(moment: datetime, now: datetime) -> str:
     """How long ago, in the coarse words a person would use."""
     days, minutes = (now.date() - moment.date()).days, int((now - moment).total_seconds() // 60)

@@ -9,7 +9,6 @@ from PySide6.QtWidgets import QMenu, QWidget
 
 from kvchat.chat.options import Preset
 from kvchat.chat.record.messages import Role
-from kvchat.chat.turn.statistics import KINDS
 from kvchat.kvstore.savepoint import ConversationUsage
 from kvchat.library.memory.fitting import COMPUTER, MemoryBar
 from kvchat.session.proof import Source
@@ -36,8 +35,7 @@ def furnish(runtime: FakeRuntime) -> None:
     runtime.keep(replace(runtime.usage_of("jeju"), never_save=True))
     runtime.pays = BreakEven(1032, 4.2, 1e-5)
     runtime.set_aside = 12_000_000
-    runtime.chat.counted = counted(f"{kind} reason" for kind in KINDS)
-    runtime.watts = 300.0
+    runtime.chat.counted = counted()
     runtime.finding = Finding(Strategy.SETTLE, proved=False)
     runtime.bars = (MemoryBar(COMPUTER, 16 * GB, GB, 4 * GB, 2 * GB, GB // 2, GB // 10, measured=True, staging=GB),)
     for source in Source:

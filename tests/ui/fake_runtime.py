@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 from itertools import count
@@ -37,7 +37,7 @@ from kvchat.chat.search.search import Finder, Found, FoundChat
 from kvchat.chat.service import ChatService
 from kvchat.chat.turn.forecasts import Forecasts
 from kvchat.chat.turn.prediction import Forecast
-from kvchat.chat.turn.statistics import KINDS, Disk, Replies, Statistics
+from kvchat.chat.turn.statistics import KINDS, Replies, Statistics
 from kvchat.chat.turn.titles import Titles
 from kvchat.door_service import DoorService, InEngine
 from kvchat.engine.finding.discovery import Device, EngineKind, EngineLocation
@@ -96,12 +96,10 @@ def a_receipt(source: Source = Source.DISK, **changes: object) -> Receipt:
     return replace(receipt, **changes)  # type: ignore[arg-type]
 
 
-def counted(reasons: Iterable[str] = (), first_day: date = TODAY) -> Statistics:
-    """Ten replies of each kind on `first_day`; those read again for each of these reasons."""
-    each = [(kind, "") for kind in KINDS if kind != READ_AGAIN] + [(READ_AGAIN, reason) for reason in reasons]
-    replies = (Replies(first_day, kind, reason, 10, 0 if reason else 90.0, 60.0, 5.0) for kind, reason in each)
-    disk = (Disk(TODAY - timedelta(days=5), GB, 20 * GB), Disk(TODAY, 3 * GB, 20 * GB))
-    return Statistics(tuple(replies), TODAY, disk)
+def counted(first_day: date = TODAY) -> Statistics:
+    """Ten replies of each kind on `first_day`."""
+    saved = {READ_AGAIN: 0.0}
+    return Statistics(tuple(Replies(first_day, kind, 10, saved.get(kind, 90.0), 5.0) for kind in KINDS), TODAY)
 
 
 class FakeContext(ContextService):
@@ -728,9 +726,6 @@ class FakeEngine(SwitchingHost):
     async def vitals(self) -> Vitals | None:
         return self._runtime.vitals
 
-    async def graphics_watts(self) -> float | None:
-        return self._runtime.watts
-
     @property
     def restart_pending(self) -> bool:
         return differ(self._runtime.started, self._runtime.settings, RESTART_SETTINGS)
@@ -947,7 +942,6 @@ class FakeRuntime(Runtime):
         self.calls: list[tuple[object, ...]] = []
         self.refuse: KvchatError | None = None  # raised by the next wish that can fail
         self.vitals: Vitals | None = None
-        self.watts: float | None = None
         self.engine: FakeEngine = FakeEngine(self)
         self.model: FakeModel = FakeModel(self)
         self.save_points: FakeStore = FakeStore(self)

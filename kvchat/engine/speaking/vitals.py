@@ -120,40 +120,6 @@ def drm_memory(pids: Iterable[int], proc: Path = Path("/proc")) -> int | None:
     return sum(clients.values()) if clients else None
 
 
-def graphics_watts(pid: int) -> float | None:
-    """What the cards that a process or its children use may take at most, together. None: none used, or nobody tells.
-
-    It may take a second.
-    """
-    try:
-        pids = [pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))]
-    except psutil.Error:
-        return None
-    watts = nvidia_watts(_nvidia_smi("compute-apps=pid,gpu_uuid"), _nvidia_smi("gpu=gpu_uuid,power.limit"), pids)
-    return drm_watts(pids) if watts is None else watts
-
-
-def nvidia_watts(uses: str, limits: str, pids: Iterable[int]) -> float | None:
-    """The limits of the cards in use, by what `nvidia-smi` lists: "pid, card" and "card, watts" a line."""
-    cards = {card for pid, card in re.findall(r"^(\d+), (\S+)\s*$", uses, re.MULTILINE) if int(pid) in pids}
-    known = dict(re.findall(r"^(\S+), ([\d.]+)\s*$", limits, re.MULTILINE))
-    return sum(float(known[card]) for card in cards) if cards and cards <= known.keys() else None
-
-
-def drm_watts(
-    pids: Iterable[int], proc: Path = Path("/proc"), devices: Path = Path("/sys/bus/pci/devices")
-) -> float | None:
-    """The same by the kernel's own account (Linux: Documentation/hwmon/sysfs-interface.rst)."""
-    watts = []
-    for card in {card for (card, _), used in _drm_clients(pids, proc).items() if used}:
-        files = [file for name in ("cap", "max") for file in (devices / card / "hwmon").glob(f"*/power1_{name}")]
-        try:
-            watts.append(int(files[0].read_text()) / 1e6)
-        except (LookupError, OSError, ValueError):
-            return None
-    return sum(watts) if watts else None
-
-
 def _drm_clients(pids: Iterable[int], proc: Path) -> dict[tuple[str, str], int]:
     """Bytes of each client of a card, by the card's place on the bus and the client's number.
 

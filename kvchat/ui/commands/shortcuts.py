@@ -87,7 +87,7 @@ SHORTCUTS = (
     Shortcut(
         "disk", N_("Storage…"), _WINDOWS, ("Ctrl+D",), also=N_("disk usage space cache memory of chats delete shrink")
     ),
-    Shortcut("saved", N_("Time saved…"), _WINDOWS, also=N_("statistics plots seconds energy hot warm disk cold csv")),
+    Shortcut("saved", N_("Time saved…"), _WINDOWS, also=N_("statistics plots seconds hot warm disk cold")),
     Shortcut("manual", N_("Manual"), _WINDOWS, ("F1",), also=N_("help how privacy folders troubleshooting errors")),
     Shortcut("shortcuts", N_("Keyboard shortcuts"), _WINDOWS, ("Ctrl+/",), also=N_("keys help hotkeys")),
     Shortcut("quit", N_("Quit"), _WINDOWS, ("Ctrl+Q",), also=N_("exit close leave")),

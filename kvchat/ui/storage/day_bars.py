@@ -1,4 +1,4 @@
-"""Bars over days, painted: stacked where there are several to a day. Pointer and arrow keys point at a day."""
+"""Bars over days, painted. Pointer and arrow keys point at a day."""
 
 from __future__ import annotations
 
@@ -16,8 +16,6 @@ from kvchat.words.wording import day_short
 
 _HEIGHT, _WIDEST = 116, 26  # pixels at 100 % text: of the plot, of a bar
 _STEPS = (2, 4, 6, 8, 10)  # times a power of ten: where the scale may end, so that its middle is a round number
-_NEAR = 5  # times a value is a limit that is drawn above it
-Colour = Callable[[], QColor]  # in the theme that is in force
 
 
 class DayBars(QWidget):
@@ -31,8 +29,7 @@ class DayBars(QWidget):
         super().__init__()
         self._look, self._in_words = look, in_words
         self._days: Sequence[date] = ()
-        self._series: Sequence[tuple[Colour, Sequence[float]]] = ()
-        self._limits: Sequence[float] = ()
+        self._values: Sequence[float] = ()
         self._top, self.day = 2.0, -1
         self.setAccessibleName(name)
         self.setMouseTracking(True)
@@ -40,21 +37,10 @@ class DayBars(QWidget):
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
         look.changed.connect(self._resize)
 
-    def show_days(
-        self,
-        days: Sequence[date],
-        series: Sequence[tuple[Colour, Sequence[float]]],
-        unit: float = 1,
-        limits: Sequence[float] = (),
-    ) -> None:
-        """Draw each series' value of each day, the first at the bottom. The scale ends at a round number of units.
-
-        `limits`, one for each day, are drawn as a line where the values come anywhere near them.
-        """
-        self._days, self._series, self._limits = days, series, limits
-        most = max(map(sum, zip(*(values for _, values in series), strict=True))) / unit
-        if (limit := max(limits, default=0.0) / unit) <= most * _NEAR:
-            most = max(most, limit)
+    def show_days(self, days: Sequence[date], values: Sequence[float], unit: float = 1) -> None:
+        """Draw each day's value. The scale ends at a round number of units."""
+        self._days, self._values = days, values
+        most = max(values) / unit
         power = 10 ** max(0, math.ceil(math.log10(max(most, 1))) - 1)
         self._top = next(step * power for step in _STEPS if most <= step * power) * unit
         self.update()
@@ -91,17 +77,11 @@ class DayBars(QWidget):
         painter.end()
 
     def _paint_bar(self, painter: QPainter, box: QRectF, day: int) -> None:
-        slot, y = self._slot(box, day), box.bottom()
+        slot = self._slot(box, day)
         wide = min(max(slot.width() * 0.78, slot.width() - 6, 1.0), self._look.px(_WIDEST))
-        for colour, values in self._series:
-            high = box.height() * values[day] / self._top
-            if high > 0:
-                gap = 1 if high > 3 else 0  # neighbours are told apart by more than their colours
-                painter.fillRect(QRectF(slot.center().x() - wide / 2, y - high, wide, high - gap), colour())
-            y -= high
-        if self._limits and 0 < self._limits[day] <= self._top:
-            at = box.bottom() - box.height() * self._limits[day] / self._top
-            painter.fillRect(QRectF(slot.left(), at - 1, slot.width(), 2), QColor(self._look.theme.warn))
+        high = box.height() * self._values[day] / self._top
+        bar = QRectF(slot.center().x() - wide / 2, box.bottom() - high, wide, high)
+        painter.fillRect(bar, QColor(self._look.theme.accent))
 
     def _paint_days(self, painter: QPainter, box: QRectF) -> None:
         """Dates at even distances, back from today."""

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from pathlib import Path
 
 import pytest
@@ -14,10 +13,7 @@ from kvchat.engine.speaking.vitals import (
     SlotState,
     Speed,
     drm_memory,
-    drm_watts,
-    graphics_watts,
     nvidia_memory,
-    nvidia_watts,
     parse_metrics,
     parse_slots,
     take_vitals,
@@ -72,49 +68,6 @@ def test_graphics_memory_by_the_kernel_counts_each_client_once(tmp_path: Path) -
     (folder / "6").write_text("pos:\t0\nflags:\t02\n")
     assert drm_memory([17], tmp_path) == 3 << 20
     assert drm_memory([18], tmp_path) is None
-
-
-def test_the_cards_power_by_nvidia_smi() -> None:
-    uses, limits = "17, GPU-a\n18, GPU-a\n18, GPU-b\n99, GPU-c\n", "GPU-a, 300.00\nGPU-b, 75.50\nGPU-c, [N/A]\n"
-    assert nvidia_watts(uses, limits, [17]) == 300.0
-    assert nvidia_watts(uses, limits, [17, 18]) == 375.5
-    assert nvidia_watts(uses, limits, [99]) is None, "this card does not tell"
-    assert nvidia_watts(uses, limits, [5]) is None
-    assert nvidia_watts("", "", [17]) is None
-
-
-def test_the_cards_power_by_a_program_that_answers_as_nvidia_smi_does(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    program, me = tmp_path / "nvidia-smi", os.getpid()
-    program.write_text(
-        f"""#!/bin/sh
-        case "$*" in
-            "--query-compute-apps=pid,gpu_uuid --format=csv,noheader,nounits") echo "{me}, GPU-a"; echo "1, GPU-b";;
-            "--query-gpu=gpu_uuid,power.limit --format=csv,noheader,nounits") echo "GPU-a, 700.00"; echo "GPU-b, 9";;
-            *) echo "no such query" >&2; exit 2;;
-        esac"""
-    )
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert graphics_watts(me) == 700.0
-    program.write_text("#!/bin/sh\nexit 9")
-    assert graphics_watts(me) is None
-
-
-def test_the_cards_power_by_the_kernel(tmp_path: Path) -> None:
-    files, card = tmp_path / "17" / "fdinfo", "drm-pdev:\t0000:03:00.0\ndrm-client-id:\t5\ndrm-memory-vram:\t{} KiB\n"
-    files.mkdir(parents=True)
-    (files / "3").write_text(card.format(2048))
-    (files / "4").write_text(card.replace("03:00", "04:00").format(0))  # looked at and not used
-    told = tmp_path / "0000:03:00.0" / "hwmon" / "hwmon2"
-    told.mkdir(parents=True)
-    assert drm_watts([17], tmp_path, tmp_path) is None
-    (told / "power1_max").write_text("250000000\n")
-    assert drm_watts([17], tmp_path, tmp_path) == 250.0
-    (told / "power1_cap").write_text("220000000\n")
-    assert drm_watts([17], tmp_path, tmp_path) == 220.0
-    assert drm_watts([18], tmp_path, tmp_path) is None
 
 
 @pytest.mark.engine

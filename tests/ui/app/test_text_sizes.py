@@ -53,8 +53,7 @@ def furnished(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytes
         runtime.chat.write(id, Role.ASSISTANT, "Because. " * 40, receipt=a_receipt())
         runtime.kept[id] = 1_136_000_000
     runtime.chat.options.stored = [Preset("A preset with a name that is rather long 量子 🍜", "x", id="p1")]
-    runtime.chat.counted = counted(["a reason " * 20])
-    runtime.watts = 300.0
+    runtime.chat.counted = counted()
     runtime.chat.context.now = ContextUse(5_906, 0, 2_048, 32_768)
     return runtime
 
