@@ -9,8 +9,8 @@ import signal
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from PySide6.QtCore import QObject, Qt, QTimer
-from PySide6.QtWidgets import QApplication, QDialog
+from PySide6.QtCore import QObject, QTimer
+from PySide6.QtWidgets import QApplication
 
 from kvchat.chat.events import Event, SettingsChanged
 from kvchat.chat.record.database_file import ChatsDamaged
@@ -29,15 +29,11 @@ from kvchat.ui.app.opening import Opener
 from kvchat.ui.app.quitting import close_and_tell
 from kvchat.ui.app.single_instance import Wish
 from kvchat.ui.app.tray import Tray
-from kvchat.ui.base.speaking import speak_here
-from kvchat.ui.base.tasks import TaskRunner
 from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.boxes import ask, say
 from kvchat.words.language import N_, _, sentences
 
 _SPENT_EVERY_MS = 10_000
-_LOOK_AGAIN_MS, _PATIENCE_S = 200, 2.0
-_ONCE = Qt.ConnectionType.SingleShotConnection
 
 
 async def opened(paths: Paths, settings: Settings, release: Callable[[], Awaitable[None]]) -> Runtime | None:
@@ -68,15 +64,7 @@ class Application:
         self._runtime, self._look = runtime, look
         self._fetch: asyncio.Task[None] | None = None
         self._bus = SessionBus()
-        self._runner = TaskRunner(lambda error: self._window.notices.show_error(error), self._show_bug)
-        self._speaking: asyncio.Task[None] | None = None
         self._chosen = runtime.settings.language
-        self._take(window)
-        self._unsubscribe = runtime.events.subscribe(self._hear)
-
-    def _take(self, window: MainWindow) -> None:
-        """Make the rest of this window, and what stands beside it."""
-        runtime = self._runtime
         self._window = window
         window.join(runtime)
         window.quit_requested.connect(self.quitting.set)
@@ -87,6 +75,7 @@ class Application:
         window.first_start.cancel_requested.connect(self._cancel_fetch)
         self.opener = Opener(runtime, window, self._look, self._bus)
         self._tray.quick_requested.connect(lambda: self.opener.fulfil(Wish(quick=True)))
+        self._unsubscribe = runtime.events.subscribe(self._hear)
 
     async def start(self, *, starter: bool, hidden: bool) -> None:
         """Show the window, then start the engine; both go on while the other is not ready yet."""
@@ -117,65 +106,18 @@ class Application:
     def _hear(self, event: Event) -> None:
         if isinstance(event, SettingsChanged) and self._runtime.settings.language != self._chosen:
             self._chosen = self._runtime.settings.language
-            self._speak_soon()
-
-    def _speak_soon(self) -> None:
-        """In the language that was chosen, once nothing shows its progress in the window."""
-        window, speaking = self._window, self._speaking
-        if window.transfer.going_on or window.first_start.is_fetching or (speaking and not speaking.done()):
-            QTimer.singleShot(_LOOK_AGAIN_MS, self._speak_soon)
-        else:
-            self._speaking = self._runner.start(self._speak_anew())
-
-    async def _speak_anew(self) -> None:
-        """Make the window again in that language: the same chat, draft and place, on the same runtime.
-
-        The one before it is gone from sight, and lives on until its last reply has come.
-        """
-        before = self._window
-        if not speak_here(self._chosen):
-            return
-        chat, bar = before.chat.current, before.transcript.verticalScrollBar()
-        place = bar.value() if bar.value() < bar.maximum() else None
-        await before.chat.drafts.keep()  # before anything else: raises StorageFailed
-        self._close_beside()
-        await before.stop_listening()
-        self._take(MainWindow(self._look, self._runtime.paths.config, before.memory))
-        window = self._window
-        self._tray.show()
-        window.setVisible(before.isVisible())
-        if settings := before.side_windows.settings_shown:
-            page, frame = settings.page_name, settings.geometry()
-            window.side_windows.open_settings(page).setGeometry(frame)
-        for beside in before.findChildren(QDialog):  # they are not hidden with it, and would go on listening
-            beside.close()
-        before.hide()
-        self._runner.start(self._let_go(before))
-        await window.start()
-        window.chat.open(chat)
-        if place is not None:
-            window.chat.opened.connect(lambda *_args: QTimer.singleShot(0, lambda: _scroll(window, place)), _ONCE)
-        self._watch_updates()
-        self.opener.hold_key()
-
-    async def _let_go(self, window: MainWindow) -> None:
-        try:
-            await window.runner.leave(_PATIENCE_S)
-        finally:
-            window.deleteLater()
-
-    def _close_beside(self) -> None:
-        self.opener.close()
-        self._attention.close()
-        self._tray.close()
+            words = _("kvchat changes its language when it restarts")
+            above = self._window.side_windows.settings_shown or self._window
+            above.notices.offer(words, _("Restart kvchat"), self._restart, stays=True)
 
     async def close(self) -> None:
         """Out of sight at once; then what is being saved is finished and the engine stopped."""
         self._unsubscribe()
         self._cancel_fetch()
         self._window.hide()
-        self._close_beside()
-        await self._runner.close()
+        self.opener.close()
+        self._attention.close()
+        self._tray.close()
         try:
             await self._window.finish()
         except KvchatError as error:
@@ -255,7 +197,3 @@ class SpentTimers(QObject):
             timers.killTimer(number)
             del handles[number]
         return len(spent)
-
-
-def _scroll(window: MainWindow, place: int) -> None:
-    window.transcript.verticalScrollBar().setValue(place)

@@ -43,13 +43,13 @@ class MainWindow(QMainWindow):
     quit_requested = Signal()
     shown_changed = Signal()
 
-    def __init__(self, look: Look, config: Path, memory: WindowMemory | None = None) -> None:
-        """`config`: the folder in which it remembers its place; `memory`: what it remembers, where that is read."""
+    def __init__(self, look: Look, config: Path) -> None:
+        """`config`: the folder in which it remembers its place."""
         super().__init__()
         self._look = look
         self._joined = False
         self._pressed: list[QKeySequence] = []  # before there was anything to answer to it
-        self.memory = memory or WindowMemory(config / "window.ini")
+        self.memory = WindowMemory(config / "window.ini")
         self.setWindowTitle("kvchat")
         self.setWindowIcon(app_icon())
         self.sidebar, self.header, self.documents = Sidebar(look), Header(look), DocumentsLine(look)
@@ -164,20 +164,16 @@ class MainWindow(QMainWindow):
 
         Raises StorageFailed where what is written in it could not be kept.
         """
-        try:
-            await self.stop_listening()
-        finally:
-            await self.runner.close()
-            await asyncio.to_thread(self.memory.written)
-
-    async def stop_listening(self) -> None:
-        """Remember its place and what is written in it; it shows nothing new from now on. Raises StorageFailed."""
         self.place.remember()
         from kvchat.ui.controllers.controller import Controller
 
         for controller in self.findChildren(Controller):
             controller.close()
-        await self.chat.drafts.keep()
+        try:
+            await self.chat.drafts.keep()
+        finally:
+            await self.runner.close()
+            await asyncio.to_thread(self.memory.written)
 
     def raise_window(self, token: str = "") -> None:
         """Bring the window to the front, wherever it was; `token`: see `let_to_front`."""

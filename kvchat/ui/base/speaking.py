@@ -10,12 +10,12 @@ _AS_QT_CALLS_IT = {"zh_Hans": "zh_CN", "zh_Hant": "zh_TW"}
 _NAME = "language"
 
 
-def speak_here(chosen: str) -> bool:
-    """Speak the language of that setting from now on, in what is made from now on; whether it is another one."""
+def speak_here(chosen: str) -> None:
+    """Speak the language of that setting, in what is made from now on."""
     before, language = spoken(), speak(chosen, QLocale.system().uiLanguages())
     app = QCoreApplication.instance()
     if language == before or app is None:
-        return False
+        return
     for translator in app.findChildren(QTranslator, _NAME):
         app.removeTranslator(translator)
         translator.deleteLater()
@@ -25,4 +25,3 @@ def speak_here(chosen: str) -> bool:
     translator.setObjectName(_NAME)
     if translator.load(f"qtbase_{name}", QLibraryInfo.path(QLibraryInfo.LibraryPath.TranslationsPath)):
         app.installTranslator(translator)
-    return True

@@ -22,7 +22,6 @@ class TaskRunner:
         self._on_bug = on_bug
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Future[Any]] = set()
-        self._turns: set[asyncio.Future[Any]] = set()  # of these
 
     def start(self, run: Coroutine[Any, Any, Any], on_error: ErrorHandler | None = None) -> asyncio.Task[Any]:
         """Run `run` in the background; its KvchatError goes to `on_error`, where given."""
@@ -32,21 +31,11 @@ class TaskRunner:
 
     def watch_turn(self, task: asyncio.Future[Any]) -> None:
         """Watch a turn's task. Its KvchatErrors have been told by TurnFailed already; only bugs are news."""
-        self._turns.add(task)
-        task.add_done_callback(self._turns.discard)
         self._keep(task, lambda error: None)
 
     async def close(self) -> None:
         """Cancel what is still running and wait for it to end."""
         for task in tuple(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    async def leave(self, patience_s: float) -> None:
-        """Let turns come to their end; of the rest cancel what takes longer than so many seconds, as `close` does."""
-        if others := self._tasks - self._turns:
-            await asyncio.wait(others, timeout=patience_s)
-        for task in self._tasks - self._turns:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 

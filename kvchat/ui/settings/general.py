@@ -34,7 +34,7 @@ class GeneralPage(SettingsPage):
         change = self.change
         words = _("Light or dark, or whatever your desktop uses right now.")
         self.theme = self.add(ChoiceEntry(look, "theme", _("Theme"), words, _THEMES, change))
-        words = _("Of kvchat’s own words. In a chat, write as you like.")
+        words = _("Of kvchat’s own words, when it starts the next time. In a chat, write as you like.")
         self.language = self.add(ChoiceEntry(look, "language", _("Language"), words, _LANGUAGES, change))
         words = _("Of all text. Ctrl++ and Ctrl+− change it in the main window, Ctrl+0 sets it back.")
         self.zoom = self.add(ChoiceEntry(look, "zoom", _("Text size"), words, _SIZES, change))

@@ -70,11 +70,6 @@ class SettingsWindow(Panel):
             self._stack.addWidget(self.pages[self._stack.count()])
             QTimer.singleShot(0, self, self._lay_out_next)
 
-    @property
-    def page_name(self) -> str:
-        """The page on show, as `show_page` takes it."""
-        return self.pages[self.list.currentRow()].name
-
     def show_page(self, name: str = "") -> None:
         """Come to the front, at the page of that name, else at the one shown last."""
         names = [page.name for page in self.pages]
