@@ -12,6 +12,7 @@ from pathlib import Path
 
 from kvchat.chat.record.database_file import DatabaseFile, doubted
 from kvchat.chat.record.messages import (
+    AWAITS_MODEL,
     QUEUE,
     Attachment,
     Conversation,
@@ -195,9 +196,10 @@ class Database(DatabaseFile):
             )
             db.execute("DELETE FROM messages WHERE id = ?", (message.id,))
 
-    def disown(self, question_id: str) -> None:
-        """No process is going to answer this question."""
-        self.write("UPDATE messages SET writer = '' WHERE id = ?", (question_id,))
+    def disown(self, question_id: str, *, awaits_model: bool) -> None:
+        """Note that no process is going to answer this question, or not before there is a model."""
+        writer = AWAITS_MODEL if awaits_model else ""
+        self.write("UPDATE messages SET writer = ? WHERE id = ?", (writer, question_id))
 
     def interrupt_abandoned(self) -> int:
         """Replies whose writer died while streaming become interrupted ones; returns how many.

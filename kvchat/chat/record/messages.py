@@ -29,6 +29,7 @@ class MessageState(Enum):
     INTERRUPTED = "interrupted"  # the engine or the app died while it was written
 
 
+AWAITS_MODEL = "awaits a model"  # in the place of a question's writer
 QUEUE = "queue/"  # before a conversation's id: its draft that is sent after the reply that is being made
 UNFINISHED = frozenset({MessageState.STOPPED, MessageState.LIMITED, MessageState.INTERRUPTED})  # replies to go on with
 
@@ -99,6 +100,7 @@ class Message:
     receipt: Receipt | None = None
     siblings: tuple[str, ...] = ()  # where it is one of several branches: the ids of all of them, the oldest first
     attachments: tuple[Attachment, ...] = ()
+    awaits_model: bool = False  # a question that had no answer because there was no model
 
 
 def new_message(

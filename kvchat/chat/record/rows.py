@@ -14,7 +14,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
-from kvchat.chat.record.messages import Attachment, Conversation, Message, MessageState, Receipt, Role
+from kvchat.chat.record.messages import AWAITS_MODEL, Attachment, Conversation, Message, MessageState, Receipt, Role
 from kvchat.session.proof import Source
 from kvchat.words.safe_text import calm
 
@@ -51,6 +51,7 @@ def message_of(row: sqlite3.Row) -> Message:
         state=state_of(row["state"]),
         created_at=time_of(row["created_at"]),
         receipt=receipt,
+        awaits_model=row["writer"] == AWAITS_MODEL,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
@@ -193,8 +194,7 @@ class Turns:
                 await self._stand_last(turn, answered_now=True)
             if turn.beginning is not None and (alone or (alone := await self._wait(turn))):
                 with self._parts.slots.wanted_by(turn.conversation_id):
-                    chosen = await self._parts.answer_settings(turn.conversation_id)
-                    async with self._line.turn(turn.conversation_id, chosen.model or self._model()):
+                    async with self._line.turn(turn.conversation_id, await self._chosen_model(turn)):
                         await turn.run(done)
                 self._over()
                 await self._parts.absorb()
@@ -238,10 +238,16 @@ class Turns:
                     self._parts.events.publish(MessagesChanged(turn.conversation_id))
 
     async def _give_up(self, turn: Turn, reply: asyncio.Future[Message | None]) -> None:
-        """Nobody waits any more for the answer to a question that has none."""
+        """Nobody waits any more for the answer to a question that has none, unless it is for a model."""
         if turn.beginning is not None and not (reply.done() and reply.result()):
             with contextlib.suppress(StorageFailed):
-                await self._parts.worker.run(self._parts.database.disown, turn.beginning.question_id)
+                model, question = await self._chosen_model(turn), turn.beginning.question_id
+                awaits = not turn.stopped and not (model and await asyncio.to_thread(os.path.exists, model))
+                await self._parts.worker.run(self._parts.database.disown, question, awaits_model=awaits)
+
+    async def _chosen_model(self, turn: Turn) -> str | None:
+        """The path of the model that answers in the turn's conversation; None without one. Raises StorageFailed."""
+        return (await self._parts.answer_settings(turn.conversation_id)).model or self._model()
 
     async def _stored(
         self,

@@ -332,6 +332,8 @@ class ChatController(Controller):
         if turn.live_id:
             self._views.show_live(turn)
         self._show_all()
+        if fresh and messages and messages[-1].awaits_model and not self._runtime.chat.is_answering(conversation_id):
+            self.retry()  # there may be a model now; else it is told again what is missing
 
     async def _show_finished(self, conversation_id: str, message_id: str) -> None:
         """For who listens, too."""

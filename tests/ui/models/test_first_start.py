@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from random import randbytes
@@ -21,14 +22,17 @@ from kvchat.engine_host.choice import NoModel
 from kvchat.errors import KvchatError
 from kvchat.library.local.finder import FoundModel
 from kvchat.library.local.folders import Source
-from kvchat.settings import GB
+from kvchat.settings import GB, Settings
 from kvchat.ui.app.main_window import MainWindow
+from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.confirm import ConfirmDialog
 from kvchat.ui.settings.engines import EnginePage
+from tests.engine_fixtures import FakeEngine
 from tests.library.fake_hub import FakeHub
 from tests.ui.fake_runtime import FakeRuntime
 from tests.ui.models.test_models_window import a_model
 from tests.ui.waiting import until
+from tests.ui.windows import Open, begun
 
 
 @pytest.fixture
@@ -249,3 +253,46 @@ async def test_a_file_that_is_no_model_is_refused_on_the_page(runtime: FakeRunti
 async def test_a_model_that_comes_by_itself_ends_the_page(runtime: FakeRuntime, window: MainWindow) -> None:
     await runtime.use_model(Path("/models/starter.gguf"))
     await until(lambda: window.composer.isVisible())
+
+
+async def unanswered(opened: Open) -> None:
+    """Wait until the page offers to try again."""
+    tail = opened.window.transcript.tail
+    await opened.until(lambda: opened.shown() == ["Hello"] and tail.unanswered.isVisibleTo(tail))
+
+
+@pytest.mark.parametrize("missing", ["no model is chosen", "its file is gone"])
+async def test_after_a_restart_a_message_written_without_a_model_is_answered_by_itself(
+    tmp_path: Path, fake_engine: FakeEngine, smollm2: Path, look: Look, missing: str
+) -> None:
+    model = tmp_path / "model.gguf"
+    settings = Settings(engine_path=str(fake_engine.path), context_size=8192, model_titles=False)
+    if missing != "no model is chosen":
+        settings = replace(settings, model_path=str(model))
+    for _start in range(2):
+        async with begun(tmp_path / "home", settings, look) as opened:
+            if not _start:
+                opened.window.first_start.back.click()
+                opened.send("Hello")
+            await unanswered(opened)
+            await opened.runtime.chat.idle()
+    os.link(smollm2, model)
+    async with begun(tmp_path / "home", replace(settings, model_path=str(model)), look) as opened:
+        await opened.until(lambda: opened.shown() == ["Hello", "You said: Hello"])
+        await opened.runtime.chat.idle()
+
+
+async def test_after_a_restart_it_is_answered_when_a_model_is_chosen(
+    tmp_path: Path, fake_engine: FakeEngine, smollm2: Path, look: Look
+) -> None:
+    settings = Settings(engine_path=str(fake_engine.path), context_size=8192, model_titles=False)
+    for start in range(2):
+        async with begun(tmp_path / "home", settings, look) as opened:
+            if start == 0:
+                opened.window.first_start.back.click()
+                opened.send("Hello")
+            await unanswered(opened)
+            if start == 1:
+                await opened.window.models.use(smollm2)
+                await opened.until(lambda: opened.shown() == ["Hello", "You said: Hello"])
+            await opened.runtime.chat.idle()
