@@ -93,7 +93,7 @@ def _apply_missing(connection: sqlite3.Connection, steps: Sequence[Step]) -> Non
             connection.execute("INSERT INTO migrations VALUES (?, ?)", (number, time.time()))
         connection.execute("COMMIT")
     except BaseException:
-        connection.execute("ROLLBACK")
+        connection.rollback()  # on a full disk SQLite has done so already
         raise
 
 

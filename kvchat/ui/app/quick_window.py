@@ -110,7 +110,7 @@ class QuickWindow(Panel):
                 self._new = await self._runtime.chat.new_chat()
                 self._chat = self._new.id
         except KvchatError:
-            self.composer.set_draft(text)
+            self._write_on(text, ())
             raise
         self._follow(self._runtime.chat.send(self._chat, text, new=self._new))
 
@@ -150,7 +150,7 @@ class QuickWindow(Panel):
             return
         match event:
             case events.QuestionNotStored(text=text, error=error):
-                self.composer.set_draft(text)
+                self._write_on(text, ())
                 self.tell(error)
             case events.MessagesChanged():
                 self._new = None

@@ -287,6 +287,7 @@ class ChatController(Controller):
             if self.current == conversation_id:
                 self._page.conversation_id = None
                 self.drafts.move(conversation_id, NOT_BEGUN)
+                self._show_all()
             conversation_id = NOT_BEGUN
         self._put_before(conversation_id, text, attachments)
         self._views.notices.show_error(error)

@@ -58,7 +58,13 @@ class QueueController(Controller):
             if (conversation_id := current()) is not None:
                 act(conversation_id)
 
-        composer.queued.connect(lambda text, attachments: do(lambda id: self.add(id, text, attachments)))
+        def queue(text: str, attachments: tuple[Attachment, ...]) -> None:
+            if (conversation_id := current()) is not None:
+                self.add(conversation_id, text, attachments)
+            else:
+                edit(text, attachments)
+
+        composer.queued.connect(queue)
         composer.waiting.edit.clicked.connect(lambda: do(lambda id: edit(*self.take(id))))
         composer.waiting.remove.clicked.connect(lambda: do(self.take))
         composer.waiting.send.clicked.connect(lambda: do(self.send))

@@ -14,7 +14,9 @@ from PySide6.QtGui import QGuiApplication
 from pytestqt.qtbot import QtBot
 
 from kvchat.__main__ import _is_to_open
+from kvchat.chat.events import QuestionNotStored
 from kvchat.cli.arguments import build_parser
+from kvchat.errors import KvchatError
 from kvchat.system.session_bus import SessionBus
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.app.opening import Opener
@@ -166,6 +168,21 @@ async def test_esc_leaves_a_reply_running_and_coming_back_shows_it(
     await until(lambda: any(isinstance(v, ReplyView) and v.text for v in quick.transcript.views.values()))
     quick.composer.button.click()  # it is Stop now
     await until(lambda: not furnished.chat.is_answering(chat))
+
+
+@pytest.mark.parametrize("stored", ["no chat", "no message"])
+async def test_quick_words_that_were_not_stored_come_back_before_what_was_written_since(
+    furnished: FakeRuntime, quick: QuickWindow, qtbot: QtBot, stored: str
+) -> None:
+    error = KvchatError("Your chats could not be read or written", "The disk is full.")
+    furnished.chat.refuse = error if stored == "no chat" else None
+    quick.composer.set_draft("How high?")
+    quick.composer.button.click()
+    quick.composer.set_draft("And how wide?")
+    if stored == "no message":
+        await until(lambda: furnished.chat.busy)
+        furnished.events.publish(QuestionNotStored(furnished.chat.busy or "", "How high?", error))
+    await until(lambda: quick.composer.draft == "How high?\nAnd how wide?")
 
 
 async def test_without_a_model_the_main_window_comes(runtime: FakeRuntime, window: MainWindow, look: Look) -> None:

@@ -117,6 +117,15 @@ async def test_it_comes_back_with_the_first_message_of_a_chat_that_could_not_beg
     furnished.events.publish(QuestionNotStored(window.chat.current or "", "first", error))
     assert (window.composer.draft, window.chat.current) == ("first\n\nsecond", None)
     assert not window.composer.waiting.isVisible()
+    qtbot.keyClick(window.composer.editor, Qt.Key.Key_Return)
+    await until(lambda: sent(furnished) == ["first", "first\n\nsecond"])
+
+
+async def test_words_that_no_chat_can_hold_back_stay_in_the_composer(window: MainWindow, qtbot: QtBot) -> None:
+    window.new_conversation()
+    window.composer.set_busy(True)
+    enter(qtbot, window.composer, "precious")
+    assert window.composer.draft == "precious"
 
 
 @pytest.mark.parametrize("gone", [False, True])
