@@ -13,7 +13,6 @@ from kvchat.chat.deletion.recently_deleted import purge_left_behind
 from kvchat.chat.events import ConversationsChanged, EngineChanged, EventBus, Notice, SettingsChanged
 from kvchat.chat.record.database import Database
 from kvchat.chat.recovery.automatic_backups import DailyBackups
-from kvchat.chat.restore_findings import Findings
 from kvchat.chat.service import ChatService
 from kvchat.chat.turn.statistics import Statistics, read_statistics
 from kvchat.diagnostics import Facts, report
@@ -32,6 +31,7 @@ from kvchat.library.local.ollama import name_of_blob
 from kvchat.library.memory.machine import on_battery
 from kvchat.library.model_library import ModelLibrary
 from kvchat.library.remote.downloads import Download, outcome_in_words
+from kvchat.session.findings import Findings
 from kvchat.session.finishing import Unfinished
 from kvchat.session.restore_cost import BreakEven
 from kvchat.settings import Settings, differ, save_settings
@@ -65,7 +65,8 @@ class Runtime:
         self.events = EventBus()
         self._worker, self._database, self._store = worker, database, store
         self._log = EngineLog(paths.engine_log)
-        given = paths, self._engine_settings, store, Findings(database, worker, self.events), self._log, ownership
+        findings = Findings(paths.restore_findings, self._notify)
+        given = paths, self._engine_settings, store, findings, self._log, ownership
         told = self._take_model, self._engine_changed, self._notify
         hosts = HostParts(
             *given, *told, lambda: self.chat.context.tokens_needed(self._engine_settings().model_path), key

@@ -8,12 +8,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from kvchat.chat.restore_findings import Findings, Subject
 from kvchat.engine.running.failure import stopped_on_purpose
 from kvchat.engine.speaking.connection import EngineConnection, EngineState, EngineStatus
 from kvchat.engine.speaking.errors import EngineError, EngineFailed, EngineGone
 from kvchat.engine.speaking.vitals import Vitals, take_vitals
 from kvchat.errors import KvchatError
+from kvchat.session.findings import Findings, Subject
 from kvchat.session.host import ReadyEngine
 from kvchat.session.restore_support import Finding
 from kvchat.session.self_test import self_test

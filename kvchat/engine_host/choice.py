@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from kvchat.chat.restore_findings import Subject
 from kvchat.engine.finding import extra_arguments
 from kvchat.engine.finding.discovery import EngineLocation
 from kvchat.engine.finding.probe import EngineProbe, build_identity, usable_engine
@@ -24,6 +23,7 @@ from kvchat.library.memory.corrections import NOTHING_LEARNED, Circumstances, Co
 from kvchat.library.memory.machine import MemoryFacts
 from kvchat.library.memory.placement import Demand
 from kvchat.library.memory.proposals import FULL_WINDOW, Proposal, Situation, proposals
+from kvchat.session.findings import Subject
 from kvchat.session.restore_support import Strategy
 from kvchat.settings import Settings
 from kvchat.words.language import _

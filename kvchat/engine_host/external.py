@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from kvchat.chat.restore_findings import Findings, Subject
 from kvchat.engine.finding import extra_arguments
 from kvchat.engine.finding.running_server import RunningServer, find_server, reachable_slot_folder
 from kvchat.engine.running.external import ExternalServer, ServerAddress, parse_address
@@ -25,6 +24,7 @@ from kvchat.kvstore.savepoint import Fingerprint
 from kvchat.library.gguf.facts import GgufFacts, read_facts
 from kvchat.library.gguf.identity import model_identity
 from kvchat.library.gguf.kv_cache import kv_bytes_per_token
+from kvchat.session.findings import Findings, Subject
 from kvchat.session.host import ReadyEngine
 from kvchat.session.restore_support import Finding, Strategy
 from kvchat.settings import Settings

@@ -6,7 +6,6 @@ import itertools
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from kvchat.chat.restore_findings import Findings
 from kvchat.engine.running.log import EngineLog
 from kvchat.engine.running.supervisor import EngineSupervisor
 from kvchat.engine.speaking.connection import EngineStatus
@@ -17,6 +16,7 @@ from kvchat.engine_host.setup import server_key
 from kvchat.engine_host.switching import SwitchingHost
 from kvchat.kvstore.store import SavePointStore
 from kvchat.library.memory.corrections import CorrectionBook
+from kvchat.session.findings import Findings
 from kvchat.settings import Settings
 from kvchat.system.ownership import Ownership
 from kvchat.system.paths import Paths

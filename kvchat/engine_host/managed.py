@@ -7,7 +7,6 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 
-from kvchat.chat.restore_findings import Findings
 from kvchat.engine.finding import extra_arguments
 from kvchat.engine.running import failure
 from kvchat.engine.running.plan import LaunchPlan
@@ -19,6 +18,7 @@ from kvchat.engine_host.choice import CannotSee, EngineChoice, NoModel, find_pro
 from kvchat.engine_host.memory import EngineMemory
 from kvchat.errors import KvchatError
 from kvchat.library.gguf.facts import ModelFileMissing
+from kvchat.session.findings import Findings
 from kvchat.session.host import ReadyEngine
 from kvchat.session.restore_support import Finding, Strategy
 from kvchat.settings import Settings

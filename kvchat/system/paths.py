@@ -85,6 +85,11 @@ class Paths:
         """What earlier loads taught about the memory models take, JSON."""
         return self.state / "memory.json"
 
+    @property
+    def restore_findings(self) -> Path:
+        """What was found out about restoring with each model and engine, JSON."""
+        return self.state / "findings.json"
+
     def ensure(self) -> Paths:
         """Make the folders, private to the user (mode 0700). Raises NoFolder where that is impossible.
 

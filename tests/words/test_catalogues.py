@@ -53,7 +53,7 @@ NO_WORDS = re.compile(
     re.VERBOSE,
 )
 # Kept in English and translated when it is shown (`retold`): what is marked stands in session/proof.py.
-KEPT = re.compile(r"session/|kvstore/(parts|restoring)|engine/speaking/errors|restore_findings")
+KEPT = re.compile(r"session/|kvstore/(parts|restoring)|engine/speaking/errors")
 BETWEEN = ", ", " · "
 # Lists that are for nobody to read: of columns, of what is typed as it is shown, of what a program sent, a key.
 NO_LIST = re.compile(

@@ -39,7 +39,7 @@ MIGRATIONS: tuple[str, ...] = (
     """
     CREATE INDEX system_prompts ON messages (id) WHERE role = 'system'
     """,
-    # 3: what was found out about restoring, see kvchat.chat.restore_findings
+    # 3: what was found out about restoring, since then in a file of its own, see kvchat.session.findings
     """
     CREATE TABLE restore_findings (
         fingerprint TEXT NOT NULL,  -- JSON
@@ -221,6 +221,11 @@ MIGRATIONS: tuple[str, ...] = (
     ALTER TABLE conversations ADD COLUMN deleted_seen REAL;  -- seconds since 1970, when deleted_s was last counted
     ALTER TABLE removed ADD COLUMN deleted_s REAL NOT NULL DEFAULT 0;
     ALTER TABLE removed ADD COLUMN deleted_seen REAL
+    """,
+    # 21: what is not said in chats is not kept with them
+    """
+    DROP TABLE restore_findings;
+    DROP TABLE disk_by_day
     """,
 )
 

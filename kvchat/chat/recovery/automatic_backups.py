@@ -31,7 +31,6 @@ TABLES = (
     "draft_attachments",
     "presets",
     "prepared",
-    "restore_findings",
     "removed",
     "deleted",
 )

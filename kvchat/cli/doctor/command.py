@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from kvchat import __version__
-from kvchat.chat.restore_findings import forget_model, newest_finding
 from kvchat.cli import no_display
 from kvchat.cli.doctor.desktop import Finding, Presence, find_keyring, find_tray
 from kvchat.cli.doctor.report import SERVER, DoctorReport, EngineReport, FolderReport, ModelReport, RestoreReport, lines
@@ -29,6 +28,7 @@ from kvchat.library.memory.corrections import Circumstances, CorrectionBook
 from kvchat.library.memory.machine import MemoryFacts, available_memory, staging_room
 from kvchat.library.memory.placement import Demand
 from kvchat.library.memory.proposals import FULL_WINDOW
+from kvchat.session.findings import forget_model, newest_finding
 from kvchat.settings import Settings, load_settings
 from kvchat.store_service import limit_in_words, store_problem
 from kvchat.system.files import is_folder
@@ -47,8 +47,8 @@ def run(*, as_json: bool = False, retest: bool = False, model: Path | None = Non
     settings = load_settings(paths.settings_file)
     if model is not None:
         settings = dataclasses.replace(settings, model_path=str(model.absolute()))
-    if retest and settings.model_path and paths.database.exists():
-        forget_model(paths.database, model_identity(Path(settings.model_path)))
+    if retest and settings.model_path:
+        forget_model(paths.restore_findings, model_identity(Path(settings.model_path)))
     report = collect(paths, settings)
     print(json.dumps(_plain(report), indent=2) if as_json else "\n".join(lines(report)))
     return 0 if report.healthy else 1
@@ -119,7 +119,7 @@ def _look_at_restoring(paths: Paths, model: ModelReport) -> RestoreReport | None
     """The newest finding, of whichever engine build it is: one that does not run does not always tell its own."""
     if not model.usable or model.path is None:
         return None
-    if (newest := newest_finding(paths.database, model_identity(Path(model.path)))) is None:
+    if (newest := newest_finding(paths.restore_findings, model_identity(Path(model.path)))) is None:
         return None
     finding, build = newest
     return RestoreReport(finding.strategy.value, finding.words, build)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import sqlite3
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -148,10 +147,10 @@ async def test_after_a_week_it_is_tried_again(stage: Stage, smollm2: Path) -> No
     assert (await started(stage)).strategy is Strategy.NONE
     await stage.runtime.close()
     stage.fake.set(FAKE_HOLLOW_RESTORE=None)
+    findings = stage.runtime.paths.restore_findings
     for days, strategy in ((6, Strategy.NONE), (2, Strategy.PLAIN)):
-        with contextlib.closing(sqlite3.connect(stage.home / "data" / "conversations.db")) as connection:
-            connection.execute("UPDATE restore_findings SET found_at = found_at - ?", (days * 86_400,))
-            connection.commit()
+        rows = json.loads(findings.read_text("utf-8"))
+        findings.write_text(json.dumps([row | {"found_at": row["found_at"] - days * 86_400} for row in rows]))
         async with Stage(stage.home, stage.fake, smollm2) as again:
             assert (await started(again)).strategy is strategy
 
@@ -214,13 +213,15 @@ async def test_a_second_hollow_restore_in_a_row_makes_it_more_careful(stage: Sta
         assert [notice.title for notice in again.of(Notice)] == ["Remembering chats did not work as expected"]
 
 
-async def test_a_database_that_fails_costs_no_more_than_another_trial(stage: Stage) -> None:
-    connection = sqlite3.connect(stage.home / "data" / "conversations.db")
-    connection.execute("DROP TABLE restore_findings")
-    connection.commit()
-    connection.close()
+@pytest.mark.parametrize("written", ["{", '{"a": 1}', '[5, {"build": "x"}]', "[" * 100_000])
+async def test_a_file_of_findings_that_makes_no_sense_costs_no_more_than_another_trial(
+    stage: Stage, written: str
+) -> None:
+    stage.runtime.paths.restore_findings.write_text(written)
     assert await started(stage) == Finding(Strategy.PLAIN, proved=True)
     assert await stage.ask(await stage.chat()) is not None
+    (kept,) = json.loads(stage.runtime.paths.restore_findings.read_text("utf-8"))
+    assert kept["strategy"] == "plain"
 
 
 async def test_a_shared_system_prompt_read_ahead_is_told_as_read(stage: Stage, smollm2: Path) -> None:

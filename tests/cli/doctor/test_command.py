@@ -4,19 +4,17 @@ import json
 import os
 import subprocess
 import sys
-from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from kvchat.__main__ import main
-from kvchat.chat.record.database import Database
-from kvchat.chat.restore_findings import Subject, newest_finding, store_finding
 from kvchat.cli.doctor.command import collect, run
 from kvchat.cli.doctor.report import RestoreReport, lines
 from kvchat.engine.finding.probe import NEEDED_OPTIONS
 from kvchat.kvstore.savepoint import Fingerprint
 from kvchat.library.gguf.identity import model_identity
+from kvchat.session.findings import Subject, newest_finding, store_finding
 from kvchat.session.restore_support import Finding, Strategy
 from kvchat.settings import Settings, load_settings, save_settings
 from kvchat.system.paths import Paths, resolve_paths
@@ -66,11 +64,8 @@ def test_everything_found(paths: Paths, engine: Path, smollm2: Path) -> None:
 def test_what_restoring_can_do_is_told_once_it_is_known(paths: Paths, engine: Path, smollm2: Path) -> None:
     settings = Settings(model_path=str(smollm2), engine_path=str(engine))
     assert "not tried yet" in "\n".join(lines(collect(paths, settings)))
-    paths.ensure()
-    database = Database(paths.database)
-    fingerprint = Fingerprint(model_identity(smollm2), "f16", "f16", "auto", 1, "")
-    store_finding(database, Subject(fingerprint, "version: 11434 (abc1234)"), Finding(Strategy.PLAIN, proved=True), 0.0)
-    database.close()
+    subject = Subject(Fingerprint(model_identity(smollm2), "f16", "f16", "auto", 1, ""), "version: 11434 (abc1234)")
+    store_finding(paths.restore_findings, subject, Finding(Strategy.PLAIN, proved=True), 0.0)
     report = collect(paths, settings)
     assert report.restoring == RestoreReport("plain", Finding(Strategy.PLAIN, True).words, "version: 11434 (abc1234)")
     text = "\n".join(lines(report))
@@ -83,31 +78,28 @@ def test_what_restoring_can_do_can_be_forgotten(
 ) -> None:
     save_settings(paths.settings_file, Settings(model_path=str(smollm2), engine_path=str(engine)))
     assert run(retest=True) == 0  # there is nothing yet
-    assert not paths.database.exists()
-    paths.ensure()
-    with closing(Database(paths.database)) as database:
-        for model in (model_identity(smollm2), "another"):
-            subject = Subject(Fingerprint(model, "f16", "f16", "auto", 1, ""), "version: 11434 (abc1234)")
-            store_finding(database, subject, Finding(Strategy.NONE, proved=True), 0.0)
+    assert not paths.restore_findings.exists()
+    for model in (model_identity(smollm2), "another"):
+        subject = Subject(Fingerprint(model, "f16", "f16", "auto", 1, ""), "version: 11434 (abc1234)")
+        store_finding(paths.restore_findings, subject, Finding(Strategy.NONE, proved=True), 0.0)
     run()
     assert "Chats cannot be remembered here" in capsys.readouterr().out
     run(retest=True)
     assert "not tried yet" in capsys.readouterr().out
-    assert newest_finding(paths.database, "another") is not None
+    assert newest_finding(paths.restore_findings, "another") is not None
 
 
 def test_a_finding_is_not_looked_for_where_it_could_take_for_ever_or_makes_no_sense(paths: Paths) -> None:
     paths.ensure()
-    os.mkfifo(paths.database)
-    assert newest_finding(paths.database, "a") is None
-    paths.database.unlink()
-    with closing(Database(paths.database)) as database:
-        subject = Subject(Fingerprint("a", "f16", "f16", "auto", 1, ""), "b1")
-        store_finding(database, subject, Finding(Strategy.NONE, proved=True), 0.0)
-        for nonsense in ("CAST(x'ff' AS TEXT)", "'of the moon'"):
-            with database.transaction() as db:
-                db.execute(f"UPDATE restore_findings SET strategy = {nonsense}")
-            assert newest_finding(paths.database, "a") is None
+    os.mkfifo(paths.restore_findings)
+    assert newest_finding(paths.restore_findings, "a") is None
+    paths.restore_findings.unlink()
+    subject = Subject(Fingerprint("a", "f16", "f16", "auto", 1, ""), "b1")
+    store_finding(paths.restore_findings, subject, Finding(Strategy.NONE, proved=True), 0.0)
+    rows = json.loads(paths.restore_findings.read_text("utf-8"))
+    for nonsense in (5, "of the moon"):
+        paths.restore_findings.write_text(json.dumps([row | {"strategy": nonsense} for row in rows]))
+        assert newest_finding(paths.restore_findings, "a") is None
 
 
 def test_looking_changes_nothing(paths: Paths, engine: Path) -> None:
