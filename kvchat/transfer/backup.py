@@ -16,6 +16,7 @@ from typing import IO, Any
 from blake3 import blake3
 
 from kvchat.errors import KvchatError
+from kvchat.settings import Settings
 from kvchat.system import migrations
 from kvchat.system.concurrency import Progress
 from kvchat.system.files import open_plain, whole_file
@@ -28,6 +29,8 @@ MANIFEST = "manifest.json"
 # All that a backup has and that a restore takes, by their names in the zip.
 DATABASE, SETTINGS = "data/conversations.db", "config/settings.json"
 PIECE = 1024 * 1024  # bytes
+# The settings that say what answers: the program that is run, and the servers that chats are sent to.
+WHAT_ANSWERS = ("engine_path", "engine_arguments", "engine_url", "rpc_workers")
 
 
 class BackupFailed(KvchatError):
@@ -42,7 +45,12 @@ class BackupFacts:
     conversations: int
     size: int  # of the file, in bytes
     unpacked: int = 0  # bytes
-    engine: tuple[str | None, str] = (None, "")  # `engine_path` and `engine_arguments` of its settings
+    engine: tuple[str, ...] = ()  # what answers by its settings, as `engine_of` has it
+
+
+def engine_of(settings: Settings) -> tuple[str, ...]:
+    """What answers by these settings; empty texts where they say nothing of it."""
+    return tuple(getattr(settings, name) or "" for name in WHAT_ANSWERS)
 
 
 def make_backup(paths: Paths, target: Path, progress: Progress = lambda done, total: None) -> BackupFacts:

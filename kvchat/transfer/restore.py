@@ -10,7 +10,7 @@ import os
 import shutil
 import sqlite3
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -33,8 +33,10 @@ from kvchat.transfer.backup import (
     PIECE,
     SETTINGS,
     VERSION,
+    WHAT_ANSWERS,
     BackupFacts,
     BackupFailed,
+    engine_of,
 )
 from kvchat.transfer.untrusted_files import ZIP_FAULTS, open_zip
 from kvchat.words.language import _
@@ -42,6 +44,7 @@ from kvchat.words.wording import size as size_in_words
 
 _READY = "ready"  # written last into the folder that waits
 _MOST_MANIFEST = 16_000_000  # bytes
+_DOOR = ("door", "door_host", "door_port", "door_origins")  # who is let in
 
 
 class BadBackup(KvchatError):
@@ -62,9 +65,10 @@ def lay_ready(
 ) -> BackupFacts:
     """Unpack a backup, check every byte and the database in it, and lay it ready for the next start.
 
-    Only the chats and the settings are taken, whatever else is in it. The settings that run a program stay this
-    computer's unless `with_engine`: a backup may come from anybody. Nothing of the present data changes. `progress` is
-    told bytes. Raises BadBackup and what `progress` raises; then nothing is laid ready.
+    Only the chats and the settings are taken, whatever else is in it. A backup may come from anybody: the settings that
+    let others in stay this computer's, and so do those that say what answers, unless `with_engine`. Nothing of the
+    present data changes. `progress` is told bytes. Raises BadBackup and what `progress` raises; then nothing is laid
+    ready.
     """
     waiting = paths.data / RESTORING
     forget_waiting(paths)
@@ -76,8 +80,8 @@ def lay_ready(
             for name, entry in manifest["files"].items():
                 done = _unpack(archive, name, entry, waiting, done, lambda so_far: progress(so_far, facts.unpacked))
         _check_database(waiting / DATABASE)
-        if SETTINGS in manifest["files"] and not with_engine:
-            _keep_own_engine(paths, waiting / SETTINGS)
+        if SETTINGS in manifest["files"]:
+            _keep_own(paths, waiting / SETTINGS, _DOOR if with_engine else (*_DOOR, *WHAT_ANSWERS))
         progress(facts.unpacked, facts.unpacked)
         say_ready(paths, datetime.now(UTC))
         return facts
@@ -88,11 +92,10 @@ def lay_ready(
             forget_waiting(paths)
 
 
-def _keep_own_engine(paths: Paths, restored: Path) -> None:
-    """Put the present engine's path and arguments into the settings that were unpacked. Raises SettingsNotSaved."""
+def _keep_own(paths: Paths, restored: Path, names: Iterable[str]) -> None:
+    """Put these of the present settings into those that were unpacked. Raises SettingsNotSaved."""
     own = load_settings(paths.settings_file)
-    theirs = load_settings(restored)
-    save_settings(restored, replace(theirs, engine_path=own.engine_path, engine_arguments=own.engine_arguments))
+    save_settings(restored, replace(load_settings(restored), **{name: getattr(own, name) for name in names}))
 
 
 def say_ready(paths: Paths, now: datetime) -> None:
@@ -201,14 +204,14 @@ def _facts(source: Path, archive: zipfile.ZipFile, manifest: Mapping[str, Any]) 
     return BackupFacts(made_at, conversations, source.stat().st_size, unpacked, _engine(archive, manifest))
 
 
-def _engine(archive: zipfile.ZipFile, manifest: Mapping[str, Any]) -> tuple[str | None, str]:
-    """Return the engine and arguments in the backup's settings; neither if they cannot be read."""
+def _engine(archive: zipfile.ZipFile, manifest: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return what answers by the backup's settings; nothing if they cannot be read."""
     with suppress(KeyError, ValueError, RecursionError):
         if SETTINGS in manifest["files"]:
             with archive.open(SETTINGS) as packed:
                 settings = settings_in(json.loads(packed.read(_MOST_MANIFEST)))
-            return settings.engine_path, settings.engine_arguments
-    return None, ""
+            return engine_of(settings)
+    return ()
 
 
 def _check_room(paths: Paths, facts: BackupFacts) -> None:

@@ -15,7 +15,7 @@ from kvchat.settings import Settings, load_settings, save_settings
 from kvchat.system import migrations
 from kvchat.system.paths import Paths, resolve_paths
 from kvchat.transfer import restore
-from kvchat.transfer.backup import BackupFailed, make_backup
+from kvchat.transfer.backup import BackupFailed, engine_of, make_backup
 from kvchat.transfer.restore import BadBackup, check_backup, finish_restore, lay_ready
 from tests.transfer.library import everything, made_conversation, open_library
 
@@ -210,20 +210,23 @@ def test_nothing_but_chats_and_settings_is_taken_from_a_backup(kept, paths, tmp_
 
 
 @pytest.mark.parametrize("confirmed", [False, True])
-def test_a_backup_does_not_decide_which_program_is_run(paths, tmp_path, confirmed):
-    theirs = Settings(engine_path="/tmp/theirs", engine_arguments="--log-file /tmp/x", theme="light")
+def test_a_backup_does_not_decide_what_answers_nor_who_is_let_in(paths, tmp_path, confirmed):
+    answers = {"engine_path": "/tmp/theirs", "engine_arguments": "--log-file /tmp/x"}
+    answers |= {"engine_url": "http://192.0.2.7:8080", "rpc_workers": "192.0.2.7:50052"}
+    theirs = Settings(**answers, theme="light", door=True, door_port=1234, door_origins="*")
     save_settings(paths.settings_file, theirs)
     add_talk(paths)
     make_backup(paths, tmp_path / "b.zip")
     own = Settings(engine_path="/opt/own", engine_arguments="-fa on", theme="dark")
     save_settings(paths.settings_file, own)
     facts = lay_ready(paths, tmp_path / "b.zip", with_engine=confirmed)
-    assert facts.engine == ("/tmp/theirs", "--log-file /tmp/x")
+    assert facts.engine == tuple(answers.values())
     finish_restore(paths)
     after = load_settings(paths.settings_file)
     assert after.theme == "light"
     wanted = theirs if confirmed else own
-    assert (after.engine_path, after.engine_arguments) == (wanted.engine_path, wanted.engine_arguments)
+    assert engine_of(after) == engine_of(wanted)
+    assert (after.door, after.door_port, after.door_origins) == (own.door, own.door_port, own.door_origins)
 
 
 def test_one_that_would_fill_the_disk_is_refused_before_it_does(kept, paths, tmp_path):

@@ -14,7 +14,7 @@ from PySide6.QtWidgets import QFileDialog, QProgressDialog, QPushButton, QWidget
 
 from kvchat.runtime import Runtime
 from kvchat.system.concurrency import Progress
-from kvchat.transfer.backup import BackupFacts
+from kvchat.transfer.backup import BackupFacts, engine_of
 from kvchat.transfer.memory_file import holds_memory
 from kvchat.transfer.sealed import PassphraseNeeded
 from kvchat.ui.base.building import progress_bar
@@ -218,8 +218,8 @@ class TransferController(Controller):
         def lay_ready(*, with_engine: bool = False) -> None:
             self._runner.start(self._lay_ready(source, with_engine=with_engine))
 
-        own, program = self._runtime.settings, " ".join(filter(None, facts.engine))
-        if not program or facts.engine == (own.engine_path, own.engine_arguments):
+        program = " ".join(filter(None, facts.engine))
+        if not program or facts.engine == engine_of(self._runtime.settings):
             lay_ready()
             return
         confirm(
