@@ -26,7 +26,7 @@ said, but not that it is all), save, restore, erase (and load, but for dying)
   FAKE_DIE_TIMES=N                  … N times in all (default 1)
   FAKE_DIE_HOW=abort|kill|exit      GGML_ASSERT and SIGABRT (default), SIGKILL, or exit code 1
   FAKE_HANG_DURING=PHASE            never answer in that phase
-  FAKE_HOLD_DURING=PHASE            wait in that phase until this is switched off
+  FAKE_HOLD_DURING=PHASE            wait in that phase until this is switched off; loop: a question to what computes
   FAKE_BREAK_STREAM=MESSAGE         send an error event in the middle of the reply
   FAKE_LOSE_GPU=MESSAGE             processes started before can compute no more: 500 with MESSAGE; /health stays well
   FAKE_HOLLOW_RESTORE=1             restore answers 200, and the next request finds nothing cached
@@ -303,6 +303,9 @@ class Handler(socketserver.StreamRequestHandler):
     def get(self) -> None:
         if self.path == "/health":
             self.answer(200, {"status": "ok"}) if self.server.loaded else self.answer_loading()
+        elif self.admitted() and self.path == "/metrics":
+            phase("loop")
+            self.answer(200, [])
         elif self.admitted():
             record({"method": "GET", "path": self.path, "body": {}}, "requests.jsonl")
             self.answer(200, {"/props": self.server.props, "/slots": self.server.states}.get(self.path, list)())

@@ -39,6 +39,7 @@ class Crashes:
         self._suspected: dict[str, float] = {}  # until when
         self._refused: dict[str, float] = {}  # until when
         self._lives: WeakSet[Life] = WeakSet()
+        self._life: Life | None = None  # of the engine that was asked last, until it ends
         self._entry = asyncio.Lock()  # first come, first served
         self._changed = asyncio.Event()
 
@@ -91,7 +92,13 @@ class Crashes:
         """Judge those who are at this engine if it crashes."""
         if life not in self._lives:
             self._lives.add(life)
-            life.on_end(lambda: self._judge() if life.crashed else None)
+            self._life = life
+            life.on_end(lambda: self._ended(life))
+
+    def _ended(self, life: Life) -> None:
+        if life.crashed:
+            self._judge()
+        self._life = None
 
     def left(self, program: str) -> None:
         """A client hung up on what may be at the engine."""
@@ -126,7 +133,8 @@ class Crashes:
         return self._suspected.get(program, 0.0) > self._clock()
 
     def _just_left(self) -> set[str]:
-        """Those whose given up requests the engine may not have come to yet."""
-        now = self._clock()
-        self._left = {program: at for program, at in self._left.items() if now - at < LEFT_S}
+        """Those whose given up requests the engine may not have come to yet, or may be busy with for ever."""
+        now, life = self._clock(), self._life
+        seen_at = now if life is None or life.seen_at is None else life.seen_at
+        self._left = {program: at for program, at in self._left.items() if now - at < LEFT_S or at > seen_at}
         return set(self._left)

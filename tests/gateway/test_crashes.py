@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import time
 from collections.abc import AsyncIterator
@@ -17,9 +18,17 @@ import pytest
 from kvchat.engine.running.supervisor import RestartPolicy
 from kvchat.engine.speaking.errors import EngineFailure, FailureKind
 from kvchat.engine.speaking.life import Life
-from kvchat.gateway.crashes import REFUSED_S, WITHIN_S, Crashes
+from kvchat.gateway.crashes import LEFT_S, REFUSED_S, WITHIN_S, Crashes
 from kvchat.gateway.dialects.asked import Refused
-from kvchat.gateway.dialects.bounds import MOST_GRAMMAR, MOST_LEVELS, OutOfBounds, check_bounds
+from kvchat.gateway.dialects.bounds import (
+    MOST_GRAMMAR,
+    MOST_LEVELS,
+    MOST_LIKELY,
+    MOST_LISTED,
+    MOST_TEXT,
+    OutOfBounds,
+    check_bounds,
+)
 from kvchat.gateway.requests import Stage
 from kvchat.settings import Settings
 from tests.engine.waiting import until
@@ -30,6 +39,7 @@ from tests.library.gguf_files import LLAMA, write_gguf
 
 BOMB = "boom"
 CRASHED = EngineFailure(FailureKind.CRASHED, "", "", "")
+HUNG = EngineFailure(FailureKind.HANGS, "", "", "")
 KILLED = EngineFailure(FailureKind.KILLED, "", "", "")
 
 
@@ -192,6 +202,36 @@ async def test_who_is_guilty() -> None:
     assert not is_refused(judge, "a")
 
 
+async def test_who_hung_up_on_what_keeps_the_engine_busy_for_ever() -> None:
+    """A hang is seen minutes later, when others wait: who hung up is at the engine until its loop answers again."""
+    clock = Clock()
+    judge = Crashes(clock=clock)
+    for number in range(4):
+        life = Life()
+        judge.watch(life)
+        clock.now = life.seen_at = clock.now + 1.0
+        with contextlib.suppress(asyncio.CancelledError):
+            async with judge.asking("hostile"):
+                clock.now += 1.0
+                raise asyncio.CancelledError
+        clock.now += 240.0
+        if number == 0:  # nobody is suspected yet
+            assert judge._may_begin("friend")
+            judge._asking["friend"] += 1
+        else:
+            assert not judge._may_begin("friend"), "it would be taken for what the engine hangs of"
+        life.end(HUNG)
+        judge._asking.clear()
+        assert judge._may_begin("friend")
+    assert is_refused(judge, "hostile")
+    assert not is_refused(judge, "friend")
+    judge.watch(life := Life())
+    judge._suspected["hostile"], judge._left["hostile"] = clock.now + 100.0, clock.now
+    clock.now += LEFT_S
+    life.seen_at = clock.now
+    assert judge._may_begin("friend"), "the engine has answered since"
+
+
 async def test_what_was_restored_may_be_the_cause() -> None:
     judge = Crashes(lambda: True)
     for _ in range(4):
@@ -216,6 +256,12 @@ OUT_OF_BOUNDS: dict[str, dict[str, Any]] = {
     "a template's grammar": {"chat_template_kwargs": {"grammar": "x" * (MOST_GRAMMAR + 1)}},
     "a schema": {"json_schema": {"enum": ["x" * MOST_GRAMMAR]}},
     "a format": {"response_format": {"type": "json_schema", "json_schema": {"schema": {"enum": ["x" * MOST_GRAMMAR]}}}},
+    "a long text": {"messages": [{"role": "user", "content": "a " * (MOST_TEXT // 2)}]},
+    "many messages": {"messages": [{"role": "user", "content": "a"}] * (MOST_LISTED + 1)},
+    "many stop words": {"stop": ["a"] * (MOST_LISTED + 1)},
+    "many biases": {"logit_bias": {str(token): 1 for token in range(MOST_LISTED + 1)}},
+    "a list of each token's probabilities": {"n_probs": 1_000_000_000.0},
+    "the same as OpenAI calls it": {"logprobs": True, "top_logprobs": MOST_LIKELY + 1},
     "a schema's pattern": {"json_schema": {"type": "string", "pattern": "^" + "(" * 300 + "a" + ")" * 300 + "$"}},
 }
 
@@ -235,5 +281,8 @@ def test_what_programs_send_is_within_bounds() -> None:
     for _, body in REQUESTS.values():
         check_bounds(body)
     check_bounds({"grammar": "root ::= " + "(" * 150 + '"a"' + ")" * 150, "messages": deep(MOST_LEVELS - 2)})
+    picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * MOST_TEXT}}
+    check_bounds({"messages": [{"role": "user", "content": [picture]}]}, MOST_TEXT + 200)
+    check_bounds({"prompt": [7] * (MOST_LISTED + 1), "logprobs": True, "top_logprobs": MOST_LIKELY})
     with pytest.raises(OutOfBounds):
         check_bounds({"messages": deep(MOST_LEVELS + 1)})

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from kvchat.engine.running import failure
 from kvchat.engine.running.log import EngineLog
 from kvchat.engine.speaking.client import LlamaServerClient
-from kvchat.engine.speaking.errors import EngineError, EngineFailure, EngineGone
+from kvchat.engine.speaking.errors import EngineError, EngineFailure, EngineGone, EngineSilent
 from kvchat.words.language import _
 
 
@@ -23,6 +23,7 @@ class WatchPolicy:
     answer_s: float = 20.0  # how long one answer to /health may take
     misses: int = 4  # so many in a row, and it hangs
     asleep_s: float = 30.0  # the clock on the wall went so much further than ours: the computer slept
+    stuck_s: float = 120.0  # twice as long without a batch's end hangs: some grammars keep the engine busy for ever
     silence_s: float = 600.0  # a reply without a sign for so long hangs; a prefill tells of each batch
     worried_every_s: float = 2.0  # words were coming and stopped: it is asked at once, and hangs within a minute
     worried_answer_s: float = 12.0
@@ -55,6 +56,30 @@ class Watch:
 
     async def until_ailing(self, client: LlamaServerClient) -> EngineFailure:
         """Wait until the process is of no more use; the reason. Cancel it when the process ended by itself."""
+        stuck = asyncio.create_task(self._until_stuck(client), name="engine loop watch")
+        stuck.add_done_callback(lambda _: self._news.set())
+        try:
+            return await self._until_reported_or_silent(client, stuck)
+        finally:
+            stuck.cancel()
+            await asyncio.wait({stuck})
+
+    async def _until_stuck(self, client: LlamaServerClient) -> None:
+        """Wait until the engine's loop has taken no question for so long that none of its batches can be the reason."""
+        misses = 0
+        while misses < 2:  # a single one may be the computer's falling asleep
+            asked_at = time.monotonic()
+            try:
+                await client.wait_for_loop(self._policy.stuck_s)
+                misses, client.life.seen_at = 0, asked_at
+            except EngineSilent:
+                misses += 1
+                continue
+            except EngineError:  # it answers, or the watch will see that it does not
+                misses, client.life.seen_at = 0, None
+            await asyncio.sleep(self._policy.every_s)
+
+    async def _until_reported_or_silent(self, client: LlamaServerClient, stuck: asyncio.Task[None]) -> EngineFailure:
         misses = 0
         while misses < self._policy.misses:
             before, pause = self._wall(), self._policy.worried_every_s if self._worried else self._policy.every_s
@@ -64,6 +89,8 @@ class Watch:
             self._news.clear()
             if self._reported is not None:
                 return self._reported
+            if stuck.done():
+                break
             if self._wall() - before - pause > self._policy.asleep_s:
                 self._log.note(_("kvchat: the computer slept; asking the engine whether it still answers"))
                 misses = 0  # what it missed before was its falling asleep

@@ -271,6 +271,13 @@ class LlamaServerClient:
         """GET something that is there to be looked at, such as /slots or /metrics."""
         return await self._http.answer("GET", path)
 
+    async def wait_for_loop(self, timeout_s: float) -> None:
+        """Wait until the loop that computes has taken a question; /health is answered by another thread.
+
+        Raises EngineSilent where it has not after `timeout_s`, EngineGone and EngineRefused.
+        """
+        await self._http.answer("GET", "/metrics", timeout_s=timeout_s)
+
     async def _ask(self, path: str, body: dict[str, Any]) -> AsyncGenerator[ChatChunk, None]:
         """A streamed request, with an eye on the rows that the slot keeps."""
         before = self.rows.asked()

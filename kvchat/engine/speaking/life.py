@@ -20,6 +20,7 @@ class Life:
 
     def __init__(self) -> None:
         self.failure: EngineFailure | None = None  # why it ended; None if it was stopped on purpose
+        self.seen_at: float | None = None  # time.monotonic() of the last question that its own loop has answered
         self._ended = asyncio.Event()
         self._listeners: list[Callable[[], None]] = []
 

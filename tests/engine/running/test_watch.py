@@ -92,6 +92,20 @@ async def test_a_frozen_engine_is_replaced(fake_engine: FakeEngine) -> None:
         assert not is_alive(frozen)
 
 
+async def test_an_engine_whose_loop_takes_no_question_is_replaced(fake_engine: FakeEngine) -> None:
+    """/health is answered by another thread: it says that all is well while a grammar keeps the loop busy for ever."""
+    async with watched(fake_engine, replace(CLOSE, stuck_s=1.0)) as supervisor:
+        life = (await supervisor.ready()).life
+        await until(lambda: life.seen_at is not None)
+        fake_engine.set(FAKE_HOLD_DURING="loop")
+        await until(lambda: life.failure is not None)
+        assert life.crashed
+        assert life.failure is not None
+        assert life.failure.kind is FailureKind.HANGS
+        fake_engine.set(FAKE_HOLD_DURING=None)
+        await ask(await supervisor.ready())
+
+
 async def test_a_reply_that_falls_silent_is_a_hang(fake_engine: FakeEngine) -> None:
     fake_engine.set(FAKE_HANG_DURING="stream")
     async with watched(fake_engine, replace(CLOSE, silence_s=2.0)) as supervisor:
