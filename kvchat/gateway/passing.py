@@ -16,7 +16,7 @@ from kvchat.engine.speaking import wire
 from kvchat.engine.speaking.errors import EngineError, EngineRefused
 from kvchat.engine.speaking.exchange import Answer
 from kvchat.engine.speaking.vision import FIRST_ID
-from kvchat.gateway.dialects.asked import Form, refusal
+from kvchat.gateway.dialects.asked import Form, Refused, refusal
 from kvchat.gateway.dialects.prompts import head_of
 from kvchat.gateway.dialects.replies import Counts, Heard
 from kvchat.gateway.dialects.usage import Usage
@@ -30,7 +30,7 @@ from kvchat.session.planning import unchanged
 from kvchat.session.proof import NOTHING_LOADED, SOURCES, Loaded, Source, judged
 from kvchat.session.reading import STEP_MS, read_ahead, tail_of
 from kvchat.session.restore_cost import LEAST_GAIN, LONG_MS
-from kvchat.system.concurrency import to_its_end
+from kvchat.system.concurrency import apart, to_its_end
 from kvchat.words.language import N_
 
 LEAST_HEAD = 64  # tokens; fewer are read sooner than saved
@@ -249,7 +249,9 @@ class Passing:
                 outlet.write(lines)
             self.work.answered = heard.whole and not self.work.asked.several
             lease.slots.context.grows(lease.slot, lease.engine, prompt + heard.events)
-        rest = heard.end()
+            if heard.is_too_large:
+                raise Refused(502, "The answer is too long.", "server_error")
+        rest = await apart(heard.is_large, heard.end)
         if heard.stream and rest:
             outlet.write(rest)
         return rest

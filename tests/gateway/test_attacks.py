@@ -17,7 +17,9 @@ from typing import Any
 import httpx2
 import pytest
 
+from kvchat.gateway.dialects import replies
 from kvchat.gateway.dialects.asked import Form, understood
+from kvchat.gateway.dialects.replies import Heard
 from kvchat.gateway.door import app, keys, server
 from kvchat.gateway.door.keys import Keys
 from kvchat.session.slots.slot import Slot
@@ -147,6 +149,11 @@ async def test_token_ids_that_no_vocabulary_has(at: OpenDoor, fake_engine: FakeE
     assert answer.status_code == 400
     assert "token ids" in answer.json()["error"]["message"]
     assert not fake_engine.requests()
+
+
+@pytest.mark.parametrize("prompt", [["Hello", "And you?"], [{"prompt_string": "Hello"}, {"prompt_string": "And you?"}]])
+def test_a_list_of_prompts_is_several_in_whatever_form(prompt: list[Any]) -> None:
+    assert understood(Form.COMPLETION, json.dumps({"prompt": prompt}).encode()).several
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -316,3 +323,26 @@ def test_a_key_is_compared_as_long_whether_it_is_right_or_not(monkeypatch: pytes
         compared.clear()
         many.program_of(shown)
         assert len(compared) == 5
+
+
+async def test_an_answer_is_not_collected_without_end(
+    at: OpenDoor, fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A few bytes of a request can ask for gigabytes of an answer."""
+    monkeypatch.setattr(replies, "MOST_HEARD", 2_000)
+    fake_engine.set(FAKE_REPLY="x" * 3_000)
+    refused = await at.chat("Hello", max_tokens=3_000)
+    assert refused.status_code == 502
+    assert "too long" in refused.text
+    fake_engine.set(FAKE_REPLY="Hello")
+    assert (await at.chat("Hello")).status_code == 200
+
+
+def test_an_event_without_an_end_is_not_collected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replies, "MOST_HEARD", 50_000)
+    heard = Heard(Form.CHAT, stream=True)
+    for _ in range(5):
+        heard.take(b'data: {"a": 1}\n' * 2000)
+    assert not heard.is_too_large
+    heard.take(b"x" * 60_000)
+    assert heard.is_too_large

@@ -20,6 +20,7 @@ PIECE = 2000  # characters, at least, of a text that grows
 COUNTED_AT_ONCE = 100_000  # characters
 _BETWEEN_WORDS = re.compile(r"\w(?=[ \n]\w)")
 KEPT = 4  # prompts: that of the turn, its two boundary probes, and one beside
+LONGEST_KEPT = 5_000_000  # characters of a prompt; its ids take ten times as many bytes
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,8 @@ class PromptTokens:
             if ids is not None:
                 self._holds = ids == whole
             ids = whole
-        self._known.append(_Known(text, ids))
+        if len(text) <= LONGEST_KEPT:
+            self._known.append(_Known(text, ids))
         return ids
 
     async def _from_a_known_one(self, text: str, tokenize: Tokenize) -> Ids | None:

@@ -274,8 +274,8 @@ def _responses_next(output: Sequence[Any], words: str) -> Json:
 
 
 def _texts(prompt: Sequence[Any]) -> bool:
-    """Whether it is a list of prompts; ids and texts in one list are one prompt."""
-    return not any(isinstance(one, int) for one in prompt) and any(isinstance(one, str | list) for one in prompt)
+    """Whether it is a list of prompts; ids and texts in one list are one prompt, a text may come with its pictures."""
+    return not any(isinstance(one, int) for one in prompt) and any(isinstance(one, str | list | dict) for one in prompt)
 
 
 class _Patient(json.JSONDecoder):

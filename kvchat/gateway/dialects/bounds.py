@@ -1,4 +1,8 @@
-"""Limits on what a request makes the engine parse: llama-server recurses over it, and its stack overflows."""
+"""Limits on what a request makes the engine do.
+
+llama-server recurses over what it parses, and its stack overflows. It tokenizes a text whole before it sees that it
+does not fit, at some 100 bytes of memory for each of the text's, and keeps what is listed of each token it writes.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,11 @@ from kvchat.gateway.dialects.conversion import Json
 
 MOST_LEVELS = 200  # of objects and lists in a body, and of brackets in a grammar
 MOST_GRAMMAR = 50_000  # characters of a grammar, or of a JSON schema, of which the engine makes one
+MOST_TEXT = 8_000_000  # bytes of a body beside its pictures: more than any context holds
+MOST_LISTED = 10_000  # messages, prompts, stop words or anything else in one list; templates take as long as its square
+MOST_LIKELY = 20  # tokens that are listed beside each one written, as in OpenAI's API
+_LIKELY = ("n_probs", "top_logprobs", "logprobs")
+_FILES = ("url", "image_url", "data", "file_data")  # what holds a picture's file
 GRAMMARS = ("grammar", "json_schema", "schema", "parameters", "input_schema")
 _BRACKET = re.compile(r"[()\[\]{}]")
 
@@ -18,8 +27,16 @@ class OutOfBounds(ValueError):
     """The body has something that would crash the engine; the message says what, for the client."""
 
 
-def check_bounds(body: Json) -> None:
-    """Raise OutOfBounds for a body that is nested too deeply, or has too large a grammar, at any place."""
+def check_bounds(body: Json, size: int = 0) -> None:
+    """Raise OutOfBounds for a body of `size` bytes that is too long, too deeply nested, or has too large a grammar."""
+    for name, value in body.items():
+        listed = len(value) if isinstance(value, dict) else 0
+        if isinstance(value, list):
+            listed = sum(1 for one in value if not isinstance(one, int | float))  # token ids are no list of things
+        if listed > MOST_LISTED:
+            raise OutOfBounds(f"“{name[:40]}” may have at most {MOST_LISTED:,} entries.")
+        if name in _LIKELY and isinstance(value, int | float) and value > MOST_LIKELY:
+            raise OutOfBounds(f"“{name}” may be at most {MOST_LIKELY}.")
     places: list[tuple[Any, int, bool]] = [(body, 1, False)]
     while places:
         value, level, in_grammar = places.pop()
@@ -30,11 +47,14 @@ def check_bounds(body: Json) -> None:
         elif isinstance(value, dict):
             for name, one in value.items():
                 if isinstance(one, str):
+                    size -= len(one) if name in _FILES else 0
                     places += _within(name, one)
                 elif isinstance(one, dict | list):
                     places.append((one, level + 1, in_grammar or name in GRAMMARS))
                     if name in GRAMMARS and not in_grammar:
                         _check_schema(one)
+    if size > MOST_TEXT:
+        raise OutOfBounds(f"A request may have at most {MOST_TEXT:,} bytes beside its pictures.")
 
 
 def _within(name: str, text: str) -> list[tuple[Any, int, bool]]:

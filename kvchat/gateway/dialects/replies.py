@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvchat.gateway.dialects.asked import Form
+from kvchat.gateway.dialects.asked import MUCH, Form
 from kvchat.gateway.dialects.conversion import Json
 from kvchat.gateway.dialects.usage import Usage
 
@@ -58,7 +58,17 @@ class Heard:
         self._rest.clear()
         if self.stream:
             return self._line(rest)
-        return self._corrected(rest, self._whole) if self._size <= MOST_HEARD else rest
+        return self._corrected(rest, self._whole)
+
+    @property
+    def is_large(self) -> bool:
+        """True if correcting what is left of it may hold others up."""
+        return len(self._rest) > MUCH
+
+    @property
+    def is_too_large(self) -> bool:
+        """True for an answer in one piece, or an event of a stream, that is not collected any further."""
+        return len(self._rest) > MOST_HEARD
 
     @property
     def reply(self) -> Json | None:

@@ -216,7 +216,7 @@ async def _understood(form: Form, raw: bytes) -> Asked:
 
     def within_bounds() -> Asked:
         asked = understood(form, raw)
-        check_bounds(asked.body)
+        check_bounds(asked.body, len(raw))
         asked.check()
         return asked
 
