@@ -25,8 +25,9 @@ from kvchat.gateway.requests import MOST_NAME, Passage, Passages, Stage
 from kvchat.gateway.work import CrowdedOut, GaveWay, Work
 from kvchat.kvstore.savepoint import Tokens, common_prefix
 from kvchat.session.events import SessionEvent
+from kvchat.session.holding import FAILED_OVER_USE
 from kvchat.session.host import EngineHost, ReadyEngine
-from kvchat.session.lease import FAILED_OVER_USE, Lease
+from kvchat.session.lease import Lease
 from kvchat.session.proof import Loaded
 from kvchat.session.reading import TAIL
 from kvchat.session.session import Request, Session

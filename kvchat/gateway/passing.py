@@ -24,8 +24,9 @@ from kvchat.gateway.requests import LOST, Passage, Stage, headers_of
 from kvchat.gateway.work import CrowdedOut, GaveWay, Work
 from kvchat.kvstore.restoring import NOTHING_ALIKE
 from kvchat.kvstore.savepoint import Tokens, common_prefix
+from kvchat.session.holding import CROWDED_OUT, SERVER_ERROR
 from kvchat.session.host import EngineHost
-from kvchat.session.lease import CROWDED_OUT, SERVER_ERROR, Lease
+from kvchat.session.lease import Lease
 from kvchat.session.planning import unchanged
 from kvchat.session.proof import NOTHING_LOADED, SOURCES, Loaded, Source, judged
 from kvchat.session.reading import STEP_MS, read_ahead, tail_of

@@ -4,44 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import threading
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from kvchat.engine.speaking.errors import EngineError, EngineGone, EngineRefused
+from kvchat.engine.speaking.errors import EngineRefused
 from kvchat.engine.speaking.wire import ChatMessage, PromptProgress, SlotSave, Timings
-from kvchat.kvstore.audience import NOBODY, audience_of, is_imported
 from kvchat.kvstore.files import disk
-from kvchat.kvstore.savepoint import (
-    Cancelled,
-    Grown,
-    Miss,
-    RestorePlan,
-    SavePoint,
-    StagedFile,
-    StoreRefused,
-    Tokens,
-    common_prefix,
-)
-from kvchat.session.events import Restored, RestoreFailed, Restoring, Saved, SaveSkipped, Tell
-from kvchat.session.host import ReadyEngine
+from kvchat.kvstore.savepoint import Grown, Miss, RestorePlan, SavePoint, StoreRefused, Tokens, common_prefix
+from kvchat.session.events import Restored, RestoreFailed, Saved, SaveSkipped
+from kvchat.session.holding import Holding
 from kvchat.session.planning import found, plan, unchanged
-from kvchat.session.proof import NOT_REUSED, PURGED, Loaded, RestoreRecord, Verdict, judged
+from kvchat.session.proof import NOT_REUSED, PURGED, Loaded, Verdict, judged
 from kvchat.session.restore_cost import LEAST_GAIN, LONG_MS
-from kvchat.session.slots.pool import Slots
-from kvchat.session.slots.slot import Slot, SlotContents
+from kvchat.session.slots.slot import SlotContents
 from kvchat.system.concurrency import to_its_end
 from kvchat.words.language import N_, _
 
-TOO_LARGE_NOW = N_("what is kept of it is larger than the context is now")
-DIED_OVER_RESTORE = N_("the engine died while it loaded its memory")
-FAILED_OVER_USE = N_("the engine failed when it used its memory")
-CROWDED_OUT = "Context size has been exceeded"  # the engine's words for several requests that together are too much
-SERVER_ERROR = 500  # HTTP; below it the request itself is at fault
 NOT_WAITED_FOR = N_("kvchat was told not to wait")
 NEXT = -1  # stands for the first token of whatever comes after a boundary
 # Two next messages that differ from their very first character: what both prompts share ends before either begins.
@@ -50,37 +32,31 @@ BOUNDARY_PROBES = ("A", "7")
 R = TypeVar("R")
 
 
-class Lease:
-    """A slot in an owner's hands, on one engine process; as long as the slot is the owner's."""
-
-    def __init__(self, slots: Slots, slot: Slot, engine: ReadyEngine, owner: str, tell: Tell) -> None:
-        self.slots, self.slot, self.engine, self.owner = slots, slot, engine.on_slot(slot.number, owner), owner
-        self._store, self._tell = slots.store, tell
-        slot.of_process(engine.generation)
-        slot.audience = audience_of(owner) if slot.audience is None else slot.audience
+class Lease(Holding):
+    """A held slot that is loaded, read into, and saved."""
 
     @property
     def keeps(self) -> bool:
         """Whether saving is of any use: to the engine, and there is where to keep it."""
         return self.engine.saves and self._store.problem is None
 
-    async def load(self, prompt: Tokens, reserve: int = 0, *, afresh: str = "") -> Loaded:
+    async def load(self, prompt: Tokens, reserve: int = 0, *, afresh: str = "", reader: str = "") -> Loaded:
         """Make the slot hold the state that leaves the least of `prompt` to prefill, with room for it.
 
-        `reserve`: tokens that are to follow it. `afresh`: why nothing is to be restored this time. Never raises for a
-        bad save point: that is set aside and the prompt is simply prefilled. Raises EngineGone if the engine dies
-        over it.
+        `reserve`: tokens that are to follow it. `afresh`: why nothing is to be restored this time. `reader`: whose
+        memory may serve it, if not the owner's. Never raises for a bad save point: that is set aside and the prompt is
+        simply prefilled. Raises EngineGone if the engine dies over it.
         """
-        cost, slot = self.slots.restore_cost, self.slot
+        cost, slot, reader = self.slots.restore_cost, self.slot, reader or self.owner
         cost.use_model(self.engine.fingerprint.model)
         await self.slots.context.room(slot, self.engine, min(len(prompt) + reserve, self.engine.context_size))
-        held = slot.readable(self.engine, self.owner)
+        held = slot.readable(self.engine, reader)
         if afresh:
-            await self.take_over()
+            await self.take_over(reader)
             return replace(unchanged(self.engine, held, prompt), miss_reason=afresh)
-        ready = await plan(self.slots, self.engine, self.owner, held, prompt, cost.worth_trying)
+        ready = await plan(self.slots, self.engine, reader, held, prompt, cost.worth_trying)
         if ready.restore is None:
-            await self.take_over()
+            await self.take_over(reader)
             return ready.as_it_is
         outcome = await self.restore(ready.restore)
         if isinstance(outcome, Miss):
@@ -92,47 +68,6 @@ class Lease:
         slot.hold(SlotContents(self.engine.generation, self.owner, tokens, exact=True, unproved=outcome))
         self._tell(Restored(outcome.bytes, outcome.n_tokens, outcome.ms))
         return Loaded(ready.had, outcome, miss_reason=None)
-
-    async def take_over(self) -> None:
-        """Erase the slot unless its rows may serve this owner: the engine would go on from whatever begins alike."""
-        slot = self.slot
-        if not slot.is_readable_by(self.owner) or (is_imported(slot.audience) and not slot.known(self.engine)):
-            await self._empty()
-        if not is_imported(slot.audience):
-            slot.audience = audience_of(self.owner)
-
-    async def begin_anew(self, tokens: int) -> None:
-        """Erase the slot whatever it holds, with room for so many tokens. Raises EngineGone."""
-        await self.slots.context.room(self.slot, self.engine, min(tokens, self.engine.context_size))
-        await self._empty()
-        self.slot.audience = audience_of(self.owner)
-
-    async def _empty(self) -> None:
-        self.slot.forget()
-        self.slot.audience = NOBODY
-        await self._erase(self.engine)
-        self.slot.emptied()
-
-    async def erase_all(self) -> None:
-        """Erase every slot, for requests that use those they like; nobody goes on from what they leave."""
-        for slot in self.slots.all:
-            slot.forget()
-            slot.audience = NOBODY
-            await self._erase(self.engine.on_slot(slot.number))
-
-    async def keep_to_its_slot(self, prompt: Tokens) -> None:
-        """Erase idle slots that an engine might use instead for a prompt which cannot be pinned to this one.
-
-        The engine takes the slot that shares most leading tokens with it; this one has all of them but the last. Of an
-        empty `prompt`, whose tokens are not known, it may take any.
-        """
-        for other in self.slots.all:
-            held = other.contents
-            rival = held is None or common_prefix(held.tokens, prompt) >= len(prompt) - 1
-            if other is not self.slot and not other.claim and rival and not other.is_readable_by(self.owner):
-                other.forget()
-                await self._erase(self.engine.on_slot(other.number))
-                other.audience = self.slot.audience
 
     async def wait_for_others(self, prompt: Tokens) -> None:
         """Once other slots' answers are saved, where that leaves less of the prompt to read than all that is kept yet.
@@ -206,30 +141,6 @@ class Lease:
         self.slot.suspect = None
         return timings
 
-    @contextlib.asynccontextmanager
-    async def at_risk(self, reason: str = FAILED_OVER_USE) -> AsyncIterator[None]:
-        """Around a request in the slot: if it fails, set aside what was restored there and is not proved.
-
-        The error says so (`over_restore`): the same request may be sent again, to be read from its beginning. A 200
-        from a restore proves nothing: with a damaged file the engine aborts, or fails, at the next request.
-        """
-        try:
-            yield
-        except EngineError as error:
-            point = self.slot.suspect
-            if point is not None and await _may_be_its_fault(error):
-                error.over_restore, self.slot.suspect = True, None
-                await self.set_aside(point, reason)
-                if isinstance(error, EngineRefused):
-                    self.slot.emptied()
-                    with contextlib.suppress(EngineError):  # one that is gone has nothing in it
-                        await self.engine.engine.erase_slot()
-            raise
-
-    async def can_return(self, boundary: Tokens) -> bool:
-        """Whether the slot can be brought back to a boundary, without reading, after something else was said there."""
-        return self.engine.can_cut or await self._kept(boundary) is not None
-
     async def is_kept(self, boundary: Tokens) -> bool:
         """Whether there is a save point exactly there, or one that can be cut to it."""
         return await self._kept(boundary) is not None
@@ -242,58 +153,6 @@ class Lease:
     async def _kept(self, boundary: Tokens) -> RestorePlan | None:
         best = await found(self.slots, self.engine, self.owner, (*boundary, NEXT))
         return None if isinstance(best, Miss) or best.tokens_used < len(boundary) else best
-
-    async def restore(self, plan: RestorePlan) -> RestoreRecord | Miss:
-        """Stage and restore; a failed restore leaves an empty slot. Raises EngineGone if the engine dies over it."""
-        engine, point = self.engine.engine, plan.save_point
-        self._tell(Restoring(plan.bytes, plan.tokens_used))
-        started = time.perf_counter()
-        async with self._staged(plan) as staged:
-            if isinstance(staged, Miss):
-                return staged
-            if staged.n_tokens > self.engine.context_size:  # the engine would refuse a good state
-                return Miss(TOO_LARGE_NOW)
-            if staged.n_tokens > self.slot.claim:
-                await self.slots.context.room(self.slot, self.engine, staged.n_tokens)
-            self.slot.forget()
-            self.slot.audience = NOBODY
-            self.slot.suspect = point
-            try:
-                async with self.at_risk(DIED_OVER_RESTORE):
-                    answer = await engine.restore_slot(staged.path.name)
-            except EngineRefused as refusal:
-                reason = f"the engine refused its memory: {refusal.message}"
-                self.slot.emptied()
-                if not refusal.over_restore:
-                    await self.set_aside(point, reason)
-                return Miss(reason)
-        if answer.n_restored != staged.n_tokens:
-            reason = f"the engine loaded {answer.n_restored:,} of {staged.n_tokens:,} tokens"
-            await self.set_aside(point, reason)
-            await engine.erase_slot()
-            self.slot.emptied()
-            return Miss(reason)
-        finished = time.perf_counter()
-        self._note_save_point(point, staged.n_tokens)
-        self.slot.audience = point.audience if is_imported(point.audience) else audience_of(self.owner)
-        return RestoreRecord(point, staged.n_tokens, staged.tier, answer.n_read, 1000 * (finished - started), finished)
-
-    async def set_aside(self, point: SavePoint, reason: str) -> None:
-        """Take a save point out of use. A store that cannot even do that must not cost the reply: it is tried again."""
-
-        async def set_aside() -> None:
-            with contextlib.suppress(StoreRefused):
-                await asyncio.to_thread(self._store.set_aside, point, reason)
-
-        await self.slots.soon(set_aside())
-
-    @staticmethod
-    async def _erase(ready: ReadyEngine) -> None:
-        """Erase the slot that the engine speaks to. Raises EngineGone."""
-        try:
-            await ready.engine.erase_slot()
-        except EngineRefused:  # a server without slot files: one token takes the place of all
-            await ready.engine.prefill((0,))
 
     async def save(self, boundary: Tokens, *, label: str | None = None, tell: bool = True) -> SavePoint | None:
         """Save the settled slot and hand the file to the store; None, and an event that says why, if it was not kept.
@@ -311,19 +170,8 @@ class Lease:
             return None
         grown = Grown(self.slot.save_point, rows.kept) if rows.kept else None
         audience, prefill_ms = self.slot.audience, self.slots.restore_cost.prefill_ms(len(boundary))
-        taking = asyncio.to_thread(
-            store.take,
-            path,
-            self.owner,
-            engine.fingerprint,
-            boundary,
-            written,
-            prefill_ms,
-            engine.window_to_complete,
-            label,
-            grown,
-            audience,
-        )
+        state = self.owner, engine.fingerprint, boundary, written, prefill_ms
+        taking = asyncio.to_thread(store.take, path, *state, engine.window_to_complete, label, grown, audience)
 
         async def take() -> SavePoint | None:
             point = await self._unless_refused(path, taking)
@@ -344,9 +192,9 @@ class Lease:
         A state that cannot be cut only where nothing else is in the slot. Raises EngineGone and EngineRefused.
         """
         contents, cost = self.slot.known(self.engine), self.slots.restore_cost
-        if not contents or contents.owner != self.owner or not (contents.exact or self.engine.can_cut):
+        if not contents or contents.owner != self.owner or not self.keeps:
             return False
-        if not self.keeps:
+        if not (contents.exact or self.engine.can_cut):
             return False
         best = await found(self.slots, self.engine, self.owner, (*contents.tokens, NEXT))
         kept = 0 if isinstance(best, Miss) else best.tokens_used
@@ -392,40 +240,3 @@ class Lease:
             await asyncio.to_thread(self._store.forget, path)
             answer = await engine.save_slot(path.name)
         return answer
-
-    def _note_save_point(self, point: SavePoint, tokens: int) -> None:
-        """What the slot holds now is a save point's: its rows need not be saved again."""
-        self.slot.save_point = point.id
-        self.engine.engine.rows.count_as_saved(tokens)
-
-    @contextlib.asynccontextmanager
-    async def _staged(self, plan: RestorePlan) -> AsyncIterator[StagedFile | Miss]:
-        """The save point's file in the slot folder, gone again at the end.
-
-        Cancelled half-way it ends soon: gigabytes are not put together for nobody.
-        """
-        engine, cancelled = self.engine, threading.Event()
-        work = asyncio.to_thread(
-            self._store.stage, plan, engine.slot_path, window=engine.window_to_complete, cancelled=cancelled.is_set
-        )
-        staging = asyncio.ensure_future(work)
-        try:
-            yield await asyncio.shield(staging)
-        finally:
-            cancelled.set()
-            await to_its_end(self._unstage(staging))  # whoever is cancelled twice would leave the file
-
-    async def _unstage(self, staging: asyncio.Future[StagedFile | Miss]) -> None:
-        """What came of staging is gone again; nothing, where it was cancelled in time."""
-        with contextlib.suppress(Cancelled):
-            staged = await staging
-            if not isinstance(staged, Miss):
-                await asyncio.to_thread(self._store.unstage, staged)
-
-
-async def _may_be_its_fault(error: EngineError) -> bool:
-    """True if what the slot held may be why a request failed: no engine was stopped or killed, nor out of room."""
-    if isinstance(error, EngineRefused):
-        return error.status >= SERVER_ERROR and CROWDED_OUT not in error.message
-    killed = isinstance(error, EngineGone) and error.life and await error.life.ends_soon() and not error.life.crashed
-    return not killed

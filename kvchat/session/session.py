@@ -15,8 +15,9 @@ from kvchat.engine.speaking.wire import ENGINE_DEFAULTS, ChatChunk, ChatMessage,
 from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import Tokens
 from kvchat.session.events import Asked, MakingRoom, RestoreFailed, SaveSkipped, Tell, WaitingForEngine, nobody
+from kvchat.session.holding import CROWDED_OUT, DIED_OVER_RESTORE, FAILED_OVER_USE
 from kvchat.session.host import EngineHost, ReadyEngine, TemplateOptions
-from kvchat.session.lease import CROWDED_OUT, DIED_OVER_RESTORE, FAILED_OVER_USE, Lease
+from kvchat.session.lease import Lease
 from kvchat.session.proof import NOTHING_LOADED, NOTHING_TO_MISS, Loaded, Verdict
 from kvchat.session.slots.pool import Slots
 from kvchat.session.slots.slot import Slot

@@ -21,7 +21,7 @@ import psutil
 
 from kvchat.kvstore.files.memory_files import MEMORY_FOLDER, private_folder_in
 from kvchat.kvstore.parts import STAGING
-from kvchat.session.lease import DIED_OVER_RESTORE
+from kvchat.session.holding import DIED_OVER_RESTORE
 from kvchat.session.planning import NOT_WORTH_IT
 from kvchat.session.proof import LEAST_TOKENS, PROVED_SHARE
 from kvchat.system.files import whole_file

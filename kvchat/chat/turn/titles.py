@@ -168,7 +168,9 @@ class Titles:
         request = Request(messages, model=chosen.model, template=chosen.options.template)
         lease = await session.ready(request)
         boundary = await lease.boundary(history)
-        if lease.slot.holds(lease.engine.generation) != conversation_id or not await lease.can_return(boundary):
+        if lease.slot.holds(lease.engine.generation) != conversation_id:
+            return None
+        if not (lease.engine.can_cut or await lease.is_kept(boundary)):
             return None
         quiet = replace(request, template=(*request.template, *_NO_THINKING))
         plain = await lease.engine.engine.prompt_tokens(messages)

@@ -12,7 +12,8 @@ from kvchat.engine.speaking.errors import EngineError
 from kvchat.engine.speaking.wire import ChatMessage
 from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import Fingerprint
-from kvchat.session.lease import FAILED_OVER_USE, Lease
+from kvchat.session.holding import FAILED_OVER_USE
+from kvchat.session.lease import Lease
 from kvchat.session.planning import NOT_WORTH_IT
 from kvchat.session.session import Request
 from kvchat.session.slots.rank import Rank
