@@ -24,12 +24,13 @@ from kvchat.chat.record.messages import Attachment, Conversation, Message, Messa
 from kvchat.chat.record.prompt import NEW_TITLE
 from kvchat.chat.record.tree import Removed
 from kvchat.chat.search.search import Finder
-from kvchat.chat.turn import opening, trying_out, verifying
+from kvchat.chat.turn import opening, trying_out
 from kvchat.chat.turn.forecasts import Forecasts
 from kvchat.chat.turn.preparing import Preparing
 from kvchat.chat.turn.titles import Titles
 from kvchat.chat.turn.turn import Turn
 from kvchat.chat.turn.turns import Turns
+from kvchat.chat.turn.verifying import Verifying
 from kvchat.chat.turn_parts import TurnParts
 from kvchat.chat.unwritten import Unwritten
 from kvchat.engine.speaking.wire import ENGINE_DEFAULTS, Sampling
@@ -88,7 +89,8 @@ class ChatService:
         self.ahead_of, self.go_first = self._turns.ahead_of, self._turns.go_first
         self.rest_on, self.stop_reading_ahead = self._preparing.rest_on, self._preparing.stop
         self.try_out = lambda *asked: trying_out.try_out(self._parts, *asked)
-        self.verify_memory: Callable[[str], Awaitable[None]] = lambda id: verifying.verify(self._parts, id)
+        verifying = Verifying(self._parts, why_not_read, self._preparing.begin)
+        self.verify_memory, self.verify_in_spare_time = verifying.verify, verifying.in_spare_time
         self.absorb = self._parts.absorb
 
     @property

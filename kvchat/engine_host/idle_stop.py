@@ -1,4 +1,4 @@
-"""Lets the engine rest when nobody has used it for a while, so that its memory is free for others."""
+"""What an engine does that nobody has used for a while: it verifies imported memory, and rests, its memory free."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from kvchat.chat.service import ChatService
 from kvchat.engine_host.switching import SwitchingHost
 
 LOOK_S = 10.0  # how often to look
+SPARE_AFTER_S = 60.0  # nobody is likely to come back in the next moment
 
 
 class IdleStop:
@@ -37,6 +38,8 @@ class IdleStop:
         while not self._ended.is_set():
             if self._is_due():
                 await self._chat.rest(self._stop)
+            elif self._idle_s() >= SPARE_AFTER_S:
+                await self._chat.verify_in_spare_time()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._look_s):
                     await self._ended.wait()
@@ -53,5 +56,7 @@ class IdleStop:
 
     def _is_due(self) -> bool:
         minutes = self._minutes()
-        idle_s = min(self._chat.idle_s, self._others_idle_s())
-        return minutes is not None and self._host.may_rest() and idle_s >= 60 * minutes
+        return minutes is not None and self._host.may_rest() and self._idle_s() >= 60 * minutes
+
+    def _idle_s(self) -> float:
+        return min(self._chat.idle_s, self._others_idle_s())

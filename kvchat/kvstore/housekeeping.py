@@ -206,6 +206,12 @@ class Housekeeping:
         return self._deleted(ids) + self._parts.bad_files.delete(bad)
 
     @in_words()
+    def imported(self) -> set[str]:
+        """The conversations some of whose memory came from elsewhere."""
+        with self._parts.index.read() as db:
+            return index_usage.with_imported(db)
+
+    @in_words()
     def delete_imported(self, conversation_id: str) -> int:
         """Delete what came with a conversation from elsewhere, and what grew from it; returns the bytes freed."""
         with self._parts.index.write() as db:

@@ -67,6 +67,10 @@ class NoStore:
         """Nothing of anything."""
         return {}
 
+    def imported(self) -> set[str]:
+        """None."""
+        return set()
+
     def losses(self) -> tuple[Loss, ...]:
         """None that are known of."""
         return ()

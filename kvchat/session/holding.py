@@ -63,17 +63,32 @@ class Holding:
             await self._empty(slot)
 
     async def keep_to_its_slot(self, prompt: Tokens) -> None:
-        """Erase idle slots that an engine might use instead for a prompt which cannot be pinned to this one.
+        """Leave the engine no other slot for a prompt that cannot be pinned to this one; all but its last token is here.
 
-        The engine takes the slot that shares most leading tokens with it; this one has all of them but the last. Of an
-        empty `prompt`, whose tokens are not known, it may take any.
+        The engine takes the idle slot that shares most leading tokens with the prompt, the first of several; with an
+        empty `prompt`, whose tokens are not known, it may take any. What nobody uses is erased. Somebody else's slot is
+        idle between two requests, too, so that is waited for if it has more of the prompt. No two wait for each other:
+        their prompts would have to be the same, and then only the second slot waits.
+
+        Should another slot become the better one even now, its rows are of the same tokens: neither the answer nor its
+        counts tell anything of it.
         """
-        for other in self.slots.all:
-            held = other.contents
-            rival = held is None or common_prefix(held.tokens, prompt) >= len(prompt) - 1
-            if other is not self.slot and not other.claim and rival and not other.is_readable_by(self.owner):
-                await self._empty(other)
-                other.audience = self.slot.audience
+        mine = self.slot
+
+        def is_rival(other: Slot) -> bool:
+            if other is mine or other.is_readable_by(self.owner):
+                return False
+            if other.contents is None or not prompt:
+                return not other.claim
+            return common_prefix(other.contents.tokens, prompt) + (other.number < mine.number) >= len(prompt)
+
+        while rivals := [one for one in self.slots.all if is_rival(one)]:
+            for other in rivals:
+                if not other.claim:
+                    await self._empty(other)
+                    other.audience = mine.audience
+            if any(other.claim for other in rivals):
+                await self.slots.moved()
 
     @contextlib.asynccontextmanager
     async def at_risk(self, reason: str = FAILED_OVER_USE) -> AsyncIterator[None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,6 +17,8 @@ from kvchat.session.slots.slot import SlotContents
 from kvchat.system.concurrency import to_its_end
 
 STEP_MS = 250.0  # a step takes about so long
+PART_MS = 20_000.0  # what is read in so long is saved
+FIRST_PART, LEAST_PART = 8192, 1024  # tokens: where no rate is known, and at least
 FIRST_STEP, LEAST_STEP, MOST_STEP = 16, 8, 2048  # tokens: where no rate is known, and at all
 TAIL = 16  # tokens that are left to a request where reading is slow
 # llama.cpp's attention on a processor takes two to five times as long for each of fewer tokens, the deeper they stand.
@@ -114,6 +116,14 @@ async def read_ahead(
         done = end
         progress(done)
     return True
+
+
+def parts_of(lease: Lease, tokens: Tokens) -> Iterator[Tokens]:
+    """Where to save what is long: now and then, so that whoever interrupts does not cost all of it, and at the end."""
+    rate = lease.slots.restore_cost.prefill_ms_per_token
+    part = max(int(PART_MS / rate), LEAST_PART) if rate else FIRST_PART
+    for end in (*range(part, len(tokens) - part // 2, part), len(tokens)):
+        yield tokens[:end]
 
 
 async def read_and_keep(

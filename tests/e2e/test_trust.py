@@ -10,15 +10,21 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kvchat.chat.events import Event, ReadingAhead
 from kvchat.chat.record.messages import Receipt
+from kvchat.chat.turn import verifying
 from kvchat.engine.finding.discovery import EngineLocation
 from kvchat.engine.speaking.wire import Sampling
+from kvchat.engine_host import idle_stop
+from kvchat.engine_host.idle_stop import IdleStop
 from kvchat.runtime import Runtime
+from kvchat.session.reading import Pace
 from kvchat.session.session import Request, Session
 from kvchat.session.slots.rank import Rank
 from kvchat.session.slots.slot import Slot
 from kvchat.settings import Settings
 from tests.e2e.home import notes
+from tests.engine.waiting import until
 from tests.gateway.doors import OpenDoor, door
 from tests.running import opened
 
@@ -179,3 +185,68 @@ async def test_a_forged_chat_serves_nobody_else_and_is_replaced_when_it_is_verif
         assert not any(one.imported for one in (await ours.save_points.usage()).conversations)
         receipt = await said(ours, imported, "Thank you.")
         assert (receipt.imported, receipt.cached_tokens > 2 * FEW) == (False, True), "it is the user's own now"
+
+
+async def marked(runtime: Runtime) -> set[str]:
+    """The chats that are shown as having imported memory."""
+    return {one.conversation_id for one in (await runtime.save_points.usage()).conversations if one.imported}
+
+
+async def test_imported_memory_is_verified_in_spare_time_and_whoever_asks_goes_first(
+    tmp_path: Path,
+    tiny_model: Callable[[str], Path],
+    real_llama_server: EngineLocation,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(idle_stop, "SPARE_AFTER_S", 0.0)
+    monkeypatch.setattr(Pace, "tokens", lambda self, left: min(64, left))
+    chosen = settings(tiny_model("llama"), real_llama_server, read_ahead="always", slots=1)
+    file = tmp_path / "chat.kvchat"
+    async with opened(tmp_path / "attacker", chosen) as theirs:
+        await forged(theirs, file)
+    async with opened(tmp_path / "home", chosen) as ours:
+        [imported] = (await ours.transfer.take_in([file], lambda done, total: None, start=True)).imported
+        other = await ours.chat.new_conversation("")
+        await said(ours, other.id, "Is there time?")
+        answers: list[asyncio.Future[Any]] = []
+
+        def ask(event: Event) -> None:
+            if isinstance(event, ReadingAhead) and event.conversation_id == imported and not answers:
+                answers.append(asyncio.ensure_future(said(ours, other.id, "Stop, please.")))
+
+        unsubscribe = ours.events.subscribe(ask)
+        await ours.chat.verify_in_spare_time()
+        assert answers, "it had begun"
+        assert await marked(ours) == {imported}, "and ended for the message"
+        assert (await answers[0]).source.value == "warm", "the chat of which is loaded again"
+        unsubscribe()
+        idle = IdleStop(lambda: None, ours.chat, ours.engine, look_s=0.01)
+        looking = asyncio.create_task(idle.run())
+        await until(lambda: not ours.chat.slots.store.imported())
+        idle.end()
+        await looking
+        receipt = await said(ours, imported, "Who are you?")
+        assert (receipt.imported, receipt.cached_tokens > 2 * FEW) == (False, True)
+
+
+@pytest.mark.parametrize("why", ["switched off", "too long"])
+async def test_not_every_chat_is_verified_in_spare_time(
+    tmp_path: Path,
+    tiny_model: Callable[[str], Path],
+    real_llama_server: EngineLocation,
+    monkeypatch: pytest.MonkeyPatch,
+    why: str,
+) -> None:
+    monkeypatch.setattr(verifying, "SPARE_MS", verifying.SPARE_MS if why == "switched off" else 1.0)
+    read_ahead = "never" if why == "switched off" else "always"
+    chosen, file = settings(tiny_model("llama"), real_llama_server, read_ahead=read_ahead), tmp_path / "chat.kvchat"
+    async with opened(tmp_path / "attacker", chosen) as theirs:
+        await forged(theirs, file)
+    async with opened(tmp_path / "home", chosen) as ours:
+        [imported] = (await ours.transfer.take_in([file], lambda done, total: None, start=True)).imported
+        ours.chat.slots.restore_cost.prefill_ms_per_token = 100.0
+        for _ in range(2):
+            await ours.chat.verify_in_spare_time()
+        assert await marked(ours) == {imported}
+        await ours.chat.verify_memory(imported)
+        assert not await marked(ours)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -16,7 +16,7 @@ from kvchat.session.events import SaveSkipped, SessionEvent
 from kvchat.session.host import ReadyEngine
 from kvchat.session.lease import NEXT, Lease
 from kvchat.session.proof import NOTHING_AHEAD
-from kvchat.session.reading import read_and_keep
+from kvchat.session.reading import parts_of, read_and_keep
 from kvchat.session.restore_cost import LEAST_MEASURED
 from kvchat.session.session import Request, Session
 from kvchat.session.slots.rank import Rank
@@ -25,8 +25,6 @@ from kvchat.words.language import _, number
 from kvchat.words.wording import percent
 
 STEP_MS = 500.0  # a step takes about so long: there are many of them, and small ones take longer in all
-PART_MS = 20_000.0  # what is read in so long is saved
-FIRST_PART, LEAST_PART = 8192, 1024  # tokens: where no rate is known, and at least
 
 
 @dataclass(frozen=True)
@@ -105,18 +103,10 @@ class DocumentReader:
             if saved is None and self._why_not_saved:
                 raise CannotPrepare(_("The documents could not be kept"), self._why_not_saved, "")
 
-        stops = [stop for stop in self._stops(lease, boundary) if len(stop) >= loaded.expected_cached]
+        stops = [stop for stop in parts_of(lease, boundary) if len(stop) >= loaded.expected_cached]
         return await read_and_keep(
             lease, stops, loaded, wanted, keep, lambda done: self._progress(done, len(boundary)), STEP_MS
         )
-
-    @staticmethod
-    def _stops(lease: Lease, boundary: Tokens) -> Iterator[Tokens]:
-        """Where to save: now and then, so that whoever interrupts does not cost all of it, and at the end."""
-        rate = lease.slots.restore_cost.prefill_ms_per_token
-        part = max(int(PART_MS / rate), LEAST_PART) if rate else FIRST_PART
-        for end in (*range(part, len(boundary) - part // 2, part), len(boundary)):
-            yield boundary[:end]
 
     def _refuse(self, tokens: int, engine: ReadyEngine) -> NoReturn:
         """Raises CannotPrepare: it is too long, and so much fits."""

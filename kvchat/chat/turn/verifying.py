@@ -7,20 +7,22 @@ rounding from those that were right. So nothing is compared. What came from else
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 
-from kvchat.chat.events import ReadingAhead
-from kvchat.chat.record.prompt import ends_with_reply, prompt_messages
+from kvchat.chat.events import ConversationsChanged, ReadingAhead
+from kvchat.chat.record.prompt import ends_with_reply, needs_vision, prompt_messages
 from kvchat.chat.turn_parts import TurnParts
 from kvchat.errors import KvchatError
-from kvchat.kvstore.audience import imported
-from kvchat.kvstore.savepoint import Tokens
-from kvchat.session.proof import NOTHING_LOADED
-from kvchat.session.reading import read_and_keep
+from kvchat.kvstore.audience import CHATS, imported, is_imported
+from kvchat.kvstore.savepoint import StoreRefused, Tokens
+from kvchat.session.reading import parts_of, read_and_keep
 from kvchat.session.session import PromptTooLong, Request
 from kvchat.session.slots.rank import Rank
 from kvchat.session.slots.slot import Slot
 from kvchat.words.language import _
+
+SPARE_MS = 600_000.0  # a chat that takes longer to read is verified only when the user asks for it
 
 
 class CannotVerify(KvchatError):
@@ -30,56 +32,114 @@ class CannotVerify(KvchatError):
         super().__init__(_("The memory of this chat could not be verified"), why, _("It stays marked as imported."))
 
 
-async def verify(parts: TurnParts, conversation_id: str) -> None:
-    """Read the chat whenever nobody needs the engine, then delete what was imported of it.
+class Verifying:
+    """Imported memory, one chat after the other. Belongs to the event loop's thread."""
 
-    May be cancelled at any point. Raises KvchatError.
-    """
+    def __init__(self, parts: TurnParts, why_not_read: Callable[[], str], verified: Callable[[], None]) -> None:
+        """`why_not_read`: as for `Preparing`. `verified`: called when a slot may hold another chat than before."""
+        self._parts, self._why_not_read, self._verified = parts, why_not_read, verified
+        self._put_off: set[str] = set()  # chats that are not tried again in spare time
 
-    async def work(slot: Slot, wanted: Callable[[], bool]) -> bool:
-        return await _read(parts, conversation_id, slot, wanted)
+    async def verify(self, conversation_id: str) -> None:
+        """Read the chat whenever nobody needs the engine, then delete what was imported of it.
 
-    while not await parts.slots.run(Rank.DOCUMENTS, conversation_id, work):
-        pass  # somebody else came first
-    await parts.absorb()
-    for slot in parts.slots.all:
-        if slot.audience == imported(conversation_id):
-            slot.forget()  # it is erased before it is used again
-    await asyncio.to_thread(parts.slots.store.delete_imported, conversation_id)
+        May be cancelled at any point. Raises KvchatError.
+        """
+        while not await self._run(conversation_id, math.inf):
+            pass  # somebody else came first
+        await self._replace(conversation_id)
 
+    async def in_spare_time(self) -> None:
+        """Verify one chat with the model that is in the engine. What is asked of that meanwhile goes first.
 
-async def _read(parts: TurnParts, conversation_id: str, slot: Slot, wanted: Callable[[], bool]) -> bool:
-    """Read and save the chat in an empty slot; False if it was not `wanted` to the end."""
-    chosen, branch = await parts.answer_settings(conversation_id), await parts.branch(conversation_id)
-    if not ends_with_reply(branch):
-        raise CannotVerify(_("Its last message has no reply yet."))
-    request = Request(prompt_messages(branch), model=chosen.model, template=chosen.options.template)
-    session, events = parts.session(slot, conversation_id), parts.events
-    async with session.losses_explained():
-        lease = await session.ready(request)
-        boundary = await lease.boundary(request.messages)
-        needed = len(boundary) + lease.engine.reserve(None)
-        if lease.engine.too_small(needed):
-            lease = await session.with_room(request, needed)
-        if len(boundary) >= lease.engine.context_size:
-            raise PromptTooLong(len(boundary), lease.engine.limit)
-        if not lease.keeps:
-            raise CannotVerify(_("Nothing can be kept of it with this engine and model."))
-        await lease.begin_anew(len(boundary))
-        saved = False
-
-        async def keep(stop: Tokens) -> None:
-            nonlocal saved
-            await lease.settle(stop)
-            saved = await lease.save(stop, label=branch[-1].id, tell=False) is not None
-
-        def progress(done: int) -> None:
-            events.publish(ReadingAhead(conversation_id, done, len(boundary), draft=False))
-
+        What was read by then is kept, and the next attempt goes on from it.
+        """
+        if await asyncio.to_thread(self._why_not_read):
+            return
         try:
-            read = await read_and_keep(lease, (boundary,), NOTHING_LOADED, wanted, keep, progress)
-        finally:
-            events.publish(ReadingAhead(conversation_id, len(boundary), len(boundary), draft=False))
-    if read and not saved:
-        raise CannotVerify(_("What was read could not be saved."))
-    return read
+            waiting = await asyncio.to_thread(self._parts.slots.store.imported)
+        except StoreRefused:
+            return
+        for conversation_id in sorted(waiting - self._put_off):
+            try:
+                if not await self._can_now(conversation_id):
+                    continue
+                if await self._run(conversation_id, SPARE_MS):
+                    await self._replace(conversation_id)
+            except KvchatError:  # nobody has asked for it
+                self._put_off.add(conversation_id)
+            return
+
+    async def _can_now(self, conversation_id: str) -> bool:
+        parts = self._parts
+        if await parts.worker.run(parts.database.conversation, conversation_id) is None:  # deleted
+            return False
+        chosen, branch = await parts.answer_settings(conversation_id), await parts.branch(conversation_id)
+        return parts.host.is_ready(chosen.model, sees=needs_vision(prompt_messages(branch)))
+
+    async def _run(self, conversation_id: str, most_ms: float) -> bool | None:
+        """Whether the chat was read to its end; what takes longer to read is not (CannotVerify)."""
+
+        async def work(slot: Slot, wanted: Callable[[], bool]) -> bool:
+            return await self._read(conversation_id, most_ms, slot, wanted)
+
+        asked_for = math.isinf(most_ms)
+        rank = Rank.DOCUMENTS if asked_for else Rank.VERIFY
+        return await self._parts.slots.run(rank, conversation_id, work, wait=asked_for)
+
+    async def _replace(self, conversation_id: str) -> None:
+        """Delete what was imported of a chat that was read."""
+        parts, slots = self._parts, self._parts.slots
+        await parts.absorb()
+        for slot in slots.all:
+            if slot.audience == imported(conversation_id) and not slot.claim:
+                slot.forget()  # it is erased before it is used again
+        await slots.in_order(asyncio.to_thread(slots.store.delete_imported, conversation_id))
+        parts.events.publish(ConversationsChanged())
+        self._verified()
+
+    async def _read(self, conversation_id: str, most_ms: float, slot: Slot, wanted: Callable[[], bool]) -> bool:
+        """Read the chat on from what is genuine of it, and save it; False if it was not `wanted` to the end."""
+        parts = self._parts
+        chosen, branch = await parts.answer_settings(conversation_id), await parts.branch(conversation_id)
+        if not ends_with_reply(branch):
+            raise CannotVerify(_("Its last message has no reply yet."))
+        request = Request(prompt_messages(branch), model=chosen.model, template=chosen.options.template)
+        session, events, costs = parts.session(slot, conversation_id), parts.events, parts.slots.restore_cost
+        async with session.losses_explained():
+            lease = await session.ready(request)
+            boundary = await lease.boundary(request.messages)
+            needed = len(boundary) + lease.engine.reserve(None)
+            if lease.engine.too_small(needed) and math.isinf(most_ms):
+                lease = await session.with_room(request, needed)
+            if len(boundary) >= lease.engine.context_size:
+                raise PromptTooLong(len(boundary), lease.engine.limit)
+            if not lease.keeps:
+                raise CannotVerify(_("Nothing can be kept of it with this engine and model."))
+            loaded = await lease.load(boundary, reader=CHATS)
+            done, saved = loaded.expected_cached, False
+
+            def goes_on() -> bool:
+                if costs.prefill_ms(len(boundary) - done) > most_ms:
+                    raise CannotVerify("")
+                return wanted()
+
+            async def keep(stop: Tokens) -> None:
+                nonlocal saved
+                await lease.settle(stop)
+                point = await lease.save(stop, label=branch[-1].id, tell=False)
+                saved = point is not None and stop == boundary and not is_imported(point.audience)
+
+            def progress(so_far: int) -> None:
+                nonlocal done
+                done = so_far
+                events.publish(ReadingAhead(conversation_id, done, len(boundary), draft=False))
+
+            try:
+                stops = [stop for stop in parts_of(lease, boundary) if len(stop) >= done]
+                read = await read_and_keep(lease, stops, loaded, goes_on, keep, progress)
+            finally:
+                events.publish(ReadingAhead(conversation_id, len(boundary), len(boundary), draft=False))
+        if read and not saved:
+            raise CannotVerify(_("What was read could not be saved."))
+        return read

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kvchat.kvstore.audience import IMPORTED, imported
+from kvchat.kvstore.audience import IMPORTED
 from kvchat.kvstore.index import token_tree
 from kvchat.kvstore.index.check import CorruptIndex, moment
 from kvchat.kvstore.index.eviction import Candidate, Needs, Numbers
@@ -49,6 +49,12 @@ def recount(db: sqlite3.Connection, on_disk: Mapping[bytes, int]) -> None:
         db.execute(statement)
 
 
+def with_imported(db: sqlite3.Connection) -> set[str]:
+    """The conversations some of whose memory came from elsewhere."""
+    query = "SELECT audience FROM trees t WHERE audience GLOB ? AND EXISTS (SELECT 1 FROM nodes WHERE tree_id = t.id)"
+    return {audience.removeprefix(IMPORTED) for (audience,) in db.execute(query, (f"{IMPORTED}*",))}
+
+
 def by_conversation(db: sqlite3.Connection) -> list[ConversationUsage]:
     """What each conversation costs that has save points, or a wish of the user's about them; the largest first."""
     rows = db.execute(
@@ -58,8 +64,7 @@ def by_conversation(db: sqlite3.Connection) -> list[ConversationUsage]:
         " FROM conversations c LEFT JOIN save_points s ON c.id = s.conversation_id"
         " GROUP BY c.id HAVING count(s.id) > 0 OR pinned OR never_save"
     )
-    query = "SELECT audience FROM trees t WHERE audience GLOB ? AND EXISTS (SELECT 1 FROM nodes WHERE tree_id = t.id)"
-    foreign = {audience for (audience,) in db.execute(query, (f"{IMPORTED}*",))}
+    foreign = with_imported(db)
     usages = [
         ConversationUsage(
             conversation_id=name,
@@ -71,7 +76,7 @@ def by_conversation(db: sqlite3.Connection) -> list[ConversationUsage]:
             prefill_seconds=prefill_ms / 1000,
             pinned=bool(pinned),
             never_save=bool(never_save),
-            imported=imported(name) in foreign,
+            imported=name in foreign,
         )
         for name, points, used_at, prefill_ms, pinned, never_save, held, own, staged in rows
     ]

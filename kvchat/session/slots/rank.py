@@ -16,6 +16,7 @@ class Rank(IntEnum):
     PREPARE = 3  # what the user looks at and writes is restored and read
     DOCUMENTS = 4  # documents that are kept for chats to begin on are read
     TITLE = 5  # a chat is named
+    VERIFY = 6  # a chat is read whose memory came from elsewhere
     # Beside the slot, which they do not need:
-    ABSORB = 6  # what was saved is taken apart
-    WARM_UP = 7  # what may be restored next is read from a slow disk
+    ABSORB = 7  # what was saved is taken apart
+    WARM_UP = 8  # what may be restored next is read from a slow disk

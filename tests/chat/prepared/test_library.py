@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.chat.prepared import reading
 from kvchat.chat.prepared.service import LETTERS_A_TOKEN, Ground, why_not_ready
 from kvchat.chat.prepared.sources import CannotPrepare, Changes
 from kvchat.chat.record.messages import Role
+from kvchat.session import reading
 from kvchat.session.proof import Source
 from tests.chat.stage import Stage
 
