@@ -63,7 +63,7 @@ class Holding:
             await self._empty(slot)
 
     async def keep_to_its_slot(self, prompt: Tokens) -> None:
-        """Leave the engine no other slot for a prompt that cannot be pinned to this one; all but its last token is here.
+        """Leave the engine no other slot for a prompt that cannot be pinned to this one, which lacks its last token.
 
         The engine takes the idle slot that shares most leading tokens with the prompt, the first of several; with an
         empty `prompt`, whose tokens are not known, it may take any. What nobody uses is erased. Somebody else's slot is
