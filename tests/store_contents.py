@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,6 +11,14 @@ from pathlib import Path
 
 from kvchat.kvstore.index import points as index_points
 from kvchat.kvstore.savepoint import SavePoint
+
+
+def flip_a_byte(file: Path) -> None:
+    """Damage a file in its middle; its times and its size stay."""
+    found, data = file.stat(), bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+    os.utime(file, ns=(found.st_atime_ns, found.st_mtime_ns))
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,9 @@ from kvchat.engine.running.supervisor import RestartPolicy
 from kvchat.engine.speaking.wire import Sampling
 from kvchat.kvstore.layout.header import WRAPPED_VERSION
 from kvchat.kvstore.restoring import Restoring
-from kvchat.kvstore.savepoint import RestorePlan
+from kvchat.kvstore.savepoint import Miss, RestorePlan, StagedFile
 from kvchat.runtime import Runtime
+from kvchat.session.proof import Source
 from kvchat.session.restore_cost import RestoreCost
 from kvchat.session.self_test import LENGTH
 from kvchat.settings import Settings
@@ -27,6 +28,7 @@ from tests.e2e.home import engine_path, notes
 from tests.gateway.doors import chat_body, door
 from tests.models import tiny_model
 from tests.running import opened
+from tests.store_contents import StoreContents, flip_a_byte
 
 pytestmark = pytest.mark.e2e
 
@@ -212,3 +214,64 @@ async def test_another_program_is_answered(tmp_path: Path, poisoner: Poisoner, e
             assert (await at.client.post("/v1/chat/completions", json=body)).status_code == 200
             await at.settled()
     assert len(poisoner.given) >= len(bodies)
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen35"])
+@pytest.mark.parametrize("way", ["chat", "looked at", "imported", "prepared", "program"])
+async def test_a_flipped_byte_of_a_block_reaches_no_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, way: str
+) -> None:
+    """On every way by which a state is restored: the prompt is read instead."""
+    monkeypatch.setattr(RestoreCost, "worth_trying", lambda *_: True)
+    staged: list[StagedFile | Miss] = []
+    stage = Restoring.stage
+
+    def stage_and_tell(store: Restoring, plan: RestorePlan, *where: Any, **how: Any) -> StagedFile | Miss:
+        outcome = stage(store, plan, *where, **how)
+        if plan.tokens_used > LENGTH:
+            staged.append(outcome)
+        return outcome
+
+    home, chosen, few = tmp_path / "home", settings(kind, "llama-server"), 60
+    (tmp_path / "notes.txt").write_text(SYSTEM)
+    async with door(home, chosen) as at:
+        chats, library = at.runtime.chat, at.runtime.chat.library
+        chat = (await chats.new_conversation(SYSTEM)).id
+        if way == "program":
+            first = (await at.client.post("/v1/chat/completions", json=chat_body(SYSTEM))).json()
+            await at.settled()
+        elif way == "prepared":
+            read = await library.read(await library.add([tmp_path / "notes.txt"], "Notes"))
+        else:
+            await answered(at.runtime, chat, LONGEST)
+        if way == "imported":
+            file = tmp_path / "chat.kvchat"
+            await at.runtime.transfer.export_with_memory(chat, file, lambda done, total: None)
+            await chats.delete(chat)
+            await chats.idle()
+            [chat] = (await at.runtime.transfer.take_in([file], lambda done, total: None)).imported
+    kept = StoreContents(home)
+    assert kept.block_files()
+    for block in kept.block_files():
+        flip_a_byte(block)
+    monkeypatch.setattr(Restoring, "stage", stage_and_tell)
+    async with door(home, chosen) as at:
+        if way == "program":
+            body = chat_body(SYSTEM, first["choices"][0]["message"]["content"], SHORTEST)
+            again = await at.client.post("/v1/chat/completions", json=body)
+            assert again.status_code == 200
+            assert int(again.headers["x-kvchat-found"]) < few
+        else:
+            if way == "prepared":
+                chat = (await at.runtime.chat.library.begin(read)).id
+            if way == "looked at":
+                await at.runtime.start_engine()
+                await at.runtime.engine.ready()
+                at.runtime.chat.select(chat)
+                await at.runtime.chat.idle()
+            receipt = (await answered(at.runtime, chat, SHORTEST)).receipt
+            assert receipt is not None
+            assert receipt.source is Source.COLD or way == "looked at"
+            assert (receipt.restored_bytes, receipt.cached_tokens < few) == (0, way != "looked at")
+    assert staged
+    assert all(isinstance(outcome, Miss) and "damaged" in outcome.reason for outcome in staged), staged

@@ -18,6 +18,7 @@ from kvchat.kvstore.blocks import positioned
 from kvchat.kvstore.savepoint import Bounds, Miss, RestorePlan, StagedFile, StoreRefused, Tier, Tokens, program_of
 from tests.kvstore.slot_files import FINGERPRINT
 from tests.kvstore.true_files import FULL, Bench, Model
+from tests.store_contents import flip_a_byte
 
 REPOSITORY = Path(__file__).parents[3]
 linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has files in memory")
@@ -55,6 +56,24 @@ def test_a_file_is_written_over_in_place_but_never_one_that_is_read(tmp_path: Pa
         third = stage(bench, text(300, start=2001))
         assert engine.read() == FULL.slot_file(text(300, start=1001))
     assert bench.read(third) == FULL.slot_file(text(300, start=2001))
+
+
+@linux
+def test_a_damaged_block_is_found_where_a_file_is_written_over_too(tmp_path: Path) -> None:
+    size = len(FULL.slot_file(text(300)))
+    bench = Bench(tmp_path / "store", memory=size + size // 2)
+    bench.save("one", text(300))
+    mine = set(bench.block_files())
+    bench.save("two", text(300, start=1001))
+    bench.store.unstage(stage(bench, text(300, start=1001)))
+    assert in_memory(bench), "whose pages the next is read into"
+    largest = max(mine, key=lambda path: path.stat().st_size)
+    flip_a_byte(largest)
+    plan = bench.find((*text(300), 9999))
+    assert isinstance(plan, RestorePlan)
+    assert isinstance(bench.store.stage(plan, bench.slots), Miss)
+    assert not list(bench.slots.iterdir())
+    assert isinstance(bench.find((*text(300), 9999)), Miss), "it is not tried again"
 
 
 def test_what_an_engine_may_be_reading_is_not_deleted_for_room(tmp_path: Path) -> None:
