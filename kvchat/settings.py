@@ -76,6 +76,7 @@ class Settings:
     door_host: str = "127.0.0.1"  # the address they find it at; any but this computer's own needs a key
     door_port: int = 8737
     door_any_model: bool = True  # an unknown model name means the one in use; else it is refused
+    door_share: bool = False  # all programs share one memory
     door_origins: str = ""  # web pages that may use it, parted by commas
     door_rules: tuple[
         str, ...
@@ -247,6 +248,7 @@ _RULES: dict[str, _Rule] = {
     "door_host": _text,
     "door_port": _whole(1, 65_535),
     "door_any_model": _switch,
+    "door_share": _switch,
     "door_origins": _text,
     "door_rules": _paths,
 }

@@ -58,7 +58,7 @@ class Answering:
         self.crashes = Crashes(lambda: any(slot.suspect and slot.claim and not slot.window for slot in self.slots.all))
         self._works: list[Work] = []
         self._last: dict[Slot, Work] = {}  # that was answered in a slot
-        self._heads: deque[tuple[str, Tokens]] = deque(maxlen=HEADS)
+        self._heads: deque[tuple[str, Tokens, bool]] = deque(maxlen=HEADS)
         self.background = Background()
         self.stops = 0  # under way: meanwhile nothing is begun
 

@@ -22,6 +22,7 @@ from kvchat.gateway.dialects.replies import Counts, Heard
 from kvchat.gateway.dialects.usage import Usage
 from kvchat.gateway.requests import LOST, Passage, Stage, headers_of
 from kvchat.gateway.work import CrowdedOut, GaveWay, Work
+from kvchat.kvstore.audience import SHARED
 from kvchat.kvstore.restoring import NOTHING_ALIKE
 from kvchat.kvstore.savepoint import Tokens, common_prefix
 from kvchat.session.holding import CROWDED_OUT, SERVER_ERROR
@@ -54,7 +55,7 @@ class Passing:
     lease: Lease
     host: EngineHost
     moved: Callable[[Passage, Stage], None]
-    heads: deque[tuple[str, Tokens]]  # that programs' requests began with lately
+    heads: deque[tuple[str, Tokens, bool]]  # that programs' requests began with lately; true: of one with its own key
     afresh: str = ""  # why nothing is restored for it: the engine died over what was
 
     async def run(self) -> Heard | None:
@@ -125,21 +126,25 @@ class Passing:
             passage.miss = loaded.miss_reason or NOTHING_ALIKE
         return loaded
 
-    async def _heads(self, loaded: Loaded) -> tuple[Tokens, ...]:
-        """Where to save on the way, so that other conversations of this program need not read how they begin.
+    async def _heads(self, loaded: Loaded) -> dict[Tokens, str | None]:
+        """Where to save on the way, so that other conversations need not read how they begin; for which audience.
 
-        Elsewhere any state that begins so serves them; one that cannot be cut has to end there.
+        Where states can be cut any state that begins so serves this program's own. What two programs have sent, each
+        with a key of its own, is for everybody (`kvchat.kvstore.audience`); None: for whom the rest is.
         """
-        lease, ids = self.lease, self.work.prompt.ids
+        lease, ids, keyed = self.lease, self.work.prompt.ids, self.work.passage.keyed
         few = len(ids) - loaded.expected_cached < LEAST_HEAD
-        if lease.engine.can_cut or not lease.keeps or not self._known or few:
-            return ()
+        if not lease.keeps or not self._known or few or (lease.engine.can_cut and not keyed):
+            return {}
         head = await head_of(lease.engine, self.work.asked)
         if not max(loaded.expected_cached, LEAST_HEAD) < len(head) < len(ids) or ids[: len(head)] != head:
-            return ()
-        again = (lease.owner, head) in self.heads
-        self.heads.append((lease.owner, head))
-        return (head,) if again or lease.slots.restore_cost.prefill_ms(len(head)) >= LONG_MS else ()
+            return {}
+        sent_by = {owner: has_key for owner, sent, has_key in self.heads if sent == head}
+        self.heads.append((lease.owner, head, keyed))
+        if keyed and any(has_key for owner, has_key in sent_by.items() if owner != lease.owner):
+            return {head: SHARED}
+        worth = lease.owner in sent_by or lease.slots.restore_cost.prefill_ms(len(head)) >= LONG_MS
+        return {head: None} if worth and not lease.engine.can_cut else {}
 
     async def _read(self, loaded: Loaded) -> bool:
         """Read a long prompt but for its last tokens, in steps that let others in between; whether there were any."""
@@ -175,7 +180,7 @@ class Passing:
                 await self.lease.keep_what_was_read()
                 raise GaveWay
             if stop in heads:
-                await to_its_end(self.lease.save(stop, tell=False))
+                await to_its_end(self.lease.save(stop, tell=False, audience=heads[stop]))
             if contents := slot.contents:
                 loaded = replace(loaded, expected_cached=max(len(stop), found), restore=None, ahead=contents.ahead)
         ended()

@@ -23,7 +23,8 @@ MOST_HEADER = 500  # characters
 MOST_NAME = 200  # characters of a model's name that are remembered: clients may name anything
 UNTOLD = ("", NOTHING_ALIKE, GOES_ON_OTHERWISE)  # leave open why; any other reason is the true one
 LEAST_READ, ABOUT = 64, 64  # tokens: fewer that are read are not worth a word; what is found ends about there
-_NOT_TOLD = ("_began", "chat", "whole", "unheard", "parting", "changes")
+ALL_PROGRAMS = "all programs"  # whose memory it is where programs share it; none is called so, for it has a space
+_NOT_TOLD = ("_began", "chat", "whole", "unheard", "parting", "changes", "keyed", "kept_with")
 
 
 class Stage(Enum):
@@ -74,6 +75,8 @@ class Passage:
     unheard: bool = False  # nothing like it is remembered of the program
     parting: Parting | None = None  # from the closest prompt before it; its texts are never told outside the window
     changes: tuple[Change, ...] = ()  # of the rules that are on; so are theirs
+    keyed: bool = False  # the program has shown a key that is its own
+    kept_with: str = ""  # whose memory it shares, if not its own program's
     chat: str = ""  # of the user's, where one of kvchat's own commands asks for its reply
     _began: float = field(default_factory=time.perf_counter, repr=False)
 
@@ -84,7 +87,7 @@ class Passage:
     @property
     def owner(self) -> str:
         """Whose its state is in the slots and in the store."""
-        return self.chat or kept_for(self.program)
+        return self.chat or kept_for(self.kept_with or self.program)
 
     @property
     def was_known(self) -> bool:
@@ -135,6 +138,7 @@ class Passages:
     def __init__(self) -> None:
         self.under_way: list[Passage] = []  # oldest first
         self.last: deque[Passage] = deque(maxlen=KEPT)  # newest last
+        self.shares: Callable[[], bool] = lambda: False  # whether all programs share their memory
         self._numbers = itertools.count(1)
         self._listeners: list[Callable[[Passage], None]] = []
 
@@ -146,6 +150,7 @@ class Passages:
     def begin(self, program: str, dialect: str) -> Passage:
         """A request has come."""
         passage = Passage(next(self._numbers), program, dialect, time.time())
+        passage.kept_with = ALL_PROGRAMS if self.shares() else ""
         self.under_way.append(passage)
         self._tell(passage)
         return passage

@@ -154,12 +154,14 @@ class Lease(Holding):
         best = await found(self.slots, self.engine, self.owner, (*boundary, NEXT))
         return None if isinstance(best, Miss) or best.tokens_used < len(boundary) else best
 
-    async def save(self, boundary: Tokens, *, label: str | None = None, tell: bool = True) -> SavePoint | None:
+    async def save(
+        self, boundary: Tokens, *, label: str | None = None, tell: bool = True, audience: str | None = None
+    ) -> SavePoint | None:
         """Save the settled slot and hand the file to the store; None, and an event that says why, if it was not kept.
 
         None as well where the store takes it later (`Slots.soon`).
         `label`: what of the owner's it goes with, as a message. `tell` false: nothing is said of one that was kept.
-        Raises EngineGone if the engine dies while saving.
+        `audience`: if not that of the slot. Raises EngineGone if the engine dies while saving.
         """
         started, store, engine = time.perf_counter(), self._store, self.engine
         if not engine.remembers(len(boundary)):
@@ -169,7 +171,7 @@ class Lease(Holding):
         if written is None:
             return None
         grown = Grown(self.slot.save_point, rows.kept) if rows.kept else None
-        audience, prefill_ms = self.slot.audience, self.slots.restore_cost.prefill_ms(len(boundary))
+        audience, prefill_ms = audience or self.slot.audience, self.slots.restore_cost.prefill_ms(len(boundary))
         state = self.owner, engine.fingerprint, boundary, written, prefill_ms
         taking = asyncio.to_thread(store.take, path, *state, engine.window_to_complete, label, grown, audience)
 

@@ -701,3 +701,50 @@ async def test_who_gives_up_opening_it_leaves_nobody_listening() -> None:
     await until(lambda: listening.connections == 1)
     writer.close()
     await listening.close()
+
+
+async def found(at: OpenDoor, key: str, name: str, *words: str) -> int:
+    """How much of a prompt was known before it was asked, by somebody who shows this key and gives this name."""
+    at.runtime.chat.slots.restore_cost.prefill_ms_per_token = 1000.0  # restoring pays
+    said = chat_body(*words)
+    said["messages"].insert(0, {"role": "system", "content": WORDS})
+    headers = {"authorization": f"Bearer {key}", "user-agent": name}
+    answer = await at.client.post("/v1/chat/completions", json=said, headers=headers)
+    await at.settled()
+    return int(answer.headers["x-kvchat-found"])
+
+
+KEYS = {"": "the-key-of-all", **{name: f"the-key-of-{name}" for name in ("ann", "bob", "cay")}}
+
+
+@pytest.mark.parametrize("exact_only", [None, 1])
+async def test_a_system_prompt_that_two_programs_sent_serves_the_third(
+    tmp_path: Path, settings: Settings, fake_engine: FakeEngine, exact_only: int | None
+) -> None:
+    fake_engine.set(FAKE_EXACT_ONLY=exact_only)
+    ann, bob, cay, anybody = (KEYS[name] for name in ("ann", "bob", "cay", ""))
+    few, secret = len(WORDS) // 2, "What nobody else is to know. " * 4
+    async with door(tmp_path / "home", settings, KEYS) as at:
+        for name in ("ann", "zed", "quill", "loom"):
+            assert await found(at, anybody, name, secret) < few, "names that anybody may take do not count"
+        assert await found(at, ann, "", secret) < few
+        assert await found(at, ann, "", "Another conversation") > few or exact_only, "it is its own"
+        assert await found(at, bob, "", "Mine") < few, "it has not sent it before"
+        told = await found(at, cay, "", secret)
+        assert len(WORDS) - 20 < told < len(WORDS) + 60, "the system prompt, and nothing of what the first has asked"
+    async with door(tmp_path / "home", settings, KEYS) as at:
+        assert await found(at, anybody, "zed2", secret) == told, "as of any document for all"
+
+
+async def test_programs_share_their_memory_where_the_user_wants_it(tmp_path: Path, settings: Settings) -> None:
+    async with door(tmp_path / "home", replace(settings, door_share=True)) as at:
+        await found(at, "none", "zed", "Tell me")
+        assert await found(at, "none", "quill", "Tell me") > len(WORDS)
+        chat = (await at.runtime.chat.new_conversation(WORDS)).id
+        assert (reply := await at.runtime.chat.send(chat, "Tell me"))
+        assert reply.receipt
+        assert reply.receipt.cached_tokens < len(WORDS) // 2, "what programs ask is not for chats"
+        [kept] = [one for one in (await at.runtime.save_points.usage()).conversations if one.conversation_id != chat]
+        assert program_of(kept.conversation_id) == "all programs"
+    async with door(tmp_path / "home", settings) as at:
+        assert await found(at, "none", "zed", "Tell me") < len(WORDS) // 2, "and not any more where not"

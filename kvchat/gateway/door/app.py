@@ -178,6 +178,8 @@ class _Answers:
         passage = self._gateway.passages.begin(scope["program"], scope["path"])
         if scope["command"]:
             passage.chat = asked.chat_id
+        else:
+            passage.keyed = scope["program"] in self._checks.keys
         work = answering.begin(scope["path"], asked, passage)
         try:
             await work.outlet.deliver(receive, send)

@@ -34,6 +34,9 @@ _ANY = N_(
 )
 _KEY = N_("Who shows it is let in. Every program may use the same one.")
 _OWN = N_("A program with a key of its own is known by it, and can be shut out alone.")
+_SHARE = N_(
+    "Programs reuse what others asked, so that less is read again. Each can then find out what the others asked."
+)
 _SET_UP = N_("The lines that have it ask here. When they are copied the key is in them.")
 _HIDDEN = "•" * 12
 
@@ -63,6 +66,8 @@ class OtherProgramsPage(SettingsPage):
         any_model = SwitchEntry(look, "door_any_model", _("Answer to any model’s name"), _(_ANY), self.change)
         self.any_model = self.add(any_model)
         self.own = self.add(OwnKeysEntry(self))
+        share = SwitchEntry(look, "door_share", _("Share memory between programs"), _(_SHARE), self.change)
+        self.share = self.add(share)
         reset = _("Back to {door_port}", door_port=Settings().door_port)
         words = _("Another one, where that is taken by something else.")
         self.port = self.add(NumberEntry("door_port", _("Port"), words, _PORT, self.change, reset=reset))
@@ -78,7 +83,7 @@ class OtherProgramsPage(SettingsPage):
         """Show what is in force; the keys follow."""
         super().refresh()
         on = self.runtime.settings.door
-        for entry in (self.address, self.key, self.lines, self.any_model, self.own, self.port):
+        for entry in (self.address, self.key, self.lines, self.any_model, self.own, self.share, self.port):
             entry.setVisible(on)
         self.address.show_url(self.runtime.door.url)
         self._show_keys()

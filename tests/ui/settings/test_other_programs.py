@@ -34,7 +34,7 @@ async def switched_on(window: MainWindow, runtime: FakeRuntime) -> OtherPrograms
 async def test_off_there_is_only_the_switch(runtime: FakeRuntime, window: MainWindow) -> None:
     page = page_of(window)
     assert not runtime.settings.door
-    hidden = page.address, page.key, page.lines, page.any_model, page.own, page.port
+    hidden = page.address, page.key, page.lines, page.any_model, page.own, page.share, page.port
     assert not any(entry.isVisible() for entry in hidden)
     assert page.door.isVisible()
 
