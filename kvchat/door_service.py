@@ -132,12 +132,15 @@ class DoorService:
         await self._change_keys("revoke", program)
 
     async def forget(self, program: str) -> None:
-        """Forget what is known and kept of a program. Raises StoreRefused."""
+        """Forget what is known and kept of a program, and what programs share. Raises StoreRefused."""
+        from kvchat.gateway.requests import ALL_PROGRAMS
+
         self.totals.forget(program)
         if self._gateway is not None:
             self._gateway.forget(program)
         await self._save()
-        await asyncio.to_thread(self.slots.store.delete_conversation, kept_for(program))
+        for kept_with in (program, ALL_PROGRAMS):
+            await asyncio.to_thread(self.slots.store.delete_conversation, kept_for(kept_with))
 
     async def follow(self) -> None:
         """Open or shut it as the settings say; what goes wrong is told. kvchat's own commands can always come in."""
