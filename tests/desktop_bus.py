@@ -76,6 +76,7 @@ class Played:
 
     def __init__(self, bus: str, name: str, path: str, interface: str, answers: Answers) -> None:
         self.asked: list[tuple[str, tuple[Any, ...]]] = []
+        self.sender = ""  # of the last call
         self._address, self._answers = DBusAddress(path, name, interface), answers
         self._connection = open_dbus_connection(bus)
         self._connection.send_and_get_reply(message_bus.RequestName(name))
@@ -105,6 +106,7 @@ class Played:
     def _answer(self, call: Message) -> Message:
         method = call.header.fields[HeaderFields.member]
         self.asked.append((method, call.body))
+        self.sender = call.header.fields[HeaderFields.sender]
         answer = self._answers(method, call.body)
         if answer is None:
             return new_error(call, "org.freedesktop.DBus.Error.UnknownMethod")

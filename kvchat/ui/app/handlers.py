@@ -33,6 +33,7 @@ def handlers(window: MainWindow) -> dict[str, Callable[[], object]]:
         "regenerate": window.messages.regenerate_last,
         "edit": window.messages.edit_last,
         "attach": window.attachments.choose,
+        "screenshot": window.attachments.take_screenshot,
         "find": window.find_bar.begin,
         "find-next": lambda: window.find_bar.step(1),
         "find-previous": lambda: window.find_bar.step(-1),

@@ -15,7 +15,7 @@ from kvchat.chat.options import Preset
 from kvchat.runtime import Runtime
 from kvchat.ui.base.tasks import TaskRunner
 from kvchat.ui.base.theme import ZOOMS
-from kvchat.ui.chat.composer import MessageEditor
+from kvchat.ui.chat.message_field import MessageField
 from kvchat.ui.commands.palette import Palette, PaletteEntry
 from kvchat.ui.commands.shortcuts import SHORTCUTS, ShortcutSheet, install_shortcuts, shown_keys
 from kvchat.ui.controllers.chat import ChatController
@@ -34,7 +34,7 @@ class Keyboard(QObject):
         chat: ChatController,
         runner: TaskRunner,
         window: QWidget,
-        field: MessageEditor,
+        field: MessageField,
         handlers: Mapping[str, Callable[[], object]],
         senseless: Callable[[], Collection[str]],
     ) -> None:

@@ -20,9 +20,9 @@ from kvchat.ui.base.theme import Look
 from kvchat.ui.chat.chat_page import ChatPage, DocumentsLine
 from kvchat.ui.chat.composer import Composer
 from kvchat.ui.chat.context_meter import ContextMeter
+from kvchat.ui.chat.first_words import DraftWriter, FirstWords
 from kvchat.ui.chat.header import Header
 from kvchat.ui.chat.status_strip import StatusStrip
-from kvchat.ui.controllers.first_words import DraftWriter, FirstWords
 from kvchat.ui.desktop.activation import let_to_front
 from kvchat.ui.sidebar.arrangement import arranged, folders_of
 from kvchat.ui.sidebar.conversation_list import Row
@@ -114,7 +114,7 @@ class MainWindow(QMainWindow):
         from kvchat.ui.app.keyboard import Keyboard
         from kvchat.ui.app.quitting import QuitController
         from kvchat.ui.app.side_windows import SideWindows
-        from kvchat.ui.controllers.attachments import AttachmentController
+        from kvchat.ui.controllers.attachments import AttachmentIntake
         from kvchat.ui.controllers.chat import ChatController
         from kvchat.ui.controllers.context import ContextController
         from kvchat.ui.controllers.ground import GroundController
@@ -132,7 +132,10 @@ class MainWindow(QMainWindow):
         views = Views(look, self.runner, self.notices, *around, *below)
         self.chat = ChatController(runtime, views, self)
         self.messages = MessageController(runtime, views, self.chat)
-        self.attachments = AttachmentController(runtime, views, self.chat, self._chat_page)
+        notices, page = self.notices, self._chat_page
+        self.attachments = AttachmentIntake(runtime, self.composer, self.chat.drafts, self.runner, notices, page)
+        self.chat.left.connect(self.attachments.another_chat)
+        self._stop_hearing = runtime.events.subscribe(self.attachments.hear)
         self.context = ContextController(runtime, views, self.chat)
         self.ground = GroundController(runtime, views, self.chat, self)
         self.search = SearchController(runtime, views, self.chat)
@@ -169,6 +172,7 @@ class MainWindow(QMainWindow):
 
         for controller in self.findChildren(Controller):
             controller.close()
+        self._stop_hearing()
         try:
             await self.chat.drafts.keep()
         finally:

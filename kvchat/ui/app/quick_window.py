@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from PySide6.QtCore import QPoint, Qt, Signal
+from PySide6.QtCore import QEvent, QPoint, Qt, Signal
 from PySide6.QtGui import QCursor, QGuiApplication, QShowEvent
 
 from kvchat.chat import events
@@ -18,7 +18,9 @@ from kvchat.ui.base.building import button, column, row
 from kvchat.ui.base.tasks import TaskRunner
 from kvchat.ui.base.theme import Look
 from kvchat.ui.chat.composer import Composer
-from kvchat.ui.controllers.queue import QueueController
+from kvchat.ui.commands.shortcuts import SHORTCUTS, install_shortcuts
+from kvchat.ui.controllers.attachments import AttachmentIntake
+from kvchat.ui.controllers.sending import SendController
 from kvchat.ui.controllers.views import TurnState
 from kvchat.ui.desktop.activation import let_to_front, on_wayland
 from kvchat.ui.dialogs.panel import Panel
@@ -28,13 +30,6 @@ from kvchat.ui.widgets.elided import ElidedLabel
 from kvchat.words.language import _
 
 _WIDTH, _HEIGHT = 640, 480  # pixels at 100 % text; as high once something is asked
-
-
-class TextTooLong(KvchatError):
-    """Nothing is attached to a quick question."""
-
-    def __init__(self) -> None:
-        super().__init__(_("The text is too long for a quick question"), "", _("Paste it in kvchat’s main window."))
 
 
 class QuickWindow(Panel):
@@ -49,11 +44,11 @@ class QuickWindow(Panel):
         runner: TaskRunner,
         run_turn: Callable[[str, asyncio.Future[Any]], None],
         handle: Callable[[MessageRequest], None],
-        queue: QueueController,
+        sending: SendController,
     ) -> None:
         """`run_turn` follows a turn for the main window, where the chat may be opened meanwhile.
 
-        `handle` does what is asked for with a message, `queue` sends what is written during a reply.
+        `handle` does what is asked for with a message, `sending` sends what is written during a reply.
         """
         super().__init__(look, runner, _("Quick question"))
         self.setWindowFlags(
@@ -67,11 +62,13 @@ class QuickWindow(Panel):
         self._came_with = 0  # so high it came on show, in pixels
         self.follow(runtime.events.subscribe, self._hear)
         self.transcript, self.composer = Transcript(look), Composer(look)
-        self.composer.attach.hide()  # with files it is no quick question
         self.composer.editor.setPlaceholderText(_("Ask something…"))
         self.composer.sent.connect(self._send)
-        self.composer.text_given.connect(lambda text: self.tell(TextTooLong()))
-        self._show_queued = queue.serve(self.composer, lambda: self._chat, self._write_on)
+        self.attachments = AttachmentIntake(runtime, self.composer, self, runner, self.notices, self)
+        self.follow(runtime.events.subscribe, self.attachments.hear)
+        does = {"attach": self.attachments.choose, "screenshot": self.attachments.take_screenshot}
+        install_shortcuts(self, does, [shortcut for shortcut in SHORTCUTS if shortcut.action in does])
+        self._show_queued = sending.serve(self.composer, lambda: self._chat, self._write_on)
         self.composer.stop_requested.connect(self._stop)
         self.transcript.retry_requested.connect(self._retry)
         self.transcript.message_requested.connect(lambda asked: self.transcript.end_edit(asked.message.id))
@@ -95,24 +92,42 @@ class QuickWindow(Panel):
         self.bring_forward()
         self.composer.focus()
 
+    def current(self) -> str | None:
+        """Return the chat that goes on here; None: it begins with the next question."""
+        return self._chat
+
+    def attached_to(self, conversation_id: str | None) -> tuple[Attachment, ...]:
+        """Return what goes with the next question, whichever chat it is for."""
+        return self.composer.chips.attachments
+
+    def put(self, conversation_id: str | None, attachments: tuple[Attachment, ...]) -> None:
+        """Have this go with the next question."""
+        self.composer.set_attachments(attachments)
+
     def showEvent(self, event: QShowEvent) -> None:
         """What came while nobody looked is shown."""
         super().showEvent(event)
         self._show()
 
-    def _send(self, text: str, _attachments: tuple[Attachment, ...]) -> None:
-        self.run(self._ask(text))
+    def event(self, event: QEvent) -> bool:
+        """Grow with what is written and attached while nothing was asked."""
+        if event.type() == QEvent.Type.LayoutRequest and self.isVisible() and self._chat is None:
+            self._fit()
+        return super().event(event)
 
-    async def _ask(self, text: str) -> None:
+    def _send(self, text: str, attachments: tuple[Attachment, ...]) -> None:
+        self.run(self._ask(text, attachments))
+
+    async def _ask(self, text: str, attachments: tuple[Attachment, ...]) -> None:
         """Raises KvchatError; what was written is back in the field then."""
         try:
             if self._chat is None:
                 self._new = await self._runtime.chat.new_chat()
                 self._chat = self._new.id
         except KvchatError:
-            self._write_on(text, ())
+            self._write_on(text, attachments)
             raise
-        self._follow(self._runtime.chat.send(self._chat, text, new=self._new))
+        self._follow(self._runtime.chat.send(self._chat, text, attachments=attachments, new=self._new))
 
     def _write_on(self, text: str, attachments: tuple[Attachment, ...]) -> None:
         """Put these before what is being written."""
@@ -149,8 +164,8 @@ class QuickWindow(Panel):
         if self._chat is None or getattr(event, "conversation_id", None) != self._chat:
             return
         match event:
-            case events.QuestionNotStored(text=text, error=error):
-                self._write_on(text, ())
+            case events.QuestionNotStored(text=text, error=error, attachments=attachments):
+                self._write_on(text, attachments)
                 self.tell(error)
             case events.MessagesChanged():
                 self._new = None

@@ -1,88 +1,29 @@
-"""Where the user writes: Enter sends, Shift+Enter makes a line. During a reply Send is Stop, and Enter queues."""
+"""Where the user writes: Enter sends, Shift+Enter makes a line; during a reply Send queues, beside Stop."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from PySide6.QtCore import QEvent, QMetaMethod, QMimeData, QObject, QSize, Qt, Signal
-from PySide6.QtGui import QImage, QKeyEvent, QResizeEvent
-from PySide6.QtWidgets import QFrame, QPlainTextEdit, QWidget
+from PySide6.QtCore import QEvent, QMetaMethod, QObject, QSize, Qt, Signal
+from PySide6.QtWidgets import QFrame, QWidget
 
 from kvchat.ui.attachments.chips import ChipRows, short_name
 from kvchat.ui.base.building import button, column, label, row, styled, tool_button
 from kvchat.ui.base.icons import icon
 from kvchat.ui.base.theme import Look, page_font, restyle
+from kvchat.ui.chat.message_field import LONG_PASTE, MessageField
 from kvchat.ui.chat.queued import QueuedMessage
-from kvchat.words.language import _, listed
+from kvchat.words.language import _, listed, sentences
 
 if TYPE_CHECKING:
     from kvchat.chat.record.messages import Attachment
 
 _MOST_LINES = 8
-LONG_PASTE = 4000  # characters; from so many on a paste may as well be a document
-ATTACHED_FROM = 20_000  # characters; what is longer is attached unless the user wants it in the message
-# What the field can lay out at each key without holding up the window: 50,000 characters without a space took 70 ms.
-MOST_TEXT, MOST_LINE = 100_000, 8_000
-
-
-class MessageEditor(QPlainTextEdit):
-    """A plain text field that sends on Enter."""
-
-    send_pressed = Signal()
-    files_given = Signal(list)  # of paths
-    picture_given = Signal(QImage)
-    long_pasted = Signal(str)
-    too_long_pasted = Signal(str)  # and not inserted
-    up_from_empty = Signal()
-    slash_typed = Signal()  # as the first character
-    rewrapped = Signal()  # its lines are broken anew, which Qt does not tell
-
-    def canInsertFromMimeData(self, source: QMimeData) -> bool:
-        """Files and pictures are taken as well as text."""
-        return bool(local_files(source)) or source.hasImage() or super().canInsertFromMimeData(source)
-
-    def insertFromMimeData(self, source: QMimeData) -> None:
-        """Pasted or dropped: files are attached, text is inserted, and a long one may be attached instead."""
-        files = local_files(source)
-        if files:
-            self.files_given.emit(files)
-        elif source.hasImage() and not source.hasText():
-            self.picture_given.emit(QImage(source.imageData()))
-        elif len(text := source.text()) > ATTACHED_FROM or not self.holds(text):
-            self.too_long_pasted.emit(text)
-        else:
-            super().insertFromMimeData(source)
-            if len(text) >= LONG_PASTE:
-                self.long_pasted.emit(text)
-
-    def holds(self, more: str) -> bool:
-        """True if there is room for so much more text at the cursor."""
-        line = self.textCursor().block().length()
-        return self.document().characterCount() + len(more) <= MOST_TEXT and line + _longest_line(more) <= MOST_LINE
-
-    def resizeEvent(self, event: QResizeEvent) -> None:
-        """In another width a text has another number of lines."""
-        super().resizeEvent(event)
-        if event.size().width() != event.oldSize().width():
-            self.rewrapped.emit()
-
-    def keyPressEvent(self, event: QKeyEvent) -> None:
-        """Enter sends; with Shift (or Alt) it is a new line. Up in an empty field goes back to the last question."""
-        enter = event.key() in (Qt.Key.Key_Return, Qt.Key.Key_Enter)
-        if enter and not event.modifiers() & (Qt.KeyboardModifier.ShiftModifier | Qt.KeyboardModifier.AltModifier):
-            self.send_pressed.emit()
-        elif event.key() == Qt.Key.Key_Up and self.document().isEmpty():
-            self.up_from_empty.emit()
-        else:
-            super().keyPressEvent(event)
-            if event.text() == "/" and self.document().characterCount() == 2:  # with the paragraph's end
-                self.slash_typed.emit()
 
 
 class Composer(QWidget):
-    """The message being written, and the button beside it."""
+    """The message being written, and the buttons beside it."""
 
     sent = Signal(str, tuple)  # the words, and what is attached
     held = Signal(str)  # they were sent while kvchat starts
@@ -96,7 +37,7 @@ class Composer(QWidget):
         self._look = look
         self._busy = False
         self._refusal = ""  # why nothing can be sent now
-        self.editor = MessageEditor(placeholderText=_("Message…"), tabChangesFocus=True)
+        self.editor = MessageField(placeholderText=_("Message…"), tabChangesFocus=True)
         self.editor.setAccessibleName(_("Message"))
         self.editor.setVerticalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self.editor.send_pressed.connect(self._send)
@@ -105,8 +46,11 @@ class Composer(QWidget):
         self.editor.rewrapped.connect(self._fit)
         self.editor.installEventFilter(self)
         self.button = button("", self._pressed, "send")
+        tip = _("Send after this reply (Enter)")
+        self.after_reply = button("", self._send, "send", name=_("Send after this reply"), tip=tip)
         tip = _("Attach text, code, PDF files or pictures (Ctrl+O); you can also drop or paste them")
         self.attach = tool_button(_("Attach files"), tip=tip)
+        self.screenshot = tool_button(_("Attach a screenshot"), tip=_("Attach a screenshot (Ctrl+Shift+S)"))
         self.chips = ChipRows(look)
         self.chips.changed.connect(self._chips_changed)
         self.offer = button(_("Attach the pasted text as a file instead"), self._attach_paste, "link")
@@ -115,16 +59,18 @@ class Composer(QWidget):
         self._unclaimed: list[str] = []  # texts to be attached, as long as nobody attaches any
         self.reading = label(kind="small")
         self._reading: tuple[str, ...] = ()
-        self._send_when_read = self._send_when_idle = False
+        self._send_when_read = False
         self._starting, self._held = False, False
         self.editor.long_pasted.connect(self._offer)
         self.editor.too_long_pasted.connect(self._attach_text)
         self.waiting = QueuedMessage()
         self._frame = styled(QFrame(), "composer")
-        for widget in (self.chips, self.reading, self.offer, self.as_text):
+        for widget in (self.chips, self.reading, self.offer, self.as_text, self.after_reply):
             widget.hide()
         middle, bottom = Qt.AlignmentFlag.AlignVCenter, Qt.AlignmentFlag.AlignBottom
-        line = row((self.attach, 0, bottom), (self.editor, 1, middle), (self.button, 0, bottom), spacing=8)
+        pictures = row((self.attach, 0, bottom), (self.screenshot, 0, bottom), spacing=0)
+        buttons = (self.after_reply, 0, bottom), (self.button, 0, bottom)
+        line = row(pictures, (self.editor, 1, middle), *buttons, spacing=8)
         left = Qt.AlignmentFlag.AlignLeft
         above = self.chips, self.reading, (self.offer, 0, left), (self.as_text, 0, left)
         column(*above, line, on=self._frame, spacing=4, margins=(8, 6, 8, 6))
@@ -154,8 +100,8 @@ class Composer(QWidget):
             self._send()
 
     def hold(self) -> None:
-        """Do not send by itself what waits for a file, or for a reply."""
-        self._send_when_read = self._send_when_idle = False
+        """Do not send by itself what waits for a file."""
+        self._send_when_read = False
         self._say_reading()
 
     def set_starting(self, starting: bool) -> None:
@@ -163,20 +109,11 @@ class Composer(QWidget):
         self._starting, self._held = starting, False
         self._say_reading()
 
-    def send_after_reply(self, text: str) -> None:
-        """Send this by itself when the reply that runs has ended, unless it is changed."""
-        self.set_draft(text)
-        self._send_when_idle = True
-        self._say_reading()
-
     def set_busy(self, busy: bool) -> None:
-        """Whether a reply runs in this conversation: then the button stops it."""
-        ended, self._busy = self._busy and not busy, busy
+        """Tell whether a reply runs in this conversation: then the button stops it."""
+        self._busy = busy
         self.waiting.set_waiting(busy)
         self._show_button()
-        if ended and self._send_when_idle:
-            self.hold()
-            self._send()
 
     def refuse(self, why: str) -> None:
         """Let nothing be sent, and say why; empty allows it again."""
@@ -233,12 +170,11 @@ class Composer(QWidget):
     def _say_reading(self) -> None:
         words = ""
         if names := listed(map(short_name, self._reading)):
-            then = _("Your message is sent when that is done.") if self._send_when_read else _("Send waits for that.")
-            words = _("Reading {names}… {then}", names=names, then=then)
+            words = _("Reading {names}…", names=names)
+            if self._send_when_read:
+                words = sentences(words, _("Your message will be sent afterwards."))
         elif self._held:
-            words = _("Your message is sent when kvchat has started.")
-        elif self._send_when_idle:
-            words = _("Your message is sent when the reply has ended.")
+            words = _("Your message will be sent once kvchat has started.")
         self.reading.setText(words)
         self.reading.setVisible(bool(words))
 
@@ -288,8 +224,12 @@ class Composer(QWidget):
 
     def _show_button(self) -> None:
         theme = self._look.theme
-        can_send = bool(self.draft.strip() or self.chips.attachments) and not self._refusal
+        written = bool(self.draft.strip() or self.chips.attachments)
+        can_send = written and not self._refusal
         self.attach.setIcon(icon("paperclip", theme.muted))
+        self.screenshot.setIcon(icon("camera", theme.muted))
+        self.after_reply.setVisible(self._busy and written)
+        self.after_reply.setIcon(icon("arrow-up", theme.on_accent))
         self.button.setEnabled(self._busy or can_send)
         if self._busy:
             self.button.setIcon(icon("stop", theme.on_accent))
@@ -302,7 +242,7 @@ class Composer(QWidget):
     def _restyle(self) -> None:
         font = page_font(self._look.type.family, self._look.type.body)
         self.editor.setFont(font)
-        for one, side in ((self.button, 20), (self.attach, 18)):
+        for one, side in ((self.button, 20), (self.after_reply, 20), (self.attach, 18), (self.screenshot, 18)):
             one.setFixedSize(QSize(1, 1) * 2 * self._look.px(16))
             one.setIconSize(QSize(1, 1) * self._look.px(side))
         self.editor.viewport().setFont(font)  # the placeholder is drawn in it
@@ -317,18 +257,3 @@ class Composer(QWidget):
         self.editor.setVerticalScrollBarPolicy(policy)
         margins = round(2 * self.editor.document().documentMargin())
         self.editor.setFixedHeight(lines * line + margins + 1)
-
-
-def fits_composer(text: str) -> bool:
-    """True if the field can hold all of it."""
-    return len(text) < MOST_TEXT and _longest_line(text) < MOST_LINE
-
-
-def _longest_line(text: str) -> int:
-    """Its length. Only a text of at most `MOST_TEXT` characters is looked at; a longer one is too long anyway."""
-    return max(map(len, text.splitlines()), default=0) if len(text) <= MOST_TEXT else len(text)
-
-
-def local_files(data: QMimeData) -> list[Path]:
-    """The files on this computer that are dragged or pasted."""
-    return [Path(url.toLocalFile()) for url in data.urls() if url.isLocalFile()]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -61,6 +61,9 @@ SHORTCUTS = (
     ),
     Shortcut(
         "attach", N_("Attach files…"), _MESSAGES, ("Ctrl+O",), also=N_("upload picture image pdf document add open")
+    ),
+    Shortcut(
+        "screenshot", N_("Attach a screenshot"), _MESSAGES, ("Ctrl+Shift+S",), also=N_("capture screen region picture")
     ),
     Shortcut("larger", N_("Larger text"), _VIEW, ("Ctrl++", "Ctrl+="), also=N_("font size zoom in bigger")),
     Shortcut("smaller", N_("Smaller text"), _VIEW, ("Ctrl+-",), also=N_("font size zoom out")),
@@ -159,10 +162,12 @@ def shown_keys(shortcut: Shortcut) -> str:
     return QKeySequence(shortcut.keys[0]).toString(QKeySequence.SequenceFormat.NativeText)
 
 
-def install_shortcuts(window: QWidget, handlers: Mapping[str, Callable[[], object]]) -> dict[str, QAction]:
-    """Give `window` an action for each entry of the table that is not a field's own; each must have a handler."""
+def install_shortcuts(
+    window: QWidget, handlers: Mapping[str, Callable[[], object]], table: Iterable[Shortcut] = SHORTCUTS
+) -> dict[str, QAction]:
+    """Give `window` an action for each entry of `table` that is not a field's own; each must have a handler."""
     actions: dict[str, QAction] = {}
-    for shortcut in SHORTCUTS:
+    for shortcut in table:
         if not shortcut.own:
             continue
         action = QAction(_(shortcut.words), window)

@@ -9,10 +9,10 @@ import asyncio
 import re
 from collections.abc import Awaitable, Coroutine, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from PySide6.QtCore import QEvent, QObject
-from PySide6.QtGui import QDragEnterEvent, QDropEvent
+from PySide6.QtGui import QDragEnterEvent, QDropEvent, QImage
 from PySide6.QtWidgets import QFileDialog, QLineEdit, QWidget
 
 from kvchat.chat.events import EngineChanged, Event
@@ -22,32 +22,49 @@ from kvchat.chat.record.messages import Attachment
 from kvchat.errors import KvchatError
 from kvchat.runtime import Runtime
 from kvchat.ui.attachments.pictures import of_image, prepared
+from kvchat.ui.attachments.screenshot import take_screenshot
 from kvchat.ui.base.file_dialog import file_dialog
-from kvchat.ui.chat.composer import local_files
-from kvchat.ui.controllers.chat import ChatController
-from kvchat.ui.controllers.controller import Controller
+from kvchat.ui.base.tasks import TaskRunner
+from kvchat.ui.chat.composer import Composer
+from kvchat.ui.chat.message_field import local_files
 from kvchat.ui.controllers.drafts import PASTED
-from kvchat.ui.controllers.views import Views
+from kvchat.ui.dialogs.notices import Notices
 from kvchat.words.language import N_, _
 
-PASTED_PICTURE = N_("Pasted picture.png")
+PASTED_PICTURE, SCREENSHOT = N_("Pasted picture.png"), N_("Screenshot.png")
 
 
-class AttachmentController(Controller):
-    """Takes files in for the message being written; `page` takes drops as the composer does."""
+class Drafts(Protocol):
+    """What is attached to the messages that are being written, by conversation id; None: where none has begun."""
 
-    def __init__(self, runtime: Runtime, views: Views, chat: ChatController, page: QWidget) -> None:
-        super().__init__(runtime, views, chat)
-        self._chat, self._composer = chat, views.composer
+    def current(self) -> str | None:
+        """Return the conversation whose message is in the composer."""
+
+    def attached_to(self, conversation_id: str | None) -> tuple[Attachment, ...]:
+        """Return what is attached there."""
+
+    def put(self, conversation_id: str | None, attachments: tuple[Attachment, ...]) -> None:
+        """Attach this there, and show it."""
+
+
+class AttachmentIntake(QObject):
+    """Takes files, pictures, long texts and screenshots in for a composer; `page` takes drops as the composer does.
+
+    Its owner has `hear` told of events.
+    """
+
+    def __init__(
+        self, runtime: Runtime, composer: Composer, drafts: Drafts, runner: TaskRunner, notices: Notices, page: QWidget
+    ) -> None:
+        super().__init__(page)
+        self._runtime, self._composer, self._drafts = runtime, composer, drafts
+        self._runner, self._notices = runner, notices
         self._reading: list[tuple[str | None, str]] = []  # in which chat, and the name of what is being read
         self._refused: list[tuple[str | None, KvchatError]] = []  # told as long as that chat is open
-        chat.left.connect(self._another_chat)
-        composer = views.composer
         composer.attach.clicked.connect(self.choose)
+        composer.screenshot.clicked.connect(self.take_screenshot)
         composer.editor.files_given.connect(self.take)
-        composer.editor.picture_given.connect(
-            lambda image: self._begin(name := _(PASTED_PICTURE), asyncio.to_thread(of_image, name, image))
-        )
+        composer.editor.picture_given.connect(lambda image: self._take_image(_(PASTED_PICTURE), image))
         composer.text_given.connect(
             lambda text: self._begin(name := _(PASTED), asyncio.to_thread(document_of_text, name, text))
         )
@@ -66,6 +83,19 @@ class AttachmentController(Controller):
         dialog.filesSelected.connect(lambda names: self._take_chosen(dialog, names))
         dialog.finished.connect(lambda: self._composer.focus())
         dialog.open()
+
+    def take_screenshot(self) -> None:
+        """Let the user choose a part of the screen."""
+        self._runner.start(self._screenshot(self._drafts.current()), self._notices.show_error)
+
+    async def _screenshot(self, where: str | None) -> None:
+        await self._runtime.chat.context.check_vision(where)
+        if (image := await take_screenshot(self._composer.window())) is not None:
+            self._take_image(_(SCREENSHOT), image)
+        self._composer.focus()
+
+    def _take_image(self, name: str, image: QImage) -> None:
+        self._begin(name, asyncio.to_thread(of_image, name, image))
 
     def _take_chosen(self, dialog: QFileDialog, told: Sequence[str]) -> None:
         field, folder = dialog.findChild(QLineEdit), Path(dialog.directory().path())
@@ -88,7 +118,7 @@ class AttachmentController(Controller):
         return super().eventFilter(watched, event)
 
     def _begin(self, name: str, reading: Coroutine[Any, Any, Attachment]) -> None:
-        where = self._chat.current
+        where = self._drafts.current()
         self._reading.append((where, name))
         self._show_reading()
         self._runner.start(self._attach(where, name, reading), lambda error: self._refuse(where, error))
@@ -102,12 +132,11 @@ class AttachmentController(Controller):
             attachment = await reading
             if attachment.data:
                 await self._runtime.chat.context.check_vision(where)  # a chat may have a model of its own
-            there = self._chat.drafts.attached_to(where)
+            there = self._drafts.attached_to(where)
             if not any((other.name, other.hash) == (attachment.name, attachment.hash) for other in there):
-                self._chat.drafts.attach(where, (*there, attachment))
-                self._chat.drafts.show()
+                self._drafts.put(where, (*there, attachment))
         except BaseException:
-            if where == self._chat.current:
+            if where == self._drafts.current():
                 self._composer.hold()
             raise
         finally:
@@ -116,22 +145,22 @@ class AttachmentController(Controller):
 
     def _refuse(self, where: str | None, error: KvchatError) -> None:
         self._refused.append((where, error))
-        if where == self._chat.current:
-            self._views.notices.show_error(error)
+        if where == self._drafts.current():
+            self._notices.show_error(error)
 
-    def _another_chat(self, before: str | None) -> None:
-        """What was refused in one chat is told there alone."""
+    def another_chat(self, before: str | None) -> None:
+        """Take back what was told of another chat's attachments: what was refused in one chat is told there alone."""
         for where, error in self._refused:
             if where == before:
-                self._views.notices.take_back(error)
-            elif where == self._chat.current:
-                self._views.notices.show_error(error)
+                self._notices.take_back(error)
+            elif where == self._drafts.current():
+                self._notices.show_error(error)
         self._refused = [one for one in self._refused if one[0] != before]
         self._composer.hold()
         self._show_reading()
 
     def _show_reading(self) -> None:
-        self._composer.show_reading([name for where, name in self._reading if where == self._chat.current])
+        self._composer.show_reading([name for where, name in self._reading if where == self._drafts.current()])
 
     def _count_again(self) -> None:
         self._runner.start(self._count(), lambda error: None)  # the engine went: its own card says so
@@ -142,7 +171,8 @@ class AttachmentController(Controller):
             if chip in self._composer.chips.chips:
                 chip.show_tokens(tokens, counted=counted)
 
-    def _hear(self, event: Event) -> None:
+    def hear(self, event: Event) -> None:
+        """Count again with another model."""
         if isinstance(event, EngineChanged) and self._composer.chips.chips:
             self._count_again()
 

@@ -4,35 +4,26 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from PySide6.QtCore import QObject, Signal
 
 from kvchat.chat import events
 from kvchat.chat.record.drafts import NOT_BEGUN
-from kvchat.chat.record.messages import Attachment
 from kvchat.errors import KvchatError
 from kvchat.runtime import Runtime
 from kvchat.session.events import Restored, Saved
+from kvchat.ui.chat.first_words import PAUSE, FirstWords
 from kvchat.ui.chat.turn_story import waiting_words
 from kvchat.ui.controllers.controller import Controller
 from kvchat.ui.controllers.drafts import DraftController
-from kvchat.ui.controllers.first_words import PAUSE, FirstWords
-from kvchat.ui.controllers.queue import QueueController
+from kvchat.ui.controllers.sending import Page, SendController
 from kvchat.ui.controllers.sidebar import SidebarController
 from kvchat.ui.controllers.views import TurnState, Views
 from kvchat.ui.dialogs.confirm import confirm
 from kvchat.words.language import _
 
 MOST_TURNS = 20  # that are over and remembered all the same, for who comes back to them
-
-
-@dataclass(eq=False)
-class _Page:
-    """What the user writes on: an open conversation, or one that begins with the first message sent from here."""
-
-    conversation_id: str | None = None
 
 
 class ChatController(Controller):
@@ -44,22 +35,19 @@ class ChatController(Controller):
 
     def __init__(self, runtime: Runtime, views: Views, parent: QObject) -> None:
         super().__init__(runtime, views, parent)
-        self._page = _Page()
+        self._page = Page()
         self.conversations = SidebarController(runtime, views, lambda: self.current, self)
         self.drafts = DraftController(runtime, views, lambda: self.current, self)
         self._loading = False  # the messages are on their way from disk: do not flash the empty page
         self._opening: asyncio.Task[Any] | None = None  # reads the messages of the conversation opened last
         self._turns: dict[str, TurnState] = {}
-        self._new: set[str] = set()  # ids of chats that are put on disk with their first message, which is under way
-        self._sent: dict[str, list[str]] = {}  # by conversation: the drafts whose words are on their way there
         self._had_model = runtime.model.path
-        self._beginning = asyncio.Lock()  # two messages sent at once from the empty page begin one conversation
-        self.queue = QueueController(runtime, views, self.drafts, self.run_turn, self._on_its_way)
-        self._show_queued = self.queue.serve(views.composer, lambda: self.current, self._edit_queued)
+        self.sending = SendController(runtime, views, self.drafts, lambda: self._page, self.run_turn, self)
+        self.sending.begun.connect(lambda: self.left.emit(None))
+        self.sending.withdrawn.connect(self._show_all)
         self.conversations.shown.connect(self._show_header)
         views.sidebar.selected.connect(self.open)
         views.sidebar.rested_on.connect(runtime.chat.rest_on)
-        views.composer.sent.connect(self.send)
         views.composer.stop_requested.connect(self.stop)
         for changed in (views.composer.editor.textChanged, views.composer.chips.changed):
             changed.connect(self._prepare)
@@ -86,23 +74,20 @@ class ChatController(Controller):
 
     def _take_over(self, first: FirstWords) -> bool:
         """Send what was sent while kvchat started, and show what was written. Returns whether there is anything."""
-        composer, typed = self._views.composer, bool(self._views.composer.draft)
+        typed = bool(self._views.composer.draft)
         if not first.shown:
             first.show(NOT_BEGUN, {NOT_BEGUN: self.drafts.of(None)})
-        composer.set_starting(False)
-        written, page = first.drafts, first.page
-        for where in {where for where, _text in first.sent[1:]}:
-            later = first.sent_from(where)[where == first.sent[0][0] :]
-            written[where] = PAUSE.join(filter(None, (*later, written.get(where, ""))))
-        for where, text in written.items():
-            self.drafts.set(where, text)
-        if first.sent:
-            from_page, text = first.sent[0]
-            self.open(from_page or None)
-            if first.sent_from(from_page)[1:]:
-                composer.send_after_reply(composer.draft)
-            self.send(text)
-        if not first.sent or page != first.sent[0][0]:
+        self._views.composer.set_starting(False)
+        page, answered = first.page, first.sent[0][0] if first.sent else None  # only one chat is answered first
+        for where in first.drafts.keys() | {where for where, _text in first.sent}:
+            not_answered = first.sent_from(where) if where != answered else ()
+            self.drafts.set(where, PAUSE.join(filter(None, (*not_answered, first.drafts.get(where, "")))))
+        if answered is not None:
+            text, *later = first.sent_from(answered)
+            self.open(answered or None)
+            self.sending.queue(answered, PAUSE.join(later))
+            self.sending.send(text)
+        if page != answered:
             self.open(page or None)
         return bool(first.sent) or typed
 
@@ -110,11 +95,11 @@ class ChatController(Controller):
         """Show another conversation, or with None an empty page for a new one."""
         if conversation_id == self.current and self._views.transcript.messages:
             return
-        before, self._page = self.current, _Page(conversation_id)
+        before, self._page = self.current, Page(conversation_id)
         self._turn_of().leave_past()
         self._loading = conversation_id is not None
         self.drafts.show()
-        self._show_queued()
+        self.sending.show_queued()
         self._views.transcript.show_conversation([])
         self._views.sidebar.show_selected(conversation_id)
         if conversation_id is not None:
@@ -123,11 +108,6 @@ class ChatController(Controller):
         self._show_all()
         if before != conversation_id:
             self.left.emit(before)
-
-    def send(self, text: str, attachments: tuple[Attachment, ...] = ()) -> None:
-        """Send what was written, and what goes with it; on the empty page this begins a conversation."""
-        self.drafts.sending(self.current)
-        self._runner.start(self._send(text, attachments, self._page, self.current or NOT_BEGUN))
 
     async def open_at(self, conversation_id: str, message_id: str) -> None:
         """Show a conversation with this message in sight, going to its branch if need be. Raises StillAnswering."""
@@ -189,45 +169,6 @@ class ChatController(Controller):
         """Why the open conversation's last turn failed, if it did."""
         return self._turn_of().failure
 
-    async def _send(self, text: str, attachments: tuple[Attachment, ...], page: _Page, written_on: str) -> None:
-        """`page` is where Enter was pressed, whichever is open by now."""
-        chat, new, drafts = self._runtime.chat, None, [written_on]
-        async with self._beginning:
-            if page.conversation_id is None:
-                try:
-                    new = await chat.new_chat()
-                except KvchatError as error:
-                    self._give_back(NOT_BEGUN, text, attachments, error)
-                    self.drafts.sent(written_on)
-                    return
-                page.conversation_id = new.id
-                self._new.add(new.id)
-                self.drafts.sending(new.id)
-                drafts.append(new.id)
-                if page is self._page:
-                    self.drafts.move(NOT_BEGUN, new.id)
-                    self.left.emit(None)
-        if page is self._page:
-            self._views.transcript.scroll_to_end()
-        self._on_its_way(page.conversation_id, *drafts)
-        left = self.drafts.left(*drafts)
-        send = chat.send(page.conversation_id, text, attachments=attachments, new=new, drafts=left)
-        self.run_turn(page.conversation_id, send)
-
-    def _on_its_way(self, conversation_id: str, *drafts: str) -> None:
-        self._sent.setdefault(conversation_id, []).extend(drafts)
-
-    def _edit_queued(self, text: str, attachments: tuple[Attachment, ...]) -> None:
-        """Go on writing what waited to be sent, before what is being written."""
-        self._put_before(self.current or NOT_BEGUN, text, attachments)
-        self._views.composer.focus()
-
-    def _arrived(self, conversation_id: str) -> None:
-        """The words that were sent there are on disk, or back."""
-        self._new.discard(conversation_id)
-        for draft in self._sent.pop(conversation_id, ()):
-            self.drafts.sent(draft)
-
     def run_turn(self, conversation_id: str, task: asyncio.Future[Any]) -> None:
         """Follow what makes a reply there, from here to its end."""
         turn = self._turn_of(conversation_id)
@@ -237,7 +178,7 @@ class ChatController(Controller):
         self._show_turn()
 
     def _turn_over(self, conversation_id: str) -> None:
-        self._arrived(conversation_id)
+        self.sending.arrived(conversation_id)
         self._turn_of(conversation_id).end()
         self.conversations.reload_soon()  # nobody answers there any more, and a refusal brings no other news
         if conversation_id == self.current:
@@ -260,44 +201,18 @@ class ChatController(Controller):
             case events.SettingsChanged():
                 self._views.look.follow(self._runtime.settings)
             case events.MessagesChanged(conversation_id=id):
-                self._arrived(id)
                 if id == self.current:
                     self._runner.start(self._reload_messages(id))
             case events.ConversationsChanged() | events.Absorbed():
                 self.conversations.reload_soon()
-            case events.QuestionNotStored(conversation_id=id, text=text, error=error, attachments=attachments):
-                self._give_back(id, text, attachments, error)
-                self._arrived(id)
             case events.Notice(title=title, detail=detail, conversation_id=id):
                 if id not in ("", self.current):
                     detail = _("In “{title}”: {detail}", title=self.conversations.title(id), detail=detail)
                 self._views.notices.tell(title, detail)
-            case events.LibraryChanged():
-                pass  # its window hears that itself
+            case events.LibraryChanged() | events.QuestionNotStored():
+                pass  # who cares for that hears it
             case _:
                 self._hear_turn(event)
-
-    def _give_back(
-        self, conversation_id: str, text: str, attachments: tuple[Attachment, ...], error: KvchatError
-    ) -> None:
-        """The words were not stored: they return to the composer, or to the draft they came from."""
-        if conversation_id in self._new:  # nor was their chat
-            later, files = self.queue.take(conversation_id)
-            text, attachments = PAUSE.join(filter(None, (text, later))), (*attachments, *files)
-            if self.current == conversation_id:
-                self._page.conversation_id = None
-                self.drafts.move(conversation_id, NOT_BEGUN)
-                self._show_all()
-            conversation_id = NOT_BEGUN
-        self._put_before(conversation_id, text, attachments)
-        self._views.notices.show_error(error)
-
-    def _put_before(self, conversation_id: str, text: str, attachments: tuple[Attachment, ...]) -> None:
-        """Put these at the beginning of a chat's draft."""
-        draft = "\n".join(part for part in (text, self.drafts.of(conversation_id)) if part)
-        self.drafts.set(conversation_id, draft)
-        self.drafts.attach(conversation_id, (*attachments, *self.drafts.attached_to(conversation_id)))
-        self.drafts.show()
 
     def _hear_turn(self, event: events.TurnEvent) -> None:
         id = event.conversation_id

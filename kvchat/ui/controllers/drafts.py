@@ -14,7 +14,7 @@ from kvchat.chat.record.drafts import NOT_BEGUN, Draft
 from kvchat.chat.record.messages import Attachment
 from kvchat.errors import KvchatError
 from kvchat.runtime import Runtime
-from kvchat.ui.chat.composer import fits_composer
+from kvchat.ui.chat.message_field import fits_field
 from kvchat.ui.controllers.controller import Controller
 from kvchat.ui.controllers.views import Views
 from kvchat.words.language import N_, _
@@ -31,7 +31,7 @@ class DraftController(Controller):
 
     def __init__(self, runtime: Runtime, views: Views, current: Callable[[], str | None], parent: QObject) -> None:
         super().__init__(runtime, views, parent)
-        self._drafts, self._composer, self._current = runtime.chat.drafts, views.composer, current
+        self._drafts, self._composer, self.current = runtime.chat.drafts, views.composer, current
         self._texts: dict[str, str] = {}
         self._attached: dict[str, tuple[Attachment, ...]] = {}
         self._unkept: dict[str, str] = {}
@@ -44,9 +44,9 @@ class DraftController(Controller):
     async def load(self) -> None:
         """Read what was left the last time; from then on what is written is a draft. Raises StorageFailed."""
         self._texts, self._attached = await self._drafts.all(), await self._drafts.attached()
-        for key in [key for key, text in self._texts.items() if not fits_composer(text)]:
+        for key in [key for key, text in self._texts.items() if not fits_field(text)]:
             await self._attach_text(key)
-        composer, current = self._composer, self._current
+        composer, current = self._composer, self.current
         composer.editor.textChanged.connect(lambda: self.set(current(), composer.draft))
         composer.chips.changed.connect(lambda: self.attach(current(), composer.chips.attachments))
 
@@ -80,6 +80,11 @@ class DraftController(Controller):
             self._attached[key] = self._unkept_attached[key] = attachments
             self._pause.start()
 
+    def put(self, conversation_id: str | None, attachments: tuple[Attachment, ...]) -> None:
+        """Change what waits with a draft, and show it where that is open."""
+        self.attach(conversation_id, attachments)
+        self.show()
+
     def sending(self, conversation_id: str | None) -> None:
         """What this draft said was sent: it stays on disk until `sent` says that the words are in the chat."""
         self._sending[conversation_id or NOT_BEGUN] += 1
@@ -87,6 +92,12 @@ class DraftController(Controller):
     def left(self, *conversation_ids: str) -> tuple[Draft, ...]:
         """Return these drafts as they are now."""
         return tuple(Draft(id, self.of(id), self.attached_to(id)) for id in conversation_ids)
+
+    def put_before(self, conversation_id: str | None, text: str, attachments: tuple[Attachment, ...]) -> None:
+        """Put these at the beginning of a draft."""
+        self.set(conversation_id, "\n".join(filter(None, (text, self.of(conversation_id)))))
+        self.attach(conversation_id, (*attachments, *self.attached_to(conversation_id)))
+        self.show()
 
     def move(self, source: str, target: str) -> None:
         """Move a draft from one conversation to another."""
@@ -102,7 +113,7 @@ class DraftController(Controller):
 
     def show(self) -> None:
         """Put the open conversation's draft into the composer."""
-        current = self._current()
+        current = self.current()
         if self._composer.draft != self.of(current):
             self._composer.set_draft(self.of(current))
         if self._composer.chips.attachments != self.attached_to(current):

@@ -226,7 +226,7 @@ async def test_the_palette_offers_only_what_does_something_now(furnished: FakeRu
     await until(lambda: len(window.transcript.views) == 2, "the messages")
     assert not {"Stop the reply", "Undo what was deleted", "Theme like the system"} & offered()
     assert {"Make another reply", "Edit my last message", "Rename this chat"} <= offered()
-    window.chat.send("And now?")
+    window.chat.sending.send("And now?")
     await until(lambda: furnished.chat.is_answering(chat))
     assert "Stop the reply" in offered()
     assert not {"Make another reply", "Edit my last message"} & offered()

@@ -25,7 +25,7 @@ from kvchat.chat.events import (
     WaitingForChat,
 )
 from kvchat.chat.record.database_file import StorageFailed
-from kvchat.chat.record.messages import MessageState, Role
+from kvchat.chat.record.messages import QUEUE, MessageState, Role
 from kvchat.engine.speaking.connection import EngineState
 from kvchat.engine.speaking.errors import EngineError, EngineFailure, FailureKind
 from kvchat.errors import KvchatError
@@ -176,8 +176,8 @@ async def test_first_message_begins_a_conversation(runtime: FakeRuntime, window:
 
 
 async def test_two_messages_at_once_begin_one_conversation(runtime: FakeRuntime, window: MainWindow) -> None:
-    window.chat.send("one")
-    window.chat.send("two")
+    window.chat.sending.send("one")
+    window.chat.sending.send("two")
     await until(lambda: len([call for call in runtime.chat.calls if call[0] == "send"]) == 2)
     assert len(runtime.chat.by_id) == 1
 
@@ -214,7 +214,7 @@ async def test_a_sent_draft_does_not_come_back(runtime: FakeRuntime, window: Mai
 
 
 async def test_streaming_then_stop(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
-    window.chat.send("go on")
+    window.chat.sending.send("go on")
     await until(lambda: furnished.chat.busy == "thesis")
     assert window.composer.button.accessibleName() == "Stop"
     furnished.events.publish(Prefilling("thesis", 100, 400, 0))
@@ -230,14 +230,14 @@ async def test_streaming_then_stop(furnished: FakeRuntime, window: MainWindow, q
 
 
 async def test_escape_stops(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
-    window.chat.send("go on")
+    window.chat.sending.send("go on")
     await until(lambda: furnished.chat.busy == "thesis")
     qtbot.keyClick(window.composer.editor, Qt.Key.Key_Escape)
     await until(lambda: furnished.chat.busy is None)
 
 
 async def test_enter_during_a_reply_sends_nothing_yet(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
-    window.chat.send("go on")
+    window.chat.sending.send("go on")
     await until(lambda: furnished.chat.busy == "thesis")
     qtbot.keyClicks(window.composer.editor, "next")
     qtbot.keyClick(window.composer.editor, Qt.Key.Key_Return)
@@ -246,7 +246,7 @@ async def test_enter_during_a_reply_sends_nothing_yet(furnished: FakeRuntime, wi
 
 
 async def test_a_reply_goes_on_while_another_conversation_is_read(furnished: FakeRuntime, window: MainWindow) -> None:
-    window.chat.send("go on")
+    window.chat.sending.send("go on")
     await until(lambda: furnished.chat.busy == "thesis")
     furnished.chat.say("thesis", "first half, ")
     window.chat.open("jeju")
@@ -392,7 +392,7 @@ async def test_only_chats_in_sight_are_asked_how_long_they_would_take(
 
 
 async def test_a_failed_turn_offers_to_try_again(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
-    window.chat.send("go on")
+    window.chat.sending.send("go on")
     await until(lambda: furnished.chat.busy == "thesis")
     furnished.events.publish(TurnFailed("thesis", KvchatError("Out of memory", "3.2 GB short.", "Close something.")))
     furnished.chat.finish("thesis", None)
@@ -731,7 +731,7 @@ async def test_quitting_in_the_middle_of_something_asks(
     heard: list[bool] = []
     window.quit_requested.connect(lambda: heard.append(True))
     leave = window.close if way == "close" else window.keyboard.actions["quit"].trigger
-    window.chat.send("go on")
+    window.chat.sending.send("go on")
     await until(lambda: furnished.chat.busy == "thesis")
     window.transfer.going_on.append("Importing…")
     order = Order("a/b", "c", HubFile("m", "", (HubPart("m.gguf", 10, "0" * 64),)))
@@ -773,7 +773,7 @@ async def test_no_void_below_a_card_with_wrapped_words(furnished: FakeRuntime, w
 
 async def test_stop_before_the_first_word_ends_what_the_strip_tells(furnished: FakeRuntime, window: MainWindow) -> None:
     await settled(window, furnished)
-    window.chat.send("What about chapter 4?")
+    window.chat.sending.send("What about chapter 4?")
     await until(lambda: furnished.chat.is_answering("thesis"), "the turn")
     furnished.events.publish(Prefilling("thesis", 0, 559, 0))
     assert window.strip.progress.isVisible()
@@ -785,7 +785,7 @@ async def test_stop_before_the_first_word_ends_what_the_strip_tells(furnished: F
 async def test_a_chat_that_waits_says_for_which_and_can_go_first(furnished: FakeRuntime, window: MainWindow) -> None:
     await settled(window, furnished)
     furnished.chat.ahead = "jeju"
-    window.chat.send("What about chapter 4?")
+    window.chat.sending.send("What about chapter 4?")
     await until(lambda: furnished.chat.is_answering("thesis"), "the turn")
     furnished.events.publish(WaitingForChat("thesis", "jeju"))
     pending, first = window.transcript.tail.pending, window.transcript.tail.first
@@ -844,18 +844,19 @@ async def test_what_is_sent_in_the_first_picture_is_sent_one_reply_after_the_oth
         qtbot.keyClicks(window.composer.editor, words)
         qtbot.keyClick(window.composer.editor, Qt.Key.Key_Return)
         assert window.composer.draft == ""
-    assert window.composer.reading.text() == "Your message is sent when kvchat has started."
+    assert window.composer.reading.text() == "Your message will be sent once kvchat has started."
     window.show_first(await furnished.chat.conversations(), {})
     qtbot.keyClicks(window.composer.editor, "three")
     window.join(furnished)
     await window.start()
     await until(lambda: ("send", chat, "one") in furnished.chat.calls)
-    assert window.composer.draft == "two\n\nthree"
-    assert window.composer.reading.text() == "Your message is sent when the reply has ended."
-    assert furnished.chat.drafts.kept[chat] == "two\n\nthree"
+    kept = furnished.chat.drafts.kept
+    assert (window.composer.draft, kept[chat]) == ("three", "three")
+    assert (window.composer.waiting.words.whole, kept[QUEUE + chat]) == ("two", "two")
+    furnished.chat.say(chat, "Well")
     furnished.chat.finish(chat, None)
-    await until(lambda: ("send", chat, "two\n\nthree") in furnished.chat.calls)
-    assert (window.composer.draft, furnished.chat.drafts.kept[chat]) == ("", "")
+    await until(lambda: ("send", chat, "two") in furnished.chat.calls)
+    assert (window.composer.draft, kept[QUEUE + chat]) == ("three", "")
     await window.finish()
 
 

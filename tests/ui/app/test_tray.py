@@ -98,7 +98,7 @@ async def test_closing_goes_to_the_tray_where_there_is_one(
 
 
 async def test_busy_while_a_reply_runs(runtime: FakeRuntime, window: MainWindow, tray: Tray) -> None:
-    window.chat.send("Hello")
+    window.chat.sending.send("Hello")
     await until(lambda: runtime.chat.busy is not None)
     conversation = runtime.chat.busy or ""
     runtime.chat.say(conversation, "Hi")

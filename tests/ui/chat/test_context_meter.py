@@ -140,7 +140,7 @@ async def test_a_question_that_did_not_fit_is_answered_after_dropping(runtime: F
 async def test_a_refusal_leaves_one_card_and_nobody_answering(runtime: FakeRuntime, window: MainWindow) -> None:
     chat = furnish(runtime, ContextUse(31_000, 0, 2048, 32_768))
     window.chat.open(chat)
-    window.chat.send("One more?")
+    window.chat.sending.send("One more?")
     await until(lambda: runtime.chat.busy == chat)
     await window.chat.conversations.reload()
     assert window.sidebar.model.index(1).data(ROW).busy

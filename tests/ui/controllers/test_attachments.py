@@ -4,28 +4,35 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from PySide6.QtCore import QMimeData, QPointF, QSize, Qt, QUrl
+from PySide6.QtCore import QMimeData, QPoint, QPointF, QRect, QSize, Qt, QUrl
 from PySide6.QtGui import QDragEnterEvent, QDropEvent, QImage
-from PySide6.QtWidgets import QApplication, QFileDialog, QLineEdit
+from PySide6.QtWidgets import QApplication, QFileDialog, QLineEdit, QWidget
 from pytestqt.qtbot import QtBot
 
 from kvchat.chat.context.context import ContextUse
 from kvchat.chat.events import QuestionNotStored
 from kvchat.chat.input.documents import document_of_file, document_of_text
+from kvchat.chat.input.pictures import pixels
 from kvchat.chat.record.messages import Attachment
 from kvchat.engine.speaking.connection import EngineState
 from kvchat.engine_host.choice import CannotSee
 from kvchat.errors import KvchatError
 from kvchat.ui.app.main_window import MainWindow
+from kvchat.ui.app.quick_window import QuickWindow
 from kvchat.ui.attachments.chips import short_name
+from kvchat.ui.attachments.screenshot import RegionPicker
 from kvchat.ui.attachments.views import AttachmentView, PictureView
 from kvchat.ui.base.theme import Look
-from kvchat.ui.chat.composer import LONG_PASTE
+from kvchat.ui.chat.message_field import ATTACHED_FROM
 from kvchat.ui.messages.user_view import UserView
+from tests.desktop_bus import session_bus
 from tests.pictures import png
+from tests.ui.app.test_language import english_again, the_app  # noqa: F401
 from tests.ui.fake_runtime import FakeRuntime
 from tests.ui.waiting import until
 
@@ -153,7 +160,7 @@ async def test_a_long_paste_can_become_a_file(window: MainWindow) -> None:
     composer.editor.setPlainText("Before. ")
     composer.editor.moveCursor(composer.editor.textCursor().MoveOperation.End)
     pasted = QMimeData()
-    pasted.setText("line\n" * LONG_PASTE)
+    pasted.setText("line\n" * ATTACHED_FROM)
     composer.editor.insertFromMimeData(pasted)
     assert composer.offer.isVisible()
     composer.offer.click()
@@ -259,7 +266,7 @@ async def test_a_file_belongs_to_the_chat_it_was_attached_in_and_send_waits_for_
     qtbot.keyClicks(window.composer.editor, "What is in them?")
     qtbot.keyClick(window.composer.editor, Qt.Key.Key_Return)
     assert window.composer.draft == "What is in them?"
-    assert "is sent when" in window.composer.reading.text()
+    assert "will be sent" in window.composer.reading.text()
     disk.set()
     await until(lambda: runtime.chat.said[first])
     assert [a.name for a in runtime.chat.said[first][0].attachments] == ["notes.md", "more.md"]
@@ -324,3 +331,137 @@ def test_a_long_name_keeps_its_ending() -> None:
     short = short_name("a" * 200 + ".csv")
     assert len(short) < 40
     assert short.endswith(".csv")
+
+
+@pytest.fixture
+async def quick(runtime: FakeRuntime, look: Look) -> AsyncIterator[QuickWindow]:
+    """The quick window of a running application."""
+    async with the_app(runtime, look) as app:
+        app.opener.quick.come()
+        yield app.opener.quick
+
+
+async def test_the_quick_window_attaches_as_the_main_window_does(
+    runtime: FakeRuntime, quick: QuickWindow, tmp_path: Path
+) -> None:
+    (tmp_path / "notes.md").write_text("word " * 400)
+    composer = quick.composer
+    assert composer.attach.isVisible()
+    composer.editor.files_given.emit([tmp_path / "notes.md"])
+    pasted = QMimeData()
+    pasted.setText("line\n" * ATTACHED_FROM)
+    composer.editor.insertFromMimeData(pasted)
+    await until(lambda: sorted(a.name for a in composer.chips.attachments) == ["Pasted text.txt", "notes.md"])
+    await until(lambda: all("tokens" in chip.count.text() for chip in composer.chips.chips))
+    composer.editor.setPlainText("What is in them?")
+    composer.button.click()
+    await until(lambda: any(runtime.chat.said.values()))
+    [question] = [said[0] for said in runtime.chat.said.values() if said]
+    assert sorted(a.name for a in question.attachments) == ["Pasted text.txt", "notes.md"]
+    assert not composer.chips.attachments
+    error = KvchatError("Your chats could not be read or written", "The disk is full.")
+    runtime.events.publish(QuestionNotStored(question.conversation_id, question.content, error, question.attachments))
+    assert composer.draft == "What is in them?"
+    assert composer.chips.attachments == question.attachments
+
+
+async def test_what_cannot_be_attached_is_told_in_the_quick_window(quick: QuickWindow, tmp_path: Path) -> None:
+    (tmp_path / "program").write_bytes(bytes(range(256)))
+    quick.composer.editor.files_given.emit([tmp_path / "program"])
+    await until(lambda: quick.notices.on_show)
+    assert "“program” cannot be attached" in quick.notices.on_show[0].words
+
+
+def picker() -> RegionPicker | None:
+    """The one that covers the screen."""
+    shown = (one for one in QApplication.topLevelWidgets() if isinstance(one, RegionPicker))
+    return next((one for one in shown if one.isVisible()), None)
+
+
+async def picking(window: QWidget) -> RegionPicker:
+    """Press the button for a screenshot."""
+    window.composer.screenshot.click()  # type: ignore[attr-defined]
+    await until(picker)
+    assert not window.isVisible(), "it is not on the picture"
+    found = picker()
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("which", ["main", "quick"])
+async def test_a_region_of_the_screen_is_attached(runtime: FakeRuntime, look: Look, qtbot: QtBot, which: str) -> None:
+    """By mouse, by keys, all of it, and nothing."""
+    async with the_app(runtime, look) as app:
+        app.opener.quick.come()
+        window = app._window if which == "main" else app.opener.quick
+        sizes = lambda: [pixels(a.data) for a in window.composer.chips.attachments]  # noqa: E731
+        chooser = await picking(window)
+        screen = chooser.size().toTuple()
+        qtbot.mousePress(chooser, Qt.MouseButton.LeftButton, pos=QPoint(110, 60))
+        qtbot.mouseMove(chooser, QPoint(60, 40))
+        qtbot.mouseMove(chooser, QPoint(10, 20))
+        qtbot.mouseRelease(chooser, Qt.MouseButton.LeftButton, pos=QPoint(10, 20))
+        await until(lambda: sizes() == [(100, 40)])
+        assert window.isVisible()
+        assert window.composer.chips.attachments[0].name == "Screenshot.png"
+        chooser = await picking(window)
+        qtbot.keyClick(chooser, Qt.Key.Key_Escape)
+        await until(window.isVisible)
+        chooser = await picking(window)
+        qtbot.keyClick(chooser, Qt.Key.Key_Return)
+        await until(lambda: sizes() == [(100, 40), screen])
+        chooser = await picking(window)
+        for key, with_shift in ((Qt.Key.Key_Right, False), (Qt.Key.Key_Left, True), (Qt.Key.Key_Up, False)):
+            modifier = Qt.KeyboardModifier.ShiftModifier if with_shift else Qt.KeyboardModifier.NoModifier
+            qtbot.keyClick(chooser, key, modifier)
+        half = QRect(QPoint(screen[0] // 4, screen[1] // 4), QSize(screen[0] // 2 - 10, screen[1] // 2))
+        assert abs(chooser.region.top() - (half.top() - 10)) <= 1
+        assert chooser.region.size() == half.size()
+        qtbot.keyClick(chooser, Qt.Key.Key_Return)
+        await until(lambda: sizes()[2:] == [half.size().toTuple()])
+
+
+async def test_a_model_that_sees_nothing_is_said_before_the_screenshot(
+    runtime: FakeRuntime, window: MainWindow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(*_: object) -> None:
+        raise CannotSee("Llama")
+
+    monkeypatch.setattr(runtime.chat.context, "check_vision", refuse)
+    window.composer.screenshot.click()
+    await until(lambda: window.notices.on_show)
+    assert "Llama cannot see pictures" in window.notices.on_show[0].words
+    assert window.isVisible()
+
+
+@pytest.mark.parametrize("answer", ["a picture", "the user’s no", "no portal"])
+async def test_wayland_s_portal_is_asked_for_a_screenshot(
+    window: MainWindow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str
+) -> None:
+    name, path = "org.freedesktop.portal.Desktop", "/org/freedesktop/portal/desktop"
+    taken = tmp_path / "Screenshot from today.png"
+    taken.write_bytes(png(width=80, height=60))
+    monkeypatch.setenv("XDG_SESSION_TYPE", "wayland")
+    with session_bus(tmp_path) as bus:
+        monkeypatch.setenv("DBUS_SESSION_BUS_ADDRESS", bus.address)
+
+        def respond(method: str, body: tuple[Any, ...]) -> tuple[str, tuple[Any, ...]] | None:
+            if answer == "no portal":
+                return None
+            assert (method, body[0], body[1]["interactive"]) == ("Screenshot", "", ("b", True))
+            sender = portal.sender.lstrip(":").replace(".", "_")
+            where = f"{path}/request/{sender}/{body[1]['handle_token'][1]}"
+            code, results = (0, {"uri": ("s", taken.as_uri())}) if answer == "a picture" else (1, {})
+            portal.emit("Response", "ua{sv}", code, results, path=where, interface="org.freedesktop.portal.Request")
+            return "o", (where,)
+
+        portal = bus.play(name, path, "org.freedesktop.portal.Screenshot", respond)
+        window.composer.screenshot.click()
+        await until(lambda: portal.asked)
+        await until(window.isVisible)
+        if answer == "a picture":
+            await until(lambda: [pixels(a.data) for a in window.composer.chips.attachments] == [(80, 60)])
+        await until(lambda: not window.runner._tasks)
+        told = [notice.words[0] for notice in window.notices.on_show]
+        assert told == (["The screenshot could not be taken"] if answer == "no portal" else [])
+        assert taken.exists(), "the desktop keeps its files itself"

@@ -72,7 +72,7 @@ async def test_a_model_chosen_for_new_chats_leaves_the_open_chat_alone(
 
 
 async def test_a_missing_model_offers_others(runtime: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
-    window.chat.send("Hello")
+    window.chat.sending.send("Hello")
     await until(lambda: ("send", "c2", "Hello") in runtime.chat.calls)
     runtime.events.publish(TurnFailed("c2", ModelMissing(GONE)))
     runtime.chat.finish("c2", None)

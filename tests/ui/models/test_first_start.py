@@ -57,7 +57,7 @@ async def test_without_a_model_the_page_is_shown(runtime: FakeRuntime, window: M
 
 async def test_what_is_written_before_there_is_a_model_waits_for_one(runtime: FakeRuntime, window: MainWindow) -> None:
     window.first_start.back.click()
-    window.chat.send("Hello")
+    window.chat.sending.send("Hello")
     await until(lambda: [call for call in runtime.chat.calls if call[0] == "send"])
     chat = next(call[1] for call in runtime.chat.calls if call[0] == "send")
     failure = not_started(NoModel())

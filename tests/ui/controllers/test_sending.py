@@ -21,7 +21,7 @@ from kvchat.ui.chat.composer import Composer
 from tests.ui.app.test_language import english_again, the_app  # noqa: F401
 from tests.ui.fake_runtime import FakeRuntime
 from tests.ui.waiting import until
-from tests.ui.windows import on_show
+from tests.ui.windows import button, on_show
 
 
 def enter(qtbot: QtBot, composer: Composer, words: str) -> None:
@@ -53,7 +53,7 @@ async def test_enter_during_a_reply_queues_and_the_reply_s_end_sends(
     assert (window.composer.draft, waiting.isVisible()) == ("second", False)
     enter(qtbot, window.composer, " try")
     enter(qtbot, window.composer, "and more")
-    assert window.chat.queue.of(chat)[0] == "second try\n\nand more"
+    assert window.chat.sending.queued(chat)[0] == "second try\n\nand more"
     window.chat.open("a")
     assert not waiting.isVisible(), "it waits in its own chat"
     furnished.chat.finish(chat, None)
@@ -63,6 +63,52 @@ async def test_enter_during_a_reply_queues_and_the_reply_s_end_sends(
     furnished.chat.finish(chat, None)
     await until(lambda: not window.runner._tasks)
     assert len(sent(furnished)) == 2
+
+
+async def test_the_mouse_alone_queues(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
+    """Beside Stop, and only where there is something to send."""
+    chat, composer = await answering(window, furnished, qtbot), window.composer
+    assert button(composer, "Stop").isVisible()
+    assert not composer.after_reply.isVisible()
+    composer.editor.insertPlainText("second")
+    qtbot.mouseClick(button(composer, "Send after this reply"), Qt.MouseButton.LeftButton)
+    assert (composer.draft, composer.waiting.words.whole) == ("", "second")
+    assert not composer.after_reply.isVisible()
+    assert furnished.chat.is_answering(chat)
+    furnished.chat.finish(chat, None)
+    await until(lambda: sent(furnished) == ["first", "second"])
+
+
+async def test_messages_of_the_first_picture_are_queued_in_their_chat(
+    furnished: FakeRuntime, look: Look, qtbot: QtBot
+) -> None:
+    """The later ones are sent after the reply, and what was not entered stays to be written on."""
+    window = MainWindow(look, furnished.paths.config)
+    window.show()
+    window.show_first(await furnished.chat.conversations(), {})
+    for words in ("first", "second", "third"):
+        enter(qtbot, window.composer, words)
+    qtbot.keyClicks(window.composer.editor, "half a")
+    window.sidebar.selected.emit("a")  # the user goes on elsewhere
+    qtbot.keyClicks(window.composer.editor, "other")
+    window.join(furnished)
+    await window.start()
+    await until(lambda: sent(furnished) == ["first"])
+    assert [call[1] for call in furnished.chat.calls if call[0] == "send"] == ["d"]
+    assert (window.chat.current, window.composer.draft, window.composer.waiting.isVisible()) == ("a", "other", False)
+    window.chat.open("d")
+    waiting = window.composer.waiting
+    assert (window.composer.draft, waiting.isVisible()) == ("half a", True)
+    assert window.chat.sending.queued("d")[0] == "second\n\nthird"
+    await until(lambda: furnished.chat.is_answering("d"))
+    furnished.chat.say("d", "Well")
+    furnished.chat.finish("d", None)
+    await until(lambda: sent(furnished) == ["first", "second\n\nthird"])
+    assert window.composer.draft == "half a"
+    furnished.chat.finish("d", None)
+    await window.finish()
+    window.close()
+    window.deleteLater()
 
 
 async def test_what_is_removed_is_not_sent_and_stop_asks_first(

@@ -7,7 +7,8 @@ from typing import Protocol
 
 from PySide6.QtCore import QObject
 
-from kvchat.ui.chat.composer import Composer, fits_composer
+from kvchat.ui.chat.composer import Composer
+from kvchat.ui.chat.message_field import fits_field
 
 PAUSE = "\n\n"  # between messages that are kept as one draft
 
@@ -40,7 +41,7 @@ class FirstWords(QObject):
     def show(self, page: str, drafts: Mapping[str, str], writer: DraftWriter | None = None) -> None:
         """Put the page's draft before what has been typed already."""
         self.page, self.shown, self._writer = page, True, writer
-        self._drafts = {where: text for where, text in drafts.items() if fits_composer(text)}
+        self._drafts = {where: text for where, text in drafts.items() if fits_field(text)}
         self._kept = dict(drafts)
         self.sent = [(page, text) for _before, text in self.sent]
         if before := self._drafts.get(page):
@@ -75,6 +76,6 @@ class FirstWords(QObject):
             draft = [*self.sent_from(self.page), self._composer.draft]
             text = PAUSE.join(filter(None, draft))
             before = self._kept.get(self.page, "")
-            if text != before and fits_composer(before):  # else it is to become an attachment
+            if text != before and fits_field(before):  # else it is to become an attachment
                 self._kept[self.page] = text
                 self._writer.keep(self.page, text)

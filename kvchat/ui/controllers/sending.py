@@ -1,0 +1,219 @@
+"""Messages on their way from a composer into their chat: sent at once, or queued until a reply has ended."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from PySide6.QtCore import QObject, Signal
+
+from kvchat.chat.events import Event, MessagesChanged, QuestionNotStored, ReplyFinished
+from kvchat.chat.options import NewChat
+from kvchat.chat.record.drafts import NOT_BEGUN
+from kvchat.chat.record.messages import QUEUE, Attachment, MessageState
+from kvchat.errors import KvchatError
+from kvchat.runtime import Runtime
+from kvchat.ui.chat.composer import Composer
+from kvchat.ui.chat.first_words import PAUSE
+from kvchat.ui.controllers.controller import Controller
+from kvchat.ui.controllers.drafts import DraftController
+from kvchat.ui.controllers.views import Views
+
+_LOOK_S = 0.02  # between two looks whether the turn of a finished reply has ended
+_ENDED = (MessageState.COMPLETE, MessageState.LIMITED)  # not stopped by the user, and not failed
+
+
+@dataclass(eq=False)
+class Page:
+    """What the user writes on: an open conversation, or one that begins with the first message sent from here."""
+
+    conversation_id: str | None = None
+
+
+class SendController(Controller):
+    """Sends messages; what cannot be stored returns to the draft it came from.
+
+    A chat has at most one queued message: what is queued after it becomes a part of it.
+    """
+
+    begun, withdrawn = Signal(), Signal()  # the conversation of the open page; the second: it could not be stored
+    changed = Signal()  # the queued messages
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        views: Views,
+        drafts: DraftController,
+        page: Callable[[], Page],
+        run_turn: Callable[[str, asyncio.Future[Any]], None],
+        parent: QObject,
+    ) -> None:
+        """`page` returns the open one, `run_turn` follows a turn."""
+        super().__init__(runtime, views, parent)
+        self._drafts, self._page, self._run_turn = drafts, page, run_turn
+        self._new: set[str] = set()  # ids of chats that are put on disk with their first message, which is under way
+        self._under_way: dict[str, list[str]] = {}  # by conversation id: the drafts whose words are on their way there
+        self._beginning = asyncio.Lock()  # two messages sent at once from the empty page begin one conversation
+        views.composer.sent.connect(self.send)
+        self.show_queued = self.serve(views.composer, lambda: page().conversation_id, self._edit_queued)
+
+    def send(self, text: str, attachments: tuple[Attachment, ...] = ()) -> None:
+        """Send what was written, and what goes with it; on the empty page this begins a conversation."""
+        page = self._page()
+        written_on = page.conversation_id or NOT_BEGUN
+        drafts = [written_on, QUEUE + written_on]
+        self._hold(drafts)
+        self._runner.start(self._send(text, attachments, page, drafts))
+
+    def queued(self, conversation_id: str | None) -> tuple[str, tuple[Attachment, ...]]:
+        """Return the words and attachments that wait there; both empty where nothing does."""
+        if conversation_id is None:
+            return "", ()
+        return self._drafts.of(QUEUE + conversation_id), self._drafts.attached_to(QUEUE + conversation_id)
+
+    def serve(
+        self,
+        composer: Composer,
+        current: Callable[[], str | None],
+        edit: Callable[[str, tuple[Attachment, ...]], object],
+    ) -> Callable[[], None]:
+        """Take what this composer queues for the `current` chat; `edit` is given what is to be written on.
+
+        Returns what shows the message of the chat that is current then.
+        """
+
+        def do(act: Callable[[str], object]) -> None:
+            if (conversation_id := current()) is not None:
+                act(conversation_id)
+
+        def queue(text: str, attachments: tuple[Attachment, ...]) -> None:
+            if (conversation_id := current()) is not None:
+                self.queue(conversation_id, text, attachments)
+            else:
+                edit(text, attachments)
+
+        composer.queued.connect(queue)
+        composer.waiting.edit.clicked.connect(lambda: do(lambda id: edit(*self.take(id))))
+        composer.waiting.remove.clicked.connect(lambda: do(self.take))
+        composer.waiting.send.clicked.connect(lambda: do(self.send_queued))
+        composer.waiting.source = lambda: self.queued(current())
+        self.changed.connect(composer.waiting.refresh)  # of a widget: no longer called once that is gone
+        return composer.waiting.refresh
+
+    def queue(self, conversation_id: str, text: str, attachments: tuple[Attachment, ...] = ()) -> None:
+        """Have this sent after the reply that is being made there."""
+        words, attached = self.queued(conversation_id)
+        self._set_queued(conversation_id, PAUSE.join(filter(None, (words, text))), (*attached, *attachments))
+
+    def take(self, conversation_id: str) -> tuple[str, tuple[Attachment, ...]]:
+        """Return what is queued there, which is not sent any more."""
+        taken = self.queued(conversation_id)
+        self._set_queued(conversation_id, "", ())
+        return taken
+
+    def send_queued(self, conversation_id: str) -> None:
+        """Send now what is queued there, if anything is."""
+        if any(self.queued(conversation_id)):
+            drafts = [QUEUE + conversation_id]
+            self._hold(drafts)
+            self._deliver(conversation_id, *self.take(conversation_id), drafts)
+
+    def arrived(self, conversation_id: str) -> None:
+        """Let go of the drafts whose words were sent there: they are on disk, or back."""
+        self._new.discard(conversation_id)
+        for draft in self._under_way.pop(conversation_id, ()):
+            self._drafts.sent(draft)
+
+    async def _send(self, text: str, attachments: tuple[Attachment, ...], page: Page, drafts: list[str]) -> None:
+        """`page` is where Enter was pressed, whichever is open by now."""
+        new = None
+        async with self._beginning:
+            if page.conversation_id is None:
+                try:
+                    new = await self._runtime.chat.new_chat()
+                except KvchatError as error:
+                    self._give_back(NOT_BEGUN, text, attachments, error)
+                    for draft in drafts:
+                        self._drafts.sent(draft)
+                    return
+                page.conversation_id = new.id
+                self._new.add(new.id)
+                self._hold(more := [new.id, QUEUE + new.id])
+                drafts += more
+                self._drafts.move(QUEUE + NOT_BEGUN, QUEUE + new.id)
+                if page is self._page():
+                    self._drafts.move(NOT_BEGUN, new.id)
+                    self.begun.emit()
+        if page is self._page():
+            self._views.transcript.scroll_to_end()
+        self._deliver(page.conversation_id, text, attachments, drafts, new)
+
+    def _hold(self, drafts: list[str]) -> None:
+        for draft in drafts:
+            self._drafts.sending(draft)
+
+    def _deliver(
+        self,
+        conversation_id: str,
+        text: str,
+        attachments: tuple[Attachment, ...],
+        drafts: list[str],
+        new: NewChat | None = None,
+    ) -> None:
+        """Start the turn; what is left of these drafts is stored together with the message."""
+        self._under_way.setdefault(conversation_id, []).extend(drafts)
+        left, chat = self._drafts.left(*drafts), self._runtime.chat
+        turn = chat.send(conversation_id, text, attachments=attachments, new=new, drafts=left)
+        self._run_turn(conversation_id, turn)
+
+    def _give_back(
+        self, conversation_id: str, text: str, attachments: tuple[Attachment, ...], error: KvchatError
+    ) -> None:
+        """The words were not stored: they return to the composer, or to the draft they came from."""
+        if conversation_id == NOT_BEGUN or conversation_id in self._new:  # nor was their chat
+            later, files = self.take(conversation_id)
+            text, attachments = PAUSE.join(filter(None, (text, later))), (*attachments, *files)
+            if conversation_id and (page := self._page()).conversation_id == conversation_id:
+                page.conversation_id = None
+                self._drafts.move(conversation_id, NOT_BEGUN)
+                self.withdrawn.emit()
+            conversation_id = NOT_BEGUN
+        self._drafts.put_before(conversation_id, text, attachments)
+        self._views.notices.show_error(error)
+
+    def _edit_queued(self, text: str, attachments: tuple[Attachment, ...]) -> None:
+        """Go on writing what waited to be sent, before what is being written."""
+        self._drafts.put_before(self._page().conversation_id, text, attachments)
+        self._views.composer.focus()
+
+    def _set_queued(self, conversation_id: str, text: str, attachments: tuple[Attachment, ...]) -> None:
+        self._drafts.set(QUEUE + conversation_id, text)
+        self._drafts.attach(QUEUE + conversation_id, attachments)
+        self.changed.emit()
+
+    def _hear(self, event: Event) -> None:
+        match event:
+            case MessagesChanged(conversation_id=id):
+                self.arrived(id)
+            case QuestionNotStored(conversation_id=id, text=text, error=error, attachments=attachments):
+                self._give_back(id, text, attachments, error)
+                self.arrived(id)
+            case ReplyFinished(conversation_id=id, message_id=message_id) if any(self.queued(id)):
+                self._runner.start(self._send_after(id, message_id))
+            case _:
+                pass
+
+    async def _send_after(self, conversation_id: str, message_id: str) -> None:
+        """Send what is queued once the reply's turn is over, unless the reply was stopped.
+
+        A closed controller sends nothing: another window shows these chats.
+        """
+        messages = await self._runtime.chat.messages(conversation_id)
+        if not any(message.id == message_id and message.state in _ENDED for message in messages):
+            return
+        while not self._closed and self._runtime.chat.is_answering(conversation_id):  # noqa: ASYNC110
+            await asyncio.sleep(_LOOK_S)
+        if not self._closed:
+            self.send_queued(conversation_id)
