@@ -24,6 +24,7 @@ from kvchat.kvstore.savepoint import Fingerprint
 from kvchat.library.gguf.facts import GgufFacts, read_facts
 from kvchat.library.gguf.identity import model_identity
 from kvchat.library.gguf.kv_cache import kv_bytes_per_token
+from kvchat.library.local.files import shown_name
 from kvchat.session.findings import Findings, Subject
 from kvchat.session.host import ReadyEngine
 from kvchat.session.restore_support import Finding, Strategy
@@ -129,6 +130,7 @@ class ExternalHost(BaseHost):
             0.0,
             Finding(Strategy.NONE, proved=True, reason=_OUT_OF_REACH),
             slots=(number,),
+            model_name=shown_name(Path(facts.model_path)) if facts.model_path else "",
         )
         self._subject = None
         if states is not None:

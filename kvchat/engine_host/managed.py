@@ -18,6 +18,7 @@ from kvchat.engine_host.choice import CannotSee, EngineChoice, NoModel, find_pro
 from kvchat.engine_host.memory import EngineMemory
 from kvchat.errors import KvchatError
 from kvchat.library.gguf.facts import ModelFileMissing
+from kvchat.library.local.files import shown_name
 from kvchat.session.findings import Findings
 from kvchat.session.host import ReadyEngine
 from kvchat.session.restore_support import Finding, Strategy
@@ -206,6 +207,7 @@ class ManagedHost(BaseHost):
             window=choice.facts.sliding_window or 0,
             sees=facts.sees,
             slots=tuple(range(choice.plan.slots)),
+            model_name=shown_name(choice.facts.path),
             most_context=choice.most.tokens if choice.context.tokens < choice.most.tokens else 0,
         )
         self._subject = choice.subject

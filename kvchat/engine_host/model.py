@@ -14,8 +14,7 @@ from kvchat.engine_host.switching import SwitchingHost
 from kvchat.errors import KvchatError
 from kvchat.library.gguf.facts import GgufFacts, read_facts
 from kvchat.library.gguf.template_options import TemplateOption, known_options
-from kvchat.library.local.files import display_name
-from kvchat.library.local.ollama import known_name
+from kvchat.library.local.files import display_name, shown_name
 from kvchat.library.model_library import ModelLibrary
 from kvchat.settings import Settings
 from kvchat.words.language import _
@@ -51,7 +50,7 @@ class AnsweringModel:
 
     def name_of(self, model: str) -> str:
         """The name of the model at this path, for the screen. Reads no file."""
-        return known_name(Path(model)) or display_name(Path(model))
+        return shown_name(Path(model))
 
     def name_in(self, conversation: Conversation | None) -> str | None:
         """The name of the model that answers in a conversation, or in a new one; None without one."""

@@ -31,6 +31,7 @@ class ReadyEngine:
     sees: bool = False  # it can be shown pictures
     most_context: int = 0  # tokens it may grow to by being started again; 0: it is as large as it will be
     slots: tuple[int, ...] = (0,)  # the numbers of those that kvchat uses; `engine` speaks to the first
+    model_name: str = ""  # for the screen; empty: not known
 
     @property
     def limit(self) -> int:

@@ -4,6 +4,7 @@ never twice.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -15,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from kvchat.chat.record.database import Database
+from kvchat.library.local.files import display_name
 from kvchat.settings import Settings, save_settings
 from kvchat.system.paths import Paths, resolve_paths
 from tests.e2e.waiting import wait_until
@@ -120,7 +122,7 @@ def test_killed_at_any_moment_it_is_a_draft_or_a_message(home: Paths, moment: st
     assert on_disk(home) == (([], ["Dear Ada"]) if moment == "after the commit" else (["Dear Ada"], []))
 
 
-def test_two_messages_that_are_sent_while_kvchat_starts_are_both_answered(home: Paths) -> None:
+def test_two_messages_that_are_sent_while_kvchat_starts_are_both_answered(home: Paths, smollm2: Path) -> None:
     def answered() -> list[str]:
         with closing(Database(home.database)) as database:
             query = "SELECT content FROM messages WHERE role = 'assistant' AND state = 'complete' ORDER BY rowid"
@@ -131,4 +133,7 @@ def test_two_messages_that_are_sent_while_kvchat_starts_are_both_answered(home: 
         process.terminate()
         assert process.wait(240) == 0
     assert answered() == ["You said: Dear Ada", "You said: Boole"]
+    with closing(Database(home.database)) as database:
+        receipts = database.rows("SELECT receipt FROM messages WHERE role = 'assistant'")
+        assert {json.loads(row["receipt"])["model_name"] for row in receipts} == {display_name(smollm2)}
     assert on_disk(home) == ([], ["Dear Ada", "Boole"])

@@ -59,6 +59,7 @@ class Receipt:
     engine_wait_ms: float = 0.0
     queue_wait_ms: float = 0.0
     model: str = ""  # identity of the weights: a rate measured with one model says nothing of another
+    model_name: str = ""  # for the screen, as it was then; empty: not known
     thinking_ms: float | None = None  # from the thinking's first token to the reply's first; None: no thinking
     read_ahead_tokens: int = 0  # of the prompt, read before Send
     read_ahead_ms: float = 0.0  # what that took; no part of ttft_ms

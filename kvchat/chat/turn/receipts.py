@@ -9,6 +9,7 @@ from kvchat.chat.record.messages import Receipt
 from kvchat.kvstore.restoring import NOTHING_ALIKE
 from kvchat.session.proof import LEAST_SHARE, NOTHING_TO_MISS, PROVED_SHARE, Source, Verdict
 from kvchat.words.language import N_, _, beside, listed, mark, number, retold, several
+from kvchat.words.safe_text import calm
 from kvchat.words.wording import (
     FIRST_REPLY,
     READ,
@@ -123,7 +124,13 @@ def receipt_line(receipt: Receipt) -> ReceiptLine:
     if receipt.hollow:
         where = f"{where}: {_(UNUSED)}"
     foreign = [_(IMPORTED)] if receipt.imported else []
-    return ReceiptLine(beside([brief(receipt.ttft_ms), where, *foreign, *_waits(receipt)]), fault=receipt.hollow)
+    parts = brief(receipt.ttft_ms), where, *foreign, *_waits(receipt), model_of(receipt)
+    return ReceiptLine(beside(parts), fault=receipt.hollow)
+
+
+def model_of(receipt: Receipt) -> str:
+    """Return the name of the model that wrote the reply; empty where it is not known."""
+    return calm(receipt.model_name)
 
 
 def receipt_sentence(receipt: Receipt) -> str:
@@ -179,6 +186,7 @@ def receipt_details(receipt: Receipt) -> tuple[tuple[str, str], ...]:
         ("  " + _("First token and the rest"), duration(receipt.first_token_ms)),
         (_("Prompt"), prompt),
         (_("Reply"), written),
+        *([(_("Model"), model_of(receipt))] if receipt.model_name else []),
         (_("Where from"), f"{where_told(receipt)}{mark('; ')}{full}"),
     ]
     if receipt.imported:

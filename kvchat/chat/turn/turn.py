@@ -240,7 +240,10 @@ class Turn:
         verdict, loaded = self._first or (session.verdict, session.loaded)
         receipt = reply.receipt(loaded, verdict, session.engine.fingerprint.model, await self._recall_rate())
         foreign = session.lease is not None and is_imported(session.lease.slot.audience)
-        return replace(receipt, imported=True) if receipt and receipt.cached_tokens and foreign else receipt
+        if receipt is None:
+            return None
+        imported = bool(receipt.cached_tokens and foreign)
+        return replace(receipt, model_name=session.engine.model_name, imported=imported)
 
     async def _settle(self, reply: Message) -> None:
         """Settle at the turn boundary and save; a new message in this conversation may end the settling."""

@@ -11,7 +11,7 @@ from threading import Event
 
 from kvchat.library.gguf.split_files import part_name
 from kvchat.library.local.folders import ModelFolder, Source
-from kvchat.library.local.ollama import ollama_models
+from kvchat.library.local.ollama import known_name, ollama_models
 from kvchat.system.files import in_time, read_plain
 
 DEEPEST = 8  # folders below the one chosen; the Hugging Face cache needs 4
@@ -170,6 +170,11 @@ def _bare(name: str) -> str:
 def is_projector(name: str) -> bool:
     """Whether a file name is that of a multimodal projector, by the convention all publishers follow."""
     return "mmproj" in name.lower()
+
+
+def shown_name(path: Path) -> str:
+    """Return a model's name for the screen: Ollama's, or its file's. Reads no file."""
+    return known_name(path) or display_name(path)
 
 
 def display_name(path: Path) -> str:

@@ -8,11 +8,11 @@ from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QBoxLayout, QFrame, QGridLayout, QPushButton, QSizePolicy, QVBoxLayout, QWidget
 
 from kvchat.chat.record.messages import UNFINISHED, Message, MessageState, Receipt
-from kvchat.chat.turn.receipts import receipt_details, receipt_line, receipt_sentence, timeline
+from kvchat.chat.turn.receipts import model_of, receipt_details, receipt_line, receipt_sentence, timeline
 from kvchat.ui.base.building import beginning, button, column, label, row, styled
 from kvchat.ui.base.theme import Look
 from kvchat.ui.messages.timeline import Timeline
-from kvchat.ui.widgets.elided import ElidedButton
+from kvchat.ui.widgets.elided import ElidedButton, ElidedLabel
 from kvchat.ui.widgets.layouts import FlowLayout, height_for_width
 from kvchat.words.language import N_, _
 
@@ -87,6 +87,10 @@ class ReplyFooter(QWidget):
         if message.receipt is not None and look.numbers:
             self.receipt = ReceiptView(message.receipt, look, self._column)
             lines.addWidget(self.receipt)
+        elif message.receipt is not None and message.receipt.model_name:
+            model = ElidedLabel("small")
+            model.set_text(model_of(message.receipt))
+            lines.addWidget(model)
         self._lines, self._actions = lines, actions
         end = Qt.AlignmentFlag.AlignTop | Qt.AlignmentFlag.AlignRight
         self._row = row((lines, 1), (actions, 0, end), spacing=_BETWEEN, margins=0)
