@@ -28,7 +28,7 @@ from kvchat.ui.attachments.chips import short_name
 from kvchat.ui.attachments.screenshot import RegionPicker
 from kvchat.ui.attachments.views import AttachmentView, PictureView
 from kvchat.ui.base.theme import Look
-from kvchat.ui.chat.message_field import ATTACHED_FROM
+from kvchat.ui.chat.message_field import ATTACHED_FROM, LONG_PASTE
 from kvchat.ui.messages.user_view import UserView
 from tests.desktop_bus import session_bus
 from tests.pictures import png
@@ -160,7 +160,7 @@ async def test_a_long_paste_can_become_a_file(window: MainWindow) -> None:
     composer.editor.setPlainText("Before. ")
     composer.editor.moveCursor(composer.editor.textCursor().MoveOperation.End)
     pasted = QMimeData()
-    pasted.setText("line\n" * ATTACHED_FROM)
+    pasted.setText("line\n" * LONG_PASTE)
     composer.editor.insertFromMimeData(pasted)
     assert composer.offer.isVisible()
     composer.offer.click()
