@@ -72,11 +72,11 @@ class EngineCard(Card):
 def _calm_words(status: EngineStatus, model: str | None) -> tuple[str, str, str]:
     name = model or _("the model")
     if status.checking:
-        once = _("This takes a few seconds, once for each model and engine. You can write already.")
+        once = _("This takes a few seconds, once per model and engine. You can start writing.")
         return _("Checking whether chats can be remembered here…"), once, ""
     match status.state:
         case EngineState.STOPPED if model is None:
-            return _("There is no model yet"), _("What you write is kept; it is answered once you have chosen one."), ""
+            return _("There is no model yet"), _("Your messages are kept and answered once you choose one."), ""
         case EngineState.STOPPED:
             return _("The engine is stopped"), _("Your chats and their memory are kept."), ""
         case EngineState.STOPPING:
@@ -86,7 +86,7 @@ def _calm_words(status: EngineStatus, model: str | None) -> tuple[str, str, str]
         case _:
             return (
                 _("Loading {name}…", name=name),
-                _("You can write already; it answers as soon as it is ready."),
+                _("You can start writing; it answers as soon as it is ready."),
                 "",
             )
 
@@ -103,9 +103,9 @@ class ContextCard(Card):
         self.stop = self.add_button(_("Stop"))
         self.new = self.add_button(_("New chat"), "primary")
         self.later = self.add_button(_("Not now"), "flat")
-        self.summarise.setToolTip(_("The model sums up what was said; you go on in a branch that begins with that."))
-        self.drop.setToolTip(_("You go on in a branch without the older messages; they stay on the branch you leave."))
-        self.part.setToolTip(_("The beginning of the longest text is attached, as much as there is room for."))
+        self.summarise.setToolTip(_("The model summarises the chat. You continue in a new branch with the summary."))
+        self.drop.setToolTip(_("You continue in a new branch without the older messages. They stay in this one."))
+        self.part.setToolTip(_("Attaches as much of the longest text as fits, from its beginning."))
         self.hide()
 
     def show_choice(
@@ -128,7 +128,7 @@ class ContextCard(Card):
 
     def show_summarising(self) -> None:
         """The model is at work."""
-        self.say(_("Summarising…"), _("The model reads what was said and sums it up."), "")
+        self.say(_("Summarising…"), _("The model reads the chat and summarises it."), "")
         self._show_buttons(larger=False, shorten=False, part=False, working=True)
 
     def _show_buttons(self, *, larger: bool, shorten: bool, part: bool, working: bool) -> None:
@@ -163,9 +163,9 @@ def _taken(use: ContextUse) -> str:
 def _otherwise(use: ContextUse, larger: ContextChoice | None, *, can_shorten: bool, can_part: bool) -> str:
     """What else can be done, beside the buttons."""
     if can_shorten or can_part:
-        return _("Nothing is cut unless you choose it.")
+        return _("kvchat removes nothing unless you choose to.")
     if larger is not None:
-        return _("You may also send less at once.")
+        return _("You can also send a shorter message.")
     if use.used >= use.limit:
-        return _("Give this chat a model with a larger context, or begin a new chat.")
-    return _("Send less at once, or give this chat a model with a larger context.")
+        return _("Choose a model with a larger context, or start a new chat.")
+    return _("Send a shorter message, or choose a model with a larger context.")

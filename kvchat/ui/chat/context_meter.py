@@ -89,8 +89,8 @@ def meter_words(use: ContextUse) -> str:
 
 def _explained(use: ContextUse) -> str:
     return _(
-        "The model reads {limit} tokens at most: {used} said so far, {waiting} in the message being "
-        "written, and {reserve} kept for the reply.",
+        "The context holds {limit} tokens: {used} used so far, {waiting} in your message, and {reserve} reserved for "
+        "the reply.",
         limit=number(use.limit),
         used=number(use.used),
         waiting=number(use.waiting),

@@ -107,7 +107,7 @@ class FindBar(QFrame):
             spot = _("{spot} of {spots}", spot=self._spot + 1, spots=self._spots)
             words = _("{spot} in message {words}", spot=spot, words=words) if found > 1 else spot
         self.place.setText(words)
-        self.place.setToolTip(_("Messages that have all these words") if found else "")
+        self.place.setToolTip(_("Messages with all these words") if found else "")
         for button in (self.previous_button, self.next_button):
             button.setEnabled(found > 1 or self._spots > 1)
 

@@ -100,7 +100,7 @@ class TurnStory:
                 self._remarks.pop("silence", None)
                 if seconds:
                     self._remarks.pop("speed", None)
-                    self._say("silence", _("no word for {seconds} s", seconds=f"{seconds:.0f}"), "warn")
+                    self._say("silence", _("no output for {seconds} s", seconds=f"{seconds:.0f}"), "warn")
             case chat.ReplyDelta():
                 self._reading_ended()
             case chat.ReplyFinished() | chat.TurnFailed():

@@ -136,7 +136,7 @@ class ChatController(Controller):
             confirm(
                 self._views.transcript,
                 _("Answer this chat first?"),
-                _("The reply in “{title}” is stopped. What came of it is kept and can be continued.", title=title),
+                _("This stops the reply in “{title}”, which you can continue later.", title=title),
                 _("Answer this first"),
                 lambda: self._runtime.chat.go_first(here),
                 keep=_("Wait"),

@@ -191,7 +191,7 @@ class ContextController(Controller):
         """Shorten, say so, and answer a question that did not fit before."""
         waiting = await self._runtime.chat.messages(conversation_id)
         count = await way(conversation_id)
-        detail = _("This is another branch of the chat; the one before has every message still.")
+        detail = _("This is a new branch of the chat. The previous branch still has every message.")
         self._runtime.events.publish(Notice(done(count), detail))
         if waiting and waiting[-1].role is Role.USER and conversation_id == self._chat.current:
             self._chat.retry()

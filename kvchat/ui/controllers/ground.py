@@ -68,7 +68,7 @@ def words_of(ground: Ground, standing: Standing | None, *, keeps: bool) -> tuple
         return count, _("no longer in the library")
     text = beside((standing.prepared.name, count))
     if not ground.as_read:
-        return text, _("read again since: this chat keeps what it began on")
+        return text, _("updated since; this chat keeps the version it started with")
     if standing.why_not and not keeps:
         return text, _("to be read: {why_not}", why_not=standing.why_not)
     return text, _("{words} since it was read", words=standing.changes.words) if standing.changes else ""

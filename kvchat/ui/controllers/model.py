@@ -78,16 +78,16 @@ class ModelController(Controller):
         seen.append(
             _("{free} free on {cards}", free=free, cards=memory.beside)
             if memory.devices
-            else _("no graphics card that it uses")
+            else _("no supported graphics card")
         )
         usage = await runtime.save_points.usage()
         saving = _(
-            "The memory of your chats takes up to {size} of the disk, and saves seconds to minutes of waiting "
-            "each time you come back to a chat. Settings, Storage, has the limit.",
+            "The memory of your chats takes up to {size} on disk and saves seconds to minutes of waiting each time "
+            "you return to a chat. You can change the limit in Settings, Storage.",
             size=size(usage.quota_bytes),
         )
         at_login = await asyncio.to_thread(starts_at_login) if can_start_at_login() else None
-        page.show_machine(_("Seen here: {things}.", things=beside(seen)), saving, at_login=at_login)
+        page.show_machine(_("Detected: {things}.", things=beside(seen)), saving, at_login=at_login)
 
     async def _see_models(self) -> None:
         found: list[JudgedModel] = []

@@ -49,7 +49,7 @@ class OrganiserController(Controller):
     async def _archive(self, ids: list[str], archived: bool) -> None:
         offer_undo = self._undo_offer(
             ids,
-            N_("Archived {what}") if archived else N_("Taken out of the archive: {what}"),
+            N_("Archived {what}") if archived else N_("Unarchived {what}"),
             lambda ids: self._organiser.archive(ids, not archived),
         )
         if archived:

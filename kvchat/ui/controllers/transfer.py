@@ -33,9 +33,9 @@ _EXPORTS = N_("Exported chats (*.json *.zip *.kvchat);;All files (*)")
 _BACKUPS = N_("Backups (*.zip);;All files (*)")
 _WITH_MEMORY = N_("Chats with their memory (*.kvchat)")
 _ABOUT_MEMORY = N_(
-    "The memory of this chat takes {size}. With it the chat goes on with the same model on any computer, and is not "
-    "read again there. Whoever has the file can read the chat, unless you give it a passphrase; without that nobody "
-    "opens it again, not even you."
+    "The memory of this chat takes {size}. With it, the chat continues with the same model on any computer without "
+    "being read again. Anyone who has the file can read the chat, unless you set a passphrase. A lost passphrase "
+    "cannot be recovered."
 )
 _ABOUT_IMPORT = N_(
     "{file}: import it only if you trust whoever made it. kvchat cannot see whether memory from others is genuine, and "
@@ -183,8 +183,8 @@ class TransferController(Controller):
         if report.known:
             known = several(report.known, "{count} chat was here already.", "{count} chats were here already.")
         if back:
-            came = _("Back from deletion: {count}.", count=number(len(back)))
-            known = sentences(known, _("It was deleted, and is back.") if report.known == 1 else came)
+            came = _("Restored from Recently deleted: {count}.", count=number(len(back)))
+            known = sentences(known, _("It was in Recently deleted and is restored.") if report.known == 1 else came)
         known = sentences(known, *report.told)
         if report.problems:
             ImportReportDialog(self._views.look, title, known, report.problems, self._window).open()
@@ -203,13 +203,13 @@ class TransferController(Controller):
             self._window,
             _("Restore the backup of {made_at}?", made_at=moment_of(facts.made_at)),
             _(
-                "It holds {contents}. It takes the place of the chats and settings you have now, which are kept "
-                "in a folder beside it.",
+                "The backup contains {contents}. It replaces your current chats and settings, which are kept in a "
+                "separate folder.",
                 contents=_contents(facts),
             ),
             _("Restore the backup"),
             lambda: self._ask_about_engine(source, facts),
-            keep=_("Keep what is here"),
+            keep=_("Keep current chats"),
         )
 
     def _ask_about_engine(self, source: Path, facts: BackupFacts) -> None:
@@ -238,7 +238,7 @@ class TransferController(Controller):
         confirm(
             self._window,
             _("Restart kvchat to finish?"),
-            _("The backup is complete and laid ready. It takes its place when kvchat starts next."),
+            _("The backup is ready. kvchat restores it at the next start."),
             _("Restart kvchat"),
             self.restart_requested.emit,
             keep=_("Later"),

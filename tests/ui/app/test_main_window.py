@@ -665,7 +665,7 @@ async def test_an_engine_of_which_nothing_is_heard_is_not_called_ready(
 ) -> None:
     await settled(window, furnished)
     furnished.events.publish(Silent("thesis", 12.4))
-    assert (window.strip.state.text(), window.strip.remarks.text) == ("silent", "no word for 12 s")
+    assert (window.strip.state.text(), window.strip.remarks.text) == ("silent", "no output for 12 s")
     furnished.events.publish(Silent("thesis", 0.0))
     assert window.strip.state.text() == "ready"
 

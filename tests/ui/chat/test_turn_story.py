@@ -190,9 +190,9 @@ def test_room_for_a_longer_chat_is_told_while_it_is_made() -> None:
 
 def test_silence_is_told_as_long_as_it_lasts() -> None:
     story = told(FirstToken("c", 300, 0, 100), Speed("c", 41.3, 100), Silent("c", 12.4))
-    assert Remark("no word for 12 s", "warn") in story.remarks
+    assert Remark("no output for 12 s", "warn") in story.remarks
     assert story.silent
     assert "41 tokens/s" not in words(story), "nothing comes so fast now"
     story.tell(Silent("c", 0))
     assert not story.silent
-    assert "no word for 12 s" not in words(story)
+    assert "no output for 12 s" not in words(story)

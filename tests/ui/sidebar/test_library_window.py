@@ -149,7 +149,7 @@ async def test_a_chat_says_what_it_stands_on_and_leads_there(
         await until(lambda words=words: line.accessibleName() == f"Documents: 桥梁 🌉 · 2 documents, {words}")
     library.grounds["a"] = Ground(("a.md", "b.md"), manual, as_read=False)
     furnished.events.publish(LibraryChanged())
-    await until(lambda: line.accessibleName().endswith("read again since: this chat keeps what it began on"))
+    await until(lambda: line.accessibleName().endswith("updated since; this chat keeps the version it started with"))
     library.grounds["a"] = Ground(("a.md", "b.md"), None, as_read=False)
     furnished.events.publish(LibraryChanged())
     await until(lambda: line.accessibleName() == "Documents: 2 documents, no longer in the library")
