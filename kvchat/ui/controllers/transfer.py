@@ -183,8 +183,8 @@ class TransferController(Controller):
         if report.known:
             known = several(report.known, "{count} chat was here already.", "{count} chats were here already.")
         if back:
-            came = _("Restored from Recently deleted: {count}.", count=number(len(back)))
-            known = sentences(known, _("It was in Recently deleted and is restored.") if report.known == 1 else came)
+            came = _("Brought back from Recently deleted: {count}.", count=number(len(back)))
+            known = sentences(known, _("It was in Recently deleted and is back.") if report.known == 1 else came)
         known = sentences(known, *report.told)
         if report.problems:
             ImportReportDialog(self._views.look, title, known, report.problems, self._window).open()
@@ -238,7 +238,7 @@ class TransferController(Controller):
         confirm(
             self._window,
             _("Restart kvchat to finish?"),
-            _("The backup is ready. kvchat restores it at the next start."),
+            _("The backup is ready and will be used at the next start."),
             _("Restart kvchat"),
             self.restart_requested.emit,
             keep=_("Later"),

@@ -32,7 +32,7 @@ from kvchat.ui.chat.message_field import ATTACHED_FROM, LONG_PASTE
 from kvchat.ui.messages.user_view import UserView
 from tests.desktop_bus import session_bus
 from tests.pictures import png
-from tests.ui.app.test_language import english_again, the_app  # noqa: F401
+from tests.ui.app.test_language import the_app
 from tests.ui.fake_runtime import FakeRuntime
 from tests.ui.waiting import until
 

@@ -18,7 +18,7 @@ from kvchat.system.concurrency import Worker
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.base.theme import Look
 from kvchat.ui.chat.composer import Composer
-from tests.ui.app.test_language import english_again, the_app  # noqa: F401
+from tests.ui.app.test_language import the_app
 from tests.ui.fake_runtime import FakeRuntime
 from tests.ui.waiting import until
 from tests.ui.windows import button, on_show
@@ -128,24 +128,20 @@ async def test_what_is_removed_is_not_sent_and_stop_asks_first(
     assert not waiting.isVisible()
 
 
-async def test_it_outlives_the_window_and_another_language_does_not_send_it_twice(
-    furnished: FakeRuntime, look: Look, qtbot: QtBot
-) -> None:
+async def test_it_outlives_the_window_and_is_sent_once(furnished: FakeRuntime, look: Look, qtbot: QtBot) -> None:
     async with on_show(furnished, look) as window:
         chat = await answering(window, furnished, qtbot)
         enter(qtbot, window.composer, "later")
     assert furnished.chat.drafts.kept[QUEUE + chat] == "later"
     furnished.chat._running.clear()  # as after a restart
-    async with the_app(furnished, look) as app:
-        first = app._window
-        await until(lambda: first.composer.waiting.isVisible() and first.composer.waiting.send.isVisible())
-        first.chat.retry()
-        first.side_windows.open_settings("General").general.change("language", "de")
-        await until(lambda: app._window is not first and app._window.composer.waiting.isVisible())
+    async with on_show(furnished, look) as window:
+        await until(lambda: window.composer.waiting.isVisible() and window.composer.waiting.send.isVisible())
+        window.chat.retry()
+        furnished.chat.say(chat, "Well")
         furnished.chat.finish(chat, None)
         await until(lambda: len(sent(furnished)) == 2)
         furnished.chat.finish(chat, None)
-        await app._window.chat.drafts.keep()
+        await window.chat.drafts.keep()
         assert furnished.chat.drafts.kept[QUEUE + chat] == "", "nothing is left that could be sent again"
         assert sent(furnished) == ["first", "later"]
 

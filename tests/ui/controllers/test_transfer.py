@@ -236,7 +236,7 @@ async def test_a_chat_that_was_deleted_is_back_where_it_is_imported_again(
     await until(lambda: id not in window.chat.conversations.titles)
     choose(window, "Import chats…")
     pick(window, tmp_path / "theirs.json")
-    told = "1 chat was here already. It was in Recently deleted and is restored."
+    told = "1 chat was here already. It was in Recently deleted and is back."
     await until(lambda: told in [notice.words[1] for notice in window.notices.on_show])
     await until(lambda: window.chat.current == id)
 
