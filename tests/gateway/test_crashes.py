@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import json
+import struct
 import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -246,6 +248,17 @@ def deep(levels: int) -> Any:
     return value
 
 
+def drawn(width: int, height: int) -> str:
+    """A picture's header, as a file in base64."""
+    head = b"\x89PNG\r\n\x1a\n" + struct.pack(">I4sII", 13, b"IHDR", width, height)
+    return base64.b64encode(head + bytes(40)).decode()
+
+
+def pictured(*files: str) -> list[dict[str, Any]]:
+    urls = [{"url": f"data:image/png;base64,{file}"} for file in files]
+    return [{"role": "user", "content": [{"type": "image_url", "image_url": url} for url in urls]}]
+
+
 OUT_OF_BOUNDS: dict[str, dict[str, Any]] = {
     "a template's option": {"chat_template_kwargs": {"a": deep(MOST_LEVELS)}},
     "a tool": {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"a": deep(MOST_LEVELS)}}}]},
@@ -262,6 +275,10 @@ OUT_OF_BOUNDS: dict[str, dict[str, Any]] = {
     "many biases": {"logit_bias": {str(token): 1 for token in range(MOST_LISTED + 1)}},
     "a list of each token's probabilities": {"n_probs": 1_000_000_000.0},
     "the same as OpenAI calls it": {"logprobs": True, "top_logprobs": MOST_LIKELY + 1},
+    "a huge picture": {"messages": pictured(drawn(65_000, 65_000))},
+    "another dialect's": {"messages": [{"content": [{"source": {"type": "base64", "data": drawn(65_000, 65_000)}}]}]},
+    "a completion's": {"prompt": {"prompt_string": "?", "multimodal_data": [drawn(65_000, 65_000)]}},
+    "many large pictures": {"messages": pictured(*[drawn(6_000, 6_000)] * 14)},
     "a schema's pattern": {"json_schema": {"type": "string", "pattern": "^" + "(" * 300 + "a" + ")" * 300 + "$"}},
 }
 
@@ -283,6 +300,7 @@ def test_what_programs_send_is_within_bounds() -> None:
     check_bounds({"grammar": "root ::= " + "(" * 150 + '"a"' + ")" * 150, "messages": deep(MOST_LEVELS - 2)})
     picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * MOST_TEXT}}
     check_bounds({"messages": [{"role": "user", "content": [picture]}]}, MOST_TEXT + 200)
+    check_bounds({"messages": pictured(*[drawn(6_000, 6_000)] * 13)})
     check_bounds({"prompt": [7] * (MOST_LISTED + 1), "logprobs": True, "top_logprobs": MOST_LIKELY})
     with pytest.raises(OutOfBounds):
         check_bounds({"messages": deep(MOST_LEVELS + 1)})

@@ -6,10 +6,12 @@ does not fit, at some 100 bytes of memory for each of the text's, and keeps what
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 from typing import Any
 
+from kvchat.engine.speaking.picture_files import MOST_PIXELS, pixels
 from kvchat.gateway.dialects.conversion import Json
 
 MOST_LEVELS = 200  # of objects and lists in a body, and of brackets in a grammar
@@ -17,6 +19,7 @@ MOST_GRAMMAR = 50_000  # characters of a grammar, or of a JSON schema, of which 
 MOST_TEXT = 8_000_000  # bytes of a body beside its pictures: more than any context holds
 MOST_LISTED = 10_000  # messages, prompts, stop words or anything else in one list; templates take as long as its square
 MOST_LIKELY = 20  # tokens that are listed beside each one written, as in OpenAI's API
+MOST_PIXELS_TOGETHER = 500_000_000  # of a request's pictures: the engine decodes all of them before it uses the first
 _LIKELY = ("n_probs", "top_logprobs", "logprobs")
 _FILES = ("url", "image_url", "data", "file_data")  # what holds a picture's file
 GRAMMARS = ("grammar", "json_schema", "schema", "parameters", "input_schema")
@@ -37,6 +40,7 @@ def check_bounds(body: Json, size: int = 0) -> None:
             raise OutOfBounds(f"“{name[:40]}” may have at most {MOST_LISTED:,} entries.")
         if name in _LIKELY and isinstance(value, int | float) and value > MOST_LIKELY:
             raise OutOfBounds(f"“{name}” may be at most {MOST_LIKELY}.")
+    seen = 0
     places: list[tuple[Any, int, bool]] = [(body, 1, False)]
     while places:
         value, level, in_grammar = places.pop()
@@ -47,14 +51,32 @@ def check_bounds(body: Json, size: int = 0) -> None:
         elif isinstance(value, dict):
             for name, one in value.items():
                 if isinstance(one, str):
-                    size -= len(one) if name in _FILES else 0
+                    if name in _FILES:
+                        size -= len(one)
+                        seen += _pixels(one)
                     places += _within(name, one)
                 elif isinstance(one, dict | list):
                     places.append((one, level + 1, in_grammar or name in GRAMMARS))
                     if name in GRAMMARS and not in_grammar:
                         _check_schema(one)
+                if name == "multimodal_data" and isinstance(one, list):  # beside a completion's prompt
+                    size -= sum(len(file) for file in one if isinstance(file, str))
+                    seen += sum(_pixels(file) for file in one if isinstance(file, str))
+    if seen > MOST_PIXELS_TOGETHER:
+        raise OutOfBounds(f"The pictures of a request may have at most {MOST_PIXELS_TOGETHER:,} pixels together.")
     if size > MOST_TEXT:
         raise OutOfBounds(f"A request may have at most {MOST_TEXT:,} bytes beside its pictures.")
+
+
+def _pixels(file: str) -> int:
+    """Count the pixels of a picture in base64, of which a few bytes may stand for gigabytes."""
+    try:
+        width, height = pixels(base64.b64decode(file.partition(";base64,")[2] or file))
+    except ValueError:  # it is none: the engine says so
+        return 0
+    if width * height > MOST_PIXELS:
+        raise OutOfBounds(f"A picture may have at most {MOST_PIXELS:,} pixels.")
+    return width * height
 
 
 def _within(name: str, text: str) -> list[tuple[Any, int, bool]]:
