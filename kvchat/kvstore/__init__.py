@@ -21,8 +21,9 @@ after what there is (`housekeeping.py`), or `NoStore`, which keeps nothing and s
   Whatever in it cannot have been put there counts as damage (`index/check.py`): it is set aside under a lock, and a
   new one begun.
 - **Audience** (`audience.py`). Who may reuse a state: the user's chats share theirs, each program has its own, prepared
-  documents are for all, imported memory serves the chat it came with. The token tree is kept per fingerprint and
-  audience: what must not be reused is not found. A slot with another audience's rows is erased before it is used.
+  documents are for all, as is a system prompt that two programs with keys have sent, and imported memory serves the
+  chat it came with. The token tree is kept per fingerprint and audience: what must not be reused is not found.
+  A slot with another audience's rows is erased before it is used.
 - **Find.** The longest prefix of the prompt among what its owner may reuse; in the order of their bytes segments that
   begin alike stand together. Where a state can be cut (`can_cut`), part of a save point will do: the file is composed
   for exactly that (`planning.py`). `session/restore_cost.py` judges by measured rates whether a restore beats reading;

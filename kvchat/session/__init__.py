@@ -9,7 +9,7 @@ Below the chat: no conversation, no message, no database, no Qt. An owner is a t
   than it does. The self-test uses the steps one by one (`session/lease.py`).
 - **Several slots, one scheduler** (`session/slots`). As many chats as the engine has slots are answered at a time and
   stay hot side by side. `slots/scheduler.py` says who has which, from load to save: whoever is waited for, the window
-  before other programs, and in spare time what is most urgent (settle, grow, try out, prepare, title, absorb). Slots
+  before other programs, and in spare time what is most urgent (`slots/rank.py`). Slots
   do not share computing: beside somebody who is waited for nothing is read ahead, but a chat may be restored. Two
   conversations never mix, and none has two slots. What changes the engine has all slots to itself; who waits for that
   uses its own no more, so two never wait for each other. Turns stand in line (`chat/turn/turns.py`), and one that
