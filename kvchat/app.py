@@ -12,9 +12,10 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from typing import cast
 
 import qasync
-from PySide6.QtCore import QEvent, Signal
+from PySide6.QtCore import QEvent, Signal, qInstallMessageHandler
 from PySide6.QtGui import QFileOpenEvent
 from PySide6.QtWidgets import QApplication
 
@@ -32,8 +33,10 @@ from kvchat.ui.base.speaking import speak_here
 from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.boxes import say
 from kvchat.ui.sidebar.arrangement import Arrangement
+from kvchat.words.language import _
 
 _FIRST_CHATS = 100  # more than a window has room for; the others are there when they are scrolled to
+_PATIENCE_S = 10.0  # for what is still to be saved where the display is gone
 _AGAIN = -1  # not an exit code: start once more
 # What `kvchat.application` needs and has nothing of Qt's, which belongs to the window's thread.
 _BESIDE = ("kvchat.runtime", "kvchat.library.remote.starter", "kvchat.transfer.repair", "kvchat.words.markdown")
@@ -62,7 +65,10 @@ def run(*, starter: bool, hidden: bool, wish: Wish | None = None) -> int:
     if not instance.claim(wish):
         return 0
     try:
-        code = int(qasync.run(_run(qt, instance, paths, settings, wish, starter=starter, hidden=hidden)))
+        with asyncio.Runner(loop_factory=lambda: _Loop(qt)) as runner:
+            code = runner.run(_run(qt, instance, paths, settings, wish, starter=starter, hidden=hidden))
+            if cast(_Loop, runner.get_loop()).display_gone:
+                return 1
     finally:
         instance.release()
     if code == _AGAIN:
@@ -81,6 +87,33 @@ class _Qt(QApplication):
             self.asked.emit(Wish((event.url().toString(),)))
             return True
         return super().event(event)
+
+
+class _Loop(qasync.QEventLoop):
+    """Goes on where Qt ends its loop by itself, as when the display is gone: kvchat is told to end, and saves first."""
+
+    def __init__(self, qt: QApplication) -> None:
+        super().__init__(qt)
+        self.display_gone = self._stopped = False
+
+    def stop(self) -> None:
+        """End `run_forever`."""
+        self._stopped = True
+        super().stop()
+
+    def run_forever(self) -> int:
+        """Run until `stop`."""
+        self._stopped = False
+        while True:
+            result: int = super().run_forever()
+            if self._stopped:
+                return result
+            if not self.display_gone:
+                self.display_gone = True
+                qInstallMessageHandler(lambda *_: None)  # Qt says it again in each round
+                sys.stderr.write(_("The display is gone; kvchat saves your chats and ends.") + "\n")
+                for seconds in (0.0, _PATIENCE_S):  # told a second time it waits for no save and no button
+                    self.call_later(seconds, signal.raise_signal, signal.SIGTERM)
 
 
 class _Wishes:

@@ -202,7 +202,8 @@ class Desktop(View):
     def _start_display(self, stack: ExitStack, folder: Path) -> None:
         read, write = os.pipe()
         command = ["Xvfb", "-displayfd", str(write), "-screen", "0", f"{self._size}x24", "-fbdir", str(folder)]
-        stack.enter_context(_running([*command, "-nolisten", "tcp", "-noreset"], self.environment, pass_fds=(write,)))
+        started = _running([*command, "-nolisten", "tcp", "-noreset"], self.environment, pass_fds=(write,))
+        self.display = stack.enter_context(started)
         os.close(write)
         with os.fdopen(read) as pipe:
             number = pipe.readline().strip()

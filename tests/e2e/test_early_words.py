@@ -19,7 +19,9 @@ from kvchat.chat.record.database import Database
 from kvchat.library.local.files import display_name
 from kvchat.settings import Settings, save_settings
 from kvchat.system.paths import Paths, resolve_paths
+from tests.e2e.desktop import Desktop
 from tests.e2e.waiting import wait_until
+from tests.e2e.window import KVCHAT
 from tests.engine_fixtures import FakeEngine
 
 pytestmark = [
@@ -137,3 +139,22 @@ def test_two_messages_that_are_sent_while_kvchat_starts_are_both_answered(home: 
         receipts = database.rows("SELECT receipt FROM messages WHERE role = 'assistant'")
         assert {json.loads(row["receipt"])["model_name"] for row in receipts} == {display_name(smollm2)}
     assert on_disk(home) == ([], ["Dear Ada", "Boole"])
+
+
+def test_words_are_on_disk_and_one_line_is_said_when_the_display_goes(home: Paths, tmp_path: Path) -> None:
+    said = tmp_path / "said.txt"
+    with (
+        Desktop(tray=False) as desktop,
+        desktop.application(*KVCHAT, output=said, KVCHAT_HOME=str(home.data.parent)) as kvchat,
+    ):
+        composer = desktop.find("text", "Message")
+        wait_until(lambda: composer.text == "Dear ", what="the draft")
+        composer.set_text("Dear Ada")
+        wait_until(lambda: composer.text == "Dear Ada", what="the words")
+        desktop.display.kill()
+        assert kvchat.wait(180) == 1
+    lines = said.read_text("utf-8").splitlines()
+    assert lines[-1] == "The display is gone; kvchat saves your chats and ends."
+    assert len(lines) == 2, "and what Qt says"
+    with closing(Database(home.database)) as database:
+        assert [row["text"] for row in database.rows("SELECT text FROM drafts")] == ["Dear Ada"]
