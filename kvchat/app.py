@@ -89,7 +89,7 @@ class _Qt(QApplication):
         return super().event(event)
 
 
-class _Loop(qasync.QEventLoop):
+class _Loop(qasync.QEventLoop):  # type: ignore[misc]  # it has no types
     """Goes on where Qt ends its loop by itself, as when the display is gone: kvchat is told to end, and saves first."""
 
     def __init__(self, qt: QApplication) -> None:

@@ -311,7 +311,6 @@ async def _picture_tokens(engine: ReadyEngine, picture: Picture) -> int:
 def _used_last(database: Database, model: str | None) -> list[list[Message]]:
     """The branches of the chats used last, of those that this model answers."""
     query = (
-        "SELECT id FROM conversations WHERE deleted_at IS NULL AND ifnull(model, ?1) IS ?1"
-        f" ORDER BY {LAST_USED_FIRST} LIMIT ?2"
+        f"SELECT id FROM conversations WHERE deleted_at IS NULL AND ifnull(model, ?1) IS ?1 {LAST_USED_FIRST} LIMIT ?2"
     )
     return [database.branch(row["id"]) for row in database.rows(query, (model, USED_LAST))]

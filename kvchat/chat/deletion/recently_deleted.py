@@ -35,7 +35,7 @@ UNDO_S = 30.0  # a deletion can be undone for so long, where the settings keep n
 _LEFT_BEHIND_S = 600.0  # after so long nobody who could undo a deletion is waiting any more
 _EARLIEST_S = 1_700_000_000  # seconds since 1970: before that there was no kvchat
 _LOOK_EVERY_S = 3600.0  # for what has been kept long enough
-_SEEN = "deleted_s + max(0, min(?1 - ifnull(deleted_seen, {}), ?2))"  # ?1: now, ?2: `_most_s`
+_SEEN = "(SELECT deleted_s + max(0, min(?1 - ifnull(deleted_seen, {}), ?2)))"  # ?1: now, ?2: `_most_s`
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from kvchat.words.language import _
 
 # By a counter, which no wrong clock turns back: a trigger counts with each new `updated_at`. That one orders what was
 # used before there was a counter, and what was imported (see kvchat.transfer.rows).
-LAST_USED_FIRST = "used DESC, updated_at DESC, rowid DESC"
+LAST_USED_FIRST = "ORDER BY used DESC, updated_at DESC, rowid DESC"
 BEING_WRITTEN = "SELECT id, writer, conversation_id FROM messages WHERE state = 'streaming'"
 
 
@@ -49,14 +49,14 @@ class Database(DatabaseFile):
 
     def conversations(self) -> list[Conversation]:
         """All conversations, the last used first. Only what has changed since the last call is made anew."""
-        rows = self.rows(f"SELECT * FROM conversations WHERE deleted_at IS NULL ORDER BY {LAST_USED_FIRST}")
+        rows = self.rows(f"SELECT * FROM conversations WHERE deleted_at IS NULL {LAST_USED_FIRST}")
         self._listed = {row: self._listed.get(row) or conversation_of(row) for row in rows}
         return list(self._listed.values())
 
     def newest(self, most: int) -> list[Conversation]:
         """So many of those that are not archived: what is kept on top, then what was used last."""
         query = "SELECT * FROM conversations WHERE deleted_at IS NULL AND NOT archived"
-        rows = self.rows(f"{query} ORDER BY on_top DESC, {LAST_USED_FIRST} LIMIT ?", (most,))
+        rows = self.rows(f"{query} ORDER BY on_top DESC, used DESC, updated_at DESC, rowid DESC LIMIT ?", (most,))
         return [conversation_of(row) for row in rows]
 
     def conversation(self, conversation_id: str) -> Conversation | None:

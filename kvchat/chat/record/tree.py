@@ -225,8 +225,11 @@ def _keep(db: sqlite3.Connection, removed: Removed) -> None:
     attachments = [row | {"data": base64.b64encode(attachment_of(row).data).decode()} for row in removed.attachments]
     rows = json.dumps({"messages": removed.rows, "attachments": attachments}, ensure_ascii=False, default=text_of)
     values = removed.id, removed.conversation_id, removed.removed_at, removed.leaf_id, removed.title, rows
-    names = "id, conversation_id, removed_at, leaf_id, title, rows"
-    db.execute(f"INSERT OR REPLACE INTO removed ({names}) VALUES (?, ?, ?, ?, ?, ?)", values)
+    db.execute(
+        "INSERT OR REPLACE INTO removed (id, conversation_id, removed_at, leaf_id, title, rows)"
+        " VALUES (?, ?, ?, ?, ?, ?)",
+        values,
+    )
 
 
 def _removed(row: sqlite3.Row) -> Removed | None:

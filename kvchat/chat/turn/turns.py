@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 from kvchat.chat.context.context_service import ContextService, StillAnswering
 from kvchat.chat.events import (
@@ -242,7 +242,8 @@ class Turns:
         if turn.beginning is not None and not (reply.done() and reply.result()):
             with contextlib.suppress(StorageFailed):
                 model, question = await self._chosen_model(turn), turn.beginning.question_id
-                awaits = not turn.stopped and not (model and await asyncio.to_thread(os.path.exists, model))
+                there = model is not None and await asyncio.to_thread(Path(model).exists)
+                awaits = not (there or turn.stopped)
                 await self._parts.worker.run(self._parts.database.disown, question, awaits_model=awaits)
 
     async def _chosen_model(self, turn: Turn) -> str | None:
