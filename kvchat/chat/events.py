@@ -95,6 +95,7 @@ class FirstToken(_OfChat):
     prompt_tokens: int
     verdict: Verdict | None = None  # as the receipt will have it; None: the engine has told no counts yet
     restore_ms: float = 0.0  # the part of `ttft_ms` spent on a restore, as in the receipt
+    earlier_tokens: int = 0  # as in the receipt
 
 
 @dataclass(frozen=True)

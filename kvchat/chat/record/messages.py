@@ -29,7 +29,7 @@ class MessageState(Enum):
     INTERRUPTED = "interrupted"  # the engine or the app died while it was written
 
 
-AWAITS_MODEL = "awaits a model"  # in the place of a question's writer
+AWAITS_MODEL = "awaits_model"  # in the place of a question's writer
 QUEUE = "queue/"  # before a conversation's id: its draft that is sent after the reply that is being made
 UNFINISHED = frozenset({MessageState.STOPPED, MessageState.LIMITED, MessageState.INTERRUPTED})  # replies to go on with
 
@@ -66,6 +66,7 @@ class Receipt:
     settle_ms: float | None = None  # after the reply: bringing the slot to the turn boundary; None: not known
     save_ms: float | None = None  # and having it saved there
     saved_ms: float | None = None  # an estimate: time not spent on prefill, at this machine's measured rate
+    earlier_tokens: int = 0  # of the prompt, those that the reply before had in its prompt already; 0: not known
     imported: bool = False  # it went on from memory that came with the chat and was not verified
 
     @property

@@ -95,15 +95,18 @@ def timeline(receipt: Receipt) -> tuple[Step, ...]:
     return tuple(step for step in steps if step.ms > 0)
 
 
-def where_from(verdict: Verdict, cached: int, prompt: int) -> str:
-    """Where a prompt of `prompt` tokens came from, in the word for it; "in part" where most of it had to be read."""
+def where_from(verdict: Verdict, cached: int, prompt: int, earlier: int = 0) -> str:
+    """Where a prompt of `prompt` tokens came from, in the word for it; "in part" where most of it had to be read.
+
+    So too where much of its `earlier` tokens, which the reply before had in its prompt, had to be read again.
+    """
     if verdict.miss_reason == NOTHING_TO_MISS:
         return _(FIRST_REPLY)
     if verdict.miss_reason == NOTHING_ALIKE:  # a program's, for the first time
         return _(READ)
     where = _(WHERE[verdict.source])
     most = PROVED_SHARE if verdict.source is Source.AHEAD else 0.5
-    if verdict.source is Source.COLD or cached >= most * prompt:
+    if verdict.source is Source.COLD or cached >= max(most * prompt, PROVED_SHARE * earlier):
         return where
     return _("{where} in part", where=where) if cached >= LEAST_SHARE * prompt else _(READ)
 
@@ -115,7 +118,7 @@ def verdict_of(receipt: Receipt) -> Verdict:
 
 def where_told(receipt: Receipt) -> str:
     """As `where_from`, of a receipt."""
-    return where_from(verdict_of(receipt), receipt.cached_tokens, receipt.prompt_tokens)
+    return where_from(verdict_of(receipt), receipt.cached_tokens, receipt.prompt_tokens, receipt.earlier_tokens)
 
 
 def receipt_line(receipt: Receipt) -> ReceiptLine:

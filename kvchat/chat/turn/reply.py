@@ -106,6 +106,7 @@ class ReplyWriter:
         self.message = self.before = message
         self.draft = Draft()
         self._engine_wait_s = 0.0  # spent on waiting for an engine to come up, no part of the time to the first token
+        self.earlier_tokens = 0  # as in the receipt
         self.queue_wait_s = 0.0  # spent on waiting for another conversation's turn; no part of it either
         self._loaded = NOTHING_LOADED  # how the slot was made ready for the request
         self._asked = False  # the engine has a request and is to say something
@@ -192,6 +193,7 @@ class ReplyWriter:
             saved_ms=self._saved_ms(cached, in_ttft, prefill_rate, restored=restore is not None),
             engine_wait_ms=1000 * self._engine_wait_s,
             queue_wait_ms=1000 * self.queue_wait_s,
+            earlier_tokens=self.earlier_tokens,
             model=model,
         )
 
@@ -229,7 +231,9 @@ class ReplyWriter:
                 cached, prompt, draft.prefill_ms = told.cache_n, told.prompt_tokens, told.prompt_ms
                 verdict = judged(self._loaded, cached, prompt)
             restored = restore.ms_since(self._sent_at) if (restore := self._loaded.restore) else 0.0
-            self._events.publish(FirstToken(conversation, draft.ttft_ms, cached, prompt, verdict, restored))
+            self._events.publish(
+                FirstToken(conversation, draft.ttft_ms, cached, prompt, verdict, restored, self.earlier_tokens)
+            )
         text, thinking = chunk.text, chunk.thinking
         if first:  # whoever listens may not know the beginning
             text, thinking = self.before.content + text, self.before.thinking + thinking

@@ -11,22 +11,27 @@ from functools import cached_property
 from pathlib import Path
 
 from kvchat.chat.record.database import Database
-from kvchat.session.proof import NOTHING_TO_MISS, Source
+from kvchat.session.proof import NOTHING_TO_MISS, PROVED_SHARE, Source
 from kvchat.words.language import N_
 from kvchat.words.wording import FIRST_REPLY, READ_AGAIN, READ_AHEAD, REMEMBERED, STILL_LOADED
 
 MOST_DAYS, LEAST_DAYS = 90, 14  # looked back, today included; a plot of fewer would be one wide bar
+_PARTLY = "partly"  # whatever of it was kept, some of what the reply before had in its prompt was not
 _KINDS = {
-    Source.HOT: STILL_LOADED,
-    Source.AHEAD: READ_AHEAD,
-    Source.WARM: REMEMBERED,
-    Source.DISK: N_("remembered from disk"),
-    None: FIRST_REPLY,
-    Source.COLD: READ_AGAIN,
+    Source.HOT.value: STILL_LOADED,
+    Source.AHEAD.value: READ_AHEAD,
+    Source.WARM.value: REMEMBERED,
+    Source.DISK.value: N_("remembered from disk"),
+    _PARTLY: N_("read again in part"),
+    "": FIRST_REPLY,
+    Source.COLD.value: READ_AGAIN,
 }
 KINDS = tuple(_KINDS.values())  # where replies went on from, the quickest first
 _QUERY = """
-    SELECT date(created_at, 'unixepoch', 'localtime') AS day, receipt ->> '$.source' AS source,
+    SELECT date(created_at, 'unixepoch', 'localtime') AS day,
+        CASE WHEN receipt ->> '$.source' <> 'cold'
+            AND receipt ->> '$.cached_tokens' < ? * (receipt ->> '$.earlier_tokens')
+        THEN ? ELSE receipt ->> '$.source' END AS source,
         receipt ->> '$.miss_reason' = ? AS first, count(*),
         total(receipt ->> '$.saved_ms') / 1000, total(receipt ->> '$.ttft_ms') / 1000
     FROM messages WHERE receipt IS NOT NULL AND created_at >= ? AND json_valid(receipt)
@@ -81,10 +86,10 @@ def read_statistics(file: Path, today: date | None = None) -> Statistics:
     today = today or date.today()
     since = datetime.combine(today - timedelta(days=MOST_DAYS - 1), time.min).timestamp()
     with closing(Database(file)) as database:
-        rows = database.rows(_QUERY, (NOTHING_TO_MISS, since, today.isoformat()))
+        rows = database.rows(_QUERY, (PROVED_SHARE, _PARTLY, NOTHING_TO_MISS, since, today.isoformat()))
     sums: defaultdict[tuple[date, str], list[float]] = defaultdict(lambda: [0, 0.0, 0.0])
     for day, source, first, *figures in rows:
-        kind = FIRST_REPLY if first else next((kind for one, kind in _KINDS.items() if one and one.value == source), "")
+        kind = FIRST_REPLY if first else _KINDS.get(source or " ")
         if kind and all(map(math.isfinite, figures)):
             key = date.fromisoformat(day), kind
             sums[key] = [a + b for a, b in zip(sums[key], figures, strict=True)]

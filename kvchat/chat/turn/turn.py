@@ -134,6 +134,7 @@ class Turn:
         if not messages:
             raise ConversationGone
         reply = await self._open_reply(self.beginning)
+        reply.earlier_tokens = next((said.receipt.prompt_tokens for said in reversed(path) if said.receipt), 0)
         chosen = await parts.answer_settings(self.conversation_id)
         system = self._system(path[0], reply) if self._keeps and path[0].role is Role.SYSTEM else None
         request = Request(messages, lambda: self._draw(chosen, reply), chosen.model, chosen.options.template, system)

@@ -153,7 +153,7 @@ class TurnStory:
         self._fresh()
         self._reading_ended()
         if event.verdict is not None:
-            where = where_from(event.verdict, event.cached_tokens, event.prompt_tokens)
+            where = where_from(event.verdict, event.cached_tokens, event.prompt_tokens, event.earlier_tokens)
             self._say_where(event.verdict, where, event.restore_ms)
         self._say("ttft", _("first word after {ttft_ms}", ttft_ms=duration(event.ttft_ms)))
 

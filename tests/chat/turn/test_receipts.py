@@ -38,6 +38,8 @@ COLD = replace(WARM, ttft_ms=34_600, source=Source.COLD, cached_tokens=0, miss_r
         (replace(WARM, source=Source.HOT, ttft_ms=94), "under 0.1 s · still loaded"),
         (replace(WARM, cached_tokens=1000), "0.3 s · remembered in part"),
         (replace(WARM, source=Source.HOT, cached_tokens=30, ttft_ms=19_000), "19 s · read"),
+        (replace(WARM, source=Source.HOT, cached_tokens=4000, earlier_tokens=3900), "0.3 s · still loaded"),
+        (replace(WARM, source=Source.HOT, cached_tokens=4000, earlier_tokens=5800), "0.3 s · still loaded in part"),
         (replace(WARM, queue_wait_ms=12_000), "0.3 s · remembered · waited 12 s for another reply"),
         (replace(WARM, engine_wait_ms=4_000), "0.3 s · remembered · waited 4.0 s for the engine to start"),
         (replace(WARM, imported=True), "0.3 s · remembered · imported memory, not verified"),

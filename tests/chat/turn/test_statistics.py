@@ -42,11 +42,13 @@ def a_miss(reason: str, **more: bool) -> Receipt:
 def test_replies_are_added_up_by_what_they_went_on_from(database: Database) -> None:
     for source in (Source.HOT, Source.HOT, Source.AHEAD, Source.WARM, Source.DISK):
         written(database, replace(A_RECEIPT, source=source))
+    written(database, replace(A_RECEIPT, cached_tokens=3000, earlier_tokens=5000))
     for reason in (NOTHING_TO_MISS, "nothing is kept of this chat"):
         written(database, a_miss(reason))
     found = read_statistics(database.file, TODAY)
     assert [found.of_kind(kind) for kind in KINDS] == [
         (2, 60.0, 0.3),
+        (1, 30.0, 0.3),
         (1, 30.0, 0.3),
         (1, 30.0, 0.3),
         (1, 30.0, 0.3),

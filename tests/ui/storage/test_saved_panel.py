@@ -61,8 +61,8 @@ async def test_a_new_user_is_told_what_will_be_here(runtime: FakeRuntime, window
 
 async def test_the_sums_and_where_they_come_from(furnished: FakeRuntime, window: MainWindow) -> None:
     panel = await opened(window)
-    assert panel.total.text() == "About 8 min saved"
-    assert panel.estimate.text() == "So much less waiting in the last 14 days, over 60 replies."
+    assert panel.total.text() == "About 9 min saved"
+    assert panel.estimate.text() == "So much less waiting in the last 14 days, over 70 replies."
     shown = labels(panel)
     for kind in KINDS:
         assert shown[shown.index(kind) + 1 : shown.index(kind) + 3][0] == "10"
@@ -77,7 +77,7 @@ async def test_arrow_keys_and_the_pointer_tell_of_a_day(
     qtbot.keyClick(panel.saved, Qt.Key.Key_Left)
     assert panel.day.text() == "20 November: no replies"
     qtbot.keyClick(panel.saved, Qt.Key.Key_Home)
-    assert panel.day.text() == panel.saved.accessibleDescription() == "23 August: 60 replies; about 8 min saved"
+    assert panel.day.text() == panel.saved.accessibleDescription() == "23 August: 70 replies; about 9 min saved"
     assert panel.saved.day == 0
     for x, day in ((panel.saved.width() - 12, MOST_DAYS - 1), (2, -1)):
         move = QMouseEvent(QEvent.Type.MouseMove, QPointF(x, 40), QPointF(x, 40), NONE, NONE, Qt.KeyboardModifier(0))
