@@ -87,7 +87,7 @@ class Runtime:
             lambda: self.settings.keep_deleted_s,
             self._why_not_read,
         )
-        self.save_points = StoreService(paths, store, lambda: self.settings)
+        self.save_points = StoreService(paths, store, lambda: self.settings, self.chat.reading_speed)
         self.engines = EngineSetup(paths, lambda: self.settings, self.use_engine, self._notify)
         self.transfer = TransferService(paths, database, worker, self.events, store, self.chat.try_out)
         parts = self.chat.slots, self.engine, self.model, self.models

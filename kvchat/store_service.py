@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -18,6 +18,7 @@ from kvchat.kvstore.store import NoStore, SavePointStore
 from kvchat.library.gguf.facts import GgufFacts, read_facts
 from kvchat.library.gguf.kv_cache import kv_bytes
 from kvchat.library.memory.machine import staging_room
+from kvchat.session.restore_cost import ReadingSpeed
 from kvchat.settings import Settings
 from kvchat.system.files import in_time, is_folder
 from kvchat.system.paths import Paths
@@ -111,11 +112,42 @@ def store_problem(paths: Paths, settings: Settings) -> str:
     return str(store.problem or "")
 
 
+def models_in(usage: StoreUsage) -> set[str]:
+    """The models that chats were saved with, by their names in fingerprints."""
+    return {one.model for one in usage.conversations if one.tokens}
+
+
+def timed(usage: StoreUsage, speeds: Mapping[str, ReadingSpeed]) -> StoreUsage:
+    """Return the usage with how long reading each chat again takes."""
+    conversations = [
+        replace(one, reading=speeds[one.model].forecast(one.tokens)) if one.tokens else one
+        for one in usage.conversations
+    ]
+    return replace(usage, conversations=tuple(conversations))
+
+
+def timed_plan(plan: PrunePlan, usage: StoreUsage) -> PrunePlan:
+    """Return the plan with how long reading again takes what it leaves nothing of; `usage`: `timed`."""
+    times = {one.conversation_id: one.reading for one in usage.conversations}
+    conversations = [
+        one if one.save_points_left else replace(one, reading=times.get(one.conversation_id))
+        for one in plan.conversations
+    ]
+    return replace(plan, conversations=tuple(conversations))
+
+
 class StoreService:
     """What the window asks of the store."""
 
-    def __init__(self, paths: Paths, store: SavePointStore, settings: Callable[[], Settings]) -> None:
-        self._paths, self._store, self._settings = paths, store, settings
+    def __init__(
+        self,
+        paths: Paths,
+        store: SavePointStore,
+        settings: Callable[[], Settings],
+        speed: Callable[[str], Awaitable[ReadingSpeed]],
+    ) -> None:
+        """`speed`: of a model, by its name in fingerprints."""
+        self._paths, self._store, self._settings, self._speed = paths, store, settings, speed
 
     @property
     def problem(self) -> KvchatError | None:
@@ -125,6 +157,7 @@ class StoreService:
     async def usage(self) -> StoreUsage:
         """What the save points cost on disk."""
         usage = await asyncio.to_thread(self._store.usage)
+        usage = timed(usage, {model: await self._speed(model) for model in models_in(usage)})
         return replace(usage, chat_bytes=await asyncio.to_thread(long_chat, self._settings()))
 
     async def measure_rebuild(self) -> RebuildSpeed | None:
@@ -139,7 +172,7 @@ class StoreService:
 
     async def plan_prune(self, target_bytes: int) -> PrunePlan:
         """What pruning the store to a size would remove, and what that would cost. Removes nothing."""
-        return await asyncio.to_thread(self._store.plan_prune, target_bytes)
+        return timed_plan(await asyncio.to_thread(self._store.plan_prune, target_bytes), await self.usage())
 
     async def prune(self, plan: PrunePlan) -> int:
         """Carry a plan out; returns the bytes freed."""

@@ -91,7 +91,7 @@ class ChatService:
         self.try_out = lambda *asked: trying_out.try_out(self._parts, *asked)
         verifying = Verifying(self._parts, why_not_read, self._preparing.begin)
         self.verify_memory, self.verify_in_spare_time = verifying.verify, verifying.in_spare_time
-        self.absorb = self._parts.absorb
+        self.absorb, self.reading_speed = self._parts.absorb, self._parts.reading_speed
 
     @property
     def busy(self) -> str | None:

@@ -14,6 +14,7 @@ from kvchat.chat.unwritten import Unwritten
 from kvchat.engine.speaking.wire import ENGINE_DEFAULTS, Sampling
 from kvchat.kvstore.savepoint import StoreRefused
 from kvchat.session.host import EngineHost
+from kvchat.session.restore_cost import ReadingSpeed
 from kvchat.session.session import Session
 from kvchat.session.slots.pool import Slots
 from kvchat.session.slots.rank import ABSORBING_PATIENCE_S, Rank
@@ -56,6 +57,13 @@ class TurnParts:
     async def branch(self, conversation_id: str) -> list[Message]:
         """The messages from the first to the end of the conversation's current branch."""
         return await self.worker.run(self.database.branch, conversation_id)
+
+    async def reading_speed(self, model: str) -> ReadingSpeed:
+        """How fast a model reads here, by its name in fingerprints, with what earlier runs have measured."""
+        speed = self.slots.restore_cost.speed_of(model)
+        if not speed.recalled:
+            speed.recall(await self.worker.run(self.database.readings, model))
+        return speed
 
     async def answer_settings(self, conversation_id: str) -> AnswerSettings:
         """How the conversation is answered."""

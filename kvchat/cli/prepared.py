@@ -91,7 +91,7 @@ async def _meant(runtime: Runtime, options: PrepareOptions) -> Prepared:
     expected = (
         several(estimate.files, "{count} file", "{count} files"),
         _("about {tokens} tokens", tokens=number(estimate.tokens)),
-        roughly(estimate.seconds) if estimate.seconds else "",
+        roughly(estimate.time) if estimate.time else "",
     )
     print(listed(expected), file=sys.stderr)
     if estimate.too_long:
@@ -109,7 +109,7 @@ def _fields(one: Standing, folder: Path) -> dict[str, Any]:
         "place": str(folder),
         "tokens": prepared.tokens,
         "bytes": one.bytes,
-        "seconds_saved": one.seconds,
+        "reading": one.time,
         "model": prepared.model,
         "context_size": prepared.context_size,
         "read_at": prepared.created_at.isoformat() if prepared.is_read else None,
@@ -122,7 +122,7 @@ def _fields(one: Standing, folder: Path) -> dict[str, Any]:
 
 def _row(one: Standing) -> tuple[str, ...]:
     """A set for a reader."""
-    prepared, seconds = one.prepared, roughly(one.seconds) if one.seconds else _("a time never measured")
+    prepared, seconds = one.prepared, roughly(one.time) if one.time else _("an unknown time")
     return (
         calm(prepared.name),
         several(len(prepared.sources), "{count} file", "{count} files"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 from collections.abc import Mapping
@@ -24,12 +25,13 @@ from kvchat.kvstore.savepoint import (
     kept_for,
     program_of,
 )
+from kvchat.session.restore_cost import ReadingSpeed
 from kvchat.settings import load_settings
-from kvchat.store_service import chats_in_words, long_chat, open_store
+from kvchat.store_service import chats_in_words, long_chat, models_in, open_store, timed, timed_plan
 from kvchat.system.paths import Paths, resolve_paths
 from kvchat.words.language import _, listed, number, retold, several
 from kvchat.words.safe_text import calm
-from kvchat.words.wording import duration, one_line, size, timestamp
+from kvchat.words.wording import TimeRange, duration, one_line, roughly, size, timestamp
 
 Titles = Mapping[str, str]  # by conversation id
 Saved = Mapping[str, float]  # seconds, by conversation id
@@ -48,12 +50,12 @@ def run(options: StoreOptions) -> int:
     with closing(open_store(paths, settings)) as store:
         match options.action:
             case "show":
-                usage = dataclasses.replace(store.usage(), chat_bytes=long_chat(settings))
+                usage = dataclasses.replace(_timed(paths, store.usage()), chat_bytes=long_chat(settings))
                 fields = _usage_fields(usage, titles, saved)
                 print(json.dumps(fields) if options.as_json else "\n".join(usage_lines(usage, titles, saved)))
                 return 0
             case "prune":
-                return _prune(store, titles, options)
+                return _prune(paths, store, titles, options)
             case "verify":
                 return _verify(store, titles, options.as_json)
             case "forget":
@@ -74,9 +76,18 @@ def _told_of(paths: Paths) -> tuple[Titles, Saved]:
         return {}, {}
 
 
-def _prune(store: BlockStore, titles: Titles, options: StoreOptions) -> int:
+def _timed(paths: Paths, usage: StoreUsage) -> StoreUsage:
+    """Return the usage with how long reading each chat again takes, where the chats' file tells."""
+    speeds = {model: ReadingSpeed() for model in models_in(usage)}
+    with contextlib.suppress(KvchatError), closing(Database(paths.database)) as database:
+        for model, speed in speeds.items():
+            speed.recall(database.readings(model))
+    return timed(usage, speeds)
+
+
+def _prune(paths: Paths, store: BlockStore, titles: Titles, options: StoreOptions) -> int:
     """Show what goes, before it goes."""
-    plan = store.plan_prune(options.target_bytes)
+    plan = timed_plan(store.plan_prune(options.target_bytes), _timed(paths, store.usage()))
     if not options.as_json:
         print("\n".join(plan_lines(plan, titles, options.target_bytes, dry_run=options.dry_run)), flush=True)
     freed = store.prune(plan) if plan.save_point_ids and not options.dry_run else 0
@@ -209,7 +220,7 @@ def plan_lines(plan: PrunePlan, titles: Titles, target_bytes: int, *, dry_run: b
                 verb=verb,
                 count=several(len(plan.save_point_ids), "{count} save point", "{count} save points"),
                 size=size(plan.bytes_freed),
-                time=_rereading(plan.prefill_seconds),
+                time=_rereading(plan.reading),
             ),
             *columns([_pruned_row(one, titles) for one in plan.conversations]),
             _("{size} would remain.", size=left) if dry_run else _("{size} remain.", size=left),
@@ -229,7 +240,7 @@ def _pruned_row(one: PrunedConversation, titles: Titles) -> tuple[str, ...]:
         _title(one.conversation_id, titles),
         several(one.save_points, "{count} save point", "{count} save points"),
         size(one.bytes_freed),
-        _("to read again: {rereading}", rereading=_rereading(one.prefill_seconds)),
+        "" if one.save_points_left else _("to read again: {rereading}", rereading=_rereading(one.reading)),
         _left(one.save_points_left),
     )
 
@@ -275,7 +286,7 @@ def _plan_fields(plan: PrunePlan, titles: Titles, options: StoreOptions, freed: 
         "save_points": len(plan.save_point_ids),
         "bytes_freed": plan.bytes_freed if options.dry_run else freed,
         "bytes_left": plan.bytes_left,
-        "prefill_seconds": plan.prefill_seconds,
+        "reading": plan.reading,
         "by_conversation": [_named(one.conversation_id, titles, dataclasses.asdict(one)) for one in plan.conversations],
     }
 
@@ -310,6 +321,5 @@ def _left(save_points: int) -> str:
     return _("{count} left", count=number(save_points)) if save_points else _("starts cold")
 
 
-def _rereading(seconds: float) -> str:
-    """How long that would take; a save point made before this machine's speed was measured does not say."""
-    return _("about {seconds}", seconds=duration(1000 * seconds)) if seconds else _("never measured")
+def _rereading(time: TimeRange | None) -> str:
+    return roughly(time) if time else _("not known")

@@ -31,7 +31,7 @@ from kvchat.session.lease import Lease
 from kvchat.session.planning import unchanged
 from kvchat.session.proof import NOTHING_LOADED, SOURCES, Loaded, Source, judged
 from kvchat.session.reading import STEP_MS, read_ahead, tail_of
-from kvchat.session.restore_cost import LEAST_GAIN, LONG_MS
+from kvchat.session.restore_cost import LEAST_GAIN, LONG_MS, Reading
 from kvchat.system.concurrency import apart, to_its_end
 from kvchat.words.language import N_
 
@@ -121,7 +121,9 @@ class Passing:
         if loaded.restore:
             point = loaded.restore.save_point
             passage.restore_ms = loaded.restore.ms
-            self.lease.slots.restore_cost.recall_prefill(point.prefill_ms / point.n_tokens or None)
+            speed = self.lease.slots.restore_cost.speed
+            if speed.ms_per_token is None and point.prefill_ms:
+                speed.readings.append(Reading(point.n_tokens, point.prefill_ms))
         if as_it_is is Source.COLD and not loaded.restore:
             passage.miss = loaded.miss_reason or NOTHING_ALIKE
         return loaded
@@ -150,7 +152,7 @@ class Passing:
         """Read a long prompt but for its last tokens, in steps that let others in between; whether there were any."""
         ids, passage, cost = self.work.prompt.ids, self.work.passage, self.lease.slots.restore_cost
         choosy = self._choosy
-        rate = cost.prefill_ms_per_token
+        rate = cost.speed.ms_per_token
         last = len(ids) - (1 if choosy else tail_of(len(ids) - loaded.expected_cached, rate, self._step_ms()))
         # A picture is read in one piece, and words after it only to the end of one.
         end = next((n for n, token in enumerate(ids[:last]) if token <= FIRST_ID), last)
@@ -301,7 +303,7 @@ class Passing:
         cost = lease.slots.restore_cost
         read = counts.prompt - counts.cached
         if counts.prompt_ms is not None and not steps:
-            cost.learn_prefill(read, counts.prompt_ms, counts.cached)
+            cost.speed.learn(read, counts.prompt_ms, counts.cached)
         passage.read_ms += counts.prompt_ms or 0.0
         passage.prompt, passage.predicted = counts.prompt, counts.predicted
         passage.write_ms = 0.0 if passage.stream else counts.predicted_ms

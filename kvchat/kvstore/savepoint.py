@@ -10,6 +10,7 @@ from pathlib import Path
 
 from kvchat.errors import KvchatError
 from kvchat.words.language import N_
+from kvchat.words.wording import TimeRange, added
 
 Tokens = tuple[int, ...]
 PROGRAM = "program/"  # begins what save points of other programs are kept under, instead of a conversation's id
@@ -145,7 +146,9 @@ class ConversationUsage:
     last_used_at: datetime
     exclusive_bytes: int = 0  # what deleting it would free
     shared_bytes: int = 0  # what other conversations keep as well
-    prefill_seconds: float = 0.0  # estimate: reading its longest save point's tokens again
+    tokens: int = 0  # of its longest save point
+    model: str = ""  # that this was saved with, as in fingerprints
+    reading: TimeRange | None = None  # estimate of reading these tokens again; None: not known
     pinned: bool = False
     never_save: bool = False
     imported: bool = False  # some of it came with the chat from elsewhere, and was not verified
@@ -180,8 +183,8 @@ class PrunedConversation:
     conversation_id: str
     save_points: int
     bytes_freed: int
-    prefill_seconds: float  # estimate: what re-reading it would cost
     save_points_left: int  # 0: it will be cold
+    reading: TimeRange | None = None  # estimate of reading it again, where it will be cold; None: not known
 
 
 @dataclass(frozen=True)
@@ -190,9 +193,18 @@ class PrunePlan:
 
     save_point_ids: tuple[str, ...]  # in the order they go
     bytes_freed: int
-    prefill_seconds: float
     conversations: tuple[PrunedConversation, ...]
     bytes_left: int
+
+    @property
+    def cold(self) -> list[PrunedConversation]:
+        """The chats that must be read again."""
+        return [one for one in self.conversations if not one.save_points_left and not program_of(one.conversation_id)]
+
+    @property
+    def reading(self) -> TimeRange | None:
+        """An estimate of reading them all again; None where it is not known."""
+        return added(one.reading for one in self.cold)
 
 
 @dataclass(frozen=True)

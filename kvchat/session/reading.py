@@ -12,7 +12,7 @@ from kvchat.engine.speaking.wire import Timings
 from kvchat.kvstore.savepoint import Tokens
 from kvchat.session.lease import NEXT, Lease
 from kvchat.session.proof import Loaded, ReadAhead
-from kvchat.session.restore_cost import LEAST_TOLD
+from kvchat.session.restore_cost import LEAST_MEASURED, LEAST_TOLD
 from kvchat.session.slots.slot import SlotContents
 from kvchat.system.concurrency import to_its_end
 
@@ -21,8 +21,7 @@ PART_MS = 20_000.0  # what is read in so long is saved
 FIRST_PART, LEAST_PART = 8192, 1024  # tokens: where no rate is known, and at least
 FIRST_STEP, LEAST_STEP, MOST_STEP = 16, 8, 2048  # tokens: where no rate is known, and at all
 TAIL = 16  # tokens that are left to a request where reading is slow
-# llama.cpp's attention on a processor takes two to five times as long for each of fewer tokens, the deeper they stand.
-WHOLE_STEP = 64
+WHOLE_STEP = LEAST_MEASURED
 _LONGER = 2.0  # by so much a whole step may take longer than it should, before it is not made
 _DEARER = 3.0  # by so much a token may take longer in a smaller one
 _SLOWER, _QUICKER = 1.4, 2.0  # at most, from one step to the next: one that met a busy moment says little
@@ -101,8 +100,8 @@ async def read_ahead(
     that cannot be cut is never left somewhere in between. The first step proves what was loaded. What reading took
     teaches what restoring is worth. Raises EngineGone and EngineRefused.
     """
-    done, costs = min(loaded.expected_cached, len(tokens)), lease.slots.restore_cost
-    pace = Pace(*costs.last_ms_per_token(WHOLE_STEP), step_ms)
+    done, speed = min(loaded.expected_cached, len(tokens)), lease.slots.restore_cost.speed
+    pace = Pace(*speed.ms_per_step_token(), step_ms)
     while done < len(tokens):
         if not wanted():
             return False
@@ -112,7 +111,7 @@ async def read_ahead(
             end = done + pace.tokens(len(tokens) - done)
             timings, loaded = await to_its_end(_step(lease, tokens[:end], loaded))
         pace.learn(timings.prompt_n, timings.prompt_ms)
-        costs.learn_prefill(timings.prompt_n, timings.prompt_ms, timings.cache_n)
+        speed.learn(timings.prompt_n, timings.prompt_ms, timings.cache_n)
         done = end
         progress(done)
     return True
@@ -120,7 +119,7 @@ async def read_ahead(
 
 def parts_of(lease: Lease, tokens: Tokens) -> Iterator[Tokens]:
     """Where to save what is long: now and then, so that whoever interrupts does not cost all of it, and at the end."""
-    rate = lease.slots.restore_cost.prefill_ms_per_token
+    rate = lease.slots.restore_cost.speed.ms_per_token
     part = max(int(PART_MS / rate), LEAST_PART) if rate else FIRST_PART
     for end in (*range(part, len(tokens) - part // 2, part), len(tokens)):
         yield tokens[:end]

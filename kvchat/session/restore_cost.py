@@ -1,29 +1,104 @@
-"""Whether a restore is worth it: does it beat reading, by this machine's measured rates?"""
+"""How fast this machine reads, and whether a restore beats reading, by measured rates."""
 
 from __future__ import annotations
 
 import bisect
 import statistics
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from kvchat.words.wording import TimeRange
 
 LONG_MS = 2000.0  # what takes so long to read is saved at once
 LEAST_GAIN = 32  # tokens; below that nothing is worth a restore, whatever the rates
 LEAST_TOLD = 8  # tokens; of fewer a request's own time is most
-LEAST_MEASURED = 64  # tokens; a shorter prefill says more about overheads than about the rate
-_PREFILLS = 50
+# Tokens; fewer say more about overheads than about the rate. llama.cpp's attention on a processor takes two to five
+# times as long for each of fewer tokens, the deeper they stand.
+LEAST_MEASURED = 64
+_READINGS = 50  # that are remembered of a model
+_LAST = 5  # readings that a forecast looks at
+_MUCH_LONGER = 20  # times: of a text so much longer a reading says nothing
+_STEADY, _FARTHEST_APART = 1.5, 4.0  # by so much rates differ where one figure is told of them, and where a range is
 _RESTORES = 5  # the rate is the median of so many: one may have met a busy disk
 _DOUBT = 0.8  # what is left of a rate each time it keeps a restore from being tried
 
 
 @dataclass(frozen=True)
-class Prefill:
-    """What was read at once, and how long that took."""
+class Reading:
+    """Tokens that were read in one go, or in steps that followed each other, and how long that took."""
 
     tokens: int
-    after: int  # so many others
     ms: float
+    end: int = -1  # how many tokens the slot held then; -1: not known
+
+
+class ReadingSpeed:
+    """How fast one model reads on this machine: the only source of forecasts of reading time.
+
+    Speeds of a text much longer than all that was read are not known: in a greeting, overheads are most.
+    """
+
+    def __init__(self) -> None:
+        self.readings: deque[Reading] = deque(maxlen=_READINGS)  # the last at the end
+        self.recalled = False  # what earlier runs have measured
+        self._steps: dict[bool, float] = {}  # ms per token of the last step, by whether it was a whole one
+
+    def learn(self, tokens: int, ms: float, after: int) -> None:
+        """Take in that `tokens` were read after so many others in `ms`, as a step or at once."""
+        if not (tokens and ms):
+            return
+        if tokens >= LEAST_TOLD:
+            self._steps[tokens >= LEAST_MEASURED] = ms / tokens
+        before = Reading(0, 0.0)
+        if self.readings and self.readings[-1].end == after >= 0:
+            before = self.readings.pop()
+        self.readings.append(Reading(before.tokens + tokens, before.ms + ms, after + tokens))
+
+    def recall(self, readings: Iterable[Reading]) -> None:
+        """Take in what earlier runs have measured, the last at the end; once."""
+        if not self.recalled:
+            self.recalled = True
+            self.readings = deque((*readings, *self.readings), maxlen=_READINGS)
+
+    def ms_per_step_token(self) -> tuple[float | None, float | None]:
+        """What a token takes in whole steps and in smaller ones, where it may take longer, by the last of either."""
+        return self._steps.get(True, self.ms_per_token), self._steps.get(False)
+
+    @property
+    def ms_per_token(self) -> float | None:
+        """The median of the last readings; None before any was long enough to say."""
+        return self._ms_per_token(0)
+
+    def ms(self, tokens: int) -> float | None:
+        """An estimate in one figure, for decisions; `forecast` is what is shown."""
+        rate = self._ms_per_token(tokens) or self.ms_per_token
+        return rate and tokens * rate
+
+    def forecast(self, tokens: int, more_ms: float = 0.0) -> TimeRange | None:
+        """How long reading `tokens` takes, and `more_ms` for something else; None where too little is known of it.
+
+        The last readings say it: one figure where they agree, a range where they do not, nothing where they are too
+        far apart. Of five the slowest and the quickest may have met a busy or an idle moment.
+        """
+        rates = sorted(self._rates(tokens))
+        if len(rates) == _LAST:
+            rates = rates[1:-1]
+        if not rates or rates[-1] > _FARTHEST_APART * rates[0]:
+            return None
+        if rates[-1] <= _STEADY * rates[0]:
+            rates = [statistics.median(rates)]
+        least, most = ((more_ms + tokens * rate) / 1000 for rate in (rates[0], rates[-1]))
+        return TimeRange(least, most)
+
+    def _ms_per_token(self, tokens: int) -> float | None:
+        rates = self._rates(tokens)
+        return statistics.median(rates) if rates else None
+
+    def _rates(self, tokens: int) -> list[float]:
+        """In ms per token, of the last readings that say something of one of so many tokens."""
+        least = max(LEAST_MEASURED, tokens / _MUCH_LONGER)
+        return [one.ms / one.tokens for one in self.readings if one.tokens >= least][-_LAST:]
 
 
 @dataclass(frozen=True)
@@ -35,47 +110,26 @@ class BreakEven:
     restore_ms_per_byte: float
 
 
-@dataclass
 class RestoreCost:
-    """Measured in this run, or recalled from an earlier one with the same model; None before that."""
+    """What restoring and reading take, as measured in this run or recalled from an earlier one."""
 
-    prefill_ms_per_token: float | None = None
-    recent: deque[Prefill] = field(default_factory=lambda: deque(maxlen=_PREFILLS), repr=False)  # the last at the end
-    _model: str = field(default="", repr=False)  # that they are about
-    _restores: deque[float] = field(default_factory=lambda: deque(maxlen=_RESTORES), repr=False)
+    def __init__(self) -> None:
+        self._speeds: dict[str, ReadingSpeed] = {}  # by model
+        self.speed = self.speed_of("")  # of the model in use
+        self._restores: deque[float] = deque(maxlen=_RESTORES)
 
     @property
     def restore_ms_per_byte(self) -> float | None:
         """The median of the last restores."""
         return statistics.median(self._restores) if self._restores else None
 
-    def last_ms_per_token(self, many: int) -> tuple[float | None, float | None]:
-        """Of what was read last, so many tokens at once or more, and fewer, which may take longer for each."""
-        rates = [(one.tokens >= many, one.ms / one.tokens) for one in self.recent if one.tokens >= LEAST_TOLD]
-        last = dict(rates)
-        return last.get(True, self.prefill_ms_per_token), last.get(False)
+    def speed_of(self, model: str) -> ReadingSpeed:
+        """How fast a model reads, by its name in fingerprints."""
+        return self._speeds.setdefault(model, ReadingSpeed())
 
     def use_model(self, model: str) -> None:
-        """From now on it is this one: what was measured with another says nothing of how fast it reads."""
-        if model != self._model:
-            self._model, self.prefill_ms_per_token = model, None
-            self.recent.clear()
-
-    def recall_prefill(self, ms_per_token: float | None) -> None:
-        """What an earlier run measured with this model holds until this one has measured."""
-        if self.prefill_ms_per_token is None:
-            self.prefill_ms_per_token = ms_per_token
-
-    def learn_prefill(self, tokens: int, ms: float, after: int = 0) -> None:
-        """A request, or a step of reading ahead, read `tokens` after so many others in `ms`."""
-        if tokens and ms:
-            self.recent.append(Prefill(tokens, after, ms))
-        if tokens >= LEAST_MEASURED:
-            self.prefill_ms_per_token = ms / tokens
-
-    def lately(self, model: str) -> Sequence[Prefill]:
-        """What was measured in this run with a model, the last at the end."""
-        return tuple(self.recent) if model == self._model else ()
+        """Learn and tell of this model from now on."""
+        self.speed = self.speed_of(model)
 
     def learn_restore(self, size: int, ms: float) -> None:
         """A slot file of `size` bytes was put together and restored in `ms`."""
@@ -83,16 +137,17 @@ class RestoreCost:
             self._restores.append(ms / size)
 
     def prefill_ms(self, tokens: int) -> float:
-        """An estimate of reading so many tokens; 0 where nothing was measured."""
-        return tokens * (self.prefill_ms_per_token or 0.0)
+        """Estimate reading so many tokens; 0 where nothing was measured."""
+        return self.speed.ms(tokens) or 0.0
 
     def worth(self, gain: int, size: int) -> bool:
         """Whether restoring `size` bytes beats reading `gain` tokens. Until both were measured, it is tried."""
         if gain < LEAST_GAIN:
             return False
-        if self.prefill_ms_per_token is None or self.restore_ms_per_byte is None:
+        rate = self.speed.ms_per_token
+        if rate is None or self.restore_ms_per_byte is None:
             return True
-        return size * self.restore_ms_per_byte < gain * self.prefill_ms_per_token
+        return size * self.restore_ms_per_byte < gain * rate
 
     def worth_trying(self, gain: int, size: int) -> bool:
         """As `worth`, for a restore that is about to be made or left.
@@ -110,8 +165,9 @@ class RestoreCost:
 
         `size_of`: bytes of the slot file that holds so many tokens, a part that grows with them and a fixed one.
         """
-        if self.prefill_ms_per_token is None or self.restore_ms_per_byte is None:
+        rate = self.speed.ms_per_token
+        if rate is None or self.restore_ms_per_byte is None:
             return None
         gains = range(context_size + 1)
         tokens = bisect.bisect_left(gains, True, key=lambda gain: self.worth(gain, int(size_of(gain))))
-        return BreakEven(tokens if tokens in gains else None, self.prefill_ms_per_token, self.restore_ms_per_byte)
+        return BreakEven(tokens if tokens in gains else None, rate, self.restore_ms_per_byte)

@@ -316,7 +316,7 @@ class Session:
         """What the engine's numbers say of what was loaded for the request; they teach what restoring is worth."""
         assert self.timings is not None
         for one in filter(None, (self._read_ahead, read)):
-            self._slots.restore_cost.learn_prefill(one.prompt_n, one.prompt_ms, one.cache_n)
+            self._slots.restore_cost.speed.learn(one.prompt_n, one.prompt_ms, one.cache_n)
         self.verdict = await self._leased.prove(self.loaded, self.timings.cache_n, self.timings.prompt_tokens)
         if self.loaded.restore:
             await self._host.note_restore(hollow=self.verdict.hollow)

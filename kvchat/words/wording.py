@@ -5,7 +5,9 @@ What the words mean stands in ARCHITECTURE.md, Words.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import date, datetime
+from typing import NamedTuple
 
 from kvchat.words.language import N_, _, number, pgettext, several
 
@@ -128,15 +130,32 @@ def rough_duration(seconds: float) -> str:
     return _("{hours} h {minutes} min", hours=hours, minutes=minutes)
 
 
-def roughly(seconds: float) -> str:
-    """An estimated time, marked as one and no finer than it is known: "about 36 s", "about 3 min", "about 2 h"."""
-    if seconds < 1:
+class TimeRange(NamedTuple):
+    """An estimated time in seconds; both are the same where it is known well."""
+
+    least: float
+    most: float
+
+
+def added(times: Iterable[TimeRange | None]) -> TimeRange | None:
+    """Return the time of all together; None where one is not known, or there is none."""
+    every = list(times)
+    known = [time for time in every if time]
+    return TimeRange(*map(sum, zip(*known, strict=True))) if known and len(known) == len(every) else None
+
+
+def roughly(time: float | TimeRange) -> str:
+    """An estimated time in seconds, no finer than it is known: "about 36 s", "about 2 h", "1 to 3 min"."""
+    least, most = time if isinstance(time, TimeRange) else (time, time)
+    if most < 1:
         return _("less than a second")
-    if seconds < 90:
-        return _("about {seconds} s", seconds=number(seconds))
-    if seconds < 90 * 60:
-        return _("about {minutes} min", minutes=number(seconds / 60))
-    return _("about {hours} h", hours=f"{seconds / 3600:.0f}")
+    unit = 1 if most < 90 else 60 if most < 90 * 60 else 3600
+    first, last = max(1, round(least / unit)), round(most / unit)
+    if first >= last:
+        told = {1: N_("about {seconds} s"), 60: N_("about {minutes} min"), 3600: N_("about {hours} h")}[unit]
+        return _(told, seconds=number(last), minutes=number(last), hours=number(last))
+    told = {1: N_("{least} to {most} s"), 60: N_("{least} to {most} min"), 3600: N_("{least} to {most} h")}[unit]
+    return _(told, least=number(first), most=number(last))
 
 
 def since(moment: datetime, now: datetime) -> str:

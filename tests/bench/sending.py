@@ -45,8 +45,9 @@ class Sender:
         told = await self._home.runtime.chat.forecasts.of_message(chat, text)
         self._home.runtime.chat.prepare(chat, "")
         receipt = (await self._home.ask(chat, text)).receipt
-        if told is not None and told.ms is not None:
-            self.errors.append(abs(told.ms - receipt.ttft_ms) / receipt.ttft_ms)
+        if told is not None and told.wait is not None:
+            least, most = 1000 * told.wait.least, 1000 * told.wait.most
+            self.errors.append(max(least - receipt.ttft_ms, receipt.ttft_ms - most, 0.0) / receipt.ttft_ms)
         return receipt
 
     async def write(self, chat: str, text: str) -> Receipt:

@@ -19,6 +19,7 @@ from kvchat.engine_host import idle_stop
 from kvchat.engine_host.idle_stop import IdleStop
 from kvchat.runtime import Runtime
 from kvchat.session.reading import Pace
+from kvchat.session.restore_cost import Reading
 from kvchat.session.session import Request, Session
 from kvchat.session.slots.rank import Rank
 from kvchat.session.slots.slot import Slot
@@ -32,6 +33,7 @@ pytestmark = pytest.mark.engine
 
 SECRET = f"Our project is called Heron.\n{notes(12)}"
 SHORT = Sampling(4, temperature=0.0)
+AS_LARGE = [Reading(1000, 1e5)] * 5  # with a large model restoring pays
 FEW = 40  # tokens that any two prompts may share: the template's first words
 DIALECTS = ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses", "several", "twice")
 
@@ -42,7 +44,7 @@ def settings(model: Path, engine: EngineLocation, **more: Any) -> Settings:
 
 async def said(runtime: Runtime, chat: str, words: str) -> Receipt:
     """What a reply to the user's own words cost; everything is saved."""
-    runtime.chat.slots.restore_cost.prefill_ms_per_token = 100.0  # as with a large model: restoring pays
+    runtime.chat.slots.restore_cost.speed.readings.extend(AS_LARGE)
     reply = await runtime.chat.send(chat, words, SHORT)
     assert reply is not None
     assert reply.receipt is not None
@@ -78,7 +80,7 @@ def taken_from_cache(answer: Any) -> list[int]:
 async def asked(at: OpenDoor, program: str, dialect: str, words: str) -> int:
     """How much of its prompt a program is told was known before it asked."""
     path, wanted = body(dialect, words)
-    at.runtime.chat.slots.restore_cost.prefill_ms_per_token = 100.0  # as with a large model: restoring pays
+    at.runtime.chat.slots.restore_cost.speed.readings.extend(AS_LARGE)
     answer = await at.client.post(path, json=wanted, headers={"user-agent": program})
     assert answer.status_code == 200, answer.text
     told = [int(answer.headers.get("x-kvchat-found", 0)), at.last.found or 0, at.last.cached or 0]
@@ -244,7 +246,7 @@ async def test_not_every_chat_is_verified_in_spare_time(
         await forged(theirs, file)
     async with opened(tmp_path / "home", chosen) as ours:
         [imported] = (await ours.transfer.take_in([file], lambda done, total: None, start=True)).imported
-        ours.chat.slots.restore_cost.prefill_ms_per_token = 100.0
+        ours.chat.slots.restore_cost.speed.readings.extend(AS_LARGE)
         for _ in range(2):
             await ours.chat.verify_in_spare_time()
         assert await marked(ours) == {imported}

@@ -27,6 +27,7 @@ from kvchat.gateway.work import Work
 from kvchat.kvstore.savepoint import Tokens, program_of
 from kvchat.session import lease, reading
 from kvchat.session.host import ReadyEngine
+from kvchat.session.restore_cost import Reading
 from kvchat.session.slots import scheduler
 from kvchat.settings import Settings
 from tests.engine.waiting import until
@@ -303,7 +304,7 @@ async def test_a_conversation_that_begins_alike_waits_until_the_one_before_is_sa
         await at.settled()
         fake_engine.set(FAKE_HOLD_DURING="save")
         await at.chat(system + "The first.")
-        at.runtime.chat.slots.restore_cost.prefill_ms_per_token = 1000.0  # it is worth some waiting
+        at.runtime.chat.slots.restore_cost.speed.readings.extend([Reading(1000, 1e6)] * 5)  # it is worth some waiting
         second = asyncio.ensure_future(at.chat(system + "Another."))
         await until(lambda: [one.stage for one in at.runtime.door.gateway.passages.under_way] == [Stage.LOADING])
         fake_engine.set(FAKE_HOLD_DURING=None)
@@ -705,7 +706,7 @@ async def test_who_gives_up_opening_it_leaves_nobody_listening() -> None:
 
 async def found(at: OpenDoor, key: str, name: str, *words: str) -> int:
     """How much of a prompt was known before it was asked, by somebody who shows this key and gives this name."""
-    at.runtime.chat.slots.restore_cost.prefill_ms_per_token = 1000.0  # restoring pays
+    at.runtime.chat.slots.restore_cost.speed.readings.extend([Reading(1000, 1e6)] * 5)  # restoring pays
     said = chat_body(*words)
     said["messages"].insert(0, {"role": "system", "content": WORDS})
     headers = {"authorization": f"Bearer {key}", "user-agent": name}

@@ -2,9 +2,16 @@ from __future__ import annotations
 
 import pytest
 
-from kvchat.session.restore_cost import LEAST_GAIN, BreakEven, RestoreCost
+from kvchat.session.restore_cost import LEAST_GAIN, BreakEven, Reading, ReadingSpeed, RestoreCost
+from kvchat.words.wording import TimeRange, added, roughly
 
 CONTEXT = 8192
+
+
+def reading_at(ms_per_token: float) -> RestoreCost:
+    cost = RestoreCost()
+    cost.speed.learn(1000, 1000 * ms_per_token, 0)
+    return cost
 
 
 @pytest.mark.parametrize(
@@ -18,28 +25,28 @@ CONTEXT = 8192
     ],
 )
 def test_the_break_even_is_the_least_gain_worth_its_restore(per_token: int, fixed: int, tokens: int | None) -> None:
-    cost = RestoreCost(prefill_ms_per_token=4.0)
+    cost = reading_at(4.0)
     cost.learn_restore(200_000_000, 1000)
     assert cost.break_even(lambda n: fixed + n * per_token, CONTEXT) == BreakEven(tokens, 4.0, 5e-6)
 
 
 def test_nothing_is_said_before_both_rates_were_measured() -> None:
     cost = RestoreCost()
-    cost.learn_prefill(1000, 4000)
+    cost.speed.learn(1000, 4000, 0)
     assert cost.break_even(lambda n: n, CONTEXT) is None
     cost.learn_restore(1_000_000, 5)
     assert cost.break_even(lambda n: n, CONTEXT) is not None
 
 
 def test_one_slow_restore_among_others_changes_nothing() -> None:
-    cost = RestoreCost(prefill_ms_per_token=1.0)
+    cost = reading_at(1.0)
     for ms in (5, 5, 5000, 5):
         cost.learn_restore(1_000_000, ms)
     assert cost.worth(1000, 1_000_000)
 
 
 def test_restores_found_too_slow_are_tried_again_some_time() -> None:
-    cost = RestoreCost(prefill_ms_per_token=1.0)
+    cost = reading_at(1.0)
     cost.learn_restore(1_000_000, 5000)
     tried = [cost.worth_trying(1000, 1_000_000) for _ in range(20)]
     assert not any(tried[:5])
@@ -49,7 +56,67 @@ def test_restores_found_too_slow_are_tried_again_some_time() -> None:
 
 
 def test_what_gains_too_little_says_nothing_of_the_rate() -> None:
-    cost = RestoreCost(prefill_ms_per_token=1.0)
+    cost = reading_at(1.0)
     cost.learn_restore(1_000_000, 5)
     assert not cost.worth_trying(LEAST_GAIN - 1, 10)
     assert cost.restore_ms_per_byte == 5e-6
+
+
+def read_in(*seconds: float, tokens: int = 2000) -> ReadingSpeed:
+    """As if texts of so many tokens had been read in so many seconds each."""
+    speed = ReadingSpeed()
+    speed.recall(Reading(tokens, 1000 * one) for one in seconds)
+    return speed
+
+
+@pytest.mark.parametrize(
+    ("seconds", "told"),
+    [
+        ((59,), "about 59 s"),
+        ((59, 62, 70), "about 62 s"),
+        ((59, 120), "1 to 2 min"),
+        ((59, 60, 62, 61, 840), "about 61 s"),  # one that met a busy moment
+        ((59, 60, 120, 130, 840), "1 to 2 min"),
+        ((120, 840, 59), ""),  # nothing is known
+        ((), ""),
+    ],
+)
+def test_a_machine_whose_speed_varies_is_given_a_range_or_nothing(seconds: tuple[float, ...], told: str) -> None:
+    time = read_in(*seconds).forecast(2000)
+    assert (roughly(time) if time else "") == told
+
+
+def test_only_the_last_readings_count() -> None:
+    assert read_in(840, 120, *[59] * 5).forecast(2000) == TimeRange(59, 59)
+
+
+def test_a_greeting_says_nothing_of_a_book() -> None:
+    speed = read_in(1.8, tokens=70)
+    assert speed.forecast(3000) is None
+    assert speed.forecast(140) == TimeRange(3.6, 3.6)
+    speed.learn(2000, 20_000, 70)
+    assert speed.forecast(3000) == TimeRange(30, 30)
+
+
+def test_the_steps_of_one_prompt_are_one_reading() -> None:
+    speed = ReadingSpeed()
+    for step in range(10):
+        speed.learn(32, 100 * (step + 1), 32 * step)
+    assert [(one.tokens, one.ms) for one in speed.readings] == [(320, 5500)]
+    speed.learn(100, 1000, 0)
+    assert len(speed.readings) == 2
+    assert speed.ms_per_step_token() == (10.0, 1000 / 32)
+
+
+def test_each_model_has_its_own_speed() -> None:
+    cost = reading_at(4.0)
+    cost.use_model("another")
+    assert cost.prefill_ms(1000) == 0
+    cost.use_model("")
+    assert cost.prefill_ms(1000) == 4000
+
+
+def test_the_time_of_several_is_known_where_that_of_each_is() -> None:
+    assert added([TimeRange(1, 2), TimeRange(3, 4)]) == TimeRange(4, 6)
+    assert added([TimeRange(1, 2), None]) is None
+    assert added([]) is None

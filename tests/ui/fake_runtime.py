@@ -71,7 +71,7 @@ from kvchat.store_service import StoreService
 from kvchat.system.paths import Paths, resolve_paths
 from kvchat.system.secret_store import Keeper
 from kvchat.words.folding import has_terms, spans, terms_of
-from kvchat.words.wording import READ_AGAIN
+from kvchat.words.wording import READ_AGAIN, TimeRange
 
 NOW = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
 TODAY = NOW.date()
@@ -143,7 +143,8 @@ class FakeForecasts(Forecasts):
 
     async def of_chats(self, models: dict[str, str | None]) -> dict[str, Forecast]:
         self.asked.append(list(models))
-        return {id: Forecast(self._source(id), 0, self.ms.get(id)) for id in models}
+        waits = {id: TimeRange(ms / 1000, ms / 1000) for id, ms in self.ms.items()}
+        return {id: Forecast(self._source(id), 0, waits.get(id)) for id in models}
 
     async def of_message(
         self, conversation_id: str | None, draft: str, attachments: Sequence[Attachment] = ()
@@ -278,7 +279,9 @@ class FakeDocuments(Library):
         sources = tuple(DocumentSource(f"/docs/{number}.md", f"{number}.md", 1, 1, "") for number in range(3))
         read = ("label", None, "/models/SmolLM2-135M-Instruct.gguf", 32_768) if tokens else ("", None, "", 0)
         one = Prepared(f"p{len(self.standing)}", name, (f"/docs/{name}",), sources, *read, tokens, 36_000.0, NOW)
-        standing = Standing(one, 136_000_000 if tokens else 0, Changes(), "" if tokens else "it was not read", 36.0)
+        standing = Standing(
+            one, 136_000_000 if tokens else 0, Changes(), "" if tokens else "it was not read", TimeRange(36, 36)
+        )
         self.standing[one.id] = replace(standing, **known)  # type: ignore[arg-type]
         return self.standing[one.id]
 
@@ -295,10 +298,10 @@ class FakeDocuments(Library):
         return self.grounds.get(conversation_id)
 
     async def estimate(self, paths: Sequence[Path], now: object) -> Estimate:
-        return self.expected or Estimate(len(paths), 78_000, 36.0)
+        return self.expected or Estimate(len(paths), 78_000, TimeRange(36, 36))
 
-    def seconds_left(self, one: Prepared) -> float | None:
-        return 20.0
+    def time_left(self, one: Prepared) -> TimeRange | None:
+        return TimeRange(20, 20)
 
     async def add(self, paths: Sequence[Path], name: str) -> Prepared:
         made = self.put(name).prepared
@@ -314,7 +317,7 @@ class FakeDocuments(Library):
         try:
             await task
             done = replace(one, label="label", tokens=78_000, model="/models/SmolLM2-135M-Instruct.gguf")
-            self.standing[one.id] = Standing(done, 1_800_000_000, Changes(), "", 36.0)
+            self.standing[one.id] = Standing(done, 1_800_000_000, Changes(), "", TimeRange(36, 36))
         finally:
             del self.reading[one.id]
             self._chat.events.publish(LibraryChanged())
@@ -816,13 +819,16 @@ class FakeStore(StoreService):
             each = usage.bytes // max(usage.save_points, 1)
             gone = 0 if usage.pinned else min(max(-(-(left - target_bytes) // max(each, 1)), 0), usage.save_points)
             if gone:
-                cost = usage.prefill_seconds * gone / usage.save_points
                 remaining = usage.save_points - gone
-                pruned.append(PrunedConversation(usage.conversation_id, gone, gone * each, cost, remaining))
+                pruned.append(
+                    PrunedConversation(
+                        usage.conversation_id, gone, gone * each, remaining, None if remaining else usage.reading
+                    )
+                )
                 ids += [f"{usage.conversation_id}:{i}" for i in range(gone)]
                 left -= gone * each
         freed = sum(one.bytes_freed for one in pruned)
-        return PrunePlan(tuple(ids), freed, sum(one.prefill_seconds for one in pruned), tuple(pruned), left)
+        return PrunePlan(tuple(ids), freed, tuple(pruned), left)
 
     async def prune(self, plan: PrunePlan) -> int:
         self._runtime.calls.append(("prune", plan))

@@ -52,6 +52,7 @@ from kvchat.ui.transcript.links import LinkDialog
 from kvchat.ui.widgets.layouts import room_on_screen
 from kvchat.words import language
 from kvchat.words.folding import terms_of
+from kvchat.words.wording import TimeRange
 from tests.library.gguf_files import LLAMA, write_gguf
 from tests.ui.cut_off import cut_off
 from tests.ui.every_window import furnish
@@ -310,7 +311,7 @@ async def _beside(runtime: FakeRuntime, window: MainWindow) -> AsyncIterator[tup
     library.list.setCurrentIndex(library.list.model().index(0, 0))
     yield "library", library
     library = side.open_library()
-    yield "library, adding", _opened(AddDialog(library, "Documents 量子", Estimate(12, 78_000, 36.0)))
+    yield "library, adding", _opened(AddDialog(library, "Documents 量子", Estimate(12, 78_000, TimeRange(60, 180))))
     library.close()
     yield "shortcuts", window.keyboard.open_sheet()
     yield "palette", window.keyboard.open_palette()

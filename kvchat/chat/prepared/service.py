@@ -28,7 +28,7 @@ from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import ConversationUsage, Fingerprint
 from kvchat.session.host import RESERVE_MOST, RESERVE_SHARE
 from kvchat.words.language import _, listed, number
-from kvchat.words.wording import tokens_short
+from kvchat.words.wording import TimeRange, tokens_short
 
 LETTERS_A_TOKEN = 3.6  # of English and code, roughly, before an engine has counted
 SURE_SHARE = 0.5  # of a guessed number of tokens there are at least so many
@@ -40,7 +40,7 @@ class Estimate:
 
     files: int
     tokens: int
-    seconds: float | None  # None: nothing was ever read with this model
+    time: TimeRange | None  # None: not known
     room: int | None = None  # tokens that the model can read at once, beside a reply; None: not known
     counted: bool = False  # else the tokens are a guess
 
@@ -71,7 +71,7 @@ class Standing:
     bytes: int  # of its blocks on disk, those included that chats share
     changes: Changes  # in its files, since they were read
     why_not: str  # chats on it would have to read it; empty where they need not
-    seconds: float | None  # an estimate of that; None: never measured
+    time: TimeRange | None  # an estimate of that; None: not known
 
 
 @dataclass(frozen=True)
@@ -135,11 +135,7 @@ class Library:
         text = await asyncio.to_thread(_text, documents)
         room = limit - min(RESERVE_MOST, limit // RESERVE_SHARE) if limit else None
         tokens, counted = await self._count(text, room)
-        rate = await self._parts.worker.run(
-            self._parts.database.prefill_ms_per_token, fingerprint.model if fingerprint else ""
-        )
-        rate = self._parts.slots.restore_cost.prefill_ms_per_token or rate
-        return Estimate(len(documents), tokens, rate and rate * tokens / 1000, room, counted)
+        return Estimate(len(documents), tokens, await self._time(tokens, fingerprint), room, counted)
 
     async def _count(self, text: str, room: int | None) -> tuple[int, bool]:
         """The tokens of a text, and whether an engine has counted them, as far as there is room for them."""
@@ -251,23 +247,19 @@ class Library:
                 kept[one.owner].bytes if one.owner in kept else 0,
                 await asyncio.to_thread(sources.changes, list(map(Path, one.paths)), one.sources),
                 why_not_ready(one, kept.get(one.owner), fingerprint, limit),
-                await self._seconds(one, fingerprint),
+                await self._time(one.tokens, fingerprint or one.fingerprint),
             )
             for one in ([only] if only else await self.all())
         ]
 
-    def seconds_left(self, one: Prepared) -> float | None:
-        """An estimate for one that is being read; None where it cannot be said yet."""
+    def time_left(self, one: Prepared) -> TimeRange | None:
+        """An estimate for one that is being read; None where it cannot be said."""
         reading = self.reading.get(one.id)
-        left = self._parts.slots.restore_cost.prefill_ms(reading.total - reading.done) if reading else 0.0
-        return left / 1000 or None
+        return self._parts.slots.restore_cost.speed.forecast(reading.total - reading.done) if reading else None
 
-    async def _seconds(self, one: Prepared, fingerprint: Fingerprint | None) -> float | None:
-        """An estimate of reading all of it with what is in use; None where that was never measured."""
-        if fingerprint is None or (one.fingerprint and one.fingerprint.model == fingerprint.model):
-            return one.read_ms / 1000 or None
-        rate = await self._parts.worker.run(self._parts.database.prefill_ms_per_token, fingerprint.model)
-        return rate and rate * one.tokens / 1000
+    async def _time(self, tokens: int, fingerprint: Fingerprint | None) -> TimeRange | None:
+        """An estimate of reading so many tokens with this engine; None where it cannot be said."""
+        return (await self._parts.reading_speed(fingerprint.model)).forecast(tokens) if fingerprint else None
 
     async def _read(self, one: Prepared) -> Prepared:
         parts = self._parts

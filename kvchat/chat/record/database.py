@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import statistics
 import uuid
 from collections.abc import Sequence
 from dataclasses import replace
@@ -24,6 +25,7 @@ from kvchat.chat.record.messages import (
 )
 from kvchat.chat.record.rows import conversation_of, insert_attachments, message_of, receipt_json, with_attachments
 from kvchat.errors import KvchatError
+from kvchat.session.restore_cost import Reading
 from kvchat.words.language import _
 
 # By a counter, which no wrong clock turns back: a trigger counts with each new `updated_at`. That one orders what was
@@ -239,17 +241,33 @@ class Database(DatabaseFile):
         """
         return {row[0]: float(row[1]) for row in self.rows(query) if row[1]}
 
-    def prefill_ms_per_token(self, model: str) -> float | None:
-        """This model's measured prefill time, from its newest reply that read 64 tokens or more. None before that."""
+    def readings(self, model: str) -> list[Reading]:
+        """What this model's newest replies and documents measured that read 64 tokens or more, the newest last."""
         query = """
-            SELECT receipt ->> '$.prefill_ms' / (receipt ->> '$.prompt_tokens' - receipt ->> '$.cached_tokens')
-            FROM messages WHERE CASE WHEN json_valid(receipt) THEN receipt ->> '$.model' END = ?
-            AND CASE WHEN json_valid(receipt)
-                THEN (receipt ->> '$.prompt_tokens') - (receipt ->> '$.cached_tokens') >= 64 END
-            ORDER BY created_at DESC LIMIT 1
+            SELECT * FROM (
+                SELECT (receipt ->> '$.prompt_tokens') - (receipt ->> '$.cached_tokens'),
+                    CAST(receipt ->> '$.prefill_ms' AS REAL), created_at
+                FROM messages WHERE CASE WHEN json_valid(receipt) THEN receipt ->> '$.model' END = ?1
+                AND CASE WHEN json_valid(receipt)
+                    THEN (receipt ->> '$.prompt_tokens') - (receipt ->> '$.cached_tokens') >= 64 END
+                ORDER BY created_at DESC LIMIT 50
+            ) UNION ALL
+            SELECT tokens, read_ms, created_at FROM prepared
+            WHERE CASE WHEN json_valid(fingerprint) THEN fingerprint ->> '$.model' END = ?1
+            ORDER BY 3
         """
-        found = self.rows(query, (model,))
-        return float(found[0][0]) if found else None
+        return [Reading(int(tokens), float(ms)) for tokens, ms, _at in self.rows(query, (model,)) if tokens and ms]
+
+    def restore_ms_per_byte(self) -> float | None:
+        """The median of the last restores that receipts tell of; None without any."""
+        query = """
+            SELECT CAST(receipt ->> '$.restore_ms' AS REAL) / (receipt ->> '$.restored_bytes') FROM messages
+            WHERE rowid > (SELECT max(rowid) FROM messages) - 1000
+            AND CASE WHEN json_valid(receipt) THEN receipt ->> '$.restored_bytes' END > 0
+            ORDER BY rowid DESC LIMIT 5
+        """
+        rates = [float(rate) for (rate,) in self.rows(query) if rate]
+        return statistics.median(rates) if rates else None
 
 
 def leaf_of(db: sqlite3.Connection, conversation_id: str) -> str | None:

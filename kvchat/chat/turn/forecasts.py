@@ -8,13 +8,12 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from kvchat.chat.context.context import BYTES_PER_TOKEN, TEMPLATE_TOKENS
-from kvchat.chat.events import Event, ReplyFinished
 from kvchat.chat.record.database import Database
 from kvchat.chat.record.drafts import NOT_BEGUN
 from kvchat.chat.record.messages import Attachment, Receipt, Role, new_message
 from kvchat.chat.record.prompt import needs_vision, prompt_messages
 from kvchat.chat.record.rows import receipt_of
-from kvchat.chat.turn.prediction import SHORT_MESSAGE, Forecast, Rates
+from kvchat.chat.turn.prediction import Forecast
 from kvchat.chat.turn.preparing import of_a_new_chat
 from kvchat.chat.turn_parts import TurnParts
 from kvchat.engine.speaking.errors import EngineError
@@ -23,8 +22,9 @@ from kvchat.kvstore.savepoint import Kept, StoreRefused, Tier
 from kvchat.session.host import ReadyEngine
 from kvchat.session.planning import plan
 from kvchat.session.proof import LEAST_SHARE, SOURCES, Source
+from kvchat.session.restore_cost import ReadingSpeed
 
-LAST_RECEIPTS, LOOKED_THROUGH = 50, 1000  # so many of either kind are learned from; among how many messages
+SHORT_MESSAGE = 32  # tokens that any message has
 MOST_MESSAGES = 256  # so far back a branch is looked at
 
 
@@ -43,8 +43,7 @@ class Forecasts:
 
     def __init__(self, parts: TurnParts) -> None:
         self._parts = parts
-        self._rates: dict[str, tuple[object, Rates]] = {}  # by model, with what was read last when they were learned
-        parts.events.subscribe(self._hear)
+        self._recalled: float | None = None  # ms per restored byte in earlier runs
 
     async def of_chats(self, models: dict[str, str | None]) -> dict[str, Forecast]:
         """Of each of these chats' next replies; `models`: the path of the one that answers, by chat.
@@ -62,13 +61,13 @@ class Forecasts:
         for chat, model in models.items():
             engine, branch = engines[model], branches.get(chat, [])
             last = next((said.receipt.model for said in branch if said.receipt), "")
-            rates = await self._rates_of(engine.fingerprint.model if engine else last)
+            speed = await parts.reading_speed(engine.fingerprint.model if engine else last)
             fits = [
                 one
                 for one in kept.get(chat, ())
                 if (one.fingerprint == engine.fingerprint if engine else one.fingerprint.model == last)
             ]
-            forecast = _of_chat(branch, fits, self._held(chat, engine), rates)
+            forecast = _of_chat(branch, fits, self._held(chat, engine), speed, await self._restore_rate())
             if len(branch) == 1 and branch[0].upto is None:  # what it begins on may be kept for others, too
                 forecast = await self.of_message(chat, "") or forecast
             forecasts[chat] = forecast
@@ -101,8 +100,8 @@ class Forecasts:
             if best.restore is not None:
                 source, size = SOURCES[best.restore.tier], best.restore.bytes
             left = len(prompt) + TEMPLATE_TOKENS - best.had  # with the reply's beginning
-            rates = await self._rates_of(engine.fingerprint.model)
-            return Forecast(source, left, rates.ttft_ms(left, best.had, source, size))
+            speed = await parts.reading_speed(engine.fingerprint.model)
+            return Forecast(source, left, speed.forecast(left, size * await self._restore_rate()))
         except EngineError:
             return None
 
@@ -121,21 +120,18 @@ class Forecasts:
         except KvchatError:
             return None
 
-    async def _rates_of(self, model: str) -> Rates:
-        lately = self._parts.slots.restore_cost.lately(model)
-        known = self._rates.get(model)
-        if known is None or known[0] != lately[-1:]:
-            receipts = await self._parts.worker.run(_last_receipts, self._parts.database, model)
-            known = self._rates[model] = lately[-1:], Rates.learned(receipts, lately)
-        return known[1]
-
-    def _hear(self, event: Event) -> None:
-        if isinstance(event, ReplyFinished):
-            self._rates.clear()
+    async def _restore_rate(self) -> float:
+        """In ms per byte, measured in this run or an earlier one; 0 before that."""
+        now = self._parts.slots.restore_cost.restore_ms_per_byte
+        if now is None and self._recalled is None:
+            self._recalled = await self._parts.worker.run(self._parts.database.restore_ms_per_byte) or 0.0
+        return now if now is not None else self._recalled or 0.0
 
 
-def _of_chat(branch: Sequence[_Said], kept: Collection[Kept], held: int | None, rates: Rates) -> Forecast:
-    """`branch`: the newest first. `held`: tokens that the slot has of it."""
+def _of_chat(
+    branch: Sequence[_Said], kept: Collection[Kept], held: int | None, speed: ReadingSpeed, restore_rate: float
+) -> Forecast:
+    """`branch`: the newest first. `held`: tokens that the slot has of it. `restore_rate`: ms per byte."""
     if not branch:
         return Forecast(Source.COLD, 0, begun=False)
     last = next((n for n, said in enumerate(branch) if said.upto is not None), len(branch))
@@ -152,8 +148,7 @@ def _of_chat(branch: Sequence[_Said], kept: Collection[Kept], held: int | None, 
         )
         if best is not None:
             source, left, size = SOURCES[best.tier], max(0, whole - best.tokens), best.bytes
-    ms = rates.ttft_ms(left + SHORT_MESSAGE, whole - left, source, size)
-    return Forecast(source, left, ms)
+    return Forecast(source, left, speed.forecast(left + SHORT_MESSAGE, size * restore_rate))
 
 
 def _branches(database: Database, chats: Sequence[str]) -> dict[str, list[_Said]]:
@@ -177,21 +172,3 @@ def _branches(database: Database, chats: Sequence[str]) -> dict[str, list[_Said]
             upto = receipt.prompt_tokens + (receipt.predicted_tokens if receipt.thinking_ms is None else tokens)
         branches.setdefault(str(chat), []).append(_Said(str(id), tokens, upto, receipt))
     return branches
-
-
-def _last_receipts(database: Database, model: str) -> list[Receipt]:
-    """This model's: of the last messages, and the newest of those that read 64 tokens or more, which have an index."""
-    query = """
-        SELECT receipt FROM messages WHERE rowid IN (
-            SELECT rowid FROM messages WHERE rowid > (SELECT max(rowid) FROM messages) - ?2
-                AND CASE WHEN json_valid(receipt) THEN receipt ->> '$.model' END = ?1
-            UNION SELECT * FROM (
-                SELECT rowid FROM messages WHERE CASE WHEN json_valid(receipt) THEN receipt ->> '$.model' END = ?1
-                AND CASE WHEN json_valid(receipt)
-                    THEN (receipt ->> '$.prompt_tokens') - (receipt ->> '$.cached_tokens') >= 64 END
-                ORDER BY created_at DESC LIMIT ?3
-            )
-        ) ORDER BY rowid DESC LIMIT 2 * ?3
-    """
-    rows = database.rows(query, (model, LOOKED_THROUGH, LAST_RECEIPTS))
-    return [receipt for (told,) in rows if (receipt := receipt_of(told)) is not None]

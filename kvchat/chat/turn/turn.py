@@ -177,9 +177,7 @@ class Turn:
     async def _recall_rate(self) -> float | None:
         """What earlier replies of this model measured, in ms a token."""
         parts, engine = self._parts, self._session.engine
-        rate = await parts.worker.run(parts.database.prefill_ms_per_token, engine.fingerprint.model if engine else "")
-        parts.slots.restore_cost.recall_prefill(rate)
-        return rate
+        return (await parts.reading_speed(engine.fingerprint.model)).ms_per_token if engine else None
 
     def _hear(self, event: SessionEvent) -> None:
         if self._reply is not None:

@@ -237,8 +237,8 @@ async def _begun_on(runtime: Runtime, name: str) -> NewChat:
         if standing.prepared.id == one.id and standing.why_not:
             told, why = calm(name), standing.why_not
             words = _("“{name}” is read first: {why}", name=told, why=why)
-            if standing.seconds:
-                time = roughly(standing.seconds)
+            if standing.time:
+                time = roughly(standing.time)
                 words = _("“{name}” is read first in {time}: {why}", name=told, time=time, why=why)
             remark(words)
     return library.new_chat(one)

@@ -69,19 +69,17 @@ def plan_prune(candidates: Sequence[Candidate], needs: Needs, used: int, target:
         order = _without_excess(order, needs, used - target)
     else:
         order = []
-    lost: dict[str, tuple[int, int, float]] = {}
+    lost: dict[str, tuple[int, int]] = {}
     for place, size in zip(order, _freed(order, needs), strict=True):
         one = candidates[place]
-        points, freed_before, ms = lost.get(one.conversation_id, (0, 0, 0.0))
-        ms += one.prefill_ms * size / max(held[place], 1.0)  # its share of rows that nobody else keeps
-        lost[one.conversation_id] = (points + 1, freed_before + int(size), ms)
+        points, freed_before = lost.get(one.conversation_id, (0, 0))
+        lost[one.conversation_id] = points + 1, freed_before + int(size)
     there = Counter(one.conversation_id for one in candidates)
-    pruned = [PrunedConversation(name, n, size, ms / 1000, there[name] - n) for name, (n, size, ms) in lost.items()]
+    pruned = [PrunedConversation(name, n, size, there[name] - n) for name, (n, size) in lost.items()]
     total = sum(one.bytes_freed for one in pruned)
     return PrunePlan(
         tuple(str(candidates[place].id) for place in order),
         total,
-        sum(one.prefill_seconds for one in pruned),
         tuple(pruned),
         used - total,
     )

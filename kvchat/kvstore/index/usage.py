@@ -58,13 +58,18 @@ def with_imported(db: sqlite3.Connection) -> set[str]:
 def by_conversation(db: sqlite3.Connection) -> list[ConversationUsage]:
     """What each conversation costs that has save points, or a wish of the user's about them; the largest first."""
     rows = db.execute(
-        "SELECT name, count(s.id), coalesce(max(last_used_at), 0), coalesce(max(prefill_ms), 0),"
+        "SELECT name, count(s.id), coalesce(max(last_used_at), 0),"
         " pinned, never_save, held_bytes, exclusive_bytes,"
         " coalesce(sum(CASE WHEN owner IS NULL THEN 0 ELSE file_size END), 0)"
         " FROM conversations c LEFT JOIN save_points s ON c.id = s.conversation_id"
         " GROUP BY c.id HAVING count(s.id) > 0 OR pinned OR never_save"
     )
     foreign = with_imported(db)
+    longest = db.execute(
+        "SELECT name, max(n_tokens), facts ->> '$.model' FROM save_points s"
+        " JOIN conversations c ON c.id = conversation_id JOIN fingerprints f ON f.id = s.fingerprint_id GROUP BY c.id"
+    )
+    known = {name: (tokens, model) for name, tokens, model in longest}
     usages = [
         ConversationUsage(
             conversation_id=name,
@@ -73,12 +78,13 @@ def by_conversation(db: sqlite3.Connection) -> list[ConversationUsage]:
             last_used_at=moment(used_at),
             exclusive_bytes=own + staged,
             shared_bytes=held - own,
-            prefill_seconds=prefill_ms / 1000,
+            tokens=known.get(name, (0, ""))[0],
+            model=known.get(name, (0, ""))[1],
             pinned=bool(pinned),
             never_save=bool(never_save),
             imported=name in foreign,
         )
-        for name, points, used_at, prefill_ms, pinned, never_save, held, own, staged in rows
+        for name, points, used_at, pinned, never_save, held, own, staged in rows
     ]
     return sorted(usages, key=lambda one: (-one.bytes, one.conversation_id))
 

@@ -26,7 +26,7 @@ from kvchat.ui.dialogs.confirm import confirm
 from kvchat.ui.dialogs.panel import Panel, fit_height
 from kvchat.ui.widgets.row_list import Row, RowList, Tone
 from kvchat.words.language import N_, _, beside, listed, number, sentences, several
-from kvchat.words.wording import roughly, since, size, tokens_short
+from kvchat.words.wording import TimeRange, roughly, since, size, tokens_short
 
 _WHAT_FOR = N_("What stands here is read once. A chat that begins on it answers at once, as if it had been read to it.")
 _EMPTY = N_(
@@ -160,7 +160,7 @@ class LibraryWindow(Panel):
         one = self._current
         reading = self._library.reading.get(one.prepared.id) if one else None
         if one is not None:
-            left, place = self._library.seconds_left(one.prepared), self._runtime.paths.save_points
+            left, place = self._library.time_left(one.prepared), self._runtime.paths.save_points
             self.details.setText(details_of(one, reading, left, place))
         self.details.setVisible(one is not None)
         self.bar.setVisible(reading is not None)
@@ -268,8 +268,8 @@ def estimate_words(estimate: Estimate) -> str:
     tokens = round(estimate.tokens, -3 if estimate.tokens >= 10_000 else -2)
     files = several(estimate.files, "{count} file", "{count} files")
     words = _("{files}, about {tokens} tokens.", files=files, tokens=number(tokens))
-    if estimate.seconds:
-        time = roughly(estimate.seconds)
+    if estimate.time:
+        time = roughly(estimate.time)
         words = _(
             "{files}, about {tokens} tokens; reading takes {time}.", files=files, tokens=number(tokens), time=time
         )
@@ -282,7 +282,7 @@ def row_of(one: Standing, reading: Reading | None) -> Row:
     parts = [several(len(prepared.sources), "{count} file", "{count} files")]
     if prepared.is_read:
         parts += [_("{tokens} tokens", tokens=tokens_short(prepared.tokens)), size(one.bytes)]
-        parts += [_("saves {time}", time=roughly(one.seconds))] if one.seconds and not one.why_not else []
+        parts += [_("saves {time}", time=roughly(one.time))] if one.time and not one.why_not else []
         parts += [Path(prepared.model).stem]
     chip, tone = _("ready"), Tone.GOOD
     if reading is not None:
@@ -295,16 +295,15 @@ def row_of(one: Standing, reading: Reading | None) -> Row:
     return Row(prepared.id, prepared.name, beside(parts), chip, tone)
 
 
-def details_of(one: Standing, reading: Reading | None, seconds_left: float | None, place: Path) -> str:
+def details_of(one: Standing, reading: Reading | None, left: TimeRange | None, place: Path) -> str:
     """All there is to say of the set that is chosen; `place`: where what was made of it is kept."""
     prepared = one.prepared
     lines = [left_to_right(listed(prepared.paths))]
     if reading is not None:
         done, total = number(reading.done), number(reading.total)
         words = _("It is about to be read.")
-        if reading.total and seconds_left:
-            left = roughly(seconds_left)
-            words = _("{done} of {total} tokens are read, {time} left.", done=done, total=total, time=left)
+        if reading.total and left:
+            words = _("{done} of {total} tokens are read, {time} left.", done=done, total=total, time=roughly(left))
         elif reading.total:
             words = _("{done} of {total} tokens are read.", done=done, total=total)
         return "\n".join([*lines, sentences(words, _("What you ask goes first."))])
@@ -333,8 +332,8 @@ def details_of(one: Standing, reading: Reading | None, seconds_left: float | Non
     elif one.why_not:
         why = one.why_not
         words = _("A chat on it would have to read it first: {why}.", why=why)
-        if one.seconds:
-            time = roughly(one.seconds)
+        if one.time:
+            time = roughly(one.time)
             words = _("A chat on it would have to read it first, which takes {time}: {why}.", time=time, why=why)
         lines.append(words)
     return "\n".join(lines)

@@ -8,7 +8,7 @@ from kvchat.kvstore.savepoint import ConversationUsage, PrunedConversation, Prun
 from kvchat.session.restore_cost import BreakEven
 from kvchat.store_service import chats_in_words
 from kvchat.words.language import _, beside, mark, number, sentences, several, with_marks
-from kvchat.words.wording import percent, roughly, since, size
+from kvchat.words.wording import added, percent, roughly, since, size
 
 _NEAR = 0.9  # of the size asked for; a plan that leaves less says so
 
@@ -89,8 +89,8 @@ def use_of(usage: ConversationUsage, now: datetime, seconds_saved: float = 0.0) 
         words = beside((prompts, words))
     if seconds_saved >= 1:
         return _("{words} · has saved {time}", words=words, time=roughly(seconds_saved))
-    if usage.prefill_seconds:
-        return _("{words} · reading it again: {time}", words=words, time=roughly(usage.prefill_seconds))
+    if usage.reading:
+        return _("{words} · reading it again: {time}", words=words, time=roughly(usage.reading))
     return words
 
 
@@ -121,7 +121,9 @@ def loss_of(loss: PrunedConversation) -> str:
             what=several(loss.save_points, "{count} old turn", "{count} old turns"),
             size=size(loss.bytes_freed),
         )
-    return _("would have to be read again: {prefill_seconds}", prefill_seconds=roughly(loss.prefill_seconds))
+    if loss.reading is None:
+        return _("would have to be read again")
+    return _("would have to be read again: {time}", time=roughly(loss.reading))
 
 
 def plan_in_words(plan: PrunePlan, target_bytes: int) -> str:
@@ -135,7 +137,7 @@ def plan_in_words(plan: PrunePlan, target_bytes: int) -> str:
         return sentences(_("Nothing would go."), missed)
     chats = [one for one in plan.conversations if not program_of(one.conversation_id)]
     thinned = [one for one in chats if one.save_points_left]
-    cold, parts = len(chats) - len(thinned), list[str]()
+    cold, parts = len(plan.cold), list[str]()
     if prompts := sum(one.save_points for one in plan.conversations) - sum(one.save_points for one in chats):
         parts.append(_("{prompts} of other programs", prompts=several(prompts, "{count} prompt", "{count} prompts")))
     if thinned:
@@ -143,10 +145,11 @@ def plan_in_words(plan: PrunePlan, target_bytes: int) -> str:
         parts.append(_("{turns} of {count}", turns=turns, count=several(len(thinned), "{count} chat", "{count} chats")))
     if cold:
         parts.append(several(cold, "{count} chat must be read again", "{count} chats must be read again"))
-    cost = _("reading it all again would take {prefill_seconds}", prefill_seconds=roughly(plan.prefill_seconds))
+    if plan.reading:
+        parts.append(_("reading it all again would take {time}", time=roughly(plan.reading)))
     more = plan.bytes_left < _NEAR * target_bytes
     whole = _("That leaves {bytes_left}: the memory of one reply goes as a whole.", bytes_left=size(plan.bytes_left))
-    frees = _("Frees {size}: {what}.", size=size(plan.bytes_freed), what=mark("; ").join([*parts, cost]))
+    frees = _("Frees {size}: {what}.", size=size(plan.bytes_freed), what=mark("; ").join(parts))
     return sentences(frees, missed, whole if more else "")
 
 
@@ -158,9 +161,6 @@ def expiry_in_words(usage: StoreUsage, days: int, now: datetime) -> str:
     if not cold:
         return _("No chat must be read again by it now; old turns may go. Messages stay.")
     becomes = several(len(cold), "{count} chat must be read again", "{count} chats must be read again")
-    cost = roughly(sum(one.prefill_seconds for one in cold))
-    return _(
-        "{becomes}; reading it all again would take {cost}. Old turns of others may go as well. Messages stay.",
-        becomes=becomes,
-        cost=cost,
-    )
+    if reading := added(one.reading for one in cold):
+        becomes = _("{becomes}; reading it all again would take {time}", becomes=becomes, time=roughly(reading))
+    return sentences(becomes, _("Old turns of others may go as well."), _("Messages stay."))

@@ -153,14 +153,14 @@ def test_an_empty_reply_is_taken_back(database: Database) -> None:
     assert database.branch(chat.id) == [question]
 
 
-def test_the_prefill_rate_comes_from_the_newest_long_prefill(database: Database) -> None:
-    assert database.prefill_ms_per_token("m") is None
+def test_readings_come_from_the_newest_long_prefills(database: Database) -> None:
+    assert not database.readings("m")
     chat = database.create_conversation("New chat")
     for receipt in (RECEIPT, dataclasses.replace(RECEIPT, cached_tokens=990)):  # the second read only 10 tokens
         reply = database.append(chat.id, None, Role.ASSISTANT, "", MessageState.STREAMING)
         database.update_reply(dataclasses.replace(reply, state=MessageState.COMPLETE, receipt=receipt))
-    assert database.prefill_ms_per_token("m") == 2.0
-    assert database.prefill_ms_per_token("another") is None
+    assert [one.ms / one.tokens for one in database.readings("m")] == [2.0]
+    assert not database.readings("another")
 
 
 WRITER = """
@@ -281,7 +281,7 @@ def test_neither_a_start_nor_a_turn_goes_through_all_messages(tmp_path: Path) ->
     with database.reading() as db:
         db.set_trace_callback(asked.append)
     forget_strangers(store.store, database)
-    database.prefill_ms_per_token("m")
+    database.readings("m")
     with database.reading() as db:
         db.set_trace_callback(None)
         queries = [query for query in asked if query.lstrip().startswith("SELECT")]

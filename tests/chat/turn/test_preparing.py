@@ -142,12 +142,11 @@ async def test_what_is_read_ahead_teaches_how_fast_reading_is(stage: Stage) -> N
     chat = await stage.chat()
     await stage.answered(chat)
     await shown(stage, chat)
-    costs = stage.runtime.chat.slots.restore_cost
-    costs.recent.clear()
-    costs.prefill_ms_per_token = None
+    speed = stage.runtime.chat.slots.restore_cost.speed
+    speed.readings.clear()
     await written(stage, chat, DRAFT * 4)
-    assert sum(one.tokens for one in costs.recent) == stage.of(ReadingAhead)[-1].done
-    assert costs.prefill_ms_per_token
+    assert sum(one.tokens for one in speed.readings) == stage.of(ReadingAhead)[-1].done
+    assert speed.ms_per_token
 
 
 async def test_what_is_read_ahead_can_be_stopped_until_it_is_opened_again(stage: Stage) -> None:

@@ -239,7 +239,7 @@ async def test_programs_have_every_slot_where_nobody_is_at_the_window() -> None:
 async def test_other_programs_wait_longer_for_settling_than_the_window(monkeypatch: pytest.MonkeyPatch) -> None:
     """What they would take away takes long to be read again."""
     slots, ended = pool(1), asyncio.Event()
-    slots.restore_cost.learn_prefill(100, 100_000.0)
+    slots.restore_cost.speed.learn(100, 100_000.0, 0)
     monkeypatch.setattr(scheduler, "SETTLING_PATIENCE_S", 0.0)
 
     async def settles() -> None:
@@ -280,7 +280,7 @@ async def test_what_is_settling_is_not_lost_where_another_has_the_slot_before_it
 ) -> None:
     """That would have to read all of it again; unless it is read sooner than saved."""
     slots, ended, order = pool(1), list[str](), list[str]()
-    slots.restore_cost.learn_prefill(1000, 1000 * ms_per_token)
+    slots.restore_cost.speed.learn(1000, 1000 * ms_per_token, 0)
     over = asyncio.Event()
 
     def end(how: str) -> None:

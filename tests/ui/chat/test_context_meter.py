@@ -18,6 +18,7 @@ from kvchat.session.proof import Source
 from kvchat.session.session import PromptTooLong
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.widgets.item_list import ROW
+from kvchat.words.wording import TimeRange
 from tests.ui.fake_runtime import FakeRuntime, a_receipt
 from tests.ui.waiting import until
 
@@ -45,7 +46,7 @@ async def test_what_is_being_written_says_how_long_its_reply_would_take(
     runtime: FakeRuntime, window: MainWindow
 ) -> None:
     chat, meter = furnish(runtime, ContextUse(5906, 0, 2048, 32_768)), window.context_meter
-    runtime.forecasts.message = Forecast(Source.HOT, 2100, 4200.0)
+    runtime.forecasts.message = Forecast(Source.HOT, 2100, TimeRange(4.2, 4.2))
     window.chat.open(chat)
     await until(lambda: "tokens used" in meter.words.text())
     assert meter.wait.isHidden(), "nothing is written"
@@ -53,10 +54,10 @@ async def test_what_is_being_written_says_how_long_its_reply_would_take(
     await until(meter.wait.isVisible)
     assert meter.wait.whole == "about 4 s: 2,100 tokens to read"
     assert meter.accessibleName().endswith("Sent now, the first word comes after about 4 s: 2,100 tokens to read")
-    runtime.forecasts.message = Forecast(Source.HOT, 30, 200.0)
+    runtime.forecasts.message = Forecast(Source.HOT, 30, TimeRange(0.2, 0.2))
     runtime.events.publish(ReadingAhead(chat, 2000, 2000, draft=True))
     await until(meter.wait.isHidden)
-    runtime.forecasts.message = Forecast(Source.DISK, 30, 1600.0)
+    runtime.forecasts.message = Forecast(Source.DISK, 30, TimeRange(1.6, 1.6))
     window.composer.editor.setPlainText("word " * 1001)
     await until(meter.wait.isVisible)
     assert meter.wait.whole == "about 2 s: loading it, and 30 tokens to read"

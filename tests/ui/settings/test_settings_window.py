@@ -28,6 +28,7 @@ from kvchat.ui.settings.memory import MemoryPicture
 from kvchat.ui.settings.settings_window import SettingsWindow
 from kvchat.ui.storage.storage_panel import StoragePanel
 from kvchat.ui.widgets.entries import NumberEntry
+from kvchat.words.wording import TimeRange
 from tests.ui.fake_runtime import FakeRuntime
 from tests.ui.waiting import until
 from tests.ui.windows import button
@@ -285,7 +286,7 @@ async def test_a_lower_quota_and_a_maximum_age_say_first_what_they_delete(
 ) -> None:
     for id, days in (("old", 40), ("new", 1)):
         used = datetime.now(UTC) - timedelta(days=days)
-        runtime.keep(ConversationUsage(id, 900_000_000, 9, used, 900_000_000, prefill_seconds=40.0))
+        runtime.keep(ConversationUsage(id, 900_000_000, 9, used, 900_000_000, reading=TimeRange(40, 40)))
     settings.show_page(settings.storage.name)
     typed(qtbot, settings.storage.age, "30")
     await until(lambda: asking(settings))

@@ -15,6 +15,7 @@ from kvchat.errors import KvchatError
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.dialogs.confirm import ConfirmDialog
 from kvchat.ui.sidebar.library_window import AddDialog, LibraryWindow, name_for
+from kvchat.words.wording import TimeRange
 from tests.ui.fake_runtime import FakeRuntime
 from tests.ui.waiting import until
 
@@ -63,7 +64,7 @@ async def test_what_is_added_is_read_with_a_bar_and_a_chat_begins_on_it(
 async def test_what_is_longer_than_the_context_is_said_before_it_is_read(
     furnished: FakeRuntime, window: MainWindow, qtbot: QtBot, tmp_path: Path
 ) -> None:
-    furnished.chat.library.expected = Estimate(412, 90_000, 36.0, room=6_144, counted=True)
+    furnished.chat.library.expected = Estimate(412, 90_000, TimeRange(36, 36), room=6_144, counted=True)
     panel = await opened(window, qtbot)
     panel.consider([tmp_path])
     await until(lambda: panel.findChild(AddDialog) is not None)

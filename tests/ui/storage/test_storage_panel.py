@@ -22,7 +22,7 @@ from kvchat.ui.dialogs.confirm import ConfirmDialog
 from kvchat.ui.storage.storage_panel import StoragePanel
 from kvchat.ui.storage.usage_list import UsageRow
 from kvchat.words.language import speak
-from kvchat.words.wording import ALWAYS_KEEP, NEVER_KEEP
+from kvchat.words.wording import ALWAYS_KEEP, NEVER_KEEP, TimeRange
 from tests.ui.fake_runtime import FakeRuntime, a_receipt
 from tests.ui.waiting import until
 
@@ -36,7 +36,7 @@ def furnished(runtime: FakeRuntime) -> FakeRuntime:
         runtime.chat.add(title, id=id)
         shared = size // 4
         used = datetime.now(UTC) - timedelta(hours=3)
-        runtime.keep(ConversationUsage(id, size, points, used, size - shared, shared, prefill_seconds=40.0))
+        runtime.keep(ConversationUsage(id, size, points, used, size - shared, shared, reading=TimeRange(40, 40)))
     runtime.kept["gone"] = 1_000_000
     runtime.set_aside = 12_000_000
     return runtime

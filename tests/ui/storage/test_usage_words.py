@@ -20,16 +20,19 @@ from kvchat.ui.storage.usage_words import (
     use_of,
 )
 from kvchat.words.language import speak
+from kvchat.words.wording import TimeRange
 
 NOW = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
-USAGE = ConversationUsage("a", 100_000_000, 3, NOW - timedelta(minutes=5), 80_000_000, 20_000_000, 34.0)
+USAGE = ConversationUsage(
+    "a", 100_000_000, 3, NOW - timedelta(minutes=5), 80_000_000, 20_000_000, reading=TimeRange(34, 34)
+)
 STORE = StoreUsage((USAGE,), 0, 10**9, 10**9, 10**9, 3, 40_000_000, 10_000_000)
 
 
 def test_use() -> None:
     assert use_of(USAGE, NOW) == "used 5 min ago · reading it again: about 34 s"
     assert use_of(USAGE, NOW, 130) == "used 5 min ago · has saved about 2 min"
-    assert use_of(replace(USAGE, prefill_seconds=0), NOW) == "used 5 min ago"
+    assert use_of(replace(USAGE, reading=None), NOW) == "used 5 min ago"
 
 
 def test_other_programs_are_told_in_words_of_their_own() -> None:
@@ -39,18 +42,18 @@ def test_other_programs_are_told_in_words_of_their_own() -> None:
     assert "Other programs go before chats; they keep 500 MB at most." in limits_in_words(store, None)
     assert "programs" not in limits_in_words(STORE, None)
     assert expiry_in_words(store, 1, NOW + timedelta(days=9)).startswith("No chat must be read again")
-    lost = PrunedConversation("program/zed", 2, 5_000_000, 4.0, 1)
+    lost = PrunedConversation("program/zed", 2, 5_000_000, 1)
     assert loss_of(lost) == "would lose 2 prompts: 5 MB"
-    plan = PrunePlan(("1", "2"), 5_000_000, 4.0, (lost,), 10)
-    assert plan_in_words(plan, 10).startswith("Frees 5 MB: 2 prompts of other programs; reading it all again")
+    plan = PrunePlan(("1", "2"), 5_000_000, (lost,), 10)
+    assert plan_in_words(plan, 10) == "Frees 5 MB: 2 prompts of other programs."
 
 
 @pytest.mark.usefixtures("catalogues")
 def test_in_japanese_no_space_and_no_narrow_mark_stands_between_the_parts() -> None:
-    lost = PrunedConversation("a", 2, 5_000_000, 4.0, 0)
+    lost = PrunedConversation("a", 2, 5_000_000, 0)
     speak("ja")
     try:
-        told = plan_in_words(PrunePlan(("1", "2"), 5_000_000, 40.0, (lost,), 10), 100)
+        told = plan_in_words(PrunePlan(("1", "2"), 5_000_000, (lost, replace(lost, save_points_left=1)), 10), 100)
         told += limits_in_words(replace(STORE, conversations=(USAGE,)), 30)
     finally:
         speak("en")
@@ -79,21 +82,22 @@ def test_who_shares_a_little_is_not_told_that_nothing_is_shared() -> None:
 
 
 def test_a_plan() -> None:
-    thinned = PrunedConversation("a", 1, 5_000_000, 4.0, 2)
-    cold = PrunedConversation("b", 3, 7_000_000, 176.0, 0)
-    plan = PrunePlan(("1", "2", "3", "4"), 12_000_000, 180.0, (thinned, cold, replace(cold, conversation_id="c")), 9)
+    thinned = PrunedConversation("a", 1, 5_000_000, 2)
+    cold = PrunedConversation("b", 3, 7_000_000, 0, TimeRange(40, 90))
+    plan = PrunePlan(("1", "2", "3", "4"), 12_000_000, (thinned, cold, replace(cold, conversation_id="c")), 9)
     assert plan_in_words(plan, 10) == (
-        "Frees 12 MB: 1 old turn of 1 chat; 2 chats must be read again; reading it all again would take about 3 min."
+        "Frees 12 MB: 1 old turn of 1 chat; 2 chats must be read again; reading it all again would take 1 to 3 min."
     )
     assert plan_in_words(replace(plan, bytes_left=19_000_000), 70_000_000).endswith(
         " That leaves 19 MB: the memory of one reply goes as a whole."
     )
     assert loss_of(thinned) == "would lose 1 old turn: 5 MB"
-    assert loss_of(cold) == "would have to be read again: about 3 min"
+    assert loss_of(cold) == "would have to be read again: 1 to 2 min"
+    assert loss_of(replace(cold, reading=None)) == "would have to be read again"
 
 
 def test_a_plan_without_effect() -> None:
-    plan = PrunePlan((), 0, 0.0, (), 5_000_000)
+    plan = PrunePlan((), 0, (), 5_000_000)
     assert plan_in_words(plan, 5_000_000) == "Nothing would go."
     words = "Nothing would go. It cannot go below 5 MB: what is always kept stays, and the list of what is kept."
     assert plan_in_words(plan, 1) == words
