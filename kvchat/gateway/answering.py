@@ -267,7 +267,7 @@ class Answering:
         settling = Settling(partial(_hear, work.passage))
         with self.slots.settling(slot, settling.supersede, settling.hurry):
             try:
-                await settling.run(lease, partial(_boundary, lease, asked, reply))
+                await settling.run(lease, partial(_boundary, lease, asked, reply), work.passage.reply or None)
             except EngineGone as loss:
                 self.slots.forget()
                 await self.host.explain_loss(loss)

@@ -24,7 +24,7 @@ MOST_NAME = 200  # characters of a model's name that are remembered: clients may
 UNTOLD = ("", NOTHING_ALIKE, GOES_ON_OTHERWISE)  # leave open why; any other reason is the true one
 LEAST_READ, ABOUT = 64, 64  # tokens: fewer that are read are not worth a word; what is found ends about there
 ALL_PROGRAMS = "all programs"  # whose memory it is where programs share it; none is called so, for it has a space
-_NOT_TOLD = ("_began", "chat", "whole", "unheard", "parting", "changes", "keyed", "kept_with")
+_NOT_TOLD = ("_began", "chat", "reply", "whole", "unheard", "parting", "changes", "keyed", "kept_with")
 
 
 class Stage(Enum):
@@ -77,7 +77,8 @@ class Passage:
     changes: tuple[Change, ...] = ()  # of the rules that are on; so are theirs
     keyed: bool = False  # the program has shown a key that is its own
     kept_with: str = ""  # whose memory it shares, if not its own program's
-    chat: str = ""  # of the user's, where one of kvchat's own commands asks for its reply
+    chat: str = ""  # id of the user's, where one of kvchat's own commands asks for its reply
+    reply: str = ""  # id of that
     _began: float = field(default_factory=time.perf_counter, repr=False)
 
     def ms(self) -> float:

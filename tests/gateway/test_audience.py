@@ -31,8 +31,9 @@ def test_adapters_are_the_users_choice() -> None:
 
 @pytest.mark.parametrize("chat", ["program/editor", "prepared:1", "../x", "", 7, CHAT + "a"])
 def test_a_command_names_a_chat_and_nothing_else(chat: object) -> None:
-    assert understood(Form.CHAT, body(kvchat_chat=chat)).chat_id == ""
-    assert understood(Form.CHAT, body(kvchat_chat=CHAT)).chat_id == CHAT
+    assert understood(Form.CHAT, body(kvchat_chat=chat)).chat_and_reply[0] == ""
+    assert understood(Form.CHAT, body(kvchat_chat=CHAT)).chat_and_reply == (CHAT, "")
+    assert understood(Form.CHAT, body(kvchat_chat=CHAT, kvchat_reply=chat)).chat_and_reply == (CHAT, "")
 
 
 @pytest.mark.parametrize("keys", [{}, {"kvchat": "the-key-of-kvchat"}, {"": "everybodys-key"}])

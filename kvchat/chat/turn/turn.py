@@ -137,7 +137,8 @@ class Turn:
         reply.earlier_tokens = next((said.receipt.prompt_tokens for said in reversed(path) if said.receipt), 0)
         chosen = await parts.answer_settings(self.conversation_id)
         system = self._system(path[0], reply) if self._keeps and path[0].role is Role.SYSTEM else None
-        request = Request(messages, lambda: self._draw(chosen, reply), chosen.model, chosen.options.template, system)
+        template, id = chosen.options.template, reply.message.id
+        request = Request(messages, lambda: self._draw(chosen, reply), chosen.model, template, system, id)
         async with reply.written_along():
             await self._say(request, reply)
             while session.outgrown and session.verdict:

@@ -8,7 +8,8 @@ from typing import Any
 
 from kvchat.engine.speaking.wire import ChatMessage, Sampling
 
-CHAT_FIELD = "kvchat_chat"  # tells another kvchat, whose engine it is, which chat a request is for
+# Tell another kvchat, whose engine it is, which chat a request is for, and which message the answer becomes.
+CHAT_FIELD, REPLY_FIELD = "kvchat_chat", "kvchat_reply"
 
 
 def messages_body(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:

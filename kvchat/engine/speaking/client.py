@@ -102,7 +102,7 @@ class LlamaServerClient:
         self.alone = alone
         self._rows = defaultdict[int, SlotRows](lambda: SlotRows(alone))
         self.slot = 0  # the one that every request is pinned to
-        self.owner = ""  # told to servers that others use: it may be another kvchat
+        self.owner = self.reply_id = ""  # told to servers that others use: it may be another kvchat
         self._template: Mapping[str, bool | str] = {}
         self._pictures: PicturePrompts | None = None
         self._prompts = PromptTokens(self._tokens)
@@ -221,7 +221,8 @@ class LlamaServerClient:
         Closing it drops the request: wrap it in `contextlib.aclosing`.
         """
         body = bodies.chat_body(messages, sampling, self._template, self.slot)
-        body |= {bodies.CHAT_FIELD: self.owner} if self.owner and not self.alone else {}
+        if self.owner and not self.alone:
+            body |= {bodies.CHAT_FIELD: self.owner, bodies.REPLY_FIELD: self.reply_id}
         async with contextlib.aclosing(self._ask("/v1/chat/completions", body)) as chunks:
             async for chunk in chunks:
                 yield chunk

@@ -16,7 +16,7 @@ from enum import Enum
 from functools import cached_property
 from typing import Any
 
-from kvchat.engine.speaking.bodies import CHAT_FIELD
+from kvchat.engine.speaking.bodies import CHAT_FIELD, REPLY_FIELD
 from kvchat.gateway.dialects.conversion import Json, Unconvertible, from_messages, from_responses
 
 SHARED = ("system", "instructions", "tools")  # what conversations of a program begin with, beside first messages
@@ -30,7 +30,7 @@ MOST_TOKENS = 2**31  # the engine cuts larger ids to 32 bits
 MINE = b',"id_slot":%d,"cache_prompt":%b,"n_cache_reuse":0}'
 
 
-_CHAT = re.compile("[0-9a-f]{32}")
+_ID = re.compile("[0-9a-f]{32}")
 
 
 class Form(Enum):
@@ -98,10 +98,11 @@ class Asked:
         return name if isinstance(name, str) else ""
 
     @property
-    def chat_id(self) -> str:
-        """The chat that one of kvchat's own commands asks for; empty where it says none."""
-        chat = self.body.get(CHAT_FIELD)
-        return chat if isinstance(chat, str) and _CHAT.fullmatch(chat) else ""
+    def chat_and_reply(self) -> tuple[str, str]:
+        """The ids of the chat and reply that one of kvchat's own commands asks for; empty where it says none."""
+        named = (self.body.get(field) for field in (CHAT_FIELD, REPLY_FIELD))
+        chat, reply = (id if isinstance(id, str) and _ID.fullmatch(id) else "" for id in named)
+        return chat, reply
 
     @property
     def is_large(self) -> bool:

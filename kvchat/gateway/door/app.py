@@ -177,7 +177,7 @@ class _Answers:
             raise Refused(503, "The engine is being stopped.", "unavailable_error", again_s=AGAIN_S)
         passage = self._gateway.passages.begin(scope["program"], scope["path"])
         if scope["command"]:
-            passage.chat = asked.chat_id
+            passage.chat, passage.reply = asked.chat_and_reply
         else:
             passage.keyed = scope["program"] in self._checks.keys
         work = answering.begin(scope["path"], asked, passage)

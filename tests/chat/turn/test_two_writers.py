@@ -17,6 +17,7 @@ from kvchat.chat.record.messages import Message, MessageState, Role
 from kvchat.chat.record.tree import current_branch
 from kvchat.chat.turn import opening
 from kvchat.chat.turn.receipts import receipt_line
+from kvchat.session.proof import Source
 from tests.chat.stage import Stage
 from tests.e2e.home import Home
 from tests.e2e.waiting import wait_until
@@ -257,3 +258,23 @@ def test_a_question_stays_on_its_branch_where_the_user_has_gone_to_another(tmp_p
         database.append(chat, first.id, Role.ASSISTANT, "Right", MessageState.COMPLETE)
         assert not opening.stand_last(database, mine.id, answered_now=True)
         assert [message.id for message in database.path(mine.id)] == [first.id, left.id, mine.id]
+
+
+async def test_a_chat_that_a_command_asks_is_foretold_as_one_of_the_window(
+    home: Home, fake_engine: FakeEngine, smollm2: Path
+) -> None:
+    """It comes in by the door; what was kept of it once stood under no message, and was to be read again."""
+    async with Stage(home.folder, fake_engine, smollm2, is_window=True) as stage:
+        runtime, forecasts = stage.runtime, stage.runtime.chat.forecasts
+        await stage.answered(await stage.chat())
+        await runtime.door.let_commands_in()
+        asking = await asyncio.to_thread(Asking, home, "--new", "A long story of the river and the garden. " * 20)
+        await asyncio.to_thread(asking.ends)
+        await runtime.door.idle()
+        (chat,) = [one.id for one in await runtime.chat.conversations() if one.title.startswith("A long story")]
+        assert (await forecasts.of_chats({chat: None}))[chat].source is Source.HOT
+        await stage.answered(await stage.chat(), "Something else altogether. " * 20)
+        forecast = (await forecasts.of_chats({chat: None}))[chat]
+        assert (forecast.source, forecast.to_read < 20) == (Source.WARM, True)
+        receipt = await stage.answered(chat, "Go on.")
+        assert (receipt.source, receipt.prompt_tokens - receipt.cached_tokens < 60) == (Source.WARM, True)
