@@ -22,7 +22,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kvchat.chat.record.database import ConversationGone, Database
-from kvchat.chat.record.messages import Conversation
+from kvchat.chat.record.drafts import NOT_BEGUN
+from kvchat.chat.record.messages import Conversation, Message, Role, new_message
 from kvchat.engine.speaking.wire import Sampling
 from kvchat.errors import KvchatError
 from kvchat.session.host import TemplateOptions
@@ -200,6 +201,15 @@ class PresetExists(KvchatError):
 def presets(database: Database) -> list[Preset]:
     """All presets, by name. Raises StorageFailed."""
     return [_preset(row) for row in database.rows("SELECT * FROM presets ORDER BY name COLLATE NOCASE, name")]
+
+
+def of_a_new_chat(database: Database) -> tuple[AnswerSettings, list[Message]]:
+    """How a chat that has not begun is answered, and what it begins with."""
+    preset = next((preset for preset in presets(database) if preset.is_default), None)
+    if preset is None:
+        return AnswerSettings(), []
+    system = new_message(NOT_BEGUN, Role.SYSTEM, preset.system)
+    return AnswerSettings(preset.model, preset.options), [system] if preset.system else []
 
 
 def store_preset(database: Database, preset: Preset) -> Preset:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from kvchat.chat.events import Absorbed, EventBus, Notice
-from kvchat.chat.options import AnswerSettings, ChatOptions, answer_settings
+from kvchat.chat.options import AnswerSettings, ChatOptions, answer_settings, of_a_new_chat
 from kvchat.chat.record.chat_locks import ChatLocks
 from kvchat.chat.record.database import Database
 from kvchat.chat.record.messages import Message
@@ -68,6 +68,13 @@ class TurnParts:
     async def answer_settings(self, conversation_id: str) -> AnswerSettings:
         """How the conversation is answered."""
         return self.with_model(await self.worker.run(answer_settings, self.database, conversation_id))
+
+    async def beginning(self, conversation_id: str | None) -> tuple[AnswerSettings, list[Message]]:
+        """How a conversation is answered and its branch; without an id those of a chat that has not begun."""
+        if conversation_id is None:
+            chosen, branch = await self.worker.run(of_a_new_chat, self.database)
+            return self.with_model(chosen), branch
+        return await self.answer_settings(conversation_id), await self.branch(conversation_id)
 
     def with_model(self, chosen: AnswerSettings) -> AnswerSettings:
         """Return these settings with the model for new chats where they name none."""

@@ -20,6 +20,7 @@ from kvchat.cli.store import plan_lines, run
 from kvchat.errors import KvchatError
 from kvchat.kvstore.files.disk import tree_size
 from kvchat.kvstore.savepoint import PrunedConversation, PrunePlan
+from kvchat.session.restore_cost import Reading
 from kvchat.system.paths import resolve_paths
 from tests.kvstore.true_files import FULL, Bench
 from tests.store_contents import StoreContents, spoil
@@ -126,13 +127,16 @@ def test_other_programs_are_named_counted_and_forgotten(filled: Filled, capsys: 
     assert sum(filled.left().values()) == 3
 
 
-def test_a_dry_run_tells_and_removes_nothing(filled: Filled, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dry_run_tells_and_removes_nothing(
+    filled: Filled, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Database, "readings", lambda self, model: [Reading(1000, 1000.0)])
     before = filled.kept.block_files()
     assert run(StoreOptions("prune", 0, dry_run=True)) == 0
     text = capsys.readouterr().out
     assert "Would delete 3 save points" in text
     assert text.count("starts cold") == 2
-    assert "to read again: about 1.9" in text, "1,900 different tokens at 1 ms each"
+    assert "to read again: about 2 s" in text, "of both, at 1 ms a token"
     assert filled.kept.block_files() == before
     assert filled.left() == {filled.thesis: 2, filled.letter: 1}
 
@@ -167,10 +171,10 @@ def test_what_is_pinned_stays_and_that_is_said(filled: Filled, capsys: pytest.Ca
     assert filled.left() == {filled.thesis: 2, filled.letter: 0}
 
 
-def test_a_time_that_was_never_measured_is_not_called_none() -> None:
-    plan = PrunePlan(("1",), 5_000_000, 0.0, (PrunedConversation("a", 1, 5_000_000, 0.0, 0),), 0)
+def test_a_time_that_is_not_known_is_not_called_none() -> None:
+    plan = PrunePlan(("1",), 5_000_000, (PrunedConversation("a", 1, 5_000_000, 0),), 0)
     lines = plan_lines(plan, {"a": "A letter"}, 0, dry_run=True)
-    assert lines[0] == "Would delete 1 save point, 5 MB; to read again: never measured."
+    assert lines[0] == "Would delete 1 save point, 5 MB; to read again: not known."
     assert "0 ms" not in "\n".join(lines)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import stat
 from pathlib import Path
@@ -103,6 +104,7 @@ async def test_the_second_launch_is_closer(tmp_path: Path, fake_engine: FakeEngi
         assert kv(runtime.engine.choice.context.bars) < actual / 10
         assert kv(runtime.engine.memory_bars) == actual
         assert all(bar.measured for bar in runtime.engine.memory_bars)
+        assert "MB" not in runtime.engine.context_reason, "its bars tell what it has taken"
     async with running(tmp_path, fake_engine) as runtime:
         await runtime.engine.ready()
         assert runtime.engine.choice is not None
@@ -141,6 +143,11 @@ async def test_the_second_launch_is_closer_with_the_real_engines(
             (estimated,), (measured,) = runtime.engine.choice.context.bars, runtime.engine.memory_bars
             assert measured.measured
             assert measured.kv == 8192 * 23_040
+            await runtime.engine.managed.memory.close()  # it is learned
+            judged = (await runtime.engine.model_judge())(runtime.engine.choice.facts)
+            told = re.search(r"takes about (\d+) MB", judged.reason)
+            assert told is not None
+            assert float(told[1]) == pytest.approx(measured.needed / 1e6, rel=0.01), "one figure of what it needs"
             return abs(estimated.needed - measured.needed) / (measured.needed - measured.other)
 
     first, second = await off(), await off()

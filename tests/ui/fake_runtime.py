@@ -940,7 +940,7 @@ class FakeRuntime(Runtime):
         self.bars: tuple[MemoryBar, ...] = ()
         self.proposals: tuple[Proposal, ...] = ()
         price = "65,536 tokens take about 6.2 GB of the 11.4 GB free on the GPU once the engine has stopped."
-        self.larger: ContextChoice | None = ContextChoice(65_536, price, 0, 0, 0, True, ())
+        self.larger: ContextChoice | None = ContextChoice(65_536, price, "", 0, 0, 0, True, ())
         self.slot: str | None = None
         self.kept: dict[str, int] = {}  # bytes by conversation
         self.details: dict[str, ConversationUsage] = {}  # more than the bytes of some of them

@@ -119,18 +119,22 @@ class ContextService:
 
         Asks the engine's tokenizer and never touches the slot. Raises KvchatError.
         """
-        chosen = await self._parts.answer_settings(conversation_id) if conversation_id else AnswerSettings()
+        chosen, branch = await self._parts.beginning(conversation_id)
         if not self._parts.host.is_ready(chosen.model):
             return None
         engine = (await self._parts.host.ready(chosen.model)).rendering(chosen.options.template)
-        used = await self._used(engine, conversation_id) if conversation_id else 0
+        used = await self._used(engine, branch) if conversation_id else 0
         counts = [await _count(engine, draft)] if draft.strip() or attachments else []
         counts += [await self._document(engine, attachment) for attachment in attachments]
-        waiting = sum(count.tokens + TEMPLATE_TOKENS for count in counts)
+        waiting, exact = sum(count.tokens + TEMPLATE_TOKENS for count in counts), all(count.exact for count in counts)
+        new = prompt_messages([*branch, new_message("", Role.USER, draft, attachments=attachments)])
+        if counts and exact and used + waiting < engine.limit and not needs_vision(new):
+            ids, end = await engine.engine.growing_tokens(new)
+            waiting = max(len(ids) + end - used, 0)
         reserve = engine.reserve(self._parts.drawn(None, chosen.options).max_tokens)
         if engine.too_small(tokens := used + waiting + reserve):
             self._begin_work(self._grow_ahead(conversation_id, chosen.model, tokens))
-        return ContextUse(used, waiting, reserve, engine.limit, not all(count.exact for count in counts))
+        return ContextUse(used, waiting, reserve, engine.limit, not exact)
 
     async def tokens_of(self, attachment: Attachment) -> tuple[int, bool]:
         """Its tokens, and whether they were counted.
@@ -258,8 +262,7 @@ class ContextService:
             )
         return known
 
-    async def _used(self, engine: ReadyEngine, conversation_id: str) -> int:
-        branch = await self._parts.branch(conversation_id)
+    async def _used(self, engine: ReadyEngine, branch: Sequence[Message]) -> int:
         messages = prompt_messages(branch)
         if not messages:
             return 0

@@ -14,7 +14,6 @@ from kvchat.chat.record.messages import Attachment, Receipt, Role, new_message
 from kvchat.chat.record.prompt import needs_vision, prompt_messages
 from kvchat.chat.record.rows import receipt_of
 from kvchat.chat.turn.prediction import Forecast
-from kvchat.chat.turn.preparing import of_a_new_chat
 from kvchat.chat.turn_parts import TurnParts
 from kvchat.engine.speaking.errors import EngineError
 from kvchat.errors import KvchatError
@@ -82,24 +81,20 @@ class Forecasts:
         """
         parts = self._parts
         try:
-            if conversation_id is None:
-                chosen, branch = await parts.worker.run(of_a_new_chat, parts.database)
-                chosen = parts.with_model(chosen)
-            else:
-                chosen, branch = await parts.answer_settings(conversation_id), await parts.branch(conversation_id)
+            chosen, branch = await parts.beginning(conversation_id)
             owner = conversation_id or NOT_BEGUN
             new = new_message(owner, Role.USER, draft, attachments=attachments)
             messages, ready = prompt_messages([*branch, new]), await self._engine(chosen.model)
             if ready is None or needs_vision(messages):
                 return None
             engine = ready.rendering(chosen.options.template)
-            prompt = await engine.engine.beginning_tokens(messages)
+            prompt, end = await engine.engine.growing_tokens(messages)
             contents, _ = parts.slots.best(owner, prompt, engine)
             best = await plan(parts.slots, engine, owner, contents, prompt, parts.slots.restore_cost.worth)
             source, size = Source.HOT if best.had >= LEAST_SHARE * len(prompt) else Source.COLD, 0
             if best.restore is not None:
                 source, size = SOURCES[best.restore.tier], best.restore.bytes
-            left = len(prompt) + TEMPLATE_TOKENS - best.had  # with the reply's beginning
+            left = len(prompt) + end - best.had
             speed = await parts.reading_speed(engine.fingerprint.model)
             return Forecast(source, left, speed.forecast(left, size * await self._restore_rate()))
         except EngineError:

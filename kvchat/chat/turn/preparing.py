@@ -13,8 +13,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from kvchat.chat.events import Notice, NotReadAhead, ReadingAhead
-from kvchat.chat.options import AnswerSettings, presets
-from kvchat.chat.record.database import Database
 from kvchat.chat.record.drafts import NOT_BEGUN
 from kvchat.chat.record.messages import Attachment, Message, Role, new_message
 from kvchat.chat.record.prompt import begins_empty, ends_with_reply, needs_vision, prompt_messages
@@ -185,11 +183,7 @@ class Preparing:
         parts, target = self._parts, self._target
         if target is None or target.conversation_id != owner:
             return False
-        if owner == NOT_BEGUN:
-            chosen, branch = await parts.worker.run(of_a_new_chat, parts.database)
-            chosen = parts.with_model(chosen)
-        else:
-            chosen, branch = await parts.answer_settings(owner), await parts.branch(owner)
+        chosen, branch = await parts.beginning(None if owner == NOT_BEGUN else owner)
         messages = prompt_messages(branch)
         if not parts.host.is_ready(chosen.model, sees=needs_vision(messages)):
             return False  # another model, or a projector, is loaded for a message, not for a look
@@ -272,7 +266,7 @@ class Preparing:
             return ()
         if engine.cannot_hold(len(target.draft) + sum(len(one.text) for one in target.attachments)):
             return ()
-        tokens = await engine.engine.beginning_tokens(prompt_messages([*work.branch, target.message]))
+        tokens, _end = await engine.engine.growing_tokens(prompt_messages([*work.branch, target.message]))
         stable = tokens[: max(len(work.boundary), len(tokens) - UNSTABLE)]
         if common_prefix(stable, work.boundary) < len(work.boundary) or len(stable) >= engine.context_size:
             return ()
@@ -286,12 +280,3 @@ class Preparing:
         cost = await lease.cost_of_return(work.boundary)
         gain = costs.prefill_ms(len(work.draft) - len(work.boundary))
         return COSTS_MORE if cost is None or cost > gain else ""
-
-
-def of_a_new_chat(database: Database) -> tuple[AnswerSettings, list[Message]]:
-    """How a chat that has not begun is answered, and what it begins with."""
-    preset = next((preset for preset in presets(database) if preset.is_default), None)
-    if preset is None:
-        return AnswerSettings(), []
-    system = new_message(NOT_BEGUN, Role.SYSTEM, preset.system)
-    return AnswerSettings(preset.model, preset.options), [system] if preset.system else []

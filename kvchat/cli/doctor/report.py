@@ -144,7 +144,7 @@ def _model_rows(model: ModelReport) -> Iterator[tuple[str, str]]:
 
 def _context_rows(context: ContextChoice | None) -> Iterator[tuple[str, str]]:
     if context is not None:
-        yield "context", context.reason
+        yield "context", context.in_full
         if context.warning:
             yield "", context.warning
         for bar in context.bars:

@@ -188,12 +188,16 @@ class LlamaServerClient:
             return await self._picture_prompts().tokens(rendered, pictures)
         return await self._prompts.of(rendered)
 
-    async def beginning_tokens(self, messages: Sequence[ChatMessage]) -> tuple[int, ...]:
-        """The ids of a prompt up to the end of its last message's words, which may still grow. No pictures."""
+    async def growing_tokens(self, messages: Sequence[ChatMessage]) -> tuple[tuple[int, ...], int]:
+        """The ids of a prompt up to the end of its last message's words, which may still grow, and how many follow.
+
+        No pictures.
+        """
         last = messages[-1]
         longer = [*messages[:-1], replace(last, content=f"{last.content} {MORE}")]
         whole, other = [await self._rendered(one) for one in (messages, longer)]
-        return await self._prompts.of(whole[: shared_text(whole, other)], grows=True)
+        end = shared_text(whole, other)
+        return await self._prompts.of(whole[:end], grows=True), await self.count_tokens(whole[end:])
 
     async def request_tokens(
         self, body: Mapping[str, Any], pictures: Sequence[Picture] = ()

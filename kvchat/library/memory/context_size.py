@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from kvchat.library.memory.fitting import ENOUGH_ON_DEVICE, STEP, Fitting, MemoryBar, margin, round_down
 from kvchat.library.memory.machine import MemoryFacts
 from kvchat.library.memory.placement import Demand, Placement
-from kvchat.words.language import _, number
+from kvchat.words.language import _, number, sentences
 from kvchat.words.wording import day
 from kvchat.words.wording import size as size_in_words
 
@@ -20,7 +20,8 @@ class ContextChoice:
     """A context size with its offload, and why. Sizes in bytes."""
 
     tokens: int
-    reason: str  # two plain sentences
+    reason: str  # a plain sentence
+    share: str  # another: what the model takes of what there is
     kv_bytes: int  # estimated size of the KV cache
     needed: int  # estimated memory for everything: weights, KV cache, buffers
     free: int  # what it is compared with
@@ -29,6 +30,11 @@ class ContextChoice:
     placement: Placement | None = None  # None: there is no GPU
     warning: str = ""  # one sentence, when the user's own choice is unwise
     by_user: bool = False  # the user's own size
+
+    @property
+    def in_full(self) -> str:
+        """Why that size, and what the model takes with it."""
+        return sentences(self.reason, self.share)
 
     @property
     def beside_gpu(self) -> bool:
@@ -133,26 +139,20 @@ class ContextChooser:
         elif self._memory.devices and not placement.whole:
             length = _("a good length") if tokens >= min(self._fit.trained, ENOUGH_ON_DEVICE) else _("what fits")
             reason = _(
-                "{tokens} tokens: {length} where {in_words}. {share}{ran_out}",
+                "{tokens} tokens: {length} where {in_words}.{ran_out}",
                 tokens=number(tokens),
                 length=length,
                 in_words=placement.in_words(self._memory.beside),
-                share=self._share(tokens, placement),
                 ran_out=self._ran_out(placement),
             )
         elif tokens >= self._fit.trained:
-            reason = _(
-                "{tokens} tokens: all this model was trained for. {share}",
-                tokens=number(tokens),
-                share=self._share(tokens, placement),
-            )
+            reason = _("{tokens} tokens: all this model was trained for.", tokens=number(tokens))
         else:
             trained = self._facts.trained_context
             reason = _(
-                "{tokens} tokens: what fits into memory; the model was trained for {trained}. {share}{ran_out}",
+                "{tokens} tokens: what fits into memory; the model was trained for {trained}.{ran_out}",
                 tokens=number(tokens),
                 trained=number(trained),
-                share=self._share(tokens, placement),
                 ran_out=self._ran_out(placement),
             )
         return self._choice(tokens, placement, reason)
@@ -161,9 +161,7 @@ class ContextChooser:
         """The user's own size, at least one step, with a warning where it is unwise."""
         tokens = max(STEP, wanted)
         placement = self._fit.best_placement(tokens)
-        reason = _(
-            "{tokens} tokens: your own choice. {share}", tokens=number(tokens), share=self._share(tokens, placement)
-        )
+        reason = _("{tokens} tokens: your own choice.", tokens=number(tokens))
         warning = ""
         if not self._fit.fits(tokens, placement):
             needed = size_in_words(self._fit.compared(tokens, placement)[0])
@@ -191,11 +189,10 @@ class ContextChooser:
         )
         less = f"; {placement.in_words(self._memory.beside)}" if self._memory.devices and not placement.whole else ""
         reason = _(
-            "{tokens} tokens: memory ran out with {more}{less}. {share}",
+            "{tokens} tokens: memory ran out with {more}{less}.",
             tokens=number(tokens),
             more=more,
             less=less,
-            share=self._share(tokens, placement),
         )
         return self._choice(tokens, placement, reason)
 
@@ -242,22 +239,19 @@ class ContextChooser:
         needed, free = self._fit.compared(tokens, placement)
         return _(
             "With a chat of that length the model takes about {needed} of the {free} "
-            "{place}; {margin} of it is left alone.{shared}",
+            "{place}; {margin} of it is left alone.",
             needed=size_in_words(needed),
             free=size_in_words(free),
             place=self._place(placement),
             margin=size_in_words(margin(free)),
-            shared=self._shared(),
         )
 
     def _shared(self) -> str:
-        """Another sentence where several chats lie side by side; else nothing."""
+        """A sentence where several chats lie side by side; else nothing."""
         slots = self._demand.slots
-        return (
-            " " + _("Up to {slots} chats share it side by side: each may use what the others leave.", slots=slots)
-            if slots > 1
-            else ""
-        )
+        if slots == 1:
+            return ""
+        return _("Up to {slots} chats share it side by side: each may use what the others leave.", slots=slots)
 
     def _ran_out(self, placement: Placement) -> str:
         """Another sentence where it is a load that ran out of memory that bounds the choice; else nothing."""
@@ -273,7 +267,8 @@ class ContextChooser:
         needed, free = self._fit.compared(tokens, placement)
         return ContextChoice(
             tokens=tokens,
-            reason=reason,
+            reason=sentences(reason, self._shared()),
+            share=self._share(tokens, placement) if self._fit.fits(tokens, placement) else "",
             kv_bytes=sum(bar.kv for bar in found),
             needed=needed,
             free=free,

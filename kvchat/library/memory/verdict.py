@@ -41,19 +41,19 @@ def judge(demand: Demand, memory: MemoryFacts, wanted: int | None = None) -> Jud
     choice = chooser.choose()
     blind = ContextChooser(replace(demand, projector=0), memory).choose() if not choice.fits else choice
     if not choice.fits and blind.fits:
-        return Judgement(Verdict.TIGHT, _("{reason} For pictures there is not enough memory.", reason=blind.reason))
+        return Judgement(Verdict.TIGHT, _("{reason} For pictures there is not enough memory.", reason=blind.in_full))
     if not choice.fits:
-        return Judgement(Verdict.NO, choice.reason)
+        return Judgement(Verdict.NO, choice.in_full)
     if wanted is not None and not (own := chooser.choose(wanted)).fits:
         return Judgement(
             Verdict.TIGHT,
             _("{tokens} tokens: your own choice. {warning}", tokens=number(own.tokens), warning=own.warning),
         )
     if choice.beside_gpu:
-        return Judgement(Verdict.TIGHT, sentences(choice.reason, _partly(memory)))
+        return Judgement(Verdict.TIGHT, sentences(choice.in_full, _partly(memory)))
     if choice.tokens < min(demand.facts.trained_context, COMFORTABLE):
-        return Judgement(Verdict.TIGHT, choice.reason)
-    return Judgement(Verdict.FITS, choice.reason)
+        return Judgement(Verdict.TIGHT, choice.in_full)
+    return Judgement(Verdict.FITS, choice.in_full)
 
 
 def judge_size(size: int, memory: MemoryFacts) -> Judgement:
@@ -61,12 +61,7 @@ def judge_size(size: int, memory: MemoryFacts) -> Judgement:
     needed = round(size * (1 + OVERHEAD_SHARE)) + ENGINE_BYTES
     free = memory.device_free if memory.devices else memory.available
     where = _("free on {beside}", beside=memory.beside) if memory.devices else _("free")
-    guess = _(
-        "By its size it takes about {needed}; {free} is {where}.",
-        needed=size_in_words(needed),
-        free=size_in_words(free),
-        where=where,
-    )
+    guess = _("A guess from the size of its files; {free} is {where}.", free=size_in_words(free), where=where)
     if needed <= _spendable(free):
         return Judgement(Verdict.FITS, guess)
     if memory.devices and needed <= _spendable(free + memory.available):

@@ -20,8 +20,8 @@ _ROWS = (
     ("context", N_("Context used")),
     ("prefill", N_("Reading")),
     ("decode", N_("Writing")),
-    ("memory", N_("Memory")),
-    ("graphics", N_("Graphics memory")),
+    ("memory", N_("Memory in use")),
+    ("graphics", N_("Graphics memory in use")),
     ("process", N_("Process")),
 )
 _UNKNOWN = "–"

@@ -7,8 +7,8 @@ from datetime import datetime, timedelta
 from kvchat.kvstore.savepoint import ConversationUsage, PrunedConversation, PrunePlan, StoreUsage, program_of
 from kvchat.session.restore_cost import BreakEven
 from kvchat.store_service import chats_in_words
-from kvchat.words.language import _, beside, mark, number, sentences, several, with_marks
-from kvchat.words.wording import added, percent, roughly, since, size
+from kvchat.words.language import _, beside, mark, number, sentences, several
+from kvchat.words.wording import added, per_second, percent, roughly, since, size
 
 _NEAR = 0.9  # of the size asked for; a plan that leaves less says so
 
@@ -66,12 +66,8 @@ def break_even_in_words(pays: BreakEven | None) -> str:
     """From where on restoring beats reading, and why; empty where it was not measured yet."""
     if pays is None:
         return ""
-    speed = size(1000 / pays.restore_ms_per_byte)
-    rates = _(
-        "(reading {prefill_ms_per_token} ms a token, loading {speed}/s)",
-        prefill_ms_per_token=with_marks(f"{pays.prefill_ms_per_token:.2g}"),
-        speed=speed,
-    )
+    reading, loading = per_second(1000 / pays.prefill_ms_per_token), size(1000 / pays.restore_ms_per_byte)
+    rates = _("(reading {reading}, loading {loading}/s)", reading=reading, loading=loading)
     if pays.tokens is None:
         return _("On this computer loading is never quicker than reading {rates}.", rates=rates)
     return _(

@@ -52,6 +52,26 @@ async def test_a_document_that_cannot_fit_is_refused_and_comes_back(stage: Stage
     assert (await service.context.tokens_of(RIVER)) == (len(RIVER.text.encode()), True)
 
 
+async def test_a_message_has_as_many_tokens_in_the_meter_the_forecast_and_the_receipt(stage: Stage) -> None:
+    chat, service = await stage.chat(), stage.runtime.chat
+    await stage.answered(chat)
+    for here, text, files in ((chat, "And then?", ()), (chat, "Sum it up.", (RIVER,)), (None, "Hello? " * 90, ())):
+        use = await service.context.use(here, text, files)
+        forecast = await service.forecasts.of_message(here, text, files)
+        reply = await service.send(here or await stage.chat(), text, attachments=files)
+        await service.idle()
+        assert reply is not None
+        assert reply.receipt is not None
+        assert use is not None
+        assert forecast is not None
+        read = reply.receipt.prompt_tokens - reply.receipt.cached_tokens
+        assert forecast.to_read == read
+        if here:  # a role is named before the message or after it
+            assert abs(use.waiting - read) <= TEMPLATE_TOKENS
+        else:
+            assert use.waiting == reply.receipt.prompt_tokens
+
+
 async def test_counting_ends_as_soon_as_it_cannot_fit(stage: Stage) -> None:
     chat, service = await stage.chat(), stage.runtime.chat
     await stage.answered(chat)
@@ -62,9 +82,7 @@ async def test_counting_ends_as_soon_as_it_cannot_fit(stage: Stage) -> None:
     assert use.over
     assert use.estimated
     assert abs(use.waiting - len(huge.text)) < len(huge.text) // 10, "this engine's tokens are bytes"
-    alone = await service.context.use(chat, "Sum it up.")
-    assert alone is not None
-    assert await service.context.tokens_of(huge) == (use.waiting - alone.waiting - TEMPLATE_TOKENS, False)
+    assert await service.context.tokens_of(huge) == (use.waiting - len("Sum it up.") - 2 * TEMPLATE_TOKENS, False)
     asked = stage.requests("/tokenize")[before:]
     assert max(len(str(one["content"])) for one in asked) <= COUNTED_AT_ONCE
     assert len([one for one in asked if "some words" in str(one["content"])]) == 1

@@ -41,7 +41,7 @@ class Asking:
     """`kvchat ask` in a process of its own."""
 
     def __init__(self, home: Home, *arguments: str) -> None:
-        self.words = home.folder / f"{arguments[-1]}.said"
+        self.words = home.folder / f"{arguments[-1][:40]}.said"
         with self.words.open("wb") as words:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "kvchat", "ask", *arguments],

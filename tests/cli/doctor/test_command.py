@@ -55,7 +55,7 @@ def test_everything_found(paths: Paths, engine: Path, smollm2: Path) -> None:
     assert report.model.kv_bytes_per_token == 23_040
     assert report.context is not None
     assert report.context.tokens == 8192
-    assert "free on the GPU" in report.context.reason  # the app's own decision: it counts the engine's devices too
+    assert "free on the GPU" in report.context.share  # the app's own decision: it counts the engine's devices too
     text = "\n".join(lines(report))
     for part in (str(engine), "NVIDIA H200, 148.9 GB free", "Q4_1, 98 MB", "8,192 tokens: all", str(smollm2)):
         assert part in text

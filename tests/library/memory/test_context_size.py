@@ -27,7 +27,7 @@ def large(tmp_path: Path) -> GgufFacts:
 def test_all_the_model_was_trained_for_where_it_fits(smollm2: Path) -> None:
     choice = choose(read_facts(smollm2), MemoryFacts(14_200_000_000))
     assert choice.tokens == 8192
-    assert choice.reason == (
+    assert choice.in_full == (
         "8,192 tokens: all this model was trained for. "
         "With a chat of that length the model takes about 521 MB of the 14.2 GB free; 1.4 GB of it is left alone."
     )
@@ -104,14 +104,14 @@ def test_the_users_wish_is_honoured(large: GgufFacts) -> None:
 
 
 def test_a_container_limit_is_named(large: GgufFacts) -> None:
-    assert "allowed here" in choose(large, MemoryFacts(10 * GB, limited=True)).reason
+    assert "allowed here" in choose(large, MemoryFacts(10 * GB, limited=True)).share
 
 
 def test_a_gpu_with_room_decides_alone(large: GgufFacts) -> None:
     memory = MemoryFacts(64 * GB, devices=(DeviceMemory("CUDA0", 12 * GB),))
     choice = choose(large, memory)
     assert ENOUGH_ON_DEVICE <= choice.tokens < 131_072
-    assert "12 GB free on the GPU" in choice.reason
+    assert "12 GB free on the GPU" in choice.share
 
 
 def test_a_gpu_that_is_too_small_takes_what_layers_it_can(large: GgufFacts) -> None:
@@ -259,4 +259,4 @@ def test_a_larger_context_is_reckoned_without_a_gpu_that_is_gone(large: GgufFact
 def test_a_rough_estimate_is_called_one(tmp_path: Path) -> None:
     fields = LLAMA | {"attention.sliding_window": 512}
     facts = read_facts(write_gguf(tmp_path / "new.gguf", fields, architecture="brandnew"))
-    assert "takes about" in choose(facts, PLENTY).reason
+    assert "takes about" in choose(facts, PLENTY).share

@@ -33,7 +33,7 @@ def test_by_header_and_by_size(large: GgufFacts, memory: MemoryFacts, expected: 
     by_header, by_size = judge(Demand(large), memory), judge_size(large.size, memory)
     assert by_header.verdict is by_size.verdict is expected
     assert "GB" in by_header.reason
-    assert by_size.reason.startswith("By its size it takes about 5.8 GB")
+    assert by_size.reason.startswith("A guess from the size of its files; ")
 
 
 def test_beside_the_gpu_is_told(large: GgufFacts) -> None:

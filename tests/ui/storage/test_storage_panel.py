@@ -185,7 +185,7 @@ async def test_the_slider_shows_what_would_go_and_removes_nothing(
     plan = await slid(panel, qtbot, 0.5)
     assert panel.prune.preview.text() == (
         f"Frees {round(plan.bytes_freed / 1e6)} MB: 4 old turns of 1 chat; 1 chat must be read again; "
-        "reading it all again would take about 58 s."
+        "reading it all again would take about 40 s."
     )
     assert rows_of(panel)["a"].details == "would have to be read again: about 40 s"
     assert rows_of(panel)["b"].details == "would lose 4 old turns: 400 MB"

@@ -105,7 +105,7 @@ def test_a_plan_without_effect() -> None:
 
 def test_the_break_even() -> None:
     pays = BreakEven(1032, prefill_ms_per_token=4.218, restore_ms_per_byte=1000 / 210e6)
-    rates = "(reading 4.2 ms a token, loading 210 MB/s)"
+    rates = "(reading 237 tokens/s, loading 210 MB/s)"
     assert (
         break_even_in_words(pays)
         == f"On this computer loading is quicker than reading from about 1,032 tokens on {rates}."
