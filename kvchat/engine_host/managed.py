@@ -88,7 +88,7 @@ class ManagedHost(BaseHost):
         """Choose an engine and start it, unless an engine runs. What goes wrong ends up in the status."""
         elsewhere = await self._claim()
         async with self._lock:
-            if self.status.state not in DOWN:
+            if self._closed or self.status.state not in DOWN:
                 return
             self._set_override(EngineStatus(EngineState.STARTING))
             self.started_with = settings = self._settings()
