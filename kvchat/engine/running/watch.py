@@ -56,7 +56,7 @@ class Watch:
 
     async def until_ailing(self, client: LlamaServerClient) -> EngineFailure:
         """Wait until the process is of no more use; the reason. Cancel it when the process ended by itself."""
-        stuck = asyncio.create_task(self._until_stuck(client), name="engine loop watch")
+        stuck = asyncio.create_task(self._until_stuck(client), name="engine-loop-watch")
         stuck.add_done_callback(lambda _: self._news.set())
         try:
             return await self._until_reported_or_silent(client, stuck)
