@@ -59,16 +59,6 @@ async def test_without_a_model_nothing_has_failed(runtime: Runtime) -> None:
     assert runtime.engine.status.state is EngineState.STOPPED
 
 
-async def test_what_is_taken_on_the_disk_is_known_day_by_day(runtime: Runtime) -> None:
-    before = (await runtime.save_points.usage()).physical_bytes
-    assert [one.used for one in (await runtime.statistics()).disk] == [before]
-    await runtime.save_points.delete(None)
-    await runtime.save_points.usage()
-    [today] = (await runtime.statistics()).disk
-    assert today.used < before
-    assert today.quota == (await runtime.save_points.usage()).quota_bytes
-
-
 async def test_what_is_pinned_is_in_no_plan(runtime: Runtime) -> None:
     await runtime.save_points.pin("a", True)
     plan = await runtime.save_points.plan_prune(0)
