@@ -47,7 +47,7 @@ async def test_without_a_model_the_page_is_shown(runtime: FakeRuntime, window: M
     await until(lambda: page.machine.text())
     assert "of 16 GB of memory free" not in page.machine.text(), "nothing is made up"
     assert "memory free" in page.machine.text()
-    assert "of the disk" in page.saving.text()
+    assert "on disk" in page.saving.text()
     assert "A guess from the size of its files" in page.starter.toolTip(), "the starter has its verdict, too"
     page.back.click()
     assert window.composer.isVisible()
