@@ -130,11 +130,11 @@ class RecentlyDeleted:
         """Look then, and every now and then from there on, for what has been kept long enough."""
         loop = asyncio.get_running_loop()
         at = loop.time() + min(seconds, _LOOK_EVERY_S)
-        if self._timer is not None and loop.time() < self._looks_at <= at:
-            return
         if self._timer is not None:
+            if self._looks_at <= at:
+                return
             self._timer.cancel()
-        self._timer, self._looks_at = loop.call_at(at, lambda: self._begin(self._let_go())), at
+        self._timer, self._looks_at = loop.call_at(at, self._look_now), at
 
     def close(self) -> None:
         """The run is over: where nothing is kept, what was deleted in it goes now."""
@@ -143,6 +143,10 @@ class RecentlyDeleted:
             self._timer = None
         if not self._keep_s() and self._deleted_here:
             self._begin(self._let_go(set(self._deleted_here)))
+
+    def _look_now(self) -> None:
+        self._timer = None
+        self._begin(self._let_go())
 
     async def _hide(self, ids: Sequence[str], at: float | None) -> None:
         statement = "UPDATE conversations SET deleted_at = ?, deleted_s = 0, deleted_seen = NULL WHERE id = ?"

@@ -87,6 +87,17 @@ async def test_after_its_days_it_goes_while_kvchat_runs(stage: Stage) -> None:
     assert await deleted(stage) == []
 
 
+async def test_a_look_that_is_due_is_not_put_off_by_one_for_later(stage: Stage) -> None:
+    chat = await stage.chat()
+    await stage.answered(chat)
+    await stage.runtime.chat.organiser.delete([chat])
+    let_days_pass(stage, 8)
+    for seconds in (0, 3600):
+        stage.runtime.chat.recently_deleted.look_after(seconds)
+    await stage.until(lambda: not stage.save_points())
+    assert await deleted(stage) == []
+
+
 DAY, YEAR = 86_400.0, 365 * 86_400.0
 
 
