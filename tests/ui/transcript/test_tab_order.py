@@ -87,15 +87,15 @@ async def test_tab_goes_through_the_messages_and_on_to_the_composer(
 ) -> None:
     await opened(window)
     window.header.more.setFocus()
-    there = tab(qtbot, 2 + len(AS_THEY_STAND) + 1)
-    assert there == ["Chat", *AS_THEY_STAND, "Attach files", "Message"]
+    there = tab(qtbot, 2 + len(AS_THEY_STAND) + 2)
+    assert there == ["Chat", *AS_THEY_STAND, "Attach files", "Attach a screenshot", "Message"]
     assert tab(qtbot)[0] == "New chat", "and round the window"
     window.composer.focus()
-    back = tab(qtbot, len(AS_THEY_STAND) + 3, back=True)
-    assert (back[0], back[-2:]) == ("Attach files", ["Chat", "More"])
+    back = tab(qtbot, len(AS_THEY_STAND) + 4, back=True)
+    assert (back[:2], back[-2:]) == (["Attach a screenshot", "Attach files"], ["Chat", "More"])
     text = AS_THEY_STAND.index("the lake") - 1
     from_below = [*AS_THEY_STAND[:text], "the lake", "the map", "Reply", *AS_THEY_STAND[text + 3 :]]
-    assert back[1:-2] == from_below[::-1], "from below, too, a text comes before its links"
+    assert back[2:-2] == from_below[::-1], "from below, too, a text comes before its links"
 
 
 async def test_enter_on_a_link_asks_about_that_one(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
