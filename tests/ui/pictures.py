@@ -12,7 +12,7 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from unittest.mock import patch
@@ -49,7 +49,7 @@ from kvchat.ui.messages.reply_footer import ReceiptView
 from kvchat.ui.settings.other_programs import OtherProgramsPage
 from kvchat.ui.sidebar.library_window import AddDialog
 from kvchat.ui.transcript.links import LinkDialog
-from kvchat.ui.widgets.layouts import room_on_screen
+from kvchat.ui.widgets.layouts import ScrollPage, room_on_screen
 from kvchat.words import language
 from kvchat.words.folding import terms_of
 from kvchat.words.wording import TimeRange
@@ -453,9 +453,16 @@ def _has_frame(shown: QWidget) -> bool:
 async def _lacking(shown: QWidget) -> list[str]:
     for _ in range(50):
         await settle(15)
-        if not (lacking := list(cut_off(shown))):
+        if not (lacking := [*cut_off(shown), *_sideways(shown)]):
             break
     return lacking
+
+
+def _sideways(shown: QWidget) -> Iterator[str]:
+    """The pages on show of which a part is out of sight to the side."""
+    for page in shown.findChildren(ScrollPage):
+        if page.isVisible() and (hidden := page.horizontalScrollBar().maximum()):
+            yield f"{page.objectName()} scrolls sideways by {hidden} pixels"
 
 
 def sheets(folder: Path, taken: list[Path], width: int = 2060, height: int = 1520) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from PySide6.QtCore import Qt
-from PySide6.QtWidgets import QGridLayout, QLabel, QPlainTextEdit, QWidget
+from PySide6.QtWidgets import QGridLayout, QPlainTextEdit, QWidget
 
 from kvchat.chat.options import NO_OPTIONS, RANGES, BadOptions, ChatOptions, check
 from kvchat.engine.speaking.wire import Sampling
@@ -102,7 +102,7 @@ class OptionsForm(QWidget):
                 box.addItem(_(words), value)
             box.setEnabled(not begun)
             self._template[option.name] = box
-            self._template_grid.addWidget(QLabel(_(option.words)), row, 0)
+            self._template_grid.addWidget(label(_(option.words), wraps=True), row, 0)
             self._template_grid.addWidget(box, row, 1)
         self._template_holder.setVisible(bool(options))
         self._fixed.setVisible(begun and bool(options))
@@ -202,13 +202,14 @@ class OptionsForm(QWidget):
         fields = [(_(RANGES[name].words), name, field) for name, field in self.numbers.items()]
         for number, (words, name, field) in enumerate([*fields, (_("Stop words"), "", self.stop)]):
             line, place = divmod(number, _COLUMNS)
-            above = label(words, "small")
+            above = label(words, "small", wraps=True)
             above.setBuddy(field)
+            grid.setColumnStretch(place, 1)
             if name:
                 field.setToolTip(_(_HELP[name]))
                 field.setAccessibleDescription(_(_HELP[name]))
             span = _COLUMNS - place if not name else 1
-            grid.addWidget(above, 2 * line, place, 1, span)
+            grid.addWidget(above, 2 * line, place, 1, span, Qt.AlignmentFlag.AlignBottom)
             grid.addWidget(field, 2 * line + 1, place, 1, span)
         return grid
 

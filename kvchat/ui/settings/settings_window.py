@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import QSize, QTimer
+from PySide6.QtCore import QRect, QSize, Qt, QTimer
 from PySide6.QtGui import QHideEvent, QShowEvent
 from PySide6.QtWidgets import QFrame, QListWidget, QListWidgetItem, QStackedWidget, QWidget
 
@@ -40,6 +40,7 @@ class SettingsWindow(Panel):
         self.pages: tuple[SettingsPage, ...] = (*most, self.others)
         self.list, self._stack = QListWidget(), QStackedWidget()
         self.list.setObjectName("settingsPages")
+        self.list.setWordWrap(True)
         self.list.setAccessibleName(_("Pages"))
         for page in self.pages:
             QListWidgetItem(_(page.name), self.list)
@@ -50,12 +51,16 @@ class SettingsWindow(Panel):
         self._build()
 
     def _fit_list(self) -> None:
-        """As wide and high as the pages' names need."""
+        """As wide and high as the pages' names need; where that is a lot of the screen, they wrap."""
         self.list.ensurePolished()
-        metrics = self.list.fontMetrics()
-        for number in range(self.list.count()):
-            self.list.item(number).setSizeHint(QSize(0, metrics.height() + _PAGE_PADDING))
-        widest = max(metrics.horizontalAdvance(_(page.name)) for page in self.pages)
+        metrics, names = self.list.fontMetrics(), [_(page.name) for page in self.pages]
+        widest = max(map(metrics.horizontalAdvance, names))
+        if widest > self.screen().availableSize().width() // 5:
+            widest = max(metrics.horizontalAdvance(word) for name in names for word in name.split())
+        room = QRect(0, 0, widest, 10 * metrics.height())
+        for number, name in enumerate(names):
+            high = metrics.boundingRect(room, Qt.TextFlag.TextWordWrap, name).height()
+            self.list.item(number).setSizeHint(QSize(0, high + _PAGE_PADDING))
         self.list.setFixedWidth(widest + _LIST_PADDING)
 
     def _turn_to(self, number: int) -> None:
