@@ -61,6 +61,7 @@ class Runtime:
         key: str | None = None,
     ) -> None:
         self.paths, self.settings = paths, settings
+        self._stops = 0  # how often the engine was to be stopped
         self._loaded_model: str | None = None  # path of a chat's own model, in place of the one chosen for new chats
         self.events = EventBus()
         self._worker, self._database, self._store = worker, database, store
@@ -164,15 +165,18 @@ class Runtime:
 
     async def stop_engine(self) -> None:
         """Stop every reply, finish what is being saved, stop the engine, a hanging one too. What is sent then waits."""
+        self._stops += 1
         self.chat.stop_all()
         with self.door.stopped(), self.chat.slots.giving_none() as left:
             await self._come_to_rest(left)
             await self.engine.stop()
 
     async def restart_engine(self) -> None:
-        """Stop, then start."""
+        """Stop, then start, unless somebody stops it meanwhile."""
+        stops = self._stops + 1
         await self.stop_engine()
-        await self.start_engine()
+        if self._stops == stops:
+            await self.start_engine()
 
     async def retest_restoring(self) -> None:
         """Start the engine again and find out anew what restoring can do with it."""

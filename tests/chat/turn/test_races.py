@@ -191,6 +191,21 @@ async def test_what_is_sent_while_the_engine_restarts_does_not_hold_that_up(stag
     assert not stage.errors()
 
 
+async def test_who_stops_the_engine_while_it_restarts_has_it_stopped(stage: Stage) -> None:
+    chat = await stage.chat()
+    stage.fake.set(FAKE_HOLD_DURING="save")
+    assert await stage.runtime.chat.send(chat, QUESTION) is not None
+    await stage.until(lambda: stage.of(Saving))
+    restarting = asyncio.create_task(stage.runtime.restart_engine())
+    await asyncio.sleep(0)
+    stopping = asyncio.create_task(stage.runtime.stop_engine())
+    await asyncio.sleep(0)
+    stage.fake.set(FAKE_HOLD_DURING=None)
+    await asyncio.gather(restarting, stopping)
+    await stage.runtime.chat.idle()
+    assert stage.runtime.engine.status.state is EngineState.STOPPED
+
+
 @pytest.mark.parametrize("phase", ["save", "prefill"])
 async def test_a_hanging_engine_can_be_stopped(stage: Stage, phase: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtime_module, "SAVE_PATIENCE_S", 0.2)
