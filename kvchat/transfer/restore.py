@@ -119,8 +119,8 @@ def in_use(paths: Paths) -> bool:
     try:
         with closing(sqlite3.connect(paths.database, timeout=0)) as db:
             return bool(db.execute("PRAGMA journal_mode = DELETE").fetchone()[0] != "delete")
-    except sqlite3.OperationalError:
-        return True
+    except sqlite3.OperationalError as error:  # others mean a disk that is full or cannot be written
+        return error.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
     except (sqlite3.DatabaseError, UnicodeDecodeError):  # damaged: a good reason to restore
         return False
 

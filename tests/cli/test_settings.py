@@ -13,6 +13,7 @@ from kvchat.__main__ import main
 from kvchat.chat.record.database import Database
 from kvchat.settings import NAMES, Settings, load_settings
 from kvchat.system.paths import resolve_paths
+from kvchat.transfer.restore import in_use
 
 
 @pytest.fixture(autouse=True)
@@ -90,6 +91,13 @@ def test_an_unknown_name_is_a_usage_error(capsys: pytest.CaptureFixture[str]) ->
         main(["settings", "set", "colour", "blue"])
     assert ended.value.code == 2
     assert "zoom" in capsys.readouterr().err
+
+
+def test_a_disk_that_cannot_be_written_is_not_taken_for_a_kvchat_that_runs() -> None:
+    paths = resolve_paths().ensure()
+    Database(paths.database).close()
+    paths.database.with_name(f"{paths.database.name}-shm").mkdir()  # SQLite fails as it does on a read-only disk
+    assert not in_use(paths)
 
 
 def test_beside_a_kvchat_that_runs_nothing_is_changed(capsys: pytest.CaptureFixture[str]) -> None:
