@@ -24,7 +24,7 @@ from typing import Any
 from kvchat.chat.record.database import ConversationGone, Database
 from kvchat.chat.record.drafts import NOT_BEGUN
 from kvchat.chat.record.messages import Conversation, Message, Role, new_message
-from kvchat.engine.speaking.wire import Sampling
+from kvchat.engine.speaking.wire import MOST_GRAMMAR, MOST_LEVELS, Sampling, levels
 from kvchat.errors import KvchatError
 from kvchat.session.host import TemplateOptions
 from kvchat.words.language import N_, _, number, with_marks
@@ -103,7 +103,7 @@ RANGES: dict[str, Range] = {
     "seed": Range(N_("Seed"), -1, 2**32 - 1, whole=True),  # llama.cpp's uint32_t; -1 is a random one
     "max_tokens": Range(N_("Longest reply"), 1, 2**24, whole=True),
 }
-MOST_STOPS, LONGEST_FORMAT = 16, 100_000  # words that end a reply; characters of a schema or grammar
+MOST_STOPS = 16  # words that end a reply
 
 
 def check(options: ChatOptions) -> None:
@@ -126,8 +126,9 @@ def check_format(sampling: Sampling) -> None:
     """Raises BadOptions for a schema that is not JSON and a grammar without a root. The engine knows the rest."""
     if sampling.json_schema and sampling.grammar:
         raise BadOptions(_("A reply can follow a JSON schema or a grammar, not both"), "", _("Take one of them away."))
-    if len((sampling.json_schema or "") + (sampling.grammar or "")) > LONGEST_FORMAT:
-        raise BadOptions(_("This output format is too long"), "", _("Use a shorter one."))
+    text = (sampling.json_schema or "") + (sampling.grammar or "")
+    if len(text) > MOST_GRAMMAR or levels(text) > MOST_LEVELS:
+        raise BadOptions(_("This output format is too long or too deeply nested"), "", _("Use a shorter one."))
     if sampling.json_schema:
         try:
             schema = json.loads(sampling.json_schema)

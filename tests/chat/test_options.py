@@ -55,6 +55,8 @@ def test_options_that_make_no_sense_are_none(text: str) -> None:
         (Sampling(stop=("",)), "none of them empty"),
         (Sampling(json_schema="{"), "not JSON"),
         (Sampling(json_schema="[1]"), "not an object"),
+        (Sampling(json_schema='{"a":' * 300 + "1" + "}" * 300), "too deeply nested"),
+        (Sampling(grammar="root ::= " + "(" * 300 + '"a"' + ")" * 300), "too deeply nested"),
         (Sampling(grammar="a ::= b"), "no rule named root"),
         (Sampling(json_schema="{}", grammar='root ::= "a"'), "not both"),
     ],

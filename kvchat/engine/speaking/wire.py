@@ -9,10 +9,15 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from dataclasses import dataclass, replace
 from typing import Any
 
 _PIECE = 200_000  # bytes of token ids
+# llama-server recurses over what it parses, and its stack overflows.
+MOST_LEVELS = 200  # of objects and lists in a body, and of brackets in a grammar
+MOST_GRAMMAR = 50_000  # characters of a grammar, or of a JSON schema, of which the engine makes one
+_BRACKET = re.compile(r"[()\[\]{}]")
 
 
 @dataclass(frozen=True)
@@ -76,6 +81,15 @@ class ChatMessage:
     content: str
     thinking: str = ""  # sent back as reasoning_content, so that templates which keep it render the same prompt
     pictures: tuple[Picture, ...] = ()  # they stand before the words
+
+
+def levels(text: str) -> int:
+    """Count how deeply brackets are nested at most, whatever they mean."""
+    level = most = 0
+    for bracket in _BRACKET.findall(text):
+        level += 1 if bracket in "([{" else -1
+        most = max(most, level)
+    return most
 
 
 @dataclass(frozen=True)

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import base64
 import json
-import re
 from typing import Any
 
 from kvchat.engine.speaking.picture_files import MOST_PIXELS, pixels
+from kvchat.engine.speaking.wire import MOST_GRAMMAR, MOST_LEVELS, levels
 from kvchat.gateway.dialects.conversion import Json
 
-MOST_LEVELS = 200  # of objects and lists in a body, and of brackets in a grammar
-MOST_GRAMMAR = 50_000  # characters of a grammar, or of a JSON schema, of which the engine makes one
 MOST_TEXT = 8_000_000  # bytes of a body beside its pictures: more than any context holds
 MOST_LISTED = 10_000  # messages, prompts, stop words or anything else in one list; templates take as long as its square
 MOST_LIKELY = 20  # tokens that are listed beside each one written, as in OpenAI's API
@@ -23,7 +21,6 @@ MOST_PIXELS_TOGETHER = 500_000_000  # of a request's pictures: the engine decode
 _LIKELY = ("n_probs", "top_logprobs", "logprobs")
 _FILES = ("url", "image_url", "data", "file_data")  # what holds a picture's file
 GRAMMARS = ("grammar", "json_schema", "schema", "parameters", "input_schema")
-_BRACKET = re.compile(r"[()\[\]{}]")
 
 
 class OutOfBounds(ValueError):
@@ -83,7 +80,7 @@ def _within(name: str, text: str) -> list[tuple[Any, int, bool]]:
     """Parse a text as the engine will, by its member's name: the arguments of tool calls are JSON."""
     if name in GRAMMARS and len(text) > MOST_GRAMMAR:
         raise OutOfBounds(f"A grammar may have at most {MOST_GRAMMAR:,} characters.")
-    if name in ("grammar", "pattern") and _levels(text) > MOST_LEVELS:
+    if name in ("grammar", "pattern") and levels(text) > MOST_LEVELS:
         raise OutOfBounds(f"The brackets of a grammar are nested more than {MOST_LEVELS} levels deep.")
     if name in ("arguments", "json_schema"):
         try:
@@ -102,12 +99,3 @@ def _check_schema(schema: dict[str, Any] | list[Any]) -> None:
         raise OutOfBounds(f"The body is nested more than {MOST_LEVELS} levels deep.") from None
     if size > MOST_GRAMMAR:
         raise OutOfBounds(f"A JSON schema may have at most {MOST_GRAMMAR:,} characters.")
-
-
-def _levels(text: str) -> int:
-    """How deeply its brackets are nested at most, whatever they mean."""
-    level = most = 0
-    for bracket in _BRACKET.findall(text):
-        level += 1 if bracket in "([{" else -1
-        most = max(most, level)
-    return most
