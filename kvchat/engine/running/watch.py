@@ -23,7 +23,7 @@ class WatchPolicy:
     answer_s: float = 20.0  # how long one answer to /health may take
     misses: int = 4  # so many in a row, and it hangs
     asleep_s: float = 30.0  # the clock on the wall went so much further than ours: the computer slept
-    stuck_s: float = 120.0  # twice as long without a batch's end hangs: some grammars keep the engine busy for ever
+    stuck_s: float = 300.0  # twice as long without the end of a batch, or of a save, hangs: some grammars never end
     silence_s: float = 600.0  # a reply without a sign for so long hangs; a prefill tells of each batch
     worried_every_s: float = 2.0  # words were coming and stopped: it is asked at once, and hangs within a minute
     worried_answer_s: float = 12.0
