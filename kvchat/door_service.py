@@ -145,6 +145,7 @@ class DoorService:
     async def follow(self) -> None:
         """Open or shut it as the settings say; what goes wrong is told. kvchat's own commands can always come in."""
         self._follows = True
+        await asyncio.to_thread(lambda: self.totals)  # read beside the window, which shows them
         async with self._changing:
             if self._closed:
                 return
