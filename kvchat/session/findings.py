@@ -1,4 +1,4 @@
-"""What was found out about restoring, kept in a file, so that the self-test runs once per model and engine build.
+"""Findings about restoring, kept in a file, so that the self-test runs once per model and engine build.
 
 That it does not work may have had another reason: it is tried again after a week, and when the user asks for it.
 """
@@ -39,7 +39,7 @@ class Findings:
         self._file, self._tell, self._clock = file, tell, clock
 
     async def known(self, subject: Subject) -> Finding | None:
-        """What was found out before, None if nothing was, or if it is time to try again."""
+        """Return the finding of an earlier test; None without one, or if it is time to test again."""
         for row in await asyncio.to_thread(_read, self._file):
             if _is_about(row, subject):
                 finding = _finding(row)

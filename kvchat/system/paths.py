@@ -87,7 +87,7 @@ class Paths:
 
     @property
     def restore_findings(self) -> Path:
-        """What was found out about restoring with each model and engine, JSON."""
+        """The findings about restoring with each model and engine, JSON."""
         return self.state / "findings.json"
 
     def ensure(self) -> Paths:

@@ -1,4 +1,4 @@
-"""What replies saved day by day, added up from their receipts."""
+"""Add up, day by day, what replies saved by their receipts."""
 
 from __future__ import annotations
 

@@ -206,10 +206,7 @@ class SendController(Controller):
                 pass
 
     async def _send_after(self, conversation_id: str, message_id: str) -> None:
-        """Send what is queued once the reply's turn is over, unless the reply was stopped.
-
-        A closed controller sends nothing: another window shows these chats.
-        """
+        """Send what is queued once the reply's turn is over, unless the reply was stopped or the window closes."""
         messages = await self._runtime.chat.messages(conversation_id)
         if not any(message.id == message_id and message.state in _ENDED for message in messages):
             return
