@@ -73,8 +73,9 @@ class DoorService:
         from kvchat.gateway.models import Catalogue
 
         catalogue = Catalogue(self._in_use, self._look, lambda: self.settings().door_any_model)
-        self._gateway = Gateway(self.slots, self.host, catalogue, self.absorb, self.rules)
-        self._gateway.passages.shares = lambda: self.settings().door_share
+        self._gateway = Gateway(
+            self.slots, self.host, catalogue, self.absorb, self.rules, lambda: self.settings().door_share
+        )
         self._gateway.passages.subscribe(self._count)
         return self._gateway
 

@@ -2,7 +2,8 @@
 
 Of a crash with one program's requests at the engine that program is guilty. With several of them nobody can tell:
 each is suspected, and from then on answered with no other program beside, so that the next crash has one name. The
-others are forgiven then. A program that crashes the engine only beside others is never beside any.
+others are forgiven then. A program that crashes the engine only beside others is never beside any. A hang is seen after
+ten minutes, so that one is enough.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from weakref import WeakSet
 
-from kvchat.engine.speaking.errors import EngineGone
+from kvchat.engine.speaking.errors import EngineGone, FailureKind
 from kvchat.engine.speaking.life import Life
 from kvchat.gateway.dialects.asked import Refused
 
@@ -47,7 +48,7 @@ class Crashes:
         """Raise Refused for a program that has crashed the engine again and again."""
         left_s = self._refused.get(program, 0.0) - self._clock()
         if left_s > 0:
-            words = f"Requests of {program!r} crashed the engine {MOST_CRASHES} times. It is refused for a while."
+            words = f"Requests of {program!r} crashed the engine {MOST_CRASHES} times, or hung it. Try again later."
             raise Refused(429, words, "rate_limit_error", again_s=math.ceil(left_s))
 
     @contextlib.asynccontextmanager
@@ -97,7 +98,7 @@ class Crashes:
 
     def _ended(self, life: Life) -> None:
         if life.crashed:
-            self._judge()
+            self._judge(hung=life.failure is not None and life.failure.kind is FailureKind.HANGS)
         self._life = None
 
     def left(self, program: str) -> None:
@@ -105,7 +106,7 @@ class Crashes:
         if self._asking[program]:
             self._left[program] = self._clock()
 
-    def _judge(self) -> None:
+    def _judge(self, *, hung: bool) -> None:
         now = self._clock()
         there = set(self._asking) | self._just_left()
         until = now + WITHIN_S
@@ -118,7 +119,7 @@ class Crashes:
             self._suspected = {guilty: until}
             crashes = [at for at in self._crashes.get(guilty, ()) if now - at < WITHIN_S] + [now]
             self._crashes[guilty] = crashes
-            if len(crashes) >= MOST_CRASHES:
+            if hung or len(crashes) >= MOST_CRASHES:
                 self._refused[guilty] = now + REFUSED_S
                 del self._crashes[guilty]
         self._left.clear()

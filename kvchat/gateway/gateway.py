@@ -59,12 +59,16 @@ class Gateway:
         catalogue: Catalogue,
         absorb: Callable[[], Awaitable[None]],
         rules: Callable[[str], Collection[str]] = no_rules,
+        shares: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`absorb` has the store take apart what was saved, when there is time; `rules`: those on for a program."""
+        """`absorb` has the store take apart what was saved, when there is time; `rules`: those on for a program.
+
+        `shares`: whether all programs share their memory.
+        """
         self._slots, self._host = slots, host
         self.catalogue = catalogue
-        self.passages = Passages()
-        self.metrics = Metrics(self.passages)
+        self.passages = Passages(shares)
+        self.metrics, self.totals = (Metrics(self.passages, by_program=one) for one in (True, False))
         self.answering = Answering(slots, host, catalogue.find, self.passages, absorb, Mending(rules))
         self.door: Door | None = None  # that is open
         self._listening: Listening | None = None

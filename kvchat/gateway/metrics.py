@@ -11,11 +11,12 @@ MOST_PROGRAMS = 50  # any client may call itself anything
 
 
 class Metrics:
-    """Of one gateway."""
+    """Of one gateway, by program or of all together."""
 
-    def __init__(self, passages: Passages) -> None:
+    def __init__(self, passages: Passages, *, by_program: bool) -> None:
         self._registry = registry = CollectorRegistry()
         self._passages = passages
+        self._by_program = by_program
         self._programs: set[str] = set()
         by = ("program", "source")
         self._requests = Counter("kvchat_requests", "Requests that are over", (*by, "outcome"), registry=registry)
@@ -41,7 +42,7 @@ class Metrics:
     def _count(self, passage: Passage) -> None:
         if passage.stage not in OVER:
             return
-        program = passage.program
+        program = passage.program if self._by_program else "all"
         if program not in self._programs and len(self._programs) >= MOST_PROGRAMS:
             program = "other"
         self._programs.add(program)

@@ -136,10 +136,11 @@ def headers_of(receipt: dict[str, object]) -> dict[str, str]:
 class Passages:
     """The requests that are under way, and the last ones that are over. Of the event loop's thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, shares: Callable[[], bool] = lambda: False) -> None:
+        """`shares`: whether all programs share their memory."""
         self.under_way: list[Passage] = []  # oldest first
         self.last: deque[Passage] = deque(maxlen=KEPT)  # newest last
-        self.shares: Callable[[], bool] = lambda: False  # whether all programs share their memory
+        self._shares = shares
         self._numbers = itertools.count(1)
         self._listeners: list[Callable[[Passage], None]] = []
 
@@ -151,7 +152,7 @@ class Passages:
     def begin(self, program: str, dialect: str) -> Passage:
         """A request has come."""
         passage = Passage(next(self._numbers), program, dialect, time.time())
-        passage.kept_with = ALL_PROGRAMS if self.shares() else ""
+        passage.kept_with = ALL_PROGRAMS if self._shares() else ""
         self.under_way.append(passage)
         self._tell(passage)
         return passage

@@ -204,6 +204,16 @@ async def test_who_is_guilty() -> None:
     assert not is_refused(judge, "a")
 
 
+async def test_one_hang_is_enough() -> None:
+    """It takes ten minutes to be seen: three never come within ten."""
+    judge = Crashes(clock=Clock())
+    await crash(judge, "a", "b", failure=HUNG)
+    assert not is_refused(judge, "a")
+    await crash(judge, "a", failure=HUNG)
+    assert is_refused(judge, "a")
+    assert not is_refused(judge, "b")
+
+
 async def test_who_hung_up_on_what_keeps_the_engine_busy_for_ever() -> None:
     """A hang is seen minutes later, when others wait: who hung up is at the engine until its loop answers again."""
     clock = Clock()
@@ -294,6 +304,31 @@ async def test_what_would_crash_it_does_not_reach_it(at: OpenDoor, fake_engine: 
     assert len(fake_engine.requests()) == asked
 
 
+@pytest.mark.parametrize("scheme", ["http:", "https:", "file:", "HTTP:", " http:", ""])
+async def test_no_picture_is_fetched_for_a_client(at: OpenDoor, fake_engine: FakeEngine, scheme: str) -> None:
+    """By the engine, which stands in the user's network. A server would be asked; the fake one does not fetch."""
+    url, asked = f"{scheme}//127.0.0.1:9/picture.png", len(fake_engine.requests())
+    image = {"type": "image", "source": {"type": "url", "url": url}}
+    in_result = {"type": "tool_result", "tool_use_id": "t", "content": [image]}
+    in_chat = [{"type": "image_url", "image_url": {"url": url}}]
+    in_responses = [{"type": "input_image", "image_url": url}]
+    bodies: list[tuple[str, dict[str, Any]]] = [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": in_chat}]}),
+        ("/apply-template", {"messages": [{"role": "tool", "content": in_chat}]}),
+        ("/v1/responses", {"input": [{"role": "user", "content": in_responses}]}),
+        ("/v1/responses", {"input": [{"type": "function_call_output", "call_id": "c", "output": in_responses}]}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": [image]}]}),
+        ("/v1/messages/count_tokens", {"messages": [{"role": "user", "content": [in_result]}]}),
+        ("/v1/chat/completions", {"messages": [{"content": [{"type": "video_url", "video_url": {"url": url}}]}]}),
+        ("/v1/chat/completions", {"messages": [{"content": [{"type": "input_audio", "input_audio": {"url": url}}]}]}),
+    ]
+    for path, body in bodies:
+        answer = await at.client.post(path, json=body)
+        assert answer.status_code == 400, path
+        assert answer.json()["error"]["type"] == "invalid_request_error"
+    assert len(fake_engine.requests()) == asked
+
+
 def test_what_programs_send_is_within_bounds() -> None:
     for _, body in REQUESTS.values():
         check_bounds(body)
@@ -301,6 +336,9 @@ def test_what_programs_send_is_within_bounds() -> None:
     picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * MOST_TEXT}}
     check_bounds({"messages": [{"role": "user", "content": [picture]}]}, MOST_TEXT + 200)
     check_bounds({"messages": pictured(*[drawn(6_000, 6_000)] * 13)})
+    called = {"type": "tool_use", "id": "t", "name": "fetch", "input": {"url": "https://a.example", "image_url": "b"}}
+    cited = {"type": "text", "text": "", "citations": [{"url": "https://a.example"}]}
+    check_bounds({"messages": [{"role": "assistant", "content": [called, cited]}]})
     check_bounds({"prompt": [7] * (MOST_LISTED + 1), "logprobs": True, "top_logprobs": MOST_LIKELY})
     with pytest.raises(OutOfBounds):
         check_bounds({"messages": deep(MOST_LEVELS + 1)})

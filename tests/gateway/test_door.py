@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import socket
+from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -101,7 +102,7 @@ async def test_a_program_keeps_its_name_in_any_script(at: OpenDoor) -> None:
     listed = (await at.client.get("/kvchat/requests", headers=headers)).json()
     assert [one["program"] for one in listed["last"]] == ["聊天助手"]
     assert [one["owner"] for one in listed["slots"]] == ["聊天助手"]
-    assert 'program="聊天助手"' in (await at.client.get("/metrics")).text
+    assert 'program="聊天助手"' in at.runtime.door.gateway.metrics.text().decode()
     usage = await at.runtime.save_points.usage()
     assert [program_of(one.conversation_id) for one in usage.conversations] == ["聊天助手"]
 
@@ -123,6 +124,15 @@ async def test_clients_see_their_own_requests_and_the_owners_key_sees_all(
             told = (await at.client.get("/kvchat/requests", headers=headers)).json()
             return {one["program"] for one in told["last"]} | {one["owner"] for one in told["slots"]}
 
+        async def counted_for(headers: dict[str, str]) -> Counter[str]:
+            text = (await at.client.get("/metrics", headers=headers)).text
+            samples = [one for family in text_string_to_metric_families(text) for one in family.samples]
+            requests: Counter[str] = Counter()
+            for one in samples:
+                if one.name == "kvchat_requests_total":
+                    requests[one.labels["program"]] += int(one.value)
+            return requests
+
         assert await seen_by(editor) == {"editor"}
         assert await seen_by(agent) == {"agent"}
         assert await seen_by({"x-api-key": "the-key-of-all", "user-agent": "kvchat/1"}) == set()
@@ -130,6 +140,9 @@ async def test_clients_see_their_own_requests_and_the_owners_key_sees_all(
             assert await seen_by(posing) == set(), "it has not the editor's key"
         ours = json.loads((tmp_path / "home" / "state" / "engine.json").read_text("utf-8"))["key"]
         assert await seen_by({"authorization": f"Bearer {ours}"}) == {"editor", "agent"}
+        assert await counted_for({"authorization": f"Bearer {ours}"}) == {"editor": 1, "agent": 1}
+        for headers in (editor, agent):
+            assert await counted_for(headers) == {"all": 2}
 
 
 async def test_a_client_cannot_choose_the_slot(at: OpenDoor, fake_engine: FakeEngine) -> None:

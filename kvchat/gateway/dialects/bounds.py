@@ -1,13 +1,16 @@
 """Limits on what a request makes the engine do.
 
-llama-server recurses over what it parses, and its stack overflows. It tokenizes a text whole before it sees that it
-does not fit, at some 100 bytes of memory for each of the text's, and keeps what is listed of each token it writes.
+It would fetch a picture from any address, the user's own network's too, for whoever may ask. llama-server recurses
+over what it parses, and its stack overflows. It tokenizes a text whole before it sees that it does not fit, at some 100
+bytes of memory for each of the text's, and keeps what is listed of each token it writes.
 """
 
 from __future__ import annotations
 
 import base64
 import json
+import re
+from collections.abc import Iterator
 from typing import Any
 
 from kvchat.engine.speaking.picture_files import MOST_PIXELS, pixels
@@ -19,12 +22,13 @@ MOST_LISTED = 10_000  # messages, prompts, stop words or anything else in one li
 MOST_LIKELY = 20  # tokens that are listed beside each one written, as in OpenAI's API
 MOST_PIXELS_TOGETHER = 500_000_000  # of a request's pictures: the engine decodes all of them before it uses the first
 _LIKELY = ("n_probs", "top_logprobs", "logprobs")
+_PICTURES = re.compile("source|input_.+|.+_url")  # members of a message's part that may hold an address
 _FILES = ("url", "image_url", "data", "file_data")  # what holds a picture's file
 GRAMMARS = ("grammar", "json_schema", "schema", "parameters", "input_schema")
 
 
 class OutOfBounds(ValueError):
-    """The body has something that would crash the engine; the message says what, for the client."""
+    """The body has something that the engine must not be given; the message says what, for the client."""
 
 
 def check_bounds(body: Json, size: int = 0) -> None:
@@ -59,10 +63,25 @@ def check_bounds(body: Json, size: int = 0) -> None:
                 if name == "multimodal_data" and isinstance(one, list):  # beside a completion's prompt
                     size -= sum(len(file) for file in one if isinstance(file, str))
                     seen += sum(_pixels(file) for file in one if isinstance(file, str))
+    said = (body.get(name) for name in ("messages", "input", "system"))
+    if not all(url.startswith("data:") for parts in said if isinstance(parts, list) for url in _addresses(parts)):
+        raise OutOfBounds("Send the picture itself, as a “data:” URL or in base64: kvchat fetches none by its address.")
     if seen > MOST_PIXELS_TOGETHER:
         raise OutOfBounds(f"The pictures of a request may have at most {MOST_PIXELS_TOGETHER:,} pixels together.")
     if size > MOST_TEXT:
         raise OutOfBounds(f"A request may have at most {MOST_TEXT:,} bytes beside its pictures.")
+
+
+def _addresses(parts: list[Any]) -> Iterator[str]:
+    """The URLs that the engine would open for messages or their parts; those in a tool's arguments are words."""
+    for part in parts:
+        for name, value in part.items() if isinstance(part, dict) else ():
+            if name in ("content", "output") and isinstance(value, list):
+                yield from _addresses(value)
+            elif _PICTURES.fullmatch(name):
+                url = value.get("url") if isinstance(value, dict) else value if name != "source" else None
+                if isinstance(url, str):
+                    yield url
 
 
 def _pixels(file: str) -> int:

@@ -48,7 +48,8 @@ class Inside(Protocol):
     catalogue: Catalogue
     passages: Passages
     answering: Answering
-    metrics: Metrics
+    metrics: Metrics  # by program
+    totals: Metrics  # of all programs together
 
     async def look(self, path: str) -> bytes:
         """What the engine shows there. Raises KvchatError."""
@@ -156,7 +157,8 @@ class _Answers:
         return Response(body, media_type="application/json")
 
     async def metrics(self, request: Request) -> Response:
-        return Response(self._gateway.metrics.text(), media_type=None, headers={"content-type": CONTENT_TYPE_LATEST})
+        metrics = self._gateway.metrics if request.scope["command"] else self._gateway.totals
+        return Response(metrics.text(), media_type=None, headers={"content-type": CONTENT_TYPE_LATEST})
 
     async def requests(self, request: Request) -> Response:
         return JSONResponse(self._gateway.as_json(None if request.scope["command"] else request.scope["program"]))
