@@ -10,7 +10,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Collection
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, TypeVar
 from unittest import mock
@@ -33,6 +33,8 @@ from tests.e2e.waiting import wait_until
 T = TypeVar("T")
 PATIENCE_S = 60.0
 LONG = "The long one"  # the first words of the chat of 6,000 tokens
+_CHANGES = {"show_numbers": False}, {"theme": "dark"}, {"zoom": 125}, {"max_tokens": 501}, {"door": False}
+_TOLD_S = 0.05  # until the watch has heard it
 _MOMENT_S = 0.4  # somebody looks
 
 
@@ -57,11 +59,12 @@ class Hands(QObject):
             for phase in (
                 self.start, self.select, self.hover, self.keys, self.five_at_once, self.scroll, self.type, self.paste,
                 self.send, self.elsewhere, self.library, self.export, self.take_in, self.saved, self.storage,
-                self.palette, self.search, self.crowd_elsewhere, self.crowd,
+                self.settings, self.palette, self.search, self.crowd_elsewhere, self.crowd,
             ):  # fmt: skip
                 if len(self._only) > 1 and phase.__name__ not in self._only:
                     continue
                 self.watch.phase = phase.__name__.replace("_", " ")
+                time.sleep(_TOLD_S)
                 phase()
                 time.sleep(_MOMENT_S)
                 if self._pictures:
@@ -179,7 +182,7 @@ class Hands(QObject):
         """The long chat with its memory, sealed."""
         self.click_on(LONG)
         time.sleep(1.0)
-        self.look(self.window._export_memory)
+        self.look(lambda: self.window.transfer.export_with_memory(self.window.chat.current))
         self.dialog(PassphraseDialog)
         self.xdotool("type", "--delay", "10", "--", "secret")
         self.xdotool("key", "Return")
@@ -190,7 +193,7 @@ class Hands(QObject):
     def take_in(self) -> None:
         """Delete that chat, and have it back from the file, tried out."""
         self.click_on(LONG)
-        self.look(self.window._delete)
+        self.look(lambda: self.window.organiser.delete([self.window.chat.current]))
         time.sleep(_MOMENT_S)
         self.look(self.window.transfer.take_in)
         self.file(self.file_of_chat)
@@ -204,9 +207,22 @@ class Hands(QObject):
         self.panel(self.window.side_windows.open_saved)
 
     def storage(self) -> None:
-        """The storage window, and the settings."""
+        """The storage window."""
         self.panel(self.window.side_windows.open_storage)
-        self.panel(self.window.side_windows.open_settings)
+
+    def settings(self) -> None:
+        """Each page of the settings, and each choice on it."""
+        settings = self.look(self.window.side_windows.open_settings)
+        for page in settings.pages:
+            self.look(lambda page=page: settings.show_page(page.name))
+            time.sleep(_MOMENT_S)
+        for change in _CHANGES:
+            self.watch.phase = f"settings {change}"
+            time.sleep(_TOLD_S)
+            changed = replace(self.runtime.settings, **change)
+            self.look(lambda changed=changed: self.window.runner.start(self.runtime.apply_settings(changed)))
+            time.sleep(2 * _MOMENT_S)
+        self.look(settings.close)
 
     def palette(self) -> None:
         """A chat by a few letters."""

@@ -16,6 +16,8 @@ from kvchat.session.restore_cost import BreakEven
 from kvchat.session.restore_support import Finding, Strategy
 from kvchat.settings import GB
 from kvchat.ui.app.main_window import MainWindow
+from kvchat.ui.settings.model import ModelPage
+from kvchat.ui.settings.presets import PresetsPage
 from tests.ui.fake_runtime import FakeRuntime, a_receipt, counted
 from tests.ui.programs.made_up import fill as programs_made_up
 from tests.ui.waiting import until
@@ -51,13 +53,19 @@ async def open_all(runtime: FakeRuntime, window: MainWindow) -> list[QWidget]:
     programs_made_up(runtime)
     programs = side.open_programs()
     programs.requests.list.select(1)
-    await until(lambda: storage.list.usage.rows and settings.model.memory.isVisibleTo(settings.model) and saved.shown)
+    await until(
+        lambda: (
+            storage.list.usage.rows
+            and settings.page(ModelPage).memory.isVisibleTo(settings.page(ModelPage))
+            and saved.shown
+        )
+    )
     for page in settings.pages:
         settings.show_page(page.name)
     engine, models, manual = side.open_engine(), side.open_models(), side.open_manual()
     deleted, library = side.open_deleted(), side.open_library()
     window.open_chat_settings()
-    dialog = settings.presets.open(Preset("Terse", "Be brief."))
+    dialog = settings.page(PresetsPage).open(Preset("Terse", "Be brief."))
     sheet, palette = window.keyboard.open_sheet(), window.keyboard.open_palette()
     chat = side._chat_settings
     assert chat is not None

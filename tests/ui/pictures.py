@@ -47,6 +47,7 @@ from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.report import BugReportDialog, ImportReportDialog
 from kvchat.ui.messages.reply_footer import ReceiptView
 from kvchat.ui.settings.other_programs import OtherProgramsPage
+from kvchat.ui.settings.presets import PresetsPage
 from kvchat.ui.sidebar.library_window import AddDialog
 from kvchat.ui.transcript.links import LinkDialog
 from kvchat.ui.widgets.layouts import ScrollPage, room_on_screen
@@ -247,19 +248,19 @@ async def _main(runtime: FakeRuntime, window: MainWindow) -> AsyncIterator[tuple
 async def _beside(runtime: FakeRuntime, window: MainWindow) -> AsyncIterator[tuple[str, QWidget]]:
     side = window.side_windows
     settings = side.open_settings(OtherProgramsPage.name)
-    settings.others.change("door", True)
-    await until(lambda: settings.others.key.field.text())
+    settings.page(OtherProgramsPage).change("door", True)
+    await until(lambda: settings.page(OtherProgramsPage).key.field.text())
     for page in settings.pages:
         settings.show_page(page.name)
         yield f"settings {page.name}", settings
-        bar = page.verticalScrollBar()
+        bar = settings.page(page).verticalScrollBar()
         for part in range(1, 4):
             if bar.value() < bar.maximum():
-                bar.setValue(bar.maximum() if part == 3 else bar.value() + page.height() - 40)
+                bar.setValue(bar.maximum() if part == 3 else bar.value() + settings.height() // 2)
                 yield f"settings {page.name} {part + 1}", settings
     settings.close()
     settings = side.open_settings()
-    preset = settings.presets.open(runtime.chat.options.stored[0])
+    preset = settings.page(PresetsPage).open(runtime.chat.options.stored[0])
     assert preset is not None
     await until(preset.save.isEnabled)
     yield "preset", preset

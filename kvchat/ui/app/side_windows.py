@@ -73,9 +73,8 @@ class SideWindows(QObject):
         """What the user may choose, at the page of that name, else at the one shown last."""
         if self._settings is None:
             self._settings = window = SettingsWindow(self._runtime, self._look, self._runner, self._parent)
-            window.model.model_requested.connect(self.open_models)
-            window.storage.usage_requested.connect(self.open_storage)
-            window.others.programs_requested.connect(self.open_programs)
+            opens = {"models": self.open_models, "storage": self.open_storage, "programs": self.open_programs}
+            window.leads_to.connect(lambda name: opens[name]())
         self._settings.show_page(page)
         return self._settings
 

@@ -55,6 +55,8 @@ class Panel(RoomyDialog):
     def follow(self, subscribe: Callable[[_T], Callable[[], None]], hear: _T) -> None:
         """Have `hear` told what happens whenever the window is open; `subscribe` returns how to stop that."""
         self._sources.append(lambda: subscribe(hear))
+        if self._unsubscribe:  # it is open
+            self._unsubscribe.append(subscribe(hear))
 
     def showEvent(self, event: QShowEvent) -> None:
         """Follow what changes from now on."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import Signal
-
 from kvchat.runtime import Runtime
 from kvchat.ui.base.building import button
 from kvchat.ui.base.theme import Look
@@ -31,12 +29,11 @@ class ModelPage(SettingsPage):
     """The model and its memory."""
 
     name = N_("Model and context")
-    model_requested = Signal()
 
     def __init__(self, runtime: Runtime, look: Look, panel: Panel) -> None:
         super().__init__(runtime, look, panel)
         change = self.change
-        choose = button(_("Choose another…"), self.model_requested, name=_("Choose another model"))
+        choose = button(_("Choose another…"), lambda: self.leads_to.emit("models"), name=_("Choose another model"))
         self.model = self.add(Entry(_("Model"), "", choose))
         self.retest = button(
             _("Try again"),

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from PySide6.QtCore import QUrl, Signal
+from PySide6.QtCore import QUrl
 from PySide6.QtGui import QDesktopServices
 from PySide6.QtWidgets import QLineEdit, QPlainTextEdit, QWidget
 
@@ -54,7 +54,6 @@ class OtherProgramsPage(SettingsPage):
     """Only the switch while nobody is let in."""
 
     name = N_("Other programs")
-    programs_requested = Signal()
 
     def __init__(self, runtime: Runtime, look: Look, panel: Panel) -> None:
         super().__init__(runtime, look, panel)
@@ -71,7 +70,7 @@ class OtherProgramsPage(SettingsPage):
         reset = _("Back to {door_port}", door_port=Settings().door_port)
         words = _("Another one, where that is taken by something else.")
         self.port = self.add(NumberEntry("door_port", _("Port"), words, _PORT, self.change, reset=reset))
-        self.show_programs = button(_("Show…"), self.programs_requested, name=_("Show the programs"))
+        self.show_programs = button(_("Show…"), lambda: self.leads_to.emit("programs"), name=_("Show the programs"))
         words = _("What each has asked, how much of it was remembered, and what had it read again.")
         self.programs = self.add(Entry(_("Programs"), words, self.show_programs))
 

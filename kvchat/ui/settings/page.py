@@ -6,6 +6,7 @@ from collections.abc import Coroutine
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from PySide6.QtCore import Signal
 from PySide6.QtWidgets import QFrame, QWidget
 
 from kvchat.runtime import Runtime
@@ -24,6 +25,7 @@ class SettingsPage(ScrollPage):
     """A page; subclasses name it and `add` their entries. What is changed is put into force and stored at once."""
 
     name = ""
+    leads_to = Signal(str)  # another window: "models", "storage" or "programs"
 
     def __init__(self, runtime: Runtime, look: Look, panel: Panel) -> None:
         """`panel`: the window the page stands in, which starts what is asked for and tells what failed."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import QRect, QSize, Qt, QTimer
+from typing import ClassVar, TypeVar
+
+from PySide6.QtCore import QRect, QSize, Qt, Signal
 from PySide6.QtGui import QHideEvent, QShowEvent
 from PySide6.QtWidgets import QFrame, QListWidget, QListWidgetItem, QStackedWidget, QWidget
 
@@ -21,6 +23,8 @@ from kvchat.ui.settings.presets import PresetsPage
 from kvchat.ui.settings.storage import StoragePage
 from kvchat.words.language import _
 
+P = TypeVar("P", bound=SettingsPage)
+
 _PAGE_PADDING = 16  # pixels above and below a page's name together
 _LIST_PADDING = 66  # and beside it, with the list's own
 
@@ -28,16 +32,14 @@ _LIST_PADDING = 66  # and beside it, with the list's own
 class SettingsWindow(Panel):
     """Changes apply at once; what is shown follows whoever else changes them."""
 
+    pages: ClassVar = (GeneralPage, ModelPage, PresetsPage, EnginePage, StoragePage, OtherProgramsPage)
+    leads_to = Signal(str)  # see `SettingsPage`
+
     def __init__(self, runtime: Runtime, look: Look, runner: TaskRunner, parent: QWidget | None = None) -> None:
         super().__init__(look, runner, _("Settings"), parent, size=(780, 620), least=(560, 400))
         self._runtime = runtime
         self.follow(runtime.events.subscribe, self._hear)
         look.changed.connect(self._fit_list)
-        self.general, self.model = GeneralPage(runtime, look, self), ModelPage(runtime, look, self)
-        self.presets, self.engine = PresetsPage(runtime, look, self), EnginePage(runtime, look, self)
-        self.storage, self.others = StoragePage(runtime, look, self), OtherProgramsPage(runtime, look, self)
-        most = self.general, self.model, self.presets, self.engine, self.storage
-        self.pages: tuple[SettingsPage, ...] = (*most, self.others)
         self.list, self._stack = QListWidget(), QStackedWidget()
         self.list.setObjectName("settingsPages")
         self.list.setWordWrap(True)
@@ -45,10 +47,20 @@ class SettingsWindow(Panel):
         for page in self.pages:
             QListWidgetItem(_(page.name), self.list)
         self._fit_list()
-        self.list.currentRowChanged.connect(self._turn_to)
-        self.list.setCurrentRow(0)
         self.pending = self._build_pending()
         self._build()
+        self.list.currentRowChanged.connect(lambda row: self._stack.setCurrentWidget(self.page(self.pages[row])))
+        self.list.setCurrentRow(0)
+
+    def page(self, kind: type[P]) -> P:
+        """That page, made when it is first wanted: all at once they would hold the window up."""
+        page = self.findChild(kind)
+        if page is None:
+            page = kind(self._runtime, self._look, self)
+            page.leads_to.connect(self.leads_to)
+            self._stack.addWidget(page)
+            page.refresh()
+        return page
 
     def _fit_list(self) -> None:
         """As wide and high as the pages' names need; where that is a lot of the screen, they wrap."""
@@ -62,18 +74,6 @@ class SettingsWindow(Panel):
             high = metrics.boundingRect(room, Qt.TextFlag.TextWordWrap, name).height()
             self.list.item(number).setSizeHint(QSize(0, high + _PAGE_PADDING))
         self.list.setFixedWidth(widest + _LIST_PADDING)
-
-    def _turn_to(self, number: int) -> None:
-        """Show that page. The others are laid out one after the other: all at once they would hold the window up."""
-        while self._stack.count() <= number:
-            self._stack.addWidget(self.pages[self._stack.count()])
-        self._stack.setCurrentIndex(number)
-        QTimer.singleShot(0, self, self._lay_out_next)
-
-    def _lay_out_next(self) -> None:
-        if self._stack.count() < len(self.pages):
-            self._stack.addWidget(self.pages[self._stack.count()])
-            QTimer.singleShot(0, self, self._lay_out_next)
 
     def show_page(self, name: str = "") -> None:
         """Come to the front, at the page of that name, else at the one shown last."""
@@ -91,7 +91,7 @@ class SettingsWindow(Panel):
     def hideEvent(self, event: QHideEvent) -> None:
         """Nobody looks."""
         super().hideEvent(event)
-        for page in self.pages:
+        for page in self.findChildren(SettingsPage):
             page.forget()
 
     def _hear(self, event: Event) -> None:
@@ -99,7 +99,7 @@ class SettingsWindow(Panel):
             self._refresh()
 
     def _refresh(self) -> None:
-        for page in self.pages:
+        for page in self.findChildren(SettingsPage):
             page.refresh()
         self.pending.setVisible(self._runtime.engine.restart_pending)
 

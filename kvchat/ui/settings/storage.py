@@ -8,7 +8,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from PySide6.QtCore import QUrl, Signal
+from PySide6.QtCore import QUrl
 from PySide6.QtGui import QDesktopServices
 
 from kvchat.errors import KvchatError
@@ -47,11 +47,10 @@ class StoragePage(SettingsPage):
     """The store's bounds, and the folders. Nothing is removed without being shown first."""
 
     name = STORAGE
-    usage_requested = Signal()
 
     def __init__(self, runtime: Runtime, look: Look, panel: Panel) -> None:
         super().__init__(runtime, look, panel)
-        show = button(_("Show…"), self.usage_requested, name=_("Show the memory of chats"))
+        show = button(_("Show…"), lambda: self.leads_to.emit("storage"), name=_("Show the memory of chats"))
         self.add(Entry(_(MEMORY_OF_CHATS), _("Each chat’s share of the disk, and what is to be kept."), show))
         ask, default, reset = self._ask_first, _("kvchat decides"), _("Let kvchat decide")
         self.quota = self.add(NumberEntry("quota_bytes", _("Limit"), "", GIGABYTES, ask, default=default, reset=reset))

@@ -286,7 +286,8 @@ def _field_with_unit(field: QLineEdit, unit: str, below: QPushButton) -> QWidget
     holder, said = QWidget(), label(unit, "muted")
     said.setMinimumWidth(said.fontMetrics().averageCharWidth() * _UNIT_LETTERS)
     said.setBuddy(field)
-    said.setHidden(not unit)
+    if not unit:  # shown without a parent it would be a window
+        said.hide()
     parts = row(field, said, spacing=8), (below, 0, Qt.AlignmentFlag.AlignLeft)
     column(*parts, on=holder, spacing=2, margins=0)
     return holder

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from PySide6.QtCore import QSize
+from PySide6.QtCore import QEvent, QObject, QSize, Qt
 from PySide6.QtGui import QAccessible, QAccessibleAnnouncementEvent, QAccessibleEvent, QAccessibleInterface
-from PySide6.QtWidgets import QWidget
+from PySide6.QtWidgets import QApplication, QMainWindow, QWidget
 
 from kvchat.chat.events import ReplyFinished, TurnFailed
 from kvchat.chat.record.messages import MessageState, Role
@@ -58,6 +58,34 @@ async def test_whatever_can_be_used_says_what_it_is_and_does(furnished: FakeRunt
         top.close()
     assert len(found) > 200
     assert unclear == []
+
+
+class Strays(QObject):
+    """Hears of each window that is shown and is none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def eventFilter(self, watched: QObject, event: QEvent) -> bool:
+        if event.type() is QEvent.Type.Show and isinstance(watched, QWidget):
+            flags = watched.windowType()
+            if watched.isWindow() and flags is Qt.WindowType.Window and not isinstance(watched, QMainWindow):
+                self.found.append(f"{type(watched).__name__} {watched.accessibleName()}")
+        return False
+
+
+async def test_no_part_of_a_window_is_shown_as_a_window_of_its_own(
+    furnished: FakeRuntime, window: MainWindow, qapp: QApplication
+) -> None:
+    """Shown before it has its place it would flash, and take as long as a window."""
+    strays = Strays()
+    qapp.installEventFilter(strays)
+    windows = await open_all(furnished, window)
+    qapp.removeEventFilter(strays)
+    for top in windows[1:]:
+        top.close()
+    assert strays.found == []
 
 
 @pytest.mark.slow

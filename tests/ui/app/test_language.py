@@ -12,6 +12,7 @@ from kvchat.application import Application
 from kvchat.runtime import Runtime
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.base.theme import Look
+from kvchat.ui.settings.general import GeneralPage
 from kvchat.words.language import spoken
 from tests.ui.fake_runtime import FakeRuntime
 from tests.ui.waiting import until
@@ -40,7 +41,7 @@ async def test_another_language_comes_with_the_next_start(furnished: FakeRuntime
     async with the_app(furnished, look) as app:
         window = app._window
         settings = window.side_windows.open_settings("General")
-        settings.general.change("language", "de")
+        settings.page(GeneralPage).change("language", "de")
         await until(lambda: settings.notices.on_show)
         assert spoken() == "en", "nothing is half in one language and half in the other"
         (notice,) = settings.notices.on_show

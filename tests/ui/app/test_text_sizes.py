@@ -26,7 +26,10 @@ from kvchat.ui.base.theme import ZOOMS, Look
 from kvchat.ui.dialogs import panel
 from kvchat.ui.dialogs.confirm import confirm
 from kvchat.ui.presets.chat_settings import ChatSettings
+from kvchat.ui.settings.model import ModelPage
 from kvchat.ui.settings.other_programs import OtherProgramsPage
+from kvchat.ui.settings.presets import PresetsPage
+from kvchat.ui.settings.storage import StoragePage
 from kvchat.ui.transcript.links import LinkDialog
 from kvchat.words.language import speak
 from tests.ui.cut_off import cut_off
@@ -113,12 +116,13 @@ async def test_small_windows_cut_no_long_words_off(language: str, runtime: FakeR
     speak(language)
     async with on_show(runtime, look) as window:
         storage, settings = window.side_windows.open_storage(), window.side_windows.open_settings()
-        await until(lambda: storage.list.usage.rows and settings.model.memory.isVisibleTo(settings.model))
-        settings.show_page(settings.model.name)
+        page = settings.page(ModelPage)
+        await until(lambda: storage.list.usage.rows and page.memory.isVisibleTo(page))
+        settings.show_page(ModelPage.name)
         window.place.splitter.setSizes([1, 1000])
         for top in (storage, settings):
             top.resize(top.minimumSizeHint().expandedTo(top.minimumSize()))
-        for part in (window.sidebar, storage, settings.model.memory):
+        for part in (window.sidebar, storage, page.memory):
             await whole(part, type(part).__name__)
         storage.close()
         settings.close()
@@ -186,10 +190,10 @@ async def test_the_settings(furnished: FakeRuntime, wide: MainWindow) -> None:
         needed = metrics.boundingRect(room, Qt.TextFlag.TextWordWrap, page.name)
         assert needed.width() <= room.width()
         assert needed.height() <= room.height()
-    for entry in (settings.storage.quota, settings.storage.age):
+    for entry in (settings.page(StoragePage).quota, settings.page(StoragePage).age):
         words = entry.field.placeholderText()
         assert entry.field.fontMetrics().horizontalAdvance(words) + 16 <= entry.field.width()
-    dialog = settings.presets.open(furnished.chat.options.stored[0])
+    dialog = settings.page(PresetsPage).open(furnished.chat.options.stored[0])
     assert dialog is not None
     await until(dialog.save.isEnabled)
     await whole(dialog, "a preset")
@@ -220,8 +224,8 @@ async def test_the_other_windows(furnished: FakeRuntime, wide: MainWindow) -> No
     link.open()
     programs_made_up(furnished)
     settings = wide.side_windows.open_settings(OtherProgramsPage.name)
-    settings.others.change("door", True)
-    await until(lambda: settings.others.key.field.text())
+    settings.page(OtherProgramsPage).change("door", True)
+    await until(lambda: settings.page(OtherProgramsPage).key.field.text())
     for window in (
         engine,
         settings,

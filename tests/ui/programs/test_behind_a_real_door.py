@@ -38,7 +38,7 @@ def settings(tmp_path: Path, fake_engine: FakeEngine) -> Settings:
 
 async def test_from_the_switch_to_the_receipt(tmp_path: Path, settings: Settings, look: Look, qtbot: QtBot) -> None:
     async with begun(tmp_path / "home", settings, look) as shown:
-        page = shown.window.side_windows.open_settings(OtherProgramsPage.name).others
+        page = shown.window.side_windows.open_settings(OtherProgramsPage.name).page(OtherProgramsPage)
         assert not page.address.isVisible()
         page.change("door", True)
         await shown.until(lambda: page.key.field.text() and page.address.field.text())

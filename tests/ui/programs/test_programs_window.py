@@ -14,6 +14,7 @@ from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.dialogs.confirm import ConfirmDialog
 from kvchat.ui.programs.programs_window import ProgramsWindow
 from kvchat.ui.programs.wording import receipt_of, request_line
+from kvchat.ui.settings.other_programs import OtherProgramsPage
 from tests.ui.fake_runtime import FakeRuntime
 from tests.ui.programs.made_up import CLAUDE, LONG_NAME, a_request, fill
 from tests.ui.waiting import until
@@ -41,7 +42,7 @@ async def test_nothing_was_asked_yet(runtime: FakeRuntime, window: MainWindow, q
     programs = opened(window)
     assert programs.empty.isVisible()
     qtbot.mouseClick(button(programs, "Set a program up"), LEFT)
-    await until(lambda: window.side_windows.open_settings().others.isVisible())
+    await until(lambda: window.side_windows.open_settings().page(OtherProgramsPage).isVisible())
 
 
 async def test_programs_stand_with_what_was_found_the_last_one_first(filled: FakeRuntime, window: MainWindow) -> None:

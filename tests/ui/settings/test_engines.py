@@ -28,7 +28,7 @@ from tests.ui.waiting import until
 
 @pytest_asyncio.fixture
 async def page(window: MainWindow, runtime: FakeRuntime) -> EnginePage:
-    page = window.side_windows.open_settings(EnginePage.name).engine
+    page = window.side_windows.open_settings(EnginePage.name).page(EnginePage)
     await until(lambda: bool(page.found))
     return page
 

@@ -21,7 +21,7 @@ LEFT = Qt.MouseButton.LeftButton
 
 
 def page_of(window: MainWindow) -> OtherProgramsPage:
-    return window.side_windows.open_settings(OtherProgramsPage.name).others
+    return window.side_windows.open_settings(OtherProgramsPage.name).page(OtherProgramsPage)
 
 
 async def switched_on(window: MainWindow, runtime: FakeRuntime) -> OtherProgramsPage:

@@ -24,8 +24,11 @@ from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.confirm import ConfirmDialog
 from kvchat.ui.models.models_window import ModelsWindow
+from kvchat.ui.settings.general import GeneralPage
 from kvchat.ui.settings.memory import MemoryPicture
+from kvchat.ui.settings.model import ModelPage
 from kvchat.ui.settings.settings_window import SettingsWindow
+from kvchat.ui.settings.storage import StoragePage
 from kvchat.ui.storage.storage_panel import StoragePanel
 from kvchat.ui.widgets.entries import NumberEntry
 from kvchat.words.wording import TimeRange
@@ -71,16 +74,16 @@ async def test_opens_by_key_and_walks_its_pages_whose_controls_have_names_and_he
     await until(settings.isActiveWindow)
     for page in settings.pages[1:]:
         qtbot.keyClick(settings.list, Qt.Key.Key_Down)
-        assert page.isVisible()
+        assert settings.page(page).isVisible()
         assert settings.list.currentItem().text() == page.name
-    await until(lambda: settings.storage.floor.words.text())  # once the disk was asked
+    await until(lambda: settings.page(StoragePage).floor.words.text())  # once the disk was asked
     qtbot.keyClick(settings, Qt.Key.Key_Escape)
     assert not settings.isVisible()
     for kind in (QAbstractButton, QLineEdit, QComboBox):
         for control in settings.findChildren(kind):
             assert control.accessibleName(), control
     for page in settings.pages:
-        for entry in page.entries:
+        for entry in settings.page(page).entries:
             assert entry.words.text(), entry.title.text()
             if isinstance(entry, NumberEntry):
                 assert entry.field.accessibleDescription() == entry.words.text()
@@ -90,14 +93,14 @@ async def test_starting_at_login_is_the_desktop_s_to_know(
     settings: SettingsWindow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    entry, file = settings.general.login, tmp_path / "autostart/kvchat.desktop"
-    settings.general.refresh()
+    entry, file = settings.page(GeneralPage).login, tmp_path / "autostart/kvchat.desktop"
+    settings.page(GeneralPage).refresh()
     await until(lambda: not entry.switch.isChecked())
     entry.switch.click()
     await until(file.exists)
     await until(entry.switch.isChecked)
     file.write_text(file.read_text() + "Hidden=true\n")
-    settings.general.refresh()
+    settings.page(GeneralPage).refresh()
     await until(lambda: not entry.switch.isChecked())
     file.unlink()
     file.parent.rmdir()
@@ -112,10 +115,10 @@ async def test_what_is_on_or_off_has_a_switch(
     runtime: FakeRuntime, settings: SettingsWindow, qtbot: QtBot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for page in settings.pages:
-        for box in page.findChildren(QComboBox):
+        for box in settings.page(page).findChildren(QComboBox):
             values = {box.itemData(number) for number in range(box.count())}
             assert values != {True, False}, box.accessibleName()
-    switch = settings.general.titles.switch
+    switch = settings.page(GeneralPage).titles.switch
     before = runtime.settings.model_titles
     assert (switch.isChecked(), switch.accessibleName()) == (before, "Let the model name chats")
     qtbot.keyClick(switch, Qt.Key.Key_Space)
@@ -131,7 +134,7 @@ async def test_what_is_on_or_off_has_a_switch(
 async def test_the_theme_applies_at_once(
     runtime: FakeRuntime, settings: SettingsWindow, look: Look, qtbot: QtBot
 ) -> None:
-    box = settings.general.theme.box
+    box = settings.page(GeneralPage).theme.box
     box.setFocus()
     qtbot.keyClick(box, Qt.Key.Key_End)
     await until(lambda: runtime.settings.theme == "dark")
@@ -142,46 +145,46 @@ async def test_the_theme_applies_at_once(
 async def test_when_the_engine_runs_and_what_others_change(
     runtime: FakeRuntime, settings: SettingsWindow, qtbot: QtBot
 ) -> None:
-    qtbot.keyClick(settings.general.start.box, Qt.Key.Key_Down)
+    qtbot.keyClick(settings.page(GeneralPage).start.box, Qt.Key.Key_Down)
     await until(lambda: runtime.settings.engine_start == "message")
-    typed(qtbot, settings.general.idle, "15")
+    typed(qtbot, settings.page(GeneralPage).idle, "15")
     await until(lambda: runtime.settings.idle_minutes == 15)
-    qtbot.mouseClick(settings.general.idle.reset, LEFT)
+    qtbot.mouseClick(settings.page(GeneralPage).idle.reset, LEFT)
     await until(lambda: runtime.settings.idle_minutes is None)
     assert not settings.pending.isVisible()
     runtime.settings = Settings(theme="light", quota_bytes=5 * GB, kv_type="q5_1")
     runtime.events.publish(SettingsChanged())
-    assert settings.general.theme.box.currentData() == "light"
-    assert settings.storage.quota.field.text() == "5"
-    assert settings.model.kv_type.box.currentText() == "q5_1"
+    assert settings.page(GeneralPage).theme.box.currentData() == "light"
+    assert settings.page(StoragePage).quota.field.text() == "5"
+    assert settings.page(ModelPage).kv_type.box.currentText() == "q5_1"
 
 
 async def test_the_model_s_long_name_what_is_unwise_and_where_restoring_does_not_work(
     runtime: FakeRuntime, settings: SettingsWindow, qtbot: QtBot
 ) -> None:
     runtime.finding = Finding(Strategy.NONE, proved=True, reason="the engine died when it was tried out")
-    settings.show_page(settings.model.name)
+    settings.show_page(ModelPage.name)
     runtime.events.publish(SettingsChanged())
-    assert "The engine died" in settings.model.restoring.words.text()
-    qtbot.mouseClick(settings.model.retest, LEFT)
+    assert "The engine died" in settings.page(ModelPage).restoring.words.text()
+    qtbot.mouseClick(settings.page(ModelPage).retest, LEFT)
     await until(lambda: ("retest_restoring",) in runtime.calls)
     runtime.warning = "This may not fit: with the chat the model takes about 31 GB."
     runtime.set_engine(EngineState.READY)
-    assert runtime.warning in settings.model.context.words.text()
+    assert runtime.warning in settings.page(ModelPage).context.words.text()
     runtime.settings = Settings(model_path=f"/models/{'Qwen3VeryLong' * 12}.gguf")
     runtime.events.publish(SettingsChanged())
     settings.resize(settings.minimumSize())
-    assert runtime.model.name in settings.model.model.words.text().replace("\u200b", "")
-    assert settings.model.model.minimumSizeHint().width() < settings.model.viewport().width()
+    assert runtime.model.name in settings.page(ModelPage).model.words.text().replace("\u200b", "")
+    assert settings.page(ModelPage).model.minimumSizeHint().width() < settings.page(ModelPage).viewport().width()
 
 
 async def test_a_context_size_of_one_s_own_waits_for_the_engine(
     runtime: FakeRuntime, settings: SettingsWindow, qtbot: QtBot
 ) -> None:
-    settings.show_page(settings.model.name)
-    entry = settings.model.context
-    assert "Chats are remembered here" in settings.model.restoring.words.text()
-    assert not settings.model.retest.isVisible()
+    settings.show_page(ModelPage.name)
+    entry = settings.page(ModelPage).context
+    assert "Chats are remembered here" in settings.page(ModelPage).restoring.words.text()
+    assert not settings.page(ModelPage).retest.isVisible()
     assert runtime.engine.context_reason in entry.words.text()
     assert entry.field.placeholderText() == "kvchat decides"
     assert not entry.reset.isVisible()
@@ -202,15 +205,15 @@ async def test_a_context_size_of_one_s_own_waits_for_the_engine(
 async def test_shows_the_memory_and_takes_a_proposal(
     runtime: FakeRuntime, settings: SettingsWindow, qtbot: QtBot
 ) -> None:
-    settings.show_page(settings.model.name)
-    assert not settings.model.memory.isVisible()
+    settings.show_page(ModelPage.name)
+    assert not settings.page(ModelPage).memory.isVisible()
     runtime.bars = (
         MemoryBar("Radeon 780M", 8 * GB, GB, 4 * GB, 2 * GB, GB // 2, 0),
         MemoryBar(COMPUTER, 30 * GB, 3 * GB, GB, 0, GB // 10, GB // 10, staging=8 * GB),
     )
     runtime.proposals = (Proposal("Less memory (q8_0)", "It sets 2 GB free.", "It differs.", 0, 2 * GB, "q8_0"),)
     runtime.set_engine(EngineState.READY)
-    memory = settings.model.memory
+    memory = settings.page(ModelPage).memory
     assert memory.isVisible()
     assert memory.words.text() == "An estimate from before the load."
     names = [picture.accessibleName() for picture in memory.findChildren(MemoryPicture)]
@@ -238,8 +241,8 @@ async def test_the_bar_is_as_long_as_what_is_taken(look: Look, qtbot: QtBot) -> 
 async def test_nonsense_is_refused_in_place_and_gone_when_the_window_opens_again(
     runtime: FakeRuntime, settings: SettingsWindow, qtbot: QtBot
 ) -> None:
-    settings.show_page(settings.model.name)
-    entry = settings.model.context
+    settings.show_page(ModelPage.name)
+    entry = settings.page(ModelPage).context
     for text, reason in (
         ("100", "This must be at least 256 tokens."),
         ("99999999", "This must be at most 16,777,216 tokens."),
@@ -254,20 +257,20 @@ async def test_nonsense_is_refused_in_place_and_gone_when_the_window_opens_again
     typed(qtbot, entry, "4096")
     await until(lambda: runtime.settings.context_size == 4096)
     assert not entry.refusal.isVisible()
-    settings.show_page(settings.storage.name)
-    typed(qtbot, settings.storage.age, "0")
-    assert settings.storage.age.refusal.isVisible()
+    settings.show_page(StoragePage.name)
+    typed(qtbot, settings.page(StoragePage).age, "0")
+    assert settings.page(StoragePage).age.refusal.isVisible()
     settings.close()
     settings.show_page()
-    assert settings.storage.age.field.text() == ""
-    assert not settings.storage.age.refusal.isVisible()
+    assert settings.page(StoragePage).age.field.text() == ""
+    assert not settings.page(StoragePage).age.refusal.isVisible()
 
 
 async def test_what_is_being_typed_is_not_overwritten(
     runtime: FakeRuntime, settings: SettingsWindow, qtbot: QtBot
 ) -> None:
-    settings.show_page(settings.storage.name)
-    field = settings.storage.floor.field
+    settings.show_page(StoragePage.name)
+    field = settings.page(StoragePage).floor.field
     settings.activateWindow()
     field.setFocus()
     await until(field.hasFocus)
@@ -277,7 +280,7 @@ async def test_what_is_being_typed_is_not_overwritten(
     assert field.text() == "3"
     qtbot.keyClick(field, Qt.Key.Key_Tab)
     await until(lambda: runtime.settings.free_floor_bytes == 3 * GB)
-    qtbot.mouseClick(settings.storage.floor.reset, LEFT)
+    qtbot.mouseClick(settings.page(StoragePage).floor.reset, LEFT)
     await until(lambda: runtime.settings.free_floor_bytes == 2 * GB)
 
 
@@ -287,26 +290,26 @@ async def test_a_lower_quota_and_a_maximum_age_say_first_what_they_delete(
     for id, days in (("old", 40), ("new", 1)):
         used = datetime.now(UTC) - timedelta(days=days)
         runtime.keep(ConversationUsage(id, 900_000_000, 9, used, 900_000_000, reading=TimeRange(40, 40)))
-    settings.show_page(settings.storage.name)
-    typed(qtbot, settings.storage.age, "30")
+    settings.show_page(StoragePage.name)
+    typed(qtbot, settings.page(StoragePage).age, "30")
     await until(lambda: asking(settings))
     assert not applied(runtime)
     qtbot.mouseClick(question(settings).yes, LEFT)
     await until(lambda: runtime.settings.max_age_days == 30)
-    qtbot.mouseClick(settings.storage.age.reset, LEFT)
+    qtbot.mouseClick(settings.page(StoragePage).age.reset, LEFT)
     await until(lambda: runtime.settings.max_age_days is None and not asking(settings))
     before = applied(runtime)
-    typed(qtbot, settings.storage.quota, "500 MB")
+    typed(qtbot, settings.page(StoragePage).quota, "500 MB")
     await until(lambda: asking(settings))
     assert question(settings).accessibleName() == "Lower the limit to 500 MB?"
     qtbot.mouseClick(question(settings).keep, LEFT)
-    await until(lambda: settings.storage.quota.field.text() == "")
+    await until(lambda: settings.page(StoragePage).quota.field.text() == "")
     assert applied(runtime) == before
-    typed(qtbot, settings.storage.quota, "500 MB")
+    typed(qtbot, settings.page(StoragePage).quota, "500 MB")
     await until(lambda: asking(settings))
     qtbot.mouseClick(question(settings).yes, LEFT)
     await until(lambda: runtime.settings.quota_bytes == GB // 2)
-    typed(qtbot, settings.storage.quota, "7.5")
+    typed(qtbot, settings.page(StoragePage).quota, "7.5")
     await until(lambda: runtime.settings.quota_bytes == 7.5 * GB)
 
 
@@ -320,32 +323,33 @@ async def test_opens_the_folders_and_leads_to_the_model_and_to_what_is_saved(
         return len(opened) == 1
 
     monkeypatch.setattr(QDesktopServices, "openUrl", staticmethod(open_url))
-    settings.show_page(settings.storage.name)
+    settings.show_page(StoragePage.name)
     qtbot.mouseClick(button(settings, "Open the folder: Chats"), LEFT)
     assert Path(opened[0]) == runtime.paths.data
     assert not settings.notices.on_show
     qtbot.mouseClick(button(settings, "Open the folder: Memory of chats"), LEFT)
     assert settings.notices.on_show[0].words[0] == "The folder could not be opened"
+    settings.show_page(ModelPage.name)
     qtbot.mouseClick(button(settings, "Choose another model"), LEFT)
     models = window.findChild(ModelsWindow)
     assert models is not None
     assert models.isVisible()
-    settings.show_page(settings.storage.name)
+    settings.show_page(StoragePage.name)
     qtbot.mouseClick(button(settings, "Show the memory of chats"), LEFT)
     panel = window.findChild(StoragePanel)
     assert panel is not None
     assert panel.isVisible()
     qtbot.mouseClick(button(panel, "Change the limits"), LEFT)
     assert not panel.isVisible()
-    assert settings.storage.isVisible()
+    assert settings.page(StoragePage).isVisible()
 
 
 async def test_what_fails_is_told_here_and_not_behind(
     runtime: FakeRuntime, window: MainWindow, settings: SettingsWindow, qtbot: QtBot
 ) -> None:
     runtime.refuse = KvchatError("The engine could not be stopped")
-    settings.show_page(settings.model.name)
-    typed(qtbot, settings.model.context, "4096")
+    settings.show_page(ModelPage.name)
+    typed(qtbot, settings.page(ModelPage).context, "4096")
     await until(settings.pending.isVisible)
     qtbot.mouseClick(settings.restart, LEFT)
     await until(lambda: settings.notices.on_show)

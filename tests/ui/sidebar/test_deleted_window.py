@@ -13,6 +13,7 @@ from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.dialogs.confirm import ConfirmDialog
 from kvchat.ui.messages.message_actions import MessageRequest, Request
 from kvchat.ui.settings.settings_window import SettingsWindow
+from kvchat.ui.settings.storage import StoragePage
 from kvchat.ui.sidebar.deleted_window import row_of
 from kvchat.words.language import speak
 from tests.ui.fake_runtime import FakeRuntime
@@ -88,9 +89,9 @@ async def test_the_window_gives_back_and_lets_go_for_good(
     panel.limits.click()
     settings = window.findChild(SettingsWindow)
     assert isinstance(settings, SettingsWindow)
-    settings.storage.deleted.field.setText("30")
-    settings.storage.deleted.field.setModified(True)
-    settings.storage.deleted.field.editingFinished.emit()
+    settings.page(StoragePage).deleted.field.setText("30")
+    settings.page(StoragePage).deleted.field.setModified(True)
+    settings.page(StoragePage).deleted.field.editingFinished.emit()
     await until(lambda: "for 30 days" in panel.words.text())
     settings.close()
     panel.close()
