@@ -6,8 +6,7 @@ from datetime import UTC, datetime
 
 from kvchat.chat.record.messages import Message, MessageState, Role
 from kvchat.ui.base.colors import LIGHT
-from kvchat.ui.rendering.blocks import Block, Prose, Wide
-from kvchat.ui.rendering.markdown import Markdown
+from kvchat.ui.rendering.markdown import Block, Markdown, Prose, Wide
 from kvchat.ui.rendering.markdown_stream import MarkdownStream
 
 MARKDOWN = Markdown(LIGHT)

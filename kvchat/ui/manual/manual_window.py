@@ -13,7 +13,7 @@ from kvchat.ui.base.building import column, row
 from kvchat.ui.base.tasks import TaskRunner
 from kvchat.ui.base.theme import Look, page_font
 from kvchat.ui.dialogs.panel import Panel
-from kvchat.ui.rendering.markdown_html import prose_css, renderer_class
+from kvchat.ui.rendering.markdown import prose_css, renderer_class
 from kvchat.ui.widgets.fields import TextSearch
 from kvchat.ui.widgets.layouts import COLUMN_WIDTH
 from kvchat.words.language import _

@@ -9,9 +9,8 @@ from PySide6.QtWidgets import QTextEdit
 
 from kvchat.chat.record.messages import Message, Role
 from kvchat.ui.base.text_cursors import part
-from kvchat.ui.rendering.blocks import Block, Code, Prose, Wide
-from kvchat.ui.rendering.formula_layer import FORMULA, fragments
-from kvchat.ui.rendering.markdown import Markdown
+from kvchat.ui.rendering.formulas import FORMULA, fragments
+from kvchat.ui.rendering.markdown import Block, Code, Markdown, Prose, Wide
 from kvchat.ui.rendering.markdown_stream import MarkdownStream
 from kvchat.ui.rendering.text_page import FORMULA_PLACE, TextPage, as_lists
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import takewhile
 
 from PySide6.QtCore import Signal
 from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import QTextEdit, QWidget
 
-from kvchat.ui.rendering.blocks import Block, Code, Prose, Wide
 from kvchat.ui.rendering.code_view import CodeView
+from kvchat.ui.rendering.markdown import Block, Code, Prose, Wide
 from kvchat.ui.rendering.page_style import PageStyle
 from kvchat.ui.rendering.text_page import TextPage, WidePage
 
@@ -19,7 +19,7 @@ _INDENT = 24  # pixels, as for lists
 _GAP, _GAP_ITEM, _GAP_CARD, _GAP_HEADING = 6, 0, 10, 0  # above a part; a heading has its own air, a text some below
 
 Part = TextPage | CodeView
-Group = tuple[Block, ...]  # the blocks of one part
+Group = Sequence[Block]  # the blocks of one part
 
 
 class PartColumn(QWidget):
@@ -34,10 +34,8 @@ class PartColumn(QWidget):
         self._style, self._name = style, name
         self.parts: list[Part] = []
         self.laid_out = 0  # parts that the last update laid out
-        self._groups: list[Group] = []
-        self._settled: list[Group] = []
-        self._taken = 0  # settled blocks that are in `_settled`
-        self._revision = 0
+        self._groups: Sequence[Group] = ()
+        self._ended = 0  # groups before the first that may go on
         self._width = 0
         self._ends: list[int] = []  # where each part ends at that width; parts beyond the last entry are to be measured
 
@@ -53,28 +51,21 @@ class PartColumn(QWidget):
 
     @property
     def busy(self) -> bool:
-        """Whether some code is not shown whole yet."""
+        """True if some code is not shown whole yet."""
         return any(isinstance(part, CodeView) and part.body.busy for part in self.parts)
 
-    def show_blocks(self, settled: Sequence[Block], open_blocks: Sequence[Block], revision: int = 0) -> None:
-        """Show these. `settled` has only grown since the last time unless `revision` is another."""
-        if revision != self._revision or self._taken > len(settled):
-            self._settled, self._taken, self._revision = [], 0, revision
-        for block in settled[self._taken :]:
-            _add(self._settled, block)
-        self._taken = len(settled)
-        groups = list(self._settled)
-        for block in open_blocks:
-            _add(groups, block)
-        same = takewhile(lambda pair: pair[0] is pair[1], zip(self._groups, groups, strict=False))
-        first = sum(1 for _ in same)
-        self.laid_out = len(groups) - first
-        for part in self.parts[len(groups) :]:
+    def show_blocks(self, settled: Sequence[Block], open_blocks: Sequence[Block] = ()) -> None:
+        """Show these; the second ones may still go on."""
+        before, self._groups = self._groups, _grouped((*settled, *open_blocks))
+        same = takewhile(lambda pair: pair[0] == pair[1], zip(before, self._groups, strict=False))
+        first = min(sum(1 for _ in same), self._ended)
+        self._ended = max(len(self._groups) - len(open_blocks), 0)  # or some less: a text more is looked at again
+        self.laid_out = len(self._groups) - first
+        for part in self.parts[len(self._groups) :]:
             _remove(part)
-        del self.parts[len(groups) :]
-        for i in range(first, len(groups)):
-            self._show(i, groups[i], ended=i < len(self._settled))
-        self._groups = groups
+        del self.parts[len(self._groups) :]
+        for i in range(first, len(self._groups)):
+            self._show(i, self._groups[i], ended=not any(self._groups[i][0] is block for block in open_blocks))
         self._changed(first)
 
     def show_formulas(self) -> bool:
@@ -95,7 +86,6 @@ class PartColumn(QWidget):
         return max(widths)
 
     def heightForWidth(self, width: int) -> int:
-        """All parts and the gaps between them."""
         if width != self._width:
             self._width, self._ends = width, []
         for i in range(len(self._ends), len(self.parts)):
@@ -104,7 +94,6 @@ class PartColumn(QWidget):
         return self._ends[-1] if self._ends else 0
 
     def resizeEvent(self, event: QResizeEvent) -> None:
-        """Lay the parts out at the new width."""
         if event.size().width() != event.oldSize().width():
             self._place(0)
 
@@ -115,7 +104,6 @@ class PartColumn(QWidget):
         self._place(first)
 
     def _place(self, first: int) -> None:
-        """Put the parts from `first` on where they belong."""
         width = self.width()
         self.heightForWidth(width)
         for i in range(first, len(self.parts)):
@@ -139,7 +127,7 @@ class PartColumn(QWidget):
         part: Part
         if isinstance(first, Code):
             part = code = CodeView(self._style, first.language, self)
-            code.body.grown.connect(lambda: self._code_grew(code))
+            code.body.grown.connect(lambda: (self._changed(self.parts.index(code)), self.grown.emit()))
         else:
             part = page = _kind(first)(self._style, self._name, self)
             page.anchorClicked.connect(lambda url: self.link_activated.emit(url.toString()))
@@ -147,19 +135,13 @@ class PartColumn(QWidget):
         part.show()
         return part
 
-    def _code_grew(self, code: CodeView) -> None:
-        self._changed(self.parts.index(code))
-        self.grown.emit()
-
     def _gap(self, i: int) -> int:
         if i == 0:
             return 0
         above, below = self._groups[i - 1][-1], self._groups[i][0]
-        if isinstance(above, Prose) and isinstance(below, Prose):
-            if below.heading:
-                return _GAP_HEADING
-            return _GAP_ITEM if above.list_tag and below.list_tag else _GAP
-        return _GAP_CARD
+        if not (isinstance(above, Prose) and isinstance(below, Prose)):
+            return _GAP_CARD
+        return _GAP_HEADING if below.heading else _GAP_ITEM if above.list_tag and below.list_tag else _GAP
 
     def _indent(self, i: int) -> int:
         first = self._groups[i][0]
@@ -175,20 +157,25 @@ def _kind(first: Prose | Wide) -> type[TextPage]:
 
 
 def _suits(part: Part, first: Block) -> bool:
-    """Whether a part can show a group that begins with `first`."""
+    """True if a part can show a group that begins with `first`."""
     if isinstance(part, CodeView) or isinstance(first, Code):
         return isinstance(part, CodeView) and isinstance(first, Code) and part.language == first.language
     return type(part) is _kind(first)
 
 
-def _add(groups: list[Group], block: Block) -> None:
-    """Put one more block into the last group if it belongs there, else into a new one."""
-    last = groups[-1] if groups else ()
-    together = isinstance(block, Prose) and last and isinstance(last[-1], Prose)
-    if together and sum(len(b.source) for b in last if not isinstance(b, Code)) + len(block.source) <= PAGE:
-        groups[-1] = (*last, block)
-    else:
-        groups.append((block,))
+def _grouped(blocks: Iterable[Block]) -> list[Group]:
+    """Prose that is read together makes a page, up to a size; everything else stands alone."""
+    groups: list[list[Block]] = []
+    room = -1
+    for block in blocks:
+        length = len(block.source)
+        if isinstance(block, Prose) and length <= room:
+            groups[-1].append(block)
+            room -= length
+        else:
+            groups.append([block])
+            room = PAGE - length if isinstance(block, Prose) else -1
+    return list(groups)
 
 
 def _remove(part: QWidget) -> None:

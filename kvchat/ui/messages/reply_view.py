@@ -37,7 +37,7 @@ class ReplyView(MessageView):
         self._thought_ms: float | None = None  # until the receipt knows
         self._stream = MarkdownStream(style.markdown)
         self._fed = ""
-        self._more = False
+        self._more = self._again = False  # again: all of it is read anew, and what was shown stays until then
         self._timer = QTimer(self, singleShot=True)
         self._timer.timeout.connect(self.render_now)
         self.column.setParent(self)
@@ -132,11 +132,13 @@ class ReplyView(MessageView):
         self._more = True
         while self._more and (time.thread_time() - started) * 1000 < AT_ONCE_MS:
             self._more = self._stream.step()
-            self.column.show_blocks(self._stream.settled, self._stream.open, self._stream.revision)
+            if not (self._again and self._more):
+                self.column.show_blocks(self._stream.settled, self._stream.open)
         cost = (time.thread_time() - started) * 1000
         self._timer.setInterval(min(max(_RENDER_MS, int(cost * _RENDER_SHARE)), _RENDER_MOST_MS))
+        self._again &= self._more
         if self._more:
-            self._timer.start(0 if not self.streaming else self._timer.interval())
+            self._timer.start(self._timer.interval() if self.streaming and not self._again else 0)
         self.changed.emit()
 
     def _parts(self) -> list[QWidget]:
@@ -150,11 +152,12 @@ class ReplyView(MessageView):
             top += height + _PART_GAP
 
     def _feed(self) -> None:
-        if not self.text.startswith(self._fed):
+        """Read what is new; a text that goes on after it had ended, or is another, from its beginning."""
+        if not self.text.startswith(self._fed) or (
+            self._stream.finished and (self.streaming or self.text != self._fed)
+        ):
+            self._again = bool(self._fed)
             self._stream, self._fed = MarkdownStream(self.style_in_use.markdown), ""
-            self.column.show_blocks((), (), -1)
-        if self._stream.finished and (self.streaming or self.text != self._fed):
-            self._stream.go_on()
         self._stream.feed(self.text[len(self._fed) :])
         self._fed = self.text
         if not self.streaming:

@@ -63,7 +63,7 @@ class UserView(MessageView):
         until = time.thread_time() + AT_ONCE_MS / 1000
         while not self.complete and time.thread_time() < until:
             self._made += 1
-            self.column.show_blocks(self._blocks[: self._made], ())
+            self.column.show_blocks(self._blocks[: self._made])
             self._is_long = self.column.heightForWidth(self._at_most()) > self._long_height
         self._natural = self.column.natural_width() if len(self._blocks) == 1 else _WIDE
         self._show_more_button()

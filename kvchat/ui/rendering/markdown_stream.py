@@ -9,31 +9,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
-from itertools import islice
+from dataclasses import dataclass, replace
 from typing import Any
 
 from markdown_it.token import Token
 
-from kvchat.ui.rendering.blocks import Block, Code, Prose, Wide
-from kvchat.ui.rendering.markdown import Env, Markdown, Unit, plain_block
-from kvchat.ui.rendering.table_pieces import JOINED_CELLS, pieces_of_one_table, table_pieces
+from kvchat.ui.rendering.markdown import Block, Code, Env, Markdown, Prose, Unit, Wide, plain_block
 
 SLICE = 4_000  # characters read in one step
-_LONGEST = {"paragraph_open": 4_000}  # of a unit, in characters; longer ones are cut
-_LONGEST_OTHER = 24_000
+TABLE_CELLS = 120  # of one table while it grows; a longer one goes on in another one below it, under the same head
+JOINED_CELLS = 360  # of one that has ended: its pieces are one again if that is laid out in a few milliseconds
+_LONGEST, _LONGEST_OTHER = {"paragraph_open": 4_000}, 24_000  # characters of a unit; longer ones are cut
+_FEWEST_ROWS = 8  # of a table
 _FENCE = re.compile(r"( {0,3})(`{3,}|~{3,})[ \t]*([^\n]*)\n")
-
-
-@dataclass(frozen=True)
-class _Place:
-    """Where reading stood before the end was settled."""
-
-    settled: list[Block]
-    tail: str
-    ordinal: int | None
-    fence: _Fence | None
-    env: Env
 
 
 @dataclass
@@ -44,22 +32,21 @@ class _Fence:
     indent: int
     delimiter: str
     language: str
-    lines: list[str] = field(default_factory=list)
+    text: str = ""  # its whole lines
 
     def closed_by(self, line: str) -> bool:
-        """Whether this line ends the block."""
         words = line.strip()
         deep = len(line) - len(line.lstrip(" ")) > 3
         return not deep and len(words) >= len(self.delimiter) and set(words) == {self.delimiter[0]}
 
-    def add(self, line: str) -> None:
-        """One more line of code."""
-        lead = len(line) - len(line.lstrip(" "))
-        self.lines.append(line[min(lead, self.indent) :])
+    def add(self, lines: list[str]) -> None:
+        """More whole lines of code, without the indent of the fence."""
+        leads = (min(len(line) - len(line.lstrip(" ")), self.indent) for line in lines)
+        self.text += "".join(f"{line[lead:]}\n" for line, lead in zip(lines, leads, strict=True))
 
     def code(self, last: str = "", closing: str = "") -> Code:
         """The block as it is now, with a line that is not whole yet."""
-        text = "\n".join([*self.lines, last] if last else self.lines).rstrip()
+        text = (self.text + last).rstrip()
         return Code(self.language, text, f"{self.opening}\n{text}\n{closing or self.delimiter}\n")
 
 
@@ -69,72 +56,50 @@ class MarkdownStream:
     def __init__(self, markdown: Markdown) -> None:
         self.settled: list[Block] = []
         self.open: list[Block] = []  # what the end of the text looks like so far
-        self.revision = 0  # counts how often settled blocks were changed by a late definition
         self._markdown = markdown
         self._unread, self._at = "", 0
         self._tail = ""  # read, not settled
         self._ordinal: int | None = None  # of the item the tail begins with, in a list that began before it
         self._fence: _Fence | None = None
         self._env: Env = {"references": {}, "footnotes": {"refs": {}, "list": {}}}  # definitions in what is settled
-        self._finished = False
-        self._before_end: _Place | None = None  # once the end is settled
-        self._joined = 0  # settled blocks among which no pieces of a table are left
+        self._pieces: list[str] = []  # settled, of the table that the tail goes on with
+        self.finished = False  # no more text is expected
 
     def feed(self, text: str) -> None:
         """More text at the end."""
         self._unread, self._at = self._unread[self._at :] + text, 0
 
-    @property
-    def finished(self) -> bool:
-        """Whether no more text is expected."""
-        return self._finished
-
     def finish(self) -> None:
-        """No more text will come: the next steps settle all of it."""
-        self._finished = True
-
-    def go_on(self) -> None:
-        """More text will come after all: its end is open again, as if it had never been finished."""
-        place, self._finished, self._before_end = self._before_end, False, None
-        if place is not None:
-            self.settled, self._tail, self._ordinal = place.settled, place.tail, place.ordinal
-            self._fence, self._env, self._joined = place.fence, place.env, 0
-            self.revision += 1
+        """No more text will come: the next steps settle all of it. Text that does come is for another stream."""
+        self.finished = True
 
     def step(self) -> bool:
         """Read the next slice; whether there is more to read. Never takes long, whatever the text is."""
         self._tail += self._unread[self._at : self._at + SLICE]
         self._at += SLICE
         more = self._at < len(self._unread)
-        last = self._finished and not more
-        if last and self._before_end is None:
-            fence = replace(self._fence, lines=[*self._fence.lines]) if self._fence else None
-            self._before_end = _Place([*self.settled], self._tail, self._ordinal, fence, _copy(self._env))
+        last = self.finished and not more
         while self._read_fence(last) if self._fence else self._read_units(last):
             pass
-        return more or (last and self._join_next_table())
+        return more
 
     def _read_fence(self, last: bool) -> bool:
         """Read on in an open code block; whether it ended with text behind it."""
         fence = self._fence
         assert fence is not None
         *lines, rest = self._tail.split("\n")
-        for i, line in enumerate(lines):
-            if fence.closed_by(line):
-                self._settle([fence.code(closing=line)])
-                self._fence, self._tail = None, "\n".join([*lines[i + 1 :], rest])
-                return True
-            fence.add(line)
-        self._tail = rest
-        if last:
-            if rest and not fence.closed_by(rest):
-                fence.add(rest)
-            self._settle([fence.code()])
-            self._fence, self._tail = None, ""
+        closing = next((i for i, line in enumerate(lines) if fence.closed_by(line)), None)
+        fence.add(lines[:closing])
+        if closing is None and not last:
+            self._tail = rest
+            perhaps_closing = rest.strip() and set(rest.strip()) == {fence.delimiter[0]}
+            self.open = [fence.code("" if perhaps_closing else rest)]
             return False
-        perhaps_closing = rest.strip() and set(rest.strip()) == {fence.delimiter[0]}
-        self.open = [fence.code("" if perhaps_closing else rest)]
-        return False
+        if closing is None and rest and not fence.closed_by(rest):
+            fence.add([rest])
+        self._settle([fence.code(closing="" if closing is None else lines[closing])])
+        self._fence, self._tail = None, "" if closing is None else "\n".join([*lines[closing + 1 :], rest])
+        return closing is not None
 
     def _read_units(self, last: bool) -> bool:
         """Read the tail; whether it is to be read again, having become shorter."""
@@ -163,7 +128,15 @@ class MarkdownStream:
     def _final(self, unit: Unit, source: str, env: Env) -> list[Block]:
         """A settled unit's blocks. A formula that was still open in it will not be closed any more."""
         if unit.kind == "table_open":
-            return [block for piece in table_pieces(unit, source) for block in self._read(piece, env)]
+            before, self._pieces = self._pieces, []
+            pieces = _table_pieces(unit, source)
+            head = "".join(source.splitlines(keepends=True)[:2])
+            whole = head + "".join(piece.removeprefix(head) for piece in [*before, *pieces])
+            columns = sum(token.type == "th_open" for token in unit.tokens)
+            if (whole.count("\n") - 2) * columns <= JOINED_CELLS:
+                del self.settled[len(self.settled) - len(before) :]
+                pieces = [whole]
+            return [block for piece in pieces for block in self._read(piece, env)]
         if any(map(_is_open_formula, unit.tokens)):
             return self._read(source, env)
         return self._markdown.blocks(unit, source, env)
@@ -182,10 +155,11 @@ class MarkdownStream:
             return True
         if unit.kind == "table_open":
             rows = self._tail[: self._tail.rfind("\n") + 1]
-            *whole, rest = table_pieces(unit, rows)
+            *whole, rest = _table_pieces(unit, rows)
             if whole:
                 env = _copy(self._env)
                 self._settle(block for piece in whole for block in self._read(piece, env))
+                self._pieces += whole
                 self._tail = rest + self._tail[len(rows) :]
                 return True
         longest = _LONGEST.get(unit.kind, _LONGEST_OTHER)
@@ -194,6 +168,7 @@ class MarkdownStream:
         piece = self._tail[:longest]
         cut = max(piece.rfind("\n"), piece.rfind(" ")) + 1 or longest
         self._settle([plain_block(self._tail[:cut])])
+        self._pieces = []
         self._tail, self._ordinal = self._tail[cut:], None
         return True
 
@@ -218,21 +193,8 @@ class MarkdownStream:
             self._define(settled)
         self._tail = self._tail[position:]
 
-    def _join_next_table(self) -> bool:
-        """Join the pieces that the next table was read in; whether there was one."""
-        while self._joined < len(self.settled):
-            at = self._joined
-            pieces, cells = pieces_of_one_table(islice(self.settled, at, None))
-            if len(pieces) > 1 and cells <= JOINED_CELLS:
-                self.settled[at : at + len(pieces)] = self._read("".join(pieces), _copy(self._env))
-                self._joined += 1
-                self.revision += 1
-                return True
-            self._joined += max(len(pieces), 1)
-        return False
-
     def _settle(self, blocks: Iterable[Block]) -> None:
-        self.settled += blocks
+        self.settled += list(blocks)  # which may take away what is settled
         self.open = []
 
     def _define(self, env: Env) -> None:
@@ -253,7 +215,16 @@ class MarkdownStream:
             blocks[0] = replace(blocks[0], list_tag=old.list_tag)
         if self.settled[i : i + len(blocks)] != blocks:
             self.settled[i : i + len(blocks)] = blocks
-            self.revision += 1
+
+
+def _table_pieces(unit: Unit, source: str) -> list[str]:
+    """A table as one or more that are soon laid out, each with the head. Lines behind it go with the last one."""
+    columns = sum(token.type == "th_open" for token in unit.tokens)
+    lines = source.splitlines(keepends=True)
+    end, most = unit.end_line - unit.first_line, max(TABLE_CELLS // columns, _FEWEST_ROWS)
+    cuts = range(2, max(min(end, len(lines)), 3), most)
+    ends = [*cuts[1:], len(lines)]
+    return ["".join([*lines[:2], *lines[at:to]]) for at, to in zip(cuts, ends, strict=True)]
 
 
 def _is_open_formula(token: Token) -> bool:

@@ -8,8 +8,7 @@ from PySide6.QtGui import QFontMetricsF
 
 from kvchat.ui.base.theme import Look, code_font, page_font
 from kvchat.ui.rendering.formulas import Formulas
-from kvchat.ui.rendering.markdown import Markdown
-from kvchat.ui.rendering.markdown_html import prose_css
+from kvchat.ui.rendering.markdown import Markdown, prose_css
 
 _COLUMN_LETTERS = 16  # a table's column may be narrowed to so many letters before the table scrolls sideways
 

@@ -11,8 +11,8 @@ from PySide6.QtGui import QPaintEvent, QTextBlock, QTextOption, QWheelEvent
 from PySide6.QtWidgets import QFrame, QTextBrowser, QTextEdit, QWidget
 
 from kvchat.ui.base.text_cursors import part, select
-from kvchat.ui.rendering.blocks import Prose, Wide
-from kvchat.ui.rendering.formula_layer import FormulaLayer, fragments
+from kvchat.ui.rendering.formulas import FormulaLayer, fragments
+from kvchat.ui.rendering.markdown import Prose, Wide
 from kvchat.ui.rendering.page_style import PageStyle
 
 AIR = 4  # pixels below the last line, into which Arabic letters may reach
@@ -45,7 +45,7 @@ class TextPage(QTextBrowser):
         document.setIndentWidth(24)
         self.blocks: tuple[Prose | Wide, ...] = ()
         self._style = style
-        self.formulas = FormulaLayer(style)
+        self.formulas = FormulaLayer(style.formulas, style.font, style.theme.text)
 
     def loadResource(self, kind: int, name: QUrl | str) -> object:
         """Nothing is ever loaded for a model's text: no remote picture, no local file.

@@ -1,11 +1,11 @@
 """The page: one conversation's messages below each other, selected and searched across.
 
-A model's text is not trusted and has no bound. It becomes plain values (`blocks.py`) before any widget sees it:
-`markdown_stream.py` settles what can no longer change and reads only the rest again (a reply that is continued has
-its end opened again), `part_column.py` lays out only the parts that changed, `code_view.py` appends lines, whose
-colours are found in a thread and within bounds (`highlight.py`). Formulas are set by ziamath in a thread
-(`formulas.py`); until then, and if it cannot, their source shows. The document only leaves room for
-them; `formula_layer.py` draws them, on the line of the text and for the screen at hand. Only messages near the
+A model's text is not trusted and has no bound. It becomes plain values (`markdown.py`) before any widget sees it:
+`markdown_stream.py` settles what can no longer change and reads only the rest again, `part_column.py` lays out only
+the parts that changed, `code_view.py` appends lines, whose colours are found in a thread and within bounds
+(`highlight.py`). Formulas are set in a thread and drawn over the room their document leaves (`formulas.py`). One
+document per message was measured: it held the window up longer for code and tables, which could not scroll sideways
+there, and Qt selects in one document only. Only messages near the
 reader have widgets (`message_column.py`); the others are guessed heights (`row_heights.py`), and the first known
 row in sight keeps its place while they are found out. Widgets are made in any order, so Tab asks each time what
 stands next (`tab_stops.py`). Nothing is loaded, hidden characters are taken out of prose and named in code, as in

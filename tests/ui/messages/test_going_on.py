@@ -14,14 +14,10 @@ from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.base.theme import Look
 from kvchat.ui.messages.message_actions import MessageRequest, Request
 from kvchat.ui.messages.reply_view import ReplyView
-from kvchat.ui.rendering.blocks import Block
 from kvchat.ui.rendering.code_view import CodeView
-from kvchat.ui.rendering.markdown_stream import MarkdownStream
 from kvchat.ui.rendering.text_page import TextPage
 from kvchat.ui.transcript.transcript import Transcript
 from tests.ui.fake_runtime import FakeRuntime
-from tests.ui.reading import MARKDOWN
-from tests.ui.rendering.test_markdown_stream import look_of
 from tests.ui.waiting import until
 
 REPLIES = {
@@ -40,46 +36,6 @@ SPLITS = (0.2, 0.63, 0.97)
 def pieces(text: str, size: int = 17) -> Iterator[str]:
     for at in range(0, len(text), size):
         yield text[at : at + size]
-
-
-def read(text: str) -> MarkdownStream:
-    """The text as it is read while it grows, up to here."""
-    stream = MarkdownStream(MARKDOWN)
-    for piece in pieces(text):
-        stream.feed(piece)
-        settle(stream)
-    return stream
-
-
-def settle(stream: MarkdownStream) -> None:
-    while stream.step():
-        pass
-
-
-@pytest.mark.parametrize("name", REPLIES)
-def test_a_text_that_was_finished_goes_on_as_if_it_had_not_been(name: str) -> None:
-    text = REPLIES[name]
-    for at in range(0, len(text) + 1, max(len(text) // (15 if len(text) < 500 else 4), 1)):
-        stream = read(text[:at])
-        stream.finish()
-        settle(stream)
-        stream.go_on()
-        settle(stream)
-        assert look_of([*stream.settled, *stream.open]) == look_of(shown(text[:at])), f"stopped at {at}"
-        for piece in pieces(text[at:], 11):
-            stream.feed(piece)
-            settle(stream)
-        stream.finish()
-        settle(stream)
-        whole = read(text)
-        whole.finish()
-        settle(whole)
-        assert look_of(stream.settled) == look_of(whole.settled), f"stopped at {at}"
-
-
-def shown(text: str) -> list[Block]:
-    stream = read(text)
-    return [*stream.settled, *stream.open]
 
 
 async def seen(page: Transcript, id: str) -> list[object]:

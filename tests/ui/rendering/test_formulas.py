@@ -9,8 +9,8 @@ from PySide6.QtTest import QTest
 from pytestqt.qtbot import QtBot
 
 from kvchat.ui.base.theme import Look
-from kvchat.ui.rendering.blocks import Formula, Prose
 from kvchat.ui.rendering.formulas import Formulas, outline
+from kvchat.ui.rendering.markdown import Formula, Prose
 from kvchat.ui.rendering.markdown_stream import MarkdownStream
 from kvchat.ui.rendering.page_style import PageStyle
 from kvchat.ui.rendering.text_page import TextPage

@@ -10,9 +10,8 @@ from PySide6.QtGui import QTextDocument
 from pytestqt.qtbot import QtBot
 
 from kvchat.ui.base.theme import Look
-from kvchat.ui.rendering.blocks import Code, Prose, Wide
 from kvchat.ui.rendering.formulas import Formulas
-from kvchat.ui.rendering.markdown import plain_blocks
+from kvchat.ui.rendering.markdown import Code, Prose, Wide, plain_blocks
 from kvchat.ui.rendering.page_style import PageStyle
 from kvchat.ui.rendering.text_page import TextPage
 from kvchat.words.markdown import is_web_link
