@@ -316,7 +316,7 @@ async def _beside(runtime: FakeRuntime, window: MainWindow) -> AsyncIterator[tup
     library.close()
     yield "shortcuts", window.keyboard.open_sheet()
     yield "palette", window.keyboard.open_palette()
-    quick = QuickWindow(runtime, window._look, window.runner, lambda *_: None, lambda _: None, window.chat.sending)
+    quick = QuickWindow(runtime, window._look, window.runner, window.chat, lambda _: None)
     quick.come()
     yield "quick question", quick
     quick.come()

@@ -34,8 +34,7 @@ class Opener(QObject):
         self._key, self._wants_key = GlobalKey(bus, self), False
         self._key.pressed.connect(lambda token: self.fulfil(Wish(quick=True, token=token)))
         self._unsubscribe = runtime.events.subscribe(self._hear)
-        chat, handle = window.chat, window.messages.handle
-        self.quick = QuickWindow(runtime, look, window.runner, chat.run_turn, handle, chat.sending)
+        self.quick = QuickWindow(runtime, look, window.runner, window.chat, window.messages.handle)
         self.quick.chat_wanted.connect(lambda id: window.show_chat(id))
 
     def close(self) -> None:

@@ -20,8 +20,8 @@ from kvchat.ui.base.theme import Look
 from kvchat.ui.chat.composer import Composer
 from kvchat.ui.commands.shortcuts import SHORTCUTS, install_shortcuts
 from kvchat.ui.controllers.attachments import AttachmentIntake
-from kvchat.ui.controllers.sending import SendController
-from kvchat.ui.controllers.views import TurnState
+from kvchat.ui.controllers.chat import ChatController
+from kvchat.ui.controllers.views import ChatPresenter
 from kvchat.ui.desktop.activation import let_to_front, on_wayland
 from kvchat.ui.dialogs.panel import Panel
 from kvchat.ui.messages.message_actions import MessageRequest
@@ -42,33 +42,34 @@ class QuickWindow(Panel):
         runtime: Runtime,
         look: Look,
         runner: TaskRunner,
-        run_turn: Callable[[str, asyncio.Future[Any]], None],
+        chat: ChatController,
         handle: Callable[[MessageRequest], None],
-        sending: SendController,
     ) -> None:
-        """`run_turn` follows a turn for the main window, where the chat may be opened meanwhile.
+        """`chat` follows each turn, for its chat may be opened in the main window meanwhile.
 
-        `handle` does what is asked for with a message, `sending` sends what is written during a reply.
+        `handle` does what is asked for with a message.
         """
         super().__init__(look, runner, _("Quick question"))
         self.setWindowFlags(
             Qt.WindowType.Dialog | Qt.WindowType.FramelessWindowHint | Qt.WindowType.WindowStaysOnTopHint
         )
         self.setObjectName("quick")
-        self._runtime, self._run_turn = runtime, run_turn
+        self._runtime, self._main = runtime, chat
         self._chat: str | None = None
         self._new: NewChat | None = None  # that chat, until its first question is on disk
-        self._turn = TurnState()
         self._came_with = 0  # so high it came on show, in pixels
         self.follow(runtime.events.subscribe, self._hear)
         self.transcript, self.composer = Transcript(look), Composer(look)
+        self._shown = ChatPresenter(
+            runtime, self.transcript, self.composer, self.current, lambda: chat.turn_of(self._chat or ""), cards=False
+        )
         self.composer.editor.setPlaceholderText(_("Ask something…"))
         self.composer.sent.connect(self._send)
         self.attachments = AttachmentIntake(runtime, self.composer, self, runner, self.notices, self)
         self.follow(runtime.events.subscribe, self.attachments.hear)
         does = {"attach": self.attachments.choose, "screenshot": self.attachments.take_screenshot}
         install_shortcuts(self, does, [shortcut for shortcut in SHORTCUTS if shortcut.action in does])
-        self._show_queued = sending.serve(self.composer, lambda: self._chat, self._write_on)
+        self._show_queued = chat.sending.serve(self.composer, lambda: self._chat, self._write_on)
         self.composer.stop_requested.connect(self._stop)
         self.transcript.retry_requested.connect(self._retry)
         self.transcript.message_requested.connect(lambda asked: self.transcript.end_edit(asked.message.id))
@@ -85,7 +86,7 @@ class QuickWindow(Panel):
             self.close()
             return
         if self._chat is None or not self._runtime.chat.is_answering(self._chat):
-            self._chat, self._new, self._turn = None, None, TurnState()
+            self._chat = self._new = None
             self.transcript.show_conversation([])
         self._fit()
         let_to_front(token)
@@ -141,14 +142,9 @@ class QuickWindow(Panel):
 
     def _follow(self, task: asyncio.Future[Any]) -> None:
         assert self._chat is not None
-        self._turn.begin()
-        self._run_turn(self._chat, task)
-        task.add_done_callback(lambda _: self._over())
+        self._main.run_turn(self._chat, task)
+        task.add_done_callback(lambda _: self._show())
         self._fit()
-        self._show()
-
-    def _over(self) -> None:
-        self._turn.end()
         self._show()
 
     def _stop(self) -> None:
@@ -167,39 +163,25 @@ class QuickWindow(Panel):
             case events.QuestionNotStored(text=text, error=error, attachments=attachments):
                 self._write_on(text, attachments)
                 self.tell(error)
-            case events.MessagesChanged():
-                self._new = None
-                self._show()
+            case events.ReplyDelta() if self._shown.knows(event):
+                self._shown.show_live()
             case _:
-                known = self._turn.live_id
-                self._turn.hear(event)  # type: ignore[arg-type]
-                if isinstance(event, events.ReplyDelta) and event.message_id == known:
-                    self._show_live()
-                else:
-                    self._show()
+                if isinstance(event, events.MessagesChanged):
+                    self._new = None
+                self._show()
 
     def _show(self) -> None:
         """All of it."""
         self.model.set_text(self._runtime.model.name or "")
         self.to_main.setVisible(self._chat is not None)
-        answers = self._chat is not None and self._runtime.chat.is_answering(self._chat)
-        self.composer.set_busy(answers)
         self._show_queued()
-        self.transcript.show_pending(self._turn.story.pending if self._turn.awaiting else "")
-        self.transcript.show_failure(self._turn.failure, self._runtime.model.name)
+        self._shown.show_turn()
         if self._chat is not None and self.isVisible():
             self.run(self._reload(self._chat))
 
     async def _reload(self, chat: str) -> None:
-        messages = await self._runtime.chat.messages(chat)
-        if chat == self._chat:
-            self.transcript.update_messages(messages)
-            self._show_live()
-
-    def _show_live(self) -> None:
-        turn = self._turn
-        if turn.live_id:
-            self.transcript.set_live(turn.live_id, turn.live_text, turn.live_thinking, turn.live_thinking_ms)
+        if await self._shown.reload(chat):
+            self._shown.show_turn()
 
     def _fit(self) -> None:
         """Small while nothing was asked, then as high as a reply needs; in the upper middle of the user's screen."""

@@ -89,7 +89,6 @@ class ChatPage(QWidget):
         self._column.insertWidget(4, below)
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
-        """The notices stay at the end of the page."""
         moved = watched is self._middle and event.type() in (QEvent.Type.Resize, QEvent.Type.Move, QEvent.Type.Show)
         if moved or (watched is self._notices.ground and event.type() == QEvent.Type.LayoutRequest):
             self._place_notices()
@@ -115,7 +114,6 @@ class ChatPage(QWidget):
         self._transcript.leave_room(high + below + _GAP if covers else 0)
 
     def show_messages(self, has_messages: bool) -> None:
-        """The transcript, or the welcome where there is nothing to read yet."""
         self._middle.setCurrentWidget(self._transcript if has_messages else self._welcome)
 
     def _centred(self, widget: QWidget, below: int) -> QHBoxLayout:

@@ -80,7 +80,6 @@ class Composer(QWidget):
 
     @property
     def draft(self) -> str:
-        """What has been written and not sent."""
         return self.editor.toPlainText()
 
     def set_draft(self, text: str) -> None:
@@ -89,7 +88,6 @@ class Composer(QWidget):
         self.editor.moveCursor(self.editor.textCursor().MoveOperation.End)
 
     def set_attachments(self, attachments: Sequence[Attachment]) -> None:
-        """Put back what was attached for another conversation."""
         self.chips.show_attachments(attachments, removable=True)
 
     def show_reading(self, names: Sequence[str]) -> None:
@@ -135,11 +133,9 @@ class Composer(QWidget):
             self.text_given.emit(text)
 
     def focus(self) -> None:
-        """Put the cursor here."""
         self.editor.setFocus()
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
-        """The frame shows that the field has the focus."""
         if event.type() in (QEvent.Type.FocusIn, QEvent.Type.FocusOut):
             restyle(self._frame, "focused", "true" if event.type() == QEvent.Type.FocusIn else "false")
         return super().eventFilter(watched, event)

@@ -76,7 +76,6 @@ class FindBar(QFrame):
         self.closed.emit()
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
-        """Enter goes on, Shift+Enter back."""
         if event.key() in (Qt.Key.Key_Return, Qt.Key.Key_Enter):
             self.step(-1 if event.modifiers() & Qt.KeyboardModifier.ShiftModifier else 1)
         else:

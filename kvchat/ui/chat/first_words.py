@@ -65,7 +65,6 @@ class FirstWords(QObject):
         return self._drafts | {self.page: self._composer.draft}
 
     def sent_from(self, page: str) -> list[str]:
-        """Return the messages that were sent from a page."""
         return [text for where, text in self.sent if where == page]
 
     def _hold(self, text: str) -> None:

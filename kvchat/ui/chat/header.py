@@ -81,7 +81,6 @@ class Header(QWidget):
             self.field.selectAll()
 
     def resizeEvent(self, event: QResizeEvent) -> None:
-        """The model's name gives way before the title is gone."""
         super().resizeEvent(event)
         self._fit_model()
 
@@ -138,7 +137,6 @@ class _Title(ElidedLabel):
         super().__init__("title")
 
     def mouseDoubleClickEvent(self, event: QMouseEvent) -> None:
-        """The title is meant."""
         self.double_clicked.emit()
 
 
@@ -158,7 +156,6 @@ class _Field(QLineEdit):
         return super().event(event)
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
-        """Esc leaves the title as it was."""
         if event.key() == Qt.Key.Key_Escape:
             self.setModified(False)
             self.editingFinished.emit()

@@ -27,7 +27,6 @@ class MessageField(QPlainTextEdit):
     rewrapped = Signal()  # its lines are broken anew, which Qt does not tell
 
     def canInsertFromMimeData(self, source: QMimeData) -> bool:
-        """Files and pictures are taken as well as text."""
         return bool(local_files(source)) or source.hasImage() or super().canInsertFromMimeData(source)
 
     def insertFromMimeData(self, source: QMimeData) -> None:
@@ -50,7 +49,6 @@ class MessageField(QPlainTextEdit):
         return self.document().characterCount() + len(more) <= MOST_TEXT and line + _longest_line(more) <= MOST_LINE
 
     def resizeEvent(self, event: QResizeEvent) -> None:
-        """In another width a text has another number of lines."""
         super().resizeEvent(event)
         if event.size().width() != event.oldSize().width():
             self.rewrapped.emit()

@@ -47,7 +47,6 @@ class EngineDot(QWidget):
         self.update()
 
     def paintEvent(self, event: QPaintEvent) -> None:
-        """A full disc when ready, a ring otherwise; red when failed."""
         painter = QPainter(self)
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
         theme = self._look.theme
@@ -74,7 +73,6 @@ class Remarks(QWidget):
         return beside(remark.text for remark in self._remarks)
 
     def show_remarks(self, remarks: tuple[Remark, ...]) -> None:
-        """Show these remarks."""
         if remarks != self._remarks:
             self._remarks = remarks
             self.setAccessibleName(self.text)
@@ -92,18 +90,15 @@ class Remarks(QWidget):
         return tuple(remarks)
 
     def sizeHint(self) -> QSize:
-        """As wide as all remarks."""
         return QSize(max(self._width(self._remarks), 60), self.fontMetrics().height())
 
     def _width(self, remarks: Sequence[Remark]) -> int:
         return sum(self.fontMetrics().horizontalAdvance(remark.text) for remark in remarks) + _GAP * (len(remarks) - 1)
 
     def minimumSizeHint(self) -> QSize:
-        """Any width will do."""
         return QSize(60, self.fontMetrics().height())
 
     def paintEvent(self, event: QPaintEvent) -> None:
-        """The newest where lines end."""
         painter = QPainter(self)
         metrics = self.fontMetrics()
         y = (self.height() + metrics.ascent() - metrics.descent()) / 2
@@ -174,7 +169,6 @@ class StatusStrip(QFrame):
         self._show_remarks()
 
     def resizeEvent(self, event: QResizeEvent) -> None:
-        """Another width has room for more or less."""
         super().resizeEvent(event)
         self._make_room()
 

@@ -49,12 +49,10 @@ class TurnStory:
 
     @property
     def remarks(self) -> tuple[Remark, ...]:
-        """What to show, oldest first."""
         return tuple(self._remarks.values())
 
     @property
     def silent(self) -> bool:
-        """Whether nothing has come for longer than usual."""
         return "silence" in self._remarks
 
     def begin(self) -> None:
@@ -71,7 +69,6 @@ class TurnStory:
         self._over = True
 
     def tell(self, event: chat.TurnEvent) -> None:
-        """Take one event in."""
         match event:
             case session.MakingRoom(done=True):
                 self._remarks.pop("wait", None)

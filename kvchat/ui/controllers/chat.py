@@ -19,7 +19,7 @@ from kvchat.ui.controllers.controller import Controller
 from kvchat.ui.controllers.drafts import DraftController
 from kvchat.ui.controllers.sending import Page, SendController
 from kvchat.ui.controllers.sidebar import SidebarController
-from kvchat.ui.controllers.views import TurnState, Views
+from kvchat.ui.controllers.views import ChatPresenter, TurnState, Views
 from kvchat.ui.dialogs.confirm import confirm
 from kvchat.words.language import _
 
@@ -42,6 +42,8 @@ class ChatController(Controller):
         self._opening: asyncio.Task[Any] | None = None  # reads the messages of the conversation opened last
         self._turns: dict[str, TurnState] = {}
         self._had_model = runtime.model.path
+        shown = views.transcript, views.composer
+        self._shown = ChatPresenter(runtime, *shown, lambda: self.current, self.turn_of, cards=True)
         self.sending = SendController(runtime, views, self.drafts, lambda: self._page, self.run_turn, self)
         self.sending.begun.connect(lambda: self.left.emit(None))
         self.sending.withdrawn.connect(self._show_all)
@@ -96,7 +98,7 @@ class ChatController(Controller):
         if conversation_id == self.current and self._views.transcript.messages:
             return
         before, self._page = self.current, Page(conversation_id)
-        self._turn_of().leave_past()
+        self.turn_of().leave_past()
         self._loading = conversation_id is not None
         self.drafts.show()
         self.sending.show_queued()
@@ -167,11 +169,11 @@ class ChatController(Controller):
     @property
     def failure(self) -> KvchatError | None:
         """Why the open conversation's last turn failed, if it did."""
-        return self._turn_of().failure
+        return self.turn_of().failure
 
     def run_turn(self, conversation_id: str, task: asyncio.Future[Any]) -> None:
         """Follow what makes a reply there, from here to its end."""
-        turn = self._turn_of(conversation_id)
+        turn = self.turn_of(conversation_id)
         turn.begin()
         self._runner.watch_turn(task)
         task.add_done_callback(lambda _: self._turn_over(conversation_id))
@@ -179,12 +181,13 @@ class ChatController(Controller):
 
     def _turn_over(self, conversation_id: str) -> None:
         self.sending.arrived(conversation_id)
-        self._turn_of(conversation_id).end()
+        self.turn_of(conversation_id).end()
         self.conversations.reload_soon()  # nobody answers there any more, and a refusal brings no other news
         if conversation_id == self.current:
             self._show_turn()
 
-    def _turn_of(self, conversation_id: str | None = None) -> TurnState:
+    def turn_of(self, conversation_id: str | None = None) -> TurnState:
+        """What is remembered of a conversation's turn; by default, of the open one's."""
         key = (self.current or NOT_BEGUN) if conversation_id is None else conversation_id
         turn = self._turns.pop(key, None) or TurnState()
         self._turns[key] = turn  # the last one is the one that was needed last
@@ -216,14 +219,14 @@ class ChatController(Controller):
 
     def _hear_turn(self, event: events.TurnEvent) -> None:
         id = event.conversation_id
-        turn, here = self._turn_of(id), id == (self.current or NOT_BEGUN)
+        turn, here = self.turn_of(id), id == (self.current or NOT_BEGUN)
         known = turn.live_id
         turn.hear(event)
         match event:
             case events.ReplyDelta(message_id=message_id) if here:
-                if message_id != known and self._views.transcript.row_of(message_id) is None:
+                if message_id != known and not self._shown.knows(event):
                     self._runner.start(self._reload_messages(id))
-                self._views.show_live(turn)
+                self._shown.show_live()
             case events.ReplyFinished():
                 self.conversations.reload_soon()
                 if here:
@@ -236,19 +239,12 @@ class ChatController(Controller):
             self._show_turn()
 
     async def _reload_messages(self, conversation_id: str, fresh: bool = False) -> None:
-        messages = await self._runtime.chat.messages(conversation_id)
-        if conversation_id != self.current:
+        if not await self._shown.reload(conversation_id, fresh=fresh):
             return
         self._loading = False
-        if fresh:
-            self._views.transcript.show_conversation(messages)
-        else:
-            self._views.transcript.update_messages(messages)
-        turn = self._turn_of()
-        if turn.live_id:
-            self._views.show_live(turn)
         self._show_all()
-        if fresh and messages and messages[-1].awaits_model and not self._runtime.chat.is_answering(conversation_id):
+        messages = self._views.transcript.messages
+        if fresh and messages and messages[-1].awaits_model and not self._shown.is_answering:
             self.retry()  # there may be a model now; else it is told again what is missing
 
     async def _show_finished(self, conversation_id: str, message_id: str) -> None:
@@ -268,10 +264,9 @@ class ChatController(Controller):
 
     def _show_turn(self) -> None:
         """The open conversation's turn."""
-        messages = self._views.transcript.messages
-        running = self.current is not None and self._runtime.chat.is_answering(self.current)
         other = self._runtime.chat.ahead_of(self.current) if self.current else None
-        turn = self._turn_of(other) if other else None
+        turn = self.turn_of(other) if other else None
         waiting = waiting_words(self.conversations.title(other), turn.story, turn.live_text) if other and turn else ""
-        self._views.show_turn(self._runtime, self._turn_of(), messages, running=running, waiting=waiting)
-        self.opened.emit(bool(messages) or running or self._loading)
+        self._views.show_strip(self._runtime, self.turn_of())
+        self._shown.show_turn(waiting)
+        self.opened.emit(bool(self._views.transcript.messages) or self._shown.is_answering or self._loading)

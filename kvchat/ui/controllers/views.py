@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from kvchat.chat.events import ReplyDelta, ReplyFinished, TurnEvent, TurnFailed
-from kvchat.chat.record.messages import Conversation, Message, Role
+from kvchat.chat.record.messages import Conversation, Role
 from kvchat.engine.speaking.connection import EngineStatus
 from kvchat.errors import KvchatError
 from kvchat.runtime import Runtime
@@ -112,24 +112,60 @@ class Views:
         self.header.show_model(model.name_in(conversation))
         self.strip.show_context(engine.context_size, engine.context_reason)
 
-    def show_turn(
-        self, runtime: Runtime, turn: TurnState, messages: Sequence[Message], *, running: bool, waiting: str = ""
-    ) -> None:
-        """A conversation's turn, wherever it is shown; `waiting` says for which other one it waits."""
-        self.composer.set_busy(running)
-        story, told = turn.story, _told_by_engine(turn.failure, runtime.engine.status)
-        remarks = story.remarks if runtime.model.is_there or not told else ()  # no model yet: nothing has failed
+    def show_strip(self, runtime: Runtime, turn: TurnState) -> None:
+        """What the strip says of a conversation's turn."""
+        story = turn.story
+        nothing_failed = not runtime.model.is_there and _told_by_engine(turn.failure, runtime.engine.status)
+        remarks = () if nothing_failed else story.remarks  # there is no model yet
         self.strip.show_turn(remarks, story.fraction, silent=story.silent, ahead=story.reading_ahead)
+
+
+@dataclass
+class ChatPresenter:
+    """Shows a chat's messages and its turn: in the main window, and in the one for a quick question."""
+
+    runtime: Runtime
+    transcript: Transcript
+    composer: Composer
+    current: Callable[[], str | None]  # the id of the chat on show
+    turn: Callable[[], TurnState]  # of that
+    cards: bool  # of the engine and the context, which tell some failures already
+
+    @property
+    def is_answering(self) -> bool:
+        """True while a reply is made or waited for there."""
+        chat = self.current()
+        return chat is not None and self.runtime.chat.is_answering(chat)
+
+    def show_turn(self, waiting: str = "") -> None:
+        """Show where the turn is; `waiting` says for which other chat it waits."""
+        turn, messages, running = self.turn(), self.transcript.messages, self.is_answering
+        self.composer.set_busy(running)
         self.transcript.show_pending((waiting or turn.story.pending) if turn.awaiting else "", waits=bool(waiting))
-        too_long = isinstance(turn.failure, PromptTooLong)  # the context's card says so, and what can be done
-        told = too_long or told
-        self.transcript.show_failure(None if told else turn.failure, runtime.model.name_in(None))
+        too_long = self.cards and isinstance(turn.failure, PromptTooLong)
+        told = too_long or (self.cards and _told_by_engine(turn.failure, self.runtime.engine.status))
+        self.transcript.show_failure(None if told else turn.failure, self.runtime.model.name_in(None))
         unanswered = bool(messages) and messages[-1].role is Role.USER and not running
         self.transcript.show_unanswered(unanswered and not too_long and (told or turn.failure is None))
 
-    def show_live(self, turn: TurnState) -> None:
-        """The reply that is coming, as far as it has come."""
-        self.transcript.set_live(turn.live_id, turn.live_text, turn.live_thinking, turn.live_thinking_ms)
+    def show_live(self) -> None:
+        """Show the reply that is coming, as far as it has come."""
+        turn = self.turn()
+        if turn.live_id:
+            self.transcript.set_live(turn.live_id, turn.live_text, turn.live_thinking, turn.live_thinking_ms)
+
+    def knows(self, delta: ReplyDelta) -> bool:
+        """True if the message that a piece of a reply belongs to is on the page."""
+        return self.transcript.row_of(delta.message_id) is not None
+
+    async def reload(self, chat: str, *, fresh: bool = False) -> bool:
+        """Read the messages again and show them, from the end if they are another chat's; False if it has gone."""
+        messages = await self.runtime.chat.messages(chat)
+        if chat != self.current():
+            return False
+        (self.transcript.show_conversation if fresh else self.transcript.update_messages)(messages)
+        self.show_live()
+        return True
 
 
 def _told_by_engine(failure: KvchatError | None, status: EngineStatus) -> bool:

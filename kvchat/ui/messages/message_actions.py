@@ -121,7 +121,6 @@ class _QuietLabel(QLabel):
     seen = False
 
     def paintEvent(self, event: QPaintEvent) -> None:
-        """Nothing while unseen."""
         if self.seen:
             super().paintEvent(event)
 
@@ -136,7 +135,6 @@ class _QuietButton(QToolButton):
         self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)  # else a click would give the keyboard to the page
 
     def paintEvent(self, event: QPaintEvent) -> None:
-        """Nothing while unseen."""
         self.painted = self.seen
         if self.seen:
             super().paintEvent(event)
@@ -147,11 +145,9 @@ class _QuietButton(QToolButton):
             super().mousePressEvent(event)
 
     def focusInEvent(self, event: QFocusEvent) -> None:
-        """The keyboard is here: the row shows itself."""
         super().focusInEvent(event)
         self._show_row()
 
     def focusOutEvent(self, event: QFocusEvent) -> None:
-        """The keyboard left."""
         super().focusOutEvent(event)
         self._show_row()

@@ -78,7 +78,6 @@ class _Field(QPlainTextEdit):
         return True
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
-        """Esc and Enter are the editor's."""
         if event.key() in (Qt.Key.Key_Escape, Qt.Key.Key_Return, Qt.Key.Key_Enter):
             self.key_pressed.emit(event)
         else:

@@ -60,11 +60,9 @@ class MessageView(QWidget):
 
     @property
     def texts(self) -> list[QTextEdit]:
-        """The texts in which one can select, from above."""
         return self.column.texts
 
     def name_it(self, words: str) -> None:
-        """For a screen reader it is one thing, which begins with these words."""
         self.setAccessibleName(shorten(words[: 2 * _NAME_LETTERS], _NAME_LETTERS, placeholder="…"))
 
     def begin(self) -> None:
@@ -120,14 +118,11 @@ class MessageView(QWidget):
         self.requested.emit(MessageRequest(run, self.message, text))
 
     def show_formulas(self) -> None:
-        """Some formulas are ready."""
         if self.column.show_formulas():
             self.changed.emit()
 
     def enterEvent(self, event: QEnterEvent) -> None:
-        """The mouse is here: show what can be done."""
         self.action_row.reveal(True)
 
     def leaveEvent(self, event: QEvent) -> None:
-        """The mouse left."""
         self.action_row.reveal(False)

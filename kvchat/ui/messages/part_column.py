@@ -41,7 +41,6 @@ class PartColumn(QWidget):
 
     @property
     def texts(self) -> list[QTextEdit]:
-        """The texts in which one can select, from above."""
         return list(map(_text, self.parts))
 
     def blocks_of(self, text: QTextEdit) -> Group:
@@ -127,7 +126,8 @@ class PartColumn(QWidget):
         part: Part
         if isinstance(first, Code):
             part = code = CodeView(self._style, first.language, self)
-            code.body.grown.connect(lambda: (self._changed(self.parts.index(code)), self.grown.emit()))
+            code.body.grown.connect(lambda: self._changed(self.parts.index(code)))
+            code.body.grown.connect(self.grown)
         else:
             part = page = _kind(first)(self._style, self._name, self)
             page.anchorClicked.connect(lambda url: self.link_activated.emit(url.toString()))

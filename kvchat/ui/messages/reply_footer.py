@@ -47,12 +47,10 @@ class ReceiptView(QWidget):
 
     @property
     def text(self) -> str:
-        """The line, without its arrow."""
         return self._text
 
     @property
     def is_open(self) -> bool:
-        """Whether its details are on show."""
         return self.details is not None and not self.details.isHidden()
 
     def toggle(self) -> None:

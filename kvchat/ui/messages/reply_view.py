@@ -53,7 +53,6 @@ class ReplyView(MessageView):
 
     @property
     def complete(self) -> bool:
-        """Whether all of the message is on the page."""
         return not self._more and super().complete
 
     @property
@@ -64,36 +63,30 @@ class ReplyView(MessageView):
 
     @property
     def receipt(self) -> ReceiptView | None:
-        """The receipt on show, if the reply has one."""
         return self.footer.receipt if self.footer is not None else None
 
     @property
     def streaming(self) -> bool:
-        """Whether the reply is still being made."""
         return self.message.state is MessageState.STREAMING
 
     def heightForWidth(self, width: int) -> int:
-        """The parts, one below the other."""
         if self.editor is not None:
             return self.editor.needed_height(width)
         heights = [part.heightForWidth(width) for part in self._parts()]
         return sum(heights) + _PART_GAP * max(len(heights) - 1, 0)
 
     def resizeEvent(self, event: QResizeEvent) -> None:
-        """Put the parts in their places."""
         if self.editor is not None:
             self.editor.setGeometry(self.rect())
         self._place()
 
     def event(self, event: QEvent) -> bool:
-        """One of the parts may need another height."""
         if event.type() == QEvent.Type.LayoutRequest:
             self._place()
             self.changed.emit()
         return super().event(event)
 
     def begin(self) -> None:
-        """Show the message, or as much of a long one as is made at once."""
         self.show_message(self.message)
 
     def show_message(self, message: Message) -> None:

@@ -37,12 +37,10 @@ class ThinkingView(QWidget):
 
     @property
     def is_open(self) -> bool:
-        """Whether the words are to be seen."""
         return not self._frame.isHidden()
 
     @property
     def texts(self) -> list[QTextEdit]:
-        """The texts in which one can select; none while folded."""
         return self._words.texts if self.is_open else []
 
     def show_thinking(self, text: str, *, still: bool, ms: float | None) -> None:
@@ -56,12 +54,10 @@ class ThinkingView(QWidget):
         self._show_words()
 
     def heightForWidth(self, width: int) -> int:
-        """The heading, and the words if it is open."""
         heading = self.button.sizeHint().height()
         return heading + (_ABOVE + self._words.heightForWidth(width - _LEFT) + _BELOW if self.is_open else 0)
 
     def resizeEvent(self, event: QResizeEvent) -> None:
-        """Put the parts in their places."""
         super().resizeEvent(event)
         self._place()
 

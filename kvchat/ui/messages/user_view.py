@@ -71,11 +71,9 @@ class UserView(MessageView):
             QTimer.singleShot(0, self, self._go_on)
 
     def markdown_of(self, text: QTextEdit) -> str:
-        """The user's words are shown as they were typed."""
         return selected_text(text)
 
     def heightForWidth(self, width: int) -> int:
-        """The bubble and the buttons below it."""
         if self.editor is not None:
             return self.editor.needed_height(width)
         inside = self._text_width(width)
@@ -83,7 +81,6 @@ class UserView(MessageView):
         return text + _BUBBLE_TOP + _BUBBLE_BOTTOM + self.action_row.sizeHint().height()
 
     def resizeEvent(self, event: QResizeEvent) -> None:
-        """Put the bubble to where lines end."""
         if self.editor is not None:
             self.editor.setGeometry(self.rect())
         text, below = self._text_width(self.width()), self.action_row.sizeHint()
@@ -103,7 +100,6 @@ class UserView(MessageView):
         return 0 if self.isRightToLeft() else self.width() - width
 
     def unfold(self) -> None:
-        """Show all of it, where a part is hidden."""
         if self.folded and self._is_long:
             self._fold(False)
             while not self.complete:

@@ -94,7 +94,6 @@ class CodeText(QTextEdit):
         return math.ceil(document.size().height()) + bar
 
     def wheelEvent(self, event: QWheelEvent) -> None:
-        """Sideways is ours, up and down is the transcript's."""
         sideways(self, event)
 
     def _replace(self) -> None:
@@ -193,11 +192,9 @@ class CodeView(QFrame):
         self.body.show_text(text, ended=ended)
 
     def heightForWidth(self, width: int) -> int:
-        """How tall the card is at that width."""
         return _TOP + self._head() + _GAP + self.body.natural_height(width - _LEFT - _RIGHT) + _BOTTOM
 
     def resizeEvent(self, event: QResizeEvent) -> None:
-        """Put the parts in their places."""
         width, head = self.width() - _LEFT - _RIGHT, self._head()
         copy = self.copy_button.sizeHint().width()
         self._label.setGeometry(_LEFT, _TOP, max(width - copy, 0), head)

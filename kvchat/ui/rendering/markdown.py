@@ -82,7 +82,6 @@ class Unit:
 
     @property
     def is_item(self) -> bool:
-        """Whether this is an item of a list."""
         return self.kind == "list_item_open"
 
 

@@ -66,7 +66,6 @@ class MarkdownStream:
         self.finished = False  # no more text is expected
 
     def feed(self, text: str) -> None:
-        """More text at the end."""
         self._unread, self._at = self._unread[self._at :] + text, 0
 
     def finish(self) -> None:

@@ -64,12 +64,10 @@ class TextPage(QTextBrowser):
         return moved
 
     def paintEvent(self, event: QPaintEvent) -> None:
-        """The text, and on it the formulas."""
         super().paintEvent(event)
         self.formulas.draw(self, event.rect())
 
     def wheelEvent(self, event: QWheelEvent) -> None:
-        """Leave scrolling to the transcript."""
         event.ignore()
 
     def heightForWidth(self, width: int) -> int:
@@ -140,7 +138,6 @@ class WidePage(TextPage):
         super()._show()
 
     def wheelEvent(self, event: QWheelEvent) -> None:
-        """Sideways is ours, up and down is the transcript's."""
         sideways(self, event)
 
     def heightForWidth(self, width: int) -> int:

@@ -28,7 +28,6 @@ class HitMarks(QObject):
 
     @property
     def are_shown(self) -> bool:
-        """Whether anything is searched for."""
         return bool(self._terms)
 
     def show_terms(self, terms: tuple[Term, ...]) -> None:

@@ -67,7 +67,6 @@ class MessageColumn(QScrollArea):
 
     @property
     def messages(self) -> Sequence[Message]:
-        """The messages on the page, with widgets or without."""
         return self._messages
 
     def row_of(self, message_id: str) -> int | None:
@@ -86,11 +85,9 @@ class MessageColumn(QScrollArea):
             self._arrange()
 
     def scroll_by(self, pixels: int) -> None:
-        """Scroll as the reader would."""
         self.verticalScrollBar().setValue(self.verticalScrollBar().value() + pixels)
 
     def resizeEvent(self, event: QResizeEvent) -> None:
-        """Lay the messages out at the new width; the first one in sight stays there."""
         super().resizeEvent(event)
         if event.size().width() != event.oldSize().width() and len(self._rows):
             self._new_width()

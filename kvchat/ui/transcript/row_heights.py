@@ -36,7 +36,6 @@ class RowHeights:
         return min(max(bisect_right(self._sums(), position), 0), len(self._heights) - 1)
 
     def is_measured(self, row: int) -> bool:
-        """Whether the height is known."""
         return self._measured[row]
 
     def measure(self, row: int, height: int) -> int:
@@ -55,11 +54,9 @@ class RowHeights:
         self._ends = []
 
     def doubt(self, row: int) -> None:
-        """The row has changed: its height is a guess again."""
         self._measured[row] = False
 
     def doubt_all(self) -> None:
-        """The rows' width changed: heights are guesses again."""
         self._measured = [False] * len(self._heights)
 
     def _sums(self) -> list[int]:

@@ -69,11 +69,9 @@ class Selection(QObject):
         return {spot.message_id for spot in (self._anchor, self._head) if spot is not None}
 
     def as_text(self) -> str:
-        """The selected words."""
         return "\n\n".join(filter(None, self._pieces(markdown=False)))
 
     def as_markdown(self) -> str:
-        """The Markdown of what is selected."""
         return "\n\n".join(filter(None, self._pieces(markdown=True)))
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:

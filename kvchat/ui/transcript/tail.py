@@ -76,7 +76,6 @@ class TranscriptTail(QWidget):
         self.pending.setVisible(bool(words))
 
     def event(self, event: QEvent) -> bool:
-        """Notice that what it says takes another height."""
         done = super().event(event)
         if event.type() == QEvent.Type.LayoutRequest:
             self.changed.emit()
