@@ -39,6 +39,9 @@ class TurnStory:
     """The remarks about one turn, in the order they came; a later remark on the same matter replaces the earlier."""
 
     def __init__(self) -> None:
+        self._forget()
+
+    def _forget(self) -> None:
         self._remarks: dict[str, Remark] = {}
         self._over = False
         self._restored: session.Restored | None = None
@@ -205,14 +208,6 @@ class TurnStory:
         """Something of a new turn was heard: forget the one before."""
         if self._over:
             self._forget()
-
-    def _forget(self) -> None:
-        self._remarks.clear()
-        self._over = False
-        self._restored, self._failed = None, ""
-        self.fraction = None
-        self.reading_ahead = False
-        self.pending = ""
 
 
 def waiting_words(title: str, other: TurnStory, reply: str) -> str:

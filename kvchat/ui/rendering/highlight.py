@@ -44,18 +44,12 @@ class LineColours:
         """
         if self._lexer is None or self._slow or len(text) - self._safe > _REACH:
             return range(0)
-        first, begin = self._safe_line, self._safe
+        first = self._safe_line
         until = time.thread_time() + _GROW_MS / 1000
-        self.spans[first:] = [[]]
-        for start, kind, piece in self._lexer.get_tokens_unprocessed(text[begin:]):
-            position = begin + start
-            self._colour(self.spans, text, position, kind, piece)
-            end = position + len(piece)
-            if end < len(text) and _ends_line(kind, piece):
-                self._safe, self._safe_line = end, len(self.spans) - 1
-            if time.thread_time() > until:
-                self._slow = True
-                break
+        found, safe, safe_line, left = self._read(self._lexer, text[self._safe :], until, _GROW_MS)
+        self._slow = left < 0
+        self.spans[first:] = found
+        self._safe, self._safe_line = self._safe + safe, first + safe_line
         self.spans += [[] for _ in range(text.count("\n") + 1 - len(self.spans))]
         return range(first, len(self.spans))
 
@@ -65,38 +59,41 @@ class LineColours:
         if lexer is None:
             return spans
         text = "\n".join(line[:_LONGEST_LINE] for line in text.split("\n"))
-        at, slow, until = 0, 0.0, time.thread_time() + _WHOLE_S
+        at, until, left = 0, time.thread_time() + _WHOLE_S, _ALL_SLOW_S
         while at < len(text):
-            stretch = text[at : at + _STRETCH]
-            last = at + len(stretch) == len(text)
-            safe = safe_line = 0
-            found: list[list[Span]] = [[]]
-            before = time.thread_time()
-            for start, kind, piece in lexer.get_tokens_unprocessed(stretch):
-                self._colour(found, stretch, start, kind, piece)
-                if not last and _ends_line(kind, piece):
-                    safe, safe_line = start + len(piece), len(found) - 1
-                now = time.thread_time()
-                slow += now - before if now - before > _SLOW_S else 0
-                if now > until or slow > _ALL_SLOW_S:
-                    return spans + found
-                before = now
-            if last or not safe:
+            found, safe, safe_line, left = self._read(lexer, text[at : at + _STRETCH], until, left)
+            if left < 0 or not safe or at + _STRETCH >= len(text):
                 return spans + found
             spans += found[:safe_line]
             at += safe
         return spans
 
-    def _colour(self, spans: list[list[Span]], text: str, position: int, kind: _TokenType, piece: str) -> None:
-        """Put a token, which may span lines, into the spans."""
-        colour = self._tone(kind)
-        column = position - (text.rfind("\n", 0, position) + 1)
-        for i, part in enumerate(piece.split("\n")):
-            if i:
-                spans.append([])
-                column = 0
-            if colour and part.strip():
-                spans[-1].append((column, len(part), colour))
+    def _read(self, lexer: Lexer, text: str, until: float, slow: float) -> tuple[list[list[Span]], int, int, float]:
+        """The colours of a text's lines; where the last one begins that can be read alone, and which it is.
+
+        The last value is what is left of the `slow` seconds for slow tokens; below 0 after that, and after `until`.
+        """
+        spans: list[list[Span]] = [[]]
+        safe = safe_line = 0
+        before = time.thread_time()
+        for start, kind, piece in lexer.get_tokens_unprocessed(text):
+            colour = self._tone(kind)
+            column = start - (text.rfind("\n", 0, start) + 1)
+            for i, part in enumerate(piece.split("\n")):
+                if i:
+                    spans.append([])
+                    column = 0
+                if colour and part.strip():
+                    spans[-1].append((column, len(part), colour))
+            end = start + len(piece)
+            if end < len(text) and piece.endswith("\n") and kind[:2] != String and kind[:1] != Comment:
+                safe, safe_line = end, len(spans) - 1
+            now = time.thread_time()
+            slow -= now - before if now - before > _SLOW_S else 0
+            if now > until or slow < 0:
+                return spans, safe, safe_line, -1.0
+            before = now
+        return spans, safe, safe_line, slow
 
     def _tone(self, kind: _TokenType) -> str:
         """The colour of a kind of token; empty for plain text."""
@@ -119,11 +116,6 @@ def _tones(theme: Theme) -> dict[_TokenType, str]:
         Name.Tag: theme.code_keyword,
         Name.Attribute: theme.code_name,
     }
-
-
-def _ends_line(kind: _TokenType, piece: str) -> bool:
-    """Whether a line begins behind this token that can be read alone."""
-    return piece.endswith("\n") and kind[:2] != String and kind[:1] != Comment
 
 
 def _lexer(language: str) -> Lexer | None:

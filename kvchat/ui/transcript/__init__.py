@@ -6,9 +6,9 @@ the parts that changed, `code_view.py` appends lines, whose colours are found in
 (`highlight.py`). Formulas are set in a thread and drawn over the room their document leaves (`formulas.py`). One
 document per message was measured: it held the window up longer for code and tables, which could not scroll sideways
 there, and Qt selects in one document only. Only messages near the
-reader have widgets (`message_column.py`); the others are guessed heights (`row_heights.py`), and the first known
+reader have widgets (`message_column.py`); the others are guessed heights, and the first known
 row in sight keeps its place while they are found out. Widgets are made in any order, so Tab asks each time what
-stands next (`tab_stops.py`). Nothing is loaded, hidden characters are taken out of prose and named in code, as in
+stands next. Nothing is loaded, hidden characters are taken out of prose and named in code, as in
 what is exported to be read and in a document's view (`words/safe_text.py`), links ask (`links.py`).
 
 What is searched for is marked by `hit_marks.py`, in texts still to come as well; `find_bar.py` goes from hit to

@@ -6,8 +6,9 @@ wrong above the reader moves the page along, so that what is being read stays wh
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
-from itertools import takewhile
+from itertools import accumulate, takewhile
 
 from PySide6.QtCore import Qt, QTimer
 from PySide6.QtGui import QKeyEvent, QResizeEvent
@@ -20,15 +21,72 @@ from kvchat.ui.messages.reply_view import ReplyView
 from kvchat.ui.messages.user_view import UserView
 from kvchat.ui.rendering.formulas import Formulas
 from kvchat.ui.rendering.page_style import PageStyle
-from kvchat.ui.transcript.row_heights import RowHeights
 from kvchat.ui.transcript.tail import JumpButton, TranscriptTail
 from kvchat.ui.widgets.layouts import COLUMN_WIDTH
+
+
+class RowHeights:
+    """Heights of rows one below the other, with gaps included in them."""
+
+    def __init__(self) -> None:
+        self._heights: list[int] = []
+        self._measured: list[bool] = []
+        self._ends: list[int] = []  # of each row; empty: to be added up again
+
+    def __len__(self) -> int:
+        return len(self._heights)
+
+    def __getitem__(self, row: int) -> int:
+        return self._heights[row]
+
+    @property
+    def total(self) -> int:
+        """All rows together."""
+        ends = self._sums()
+        return ends[-1] if ends else 0
+
+    def top(self, row: int) -> int:
+        """Where a row begins; for one beyond the last, where the last ends."""
+        return self._sums()[row - 1] if row else 0
+
+    def at(self, position: int) -> int:
+        """The row at a position; the nearest for one outside. There must be rows."""
+        return min(max(bisect_right(self._sums(), position), 0), len(self._heights) - 1)
+
+    def is_measured(self, row: int) -> bool:
+        return self._measured[row]
+
+    def measure(self, row: int, height: int) -> int:
+        """A row's height is known now; by how much it differs from what it was taken for."""
+        change = height - self._heights[row]
+        self._measured[row] = True
+        if change:
+            self._heights[row] = height
+            self._ends = []
+        return change
+
+    def keep(self, rows: int, more: Sequence[int]) -> None:
+        """Keep the first `rows` rows; the guessed heights of new ones come after them."""
+        self._heights[rows:] = more
+        self._measured[rows:] = [False] * len(more)
+        self._ends = []
+
+    def doubt(self, row: int) -> None:
+        self._measured[row] = False
+
+    def doubt_all(self) -> None:
+        self._measured = [False] * len(self._heights)
+
+    def _sums(self) -> list[int]:
+        if len(self._ends) != len(self._heights):
+            self._ends = list(accumulate(self._heights))
+        return self._ends
+
 
 _GAP, _GAP_AFTER_USER = 22, 4  # below a message; the buttons under the user's leave room already
 _LEFT, _TOP, _RIGHT, _BOTTOM = 24, 20, 24, 28
 _AT_END = 40  # pixels from the end that still count as being there
-_AHEAD = 1.5  # viewports above and below in which messages have their widgets before they are seen
-_FEWEST, _MOST = 40, 120  # messages that have widgets: the nearest ones in any case; no more than so many
+_AHEAD, _MOST = 40, 120  # messages: the nearest ones get their widgets before they are seen; no more have any
 
 View = UserView | ReplyView
 
@@ -49,7 +107,6 @@ class MessageColumn(QScrollArea):
         self._rows = RowHeights()
         self._row_of: dict[str, int] = {}
         self.views: dict[str, View] = {}  # of the messages that have one now
-        self._met: set[str] = set()  # messages that were measured whole at this width
         self._follow = True
         self._value = 0  # the scroll bar's, as last seen
         self._arranging = False
@@ -143,7 +200,6 @@ class MessageColumn(QScrollArea):
         self._drop(list(self.views))
         self._rows.keep(0, [])
         self._messages, self._row_of = [], {}
-        self._met.clear()
         self._follow = True
 
     def _column_width(self) -> int:
@@ -184,19 +240,17 @@ class MessageColumn(QScrollArea):
                 row = self._row_of[id]
                 if not self._rows.is_measured(row):
                     changed |= self._measure(row, view, width) != 0
-                    if view.complete:
-                        self._met.add(id)
         return top
 
     def _anchor(self, top: int) -> int:
         """The row that keeps its place: the first in sight that the reader may know already."""
         in_sight = self._rows_between(self._clamped(top), self._clamped(top) + self.viewport().height())
-        known = (row for row in in_sight if self._messages[row].id in self._met)
-        return next(known, in_sight.start)
+        views = ((row, self.views.get(self._messages[row].id)) for row in in_sight)
+        return next((row for row, view in views if view is not None and view.complete), in_sight.start)
 
     def _measure(self, row: int, view: View, width: int) -> int:
         height = view.heightForWidth(width) + _gap_below(view)
-        if not view.complete and view.message.id not in self._met:
+        if not view.complete:
             height = max(height, self._rows[row])
         return self._rows.measure(row, height)
 
@@ -244,12 +298,10 @@ class MessageColumn(QScrollArea):
         """One more message near the reader gets its widget; then come back for the next."""
         if not len(self._rows):
             return
-        top, area = self.verticalScrollBar().value(), self.viewport().height()
-        near = self._rows_between(top - int(_AHEAD * area), top + int((1 + _AHEAD) * area))
-        first = self._rows.at(top - _TOP)
-        begin = max(min(first - _FEWEST // 2, len(self._rows) - _FEWEST), 0)
-        around = range(begin, min(begin + _FEWEST, len(self._rows)))
-        wanted = sorted({*near[:_MOST], *around}, key=lambda row: abs(row - first))
+        first = self._rows.at(self.verticalScrollBar().value() - _TOP)
+        begin = max(min(first - _AHEAD // 2, len(self._rows) - _AHEAD), 0)
+        around = range(begin, min(begin + _AHEAD, len(self._rows)))
+        wanted = sorted(around, key=lambda row: abs(row - first))
         missing = next((row for row in wanted if self._messages[row].id not in self.views), None)
         if missing is not None:
             self._view(missing)
@@ -285,7 +337,6 @@ class MessageColumn(QScrollArea):
         row = self._rows.at(value - _TOP)
         into = (value - _TOP - self._rows.top(row)) / max(self._rows[row], 1)
         self._rows.doubt_all()
-        self._met.clear()
         in_sight = {self._messages[near].id for near in self._rows_between(value, value + self.viewport().height())}
         self._drop([id for id in self.views if id not in in_sight | self._editing()])
         self._measure(row, self._view(row), self._column_width())

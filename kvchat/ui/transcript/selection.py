@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from PySide6.QtCore import QEvent, QObject, QPoint, Qt, QTimer
 from PySide6.QtGui import QContextMenuEvent, QGuiApplication, QKeyEvent, QKeySequence, QMouseEvent
-from PySide6.QtWidgets import QMenu, QTextEdit, QWidget
+from PySide6.QtWidgets import QMenu, QTextEdit
+from shiboken6 import isValid
 
 from kvchat.ui.base.text_cursors import select
 from kvchat.ui.messages.copying import selected_text
@@ -33,7 +34,6 @@ class Selection(QObject):
     def __init__(self, page: MessageColumn) -> None:
         super().__init__(page)
         self._page = page
-        self._owner: dict[QObject, MessageView] = {}  # by text and by its viewport
         self._anchor: Spot | None = None
         self._head: Spot | None = None  # in another text than the anchor; None while the selection is within one
         self._mouse = QPoint()
@@ -43,18 +43,13 @@ class Selection(QObject):
     def watch(self, text: QTextEdit, view: MessageView) -> None:
         """One more text in which one can select."""
         for watched in (text, text.viewport()):
-            self._owner[watched] = view
             watched.installEventFilter(self)
-        viewport = text.viewport()
-        text.destroyed.connect(lambda: self._forget(text, viewport))
         if self._head is not None and self._is_between(view.message.id):
             text.selectAll()
 
     def watch_view(self, view: MessageView) -> None:
         """One more message, with a menu beside its texts as well."""
-        self._owner[view] = view
         view.installEventFilter(self)
-        view.destroyed.connect(lambda: self._owner.pop(view, None))
 
     def clear(self) -> None:
         """Select nothing."""
@@ -66,6 +61,8 @@ class Selection(QObject):
 
     def pinned(self) -> set[str]:
         """The messages whose widgets must stay, for the selection begins or ends there."""
+        if any(spot is not None and not isValid(spot.text) for spot in (self._anchor, self._head)):
+            self._anchor = self._head = None
         return {spot.message_id for spot in (self._anchor, self._head) if spot is not None}
 
     def as_text(self) -> str:
@@ -76,23 +73,21 @@ class Selection(QObject):
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
         """The mouse and the keys of all texts."""
-        view = self._owner.get(watched)
+        view: QObject | None = watched
+        while view is not None and not isinstance(view, MessageView):
+            view = view.parent()
         if view is None:
             return False
-        if watched is view:
-            if isinstance(event, QContextMenuEvent) and view.editor is None:
-                self._open_menu(None, view, event)
-                return True
-            return False
         text = watched if isinstance(watched, QTextEdit) else watched.parent()  # the mouse's events go to its viewport
-        assert isinstance(text, QTextEdit)
-        if isinstance(event, QMouseEvent) and text is not watched:
+        if watched is view or not isinstance(text, QTextEdit):
+            text = None
+        if isinstance(event, QContextMenuEvent) and (text is not None or view.editor is None):
+            self._open_menu(text, view, event)
+            return True
+        if isinstance(event, QMouseEvent) and text is not None and text is not watched:
             return self._mouse_event(text, view, event)
         if isinstance(event, QKeyEvent) and event.type() == QEvent.Type.KeyPress and text is watched:
             return self._key(text, view, event)
-        if isinstance(event, QContextMenuEvent):
-            self._open_menu(text, view, event)
-            return True
         return False
 
     def _mouse_event(self, text: QTextEdit, view: MessageView, event: QMouseEvent) -> bool:
@@ -236,7 +231,7 @@ class Selection(QObject):
 
     def _adopt(self, text: QTextEdit, view: MessageView) -> None:
         """A selection made by keys has no anchor yet."""
-        if self._anchor is None or (self._head is None and self._anchor.text is not text):
+        if not self.pinned() or (self._head is None and self._anchor and self._anchor.text is not text):
             self._anchor = Spot(view.message.id, text, text.textCursor().anchor())
 
     def _open_menu(self, text: QTextEdit | None, view: MessageView, event: QContextMenuEvent) -> None:
@@ -264,12 +259,6 @@ class Selection(QObject):
 
     def _copy_message(self, view: MessageView, *, markdown: bool) -> None:
         _put(self._page.whole_message(view.message, markdown=markdown))
-
-    def _forget(self, text: QTextEdit, viewport: QWidget) -> None:
-        for watched in (text, viewport):
-            self._owner.pop(watched, None)
-        if any(spot is not None and spot.text is text for spot in (self._anchor, self._head)):
-            self._anchor = self._head = None
 
 
 def _position(text: QTextEdit, point: QPoint) -> int:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from textwrap import shorten
 
-from PySide6.QtCore import QCoreApplication, QEvent, QPoint, QRect, QTimer, Signal
+from PySide6.QtCore import QCoreApplication, QEvent, QPoint, QRect, Qt, QTimer, Signal
 from PySide6.QtGui import QAccessible
 from PySide6.QtWidgets import QApplication, QTextEdit, QWidget
 
@@ -22,9 +23,48 @@ from kvchat.ui.transcript.hit_marks import HitMarks
 from kvchat.ui.transcript.links import ask_to_open
 from kvchat.ui.transcript.message_column import MessageColumn, View
 from kvchat.ui.transcript.selection import Selection
-from kvchat.ui.transcript.tab_stops import next_in_window, set_focus, stops_in, takes_tab
 from kvchat.ui.transcript.tail import JUMP_ROOM
 from kvchat.words.language import _
+
+
+def takes_tab(widget: QWidget) -> bool:
+    """Whether Tab may stop there now."""
+    wanted = widget.focusPolicy().value & Qt.FocusPolicy.TabFocus.value
+    return bool(wanted) and widget.isVisible() and widget.isEnabled()
+
+
+def stops_in(area: QWidget) -> list[QWidget]:
+    """Where Tab stops in an area, itself included, in reading order: line by line, each from the left."""
+    stops = list(filter(takes_tab, _family(area)))
+    boxes = {stop: QRect(stop.mapTo(area, QPoint(0, 0)), stop.size()) for stop in stops}
+    stops.sort(key=lambda stop: boxes[stop].top())
+    line = dict.fromkeys(stops, 0)
+    for above, below in pairwise(stops):
+        line[below] = line[above] + (boxes[below].center().y() > boxes[above].bottom())
+    return sorted(stops, key=lambda stop: (line[stop], boxes[stop].left()))
+
+
+def next_in_window(page: QWidget, forwards: bool) -> QWidget | None:
+    """What is next in the window of a page, in the order in which it was built; the page is one stop."""
+    here = QApplication.focusWidget()
+    family = list(_family(page.window(), closed=page))
+    start = family.index(here) if here in family else family.index(page)
+    around = [*family[start + 1 :], *family[:start]]
+    return next(filter(takes_tab, around if forwards else reversed(around)), None)
+
+
+def set_focus(stop: QWidget, forwards: bool) -> None:
+    """Give it the keys as Tab or Shift+Tab do."""
+    stop.setFocus(Qt.FocusReason.TabFocusReason if forwards else Qt.FocusReason.BacktabFocusReason)
+
+
+def _family(widget: QWidget, closed: QWidget | None = None) -> Iterator[QWidget]:
+    """A widget and those in it, to be seen or not, in the order in which they came; `closed` is not looked into."""
+    yield widget
+    for child in widget.children() if widget is not closed else ():
+        if isinstance(child, QWidget) and not child.isWindow():
+            yield from _family(child, closed)
+
 
 _MOST_SAID = 2000  # letters of a reply that are said by themselves
 _AROUND = 12  # pixels left around what is scrolled to

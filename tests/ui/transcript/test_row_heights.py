@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvchat.ui.transcript.row_heights import RowHeights
+from kvchat.ui.transcript.message_column import RowHeights
 
 
 def rows(*heights: int) -> RowHeights:

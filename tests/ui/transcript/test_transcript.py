@@ -19,8 +19,7 @@ from kvchat.ui.base import theme
 from kvchat.ui.base.text_cursors import select
 from kvchat.ui.base.theme import Look
 from kvchat.ui.messages.message_view import MessageView
-from kvchat.ui.messages.reply_view import ReplyView
-from kvchat.ui.messages.thinking_view import ThinkingView
+from kvchat.ui.messages.reply_view import ReplyView, ThinkingView
 from kvchat.ui.messages.user_view import UserView
 from kvchat.ui.rendering.text_page import TextPage
 from kvchat.ui.transcript.links import LinkDialog, real_place
