@@ -39,8 +39,10 @@ _FIRST_CHATS = 100  # more than a window has room for; the others are there when
 _PATIENCE_S = 10.0  # for what is still to be saved where the display is gone
 _AGAIN = -1  # not an exit code: start once more
 # What `kvchat.application` needs and has nothing of Qt's, which belongs to the window's thread.
-_BESIDE = ("kvchat.runtime", "kvchat.library.remote.starter", "kvchat.transfer.repair", "kvchat.words.markdown")
-_BESIDE += ("httpcore2", "anyio.streams.tls")  # which httpx2 would import at the first request
+_BESIDE = (
+    *("kvchat.runtime", "kvchat.library.remote.starter", "kvchat.transfer.repair", "kvchat.words.markdown"),
+    *("httpcore2", "anyio.streams.tls"),  # which httpx2 would import at the first request
+)
 
 
 def run(*, starter: bool, hidden: bool, wish: Wish | None = None) -> int:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import os
+import sqlite3
 import sys
 import threading
 import traceback
@@ -49,6 +51,7 @@ class ThreadWatch:
         sys.addaudithook(self._heard)
         for name in _LOOKS:
             setattr(os, name, self._watched(name, getattr(os, name)))
+        sqlite3.connect = self._watched_connect(sqlite3.connect)  # type: ignore[assignment]
 
     @contextlib.contextmanager
     def hanging_disk(self) -> Iterator[None]:
@@ -75,6 +78,25 @@ class ThreadWatch:
             return function(path, *arguments, **named)
 
         return watched
+
+    def _watched_connect(self, connect: Callable[..., sqlite3.Connection]) -> Callable[..., sqlite3.Connection]:
+        """Connections whose statements are as any other question to the disk."""
+        watch = self
+
+        class Connection(sqlite3.Connection):
+            def execute(self, *arguments: Any) -> sqlite3.Cursor:
+                watch._ask_database(arguments)
+                return super().execute(*arguments)
+
+            def executemany(self, *arguments: Any) -> sqlite3.Cursor:
+                watch._ask_database(arguments)
+                return super().executemany(*arguments)
+
+        return functools.partial(connect, factory=Connection)
+
+    def _ask_database(self, statement: tuple[Any, ...]) -> None:
+        if self.on:
+            self._note(f"a statement in {self._home}", (f"{self._home} {statement[0]}",))
 
     def _note(self, event: str, arguments: tuple[Any, ...]) -> None:
         if threading.get_ident() != self._main:
@@ -152,6 +174,11 @@ class Scenario:
             window.composer.editor.insertPlainText("A draft.")
             window.side_windows.open_settings().show_page("Storage")
             window.side_windows.open_models()
+            window.side_windows.open_storage()
+            window.side_windows.open_saved()
+            window.new_conversation()
+            window.chat.open(window.sidebar.model.chats[0].id)
+            window.sidebar.search.field.setText("bridge")
             window.attachments.take([self._out.with_name("home") / "config" / "settings.json"])
             window.runner.start(runtime.apply_settings(replace(runtime.settings, max_tokens=11)))
             for _ in range(ROUNDS):
