@@ -13,9 +13,9 @@ from kvchat.chat.record.messages import Message
 from kvchat.chat.unwritten import Unwritten
 from kvchat.engine.speaking.wire import ENGINE_DEFAULTS, Sampling
 from kvchat.kvstore.savepoint import StoreRefused
+from kvchat.session.exchange import Exchange
 from kvchat.session.host import EngineHost
 from kvchat.session.restore_cost import ReadingSpeed
-from kvchat.session.session import Session
 from kvchat.session.slots.pool import Slots
 from kvchat.session.slots.rank import ABSORBING_PATIENCE_S, Rank
 from kvchat.session.slots.slot import Slot
@@ -38,9 +38,9 @@ class TurnParts:
     user_sampling: Callable[[], Sampling] = lambda: ENGINE_DEFAULTS  # and what the settings say of it
     new_chats_model: Callable[[], str | None] = lambda: None  # path of the one that answers in a chat without a model
 
-    def session(self, slot: Slot, conversation_id: str) -> Session:
+    def exchange(self, slot: Slot, conversation_id: str) -> Exchange:
         """For whatever is asked of the engine for a conversation, and told of it, in a slot that is the caller's."""
-        return Session(self.slots, slot, self.host, conversation_id, self.events.of_chat(conversation_id))
+        return Exchange(self.slots, slot, self.host, conversation_id, self.events.of_chat(conversation_id))
 
     def drawn(self, given: Sampling | None, options: ChatOptions) -> Sampling:
         """How a reply is drawn: as given, else as in its conversation, else as in the settings.

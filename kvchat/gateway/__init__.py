@@ -6,7 +6,7 @@
 - **Understood** (`gateway/dialects`): requests are passed on as they are, and so are answers but for what they say of
   their cost and their model (`usage.py`). Of a request the prompt's ids are made as the engine makes them; of an
   answer the counts are heard, and the reply as the client will send it back.
-- **Answered** (`answering.py`, `passing.py`): a slot that holds most of the prompt, the best state loaded into it
+- **Answered** (`answering.py`, `forwarder.py`): a slot that holds most of the prompt, the best state loaded into it
   (`session/lease.py`), a long rest read in steps between which the window goes first, the request forwarded pinned to
   that slot (Anthropic's dialect cannot be pinned: the engine takes the slot that has most of it, so that is seen to
   before), the engine's own count as proof. What goes on from a slot's last request, by its body, is passed on at once,

@@ -6,38 +6,35 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 
 from kvchat.engine.speaking.errors import EngineError, EngineGone, EngineRefused
 from kvchat.engine.speaking.wire import ChatMessage
 from kvchat.errors import KvchatError
 from kvchat.gateway.crashes import Crashes
-from kvchat.gateway.dialects.asked import LIMITS, Asked, Form, Refused
+from kvchat.gateway.dialects.asked import Asked, Form, Refused
 from kvchat.gateway.dialects.conversion import Json, Unconvertible
-from kvchat.gateway.dialects.prompts import boundary_after, pictures_in, prompt_of
+from kvchat.gateway.dialects.prompts import boundary_after, pictures_in
 from kvchat.gateway.dialects.replies import Heard
+from kvchat.gateway.forwarder import Forwarder
 from kvchat.gateway.mending import Mending
 from kvchat.gateway.models import Model
 from kvchat.gateway.outlet import TooSlow
-from kvchat.gateway.passing import Passing
 from kvchat.gateway.requests import MOST_NAME, Passage, Passages, Stage
-from kvchat.gateway.work import CrowdedOut, GaveWay, Work
+from kvchat.gateway.work import GaveWay, Work
 from kvchat.kvstore.savepoint import Tokens, common_prefix
 from kvchat.session.events import SessionEvent
-from kvchat.session.holding import FAILED_OVER_USE
+from kvchat.session.exchange import Exchange, Request
 from kvchat.session.host import EngineHost, ReadyEngine
 from kvchat.session.lease import Lease
-from kvchat.session.proof import Loaded
 from kvchat.session.reading import TAIL
-from kvchat.session.session import Request, Session
 from kvchat.session.settling import Settling
 from kvchat.session.slots.pool import Slots
 from kvchat.session.slots.slot import Slot
 from kvchat.system.concurrency import Background, apart
 
 HEADS = 20  # beginnings of prompts that are remembered
-MORE_ROOM = 512  # tokens, at least, for one that was crowded out
 MOST_REMEMBERED = 8_000_000  # bytes of a body; to compare a larger one, which has pictures, spares little
 LEAST_KEPT = 64  # tokens; a shorter state is read sooner than it is looked for
 FindModel = Callable[[str], Awaitable[Model | None]]  # by a client's name for it; None: none was chosen yet
@@ -131,7 +128,7 @@ class Answering:
                     return
             self.crashes.watch(engine.engine.life)
             async with self.crashes.asking(passage.program):
-                work.prompt = await prompt_of(engine, work.asked)
+                await work.render(engine)
         work.key = self._key(work)
         while not await self._answer_in_a_slot(work, request, engine):
             self.passages.moved(passage, Stage.QUEUED)
@@ -153,80 +150,28 @@ class Answering:
             passage.slot, passage.queue_ms = slot.number, passage.queue_ms or passage.ms()
             if asked.several:
                 await held.enter_async_context(self.slots.alone(slot))
-            session = Session(self.slots, slot, self.host, passage.owner, partial(_hear, passage))
+            exchange = Exchange(self.slots, slot, self.host, passage.owner, partial(_hear, passage))
+            forwarder = Forwarder(
+                *(work, request, exchange, self.passages.moved, self.mending, self.crashes, self._heads),
+                ahead=before is not None,
+            )
             try:
-                answered = await work.answering.run(
-                    self._answered(work, session, request, engine, ahead=before is not None)
-                )
+                heard = await work.answering.run(forwarder.run())
             except GaveWay:
                 return False
-            except CrowdedOut:
-                work.reserve = 2 * work.reserve + MORE_ROOM
-                return False
             work.outlet.end()
-            if answered is not None:
+            if work.left:
+                self.crashes.left(passage.program)
+            else:
                 self.mending.prove(work)
                 self._remember(slot, work)
-            else:
-                self.crashes.left(passage.program)
-            self.passages.moved(passage, Stage.DONE if answered else Stage.LEFT)
-            lease, heard = answered or (session.lease, None)
-            if lease is not None and (answered or not self.stops):
+            self.passages.moved(passage, Stage.LEFT if work.left else Stage.DONE)
+            lease = exchange.lease
+            if lease is not None and not (work.left and self.stops):
                 await self._keep(work, slot, lease, heard)
         if lease is not None and lease.keeps:
             await self.absorb()
         return True
-
-    async def _answered(
-        self, work: Work, session: Session, request: Request, engine: ReadyEngine | None, *, ahead: bool
-    ) -> tuple[Lease, Heard | None]:
-        """Answer. If the engine died over a restored state, before the first word, the next one reads the prompt anew.
-
-        Nothing else is sent twice: the request itself may be what the engine died of.
-        """
-        try:
-            if ahead:
-                return await self._answered_ahead(work, session, request)
-            lease = await self._ready(work, session, request, engine)
-            return lease, await self._passing(work, lease).run()
-        except (EngineGone, EngineRefused) as loss:
-            if isinstance(loss, EngineGone):
-                self.slots.forget()
-            if work.outlet.begun or not loss.over_restore:
-                raise await self.host.explain_loss(loss) from loss
-        async with session.losses_explained():
-            lease = await self._ready(work, session, request, None)
-            return lease, await replace(self._passing(work, lease), afresh=FAILED_OVER_USE).run()
-
-    async def _answered_ahead(self, work: Work, session: Session, request: Request) -> tuple[Lease, Heard | None]:
-        """As `_answered`, of one that goes on from what the slot holds; raises GaveWay if it does not."""
-        lease = await session.ready(request)
-        passing = self._passing(work, lease)
-
-        async def understand(answered: bool) -> Loaded:
-            work.prompt = await prompt_of(lease.engine, work.asked)
-            wanted = _wanted(work, lease)
-            if not work.prompt.ids or not (answered or (passing.goes_on and not lease.engine.too_small(wanted))):
-                raise GaveWay
-            await self.mending.compare(work, lease)
-            return passing.as_it_is
-
-        _wanted(work, lease)
-        return lease, await passing.run_ahead(understand)
-
-    async def _ready(self, work: Work, session: Session, request: Request, before: ReadyEngine | None) -> Lease:
-        """The slot of an engine with the model and the room that the request needs; `before`: made the prompt's ids."""
-        lease = await session.ready(request)
-        if before is None or lease.engine.generation != before.generation:
-            work.prompt = await prompt_of(lease.engine, work.asked)
-        if work.passage.found is None:  # else it begins again
-            await self.mending.compare(work, lease)
-        wanted = _wanted(work, lease)
-        return await session.with_room(request, wanted) if lease.engine.too_small(wanted) else lease
-
-    def _passing(self, work: Work, lease: Lease) -> Passing:
-        self.crashes.watch(lease.engine.engine.life)
-        return Passing(work, lease, self.host, self.passages.moved, self._heads)
 
     def _remember(self, slot: Slot, work: Work) -> None:
         """Remember the request that was answered in a slot, unless it is very large."""
@@ -271,14 +216,6 @@ class Answering:
             except EngineGone as loss:
                 self.slots.forget()
                 await self.host.explain_loss(loss)
-
-
-def _wanted(work: Work, lease: Lease) -> int:
-    """Tokens of its prompt and those that are reserved for its answer."""
-    limits = (work.asked.body.get(name) for name in LIMITS)
-    limit = next((one for one in limits if isinstance(one, int) and one > 0), None)
-    work.reserve = max(work.reserve, lease.engine.reserve(limit))
-    return len(work.prompt.ids) + work.reserve
 
 
 async def _boundary(lease: Lease, asked: Asked, reply: Json | None) -> Tokens:

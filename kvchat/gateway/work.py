@@ -6,14 +6,11 @@ import asyncio
 from dataclasses import dataclass, field
 
 from kvchat.gateway.dialects.asked import Asked, refusal, refusal_event
-from kvchat.gateway.dialects.prompts import UNKNOWN, Prompt
+from kvchat.gateway.dialects.prompts import UNKNOWN, Prompt, prompt_of
 from kvchat.gateway.outlet import Outlet
 from kvchat.gateway.requests import Passage
+from kvchat.session.host import ReadyEngine
 from kvchat.system.concurrency import Interruption
-
-
-class CrowdedOut(Exception):
-    """Others took more of the context meanwhile than there is: it is asked again with more for itself."""
 
 
 class GaveWay(Exception):
@@ -33,11 +30,15 @@ class Work:
     outlet: Outlet = field(default_factory=Outlet)
     key: str = ""  # who it is among those that want a slot: those that go on from one another are the same
     prompt: Prompt = UNKNOWN
-    reserve: int = 0  # tokens that its answer may come to, as far as room is kept for it
+    rendered_by: int = 0  # generation of the engine that made the prompt
     answered: bool = False  # to the last word, though the answer's end may not be out yet
     left: bool = False  # nobody waits for it any more
     task: asyncio.Task[None] | None = None
     answering: Interruption = field(default_factory=Interruption)
+
+    async def render(self, engine: ReadyEngine) -> None:
+        """Have the engine make the prompt. Raises EngineGone."""
+        self.prompt, self.rendered_by = await prompt_of(engine, self.asked), engine.generation
 
     def leave(self) -> None:
         """The client has gone: what is made for it ends. What comes after an answer goes on: many wait for no more."""

@@ -2,7 +2,7 @@
 
 Below the chat: no conversation, no message, no database, no Qt. An owner is a text: whose a slot's contents are.
 
-- **One session** (`session/session.py`) is under whatever asks the engine: turn, summary, title (and by them `ask`
+- **One exchange** (`session/exchange.py`) is under whatever asks the engine: turn, summary, title (and by them `ask`
   and `bench`) give it a `Request` and the owner of what the slot will hold, a conversation's id. It has an engine
   ready, makes the ids, finds room, loads, streams, proves and learns, and tells what happened as plain values,
   which the chat makes its events of (`EventBus.of_chat`). However a request ends, the slot is known to hold no more

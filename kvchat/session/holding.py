@@ -102,7 +102,7 @@ class Holding:
         except EngineError as error:
             point = self.slot.suspect
             if point is not None and await _may_be_its_fault(error):
-                error.over_restore, self.slot.suspect = True, None
+                error.over_restore, self.slot.suspect = reason, None
                 await self.set_aside(point, reason)
                 if isinstance(error, EngineRefused):
                     self.slot.emptied()

@@ -13,7 +13,7 @@ from kvchat.chat.record.messages import Role
 from kvchat.engine.finding.discovery import EngineLocation
 from kvchat.engine.speaking.wire import Sampling
 from kvchat.runtime import open_runtime
-from kvchat.session.session import PromptTooLong
+from kvchat.session.exchange import PromptTooLong
 from kvchat.settings import Settings
 from kvchat.system.paths import resolve_paths
 

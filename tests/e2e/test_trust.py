@@ -18,9 +18,9 @@ from kvchat.engine.speaking.wire import Sampling
 from kvchat.engine_host import idle_stop
 from kvchat.engine_host.idle_stop import IdleStop
 from kvchat.runtime import Runtime
+from kvchat.session.exchange import Exchange, Request
 from kvchat.session.reading import Pace
 from kvchat.session.restore_cost import Reading
-from kvchat.session.session import Request, Session
 from kvchat.session.slots.rank import Rank
 from kvchat.session.slots.slot import Slot
 from kvchat.settings import Settings
@@ -142,7 +142,7 @@ async def forged(runtime: Runtime, file: Path) -> str:
     assert evil != tokens
 
     async def work(slot: Slot, wanted: object) -> None:
-        lease = await Session(runtime.chat.slots, slot, runtime.engine, chat.id).ready(Request([]))
+        lease = await Exchange(runtime.chat.slots, slot, runtime.engine, chat.id).ready(Request([]))
         await lease.engine.engine.erase_slot()
         await lease.engine.engine.prefill(evil)
         path = lease.engine.slot_path / "forged.slot"

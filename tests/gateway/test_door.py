@@ -18,7 +18,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from kvchat.chat.record.messages import MessageState
-from kvchat.gateway import answering, outlet, passing
+from kvchat.gateway import answering, forwarder, outlet, work
 from kvchat.gateway.dialects.asked import Asked
 from kvchat.gateway.dialects.prompts import Prompt, prompt_of
 from kvchat.gateway.door import app, checks, server
@@ -373,7 +373,7 @@ async def test_what_goes_on_from_the_request_before_is_passed_on_before_its_ids_
         await until(lambda: "/v1/chat/completions" in asked())
         return await prompt_of(engine, request)
 
-    monkeypatch.setattr(answering, "prompt_of", late)
+    monkeypatch.setattr(work, "prompt_of", late)
     answer = await at.chat(*said, "And then?", stream=True)
     assert answer.headers["x-kvchat-source"] == "hot"
     assert int(answer.headers["x-kvchat-found"]) > len(WORDS)
@@ -391,8 +391,8 @@ async def test_what_goes_on_and_is_answered_in_one_piece_is_looked_at_after_its_
         await answered.wait()
         return await prompt_of(engine, request)
 
-    monkeypatch.setattr(answering, "prompt_of", after)
-    monkeypatch.setattr(passing, "SOON_S", 60.0)
+    monkeypatch.setattr(work, "prompt_of", after)
+    monkeypatch.setattr(forwarder, "SOON_S", 60.0)
     answer = await at.chat(*said, "And then?")
     assert answer.headers["x-kvchat-source"] == "hot"
     assert answer.headers["x-kvchat-found"] == answer.headers["x-kvchat-cached"]
@@ -402,7 +402,7 @@ async def test_what_goes_on_and_is_answered_in_one_piece_is_looked_at_after_its_
     assert at.last.stage is Stage.DONE
     assert at.last.source == "hot"
     reply = answer.json()["choices"][0]["message"]["content"]
-    monkeypatch.setattr(answering, "prompt_of", prompt_of)
+    monkeypatch.setattr(work, "prompt_of", prompt_of)
     again = await at.chat(*said, "And then?", reply, "And after that?")
     assert again.headers["x-kvchat-source"] == "hot", "what the slot holds is known"
     assert int(again.headers["x-kvchat-cached"]) > int(answer.headers["x-kvchat-prompt"])
@@ -414,7 +414,7 @@ async def test_what_was_not_in_the_slot_after_all_is_looked_at_before_its_answer
     said = [WORDS, (await at.chat(WORDS)).json()["choices"][0]["message"]["content"]]
     await at.settled()
     before = at.last.prompt or 0
-    monkeypatch.setattr(passing, "SOON_S", 60.0)
+    monkeypatch.setattr(forwarder, "SOON_S", 60.0)
     answer = await at.chat(*said, "y" * 2000)
     assert sum(one["path"] == "/v1/chat/completions" for one in fake_engine.requests()) == 2
     assert before <= int(answer.headers["x-kvchat-found"]) <= int(answer.headers["x-kvchat-prompt"]) - 2000
@@ -428,7 +428,7 @@ async def test_what_is_longer_than_it_seemed_begins_again(
     at: OpenDoor, fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, stream: bool
 ) -> None:
     """Passed on before its ids were known it would keep the window waiting; of its two tries one is answered."""
-    monkeypatch.setattr(passing, "SOON_S", 0.0)
+    monkeypatch.setattr(forwarder, "SOON_S", 0.0)
     said = [WORDS, (await at.chat(WORDS)).json()["choices"][0]["message"]["content"]]
     await at.settled()
     before = at.last.prompt or 0
@@ -667,21 +667,21 @@ async def test_steps_are_short_only_where_somebody_at_the_window_may_wait(
 ) -> None:
     """On a processor, a prompt read in many short steps takes several times as long as in a few long ones."""
     steps: list[float] = []
-    read = passing.read_ahead
+    read = forwarder.read_ahead
 
     async def heard(*args: Any, step_ms: float, **others: Any) -> bool:
         steps.append(step_ms)
         return await read(*args, step_ms=step_ms, **others)
 
-    monkeypatch.setattr(passing, "read_ahead", heard)
+    monkeypatch.setattr(forwarder, "read_ahead", heard)
     await at.chat("x" * 1000)
     chat = await at.runtime.chat.new_conversation("")
     await at.runtime.chat.send(chat.id, "Hello")
     await at.runtime.chat.idle()
-    monkeypatch.setattr(passing, "LEAST_STEPS", 1)
-    monkeypatch.setattr(passing, "STEP_MS", 0.0)
+    monkeypatch.setattr(forwarder, "LEAST_STEPS", 1)
+    monkeypatch.setattr(forwarder, "STEP_MS", 0.0)
     await at.chat("y" * 1000)
-    assert steps == [passing.ALONE_STEP_MS, 0.0]
+    assert steps == [forwarder.ALONE_STEP_MS, 0.0]
 
 
 async def test_a_shutting_that_nobody_waited_for_is_waited_for_by_the_next(at: OpenDoor) -> None:

@@ -17,7 +17,7 @@ import pytest
 from kvchat.engine.finding.discovery import EngineLocation
 from kvchat.engine.running.plan import BATCH_SIZE, LaunchPlan
 from kvchat.engine_host.setup import server_key
-from kvchat.gateway import passing
+from kvchat.gateway import forwarder
 from kvchat.gateway.dialects.asked import GENERATING, READING, understood
 from kvchat.gateway.dialects.prompts import boundary_after, prompt_of
 from kvchat.settings import Settings
@@ -62,8 +62,8 @@ async def test_ids_and_answers_are_the_engines_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """What was read in steps of our ids, the engine finds in its cache to the last: it made the same of the request."""
-    monkeypatch.setattr(passing, "LEAST_STEPS", 1)
-    monkeypatch.setattr(passing, "STEP_MS", 0.0)
+    monkeypatch.setattr(forwarder, "LEAST_STEPS", 1)
+    monkeypatch.setattr(forwarder, "STEP_MS", 0.0)
     model, path = tiny_model(architecture), real_llama_server.path
     assert path is not None
     chosen = settings(tmp_path, model, real_llama_server)
@@ -97,7 +97,7 @@ async def faults(at: OpenDoor, direct: httpx2.AsyncClient, where: str, body: dic
         if (one := said(ours.text, stream)) != (other := said(theirs.text, stream)):
             yield f"stream {stream}: {one}\n instead of {other}"
         passage = at.last
-        if passage.miss == passing.RENDERS_OTHERWISE:
+        if passage.miss == forwarder.RENDERS_OTHERWISE:
             yield passage.miss
         if stream and receipt_in(ours.text)["prompt"] != passage.prompt:
             yield "the receipt says otherwise"
@@ -114,7 +114,7 @@ async def ids_fault(at: OpenDoor, where: str, body: dict[str, Any]) -> str:
     await at.settled()
     found, prompt = passage.found or 0, passage.prompt or 0
     known = found + passage.read >= prompt - BATCH_SIZE and passage.cached == min(found, prompt - 1)
-    if passage.miss == passing.RENDERS_OTHERWISE or not known:
+    if passage.miss == forwarder.RENDERS_OTHERWISE or not known:
         return f"of {passage.prompt} tokens {passage.found} were found, {passage.read} read, {passage.cached} of use"
     return ""
 
@@ -200,8 +200,8 @@ async def test_usage_says_what_the_receipt_says(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """What kvchat itself read in steps for a cold prompt was not cached, in no dialect, in one piece or streamed."""
-    monkeypatch.setattr(passing, "LEAST_STEPS", 1)
-    monkeypatch.setattr(passing, "STEP_MS", 0.0)
+    monkeypatch.setattr(forwarder, "LEAST_STEPS", 1)
+    monkeypatch.setattr(forwarder, "STEP_MS", 0.0)
     async with door(tmp_path / "home", settings(tmp_path, tiny_model("llama"), real_llama_server)) as at:
         for n, (where, stream) in enumerate((where, stream) for where in GENERATING for stream in (False, True)):
             words = f"{n} {SYSTEM}"
@@ -349,7 +349,7 @@ async def test_messages_are_answered_in_the_slot_that_was_chosen_for_them(
                 last = max(slots, key=lambda slot: slot.get("id_task", -1))
                 assert last["id"] == at.last.slot, [turn, words]
                 used.add(last["id"])
-                assert at.last.miss != passing.RENDERS_OTHERWISE
+                assert at.last.miss != forwarder.RENDERS_OTHERWISE
                 if turn:
                     assert (at.last.cached or 0) >= (at.last.prompt or 0) - 40, at.last
                 await at.settled()

@@ -34,8 +34,8 @@ from kvchat.engine.speaking.connection import EngineState
 from kvchat.engine.speaking.vitals import SlotState, Vitals
 from kvchat.library.local.finder import FoundModel
 from kvchat.library.local.folders import Source as Place
+from kvchat.session.exchange import PromptTooLong
 from kvchat.session.finishing import Unfinished
-from kvchat.session.session import PromptTooLong
 from kvchat.settings import GB
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.app.quick_window import QuickWindow

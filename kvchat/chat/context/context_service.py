@@ -32,8 +32,8 @@ from kvchat.engine.speaking.tokenizing import count_until
 from kvchat.engine.speaking.wire import ChatMessage, Picture, Sampling
 from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import Tokens
+from kvchat.session.exchange import Exchange, Request
 from kvchat.session.host import RESERVE_MOST, ReadyEngine
-from kvchat.session.session import Request, Session
 from kvchat.session.slots.rank import Rank
 from kvchat.session.slots.slot import Slot
 from kvchat.words.language import N_, _
@@ -211,10 +211,10 @@ class ContextService:
             split, messages = await self._summarisable(case, split)
             plain = replace(case.sampling, max_tokens=case.reserve, stop=None, json_schema=None, grammar=None)
             said: list[str] = []
-            session = self._parts.session(slot, conversation_id)
+            exchange = self._parts.exchange(slot, conversation_id)
             request = Request(messages, lambda: plain, case.chosen.model, case.chosen.options.template)
-            async with session.losses_explained():
-                await session.answer(request, lambda chunk: said.append(chunk.text))
+            async with exchange.losses_explained():
+                await exchange.answer(request, lambda chunk: said.append(chunk.text))
             if not (summary := "".join(said).strip()):
                 raise NoSummary
             both = (Role.USER, SUMMARY_REQUEST), (Role.ASSISTANT, summary)
@@ -236,7 +236,7 @@ class ContextService:
             await self._parts.slots.run(
                 Rank.GROW,
                 owner,
-                lambda slot, _: self._parts.session(slot, owner).with_room(request, tokens),
+                lambda slot, _: self._parts.exchange(slot, owner).with_room(request, tokens),
                 wait=False,
             )
 
@@ -245,9 +245,9 @@ class ContextService:
             raise StillAnswering
         chosen = await self._parts.answer_settings(conversation_id)
         branch = await self._parts.branch(conversation_id)
-        session = Session(self._parts.slots, slot, self._parts.host, conversation_id)
+        exchange = Exchange(self._parts.slots, slot, self._parts.host, conversation_id)
         request = Request(prompt_messages(branch), model=chosen.model, template=chosen.options.template)
-        return _Case((await session.ready(request)).engine, chosen, self._parts.drawn(None, chosen.options), branch)
+        return _Case((await exchange.ready(request)).engine, chosen, self._parts.drawn(None, chosen.options), branch)
 
     async def _document(self, engine: ReadyEngine, attachment: Attachment) -> _Count:
         if attachment.data and not engine.sees:

@@ -13,12 +13,12 @@ from kvchat.chat.turn_parts import TurnParts
 from kvchat.engine.speaking.errors import EngineError
 from kvchat.kvstore.savepoint import Fingerprint, Tokens
 from kvchat.session.events import SaveSkipped, SessionEvent
+from kvchat.session.exchange import Exchange, Request
 from kvchat.session.host import ReadyEngine
 from kvchat.session.lease import NEXT, Lease
 from kvchat.session.proof import NOTHING_AHEAD
 from kvchat.session.reading import parts_of, read_and_keep
 from kvchat.session.restore_cost import LEAST_MEASURED
-from kvchat.session.session import Request, Session
 from kvchat.session.slots.rank import Rank
 from kvchat.session.slots.slot import Slot
 from kvchat.words.language import _, number
@@ -68,16 +68,16 @@ class DocumentReader:
 
     async def _read(self, slot: Slot, wanted: Callable[[], bool]) -> Read | None:
         """None if it was not `wanted` to the end."""
-        session = Session(self._parts.slots, slot, self._parts.host, self._owner, self._hear)
+        exchange = Exchange(self._parts.slots, slot, self._parts.host, self._owner, self._hear)
         messages = prompt_messages([system_message([document.attachment for document in self._documents])])
-        async with session.losses_explained():
-            lease = await session.ready(Request(messages))
+        async with exchange.losses_explained():
+            lease = await exchange.ready(Request(messages))
             boundary = await lease.boundary(messages)
             needed = len(boundary) + lease.engine.reserve(None)
             if needed > lease.engine.limit:
                 self._refuse(len(boundary), lease.engine)
             if lease.engine.too_small(needed):
-                lease = await session.with_room(Request(messages), needed)
+                lease = await exchange.with_room(Request(messages), needed)
             if needed > lease.engine.context_size:
                 self._refuse(len(boundary), lease.engine)
             if not (lease.keeps and lease.engine.remembers(len(boundary))):

@@ -20,11 +20,11 @@ from kvchat.chat.turn_parts import TurnParts
 from kvchat.engine.speaking.errors import EngineError
 from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import Tokens, common_prefix
+from kvchat.session.exchange import Request
 from kvchat.session.lease import NEXT, Lease
 from kvchat.session.proof import Loaded
 from kvchat.session.reading import Keep, nothing, read_and_keep
 from kvchat.session.restore_cost import LEAST_GAIN
-from kvchat.session.session import Request
 from kvchat.session.slots.rank import Rank
 from kvchat.session.slots.slot import Slot
 from kvchat.system.concurrency import Background
@@ -191,7 +191,7 @@ class Preparing:
             return False
         request = Request(messages, model=chosen.model, template=chosen.options.template)
         try:
-            lease = await parts.session(slot, owner).ready(request)
+            lease = await parts.exchange(slot, owner).ready(request)
             return await self._work(_Work(target, wanted, lease, branch, await lease.boundary(messages)), read)
         except EngineError:
             slot.forget()

@@ -21,8 +21,8 @@ from kvchat.engine.speaking.errors import EngineError
 from kvchat.engine.speaking.wire import ChatChunk, ChatMessage, Sampling
 from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import Tokens
+from kvchat.session.exchange import Exchange, Request
 from kvchat.session.host import TemplateOptions
-from kvchat.session.session import Request, Session
 from kvchat.session.slots.rank import Rank
 from kvchat.session.slots.slot import Slot
 from kvchat.system.concurrency import Background
@@ -147,17 +147,17 @@ class Titles:
 
     async def _ask(self, attempt: _Attempt, slot: Slot) -> None:
         """Have the model answer, then bring the slot back to the turn boundary. May be cancelled at any point."""
-        session = self._parts.session(slot, attempt.conversation_id)
+        exchange = self._parts.exchange(slot, attempt.conversation_id)
         try:
-            async with session.losses_explained():
-                if question := await self._question(attempt, session):
-                    await self._answer(attempt, session, *question)
+            async with exchange.losses_explained():
+                if question := await self._question(attempt, exchange):
+                    await self._answer(attempt, exchange, *question)
         except KvchatError as error:
             loss = error.__cause__ or error
             if not (isinstance(loss, EngineError) and loss.over_restore):  # the cause is gone: it is asked again
                 attempt.answer = attempt.answer or ""
 
-    async def _question(self, attempt: _Attempt, session: Session) -> tuple[Request, Tokens] | None:
+    async def _question(self, attempt: _Attempt, exchange: Exchange) -> tuple[Request, Tokens] | None:
         """What to ask, after which turn boundary; None if that cannot be now, or not without reading the chat again."""
         parts, conversation_id = self._parts, attempt.conversation_id
         chosen = await parts.answer_settings(conversation_id)
@@ -166,7 +166,7 @@ class Titles:
             return None
         messages = [*history, ChatMessage(Role.USER.value, REQUEST)]
         request = Request(messages, model=chosen.model, template=chosen.options.template)
-        lease = await session.ready(request)
+        lease = await exchange.ready(request)
         boundary = await lease.boundary(history)
         if lease.slot.holds(lease.engine.generation) != conversation_id:
             return None
@@ -174,7 +174,7 @@ class Titles:
             return None
         quiet = replace(request, template=(*request.template, *_NO_THINKING))
         plain = await lease.engine.engine.prompt_tokens(messages)
-        prompt = await (await session.ready(quiet)).engine.engine.prompt_tokens(messages)
+        prompt = await (await exchange.ready(quiet)).engine.engine.prompt_tokens(messages)
         if prompt[: len(boundary)] != boundary:  # there the switch stands at the beginning: it would be read again
             quiet, prompt = request, plain
         most_tokens = _TITLE_TOKENS
@@ -185,10 +185,10 @@ class Titles:
             return None
         return replace(quiet, sampling=lambda: Sampling(most_tokens, temperature=0.0)), boundary
 
-    async def _answer(self, attempt: _Attempt, session: Session, request: Request, boundary: Tokens) -> None:
+    async def _answer(self, attempt: _Attempt, exchange: Exchange, request: Request, boundary: Tokens) -> None:
         """Read what the model answers, greedily and no further than its first line."""
-        lease = await session.prepare(request)
-        if session.loaded.expected_cached < _HELD_SHARE * len(boundary):
+        lease = await exchange.prepare(request)
+        if exchange.loaded.expected_cached < _HELD_SHARE * len(boundary):
             return
         said: list[str] = []
 
@@ -196,7 +196,7 @@ class Titles:
             said.append(chunk.text)
             return is_over("".join(said))
 
-        await session.ask(request, hear)
+        await exchange.ask(request, hear)
         attempt.answer = "".join(said)
         await lease.load_boundary(boundary)
         await lease.settle(boundary)

@@ -12,10 +12,10 @@ from kvchat.engine.speaking.errors import EngineError
 from kvchat.engine.speaking.wire import ChatMessage
 from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import Fingerprint
+from kvchat.session.exchange import Request
 from kvchat.session.holding import FAILED_OVER_USE
 from kvchat.session.lease import Lease
 from kvchat.session.planning import NOT_WORTH_IT
-from kvchat.session.session import Request
 from kvchat.session.slots.rank import Rank
 from kvchat.session.slots.slot import Slot
 from kvchat.words.language import _, number, sentences
@@ -47,7 +47,7 @@ async def try_out(parts: TurnParts, conversation_id: str, fingerprint: Fingerpri
     async def work(slot: Slot, _wanted: Callable[[], bool]) -> TriedOut:
         lease: Lease | None = None
         try:
-            lease = await parts.session(slot, conversation_id).ready(request)
+            lease = await parts.exchange(slot, conversation_id).ready(request)
             return await _tried(lease, messages, fingerprint)
         except KvchatError as error:
             if isinstance(error, EngineError) and error.over_restore:

@@ -23,8 +23,8 @@ from kvchat.errors import KvchatError
 from kvchat.kvstore.audience import is_imported
 from kvchat.kvstore.savepoint import Tokens
 from kvchat.session.events import Asked, SaveSkipped, SessionEvent
+from kvchat.session.exchange import Exchange, Request
 from kvchat.session.proof import Loaded, Verdict
-from kvchat.session.session import Request, Session
 from kvchat.session.settling import Settling
 from kvchat.session.system_prompt import SystemPrompt
 from kvchat.system.concurrency import Interruption
@@ -44,7 +44,7 @@ class Turn:
         self.answered = False  # the reply is over; the turn may still be saving
         self._answering = Interruption()
         self._tell = parts.events.of_chat(conversation_id)
-        self._session: Session  # once it has a slot
+        self._exchange: Exchange  # once it has a slot
         self._settling = Settling(self._tell)
         self._stopped = False
         self.behind_another = (
@@ -85,7 +85,7 @@ class Turn:
         """
         slots = self._parts.slots
         async with slots.needed(self.conversation_id, await self._prompt()) as slot:
-            self._session = Session(slots, slot, self._parts.host, self.conversation_id, self._hear)
+            self._exchange = Exchange(slots, slot, self._parts.host, self.conversation_id, self._hear)
             self._queued_s = time.perf_counter() - self._sent_at if self.behind_another else 0.0
             reply: Message | None = None
             try:
@@ -119,7 +119,7 @@ class Turn:
         if self._stopped:
             return None
         try:
-            async with self._session.losses_explained():
+            async with self._exchange.losses_explained():
                 message = await self._answering.run(self._stream())
         except EngineRefused as refusal:
             raise self._in_words(refusal) from refusal
@@ -128,7 +128,7 @@ class Turn:
     async def _stream(self) -> Message | None:
         """From the stored question to the whole reply on disk."""
         assert self.beginning is not None
-        parts, session, unfinished = self._parts, self._session, self.beginning.unfinished
+        parts, exchange, unfinished = self._parts, self._exchange, self.beginning.unfinished
         path = await parts.path(unfinished.id if unfinished else self.beginning.question_id)
         messages = prompt_messages(path, going_on=unfinished is not None)
         if not messages:
@@ -141,22 +141,22 @@ class Turn:
         request = Request(messages, lambda: self._draw(chosen, reply), chosen.model, template, system, id)
         async with reply.written_along():
             await self._say(request, reply)
-            while session.outgrown and session.verdict:
-                self._first = self._first or (session.verdict, session.loaded)
+            while exchange.outgrown and exchange.verdict:
+                self._first = self._first or (exchange.verdict, exchange.loaded)
                 written = reply.draft.written_into(reply.before, MessageState.STREAMING)
                 messages = prompt_messages([*(one for one in path if one.id != written.id), written], going_on=True)
                 if self._keeps:
-                    await session.save_what_fits(messages, written.id)
+                    await exchange.save_what_fits(messages, written.id)
                 reply.goes_on()
                 await self._say(replace(request, messages=messages, system=None), reply)
-        limited = session.finish_reason == "length"
+        limited = exchange.finish_reason == "length"
         return await self._close_reply(MessageState.LIMITED if limited else MessageState.COMPLETE)
 
     async def _say(self, request: Request, reply: ReplyWriter) -> None:
         """Have the engine answer, without the echo of what is there already."""
         last = request.messages[-1]
         echo = Echo(last.content, last.thinking) if last.role == Role.ASSISTANT.value else None
-        await self._session.answer(request, lambda chunk: reply.take(echo.removed_from(chunk) if echo else chunk))
+        await self._exchange.answer(request, lambda chunk: reply.take(echo.removed_from(chunk) if echo else chunk))
 
     def _draw(self, chosen: AnswerSettings, reply: ReplyWriter) -> Sampling:
         """How the reply is drawn, now that the engine is ready; what earlier requests brought is part of its length."""
@@ -177,12 +177,12 @@ class Turn:
 
     async def _recall_rate(self) -> float | None:
         """What earlier replies of this model measured, in ms a token."""
-        parts, engine = self._parts, self._session.engine
+        parts, engine = self._parts, self._exchange.engine
         return (await parts.reading_speed(engine.fingerprint.model)).ms_per_token if engine else None
 
     def _hear(self, event: SessionEvent) -> None:
         if self._reply is not None:
-            self._reply.asked(event.loaded if isinstance(event, Asked) else None, self._session.engine_wait_s)
+            self._reply.asked(event.loaded if isinstance(event, Asked) else None, self._exchange.engine_wait_s)
         self._tell(event)
 
     async def _open_reply(self, beginning: Beginning) -> ReplyWriter:
@@ -216,7 +216,7 @@ class Turn:
             parts.unwritten.hold(reply.message)
             raise
         parts.events.publish(ReplyFinished(self.conversation_id, message.id, receipt))
-        if receipt is not None and self._session.full and (engine := self._session.engine):
+        if receipt is not None and self._exchange.full and (engine := self._exchange.engine):
             words = _(  # never passed off as a whole one
                 "All {tokens} tokens of it are taken. Choose a larger one, or go on in a shorter branch.",
                 tokens=number(engine.context_size),
@@ -234,25 +234,25 @@ class Turn:
             self._parts.events.publish(Notice(error.title, error.told))
 
     async def _receipt(self, reply: ReplyWriter) -> Receipt | None:
-        session = self._session
-        if session.verdict is None or session.engine is None:
+        exchange = self._exchange
+        if exchange.verdict is None or exchange.engine is None:
             return None
-        verdict, loaded = self._first or (session.verdict, session.loaded)
-        receipt = reply.receipt(loaded, verdict, session.engine.fingerprint.model, await self._recall_rate())
-        foreign = session.lease is not None and is_imported(session.lease.slot.audience)
+        verdict, loaded = self._first or (exchange.verdict, exchange.loaded)
+        receipt = reply.receipt(loaded, verdict, exchange.engine.fingerprint.model, await self._recall_rate())
+        foreign = exchange.lease is not None and is_imported(exchange.lease.slot.audience)
         if receipt is None:
             return None
         imported = bool(receipt.cached_tokens and foreign)
-        return replace(receipt, model_name=session.engine.model_name, imported=imported)
+        return replace(receipt, model_name=exchange.engine.model_name, imported=imported)
 
     async def _settle(self, reply: Message) -> None:
         """Settle at the turn boundary and save; a new message in this conversation may end the settling."""
-        parts, lease = self._parts, self._session.lease
+        parts, lease = self._parts, self._exchange.lease
         try:
             path = await parts.path(reply.id)
             if lease is not None and ends_with_reply(path):
                 going_on = prompt_messages(path, going_on=True) if path[-1].state in UNFINISHED else ()
-                async with self._session.losses_explained():
+                async with self._exchange.losses_explained():
                     boundary = partial(lease.boundary, prompt_messages(path))
                     await self._settling.run(lease, boundary, reply.id, going_on)
                 await self._note_settling(reply)

@@ -16,8 +16,8 @@ from kvchat.chat.turn_parts import TurnParts
 from kvchat.errors import KvchatError
 from kvchat.kvstore.audience import CHATS, imported, is_imported
 from kvchat.kvstore.savepoint import StoreRefused, Tokens
+from kvchat.session.exchange import PromptTooLong, Request
 from kvchat.session.reading import parts_of, read_and_keep
-from kvchat.session.session import PromptTooLong, Request
 from kvchat.session.slots.rank import Rank
 from kvchat.session.slots.slot import Slot
 from kvchat.words.language import _
@@ -105,13 +105,13 @@ class Verifying:
         if not ends_with_reply(branch):
             raise CannotVerify(_("Its last message has no reply yet."))
         request = Request(prompt_messages(branch), model=chosen.model, template=chosen.options.template)
-        session, events, costs = parts.session(slot, conversation_id), parts.events, parts.slots.restore_cost
-        async with session.losses_explained():
-            lease = await session.ready(request)
+        exchange, events, costs = parts.exchange(slot, conversation_id), parts.events, parts.slots.restore_cost
+        async with exchange.losses_explained():
+            lease = await exchange.ready(request)
             boundary = await lease.boundary(request.messages)
             needed = len(boundary) + lease.engine.reserve(None)
             if lease.engine.too_small(needed) and math.isinf(most_ms):
-                lease = await session.with_room(request, needed)
+                lease = await exchange.with_room(request, needed)
             if len(boundary) >= lease.engine.context_size:
                 raise PromptTooLong(len(boundary), lease.engine.limit)
             if not lease.keeps:

@@ -48,7 +48,7 @@ class EngineFailure:
 class EngineError(KvchatError):
     """Something went wrong between kvchat and its engine."""
 
-    over_restore = False  # a restored state that nothing had proved may be the cause, and is set aside
+    over_restore = ""  # why, if a restored state that nothing had proved may be the cause; that is set aside
 
 
 class EngineGone(EngineError):

@@ -5,7 +5,7 @@ engine purges idle slots, the first of them first, whatever they are worth; wher
 run fail, and a restore is refused in the words of a bad file (all measured on b11434). So room is made before: what
 nobody uses now is erased, what was left alone longest first; and where those that are answered leave too little, it is
 waited for. What a reply may come to is reserved only in part (`ReadyEngine.reserve`): of two that both grow beyond
-that one is asked again, alone (`Session.answer`).
+that one is asked again, alone (`Exchange.answer`).
 """
 
 from __future__ import annotations

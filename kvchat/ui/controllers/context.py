@@ -24,7 +24,7 @@ from kvchat.chat.turn.prediction import Forecast
 from kvchat.library.memory.context_size import ContextChoice
 from kvchat.runtime import Runtime
 from kvchat.session.events import Restored
-from kvchat.session.session import PromptTooLong
+from kvchat.session.exchange import PromptTooLong
 from kvchat.ui.chat.cards import TOO_LONG
 from kvchat.ui.chat.message_field import LONG_PASTE
 from kvchat.ui.controllers.chat import ChatController

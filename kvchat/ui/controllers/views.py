@@ -10,7 +10,7 @@ from kvchat.chat.record.messages import Conversation, Role
 from kvchat.engine.speaking.connection import EngineStatus
 from kvchat.errors import KvchatError
 from kvchat.runtime import Runtime
-from kvchat.session.session import PromptTooLong
+from kvchat.session.exchange import PromptTooLong
 from kvchat.ui.base.tasks import TaskRunner
 from kvchat.ui.base.theme import Look
 from kvchat.ui.chat.cards import ContextCard, EngineCard

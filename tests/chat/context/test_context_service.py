@@ -10,7 +10,7 @@ from kvchat.chat.input.documents import document_of_text
 from kvchat.chat.record.prompt import prompt_content
 from kvchat.engine.speaking.tokenizing import COUNTED_AT_ONCE
 from kvchat.engine.speaking.wire import Sampling
-from kvchat.session.session import PromptTooLong
+from kvchat.session.exchange import PromptTooLong
 from kvchat.transfer.rows import conversation_rows, store_rows
 from tests.chat.stage import Stage
 

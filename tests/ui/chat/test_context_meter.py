@@ -14,8 +14,8 @@ from kvchat.chat.events import Notice, ReadingAhead, TurnFailed
 from kvchat.chat.input.documents import document_of_text
 from kvchat.chat.record.messages import Attachment, Role
 from kvchat.chat.turn.prediction import Forecast
+from kvchat.session.exchange import PromptTooLong
 from kvchat.session.proof import Source
-from kvchat.session.session import PromptTooLong
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.widgets.item_list import ROW
 from kvchat.words.wording import TimeRange

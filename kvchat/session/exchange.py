@@ -1,24 +1,25 @@
-"""What every request to the engine goes through: ready engine, prompt's ids, load, stream, prove, learn.
+"""One request to the engine: have an engine ready, load the slot, send, prove, and try again after a loss.
 
-What comes after it, settling and saving, is in kvchat.session.settling.
+Settling and saving come after it: kvchat.session.settling.
 """
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from kvchat.engine.speaking.errors import EngineError, EngineGone, EngineRefused
 from kvchat.engine.speaking.wire import ENGINE_DEFAULTS, ChatChunk, ChatMessage, PromptProgress, Sampling, Timings
 from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import Tokens
 from kvchat.session.events import Asked, MakingRoom, RestoreFailed, SaveSkipped, Tell, WaitingForEngine, nobody
-from kvchat.session.holding import CROWDED_OUT, DIED_OVER_RESTORE, FAILED_OVER_USE
+from kvchat.session.holding import CROWDED_OUT
 from kvchat.session.host import EngineHost, ReadyEngine, TemplateOptions
 from kvchat.session.lease import Lease
-from kvchat.session.proof import NOTHING_LOADED, NOTHING_TO_MISS, Loaded, Verdict
+from kvchat.session.proof import NOTHING_LOADED, NOTHING_TO_MISS, Verdict
 from kvchat.session.slots.pool import Slots
 from kvchat.session.slots.slot import Slot
 from kvchat.session.system_prompt import SystemPrompt, save_on_the_way
@@ -28,6 +29,7 @@ DIED_OVER_SAVE = N_("the engine died while it saved the system prompt")
 LETTERS_A_TOKEN = 4  # roughly, where nobody counts
 _NOT_SAVED = 64  # tokens at the end of a full context: settling needs room
 
+R = TypeVar("R")
 Hear = Callable[[ChatChunk], bool | None]  # true: that is enough
 
 
@@ -67,11 +69,11 @@ class Request:
         return any(message.pictures for message in self.messages)
 
 
-class Session:
-    """Asks for one owner, one request after the other, in a slot that is the owner's. May be cancelled at any point.
+class Exchange:
+    """The requests of one owner, one after the other, in a slot that is the owner's. May be cancelled at any point.
 
-    However a request ends, the slot is known to hold no more than it does, and what was loaded is proved by what the
-    engine has counted.
+    `answer` sends a chat's request. Who sends in another way, as the gateway does, calls `attempt`, `load` and `prove`.
+    However a request ends, the slot is known to hold no more than it does.
     """
 
     def __init__(self, slots: Slots, slot: Slot, host: EngineHost, owner: str, tell: Tell = nobody) -> None:
@@ -83,7 +85,7 @@ class Session:
         # Of the last request:
         self.prompt: Tokens = ()
         self.loaded = NOTHING_LOADED
-        self.timings: Timings | None = None  # what this session read before is not among what the engine had
+        self.timings: Timings | None = None  # what this exchange read before is not among what the engine had
         self.verdict: Verdict | None = None
         self.finish_reason: str | None = None
         self._read_ahead: Timings | None = None
@@ -93,49 +95,62 @@ class Session:
 
     @property
     def engine(self) -> ReadyEngine | None:
-        """That was ready last."""
+        """The engine that was ready last."""
         return self.lease.engine if self.lease else None
 
     async def answer(self, request: Request, hear: Hear) -> None:
-        """Prepare the slot and ask. An engine lost before the first word costs nothing: the next one answers, once.
+        """Prepare the slot and ask; `hear` is given what comes, and the progress before it.
 
-        `hear` is given what comes, and the progress before it. Raises PromptTooLong, EngineGone, EngineRefused, and
-        KvchatError where no engine comes up.
+        Where others take the room of an answer that has begun, it ends as one that was outgrown. Raises PromptTooLong,
+        and as `attempt`.
         """
-        self._heard = self.crowded_out = self._blameless = lost = False
-        self._afresh = ""
+        self._heard = self.crowded_out = False
+        try:
+            await self.attempt(lambda: self._answer(request, hear), lambda: self._heard)
+        except EngineRefused as refusal:
+            if not (self._heard and self._gets_more_room(refusal)):
+                raise
+            self.crowded_out = True
+
+    async def attempt(self, send: Callable[[], Awaitable[R]], begun: Callable[[], bool], *, resend: bool = True) -> R:
+        """Call `send`, and again if it fails before the answer has `begun` and the next time may go better.
+
+        Where a restored state may be why, nothing is restored the next time; where others took the room, it gets more.
+        An engine lost over neither is followed by the next one, once, and only with `resend`: it may have died of the
+        request itself. Raises EngineGone, EngineRefused, and KvchatError where no engine comes up.
+        """
+        self._afresh, self._blameless, lost = "", False, False
         while True:
             try:
-                return await self._beside_others(request, hear)
+                return await send()
             except (EngineGone, EngineRefused) as loss:
-                if self._heard or not (loss.over_restore or isinstance(loss, EngineGone)):
+                if begun():
                     raise
                 if isinstance(loss, EngineGone):
                     await self._lost(loss)
+                elif self._gets_more_room(loss):
+                    continue
                 if loss.over_restore and not self._afresh:  # its cause is set aside, however often it died of others
-                    self._tell(RestoreFailed(FAILED_OVER_USE))
-                    self._afresh = FAILED_OVER_USE
-                elif lost or not self._host.recovers():
+                    self._tell(RestoreFailed(loss.over_restore))
+                    self._afresh = loss.over_restore
+                elif lost or not (resend and isinstance(loss, EngineGone) and self._host.recovers()):
                     raise
-                lost = True
-                self._blameless = not loss.over_restore and crashed(loss)
+                lost, self._blameless = True, not loss.over_restore and crashed(loss)
 
-    async def _beside_others(self, request: Request, hear: Hear) -> None:
-        """Answer; where others took more of the context meanwhile than there is, all over again with more for itself.
+    def _gets_more_room(self, refusal: EngineRefused) -> bool:
+        """Reserve more if others took more of the context meanwhile than there is; False if that was not why."""
+        if CROWDED_OUT not in refusal.message or self._reserve > self._leased.engine.context_size:
+            return False
+        self._slot.emptied()
+        self._reserve = 2 * self._leased.engine.reserve(None) + 2 * self._reserve
+        return True
 
-        An answer that has begun then goes on as one that was outgrown.
-        """
-        while True:
-            try:
-                return await self._answer(request, hear)
-            except EngineRefused as refusal:
-                if CROWDED_OUT not in refusal.message or self._reserve > self._leased.engine.context_size:
-                    raise
-                self._slot.emptied()
-                self._reserve = 2 * self._leased.engine.reserve(None) + 2 * self._reserve
-                if self._heard:
-                    self.crowded_out = True
-                    return None
+    async def load(self, prompt: Tokens, reserve: int) -> None:
+        """Load what leaves the least of the prompt to read, with room for `reserve` more tokens. Raises EngineGone."""
+        self.prompt = prompt
+        self.loaded = await self._leased.load(prompt, max(reserve, self._reserve), afresh=self._afresh)
+        if self._blameless:
+            self._slot.suspect = None
 
     async def prepare(self, request: Request) -> Lease:
         """Have an engine ready and its slot hold the best state for the request. Raises as `answer` does."""
@@ -150,21 +165,9 @@ class Session:
             lease = await self.with_room(request, wanted)
         if len(self.prompt) >= lease.engine.context_size:
             raise PromptTooLong(len(self.prompt), lease.engine.limit)
-        try:
-            reserve = max(wanted - len(self.prompt), self._reserve)
-            self.loaded = await lease.load(self.prompt, reserve, afresh=self._afresh)
-        except EngineGone as loss:
-            if not loss.over_restore:
-                raise
-            # over a bad file: the next engine does it the ordinary way
-            lease = await self._next_engine(request, loss)
-            self._tell(RestoreFailed(DIED_OVER_RESTORE))
-            self.loaded = Loaded(0, None, miss_reason=DIED_OVER_RESTORE)
-        else:
-            if self._blameless:
-                lease.slot.suspect = None
-            if not any(message.role == "assistant" for message in request.messages):
-                self.loaded = replace(self.loaded, miss_reason=NOTHING_TO_MISS)
+        await self.load(self.prompt, wanted - len(self.prompt))
+        if not (self._afresh or any(message.role == "assistant" for message in request.messages)):
+            self.loaded = replace(self.loaded, miss_reason=NOTHING_TO_MISS)
         return lease
 
     async def ask(self, request: Request, hear: Hear) -> None:
@@ -190,8 +193,17 @@ class Session:
             raise
         finally:
             self._note(read.prompt_tokens if read else done, begun=read is not None)
-            if read:
-                await self._prove(read)
+            if read and self.timings:
+                for one in filter(None, (self._read_ahead, read)):
+                    self._slots.restore_cost.speed.learn(one.prompt_n, one.prompt_ms, one.cache_n)
+                await self.prove(self.timings.cache_n, self.timings.prompt_tokens)
+
+    async def prove(self, cached: int, prompt: int) -> Verdict:
+        """Judge what was loaded by the engine's count: `cached` of the `prompt` tokens came from its cache."""
+        self.verdict = await self._leased.prove(self.loaded, cached, prompt)
+        if self.loaded.restore:
+            await self._host.note_restore(hollow=self.verdict.hollow)
+        return self.verdict
 
     async def ready(self, request: Request, tokens: int = 0) -> Lease:
         """The slot of a ready engine, with room for so many tokens as far as it may grow. Raises KvchatError."""
@@ -272,18 +284,14 @@ class Session:
             try:
                 self._read_ahead = await save_on_the_way(lease, request.system, request.messages, self.prompt, progress)
             except EngineGone as loss:
-                await self._next_engine(request, loss)
+                await self._lost(loss)
+                await self.ready(request)
                 self._tell(SaveSkipped(DIED_OVER_SAVE))
         await self.ask(request, hear)
 
     async def _lost(self, loss: EngineGone) -> EngineError:
         self._slot.forget()
         return await self._host.explain_loss(loss)
-
-    async def _next_engine(self, request: Request, loss: EngineGone) -> Lease:
-        """The engine after the one that died over a save point: that must not cost the answer."""
-        await self._lost(loss)
-        return await self.ready(request)
 
     def _take(self, chunk: ChatChunk, hear: Hear) -> bool:
         """Pass a chunk on, its counts as they are for whoever asked; whether that is enough."""
@@ -313,15 +321,6 @@ class Session:
             lease.note(self.prompt[:done])
         elif not lease.engine.can_cut:
             lease.slot.forget()
-
-    async def _prove(self, read: Timings) -> None:
-        """What the engine's numbers say of what was loaded for the request; they teach what restoring is worth."""
-        assert self.timings is not None
-        for one in filter(None, (self._read_ahead, read)):
-            self._slots.restore_cost.speed.learn(one.prompt_n, one.prompt_ms, one.cache_n)
-        self.verdict = await self._leased.prove(self.loaded, self.timings.cache_n, self.timings.prompt_tokens)
-        if self.loaded.restore:
-            await self._host.note_restore(hollow=self.verdict.hollow)
 
 
 def crashed(loss: EngineError) -> bool:

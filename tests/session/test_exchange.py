@@ -17,10 +17,10 @@ from kvchat.engine.speaking.wire import ChatChunk, ChatMessage, PromptProgress, 
 from kvchat.kvstore.savepoint import Fingerprint, Tokens
 from kvchat.kvstore.store import SavePointStore
 from kvchat.session.events import Asked, MakingRoom, SessionEvent, WaitingForEngine
+from kvchat.session.exchange import Exchange, PromptTooLong, Request
 from kvchat.session.host import EngineHost, ReadyEngine
 from kvchat.session.proof import Source
 from kvchat.session.restore_support import Finding, Strategy
-from kvchat.session.session import PromptTooLong, Request, Session
 from kvchat.session.slots.pool import Slots
 
 WORDS = ChatMessage("user", "what was said of the river and of the garden")
@@ -93,10 +93,10 @@ class Cast:
     def __init__(self, *engines: ReadyEngine) -> None:
         self.host, self.told, self.heard = Room(list(engines)), list[SessionEvent](), list[ChatChunk]()
         self.slots = Slots(cast(SavePointStore, None))  # where restoring does not work, it is not asked
-        self.session = Session(self.slots, self.slots.all[0], cast(EngineHost, self.host), "river", self.told.append)
+        self.exchange = Exchange(self.slots, self.slots.all[0], cast(EngineHost, self.host), "river", self.told.append)
 
     async def ask(self, hear: Callable[[ChatChunk], bool] | None = None) -> None:
-        await self.session.answer(Request([WORDS]), hear or self.heard.append)
+        await self.exchange.answer(Request([WORDS]), hear or self.heard.append)
 
 
 DONE = EngineRefused(400, "the script is over")
@@ -108,8 +108,8 @@ async def test_it_tells_what_happens_and_what_the_counts_prove() -> None:
         await cast_.ask()
     assert [type(event) for event in cast_.told] == [WaitingForEngine, Asked]
     assert "".join(one.text for one in cast_.heard) == "Yes it was."
-    assert cast_.session.verdict is not None
-    assert cast_.session.verdict.source is Source.COLD
+    assert cast_.exchange.verdict is not None
+    assert cast_.exchange.verdict.source is Source.COLD
     assert cast_.slots.all[0].holds() == "river"
     assert cast_.slots.all[0].contents is not None
     assert len(cast_.slots.all[0].contents.tokens) == 44
@@ -118,7 +118,7 @@ async def test_it_tells_what_happens_and_what_the_counts_prove() -> None:
 async def test_enough_ends_the_stream_and_it_is_proved_all_the_same() -> None:
     cast_ = Cast(ready(Script(chunk("Yes"), chunk(" and"), chunk(" no"))))
     await cast_.ask(lambda chunk: chunk.text == " and")
-    assert cast_.session.verdict is not None
+    assert cast_.exchange.verdict is not None
 
 
 @pytest.mark.parametrize("strategy", [Strategy.SETTLE, Strategy.PLAIN])
@@ -128,9 +128,9 @@ async def test_a_stop_before_the_engine_said_anything(strategy: Strategy) -> Non
     engine = ready(script, strategy)
     cast_ = Cast(engine)
     known = await script.prompt_tokens([WORDS])
-    await cast_.session.ready(Request([WORDS]))
-    assert cast_.session.lease is not None
-    cast_.session.lease.note(known[:40], exact=True)
+    await cast_.exchange.ready(Request([WORDS]))
+    assert cast_.exchange.lease is not None
+    cast_.exchange.lease.note(known[:40], exact=True)
     asking = asyncio.ensure_future(cast_.ask())
     await script.hangs.wait()
     asking.cancel()
@@ -164,10 +164,10 @@ async def test_an_engine_lost_after_it_is_told_in_the_rooms_words() -> None:
     lost = ready(Script(chunk("Yes"), EngineGone("It is gone", "", "")))
     cast_ = Cast(lost, ready(Script(chunk("Yes"), DONE), generation=2))
     with pytest.raises(EngineError, match="ran out of memory"):
-        async with cast_.session.losses_explained():
+        async with cast_.exchange.losses_explained():
             await cast_.ask()
     assert cast_.slots.all[0].contents is None
-    assert cast_.session.verdict is not None, "what it had counted"
+    assert cast_.exchange.verdict is not None, "what it had counted"
 
 
 async def test_room_is_made_for_a_prompt_that_needs_it_and_refused_beyond_that() -> None:

@@ -1,4 +1,4 @@
-"""A request in its slot: loaded, read in steps, passed on as it came; the answer as it comes, then proved."""
+"""A program's request in its slot: loaded, read in steps, passed on as it came; the answer as it comes, then proved."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import json
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -16,20 +16,21 @@ from kvchat.engine.speaking import wire
 from kvchat.engine.speaking.errors import EngineError, EngineRefused
 from kvchat.engine.speaking.exchange import Answer
 from kvchat.engine.speaking.vision import FIRST_ID
-from kvchat.gateway.dialects.asked import Form, Refused, refusal
+from kvchat.gateway.crashes import Crashes
+from kvchat.gateway.dialects.asked import LIMITS, Form, Refused, refusal
 from kvchat.gateway.dialects.prompts import head_of
 from kvchat.gateway.dialects.replies import Counts, Heard
 from kvchat.gateway.dialects.usage import Usage
+from kvchat.gateway.mending import Mending
 from kvchat.gateway.requests import LOST, Passage, Stage, headers_of
-from kvchat.gateway.work import CrowdedOut, GaveWay, Work
+from kvchat.gateway.work import GaveWay, Work
 from kvchat.kvstore.audience import SHARED
 from kvchat.kvstore.restoring import NOTHING_ALIKE
 from kvchat.kvstore.savepoint import Tokens, common_prefix
+from kvchat.session.exchange import Exchange, Request
 from kvchat.session.holding import CROWDED_OUT, SERVER_ERROR
-from kvchat.session.host import EngineHost
-from kvchat.session.lease import Lease
 from kvchat.session.planning import unchanged
-from kvchat.session.proof import NOTHING_LOADED, SOURCES, Loaded, Source, judged
+from kvchat.session.proof import SOURCES, Loaded, Source
 from kvchat.session.reading import STEP_MS, read_ahead, tail_of
 from kvchat.session.restore_cost import LEAST_GAIN, LONG_MS, Reading
 from kvchat.system.concurrency import apart, to_its_end
@@ -43,58 +44,99 @@ LEAST_STEPS = 256  # tokens; fewer are read by the request itself
 ALONE_STEP_MS = 2000.0  # a step takes about so long where nobody is at the window
 PROVED = ("cached", "prompt")  # by the answer; the rest is known when it begins
 RENDERS_OTHERWISE = N_("the engine made another prompt of it than it had told")
-# Finds the prompt's ids, and what the slot is to it. Given whether it is answered already.
-Understand = Callable[[bool], Awaitable[Loaded]]
 
 
 @dataclass
-class Passing:
-    """Of one request, by a lease of its slot."""
+class Forwarder:
+    """Passes one request on to the engine, in an exchange's slot."""
 
     work: Work
-    lease: Lease
-    host: EngineHost
+    request: Request
+    exchange: Exchange
     moved: Callable[[Passage, Stage], None]
+    mending: Mending
+    crashes: Crashes
     heads: deque[tuple[str, Tokens, bool]]  # that programs' requests began with lately; true: of one with its own key
-    afresh: str = ""  # why nothing is restored for it: the engine died over what was
+    ahead: bool  # it most likely goes on from what the slot holds: the engine has it before its prompt is known
 
     async def run(self) -> Heard | None:
-        """Answer it; what was heard of the answer, None of one that the engine refused. Raises EngineGone."""
-        loaded = NOTHING_LOADED
+        """Answer it; what was heard of the answer, None of one that the engine refused.
+
+        Only what may be sent twice is: the engine may have died of the request itself. Raises EngineError, and GaveWay.
+        """
+        async with self.exchange.losses_explained():
+            return await self.exchange.attempt(self._send, lambda: self.work.outlet.begun, resend=False)
+
+    async def _send(self) -> Heard | None:
+        self.lease = await self.exchange.ready(self.request)
+        self.crashes.watch(self.lease.engine.engine.life)
+        if self.ahead:
+            self.ahead = False  # the next time it is known
+            return await self._forward_ahead()
+        if self.work.rendered_by != self.lease.engine.generation:
+            await self.work.render(self.lease.engine)
+        if self.work.passage.found is None:  # else it begins again
+            await self.mending.compare(self.work, self.lease)
+        wanted = len(self.work.prompt.ids) + self._reserve
+        if self.lease.engine.too_small(wanted):
+            self.lease = await self.exchange.with_room(self.request, wanted)
         if self._known:
             self.moved(self.work.passage, Stage.LOADING)
             await self.lease.wait_for_others(self.work.prompt.ids)
-            loaded = self._found(await self.lease.load(self.work.prompt.ids, self.work.reserve, afresh=self.afresh))
+            await self.exchange.load(self.work.prompt.ids, self._reserve)
+            self._found()
         elif self.work.asked.several:
             await self.lease.erase_all()
         else:
             await self.lease.take_over()
-        steps = await self._read(loaded)
+        steps = await self._read()
         if self._known and not steps:
-            self.lease.note(self.work.prompt.ids[: loaded.expected_cached], loaded=loaded)
+            self._note_loaded()
         if self._choosy and not self.work.asked.several:
             await self.lease.keep_to_its_slot(self.work.prompt.ids)
-        return await self._forward(loaded, steps=steps)
+        return await self._forward(steps=steps)
 
-    async def run_ahead(self, understand: Understand) -> Heard | None:
-        """As `run`, for one that most likely goes on from what the slot holds: the engine has it meanwhile.
+    async def _forward_ahead(self) -> Heard | None:
+        """Have the engine answer while the prompt's ids are made. Raises GaveWay if it goes on from something else.
 
-        What `understand` raises where that is not so ends it, unless it is answered by then.
+        Unless it is answered by then.
         """
         slot, engine = self.lease.slot, self.lease.engine
-        tokens = slot.held(engine.generation) + LEAST_STEPS + self.work.reserve
+        tokens = slot.held(engine.generation) + LEAST_STEPS + self._reserve
         await self.lease.slots.context.room(slot, engine, min(tokens, engine.context_size))
-        return await self._forward(NOTHING_LOADED, understand=understand)
+        return await self._forward(unknown=True)
+
+    async def _catch_up(self, *, answered: bool) -> None:
+        """Find the ids of a prompt that was passed on before, and what the slot was to it."""
+        await self.work.render(self.lease.engine)
+        too_small = self.lease.engine.too_small(len(self.work.prompt.ids) + self._reserve)
+        if not self.work.prompt.ids or not (answered or (self._goes_on and not too_small)):
+            raise GaveWay
+        await self.mending.compare(self.work, self.lease)
+        self.exchange.loaded = self._as_it_is
+        self._found()
+        self._note_loaded()
+
+    def _note_loaded(self) -> None:
+        loaded = self.exchange.loaded
+        self.lease.note(self.work.prompt.ids[: loaded.expected_cached], loaded=loaded)
 
     @property
-    def as_it_is(self) -> Loaded:
+    def _reserve(self) -> int:
+        """Tokens that are kept for the answer."""
+        limits = (self.work.asked.body.get(name) for name in LIMITS)
+        limit = next((limit for limit in limits if isinstance(limit, int) and limit > 0), None)
+        return self.lease.engine.reserve(limit)
+
+    @property
+    def _as_it_is(self) -> Loaded:
         """What the slot is to it if nothing is loaded."""
         return unchanged(self.lease.engine, self.lease.slot.known(self.lease.engine), self.work.prompt.ids)
 
     @property
-    def goes_on(self) -> bool:
+    def _goes_on(self) -> bool:
         """Whether it goes on from what the slot holds: nothing is to be loaded, and little to be read."""
-        contents, ids, held = self.lease.slot.contents, self.work.prompt.ids, self.as_it_is.expected_cached
+        contents, ids, held = self.lease.slot.contents, self.work.prompt.ids, self._as_it_is.expected_cached
         little = LEAST_STEPS if contents and held == len(contents.tokens) else LEAST_GAIN
         return self._known and held > 0 and len(ids) - held < little
 
@@ -108,13 +150,13 @@ class Passing:
         """True if the engine chooses the slot: Anthropic requests go to the one that holds most of the prompt."""
         return self.work.asked.form is Form.MESSAGES and len(self.lease.slots.all) > 1
 
-    def _found(self, loaded: Loaded) -> Loaded:
-        """It is in the receipt."""
-        passage, ids = self.work.passage, self.work.prompt.ids
+    def _found(self) -> None:
+        """Record in the receipt what was found of the prompt."""
+        passage, ids, loaded = self.work.passage, self.work.prompt.ids, self.exchange.loaded
         if (loaded.miss_reason or "").startswith(LOST) and not passage.was_known:  # another conversation's was
-            loaded = replace(loaded, miss_reason=NOTHING_ALIKE)
+            self.exchange.loaded = loaded = replace(loaded, miss_reason=NOTHING_ALIKE)
         if passage.found is not None:  # it begins again: what it has read itself was not found
-            return loaded
+            return
         passage.prompt, passage.found = len(ids), loaded.expected_cached
         as_it_is = Source.COLD if _is_little(loaded.expected_cached, len(ids)) else Source.HOT
         passage.source = (SOURCES[loaded.restore.tier] if loaded.restore else as_it_is).value
@@ -126,7 +168,6 @@ class Passing:
                 speed.readings.append(Reading(point.n_tokens, point.prefill_ms))
         if as_it_is is Source.COLD and not loaded.restore:
             passage.miss = loaded.miss_reason or NOTHING_ALIKE
-        return loaded
 
     async def _heads(self, loaded: Loaded) -> dict[Tokens, str | None]:
         """Where to save on the way, so that other conversations need not read how they begin; for which audience.
@@ -136,7 +177,7 @@ class Passing:
         """
         lease, ids, keyed = self.lease, self.work.prompt.ids, self.work.passage.keyed
         few = len(ids) - loaded.expected_cached < LEAST_HEAD
-        if not lease.keeps or not self._known or few or (lease.engine.can_cut and not keyed):
+        if not lease.keeps or few or (lease.engine.can_cut and not keyed):
             return {}
         head = await head_of(lease.engine, self.work.asked)
         if not max(loaded.expected_cached, LEAST_HEAD) < len(head) < len(ids) or ids[: len(head)] != head:
@@ -148,8 +189,11 @@ class Passing:
         worth = lease.owner in sent_by or lease.slots.restore_cost.prefill_ms(len(head)) >= LONG_MS
         return {head: None} if worth and not lease.engine.can_cut else {}
 
-    async def _read(self, loaded: Loaded) -> bool:
+    async def _read(self) -> bool:
         """Read a long prompt but for its last tokens, in steps that let others in between; whether there were any."""
+        if not self._known:
+            return False
+        loaded = self.exchange.loaded
         ids, passage, cost = self.work.prompt.ids, self.work.passage, self.lease.slots.restore_cost
         choosy = self._choosy
         rate = cost.speed.ms_per_token
@@ -158,7 +202,7 @@ class Passing:
         end = next((n for n, token in enumerate(ids[:last]) if token <= FIRST_ID), last)
         missing, heads = end - loaded.expected_cached, await self._heads(loaded)
         is_long = missing >= LEAST_STEPS and (rate is None or missing * rate >= 2 * STEP_MS)
-        if not self._known or not (heads or is_long or (choosy and missing > 0)):
+        if not (heads or is_long or (choosy and missing > 0)):
             return False
         began_at, found, read = time.perf_counter(), loaded.expected_cached, passage.read
         ahead = loaded.ahead.tokens
@@ -192,20 +236,18 @@ class Passing:
         """How long a step should take: few tokens at a time are slower, which only the window is worth."""
         return STEP_MS if self.lease.slots.window_used else ALONE_STEP_MS
 
-    async def _forward(
-        self, loaded: Loaded, *, steps: bool = False, understand: Understand | None = None
-    ) -> Heard | None:
+    async def _forward(self, *, steps: bool = False, unknown: bool = False) -> Heard | None:
         work, lease, engine, asked = self.work, self.lease, self.lease.engine.engine, self.work.asked
-        rows, begun, heard, unknown = engine.rows.asked(), False, Heard(asked.form, asked.stream), understand
+        rows, begun, heard, ahead = engine.rows.asked(), False, Heard(asked.form, asked.stream), unknown
 
         async def catch_up() -> None:
-            nonlocal loaded, unknown
-            if unknown is not None:
-                loaded, unknown = self._found(await unknown(begun)), None
-                lease.note(work.prompt.ids[: loaded.expected_cached], loaded=loaded)
+            nonlocal unknown
+            if unknown:
+                await self._catch_up(answered=begun)
+                unknown = False
             self.moved(work.passage, Stage.ANSWERING)
 
-        patience_s = SOON_S if understand and not asked.stream else 0.0
+        patience_s = SOON_S if ahead and not asked.stream else 0.0
         try:
             # Several answers are given without a lease of what the slot holds: it may be another's.
             reuse = not asked.several or lease.slot.holds(lease.engine.generation) == lease.owner
@@ -215,7 +257,7 @@ class Passing:
                 engine.passed_on(work.path, body, catch_up, patience_s) as answer,
             ):
                 work.passage.status = answer.status_code
-                if unknown is not None and (asked.stream or answer.status_code != 200):
+                if unknown and (asked.stream or answer.status_code != 200):
                     await catch_up()
                 if answer.status_code != 200:
                     await self._refused(answer)
@@ -223,14 +265,14 @@ class Passing:
                 begun = True
                 heard.usage = self._usage()
                 body = await self._take(answer, heard)
-                if unknown is not None:
+                if unknown:
                     self._send_hot(answer, heard.counts, body)
                     with contextlib.suppress(EngineError, GaveWay):
                         await catch_up()
         finally:
             engine.rows.answered(rows, heard.counts.cached if heard.counts else 0)
-            self._note(begun=begun, ahead=understand is not None)
-        await self._prove(loaded, heard.counts, steps=steps)
+            self._note(begun=begun, ahead=ahead)
+        await self._prove(heard.counts, steps=steps)
         if asked.stream:
             work.outlet.write(f": kvchat {json.dumps(work.passage.receipt())}\n\n".encode())
         elif not work.outlet.ended:
@@ -274,10 +316,7 @@ class Passing:
         """Pass the engine's refusal on; Anthropic's dialect has another shape than the engine gives it."""
         body, form = await answer.aread(), self.work.asked.form
         error = wire.parse_error(body, answer.status_code)
-        if CROWDED_OUT in error.message and self.work.reserve < self.lease.engine.context_size:
-            self.lease.slot.emptied()
-            raise CrowdedOut
-        if error.status >= SERVER_ERROR and self.lease.slot.suspect:
+        if CROWDED_OUT in error.message or (error.status >= SERVER_ERROR and self.lease.slot.suspect):
             raise EngineRefused(error.status, error.message, error.kind)
         if form is Form.MESSAGES:
             body = json.dumps(refusal(form, answer.status_code, error.message, error.kind)).encode()
@@ -294,7 +333,7 @@ class Passing:
         elif self._known or begun or ahead:
             lease.slot.forget()
 
-    async def _prove(self, loaded: Loaded, counts: Counts | None, *, steps: bool) -> None:
+    async def _prove(self, counts: Counts | None, *, steps: bool) -> None:
         """What the engine's count says of what was loaded; it teaches what restoring is worth."""
         passage, ids, lease = self.work.passage, self.work.prompt.ids, self.lease
         if counts is None:
@@ -314,10 +353,7 @@ class Passing:
             lease.slot.forget()
             passage.miss = RENDERS_OTHERWISE
             return
-        proved = loaded, passage.cached, counts.prompt
-        verdict = judged(*proved) if steps else await lease.prove(*proved)  # of steps the first has proved it
-        if loaded.restore:
-            await self.host.note_restore(hollow=verdict.hollow)
+        verdict = await self.exchange.prove(passage.cached, counts.prompt)
         little = _is_little(passage.cached, counts.prompt)
         passage.source = (Source.COLD if little else verdict.source).value
         passage.miss = verdict.miss_reason or (passage.miss if little else "")
