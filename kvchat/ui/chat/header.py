@@ -31,8 +31,8 @@ class Header(QWidget):
         self.setObjectName("header")
         self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
         self.sidebar = tool_button(_("Show the sidebar"), tip=_("Show the sidebar (Ctrl+B)"))
-        self.title, self.field = _Title(), _Field()
-        self.title.double_clicked.connect(self.begin_rename)
+        self.title, self.field = ElidedLabel("title"), QLineEdit(maxLength=200)
+        self.field.setAccessibleName(_("New title"))
         self.field.editingFinished.connect(self._end_rename)
         self.field.hide()
         self.model = button(_("No model"), kind="flat")
@@ -46,7 +46,8 @@ class Header(QWidget):
         self.more = _menu_button(_("More"), self.menu)
         parts = self.sidebar, 8, (self.title, 1), (self.field, 1), self.chat, self.model, self.more
         row(*parts, on=self, spacing=8, margins=(16, 10, 16, 10))
-        self.model.installEventFilter(self)
+        for watched in (self.model, self.title, self.field):
+            watched.installEventFilter(self)
         self.model.hide()  # until it is known
         look.changed.connect(self._restyle)
         self._restyle()
@@ -66,9 +67,21 @@ class Header(QWidget):
         self._fit_model()
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
-        """The model's name is cut anew as soon as its button has another font: that is after the look has changed."""
-        if event.type() == QEvent.Type.FontChange:
-            self._fit_model()
+        """The model's name is cut anew as soon as its button has another font: that is after the look has changed.
+
+        A double click on the title renames. Esc is meant for the field here, not for what it does in the window.
+        """
+        match event:
+            case _ if event.type() == QEvent.Type.FontChange:
+                self._fit_model()
+            case QMouseEvent() if watched is self.title and event.type() == QEvent.Type.MouseButtonDblClick:
+                self.begin_rename()
+            case QKeyEvent() if watched is self.field and event.key() == Qt.Key.Key_Escape:
+                event.accept()
+                if event.type() == QEvent.Type.KeyPress:
+                    self.field.setModified(False)
+                    self._end_rename()
+                return True
         return False
 
     def begin_rename(self) -> None:
@@ -126,41 +139,6 @@ class Header(QWidget):
         self.more.setIcon(icon("menu", theme.text))
         self.sidebar.setIcon(icon("sidebar", theme.muted))
         self._fit_model()
-
-
-class _Title(ElidedLabel):
-    """The title, to be written anew after a double click."""
-
-    double_clicked = Signal()
-
-    def __init__(self) -> None:
-        super().__init__("title")
-
-    def mouseDoubleClickEvent(self, event: QMouseEvent) -> None:
-        self.double_clicked.emit()
-
-
-class _Field(QLineEdit):
-    """Where a title is written; Esc gives it up."""
-
-    def __init__(self) -> None:
-        super().__init__(maxLength=200)
-        self.setAccessibleName(_("New title"))
-
-    def event(self, event: QEvent) -> bool:
-        """Esc is meant for the field here, not for what it does elsewhere in the window."""
-        asked = event.type() == QEvent.Type.ShortcutOverride and isinstance(event, QKeyEvent)
-        if asked and event.key() == Qt.Key.Key_Escape:  # type: ignore[attr-defined]
-            event.accept()
-            return True
-        return super().event(event)
-
-    def keyPressEvent(self, event: QKeyEvent) -> None:
-        if event.key() == Qt.Key.Key_Escape:
-            self.setModified(False)
-            self.editingFinished.emit()
-        else:
-            super().keyPressEvent(event)
 
 
 def _menu_button(name: str, menu: QMenu) -> QPushButton:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from textwrap import shorten
 
-from PySide6.QtCore import QEvent, Qt, Signal
+from PySide6.QtCore import QEvent, QObject, Qt, Signal
 from PySide6.QtGui import QAccessible, QEnterEvent, QFont, QKeyEvent, QTextCursor
 from PySide6.QtWidgets import QFrame, QPlainTextEdit, QTextEdit, QWidget
 
@@ -31,11 +31,11 @@ class MessageEditor(QFrame):
         super().__init__(parent)
         self._enter = enter
         styled(self, "composer").setProperty("focused", "true")
-        self.field = _Field(text)
+        self.field = QPlainTextEdit(text)
         self.field.setFont(font)
         self.field.setAccessibleName(_("Edit the message"))
         self.field.setTabChangesFocus(True)
-        self.field.key_pressed.connect(self._key)
+        self.field.installEventFilter(self)
         self.field.document().documentLayout().documentSizeChanged.connect(lambda _: self.changed.emit())
         self.field.textChanged.connect(self._show_button)
         cancel, self.button = button(_("Cancel"), self.given_up), button(action, self._finish, "primary")
@@ -52,16 +52,25 @@ class MessageEditor(QFrame):
         self.field.setFixedHeight(max(_FEWEST, min(lines, _MOST)) * line + margin + 2)
         return self._column.totalHeightForWidth(width)
 
-    def _key(self, event: QKeyEvent) -> None:
-        if event.key() == Qt.Key.Key_Escape:
+    def eventFilter(self, watched: QObject, event: QEvent) -> bool:
+        """Esc and Enter are the editor's; Esc does not reach the window's shortcut while one writes here."""
+        if not isinstance(event, QKeyEvent) or event.type() == QEvent.Type.KeyRelease:
+            return False
+        escape = event.key() == Qt.Key.Key_Escape
+        if event.type() == QEvent.Type.ShortcutOverride:
+            event.setAccepted(escape)
+            return escape
+        shift, ctrl = Qt.KeyboardModifier.ShiftModifier, Qt.KeyboardModifier.ControlModifier
+        if escape:
             self.given_up.emit()
+        elif event.key() not in (Qt.Key.Key_Return, Qt.Key.Key_Enter):
+            return False
+        elif event.modifiers() & ctrl or (self._enter and not event.modifiers() & shift):
+            self._finish()
         else:
-            shift, ctrl = Qt.KeyboardModifier.ShiftModifier, Qt.KeyboardModifier.ControlModifier
-            if event.modifiers() & ctrl or (self._enter and not event.modifiers() & shift):
-                self._finish()
-            else:
-                self.field.textCursor().insertBlock()
-                self.field.ensureCursorVisible()
+            self.field.textCursor().insertBlock()
+            self.field.ensureCursorVisible()
+        return True
 
     def _finish(self) -> None:
         if self.button.isEnabled():
@@ -69,27 +78,6 @@ class MessageEditor(QFrame):
 
     def _show_button(self) -> None:
         self.button.setEnabled(bool(self.field.toPlainText().strip()))
-
-
-class _Field(QPlainTextEdit):
-    """Hands Esc and Enter over; Esc does not reach the window's shortcut while one writes here."""
-
-    key_pressed = Signal(QKeyEvent)
-
-    def event(self, event: QEvent) -> bool:
-        """Take Esc before a shortcut does."""
-        handled = super().event(event)
-        if event.type() != QEvent.Type.ShortcutOverride or not isinstance(event, QKeyEvent):
-            return handled
-        if event.key() == Qt.Key.Key_Escape:
-            event.accept()
-        return True
-
-    def keyPressEvent(self, event: QKeyEvent) -> None:
-        if event.key() in (Qt.Key.Key_Escape, Qt.Key.Key_Return, Qt.Key.Key_Enter):
-            self.key_pressed.emit(event)
-        else:
-            super().keyPressEvent(event)
 
 
 _NAME_LETTERS = 80
