@@ -104,7 +104,6 @@ class MessageView(QWidget):
         self.column = PartColumn(style, name)
         self.column.text_made.connect(self.text_made)
         self.column.link_activated.connect(self.link_activated)
-        self.column.grown.connect(self.changed)
         self.action_row = MessageActions(style, self)
         self.action_row.add_time(message.created_at)
         self.chips: ChipRows | None = None  # what is attached
@@ -119,7 +118,7 @@ class MessageView(QWidget):
     @property
     def complete(self) -> bool:
         """Whether all of the message is on the page."""
-        return not self.column.busy
+        raise NotImplementedError
 
     @property
     def texts(self) -> list[QTextEdit]:

@@ -27,7 +27,6 @@ class PartColumn(QWidget):
 
     text_made = Signal(QTextEdit)  # a text in which one can select
     link_activated = Signal(str)
-    grown = Signal()  # taller by itself, after `show_blocks`
 
     def __init__(self, style: PageStyle, name: str, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -47,11 +46,6 @@ class PartColumn(QWidget):
         """The blocks that one of the texts shows; none for another's text."""
         texts = self.texts
         return self._groups[texts.index(text)] if text in texts else ()
-
-    @property
-    def busy(self) -> bool:
-        """True if some code is not shown whole yet."""
-        return any(isinstance(part, CodeView) and part.body.busy for part in self.parts)
 
     def show_blocks(self, settled: Sequence[Block], open_blocks: Sequence[Block] = ()) -> None:
         """Show these; the second ones may still go on."""
@@ -125,9 +119,7 @@ class PartColumn(QWidget):
     def _new_part(self, first: Block) -> Part:
         part: Part
         if isinstance(first, Code):
-            part = code = CodeView(self._style, first.language, self)
-            code.body.grown.connect(lambda: self._changed(self.parts.index(code)))
-            code.body.grown.connect(self.grown)
+            part = CodeView(self._style, first.language, self)
         else:
             part = page = _kind(first)(self._style, self._name, self)
             page.anchorClicked.connect(lambda url: self.link_activated.emit(url.toString()))

@@ -131,7 +131,7 @@ class ReplyView(MessageView):
 
     @property
     def complete(self) -> bool:
-        return not self._more and super().complete
+        return not self._more
 
     @property
     def texts(self) -> list[QTextEdit]:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from PySide6.QtCore import Qt, QTimer, Signal
+from PySide6.QtCore import Qt, QTimer
 from PySide6.QtGui import (
     QColor,
     QGuiApplication,
@@ -33,7 +33,6 @@ from kvchat.words.safe_text import calm, spelled_out
 
 _LINE_HEIGHT = 128.0  # per cent
 _LONGEST_LINE = 2_000  # characters shown of a line; the copy button gives it whole
-_LINES_AT_ONCE = 400
 _PIECE_MS = 6.0  # painting may take so long at a time
 _LINES_PAINTED = 50  # in one step of that
 _LOOK_MS = 30  # how often the thread is asked whether it is done
@@ -45,8 +44,6 @@ _thread = ThreadPoolExecutor(1, thread_name_prefix="colours")
 
 class CodeText(QTextEdit):
     """The text itself, as tall as its lines."""
-
-    grown = Signal()  # taller than before, some lines having waited
 
     def __init__(self, style: PageStyle, language: str) -> None:
         super().__init__()
@@ -73,19 +70,32 @@ class CodeText(QTextEdit):
         lines.setLineHeight(_LINE_HEIGHT, QTextBlockFormat.LineHeightTypes.ProportionalHeight.value)
         QTextCursor(self.document()).setBlockFormat(lines)
 
-    @property
-    def busy(self) -> bool:
-        """Whether lines wait to be shown."""
-        return self._shown < self._last_line(self._whole)
-
     def show_text(self, text: str, *, ended: bool) -> None:
-        """Show this; cheap if it goes on where the last one ended. `ended`: no more will come."""
+        """Show this; cheap if it goes on where the last one ended, as a text does that is read in slices."""
         if text == self._whole and ended == self._ended:
             return
+        cursor = QTextCursor(self.document())
         if not text.startswith(self._whole[: self._shown]):
-            self._replace()
+            cursor.select(QTextCursor.SelectionType.Document)
+            cursor.removeSelectedText()
+            self._shown = 0
         self._whole, self._ended = text, ended
-        self._show_more()
+        changed = self._colours.grow(text) if not ended else range(0)
+        cursor.movePosition(QTextCursor.MoveOperation.End)
+        lines = "\n".join(map(_shortened, text[self._shown :].split("\n")))
+        there = self.document().lastBlock().text()
+        if not lines.startswith(there):
+            cursor.movePosition(QTextCursor.MoveOperation.StartOfBlock, QTextCursor.MoveMode.KeepAnchor)
+            there = ""
+        chosen = self.textCursor()
+        anchor, head = chosen.anchor(), chosen.position()
+        cursor.insertText(lines[len(there) :])
+        if anchor != head:  # what ended where the code ended would have grown with it
+            select(self, anchor, head)
+        self._shown = text.rfind("\n") + 1
+        self._painter.paint(changed.start, changed.stop)
+        if ended:
+            self._timer.start(0)
 
     def natural_height(self, width: int) -> int:
         """How tall it is in a space of that width, the scroll bar included if there is one."""
@@ -96,48 +106,8 @@ class CodeText(QTextEdit):
     def wheelEvent(self, event: QWheelEvent) -> None:
         sideways(self, event)
 
-    def _replace(self) -> None:
-        cursor = QTextCursor(self.document())
-        cursor.select(QTextCursor.SelectionType.Document)
-        cursor.removeSelectedText()
-        self._shown = 0
-
-    def _show_more(self) -> None:
-        """Show the next lines, and what there is of the last one."""
-        end = self._shown
-        for _line in range(_LINES_AT_ONCE):
-            following = self._whole.find("\n", end) + 1
-            if not following:
-                break
-            end = following
-        last = self._whole[end:] if end == self._last_line(self._whole) else ""
-        changed = self._colours.grow(self._whole[: end + len(last)]) if not self._ended else range(0)
-        cursor = QTextCursor(self.document())
-        cursor.movePosition(QTextCursor.MoveOperation.End)
-        lines = "\n".join(map(_shortened, (self._whole[self._shown : end] + last).split("\n")))
-        there = self.document().lastBlock().text()
-        if not lines.startswith(there):
-            cursor.movePosition(QTextCursor.MoveOperation.StartOfBlock, QTextCursor.MoveMode.KeepAnchor)
-            there = ""
-        chosen = self.textCursor()
-        anchor, head = chosen.anchor(), chosen.position()
-        cursor.beginEditBlock()
-        cursor.insertText(lines[len(there) :])
-        cursor.endEditBlock()
-        if anchor != head:  # what ended where the code ended would have grown with it
-            select(self, anchor, head)
-        self._shown = end
-        if changed:
-            self._painter.paint(changed.start, changed.stop)
-        if self.busy or self._ended:
-            self._timer.start(0)
-
     def _go_on(self) -> None:
-        """What is left to do when there is time: lines first, then colours."""
-        if self.busy:
-            self._show_more()
-            self.grown.emit()
-            return
+        """Find all colours in the thread and paint them, in pieces."""
         if not self._ended or len(self._whole) > _LONGEST:
             return
         if self._found_for != self._whole:
@@ -157,10 +127,6 @@ class CodeText(QTextEdit):
             line = min(self._painted + _LINES_PAINTED, len(self._colours.spans))
             self._painter.paint(self._painted, line)
             self._painted = line
-
-    @staticmethod
-    def _last_line(text: str) -> int:
-        return text.rfind("\n") + 1
 
 
 class CodeView(QFrame):

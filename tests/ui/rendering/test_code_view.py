@@ -142,14 +142,6 @@ def test_colours_never_cut_an_emoji_in_two(view: CodeView, qtbot: QtBot) -> None
     assert pieces[-1] == "# 🍅"
 
 
-def test_long_code_comes_in_pieces(view: CodeView, qtbot: QtBot) -> None:
-    source = "\n".join(f"line_{i} = {i}" for i in range(3_000))
-    view.show_code(source, ended=True)
-    assert view.body.busy
-    qtbot.waitUntil(lambda: not view.body.busy, timeout=LONG_MS)
-    assert view.body.toPlainText() == source
-
-
 def test_a_megabyte_line_is_shown_in_part_and_copied_whole(view: CodeView, qtbot: QtBot) -> None:
     view.show_code("x" * 1_000_000, ended=True)
     assert len(view.body.toPlainText()) < 3_000

@@ -332,6 +332,16 @@ def test_a_megabyte_is_shown_in_pieces(page: Transcript, qtbot: QtBot) -> None:
     assert sum(text.toPlainText().count("y") for text in page.views["a"].texts) == 40_000
 
 
+def test_long_code_is_shown_in_pieces(page: Transcript, qtbot: QtBot) -> None:
+    source = "\n".join(f"line_{i} = {i}" for i in range(10_000))
+    page.show_conversation([a_message("a", Role.ASSISTANT, f"```python\n{source}\n```")])
+    view = page.views["a"]
+    assert not view.complete
+    assert view.texts[0].document().blockCount() < 5_000
+    qtbot.waitUntil(lambda: view.complete, timeout=LONG_MS)
+    assert view.texts[0].toPlainText() == source
+
+
 def test_a_link_says_where_it_leads_and_asks(page: Transcript, qtbot: QtBot, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[str] = []
     monkeypatch.setattr(QDesktopServices, "openUrl", lambda url: opened.append(url.toString()))
