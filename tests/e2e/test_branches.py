@@ -14,7 +14,7 @@ import pytest
 from kvchat.chat.record.messages import Message, MessageState
 from kvchat.chat.record.prompt import prompt_messages
 from kvchat.chat.turn.titles import is_due
-from kvchat.engine.speaking.bodies import chat_body
+from kvchat.engine.speaking.bodies import chat_body, prompt_body
 from kvchat.engine.speaking.client import LlamaServerClient
 from kvchat.engine.speaking.wire import ChatMessage, Sampling
 from kvchat.runtime import Runtime
@@ -153,7 +153,7 @@ async def after_a_title_a_turn_is_as_warm_and_says_the_same(runtime: Runtime, ho
 async def said_by(cold: LlamaServerClient, prompt: list[ChatMessage]) -> list[dict[str, Any]]:
     """The tokens of an engine that has nothing of this prompt in its slot, each with what it might have been."""
     await cold.erase_slot()
-    body = chat_body(prompt, GREEDY, {}) | {"stream": False, "logprobs": True, "top_logprobs": 5}
+    body = chat_body(prompt_body(prompt), GREEDY) | {"stream": False, "logprobs": True, "top_logprobs": 5}
     async with httpx2.AsyncClient(base_url=cold.base_url, headers={"Authorization": f"Bearer {cold.key}"}) as http:
         answer = (await http.post("/v1/chat/completions", json=body, timeout=120)).json()
     assert not answer["timings"]["cache_n"]

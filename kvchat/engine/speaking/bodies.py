@@ -8,6 +8,7 @@ from typing import Any
 
 from kvchat.engine.speaking.wire import ChatMessage, Sampling
 
+Body = dict[str, Any]
 # Tell another kvchat, whose engine it is, which chat a request is for, and which message the answer becomes.
 CHAT_FIELD, REPLY_FIELD = "kvchat_chat", "kvchat_reply"
 
@@ -21,12 +22,14 @@ def messages_body(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
     ]
 
 
-def chat_body(
-    messages: Sequence[ChatMessage], sampling: Sampling, template: Mapping[str, bool | str], slot: int = 0
-) -> dict[str, Any]:
+def prompt_body(messages: Sequence[ChatMessage], template: Mapping[str, bool | str] = {}) -> Body:
+    """What a chat request says of its prompt. The same is rendered to count its tokens and sent to be answered."""
+    return {"messages": messages_body(messages)} | ({"chat_template_kwargs": dict(template)} if template else {})
+
+
+def chat_body(prompt: Body, sampling: Sampling, slot: int = 0) -> Body:
     """A streamed chat request, pinned to a slot: an unpinned one may land in another slot than the one we save."""
-    body: dict[str, Any] = {
-        "messages": messages_body(messages),
+    mine = {
         "stream": True,
         "id_slot": slot,
         "cache_prompt": True,
@@ -34,15 +37,10 @@ def chat_body(
         "timings_per_token": True,
     }
     drawn = vars(sampling) | {"json_schema": json.loads(sampling.json_schema) if sampling.json_schema else None}
-    return body | template_body(template) | {name: value for name, value in drawn.items() if value is not None}
+    return prompt | mine | {name: value for name, value in drawn.items() if value is not None}
 
 
-def template_body(template: Mapping[str, bool | str]) -> dict[str, Any]:
-    """What a request says of the chat template's options; nothing where there are none."""
-    return {"chat_template_kwargs": dict(template)} if template else {}
-
-
-def prefill_body(prompt: Sequence[int] | dict[str, Any], slot: int = 0) -> dict[str, Any]:
+def prefill_body(prompt: Sequence[int] | Body, slot: int = 0) -> Body:
     """A request that reads the prompt into the slot and answers without a reply. Streamed, so that a hang shows.
 
     It is a list of tokens, or text and files where there are pictures.

@@ -172,8 +172,8 @@ class LlamaServerClient:
 
         POST /apply-template makes a grammar of it.
         """
-        messages = bodies.messages_body([ChatMessage("user", "?")])
-        await self._http.call("POST", "/apply-template", {"messages": messages, "json_schema": json.loads(schema)})
+        body = bodies.prompt_body([ChatMessage("user", "?")]) | {"json_schema": json.loads(schema)}
+        await self._http.call("POST", "/apply-template", body)
 
     async def facts(self) -> ServerFacts:
         """GET /props."""
@@ -183,10 +183,8 @@ class LlamaServerClient:
 
     async def prompt_tokens(self, messages: Sequence[ChatMessage]) -> tuple[int, ...]:
         """The token ids a chat request with these messages is going to send: /apply-template, then /tokenize."""
-        rendered = await self._rendered(messages)
-        if pictures := [picture for message in messages for picture in message.pictures]:
-            return await self._picture_prompts().tokens(rendered, pictures)
-        return await self._prompts.of(rendered)
+        pictures = [picture for message in messages for picture in message.pictures]
+        return (await self.request_tokens(self._prompt_body(without_pictures(messages)), pictures))[1]
 
     async def growing_tokens(self, messages: Sequence[ChatMessage]) -> tuple[tuple[int, ...], int]:
         """The ids of a prompt up to the end of its last message's words, which may still grow, and how many follow.
@@ -195,7 +193,7 @@ class LlamaServerClient:
         """
         last = messages[-1]
         longer = [*messages[:-1], replace(last, content=f"{last.content} {MORE}")]
-        whole, other = [await self._rendered(one) for one in (messages, longer)]
+        whole, other = [await self._rendered(self._prompt_body(said)) for said in (messages, longer)]
         end = shared_text(whole, other)
         return await self._prompts.of(whole[:end], grows=True), await self.count_tokens(whole[end:])
 
@@ -206,7 +204,7 @@ class LlamaServerClient:
 
         `pictures`: those that stand in it, in order; the body itself needs but their places.
         """
-        rendered = str((await self._http.call("POST", "/apply-template", dict(body))).get("prompt"))
+        rendered = await self._rendered(body)
         if pictures:
             return rendered, await self._picture_prompts().tokens(rendered, pictures)
         return rendered, await self._prompts.of(rendered)
@@ -224,7 +222,7 @@ class LlamaServerClient:
 
         Closing it drops the request: wrap it in `contextlib.aclosing`.
         """
-        body = bodies.chat_body(messages, sampling, self._template, self.slot)
+        body = bodies.chat_body(self._prompt_body(messages), sampling, self.slot)
         if self.owner and not self.alone:
             body |= {bodies.CHAT_FIELD: self.owner, bodies.REPLY_FIELD: self.reply_id}
         async with contextlib.aclosing(self._ask("/v1/chat/completions", body)) as chunks:
@@ -293,10 +291,12 @@ class LlamaServerClient:
                     self.rows.answered(before, cached)
                 yield chunk
 
-    async def _rendered(self, messages: Sequence[ChatMessage]) -> str:
-        """The prompt that the model's chat template makes of them."""
-        body = {"messages": without_pictures(messages)} | bodies.template_body(self._template)
-        return str((await self._http.call("POST", "/apply-template", body)).get("prompt"))
+    def _prompt_body(self, messages: Sequence[ChatMessage]) -> bodies.Body:
+        return bodies.prompt_body(messages, self._template)
+
+    async def _rendered(self, body: Mapping[str, Any]) -> str:
+        """The prompt that the model's chat template makes of a request."""
+        return str((await self._http.call("POST", "/apply-template", dict(body))).get("prompt"))
 
     def _picture_prompts(self) -> PicturePrompts:
         if self._pictures is None:

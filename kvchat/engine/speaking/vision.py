@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
 import numpy as np
 from blake3 import blake3
 
-from kvchat.engine.speaking.bodies import messages_body
+from kvchat.engine.speaking.bodies import prompt_body
 from kvchat.engine.speaking.errors import EngineRefused
 from kvchat.engine.speaking.wire import ChatMessage, Picture
 from kvchat.words.language import _
@@ -88,12 +89,12 @@ class PicturePrompts:
         """Ask the engine how many tokens a picture takes, with all that it puts around it."""
         alone = [ChatMessage("user", "", pictures=(picture,))]
         try:
-            answer = await self._call("/v1/chat/completions/input_tokens", {"messages": messages_body(alone)})
+            answer = await self._call("/v1/chat/completions/input_tokens", prompt_body(alone))
         except EngineRefused as refusal:
             if refusal.status in (404, 501):
                 raise cannot_show(_("this engine cannot count them, a newer one can")) from refusal
             raise
-        rendered = await self._call("/apply-template", {"messages": without_pictures(alone)})
+        rendered = await self._call("/apply-template", prompt_body(without_pictures(alone)))
         first, second = self._texts(str(rendered.get("prompt")), 1)
         words = len(await self._tokenize(first, True)) + len(await self._tokenize(second, False))
         count = int(answer.get("input_tokens") or 0) - words
@@ -121,9 +122,9 @@ def picture_ids(projector: str, picture: Picture, count: int) -> tuple[int, ...]
     return tuple(ids)
 
 
-def without_pictures(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
+def without_pictures(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
     """Messages for a template: their pictures are nothing but places."""
-    return messages_body([ChatMessage(m.role, m.content, m.thinking, (_DUMMY,) * len(m.pictures)) for m in messages])
+    return [replace(message, pictures=(_DUMMY,) * len(message.pictures)) for message in messages]
 
 
 def _runs(tokens: Sequence[int]) -> Iterator[tuple[int, tuple[int, ...]]]:

@@ -107,14 +107,14 @@ def test_tokens() -> None:
 
 
 def test_a_chat_request_is_pinned_and_shows_its_numbers() -> None:
-    body = bodies.chat_body([ChatMessage("user", "hi")], Sampling(), {})
+    body = bodies.chat_body(bodies.prompt_body([ChatMessage("user", "hi")]), Sampling())
     assert body["id_slot"] == 0
     assert body["stream"] is body["cache_prompt"] is body["return_progress"] is body["timings_per_token"] is True
     assert not {"max_tokens", "temperature", "seed"} & body.keys()
 
 
 def test_sampling_that_is_zero_is_sent() -> None:
-    body = bodies.chat_body([], Sampling(max_tokens=5, temperature=0.0, seed=0), {})
+    body = bodies.chat_body({}, Sampling(max_tokens=5, temperature=0.0, seed=0))
     assert (body["max_tokens"], body["temperature"], body["seed"]) == (5, 0.0, 0)
 
 
