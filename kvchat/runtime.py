@@ -42,6 +42,7 @@ from kvchat.system.ownership import Ownership
 from kvchat.system.paths import Paths
 from kvchat.transfer.service import TransferService
 from kvchat.words.language import N_, _
+from kvchat.words.reasons import Reason, ReasonCode
 from kvchat.words.redaction import this_person
 
 SAVE_PATIENCE_S = 15.0  # an engine that writes nothing for so long hangs
@@ -266,13 +267,13 @@ class Runtime:
         if not await self.chat.slots.finishing.rested(idle, SAVE_PATIENCE_S):
             self._notify(_("The engine does not answer"), _("It is stopped; what it was saving is not kept."))
 
-    def _why_not_read(self) -> str:
-        """Why nothing is to be read before it is asked for, in words; empty where it may be."""
+    def _why_not_read(self) -> Reason | None:
+        """Why nothing is to be read before it is asked for; None where it may be."""
         if self.settings.read_ahead != "auto":
-            return "" if self.settings.read_ahead == "always" else _("that is switched off")
+            return None if self.settings.read_ahead == "always" else Reason(ReasonCode.READ_AHEAD_OFF)
         if self.settings.engine_url:
-            return _("the engine is not kvchat’s own")
-        return _("this computer runs on its battery") if on_battery() else ""
+            return Reason(ReasonCode.FOREIGN_ENGINE)
+        return Reason(ReasonCode.ON_BATTERY) if on_battery() else None
 
     def _download_changed(self, download: Download) -> None:
         if words := outcome_in_words(download):

@@ -11,6 +11,7 @@ from kvchat.engine.speaking.connection import EngineStatus
 from kvchat.errors import KvchatError
 from kvchat.session.events import Asked, SessionEvent, Tell
 from kvchat.session.proof import Verdict
+from kvchat.words.reasons import Reason
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ class ReadingAhead(_OfChat):
 class NotReadAhead(_OfChat):
     """What is being written is not read before it is sent, and why."""
 
-    reason: str
+    reason: Reason
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,7 @@ from kvchat.session.host import EngineHost
 from kvchat.session.slots.pool import Slots
 from kvchat.system.concurrency import Background, Worker
 from kvchat.words.language import _
+from kvchat.words.reasons import Reason
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -59,7 +60,7 @@ class ChatService:
         model: Callable[[], str | None] = lambda: None,
         defaults: Callable[[], Sampling] = lambda: ENGINE_DEFAULTS,
         keep_deleted_s: Callable[[], float] = lambda: 0.0,
-        why_not_read: Callable[[], str] = lambda: "",
+        why_not_read: Callable[[], Reason | None] = lambda: None,
     ) -> None:
         """`sampling`: how the settings want replies drawn, `defaults`: how the model in use does.
 

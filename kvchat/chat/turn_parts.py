@@ -90,5 +90,5 @@ class TurnParts:
             return
         if report.save_points:
             self.events.publish(Absorbed(report.save_points, report.bytes_written))
-        for words in report.refused:
-            self.events.publish(Notice(_("The memory of a chat was not kept"), words))
+        for reason in report.refused:
+            self.events.publish(Notice(_("The memory of a chat was not kept"), reason.in_a_sentence))

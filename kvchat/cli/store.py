@@ -29,7 +29,7 @@ from kvchat.session.restore_cost import ReadingSpeed
 from kvchat.settings import load_settings
 from kvchat.store_service import chats_in_words, long_chat, models_in, open_store, timed, timed_plan
 from kvchat.system.paths import Paths, resolve_paths
-from kvchat.words.language import _, listed, number, retold, several
+from kvchat.words.language import _, listed, number, several
 from kvchat.words.safe_text import calm
 from kvchat.words.wording import TimeRange, duration, one_line, roughly, size, timestamp
 
@@ -259,7 +259,7 @@ def report_lines(report: VerifyReport, left: Mapping[str, int], titles: Titles) 
             _title(one.conversation_id, titles),
             _("{save_points} lost", save_points=several(one.save_points, "{count} save point", "{count} save points")),
             _left(left.get(one.conversation_id, 0)),
-            retold(one.reason),
+            one.reason.words,
         )
         for one in report.losses
     ]
@@ -299,6 +299,7 @@ def _report_fields(report: VerifyReport, left: Mapping[str, int], titles: Titles
         "clean": report.clean,
         "by_conversation": [
             _named(one.conversation_id, titles, dataclasses.asdict(one))
+            | {"reason": one.reason.english, "code": one.reason.code}
             | {"save_points_left": left.get(one.conversation_id, 0), "cold": not left.get(one.conversation_id)}
             for one in report.losses
         ],

@@ -30,9 +30,7 @@ from kvchat.session.host import ReadyEngine
 from kvchat.session.restore_support import Finding, Strategy
 from kvchat.settings import Settings
 from kvchat.words.language import N_, _
-
-_OUT_OF_REACH = N_("the server keeps its states where kvchat cannot reach them")
-_IN_USE = N_("it was not tried out beforehand, because another program may be using the server")
+from kvchat.words.reasons import Reason, ReasonCode
 
 _NO_PROJECTOR = (
     N_("The model of your server"),
@@ -128,7 +126,7 @@ class ExternalHost(BaseHost):
             Fingerprint(facts.model_path, "", "", "", 0, ""),
             facts.context_size,
             0.0,
-            Finding(Strategy.NONE, proved=True, reason=_OUT_OF_REACH),
+            Finding(Strategy.NONE, proved=True, reason=Reason(ReasonCode.OUT_OF_REACH)),
             slots=(number,),
             model_name=shown_name(Path(facts.model_path)) if facts.model_path else "",
         )
@@ -141,7 +139,7 @@ class ExternalHost(BaseHost):
                 fingerprint=states.fingerprint,
                 kv_bytes_per_token=states.kv_bytes_per_token,
                 window=states.facts.sliding_window or 0,
-                finding=Finding(states.promised, proved=False, reason="" if free else _IN_USE),
+                finding=Finding(states.promised, proved=False, reason=None if free else Reason(ReasonCode.IN_USE)),
             )
             known = None if free else await self._findings.known(subject) or ready.finding
             ready = replace(ready, finding=known or await self._find_out(ready, subject))

@@ -24,7 +24,8 @@ from kvchat.session.host import ReadyEngine
 from kvchat.session.restore_support import Finding, Strategy
 from kvchat.settings import Settings
 from kvchat.system.ownership import Owner, Ownership
-from kvchat.words.language import N_, _
+from kvchat.words.language import _
+from kvchat.words.reasons import Reason, ReasonCode
 
 CLAIM_EVERY_S = 0.2
 
@@ -217,7 +218,7 @@ class ManagedHost(BaseHost):
             reason = await self.explain_loss(loss)
             if self._connection.status.state in (EngineState.READY, EngineState.STOPPING, EngineState.STOPPED):
                 raise reason from loss  # it is silent, or was stopped on purpose: that says nothing
-            died = Finding(Strategy.NONE, proved=True, reason=N_("the engine died when it was tried out"))
+            died = Finding(Strategy.NONE, proved=True, reason=Reason(ReasonCode.DIED_OVER_TRIAL))
             await self._findings.learn(choice.subject, died)
             return
         self._ready = replace(ready, finding=finding)

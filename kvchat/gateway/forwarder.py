@@ -22,10 +22,9 @@ from kvchat.gateway.dialects.prompts import head_of
 from kvchat.gateway.dialects.replies import Counts, Heard
 from kvchat.gateway.dialects.usage import Usage
 from kvchat.gateway.mending import Mending
-from kvchat.gateway.requests import LOST, Passage, Stage, headers_of
+from kvchat.gateway.requests import Passage, Stage, headers_of, is_lost
 from kvchat.gateway.work import GaveWay, Work
 from kvchat.kvstore.audience import SHARED
-from kvchat.kvstore.restoring import NOTHING_ALIKE
 from kvchat.kvstore.savepoint import Tokens, common_prefix
 from kvchat.session.exchange import Exchange, Request
 from kvchat.session.holding import CROWDED_OUT, SERVER_ERROR
@@ -34,7 +33,7 @@ from kvchat.session.proof import SOURCES, Loaded, Source
 from kvchat.session.reading import STEP_MS, read_ahead, tail_of
 from kvchat.session.restore_cost import LEAST_GAIN, LONG_MS, Reading
 from kvchat.system.concurrency import apart, to_its_end
-from kvchat.words.language import N_
+from kvchat.words.reasons import Reason, ReasonCode
 
 LEAST_HEAD = 64  # tokens; fewer are read sooner than saved
 # The ids of what is passed on before they are known are found after its answer, if that is of one piece and comes so
@@ -43,7 +42,6 @@ SOON_S = 0.25
 LEAST_STEPS = 256  # tokens; fewer are read by the request itself
 ALONE_STEP_MS = 2000.0  # a step takes about so long where nobody is at the window
 PROVED = ("cached", "prompt")  # by the answer; the rest is known when it begins
-RENDERS_OTHERWISE = N_("the engine made another prompt of it than it had told")
 
 
 @dataclass
@@ -153,8 +151,8 @@ class Forwarder:
     def _found(self) -> None:
         """Record in the receipt what was found of the prompt."""
         passage, ids, loaded = self.work.passage, self.work.prompt.ids, self.exchange.loaded
-        if (loaded.miss_reason or "").startswith(LOST) and not passage.was_known:  # another conversation's was
-            self.exchange.loaded = loaded = replace(loaded, miss_reason=NOTHING_ALIKE)
+        if is_lost(loaded.miss_reason) and not passage.was_known:  # another conversation's was
+            self.exchange.loaded = loaded = replace(loaded, miss_reason=Reason(ReasonCode.NOTHING_ALIKE))
         if passage.found is not None:  # it begins again: what it has read itself was not found
             return
         passage.prompt, passage.found = len(ids), loaded.expected_cached
@@ -167,7 +165,7 @@ class Forwarder:
             if speed.ms_per_token is None and point.prefill_ms:
                 speed.readings.append(Reading(point.n_tokens, point.prefill_ms))
         if as_it_is is Source.COLD and not loaded.restore:
-            passage.miss = loaded.miss_reason or NOTHING_ALIKE
+            passage.miss = loaded.miss_reason or Reason(ReasonCode.NOTHING_ALIKE)
 
     async def _heads(self, loaded: Loaded) -> dict[Tokens, str | None]:
         """Where to save on the way, so that other conversations need not read how they begin; for which audience.
@@ -351,12 +349,12 @@ class Forwarder:
             return
         if counts.prompt != len(ids):  # what the slot holds is not what was thought
             lease.slot.forget()
-            passage.miss = RENDERS_OTHERWISE
+            passage.miss = Reason(ReasonCode.RENDERS_OTHERWISE)
             return
         verdict = await self.exchange.prove(passage.cached, counts.prompt)
         little = _is_little(passage.cached, counts.prompt)
         passage.source = (Source.COLD if little else verdict.source).value
-        passage.miss = verdict.miss_reason or (passage.miss if little else "")
+        passage.miss = verdict.miss_reason or (passage.miss if little else None)
         passage.saved_ms = max(0.0, cost.prefill_ms(passage.cached) - passage.restore_ms)
 
     def _headers(self, answer: httpx2.Response | Answer) -> dict[str, str]:

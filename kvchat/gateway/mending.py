@@ -13,7 +13,7 @@ from kvchat.engine.speaking.errors import EngineRefused
 from kvchat.gateway.dialects.asked import Asked, Form
 from kvchat.gateway.dialects.prompts import Prompt as Rendered
 from kvchat.gateway.medicine import Medicine, Prompt, Treated
-from kvchat.gateway.requests import LOST, Passage
+from kvchat.gateway.requests import Passage, is_lost
 from kvchat.gateway.totals import Sum, Total
 from kvchat.gateway.work import Work
 from kvchat.kvstore.savepoint import Miss, StoreRefused, Tokens, common_prefix
@@ -113,8 +113,7 @@ def total_of(passage: Passage, ms: Callable[[int], float]) -> Total:
     prompt, cached = passage.prompt or 0, passage.cached or 0
     total = Total(1, prompt, cached, passage.saved_ms, time.time())
     parted = passage.broken
-    cause = parted.about if parted else passage.miss
-    if parted or cause.startswith(LOST):
-        total.misses[cause] = Sum(1, prompt - cached, passage.read_ms)
+    if why := parted.cause if parted else passage.miss if is_lost(passage.miss) else None:
+        total.misses[why.code] = Sum(1, prompt - cached, passage.read_ms)
     total.mended |= {rule: Sum(1, tokens, ms(tokens)) for rule, tokens in passage.mended.items()}
     return total

@@ -14,14 +14,14 @@ from enum import Enum
 from typing import Any
 
 from kvchat.gateway.medicine import Change, Parting
-from kvchat.kvstore.restoring import GOES_ON_OTHERWISE, NOTHING_ALIKE
 from kvchat.kvstore.savepoint import kept_for
+from kvchat.words.reasons import Reason, ReasonCode
 
 KEPT = 500  # receipts
-LOST = "its memory"  # begins what the store says where a program had something once
 MOST_HEADER = 500  # characters
 MOST_NAME = 200  # characters of a model's name that are remembered: clients may name anything
-UNTOLD = ("", NOTHING_ALIKE, GOES_ON_OTHERWISE)  # leave open why; any other reason is the true one
+# These leave open why; any other reason is the true one.
+UNTOLD = (None, Reason(ReasonCode.NOTHING_ALIKE), Reason(ReasonCode.GOES_ON_OTHERWISE))
 LEAST_READ, ABOUT = 64, 64  # tokens: fewer that are read are not worth a word; what is found ends about there
 ALL_PROGRAMS = "all programs"  # whose memory it is where programs share it; none is called so, for it has a space
 _NOT_TOLD = ("_began", "chat", "reply", "whole", "unheard", "parting", "changes", "keyed", "kept_with")
@@ -67,7 +67,7 @@ class Passage:
     first_ms: float | None = None  # until the first byte of the answer went out
     write_ms: float = 0.0  # of an answer in one piece, before that byte
     total_ms: float | None = None
-    miss: str = ""  # why more had to be read than need be
+    miss: Reason | None = None  # why more had to be read than need be
     saved_ms: float = 0.0  # what reading the found tokens would have taken
     slot: int | None = None
     mended: dict[str, int] = field(default_factory=dict)  # tokens that each rule has spared
@@ -107,14 +107,16 @@ class Passage:
         return None if parting.expected or elsewhere or known > parting.at + ABOUT else parting
 
     @property
-    def why(self) -> str:
-        """Why more had to be read than need be; empty where it had not."""
+    def why(self) -> Reason | None:
+        """Why more had to be read than need be; None where it had not."""
         parting = self.broken
         return parting.cause if parting else self.miss
 
     def receipt(self) -> dict[str, object]:
         """What is known of it so far, by the names of the headers."""
-        told = {"source": self.source or None, "found": self.found, "miss": self.why or None}
+        why = self.why
+        told: dict[str, object] = {"source": self.source or None, "found": self.found}
+        told |= {"miss": why.english, "miss-code": why.code.value} if why else {}
         told |= {"restore-ms": None if self.found is None else round(self.restore_ms)}
         told |= {"cached": self.cached, "prompt": self.prompt, "model": self.answering_model or None}
         return {name: value for name, value in told.items() if value is not None}
@@ -124,7 +126,20 @@ class Passage:
         told = {
             one.name.replace("_", "-"): getattr(self, one.name) for one in fields(self) if one.name not in _NOT_TOLD
         }
-        return told | {"stage": self.stage.value, "miss": self.why}
+        why = self.why
+        told |= {"miss": why.english if why else "", "miss-code": why.code.value if why else ""}
+        return told | {"stage": self.stage.value}
+
+
+def is_lost(reason: Reason | None) -> bool:
+    """True if something that was kept is kept no longer."""
+    return reason is not None and reason.code in _LOST
+
+
+_LOST = {
+    *(ReasonCode.SET_ASIDE, ReasonCode.PRUNED, ReasonCode.PRUNED_BY_USER),
+    *(ReasonCode.EXPIRED, ReasonCode.DELETED_MEANWHILE),
+}
 
 
 def headers_of(receipt: dict[str, object]) -> dict[str, str]:

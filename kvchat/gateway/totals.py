@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from kvchat.system.files import read_json, whole_file
+from kvchat.words.reasons import ReasonCode
 
 KEPT_DAYS = 60
 MOST_PROGRAMS, MOST_CAUSES = 60, 40
 _MOST_FILE = 8_000_000  # bytes
 _MOST_NUMBER = 10**15
+_CODES = frozenset(ReasonCode)
 
 
 @dataclass
@@ -41,7 +43,7 @@ class Total:
     cached: int = 0  # of those, found
     saved_ms: float = 0.0  # reading that was spared
     last_at: float = 0.0  # time.time()
-    misses: dict[str, Sum] = field(default_factory=dict)  # read again, by cause
+    misses: dict[str, Sum] = field(default_factory=dict)  # read again, by the code of the reason
     mended: dict[str, Sum] = field(default_factory=dict)  # spared, by rule
 
     def add(self, other: Total) -> None:
@@ -119,7 +121,8 @@ def _total(facts: Mapping[str, Any]) -> Total:
         }
         for some in (facts.get("misses", {}), facts.get("mended", {}))
     )
-    return Total(**numbers, misses=misses, mended=mended)
+    known = {name: one for name, one in misses.items() if name in _CODES}
+    return Total(**numbers, misses=known, mended=mended)
 
 
 def _number(value: Any) -> Any:

@@ -7,8 +7,9 @@ import math
 from pathlib import Path
 
 from kvchat.kvstore.layout import header as slotfile
-from kvchat.kvstore.savepoint import StoreRefused, Tokens, common_prefix
+from kvchat.kvstore.savepoint import NotSaved, Tokens, common_prefix
 from kvchat.words.language import _
+from kvchat.words.reasons import Reason, ReasonCode
 from kvchat.words.wording import size as size_in_words
 
 GB = 1_000_000_000
@@ -30,58 +31,41 @@ def default_quota(disk_bytes: int, chat_bytes: int = 0, kept_bytes: int = 0) -> 
 
 
 def check_room(size: int, still_to_write: int, free: int, quota: int, floor: int) -> None:
-    """Raise StoreRefused if a save point of `size` bytes never fits the quota or passes the floor of free disk space.
+    """Raise NotSaved if a save point of `size` bytes never fits the quota or passes the floor of free disk space.
 
     `still_to_write` is how much of it `free` does not know of yet: all before the engine saves, nothing afterwards.
     """
     if size > quota:
-        raise StoreRefused(
-            _("Not saved: larger than the limit on the disk."),
-            _(
-                "The memory of this chat takes {size}, the limit is {quota}.",
-                size=size_in_words(size),
-                quota=size_in_words(quota),
-            ),
-            _("Raise the limit in the settings, under Storage."),
-        )
+        places = {"size": size_in_words(size), "limit": size_in_words(quota)}
+        raise NotSaved(Reason(ReasonCode.OVER_LIMIT, places), _("Raise the limit in the settings, under Storage."))
     if free - still_to_write < floor:
-        raise StoreRefused(
-            _("Not saved: the disk is nearly full."),
-            _("{free} are free, and {floor} must stay free.", free=size_in_words(free), floor=size_in_words(floor)),
-            _("Make room on the disk, or lower the floor in the settings."),
-        )
+        places = {"free": size_in_words(free), "floor": size_in_words(floor)}
+        advice = _("Make room on the disk, or lower the floor in the settings.")
+        raise NotSaved(Reason(ReasonCode.DISK_NEARLY_FULL, places), advice)
 
 
 def check_saved(slot_file: Path, expected: Tokens, expected_size: int | None) -> int:
-    """The size of a file the engine has just saved. Raises StoreRefused unless it is whole and holds `expected`."""
-    title = _("Not saved: the engine's file is not usable.")
+    """The size of a file the engine has just saved. Raises NotSaved unless it is whole and holds `expected`."""
     try:
         size = slot_file.stat().st_size
         tokens = slotfile.read_tokens(slot_file)
     except FileNotFoundError:
-        raise StoreRefused(title, _("The engine said that it saved, but there is no file.")) from None
+        raise NotSaved(Reason(ReasonCode.NO_FILE)) from None
     except slotfile.SlotFileError as error:
-        raise StoreRefused(title, _("It is broken: {error}.", error=error)) from error
+        raise NotSaved(Reason(ReasonCode.FILE_BROKEN, {"error": str(error)})) from error
     if expected_size is not None and size != expected_size:
-        written, there = size_in_words(expected_size), size_in_words(size)
-        raise StoreRefused(
-            title,
-            _("It is not whole: the engine wrote {written}, {there} are there.", written=written, there=there),
-        )
+        places = {"written": size_in_words(expected_size), "there": size_in_words(size)}
+        raise NotSaved(Reason(ReasonCode.FILE_CUT, places))
     if not len(tokens):
-        raise StoreRefused(_("Not saved: the engine had nothing of this chat."))
+        raise NotSaved(Reason(ReasonCode.NOTHING_HELD))
     if not slotfile.stands_for(tokens, expected):
-        detail = _(
-            "It holds {count} tokens, {common_prefix} of them this chat's.",
-            count=len(tokens),
-            common_prefix=common_prefix(tokens.tolist(), expected),
-        )
-        raise StoreRefused(_("Not saved: the engine holds something else."), detail)
+        shared = common_prefix(tokens.tolist(), expected)
+        raise NotSaved(Reason(ReasonCode.OTHERS_HELD, {"tokens": len(tokens), "shared": shared}))
     return size
 
 
-def not_written(error: OSError) -> StoreRefused:
+def not_written(error: OSError) -> NotSaved:
     """The refusal for a fault of the disk while writing."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return StoreRefused(_("Not saved: the disk is full."), "", _("Make room on the disk."))
-    return StoreRefused(_("Not saved: it could not be written."), f"{error.strerror or error}.")
+        return NotSaved(Reason(ReasonCode.DISK_FULL), _("Make room on the disk."))
+    return NotSaved(Reason(ReasonCode.NOT_WRITTEN, {"error": error.strerror or str(error)}))

@@ -52,9 +52,8 @@ from kvchat.kvstore.savepoint import (
     program_of,
 )
 from kvchat.kvstore.saving import Saving, Window
-from kvchat.words.language import N_, _
-
-NOT_YET = N_("another program is writing to the memory of chats just now")
+from kvchat.words.language import _
+from kvchat.words.reasons import Reason, ReasonCode
 
 
 class BlockStore(Restoring, Saving, Exchange):
@@ -186,7 +185,7 @@ class BlockStore(Restoring, Saving, Exchange):
             with contextlib.suppress(StoreRefused, IndexLost, IndexFailed):
                 self._absorb_staged(cancelled)
                 for point_id in self._parts.unabsorbed() if cancelled() else ():
-                    self._parts.lose(point_id, N_("kvchat was told not to wait until it was saved"), tell=False)
+                    self._parts.lose(point_id, Reason(ReasonCode.NOT_WAITED_FOR), tell=False)
             self.prepare().result()  # that is nothing any more
             self._parts.staging.close()
             self._parts.index.close()
@@ -224,7 +223,7 @@ class BlockStore(Restoring, Saving, Exchange):
                     index = self._parts.index
                     self._absorb_staged(lambda: cancelled() or index.is_kept_waiting(BRIEF_S), patience_s=BRIEF_S)
                 if plan.save_point.id in self._unabsorbed() and not cancelled():
-                    return Miss(NOT_YET)
+                    return Miss(Reason(ReasonCode.NOT_YET))
         return super().stage(plan, slot_path, window=window, cancelled=cancelled)
 
     def unstage(self, staged: StagedFile) -> None:

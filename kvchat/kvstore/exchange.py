@@ -19,8 +19,9 @@ from kvchat.kvstore.index.points import NewPoint
 from kvchat.kvstore.layout.manifest import BadMemory, CarriedPoint, Manifest
 from kvchat.kvstore.layout.recipe import RecipeError
 from kvchat.kvstore.parts import in_words
-from kvchat.kvstore.savepoint import Fingerprint, StoreRefused, common_prefix
+from kvchat.kvstore.savepoint import Fingerprint, NotSaved, StoreRefused, common_prefix
 from kvchat.words.language import N_, _
+from kvchat.words.reasons import Reason, ReasonCode
 
 MOST_POINTS = 100  # of a conversation, the newest; the blocks of the last hold all but what states cannot be cut to
 _PIECE = 1 << 20  # bytes
@@ -120,7 +121,7 @@ class Exchange(Housekeeping):
         parts = self._parts
         with parts.index.write() as db:
             if index_points.never_save(db, conversation_id):
-                raise StoreRefused(_("Not saved: you chose never to save this chat."))
+                raise NotSaved(Reason(ReasonCode.NEVER_SAVED))
             on_disk = {name: files.claim(name, size) for name, size in manifest.blocks.items()}
             there = {name: taken for name, taken in on_disk.items() if taken is not None}
             if len(there) < len(on_disk):

@@ -19,13 +19,9 @@ from kvchat.kvstore.index.check import fingerprint_of
 from kvchat.kvstore.layout.recipe import RecipeError
 from kvchat.kvstore.parts import BRIEF_S, Parts, in_words
 from kvchat.kvstore.savepoint import Bounds, Kept, Loss, PrunePlan, StoreUsage, Tier, Unseen, VerifyReport
-from kvchat.words.language import N_
+from kvchat.words.reasons import Reason, ReasonCode
 
-PRUNED = N_("its memory was deleted to stay within the limit on the disk")
-PRUNED_BY_USER = N_("its memory was deleted to make room")
-EXPIRED = N_("its memory was deleted because it had not been used for long")
 PROGRAMS_AGE_DAYS = 14.0  # agents come back to a thread within days, or never; what they all begin with is used daily
-NOT_FINISHED = N_("kvchat ended before its memory was stored")
 
 
 class Housekeeping:
@@ -57,7 +53,9 @@ class Housekeeping:
                     if point and staging.adopt(owner, point.id, point.size):
                         db.execute("UPDATE save_points SET owner = ? WHERE id = ?", (staging.owner, point_id))
                     else:
-                        index_points.lose(db, [point_id], NOT_FINISHED, self._parts.clock(), tell=False, block=None)
+                        index_points.lose(
+                            db, [point_id], Reason(ReasonCode.NOT_FINISHED), self._parts.clock(), tell=False, block=None
+                        )
 
     @in_words()
     def usage(self) -> StoreUsage:
@@ -117,7 +115,7 @@ class Housekeeping:
         return eviction.plan_programs(found, needs, self._parts.bounds.programs, self._parts.clock().timestamp())
 
     @in_words()
-    def prune(self, plan: PrunePlan, reason: str = PRUNED_BY_USER) -> int:
+    def prune(self, plan: PrunePlan, reason: ReasonCode = ReasonCode.PRUNED_BY_USER) -> int:
         """Carry a plan out, as far as its save points are still there; returns the bytes freed."""
         return self._give_up([int(one) for one in plan.save_point_ids], reason)
 
@@ -133,14 +131,14 @@ class Housekeeping:
         with parts.index.read() as db:
             held = index_usage.held_by_programs(db)
         if held > bounds.programs:
-            freed += self.prune(self._plan_programs(protected), PRUNED)
+            freed += self.prune(self._plan_programs(protected), ReasonCode.PRUNED)
         parts.bad_files.trim(bounds.quota)
         if parts.occupied() > bounds.quota:
             parts.staging.trim(parts.unabsorbed(), disk_too=True)
         if parts.occupied() > bounds.quota:
             freed += parts.bad_files.delete()
         if parts.occupied() > bounds.quota:
-            freed += self.prune(self.plan_prune(bounds.quota, protected), PRUNED)
+            freed += self.prune(self.plan_prune(bounds.quota, protected), ReasonCode.PRUNED)
         return freed
 
     def _expire(self, days: float, protected: str | None, *, programs: bool = False) -> int:
@@ -148,7 +146,7 @@ class Housekeeping:
         limit, spared = self._parts.clock() - timedelta(days=days), int(protected) if protected else None
         with self._parts.index.read() as db:
             old = index_points.unused_since(db, limit.timestamp(), spared, programs=programs)
-        return self._give_up(old, EXPIRED)
+        return self._give_up(old, ReasonCode.EXPIRED)
 
     @in_words()
     def set_bounds(self, bounds: Bounds) -> None:
@@ -279,13 +277,13 @@ class Housekeeping:
         """The names of what was set aside and may hold some of a conversation: a damaged index holds some of all."""
         return index_points.bad_blocks(db, conversation_id) | {self._parts.index.path.name}
 
-    def _give_up(self, point_ids: Sequence[int], reason: str) -> int:
+    def _give_up(self, point_ids: Sequence[int], reason: ReasonCode) -> int:
         """Delete save points and remember why; returns the bytes freed."""
         parts = self._parts
         if not point_ids:
             return 0
         with parts.index.write() as db:
-            index_points.lose(db, point_ids, reason, parts.clock(), tell=False, block=None)
+            index_points.lose(db, point_ids, Reason(reason), parts.clock(), tell=False, block=None)
         return self._deleted(point_ids)
 
     def _deleted(self, point_ids: Sequence[int]) -> int:
@@ -297,10 +295,10 @@ class Housekeeping:
         return freed
 
 
-def _wrong_recipes(db: sqlite3.Connection, point_ids: Sequence[int]) -> Iterator[tuple[str, str]]:
+def _wrong_recipes(db: sqlite3.Connection, point_ids: Sequence[int]) -> Iterator[tuple[str, Reason]]:
     """The save points whose recipe is not what was stored, each with the reason."""
     for point_id in point_ids:
         try:
             index_recipes.load_recipe(db, point_id)
         except RecipeError as error:
-            yield str(point_id), str(error)
+            yield str(point_id), Reason(ReasonCode.ERROR, {"message": str(error)})

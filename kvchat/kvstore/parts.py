@@ -20,19 +20,14 @@ from kvchat.kvstore.index import recipes as index_recipes
 from kvchat.kvstore.index import usage as index_usage
 from kvchat.kvstore.index.index import Index, IndexFailed, IndexLost
 from kvchat.kvstore.layout.layout import RowMap
-from kvchat.kvstore.savepoint import Bounds, StoreRefused
-from kvchat.words.language import N_, _
+from kvchat.kvstore.savepoint import Bounds, NotSaved, StoreRefused
+from kvchat.words.language import _
+from kvchat.words.reasons import Reason, ReasonCode
 
-DELETED_MEANWHILE = N_("its memory was deleted meanwhile")
 BLOCKS, INDEX, SET_ASIDE, STAGING = "blocks", "index.db", "set-aside", "staging"  # what is in the store's folder
 BRIEF_S = 0.5  # how long somebody who waits for an answer waits for others to write
 LEFTOVER_AGE_S = 3600.0  # a block file nothing refers to may be one that is just being absorbed
 _SET_ASIDE_FILES, _SET_ASIDE_SHARE = 3, 0.1  # how many bad files are kept for a look, how much of the quota they take
-_NOT_DONE = N_("The list of what is kept was damaged."), N_("The memory of chats could not be read or written.")
-_NOT_SAVED = (
-    N_("Not saved: the list of what is kept was damaged."),
-    N_("Not saved: the list of what is kept could not be written."),
-)
 _AT_A_TIME = 200  # blocks deleted in one transaction, so that other processes need not wait long
 
 
@@ -84,7 +79,7 @@ class Damage:
     """What a restore has found: bad blocks, or, if `bad` is empty, a recipe that is wrong."""
 
     point_id: str
-    reason: str
+    reason: Reason
     bad: tuple[BadBlock, ...]
 
 
@@ -204,22 +199,22 @@ class Parts:
         """Take bad blocks out of use, and with them every save point that needs one."""
         for one in bad:
             with self.index.write(patience_s) as db:
-                reason = self.blocks.fault(one.block, one.size)
-                if reason is None:  # written anew meanwhile
+                fault = self.blocks.fault(one.block, one.size)
+                if fault is None:  # written anew meanwhile
                     continue
-                words = f"its memory was set aside: a block was damaged ({reason})"
-                users = index_recipes.users_of(db, one.block)
-                index_points.lose(db, users, words, self.clock(), tell=True, block=one.block)
+                damaged = Reason(ReasonCode.BLOCK_DAMAGED, {"error": fault})
+                reason, users = Reason(ReasonCode.SET_ASIDE, {"reason": damaged}), index_recipes.users_of(db, one.block)
+                index_points.lose(db, users, reason, self.clock(), tell=True, block=one.block)
                 db.execute("DELETE FROM blocks WHERE name = ?", (one.block,))
                 self.bad_files.take(self.blocks.path(one.block))
         self.bad_files.trim(self.bounds.quota)
         self.collect(patience_s)
 
-    def lose(self, point_id: str, reason: str, *, tell: bool, patience_s: float | None = None) -> None:
+    def lose(self, point_id: str, reason: Reason, *, tell: bool, patience_s: float | None = None) -> None:
         """Take one save point out of use; the user reads the reason."""
-        words = f"its memory was set aside: {reason}"
+        lost = Reason(ReasonCode.SET_ASIDE, {"reason": reason})
         with self.index.write(patience_s) as db:
-            index_points.lose(db, [int(point_id)], words, self.clock(), tell=tell, block=None)
+            index_points.lose(db, [int(point_id)], lost, self.clock(), tell=tell, block=None)
         self.staging.drop(point_id)
         self.collect(patience_s)
 
@@ -230,12 +225,18 @@ def in_words(*, saving: bool = False) -> Iterator[None]:
 
     `saving`: of what was not saved, where faults of the disk have words of their own.
     """
-    lost, failed = _NOT_SAVED if saving else _NOT_DONE
     try:
         yield
     except IndexLost as error:
-        raise StoreRefused(lost, _("It was set aside, and a new one begun: each chat is read again once.")) from error
-    except (IndexFailed, OSError) as error:
-        if saving and isinstance(error, OSError):
+        if saving:
+            raise NotSaved(Reason(ReasonCode.INDEX_DAMAGED)) from error
+        detail = _("It was set aside, and a new one begun: each chat is read again once.")
+        raise StoreRefused(_("The list of what is kept was damaged."), detail) from error
+    except IndexFailed as error:
+        if saving:
+            raise NotSaved(Reason(ReasonCode.INDEX_NOT_WRITTEN, {"error": str(error)})) from error
+        raise StoreRefused(_("The memory of chats could not be read or written."), f"{error}.") from error
+    except OSError as error:
+        if saving:
             raise
-        raise StoreRefused(failed, f"{error}.") from error
+        raise StoreRefused(_("The memory of chats could not be read or written."), f"{error}.") from error

@@ -17,11 +17,11 @@ from kvchat.kvstore.index import recipes as index_recipes
 from kvchat.kvstore.index import token_tree
 from kvchat.kvstore.index.check import CorruptIndex
 from kvchat.kvstore.index.index import IndexFailed, IndexLost
-from kvchat.kvstore.index.notes import INDEX_LOST, index_lost_at
+from kvchat.kvstore.index.notes import index_lost_at
 from kvchat.kvstore.layout import header as slotfile
 from kvchat.kvstore.layout.plan import CannotCompose, Plan, size_of, whole
 from kvchat.kvstore.layout.recipe import Recipe, RecipeError
-from kvchat.kvstore.parts import BRIEF_S, DELETED_MEANWHILE, Damage, Parts, in_words
+from kvchat.kvstore.parts import BRIEF_S, Damage, Parts, in_words
 from kvchat.kvstore.savepoint import (
     CancelCheck,
     Cancelled,
@@ -36,14 +36,10 @@ from kvchat.kvstore.savepoint import (
     program_of,
 )
 from kvchat.kvstore.saving import Window
-from kvchat.words.language import N_
+from kvchat.words.reasons import Reason, ReasonCode
 
 MOST_PLACES = 500  # looked at for a plan; beyond them all share too little, or wait in other processes
 WORTH_RESTORING = 32  # tokens; any two conversations under one chat template may share this many
-NOTHING_SAVED = N_("nothing is kept of this chat")
-NOTHING_ALIKE = N_("nothing that is kept begins like it")
-CANNOT_GO_BACK = N_("the chat was changed before what was kept of it, and this model cannot go back")
-GOES_ON_OTHERWISE = N_("what is kept begins like it and goes on otherwise, and this model cannot go back")
 
 
 class Restoring:
@@ -69,9 +65,9 @@ class Restoring:
                     return plan
                 return Miss(_why_nothing(db, conversation_id, fingerprint, kind, prompt))
         except IndexLost:
-            return Miss(INDEX_LOST)
+            return Miss(Reason(ReasonCode.INDEX_LOST))
         except IndexFailed as error:
-            return Miss(f"what is kept could not be read ({error})")
+            return Miss(Reason(ReasonCode.NOT_READABLE, {"error": str(error)}))
 
     def stage(
         self, plan: RestorePlan, slot_path: Path, *, window: int = 0, cancelled: CancelCheck = never
@@ -101,7 +97,7 @@ class Restoring:
         self._parts.staging.unstage(staged.path)
 
     @in_words()
-    def set_aside(self, save_point: SavePoint, reason: str) -> None:
+    def set_aside(self, save_point: SavePoint, reason: Reason) -> None:
         """Take a save point out of use, because the engine refused it or its restore proved hollow."""
         self._parts.lose(save_point.id, reason, tell=False)
 
@@ -213,30 +209,30 @@ class Restoring:
         self._learned.append(hashes)
         return file
 
-    def _why_not(self, plan: RestorePlan, error: Exception) -> str:
+    def _why_not(self, plan: RestorePlan, error: Exception) -> Reason:
         """Why the plan came to nothing; what is bad is set aside."""
         point_id = plan.save_point.id
         try:
             if isinstance(error, OSError):
-                return f"its file could not be put into the engine's folder ({error.strerror})"
+                return Reason(ReasonCode.NOT_STAGED, {"error": str(error.strerror)})
             if isinstance(error, IndexLost):
-                return INDEX_LOST
+                return Reason(ReasonCode.INDEX_LOST)
             if isinstance(error, IndexFailed):
-                return f"what is kept could not be read ({error})"
+                return Reason(ReasonCode.NOT_READABLE, {"error": str(error)})
             with self._parts.index.read() as db:
                 there = index_points.load(db, int(point_id)) is not None
                 reason = index_points.loss_of(db, int(point_id))
             if not there or isinstance(error, _Gone):
-                return reason or DELETED_MEANWHILE
+                return reason or Reason(ReasonCode.DELETED_MEANWHILE)
             bad = error.bad if isinstance(error, Unusable) else ()
-            self._parts.damaged.append(Damage(point_id, str(error), bad))
+            self._parts.damaged.append(Damage(point_id, Reason(ReasonCode.ERROR, {"message": str(error)}), bad))
             with contextlib.suppress(IndexFailed):  # while others write it waits for `tidy`
                 self._parts.set_damaged_aside(BRIEF_S)
             with self._parts.index.read() as db:
                 reason = index_points.loss_of(db, int(point_id))
-            return reason or f"a part of its memory was damaged ({error})"
+            return reason or Reason(ReasonCode.PART_DAMAGED, {"error": str(error)})
         except (IndexLost, IndexFailed) as second:
-            return f"what is kept could not be read ({second})"
+            return Reason(ReasonCode.NOT_READABLE, {"error": str(second)})
 
 
 def _prove(slot_file: Path, tokens: Tokens) -> None:
@@ -261,8 +257,8 @@ def worth_restoring(shared: int, saved: int, prompt: int) -> bool:
 
 def _why_nothing(
     db: sqlite3.Connection, conversation_id: str, fingerprint: Fingerprint, kind: int | None, prompt: Tokens
-) -> str:
-    """Why no save point can be used, in words for the receipt: of a chat, or of one of a program's many."""
+) -> Reason:
+    """Why no save point can be used: of a chat, or of one of a program's many."""
     program = bool(program_of(conversation_id))
     note = index_points.newest_loss(db, conversation_id, kind)
     if note is not None:
@@ -273,12 +269,16 @@ def _why_nothing(
         nearest = next(token_tree.places(db, trees, prompt), None)
         shared = nearest.shared if nearest else 0
         if shared >= WORTH_RESTORING:
-            return GOES_ON_OTHERWISE if program else CANNOT_GO_BACK
-        return NOTHING_ALIKE if program else f"what is saved begins differently ({shared} tokens in common)"
+            return Reason(ReasonCode.GOES_ON_OTHERWISE if program else ReasonCode.CANNOT_GO_BACK)
+        if program:
+            return Reason(ReasonCode.NOTHING_ALIKE)
+        return Reason(ReasonCode.BEGINS_DIFFERENTLY, {"shared": shared})
     if others:
         differences = others[-1].differences(fingerprint)
-        if "model" in differences:
-            return N_("saved with another model")
-        return f"saved with other engine settings ({', '.join(differences)})"
-    nothing, lost_at = NOTHING_ALIKE if program else NOTHING_SAVED, index_lost_at(db)
-    return f"{nothing}; the list of what was kept was lost on {lost_at:%Y-%m-%d}" if lost_at else nothing
+        if differences == (Reason(ReasonCode.MODEL),):
+            return Reason(ReasonCode.OTHER_MODEL)
+        return Reason(ReasonCode.OTHER_SETTINGS, {"settings": differences})
+    nothing = Reason(ReasonCode.NOTHING_ALIKE if program else ReasonCode.NOTHING_SAVED)
+    if lost_at := index_lost_at(db):
+        return Reason(ReasonCode.INDEX_LOST_ON, {"reason": nothing, "day": f"{lost_at:%Y-%m-%d}"})
+    return nothing

@@ -9,7 +9,8 @@ from enum import Enum
 from pathlib import Path
 
 from kvchat.errors import KvchatError
-from kvchat.words.language import N_
+from kvchat.words.language import _
+from kvchat.words.reasons import Reason, ReasonCode
 from kvchat.words.wording import TimeRange, added
 
 Tokens = tuple[int, ...]
@@ -39,20 +40,11 @@ class Fingerprint:
     options: str = ""  # the user's own engine arguments that change what a state means
     build: str = ""  # of the engine, where states may change their form from one to the next; "" for plain attention
 
-    def differences(self, other: Fingerprint) -> list[str]:
-        """The names of the fields that differ, in words for the user."""
-        words = {
-            "model": N_("model"),
-            "kv_type_k": N_("KV type of K"),
-            "kv_type_v": N_("KV type of V"),
-            "flash_attention": N_("flash attention"),
-            "streams": N_("number of KV streams"),
-            "rope": N_("context size, which changes how this model counts positions"),
-            "options": N_("extra engine arguments"),
-            "build": N_("engine build"),
-        }
+    def differences(self, other: Fingerprint) -> tuple[Reason, ...]:
+        """The names of the fields that differ; the model alone if that does."""
         mine, theirs = asdict(self), asdict(other)
-        return [words[name] for name in mine if mine[name] != theirs[name]]
+        found = tuple(Reason(ReasonCode(name)) for name in mine if mine[name] != theirs[name])
+        return found[:1] if found[:1] == (Reason(ReasonCode.MODEL),) else found
 
 
 State = tuple[Fingerprint, Tokens]  # what a slot file holds
@@ -131,9 +123,9 @@ class StagedFile:
 
 @dataclass(frozen=True)
 class Miss:
-    """Why no save point could be used, in words for the receipt."""
+    """Why no save point could be used."""
 
-    reason: str
+    reason: Reason
 
 
 @dataclass(frozen=True)
@@ -221,7 +213,7 @@ class AbsorbReport:
 
     save_points: int
     bytes_written: int
-    refused: tuple[str, ...]  # why some could not be kept, in words
+    refused: tuple[Reason, ...]  # why some could not be kept
 
 
 @dataclass(frozen=True)
@@ -230,7 +222,7 @@ class Loss:
 
     conversation_id: str
     save_points: int
-    reason: str
+    reason: Reason
 
 
 @dataclass(frozen=True)
@@ -293,7 +285,15 @@ def never() -> bool:
 
 
 class StoreRefused(KvchatError):
-    """Nothing was kept, for a reason the user is told: disk nearly full, quota too small, not this chat's tokens."""
+    """The store could not do it, for a reason the user is told."""
+
+
+class NotSaved(StoreRefused):
+    """Nothing was kept: disk nearly full, quota too small, not this chat's tokens."""
+
+    def __init__(self, reason: Reason, advice: str = "") -> None:
+        super().__init__(_("Not saved"), reason.in_a_sentence, advice)
+        self.reason = reason
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:

@@ -26,13 +26,14 @@ from kvchat.kvstore.savepoint import (
     Cancelled,
     Fingerprint,
     Grown,
+    NotSaved,
     SavePoint,
     State,
     StoreRefused,
     Tokens,
     common_prefix,
 )
-from kvchat.words.language import _
+from kvchat.words.reasons import Reason, ReasonCode
 
 _LOOK_EVERY_S = 0.05  # whether somebody still waits for another thread to be done
 _TRIES = 3  # another process may delete a block just when we begin to rely on it
@@ -59,7 +60,7 @@ class Saving:
     def check_room(
         self, size: int, conversation_id: str | None = None, place: Path | None = None, state: State | None = None
     ) -> None:
-        """Raise StoreRefused if a slot file of about that size cannot be kept, or the conversation never is.
+        """Raise NotSaved if a slot file of about that size cannot be kept, or the conversation never is.
 
         `state` is what it will hold: what the store has of that already is not written again.
         `place` is where the engine is going to save it: in memory or on disk, as there is room. `take` it, or `forget`.
@@ -67,7 +68,7 @@ class Saving:
         parts, bounds = self._parts, self._parts.bounds
         with in_words(saving=True), parts.index.read() as db:
             if conversation_id is not None and index_points.never_save(db, conversation_id):
-                raise StoreRefused(_("Not saved: you chose never to save this chat."))
+                raise NotSaved(Reason(ReasonCode.NEVER_SAVED))
         staged, audience = self._unabsorbed(), audience_of(conversation_id or "")
         in_memory = place is not None and parts.staging.expect(place, size, staged)
         to_write = self._new(size, state, audience) + (0 if in_memory else size)  # as blocks, and as the engine saves
@@ -100,7 +101,7 @@ class Saving:
         `message_id` names the last message that the tokens hold: the save point goes with that.
         `grown`: the slot is known to have grown from a save point; what is unchanged need not be read again.
         `audience`: who may reuse it, unless that is what the conversation's own states have.
-        The file is moved or deleted, whatever happens. Raises StoreRefused when it is empty, not whole, holds other
+        The file is moved or deleted, whatever happens. Raises NotSaved when it is empty, not whole, holds other
         tokens than `expected`, does not fit the bounds, or the conversation is never to be saved.
         """
         parts, waiting = self._parts, slot_file
@@ -114,7 +115,7 @@ class Saving:
             waiting = parts.staging.take_in(slot_file)  # not while others wait for the index: it may be a copy
             with in_words(saving=True), parts.index.write() as db:
                 if index_points.never_save(db, conversation_id):
-                    raise StoreRefused(_("Not saved: you chose never to save this chat."))
+                    raise NotSaved(Reason(ReasonCode.NEVER_SAVED))
                 point = index_points.add_staged(db, new, parts.staging.owner)
                 parts.staging.keep(point.id, waiting)
                 if parts.staging.has_warm(point.id, on_disk=True):
@@ -159,7 +160,7 @@ class Saving:
         `patience_s`, all wait on.
         """
         absorbed = written = 0
-        refused: list[str] = []
+        refused: list[Reason] = []
         while not self._absorbing.acquire(timeout=_LOOK_EVERY_S):
             if cancelled():
                 return AbsorbReport(0, 0, ())
@@ -171,13 +172,12 @@ class Saving:
                     new = self._absorb(point_id, cancelled, gives_way, patience_s)
                 except Cancelled:
                     break
-                except (StoreRefused, OSError, Changed) as error:
+                except (NotSaved, OSError, Changed) as error:
                     if isinstance(error.__cause__, IndexFailed) and error.__cause__.locked:
                         break
                     if point_id in self._unabsorbed():  # else it was deleted meanwhile, and its file with it
-                        refusal = not_written(error) if isinstance(error, OSError) else error
-                        refused.append(str(refusal))
-                        self._parts.lose(point_id, str(refusal), tell=False)
+                        refused.append(_why_refused(error))
+                        self._parts.lose(point_id, refused[-1], tell=False)
                 else:
                     absorbed += new is not None
                     written += new or 0
@@ -214,7 +214,7 @@ class Saving:
             if outcome is not _Outcome.BLOCK_GONE:
                 self._grown.pop(point_id, None)
                 return written if outcome is _Outcome.DONE else None
-        raise StoreRefused(_("Not saved: its blocks were deleted again and again while they were written."))
+        raise NotSaved(Reason(ReasonCode.BLOCKS_DELETED))
 
     def _commit(self, point: SavePoint, result: Absorbed, written: int, patience_s: float | None) -> _Outcome:
         """Record the recipe, unless one of its blocks has gone since."""
@@ -258,6 +258,12 @@ class _Outcome(Enum):
     DONE = auto()
     DELETED = auto()
     BLOCK_GONE = auto()
+
+
+def _why_refused(error: NotSaved | OSError | Changed) -> Reason:
+    if isinstance(error, Changed):
+        return Reason(ReasonCode.FILE_CHANGED)
+    return (not_written(error) if isinstance(error, OSError) else error).reason
 
 
 def _before(db: sqlite3.Connection, point: SavePoint, grown: Grown | None) -> Earlier | None:

@@ -13,6 +13,7 @@ from kvchat.kvstore.block_store import BlockStore
 from kvchat.kvstore.files.memory_files import NOTHING_STAGED, Staged
 from kvchat.kvstore.savepoint import AbsorbReport, Kept, Loss, Miss, StoreRefused, StoreUsage, Unseen
 from kvchat.words.language import N_, _
+from kvchat.words.reasons import Reason, ReasonCode
 
 TITLE = N_("The memory of chats cannot be kept for now")
 
@@ -76,7 +77,7 @@ class NoStore:
         return ()
 
     def _miss(self, *_: object, **__: object) -> Miss:
-        return Miss(N_("the memory of chats cannot be kept for now"))
+        return Miss(Reason(ReasonCode.NO_STORE))
 
     def _ignore(self, *_: object, **__: object) -> None:
         """There is nothing to do it with; bounds hold from the next start on."""

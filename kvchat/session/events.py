@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from kvchat.session.proof import Loaded
+from kvchat.words.reasons import Reason
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +50,7 @@ class Restored(Told):
 class RestoreFailed(Told):
     """The save point could not be used; the request goes on as an ordinary prefill."""
 
-    reason: str
+    reason: Reason
     hollow: bool = False  # the engine's count has shown it: it was restored, and worth nothing
 
 
@@ -78,7 +79,7 @@ class Saved(Told):
 class SaveSkipped(Told):
     """No save point was kept, and why."""
 
-    reason: str
+    reason: Reason
 
 
 SessionEvent = (

@@ -19,13 +19,13 @@ from kvchat.session.events import Asked, MakingRoom, RestoreFailed, SaveSkipped,
 from kvchat.session.holding import CROWDED_OUT
 from kvchat.session.host import EngineHost, ReadyEngine, TemplateOptions
 from kvchat.session.lease import Lease
-from kvchat.session.proof import NOTHING_LOADED, NOTHING_TO_MISS, Verdict
+from kvchat.session.proof import NOTHING_LOADED, Verdict
 from kvchat.session.slots.pool import Slots
 from kvchat.session.slots.slot import Slot
 from kvchat.session.system_prompt import SystemPrompt, save_on_the_way
-from kvchat.words.language import N_, _, number
+from kvchat.words.language import _, number
+from kvchat.words.reasons import Reason, ReasonCode
 
-DIED_OVER_SAVE = N_("the engine died while it saved the system prompt")
 LETTERS_A_TOKEN = 4  # roughly, where nobody counts
 _NOT_SAVED = 64  # tokens at the end of a full context: settling needs room
 
@@ -91,7 +91,7 @@ class Exchange:
         self._read_ahead: Timings | None = None
         self._heard = False  # the first word
         self._blameless = False  # the engine crashed of the same request before, without a restored state
-        self._afresh = ""  # why nothing is restored for it: the engine died over what was
+        self._afresh: Reason | None = None  # why nothing is restored for it: the engine died over what was
 
     @property
     def engine(self) -> ReadyEngine | None:
@@ -119,7 +119,7 @@ class Exchange:
         An engine lost over neither is followed by the next one, once, and only with `resend`: it may have died of the
         request itself. Raises EngineGone, EngineRefused, and KvchatError where no engine comes up.
         """
-        self._afresh, self._blameless, lost = "", False, False
+        self._afresh, self._blameless, lost = None, False, False
         while True:
             try:
                 return await send()
@@ -167,7 +167,7 @@ class Exchange:
             raise PromptTooLong(len(self.prompt), lease.engine.limit)
         await self.load(self.prompt, wanted - len(self.prompt))
         if not (self._afresh or any(message.role == "assistant" for message in request.messages)):
-            self.loaded = replace(self.loaded, miss_reason=NOTHING_TO_MISS)
+            self.loaded = replace(self.loaded, miss_reason=Reason(ReasonCode.FIRST_REPLY))
         return lease
 
     async def ask(self, request: Request, hear: Hear) -> None:
@@ -286,7 +286,7 @@ class Exchange:
             except EngineGone as loss:
                 await self._lost(loss)
                 await self.ready(request)
-                self._tell(SaveSkipped(DIED_OVER_SAVE))
+                self._tell(SaveSkipped(Reason(ReasonCode.DIED_OVER_SAVE)))
         await self.ask(request, hear)
 
     async def _lost(self, loss: EngineGone) -> EngineError:

@@ -18,6 +18,7 @@ from kvchat.kvstore.savepoint import Fingerprint
 from kvchat.session.restore_support import Finding, Strategy
 from kvchat.system.files import read_json, whole_file
 from kvchat.words.language import _
+from kvchat.words.reasons import reason_of
 
 RETEST_AFTER_S = 7 * 86_400.0  # where restoring does not work
 _MOST, _MOST_BYTES = 200, 4_000_000  # the newest are kept; a larger file is not of our making
@@ -112,5 +113,5 @@ def _is_about(row: dict[str, Any], subject: Subject) -> bool:
 def _finding(row: dict[str, Any]) -> Finding | None:
     with suppress(KeyError, ValueError, TypeError):
         strategy = Strategy(row["strategy"])
-        return Finding(strategy, bool(row["proved"]), str(row["reason"]), int(row["hollow"]))
+        return Finding(strategy, bool(row["proved"]), reason_of(row["reason"]), int(row["hollow"]))
     return None

@@ -26,11 +26,8 @@ from kvchat.session.proof import RestoreRecord
 from kvchat.session.slots.pool import Slots
 from kvchat.session.slots.slot import Slot
 from kvchat.system.concurrency import to_its_end
-from kvchat.words.language import N_
+from kvchat.words.reasons import Reason, ReasonCode
 
-TOO_LARGE_NOW = N_("what is kept of it is larger than the context is now")
-DIED_OVER_RESTORE = N_("the engine died while it loaded its memory")
-FAILED_OVER_USE = N_("the engine failed when it used its memory")
 CROWDED_OUT = "Context size has been exceeded"  # the engine's words for several requests that together are too much
 SERVER_ERROR = 500  # HTTP; below it the request itself is at fault
 
@@ -91,7 +88,7 @@ class Holding:
                 await self.slots.moved()
 
     @contextlib.asynccontextmanager
-    async def at_risk(self, reason: str = FAILED_OVER_USE) -> AsyncIterator[None]:
+    async def at_risk(self, reason: ReasonCode = ReasonCode.FAILED_OVER_USE) -> AsyncIterator[None]:
         """Around a request in the slot: if it fails, set aside what was restored there and is not proved.
 
         The error says so (`over_restore`): the same request may be sent again, to be read from its beginning. A 200
@@ -102,8 +99,8 @@ class Holding:
         except EngineError as error:
             point = self.slot.suspect
             if point is not None and await _may_be_its_fault(error):
-                error.over_restore, self.slot.suspect = reason, None
-                await self.set_aside(point, reason)
+                error.over_restore, self.slot.suspect = Reason(reason), None
+                await self.set_aside(point, error.over_restore)
                 if isinstance(error, EngineRefused):
                     self.slot.emptied()
                     with contextlib.suppress(EngineError):  # one that is gone has nothing in it
@@ -119,22 +116,22 @@ class Holding:
             if isinstance(staged, Miss):
                 return staged
             if staged.n_tokens > self.engine.context_size:  # the engine would refuse a good state
-                return Miss(TOO_LARGE_NOW)
+                return Miss(Reason(ReasonCode.TOO_LARGE_NOW))
             if staged.n_tokens > slot.claim:
                 await self.slots.context.room(slot, self.engine, staged.n_tokens)
             slot.forget()
             slot.audience, slot.suspect = NOBODY, point
             try:
-                async with self.at_risk(DIED_OVER_RESTORE):
+                async with self.at_risk(ReasonCode.DIED_OVER_RESTORE):
                     answer = await engine.restore_slot(staged.path.name)
             except EngineRefused as refusal:
-                reason = f"the engine refused its memory: {refusal.message}"
+                reason = Reason(ReasonCode.REFUSED, {"message": refusal.message})
                 slot.emptied()
                 if not refusal.over_restore:
                     await self.set_aside(point, reason)
                 return Miss(reason)
         if answer.n_restored != staged.n_tokens:
-            reason = f"the engine loaded {answer.n_restored:,} of {staged.n_tokens:,} tokens"
+            reason = Reason(ReasonCode.LOADED_LESS, {"loaded": answer.n_restored, "tokens": staged.n_tokens})
             await self.set_aside(point, reason)
             await engine.erase_slot()
             slot.emptied()
@@ -144,7 +141,7 @@ class Holding:
         slot.audience = point.audience if is_imported(point.audience) else audience_of(self.owner)
         return RestoreRecord(point, staged.n_tokens, staged.tier, answer.n_read, 1000 * (finished - started), finished)
 
-    async def set_aside(self, point: SavePoint, reason: str) -> None:
+    async def set_aside(self, point: SavePoint, reason: Reason) -> None:
         """Take a save point out of use. A store that cannot even do that must not cost the reply: it is tried again."""
 
         async def set_aside() -> None:

@@ -14,22 +14,28 @@ from typing import Any, TypeVar
 from kvchat.engine.speaking.errors import EngineRefused
 from kvchat.engine.speaking.wire import ChatMessage, PromptProgress, SlotSave, Timings
 from kvchat.kvstore.files import disk
-from kvchat.kvstore.savepoint import Grown, Miss, RestorePlan, SavePoint, StoreRefused, Tokens, common_prefix
+from kvchat.kvstore.savepoint import Grown, Miss, NotSaved, RestorePlan, SavePoint, StoreRefused, Tokens, common_prefix
 from kvchat.session.events import Restored, RestoreFailed, Saved, SaveSkipped
 from kvchat.session.holding import Holding
 from kvchat.session.planning import found, plan, unchanged
-from kvchat.session.proof import NOT_REUSED, PURGED, Loaded, Verdict, judged
+from kvchat.session.proof import Loaded, Verdict, judged
 from kvchat.session.restore_cost import LEAST_GAIN, LONG_MS
 from kvchat.session.slots.slot import SlotContents
 from kvchat.system.concurrency import to_its_end
-from kvchat.words.language import N_, _
+from kvchat.words.reasons import Reason, ReasonCode
 
-NOT_WAITED_FOR = N_("kvchat was told not to wait")
 NEXT = -1  # stands for the first token of whatever comes after a boundary
 # Two next messages that differ from their very first character: what both prompts share ends before either begins.
 BOUNDARY_PROBES = ("A", "7")
 
 R = TypeVar("R")
+
+
+def why_not_saved(error: Exception) -> Reason:
+    """Why nothing was kept, from what was raised over it."""
+    if isinstance(error, NotSaved):
+        return error.reason
+    return Reason(ReasonCode.ERROR, {"message": error.message if isinstance(error, EngineRefused) else str(error)})
 
 
 class Lease(Holding):
@@ -40,7 +46,7 @@ class Lease(Holding):
         """Whether saving is of any use: to the engine, and there is where to keep it."""
         return self.engine.saves and self._store.problem is None
 
-    async def load(self, prompt: Tokens, reserve: int = 0, *, afresh: str = "", reader: str = "") -> Loaded:
+    async def load(self, prompt: Tokens, reserve: int = 0, *, afresh: Reason | None = None, reader: str = "") -> Loaded:
         """Make the slot hold the state that leaves the least of `prompt` to prefill, with room for it.
 
         `reserve`: tokens that are to follow it. `afresh`: why nothing is to be restored this time. `reader`: whose
@@ -99,8 +105,8 @@ class Lease(Holding):
         """
         self.slot.proved()
         verdict = judged(loaded, cached, prompt)
-        if verdict.miss_reason == NOT_REUSED and not cached and len(self.slots.all) > 1:
-            verdict = replace(verdict, miss_reason=PURGED)
+        if verdict.miss_reason == Reason(ReasonCode.NOT_REUSED) and not cached and len(self.slots.all) > 1:
+            verdict = replace(verdict, miss_reason=Reason(ReasonCode.PURGED))
         if verdict.hollow and loaded.restore and verdict.miss_reason:
             await self.set_aside(loaded.restore.save_point, verdict.miss_reason)
             self._tell(RestoreFailed(verdict.miss_reason, hollow=True))
@@ -209,14 +215,14 @@ class Lease(Holding):
         """Have the slot written to `path`; bytes. Raises StoreRefused, EngineRefused and EngineGone."""
         finishing, ready = self.slots.finishing, self.engine
         if finishing.cancelled.is_set():
-            raise StoreRefused(NOT_WAITED_FOR)
+            raise NotSaved(Reason(ReasonCode.NOT_WAITED_FOR))
         expected_bytes = int(len(boundary) * ready.kv_bytes_per_token)
         state = ready.fingerprint, boundary
         await asyncio.to_thread(self._store.check_room, expected_bytes, self.owner, path, state)
         with finishing.saving(expected_bytes, path):
             answer = await self._saved(path)
         if answer.n_saved != len(boundary):
-            raise StoreRefused(f"the engine held {answer.n_saved:,} tokens instead of {len(boundary):,}")
+            raise NotSaved(Reason(ReasonCode.HELD_LESS, {"held": answer.n_saved, "tokens": len(boundary)}))
         return answer.n_written
 
     async def _unless_refused(self, path: Path, work: Coroutine[Any, Any, R]) -> R | None:
@@ -227,7 +233,7 @@ class Lease(Holding):
             await asyncio.to_thread(self._store.forget, path)
             if not isinstance(error, StoreRefused | EngineRefused | OSError):
                 raise
-            self._tell(SaveSkipped(str(error).removeprefix(_("Not saved: "))))
+            self._tell(SaveSkipped(why_not_saved(error)))
             return None
 
     async def _saved(self, path: Path) -> SlotSave:

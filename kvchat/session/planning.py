@@ -16,12 +16,7 @@ from kvchat.session.proof import NOTHING_LOADED, Loaded
 from kvchat.session.restore_cost import LEAST_GAIN
 from kvchat.session.slots.pool import Slots
 from kvchat.session.slots.slot import SlotContents
-from kvchat.words.language import N_
-
-NEEDS_PROJECTOR = N_("what is kept of it goes on with pictures, and the model was loaded without what it sees with")
-NOT_WORTH_IT = N_("reading it again takes no longer than loading it")
-TOO_SHORT = N_("this engine cannot restore a chat that is shorter than the model’s sliding window")
-NO_RESTORING = N_("chats cannot be remembered with this engine and model")
+from kvchat.words.reasons import Reason, ReasonCode
 
 
 @dataclass(frozen=True)
@@ -80,14 +75,14 @@ async def _best(
     slots: Slots, engine: ReadyEngine, owner: str, prompt: Tokens, worth: Callable[[int, int], bool]
 ) -> RestorePlan | Miss:
     if not engine.saves:
-        return Miss(NO_RESTORING)
+        return Miss(Reason(ReasonCode.NO_RESTORING))
     if not engine.remembers(len(prompt)):
-        return Miss(TOO_SHORT)
+        return Miss(Reason(ReasonCode.TOO_SHORT))
     best = await found(slots, engine, owner, prompt)
     if isinstance(best, Miss):
         return best
     if not worth(best.tokens_used, best.bytes):
-        return Miss(NOT_WORTH_IT)
+        return Miss(Reason(ReasonCode.NOT_WORTH_IT))
     if not engine.sees and min(best.save_point.tokens) <= FIRST_ID:  # the engine would refuse a good state
-        return Miss(NEEDS_PROJECTOR)
+        return Miss(Reason(ReasonCode.NEEDS_PROJECTOR))
     return best

@@ -6,44 +6,12 @@ from dataclasses import dataclass
 from enum import Enum
 
 from kvchat.kvstore.savepoint import SavePoint, Tier
-from kvchat.words.language import N_
+from kvchat.words.reasons import Reason, ReasonCode
 
 # A restore is proved when the engine reused this share of what it could have, and hollow below the other.
 PROVED_SHARE, HOLLOW_SHARE = 0.9, 0.5
 # What a prompt shares with any other, the words a template begins with, is no memory of it.
 LEAST_SHARE, LEAST_TOKENS = 0.1, 64
-NOTHING_TO_MISS = N_("the first reply")  # a reason that is in the receipts of earlier versions, too
-
-
-# What reasons say with figures, or before what differs, for the catalogue: they are kept in English, see `retold`.
-REASONS = (
-    N_("the engine refused its memory"),
-    N_("the engine loaded … of … tokens"),
-    N_("the engine held … tokens instead of …"),
-    N_("hollow restore"),
-    N_("the engine accepted … tokens and then reused … of them"),
-    N_("the engine reused … of … tokens it had"),
-    N_("the engine loaded a chat and did not use it"),
-    N_("the engine loaded … chats in a row and used neither"),
-    N_("it could not be tried out beforehand"),
-    N_("part of what was saved is of no use"),
-    N_("the engine cannot go back"),
-    N_("it used … of … tokens"),
-    N_("the engine accepted … tokens and then used … of them"),
-    N_("--swa-full among the engine's extra arguments may change that, at the price of memory"),
-    N_("its file could not be put into the engine's folder"),
-    N_("what is kept could not be read"),
-    N_("a part of its memory was damaged"),
-    N_("its memory was set aside"),
-    N_("a block was damaged"),
-    N_("what is saved begins differently"),
-    N_("… tokens in common"),
-    N_("saved with other engine settings"),
-    N_("the list of what was kept was lost on …-…-…"),
-)
-
-NOT_REUSED = N_("the engine did not reuse what it held")
-PURGED = N_("the engine gave up what it held, to make room for others")
 
 NOTICEABLE_MS = 250.0  # whoever waits so long notices
 
@@ -100,7 +68,7 @@ class Loaded:
 
     expected_cached: int  # tokens the engine should now take from its cache
     restore: RestoreRecord | None  # what the next cache_n has to prove
-    miss_reason: str | None
+    miss_reason: Reason | None
     ahead: ReadAhead = NOTHING_AHEAD  # of those tokens
 
 
@@ -113,7 +81,7 @@ class Verdict:
 
     source: Source
     hollow: bool
-    miss_reason: str | None
+    miss_reason: Reason | None
 
 
 def judged(loaded: Loaded, cached: int, prompt: int) -> Verdict:
@@ -124,10 +92,10 @@ def judged(loaded: Loaded, cached: int, prompt: int) -> Verdict:
     expected = loaded.expected_cached
     if cached < HOLLOW_SHARE * (expected or prompt):
         if loaded.restore is None:
-            reason = loaded.miss_reason or NOT_REUSED
+            reason = loaded.miss_reason or Reason(ReasonCode.NOT_REUSED)
             return Verdict(Source.COLD, hollow=False, miss_reason=reason)
-        had = loaded.restore.save_point.n_tokens
-        hollow = f"hollow restore: the engine accepted {had:,} tokens and then reused {cached:,} of them"
+        places = {"accepted": loaded.restore.save_point.n_tokens, "reused": cached}
+        hollow = Reason(ReasonCode.HOLLOW, places)
         return Verdict(Source.COLD, hollow=True, miss_reason=hollow)
     source = SOURCES[loaded.restore.tier] if loaded.restore else Source.HOT
     if loaded.ahead.ms >= max(NOTICEABLE_MS, loaded.restore.ms if loaded.restore else 0.0):
@@ -135,4 +103,5 @@ def judged(loaded: Loaded, cached: int, prompt: int) -> Verdict:
     if cached >= PROVED_SHARE * expected:
         few = cached < max(LEAST_SHARE * prompt, min(LEAST_TOKENS, PROVED_SHARE * prompt))
         return Verdict(source, hollow=False, miss_reason=loaded.miss_reason if few else None)
-    return Verdict(source, hollow=False, miss_reason=f"the engine reused {cached:,} of {expected:,} tokens it had")
+    reason = Reason(ReasonCode.REUSED_LESS, {"reused": cached, "held": expected})
+    return Verdict(source, hollow=False, miss_reason=reason)

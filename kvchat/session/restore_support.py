@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from kvchat.words.language import N_, _, ended, retold, sentences
+from kvchat.words.language import N_, _, sentences
+from kvchat.words.reasons import Reason, ReasonCode
 
 HOLLOW_LIMIT = 2  # so many hollow restores in a row, and a proved strategy is given up for a more careful one
 
@@ -49,31 +50,30 @@ class Finding:
 
     strategy: Strategy
     proved: bool  # by the self-test or a restore since; else assumed from the model's architecture
-    reason: str = ""  # why it is not what the architecture promises, or not proved; in words, often empty
+    reason: Reason | None = None  # why it is not what the architecture promises, or not proved
     hollow: int = 0  # hollow restores since the last one that held
 
     @property
     def words(self) -> str:
         """What it means for the user, in sentences."""
-        why = f"{(told := retold(self.reason))[0].upper()}{told[1:]}" if self.reason else ""
         if not self.strategy.saves:
             words = _("Chats cannot be remembered here: they are read again, and nothing is kept of them.")
         elif self.proved:
             words = _("Chats are remembered here: {how}.", how=_(_REACH[self.strategy]))
         else:
             words = _("Chats should be remembered here, as the first will show: {how}.", how=_(_REACH[self.strategy]))
-        return sentences(words, ended(why) if why else "")
+        return sentences(words, self.reason.in_a_sentence if self.reason else "")
 
     def after_restore(self, *, hollow: bool) -> Finding:
         """What is known after one more restore in a real turn."""
         if not hollow:
             return replace(self, proved=True, hollow=0)
-        words = N_("the engine loaded a chat and did not use it")
+        reason = Reason(ReasonCode.UNUSED)
         if self.proved:
             if self.hollow + 1 < HOLLOW_LIMIT:
                 return replace(self, hollow=self.hollow + 1)
-            words = f"the engine loaded {HOLLOW_LIMIT} chats in a row and used neither"
-        return Finding(self.strategy.more_careful, proved=False, reason=words)
+            reason = Reason(ReasonCode.UNUSED_AGAIN, {"count": HOLLOW_LIMIT})
+        return Finding(self.strategy.more_careful, proved=False, reason=reason)
 
 
 _REACH = {

@@ -17,14 +17,14 @@ from kvchat.engine.speaking.errors import EngineError, EngineRefused
 from kvchat.engine.speaking.wire import ChatMessage
 from kvchat.kvstore.block_store import BlockStore
 from kvchat.kvstore.files import disk
-from kvchat.kvstore.savepoint import Bounds, StoreRefused, Tokens
+from kvchat.kvstore.savepoint import Bounds, NotSaved, StoreRefused, Tokens
 from kvchat.session.events import SaveSkipped, SessionEvent
 from kvchat.session.host import ReadyEngine
-from kvchat.session.lease import Lease
+from kvchat.session.lease import Lease, why_not_saved
 from kvchat.session.proof import PROVED_SHARE
 from kvchat.session.restore_support import Finding, Strategy
 from kvchat.session.slots.pool import Slots
-from kvchat.words.language import N_
+from kvchat.words.reasons import Reason, ReasonCode
 
 LENGTH = 96  # tokens tried with; a restore of fewer than 32 is never worth it
 BEYOND = 64  # tokens by which a conversation must exceed the sliding window to tell anything
@@ -34,10 +34,6 @@ LIMIT_S, ERASE_S = 60.0, 5.0
 COPIES = 4  # of a slot file that there must be room for: two saves, their blocks, a restore
 
 _NAME = "self-test"
-
-
-class _Unclear(Exception):
-    """The trial could not be carried out; the message says why, in words."""
 
 
 async def self_test(host: ReadyEngine) -> Finding:
@@ -51,9 +47,13 @@ async def self_test(host: ReadyEngine) -> Finding:
         async with asyncio.timeout(LIMIT_S), _trial(host) as trial:
             return await trial.run(promised)
     except TimeoutError:
-        return Finding(promised, proved=False, reason=N_("the engine is too slow to try it out beforehand"))
-    except (_Unclear, EngineRefused, StoreRefused, OSError) as error:
-        return Finding(promised, proved=False, reason=f"it could not be tried out beforehand ({error})")
+        return Finding(promised, proved=False, reason=Reason(ReasonCode.TOO_SLOW_TO_TRY))
+    except (EngineRefused, StoreRefused, OSError) as error:
+        return Finding(promised, proved=False, reason=_not_tried(why_not_saved(error)))
+
+
+def _not_tried(reason: Reason) -> Reason:
+    return Reason(ReasonCode.NOT_TRIED, {"reason": reason})
 
 
 @contextlib.asynccontextmanager
@@ -81,7 +81,7 @@ class _Trial:
     def __init__(self, host: ReadyEngine, store: BlockStore) -> None:
         self._host = host
         self._slots = Slots(store)
-        self._skipped = ""
+        self._skipped = Reason(ReasonCode.NOTHING_HELD)
 
     def _hear(self, event: SessionEvent) -> None:
         if isinstance(event, SaveSkipped):
@@ -92,29 +92,29 @@ class _Trial:
         window = self._host.window
         length = max(LENGTH, window + BEYOND) if window else LENGTH
         text = await self._text(length + 2 * NEXT)
-        strategy, reason = promised, ""
+        strategy, reason = promised, None
         if promised is Strategy.COMPLETE and window >= LENGTH and (fault := await self._fault(promised, text, LENGTH)):
             strategy, reason = (Strategy.LONG if window < self._host.limit else Strategy.NONE), fault
         proved = True
         if strategy.saves and (why := await self._why_not_tried(text, length)):
-            proved, reason = False, reason or f"it could not be tried out beforehand ({why})"
+            proved, reason = False, reason or _not_tried(why)
         while proved and strategy.saves and (fault := await self._fault(strategy, text, length)):
             strategy, reason = strategy.more_careful, fault
         if promised is Strategy.COMPLETE and strategy in (Strategy.LONG, Strategy.NONE):
-            reason += "; --swa-full among the engine's extra arguments may change that, at the price of memory"
+            reason = Reason(ReasonCode.NEEDS_SWA_FULL, {"reason": reason})
         return Finding(strategy, proved, reason)
 
-    async def _why_not_tried(self, text: Tokens, length: int) -> str:
-        """Why a text of so many tokens cannot be tried in short time; empty where it can."""
+    async def _why_not_tried(self, text: Tokens, length: int) -> Reason | None:
+        """Why a text of so many tokens cannot be tried in short time; None where it can."""
         if len(text) < length + 2 * NEXT or length + 2 * NEXT >= self._host.context_size:
-            return N_("the model's sliding window is as long as the context")
+            return Reason(ReasonCode.WINDOW_AS_CONTEXT)
         if length > LENGTH:
             read = await self._host.engine.prefill(text[-LENGTH:])
             if length * read.prompt_ms / LENGTH > LONGEST_MS:
-                return N_("that would take long with this model")
-        return ""
+                return Reason(ReasonCode.TAKES_LONG)
+        return None
 
-    async def _fault(self, strategy: Strategy, text: Tokens, length: int) -> str | None:
+    async def _fault(self, strategy: Strategy, text: Tokens, length: int) -> Reason | None:
         """What does not work of a strategy, None if it holds."""
         host = replace(self._host, finding=Finding(strategy, proved=False))
         lease = Lease(self._slots, self._slots.all[0], host, _NAME, self._hear)
@@ -122,19 +122,19 @@ class _Trial:
         await self._save(lease, saved)
         hot = await host.engine.prefill(saved + following)
         if hot.cache_n < PROVED_SHARE * length:
-            raise _Unclear(N_("the engine reads a short chat again even if it has it already"))
+            raise NotSaved(Reason(ReasonCode.NEVER_REUSES))
         if fault := await self._restored(lease, saved + following, length):
             return fault
         if not strategy.can_cut:
             return None
         half, quarter = length // 2, length // 4
         if fault := await self._restored(lease, saved[:half] + other, half):
-            return f"part of what was saved is of no use: {fault}"
+            return Reason(ReasonCode.NO_PARTS, {"reason": fault})
         # And the engine by itself, from what it has in its slot.
         lease.slot.forget()
         again = await host.engine.prefill(saved[:quarter] + following)
         if again.cache_n < PROVED_SHARE * quarter:
-            return f"the engine cannot go back: it used {again.cache_n} of {quarter} tokens"
+            return Reason(ReasonCode.NO_WAY_BACK, {"used": again.cache_n, "tokens": quarter})
         return None
 
     async def _save(self, lease: Lease, tokens: Tokens) -> None:
@@ -143,22 +143,22 @@ class _Trial:
         await lease.settle(tokens)
         point = await lease.save(tokens)
         if point is None:
-            raise _Unclear(self._skipped)
+            raise NotSaved(self._skipped)
         if COPIES * point.size > await asyncio.to_thread(disk.free_bytes, lease.engine.slot_path):
-            raise _Unclear(N_("too little room for its files"))
+            raise NotSaved(Reason(ReasonCode.LITTLE_ROOM))
         await self._slots.absorb()
 
-    async def _restored(self, lease: Lease, prompt: Tokens, length: int) -> str | None:
+    async def _restored(self, lease: Lease, prompt: Tokens, length: int) -> Reason | None:
         """As at the beginning of a turn, from an empty slot: what went wrong, None if `length` tokens came back."""
         engine = lease.engine.engine
         await engine.erase_slot()
         lease.slot.forget()
         loaded = await lease.load(prompt)
         if loaded.restore is None:
-            return loaded.miss_reason or N_("nothing was loaded")
+            return loaded.miss_reason or Reason(ReasonCode.NOTHING_LOADED)
         read = await engine.prefill(prompt)
         if read.cache_n < PROVED_SHARE * length:
-            return f"the engine accepted {length} tokens and then used {read.cache_n} of them"
+            return Reason(ReasonCode.USED_LESS, {"accepted": length, "used": read.cache_n})
         return None
 
     async def _text(self, length: int) -> Tokens:

@@ -13,9 +13,9 @@ from kvchat.engine.speaking.errors import EngineRefused
 from kvchat.engine.speaking.wire import ChatMessage
 from kvchat.kvstore.savepoint import Tokens
 from kvchat.session.events import SaveSkipped, Saving, Tell
-from kvchat.session.lease import Lease
+from kvchat.session.lease import Lease, why_not_saved
 from kvchat.system.concurrency import Interruption
-from kvchat.words.language import N_
+from kvchat.words.reasons import Reason, ReasonCode
 
 Boundary = Callable[[], Coroutine[Any, Any, Tokens]]
 R = TypeVar("R")
@@ -50,7 +50,7 @@ class Settling:
         try:
             await self._run(lease, boundary, label, going_on)
         except EngineRefused as refusal:
-            self._tell(SaveSkipped(refusal.message))
+            self._tell(SaveSkipped(why_not_saved(refusal)))
 
     async def _run(self, lease: Lease, find: Boundary, label: str | None, going_on: Sequence[ChatMessage]) -> None:
         engine = lease.engine
@@ -65,7 +65,7 @@ class Settling:
         if settled and keeps:
             await self._save(lease, boundary, label)
         elif keeps and (self._goes_on or not await lease.keep_what_was_read(label)):
-            self._tell(SaveSkipped(N_("the next message came first")))
+            self._tell(SaveSkipped(Reason(ReasonCode.NEXT_MESSAGE)))
 
     async def _save_where_it_goes_on(self, lease: Lease, label: str | None, going_on: Sequence[ChatMessage]) -> None:
         """Also save at the very end of a reply that may be continued: the turn boundary is beyond."""

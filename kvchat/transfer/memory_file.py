@@ -56,10 +56,10 @@ def told_of(brought: Brought, tried: TriedOut) -> str:
         came = _("Its memory came along: {tokens}, {size}, made with {model}.", tokens=tokens, size=bytes_, model=model)
     came = sentences(came, _(NOT_VERIFIED))
     if tried.waits:
-        why = _("It could not be tried out yet: {reason}.", reason=tried.reason.rstrip(".")) if tried.reason else ""
+        why = _("It could not be tried out yet: {reason}.", reason=tried.reason.words) if tried.reason else ""
         return sentences(came, why or _("It is tried out when the chat goes on."))
     if tried.reason:
-        return _("{came} Here the chat will be read again: {reason}.", came=came, reason=tried.reason.rstrip("."))
+        return _("{came} Here the chat will be read again: {reason}.", came=came, reason=tried.reason.words)
     return _(
         "{came} It was tried out and works here: {tokens} of {of} tokens need not be read again.",
         came=came,

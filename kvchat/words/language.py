@@ -12,7 +12,6 @@ from __future__ import annotations
 import gettext
 import locale
 import os
-import re
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -30,7 +29,6 @@ LANGUAGES = {  # as each calls itself
 }
 CATALOGUES = Path(__file__).parent.parent / "locale"
 _DOMAIN = "kvchat"
-_GAPS = re.compile(r"\*[^*]+\*(?:, \*[^*]+\*)*|\d+(?:,\d{3})*(?:\.\d+)?(?: \([a-z]+\))?")
 _FROM_THE_RIGHT = {"ar", "fa", "he", "ur"}  # none of them is spoken yet
 _WITHOUT_SPACES = {"ja", "zh_Hans", "zh_Hant"}
 _WIDE = {"; ": "；", ": ": "：", " (": "（", ")": "）"}
@@ -125,33 +123,6 @@ def with_marks(figure: str) -> str:
     """A figure that was written as in English, with the marks for thousands and decimals."""
     marks = {ord(","): pgettext("between thousands", ","), ord("."): pgettext("before decimals", ".")}
     return figure.translate(marks)
-
-
-def retold(reason: str) -> str:
-    """A reason that is kept in English, in the language in force, as far as the catalogue knows its parts.
-
-    They are marked with `N_` where they come from: what stands before and in brackets or after a colon or semicolon,
-    with … for each figure (a word in brackets after it goes with it) and for *names*, which come in the same order in
-    every language.
-    """
-    if (whole := _(reason)) != reason:
-        return whole
-    shape, gaps = _GAPS.sub("…", reason), map(_gap, _GAPS.findall(reason))
-    if (told := _(shape)) != shape:
-        return re.sub("…", lambda gap: next(gaps, gap[0]), told)
-    for begin, end in (("; ", ""), (": ", ""), (" (", ")")):
-        head, found, rest = reason.partition(begin)
-        if found and rest.endswith(end):
-            return f"{retold(head)}{mark(begin)}{retold(rest.removesuffix(end))}{mark(end)}"
-    return reason
-
-
-def _gap(words: str) -> str:
-    """As in "5,000", "3 (user)" and "*grep*, *list*"."""
-    if words.startswith("*"):
-        return listed(words.split(", "))
-    figure, bracket, word = words.partition(" (")
-    return f"{with_marks(figure)}{bracket}{_(word.removesuffix(')'))}{')' if bracket else ''}"
 
 
 def _known(tag: str) -> str:

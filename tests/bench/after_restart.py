@@ -80,7 +80,8 @@ async def _questions(home: BenchHome, chat_id: str) -> list[Message]:
 
 def _step(name: str, reply: Reply) -> Step:
     receipt = reply.receipt
-    return Step(name, receipt.cached_tokens, receipt.prompt_tokens, receipt.source.value, receipt.miss_reason)
+    why = receipt.miss_reason.english if receipt.miss_reason else None
+    return Step(name, receipt.cached_tokens, receipt.prompt_tokens, receipt.source.value, why)
 
 
 def lines(result: AfterRestart) -> list[str]:

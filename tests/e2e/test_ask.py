@@ -79,7 +79,7 @@ def test_another_model_is_another_fingerprint(
     home, chat = begun[0].copy(tmp_path / "home"), begun[1]
     receipt = home.ask("--chat", chat, "--model", str(tiny_model("qwen35")), QUESTION)["receipt"]
     assert receipt["source"] == "cold"
-    assert receipt["miss_reason"] == "saved with another model"
+    assert receipt["miss_code"] == "other-model"
 
 
 def test_no_model_and_no_such_chat_are_said_in_words(home: Home, tiny_model: Callable[[str], Path]) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from kvchat.session.proof import Source
+from kvchat.words.reasons import Reason, ReasonCode
 from tests.e2e.restarts import GREEDY, SYSTEM, App, receipt
 
 pytestmark = pytest.mark.e2e
@@ -39,6 +40,6 @@ async def test_recurrent_state_stays_with_its_build(tmp_path: Path, tiny_model: 
     await old.once(lambda runtime: runtime.chat.send(chat, "Which is the longest bridge?", GREEDY))
     second = receipt(await new.once(lambda runtime: runtime.chat.send(chat, "And the shortest?", GREEDY)))
     assert (second.source, second.cached_tokens) == (Source.COLD, 0)
-    assert second.miss_reason == "saved with other engine settings (engine build)"
+    assert second.miss_reason == Reason(ReasonCode.OTHER_SETTINGS, {"settings": (Reason(ReasonCode.BUILD),)})
     back = receipt(await old.once(lambda runtime: runtime.chat.retry(chat, GREEDY)))
     assert back.source is Source.DISK

@@ -21,6 +21,7 @@ from kvchat.session.events import Saved, SaveSkipped, Saving
 from kvchat.session.proof import Source
 from kvchat.settings import Settings
 from kvchat.system.paths import resolve_paths
+from kvchat.words.reasons import ReasonCode
 from tests.e2e.home import engine_path, notes
 
 pytestmark = pytest.mark.e2e
@@ -158,7 +159,7 @@ async def test_below_the_floor_nothing_is_saved_and_the_user_is_told(
         assert await app.say(chat, "Hello", Sampling(max_tokens=4)) is not None
         skipped = app.of(SaveSkipped)[0]
         assert isinstance(skipped, SaveSkipped)
-        assert "free" in skipped.reason
+        assert skipped.reason.code is ReasonCode.DISK_NEARLY_FULL
         assert not app.of(Saved)
 
 

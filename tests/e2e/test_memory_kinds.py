@@ -14,8 +14,8 @@ from kvchat.chat.record.messages import Message
 from kvchat.engine.speaking.wire import Sampling
 from kvchat.kvstore.files.memory_files import MEMORY_FOLDER
 from kvchat.runtime import Runtime
-from kvchat.session.planning import TOO_SHORT
 from kvchat.session.proof import Source
+from kvchat.words.reasons import Reason, ReasonCode
 from tests.e2e.home import Home, engine_arguments, notes
 from tests.e2e.restarts import GREEDY, SYSTEM, App, receipt
 from tests.models import tiny_model as make_tiny_model
@@ -81,7 +81,7 @@ async def test_of_a_chat_that_the_engine_cannot_restore_nothing_is_saved(tmp_pat
 
     replies = [receipt(await app.once(ask)) for _ in range(2)]
     assert [reply.source for reply in replies] == [Source.COLD, Source.COLD]
-    assert replies[1].miss_reason == TOO_SHORT
+    assert replies[1].miss_reason == Reason(ReasonCode.TOO_SHORT)
     assert save_points == [0, 0]
     assert notices == ["Short chats cannot be remembered here"]
 

@@ -26,6 +26,7 @@ from kvchat.session.self_test import LENGTH
 from kvchat.settings import Settings
 from tests.e2e.home import engine_path, notes
 from tests.gateway.doors import chat_body, door
+from tests.kvstore.true_files import is_damage
 from tests.models import tiny_model
 from tests.running import opened
 from tests.store_contents import StoreContents, flip_a_byte
@@ -274,4 +275,4 @@ async def test_a_flipped_byte_of_a_block_reaches_no_engine(
             assert receipt.source is Source.COLD or way == "looked at"
             assert (receipt.restored_bytes, receipt.cached_tokens < few) == (0, way != "looked at")
     assert staged
-    assert all(isinstance(outcome, Miss) and "damaged" in outcome.reason for outcome in staged), staged
+    assert all(isinstance(outcome, Miss) and is_damage(outcome.reason) for outcome in staged), staged

@@ -26,6 +26,7 @@ from kvchat.session.proof import Source
 from kvchat.session.restore_support import Strategy
 from kvchat.settings import Settings
 from kvchat.system.paths import resolve_paths
+from kvchat.words.reasons import Reason, ReasonCode
 from tests.engine.waiting import until
 from tests.engine_fixtures import FakeEngine
 from tests.library.gguf_files import LLAMA, write_gguf
@@ -116,7 +117,7 @@ async def test_a_slot_that_another_program_uses_is_not_touched_when_the_server_i
                 assert not asked
                 assert runtime.engine.current.finding is not None
                 assert runtime.engine.current.finding.strategy.saves
-                assert "another program" in runtime.engine.current.finding.reason
+                assert runtime.engine.current.finding.reason == Reason(ReasonCode.IN_USE)
             assert (await somebody_else.prefill([7] * 100)).cache_n == 99
 
 

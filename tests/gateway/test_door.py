@@ -84,7 +84,7 @@ async def test_an_answer_goes_through_as_it_is_and_its_receipt_follows(at: OpenD
     ] * 2
     assert first.pop("model") == listed[1]["answering-model"] == told["model"]
     assert {name: str(listed[1][name]) for name in first if name != "restore-ms"} | {"restore-ms": "0"} == first
-    assert set(first) == {*names, "miss"}, "there is a reason for the first"
+    assert set(first) == {*names, "miss", "miss-code"}, "there is a reason for the first"
     metrics = await at.client.get("/metrics")
     families = {one.name: one.samples for one in text_string_to_metric_families(metrics.text)}
     assert metrics.headers["content-type"].startswith("text/plain; version=")

@@ -15,14 +15,11 @@ import pytest
 
 from kvchat.engine.finding.discovery import EngineLocation
 from kvchat.engine.running.plan import free_port
-from kvchat.gateway.medicine import Medicine, Parting
+from kvchat.gateway.medicine import MENDED_BY, Medicine, Parting
 from kvchat.gateway.requests import ABOUT, Passage
 from kvchat.gateway.totals import Totals
-from kvchat.kvstore.housekeeping import PRUNED_BY_USER
-from kvchat.kvstore.restoring import GOES_ON_OTHERWISE, NOTHING_ALIKE
-from kvchat.session.planning import NOT_WORTH_IT
-from kvchat.session.proof import NOT_REUSED
 from kvchat.settings import Settings
+from kvchat.words.reasons import Reason, ReasonCode
 from tests.engine_fixtures import FakeEngine
 from tests.gateway import agents
 from tests.gateway.corpus import TEMPLATE
@@ -91,17 +88,17 @@ async def test_why_it_was_read_again_is_told_in_the_receipt_and_added_up(tmp_pat
     told = receipt_in(await ask(at, agents.opencode(date=TOMORROW)))
     parting = at.last.broken
     assert parting is not None
-    assert told["miss"] == "the date in the system prompt"
-    assert parting.rule == "hold-clock"
+    assert told["miss-code"] == ReasonCode.DATE_IN_SYSTEM
+    assert MENDED_BY[parting.cause.code] == "hold-clock"
     assert TODAY in parting.before
     assert TOMORROW in parting.after
     listed = (await at.client.get("/kvchat/requests", headers={"user-agent": "opencode/1"})).json()["last"][0]
-    assert listed["miss"] == "the date in the system prompt"
+    assert (listed["miss"], listed["miss-code"]) == (told["miss"], told["miss-code"])
     assert TOMORROW not in json.dumps(listed)
     assert "changes" not in listed
     total = at.runtime.door.totals.by_program()["opencode"]
     assert total.requests == 2
-    assert total.misses["the date in the system prompt"].tokens == (at.last.prompt or 0) - (at.last.cached or 0)
+    assert total.misses[ReasonCode.DATE_IN_SYSTEM].tokens == (at.last.prompt or 0) - (at.last.cached or 0)
     await at.runtime.door.close()
     assert Totals(tmp_path / "home" / "state" / "programs.json").by_program()["opencode"] == total
 
@@ -131,9 +128,9 @@ async def test_a_prompt_that_goes_on_is_no_miss_nor_is_another_conversation(at: 
     other["messages"][1]["content"] = "And how does the lexer know where it is?"
     await ask(at, other)
     assert at.last.parting is not None
-    assert at.last.parting.cause == "another conversation begins"
+    assert at.last.parting.cause == Reason(ReasonCode.OTHER_CONVERSATION)
     assert at.last.broken is None
-    assert at.last.why == ""
+    assert at.last.why is None
 
 
 async def test_a_change_at_the_end_is_not_blamed_for_what_stands_before_it(at: OpenDoor) -> None:
@@ -144,9 +141,9 @@ async def test_a_change_at_the_end_is_not_blamed_for_what_stands_before_it(at: O
     await ask(at, agents.opencode(date=TOMORROW))
     parting, passage = at.last.parting, at.last
     assert parting is not None
-    assert parting.cause == "the date in the system prompt"
+    assert parting.cause == Reason(ReasonCode.DATE_IN_SYSTEM)
     assert (passage.found or 0) < parting.at - ABOUT
-    assert (passage.broken, passage.why) == (None, NOTHING_ALIKE)
+    assert (passage.broken, passage.why) == (None, Reason(ReasonCode.NOTHING_ALIKE))
     assert not at.runtime.door.totals.by_program()["opencode"].misses
 
 
@@ -154,28 +151,31 @@ async def test_only_what_was_kept_once_is_said_to_be_gone(at: OpenDoor) -> None:
     """A program has many conversations: what was deleted of one is no reason why another is read."""
     first, store = agents.opencode(), at.runtime.save_points
     await ask(at, first)
-    assert at.last.why == NOTHING_ALIKE
+    assert at.last.why == Reason(ReasonCode.NOTHING_ALIKE)
     other, later = copy.deepcopy(first), copy.deepcopy(first)
     other["messages"][1]["content"] = "And how does the lexer know where it is?"
     later["messages"] += [agents.assistant("By counting."), agents.user("And the printer?")]
     title = {"messages": [agents.user("Name this chat. " * 20)]}
-    for body, reason in ((title, NOTHING_ALIKE), (other, PRUNED_BY_USER), (later, PRUNED_BY_USER)):
+    alike, pruned = ReasonCode.NOTHING_ALIKE, ReasonCode.PRUNED_BY_USER
+    for body, reason in ((title, alike), (other, pruned), (later, pruned)):
         await at.runtime.stop_engine()
         await store.prune(await store.plan_prune(0))
         await ask(at, body)
         assert at.last.cached == 0
-        assert at.last.why == reason
+        assert at.last.why == Reason(reason)
     total = at.runtime.door.totals.by_program()["opencode"]
-    assert {cause: one.times for cause, one in total.misses.items()} == {PRUNED_BY_USER: 2}
+    assert {cause: one.times for cause, one in total.misses.items()} == {pruned: 2}
 
 
 @pytest.mark.parametrize("whole", [True, False])
 def test_where_prompts_part_is_told_only_where_nothing_else_is_known(whole: bool) -> None:
     """A restore that failed, or was left, is the reason; where prompts part would have been none."""
-    parting = Parting(0, 900, "the system prompt was changed", about="the system prompt was changed")
-    for miss in ("", NOTHING_ALIKE, GOES_ON_OTHERWISE, NOT_WORTH_IT, NOT_REUSED, PRUNED_BY_USER):
+    parting = Parting(0, 900, Reason(ReasonCode.SYSTEM_CHANGED))
+    untold = Reason(ReasonCode.NOTHING_ALIKE), Reason(ReasonCode.GOES_ON_OTHERWISE)
+    told_of = Reason(ReasonCode.NOT_WORTH_IT), Reason(ReasonCode.NOT_REUSED), Reason(ReasonCode.PRUNED_BY_USER)
+    for miss in (None, *untold, *told_of):
         passage = Passage(1, "zed", "/v1/messages", 0.0, found=0, prompt=900, miss=miss, parting=parting, whole=whole)
-        told = miss in ("", NOTHING_ALIKE, GOES_ON_OTHERWISE)
+        told = miss not in told_of
         assert passage.why == (parting.cause if told else miss)
         assert (passage.broken is parting) == told
 
@@ -222,13 +222,13 @@ async def test_it_is_told_after_a_restart_as_well(
         await ask(at, agents.opencode(question, date=TOMORROW))
         parting = at.last.broken
         assert parting is not None
-        assert parting.cause == "the date in the system prompt"
+        assert parting.cause == Reason(ReasonCode.DATE_IN_SYSTEM)
         assert TODAY in parting.before
         assert TOMORROW in parting.after
         assert parting.at > 100
     async with door(tmp_path / "home", settings) as at:
         await ask(at, agents.opencode(agents.user("What else? " * 20), date=TODAY))
-        assert at.last.why == ""
+        assert at.last.why is None
         assert (at.last.cached or 0) > 100
 
 
@@ -247,11 +247,11 @@ async def test_the_billing_header_of_claude_code_before_the_real_engine(
     async with door(tmp_path / "home", settings) as at:
         for version in ("2.1.177", "2.1.178"):
             await ask(at, updated(version), "/v1/messages")
-        assert at.last.why == "the billing header"
+        assert at.last.why == Reason(ReasonCode.BILLING_HEADER)
         assert (at.last.cached or 0) < 0.2 * (at.last.prompt or 0)
         await at.runtime.apply_settings(replace(at.runtime.settings, door_rules=("claude-cli billing-header",)))
         for version in ("2.1.179", "2.1.180"):
             await ask(at, updated(version), "/v1/messages")
-        assert at.last.why == ""
+        assert at.last.why is None
         assert (at.last.cached or 0) > 0.9 * (at.last.prompt or 0)
         assert at.last.mended == {"billing-header": at.last.cached}

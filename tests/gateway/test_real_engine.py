@@ -22,6 +22,7 @@ from kvchat.gateway.dialects.asked import GENERATING, READING, understood
 from kvchat.gateway.dialects.prompts import boundary_after, prompt_of
 from kvchat.settings import Settings
 from kvchat.system.paths import resolve_paths
+from kvchat.words.reasons import Reason, ReasonCode
 from tests.engine.waiting import until
 from tests.gateway.corpus import GOING_ON, REQUESTS, SYSTEM, TEMPLATE
 from tests.gateway.doors import OpenDoor, chat_body, door, events, receipt_in
@@ -97,7 +98,7 @@ async def faults(at: OpenDoor, direct: httpx2.AsyncClient, where: str, body: dic
         if (one := said(ours.text, stream)) != (other := said(theirs.text, stream)):
             yield f"stream {stream}: {one}\n instead of {other}"
         passage = at.last
-        if passage.miss == forwarder.RENDERS_OTHERWISE:
+        if passage.miss == Reason(ReasonCode.RENDERS_OTHERWISE):
             yield passage.miss
         if stream and receipt_in(ours.text)["prompt"] != passage.prompt:
             yield "the receipt says otherwise"
@@ -114,7 +115,7 @@ async def ids_fault(at: OpenDoor, where: str, body: dict[str, Any]) -> str:
     await at.settled()
     found, prompt = passage.found or 0, passage.prompt or 0
     known = found + passage.read >= prompt - BATCH_SIZE and passage.cached == min(found, prompt - 1)
-    if passage.miss == forwarder.RENDERS_OTHERWISE or not known:
+    if passage.miss == Reason(ReasonCode.RENDERS_OTHERWISE) or not known:
         return f"of {passage.prompt} tokens {passage.found} were found, {passage.read} read, {passage.cached} of use"
     return ""
 
@@ -349,7 +350,7 @@ async def test_messages_are_answered_in_the_slot_that_was_chosen_for_them(
                 last = max(slots, key=lambda slot: slot.get("id_task", -1))
                 assert last["id"] == at.last.slot, [turn, words]
                 used.add(last["id"])
-                assert at.last.miss != forwarder.RENDERS_OTHERWISE
+                assert at.last.miss != Reason(ReasonCode.RENDERS_OTHERWISE)
                 if turn:
                     assert (at.last.cached or 0) >= (at.last.prompt or 0) - 40, at.last
                 await at.settled()

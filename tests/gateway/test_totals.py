@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 
 from kvchat.gateway.totals import KEPT_DAYS, MOST_PROGRAMS, Sum, Total, Totals
+from kvchat.words.reasons import ReasonCode
 
 NOON = datetime(2026, 11, 22, 12)
 
 
 def asked(days: int = 0, **others: Sum) -> Total:
     at = (NOON + timedelta(days=days)).timestamp()
-    return Total(1, 1000, 900, 4000.0, at, {"the date": Sum(1, 100, 400.0)}, dict(others))
+    return Total(1, 1000, 900, 4000.0, at, {ReasonCode.DATE_IN_SYSTEM: Sum(1, 100, 400.0)}, dict(others))
 
 
 def test_what_was_counted_is_there_after_a_restart(tmp_path: Path) -> None:
@@ -27,7 +28,7 @@ def test_what_was_counted_is_there_after_a_restart(tmp_path: Path) -> None:
     for kept in (totals, Totals(tmp_path / "programs.json")):
         zed = kept.by_program()["zed"]
         assert (zed.requests, zed.prompt, zed.cached, zed.saved_ms, zed.share) == (2, 2000, 1800, 8000.0, 0.9)
-        assert zed.misses == {"the date": Sum(2, 200, 800.0)}
+        assert zed.misses == {ReasonCode.DATE_IN_SYSTEM: Sum(2, 200, 800.0)}
         assert zed.mended == {"rule": Sum(1, 50, 200.0)}
         assert zed.last_at == (NOON + timedelta(days=1)).timestamp()
         assert set(kept.by_program()) == {"zed", "codex"}

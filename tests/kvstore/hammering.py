@@ -14,7 +14,7 @@ from itertools import count
 from pathlib import Path
 
 from kvchat.kvstore.savepoint import Miss, StoreRefused
-from tests.kvstore.true_files import HYBRID, Bench
+from tests.kvstore.true_files import HYBRID, Bench, is_damage
 
 CONVERSATIONS = ("thesis", "letter", "recipe")
 
@@ -37,8 +37,8 @@ def hammer(folder: Path, seed: int, quota: int) -> None:
             if not isinstance(plan, Miss):
                 staged = bench.store.stage(plan, bench.slots)
                 if isinstance(staged, Miss):
-                    if "damaged" in staged.reason:
-                        sys.exit(f"found damage: {staged.reason}")
+                    if is_damage(staged.reason):
+                        sys.exit(f"found damage: {staged.reason.english}")
                 elif bench.read(staged) != HYBRID.slot_file(plan.save_point.tokens):
                     sys.exit("was given wrong bytes")
             if dice.random() < 0.2:

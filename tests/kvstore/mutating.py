@@ -117,11 +117,11 @@ def drive(dice: random.Random, bench: Bench, seen: Counter[str]) -> None:
         prompt, can_cut = dice.choice(asked), dice.random() < 0.5
         plan = bench.find(prompt, can_cut=can_cut, conversation=dice.choice([*CHATS, "diary", "new"]))
         if isinstance(plan, Miss):
-            seen[plan.reason.split(" (")[0][:60]] += 1
+            seen[plan.reason.code] += 1
             return
         staged = store.stage(plan, bench.slots)
         if isinstance(staged, Miss):
-            seen[staged.reason.split(" (")[0][:60]] += 1
+            seen[staged.reason.code] += 1
             return
         held = plan.save_point.tokens[: staged.n_tokens]
         given = bench.read(staged)

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from kvchat.kvstore.admission import GB, check_room, default_quota
 from kvchat.kvstore.parts import BadFiles
-from kvchat.kvstore.savepoint import StoreRefused
+from kvchat.kvstore.savepoint import NotSaved
+from kvchat.words.reasons import ReasonCode
 
 
 def test_the_default_quota_grows_with_the_model_and_the_disk() -> None:
@@ -42,7 +43,9 @@ def test_what_is_set_aside_stays_within_three_files_and_a_tenth(files: list[tupl
 
 def test_room_is_refused_at_the_floor_and_not_before() -> None:
     check_room(100, 100, free=200, quota=100, floor=100)
-    with pytest.raises(StoreRefused, match="nearly full"):
+    with pytest.raises(NotSaved) as nearly_full:
         check_room(100, 101, free=200, quota=100, floor=100)
-    with pytest.raises(StoreRefused, match="larger than the limit on the disk"):
+    with pytest.raises(NotSaved) as too_large:
         check_room(101, 0, free=200, quota=100, floor=100)
+    codes = [one.value.reason.code for one in (nearly_full, too_large)]
+    assert codes == [ReasonCode.DISK_NEARLY_FULL, ReasonCode.OVER_LIMIT]

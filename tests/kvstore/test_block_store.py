@@ -21,6 +21,7 @@ from kvchat.kvstore.layout.plan import with_masked_rows
 from kvchat.kvstore.savepoint import Bounds, Cancelled, Miss, RestorePlan, StagedFile, StoreRefused, Tier, Tokens
 from kvchat.kvstore.saving import Window
 from kvchat.kvstore.store import SavePointStore
+from kvchat.words.reasons import Reason, ReasonCode
 from tests.kvstore.layout.test_plan import made
 from tests.kvstore.slot_files import FINGERPRINT, parse_bytes
 from tests.kvstore.true_files import FULL, HYBRID, WINDOW, Bench, Model, die
@@ -188,7 +189,7 @@ def test_what_cannot_be_cut_restores_the_longest_whole_save_point(tmp_path: Path
     assert plan_of(bench.find(text(300), can_cut=False)).tokens_used == 100  # a token must be left to evaluate
     assert bench.restored(text(400), can_cut=False) == HYBRID.slot_file(text(300))
     changed = bench.find(text(90) + (7,) * 50, can_cut=False)
-    assert changed == Miss("the chat was changed before what was kept of it, and this model cannot go back")
+    assert changed == Miss(Reason(ReasonCode.CANNOT_GO_BACK))
 
 
 @pytest.mark.parametrize("length", [33, 255, 256, 257, 400])
@@ -287,19 +288,21 @@ def test_a_file_with_the_row_its_window_lacks_is_warm_before_anyone_asks(
 
 
 def test_every_miss_says_why(bench: Bench) -> None:
-    def reason(prompt: Tokens, conversation: str = "thesis", **changes: str) -> str:
+    def reason(prompt: Tokens, conversation: str = "thesis", **changes: str) -> Reason:
         fingerprint = replace(FINGERPRINT, **changes) if changes else FINGERPRINT
         result = bench.store.find(fingerprint, prompt, can_cut=True, conversation_id=conversation)
         assert isinstance(result, Miss)
         return result.reason
 
-    assert reason(text(100)) == "nothing is kept of this chat"
+    assert reason(text(100)) == Reason(ReasonCode.NOTHING_SAVED)
     point = bench.save("thesis", text(100))
-    assert reason(text(100), model="qwen:1") == "saved with another model"
-    assert reason(text(100), kv_type_k="q8_0") == "saved with other engine settings (KV type of K)"
-    assert reason(text(5) + text(95, start=500)) == "what is saved begins differently (5 tokens in common)"
-    bench.store.set_aside(point, "hollow restore")
-    assert reason(text(100)) == "its memory was set aside: hollow restore"
+    assert reason(text(100), model="qwen:1") == Reason(ReasonCode.OTHER_MODEL)
+    settings = (Reason(ReasonCode.KV_TYPE_K),)
+    assert reason(text(100), kv_type_k="q8_0") == Reason(ReasonCode.OTHER_SETTINGS, {"settings": settings})
+    assert reason(text(5) + text(95, start=500)) == Reason(ReasonCode.BEGINS_DIFFERENTLY, {"shared": 5})
+    hollow = Reason(ReasonCode.HOLLOW, {"accepted": 100, "reused": 0})
+    bench.store.set_aside(point, hollow)
+    assert reason(text(100)) == Reason(ReasonCode.SET_ASIDE, {"reason": hollow})
     assert bench.block_files() == []
 
 
@@ -341,7 +344,7 @@ def test_the_quota_is_kept_and_the_newest_spared(tmp_path: Path) -> None:
         bench.save(f"chat {number}", text(300, start=1000 * (number + 1)))
     assert [one.conversation_id for one in bench.store.usage().conversations] == ["chat 3", "chat 4"]
     gone = bench.find(text(300), conversation="a")
-    assert gone == Miss("its memory was deleted to stay within the limit on the disk")
+    assert gone == Miss(Reason(ReasonCode.PRUNED))
 
 
 def test_what_was_not_used_for_long_goes_with_the_next_save(bench: Bench) -> None:
@@ -358,7 +361,7 @@ def test_what_was_not_used_for_long_goes_with_the_next_save(bench: Bench) -> Non
     left = {one.conversation_id for one in bench.store.usage().conversations}
     assert left == {"used again", "pinned", "new", "newer"}
     gone = bench.find(text(310), conversation="old")
-    assert gone == Miss("its memory was deleted because it had not been used for long")
+    assert gone == Miss(Reason(ReasonCode.EXPIRED))
 
 
 @pytest.mark.parametrize("length", [180, 256, 700])

@@ -11,6 +11,7 @@ import pytest
 from kvchat.chat.deletion.permanent import forget_strangers
 from kvchat.chat.record.database import Database
 from kvchat.kvstore.savepoint import Bounds, Miss, StoreRefused, Tokens, program_of
+from kvchat.words.reasons import Reason, ReasonCode
 from tests.kvstore.true_files import FULL, HYBRID, Bench, Model
 
 BIG = Model(layers=8, row_size=512)
@@ -45,7 +46,7 @@ def test_programs_keep_to_half_and_chats_lose_nothing_by_them(tmp_path: Path) ->
     assert left(bench) == {"chat": 1, AGENT: 2}
     assert bench.store.usage().programs_quota_bytes == bench.store.usage().quota_bytes // 2
     gone = bench.find(text(300, 1000), conversation=AGENT)
-    assert gone == Miss("its memory was deleted to stay within the limit on the disk")
+    assert gone == Miss(Reason(ReasonCode.PRUNED))
 
 
 def test_programs_go_before_chats_when_space_is_short(tmp_path: Path) -> None:
@@ -95,7 +96,7 @@ def test_what_a_program_did_not_use_for_two_weeks_goes(bench: Bench) -> None:
     bench.save("new", text(300, 3000))
     assert left(bench) == {"chat": 1, EDITOR: 1, "new": 1}
     gone = bench.find(text(310, 1000), conversation=AGENT)
-    assert gone == Miss("its memory was deleted because it had not been used for long")
+    assert gone == Miss(Reason(ReasonCode.EXPIRED))
 
 
 def test_a_prompt_too_large_for_programs_is_not_kept(bench: Bench) -> None:

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from kvchat.kvstore.block_store import BlockStore
 from kvchat.kvstore.files import disk, process_locks
 from kvchat.kvstore.savepoint import Bounds, Fingerprint, Miss, RestorePlan, SavePoint, StagedFile, Tokens
+from kvchat.words.reasons import Reason, ReasonCode
 from tests.kvstore.slot_files import FINGERPRINT, MAGIC
 
 F16 = 1
@@ -226,3 +227,9 @@ class Bench:
         """Bytes that everything else of the store takes on disk for long: the index, the folders."""
         warm = sum(disk.tree_size(path) for path in (self.folder / "staging").glob("*/*.slot"))
         return disk.tree_size(self.folder) - self.on_disk() - warm
+
+
+def is_damage(reason: Reason) -> bool:
+    """Whether something was found damaged."""
+    why = reason.places.get("reason", reason)
+    return why.code in (ReasonCode.BLOCK_DAMAGED, ReasonCode.PART_DAMAGED)

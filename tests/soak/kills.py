@@ -21,10 +21,9 @@ import psutil
 
 from kvchat.kvstore.files.memory_files import MEMORY_FOLDER, private_folder_in
 from kvchat.kvstore.parts import STAGING
-from kvchat.session.holding import DIED_OVER_RESTORE
-from kvchat.session.planning import NOT_WORTH_IT
 from kvchat.session.proof import LEAST_TOKENS, PROVED_SHARE
 from kvchat.system.files import whole_file
+from kvchat.words.reasons import ReasonCode
 from tests.e2e.home import Home
 from tests.soak.moments import MOMENTS, Fate
 
@@ -228,7 +227,7 @@ class _Life:
             self._tally.reasons[line["why"] or "no reason"] += 1
             if not line["why"]:
                 raise Broken(f"cold without a reason: {line}")
-            honest = {NOT_WORTH_IT, *([DIED_OVER_RESTORE] if self._killed_engine else ())}
+            honest = {ReasonCode.NOT_WORTH_IT, *([ReasonCode.DIED_OVER_RESTORE] if self._killed_engine else ())}
             if kept >= LEAST_TOKENS and line["why"] not in honest:
                 raise Broken(f"cold, though there was something: {line}")
         elif cached < PROVED_SHARE * kept and not line["why"]:

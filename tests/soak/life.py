@@ -117,7 +117,7 @@ class Life:
             say(
                 first=reply.id,
                 source=receipt.source.value,
-                why=receipt.miss_reason,
+                why=receipt.miss_reason and receipt.miss_reason.code,
                 cached=receipt.cached_tokens,
                 prompt=receipt.prompt_tokens,
                 kept=max((_serves(usable, *one) for one in asked), default=0),

@@ -21,6 +21,7 @@ from kvchat.system.concurrency import Stopped
 from kvchat.transfer.importing import ImportReport, import_paths
 from kvchat.transfer.memory_file import NothingKept, export_with_memory, is_memory_file, is_sealed, told_of
 from kvchat.transfer.sealed import PassphraseNeeded, WrongPassphrase, opened, seal
+from kvchat.words.reasons import Reason, ReasonCode
 from tests.kvstore.true_files import HYBRID, WINDOW, Bench, Model
 from tests.transfer.library import everything, made_conversation, open_library, quick_keys
 
@@ -218,7 +219,7 @@ def test_no_room_is_said_before_anything_is_written(
     there.bench.store.set_bounds(Bounds(quota=100_000, free_floor=0))
     report = there.take_in(file)
     assert report.imported == (here[1].id,)
-    assert "larger than the limit on the disk" in report.problems[0]
+    assert "the limit on the disk is" in report.problems[0]
     assert there.blocks() == []
 
 
@@ -316,6 +317,8 @@ def test_the_words(here: tuple[Home, Conversation], make: Made, tmp_path: Path) 
     [brought] = there.take_in(exported(*here, tmp_path / "chat.kvchat")).memories
     assert "It was tried out and works here: 698 of 700 tokens" in told_of(brought, TriedOut(698, 700))
     assert told_of(brought, TriedOut(waits=True)).endswith("It is tried out when the chat goes on.")
-    said = told_of(brought, TriedOut(reason="it was made with another model"))
+    said = told_of(
+        brought, TriedOut(reason=Reason(ReasonCode.OTHER_ENGINE, {"differences": (Reason(ReasonCode.MODEL),)}))
+    )
     assert said.endswith("Here the chat will be read again: it was made with another model.")
     assert isinstance(there.bench.find((*TOKENS, 9999), conversation=here[1].id), RestorePlan)

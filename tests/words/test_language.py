@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kvchat.words import language, wording
-from kvchat.words.language import beside, listed, mark, number, pgettext, retold, sentences, several, speak, spoken
+from kvchat.words.language import beside, listed, mark, number, pgettext, sentences, several, speak, spoken
 
 
 @pytest.fixture(autouse=True)
@@ -92,7 +92,6 @@ def test_what_parts_two_parts_is_as_wide_as_what_stands_around_it() -> None:
     assert mark("; ") == "; "
     speak("ja")
     assert mark("; ").join(["読み直し", "約2分"]) == "読み直し；約2分"
-    assert retold("what is kept could not be read (disk I/O error)").endswith("（disk I/O error）")
 
 
 @pytest.mark.usefixtures("german")
@@ -104,28 +103,6 @@ def test_numbers_sizes_and_dates_in_german() -> None:
     assert wording.moment_of(datetime(2026, 11, 22, 14, 5).astimezone()) == "22. November 2026, 14:05"
     assert several(2, "{count} chat", "{count} chats") == "2 Chats"
     assert pgettext("between thousands", ",") == "."
-
-
-@pytest.mark.usefixtures("german")
-@pytest.mark.parametrize(
-    ("kept", "told"),
-    [
-        ("saved with another model", "mit einem anderen Modell gesichert"),
-        ("the engine loaded 5,000 of 6,100 tokens", "die Engine lud 5.000 von 6.100 Token"),
-        (
-            "what is kept could not be read (disk I/O error)",
-            "was behalten ist, konnte nicht gelesen werden (disk I/O error)",
-        ),
-        (
-            "what is saved begins differently (12 tokens in common)",
-            "was gesichert ist, beginnt anders (12 Token gemeinsam)",
-        ),
-        ("nobody ever wrote this", "nobody ever wrote this"),
-        ("", ""),
-    ],
-)
-def test_a_reason_that_was_kept_in_english_is_told_as_far_as_it_is_known(kept: str, told: str) -> None:
-    assert retold(kept) == told
 
 
 def test_parts_beside_each_other_keep_their_own_direction(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -135,4 +135,4 @@ class DocumentReader:
 
     def _hear(self, event: SessionEvent) -> None:
         if isinstance(event, SaveSkipped):
-            self._why_not_saved = event.reason
+            self._why_not_saved = event.reason.in_a_sentence

@@ -28,6 +28,7 @@ from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import ConversationUsage, Fingerprint
 from kvchat.session.host import RESERVE_MOST, RESERVE_SHARE
 from kvchat.words.language import _, listed, number
+from kvchat.words.reasons import Reason, ReasonCode
 from kvchat.words.wording import TimeRange, tokens_short
 
 LETTERS_A_TOKEN = 3.6  # of English and code, roughly, before an engine has counted
@@ -302,13 +303,13 @@ def why_not_ready(one: Prepared, usage: ConversationUsage | None, now: Fingerpri
     """
     if not one.is_read or one.fingerprint is None:
         return _("it was not read to its end")
-    differences = one.fingerprint.differences(now) if now else []
-    if "model" in differences:
+    differences = one.fingerprint.differences(now) if now else ()
+    if differences == (Reason(ReasonCode.MODEL),):
         return _("it was read with another model")
     if limit is not None and one.tokens >= limit:
         return _("it is longer than the context in use ({limit} tokens)", limit=number(limit))
     if differences:
-        return _("it was read with another {differences}", differences=listed(differences))
+        return _("it was read with another {differences}", differences=listed(one.words for one in differences))
     if usage is None or not usage.save_points:
         return _("its memory was deleted")
     return ""

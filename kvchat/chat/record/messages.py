@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from enum import Enum
 
 from kvchat.session.proof import Source
+from kvchat.words.reasons import Reason
 
 
 class Role(Enum):
@@ -52,7 +53,7 @@ class Receipt:
     predicted_tokens: int
     tokens_per_second: float
     source: Source
-    miss_reason: str | None = None
+    miss_reason: Reason | None = None
     hollow: bool = False  # a restore answered 200 and was worth nothing
     prefetched: bool = False
     restored_bytes: int = 0

@@ -16,6 +16,7 @@ from typing import Any
 
 from kvchat.chat.record.messages import AWAITS_MODEL, Attachment, Conversation, Message, MessageState, Receipt, Role
 from kvchat.session.proof import Source
+from kvchat.words.reasons import reason_of
 from kvchat.words.safe_text import calm
 
 _LATEST_S = 253402300799.0  # seconds since 1970: the end of the year 9999, the last that a datetime holds
@@ -94,7 +95,8 @@ def receipt_of(text: Any) -> Receipt | None:
         fields = json.loads(text)
         fields["prefetched"] = fields.pop("restored_ahead", None) or fields.get("prefetched", False)  # its older name
         known = {name: value for name, value in fields.items() if name in _NUMBERS}
-        receipt = Receipt(**(known | {"source": Source(fields["source"])}))
+        reason = reason_of(known.get("miss_reason"))
+        receipt = Receipt(**(known | {"source": Source(fields["source"]), "miss_reason": reason}))
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
     return receipt if all(_fits(name, getattr(receipt, name)) for name in _NUMBERS) else None
@@ -150,7 +152,7 @@ def _fits(name: str, value: Any) -> bool:
         return isinstance(value, bool)
     if kind.startswith(("int", "float")):
         return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    return kind.startswith("Source") or isinstance(value, str)
+    return kind.startswith(("Source", "Reason")) or isinstance(value, str)
 
 
 def _or_none(value: Any) -> str | None:

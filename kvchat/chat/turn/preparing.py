@@ -28,14 +28,13 @@ from kvchat.session.restore_cost import LEAST_GAIN
 from kvchat.session.slots.rank import Rank
 from kvchat.session.slots.slot import Slot
 from kvchat.system.concurrency import Background
-from kvchat.words.language import N_
+from kvchat.words.reasons import Reason, ReasonCode
 
 PAUSE_S = 0.6  # a draft that has not changed for so long is read
 AT_ONCE = 400  # characters that come all at once were pasted
 DWELL_S = 1.0  # a chat that was looked at for so long is read if there is nothing to restore
 WARMING_PATIENCE_S = 3.0  # for so long it waits for what is more urgent
 UNSTABLE = 8  # tokens at the end of a draft that its next letters may change
-COSTS_MORE = N_("going back from it would take longer than reading it")
 
 
 @dataclass(frozen=True)
@@ -67,8 +66,8 @@ class _Work:
 class Preparing:
     """In spare time, in the background. Belongs to the event loop's thread."""
 
-    def __init__(self, parts: TurnParts, background: Background, why_not_read: Callable[[], str]) -> None:
-        """`why_not_read`: why nothing is to be read ahead, in words; empty where it may be."""
+    def __init__(self, parts: TurnParts, background: Background, why_not_read: Callable[[], Reason | None]) -> None:
+        """`why_not_read`: why nothing is to be read ahead; None where it may be."""
         self._parts, self._background, self._why_not_read = parts, background, why_not_read
         self._target: _Target | None = None
         self._stopped: str | None = None  # the chat that the user does not want to be read now
@@ -77,7 +76,7 @@ class Preparing:
         self._timer: asyncio.TimerHandle | None = None
         self._rested_on: str | None = None
         self._not_kept: dict[str, int] = {}  # how long chats were when what was read of them could not be saved
-        self._told = ""  # why nothing is read ahead
+        self._told: Reason | None = None  # why nothing is read ahead
 
     def select(self, conversation_id: str | None) -> None:
         """The user looks at this conversation now, or at none."""
@@ -272,11 +271,11 @@ class Preparing:
             return ()
         return stable
 
-    async def _why_stay(self, work: _Work) -> str:
+    async def _why_stay(self, work: _Work) -> Reason | None:
         """Why the draft is not read ahead: what is thrown away of it must not cost more than it brings."""
         lease, costs = work.lease, work.lease.slots.restore_cost
         if lease.engine.can_cut:
-            return ""
+            return None
         cost = await lease.cost_of_return(work.boundary)
         gain = costs.prefill_ms(len(work.draft) - len(work.boundary))
-        return COSTS_MORE if cost is None or cost > gain else ""
+        return Reason(ReasonCode.COSTS_MORE) if cost is None or cost > gain else None

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from enum import Enum
 
 from kvchat.chat.record.messages import Receipt
-from kvchat.kvstore.restoring import NOTHING_ALIKE
-from kvchat.session.proof import LEAST_SHARE, NOTHING_TO_MISS, PROVED_SHARE, Source, Verdict
-from kvchat.words.language import N_, _, beside, listed, mark, number, retold, several
+from kvchat.session.proof import LEAST_SHARE, PROVED_SHARE, Source, Verdict
+from kvchat.words.language import N_, _, beside, listed, mark, number, several
+from kvchat.words.reasons import Reason, ReasonCode
 from kvchat.words.safe_text import calm
 from kvchat.words.wording import (
     FIRST_REPLY,
@@ -100,9 +100,9 @@ def where_from(verdict: Verdict, cached: int, prompt: int, earlier: int = 0) -> 
 
     So too where much of its `earlier` tokens, which the reply before had in its prompt, had to be read again.
     """
-    if verdict.miss_reason == NOTHING_TO_MISS:
+    if verdict.miss_reason == Reason(ReasonCode.FIRST_REPLY):
         return _(FIRST_REPLY)
-    if verdict.miss_reason == NOTHING_ALIKE:  # a program's, for the first time
+    if verdict.miss_reason == Reason(ReasonCode.NOTHING_ALIKE):  # a program's, for the first time
         return _(READ)
     where = _(WHERE[verdict.source])
     most = PROVED_SHARE if verdict.source is Source.AHEAD else 0.5
@@ -146,7 +146,7 @@ def receipt_sentence(receipt: Receipt) -> str:
     elif receipt.source is Source.COLD:
         parts.append(several(read, "read {count} token", "read {count} tokens"))
         if receipt.miss_reason:
-            parts.append(retold(receipt.miss_reason))
+            parts.append(receipt.miss_reason.words)
     else:
         parts.append(listed([several(read, "read {count} new token", "read {count} new tokens"), *_had(receipt)]))
         if receipt.saved_ms is not None and receipt.saved_ms >= _LEAST_SAVING_MS:
@@ -207,7 +207,7 @@ def receipt_details(receipt: Receipt) -> tuple[tuple[str, str], ...]:
     if receipt.saved_ms is not None:
         lines.append((_("Time saved (estimate)"), duration(receipt.saved_ms)))
     if receipt.miss_reason:
-        lines.append((_("Why it was read"), retold(receipt.miss_reason)))
+        lines.append((_("Why it was read"), receipt.miss_reason.words))
     return tuple(lines)
 
 

@@ -11,8 +11,9 @@ from functools import cached_property
 from pathlib import Path
 
 from kvchat.chat.record.database import Database
-from kvchat.session.proof import NOTHING_TO_MISS, PROVED_SHARE, Source
+from kvchat.session.proof import PROVED_SHARE, Source
 from kvchat.words.language import N_
+from kvchat.words.reasons import ReasonCode
 from kvchat.words.wording import FIRST_REPLY, READ_AGAIN, READ_AHEAD, REMEMBERED, STILL_LOADED
 
 MOST_DAYS, LEAST_DAYS = 90, 14  # looked back, today included; a plot of fewer would be one wide bar
@@ -32,7 +33,7 @@ _QUERY = """
         CASE WHEN receipt ->> '$.source' <> 'cold'
             AND receipt ->> '$.cached_tokens' < ? * (receipt ->> '$.earlier_tokens')
         THEN ? ELSE receipt ->> '$.source' END AS source,
-        receipt ->> '$.miss_reason' = ? AS first, count(*),
+        receipt ->> '$.miss_reason.code' = ? AS first, count(*),
         total(receipt ->> '$.saved_ms') / 1000, total(receipt ->> '$.ttft_ms') / 1000
     FROM messages WHERE receipt IS NOT NULL AND created_at >= ? AND json_valid(receipt)
     GROUP BY 1, 2, 3 HAVING day <= ? ORDER BY 1
@@ -86,7 +87,7 @@ def read_statistics(file: Path, today: date | None = None) -> Statistics:
     today = today or date.today()
     since = datetime.combine(today - timedelta(days=MOST_DAYS - 1), time.min).timestamp()
     with closing(Database(file)) as database:
-        rows = database.rows(_QUERY, (PROVED_SHARE, _PARTLY, NOTHING_TO_MISS, since, today.isoformat()))
+        rows = database.rows(_QUERY, (PROVED_SHARE, _PARTLY, ReasonCode.FIRST_REPLY, since, today.isoformat()))
     sums: defaultdict[tuple[date, str], list[float]] = defaultdict(lambda: [0, 0.0, 0.0])
     for day, source, first, *figures in rows:
         kind = FIRST_REPLY if first else _KINDS.get(source or " ")

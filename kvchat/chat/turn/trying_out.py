@@ -13,12 +13,11 @@ from kvchat.engine.speaking.wire import ChatMessage
 from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import Fingerprint
 from kvchat.session.exchange import Request
-from kvchat.session.holding import FAILED_OVER_USE
 from kvchat.session.lease import Lease
-from kvchat.session.planning import NOT_WORTH_IT
 from kvchat.session.slots.rank import Rank
 from kvchat.session.slots.slot import Slot
-from kvchat.words.language import _, number, sentences
+from kvchat.words.language import sentences
+from kvchat.words.reasons import Reason, ReasonCode
 
 BEYOND = 4  # tokens by which what was restored is extended, as in the self-test
 
@@ -29,7 +28,7 @@ class TriedOut:
 
     tokens: int = 0  # that came back of the history
     of: int = 0  # tokens of the history
-    reason: str = ""  # why nothing did, or why nothing was tried, in words
+    reason: Reason | None = None  # why nothing did, or why nothing was tried
     waits: bool = False  # nothing was tried: no engine is ready for it now
 
 
@@ -51,8 +50,9 @@ async def try_out(parts: TurnParts, conversation_id: str, fingerprint: Fingerpri
             return await _tried(lease, messages, fingerprint)
         except KvchatError as error:
             if isinstance(error, EngineError) and error.over_restore:
-                return TriedOut(reason=FAILED_OVER_USE)
-            return TriedOut(reason=sentences(error.title, error.detail).rstrip(".。"), waits=True)
+                return TriedOut(reason=error.over_restore)
+            message = sentences(error.title, error.detail).rstrip(".。")
+            return TriedOut(reason=Reason(ReasonCode.ERROR, {"message": message}), waits=True)
         finally:
             if lease is not None:
                 await _empty(lease)
@@ -65,26 +65,20 @@ async def _tried(lease: Lease, messages: list[ChatMessage], fingerprint: Fingerp
     """Raises KvchatError where the engine fails."""
     differences = fingerprint.differences(lease.engine.fingerprint)
     if differences:
-        told = ["model"] if "model" in differences else differences
-        return TriedOut(reason=_("it was made with another {told}", told=_(" and another ").join(map(_, told))))
+        return TriedOut(reason=Reason(ReasonCode.OTHER_ENGINE, {"differences": differences}))
     await _empty(lease)
     boundary = await lease.boundary(messages)
     if len(boundary) + BEYOND >= lease.engine.context_size:
-        return TriedOut(
-            reason=_(
-                "it has {count} tokens, and the context is of {context_size}",
-                count=number(len(boundary)),
-                context_size=number(lease.engine.context_size),
-            )
-        )
+        places = {"tokens": len(boundary), "context_size": lease.engine.context_size}
+        return TriedOut(reason=Reason(ReasonCode.LONGER_THAN_CONTEXT, places))
     loaded = await lease.load_boundary(boundary)
     if loaded.restore is None:
-        return TriedOut(reason=loaded.miss_reason or NOT_WORTH_IT)
+        return TriedOut(reason=loaded.miss_reason or Reason(ReasonCode.NOT_WORTH_IT))
     more = (await lease.engine.engine.prompt_tokens([ChatMessage("user", "A")]))[:BEYOND]
     read = await lease.read((*boundary, *more))
     verdict = await lease.prove(loaded, read.cache_n, read.prompt_tokens)
     if verdict.hollow:
-        return TriedOut(reason=verdict.miss_reason or "")
+        return TriedOut(reason=verdict.miss_reason)
     return TriedOut(read.cache_n, len(boundary))
 
 

@@ -24,6 +24,7 @@ from kvchat.kvstore.audience import is_imported
 from kvchat.kvstore.savepoint import Tokens
 from kvchat.session.events import Asked, SaveSkipped, SessionEvent
 from kvchat.session.exchange import Exchange, Request
+from kvchat.session.lease import why_not_saved
 from kvchat.session.proof import Loaded, Verdict
 from kvchat.session.settling import Settling
 from kvchat.session.system_prompt import SystemPrompt
@@ -259,7 +260,7 @@ class Turn:
             if not await parts.path(reply.id):  # deleted meanwhile, perhaps by another process
                 await parts.slots.discard_messages(self.conversation_id, [reply.id])
         except KvchatError as error:
-            parts.events.publish(SaveSkipped(str(error), conversation_id=self.conversation_id))
+            parts.events.publish(SaveSkipped(why_not_saved(error), conversation_id=self.conversation_id))
 
     async def _note_settling(self, reply: Message) -> None:
         """The receipt says what came after the reply, too."""

@@ -21,6 +21,7 @@ from kvchat.session.reading import parts_of, read_and_keep
 from kvchat.session.slots.rank import Rank
 from kvchat.session.slots.slot import Slot
 from kvchat.words.language import _
+from kvchat.words.reasons import Reason
 
 SPARE_MS = 600_000.0  # a chat that takes longer to read is verified only when the user asks for it
 
@@ -35,7 +36,9 @@ class CannotVerify(KvchatError):
 class Verifying:
     """Imported memory, one chat after the other. Belongs to the event loop's thread."""
 
-    def __init__(self, parts: TurnParts, why_not_read: Callable[[], str], verified: Callable[[], None]) -> None:
+    def __init__(
+        self, parts: TurnParts, why_not_read: Callable[[], Reason | None], verified: Callable[[], None]
+    ) -> None:
         """`why_not_read`: as for `Preparing`. `verified`: called when a slot may hold another chat than before."""
         self._parts, self._why_not_read, self._verified = parts, why_not_read, verified
         self._put_off: set[str] = set()  # chats that are not tried again in spare time

@@ -79,7 +79,8 @@ async def _restored(home: BenchHome, tokens: int) -> WithEngine:
         await home.restart()
         receipt = (await home.ask(chat_id, QUESTION if not number else None, keep=False)).receipt
         if receipt.source is not Source.DISK:
-            raise BenchFailed("The chat did not come from disk", receipt.miss_reason or "", "Try it once more.")
+            why = receipt.miss_reason.words if receipt.miss_reason else ""
+            raise BenchFailed("The chat did not come from disk", why, "Try it once more.")
         times.append(receipt.restore_ms)
         own.append(await _engine_alone(home))
     return WithEngine(

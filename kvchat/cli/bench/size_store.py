@@ -149,7 +149,7 @@ class _Made:
         report = self._store.absorb_pending()
         taken, cpu_taken = _ms_since(started), 1000 * (time.process_time() - cpu)
         if report.refused:
-            raise BenchFailed("The made file could not be kept", report.refused[0])
+            raise BenchFailed("The made file could not be kept", report.refused[0].words)
         self._warm_ms = (before_ms, self._staged(point))
         return point, taken, cpu_taken, report.bytes_written
 
@@ -160,7 +160,7 @@ class _Made:
         staged = self._store.stage(RestorePlan(point, point.n_tokens, Tier.DISK, point.size), self._slots)
         taken = _ms_since(started)
         if not isinstance(staged, StagedFile):
-            raise BenchFailed("The made file could not be put together again", staged.reason)
+            raise BenchFailed("The made file could not be put together again", staged.reason.words)
         self._copy = staged.path.resolve().with_name("copy.slot")  # beside it, in memory or on disk
         self._store.unstage(staged)
         return taken

@@ -41,7 +41,7 @@ from kvchat.words.wording import size as size_in_words
 
 TOLD_OF_RECEIPT = (
     *("ttft_ms", "restore_ms", "prefill_ms", "prompt_tokens", "cached_tokens", "predicted_tokens"),
-    *("source", "miss_reason"),
+    "source",
 )
 SAID_AFTER_S = 1.0  # so long a save goes on without a word
 DOOR_WAIT_S = 10  # that a window or `kvchat serve` may take from having the engine to opening its door
@@ -77,11 +77,11 @@ class _Printer:
             case MakingRoom(done=False):
                 remark(_("making room for a longer chat..."))
             case RestoreFailed(reason=reason):
-                remark(_("the save point was not used: {reason}", reason=reason))
+                remark(_("the save point was not used: {reason}", reason=reason.words))
             case Saved(bytes=size, ms=ms) if self.tells_saves:
                 remark(_("saved {size} in {ms} ms", size=size_in_words(size), ms=number(ms)))
             case SaveSkipped(reason=reason) if self.tells_saves:
-                remark(_("not saved: {reason}", reason=reason))
+                remark(_("not saved: {reason}", reason=reason.words))
             case Notice(title=title, detail=detail):
                 remark(sentences(title, detail))
             case EngineChanged(status=EngineStatus(EngineState.STARTING, EngineFailure() as failure)):
@@ -247,8 +247,10 @@ async def _begun_on(runtime: Runtime, name: str) -> NewChat:
 def _answer(chat_id: str, reply: Message) -> dict[str, object]:
     """The object `--json` prints. Times in ms."""
     receipt = reply.receipt and {name: getattr(reply.receipt, name) for name in TOLD_OF_RECEIPT}
-    if receipt:
-        receipt["source"] = receipt["source"].value
+    if reply.receipt and receipt:
+        why = reply.receipt.miss_reason
+        receipt["source"] = reply.receipt.source.value
+        receipt |= {"miss_reason": why.english if why else None, "miss_code": why.code if why else None}
     return {"chat_id": chat_id, "reply": reply.content, "receipt": receipt}
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from kvchat.errors import KvchatError
 from kvchat.words.language import N_, _
+from kvchat.words.reasons import Reason
 
 if TYPE_CHECKING:
     from kvchat.engine.speaking.life import Life
@@ -48,7 +49,9 @@ class EngineFailure:
 class EngineError(KvchatError):
     """Something went wrong between kvchat and its engine."""
 
-    over_restore = ""  # why, if a restored state that nothing had proved may be the cause; that is set aside
+    over_restore: Reason | None = (
+        None  # why, if a restored state that nothing had proved may be the cause; that is set aside
+    )
 
 
 class EngineGone(EngineError):

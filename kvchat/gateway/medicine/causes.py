@@ -1,23 +1,21 @@
-"""Why two prompts part, in words a user understands: by the part of the body that stands there, and what it says."""
+"""Why two prompts part: by the part of the body that stands there, and what it says."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from kvchat.gateway.medicine.body import NOTHING_KNOWN, Contents, Message
 from kvchat.gateway.medicine.clocks import CLOCK, has_date, masked
 from kvchat.gateway.medicine.partings import Parting, Prompt
 from kvchat.gateway.medicine.rules import BILLING_HEADER, HOLD_CLOCK
 from kvchat.words.comparing import shared_text
-from kvchat.words.language import N_
+from kvchat.words.reasons import Reason, ReasonCode
 
 _AROUND = 160  # characters of each text that are told
 _SNIPPET = 80  # characters by which a part of the body is found in the prompt
 _LEAST_SNIPPET = 12  # fewer may stand anywhere
 _MOST_NAMES, _LONGEST_NAME = 3, 60
-_TOOLS_CHANGED = N_("tool list changed")
 _BILLING = "x-anthropic-billing-header"
 _THINKS = re.compile(r"<think|</think|<\|channel\|?>\s*(?:analysis|thought)|\[THINK]|<reasoning>|<seed:think>|◁think▷")
 _FOLDER = re.compile(r"working (?:directory|folder)|workspace|\bcwd\b|root folder|project (?:root|path)", re.IGNORECASE)
@@ -27,95 +25,36 @@ _CLEARED = re.compile(r"\[[^\]]{0,60}\b(?:cleared|removed|omitted|truncated|comp
 _SUMMARY = re.compile(
     r"continued from a previous conversation|\bsummar(?:y|ise|ize)|compacted|condensed", re.IGNORECASE
 )
-_REMINDER, _MOVES = "<system-reminder>", N_("a <system-reminder> that moves")
-_WERE_CLEARED = N_("old results of tools were cleared")
+_REMINDER = "<system-reminder>"
 _KNOWN_MESSAGES = (
-    (re.compile(r"summaries of some files present in my git repo", re.IGNORECASE), N_("the map of the repository")),
-    (re.compile(r"added these files to the chat|read-?only files", re.IGNORECASE), N_("the files in the chat")),
-    (
-        re.compile(r"<environment_context>|<environment_details>|<env>"),
-        N_("what the program tells of its surroundings"),
-    ),
+    (re.compile(r"summaries of some files present in my git repo", re.IGNORECASE), ReasonCode.REPOSITORY_MAP),
+    (re.compile(r"added these files to the chat|read-?only files", re.IGNORECASE), ReasonCode.FILES_IN_CHAT),
+    (re.compile(r"<environment_context>|<environment_details>|<env>"), ReasonCode.SURROUNDINGS),
 )
-_OTHER, _OTHER_WAY = N_("another conversation begins"), N_("the conversation went another way")
-# Of causes as they are added up, the rule that mends each.
-MENDED_BY = {
-    N_("the billing header"): BILLING_HEADER,
-    **{
-        f"the {what} in the {where}": HOLD_CLOCK
-        for what in ("date", "time")
-        for where in (N_("system prompt"), N_("first message"))
-    },
+MENDED_BY = {  # the rule that mends each
+    ReasonCode.BILLING_HEADER: BILLING_HEADER,
+    ReasonCode.DATE_IN_SYSTEM: HOLD_CLOCK,
+    ReasonCode.DATE_IN_FIRST: HOLD_CLOCK,
+    ReasonCode.TIME_IN_SYSTEM: HOLD_CLOCK,
+    ReasonCode.TIME_IN_FIRST: HOLD_CLOCK,
 }
-# What is made of parts below, for the catalogue: causes are kept in English, see `retold`.
-_MADE = (
-    N_("the date in the system prompt"),
-    N_("the date in the first message"),
-    N_("the date in a message"),
-    N_("the date in message …"),
-    N_("the time in the system prompt"),
-    N_("the time in the first message"),
-    N_("the time in a message"),
-    N_("the time in message …"),
-    N_("the working folder in the system prompt"),
-    N_("the working folder in the first message"),
-    N_("the working folder in a message"),
-    N_("the working folder in message …"),
-    N_("the path of a file in the system prompt"),
-    N_("the path of a file in the first message"),
-    N_("the path of a file in a message"),
-    N_("the path of a file in message …"),
-    N_("the date in the tool list"),
-    N_("the time in the tool list"),
-    N_("the working folder in the tool list"),
-    N_("the working folder in the template"),
-    N_("the path of a file in the tool list"),
-    N_("the path of a file in the template"),
-    N_("the date that the model’s template adds"),
-    N_("the time that the model’s template adds"),
-    N_("… earlier message left out"),
-    N_("… earlier messages left out"),
-    N_("something was put in before message …"),
-    N_("message … was edited"),
-    N_("old results of tools were cleared, from message … on"),
-    N_("the conversation went another way from message … on"),
-    N_("… added"),
-    N_("… removed"),
-    N_("… described anew"),
-    N_("… and … more added"),
-    N_("… and … more removed"),
-    N_("… and … more described anew"),
-    *(N_("system"), N_("developer"), N_("user"), N_("assistant"), N_("tool")),  # whose message it is
-)
-SYSTEM, TOOLS, MESSAGE, TEMPLATE = "system", "tools", "message", "template"
+SYSTEM, TOOLS, FIRST, MESSAGE, TEMPLATE = "system", "tools", "first", "message", "template"
 
 
 @dataclass(frozen=True)
 class Place:
-    """A part of the body, and its words."""
+    """A part of the body."""
 
     kind: str
     number: int = 0  # of a message, from 0
-    words: str = N_("the prompt")
+    role: str = ""
 
-    @property
-    def kind_words(self) -> str:
-        """Without its number."""
-        if self.kind != MESSAGE:
-            return self.words
-        return N_("a message") if self.number else N_("the first message")
+    def cause(self, code: ReasonCode) -> Reason:
+        """What happened at this message."""
+        return Reason(code, {"number": self.number + 1, "role": self.role[:_LONGEST_NAME]})
 
 
-class Cause(NamedTuple):
-    """Why, in words; what would mend it, and the same without names and numbers, where the words have some."""
-
-    words: str
-    rule: str = ""
-    about: str = ""
-
-
-_TEMPLATE = Place(TEMPLATE, 0, N_("the template"))
-_SYSTEM, _TOOLS = Place(SYSTEM, 0, N_("the system prompt")), Place(TOOLS, 0, N_("the tool list"))
+_TEMPLATE, _SYSTEM, _TOOLS = Place(TEMPLATE), Place(SYSTEM), Place(TOOLS)
 
 
 def parting(old: Prompt, new: Prompt) -> Parting:
@@ -124,10 +63,7 @@ def parting(old: Prompt, new: Prompt) -> Parting:
     place = _place(old.contents, new, at)
     before, after = old.text[max(0, at - _AROUND) : at + _AROUND], new.text[max(0, at - _AROUND) : at + _AROUND]
     cause = _of_the_line(_line(old.text, at), _line(new.text, at), place) or _of_the_part(old, new, at, place)
-    about = cause.about or cause.words
-    return Parting(
-        old.shares(new), len(new), cause.words, cause.rule, about, before, after, about in (_OTHER, _OTHER_WAY)
-    )
+    return Parting(old.shares(new), len(new), cause, before, after)
 
 
 def _place(before: Contents, new: Prompt, at: int) -> Place:
@@ -174,103 +110,98 @@ def _first_difference(before: Contents, now: Contents, number: int) -> Place:
 def _message(now: Contents, number: int) -> Place:
     if number >= len(now.messages):
         return _TEMPLATE
-    return Place(MESSAGE, number, f"message {number + 1} ({now.messages[number].role[:_LONGEST_NAME]})")
+    return Place(MESSAGE if number else FIRST, number, now.messages[number].role)
 
 
-def _of_the_line(before: str, after: str, place: Place) -> Cause | None:
+def _of_the_line(before: str, after: str, place: Place) -> Reason | None:
     """What is known by the lines that differ; None where they say nothing of it."""
     if _BILLING in before or _BILLING in after:
-        return Cause(N_("the billing header"), BILLING_HEADER)
+        return Reason(ReasonCode.BILLING_HEADER)
     if before == after:
         return None
     if masked(before) == masked(after):
         said = next(
             (one for one, other in zip(CLOCK.findall(before), CLOCK.findall(after), strict=False) if one != other), ""
         )
-        told = "date" if has_date(said) else "time"
-        if place.kind == TEMPLATE:
-            return Cause(f"the {told} that the model’s template adds")
-        fixed = place.kind == SYSTEM or (place.kind == MESSAGE and place.number == 0)
-        return Cause(f"the {told} in {place.words}", HOLD_CLOCK if fixed else "", f"the {told} in {place.kind_words}")
-    if _PATH.sub("/", before) == _PATH.sub("/", after):
-        what = N_("working folder") if _FOLDER.search(before) else N_("path of a file")
-        return Cause(f"the {what} in {place.words}", "", f"the {what} in {place.kind_words}")
-    return None
+        what = "date" if has_date(said) else "time"
+    elif _PATH.sub("/", before) == _PATH.sub("/", after):
+        what = "folder" if _FOLDER.search(before) else "path"
+    else:
+        return None
+    code = ReasonCode(f"{what}-in-{place.kind}")
+    return place.cause(code) if place.kind == MESSAGE else Reason(code)
 
 
-def _of_the_part(old: Prompt, new: Prompt, at: int, place: Place) -> Cause:
+def _of_the_part(old: Prompt, new: Prompt, at: int, place: Place) -> Reason:
     before, now = old.contents, new.contents
     if place.kind == TOOLS:
         return _of_tools(before, now)
     if place.kind == SYSTEM:
         if _GIT.search(new.text[max(0, at - 600) : at + _AROUND]):
-            return Cause(N_("the git status in the system prompt"))
-        return Cause(N_("the system prompt was changed"))
-    if place.kind == MESSAGE:
+            return Reason(ReasonCode.GIT_STATUS)
+        return Reason(ReasonCode.SYSTEM_CHANGED)
+    if place.kind in (FIRST, MESSAGE):
         return _of_messages(before.messages, now.messages, place)
     if changed := sorted(
         name for name in {*before.options, *now.options} if _option(before, name) != _option(now, name)
     ):
-        return Cause(f"other options of the request: {', '.join(changed)}", "", N_("other options of the request"))
+        return Reason(ReasonCode.OTHER_OPTIONS, {"options": tuple(changed)})
     if _THINKS.search(old.text[max(0, at - 40) : at + _AROUND]):
-        return Cause(N_("reasoning of earlier turns was dropped by the template"))
-    return Cause(N_("the template put the same messages in other words"))
+        return Reason(ReasonCode.TEMPLATE_DROPS_REASONING)
+    return Reason(ReasonCode.TEMPLATE_REWORDS)
 
 
 def _option(one: Contents, name: str) -> object:
     return one.options.get(name)
 
 
-def _of_tools(before: Contents, now: Contents) -> Cause:
+def _of_tools(before: Contents, now: Contents) -> Reason:
     """What happened to the tool list."""
     if not before.tools:
-        return Cause(_TOOLS_CHANGED)
+        return Reason(ReasonCode.TOOLS_CHANGED)
     theirs, ours = dict(before.tools), dict(now.tools)
     added, gone = [name for name in ours if name not in theirs], [name for name in theirs if name not in ours]
-    changes = [f"{_named(names)} {what}" for names, what in ((added, "added"), (gone, "removed")) if names]
-    if changes:
-        return Cause(f"tool list changed: {'; '.join(changes)}", "", _TOOLS_CHANGED)
-    other = [name for name in ours if ours[name] != theirs[name]]
-    if other:
-        return Cause(f"tool list changed: {_named(other)} described anew", "", _TOOLS_CHANGED)
+    other = [] if added or gone else [name for name in ours if ours[name] != theirs[name]]
+    codes = ReasonCode.TOOLS_ADDED, ReasonCode.TOOLS_REMOVED, ReasonCode.TOOLS_REDESCRIBED
+    if changes := [_change(*each) for each in zip(codes, (added, gone, other), strict=True) if each[1]]:
+        return Reason(ReasonCode.TOOLS_CHANGED, {"changes": tuple(changes)})
     if [name for name, _ in before.tools] != [name for name, _ in now.tools]:
-        return Cause(N_("tools listed in another order"))
-    return Cause(_TOOLS_CHANGED)
+        return Reason(ReasonCode.TOOLS_REORDERED)
+    return Reason(ReasonCode.TOOLS_CHANGED)
 
 
-def _named(names: list[str]) -> str:
-    shown = ", ".join(f"*{name[:_LONGEST_NAME]}*" for name in names[:_MOST_NAMES])
-    return f"{shown} and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else shown
+def _change(code: ReasonCode, names: list[str]) -> Reason:
+    more = len(names) - _MOST_NAMES
+    shown = [name[:_LONGEST_NAME] for name in names[:_MOST_NAMES]]
+    return Reason(code, {"tools": (*shown, *([Reason(ReasonCode.MORE, {"count": more})] if more > 0 else []))})
 
 
-def _of_messages(before: tuple[Message, ...], now: tuple[Message, ...], place: Place) -> Cause:
+def _of_messages(before: tuple[Message, ...], now: tuple[Message, ...], place: Place) -> Reason:
     """What happened to the message that is another one."""
     number = place.number
     ours = now[number]
     theirs = before[number] if number < len(before) else Message("", "")
     if theirs.text == ours.text and theirs.reasoning != ours.reasoning:
-        return Cause(N_("reasoning of earlier turns was left out by the program"))
+        return Reason(ReasonCode.PROGRAM_DROPS_REASONING)
     if theirs.text.count(_REMINDER) != ours.text.count(_REMINDER) and number < len(before):
-        return Cause(_MOVES)
+        return Reason(ReasonCode.REMINDER_MOVES)
     if _CLEARED.search(ours.text) and not _CLEARED.search(theirs.text):
-        return Cause(f"{_WERE_CLEARED}, from {place.words} on", "", _WERE_CLEARED)
+        return place.cause(ReasonCode.RESULTS_CLEARED)
     if number == 0 and (len(now) == 1 or now[1:2] != before[1:2]) and not _SUMMARY.search(ours.text[:2_000]):
-        known = next((words for marks, words in _KNOWN_MESSAGES if marks.search(ours.text)), "")
-        return Cause(known or _OTHER)
+        known = (code for marks, code in _KNOWN_MESSAGES if marks.search(ours.text))
+        return Reason(next(known, ReasonCode.OTHER_CONVERSATION))
     if len(now) < len(before) and ours in before[number + 1 :]:
-        left_out = before.index(ours, number + 1) - number
-        words = f"{left_out:,} earlier message{'' if left_out == 1 else 's'} left out"
-        return Cause(words, "", N_("earlier messages left out"))
+        return Reason(ReasonCode.LEFT_OUT, {"count": before.index(ours, number + 1) - number})
     if _SUMMARY.search(ours.text[:2_000]) and not _SUMMARY.search(theirs.text[:2_000]):
-        return Cause(N_("earlier messages were summarised (compaction)"))
-    for marks, words in _KNOWN_MESSAGES:
+        return Reason(ReasonCode.SUMMARISED)
+    for marks, code in _KNOWN_MESSAGES:
         if marks.search(ours.text) or marks.search(theirs.text):
-            return Cause(words)
+            return Reason(code)
     if theirs in now[number + 1 :]:
-        return Cause(f"something was put in before {place.words}", "", N_("something was put in before a message"))
+        return place.cause(ReasonCode.PUT_IN)
     if number >= len(before) - 1:
-        return Cause(f"{_OTHER_WAY} from {place.words} on", "", _OTHER_WAY)
-    return Cause(f"{place.words} was edited", "", N_("an earlier message was edited"))
+        return place.cause(ReasonCode.OTHER_WAY)
+    return place.cause(ReasonCode.EDITED)
 
 
 def _line(text: str, at: int) -> str:

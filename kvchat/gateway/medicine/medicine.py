@@ -12,9 +12,7 @@ from kvchat.gateway.medicine.located import edited, located
 from kvchat.gateway.medicine.partings import Parting, Prompt
 from kvchat.gateway.medicine.recent import RecentPrompts
 from kvchat.gateway.medicine.rules import RULES, Change, Held, apply
-from kvchat.words.language import N_
-
-_UNKNOWN = N_("the prompt is another one")
+from kvchat.words.reasons import Reason, ReasonCode
 
 _MOST_TOLD = 500  # characters of what stood in a request, and of what stands there instead
 
@@ -76,7 +74,7 @@ class Medicine:
         try:
             return causes.parting(before, prompt)
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-            return Parting(before.shares(prompt), len(prompt), _UNKNOWN, about=_UNKNOWN)
+            return Parting(before.shares(prompt), len(prompt), Reason(ReasonCode.OTHER_PROMPT))
 
     def credits(self, treated: Treated, prompt: Prompt, cached: int) -> dict[str, int]:
         """About how many tokens each rule has spared a request, of which the engine had `cached`.

@@ -14,7 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from kvchat.gateway.medicine.body import NOTHING_KNOWN, contents
-from kvchat.words.language import _, listed, number, retold
+from kvchat.words.language import _, listed, number
+from kvchat.words.reasons import Reason, ReasonCode
 from kvchat.words.wording import brief
 
 Ids = npt.NDArray[np.int32]
@@ -84,16 +85,18 @@ class Parting:
 
     at: int  # tokens both have
     of: int  # tokens of the prompt
-    cause: str  # in words that go on from "because of"
-    rule: str = ""  # the name of the rule that would mend it; empty: none would
-    about: str = ""  # the cause without names and numbers: what may be added up and kept
+    cause: Reason
     before: str = ""  # around the place, in the prompt before
     after: str = ""  # and in this one
-    expected: bool = False  # another conversation, or another way of this one: no fault of anybody's
+
+    @property
+    def expected(self) -> bool:
+        """True of another conversation, or another way of this one: no fault of anybody's."""
+        return self.cause.code in (ReasonCode.OTHER_CONVERSATION, ReasonCode.OTHER_WAY)
 
     def sentence(self, read: int | None = None, seconds: float = 0.0) -> str:
         """All of it in a sentence; `read`: so many tokens were read again, which took so long."""
-        at, of, cause = number(self.at), number(self.of), retold(self.cause)
+        at, of, cause = number(self.at), number(self.of), self.cause.words
         words = _("token {at} of {of}: {cause}", at=at, of=of, cause=cause)
         if read is not None:
             words = _("{words}; {tokens} tokens read again", words=words, tokens=number(read))

@@ -11,9 +11,7 @@ from datetime import datetime
 
 from kvchat.kvstore.index.check import moment
 from kvchat.kvstore.savepoint import Loss, Unseen
-from kvchat.words.language import N_
-
-INDEX_LOST = N_("the list of what is kept was lost or damaged, and a new one begun")
+from kvchat.words.reasons import Reason, ReasonCode
 
 
 def note_index_loss(db: sqlite3.Connection) -> None:
@@ -32,7 +30,7 @@ def untold_index_loss(db: sqlite3.Connection) -> tuple[Loss, ...]:
     if index_lost_at(db) is None or _noted(db, "told") is not None:
         return ()
     _note(db, "told", "")
-    return (Loss("", 0, INDEX_LOST),)
+    return (Loss("", 0, Reason(ReasonCode.INDEX_LOST)),)
 
 
 def unseen(db: sqlite3.Connection, by: str) -> Unseen:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, fields
+from contextlib import suppress
+from dataclasses import asdict, dataclass, fields
 from datetime import datetime
 
 from kvchat.kvstore.audience import CHATS
@@ -13,6 +14,7 @@ from kvchat.kvstore.index import recipes as index_recipes
 from kvchat.kvstore.index import token_tree
 from kvchat.kvstore.index.check import CorruptIndex, fingerprint_of, moment
 from kvchat.kvstore.savepoint import PROGRAM, Fingerprint, SavePoint, Tokens
+from kvchat.words.reasons import Reason, ReasonCode, reason_of
 
 _LATE = 16  # save points: some turns of some chats
 
@@ -174,7 +176,7 @@ def _give(db: sqlite3.Connection, point_id: int, heir: int) -> None:
 
 
 def lose(
-    db: sqlite3.Connection, point_ids: Sequence[int], reason: str, now: datetime, *, tell: bool, block: bytes | None
+    db: sqlite3.Connection, point_ids: Sequence[int], reason: Reason, now: datetime, *, tell: bool, block: bytes | None
 ) -> None:
     """Delete save points and remember why: `find` answers with the reason, and the user is told once if `tell`."""
     for point_id in point_ids:
@@ -182,7 +184,7 @@ def lose(
             "INSERT INTO losses (save_point_id, conversation, fingerprint_id, reason, block, lost_at, told)"
             " SELECT save_points.id, name, fingerprint_id, ?, ?, ?, ? FROM save_points"
             " JOIN conversations ON conversations.id = conversation_id WHERE save_points.id = ?",
-            (reason, block, now.timestamp(), not tell, point_id),
+            (json.dumps(asdict(reason)), block, now.timestamp(), not tell, point_id),
         )
     delete(db, point_ids)
 
@@ -197,19 +199,27 @@ def owners(db: sqlite3.Connection) -> list[str]:
     return [str(row[0]) for row in db.execute("SELECT DISTINCT owner FROM save_points WHERE owner IS NOT NULL")]
 
 
-def loss_of(db: sqlite3.Connection, point_id: int) -> str | None:
+def loss_of(db: sqlite3.Connection, point_id: int) -> Reason | None:
     """Why a save point was taken out of use, None if it was not."""
     row = db.execute("SELECT reason FROM losses WHERE save_point_id = ?", (point_id,)).fetchone()
-    return str(row[0]) if row else None
+    return lost_for(row[0]) if row else None
 
 
-def newest_loss(db: sqlite3.Connection, conversation_id: str, kind: int | None) -> str | None:
+def newest_loss(db: sqlite3.Connection, conversation_id: str, kind: int | None) -> Reason | None:
     """Why a conversation has no save point for a fingerprint, None if it never had one."""
     row = db.execute(
         "SELECT reason FROM losses WHERE conversation = ? AND fingerprint_id = ? ORDER BY id DESC LIMIT 1",
         (conversation_id, kind),
     ).fetchone()
-    return str(row[0]) if row else None
+    return lost_for(row[0]) if row else None
+
+
+def lost_for(stored: str) -> Reason:
+    """The reason of a loss, as far as it can be read."""
+    with suppress(ValueError, RecursionError):
+        if reason := reason_of(json.loads(stored)):
+            return reason
+    return Reason(ReasonCode.SET_ASIDE)
 
 
 def fingerprints_of(db: sqlite3.Connection, conversation_id: str) -> list[Fingerprint]:

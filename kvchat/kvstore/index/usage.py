@@ -13,6 +13,7 @@ from kvchat.kvstore.audience import IMPORTED
 from kvchat.kvstore.index import token_tree
 from kvchat.kvstore.index.check import CorruptIndex, moment
 from kvchat.kvstore.index.eviction import Candidate, Needs, Numbers
+from kvchat.kvstore.index.points import lost_for
 from kvchat.kvstore.index.schema import RECOUNT
 from kvchat.kvstore.savepoint import PROGRAM, ConversationUsage, Loss
 from kvchat.system.migrations import statements
@@ -135,7 +136,7 @@ def untold_losses(db: sqlite3.Connection) -> tuple[Loss, ...]:
         "SELECT conversation, count(*), max(reason) FROM losses WHERE NOT told GROUP BY conversation, reason"
     ).fetchall()
     db.execute("UPDATE losses SET told = 1 WHERE NOT told")
-    return tuple(Loss(*row) for row in rows)
+    return tuple(Loss(name, points, lost_for(reason)) for name, points, reason in rows)
 
 
 def _places(known: Numbers, wanted: Numbers) -> Numbers:

@@ -8,7 +8,8 @@ from kvchat.chat import events as chat
 from kvchat.chat.turn.receipts import UNUSED, WHERE, verdict_of, where_from, where_told
 from kvchat.session import events as session
 from kvchat.session.proof import Source, Verdict
-from kvchat.words.language import N_, _, mark, number, retold, several
+from kvchat.words.language import N_, _, mark, number, several
+from kvchat.words.reasons import Reason
 from kvchat.words.wording import READ, READ_AGAIN, duration, per_second, percent, size
 
 _RANKS = {
@@ -45,7 +46,7 @@ class TurnStory:
         self._remarks: dict[str, Remark] = {}
         self._over = False
         self._restored: session.Restored | None = None
-        self._failed = ""  # why nothing was restored that was to be
+        self._failed: Reason | None = None  # why nothing was restored that was to be
         self.fraction: float | None = None  # of the prompt that has been read; None when nothing is being read
         self.reading_ahead = False  # it is being read before anybody has asked for it
         self.pending = ""  # what to say where the reply will stand; empty once it has begun
@@ -113,22 +114,22 @@ class TurnStory:
         self._remarks.pop("wait", None)
         match event:
             case session.Restoring(bytes=count):
-                self._restored, self._failed = None, ""
+                self._restored = self._failed = None
                 self._say("restore", _("loading {count}…", count=size(count)), "live")
                 self.pending = _("Loading {count}…", count=size(count))
             case session.Restored(bytes=count, ms=ms):
                 self._restored = event
                 self._say("restore", _("loaded {count} in {ms}", count=size(count), ms=duration(ms)))
             case session.RestoreFailed(reason=reason, hollow=hollow):
-                self._restored, self._failed = None, "" if hollow else reason
+                self._restored, self._failed = None, None if hollow else reason
                 unused = f"{_(READ_AGAIN)}{mark(': ')}{_(UNUSED)}"
-                words = unused if hollow else _("not loaded: {reason}", reason=retold(reason))
+                words = unused if hollow else _("not loaded: {reason}", reason=reason.words)
                 self._say("restore", words, "warn")
 
     def _tell_ahead(self, event: chat.ReadingAhead | chat.NotReadAhead) -> None:
         self._fresh()
         if isinstance(event, chat.NotReadAhead):
-            self._say("ahead", _("not read ahead: {reason}", reason=retold(event.reason)))
+            self._say("ahead", _("not read ahead: {reason}", reason=event.reason.words))
             return
         what = _("what you write") if event.draft else _("this chat")
         self.reading_ahead = event.done < event.total
@@ -168,7 +169,7 @@ class TurnStory:
             if (speed := self._remarks.get("speed")) is not None:
                 exact = receipt.tokens_per_second if receipt else None
                 self._say("speed", per_second(exact) if exact else speed.text)
-        self._restored, self._failed = None, ""
+        self._restored = self._failed = None
 
     def _say_where(self, verdict: Verdict, where: str, restored_ms: float) -> None:
         """Say first of all where the reply's chat came from, with the time a restore took after Send."""
@@ -176,7 +177,7 @@ class TurnStory:
         if verdict.hollow:
             more, tone = _(UNUSED), "warn"
         elif verdict.source is Source.COLD and self._failed:
-            more, tone = retold(self._failed), "warn"
+            more, tone = self._failed.words, "warn"
         elif verdict.source in (Source.WARM, Source.DISK) and where != _(READ) and self._restored:
             more = size(self._restored.bytes)
             if restored_ms:
@@ -193,7 +194,7 @@ class TurnStory:
             case session.Saved(bytes=count):
                 self._say("save", _("kept {count}", count=size(count)))
             case session.SaveSkipped(reason=reason):
-                self._say("save", _("not kept: {reason}", reason=retold(reason)), "warn")
+                self._say("save", _("not kept: {reason}", reason=reason.words), "warn")
 
     def _reading_ended(self) -> None:
         self._remarks.pop("read", None)

@@ -16,7 +16,7 @@ from kvchat.ui.messages.reply_footer import ReceiptView
 from kvchat.ui.programs.wording import chip_of, receipt_of, request_line, request_title, source_of
 from kvchat.ui.widgets.row_list import Row, RowList, Tone
 from kvchat.words.comparing import shared_text
-from kvchat.words.language import _, retold
+from kvchat.words.language import _
 
 _MOST = 50  # requests; more of one program nobody looks at
 _SHOWN, _LINES = 5, 5  # rows of the list, and of a text, without scrolling
@@ -121,4 +121,4 @@ def _row(passage: Passage) -> Row:
 
 
 def _changed(change: Change) -> str:
-    return _("{title}: {where} was changed.", title=_(RULES[change.rule].title), where=retold(change.where))
+    return _("{title}: {where} was changed.", title=_(RULES[change.rule].title), where=_(change.where))

@@ -15,7 +15,8 @@ from kvchat.ui.programs.wording import told_of
 from kvchat.ui.widgets.elided import ElidedLabel
 from kvchat.ui.widgets.entries import Entry
 from kvchat.ui.widgets.switch import Switch
-from kvchat.words.language import N_, _, number, retold, sentences
+from kvchat.words.language import N_, _, number, sentences
+from kvchat.words.reasons import Reason, ReasonCode
 
 _MOST_CAUSES = 6
 _NOTHING = N_("Nothing of what it sent had to be read twice.")
@@ -47,7 +48,7 @@ class ProgramDetails(QWidget):
         """Show this program, with the rules that are on."""
         for rule, switch in self.rules.items():
             lost = Sum()
-            for one in (one for cause, one in total.misses.items() if MENDED_BY.get(cause) == rule):
+            for one in (one for cause, one in total.misses.items() if MENDED_BY.get(ReasonCode(cause)) == rule):
                 lost.add(one.tokens, one.ms, one.times)
             switch.show_rule(on=rule in on, spared=total.mended.get(rule), lost=lost)
         if self._shown != (name, total.misses):
@@ -64,8 +65,9 @@ class ProgramDetails(QWidget):
             self.causes.addWidget(label(_(_NOTHING), "muted", wraps=True), 0, 0, 1, 3)
         most = max((one.tokens for _, one in causes), default=1) or 1
         for line, (cause, one) in enumerate(causes[:_MOST_CAUSES]):
-            words, bar = ElidedLabel(), progress_bar(f"{retold(cause)}: {told_of(one)}")
-            words.set_text(retold(cause)[:1].upper() + retold(cause)[1:])
+            reason = Reason(ReasonCode(cause)).words
+            words, bar = ElidedLabel(), progress_bar(f"{reason}: {told_of(one)}")
+            words.set_text(reason[:1].upper() + reason[1:])
             bar.setValue(1000 * one.tokens // most)
             self.causes.addWidget(words, line, 0)
             self.causes.addWidget(bar, line, 1)

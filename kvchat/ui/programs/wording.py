@@ -11,7 +11,7 @@ from kvchat.gateway.requests import Passage, Stage
 from kvchat.gateway.totals import Sum, Total
 from kvchat.kvstore.savepoint import program_of
 from kvchat.session.proof import Source
-from kvchat.words.language import N_, _, beside, ended, listed, number, retold, several
+from kvchat.words.language import N_, _, beside, ended, listed, number, several
 from kvchat.words.wording import brief, moment_of, percent, roughly, since, tokens_short
 
 _STAGES = {
@@ -91,7 +91,7 @@ def request_line(passage: Passage) -> str:
             _("first word after {first_ms}", first_ms=first_ms) if known else _("answered after {time}", time=first_ms)
         )
     if passage.why:
-        parts.append(retold(passage.why))
+        parts.append(passage.why.words)
     return beside(parts)
 
 
@@ -112,7 +112,7 @@ def receipt_of(passage: Passage) -> Receipt | None:
         predicted_tokens=predicted,
         tokens_per_second=predicted / writing if (passage.stream or passage.write_ms) and writing > 0 else 0.0,
         source=source_of(passage),
-        miss_reason=passage.why or None,
+        miss_reason=passage.why,
         queue_wait_ms=passage.queue_ms,
         saved_ms=passage.saved_ms or None,
     )

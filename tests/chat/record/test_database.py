@@ -24,6 +24,7 @@ from kvchat.chat.record.drafts import Drafts
 from kvchat.chat.record.messages import Attachment, Conversation, Message, MessageState, Receipt, Role
 from kvchat.session.proof import Source
 from kvchat.system.concurrency import Worker
+from kvchat.words.reasons import Reason, ReasonCode
 from tests.chat.library import fill_chat
 from tests.kvstore.true_files import Bench
 
@@ -37,7 +38,7 @@ RECEIPT = Receipt(
     predicted_tokens=7,
     tokens_per_second=41.0,
     source=Source.COLD,
-    miss_reason="nothing saved yet",
+    miss_reason=Reason(ReasonCode.NOTHING_SAVED),
     model="m",
 )
 

@@ -13,6 +13,7 @@ from kvchat.chat.turn import preparing
 from kvchat.session import reading
 from kvchat.session.events import SaveSkipped
 from kvchat.session.proof import Source
+from kvchat.words.reasons import Reason, ReasonCode
 from tests.chat.stage import Stage
 
 STORY = "A long story of the river and the garden. " * 20
@@ -131,7 +132,7 @@ async def test_that_a_paste_is_not_read_ahead_on_battery_is_told_once(
     stage.events.clear()
     for draft in ("Well", DRAFT * 2, DRAFT * 4):
         await written(stage, chat, draft)
-    assert [told.reason for told in stage.of(NotReadAhead)] == ["this computer runs on its battery"]
+    assert [told.reason for told in stage.of(NotReadAhead)] == [Reason(ReasonCode.ON_BATTERY)]
     assert not stage.of(ReadingAhead)
     battery.power_plugged = True
     await written(stage, chat, DRAFT)

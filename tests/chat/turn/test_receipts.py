@@ -8,8 +8,8 @@ import pytest
 from kvchat.chat.record.messages import Receipt
 from kvchat.chat.record.rows import receipt_json, receipt_of
 from kvchat.chat.turn.receipts import Phase, receipt_details, receipt_line, receipt_sentence, timeline
-from kvchat.kvstore.restoring import NOTHING_ALIKE
-from kvchat.session.proof import NOTHING_TO_MISS, Source
+from kvchat.session.proof import Source
+from kvchat.words.reasons import Reason, ReasonCode
 
 WARM = Receipt(
     ttft_ms=312.0,
@@ -26,8 +26,9 @@ WARM = Receipt(
 )
 
 
+GONE, FIRST, ALIKE = map(Reason, (ReasonCode.DELETED_MEANWHILE, ReasonCode.FIRST_REPLY, ReasonCode.NOTHING_ALIKE))
 AHEAD = replace(WARM, source=Source.AHEAD, read_ahead_tokens=2000, read_ahead_ms=9500.0)
-COLD = replace(WARM, ttft_ms=34_600, source=Source.COLD, cached_tokens=0, miss_reason="its file was damaged")
+COLD = replace(WARM, ttft_ms=34_600, source=Source.COLD, cached_tokens=0, miss_reason=GONE)
 
 
 @pytest.mark.parametrize(
@@ -44,9 +45,15 @@ COLD = replace(WARM, ttft_ms=34_600, source=Source.COLD, cached_tokens=0, miss_r
         (replace(WARM, engine_wait_ms=4_000), "0.3 s · remembered · waited 4.0 s for the engine to start"),
         (replace(WARM, imported=True), "0.3 s · remembered · imported memory, not verified"),
         (COLD, "35 s · read again"),
-        (replace(WARM, cached_tokens=30, ttft_ms=1_900, miss_reason=NOTHING_TO_MISS), "1.9 s · first reply"),
-        (replace(COLD, ttft_ms=145_000, miss_reason=NOTHING_TO_MISS), "2 min · first reply"),
-        (replace(COLD, ttft_ms=145_000, miss_reason=NOTHING_ALIKE), "2 min · read"),  # a program's first
+        (
+            replace(WARM, cached_tokens=30, ttft_ms=1_900, miss_reason=FIRST),
+            "1.9 s · first reply",
+        ),
+        (replace(COLD, ttft_ms=145_000, miss_reason=FIRST), "2 min · first reply"),
+        (
+            replace(COLD, ttft_ms=145_000, miss_reason=ALIKE),
+            "2 min · read",
+        ),  # a program's first
     ],
 )
 def test_a_reply_says_two_things_at_a_glance(receipt: Receipt, line: str) -> None:
@@ -61,7 +68,7 @@ def test_a_reply_says_two_things_at_a_glance(receipt: Receipt, line: str) -> Non
         (replace(WARM, source=Source.WARM), "0.31 s · read 12 new tokens, remembered 5,906 · saved about 36 s"),
         (replace(WARM, source=Source.HOT, saved_ms=50), "0.31 s · read 12 new tokens, 5,906 still loaded"),
         (replace(WARM, cached_tokens=5917, saved_ms=None), "0.31 s · read 1 new token, remembered 5,917 from disk"),
-        (COLD, "34.6 s · read 5,918 tokens · its file was damaged"),
+        (COLD, "34.6 s · read 5,918 tokens · its memory was deleted meanwhile"),
     ],
 )
 def test_the_counts_are_in_a_sentence(receipt: Receipt, sentence: str) -> None:
@@ -69,7 +76,7 @@ def test_the_counts_are_in_a_sentence(receipt: Receipt, sentence: str) -> None:
 
 
 def test_a_hollow_restore_is_a_fault() -> None:
-    hollow = replace(COLD, hollow=True, miss_reason="hollow restore: the engine accepted 5,906 tokens")
+    hollow = replace(COLD, hollow=True, miss_reason=Reason(ReasonCode.HOLLOW, {"accepted": 5906, "reused": 0}))
     assert receipt_line(hollow).fault
     assert receipt_line(hollow).text == "35 s · read again: what was loaded was not used"
     assert receipt_sentence(hollow) == "34.6 s · read 5,918 tokens again: what was loaded was not used"
@@ -94,6 +101,10 @@ def test_a_receipt_of_an_earlier_version_is_still_read() -> None:
     assert receipt is not None
     assert (receipt.prefetched, receipt.cached_tokens, receipt.source) == (True, 100, Source.DISK)
     assert receipt_of(receipt_json(receipt)) == receipt
+    missed = replace(receipt, miss_reason=Reason(ReasonCode.SET_ASIDE, {"reason": Reason(ReasonCode.HELD_LESS)}))
+    assert receipt_of(receipt_json(missed)) == replace(missed, miss_reason=None), "its words would lack figures"
+    for reason in ('"the first reply"', '{"code": "not-known-yet", "places": {}}', '{"code": "hollow"}', "7"):
+        assert receipt_of(OF_0_1.replace('"miss_reason": null', f'"miss_reason": {reason}')) == receipt
     assert receipt_of('["no", "receipt"]') is receipt_of('"none"') is receipt_of("7") is None
 
 

@@ -16,6 +16,7 @@ from kvchat.session import system_prompt
 from kvchat.session.events import Saved, SaveSkipped, Saving, WaitingForEngine
 from kvchat.session.proof import Source
 from kvchat.session.restore_support import Finding, Strategy
+from kvchat.words.reasons import Reason, ReasonCode
 from tests.chat.stage import QUESTION, Stage
 
 SYSTEM = "You are a patient teacher of geography and speak of rivers only. " * 3
@@ -109,7 +110,7 @@ async def test_where_restoring_does_not_work_nothing_is_saved_and_that_is_said_o
     await stage.answered(second, "Something quite different about a violin, a lamp and a clock.")
     receipt = await stage.answered(first, "Go on.")
     assert receipt.source is Source.COLD
-    assert receipt.miss_reason == "chats cannot be remembered with this engine and model"
+    assert receipt.miss_reason == Reason(ReasonCode.NO_RESTORING)
     assert saves(stage) == before
     assert not stage.of(Saving)
     assert not stage.of(SaveSkipped)
@@ -123,7 +124,7 @@ async def test_an_engine_that_dies_over_it_restarts_and_is_not_tried_again(stage
     assert stage.of(WaitingForEngine)
     assert receipt.source is Source.COLD
     assert stage.runtime.engine.current.finding == Finding(
-        Strategy.NONE, proved=True, reason="the engine died when it was tried out"
+        Strategy.NONE, proved=True, reason=Reason(ReasonCode.DIED_OVER_TRIAL)
     )
     assert len(stage.fake.launches()) == 2
     assert (await stage.answered(chat, "Still there?")).source is Source.HOT
@@ -186,7 +187,9 @@ async def test_what_cannot_be_tried_is_assumed_and_proved_by_the_first_restore(s
     stage.fake.set(FAKE_EMPTY_SAVE=1)
     finding = await started(stage)
     assert (finding.strategy, finding.proved) == (Strategy.PLAIN, False)
-    assert "instead of 96" in finding.reason
+    assert finding.reason == Reason(
+        ReasonCode.NOT_TRIED, {"reason": Reason(ReasonCode.HELD_LESS, {"held": 0, "tokens": 96})}
+    )
     stage.fake.set(FAKE_EMPTY_SAVE=None)
     chat = await stage.chat()
     await stage.answered(chat)
@@ -229,7 +232,11 @@ async def test_a_shared_system_prompt_read_ahead_is_told_as_read(stage: Stage, s
     await stage.answered(await stage.chat(SYSTEM))
     second = await stage.chat(SYSTEM)
     receipt = await stage.answered(second, "And the Danube?")
-    assert (receipt.source, receipt.cached_tokens, receipt.miss_reason) == (Source.COLD, 0, "the first reply")
+    assert (receipt.source, receipt.cached_tokens, receipt.miss_reason) == (
+        Source.COLD,
+        0,
+        Reason(ReasonCode.FIRST_REPLY),
+    )
     told = [event for event in stage.of(Prefilling) if event.conversation_id == second]
     assert {event.total for event in told} == {receipt.prompt_tokens}
     assert not any(event.cached for event in told)
@@ -287,7 +294,7 @@ async def test_an_engine_that_dies_while_it_saves_the_system_prompt_costs_no_rep
 
 def test_findings_in_words() -> None:
     assert Finding(Strategy.PLAIN, proved=True).words == "Chats are remembered here: any part of one can be used again."
-    died = Finding(Strategy.NONE, proved=True, reason="the engine died when it was tried out").words
+    died = Finding(Strategy.NONE, proved=True, reason=Reason(ReasonCode.DIED_OVER_TRIAL)).words
     assert died.endswith("nothing is kept of them. The engine died when it was tried out.")
     assert "should be remembered" in Finding(Strategy.COMPLETE, proved=False).words
 

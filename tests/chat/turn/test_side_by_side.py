@@ -11,6 +11,7 @@ import pytest
 from kvchat.chat.events import WaitingForChat
 from kvchat.session.events import Restoring
 from kvchat.session.proof import Source
+from kvchat.words.reasons import Reason, ReasonCode
 from tests.chat.stage import QUESTION, Stage
 from tests.engine_fixtures import FakeEngine
 
@@ -168,7 +169,7 @@ async def test_what_the_engine_gave_up_by_itself_is_a_miss_with_a_reason(two: St
     await engine.on_slot(slot.number).engine.erase_slot()
     receipt = await two.answered(chats[0], "Go on.")
     assert (receipt.source, receipt.cached_tokens) == (Source.COLD, 0)
-    assert receipt.miss_reason == "the engine gave up what it held, to make room for others"
+    assert receipt.miss_reason == Reason(ReasonCode.PURGED)
 
 
 async def test_a_new_chat_goes_on_with_what_was_read_before_it_began(two: Stage) -> None:

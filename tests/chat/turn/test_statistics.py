@@ -14,7 +14,8 @@ from kvchat.chat.record.database import Database
 from kvchat.chat.record.messages import MessageState, Receipt, Role
 from kvchat.chat.record.rows import receipt_json
 from kvchat.chat.turn.statistics import KINDS, LEAST_DAYS, MOST_DAYS, read_statistics
-from kvchat.session.proof import NOTHING_TO_MISS, Source
+from kvchat.session.proof import Source
+from kvchat.words.reasons import Reason, ReasonCode
 
 TODAY = date(2026, 11, 20)
 A_RECEIPT = Receipt(300, 20, 70, 50, 6000, 5900, 400, 41.0, Source.HOT, saved_ms=30_000.0)
@@ -35,15 +36,15 @@ def written(database: Database, receipt: Receipt | str | None, days_ago: int = 0
     database.write("UPDATE messages SET receipt = ?, created_at = ? WHERE id = ?", (stored, when, reply.id))
 
 
-def a_miss(reason: str, **more: bool) -> Receipt:
-    return replace(A_RECEIPT, source=Source.COLD, ttft_ms=12_000, saved_ms=None, miss_reason=reason, **more)
+def a_miss(reason: ReasonCode, **more: bool) -> Receipt:
+    return replace(A_RECEIPT, source=Source.COLD, ttft_ms=12_000, saved_ms=None, miss_reason=Reason(reason), **more)
 
 
 def test_replies_are_added_up_by_what_they_went_on_from(database: Database) -> None:
     for source in (Source.HOT, Source.HOT, Source.AHEAD, Source.WARM, Source.DISK):
         written(database, replace(A_RECEIPT, source=source))
     written(database, replace(A_RECEIPT, cached_tokens=3000, earlier_tokens=5000))
-    for reason in (NOTHING_TO_MISS, "nothing is kept of this chat"):
+    for reason in (ReasonCode.FIRST_REPLY, ReasonCode.NOTHING_SAVED):
         written(database, a_miss(reason))
     found = read_statistics(database.file, TODAY)
     assert [found.of_kind(kind) for kind in KINDS] == [

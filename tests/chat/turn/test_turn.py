@@ -19,9 +19,9 @@ from kvchat.kvstore.blocks.absorb import Absorbed, take_apart
 from kvchat.kvstore.layout.layout import RowMap
 from kvchat.kvstore.layout.recipe import Earlier
 from kvchat.session.events import Restored, RestoreFailed, Saved, SaveSkipped, Saving
-from kvchat.session.planning import NOT_WORTH_IT
 from kvchat.session.proof import Source
 from kvchat.session.restore_cost import LEAST_GAIN, RestoreCost
+from kvchat.words.reasons import Reason, ReasonCode
 from tests.chat.stage import QUESTION, Stage
 from tests.engine_fixtures import FakeEngine
 from tests.store_contents import spoil
@@ -32,7 +32,7 @@ async def test_the_first_turn_is_cold_and_leaves_a_save_point(stage: Stage) -> N
     receipt = await stage.answered(chat)
     assert receipt.source is Source.COLD
     assert receipt.cached_tokens == 0
-    assert receipt.miss_reason == "the first reply"
+    assert receipt.miss_reason == Reason(ReasonCode.FIRST_REPLY)
     assert [type(event) for event in stage.events if isinstance(event, (FirstToken, Saving, Saved))] == [
         FirstToken,
         Saving,
@@ -199,7 +199,7 @@ async def test_the_next_message_cancels_settling_but_the_reply_stays(stage: Stag
     second = stage.runtime.chat.send(chat, "two")
     assert (await second) is not None
     await stage.runtime.chat.idle()
-    assert [event.reason for event in stage.of(SaveSkipped)] == ["the next message came first"]
+    assert [event.reason for event in stage.of(SaveSkipped)] == [Reason(ReasonCode.NEXT_MESSAGE)]
     assert [m.role for m in await stage.runtime.chat.messages(chat)] == [Role.USER, Role.ASSISTANT] * 3
     assert stage.of(Saved)[-1].tokens == len(stage.save_points()[-1].tokens)
 
@@ -214,19 +214,19 @@ async def test_a_hollow_restore_is_a_fault_and_is_not_tried_again(stage: Stage, 
         assert receipt.hollow
         assert receipt.source is Source.COLD
         assert receipt.miss_reason is not None
-        assert receipt.miss_reason.startswith("hollow restore")
+        assert receipt.miss_reason.code is ReasonCode.HOLLOW
         assert again.of(RestoreFailed)
 
 
 @pytest.mark.parametrize(
     ("switches", "reason"),
     [
-        ({"FAKE_REFUSE_RESTORE": 1}, "the engine refused its memory"),
-        ({"FAKE_DIE_DURING": "restore"}, "the engine died while it loaded its memory"),
+        ({"FAKE_REFUSE_RESTORE": 1}, ReasonCode.REFUSED),
+        ({"FAKE_DIE_DURING": "restore"}, ReasonCode.DIED_OVER_RESTORE),
     ],
 )
 async def test_a_restore_that_fails_becomes_an_ordinary_prefill(
-    stage: Stage, smollm2: Path, switches: dict[str, object], reason: str
+    stage: Stage, smollm2: Path, switches: dict[str, object], reason: ReasonCode
 ) -> None:
     chat = await stage.chat()
     await stage.answered(chat)
@@ -235,8 +235,9 @@ async def test_a_restore_that_fails_becomes_an_ordinary_prefill(
     async with Stage(stage.home, stage.fake, smollm2) as again:
         receipt = await again.answered(chat, "And then?")
         assert receipt.source is Source.COLD
-        assert reason in str(receipt.miss_reason)
-        assert reason in again.of(RestoreFailed)[0].reason
+        assert receipt.miss_reason == again.of(RestoreFailed)[0].reason
+        assert receipt.miss_reason is not None
+        assert receipt.miss_reason.code is reason
         assert again.of(Saved), "the fresh state must be saved again"
 
 
@@ -257,7 +258,7 @@ async def test_an_engine_that_dies_of_what_was_restored(stage: Stage, smollm2: P
             assert [point.id for point in again.save_points()] == kept
         else:
             assert reply.receipt.source is Source.COLD
-            assert "failed when it used its memory" in str(reply.receipt.miss_reason)
+            assert reply.receipt.miss_reason == Reason(ReasonCode.FAILED_OVER_USE)
             assert not again.save_points()
         assert not again.errors()
 
@@ -308,7 +309,7 @@ async def test_the_engine_dies_while_it_answers(stage: Stage, phase: str) -> Non
     await stage.runtime.chat.idle()
     assert again is not None
     assert again.receipt is not None
-    assert again.receipt.source is Source.WARM or again.receipt.miss_reason == NOT_WORTH_IT
+    assert again.receipt.source is Source.WARM or again.receipt.miss_reason == Reason(ReasonCode.NOT_WORTH_IT)
 
 
 @pytest.mark.parametrize("how", ["abort", "kill"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-import re
+from dataclasses import asdict
 from sys import getsizeof
 from typing import Any
 
@@ -12,13 +12,11 @@ import numpy as np
 import pytest
 
 from kvchat.gateway.medicine import MENDED_BY, Medicine, Parting, Prompt, causes, recent
-from kvchat.words.language import retold, speak
+from kvchat.words.reasons import Reason, ReasonCode, reason_of
 from tests.gateway import agents
 from tests.gateway.agents import Body, assistant, rendered, user
 
-pytestmark = pytest.mark.usefixtures("catalogues")
-ENGLISH = re.compile(r"\b(the|an?|was|were|added|removed|anew|more|earlier|messages?|user|assistant|list|put|went)\b")
-FIRST, THIRD = (causes.Place(causes.MESSAGE, at, f"message {at + 1} (user)") for at in (0, 2))
+FIRST, THIRD = causes.Place(causes.FIRST, 0, "user"), causes.Place(causes.MESSAGE, 2, "user")
 LONG = "x = 1  # " + "and so on " * 400
 
 
@@ -28,23 +26,16 @@ def parting(one: Prompt, other: Prompt) -> Parting | None:
     return medicine.compare("program", "model", other)
 
 
-def in_german(cause: str) -> str:
-    """A cause as who speaks German reads it: names and the field's words apart, nothing of it is English."""
-    speak("de")
-    told = retold(cause)
-    speak("en")
-    assert told != cause == retold(cause)
-    assert not ENGLISH.search(re.sub(r"\*[^*]+\*|<.*>", "", told)), told
-    return told
-
-
-def why(one: Body, other: Body) -> tuple[str, str]:
+def why(one: Body, other: Body) -> Reason:
     found = parting(rendered(one), rendered(other))
     assert found is not None
-    assert MENDED_BY.get(found.about, "") == found.rule
-    assert in_german(found.cause)
-    assert in_german(found.about)
-    return found.cause, found.rule
+    assert reason_of(json.loads(json.dumps(asdict(found.cause)))) == found.cause
+    assert Reason(found.cause.code).words, "it can be told without numbers and names"
+    return found.cause
+
+
+def message(number: int, code: ReasonCode, role: str = "user") -> Reason:
+    return Reason(code, {"number": number, "role": role})
 
 
 def test_nothing_is_said_of_a_prompt_that_goes_on() -> None:
@@ -62,23 +53,24 @@ def test_nothing_is_said_of_another_kind_of_request() -> None:
 @pytest.mark.parametrize(
     ("one", "other", "cause", "rule"),
     [
-        (agents.opencode(), agents.opencode(date="Mon Nov 23 2026"), "the date in the system prompt", "hold-clock"),
-        (agents.opencode(), agents.opencode(folder="/tmp/x"), "the working folder in the system prompt", ""),
-        (agents.claude_code(), agents.claude_code(cch="0aaa9"), "the billing header", "billing-header"),
-        (agents.claude_code(), agents.claude_code(date="2026-11-23"), "the date in message 1 (user)", "hold-clock"),
-        (agents.codex(), agents.codex(folder="/tmp/x"), "the working folder in message 1 (user)", ""),
-        (agents.codex(), agents.codex(date="2026-11-23"), "the date in message 1 (user)", "hold-clock"),
-        (agents.cline(), agents.cline(time="9:14:02 AM"), "the date in message 1 (user)", "hold-clock"),
+        (agents.opencode(), agents.opencode(date="Mon Nov 23 2026"), ReasonCode.DATE_IN_SYSTEM, "hold-clock"),
+        (agents.opencode(), agents.opencode(folder="/tmp/x"), ReasonCode.FOLDER_IN_SYSTEM, ""),
+        (agents.claude_code(), agents.claude_code(cch="0aaa9"), ReasonCode.BILLING_HEADER, "billing-header"),
+        (agents.claude_code(), agents.claude_code(date="2026-11-23"), ReasonCode.DATE_IN_FIRST, "hold-clock"),
+        (agents.codex(), agents.codex(folder="/tmp/x"), ReasonCode.FOLDER_IN_FIRST, ""),
+        (agents.codex(), agents.codex(date="2026-11-23"), ReasonCode.DATE_IN_FIRST, "hold-clock"),
+        (agents.cline(), agents.cline(time="9:14:02 AM"), ReasonCode.DATE_IN_FIRST, "hold-clock"),
         (
             agents.aider(user("Go")),
             agents.aider(user("Go"), repository="src/lexer.py:"),
-            "the map of the repository",
+            ReasonCode.REPOSITORY_MAP,
             "",
         ),
     ],
 )
-def test_what_stands_there_is_told_by_its_name(one: Body, other: Body, cause: str, rule: str) -> None:
-    assert why(one, other) == (cause, rule)
+def test_what_stands_there_is_told_by_its_name(one: Body, other: Body, cause: ReasonCode, rule: str) -> None:
+    assert why(one, other) == Reason(cause)
+    assert MENDED_BY.get(cause, "") == rule
 
 
 def test_tools_are_told_by_what_happened_to_them() -> None:
@@ -88,38 +80,24 @@ def test_tools_are_told_by_what_happened_to_them() -> None:
     del gone["tools"][3]
     anew["tools"][4]["function"]["description"] = "Lists what is there"
     other["tools"].reverse()
-    assert why(before, added) == ("tool list changed: *browser* added", "")
-    found = parting(rendered(before), rendered(added))
-    assert found is not None
-    assert found.about == "tool list changed"
-    assert why(gone, {**before, "tools": [*before["tools"], agents.function("browser")]}) == (
-        "tool list changed: *grep*, *browser* added",
-        "",
+    assert why(before, added) == tools((ReasonCode.TOOLS_ADDED, "browser"))
+    assert why(gone, {**before, "tools": [*before["tools"], agents.function("browser")]}) == tools(
+        (ReasonCode.TOOLS_ADDED, "grep", "browser")
     )
-    assert why({**gone, "tools": [*gone["tools"], agents.function("browser")]}, before) == (
-        "tool list changed: *grep* added; *browser* removed",
-        "",
+    assert why({**gone, "tools": [*gone["tools"], agents.function("browser")]}, before) == tools(
+        (ReasonCode.TOOLS_ADDED, "grep"), (ReasonCode.TOOLS_REMOVED, "browser")
     )
-    assert why(before, gone) == ("tool list changed: *grep* removed", "")
-    assert why(before, anew) == ("tool list changed: *list* described anew", "")
-    assert why(before, other) == ("tools listed in another order", "")
+    assert why(before, gone) == tools((ReasonCode.TOOLS_REMOVED, "grep"))
+    assert why(before, anew) == tools((ReasonCode.TOOLS_REDESCRIBED, "list"))
+    assert why(before, other) == Reason(ReasonCode.TOOLS_REORDERED)
+    many = {**before, "tools": [*before["tools"], *(agents.function(f"more{number}") for number in range(5))]}
+    assert why(before, many).english == "tool list changed: more0, more1, more2, 2 more added"
 
 
-@pytest.mark.parametrize(
-    ("cause", "told"),
-    [
-        ("tool list changed: *grep2*, *list* added", "Werkzeugliste geändert: *grep2*, *list* hinzugefügt"),
-        (
-            "tool list changed: *a*, *b*, *c* and 1,002 more added; *d* removed",
-            "Werkzeugliste geändert: *a*, *b*, *c* und 1.002 weitere hinzugefügt; *d* entfernt",
-        ),
-        ("message 3 (user) was edited", "Nachricht 3 (Nutzer) wurde bearbeitet"),
-        ("the time in message 12 (somebody)", "die Uhrzeit in Nachricht 12 (somebody)"),
-        ("other options of the request: top_p, v1.5", "andere Optionen der Anfrage: top_p, v1.5"),
-    ],
-)
-def test_causes_with_names_are_told_in_the_language_in_force(cause: str, told: str) -> None:
-    assert in_german(cause) == told
+def tools(*changes: tuple[ReasonCode, *tuple[str, ...]]) -> Reason:
+    return Reason(
+        ReasonCode.TOOLS_CHANGED, {"changes": tuple(Reason(code, {"tools": tuple(names)}) for code, *names in changes)}
+    )
 
 
 @pytest.mark.parametrize("place", [causes._SYSTEM, causes._TOOLS, causes._TEMPLATE, FIRST, THIRD])
@@ -129,8 +107,7 @@ def test_causes_with_names_are_told_in_the_language_in_force(cause: str, told: s
 def test_wherever_a_clock_or_a_path_stands_that_is_told_too(place: causes.Place, before: str, after: str) -> None:
     found = causes._of_the_line(before, after, place)
     assert found is not None
-    assert in_german(found.words)
-    assert in_german(found.about or found.words)
+    assert found.code.endswith(place.kind)
 
 
 def test_reasoning_that_the_template_drops_is_told_from_what_the_program_leaves_out() -> None:
@@ -138,41 +115,40 @@ def test_reasoning_that_the_template_drops_is_told_from_what_the_program_leaves_
     looked = {"role": "tool", "content": LONG}
     in_the_loop = agents.opencode(user("Fix it"), thought, looked)
     asked = agents.opencode(user("Fix it"), thought, looked, assistant("Done."), user("Thanks. And the lexer?"))
-    assert why(in_the_loop, asked) == ("reasoning of earlier turns was dropped by the template", "")
+    assert why(in_the_loop, asked) == Reason(ReasonCode.TEMPLATE_DROPS_REASONING)
     left_out = agents.opencode(user("Fix it"), assistant(LONG), looked, assistant("Done."))
-    assert why(in_the_loop, left_out) == ("reasoning of earlier turns was left out by the program", "")
+    assert why(in_the_loop, left_out) == Reason(ReasonCode.PROGRAM_DROPS_REASONING)
 
 
 def test_what_happens_to_earlier_messages() -> None:
     turns: list[Any] = [user(f"Question {number}: {LONG}") for number in range(6)]
     before = agents.opencode(*turns)
 
-    def told(*new: Any) -> str:
-        return why(before, agents.opencode(*new))[0]
+    def told(*new: Any) -> Reason:
+        return why(before, agents.opencode(*new))
 
     reminded = [*turns[:4], user(turns[4]["content"] + "\n<system-reminder>Plan only.</system-reminder>"), turns[5]]
-    assert told(*reminded) == "a <system-reminder> that moves"
-    assert told(turns[0], *turns[3:]) == "2 earlier messages left out"
-    assert told(turns[0], user("Edited: " + LONG), *turns[2:]) == "message 2 (user) was edited"
-    assert told(turns[0], user("Hold on"), *turns[1:]) == "something was put in before message 2 (user)"
-    assert (
-        told(turns[0], user("A summary of what was done: " + LONG)) == "earlier messages were summarised (compaction)"
-    )
+    assert told(*reminded) == Reason(ReasonCode.REMINDER_MOVES)
+    assert told(turns[0], *turns[3:]) == Reason(ReasonCode.LEFT_OUT, {"count": 2})
+    assert told(turns[0], user("Edited: " + LONG), *turns[2:]) == message(2, ReasonCode.EDITED)
+    assert told(turns[0], user("Hold on"), *turns[1:]) == message(2, ReasonCode.PUT_IN)
+    summarised = told(turns[0], user("A summary of what was done: " + LONG))
+    assert summarised == Reason(ReasonCode.SUMMARISED)
     cleared = user("[Old tool result content cleared]")
-    assert told(turns[0], cleared, *turns[2:]) == "old results of tools were cleared, from message 2 (user) on"
-    assert told(*turns[:5], user("Otherwise: " + LONG)) == "the conversation went another way from message 6 (user) on"
-    assert told(user("Something else altogether")) == "another conversation begins"
+    assert told(turns[0], cleared, *turns[2:]) == message(2, ReasonCode.RESULTS_CLEARED)
+    assert told(*turns[:5], user("Otherwise: " + LONG)) == message(6, ReasonCode.OTHER_WAY)
+    assert told(user("Something else altogether")) == Reason(ReasonCode.OTHER_CONVERSATION)
 
 
 def test_what_only_the_template_does() -> None:
     body = agents.opencode()
     found = parting(rendered(body, day="Current date: 2026-11-22\n"), rendered(body, day="Current date: 2026-11-23\n"))
     assert found is not None
-    assert (found.cause, found.rule) == ("the date that the model’s template adds", "")
+    assert found.cause == Reason(ReasonCode.DATE_IN_TEMPLATE)
     harder = {**body, "reasoning_effort": "high"}
     found = parting(rendered(body, day="Reasoning: medium\n"), rendered(harder, day="Reasoning: high\n"))
     assert found is not None
-    assert found.cause == "other options of the request: reasoning_effort"
+    assert found.cause == Reason(ReasonCode.OTHER_OPTIONS, {"options": ("reasoning_effort",)})
 
 
 def test_the_place_is_told_in_tokens_with_both_texts() -> None:
@@ -195,7 +171,7 @@ def test_the_closest_before_is_taken_not_the_last() -> None:
     assert medicine.compare("program", "model", rendered(agents.opencode(*long, user("More")))) is None
     found = medicine.compare("program", "model", rendered(agents.opencode(user(LONG), assistant("No."), user("More"))))
     assert found is not None
-    assert found.cause == "message 2 (assistant) was edited"
+    assert found.cause == message(2, ReasonCode.EDITED, "assistant")
     assert medicine.compare("other", "model", rendered(agents.opencode(user(LONG), user("?")))) is None
     assert medicine.compare("program", "other", rendered(agents.opencode(user(LONG), user("?")))) is None
 
@@ -206,22 +182,22 @@ def test_without_the_rendered_text_the_bodies_say_it() -> None:
         prompt.text = ""
     found = parting(one, other)
     assert found is not None
-    assert found.cause == "another conversation begins"
+    assert found.cause == Reason(ReasonCode.OTHER_CONVERSATION)
 
 
 @pytest.mark.parametrize(
     ("one", "other", "cause"),
     [
-        (agents.opencode(), agents.opencode(date="Mon Nov 23 2026"), "the date in the system prompt"),
-        (agents.opencode(), agents.opencode(tools=[agents.function("browser")]), "tool list changed"),
-        (agents.opencode(user(LONG)), agents.opencode(user("Else " + LONG)), "another conversation begins"),
+        (agents.opencode(), agents.opencode(date="Mon Nov 23 2026"), ReasonCode.DATE_IN_SYSTEM),
+        (agents.opencode(), agents.opencode(tools=[agents.function("browser")]), ReasonCode.TOOLS_CHANGED),
+        (agents.opencode(user(LONG)), agents.opencode(user("Else " + LONG)), ReasonCode.OTHER_CONVERSATION),
     ],
 )
-def test_of_a_state_in_the_store_only_its_text_is_known(one: Body, other: Body, cause: str) -> None:
+def test_of_a_state_in_the_store_only_its_text_is_known(one: Body, other: Body, cause: ReasonCode) -> None:
     before = rendered(one)
     found = parting(Prompt(before.ids, before.text), rendered(other))
     assert found is not None
-    assert found.cause == cause
+    assert found.cause == Reason(cause)
 
 
 def test_nothing_stays_of_programs_that_asked_long_ago(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ from kvchat.kvstore.blocks import absorb, positioned
 from kvchat.kvstore.blocks.block_files import BlockFiles, Written
 from kvchat.kvstore.files import disk
 from kvchat.kvstore.savepoint import AbsorbReport
+from kvchat.words.reasons import Reason, ReasonCode
 from tests.kvstore.true_files import FULL, Bench, Model, die
 
 BIG = Model(layers=4, row_size=384)
@@ -78,8 +79,7 @@ def test_a_disk_that_fills_half_way_keeps_nothing_of_the_half(tmp_path: Path, mo
     before = bench.block_files()
     at_the_third_block(monkeypatch, lambda: fail(errno.ENOSPC))
     bench.take("thesis", text(2000, start=9000))
-    (refusal,) = bench.store.absorb_pending().refused
-    assert "the disk is full" in refusal
+    assert bench.store.absorb_pending().refused == (Reason(ReasonCode.DISK_FULL),)
     assert bench.block_files() == before
     assert bench.store.usage().physical_bytes == disk.tree_size(bench.folder)
 

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.kvstore.block_store import NOT_YET
 from kvchat.kvstore.files import disk
 from kvchat.kvstore.index import index as index_module
 from kvchat.kvstore.index import recipes as index_recipes
 from kvchat.kvstore.index.check import CorruptIndex
 from kvchat.kvstore.index.index import LOCK_WAIT_S, Index, IndexLost
 from kvchat.kvstore.savepoint import Miss, RestorePlan, StagedFile, StoreRefused
+from kvchat.words.reasons import Reason, ReasonCode
 from tests.kvstore.true_files import WINDOW, Bench, Model
 
 
@@ -101,7 +101,7 @@ def test_who_meets_damage_on_the_way_to_an_answer_waits_for_nobody_who_writes(
         with index._writing if by_a_thread else nullcontext(), ThreadPoolExecutor() as pool:
             missed = pool.submit(bench.store.stage, plan, bench.slots).result()
             assert isinstance(missed, Miss)
-            assert "damaged" in missed.reason or "recipe" in missed.reason
+            assert missed.reason.code is ReasonCode.PART_DAMAGED
         assert list(bench.slots.iterdir()) == []
     bench.store.absorb_pending()
     assert [loss.conversation_id for loss in bench.store.losses()] == [point.conversation_id]
@@ -126,7 +126,7 @@ def test_what_has_to_be_absorbed_before_an_engine_gets_it_waits_for_nobody_who_w
         other.execute("BEGIN IMMEDIATE")
         background = pool.submit(bench.store.absorb_pending) if absorbs else None
         missed = bench.store.stage(plan, bench.slots, window=WINDOW.window)
-        assert missed == Miss(NOT_YET)
+        assert missed == Miss(Reason(ReasonCode.NOT_YET))
         assert background is None or not background.done(), "it was waited for"
         other.execute("ROLLBACK")
     bench.store.absorb_pending()
@@ -150,14 +150,14 @@ def test_an_index_that_was_taken_away_is_told_like_a_damaged_one(tmp_path: Path)
     bench = Bench(tmp_path / "store")
     nothing = bench.find(tuple(range(1, 300)))
     assert isinstance(nothing, Miss)
-    assert "lost" not in nothing.reason, "a new folder has lost nothing"
+    assert nothing.reason == Reason(ReasonCode.NOTHING_SAVED), "a new folder has lost nothing"
     bench.save("thesis", tuple(range(1, 300)))
     bench.store.close()
     (bench.folder / "index.db").unlink()
     bench.store = bench.open()
     plan = bench.find(tuple(range(1, 320)))
     assert isinstance(plan, Miss)
-    assert "was lost on" in plan.reason
+    assert plan.reason.code is ReasonCode.INDEX_LOST_ON
     assert len([loss for loss in bench.store.losses() if not loss.conversation_id]) == 1
     bench.store.close()
     bench.store = bench.open()
@@ -179,7 +179,7 @@ def test_an_index_with_scribbles_is_begun_anew_and_that_is_told_once(tmp_path: P
         bench.store.usage()
     plan = bench.find(tuple(range(1, 1000)))
     assert isinstance(plan, Miss)
-    assert "was lost on" in plan.reason
+    assert plan.reason.code is ReasonCode.INDEX_LOST_ON
     assert len([loss for loss in bench.store.losses() if not loss.conversation_id]) == 1
     assert bench.store.losses() == ()
     bench.save("thesis", tuple(range(1, 300)))
@@ -225,7 +225,10 @@ def test_nothing_between_a_question_and_its_answer_goes_through_a_whole_table(tm
     bench.store._parts.occupied()
     bench.store.seen("it", bench.store.unseen("it"))
     bench.store.unseen("it")
-    bench.store.set_aside(bench.save("thesis", tuple(range(1, 800)), message="4"), "it was hollow")
+    bench.store.set_aside(
+        bench.save("thesis", tuple(range(1, 800)), message="4"),
+        Reason(ReasonCode.HOLLOW, {"accepted": 799, "reused": 0}),
+    )
     bench.store.delete_messages("thesis", ["2"])
     bench.store.delete_conversation("letter")
     with index.read() as db:

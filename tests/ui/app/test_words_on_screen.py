@@ -29,6 +29,7 @@ from kvchat.ui.base.theme import Look
 from kvchat.ui.manual.manual_window import ManualWindow
 from kvchat.ui.messages.reply_footer import ReceiptView
 from kvchat.words import language
+from kvchat.words.reasons import Reason, ReasonCode
 from kvchat.words.wording import IN_PLAIN_WORDS
 from tests.ui.every_window import furnish, open_all
 from tests.ui.fake_runtime import FakeRuntime, a_receipt
@@ -182,7 +183,7 @@ async def test_no_term_is_shown_by_the_window(furnished: FakeRuntime, window: Ma
         ReplyFinished("thesis", "m", a_receipt()),
         Saving(conversation_id="thesis"),
         Saved(137_000_000, 6100, 310.0, conversation_id="thesis"),
-        SaveSkipped("the disk is nearly full", conversation_id="thesis"),
+        SaveSkipped(Reason(ReasonCode.DISK_FULL), conversation_id="thesis"),
     ):
         furnished.events.publish(event)
         told += texts(window)

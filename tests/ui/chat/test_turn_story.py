@@ -17,12 +17,13 @@ from kvchat.session.events import (
     Saving,
     WaitingForEngine,
 )
-from kvchat.session.proof import NOTHING_TO_MISS, Source, Verdict
+from kvchat.session.proof import Source, Verdict
 from kvchat.ui.chat.turn_story import Remark, TurnStory
+from kvchat.words.reasons import Reason, ReasonCode
 from tests.ui.fake_runtime import a_receipt
 
 FROM_DISK = Verdict(Source.DISK, hollow=False, miss_reason=None)
-HOLLOW = Verdict(Source.COLD, hollow=True, miss_reason="hollow restore")
+HOLLOW = Verdict(Source.COLD, hollow=True, miss_reason=Reason(ReasonCode.HOLLOW, {"accepted": 5906, "reused": 0}))
 A_RESTORE = (Restoring(136_000_000, 5906), Restored(136_000_000, 5906, 21.4))
 
 
@@ -43,14 +44,17 @@ def words(story: TurnStory) -> list[str]:
         (WaitingForEngine(), Remark("waiting for the engine", "live")),
         (Restoring(136_000_000, 5906), Remark("loading 136 MB…", "live", 2)),
         (Restored(136_000_000, 5906, 21.4), Remark("loaded 136 MB in 21 ms", "", 2)),
-        (RestoreFailed("the hash differs"), Remark("not loaded: the hash differs", "warn")),
+        (
+            RestoreFailed(Reason(ReasonCode.ERROR, {"message": "the hash differs"})),
+            Remark("not loaded: the hash differs", "warn"),
+        ),
         (Prefilling("c", 1480, 5918, 0), Remark("reading 25 % of 5,918 tokens", "live")),
         (FirstToken("c", 34_600, 0, 5918), Remark("first word after 34.6 s")),
         (Speed("c", 41.3, 6000), Remark("41 tokens/s", "live", 0)),
         (Speed("c", 4.26, 6000), Remark("4.3 tokens/s", "live", 0)),
         (Saving(), Remark("keeping…", "live", 1)),
         (Saved(137_000_000, 6100, 310), Remark("kept 137 MB", "", 1)),
-        (SaveSkipped("the disk is nearly full"), Remark("not kept: the disk is nearly full", "warn")),
+        (SaveSkipped(Reason(ReasonCode.DISK_FULL)), Remark("not kept: the disk is full", "warn")),
         (TurnFailed("c", KvchatError("No")), Remark("failed", "bad")),
     ],
 )
@@ -86,7 +90,7 @@ def test_a_short_prompt_that_is_all_cached_is_remembered() -> None:
 
 
 def test_a_hollow_restore_is_the_same_fault_wherever_it_is_told() -> None:
-    hollow = RestoreFailed("hollow restore: the engine accepted 5,906 tokens and reused 0", hollow=True)
+    hollow = RestoreFailed(Reason(ReasonCode.HOLLOW, {"accepted": 5906, "reused": 0}), hollow=True)
     story = told(*A_RESTORE, hollow)
     assert story.remarks[0] == Remark("read again: what was loaded was not used", "warn")
     story.tell(ReplyFinished("c", "m", a_receipt(Source.COLD, hollow=True, cached_tokens=12)))
@@ -98,13 +102,13 @@ def test_a_hollow_restore_is_the_same_fault_wherever_it_is_told() -> None:
     "verdict",
     [
         *(Verdict(source, hollow=False, miss_reason=None) for source in Source),
-        Verdict(Source.HOT, hollow=False, miss_reason=NOTHING_TO_MISS),
-        Verdict(Source.COLD, hollow=False, miss_reason=NOTHING_TO_MISS),
-        Verdict(Source.COLD, hollow=False, miss_reason="its file was damaged"),
+        Verdict(Source.HOT, hollow=False, miss_reason=Reason(ReasonCode.FIRST_REPLY)),
+        Verdict(Source.COLD, hollow=False, miss_reason=Reason(ReasonCode.FIRST_REPLY)),
+        Verdict(Source.COLD, hollow=False, miss_reason=Reason(ReasonCode.DELETED_MEANWHILE)),
         HOLLOW,
     ],
 )
-@pytest.mark.parametrize("before", [(), A_RESTORE, (RestoreFailed("its file was damaged"),)])
+@pytest.mark.parametrize("before", [(), A_RESTORE, (RestoreFailed(Reason(ReasonCode.DELETED_MEANWHILE)),)])
 def test_the_strip_says_of_a_reply_what_its_receipt_says_from_the_first_word_on(
     before: tuple[TurnEvent, ...], verdict: Verdict, cached: int
 ) -> None:
@@ -131,7 +135,7 @@ def test_at_the_end_the_strip_has_the_receipt_s_figures() -> None:
 
 
 def test_the_first_reply_is_not_said_to_be_read_again() -> None:
-    receipt = a_receipt(Source.COLD, miss_reason=NOTHING_TO_MISS)
+    receipt = a_receipt(Source.COLD, miss_reason=Reason(ReasonCode.FIRST_REPLY))
     assert words(told(ReplyFinished("c", "m", receipt))) == ["first reply"]
 
 

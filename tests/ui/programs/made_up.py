@@ -9,6 +9,7 @@ from kvchat.door_service import InEngine
 from kvchat.gateway.medicine import Change, Parting
 from kvchat.gateway.requests import Passage, Stage
 from kvchat.gateway.totals import Sum, Total
+from kvchat.words.reasons import Reason, ReasonCode
 from tests.ui.fake_runtime import FakeRuntime
 
 CLAUDE, LONG_NAME = "claude-cli", "an-editor-of-a-name-that-is-much-longer-than-any-window-is-wide-编辑器"
@@ -39,7 +40,7 @@ def parted() -> Passage:
     """One whose prompt was read again, and one of whose texts was changed."""
     before = "<env>\n  Working directory: /home/ada/engine\n  Today's date: Sun Nov 22 2026\n</env>"
     parting = Parting(
-        312, 20_968, "the date in the system prompt", "hold-clock", "the date in the system prompt", before,
+        312, 20_968, Reason(ReasonCode.DATE_IN_SYSTEM), before,
         before.replace("Sun Nov 22", "Mon Nov 23"),
     )  # fmt: skip
     header = "x-anthropic-billing-header: cc_version=2.1.177.01c; cc_entrypoint=cli; cch=0aaa9;"
@@ -54,9 +55,9 @@ def fill(runtime: FakeRuntime) -> None:
     """Three programs, requests under way, and what is in the engine."""
     door, now = runtime.door, datetime.now().timestamp()
     misses = {
-        "the date in the system prompt": Sum(3, 62_000, 123_000.0),
-        "tool list changed": Sum(2, 21_000, 41_000.0),
-        "earlier messages were summarised (compaction)": Sum(1, 9_000, 18_000.0),
+        ReasonCode.DATE_IN_SYSTEM: Sum(3, 62_000, 123_000.0),
+        ReasonCode.TOOLS_CHANGED: Sum(2, 21_000, 41_000.0),
+        ReasonCode.SUMMARISED: Sum(1, 9_000, 18_000.0),
     }
     mended = {"billing-header": Sum(48, 980_000, 1_950_000.0)}
     door.totals.count(CLAUDE, Total(124, 2_400_000, 2_210_000, 4_400_000.0, now - 40, misses, mended))

@@ -13,6 +13,7 @@ from pytestqt.qtbot import QtBot
 from kvchat.settings import Settings
 from kvchat.ui.base.theme import Look
 from kvchat.ui.settings.other_programs import OtherProgramsPage
+from kvchat.words.reasons import ReasonCode
 from tests.engine_fixtures import FakeEngine
 from tests.gateway import agents
 from tests.gateway.test_mending import TODAY, TOMORROW
@@ -68,7 +69,7 @@ async def seen(shown: Open) -> None:
     programs.requests.list.select(newest.value)
     assert "the date in the system prompt" in newest.words
     assert programs.requests.receipt is not None
-    assert set(shown.runtime.door.totals.by_program()["opencode"].misses) == {"the date in the system prompt"}
+    assert set(shown.runtime.door.totals.by_program()["opencode"].misses) == {ReasonCode.DATE_IN_SYSTEM}
     await shown.until(lambda: [row.title for row in storage.list.usage.rows] == ["opencode (program)"])
     storage.refresh()
     await shown.until(lambda: storage.list.usage.rows[0].details.startswith("2 prompts kept"))

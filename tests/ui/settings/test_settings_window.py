@@ -31,6 +31,7 @@ from kvchat.ui.settings.settings_window import SettingsWindow
 from kvchat.ui.settings.storage import StoragePage
 from kvchat.ui.storage.storage_panel import StoragePanel
 from kvchat.ui.widgets.entries import NumberEntry
+from kvchat.words.reasons import Reason, ReasonCode
 from kvchat.words.wording import TimeRange
 from tests.ui.fake_runtime import FakeRuntime
 from tests.ui.waiting import until
@@ -162,7 +163,7 @@ async def test_when_the_engine_runs_and_what_others_change(
 async def test_the_model_s_long_name_what_is_unwise_and_where_restoring_does_not_work(
     runtime: FakeRuntime, settings: SettingsWindow, qtbot: QtBot
 ) -> None:
-    runtime.finding = Finding(Strategy.NONE, proved=True, reason="the engine died when it was tried out")
+    runtime.finding = Finding(Strategy.NONE, proved=True, reason=Reason(ReasonCode.DIED_OVER_TRIAL))
     settings.show_page(ModelPage.name)
     runtime.events.publish(SettingsChanged())
     assert "The engine died" in settings.page(ModelPage).restoring.words.text()

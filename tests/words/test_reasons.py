@@ -1,0 +1,56 @@
+"""Reasons are data: they are stored, read again and worded, in any language."""
+
+from __future__ import annotations
+
+import json
+import string
+from dataclasses import asdict
+
+import pytest
+
+from kvchat.words.language import speak
+from kvchat.words.reasons import Reason, ReasonCode, reason_of
+
+NESTED = Reason(
+    ReasonCode.SET_ASIDE,
+    {"reason": Reason(ReasonCode.OTHER_SETTINGS, {"settings": (Reason(ReasonCode.KV_TYPE_K), "top_p")})},
+)
+
+
+def named_places(sentence: str) -> list[str]:
+    return [name for _, name, _, _ in string.Formatter().parse(sentence) if name]
+
+
+@pytest.mark.parametrize("code", ReasonCode)
+def test_every_reason_is_stored_read_again_and_worded(code: ReasonCode) -> None:
+    places = {name: (1_002, "a name", NESTED)[at % 3] for at, name in enumerate(named_places(code.sentence))}
+    reason = Reason(code, places)
+    assert reason_of(json.loads(json.dumps(asdict(reason)))) == reason
+    assert reason.words == reason.english
+    assert "{" not in reason.words
+    assert not named_places(code.general), "it is worded without values"
+
+
+def test_reasons_within_a_reason_are_worded_too() -> None:
+    assert NESTED.english == "its memory was set aside: saved with other engine settings (KV type of K, top_p)"
+    assert Reason(ReasonCode.DISK_FULL).in_a_sentence == "The disk is full."
+
+
+def test_a_reason_is_worded_in_the_language_in_force(catalogues: None) -> None:
+    speak("de")
+    reason = Reason(ReasonCode.ERROR, {"message": (Reason(ReasonCode.OTHER_MODEL), 5_000)})
+    assert reason.words == "mit einem anderen Modell gesichert, 5.000"
+    assert reason.english == "saved with another model, 5,000"
+
+
+@pytest.mark.parametrize(
+    "stored",
+    [
+        *(None, 7, "the first reply", [], {}, {"code": "hollow"}, {"code": "hollow", "places": {}}),
+        *({"code": "of-a-newer-kvchat", "places": {}}, {"code": [], "places": {}}, {"code": "hollow", "places": 7}),
+        {"code": "set-aside", "places": {"reason": {"code": "of-a-newer-kvchat", "places": {}}}},
+        {"code": "set-aside", "places": {"reason": None}},
+    ],
+)
+def test_what_is_no_reason_of_this_version_is_none(stored: object) -> None:
+    assert reason_of(stored) is None
