@@ -16,6 +16,7 @@ from kvchat.engine.speaking import wire
 from kvchat.engine.speaking.errors import EngineError, EngineRefused
 from kvchat.engine.speaking.exchange import Answer
 from kvchat.engine.speaking.vision import FIRST_ID
+from kvchat.engine.speaking.wire import Timings
 from kvchat.gateway.crashes import Crashes
 from kvchat.gateway.dialects.asked import LIMITS, Form, Refused, refusal
 from kvchat.gateway.dialects.prompts import head_of
@@ -351,7 +352,8 @@ class Forwarder:
             lease.slot.forget()
             passage.miss = Reason(ReasonCode.RENDERS_OTHERWISE)
             return
-        verdict = await self.exchange.prove(passage.cached, counts.prompt)
+        timings = Timings(passage.cached, counts.prompt - passage.cached, 0.0, counts.predicted, counts.predicted_ms)
+        verdict = (await self.exchange.prove(timings)).verdict
         little = _is_little(passage.cached, counts.prompt)
         passage.source = (Source.COLD if little else verdict.source).value
         passage.miss = verdict.miss_reason or (passage.miss if little else None)

@@ -19,7 +19,7 @@ from kvchat.session.events import Asked, MakingRoom, RestoreFailed, SaveSkipped,
 from kvchat.session.holding import CROWDED_OUT
 from kvchat.session.host import EngineHost, ReadyEngine, TemplateOptions
 from kvchat.session.lease import Lease
-from kvchat.session.proof import NOTHING_LOADED, Verdict
+from kvchat.session.proof import NOTHING_LOADED, Step
 from kvchat.session.slots.pool import Slots
 from kvchat.session.slots.slot import Slot
 from kvchat.session.system_prompt import SystemPrompt, save_on_the_way
@@ -86,7 +86,7 @@ class Exchange:
         self.prompt: Tokens = ()
         self.loaded = NOTHING_LOADED
         self.timings: Timings | None = None  # what this exchange read before is not among what the engine had
-        self.verdict: Verdict | None = None
+        self.step: Step | None = None  # once the engine has counted
         self.finish_reason: str | None = None
         self._read_ahead: Timings | None = None
         self._heard = False  # the first word
@@ -154,7 +154,7 @@ class Exchange:
 
     async def prepare(self, request: Request) -> Lease:
         """Have an engine ready and its slot hold the best state for the request. Raises as `answer` does."""
-        self.loaded, self._read_ahead, self.timings, self.verdict = NOTHING_LOADED, None, None, None
+        self.loaded, self._read_ahead, self.timings, self.step = NOTHING_LOADED, None, None, None
         lease = await self.ready(request)
         letters = sum(len(message.content) for message in request.messages)
         if lease.engine.cannot_hold(letters):  # counting 60 MB took 4 GB and minutes
@@ -196,14 +196,15 @@ class Exchange:
             if read and self.timings:
                 for one in filter(None, (self._read_ahead, read)):
                     self._slots.restore_cost.speed.learn(one.prompt_n, one.prompt_ms, one.cache_n)
-                await self.prove(self.timings.cache_n, self.timings.prompt_tokens)
+                await self.prove(self.timings)
 
-    async def prove(self, cached: int, prompt: int) -> Verdict:
-        """Judge what was loaded by the engine's count: `cached` of the `prompt` tokens came from its cache."""
-        self.verdict = await self._leased.prove(self.loaded, cached, prompt)
+    async def prove(self, timings: Timings) -> Step:
+        """Judge what was loaded by the engine's counts."""
+        verdict = await self._leased.prove(self.loaded, timings.cache_n, timings.prompt_tokens)
+        self.step = Step(self.loaded, timings, verdict)
         if self.loaded.restore:
-            await self._host.note_restore(hollow=self.verdict.hollow)
-        return self.verdict
+            await self._host.note_restore(hollow=verdict.hollow)
+        return self.step
 
     async def ready(self, request: Request, tokens: int = 0) -> Lease:
         """The slot of a ready engine, with room for so many tokens as far as it may grow. Raises KvchatError."""

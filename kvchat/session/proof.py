@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from kvchat.engine.speaking.wire import Timings
 from kvchat.kvstore.savepoint import SavePoint, Tier
 from kvchat.words.reasons import Reason, ReasonCode
 
@@ -82,6 +83,15 @@ class Verdict:
     source: Source
     hollow: bool
     miss_reason: Reason | None
+
+
+@dataclass(frozen=True)
+class Step:
+    """One model round: how its prompt was loaded, what the engine counted, and what that proved."""
+
+    loaded: Loaded
+    timings: Timings
+    verdict: Verdict
 
 
 def judged(loaded: Loaded, cached: int, prompt: int) -> Verdict:

@@ -108,8 +108,8 @@ async def test_it_tells_what_happens_and_what_the_counts_prove() -> None:
         await cast_.ask()
     assert [type(event) for event in cast_.told] == [WaitingForEngine, Asked]
     assert "".join(one.text for one in cast_.heard) == "Yes it was."
-    assert cast_.exchange.verdict is not None
-    assert cast_.exchange.verdict.source is Source.COLD
+    assert cast_.exchange.step is not None
+    assert cast_.exchange.step.verdict.source is Source.COLD
     assert cast_.slots.all[0].holds() == "river"
     assert cast_.slots.all[0].contents is not None
     assert len(cast_.slots.all[0].contents.tokens) == 44
@@ -118,7 +118,7 @@ async def test_it_tells_what_happens_and_what_the_counts_prove() -> None:
 async def test_enough_ends_the_stream_and_it_is_proved_all_the_same() -> None:
     cast_ = Cast(ready(Script(chunk("Yes"), chunk(" and"), chunk(" no"))))
     await cast_.ask(lambda chunk: chunk.text == " and")
-    assert cast_.exchange.verdict is not None
+    assert cast_.exchange.step is not None
 
 
 @pytest.mark.parametrize("strategy", [Strategy.SETTLE, Strategy.PLAIN])
@@ -167,7 +167,7 @@ async def test_an_engine_lost_after_it_is_told_in_the_rooms_words() -> None:
         async with cast_.exchange.losses_explained():
             await cast_.ask()
     assert cast_.slots.all[0].contents is None
-    assert cast_.exchange.verdict is not None, "what it had counted"
+    assert cast_.exchange.step is not None, "what it had counted"
 
 
 async def test_room_is_made_for_a_prompt_that_needs_it_and_refused_beyond_that() -> None:

@@ -63,7 +63,7 @@ class Phase(Enum):
 
 
 @dataclass(frozen=True)
-class Step:
+class Span:
     """One part of a receipt's timeline."""
 
     phase: Phase
@@ -79,18 +79,18 @@ class Step:
 _AHEAD = {Phase.LOADING: N_("Loaded ahead"), Phase.READING: N_("Read ahead")}
 
 
-def timeline(receipt: Receipt) -> tuple[Step, ...]:
+def timeline(receipt: Receipt) -> tuple[Span, ...]:
     """All that was done for a reply, one after the other; what took no time or is not known is left out."""
     writing = 1000 * receipt.predicted_tokens / receipt.tokens_per_second if receipt.tokens_per_second else 0.0
     steps = (
-        Step(Phase.LOADING, receipt.restore_ms if receipt.prefetched else 0.0, before_send=True),
-        Step(Phase.READING, receipt.read_ahead_ms, before_send=True),
-        Step(Phase.LOADING, 0.0 if receipt.prefetched else receipt.restore_ms),
-        Step(Phase.READING, receipt.prefill_ms),
-        Step(Phase.FIRST_TOKEN, receipt.first_token_ms),
-        Step(Phase.WRITING, writing),
-        Step(Phase.SETTLING, receipt.settle_ms or 0.0),
-        Step(Phase.SAVING, receipt.save_ms or 0.0),
+        Span(Phase.LOADING, receipt.restore_ms if receipt.prefetched else 0.0, before_send=True),
+        Span(Phase.READING, receipt.read_ahead_ms, before_send=True),
+        Span(Phase.LOADING, 0.0 if receipt.prefetched else receipt.restore_ms),
+        Span(Phase.READING, receipt.prefill_ms),
+        Span(Phase.FIRST_TOKEN, receipt.first_token_ms),
+        Span(Phase.WRITING, writing),
+        Span(Phase.SETTLING, receipt.settle_ms or 0.0),
+        Span(Phase.SAVING, receipt.save_ms or 0.0),
     )
     return tuple(step for step in steps if step.ms > 0)
 

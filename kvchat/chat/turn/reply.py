@@ -13,7 +13,7 @@ from kvchat.chat.record.database import Database
 from kvchat.chat.record.database_file import StorageFailed
 from kvchat.chat.record.messages import Message, MessageState, Receipt
 from kvchat.engine.speaking.wire import ChatChunk, Timings
-from kvchat.session.proof import NOTHING_LOADED, Loaded, Verdict, judged
+from kvchat.session.proof import NOTHING_LOADED, Loaded, Step, judged
 from kvchat.system.concurrency import Worker
 from kvchat.words.language import _
 
@@ -32,7 +32,6 @@ class Draft:
     ttft_ms: float | None = None
     thinking_since: float | None = None  # time.perf_counter() at its first token
     thinking_ms: float | None = None  # how long it took; None while it goes on, or without any
-    prefill_ms: float = 0.0
 
     @property
     def empty(self) -> bool:
@@ -110,7 +109,7 @@ class ReplyWriter:
         self.queue_wait_s = 0.0  # spent on waiting for another conversation's turn; no part of it either
         self._loaded = NOTHING_LOADED  # how the slot was made ready for the request
         self._asked = False  # the engine has a request and is to say something
-        self._earlier: Timings | None = None  # of a reply that took several requests
+        self._steps: list[Step] = []  # one, or more of a reply that was outgrown or crowded out
         self._sent_at = self._heard_at = sent_at  # time.perf_counter() at Send, and when the engine last said anything
         self._longest_gap_s, self._silent = 0.0, False
         self._database = database
@@ -120,22 +119,14 @@ class ReplyWriter:
         self._speed_told_at = 0.0
 
     @property
-    def predicted_before(self) -> int:
-        """Tokens of the reply that earlier requests brought."""
-        return self._earlier.predicted_n if self._earlier else 0
+    def predicted_tokens(self) -> int:
+        """Tokens of the reply that its steps have brought so far."""
+        return sum(step.timings.predicted_n for step in self._steps)
 
-    def goes_on(self) -> None:
-        """Another request is about to go on with the reply: the receipt is of all of them."""
-        self._earlier, self.draft.timings, self._asked = self._timings, None, False
-
-    @property
-    def _timings(self) -> Timings | None:
-        """Of the whole reply: what was read for it at first, and what all requests brought."""
-        first, now = self._earlier, self.draft.timings
-        if first is None or now is None:
-            return now
-        spent = first.predicted_ms + now.predicted_ms
-        return replace(first, predicted_n=first.predicted_n + now.predicted_n, predicted_ms=spent)
+    def answered(self, step: Step | None) -> None:
+        """End a request; `step`: what it came to, None if the engine has counted nothing."""
+        self._asked = False
+        self._steps += [step] if step else []
 
     def asked(self, loaded: Loaded | None, engine_wait_s: float) -> None:
         """The request went out, the slot made ready for it so; None: not yet, or not any more."""
@@ -164,11 +155,17 @@ class ReplyWriter:
         await self._worker.run(self._database.update_reply, self.message)
         return self.message
 
-    def receipt(self, loaded: Loaded, verdict: Verdict, model: str, prefill_rate: float | None) -> Receipt | None:
-        """The reply's receipt; None before the first token. `prefill_rate` is in ms per token, None when unknown."""
-        draft, timings = self.draft, self._timings
-        if draft.ttft_ms is None or timings is None:
+    def receipt(self, model: str, prefill_rate: float | None) -> Receipt | None:
+        """The reply's receipt; None before the first token. `prefill_rate` is in ms per token, None when unknown.
+
+        Its prompt is the first step's: those that follow go on with what was answered.
+        """
+        draft = self.draft
+        if draft.ttft_ms is None or not self._steps:
             return None
+        loaded, timings, verdict = self._steps[0].loaded, self._steps[0].timings, self._steps[0].verdict
+        writing_ms = sum(step.timings.predicted_ms for step in self._steps)
+        written = replace(timings, predicted_n=self.predicted_tokens, predicted_ms=writing_ms)
         restore = loaded.restore
         in_ttft = restore.ms_since(self._sent_at) if restore else 0.0
         ahead = restore is not None and restore.finished_at <= self._sent_at
@@ -176,12 +173,12 @@ class ReplyWriter:
         return Receipt(
             ttft_ms=draft.ttft_ms,
             restore_ms=restore.ms if restore and ahead else in_ttft,
-            prefill_ms=draft.prefill_ms,
-            first_token_ms=max(0.0, draft.ttft_ms - in_ttft - draft.prefill_ms),
+            prefill_ms=timings.prompt_ms,
+            first_token_ms=max(0.0, draft.ttft_ms - in_ttft - timings.prompt_ms),
             prompt_tokens=timings.prompt_tokens,
             cached_tokens=cached,
-            predicted_tokens=timings.predicted_n,
-            tokens_per_second=timings.tokens_per_second,
+            predicted_tokens=written.predicted_n,
+            tokens_per_second=written.tokens_per_second,
             source=verdict.source,
             miss_reason=verdict.miss_reason,
             hollow=verdict.hollow,
@@ -228,7 +225,7 @@ class ReplyWriter:
             draft.ttft_ms = 1000 * (now - self._sent_at - self._engine_wait_s - self.queue_wait_s)
             cached, prompt, verdict = 0, 0, None
             if told := draft.timings:
-                cached, prompt, draft.prefill_ms = told.cache_n, told.prompt_tokens, told.prompt_ms
+                cached, prompt = told.cache_n, told.prompt_tokens
                 verdict = judged(self._loaded, cached, prompt)
             restored = restore.ms_since(self._sent_at) if (restore := self._loaded.restore) else 0.0
             self._events.publish(

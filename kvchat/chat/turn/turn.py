@@ -25,7 +25,6 @@ from kvchat.kvstore.savepoint import Tokens
 from kvchat.session.events import Asked, SaveSkipped, SessionEvent
 from kvchat.session.exchange import Exchange, Request
 from kvchat.session.lease import why_not_saved
-from kvchat.session.proof import Loaded, Verdict
 from kvchat.session.settling import Settling
 from kvchat.session.system_prompt import SystemPrompt
 from kvchat.system.concurrency import Interruption
@@ -58,7 +57,6 @@ class Turn:
         self._keeps = keep
         self._parts = parts
         self._reply: ReplyWriter | None = None
-        self._first: tuple[Verdict, Loaded] | None = None  # of a reply that went on in a larger context
 
     def stop(self) -> None:
         """End the reply now, or before it begins; what has come of it is kept."""
@@ -142,13 +140,11 @@ class Turn:
         request = Request(messages, lambda: self._draw(chosen, reply), chosen.model, template, system, id)
         async with reply.written_along():
             await self._say(request, reply)
-            while exchange.outgrown and exchange.verdict:
-                self._first = self._first or (exchange.verdict, exchange.loaded)
+            while exchange.outgrown and exchange.step:
                 written = reply.draft.written_into(reply.before, MessageState.STREAMING)
                 messages = prompt_messages([*(one for one in path if one.id != written.id), written], going_on=True)
                 if self._keeps:
                     await exchange.save_what_fits(messages, written.id)
-                reply.goes_on()
                 await self._say(replace(request, messages=messages, system=None), reply)
         limited = exchange.finish_reason == "length"
         return await self._close_reply(MessageState.LIMITED if limited else MessageState.COMPLETE)
@@ -157,11 +153,14 @@ class Turn:
         """Have the engine answer, without the echo of what is there already."""
         last = request.messages[-1]
         echo = Echo(last.content, last.thinking) if last.role == Role.ASSISTANT.value else None
-        await self._exchange.answer(request, lambda chunk: reply.take(echo.removed_from(chunk) if echo else chunk))
+        try:
+            await self._exchange.answer(request, lambda chunk: reply.take(echo.removed_from(chunk) if echo else chunk))
+        finally:
+            reply.answered(self._exchange.step)
 
     def _draw(self, chosen: AnswerSettings, reply: ReplyWriter) -> Sampling:
         """How the reply is drawn, now that the engine is ready; what earlier requests brought is part of its length."""
-        drawn, said = self._parts.drawn(self._sampling, chosen.options), reply.predicted_before
+        drawn, said = self._parts.drawn(self._sampling, chosen.options), reply.predicted_tokens
         if drawn.max_tokens is not None and said:
             drawn = replace(drawn, max_tokens=max(1, drawn.max_tokens - said))
         self._drawn = drawn
@@ -236,10 +235,9 @@ class Turn:
 
     async def _receipt(self, reply: ReplyWriter) -> Receipt | None:
         exchange = self._exchange
-        if exchange.verdict is None or exchange.engine is None:
+        if exchange.engine is None:
             return None
-        verdict, loaded = self._first or (exchange.verdict, exchange.loaded)
-        receipt = reply.receipt(loaded, verdict, exchange.engine.fingerprint.model, await self._recall_rate())
+        receipt = reply.receipt(exchange.engine.fingerprint.model, await self._recall_rate())
         foreign = exchange.lease is not None and is_imported(exchange.lease.slot.audience)
         if receipt is None:
             return None

@@ -10,7 +10,7 @@ from PySide6.QtGui import QColor, QPainter
 from PySide6.QtWidgets import QBoxLayout, QFrame, QGridLayout, QPushButton, QSizePolicy, QVBoxLayout, QWidget
 
 from kvchat.chat.record.messages import UNFINISHED, Message, MessageState, Receipt
-from kvchat.chat.turn.receipts import Phase, Step, model_of, receipt_details, receipt_line, receipt_sentence, timeline
+from kvchat.chat.turn.receipts import Phase, Span, model_of, receipt_details, receipt_line, receipt_sentence, timeline
 from kvchat.ui.base.building import beginning, button, column, label, row, styled
 from kvchat.ui.base.theme import Look
 from kvchat.ui.widgets.elided import ElidedButton, ElidedLabel
@@ -25,7 +25,7 @@ _LEAST, _GAP, _MARK = 3.0, 1.0, 8  # pixels: the shortest step, between two, and
 class TimelineBar(RoundBar):
     """The steps side by side, each as wide as it was long; what was before Send is paler."""
 
-    def __init__(self, look: Look, steps: Sequence[Step], width: int = 200, height: int = 10) -> None:
+    def __init__(self, look: Look, steps: Sequence[Span], width: int = 200, height: int = 10) -> None:
         super().__init__(look, width, height)
         self._steps = steps
 
@@ -39,7 +39,7 @@ class TimelineBar(RoundBar):
             painter.fillRect(QRectF(left, box.top(), end - left, box.height()), self._colour(step))
             left = end + _GAP
 
-    def _colour(self, step: Step) -> QColor:
+    def _colour(self, step: Span) -> QColor:
         theme = self._look.theme
         strong = {
             Phase.LOADING: theme.code_name,
@@ -56,7 +56,7 @@ class TimelineBar(RoundBar):
 class Timeline(QWidget):
     """The bar and, below it, its legend."""
 
-    def __init__(self, look: Look, steps: Sequence[Step]) -> None:
+    def __init__(self, look: Look, steps: Sequence[Span]) -> None:
         super().__init__()
         self.words = [f"{step.words} {duration(step.ms)}" for step in steps]
         legend = FlowLayout(spacing=3)
