@@ -28,7 +28,6 @@ from kvchat.gateway.work import GaveWay, Work
 from kvchat.kvstore.audience import SHARED
 from kvchat.kvstore.savepoint import Tokens, common_prefix
 from kvchat.session.exchange import Exchange, Request
-from kvchat.session.holding import CROWDED_OUT, SERVER_ERROR
 from kvchat.session.planning import unchanged
 from kvchat.session.proof import SOURCES, Loaded, Source
 from kvchat.session.reading import STEP_MS, read_ahead, tail_of
@@ -314,9 +313,10 @@ class Forwarder:
     async def _refused(self, answer: httpx2.Response | Answer) -> None:
         """Pass the engine's refusal on; Anthropic's dialect has another shape than the engine gives it."""
         body, form = await answer.aread(), self.work.asked.form
-        error = wire.parse_error(body, answer.status_code)
-        if CROWDED_OUT in error.message or (error.status >= SERVER_ERROR and self.lease.slot.suspect):
-            raise EngineRefused(error.status, error.message, error.kind)
+        told = wire.parse_error(body, answer.status_code)
+        error = EngineRefused(told.status, told.message, told.kind)
+        if error.crowded_out or (error.by_engine and self.lease.slot.suspect):
+            raise error
         if form is Form.MESSAGES:
             body = json.dumps(refusal(form, answer.status_code, error.message, error.kind)).encode()
         self.work.outlet.whole(answer.status_code, self._headers(answer), body)

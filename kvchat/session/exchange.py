@@ -16,7 +16,6 @@ from kvchat.engine.speaking.wire import ENGINE_DEFAULTS, ChatChunk, ChatMessage,
 from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import Tokens
 from kvchat.session.events import Asked, MakingRoom, RestoreFailed, SaveSkipped, Tell, WaitingForEngine, nobody
-from kvchat.session.holding import CROWDED_OUT
 from kvchat.session.host import EngineHost, ReadyEngine, TemplateOptions
 from kvchat.session.lease import Lease
 from kvchat.session.proof import NOTHING_LOADED, Step
@@ -139,7 +138,7 @@ class Exchange:
 
     def _gets_more_room(self, refusal: EngineRefused) -> bool:
         """Reserve more if others took more of the context meanwhile than there is; False if that was not why."""
-        if CROWDED_OUT not in refusal.message or self._reserve > self._leased.engine.context_size:
+        if not refusal.crowded_out or self._reserve > self._leased.engine.context_size:
             return False
         self._slot.emptied()
         self._reserve = 2 * self._leased.engine.reserve(None) + 2 * self._reserve
@@ -188,7 +187,7 @@ class Exchange:
                     if self._take(chunk, hear):
                         break
         except EngineRefused as refusal:
-            if refusal.kind == "exceed_context_size_error":
+            if refusal.too_long:
                 raise PromptTooLong(len(self.prompt), lease.engine.limit) from refusal
             raise
         finally:

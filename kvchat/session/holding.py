@@ -28,9 +28,6 @@ from kvchat.session.slots.slot import Slot
 from kvchat.system.concurrency import to_its_end
 from kvchat.words.reasons import Reason, ReasonCode
 
-CROWDED_OUT = "Context size has been exceeded"  # the engine's words for several requests that together are too much
-SERVER_ERROR = 500  # HTTP; below it the request itself is at fault
-
 
 class Holding:
     """A slot in an owner's hands, on one engine process; as long as the slot is the owner's."""
@@ -193,6 +190,6 @@ class Holding:
 async def _may_be_its_fault(error: EngineError) -> bool:
     """True if what the slot held may be why a request failed: no engine was stopped or killed, nor out of room."""
     if isinstance(error, EngineRefused):
-        return error.status >= SERVER_ERROR and CROWDED_OUT not in error.message
+        return error.by_engine
     killed = isinstance(error, EngineGone) and error.life and await error.life.ends_soon() and not error.life.crashed
     return not killed

@@ -16,6 +16,11 @@ if TYPE_CHECKING:
     from kvchat.engine.speaking.life import Life
 
 
+# What llama-server answers (tools/server/server-context.cpp and server-common.cpp of b11434).
+TOO_LONG, CROWDED_OUT = "exceed_context_size_error", "Context size has been exceeded"
+_SERVER_ERROR = 500  # HTTP
+
+
 class FailureKind(Enum):
     """Why an engine died or did not come up."""
 
@@ -49,9 +54,7 @@ class EngineFailure:
 class EngineError(KvchatError):
     """Something went wrong between kvchat and its engine."""
 
-    over_restore: Reason | None = (
-        None  # why, if a restored state that nothing had proved may be the cause; that is set aside
-    )
+    over_restore: Reason | None = None  # a restored state that nothing had proved may be the cause, and is set aside
 
 
 class EngineGone(EngineError):
@@ -71,7 +74,22 @@ class EngineRefused(EngineError):
         super().__init__(_("The engine refused the request"), message)
         self.status = status
         self.message = message
-        self.kind = kind  # llama-server's error type, e.g. "exceed_context_size_error"
+        self.kind = kind  # llama-server's error type
+
+    @property
+    def too_long(self) -> bool:
+        """True if the prompt alone is longer than the context."""
+        return self.kind == TOO_LONG
+
+    @property
+    def crowded_out(self) -> bool:
+        """True if several requests together needed more than the context."""
+        return CROWDED_OUT in self.message
+
+    @property
+    def by_engine(self) -> bool:
+        """True if the engine is at fault, or what its slot held; else the request is."""
+        return self.status >= _SERVER_ERROR and not self.crowded_out
 
 
 class NotOurEngine(EngineError):
@@ -207,7 +225,7 @@ def broken(status: int, message: str) -> EngineFailure | None:
     """Why an engine that answers with this error will not answer otherwise again; None for an ordinary refusal."""
     if _GPU_LOST.pattern.search(message):
         return _GPU_LOST.failure(message)
-    if status == 500 and _CANNOT_COMPUTE.search(message):
+    if status == _SERVER_ERROR and _CANNOT_COMPUTE.search(message):
         return EngineFailure(
             FailureKind.CRASHED,
             _("The engine can no longer compute"),

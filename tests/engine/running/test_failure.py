@@ -8,6 +8,7 @@ import signal
 import pytest
 
 from kvchat.engine import embedded
+from kvchat.engine.finding.discovery import EngineLocation
 from kvchat.engine.running import failure
 from kvchat.engine.running.process import Outcome
 from kvchat.engine.speaking import errors
@@ -170,3 +171,15 @@ def test_giving_up_says_how_often() -> None:
     assert failure.given_up(reason, 1) == reason
     cut = dataclasses.replace(reason, detail="the file may be incomplete")
     assert failure.given_up(cut, 5).detail == "the file may be incomplete. It died 5 times, so it is left alone."
+
+
+@pytest.mark.engine
+def test_refusals_are_known_by_what_llama_server_b11434_says(real_llama_server: EngineLocation) -> None:
+    assert real_llama_server.path is not None
+    server = (real_llama_server.path.parent / "libllama-server-impl.so").read_bytes()
+    assert all(words.encode() in server for words in (errors.TOO_LONG, errors.CROWDED_OUT, "Compute error"))
+    crowded = errors.EngineRefused(500, f"{errors.CROWDED_OUT}.")
+    assert (crowded.crowded_out, crowded.too_long, crowded.by_engine) == (True, False, False)
+    long = errors.EngineRefused(400, "the request exceeds the available context size", errors.TOO_LONG)
+    assert (long.crowded_out, long.too_long, long.by_engine) == (False, True, False)
+    assert errors.EngineRefused(500, "failed").by_engine
