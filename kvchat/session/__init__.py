@@ -7,8 +7,8 @@ Below the chat: no conversation, no message, no database, no Qt. An owner is a t
   ready, makes the ids, finds room, loads, streams, proves and learns, and tells what happened as plain values,
   which the chat makes its events of (`EventBus.of_chat`). However a request ends, the slot is known to hold no more
   than it does. The self-test uses the steps one by one (`session/lease.py`).
-- **Several slots, one scheduler** (`session/slots`). As many chats as the engine has slots are answered at a time and
-  stay hot side by side. `slots/scheduler.py` says who has which, from load to save: whoever is waited for, the window
+- **Several slots, one allocator** (`session/slots`). As many chats as the engine has slots are answered at a time and
+  stay hot side by side. `slots/allocator.py` says who has which, from load to save: whoever is waited for, the window
   before other programs, and in spare time what is most urgent (`slots/rank.py`). Slots
   do not share computing: beside somebody who is waited for nothing is read ahead, but a chat may be restored. Two
   conversations never mix, and none has two slots. What changes the engine has all slots to itself; who waits for that

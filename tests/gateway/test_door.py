@@ -29,7 +29,7 @@ from kvchat.kvstore.savepoint import Tokens, program_of
 from kvchat.session import lease, reading
 from kvchat.session.host import ReadyEngine
 from kvchat.session.restore_cost import Reading
-from kvchat.session.slots import scheduler
+from kvchat.session.slots import allocator
 from kvchat.settings import Settings
 from tests.engine.waiting import until
 from tests.engine_fixtures import FakeEngine
@@ -346,7 +346,7 @@ async def test_what_was_read_is_saved_where_another_program_needs_the_slot_befor
 
     find = answering._boundary
     monkeypatch.setattr(answering, "_boundary", boundary)
-    monkeypatch.setattr(scheduler, "SETTLING_PATIENCE_S", 0.0)
+    monkeypatch.setattr(allocator, "SETTLING_PATIENCE_S", 0.0)
     monkeypatch.setattr(lease, "LONG_MS", 0.0)
     async with door(tmp_path / "home", replace(settings, slots=1)) as at:
         answer = (await at.chat(WORDS)).json()["choices"][0]["message"]["content"]

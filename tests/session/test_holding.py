@@ -60,7 +60,7 @@ async def moments() -> None:
 
 async def leave(slots: Slots, slot: Slot) -> None:
     slot.left()
-    slots._scheduler.move()
+    slots.move()
     await moments()
 
 

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator
 
 from kvchat.engine.speaking.errors import EngineError
 from kvchat.session.host import ReadyEngine
-from kvchat.session.slots.scheduler import Scheduler
+from kvchat.session.slots.allocator import Allocator
 from kvchat.session.slots.slot import Slot
 
 MARGIN = 32  # tokens: what the engine keeps may be a little more than what is known
@@ -26,14 +26,14 @@ STEP_EVERY_S = 5.0  # so often a step of a program's prompt is read while a repl
 class SharedContext:
     """Who has how much of it. Belongs to the event loop's thread."""
 
-    def __init__(self, slots: Callable[[], Sequence[Slot]], scheduler: Scheduler) -> None:
-        self._slots, self._scheduler = slots, scheduler
+    def __init__(self, allocator: Allocator) -> None:
+        self._allocator = allocator
         self._waiting: list[Slot] = []  # for room, those of the window first
         self._erasing: set[asyncio.Task[None]] = set()
 
     def crowded(self, slot: Slot) -> bool:
         """Whether a program is to leave this slot: somebody at the window waits for one, or for room that it takes."""
-        waited_for = self._scheduler.kept_from_the_window or any(other.window for other in self._waiting)
+        waited_for = self._allocator.kept_from_the_window or any(other.window for other in self._waiting)
         return not slot.window and (slot.leaving or waited_for)
 
     async def room(self, slot: Slot, engine: ReadyEngine, tokens: int) -> None:
@@ -41,10 +41,10 @@ class SharedContext:
         slot.claim = 0
         self._waiting.append(slot)
         self._waiting.sort(key=lambda one: not one.window)
-        self._scheduler.move()
+        self._allocator.move()
         try:
             while self._waiting[0] is not slot or not self._fits(slot, engine, tokens):
-                await self._scheduler.moved()
+                await self._allocator.moved()
             slot.claim = tokens  # from now on: whoever sits at the window may come before the rest is done
             self._make_room(slot, engine)
             if (
@@ -53,7 +53,7 @@ class SharedContext:
                 await asyncio.wait(self._erasing)
         finally:
             self._waiting.remove(slot)
-            self._scheduler.move()
+            self._allocator.move()
 
     def grows(self, slot: Slot, engine: ReadyEngine, tokens: int) -> None:
         """The holder of the slot has come to so many tokens: what nobody uses goes, if it is in the way."""
@@ -85,14 +85,14 @@ class SharedContext:
             await engine.on_slot(slot.number).engine.erase_slot()
 
     def _others(self, slot: Slot) -> list[Slot]:
-        return [other for other in self._slots() if other is not slot]
+        return [other for other in self._allocator.all if other is not slot]
 
 
 class Steps:
     """In which programs' prompts are read: one at a time, each program in its turn, and the window before all."""
 
-    def __init__(self, scheduler: Scheduler, context: SharedContext) -> None:
-        self._scheduler, self._context = scheduler, context
+    def __init__(self, allocator: Allocator, context: SharedContext) -> None:
+        self._allocator, self._context = allocator, context
         self._turn = asyncio.Lock()  # first come, first served
 
     @contextlib.asynccontextmanager
@@ -104,11 +104,11 @@ class Steps:
         async with self._turn:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(None) as patience:
-                    while (waits := list(self._scheduler.at_the_window())) and not self._context.crowded(slot):
+                    while (waits := list(self._allocator.at_the_window())) and not self._context.crowded(slot):
                         if not all(waits):
                             patience.reschedule(None)
                         elif patience.when() is None:
                             patience.reschedule(asyncio.get_running_loop().time() + STEP_EVERY_S)
-                        await self._scheduler.moved()
+                        await self._allocator.moved()
             slot.leaving = self._context.crowded(slot)
             yield not slot.leaving

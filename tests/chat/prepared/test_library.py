@@ -82,7 +82,7 @@ async def test_a_question_elsewhere_goes_first_and_the_reading_goes_on(stage: St
     task = asyncio.ensure_future(library.read(made))
     await stage.until(lambda: len(stage.requests("/completion")) > before)
     asked = stage.runtime.chat.send(chat, "And then?")
-    await stage.until(lambda: stage.runtime.chat.slots._scheduler._asking)
+    await stage.until(lambda: stage.runtime.chat.slots._asking)
     stage.fake.set(FAKE_HOLD_DURING=None)
     await asked
     assert not task.done()

@@ -36,7 +36,7 @@ from kvchat.kvstore.restoring import Restoring as StoreRestoring
 from kvchat.kvstore.savepoint import AbsorbReport, Cancelled, RestorePlan
 from kvchat.session.events import Restored, RestoreFailed, Restoring, Saved, SaveSkipped, Saving
 from kvchat.session.proof import Source
-from kvchat.session.slots import scheduler
+from kvchat.session.slots import allocator
 from tests.chat.stage import QUESTION, Stage
 
 SYSTEM = "You are a patient teacher of geography and speak of rivers only. " * 3
@@ -140,7 +140,7 @@ async def test_of_chats_chosen_one_after_the_other_only_the_last_is_restored(
 async def test_settling_that_takes_long_gives_way_to_a_message_in_another_chat(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scheduler, "SETTLING_PATIENCE_S", 0.0)
+    monkeypatch.setattr(allocator, "SETTLING_PATIENCE_S", 0.0)
     first, second = await stage.chat(), await stage.chat()
     stage.fake.set(FAKE_HOLD_DURING="stream")
     one = stage.runtime.chat.send(first, "A long story. " * 60)

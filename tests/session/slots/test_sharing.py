@@ -13,7 +13,7 @@ from kvchat.session.slots import sharing
 from kvchat.session.slots.pool import Slots
 from kvchat.session.slots.sharing import MARGIN
 from kvchat.session.slots.slot import Slot, SlotContents
-from tests.session.slots.test_scheduler import pool, steps
+from tests.session.slots.test_allocator import pool, steps
 
 CONTEXT = 1000
 

@@ -15,8 +15,10 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from kvchat.kvstore.savepoint import Tokens
+from kvchat.session.host import ReadyEngine
+from kvchat.session.restore_cost import LEAST_GAIN, RestoreCost
 from kvchat.session.slots.rank import Rank
-from kvchat.session.slots.slot import Slot
+from kvchat.session.slots.slot import Slot, SlotContents
 from kvchat.system.concurrency import Interruption
 
 R = TypeVar("R")
@@ -27,8 +29,6 @@ DEAR_S = 0.25  # what takes as long to be read again is worth settling and savin
 WINDOW_USED_S = 600.0  # so long after it was used last the window is still thought of
 
 Ends = Callable[[], object]
-# For an owner and a prompt, of the slots that are free and of those that will be soon: the one to take or to wait for.
-Choose = Callable[[str, Tokens, Sequence[Slot], Sequence[Slot]], Slot | None]
 
 
 @dataclass(eq=False)
@@ -54,11 +54,14 @@ class _Use:
         return given.result() if given.done() and not given.cancelled() else None
 
 
-class Scheduler:
-    """Of all slots. Belongs to the event loop's thread."""
+class Allocator:
+    """Gives the slots to their owners. Belongs to the event loop's thread."""
 
-    def __init__(self, slots: Callable[[], Sequence[Slot]], choose: Choose) -> None:
-        self._slots, self._choose = slots, choose
+    def __init__(self, restore_cost: RestoreCost) -> None:
+        self.all = [Slot(0)]  # as many as the engine has, once one has said so
+        self.changed: Callable[[], None] = lambda: None  # there are more or fewer
+        self.restore_cost = restore_cost
+        self._can_cut = True  # states
         self._wanting: list[str] = []  # the owners that are waited for, whether they have a slot or not
         self._asking: list[_Use] = []  # for a slot: those that are waited for, the window's first
         self._waiting: list[_Use] = []  # for spare time
@@ -72,6 +75,32 @@ class Scheduler:
     def free(self) -> bool:
         """Whether nobody has a slot or waits for one."""
         return not (self._using or self._asking or self._wanting)
+
+    def of(self, owner: str) -> Slot | None:
+        """The slot that holds this owner's state, if one does."""
+        return next((slot for slot in self.all if slot.holds() == owner), None)
+
+    def owners(self) -> list[str]:
+        """Whose state is in them, the one used last first."""
+        slots = sorted(self.all, key=lambda slot: -slot.used_at)
+        return [owner for slot in slots if (owner := slot.holds()) is not None]
+
+    def best(self, owner: str, prompt: Tokens, engine: ReadyEngine) -> tuple[SlotContents | None, int]:
+        """What is in the slot that `needed` would give for this prompt, and how many of its tokens that serves."""
+        slot = self.of(owner) or self._choose(owner, prompt, self.all, ())
+        contents = slot.readable(engine, owner) if slot else None
+        return contents, contents.serves(prompt, engine.can_cut) if contents else 0
+
+    def fit(self, engine: ReadyEngine, slot: Slot) -> None:
+        """As many as this engine has, `slot` among them. Under `alone`, where there were more or fewer."""
+        self._can_cut, many = engine.can_cut, len(engine.slots)
+        if len(self.all) != many or slot not in self.all:
+            others = [other for other in self.all if other is not slot]
+            others += [Slot() for _ in range(many - 1 - len(others))]
+            self.all = [slot, *others[: many - 1]]
+            for number, one in enumerate(self.all):
+                one.number = number
+            self.changed()
 
     @contextlib.contextmanager
     def wanted_by(self, owner: str) -> Iterator[None]:
@@ -89,8 +118,13 @@ class Scheduler:
             self._deal()
 
     @contextlib.asynccontextmanager
-    async def needed(self, owner: str, prompt: Tokens, *, window: bool) -> AsyncIterator[Slot]:
-        """A slot, for whoever is waited for."""
+    async def needed(self, owner: str, prompt: Tokens = (), *, window: bool = True) -> AsyncIterator[Slot]:
+        """A slot for whoever is waited for, as soon as there is one that nobody else is waited for in.
+
+        The owner's own, or, of a `prompt`, the one that holds most of it; else an empty one, else the one that was left
+        alone longest. Whoever sits at the `window` goes first, and one slot of several is left to it; of its owners
+        each has no more than one.
+        """
         use = _Use(owner, prompt=prompt, window=window)
         self._asking = sorted([*self._asking, use], key=lambda use: not use.window)
         self._deal()
@@ -106,10 +140,15 @@ class Scheduler:
         owner: str,
         work: Callable[[Slot, Callable[[], bool]], Coroutine[Any, Any, R]],
         *,
-        wait: bool,
-        beside: bool,
+        wait: bool = True,
+        beside: bool = False,
     ) -> R | None:
-        """Do it in a slot when nobody needs that and nothing more urgent is to be done; None if it was ended early."""
+        """Do it in a slot when nobody needs one and nothing more urgent is to be done; None if it was ended early.
+
+        `work` is given the slot, and a call that tells whether it may go on: between two steps it ends by itself where
+        it may not. Without `wait` it is done now or, answering None, not at all. `beside`: it has the engine compute
+        nothing, and so may be done while others are answered in other slots.
+        """
         steps = Interruption()
         me = _Use(owner, rank, steps.interrupt, beside=beside)
         less_urgent = [use for use in self._using if use.rank is not None and use.rank > rank]
@@ -126,10 +165,11 @@ class Scheduler:
             self._leave(me)
 
     @contextlib.asynccontextmanager
-    async def alone(self, slot: Slot | None) -> AsyncIterator[None]:
-        """Every slot, one who asks for that after the other: nothing new is begun meanwhile, what goes on is finished.
+    async def alone(self, slot: Slot | None = None) -> AsyncIterator[None]:
+        """Every slot, for what changes the engine: once nobody uses another than `slot`, which the caller has.
 
-        Whoever waits for it uses its own no more than one that has left: two never wait for each other.
+        One after the other: nothing new is begun meanwhile, what goes on is finished. Whoever waits for it uses its own
+        no more than one that has left: two never wait for each other.
         """
         me = next((use for use in self._using if slot is not None and use.slot is slot), None)
         entry = me, asyncio.get_running_loop().create_future()
@@ -163,13 +203,14 @@ class Scheduler:
             await self._moved.wait()
 
     @contextlib.contextmanager
-    def settling(self, slot: Slot, end: Ends, hurry: Ends, lost_s: float) -> Iterator[None]:
+    def settling(self, slot: Slot, end: Ends, hurry: Ends | None = None) -> Iterator[None]:
         """What the holder of the slot does from now on nobody waits for; `end` ends it early, for another `hurry`.
 
-        `lost_s`: reading it again would take so long, of which another program that waits waits for a tenth.
+        Other programs wait for it up to a tenth of what reading it all again would take.
         """
         me = next(use for use in self._using if use.slot is slot)
-        me.rank, me.end, me.hurry, me.lost_s = Rank.SETTLE, end, hurry, lost_s
+        lost_ms = self.restore_cost.prefill_ms(len(slot.contents.tokens)) if slot.contents else 0.0
+        me.rank, me.end, me.hurry, me.lost_s = Rank.SETTLE, end, hurry or end, lost_ms / 1000
         try:
             if self._crowded or self._changing:
                 self._later(me, window=bool(self._changing or self._wanting) or any(u.window for u in self._asking))
@@ -195,11 +236,11 @@ class Scheduler:
                 while not self.free or any(use.rank is not None and use.rank < rank for use in self._waiting):
                     await self._moved.wait()
 
-    def settled(self) -> Iterator[Slot]:
-        """Those whose answer is over, while they are brought to the turn boundary and saved."""
-        for use in self._using:
-            if use.rank is Rank.SETTLE and use.slot is not None:
-                yield use.slot
+    def saved_soon(self, owner: str, prompt: Tokens) -> int:
+        """Count the tokens of the owner's prompt that are served by what is being settled and saved."""
+        settled = [use.slot for use in self._using if use.rank is Rank.SETTLE and use.slot is not None]
+        contents = [slot.contents for slot in settled if slot.contents and slot.is_readable_by(owner)]
+        return max((one.serves(prompt, self._can_cut) for one in contents), default=0)
 
     async def moved(self) -> None:
         """Until somebody has come or gone."""
@@ -233,12 +274,22 @@ class Scheduler:
                 if use.owner != but:
                     use.end()
 
+    def talks(self, slot: Slot) -> None:
+        """The words of a reply come."""
+        slot.talks = True
+        self.move()
+
+    def forget(self) -> None:
+        """Nothing is known of any slot any more."""
+        for slot in self.all:
+            slot.forget()
+
     @property
     def _crowded(self) -> bool:
         """Whether more are waited for than there are slots."""
         there = [*self._asking, *(use for use in self._using if use.rank in (None, Rank.SETTLE))]
         to_come = set(self._wanting) - {use.owner for use in there}
-        return len(there) + len(to_come) > len(self._slots())
+        return len(there) + len(to_come) > len(self.all)
 
     def _make_way(self, owner: str, *, window: bool = True) -> None:
         """Somebody is waited for, and needs a slot or all that the engine can do."""
@@ -302,10 +353,10 @@ class Scheduler:
         if use.given.done():
             return False
         taken = {other.slot: other.rank for other in self._using}
-        free = [slot for slot in self._slots() if slot not in taken]
+        free = [slot for slot in self.all if slot not in taken]
         soon = [slot for slot, rank in taken.items() if slot is not None and rank not in (None, Rank.SETTLE)]
         programs = sum(not other.window and other.rank is None for other in self._using)
-        if not use.window and programs and programs >= len(self._slots()) - self.window_used:
+        if not use.window and programs and programs >= len(self.all) - self.window_used:
             return False  # one is left to the window, where there are several and it is used
         if any(one.owner == use.owner and (use.window or one.rank is Rank.SETTLE) for one in self._using):
             return False  # its own, a moment later: its state is there
@@ -318,3 +369,25 @@ class Scheduler:
         self._window_at = time.monotonic() if use.window else self._window_at
         use.given.set_result(slot)
         return True
+
+    def _choose(self, owner: str, prompt: Tokens, free: Sequence[Slot], soon: Sequence[Slot]) -> Slot | None:
+        """Of the slots that are free, or will be soon."""
+        if not prompt and (own := self.of(owner)) in (*free, *soon):
+            return own
+        readable = [slot for slot in (*free, *soon) if slot.is_readable_by(owner)] if prompt else ()
+        served = {slot: self._served(slot, prompt) for slot in readable}
+        extended = [slot for slot in served if slot.contents and served[slot] == len(slot.contents.tokens)]
+        if extended:
+            return max(extended, key=served.__getitem__)
+        left_alone = min(free, key=lambda slot: (slot.contents is not None, slot.used_at), default=None)
+        best = max(served, key=served.__getitem__, default=None)
+        # What is cut off for it is lost to others, and most often kept: an empty slot is better.
+        if best is not None and served[best] and (left_alone is None or left_alone.contents):
+            return best
+        return left_alone
+
+    def _served(self, slot: Slot, prompt: Tokens) -> int:
+        """How many tokens of a prompt a slot serves; 0 where that is less than what would be thrown away for it."""
+        contents = slot.contents
+        served = contents.serves(prompt, self._can_cut) if contents else 0
+        return served if contents and served >= max(LEAST_GAIN, len(contents.tokens) // 2) else 0

@@ -13,7 +13,7 @@ from typing import cast
 import pytest
 
 from kvchat.kvstore.store import SavePointStore
-from kvchat.session.slots import scheduler, sharing
+from kvchat.session.slots import allocator, sharing
 from kvchat.session.slots.pool import Slots
 from kvchat.session.slots.rank import Rank
 from kvchat.session.slots.slot import Slot, SlotContents
@@ -21,7 +21,7 @@ from kvchat.session.slots.slot import Slot, SlotContents
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scheduler, "SETTLING_PATIENCE_S", 0.0)
+    monkeypatch.setattr(allocator, "SETTLING_PATIENCE_S", 0.0)
     monkeypatch.setattr(sharing, "STEP_EVERY_S", 0.0)
 
 
@@ -240,7 +240,7 @@ async def test_other_programs_wait_longer_for_settling_than_the_window(monkeypat
     """What they would take away takes long to be read again."""
     slots, ended = pool(1), asyncio.Event()
     slots.restore_cost.speed.learn(100, 100_000.0, 0)
-    monkeypatch.setattr(scheduler, "SETTLING_PATIENCE_S", 0.0)
+    monkeypatch.setattr(allocator, "SETTLING_PATIENCE_S", 0.0)
 
     async def settles() -> None:
         async with slots.needed("a", window=False) as slot:
