@@ -8,7 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvchat.errors import KvchatError
-from kvchat.library.gguf.header import TENSOR_TYPES, CutShort, GgufFields, GgufHeader, HeaderFault, Value, read_header
+from kvchat.library.gguf.header import (
+    TENSOR_TYPES,
+    CutShort,
+    GgufFields,
+    GgufHeader,
+    HeaderFault,
+    OtherVersion,
+    Value,
+    read_header,
+)
 from kvchat.library.gguf.kv_layers import KvLayout, head_lengths, kv_layout
 from kvchat.library.gguf.split_files import part_name
 from kvchat.library.gguf.template_options import TemplateWord, words_in
@@ -137,7 +146,7 @@ def _read_whole(path: Path) -> GgufHeader:
     except CutShort:
         raise _half_downloaded(path) from None
     except HeaderFault as fault:
-        raise _not_gguf(path, str(fault)) from None
+        raise _not_gguf(path, fault) from None
     except NotAFile as error:
         advice = _("Choose a file whose name ends in .gguf.")
         raise NotAModel(_("This is {kind}, not a model", kind=error.kind), str(path), advice) from None
@@ -163,10 +172,10 @@ def _half_downloaded(path: Path) -> NotAModel:
     )
 
 
-def _not_gguf(path: Path, fault: str) -> NotAModel:
-    if fault == "big-endian":
+def _not_gguf(path: Path, fault: HeaderFault) -> NotAModel:
+    if isinstance(fault, OtherVersion) and fault.big_endian:
         return NotAModel(_("This model is for big-endian machines"), str(path), _("Look for its ordinary GGUF file."))
-    if fault.startswith("GGUF version"):
+    if isinstance(fault, OtherVersion):
         return NotAModel(
             _("This GGUF version is unknown"),
             _("{path} says {fault}; kvchat reads versions 2 and 3.", path=path, fault=fault),

@@ -84,6 +84,14 @@ class HeaderFault(ValueError):
     """The file is no GGUF that can be read; the message says why in a few technical words."""
 
 
+class OtherVersion(HeaderFault):
+    """The file is a GGUF of a version that is not read here."""
+
+    def __init__(self, version: int) -> None:
+        super().__init__(f"GGUF version {version}")
+        self.big_endian = version in (2 << 24, 3 << 24)
+
+
 class CutShort(HeaderFault):
     """The file ends before what its header announces."""
 
@@ -132,7 +140,7 @@ def read_header(path: Path) -> GgufHeader:
             raise HeaderFault("no GGUF magic")
         version = cursor.number(_U32)
         if version not in (2, 3):
-            raise HeaderFault("big-endian" if version in (2 << 24, 3 << 24) else f"GGUF version {version}")
+            raise OtherVersion(version)
         n_tensors, n_values = cursor.number(_U64), cursor.number(_U64)
         values: dict[str, Value] = {}
         array_lengths: dict[str, int] = {}
