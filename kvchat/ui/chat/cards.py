@@ -57,16 +57,14 @@ class EngineCard(Card):
     def _show_buttons(self, state: EngineState, *, chosen: bool, missing: bool, fetchable: bool) -> None:
         failed, stopped = state is EngineState.FAILED, state is EngineState.STOPPED
         self.model.setText(_("Choose another model") if chosen else _("Choose a model"))
-        for button, wanted in (
-            (self.start, stopped and chosen),
-            (self.restart, failed and not missing),
-            (self.log, failed and not missing),
-            (self.locate, failed and missing),
-            (self.fetch, failed and missing and fetchable),
-            (self.model, failed or not chosen),
-        ):
-            button.setVisible(wanted)
-        self._button_row.setVisible(failed or stopped)
+        self.offer(
+            stopped and chosen and self.start,
+            failed and not missing and self.restart,
+            failed and not missing and self.log,
+            failed and missing and self.locate,
+            failed and missing and fetchable and self.fetch,
+            (failed or not chosen) and (failed or stopped) and self.model,
+        )
 
 
 def _calm_words(status: EngineStatus, model: str | None) -> tuple[str, str, str]:
@@ -124,21 +122,15 @@ class ContextCard(Card):
         if larger is not None:
             self.larger.setText(_("Larger context ({tokens})", tokens=tokens_short(larger.tokens)))
             self.larger.setToolTip(_("The engine starts again with a larger context."))
-        self._show_buttons(larger=larger is not None, shorten=can_shorten, part=can_part, working=False)
+        more = [larger is not None and self.larger, can_part and self.part]
+        more += [can_shorten and self.drop, can_shorten and self.summarise]
+        self.offer(*more, not any(more) and self.new, self.later)
+        self.show()
 
     def show_summarising(self) -> None:
         """The model is at work."""
         self.say(_("Summarising…"), _("The model reads the chat and summarises it."), "")
-        self._show_buttons(larger=False, shorten=False, part=False, working=True)
-
-    def _show_buttons(self, *, larger: bool, shorten: bool, part: bool, working: bool) -> None:
-        self.larger.setVisible(larger)
-        self.summarise.setVisible(shorten)
-        self.drop.setVisible(shorten)
-        self.part.setVisible(part)
-        self.new.setVisible(not (larger or shorten or part or working))
-        self.stop.setVisible(working)
-        self.later.setVisible(not working)
+        self.offer(self.stop)
         self.show()
 
 

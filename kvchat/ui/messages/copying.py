@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from html import escape
 
 from PySide6.QtGui import QTextBlock, QTextCursor, QTextDocument, QTextTable
 from PySide6.QtWidgets import QTextEdit
@@ -45,7 +46,9 @@ def selected_markdown(text: QTextEdit, blocks: Sequence[Block]) -> str:
     touched = [i for i in range(len(starts)) if starts[i] < end and ends[i] > start]
     if len(touched) == 1 and (start > starts[touched[0]] or end < ends[touched[0]] - 1):
         return selected_text(text)
-    return "".join(_source(blocks[i]) for i in touched).strip("\n")
+    blocks = [blocks[i] for i in touched]
+    ends_line = ("" if isinstance(block, Prose) and block.list_tag else "\n" for block in blocks)
+    return "".join(block.source + end for block, end in zip(blocks, ends_line, strict=True)).strip("\n")
 
 
 def message_text(markdown: Markdown, message: Message) -> str:
@@ -71,22 +74,13 @@ def message_text(markdown: Markdown, message: Message) -> str:
     return "\n\n".join(pieces)
 
 
-def _source(block: Block) -> str:
-    item = isinstance(block, Prose) and block.list_tag
-    return block.source if item else f"{block.source}\n"
-
-
 def _html_text(blocks: Sequence[Prose | Wide]) -> str:
     def with_sources(block: Prose | Wide) -> str:
-        return FORMULA_PLACE.sub(lambda found: _escaped(block.formulas[int(found[1])].source), block.html)
+        return FORMULA_PLACE.sub(lambda found: escape(block.formulas[int(found[1])].source, quote=False), block.html)
 
     document = QTextDocument()
     document.setHtml(as_lists(blocks, map(with_sources, blocks)))
     return _words_between(document, 0, document.characterCount(), str)
-
-
-def _escaped(source: str) -> str:
-    return source.replace("&", "&amp;").replace("<", "&lt;")
 
 
 def _words_between(document: QTextDocument, start: int, end: int, formula: Callable[[str], str]) -> str:

@@ -47,14 +47,14 @@ class MessageActions(QWidget):
         super().__init__(parent)
         self._style = style
         self._buttons: list[_QuietButton] = []
-        self._time: _QuietLabel | None = None
+        self._time: QLabel | None = None
         self._always = self._near = False
         self.pager: list[QToolButton] = []  # to the branch before and after, where there are several
         self._row = row(on=self, spacing=2, margins=0)
 
     def add(self, glyph: str, words: str, act: Callable[[], object]) -> QToolButton:
         """One more button, at the right end."""
-        button = _QuietButton(self._show)
+        button = _QuietButton(self)
         button.setProperty("kind", "quiet")
         button.setIcon(icon(glyph, self._style.theme.muted))
         button.setToolTip(words)
@@ -69,10 +69,10 @@ class MessageActions(QWidget):
         local, now = at.astimezone(), datetime.now().astimezone()
         day = day_short(local) if local.year == now.year else date_of(local)
         words = f"{local:%H:%M}" if local.date() == now.date() else day
-        self._time = _QuietLabel(words)
-        styled(self._time, "small").setToolTip(moment_of(at))
-        self._time.setAccessibleName(moment_of(at))
-        self._row.insertWidget(0, self._time)
+        self._time = time = _QuietLabel(self, words)
+        styled(time, "small").setToolTip(moment_of(at))
+        time.setAccessibleName(moment_of(at))
+        self._row.insertWidget(0, time)
 
     def add_to(self, menu: QMenu) -> None:
         """What the buttons do but copying, as entries of a menu."""
@@ -95,48 +95,45 @@ class MessageActions(QWidget):
         for widget in (self.pager[0], place, self.pager[1]):
             self._row.addWidget(widget)
 
+    @property
+    def seen(self) -> bool:
+        """True while the time and the buttons are painted."""
+        return self._near or self._always or any(button.hasFocus() for button in self._buttons)
+
     def stay(self, always: bool) -> None:
         """Whether the buttons are always seen."""
         self._always = always
-        self._show()
+        self.update()
 
     def reveal(self, near: bool) -> None:
         """Show the buttons while the mouse, or the last tap, is on the message; else let them fade into the page."""
         self._near = near
-        self._show()
-
-    def _show(self) -> None:
-        seen = self._near or self._always or any(button.hasFocus() for button in self._buttons)
-        for button in self._buttons:
-            button.seen = seen
-            button.update()
-        if self._time is not None:
-            self._time.seen = seen
-            self._time.update()
+        self.update()
 
 
 class _QuietLabel(QLabel):
-    """Words that are painted only while they are `seen`."""
+    """Words that are painted only while their row is seen."""
 
-    seen = False
+    def __init__(self, actions: MessageActions, words: str) -> None:
+        super().__init__(words)
+        self._actions = actions
 
     def paintEvent(self, event: QPaintEvent) -> None:
-        if self.seen:
+        if self._actions.seen:
             super().paintEvent(event)
 
 
 class _QuietButton(QToolButton):
-    """A button that is painted only while it is `seen`."""
+    """A button that is painted only while its row is seen."""
 
-    def __init__(self, show: Callable[[], None]) -> None:
+    def __init__(self, actions: MessageActions) -> None:
         super().__init__()
-        self.seen = self.painted = False
-        self._show_row = show
+        self._actions, self.painted = actions, False
         self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)  # else a click would give the keyboard to the page
 
     def paintEvent(self, event: QPaintEvent) -> None:
-        self.painted = self.seen
-        if self.seen:
+        self.painted = self._actions.seen
+        if self.painted:
             super().paintEvent(event)
 
     def mousePressEvent(self, event: QMouseEvent) -> None:
@@ -146,8 +143,8 @@ class _QuietButton(QToolButton):
 
     def focusInEvent(self, event: QFocusEvent) -> None:
         super().focusInEvent(event)
-        self._show_row()
+        self._actions.update()
 
     def focusOutEvent(self, event: QFocusEvent) -> None:
         super().focusOutEvent(event)
-        self._show_row()
+        self._actions.update()

@@ -15,7 +15,6 @@ from PySide6.QtGui import (
     QTextBlockFormat,
     QTextCharFormat,
     QTextCursor,
-    QTextDocument,
     QTextLayout,
     QTextOption,
     QWheelEvent,
@@ -60,7 +59,7 @@ class CodeText(QTextEdit):
         self._shown = 0  # characters of it that are in the document as whole lines
         self._ended = False
         self._colours = LineColours(language, style.theme)
-        self._painter = _Painter(self.document(), self._colours)
+        self._formats: dict[str, QTextCharFormat] = {}  # by colour
         self._finding: Future[list[list[Span]]] | None = None  # the colours of all of it
         self._found_for: str | None = None  # the code that has all its colours, or gets them
         self._painted = 0  # lines of it that are painted
@@ -93,7 +92,7 @@ class CodeText(QTextEdit):
         if anchor != head:  # what ended where the code ended would have grown with it
             select(self, anchor, head)
         self._shown = text.rfind("\n") + 1
-        self._painter.paint(changed.start, changed.stop)
+        self._paint(changed.start, changed.stop)
         if ended:
             self._timer.start(0)
 
@@ -125,8 +124,30 @@ class CodeText(QTextEdit):
                 self._timer.start(0)
                 return
             line = min(self._painted + _LINES_PAINTED, len(self._colours.spans))
-            self._painter.paint(self._painted, line)
+            self._paint(self._painted, line)
             self._painted = line
+
+    def _paint(self, first: int, end: int) -> None:
+        """Put the colours on the lines from `first` up to `end`, without touching their text."""
+        if first >= end:
+            return  # a change of no length would take the layout of its line away
+        document = self.document()
+        block = document.findBlockByNumber(first)
+        start = block.position()
+        for line in range(first, min(end, document.blockCount())):
+            block.layout().setFormats(list(self._ranges(line, block.text())))
+            block = block.next()
+        document.markContentsDirty(start, (block.position() if block.isValid() else document.characterCount()) - start)
+
+    def _ranges(self, line: int, text: str) -> Iterator[QTextLayout.FormatRange]:
+        for start, count, colour in self._colours.spans[line] if len(text) <= _LONGEST_LINE else ():
+            if colour not in self._formats:
+                self._formats[colour] = QTextCharFormat()
+                self._formats[colour].setForeground(QColor(colour))
+            span = QTextLayout.FormatRange()
+            span.start, span.format = position(text, start), self._formats[colour]
+            span.length = position(text, start + count) - span.start
+            yield span
 
 
 class CodeView(QFrame):
@@ -180,43 +201,6 @@ class CodeView(QFrame):
         self.copy_button.setText(_("Copied") if done else _("Copy"))
         self.copy_button.setIcon(icon("check" if done else "copy", self._theme.accent if done else self._theme.muted))
         self.resizeEvent(QResizeEvent(self.size(), self.size()))
-
-
-class _Painter:
-    """Puts colours on the lines of a document, without touching its text."""
-
-    def __init__(self, document: QTextDocument, colours: LineColours) -> None:
-        self._document = document
-        self._colours = colours
-        self._formats: dict[str, QTextCharFormat] = {}
-
-    def paint(self, first: int, end: int) -> None:
-        """The colours of the lines from `first` up to `end` are known now, or others."""
-        if first >= end:
-            return  # a change of no length would take the layout of its line away
-        block = self._document.findBlockByNumber(first)
-        position = block.position()
-        for line in range(first, min(end, self._document.blockCount())):
-            block.layout().setFormats(list(self._ranges(line, block.text())))
-            block = block.next()
-        length = (block.position() if block.isValid() else self._document.characterCount()) - position
-        self._document.markContentsDirty(position, length)
-
-    def _ranges(self, line: int, text: str) -> Iterator[QTextLayout.FormatRange]:
-        if len(text) > _LONGEST_LINE:
-            return
-        for start, count, colour in self._colours.spans[line]:
-            begin, end = position(text, start), position(text, start + count)
-            span = QTextLayout.FormatRange()
-            span.start, span.length, span.format = begin, end - begin, self._format(colour)
-            yield span
-
-    def _format(self, colour: str) -> QTextCharFormat:
-        form = self._formats.get(colour)
-        if form is None:
-            form = self._formats[colour] = QTextCharFormat()
-            form.setForeground(QColor(colour))
-        return form
 
 
 def _shortened(line: str) -> str:

@@ -110,9 +110,21 @@ class Formulas(QObject):
         return False
 
     def place(self, formula: Formula, font: QFont, scale: float = 1.0) -> Place | None:
-        """The room it takes beside text in `font`, `scale` times as large; None: show its source."""
+        """The room it takes beside text in `font`, `scale` times as large; None: show its source.
+
+        QTextDocument leaves room for a "middle" image on the base line but for (height - x-height / 2) / 2 of it.
+        That is the x-height of the image's own font, which shows nowhere else: a font size is chosen that fits. Then
+        it draws the image in the middle of the line, wherever that is; so formulas are drawn by the page.
+        """
         outline = self._outlines.get((formula.tex, formula.display))
-        return _place(outline, font, scale) if outline is not None else None
+        if outline is None:
+            return None
+        metrics = QFontMetricsF(font)
+        em = metrics.fontDpi() / 72 * font.pointSizeF() * _SCALE * scale
+        ascent, descent = math.ceil(outline.ascent * em), max(math.ceil(outline.descent * em), 0)
+        x_share = metrics.xHeight() / QFontInfo(font).pixelSize()
+        font_size = max(round(2 * max(ascent - descent, 0) / x_share), 1)
+        return Place(outline, em, math.ceil(outline.width * em), ascent, descent, font_size)
 
     def _set(self, key: tuple[str, bool]) -> None:
         """In the thread. The dict's one assignment is atomic."""
@@ -122,20 +134,6 @@ class Formulas(QObject):
         self._asked.discard(key)
         with suppress(RuntimeError):  # the window has gone meanwhile
             self.ready.emit()
-
-
-def _place(outline: Outline, font: QFont, scale: float) -> Place:
-    """QTextDocument leaves room for a "middle" image on the base line but for (height - x-height / 2) / 2 of it.
-
-    That is the x-height of the image's own font, which shows nowhere else: a font size is chosen that fits. Then it
-    draws the image in the middle of the line, wherever that is; so formulas are drawn by the page.
-    """
-    metrics = QFontMetricsF(font)
-    em = metrics.fontDpi() / 72 * font.pointSizeF() * _SCALE * scale
-    ascent, descent = math.ceil(outline.ascent * em), max(math.ceil(outline.descent * em), 0)
-    x_share = metrics.xHeight() / QFontInfo(font).pixelSize()
-    font_size = max(round(2 * max(ascent - descent, 0) / x_share), 1)
-    return Place(outline, em, math.ceil(outline.width * em), ascent, descent, font_size)
 
 
 def outline(tex: str, display: bool) -> Outline | None:

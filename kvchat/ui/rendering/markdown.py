@@ -105,12 +105,12 @@ class Markdown:
             return [_code(first, source)]
         if first.type == "table_open":
             columns = sum(token.type == "th_open" for token in unit.tokens)
-            return [self._wide(unit.tokens, source, env, columns)]
+            return [Wide(*self._render(unit.tokens, source, env), columns)]
         if first.type == "math_block" and first.meta["closed"]:
-            return [self._wide(unit.tokens, source, env, 0)]
+            return [Wide(*self._render(unit.tokens, source, env))]
         if unit.is_item:
             return self._item(unit, source, env)
-        return [self._prose(unit.tokens, source, env, heading=first.type == "heading_open")]
+        return [Prose(*self._render(unit.tokens, source, env), heading=first.type == "heading_open")]
 
     def _item(self, unit: Unit, source: str, env: Env) -> list[Block]:
         """An item's text, its code blocks, and the text after those without a second bullet."""
@@ -128,26 +128,18 @@ class Markdown:
                 continue
             if run or not blocks:
                 opening = _WITHOUT_BULLETS if blocks else tag
-                blocks.append(self._prose(run, "" if blocks else source, env, list_tag=opening))
+                text, written, formulas = self._render(run, "" if blocks else source, env)
+                blocks.append(Prose(f"<li>{text}</li>", written, formulas, opening))
             if token is not None:
                 blocks.append(_code(token, "", indent=1))
             run = []
         return blocks
 
-    def _prose(
-        self, tokens: Sequence[Token], source: str, env: Env, *, list_tag: str = "", heading: bool = False
-    ) -> Prose:
-        text, formulas = self._render(tokens, env)
-        return Prose(f"<li>{text}</li>" if list_tag else text, source, formulas, list_tag, heading)
-
-    def _wide(self, tokens: Sequence[Token], source: str, env: Env, columns: int) -> Wide:
-        text, formulas = self._render(tokens, env)
-        return Wide(text, source, formulas, columns)
-
-    def _render(self, tokens: Sequence[Token], env: Env) -> tuple[str, tuple[Formula, ...]]:
+    def _render(self, tokens: Sequence[Token], source: str, env: Env) -> tuple[str, str, tuple[Formula, ...]]:
+        """The first fields of a block."""
         env[FORMULAS] = []
         text = self._parser.renderer.render(tokens, self._parser.options, env)
-        return text.strip(), tuple(env[FORMULAS])
+        return text.strip(), source, tuple(env[FORMULAS])
 
 
 def plain_block(source: str) -> Prose:

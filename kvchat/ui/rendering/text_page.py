@@ -193,24 +193,10 @@ def as_lists(blocks: Sequence[Prose | Wide], htmls: Iterable[str]) -> str:
     before = ""
     for block, html in zip(blocks, htmls, strict=True):
         tag = block.list_tag if isinstance(block, Prose) else ""
-        if not _goes_on(before, tag):
-            parts += [_closing(before), tag]
+        numbers = [int(number) for number in re.findall(r"<ol\D+(\d+)", before + tag)]
+        goes_on = numbers[1] == numbers[0] + 1 if len(numbers) == 2 else before == tag
+        if not goes_on:
+            parts += [before and f"</{before[1:3]}>", tag]
         parts.append(html)
         before = tag
-    return "".join([*parts, _closing(before)])
-
-
-def _closing(tag: str) -> str:
-    return f"</{tag[1:3]}>" if tag else ""
-
-
-def _goes_on(before: str, after: str) -> bool:
-    """Whether an item whose list is `after` belongs to the list of the item before it."""
-    if before.startswith("<ol") and after.startswith("<ol"):
-        return _number(after) == _number(before) + 1
-    return before == after
-
-
-def _number(tag: str) -> int:
-    found = re.search(r"\d+", tag)
-    return int(found[0]) if found else 1
+    return "".join([*parts, before and f"</{before[1:3]}>"])

@@ -93,7 +93,7 @@ class Selection(QObject):
     def _mouse_event(self, text: QTextEdit, view: MessageView, event: QMouseEvent) -> bool:
         left = event.button() is Qt.MouseButton.LeftButton
         if event.type() == QEvent.Type.MouseButtonPress and left:
-            spot = Spot(view.message.id, text, _position(text, event.position().toPoint()))
+            spot = Spot(view.message.id, text, text.cursorForPosition(event.position().toPoint()).position())
             shift = bool(event.modifiers() & Qt.KeyboardModifier.ShiftModifier)
             if shift and self._anchor is not None and self._anchor.text is not text:
                 self._extend(spot)
@@ -175,7 +175,7 @@ class Selection(QObject):
         if best is None:
             return None
         _, text, message_id = best
-        return Spot(message_id, text, _position(text, text.viewport().mapFromGlobal(mouse)))
+        return Spot(message_id, text, text.cursorForPosition(text.viewport().mapFromGlobal(mouse)).position())
 
     def _clear_others(self, text: QTextEdit) -> None:
         for other in self._texts():
@@ -259,11 +259,6 @@ class Selection(QObject):
 
     def _copy_message(self, view: MessageView, *, markdown: bool) -> None:
         _put(self._page.whole_message(view.message, markdown=markdown))
-
-
-def _position(text: QTextEdit, point: QPoint) -> int:
-    """The place in a text nearest to a point of its viewport."""
-    return text.cursorForPosition(point).position()
 
 
 def _put(words: str) -> None:

@@ -36,17 +36,11 @@ class FailureCard(Card):
             self.say(error.title, error.detail, error.advice)
         self.use_current.setText(_("Use {model}", model=model).replace("&", "&&"))
         self.use_current.setAccessibleName(_("Use {model}", model=model))
-        self.use_current.setVisible(missing and model is not None)
-        self.locate.setVisible(missing)
-        self.model.setVisible(missing or _is_of_the_model(error))
-        self.retry.setVisible(not missing)
+        kinds = FailureKind.BAD_MODEL, FailureKind.MODEL_MISSING  # no engine can start with the model's file
+        of_the_model = missing or (isinstance(error, EngineFailed) and error.failure.kind in kinds)
+        use_current = missing and model is not None and self.use_current
+        self.offer(not missing and self.retry, use_current, missing and self.locate, of_the_model and self.model)
         self.setVisible(error is not None)
-
-
-def _is_of_the_model(error: KvchatError | None) -> bool:
-    """True if no engine can start with the model's file."""
-    kinds = FailureKind.BAD_MODEL, FailureKind.MODEL_MISSING
-    return isinstance(error, EngineFailed) and error.failure.kind in kinds
 
 
 class TranscriptTail(QWidget):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from PySide6.QtCore import QTimer
 from PySide6.QtGui import QHideEvent, QShowEvent
@@ -59,6 +59,14 @@ class Card(QFrame):
         if self.isVisible() and self.accessibleName() != self._announced:
             self._announced = self.accessibleName()
             announce(self, self._announced, urgent=self.property("tone") == "bad")
+
+    def offer(self, *wanted: QPushButton | Literal[False]) -> None:
+        """Show these buttons and no others."""
+        for place in range(self.buttons.count()):
+            item = self.buttons.itemAt(place)
+            if item is not None and (one := item.widget()) is not None:
+                one.setVisible(one in wanted)
+        self._button_row.setVisible(any(wanted))
 
     def add_button(self, words: str, kind: str = "", on_click: Any = None) -> QPushButton:
         """One more button; see `button`."""

@@ -21,7 +21,7 @@ _screen: list[QPointingDevice] = []  # kept: Qt knows a device for ever
 
 def seen(window: MainWindow, row: int) -> bool:
     view = window.transcript.views[window.transcript.messages[row].id]
-    return any(button.seen for button in view.action_row.findChildren(_QuietButton))
+    return view.action_row.seen
 
 
 def tap(widget: QWidget, place: QPoint) -> None:
