@@ -5,7 +5,7 @@ The table of codes is the one place where a reason is worded: a sentence may cha
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -227,7 +227,7 @@ class Reason:
     @property
     def words(self) -> str:
         """It in the language in force, to go on from a colon."""
-        return _(self._sentence).format(**{name: _words(value) for name, value in self.places.items()})
+        return self._worded(_, number, listed)
 
     @property
     def in_a_sentence(self) -> str:
@@ -238,11 +238,23 @@ class Reason:
     @property
     def english(self) -> str:
         """It as other programs are told it, in logs and in JSON."""
-        return self._sentence.format(**{name: _english(value) for name, value in self.places.items()})
+        return self._worded(str, "{:,}".format, ", ".join)
 
-    @property
-    def _sentence(self) -> str:
-        return self.code.sentence if self.places else self.code.general or self.code.sentence
+    def _worded(
+        self,
+        translated: Callable[[str], str],
+        figure: Callable[[int], str],
+        joined: Callable[[Iterable[str]], str],
+    ) -> str:
+        def worded(value: Any) -> str:
+            if isinstance(value, Reason):
+                return value._worded(translated, figure, joined)
+            if isinstance(value, int):
+                return figure(value)
+            return value if isinstance(value, str) else joined(map(worded, value))
+
+        sentence = self.code.sentence if self.places else self.code.general or self.code.sentence
+        return translated(sentence).format(**{name: worded(value) for name, value in self.places.items()})
 
 
 def reason_of(stored: object) -> Reason | None:
@@ -263,25 +275,3 @@ def _place(stored: Any) -> Any:
         case int() | str():
             return stored
     raise TypeError
-
-
-def _words(value: Any) -> str:
-    match value:
-        case Reason():
-            return value.words
-        case int():
-            return number(value)
-        case str():
-            return value
-    return listed(map(_words, value))
-
-
-def _english(value: Any) -> str:
-    match value:
-        case Reason():
-            return value.english
-        case int():
-            return f"{value:,}"
-        case str():
-            return value
-    return ", ".join(map(_english, value))
