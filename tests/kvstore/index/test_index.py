@@ -281,3 +281,12 @@ def test_a_block_that_a_damaged_index_does_not_know_is_told_as_damage() -> None:
         db.execute("CREATE TABLE blocks (id INTEGER PRIMARY KEY, name BLOB)")
         with pytest.raises(CorruptIndex):
             index_recipes._block_id(db, bytes(32))
+
+
+@pytest.mark.parametrize("stored", ["its memory was set aside: a block was damaged", '{"code": "newer", "places": {}}'])
+def test_a_loss_in_another_versions_words_is_told_without_them(tmp_path: Path, stored: str) -> None:
+    bench = Bench(tmp_path / "store")
+    bench.store.set_aside(bench.save("thesis", tuple(range(1, 400))), Reason(ReasonCode.FAILED_OVER_USE))
+    with bench.store._parts.index.write() as db:
+        db.execute("UPDATE losses SET reason = ?", (stored,))
+    assert bench.find(tuple(range(1, 500))) == Miss(Reason(ReasonCode.SET_ASIDE))
