@@ -52,11 +52,11 @@ class SettingsWindow(Panel):
         self.list.currentRowChanged.connect(lambda row: self._stack.setCurrentWidget(self.page(self.pages[row])))
         self.list.setCurrentRow(0)
 
-    def page(self, kind: type[P]) -> P:
+    def page(self, page_type: type[P]) -> P:
         """That page, made when it is first wanted: all at once they would hold the window up."""
-        page = self.findChild(kind)
+        page = self.findChild(page_type)
         if page is None:
-            page = kind(self._runtime, self._look, self)
+            page = page_type(self._runtime, self._look, self)
             page.leads_to.connect(self.leads_to)
             self._stack.addWidget(page)
             page.refresh()
