@@ -14,7 +14,7 @@ from PySide6.QtGui import QGuiApplication
 from pytestqt.qtbot import QtBot
 
 from kvchat.__main__ import _is_to_open
-from kvchat.chat.events import QuestionNotStored
+from kvchat.chat.events import QuestionNotStored, TurnFailed
 from kvchat.cli.arguments import build_parser
 from kvchat.errors import KvchatError
 from kvchat.system.session_bus import SessionBus
@@ -168,6 +168,18 @@ async def test_esc_leaves_a_reply_running_and_coming_back_shows_it(
     await until(lambda: any(isinstance(v, ReplyView) and v.text for v in quick.transcript.views.values()))
     quick.composer.button.click()  # it is Stop now
     await until(lambda: not furnished.chat.is_answering(chat))
+
+
+async def test_a_failure_that_came_while_it_was_away_is_told_when_it_comes_back(
+    furnished: FakeRuntime, quick: QuickWindow
+) -> None:
+    quick.composer.set_draft("How high?")
+    quick.composer.button.click()
+    await until(lambda: furnished.chat.busy)
+    quick.close()
+    furnished.events.publish(TurnFailed(furnished.chat.busy or "", KvchatError("The engine hung", "It was stopped.")))
+    quick.come()
+    await until(lambda: not quick.transcript.tail.failure.isHidden())
 
 
 @pytest.mark.parametrize("stored", ["no chat", "no message"])
