@@ -168,6 +168,8 @@ def slot_file(tokens: list[int]) -> bytes:
 def whole(events: Iterator[dict[str, Any] | str]) -> dict[str, Any]:
     """A streamed chat in one piece."""
     told = [event for event in events if isinstance(event, dict)]
+    if refused := next((event["error"] for event in told if "error" in event), None):
+        raise Refusal(*refused.values())
     text = "".join(event["choices"][0]["delta"].get("content") or "" for event in told)
     message = {"role": "assistant", "content": text}
     return {"choices": [{"index": 0, "message": message, "finish_reason": "stop"}], "timings": told[-1]["timings"]}

@@ -602,6 +602,21 @@ async def test_programs_are_answered_side_by_side(tmp_path: Path, settings: Sett
         assert [(await one).status_code for one in both] == [200, 200]
 
 
+async def test_an_answer_that_another_takes_the_room_of_is_given_when_that_one_is_over(
+    tmp_path: Path, settings: Settings, fake_engine: FakeEngine
+) -> None:
+    async with door(tmp_path / "home", replace(settings, slots=3)) as at:
+        await at.chat("Hello")
+        long = " ".join(f"word {n}" for n in range(200))  # 1,700 tokens, and the question's 600
+        fake_engine.set(FAKE_REPLY=long, FAKE_TOKEN_DELAY=0.002)
+        both = await asyncio.gather(*(at.chat(f"{n} {WORDS * 3}", max_tokens=2000) for n in range(2)))
+        assert [answer.status_code for answer in both] == [200, 200], [answer.text for answer in both]
+        texts = [answer.json()["choices"][0]["message"]["content"] for answer in both]
+        assert texts == [long, long]
+        crowded = [one for one in fake_engine.requests() if one["path"] == "/v1/chat/completions"]
+        assert len(crowded) > 3, "one was asked again"
+
+
 async def test_a_client_that_leaves_while_room_is_made_stops_nobody_else(
     tmp_path: Path, settings: Settings, fake_engine: FakeEngine
 ) -> None:
