@@ -140,6 +140,7 @@ def make_empty(file: Path) -> None:
     """A new file for chats, private to the user. Raises OSError and sqlite3.Error."""
     os.close(os.open(file, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
     with contextlib.closing(_connected(file)) as connection:
+        connection.execute("PRAGMA journal_mode = OFF")  # if it fails, the file goes
         migrate(connection, file)
 
 

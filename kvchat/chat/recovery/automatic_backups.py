@@ -131,6 +131,7 @@ def scrub(file: Path, ids: Iterable[str]) -> None:
 def _copy(file: Path, target: Path) -> None:
     make_empty(target)
     with closing(_attached(target, file)) as db:
+        db.execute("PRAGMA main.journal_mode = OFF")  # if it fails, the file goes
         db.execute("PRAGMA foreign_keys = OFF")
         db.execute("BEGIN")
         for table in TABLES:
