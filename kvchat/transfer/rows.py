@@ -22,9 +22,8 @@ Row = dict[str, Any]
 Needs = Mapping[str, type | tuple[type, ...]]  # the types of values that must be there
 
 # Of one machine and one moment: they mean nothing in a file.
-_LEFT_OUT = frozenset(
-    ("writer", "conversation_id", "model", "deleted_at", "deleted_s", "deleted_seen", "title_due", "used")
-)
+_LEFT_OUT = {"writer", "conversation_id", "model", "deleted_at", "deleted_s", "deleted_seen", "title_due", "used"}
+_LEFT_OUT |= {"written", "place"}
 # A chat that comes in takes its place by its time: used as late as the last one here that is not younger.
 _USED = "SELECT used FROM conversations WHERE updated_at <= ? ORDER BY used DESC LIMIT 1"
 _NUMBER = (int, float)
@@ -58,7 +57,7 @@ def conversation_rows(database: Database, conversation_ids: Sequence[str] | None
     for conversation_id in conversation_ids:
         with database.moment() as db:
             found = db.execute("SELECT * FROM conversations WHERE id = ?", (conversation_id,)).fetchone()
-            query = "SELECT * FROM messages WHERE conversation_id = ? ORDER BY created_at, rowid"
+            query = "SELECT * FROM messages WHERE conversation_id = ? ORDER BY place"
             messages = db.execute(query, (conversation_id,)).fetchall()
             attached = _attached(db, conversation_id)
         if found is not None:

@@ -273,7 +273,7 @@ class Database(DatabaseFile):
 def leaf_of(db: sqlite3.Connection, conversation_id: str) -> str | None:
     """The end of the conversation's current branch; where that is missing in a damaged file, the newest message."""
     here = "SELECT leaf_id FROM conversations JOIN messages ON messages.id = leaf_id WHERE conversations.id = ?"
-    newest = "SELECT id FROM messages WHERE conversation_id = ? ORDER BY created_at DESC, rowid DESC LIMIT 1"
+    newest = "SELECT id FROM messages WHERE conversation_id = ? ORDER BY place DESC LIMIT 1"
     row = db.execute(here, (conversation_id,)).fetchone() or db.execute(newest, (conversation_id,)).fetchone()
     return row[0] if row else None
 

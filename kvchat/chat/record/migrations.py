@@ -227,6 +227,27 @@ MIGRATIONS: tuple[str, ...] = (
     DROP TABLE restore_findings;
     DROP TABLE disk_by_day
     """,
+    # 22: the order of a chat's messages, by something else than the clock; what is put back keeps its place
+    """
+    ALTER TABLE conversations ADD COLUMN written INTEGER NOT NULL DEFAULT 0;  -- the last place there ever was
+    ALTER TABLE messages ADD COLUMN place INTEGER NOT NULL DEFAULT 0;
+    UPDATE messages SET place = placed.nth FROM (
+        SELECT id, row_number() OVER (PARTITION BY conversation_id ORDER BY created_at, rowid) AS nth FROM messages
+    ) AS placed WHERE placed.id = messages.id;
+    DROP INDEX messages_of_conversation;
+    CREATE INDEX messages_of_conversation ON messages (conversation_id, place);
+    UPDATE conversations SET written = (
+        SELECT ifnull(max(place), 0) FROM messages WHERE conversation_id = conversations.id
+    );
+    CREATE TRIGGER message_placed AFTER INSERT ON messages WHEN new.place = 0 BEGIN
+        UPDATE messages SET place = 1 + max(
+            (SELECT max(place) FROM messages WHERE conversation_id = new.conversation_id),
+            (SELECT ifnull(max(written), 0) FROM conversations WHERE id = new.conversation_id)
+        ) WHERE id = new.id;
+        UPDATE conversations SET written = (SELECT place FROM messages WHERE id = new.id)
+            WHERE id = new.conversation_id;
+    END
+    """,
 )
 
 

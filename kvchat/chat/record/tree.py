@@ -31,9 +31,7 @@ _REMOVED = (
     "SELECT removed.*, conversations.title AS title_now FROM removed"
     " JOIN conversations ON conversations.id = conversation_id"
 )
-_FIRST_QUESTION = (
-    "SELECT content FROM messages WHERE conversation_id = ? AND role = 'user' ORDER BY created_at, rowid LIMIT 1"
-)
+_FIRST_QUESTION = "SELECT content FROM messages WHERE conversation_id = ? AND role = 'user' ORDER BY place LIMIT 1"
 
 
 class BelongsToDeleted(KvchatError):
@@ -81,7 +79,7 @@ def current_branch(database: Database, conversation_id: str) -> list[Message]:
     Branches below other system prompts part at the first message, for a system prompt is not shown.
     """
     branch = database.branch(conversation_id)
-    query = "SELECT id, parent_id, role FROM messages WHERE conversation_id = ? ORDER BY created_at, rowid"
+    query = "SELECT id, parent_id, role FROM messages WHERE conversation_id = ? ORDER BY place"
     children: defaultdict[str | None, list[str]] = defaultdict(list)
     rows = database.rows(query, (conversation_id,))
     systems = {row["id"] for row in rows if row["role"] == Role.SYSTEM.value and row["parent_id"] is None}
@@ -279,7 +277,7 @@ def _newest_end(db: sqlite3.Connection, message_id: str) -> str:
     query = f"""
         {_BELOW} SELECT messages.id FROM down JOIN messages USING (id)
         WHERE NOT EXISTS (SELECT 1 FROM messages AS child WHERE child.parent_id = messages.id)
-        ORDER BY created_at DESC, messages.rowid DESC LIMIT 1
+        ORDER BY place DESC LIMIT 1
     """
     return str(db.execute(query, (message_id,)).fetchone()["id"])
 
@@ -287,7 +285,7 @@ def _newest_end(db: sqlite3.Connection, message_id: str) -> str:
 def _neighbour(db: sqlite3.Connection, message: Message) -> str | None:
     """The branch before this one, or the first after it."""
     rows = db.execute(
-        "SELECT id FROM messages WHERE conversation_id = ? AND parent_id IS ? ORDER BY created_at, rowid",
+        "SELECT id FROM messages WHERE conversation_id = ? AND parent_id IS ? ORDER BY place",
         (message.conversation_id, message.parent_id),
     )
     ids = [row["id"] for row in rows]

@@ -125,6 +125,8 @@ def _take_row(db: sqlite3.Connection, table: str, types: dict[str, str], row: _R
     }
     if values.get("id") in deleted or values.get("message_id") in deleted:
         return
+    if table == "messages":
+        values.setdefault("place", -1)  # of an earlier format, see `_place`
     names, places = ", ".join(values), ", ".join("?" * len(values))
     try:
         db.execute(f"INSERT INTO {table} ({names}) VALUES ({places})", list(values.values()))
@@ -168,6 +170,15 @@ def _columns(db: sqlite3.Connection, query: str) -> dict[int, str]:
     return found
 
 
+def _place(db: sqlite3.Connection) -> None:
+    """Put messages of an earlier format in the order of their times, before all others of their chat."""
+    db.execute(
+        "UPDATE messages SET place = placed.nth FROM (SELECT id, row_number()"
+        " OVER (PARTITION BY conversation_id ORDER BY place, created_at, rowid) AS nth FROM messages) AS placed"
+        " WHERE placed.id = messages.id AND EXISTS (SELECT 1 FROM messages WHERE place = -1)"
+    )
+
+
 def _join(db: sqlite3.Connection) -> None:
     """Make one whole of what was found."""
     for link in ("other.id = messages.parent_id", "other.parent_id = messages.id"):
@@ -182,6 +193,7 @@ def _join(db: sqlite3.Connection) -> None:
         "UPDATE searched SET conversation_id = messages.conversation_id FROM messages"
         " WHERE messages.id = message_id AND searched.conversation_id <> messages.conversation_id"
     )
+    _place(db)
     orphans = (
         "SELECT DISTINCT conversation_id FROM messages WHERE conversation_id NOT IN (SELECT id FROM conversations)"
     )
@@ -190,7 +202,7 @@ def _join(db: sqlite3.Connection) -> None:
             "SELECT min(created_at), max(created_at) FROM messages WHERE conversation_id = ?", (conversation_id,)
         ).fetchone()
         words = db.execute(
-            "SELECT content FROM messages WHERE conversation_id = ? AND role = 'user' ORDER BY created_at LIMIT 1",
+            "SELECT content FROM messages WHERE conversation_id = ? AND role = 'user' ORDER BY place LIMIT 1",
             (conversation_id,),
         ).fetchone()
         title = title_from(words[0]) if words and words[0].strip() else RECOVERED
@@ -204,7 +216,7 @@ def _join(db: sqlite3.Connection) -> None:
         db.execute(f"DELETE FROM {table} WHERE {column} <> '' AND {column} NOT IN (SELECT id FROM {other})")
     db.execute(
         "UPDATE conversations SET leaf_id = (SELECT id FROM messages WHERE conversation_id = conversations.id"
-        " ORDER BY created_at DESC, rowid DESC LIMIT 1)"
+        " ORDER BY place DESC LIMIT 1)"
         " WHERE leaf_id IS NULL OR NOT EXISTS"
         " (SELECT 1 FROM messages WHERE messages.id = leaf_id AND conversation_id = conversations.id)"
     )
@@ -213,9 +225,7 @@ def _join(db: sqlite3.Connection) -> None:
 def _join_messages(db: sqlite3.Connection) -> None:
     """Every message answers one of its own chat that is there, and none answers itself by a circle."""
     chats: defaultdict[str, list[tuple[str, str | None]]] = defaultdict(list)
-    for id, chat, parent in db.execute(
-        "SELECT id, conversation_id, parent_id FROM messages ORDER BY created_at, rowid"
-    ).fetchall():
+    for id, chat, parent in db.execute("SELECT id, conversation_id, parent_id FROM messages ORDER BY place").fetchall():
         chats[chat].append((id, parent))
     for messages in chats.values():
         parents = dict(messages)

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from kvchat.chat.deletion.permanent import forget_strangers
-from kvchat.chat.record import migrations
+from kvchat.chat.record import migrations, tree
 from kvchat.chat.record.chat_locks import ANSWERING, ChatLocks
 from kvchat.chat.record.database import BEING_WRITTEN, Database
 from kvchat.chat.record.database_file import StorageFailed
@@ -24,6 +24,7 @@ from kvchat.chat.record.drafts import Drafts
 from kvchat.chat.record.messages import Attachment, Conversation, Message, MessageState, Receipt, Role
 from kvchat.session.proof import Source
 from kvchat.system.concurrency import Worker
+from kvchat.transfer.rows import conversation_rows, store_rows
 from kvchat.words.reasons import Reason, ReasonCode
 from tests.chat.library import fill_chat
 from tests.kvstore.true_files import Bench
@@ -84,26 +85,57 @@ def test_the_newest_conversation_comes_first(database: Database) -> None:
     assert [c.id for c in database.conversations()] == [old.id, new.id]
 
 
-def test_a_wrong_clock_changes_no_order(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The chat used last is the one used last: by a count, whatever the clock said."""
+class Clock(datetime):
+    year_now = 2026
 
-    class Clock(datetime):
-        year_now = 2026
+    @classmethod
+    def now(cls, tz: tzinfo | None = None) -> Clock:
+        return cls(cls.year_now, 11, 23, 12, tzinfo=tz)
 
-        @classmethod
-        def now(cls, tz: tzinfo | None = None) -> Clock:
-            return cls(cls.year_now, 11, 23, 12, tzinfo=tz)
 
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> type[Clock]:
+    """That of the messages, to set."""
+    monkeypatch.setattr(Clock, "year_now", 2026)
     monkeypatch.setattr("kvchat.chat.record.database.datetime", Clock)
+    return Clock
+
+
+def test_a_wrong_clock_changes_no_order(database: Database, clock: type[Clock]) -> None:
+    """The chat used last is the one used last: by a count, whatever the clock said."""
     first, second, third = [database.create_conversation(title) for title in "abc"]
     for year, chat in ((2031, first), (2026, second), (2019, third)):
-        Clock.year_now = year
+        clock.year_now = year
         said(database, chat.id, None, Role.USER, "Hello")
         assert database.conversations()[0].id == chat.id
         assert database.newest(1)[0].id == chat.id
-    Clock.year_now = 2018
+    clock.year_now = 2018
     made = database.create_conversation("d")
     assert [chat.id for chat in database.conversations()] == [made.id, third.id, second.id, first.id]
+
+
+def test_a_wrong_clock_changes_no_order_of_replies(database: Database, clock: type[Clock]) -> None:
+    """Nor does what is deleted, made anew and put back."""
+    chat = database.create_conversation("a").id
+    question = said(database, chat, None, Role.USER, "Where do herons sleep?")
+    replies = []
+    for year in (2031, 2026, 2019):
+        clock.year_now = year
+        replies.append(said(database, chat, question, Role.ASSISTANT, str(year)))
+    removed = tree.remove(database, replies[-1])
+    assert database.branch(chat)[-1] == replies[1], "the one before it"
+    clock.year_now = 2018
+    replies.append(said(database, chat, question, Role.ASSISTANT, "2018"))
+    tree.put_back(database, removed.id)
+    assert tree.current_branch(database, chat)[-1].siblings == tuple(reply.id for reply in replies)
+    tree.switch(database, chat, question.id)
+    assert database.branch(chat)[-1] == replies[-1], "the newest end"
+    database.write("UPDATE conversations SET leaf_id = 'lost'")
+    assert database.branch(chat)[-1] == replies[-1]
+    [row] = conversation_rows(database, [chat])
+    database.delete(chat)
+    assert store_rows(database, row)
+    assert tree.current_branch(database, chat)[-1].siblings == tuple(reply.id for reply in replies)
 
 
 def test_a_users_title_is_never_replaced(database: Database) -> None:
