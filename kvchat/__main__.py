@@ -169,16 +169,17 @@ def _app(what: tuple[str, ...], *, quick: bool, starter: bool, hidden: bool) -> 
 
     if (problem := no_display.find_problem()) is not None:
         return lambda: no_display.run(problem, starter=starter)
+    from kvchat.cli.owned import show_running_window
+    from kvchat.system.owner import start_request
     from kvchat.system.paths import resolve_paths
-    from kvchat.ui.app.single_instance import SingleInstance, wish_for
 
-    wish = wish_for(what, quick=quick)
-    if SingleInstance(resolve_paths().data).tell(wish):
+    request = start_request(what, quick=quick)
+    if show_running_window(resolve_paths(), request):
         return lambda: 0
     gc.disable()  # until all is imported and made: each pass would go through what stays
     from kvchat import app
 
-    return lambda: app.run(starter=starter, hidden=hidden, wish=wish)
+    return lambda: app.run(starter=starter, hidden=hidden, request=request)
 
 
 if __name__ == "__main__":

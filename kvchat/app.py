@@ -11,6 +11,7 @@ import importlib
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
 from typing import cast
 
@@ -22,12 +23,13 @@ from PySide6.QtWidgets import QApplication
 from kvchat import __version__
 from kvchat.chat.record.database import Database
 from kvchat.chat.record.drafts import Drafts, store_drafts
+from kvchat.cli.owned import Commands, InUse, show_running_window
 from kvchat.errors import KvchatError
 from kvchat.settings import Settings, load_settings
 from kvchat.system.concurrency import Threads, Worker
+from kvchat.system.owner import Ownership, StartRequest, owner_of
 from kvchat.system.paths import RESTORING, Paths, resolve_paths
 from kvchat.ui.app.main_window import MainWindow
-from kvchat.ui.app.single_instance import SingleInstance, Wish
 from kvchat.ui.base.accessible import tell_roles
 from kvchat.ui.base.speaking import speak_here
 from kvchat.ui.base.theme import Look
@@ -35,8 +37,11 @@ from kvchat.ui.dialogs.boxes import say
 from kvchat.ui.sidebar.arrangement import Arrangement
 from kvchat.words.language import _
 
+_IN_FRONT = StartRequest()
 _FIRST_CHATS = 100  # more than a window has room for; the others are there when they are scrolled to
 _PATIENCE_S = 10.0  # for what is still to be saved where the display is gone
+_COMMAND_S = 5.0  # that a command may take which has the folder
+_AGAIN_S = 0.1  # between two attempts to own it
 _AGAIN = -1  # not an exit code: start once more
 # What `kvchat.application` needs and has nothing of Qt's, which belongs to the window's thread.
 _BESIDE = (
@@ -45,12 +50,12 @@ _BESIDE = (
 )
 
 
-def run(*, starter: bool, hidden: bool, wish: Wish | None = None) -> int:
-    """Run the application until it is quit; returns the exit code. A second start tells the first one its `wish`.
+def run(*, starter: bool, hidden: bool, request: StartRequest = _IN_FRONT) -> int:
+    """Run the application until it is quit; returns the exit code. A second start tells the first its `request`.
 
     `starter` fetches the starter model without asking if there is no model; `hidden` starts in the tray.
     """
-    paths, wish = resolve_paths(), wish or Wish()
+    paths = resolve_paths()
     qt = _Qt(sys.argv[:1])
     qt.setApplicationName("kvchat")
     qt.setApplicationVersion(__version__)
@@ -64,30 +69,46 @@ def run(*, starter: bool, hidden: bool, wish: Wish | None = None) -> int:
     except KvchatError as error:
         qasync.run(say(error))
         return 1
-    instance = SingleInstance(paths.data)
-    if not instance.claim(wish):
-        return 0
+    ownership = Ownership(paths.data, _("the kvchat window"))
+    try:
+        if not _claim(ownership, paths, request):
+            return 0
+    except KvchatError as error:
+        qasync.run(say(error))
+        return 1
     try:
         with asyncio.Runner(loop_factory=lambda: _Loop(qt)) as runner:
-            code = runner.run(_run(qt, instance, paths, settings, wish, starter=starter, hidden=hidden))
+            code = runner.run(_run(qt, ownership, paths, settings, request, starter=starter, hidden=hidden))
             if cast(_Loop, runner.get_loop()).display_gone:
                 return 1
     finally:
-        instance.release()
+        ownership.release()
     if code == _AGAIN:
         os.execv(sys.executable, [argument for argument in sys.orig_argv if argument not in ("--hidden", "quick")])
     return code
 
 
+def _claim(ownership: Ownership, paths: Paths, request: StartRequest) -> bool:
+    """Own the folder; False if another window does, and is in front now. Raises InUse."""
+    deadline = time.monotonic() + _COMMAND_S
+    while not ownership.claim():
+        if show_running_window(paths, request):
+            return False
+        if time.monotonic() > deadline and (owner := owner_of(paths.data)) is not None:
+            raise InUse(owner.name, owner.pid)
+        time.sleep(_AGAIN_S)
+    return True
+
+
 class _Qt(QApplication):
     """Hears what the Finder opens with kvchat, which macOS tells as an event."""
 
-    asked = Signal(Wish)
+    asked = Signal(StartRequest)
 
     def event(self, event: QEvent) -> bool:
         """A file, or a link."""
         if isinstance(event, QFileOpenEvent):
-            self.asked.emit(Wish((event.url().toString(),)))
+            self.asked.emit(StartRequest((event.url().toString(),)))
             return True
         return super().event(event)
 
@@ -119,35 +140,43 @@ class _Loop(qasync.QEventLoop):  # type: ignore[misc]  # it has no types
                     self.call_later(seconds, signal.raise_signal, signal.SIGTERM)
 
 
-class _Wishes:
+class _Requests:
     """What this start is for, and later ones: kept until there is a window."""
 
-    def __init__(self, first: Wish) -> None:
+    def __init__(self, first: StartRequest) -> None:
         self._waiting = [first] if first.open or first.quick else []
-        self._fulfil: Callable[[Wish], None] | None = None
+        self._fulfil: Callable[[StartRequest], None] | None = None
 
-    def hear(self, wish: Wish) -> None:
+    def hear(self, request: StartRequest) -> None:
         """One more."""
         if self._fulfil is None:
-            self._waiting.append(wish)
+            self._waiting.append(request)
         else:
-            self._fulfil(wish)
+            self._fulfil(request)
 
-    def begin(self, fulfil: Callable[[Wish], None]) -> None:
+    def begin(self, fulfil: Callable[[StartRequest], None]) -> None:
         """There is a window now."""
         self._fulfil = fulfil
-        for wish in self._waiting:
-            fulfil(wish)
+        for request in self._waiting:
+            fulfil(request)
 
 
 async def _run(
-    qt: _Qt, instance: SingleInstance, paths: Paths, settings: Settings, wish: Wish, *, starter: bool, hidden: bool
+    qt: _Qt,
+    ownership: Ownership,
+    paths: Paths,
+    settings: Settings,
+    request: StartRequest,
+    *,
+    starter: bool,
+    hidden: bool,
 ) -> int:
     loop, quitting = asyncio.get_running_loop(), asyncio.Event()
     loop.set_default_executor(Threads())
-    wishes = _Wishes(wish)
-    for asked in (instance.asked, qt.asked):
-        asked.connect(wishes.hear)
+    requests, commands = _Requests(request), Commands(paths, _("the kvchat window"))
+    qt.asked.connect(requests.hear)
+    commands.show_window = requests.hear
+    ownership.listen(commands.welcome)
     if (paths.data / RESTORING).exists():
         from kvchat.transfer.restore import finish_restore
 
@@ -164,7 +193,7 @@ async def _run(
     for number in (signal.SIGINT, signal.SIGTERM):
         with contextlib.suppress(NotImplementedError):  # Windows
             loop.add_signal_handler(number, _told_to_end, quitting)
-    hidden = hidden or wish.quick
+    hidden = hidden or request.quick
     drafts = _FirstDrafts(paths)
     try:
         if not hidden and _has_chats_to_show(settings, paths):
@@ -174,7 +203,9 @@ async def _run(
             await asyncio.to_thread(importlib.import_module, name)
         from kvchat.application import Application, opened
 
-        runtime = await opened(paths, settings, drafts.close)
+        async with commands.opening():
+            if (runtime := await opened(paths, settings, drafts.close)) is not None:
+                commands.opened(runtime)
     except KvchatError as error:
         await drafts.close()
         await say(error)
@@ -185,10 +216,11 @@ async def _run(
     try:
         await app.start(starter=starter, hidden=hidden)
         await drafts.close()
-        wishes.begin(lambda wish: app.opener.fulfil(wish))
+        requests.begin(lambda request: app.opener.fulfil(request))
         await quitting.wait()
     finally:
-        instance.stop_listening()
+        ownership.stop_listening()
+        await commands.close()
         await app.close()
     return _AGAIN if app.again else 0
 

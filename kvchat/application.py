@@ -19,7 +19,7 @@ from kvchat.library.remote import updates
 from kvchat.library.remote.starter import StarterProgress, fetch_starter
 from kvchat.runtime import Runtime, open_runtime
 from kvchat.settings import Settings
-from kvchat.system.ownership import Ownership
+from kvchat.system.owner import StartRequest
 from kvchat.system.paths import Paths
 from kvchat.system.session_bus import SessionBus
 from kvchat.transfer.repair import repair
@@ -27,11 +27,10 @@ from kvchat.ui.app.attention import Attention
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.app.opening import Opener
 from kvchat.ui.app.quitting import close_and_tell
-from kvchat.ui.app.single_instance import Wish
 from kvchat.ui.app.tray import Tray
 from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.boxes import ask, say
-from kvchat.words.language import N_, _, sentences
+from kvchat.words.language import _, sentences
 
 _SPENT_EVERY_MS = 10_000
 
@@ -42,7 +41,7 @@ async def opened(paths: Paths, settings: Settings, release: Callable[[], Awaitab
     `release` has the first picture let go of the chats' file.
     """
     try:
-        return await open_runtime(paths, settings, Ownership(paths.state, N_("the kvchat window"), lasts=True))
+        return await open_runtime(paths, settings)
     except ChatsDamaged as error:
         words = _("Repairing keeps all that can be read, with what the newest automatic backup has.")
         await release()
@@ -52,7 +51,7 @@ async def opened(paths: Paths, settings: Settings, release: Callable[[], Awaitab
         if repaired is None:
             raise
         await ask(repaired.title, repaired.words, "", "")
-        return await open_runtime(paths, settings, Ownership(paths.state, N_("the kvchat window"), lasts=True))
+        return await open_runtime(paths, settings)
 
 
 class Application:
@@ -74,7 +73,7 @@ class Application:
         window.first_start.starter_requested.connect(self._fetch_starter)
         window.first_start.cancel_requested.connect(self._cancel_fetch)
         self.opener = Opener(runtime, window, self._look, self._bus)
-        self._tray.quick_requested.connect(lambda: self.opener.fulfil(Wish(quick=True)))
+        self._tray.quick_requested.connect(lambda: self.opener.fulfil(StartRequest(quick=True)))
         self._unsubscribe = runtime.events.subscribe(self._hear)
 
     async def start(self, *, starter: bool, hidden: bool) -> None:

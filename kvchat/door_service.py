@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib
-import secrets
+import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -21,7 +21,7 @@ from kvchat.library.model_library import ModelLibrary
 from kvchat.session.slots.pool import Slots
 from kvchat.settings import Settings, SettingsNotSaved, differ
 from kvchat.system.concurrency import Background
-from kvchat.system.ownership import Ownership
+from kvchat.system.owner import owner_of
 from kvchat.system.paths import Paths
 
 if TYPE_CHECKING:
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from kvchat.gateway.totals import Totals
 
 DOOR_SETTINGS = ("door", "door_host", "door_port", "door_origins")
-OURS = "kvchat"  # kvchat's own commands, as a program
-ANY_PORT = 0
 SAVED_AFTER_S = 5.0  # requests that come at once are written down together
 
 
@@ -47,7 +45,7 @@ class InEngine:
 
 @dataclass
 class DoorService:
-    """Opens it, shuts it, and lets kvchat's own commands in by a key of their own, whatever the settings are."""
+    """Opens it and shuts it, as the settings say."""
 
     paths: Paths
     settings: Callable[[], Settings]
@@ -55,7 +53,6 @@ class DoorService:
     host: SwitchingHost
     model: AnsweringModel
     models: ModelLibrary
-    ownership: Ownership
     notify: Callable[[str, str], None]
     absorb: Callable[[], Awaitable[None]]  # has what was saved taken apart
     url: str | None = None  # where other programs find it; None while it is shut to them
@@ -144,7 +141,7 @@ class DoorService:
             await asyncio.to_thread(self.slots.store.delete_conversation, kept_for(kept_with))
 
     async def follow(self) -> None:
-        """Open or shut it as the settings say; what goes wrong is told. kvchat's own commands can always come in."""
+        """Open or shut it as the settings say; what goes wrong is told."""
         self._follows = True
         await asyncio.to_thread(lambda: self.totals)  # read beside the window, which shows them
         async with self._changing:
@@ -152,18 +149,14 @@ class DoorService:
                 return
             settings = self.settings()
             self.url = None
-            if settings.door:
-                try:
-                    self.url = await self._open(settings.door_host, settings.door_port, await self.keys())
-                    return
-                except KvchatError as error:
-                    self.notify(error.title, error.told)
-            await self.let_commands_in()
-
-    async def let_commands_in(self) -> None:
-        """Open it to kvchat's own commands alone. Where that cannot be they say that the engine is here."""
-        with contextlib.suppress(KvchatError):
-            await self._open("127.0.0.1", ANY_PORT, None)
+            if not settings.door:
+                if self._gateway is not None:
+                    await self._gateway.shut()
+                return
+            try:
+                self.url = await self._open(settings.door_host, settings.door_port, await self.keys())
+            except KvchatError as error:
+                self.notify(error.title, error.told)
 
     async def changed(self, before: Settings, after: Settings) -> None:
         """Other settings are in force."""
@@ -186,7 +179,7 @@ class DoorService:
         return contextlib.nullcontext() if self._gateway is None else self._gateway.answering.stopped()
 
     async def close(self) -> None:
-        """Shut it for good, to kvchat's own commands too."""
+        """Shut it for good."""
         self._closed = True
         async with self._changing:
             self.url = None
@@ -213,17 +206,15 @@ class DoorService:
         with contextlib.suppress(OSError):  # it is written again with the next request
             await asyncio.to_thread(self.totals.write, self.totals.text())
 
-    async def _open(self, host: str, port: int, keys: Mapping[str, str] | None) -> str:
-        """`keys`: None lets in kvchat's own commands alone; empty ones let in everybody."""
+    async def _open(self, host: str, port: int, keys: Mapping[str, str]) -> str:
+        """`keys`: empty ones let in everybody."""
         await asyncio.to_thread(importlib.import_module, "kvchat.gateway.gateway")  # takes a tenth of a second
         from kvchat.gateway.door.checks import origins_in
         from kvchat.gateway.gateway import Door
 
-        ours = secrets.token_urlsafe(32)
-        let_in = Keys({} if keys is not None and not keys else {**(keys or {}), OURS: ours}, ours)
-        url = await self.gateway.open(Door(host, port, let_in, origins_in(self.settings().door_origins)))
-        await asyncio.to_thread(self.ownership.tell_door, url, ours)
-        return url
+        owner = await asyncio.to_thread(owner_of, self.paths.data)
+        let_in = Keys(keys, owner.api_key if owner and owner.pid == os.getpid() else "")
+        return await self.gateway.open(Door(host, port, let_in, origins_in(self.settings().door_origins)))
 
     async def _change_keys(self, what: str, program: str) -> None:
         try:

@@ -38,10 +38,9 @@ from kvchat.settings import Settings, differ, save_settings
 from kvchat.store_service import BOUND_SETTINGS, StoreService, keep_within_bounds, open_store_or_none
 from kvchat.system.concurrency import Background, Worker
 from kvchat.system.migrations import drop_old_copies
-from kvchat.system.ownership import Ownership
 from kvchat.system.paths import Paths
 from kvchat.transfer.service import TransferService
-from kvchat.words.language import N_, _
+from kvchat.words.language import _
 from kvchat.words.reasons import Reason, ReasonCode
 from kvchat.words.redaction import this_person
 
@@ -58,8 +57,6 @@ class Runtime:
         database: Database,
         worker: Worker,
         store: SavePointStore,
-        ownership: Ownership,
-        key: str | None = None,
     ) -> None:
         self.paths, self.settings = paths, settings
         self._stops = 0  # how often the engine was to be stopped
@@ -68,11 +65,9 @@ class Runtime:
         self._worker, self._database, self._store = worker, database, store
         self._log = EngineLog(paths.engine_log)
         findings = Findings(paths.restore_findings, self._notify)
-        given = paths, self._engine_settings, store, findings, self._log, ownership
+        given = paths, self._engine_settings, store, findings, self._log
         told = self._take_model, self._engine_changed, self._notify
-        hosts = HostParts(
-            *given, *told, lambda: self.chat.context.tokens_needed(self._engine_settings().model_path), key
-        )
+        hosts = HostParts(*given, *told, lambda: self.chat.context.tokens_needed(self._engine_settings().model_path))
         self.engine = make_hosts(hosts)
         self.models = ModelLibrary(paths, lambda: self.settings.model_folders)
         self.models.subscribe(self._download_changed)
@@ -93,7 +88,7 @@ class Runtime:
         self.engines = EngineSetup(paths, lambda: self.settings, self.use_engine, self._notify)
         self.transfer = TransferService(paths, database, worker, self.events, store, self.chat.try_out)
         parts = self.chat.slots, self.engine, self.model, self.models
-        self.door = DoorService(paths, lambda: self.settings, *parts, ownership, self._notify, self.chat.absorb)
+        self.door = DoorService(paths, lambda: self.settings, *parts, self._notify, self.chat.absorb)
         self.give_up_saving = self.chat.slots.finishing.cancel
         self._idle_stop = IdleStop(
             lambda: self.settings.idle_minutes, self.chat, self.engine, others_idle_s=lambda: self.door.idle_s
@@ -145,7 +140,6 @@ class Runtime:
         self._backups.begin()
         self._background.begin(self._learn_names())
         self.chat.forget_left_behind()
-        self.chat.external_changes.begin()
         await self._take_newest_model()
         if self.model.is_there:
             await (self.start_engine() if self.settings.engine_start == "app" else self.engine.rest())
@@ -309,13 +303,10 @@ class Runtime:
             self.chat.engine_ready()
 
 
-async def open_runtime(
-    paths: Paths, settings: Settings, ownership: Ownership | None = None, key: str | None = None
-) -> Runtime:
+async def open_runtime(paths: Paths, settings: Settings) -> Runtime:
     """Open the database and the store. Raises KvchatError when the folders or the database cannot be used.
 
-    `ownership`: of the engine; without, this is the process that others find it with. `key`: of the server in the
-    settings, in place of the one that is kept.
+    This process owns the folder (`system/owner.py`), or it is nobody else's.
     """
     await asyncio.to_thread(paths.ensure)
     worker = Worker("database")
@@ -335,5 +326,4 @@ async def open_runtime(
             await asyncio.to_thread(keep_within_bounds, paths, settings, store)  # what has grown too old since goes
     if settings.model_path:
         await asyncio.to_thread(name_of_blob, Path(settings.model_path))
-    ownership = ownership or Ownership(paths.state, N_("another kvchat"), lasts=False)
-    return Runtime(paths, settings, database, worker, store, ownership, key)
+    return Runtime(paths, settings, database, worker, store)

@@ -147,46 +147,47 @@ class StoreService:
         speed: Callable[[str], Awaitable[ReadingSpeed]],
     ) -> None:
         """`speed`: of a model, by its name in fingerprints."""
-        self._paths, self._store, self._settings, self._speed = paths, store, settings, speed
+        self.store = store
+        self._paths, self._settings, self._speed = paths, settings, speed
 
     @property
     def problem(self) -> KvchatError | None:
         """Why nothing is kept, None if all is well."""
-        return self._store.problem
+        return self.store.problem
 
     async def usage(self) -> StoreUsage:
         """What the save points cost on disk."""
-        usage = await asyncio.to_thread(self._store.usage)
+        usage = await asyncio.to_thread(self.store.usage)
         usage = timed(usage, {model: await self._speed(model) for model in models_in(usage)})
         return replace(usage, chat_bytes=await asyncio.to_thread(long_chat, self._settings()))
 
     async def measure_rebuild(self) -> RebuildSpeed | None:
         """How fast the largest save point is rebuilt from its blocks; None without one."""
-        return await asyncio.to_thread(self._store.measure_rebuild)
+        return await asyncio.to_thread(self.store.measure_rebuild)
 
     async def delete(self, conversation_id: str | None) -> int:
         """Delete one conversation's save points, or all; returns the bytes freed."""
         if conversation_id is None:
-            return await asyncio.to_thread(self._store.delete_all)
-        return await asyncio.to_thread(self._store.delete_conversation, conversation_id)
+            return await asyncio.to_thread(self.store.delete_all)
+        return await asyncio.to_thread(self.store.delete_conversation, conversation_id)
 
     async def plan_prune(self, target_bytes: int) -> PrunePlan:
         """What pruning the store to a size would remove, and what that would cost. Removes nothing."""
-        return timed_plan(await asyncio.to_thread(self._store.plan_prune, target_bytes), await self.usage())
+        return timed_plan(await asyncio.to_thread(self.store.plan_prune, target_bytes), await self.usage())
 
     async def prune(self, plan: PrunePlan) -> int:
         """Carry a plan out; returns the bytes freed."""
-        return await asyncio.to_thread(self._store.prune, plan)
+        return await asyncio.to_thread(self.store.prune, plan)
 
     async def pin(self, conversation_id: str, pinned: bool) -> None:
         """Never prune a conversation's save points, or allow it again."""
-        await asyncio.to_thread(self._store.pin, conversation_id, pinned)
+        await asyncio.to_thread(self.store.pin, conversation_id, pinned)
 
     async def never_save(self, conversation_id: str, never: bool) -> None:
         """Never save a conversation, or allow it again."""
-        await asyncio.to_thread(self._store.never_save, conversation_id, never)
+        await asyncio.to_thread(self.store.never_save, conversation_id, never)
 
     async def keep_to(self, settings: Settings) -> None:
         """Put the bounds of these settings into force, and prune to them at once."""
         if self.problem is None:
-            await asyncio.to_thread(keep_within_bounds, self._paths, settings, self._store)
+            await asyncio.to_thread(keep_within_bounds, self._paths, settings, self.store)

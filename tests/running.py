@@ -10,18 +10,16 @@ from pathlib import Path
 from kvchat.chat.record.messages import Message
 from kvchat.runtime import Runtime, open_runtime
 from kvchat.settings import Settings
-from kvchat.system.ownership import Ownership
 from kvchat.system.paths import resolve_paths
 from tests.engine_fixtures import FakeEngine
 from tests.library.gguf_files import LLAMA, write_gguf
 
 
 @contextlib.asynccontextmanager
-async def opened(home: Path, settings: Settings, *, window: bool = False) -> AsyncIterator[Runtime]:
-    """A runtime over this KVCHAT_HOME, a window's or that of a process which is soon done; closed at the end."""
+async def opened(home: Path, settings: Settings) -> AsyncIterator[Runtime]:
+    """A runtime over this KVCHAT_HOME, closed at the end."""
     paths = resolve_paths({"KVCHAT_HOME": str(home)})
-    ownership = Ownership(paths.state, "the kvchat window", lasts=True) if window else None
-    runtime = await open_runtime(paths, settings, ownership)
+    runtime = await open_runtime(paths, settings)
     try:
         yield runtime
     finally:

@@ -51,11 +51,6 @@ class MessagesChanged(_OfChat):
 
 
 @dataclass(frozen=True)
-class WaitingForWriter(_OfChat):
-    """Another kvchat answers in this chat: the turn waits until that is over."""
-
-
-@dataclass(frozen=True)
 class WaitingForChat(_OfChat):
     """Another conversation is answered: the turn waits until that is over."""
 
@@ -167,7 +162,6 @@ class Notice:
 
 TurnEvent = (
     SessionEvent
-    | WaitingForWriter
     | WaitingForChat
     | ReadingAhead
     | NotReadAhead

@@ -13,11 +13,9 @@ from kvchat.chat.deletion.organiser import Organiser
 from kvchat.chat.deletion.permanent import PermanentDeletion
 from kvchat.chat.deletion.recently_deleted import RecentlyDeleted
 from kvchat.chat.events import ConversationsChanged, EventBus, MessagesChanged
-from kvchat.chat.external_changes import ExternalChanges
 from kvchat.chat.options import NewChat, Preset, begin_with, remember_model
 from kvchat.chat.prepared.service import Library
 from kvchat.chat.record import tree
-from kvchat.chat.record.chat_locks import ANSWERING, ChatLocks
 from kvchat.chat.record.database import Database
 from kvchat.chat.record.drafts import NOT_BEGUN, Draft, Drafts
 from kvchat.chat.record.messages import Attachment, Conversation, Message, MessageState, Role
@@ -69,9 +67,8 @@ class ChatService:
         """
         self.events, self.slots = events, Slots(store)
         self._database, self._worker, self._store = database, worker, store
-        self._locks = ChatLocks(database.file.with_name(ANSWERING))
         self.unwritten = Unwritten(database, worker, events)
-        given = database, worker, host, self.slots, events, self._locks, self.unwritten
+        given = database, worker, host, self.slots, events, self.unwritten
         self._parts = TurnParts(*given, defaults, sampling, model)
         self.titles, self.forecasts = Titles(self._parts), Forecasts(self._parts)
         self._background = Background(self.titles.hear)
@@ -84,7 +81,6 @@ class ChatService:
         forget = self._permanent_deletion.forget
         self.recently_deleted = RecentlyDeleted(self._parts, is_answering, self.delete, forget, begin, keep_deleted_s)
         self.organiser = Organiser(self._parts, self.leave, self.recently_deleted)
-        self.external_changes = ExternalChanges(database, worker, events)
         self._turns = Turns(self._parts, self._background, self.context, model, self._preparing.begin)
         self.library = Library(self._parts, begin, forget, model, self._preparing.begin)
         self.ahead_of, self.go_first = self._turns.ahead_of, self._turns.go_first
@@ -179,7 +175,6 @@ class ChatService:
 
     def select(self, conversation_id: str) -> None:
         """The user looks at this conversation now: begin at once to restore its save point, in the background."""
-        self.external_changes.open(conversation_id)
         self._preparing.select(conversation_id)
 
     def prepare(self, conversation_id: str | None, draft: str, attachments: tuple[Attachment, ...] = ()) -> None:
@@ -202,14 +197,18 @@ class ChatService:
         keep: bool = True,
         new: NewChat | None = None,
         drafts: Sequence[Draft] = (),
+        waits: Callable[[], None] | None = None,
     ) -> asyncio.Future[Message | None]:
         """Store the user's message, then run a turn. The future ends with the reply, or None if there is none.
 
         Documents that cannot fit are refused before anything is stored. `new`: the chat, where it is made with the
         message; `drafts`: what is left of those that the words come from. All of that is stored, or nothing.
         With `keep` false the turn is neither settled nor saved afterwards: `bench` measures so.
+        `waits`: it may wait for a reply that is being made in the chat, and this is called when its own begins; else
+        there must be none.
         """
         turn = self._turn(conversation_id, sampling, keep)
+        turn.waits = waits
         return self._turns.begin(
             turn,
             lambda: opening.ask(self._database, conversation_id, text, attachments, new, drafts),
@@ -274,7 +273,6 @@ class ChatService:
         """Begin to forget what was deleted in a run that had no time for it, and what has been kept long enough."""
         self._background.begin(self._permanent_deletion.left_behind())
         self.recently_deleted.look_after()
-        self._background.begin(self._worker.run(self._locks.sweep))
 
     def stop(self, conversation_id: str) -> None:
         """Stop the running reply; what has come of it is kept."""
@@ -303,7 +301,6 @@ class ChatService:
 
     def close(self) -> None:
         """Stop what is being said and look at nothing any more; `idle` then waits for what is being saved."""
-        self.external_changes.close()
         self._preparing.select(None)
         self.titles.close()
         self.stop_all()
@@ -312,12 +309,11 @@ class ChatService:
         self._permanent_deletion.close()
 
     def _turn(self, conversation_id: str, sampling: Sampling | None, keep: bool = True) -> Turn:
-        self.external_changes.open(conversation_id)
         return Turn(self._parts, conversation_id, sampling, keep=keep)
 
     async def _change(self, conversation_id: str, write: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Change the tree, between replies; then begin to restore what is on the page now. Raises StillAnswering."""
-        if self.is_answering(conversation_id) or await self._worker.run(self._locks.held_elsewhere, conversation_id):
+        if self.is_answering(conversation_id):
             raise StillAnswering
         result = await self._worker.run(write, *args, **kwargs)
         self.events.publish(MessagesChanged(conversation_id))

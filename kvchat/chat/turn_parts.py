@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 
 from kvchat.chat.events import Absorbed, EventBus, Notice
 from kvchat.chat.options import AnswerSettings, ChatOptions, answer_settings, of_a_new_chat
-from kvchat.chat.record.chat_locks import ChatLocks
 from kvchat.chat.record.database import Database
 from kvchat.chat.record.messages import Message
 from kvchat.chat.unwritten import Unwritten
@@ -32,7 +31,6 @@ class TurnParts:
     host: EngineHost
     slots: Slots
     events: EventBus
-    locks: ChatLocks
     unwritten: Unwritten
     defaults: Callable[[], Sampling] = lambda: ENGINE_DEFAULTS  # how replies are drawn with the model in use
     user_sampling: Callable[[], Sampling] = lambda: ENGINE_DEFAULTS  # and what the settings say of it

@@ -1,24 +1,23 @@
-"""What `ask` and `bench` share: the settings with the command line's options, and a runtime that is always closed."""
+"""What commands share: the settings with the command line's options, and an event loop that signals end."""
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
 import signal
-import sys
 from collections.abc import Coroutine
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from kvchat.cli.options import AskOptions, BenchOptions, PrepareOptions, ServeOptions
-from kvchat.cli.terminal import show_progress
+from kvchat.cli.options import AskOptions, PrepareOptions, ServeOptions
+from kvchat.cli.owned import Commands
+from kvchat.cli.terminal import current_terminal, remark, show_progress, shows_progress
 from kvchat.errors import KvchatError
 from kvchat.library.remote.starter import StarterProgress, StarterStage, fetch_starter
-from kvchat.settings import Settings, load_settings, save_settings
+from kvchat.runtime import Runtime
+from kvchat.settings import Settings
 from kvchat.system.concurrency import Threads
-from kvchat.system.paths import Paths
-from kvchat.transfer.restore import finish_restore, in_use
 from kvchat.words.language import _
 
 
@@ -33,53 +32,47 @@ class NoModelForCommand(KvchatError):
         )
 
 
-class SettingsInUse(KvchatError):
-    """The settings belong to a kvchat that runs."""
+class EngineRuns(KvchatError):
+    """An engine was named, and kvchat runs with another."""
 
     def __init__(self) -> None:
         super().__init__(
-            _("kvchat is running, and would not see it"),
-            _("It keeps its settings until it ends."),
-            _("Change it in its window, or quit it first."),
+            _("kvchat is running with its own engine"),
+            "",
+            _("Leave --engine out, choose the engine in its settings, or quit it first."),
         )
 
 
-async def chosen_settings(paths: Paths, options: AskOptions | BenchOptions | PrepareOptions | ServeOptions) -> Settings:
+async def opened_runtime(commands: Commands, options: AskOptions | PrepareOptions | ServeOptions) -> Runtime:
+    """The runtime, with this call's model and engine where it is opened for this call. Raises KvchatError."""
+    if commands.is_open and options.engine:
+        raise EngineRuns
+    return await commands.runtime(await chosen_settings(commands, options))
+
+
+async def chosen_settings(commands: Commands, options: AskOptions | PrepareOptions | ServeOptions) -> Settings:
     """The user's settings, with this call's model and engine in their place. Raises KvchatError without a model."""
-    finish_restore(paths)
-    settings = _overridden(load_settings(paths.settings_file), options.model, options.engine)
+    settings = with_options(await asyncio.to_thread(lambda: commands.settings), options.model, options.engine)
     if settings.model_path or settings.engine_url:
         return settings
-    if not options.starter and not await asyncio.to_thread(_starter_is_wanted):
+    if not options.starter and not await _starter_is_wanted():
         raise NoModelForCommand
-    paths.ensure()
-    path = str(await fetch_starter(paths.models, _show_progress))
-    save_settings(paths.settings_file, dataclasses.replace(load_settings(paths.settings_file), model_path=path))
+    path = str(await fetch_starter(commands.paths.models, show_starter))
+    await commands.change_settings(model_path=path)
     return dataclasses.replace(settings, model_path=path)
 
 
-def _starter_is_wanted() -> bool:
-    """Whether the user, asked on the terminal, wants the starter model; nobody is asked elsewhere."""
-    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+async def _starter_is_wanted() -> bool:
+    """Ask on the terminal whether the user wants the starter model; nobody is asked elsewhere."""
+    terminal = current_terminal.get()
+    if terminal is None or not terminal.asks:
         return False
-    print(
-        _("No model is chosen yet. Fetch the small starter model, 98 MB? [Y/n]") + " ",
-        end="",
-        file=sys.stderr,
-        flush=True,
-    )
-    answer = sys.stdin.readline()
-    return bool(answer) and answer.strip().lower() in ("", "y", "yes")
+    answer = await terminal.read_line(_("No model is chosen yet. Fetch the small starter model, 98 MB? [Y/n]") + " ")
+    return answer is not None and answer.strip().lower() in ("", "y", "yes")
 
 
-def change_settings(paths: Paths, **changes: Any) -> None:
-    """Write changes into the settings. Raises SettingsInUse where a kvchat that runs would not see them."""
-    if in_use(paths):
-        raise SettingsInUse
-    save_settings(paths.settings_file, dataclasses.replace(load_settings(paths.settings_file), **changes))
-
-
-def _overridden(settings: Settings, model: Path | None, engine: Path | None) -> Settings:
+def with_options(settings: Settings, model: Path | None, engine: Path | None) -> Settings:
+    """Return the settings with a model and an engine that a command names."""
     if engine:
         settings = dataclasses.replace(settings, engine_path=str(engine.absolute()), engine_url=None)
     if model:
@@ -117,7 +110,8 @@ def run_until_interrupted(work: Coroutine[Any, Any, int]) -> int:
     return asyncio.run(supervised())
 
 
-def _show_progress(progress: StarterProgress) -> None:
+def show_starter(progress: StarterProgress) -> None:
+    """Print how far the starter model is."""
     show_progress(_("Starter model: {value}", value=_(progress.stage.value)), progress.done, progress.total or 0)
-    if progress.stage is StarterStage.READY and sys.stderr.isatty():
-        print(file=sys.stderr)
+    if progress.stage is StarterStage.READY and shows_progress():
+        remark("")

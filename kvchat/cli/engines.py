@@ -6,18 +6,19 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from kvchat.cli.command_runtime import SettingsInUse, change_settings, run_until_interrupted
+from kvchat.cli import owned
+from kvchat.cli.command_runtime import run_until_interrupted
 from kvchat.cli.options import EnginesOptions
-from kvchat.cli.terminal import show_progress
+from kvchat.cli.terminal import say, show_progress
 from kvchat.engine.finding.discovery import EngineLocation, find_engine
 from kvchat.engine.finding.graphics import Backend, find_graphics, install_advice
 from kvchat.engine.finding.probe import EngineEntry, take_inventory, usable_engine
 from kvchat.engine_host.fetching import EngineFetcher, FetchedEngine, Stage
 from kvchat.engine_host.setup import EngineSetup, trial_model
 from kvchat.engine_host.trial import Trial, TrialStep, try_engine
+from kvchat.errors import KvchatError
 from kvchat.settings import Settings, load_settings
 from kvchat.system.paths import Paths, resolve_paths
-from kvchat.transfer.restore import in_use
 from kvchat.words.language import _
 from kvchat.words.wording import size
 
@@ -29,10 +30,8 @@ def run(options: EnginesOptions) -> int:
     match options.action:
         case "test":
             return _test(paths, settings, options)
-        case "get":
-            return run_until_interrupted(_get(paths, options))
-        case "remove":
-            return run_until_interrupted(_remove(paths, options))
+        case "get" | "remove":
+            return owned.run("engines", options)
     fetched = EngineFetcher(paths.engines, lambda: None).fetched()
     entries = take_inventory(settings.engine_path, [one.location for one in fetched])
     print(json.dumps(_fields(entries, fetched), indent=2) if options.as_json else "\n".join(lines(entries, fetched)))
@@ -113,16 +112,32 @@ def _test(paths: Paths, settings: Settings, options: EnginesOptions) -> int:
 
 
 def _show_step(step: TrialStep) -> None:
-    print(f"{'!' if step.error else ' '} {step.name}: {step.detail}".rstrip(": "), flush=True)
+    say(f"{'!' if step.error else ' '} {step.name}: {step.detail}".rstrip(": "))
     if step.error and step.error.advice:
-        print(f"    {step.error.advice}", flush=True)
+        say(f"    {step.error.advice}")
 
 
-async def _get(paths: Paths, options: EnginesOptions) -> int:
-    """Fetch an engine, try it out and use it: what the button in the settings does."""
-    if in_use(paths.ensure()):
-        raise SettingsInUse
-    setup, shown = _setup(paths), 0
+async def change(options: EnginesOptions, commands: owned.Commands) -> int:
+    """Fetch an engine or remove a fetched one. Returns the exit code. Raises KvchatError."""
+    if commands.is_open:
+        return await _change((await commands.runtime()).engines, options, commands)
+
+    async def use(path: str | None) -> None:
+        await commands.change_settings(engine_path=path)
+
+    setup = EngineSetup(commands.paths, lambda: commands.settings, use)
+    try:
+        return await _change(setup, options, commands)
+    finally:
+        await setup.close()
+
+
+async def _change(setup: EngineSetup, options: EnginesOptions, commands: owned.Commands) -> int:
+    if options.action == "remove":
+        await setup.remove(options.name)
+        say(json.dumps({"removed": options.name}) if options.as_json else _("{name} is removed.", name=options.name))
+        return 0
+    shown = 0
     stage: Stage | None = None
 
     def tell() -> None:
@@ -133,54 +148,38 @@ async def _get(paths: Paths, options: EnginesOptions) -> int:
         if now.build and now.stage is not stage:
             stage = now.stage
             if stage is Stage.FETCHING:
-                print(
+                say(
                     _(
                         "{name} ({size}) from {source}",
                         name=now.build.name,
                         size=size(now.build.size),
                         source=setup.fetcher.source,
                     ),
-                    flush=True,
                 )
             elif stage is Stage.TRYING:
-                print(_("Trying it out:"), flush=True)
+                say(_("Trying it out:"))
         if now.build and now.stage in (Stage.FETCHING, Stage.CHECKING, Stage.UNPACKING):
             show_progress(f"{_(now.stage.value).capitalize()}:", now.done, now.build.size)
         for step in now.steps[shown:]:
             _show_step(step)
         shown = len(now.steps)
 
-    setup.subscribe(tell)
+    unsubscribe = setup.subscribe(tell)
     wanted = next((backend for backend in Backend if backend.value.lower() == options.backend), None)
     try:
         trial = await setup.get(wanted)
     finally:
-        await setup.close()
-    assert trial is not None  # nobody else could cancel it
-    path = load_settings(paths.settings_file).engine_path
+        unsubscribe()
+    if trial is None:
+        raise KvchatError(_("The engine was not fetched"), _("It was cancelled, or another one is being fetched."))
+    path = commands.settings.engine_path
     if options.as_json:
-        print(json.dumps(_trial_fields(path, trial), indent=2))
+        say(json.dumps(_trial_fields(path, trial), indent=2))
     elif trial.works:
-        print(_("In use now: {path}", path=path))
+        say(_("In use now: {path}", path=path))
     else:
-        print(_("It is not used; the engine you had stays. The same command tries it again without a download."))
+        say(_("It is not used; the engine you had stays. The same command tries it again without a download."))
     return 0 if trial.works else 1
-
-
-async def _remove(paths: Paths, options: EnginesOptions) -> int:
-    setup = _setup(paths)
-    await setup.remove(options.name)
-    print(json.dumps({"removed": options.name}) if options.as_json else _("{name} is removed.", name=options.name))
-    return 0
-
-
-def _setup(paths: Paths) -> EngineSetup:
-    """The engines, where what is taken into use is written into the settings alone."""
-
-    async def use(path: str | None) -> None:
-        change_settings(paths, engine_path=path)
-
-    return EngineSetup(paths, lambda: load_settings(paths.settings_file), use)
 
 
 def _wanted(settings: Settings, path: str | None) -> EngineLocation:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import getpass
 import json
@@ -10,9 +11,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from kvchat.cli.command_runtime import SettingsInUse, change_settings, run_until_interrupted
+from kvchat.cli import owned
+from kvchat.cli.command_runtime import run_until_interrupted
 from kvchat.cli.options import ModelsOptions
-from kvchat.cli.terminal import columns, show_progress
+from kvchat.cli.terminal import columns, current_terminal, say, show_progress
 from kvchat.engine_host.capacity import ModelJudge, look_at_capacity
 from kvchat.errors import KvchatError
 from kvchat.library.gguf.facts import read_facts
@@ -27,7 +29,6 @@ from kvchat.library.remote.starter import Suggestion, suggestions_for, tier_for
 from kvchat.settings import Settings, load_settings
 from kvchat.system.files import is_folder
 from kvchat.system.paths import Paths, resolve_paths
-from kvchat.transfer.restore import in_use
 from kvchat.words.language import _, listed, number, several
 from kvchat.words.wording import size, tokens_short
 
@@ -40,6 +41,8 @@ class NoSuchFile(KvchatError):
 
 def run(options: ModelsOptions) -> int:
     """Do it and print what came of it. Returns the exit code. Raises KvchatError."""
+    if options.action in ("get", "use"):
+        return owned.run("models", options)
     paths = resolve_paths()
     settings = load_settings(paths.settings_file)
     for folder in options.folders:
@@ -56,11 +59,7 @@ def run(options: ModelsOptions) -> int:
             return run_until_interrupted(_search(library, options))
         case "files":
             return run_until_interrupted(_files(library, settings, options))
-        case "get":
-            return run_until_interrupted(_get(library, paths, options))
-        case "use":
-            return run_until_interrupted(_use(library, paths, options))
-        case "token":
+        case _:
             return _token(library, options)
 
 
@@ -185,10 +184,23 @@ async def _files(library: ModelLibrary, settings: Settings, options: ModelsOptio
     return 0
 
 
-async def _get(library: ModelLibrary, paths: Paths, options: ModelsOptions) -> int:
-    paths.ensure()
-    if options.use and in_use(paths):  # to be told after hours would be late
-        raise SettingsInUse
+async def change(options: ModelsOptions, commands: owned.Commands) -> int:
+    """Fetch a model, or choose one for new chats. Returns the exit code. Raises KvchatError."""
+    library = ModelLibrary(commands.paths, lambda: commands.settings.model_folders)
+    if options.action == "get":
+        path = await _get(library, commands, options)
+        say(str(path))
+        if options.use:
+            await _use(commands, path)
+        return 0
+    named = await asyncio.to_thread(_named_file, options.what)
+    path = named or await _found(library, options.what)
+    await _use(commands, path)
+    say(json.dumps({"model_path": str(path)}) if options.as_json else _("New chats are answered by {path}.", path=path))
+    return 0
+
+
+async def _get(library: ModelLibrary, commands: owned.Commands, options: ModelsOptions) -> Path:
     repository = await library.hub.repository(_named(options.what))
     file = chosen_file(repository, options.quantisation)
     order = Order(repository.repository, repository.revision, file)
@@ -196,27 +208,22 @@ async def _get(library: ModelLibrary, paths: Paths, options: ModelsOptions) -> i
     def tell(done: int, checking: bool) -> None:
         show_progress(_("Checking:") if checking else _("Fetching:"), done, file.size)
 
-    path = await fetch_model(order, paths.models, library.hub, tell)
-    print(path)
-    if options.use:
-        read_facts(path)
-        change_settings(paths, model_path=str(path))
-    return 0
+    return await fetch_model(order, commands.paths.models, library.hub, tell)
 
 
-async def _use(library: ModelLibrary, paths: Paths, options: ModelsOptions) -> int:
-    """Chat with a model that is here from now on."""
-    path = _named_file(options.what) or await _found(library, options.what)
-    read_facts(path)
-    change_settings(paths, model_path=str(path))
-    print(
-        json.dumps({"model_path": str(path)}) if options.as_json else _("New chats are answered by {path}.", path=path)
-    )
-    return 0
+async def _use(commands: owned.Commands, path: Path) -> None:
+    """Choose the model for new chats."""
+    if commands.is_open:
+        await (await commands.runtime()).use_model(path)
+    else:
+        await asyncio.to_thread(read_facts, path)
+        await commands.change_settings(model_path=str(path))
 
 
 def _named_file(name: str) -> Path | None:
-    return Path(name).absolute() if Path(name).is_file() else None
+    terminal = current_terminal.get()
+    path = (terminal.folder if terminal else Path.cwd()) / name
+    return path if path.is_file() else None
 
 
 async def _found(library: ModelLibrary, name: str) -> Path:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +11,11 @@ from kvchat.chat.events import Event, LibraryChanged
 from kvchat.chat.prepared.record import Prepared
 from kvchat.chat.prepared.service import Standing, TooLongToPrepare
 from kvchat.chat.prepared.sources import CannotPrepare
-from kvchat.cli.command_runtime import chosen_settings, run_until_interrupted
+from kvchat.cli import owned
+from kvchat.cli.command_runtime import opened_runtime
 from kvchat.cli.options import PrepareOptions
-from kvchat.cli.terminal import columns, padded
-from kvchat.runtime import Runtime, open_runtime
-from kvchat.settings import load_settings
-from kvchat.system.paths import resolve_paths
+from kvchat.cli.terminal import columns, padded, remark, say, shows_progress
+from kvchat.runtime import Runtime
 from kvchat.words.language import _, listed, number, several
 from kvchat.words.safe_text import calm
 from kvchat.words.wording import duration, roughly, size, timestamp
@@ -25,45 +23,44 @@ from kvchat.words.wording import duration, roughly, size, timestamp
 
 def run_prepare(options: PrepareOptions) -> int:
     """Read documents and keep what the model made of them. Returns the exit code. Raises KvchatError."""
-    return run_until_interrupted(_prepare(options))
+    return owned.run("prepare", options)
 
 
 def run_prepared(options: PrepareOptions) -> int:
     """List what was prepared, or remove one. Returns the exit code. Raises KvchatError."""
-    return run_until_interrupted(_prepared(options))
+    return owned.run("prepared", options)
 
 
-async def _prepare(options: PrepareOptions) -> int:
-    paths = resolve_paths()
-    runtime = await open_runtime(paths, await chosen_settings(paths, options))
-    library = runtime.chat.library
+async def prepare(options: PrepareOptions, commands: owned.Commands) -> int:
+    """Read documents. Returns the exit code. Raises KvchatError."""
+    runtime = await opened_runtime(commands, options)
+    library, meant = runtime.chat.library, await _meant(runtime, options)
 
     def hear(event: Event) -> None:
-        if isinstance(event, LibraryChanged) and sys.stderr.isatty():
-            for reading in library.reading.values():
-                amount = (
-                    _("{done} of {total} tokens", done=number(reading.done), total=number(reading.total))
-                    if reading.total
-                    else ""
-                )
-                words = _("Reading: {amount}", amount=padded(amount, 30))
-                print(f"\r{words}", end="", file=sys.stderr, flush=True)
+        reading = library.reading.get(meant.id)
+        if isinstance(event, LibraryChanged) and shows_progress() and reading is not None:
+            amount = (
+                _("{done} of {total} tokens", done=number(reading.done), total=number(reading.total))
+                if reading.total
+                else ""
+            )
+            remark("\r" + _("Reading: {amount}", amount=padded(amount, 30)), end="")
 
-    runtime.events.subscribe(hear)
+    unsubscribe = runtime.events.subscribe(hear)
     try:
-        one = await _meant(runtime, options)
-        now = await library.read(one)
-        await runtime.chat.idle()
+        now = await library.read(meant)
+        if commands.is_own:
+            await runtime.chat.idle()
     finally:
-        await runtime.close()
-    if sys.stderr.isatty():
-        print(file=sys.stderr)
+        unsubscribe()
+    if shows_progress():
+        remark("")
     what = (
         several(len(now.sources), "{count} file", "{count} files"),
         _("{tokens} tokens", tokens=number(now.tokens)),
         _("read in {time}", time=duration(now.read_ms)) if now.read_ms else "",
     )
-    print(_("“{name}” is prepared: {what}.", name=calm(now.name), what=listed(what)))
+    say(_("“{name}” is prepared: {what}.", name=calm(now.name), what=listed(what)))
     return 0
 
 
@@ -93,7 +90,7 @@ async def _meant(runtime: Runtime, options: PrepareOptions) -> Prepared:
         _("about {tokens} tokens", tokens=number(estimate.tokens)),
         roughly(estimate.time) if estimate.time else "",
     )
-    print(listed(expected), file=sys.stderr)
+    remark(listed(expected))
     if estimate.too_long:
         raise TooLongToPrepare(estimate)
     return await library.add(options.paths, options.name)
@@ -137,26 +134,21 @@ def _row(one: Standing) -> tuple[str, ...]:
     )
 
 
-async def _prepared(options: PrepareOptions) -> int:
-    paths = resolve_paths()
-    given = options.model or options.engine
-    settings = await chosen_settings(paths, options) if given else load_settings(paths.settings_file)
-    runtime = await open_runtime(paths, settings)
-    try:
-        if options.action == "remove":
-            await runtime.chat.library.remove(await runtime.chat.library.named(options.name))
-            print(_("“{name}” is removed.", name=calm(options.name)))
-            return 0
-        usage = await runtime.save_points.usage()
-        shown = await runtime.chat.library.standings(await runtime.engine.states_now(), usage.conversations)
-    finally:
-        await runtime.close()
+async def prepared(options: PrepareOptions, commands: owned.Commands) -> int:
+    """List what was prepared, or remove one. Returns the exit code. Raises KvchatError."""
+    runtime = await (opened_runtime(commands, options) if options.model or options.engine else commands.runtime())
+    library = runtime.chat.library
+    if options.action == "remove":
+        await library.remove(await library.named(options.name))
+        say(_("“{name}” is removed.", name=calm(options.name)))
+        return 0
+    usage = await runtime.save_points.usage()
+    shown = await library.standings(await runtime.engine.states_now(), usage.conversations)
+    folder = commands.paths.save_points
     if options.as_json:
-        print(json.dumps({"prepared": [_fields(one, paths.save_points) for one in shown]}, ensure_ascii=False))
+        say(json.dumps({"prepared": [_fields(one, folder) for one in shown]}, ensure_ascii=False))
     elif not shown:
-        print(
-            _("Nothing is prepared. `kvchat prepare PATH... --name NAME` reads documents once, for chats to begin on.")
-        )
+        say(_("Nothing is prepared. `kvchat prepare PATH... --name NAME` reads documents once, for chats to begin on."))
     else:
-        print("\n".join([_("Kept in {save_points}", save_points=paths.save_points), *columns(list(map(_row, shown)))]))
+        say("\n".join([_("Kept in {save_points}", save_points=folder), *columns(list(map(_row, shown)))]))
     return 0

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import dataclasses
 import json
 from collections.abc import Sequence
 from typing import Any
 
-from kvchat.cli.command_runtime import SettingsInUse, change_settings
+from kvchat.cli import owned
 from kvchat.cli.options import SettingsOptions, byte_count
-from kvchat.cli.terminal import columns
+from kvchat.cli.terminal import columns, say
 from kvchat.engine_host.setup import EngineSetup
 from kvchat.errors import KvchatError
 from kvchat.settings import NAMES, Settings, load_settings, why_not
-from kvchat.system.paths import Paths, resolve_paths
-from kvchat.transfer.restore import in_use
+from kvchat.system.paths import resolve_paths
 from kvchat.words.language import _
 
 _JUDGED_BY_ENGINE = ("engine_arguments", "rpc_workers", "engine_url")
@@ -28,13 +26,9 @@ class BadSetting(KvchatError):
 
 def run(options: SettingsOptions) -> int:
     """Do it and print what came of it. Returns the exit code. Raises KvchatError."""
-    paths = resolve_paths()
-    match options.action:
-        case "set":
-            return _set(paths, options.name, _value(options.name, options.values), options.as_json)
-        case "reset":
-            return _set(paths, options.name, getattr(Settings(), options.name), options.as_json)
-    settings = load_settings(paths.settings_file)
+    if options.action in ("set", "reset"):
+        return owned.run("settings", options)
+    settings = load_settings(resolve_paths().settings_file)
     if options.action == "get":
         value = getattr(settings, options.name)
         print(json.dumps({options.name: value}) if options.as_json else _shown(value))
@@ -50,32 +44,30 @@ def run(options: SettingsOptions) -> int:
     return 0
 
 
-def _set(paths: Paths, name: str, value: Any, as_json: bool) -> int:
-    usual = getattr(Settings(), name)
+async def change(options: SettingsOptions, commands: owned.Commands) -> int:
+    """Set or reset one. Returns the exit code. Raises KvchatError."""
+    name, usual = options.name, getattr(Settings(), options.name)
+    value = usual if options.action == "reset" else _value(name, options.values)
     why = why_not(name, value) if value != usual else ""
     if not why and value and name in _JUDGED_BY_ENGINE:
-        why = asyncio.run(_engine_says(paths, name, value))
+        why = await _engine_says(commands, name, value)
     if why:
         raise BadSetting(
             _("{name} cannot be that", name=name),
             why,
             _("`kvchat settings reset {name}` takes what is usual.", name=name),
         )
-    paths.ensure()
-    if in_use(paths):
-        raise SettingsInUse
-    change_settings(paths, **{name: value})
-    print(json.dumps({name: value}) if as_json else f"{name}: {_shown(value)}")
+    await commands.change_settings(**{name: value})
+    say(json.dumps({name: value}) if options.as_json else f"{name}: {_shown(value)}")
     return 0
 
 
-async def _engine_says(paths: Paths, name: str, value: str) -> str:
+async def _engine_says(commands: owned.Commands, name: str, value: str) -> str:
     """Why the engine in the settings would refuse it."""
 
     async def unused(path: str | None) -> None: ...
 
-    setup = EngineSetup(paths, lambda: load_settings(paths.settings_file), unused)
-    return await setup.why_not(name, value)
+    return await EngineSetup(commands.paths, lambda: commands.settings, unused).why_not(name, value)
 
 
 def _value(name: str, words: Sequence[str]) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import dataclasses
 import json
@@ -12,10 +13,10 @@ from typing import Any
 
 from kvchat.chat.prepared.record import all_prepared
 from kvchat.chat.record.database import Database
+from kvchat.cli import owned
 from kvchat.cli.options import StoreOptions
-from kvchat.cli.terminal import columns, padded, show_progress, width
+from kvchat.cli.terminal import columns, padded, say, show_progress, width
 from kvchat.errors import KvchatError
-from kvchat.kvstore.block_store import BlockStore
 from kvchat.kvstore.savepoint import (
     ConversationUsage,
     PrunedConversation,
@@ -25,10 +26,11 @@ from kvchat.kvstore.savepoint import (
     kept_for,
     program_of,
 )
+from kvchat.kvstore.store import SavePointStore
 from kvchat.session.restore_cost import ReadingSpeed
-from kvchat.settings import load_settings
+from kvchat.settings import Settings
 from kvchat.store_service import chats_in_words, long_chat, models_in, open_store, timed, timed_plan
-from kvchat.system.paths import Paths, resolve_paths
+from kvchat.system.paths import Paths
 from kvchat.words.language import _, listed, number, several
 from kvchat.words.safe_text import calm
 from kvchat.words.wording import TimeRange, duration, one_line, roughly, size, timestamp
@@ -43,23 +45,37 @@ def run(options: StoreOptions) -> int:
 
     Returns the exit code: 1 when `verify` found something bad. Raises KvchatError where the store cannot be used.
     """
-    paths = resolve_paths().ensure()
-    # The warm tier's budget as in the app: without one, what a killed kvchat has left in memory would be given up.
-    settings = load_settings(paths.settings_file)
+    return owned.run("store", options)
+
+
+async def store(options: StoreOptions, commands: owned.Commands) -> int:
+    """As `run`. Without a runtime the store alone is opened: damaged chats keep nobody from it."""
+    async with commands.opening() as runtime:
+        settings = await asyncio.to_thread(lambda: commands.settings)
+        if runtime is not None:
+            return await asyncio.to_thread(_do, commands.paths, settings, runtime.save_points.store, options)
+        # The warm tier's budget as in the app: without one, what a killed kvchat has left in memory would be given up.
+        store = await asyncio.to_thread(open_store, commands.paths, settings)
+        try:
+            return await asyncio.to_thread(_do, commands.paths, settings, store, options)
+        finally:
+            await asyncio.to_thread(store.close)
+
+
+def _do(paths: Paths, settings: Settings, store: SavePointStore, options: StoreOptions) -> int:
     titles, saved = _told_of(paths)
-    with closing(open_store(paths, settings)) as store:
-        match options.action:
-            case "show":
-                usage = dataclasses.replace(_timed(paths, store.usage()), chat_bytes=long_chat(settings))
-                fields = _usage_fields(usage, titles, saved)
-                print(json.dumps(fields) if options.as_json else "\n".join(usage_lines(usage, titles, saved)))
-                return 0
-            case "prune":
-                return _prune(paths, store, titles, options)
-            case "verify":
-                return _verify(store, titles, options.as_json)
-            case "forget":
-                return _forget(store, options)
+    match options.action:
+        case "show":
+            usage = dataclasses.replace(_timed(paths, store.usage()), chat_bytes=long_chat(settings))
+            fields = _usage_fields(usage, titles, saved)
+            say(json.dumps(fields) if options.as_json else "\n".join(usage_lines(usage, titles, saved)))
+            return 0
+        case "prune":
+            return _prune(paths, store, titles, options)
+        case "verify":
+            return _verify(store, titles, options.as_json)
+        case "forget":
+            return _forget(store, options)
 
 
 def _told_of(paths: Paths) -> tuple[Titles, Saved]:
@@ -85,28 +101,28 @@ def _timed(paths: Paths, usage: StoreUsage) -> StoreUsage:
     return timed(usage, speeds)
 
 
-def _prune(paths: Paths, store: BlockStore, titles: Titles, options: StoreOptions) -> int:
+def _prune(paths: Paths, store: SavePointStore, titles: Titles, options: StoreOptions) -> int:
     """Show what goes, before it goes."""
     plan = timed_plan(store.plan_prune(options.target_bytes), _timed(paths, store.usage()))
     if not options.as_json:
-        print("\n".join(plan_lines(plan, titles, options.target_bytes, dry_run=options.dry_run)), flush=True)
+        say("\n".join(plan_lines(plan, titles, options.target_bytes, dry_run=options.dry_run)))
     freed = store.prune(plan) if plan.save_point_ids and not options.dry_run else 0
     if options.as_json:
-        print(json.dumps(_plan_fields(plan, titles, options, freed)))
+        say(json.dumps(_plan_fields(plan, titles, options, freed)))
     elif freed:
-        print(_("Freed {freed}.", freed=size(freed)))
+        say(_("Freed {freed}.", freed=size(freed)))
     return 0
 
 
-def _verify(store: BlockStore, titles: Titles, as_json: bool) -> int:
+def _verify(store: SavePointStore, titles: Titles, as_json: bool) -> int:
     report = store.verify(partial(show_progress, _("Verifying:")))
     left = {one.conversation_id: one.save_points for one in store.usage().conversations}
     lines = [json.dumps(_report_fields(report, left, titles))] if as_json else report_lines(report, left, titles)
-    print("\n".join(lines))
+    say("\n".join(lines))
     return 0 if report.clean else 1
 
 
-def _forget(store: BlockStore, options: StoreOptions) -> int:
+def _forget(store: SavePointStore, options: StoreOptions) -> int:
     """Delete what is kept for a program. Raises KvchatError where nothing is."""
     programs = sorted(filter(None, (program_of(one.conversation_id) for one in store.usage().conversations)))
     if options.program not in programs:
@@ -116,7 +132,7 @@ def _forget(store: BlockStore, options: StoreOptions) -> int:
         )
     freed = store.delete_conversation(kept_for(options.program))
     fields = {"program": options.program, "bytes_freed": freed}
-    print(json.dumps(fields) if options.as_json else _("Freed {freed}.", freed=size(freed)))
+    say(json.dumps(fields) if options.as_json else _("Freed {freed}.", freed=size(freed)))
     return 0
 
 

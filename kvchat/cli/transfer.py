@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from collections.abc import Sequence
 from contextlib import closing
@@ -9,22 +10,21 @@ from functools import partial
 from pathlib import Path
 
 from kvchat.chat.record.database import Database
+from kvchat.cli import owned
 from kvchat.cli.chats.named import named_chat
-from kvchat.cli.command_runtime import run_until_interrupted
 from kvchat.cli.options import ExportOptions
-from kvchat.cli.terminal import show_progress
+from kvchat.cli.terminal import remark, say, show_progress
 from kvchat.errors import KvchatError
-from kvchat.runtime import open_runtime
 from kvchat.settings import load_settings
 from kvchat.store_service import open_store
-from kvchat.system.files import read_plain
+from kvchat.system.files import in_time, read_plain
 from kvchat.system.paths import Paths, resolve_paths
 from kvchat.transfer.backup import make_backup, write_backup
 from kvchat.transfer.exporting import ExportForm, export_file, write_export
-from kvchat.transfer.importing import ImportReport, import_paths
-from kvchat.transfer.memory_file import export_with_memory, holds_memory
+from kvchat.transfer.importing import ImportReport
+from kvchat.transfer.memory_file import export_with_memory
 from kvchat.transfer.repair import repair
-from kvchat.transfer.restore import finish_restore, forget_waiting, in_use, lay_ready
+from kvchat.transfer.restore import finish_restore, lay_ready
 from kvchat.words.language import _, number, several
 from kvchat.words.wording import size
 
@@ -34,17 +34,6 @@ MOST_PASSPHRASE = 64_000  # bytes of its file
 
 class NotThatWay(KvchatError):
     """The options do not go together, or a file that they name is of no use."""
-
-
-class StillRunning(KvchatError):
-    """The data cannot be replaced while a kvchat uses it."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            _("kvchat is running on these chats"),
-            _("Nothing has been changed."),
-            _("Quit it, then restore the backup."),
-        )
 
 
 def run_export(options: ExportOptions) -> int:
@@ -101,25 +90,27 @@ def run_import(files: Sequence[Path], passphrase_file: Path | None = None) -> in
 
     What came with its memory is tried out with the model in the settings.
     """
-    paths = resolve_paths().ensure()
-    if passphrase_file or any(holds_memory(file) for file in files):
-        return run_until_interrupted(_import_with_memory(paths, files, _passphrase(passphrase_file)))
-    with closing(Database(paths.database)) as database:
-        return _report(import_paths(database, files))
+    for file in files:
+        try:
+            in_time(file.stat)
+        except TimeoutError as error:  # it is this process that waits, not the data's owner
+            raise NotThatWay(_("The file cannot be read"), f"{file}: {error.strerror}.") from error
+        except OSError:
+            continue  # said by whoever reads it
+    return owned.run("import", (tuple(file.absolute() for file in files), _passphrase(passphrase_file)))
 
 
-async def _import_with_memory(paths: Paths, files: Sequence[Path], passphrase: str) -> int:
-    runtime = await open_runtime(paths, load_settings(paths.settings_file))
-    try:
-        return _report(await runtime.transfer.take_in(files, lambda done, total: None, passphrase, start=True))
-    finally:
-        await runtime.close()
+async def take_in(files_and_passphrase: tuple[Sequence[Path], str], commands: owned.Commands) -> int:
+    """As `run_import`."""
+    files, passphrase = files_and_passphrase
+    runtime = await commands.runtime()
+    return _report(await runtime.transfer.take_in(files, lambda done, total: None, passphrase, start=True))
 
 
 def _report(report: ImportReport) -> int:
     for problem in report.problems:
-        print(problem, file=sys.stderr)
-    print(
+        remark(str(problem))
+    say(
         _(
             "imported {count}, {known} were here already",
             count=several(len(report.imported), "{count} chat", "{count} chats"),
@@ -127,7 +118,7 @@ def _report(report: ImportReport) -> int:
         )
     )
     for words in report.told:
-        print(words)
+        say(words)
     return 1 if report.problems else 0
 
 
@@ -168,28 +159,28 @@ def run_backup(target: Path) -> int:
 
 def run_restore(source: Path, *, with_engine: bool) -> int:
     """Put a backup back. Returns the exit code. Raises KvchatError."""
-    paths = resolve_paths().ensure()
-    if in_use(paths):
-        raise StillRunning
-    facts = lay_ready(paths, source, with_engine=with_engine)
-    replaced = finish_restore(paths)
-    if replaced is None:  # it was started meanwhile
-        forget_waiting(paths)
-        raise StillRunning
-    print(
-        _(
-            "restored {conversations}; what was here is in {replaced}",
-            conversations=several(facts.conversations, "{count} chat", "{count} chats"),
-            replaced=replaced,
-        )
-    )
+    return owned.run("restore", (source.absolute(), with_engine))
+
+
+async def restore(backup: tuple[Path, bool], commands: owned.Commands) -> int:
+    """As `run_restore`."""
+    source, with_engine = backup
+    async with commands.alone():
+        facts = await asyncio.to_thread(lay_ready, commands.paths, source, with_engine=with_engine)
+        replaced = await asyncio.to_thread(finish_restore, commands.paths)
+    count = several(facts.conversations, "{count} chat", "{count} chats")
+    say(_("restored {conversations}; what was here is in {replaced}", conversations=count, replaced=replaced))
     return 0
 
 
 def run_repair() -> int:
     """Repair a damaged file of chats. Returns the exit code. Raises KvchatError."""
-    paths = resolve_paths().ensure()
-    finish_restore(paths)
-    repaired = repair(paths)
-    print(repaired.words if repaired else _("The chats are whole; nothing was changed."))
+    return owned.run("repair", None)
+
+
+async def repair_chats(nothing: None, commands: owned.Commands) -> int:
+    """As `run_repair`."""
+    async with commands.alone():
+        repaired = await asyncio.to_thread(repair, commands.paths)
+    say(repaired.words if repaired else _("The chats are whole; nothing was changed."))
     return 0

@@ -18,7 +18,6 @@ from kvchat.kvstore.store import SavePointStore
 from kvchat.library.memory.corrections import CorrectionBook
 from kvchat.session.findings import Findings
 from kvchat.settings import Settings
-from kvchat.system.ownership import Ownership
 from kvchat.system.paths import Paths
 
 
@@ -31,12 +30,10 @@ class HostParts:
     store: SavePointStore
     findings: Findings
     log: EngineLog
-    ownership: Ownership
     take_model: Callable[[str], None]  # puts another model into the settings
     changed: Callable[[EngineStatus], None]  # hears of the host in use
     notify: Callable[[str, str], None]
     needed: Callable[[], Awaitable[int]]  # tokens that the chats have that are likely to be answered
-    key: str | None = None  # of the server in the settings, in place of the one that is kept
 
 
 def make_hosts(parts: HostParts) -> SwitchingHost:
@@ -49,11 +46,8 @@ def make_hosts(parts: HostParts) -> SwitchingHost:
         parts.findings,
         EngineMemory(CorrectionBook(parts.paths.memory_corrections), parts.notify, parts.store),
         parts.needed,
-        parts.ownership,
     )
-    external = ExternalHost(
-        parts.settings, folder, generations, parts.findings, lambda: parts.key or _kept_key(parts.paths)
-    )
+    external = ExternalHost(parts.settings, folder, generations, parts.findings, lambda: _kept_key(parts.paths))
     return SwitchingHost(parts.settings, parts.take_model, managed, external, parts.changed, parts.log)
 
 

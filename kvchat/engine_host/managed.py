@@ -23,26 +23,8 @@ from kvchat.session.findings import Findings
 from kvchat.session.host import ReadyEngine
 from kvchat.session.restore_support import Finding, Strategy
 from kvchat.settings import Settings
-from kvchat.system.ownership import Owner, Ownership
 from kvchat.words.language import _
 from kvchat.words.reasons import Reason, ReasonCode
-
-CLAIM_EVERY_S = 0.2
-
-
-class EngineElsewhere(KvchatError):
-    """Another kvchat of this user has the engine: a second copy of its model is not loaded."""
-
-    def __init__(self, other: Owner) -> None:
-        super().__init__(
-            _("Another kvchat has the engine"),
-            _(
-                "It is {name} (process {pid}); the model is not loaded a second time.",
-                name=_(other.name),
-                pid=other.pid,
-            ),
-            _("Use that one, or end it first."),
-        )
 
 
 class ManagedHost(BaseHost):
@@ -58,17 +40,12 @@ class ManagedHost(BaseHost):
         findings: Findings,
         memory: EngineMemory,
         needed: Callable[[], Awaitable[int]],
-        ownership: Ownership | None = None,
     ) -> None:
-        """`needed`: how many tokens the chats have that are likely to be answered, the replies included.
-
-        `ownership`: of the one engine; without, this process is not asked whether another has one.
-        """
+        """`needed`: how many tokens the chats have that are likely to be answered, the replies included."""
         super().__init__(settings, slot_path, supervisor, findings)
         self.choice: EngineChoice | None = None  # of the engine that runs, or ran last
         self.memory = memory
         self._needed = needed
-        self._ownership = ownership
         self._closed = False
         self._starter: asyncio.Task[None] | None = None
         self._meant_to_see = False  # the engine was started to be shown pictures
@@ -87,16 +64,14 @@ class ManagedHost(BaseHost):
 
     async def start(self, *, sees: bool = False, tokens: int = 0) -> None:
         """Choose an engine and start it, unless an engine runs. What goes wrong ends up in the status."""
-        elsewhere = await self._claim()
         async with self._lock:
-            if self._closed or self.status.state not in DOWN:
+            closed = self._closed
+            if closed or self.status.state not in DOWN:
                 return
             self._set_override(EngineStatus(EngineState.STARTING))
             self.started_with = settings = self._settings()
             self._meant_to_see = sees
             try:
-                if elsewhere is not None:
-                    raise EngineElsewhere(elsewhere)
                 needed = max(tokens, await self._needed())
                 choice = await asyncio.to_thread(
                     self.memory.choose, settings, self._slot_path, sees=sees, needed=needed
@@ -111,6 +86,8 @@ class ManagedHost(BaseHost):
             except BaseException:
                 self._set_override(EngineStatus(EngineState.FAILED, failure.not_prepared()))
                 raise
+            if self._closed:  # meanwhile
+                return
             self.memory.starts(choice)
             self.choice = choice
             self._override = None
@@ -135,8 +112,6 @@ class ManagedHost(BaseHost):
             self._override = None
             await self._connection.close()
             await self.memory.close()
-            if self._ownership is not None:
-                await asyncio.to_thread(self._ownership.release)
         if self._inspection is not None:
             await asyncio.wait([self._inspection])  # it ends with its engine
 
@@ -164,15 +139,6 @@ class ManagedHost(BaseHost):
             elif self._meant_to_see:
                 raise CannotSee(_("This model"), _("The file beside it is not for pictures."))
             await self._start_anew(sees=sees, tokens=tokens)
-
-    async def _claim(self) -> Owner | None:
-        """Be the one process that has an engine; which other keeps it. A command that has it is waited for."""
-        while self._ownership is not None and not self._closed:
-            other = await asyncio.to_thread(self._ownership.claim)
-            if other is None or other.lasts:
-                return other
-            await asyncio.sleep(CLAIM_EVERY_S)
-        return None
 
     async def _start_anew(self, *, sees: bool, tokens: int) -> None:
         """Start an engine, in place of one that runs. Whoever waits for it may go away: it is finished all the same."""

@@ -212,7 +212,7 @@ class Answering:
         settling = Settling(partial(_hear, work.passage))
         with self.slots.settling(slot, settling.supersede, settling.hurry):
             try:
-                await settling.run(lease, partial(_boundary, lease, asked, reply), work.passage.reply or None)
+                await settling.run(lease, partial(_boundary, lease, asked, reply))
             except EngineGone as loss:
                 self.slots.forget()
                 await self.host.explain_loss(loss)

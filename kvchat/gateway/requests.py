@@ -77,8 +77,6 @@ class Passage:
     changes: tuple[Change, ...] = ()  # of the rules that are on; so are theirs
     keyed: bool = False  # the program has shown a key that is its own
     kept_with: str = ""  # whose memory it shares, if not its own program's
-    chat: str = ""  # id of the user's, where one of kvchat's own commands asks for its reply
-    reply: str = ""  # id of that
     _began: float = field(default_factory=time.perf_counter, repr=False)
 
     def ms(self) -> float:
@@ -88,7 +86,7 @@ class Passage:
     @property
     def owner(self) -> str:
         """Whose its state is in the slots and in the store."""
-        return self.chat or kept_for(self.kept_with or self.program)
+        return kept_for(self.kept_with or self.program)
 
     @property
     def was_known(self) -> bool:

@@ -60,7 +60,6 @@ class Request:
     model: str | None = None  # path; None: the one in use
     template: TemplateOptions = ()
     system: SystemPrompt | None = None  # that it begins with, if it may be saved by itself
-    reply_id: str = ""  # of the message that the answer becomes
 
     @property
     def sees(self) -> bool:
@@ -213,7 +212,6 @@ class Exchange:
         engine = await self._engine(request, tokens)
         self.engine_wait_s += time.perf_counter() - asked_at
         self.lease = Lease(self._slots, self._slot, engine.rendering(request.template), self._owner, self._tell)
-        self.lease.engine.engine.reply_id = request.reply_id
         return self.lease
 
     async def _engine(self, request: Request, tokens: int) -> ReadyEngine:

@@ -33,7 +33,7 @@ class Holding:
     """A slot in an owner's hands, on one engine process; as long as the slot is the owner's."""
 
     def __init__(self, slots: Slots, slot: Slot, engine: ReadyEngine, owner: str, tell: Tell) -> None:
-        self.slots, self.slot, self.engine, self.owner = slots, slot, engine.on_slot(slot.number, owner), owner
+        self.slots, self.slot, self.engine, self.owner = slots, slot, engine.on_slot(slot.number), owner
         self._store, self._tell = slots.store, tell
         slot.of_process(engine.generation)
         slot.audience = audience_of(owner) if slot.audience is None else slot.audience

@@ -50,9 +50,9 @@ class ReadyEngine:
         """Whether it has no room for so many tokens, and may have more."""
         return self.context_size < min(tokens, self.limit)
 
-    def on_slot(self, place: int, owner: str = "") -> ReadyEngine:
+    def on_slot(self, place: int) -> ReadyEngine:
         """The same engine, speaking to another of its slots: the first is 0, whatever its number."""
-        return replace(self, engine=self.engine.on_slot(self.slots[place], owner))
+        return replace(self, engine=self.engine.on_slot(self.slots[place]))
 
     def rendering(self, template: TemplateOptions) -> ReadyEngine:
         """The same engine, rendering prompts with these options of the model's chat template."""

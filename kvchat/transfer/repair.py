@@ -17,7 +17,7 @@ from kvchat.chat.recovery.salvage import Salvaged, is_whole, salvage
 from kvchat.errors import KvchatError
 from kvchat.system.paths import RESTORING, Paths
 from kvchat.transfer.backup import DATABASE
-from kvchat.transfer.restore import finish_restore, forget_waiting, in_use, say_ready
+from kvchat.transfer.restore import finish_restore, forget_waiting, say_ready
 from kvchat.words.language import _, listed, number, sentences, several
 
 _MOST_NAMED = 8  # chats that lost something
@@ -69,11 +69,10 @@ class Repaired:
 
 
 def repair(paths: Paths) -> Repaired | None:
-    """Put a new file of chats in the damaged one's place; None if there is no damage. Raises KvchatError."""
-    if in_use(paths):
-        raise RepairFailed(
-            _("kvchat is running on these chats"), _("Nothing has been changed."), _("Quit it, then try again.")
-        )
+    """Put a new file of chats in the damaged one's place; None if there is no damage. For the owner of the folder.
+
+    Raises KvchatError.
+    """
     waiting, file = paths.data / RESTORING, paths.database
     forget_waiting(paths)
     try:
@@ -91,10 +90,7 @@ def repair(paths: Paths) -> Repaired | None:
         shutil.rmtree(copy.parent)
         say_ready(paths, datetime.now(UTC))
         aside = finish_restore(paths)
-        if aside is None:
-            raise RepairFailed(
-                _("kvchat was started meanwhile"), _("Nothing has been changed."), _("Quit it, then try again.")
-            )
+        assert aside is not None  # it was laid ready just now
         doubt_of(file).unlink(missing_ok=True)
         return Repaired(found, aside)
     except (OSError, *FAULTS) as error:

@@ -112,32 +112,17 @@ def forget_waiting(paths: Paths) -> None:
     shutil.rmtree(waiting, ignore_errors=True)
 
 
-def in_use(paths: Paths) -> bool:
-    """Whether any kvchat has the database open: only if none has, SQLite lets its journal mode be changed."""
-    if not paths.database.exists() or not paths.database.stat().st_size:
-        return False
-    try:
-        with closing(sqlite3.connect(paths.database, timeout=0)) as db:
-            return bool(db.execute("PRAGMA journal_mode = DELETE").fetchone()[0] != "delete")
-    except sqlite3.OperationalError as error:  # others mean a disk that is full or cannot be written
-        return error.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
-    except (sqlite3.DatabaseError, UnicodeDecodeError):  # damaged: a good reason to restore
-        return False
-
-
 def finish_restore(paths: Paths) -> Path | None:
     """Put what was laid ready in the data's place; returns the folder with what it replaced, None if nothing waited.
 
-    To be called before anything opens the database. While another kvchat has it open nothing happens. Interrupted at
-    any point, the next call goes on where this one was. Raises BackupFailed.
+    For the owner of the folder, before it opens the database. Interrupted at any point, the next call goes on where
+    this one was. Raises BackupFailed.
     """
     waiting = paths.data / RESTORING
     if not (waiting / _READY).exists():
         return None
     replaced = paths.data / f"replaced-{(waiting / _READY).read_text('utf-8')}"
     try:
-        if (waiting / DATABASE).exists() and in_use(paths):
-            return None
         for name, place in ((SETTINGS, paths.settings_file), (DATABASE, paths.database)):
             if (waiting / name).is_file():
                 _swap(waiting / name, place, replaced / name)

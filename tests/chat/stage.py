@@ -13,7 +13,6 @@ from kvchat.engine.speaking.wire import Sampling
 from kvchat.kvstore.savepoint import SavePoint
 from kvchat.runtime import Runtime, open_runtime
 from kvchat.settings import Settings
-from kvchat.system.ownership import Ownership
 from kvchat.system.paths import resolve_paths
 from tests.engine_fixtures import FakeEngine
 from tests.store_contents import StoreContents
@@ -27,8 +26,8 @@ QUESTION = "Tell me about the river and the garden, please, and leave nothing ou
 class Stage:
     """One process's kvchat. Open another on the same home for what a restart of the app is like."""
 
-    def __init__(self, home: Path, fake: FakeEngine, model: Path, slots: int = 1, *, is_window: bool = False) -> None:
-        self.home, self.fake, self.is_window = home, fake, is_window
+    def __init__(self, home: Path, fake: FakeEngine, model: Path, slots: int = 1) -> None:
+        self.home, self.fake = home, fake
         self.settings = Settings(
             model_path=str(model), engine_path=str(fake.path), context_size=4096, free_floor_bytes=0, slots=slots
         )
@@ -37,8 +36,7 @@ class Stage:
 
     async def __aenter__(self) -> Stage:
         paths = resolve_paths({"KVCHAT_HOME": str(self.home)})
-        window = Ownership(paths.state, "the kvchat window", lasts=True) if self.is_window else None
-        self.runtime = await open_runtime(paths, self.settings, window)
+        self.runtime = await open_runtime(paths, self.settings)
         self.runtime.events.subscribe(self.events.append)
         return self
 

@@ -17,6 +17,7 @@ from keyring.backends import fail
 from kvchat.cli.arguments import build_parser, models_options
 from kvchat.cli.models import NoSuchFile, chosen_file, run
 from kvchat.cli.options import ModelsOptions
+from kvchat.errors import KvchatError
 from kvchat.library.memory.machine import DeviceMemory, MemoryFacts
 from kvchat.library.remote.hub import HubFile, HubPart, HubRepository
 from kvchat.library.remote.starter import SUGGESTIONS, tier_for
@@ -160,10 +161,10 @@ def test_one_that_is_here_is_chosen_by_a_part_of_its_name_or_its_path(
     for name, path in (("heron-7b", big), ("HERON-1B", small), (str(elsewhere), elsewhere)):
         assert told(capsys, action="use", what=name) == {"model_path": str(path)}
         assert load_settings(resolve_paths().settings_file).model_path == str(path)
-    with pytest.raises(NoSuchFile, match="Several models") as caught:
+    with pytest.raises(KvchatError, match="Several models") as caught:
         run(ModelsOptions(action="use", what="heron"))
     assert "Heron" in caught.value.detail
-    with pytest.raises(NoSuchFile, match="There is no model"):
+    with pytest.raises(KvchatError, match="There is no model"):
         run(ModelsOptions(action="use", what="pelican"))
     assert load_settings(resolve_paths().settings_file).model_path == str(elsewhere)
 

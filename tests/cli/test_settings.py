@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kvchat.__main__ import main
-from kvchat.chat.record.database import Database
 from kvchat.settings import NAMES, Settings, load_settings
 from kvchat.system.paths import resolve_paths
-from kvchat.transfer.restore import in_use
+from tests.cli.owner import running_owner
 
 
 @pytest.fixture(autouse=True)
@@ -93,18 +91,12 @@ def test_an_unknown_name_is_a_usage_error(capsys: pytest.CaptureFixture[str]) ->
     assert "zoom" in capsys.readouterr().err
 
 
-def test_a_disk_that_cannot_be_written_is_not_taken_for_a_kvchat_that_runs() -> None:
-    paths = resolve_paths().ensure()
-    Database(paths.database).close()
-    paths.database.with_name(f"{paths.database.name}-shm").mkdir()  # SQLite fails as it does on a read-only disk
-    assert not in_use(paths)
-
-
-def test_beside_a_kvchat_that_runs_nothing_is_changed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_kvchat_that_runs_takes_a_change_over_at_once(capsys: pytest.CaptureFixture[str]) -> None:
     """It would write its own settings over them."""
-    with closing(Database(resolve_paths().ensure().database)):
-        assert main(["settings", "set", "zoom", "150"]) == 1
+    paths = resolve_paths().ensure()
+    with running_owner(paths) as owner:
+        assert main(["settings", "set", "zoom", "150"]) == 0
+        assert owner.settings.zoom == 150
         assert main(["models", "use", "x"]) == 1
-    assert "kvchat is running" in capsys.readouterr().err
-    assert stored() == Settings()
-    assert main(["settings", "set", "zoom", "150"]) == 0
+    assert "no model" in capsys.readouterr().err
+    assert stored().zoom == 150

@@ -11,6 +11,7 @@ import pytest
 
 from kvchat.__main__ import main
 from kvchat.system.paths import resolve_paths
+from tests.cli.owner import running_owner
 from tests.system.test_files import a_device
 from tests.transfer.library import everything, made_conversation, open_library
 
@@ -107,7 +108,7 @@ def test_a_backup_is_for_its_owners_eyes_and_holds_no_locks(home, tmp_path):
     made_conversation(open_library(home.data))
     target = tmp_path / "b.zip"
     target.touch(0o644)
-    (home.data / "app.lock").write_text(str(os.getpid()), "utf-8")
+    (home.data / "owner.lock").write_text(str(os.getpid()), "utf-8")
     assert main(["backup", str(target)]) == 0
     assert target.stat().st_mode & 0o777 == 0o600
     with zipfile.ZipFile(target) as archive:
@@ -117,11 +118,13 @@ def test_a_backup_is_for_its_owners_eyes_and_holds_no_locks(home, tmp_path):
 def test_nothing_is_restored_under_a_running_kvchat(home, tmp_path, capsys):
     database = open_library(home.data)
     made_conversation(database)
-    assert main(["backup", str(tmp_path / "b.zip")]) == 0
-    assert main(["restore", str(tmp_path / "b.zip")]) == 1
-    assert "kvchat is running on these chats" in capsys.readouterr().err
     database.close()
-    assert sorted(file.name for file in home.data.iterdir()) == ["conversations.db"]
+    assert main(["backup", str(tmp_path / "b.zip")]) == 0
+    with running_owner(home):
+        for command in (["restore", str(tmp_path / "b.zip")], ["repair"]):
+            assert main(command) == 1
+            assert "kvchat is running" in capsys.readouterr().err
+    assert not [file for file in home.data.iterdir() if "replaced" in file.name or "restore" in file.name]
     assert main(["restore", str(tmp_path / "b.zip")]) == 0
 
 

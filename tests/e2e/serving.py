@@ -68,9 +68,9 @@ class Serving:
             return json.load(answer)
 
     def _as_owner(self) -> dict[str, str]:
-        """The key that kvchat's own commands show, which sees every program's requests."""
-        told = self.errors.parent / "state" / "engine.json"
-        key = json.loads(told.read_text("utf-8"))["key"] if told.exists() else ""
+        """The owner's key, which sees every program's requests."""
+        told = self.errors.parent / "data" / "owner.json"
+        key = json.loads(told.read_text("utf-8"))["api_key"] if told.exists() else ""
         return {"authorization": f"Bearer {key}"} if key else {}
 
     def requests(self) -> list[dict[str, Any]]:

@@ -14,6 +14,7 @@ import httpx2
 from kvchat.gateway.requests import Passage
 from kvchat.runtime import Runtime
 from kvchat.settings import Settings
+from kvchat.system.owner import Ownership
 from tests.running import opened
 
 WORDS = "Tell me about the river and the garden, please, and leave nothing out. " * 3
@@ -51,9 +52,13 @@ async def door(
     home: Path, settings: Settings, keys: Mapping[str, str] | None = None, **headers: str
 ) -> AsyncIterator[OpenDoor]:
     async with opened(home, settings) as runtime:
+        ownership = Ownership(runtime.paths.data, "kvchat serve")
+        assert ownership.claim()
+        ownership.listen(lambda connection: connection.close())
         url = await runtime.door.open("127.0.0.1", 0, keys or {})
         async with httpx2.AsyncClient(base_url=url, headers=headers, timeout=120, trust_env=False) as client:
             yield OpenDoor(runtime, client, url)
+        ownership.release()
 
 
 def events(text: str) -> list[dict[str, Any]]:

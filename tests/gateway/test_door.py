@@ -31,6 +31,7 @@ from kvchat.session.host import ReadyEngine
 from kvchat.session.restore_cost import Reading
 from kvchat.session.slots import allocator
 from kvchat.settings import Settings
+from kvchat.system.owner import owner_of
 from tests.engine.waiting import until
 from tests.engine_fixtures import FakeEngine
 from tests.gateway.doors import WORDS, OpenDoor, chat_body, door, events, receipt_in
@@ -138,7 +139,9 @@ async def test_clients_see_their_own_requests_and_the_owners_key_sees_all(
         assert await seen_by({"x-api-key": "the-key-of-all", "user-agent": "kvchat/1"}) == set()
         if keys:
             assert await seen_by(posing) == set(), "it has not the editor's key"
-        ours = json.loads((tmp_path / "home" / "state" / "engine.json").read_text("utf-8"))["key"]
+        owner = owner_of(tmp_path / "home" / "data")
+        assert owner is not None
+        ours = owner.api_key
         assert await seen_by({"authorization": f"Bearer {ours}"}) == {"editor", "agent"}
         assert await counted_for({"authorization": f"Bearer {ours}"}) == {"editor": 1, "agent": 1}
         for headers in (editor, agent):

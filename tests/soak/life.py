@@ -26,7 +26,6 @@ from kvchat.kvstore.block_store import BlockStore
 from kvchat.kvstore.savepoint import Fingerprint, Miss, RestorePlan, SavePoint, Tokens, common_prefix
 from kvchat.runtime import Runtime
 from kvchat.settings import Settings
-from kvchat.system.ownership import Ownership
 from kvchat.system.paths import Paths
 from tests.e2e.home import notes
 from tests.soak.moments import Fate, Fulfilment, say
@@ -248,9 +247,9 @@ def main(home: Path, seed: int, fate: Fate | None) -> int:
     open_runtime, begin = application.open_runtime, Runtime.begin
     lives: list[asyncio.Task[None]] = []
 
-    async def opened(paths: Paths, settings: Settings, ownership: Ownership) -> Runtime:
+    async def opened(paths: Paths, settings: Settings) -> Runtime:
         say(opening=True)
-        return await open_runtime(paths, settings, ownership)
+        return await open_runtime(paths, settings)
 
     async def begun(runtime: Runtime) -> None:
         await begin(runtime)

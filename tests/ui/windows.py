@@ -76,6 +76,6 @@ class Open:
 @asynccontextmanager
 async def begun(home: Path, settings: Settings, look: Look) -> AsyncIterator[Open]:
     """The real window over a real kvchat, which was told to begin."""
-    async with opened(home, settings, window=True) as runtime, on_show(runtime, look) as window:
+    async with opened(home, settings) as runtime, on_show(runtime, look) as window:
         await runtime.begin()
         yield Open(runtime, window)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import sqlite3
 import statistics
 import uuid
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,6 +14,7 @@ from kvchat.chat.record.database_file import DatabaseFile, doubted
 from kvchat.chat.record.messages import (
     AWAITS_MODEL,
     QUEUE,
+    SAID_HERE,
     Attachment,
     Conversation,
     Message,
@@ -28,10 +28,10 @@ from kvchat.errors import KvchatError
 from kvchat.session.restore_cost import Reading
 from kvchat.words.language import _
 
+INTERRUPT_ABANDONED = "UPDATE messages SET state = 'interrupted' WHERE state = 'streaming'"
 # By a counter, which no wrong clock turns back: a trigger counts with each new `updated_at`. That one orders what was
 # used before there was a counter, and what was imported (see kvchat.transfer.rows).
 LAST_USED_FIRST = "ORDER BY used DESC, updated_at DESC, rowid DESC"
-BEING_WRITTEN = "SELECT id, writer, conversation_id FROM messages WHERE state = 'streaming'"
 
 
 class ConversationGone(KvchatError):
@@ -174,11 +174,11 @@ class Database(DatabaseFile):
         self.write("UPDATE messages SET receipt = ? WHERE id = ?", (receipt_json(receipt), message_id))
 
     def reopen(self, message: Message) -> None:
-        """A reply that had ended is being written again, by this process, and is the conversation's leaf."""
+        """A reply that had ended is being written again, and is the conversation's leaf."""
         with self.transaction() as db:
             db.execute(
-                "UPDATE messages SET state = ?, writer = ? WHERE id = ?",
-                (MessageState.STREAMING.value, this_process(), message.id),
+                "UPDATE messages SET state = ? WHERE id = ?",
+                (MessageState.STREAMING.value, message.id),
             )
             db.execute(
                 "UPDATE conversations SET leaf_id = ?, updated_at = ? WHERE id = ?",
@@ -188,7 +188,7 @@ class Database(DatabaseFile):
     def remove_leaf(self, message: Message) -> None:
         """Take back a message nobody has seen (an empty reply); its parent is the leaf again.
 
-        What another process said after it meanwhile comes into its place.
+        A question that waits behind it comes into its place.
         """
         with self.transaction() as db:
             db.execute("UPDATE messages SET parent_id = ? WHERE parent_id = ?", (message.parent_id, message.id))
@@ -198,28 +198,37 @@ class Database(DatabaseFile):
             )
             db.execute("DELETE FROM messages WHERE id = ?", (message.id,))
 
-    def disown(self, question_id: str, *, awaits_model: bool) -> None:
-        """Note that no process is going to answer this question, or not before there is a model."""
-        writer = AWAITS_MODEL if awaits_model else ""
-        self.write("UPDATE messages SET writer = ? WHERE id = ?", (writer, question_id))
+    def stand_last(self, question_id: str, waiting: Collection[str] = ()) -> bool:
+        """Move a question behind what was said in its branch since it was written; True if it was moved.
+
+        `waiting`: questions that are answered after it. Where the user has gone to another branch it stays where it is.
+        """
+        with self.transaction() as db:
+            path = self.path(question_id)
+            if not path:
+                return False
+            before = [message.id for message in path[:-1] if message.id not in waiting]
+            shown = [message.id for message in self.branch(path[-1].conversation_id) if message.id not in waiting]
+            if question_id not in shown and before and before[-1] in shown:
+                before = shown
+            behind = before[-1] if before else None
+            if behind == path[-1].parent_id:
+                return False
+            db.execute("UPDATE messages SET parent_id = ? WHERE id = ?", (behind, question_id))
+            where = (question_id, path[-1].conversation_id)
+            db.execute("UPDATE conversations SET leaf_id = ? WHERE id = ?", where)
+            return True
+
+    def set_awaits_model(self, question_id: str, awaits: bool) -> None:
+        """Note whether a question is answered once there is a model."""
+        self.write("UPDATE messages SET writer = ? WHERE id = ?", (AWAITS_MODEL if awaits else SAID_HERE, question_id))
 
     def interrupt_abandoned(self) -> int:
-        """Replies whose writer died while streaming become interrupted ones; returns how many.
+        """Replies that were being written when kvchat ended become interrupted ones; returns how many.
 
-        Replies another living process is writing are left alone: the app and `ask` share the file. In a container of
-        its own that cannot be seen, but it holds the chat's lock.
+        For the owner of the folder, before it answers anything.
         """
-        from kvchat.chat.record.chat_locks import ANSWERING, ChatLocks  # the window lists its chats without
-
-        locks = ChatLocks(self.file.with_name(ANSWERING))
-        with self.transaction() as db:
-            orphans = [
-                (MessageState.INTERRUPTED.value, row["id"])
-                for row in db.execute(BEING_WRITTEN).fetchall()
-                if not (is_alive(row["writer"]) or locks.held_elsewhere(str(row["conversation_id"])))
-            ]
-            db.executemany("UPDATE messages SET state = ? WHERE id = ?", orphans)
-            return len(orphans)
+        return self.write(INTERRUPT_ABANDONED, ())
 
     def shares_system_prompt(self, text: str, reply_id: str) -> bool:
         """Whether another reply than this one came first after the same system prompt, in any conversation."""
@@ -286,13 +295,13 @@ def _checked_leaf(db: sqlite3.Connection, conversation_id: str) -> str | None:
     return leaf_of(db, conversation_id)
 
 
-def insert_message(db: sqlite3.Connection, new: Message, *, by_this_process: bool = True) -> Message:
+def insert_message(db: sqlite3.Connection, new: Message, *, said_here: bool = True) -> Message:
     """Store a message, its receipt left out, and make it its conversation's leaf, in the caller's transaction.
 
-    `by_this_process`: who reads it may take it that this process sees to it.
+    `said_here`: not imported.
     """
     stored = replace(new, id=uuid.uuid4().hex, created_at=datetime.now(UTC), receipt=None)
-    created, writer = stored.created_at.timestamp(), this_process() if by_this_process else None
+    created, writer = stored.created_at.timestamp(), SAID_HERE if said_here else None
     where = stored.id, stored.conversation_id, stored.parent_id
     said = stored.role.value, stored.content, stored.thinking, stored.state.value
     db.execute(
@@ -304,24 +313,6 @@ def insert_message(db: sqlite3.Connection, new: Message, *, by_this_process: boo
     query = "UPDATE conversations SET leaf_id = ?, updated_at = ? WHERE id = ?"
     db.execute(query, (stored.id, created, stored.conversation_id))
     return stored
-
-
-def this_process() -> str:
-    """This process's name for all time: its pid alone is used again after a while."""
-    import psutil
-
-    return f"{os.getpid()}:{psutil.Process().create_time():.2f}"
-
-
-def is_alive(writer: str | None) -> bool:
-    """Whether the process that wrote this still runs."""
-    import psutil
-
-    pid, _, started = (writer or "").partition(":")
-    try:
-        return f"{psutil.Process(int(pid)).create_time():.2f}" == started
-    except (ValueError, psutil.Error):
-        return False
 
 
 def _now() -> float:

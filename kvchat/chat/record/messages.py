@@ -30,7 +30,8 @@ class MessageState(Enum):
     INTERRUPTED = "interrupted"  # the engine or the app died while it was written
 
 
-AWAITS_MODEL = "awaits_model"  # in the place of a question's writer
+# In the column `writer`, which is empty for what was imported:
+SAID_HERE, AWAITS_MODEL = "", "awaits_model"  # the latter: a question that is answered once there is a model
 QUEUE = "queue/"  # before a conversation's id: its draft that is sent after the reply that is being made
 UNFINISHED = frozenset({MessageState.STOPPED, MessageState.LIMITED, MessageState.INTERRUPTED})  # replies to go on with
 

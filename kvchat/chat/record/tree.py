@@ -118,7 +118,7 @@ def branch_of_copies(database: Database, parent_id: str | None, messages: Sequen
         if row["leaf_id"] != leaf_id:
             raise WentOn
         for message in messages:
-            parent_id = insert_message(db, replace(message, parent_id=parent_id), by_this_process=False).id
+            parent_id = insert_message(db, replace(message, parent_id=parent_id), said_here=False).id
 
 
 def fork(database: Database, message: Message) -> str:
@@ -139,7 +139,7 @@ def fork(database: Database, message: Message) -> str:
         parent_id = None
         for one in path:
             copy = replace(one, conversation_id=made, parent_id=parent_id)
-            parent_id = insert_message(db, copy, by_this_process=False).id
+            parent_id = insert_message(db, copy, said_here=False).id
     return made
 
 

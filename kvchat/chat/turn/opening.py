@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvchat.chat.options import NewChat
-from kvchat.chat.record.database import Database, is_alive, this_process
+from kvchat.chat.record.database import Database
 from kvchat.chat.record.drafts import Draft, store_drafts
 from kvchat.chat.record.messages import Attachment, Message, MessageState, Role
 from kvchat.chat.record.prompt import title_from
@@ -27,7 +27,6 @@ class Beginning:
 
     question_id: str
     unfinished: Message | None = None  # the reply to go on with; None: a new one is made
-    last: bool = False  # a new question after all that was said; see `stand_last`
 
 
 def ask(
@@ -51,7 +50,7 @@ def ask(
             database.rename(conversation_id, title_from(text or attachments[0].name), by_user=False)
         texts = {draft.conversation_id: draft.text for draft in drafts}
         store_drafts(database, texts, {draft.conversation_id: draft.attachments for draft in drafts})
-    return Beginning(question.id, last=True)
+    return Beginning(question.id)
 
 
 def ask_instead(database: Database, question: Message, text: str) -> Beginning:
@@ -79,58 +78,6 @@ def go_on(database: Database, reply: Message) -> Beginning:
     question = _last_question(database, database.path(reply.id))
     database.set_leaf(reply.conversation_id, reply.id)
     return Beginning(question.question_id, unfinished=reply)
-
-
-def stand_last(database: Database, question_id: str, *, answered_now: bool) -> bool:
-    """Move a question that had to wait behind what another process said meanwhile; whether it had to be moved.
-
-    With `answered_now` it is the waiting question that goes first: it stands before those of others that wait, too.
-    Where the user has gone to another branch it stays where it is. Raises StorageFailed.
-    """
-    query = "SELECT id, parent_id, role, writer FROM messages WHERE conversation_id = ?"
-    with database.transaction() as db:
-        where = "SELECT id, leaf_id FROM conversations WHERE id = (SELECT conversation_id FROM messages WHERE id = ?)"
-        chat = db.execute(where, (question_id,)).fetchone()
-        if chat is None or (chat["leaf_id"] == question_id and not answered_now):
-            return False
-        rows = {row["id"]: row for row in db.execute(query, (chat["id"],))}
-        if question_id not in rows:  # an index of a damaged file does not know it
-            return False
-        answered = {row["parent_id"] for row in rows.values() if row["role"] == Role.ASSISTANT.value}
-
-        def waits(id: str | None) -> bool:
-            row = rows.get(id or "")
-            return row is not None and row["role"] == Role.USER.value and id not in answered and _others(row["writer"])
-
-        def before_waiting(id: str | None) -> str | None:
-            passed: set[str | None] = set()
-            while waits(id) and id not in passed:
-                passed.add(id)
-                id = rows[id or ""]["parent_id"]
-            return id
-
-        shown, at = set(), chat["leaf_id"]
-        while at in rows and at not in shown:
-            shown.add(at)
-            at = rows[at]["parent_id"]
-        base = before_waiting(rows[question_id]["parent_id"])
-        if question_id in shown:
-            wanted = base if answered_now else rows[question_id]["parent_id"]
-        elif base is None or base in shown:
-            wanted = before_waiting(chat["leaf_id"]) if answered_now else chat["leaf_id"]
-        else:
-            return False
-        if (wanted, question_id) == (rows[question_id]["parent_id"], chat["leaf_id"]):
-            return False
-        if question_id in shown and not answered_now:
-            return False
-        db.execute("UPDATE messages SET parent_id = ? WHERE id = ?", (wanted, question_id))
-        db.execute("UPDATE conversations SET leaf_id = ? WHERE id = ?", (question_id, chat["id"]))
-        return True
-
-
-def _others(writer: str | None) -> bool:
-    return writer != this_process() and is_alive(writer)
 
 
 def _last_question(database: Database, path: list[Message]) -> Beginning:

@@ -47,9 +47,8 @@ class Turn:
         self._exchange: Exchange  # once it has a slot
         self._settling = Settling(self._tell)
         self._stopped = False
-        self.behind_another = (
-            False  # another reply comes first: another conversation's, or in this one another process's
-        )
+        self.behind_another = False  # another reply comes first
+        self.waits: Callable[[], None] | None = None  # called when it begins; None: its chat must be at rest
         self._sent_at = time.perf_counter()
         self._queued_s = 0.0
         self._sampling = sampling  # wishes for this reply alone
@@ -136,8 +135,8 @@ class Turn:
         reply.earlier_tokens = next((said.receipt.prompt_tokens for said in reversed(path) if said.receipt), 0)
         chosen = await parts.answer_settings(self.conversation_id)
         system = self._system(path[0], reply) if self._keeps and path[0].role is Role.SYSTEM else None
-        template, id = chosen.options.template, reply.message.id
-        request = Request(messages, lambda: self._draw(chosen, reply), chosen.model, template, system, id)
+        template = chosen.options.template
+        request = Request(messages, lambda: self._draw(chosen, reply), chosen.model, template, system)
         async with reply.written_along():
             await self._say(request, reply)
             while exchange.outgrown and exchange.step:

@@ -17,18 +17,15 @@ from kvchat.chat.events import (
     QuestionNotStored,
     TurnFailed,
     WaitingForChat,
-    WaitingForWriter,
 )
 from kvchat.chat.options import remember_model
 from kvchat.chat.record.database_file import StorageFailed
 from kvchat.chat.record.messages import Attachment, Message
-from kvchat.chat.turn.opening import Beginning, stand_last
+from kvchat.chat.turn.opening import Beginning
 from kvchat.chat.turn.turn import Turn
 from kvchat.chat.turn_parts import TurnParts
 from kvchat.errors import KvchatError
 from kvchat.system.concurrency import Background
-
-LOOK_EVERY_S = 0.2  # whether another process still answers in the chat
 
 
 @dataclass(eq=False)
@@ -162,11 +159,14 @@ class Turns:
 
         The future ends with the reply, or None if there is none.
         """
-        turn.behind_another = any(other.conversation_id != turn.conversation_id for other in self._turns)
+        turn.behind_another = any(
+            other.conversation_id != turn.conversation_id or not other.answered for other in self._turns
+        )
         self._turns.append(turn)
         reply: asyncio.Future[Message | None] = asyncio.get_running_loop().create_future()
-        stored = partial(self._stored, turn, begin, words, attachments, new)
-        self._background.begin(self._run(turn, stored, reply, asks=words is not None))
+        if turn.waits is not None:  # another command may be answered in the chat: `stop` would end that one, too
+            reply.add_done_callback(lambda reply: turn.stop() if reply.cancelled() else None)
+        self._background.begin(self._run(turn, partial(self._stored, turn, begin, words, attachments, new), reply))
         return reply
 
     async def _run(
@@ -174,27 +174,22 @@ class Turns:
         turn: Turn,
         stored: Callable[[], Awaitable[Beginning | None]],
         reply: asyncio.Future[Message | None],
-        *,
-        asks: bool,
     ) -> None:
-        """Answer a turn. `stored` puts its beginning on disk; `asks`: a new question, which need not wait for that."""
+        """Answer a turn. `stored` puts its beginning on disk."""
 
         def done(message: Message | None) -> None:
             if not reply.done():
                 reply.set_result(message)
 
-        locks, worker = self._parts.locks, self._parts.worker
-        alone = await worker.run(locks.acquire, turn.conversation_id)
         try:
-            if not asks and not alone:  # what the answer begins with is known when the other one is there
-                alone = await self._wait(turn)
-            if alone or asks:
-                turn.beginning = await stored()
-            if alone:  # and others may have written theirs since, which wait for this one
-                await self._stand_last(turn, answered_now=True)
-            if turn.beginning is not None and (alone or (alone := await self._wait(turn))):
+            turn.beginning = await stored()
+            if turn.beginning is not None:
                 with self._parts.slots.wanted_by(turn.conversation_id):
                     async with self._line.turn(turn.conversation_id, await self._chosen_model(turn)):
+                        if turn.waits is not None:
+                            await self._stand_last(turn)
+                            if not turn.stopped:
+                                turn.waits()
                         await turn.run(done)
                 self._over()
                 await self._parts.absorb()
@@ -204,8 +199,6 @@ class Turns:
             await self._give_up(turn, reply)
             done(None)
             self._turns.remove(turn)
-            if alone:
-                await worker.run(locks.release, turn.conversation_id)
 
     def _put_on_disk(self, conversation_id: str, begin: Callable[[], Beginning], model: str | None) -> Beginning:
         """The beginning, and the model that answers, all or nothing. On the database's thread."""
@@ -215,27 +208,15 @@ class Turns:
                 remember_model(self._parts.database, conversation_id, model, replace=False)
             return beginning
 
-    async def _wait(self, turn: Turn) -> bool:
-        """Until no other process answers in the chat; False if the turn was stopped before."""
-        parts, conversation_id = self._parts, turn.conversation_id
-        parts.events.publish(WaitingForWriter(conversation_id))
-        turn.behind_another = True
-        while not turn.stopped:
-            await asyncio.sleep(LOOK_EVERY_S)
-            alone = await parts.worker.run(parts.locks.acquire, conversation_id)
-            await self._stand_last(turn, answered_now=alone)
-            if alone:
-                parts.events.publish(MessagesChanged(conversation_id))
-                return True
-        return False
-
-    async def _stand_last(self, turn: Turn, *, answered_now: bool) -> None:
-        """Where others write in the chat, too, a new question comes behind what was said, see `stand_last`."""
-        if turn.beginning is not None and turn.beginning.last:
-            with contextlib.suppress(StorageFailed):  # it is where it was, and answered there
-                where = self._parts.database, turn.beginning.question_id
-                if await self._parts.worker.run(stand_last, *where, answered_now=answered_now):
-                    self._parts.events.publish(MessagesChanged(turn.conversation_id))
+    async def _stand_last(self, turn: Turn) -> None:
+        """Have a question that waited come behind the reply it waited for."""
+        assert turn.beginning is not None
+        with contextlib.suppress(StorageFailed):  # it is where it was, and answered there
+            others = (other for other in self._turns if other.waits and not (other is turn or other.answered))
+            waiting = {other.beginning.question_id for other in others if other.beginning}
+            where = turn.beginning.question_id, waiting
+            if await self._parts.worker.run(self._parts.database.stand_last, *where):
+                self._parts.events.publish(MessagesChanged(turn.conversation_id))
 
     async def _give_up(self, turn: Turn, reply: asyncio.Future[Message | None]) -> None:
         """Nobody waits any more for the answer to a question that has none, unless it is for a model."""
@@ -244,7 +225,7 @@ class Turns:
                 model, question = await self._chosen_model(turn), turn.beginning.question_id
                 there = model is not None and await asyncio.to_thread(Path(model).exists)
                 awaits = not (there or turn.stopped)
-                await self._parts.worker.run(self._parts.database.disown, question, awaits_model=awaits)
+                await self._parts.worker.run(self._parts.database.set_awaits_model, question, awaits)
 
     async def _chosen_model(self, turn: Turn) -> str | None:
         """The path of the model that answers in the turn's conversation; None without one. Raises StorageFailed."""
@@ -264,7 +245,8 @@ class Turns:
         """
         conversation_id, parts = turn.conversation_id, self._parts
         try:
-            if any(t.conversation_id == conversation_id and not t.answered for t in self._turns if t is not turn):
+            others = [other for other in self._turns if other is not turn and other.conversation_id == conversation_id]
+            if turn.waits is None and not all(other.answered for other in others):
                 raise StillAnswering
             self.end_settling(conversation_id)
             await parts.unwritten.write()

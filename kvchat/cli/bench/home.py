@@ -14,13 +14,14 @@ from statistics import median
 
 from kvchat.chat.events import Event, QuestionNotStored, TurnFailed
 from kvchat.chat.record.messages import Message, Receipt
-from kvchat.cli.command_runtime import chosen_settings
+from kvchat.cli.command_runtime import NoModelForCommand, show_starter, with_options
 from kvchat.cli.options import BenchOptions
 from kvchat.engine.speaking.wire import ChatMessage, Sampling
 from kvchat.errors import KvchatError
+from kvchat.library.remote.starter import fetch_starter
 from kvchat.runtime import Runtime, open_runtime
 from kvchat.session.events import Saved
-from kvchat.settings import Settings
+from kvchat.settings import Settings, load_settings
 from kvchat.system.paths import Paths, resolve_paths
 
 PEOPLE = ("Ada", "Bram", "Chen", "Dana", "Elif", "Femi", "Goro", "Hana", "Ivan", "Juno", "Kofi", "Lena", "Mina")
@@ -117,7 +118,11 @@ async def bench_home(
     `context_size`: in tokens; None: as the settings say.
     """
     paths = resolve_paths()
-    settings = await chosen_settings(paths, options)
+    settings = with_options(load_settings(paths.settings_file), options.model, options.engine)
+    if not (settings.model_path or settings.engine_url):
+        if not options.starter:
+            raise NoModelForCommand
+        settings = with_options(settings, await fetch_starter(paths.ensure().models, show_starter), None)
     size = context_size or settings.context_size  # one slot: what is measured is how a chat comes back into it
     settings = dataclasses.replace(settings, context_size=size, read_ahead="always", slots=1)
     paths.ensure()

@@ -11,13 +11,11 @@ from typing import Any
 
 from kvchat.chat.record.database import Database
 from kvchat.chat.record.messages import Conversation
+from kvchat.cli import owned
 from kvchat.cli.chats.named import SHOWN, NoSuchChat, named_chat
-from kvchat.cli.command_runtime import run_until_interrupted
 from kvchat.cli.options import ChatsOptions
-from kvchat.cli.terminal import columns
-from kvchat.runtime import open_runtime
-from kvchat.settings import load_settings
-from kvchat.system.paths import Paths, resolve_paths
+from kvchat.cli.terminal import columns, say
+from kvchat.system.paths import resolve_paths
 from kvchat.transfer.exporting import ExportForm, write_export
 from kvchat.words.language import _, several
 from kvchat.words.safe_text import calm
@@ -26,54 +24,43 @@ from kvchat.words.wording import one_line, timestamp
 
 def run(options: ChatsOptions) -> int:
     """Do it and print what came of it. Returns the exit code. Raises KvchatError."""
+    if options.action in ("rename", "delete"):
+        return owned.run("chats", options)
     paths = resolve_paths().ensure()
     with closing(Database(paths.database)) as database:
         known = database.conversations()
-        meant = [named_chat(known, name) for name in options.chats]
-        match options.action:
-            case "list":
-                print(_as_json(known) if options.as_json else "\n".join(_lines(known)))
-                return 0
-            case "show":
-                form = ExportForm.JSON if options.as_json else ExportForm.MARKDOWN
-                write_export(database, [meant[0].id], form, sys.stdout.buffer, zipped=False)
-                return 0
-            case "rename":
-                if not options.title.strip():
-                    raise NoSuchChat(_("A chat needs a title"), _("It is empty."), _("Write one behind the chat."))
-                database.rename(meant[0].id, options.title.strip(), by_user=True)
-                renamed = database.conversation(meant[0].id) or meant[0]
-                print(_as_json([renamed]) if options.as_json else _line(renamed))
-                return 0
-    return run_until_interrupted(_delete(paths, meant, options.as_json))
+        if options.action == "list":
+            print(_as_json(known) if options.as_json else "\n".join(_lines(known)))
+        else:
+            form = ExportForm.JSON if options.as_json else ExportForm.MARKDOWN
+            write_export(database, [named_chat(known, options.chats[0]).id], form, sys.stdout.buffer, zipped=False)
+    return 0
 
 
-async def _delete(paths: Paths, chats: Sequence[Conversation], as_json: bool) -> int:
-    """As in the window: for a while they can be had back there."""
-    settings = load_settings(paths.settings_file)
-    runtime = await open_runtime(paths, settings)
-    try:
-        await runtime.chat.organiser.delete([one.id for one in chats])
-    finally:
-        await runtime.close()
-    if as_json:
-        print(_as_json(chats))
-    else:
-        kept = (
-            _(
-                "for {keep_deleted_days} among",
-                keep_deleted_days=several(settings.keep_deleted_days, "{count} day", "{count} days"),
-            )
-            if settings.keep_deleted_days
-            else _("no longer in")
-        )
-        print(
-            _(
-                "{count} deleted; {kept} the recently deleted of the window.",
-                count=several(len(chats), "{count} chat", "{count} chats"),
-                kept=kept,
-            )
-        )
+async def change(options: ChatsOptions, commands: owned.Commands) -> int:
+    """Rename or delete chats, as in the window. Returns the exit code. Raises KvchatError."""
+    runtime = await commands.runtime()
+    known = await runtime.chat.conversations()
+    meant = [named_chat(known, name) for name in options.chats]
+    if options.action == "rename":
+        if not options.title.strip():
+            raise NoSuchChat(_("A chat needs a title"), _("It is empty."), _("Write one behind the chat."))
+        await runtime.chat.rename(meant[0].id, options.title.strip())
+        renamed = await runtime.chat.conversation(meant[0].id) or meant[0]
+        say(_as_json([renamed]) if options.as_json else _line(renamed))
+        return 0
+    await runtime.chat.organiser.delete([chat.id for chat in meant])
+    if options.as_json:
+        say(_as_json(meant))
+        return 0
+    days = runtime.settings.keep_deleted_days
+    kept = (
+        _("for {keep_deleted_days} among", keep_deleted_days=several(days, "{count} day", "{count} days"))
+        if days
+        else _("no longer in")
+    )
+    count = several(len(meant), "{count} chat", "{count} chats")
+    say(_("{count} deleted; {kept} the recently deleted of the window.", count=count, kept=kept))
     return 0
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import json
-import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from kvchat.chat.events import (
@@ -16,25 +16,24 @@ from kvchat.chat.events import (
     ReplyDelta,
     ReplyFinished,
     TurnFailed,
-    WaitingForWriter,
+    WaitingForChat,
 )
 from kvchat.chat.input.documents import read_attachment
 from kvchat.chat.options import NewChat
 from kvchat.chat.record.messages import Attachment, Message, Receipt
 from kvchat.chat.turn.receipts import receipt_sentence
+from kvchat.cli import owned
 from kvchat.cli.chats.named import named_chat
-from kvchat.cli.command_runtime import chosen_settings, run_until_interrupted
+from kvchat.cli.command_runtime import opened_runtime
 from kvchat.cli.options import AskOptions
+from kvchat.cli.terminal import remark, say, shows_text
 from kvchat.engine.speaking.connection import EngineState, EngineStatus
 from kvchat.engine.speaking.errors import EngineFailure
 from kvchat.engine.speaking.wire import Sampling
-from kvchat.engine_host.managed import EngineElsewhere
 from kvchat.errors import KvchatError
-from kvchat.runtime import Runtime, open_runtime
+from kvchat.runtime import Runtime
 from kvchat.session.events import MakingRoom, RestoreFailed, Saved, SaveSkipped
-from kvchat.system.ownership import Owner, Ownership
-from kvchat.system.paths import resolve_paths
-from kvchat.words.language import _, number, sentences
+from kvchat.words.language import N_, _, number, sentences
 from kvchat.words.safe_text import calm
 from kvchat.words.wording import roughly
 from kvchat.words.wording import size as size_in_words
@@ -43,37 +42,48 @@ TOLD_OF_RECEIPT = (
     *("ttft_ms", "restore_ms", "prefill_ms", "prompt_tokens", "cached_tokens", "predicted_tokens"),
     "source",
 )
+WAITING = N_("Another reply is being written; waiting…")
 SAID_AFTER_S = 1.0  # so long a save goes on without a word
-DOOR_WAIT_S = 10  # that a window or `kvchat serve` may take from having the engine to opening its door
 
 
 def run(options: AskOptions) -> int:
-    """Ask one question; the reply goes to standard output. Returns the exit code. Raises KvchatError."""
-    return run_until_interrupted(_ask(options))
+    """Ask one question, or have a conversation where none is given. Returns the exit code. Raises KvchatError."""
+    return owned.run("ask", options)
 
 
 @dataclass
 class _Printer:
-    """Prints the reply as it comes, and remembers what went wrong."""
+    """Prints one chat's reply as it comes, and remembers what went wrong."""
 
     as_json: bool
+    chat_id: str = ""
     error: KvchatError | None = None
     receipts: list[Receipt] = field(default_factory=list)
     tells_saves: bool = True  # in a conversation they come while the next question is typed
+    heard: bool = False  # from the turn's beginning to its save; else another command is answered in the chat
+
+    def begin(self) -> None:
+        """Its turn begins."""
+        self.heard = True
 
     def hear(self, event: Event) -> None:
-        """What the runtime's events have heard."""
+        """Take an event of the runtime's; those of other chats are not for this terminal."""
+        chat = getattr(event, "conversation_id", "")
+        if chat and (chat != self.chat_id or not (self.heard or isinstance(event, TurnFailed | QuestionNotStored))):
+            return
+        if isinstance(event, Saved | SaveSkipped):
+            self.heard = False
         match event:
             case ReplyDelta(text=text) if not self.as_json:
-                _say(calm(text) if sys.stdout.isatty() else text, end="")
+                say(calm(text) if shows_text() else text, end="")
             case ReplyFinished(receipt=receipt):
                 if receipt:
                     self.receipts.append(receipt)
                 if not self.as_json:
-                    _say()
+                    say()
                     remark(receipt_sentence(receipt) if receipt else _("stopped"))
-            case WaitingForWriter():
-                remark(_("This chat is being answered by another kvchat; waiting..."))
+            case WaitingForChat():
+                remark(_(WAITING))
             case MakingRoom(done=False):
                 remark(_("making room for a longer chat..."))
             case RestoreFailed(reason=reason):
@@ -92,22 +102,26 @@ class _Printer:
 
 @dataclass
 class Talk:
-    """A chat on the terminal: made by `open_talk`, asked in, closed. What the engine has of it stays in between."""
+    """A chat on the terminal: made by `open_talk`, asked in, left."""
 
     runtime: Runtime
     chat_id: str
     printer: _Printer
     sampling: Sampling
     attachments: tuple[Attachment, ...]  # go with the next question
-    keeps: bool  # what the engine has of it is ours to keep: else it is done where the engine is
     new: NewChat | None  # the chat, until its first question is on disk
 
     async def ask(self, question: str) -> Message | None:
-        """Have it answered, printed as it comes; None where it was not. Raises KvchatError."""
+        """Have it answered, printed as it comes; None where it was not. Raises KvchatError.
+
+        Cancelled, it is stopped.
+        """
         self.printer.error, attachments = None, self.attachments
         self.attachments = ()
+        if self.runtime.chat.is_answering(self.chat_id):
+            remark(_(WAITING))
         reply = await self.runtime.chat.send(
-            self.chat_id, question, self.sampling, attachments=attachments, keep=self.keeps, new=self.new
+            self.chat_id, question, self.sampling, attachments=attachments, new=self.new, waits=self.printer.begin
         )
         if self.new and await self.runtime.chat.conversation(self.chat_id):
             self.new = None
@@ -124,78 +138,49 @@ class Talk:
         conversation = await self.runtime.chat.conversation(self.chat_id)
         return conversation.title if conversation else ""
 
-    async def close(self) -> None:
-        """Stop the engine, with everything saved."""
-        await self.runtime.close()
 
-
-async def open_talk(options: AskOptions, *, lasts: bool = False) -> Talk:
-    """The chat that was named, or a new one, with nothing asked in it yet. Raises KvchatError.
-
-    `lasts`: it goes on for long, and others who ask meanwhile are let in.
-    """
-    paths = resolve_paths()
-    settings = await chosen_settings(paths, options)
-    ownership = Ownership(paths.state, "kvchat ask", lasts=lasts)
-    key = None
-    if not settings.engine_url and (other := await _who_has_the_engine(ownership)) and other.lasts:
-        if options.engine or not other.door:
-            raise EngineElsewhere(other)
-        remark(_("{name} has the engine, and answers.", name=_(other.name)))
-        settings, key = dataclasses.replace(settings, engine_url=other.door), other.key
-    runtime = await open_runtime(paths, settings, ownership, key)
+@asynccontextmanager
+async def open_talk(options: AskOptions, commands: owned.Commands) -> AsyncIterator[Talk]:
+    """The chat that was named, or a new one, with nothing asked in it yet. Raises KvchatError."""
+    runtime = await opened_runtime(commands, options)
     printer = _Printer(options.as_json)
+    unsubscribe = runtime.events.subscribe(printer.hear)
     try:
-        runtime.events.subscribe(printer.hear)
         if problem := runtime.save_points.problem:
             remark(str(problem))
         attachments = tuple([await asyncio.to_thread(read_attachment, path) for path in options.attach])
         chosen = await _conversation(runtime, options)
         new = chosen if isinstance(chosen, NewChat) else None
-        chat_id = chosen.id if isinstance(chosen, NewChat) else chosen
+        printer.chat_id = chat_id = chosen.id if isinstance(chosen, NewChat) else chosen
         if options.model is not None:
-            model = str(options.model.absolute())
+            model = str(options.model)
             if new is not None:
                 new = new.answered_by(model)
             else:
                 await runtime.chat.use_model(chat_id, model)
-        if lasts and key is None:
-            await runtime.door.let_commands_in()
-    except BaseException:
-        await runtime.close()
-        raise
-    return Talk(runtime, chat_id, printer, _sampling(options), attachments, keeps=key is None, new=new)
+        yield Talk(runtime, chat_id, printer, _sampling(options), attachments, new)
+    finally:
+        unsubscribe()
 
 
-async def _who_has_the_engine(ownership: Ownership) -> Owner | None:
-    """Which other process, if one does; with its door, which one that has only begun has not opened yet."""
-    for _again in range(DOOR_WAIT_S * 10):
-        other = await asyncio.to_thread(ownership.other)
-        if other is None or not other.lasts or other.door:
-            break
-        await asyncio.sleep(0.1)
-    return other
-
-
-async def _ask(options: AskOptions) -> int:
-    talk = await open_talk(options)
-    error: KvchatError | None = None
-    reply: Message | None = None
-    try:
+async def ask(options: AskOptions, commands: owned.Commands) -> int:
+    """Ask one question; the reply goes to standard output. Returns the exit code. Raises KvchatError."""
+    async with open_talk(options, commands) as talk:
+        error: KvchatError | None = None
+        reply: Message | None = None
         try:
             reply = await talk.ask(options.prompt)
         except KvchatError as failed:
-            error = failed  # told when the engine has stopped
-        await _kept(talk.runtime)
-        if talk.keeps and (finding := talk.runtime.engine.current.finding) and not finding.strategy.saves:
-            remark(finding.words)
-    finally:
-        await talk.close()
-    if error:
-        raise error
-    if options.as_json and reply:
-        _say(json.dumps(_answer(talk.chat_id, reply), ensure_ascii=False))
-    return 0 if reply else 1
+            error = failed  # told when all is put away
+        if commands.is_own:
+            await _kept(talk.runtime)
+            if (finding := talk.runtime.engine.current.finding) and not finding.strategy.saves:
+                remark(finding.words)
+        if error:
+            raise error
+        if options.as_json and reply:
+            say(json.dumps(_answer(talk.chat_id, reply), ensure_ascii=False))
+        return 0 if reply else 1
 
 
 async def _kept(runtime: Runtime) -> None:
@@ -252,13 +237,3 @@ def _answer(chat_id: str, reply: Message) -> dict[str, object]:
         receipt["source"] = reply.receipt.source.value
         receipt |= {"miss_reason": why.english if why else None, "miss_code": why.code if why else None}
     return {"chat_id": chat_id, "reply": reply.content, "receipt": receipt}
-
-
-def _say(text: str = "", end: str = "\n") -> None:
-    """The reply goes to standard output, at once. When the reader has gone (`| head`) it is saved all the same."""
-    print(text, end=end, flush=True)
-
-
-def remark(text: str) -> None:
-    """What is not the reply goes to standard error."""
-    print(text, file=sys.stderr)

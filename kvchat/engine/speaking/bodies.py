@@ -9,8 +9,6 @@ from typing import Any
 from kvchat.engine.speaking.wire import ChatMessage, Sampling
 
 Body = dict[str, Any]
-# Tell another kvchat, whose engine it is, which chat a request is for, and which message the answer becomes.
-CHAT_FIELD, REPLY_FIELD = "kvchat_chat", "kvchat_reply"
 
 
 def messages_body(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:

@@ -102,7 +102,6 @@ class LlamaServerClient:
         self.alone = alone
         self._rows = defaultdict[int, SlotRows](lambda: SlotRows(alone))
         self.slot = 0  # the one that every request is pinned to
-        self.owner = self.reply_id = ""  # told to servers that others use: it may be another kvchat
         self._template: Mapping[str, bool | str] = {}
         self._pictures: PicturePrompts | None = None
         self._prompts = PromptTokens(self._tokens)
@@ -145,10 +144,10 @@ class LlamaServerClient:
         """Those of its slot."""
         return self._rows[self.slot]
 
-    def on_slot(self, slot: int, owner: str = "") -> LlamaServerClient:
-        """The same connections and tokenizer, whose requests are pinned to this slot, for an owner if one is named."""
+    def on_slot(self, slot: int) -> LlamaServerClient:
+        """The same connections and tokenizer, whose requests are pinned to this slot."""
         other = copy.copy(self)
-        other.slot, other.owner = slot, owner
+        other.slot = slot
         return other
 
     def with_template(self, options: Mapping[str, bool | str]) -> LlamaServerClient:
@@ -223,8 +222,6 @@ class LlamaServerClient:
         Closing it drops the request: wrap it in `contextlib.aclosing`.
         """
         body = bodies.chat_body(self._prompt_body(messages), sampling, self.slot)
-        if self.owner and not self.alone:
-            body |= {bodies.CHAT_FIELD: self.owner, bodies.REPLY_FIELD: self.reply_id}
         async with contextlib.aclosing(self._ask("/v1/chat/completions", body)) as chunks:
             async for chunk in chunks:
                 yield chunk

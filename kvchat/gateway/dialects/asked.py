@@ -9,14 +9,12 @@ from __future__ import annotations
 import json
 import json.decoder
 import json.scanner
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
 from typing import Any
 
-from kvchat.engine.speaking.bodies import CHAT_FIELD, REPLY_FIELD
 from kvchat.gateway.dialects.conversion import Json, Unconvertible, from_messages, from_responses
 
 SHARED = ("system", "instructions", "tools")  # what conversations of a program begin with, beside first messages
@@ -28,9 +26,6 @@ MOST_PARTS = 100_000  # objects and lists in a body; of messages, tools and thei
 MOST_TOKENS = 2**31  # the engine cuts larger ids to 32 bits
 # At the end of a body: of two equal names the engine takes the last. Shifted chunks are other rows than the prompt's.
 MINE = b',"id_slot":%d,"cache_prompt":%b,"n_cache_reuse":0}'
-
-
-_ID = re.compile("[0-9a-f]{32}")
 
 
 class Form(Enum):
@@ -96,13 +91,6 @@ class Asked:
         """The model it names, empty where it names none."""
         name = self.body.get("model")
         return name if isinstance(name, str) else ""
-
-    @property
-    def chat_and_reply(self) -> tuple[str, str]:
-        """The ids of the chat and reply that one of kvchat's own commands asks for; empty where it says none."""
-        named = (self.body.get(field) for field in (CHAT_FIELD, REPLY_FIELD))
-        chat, reply = (id if isinstance(id, str) and _ID.fullmatch(id) else "" for id in named)
-        return chat, reply
 
     @property
     def is_large(self) -> bool:

@@ -109,7 +109,7 @@ class _Guard:
         try:
             self._checks.check_way(headers)
             if scope["method"] != "OPTIONS" and scope["path"] not in OPEN:
-                scope["program"], scope["command"] = self._checks.program(headers), self._checks.is_command(headers)
+                scope["program"], scope["is_owner"] = self._checks.program(headers), self._checks.is_owner(headers)
         except Refused as error:
             await _refusal(error, GENERATING.get(scope["path"]))(scope, receive, send)
         else:
@@ -157,11 +157,11 @@ class _Answers:
         return Response(body, media_type="application/json")
 
     async def metrics(self, request: Request) -> Response:
-        metrics = self._gateway.metrics if request.scope["command"] else self._gateway.totals
+        metrics = self._gateway.metrics if request.scope["is_owner"] else self._gateway.totals
         return Response(metrics.text(), media_type=None, headers={"content-type": CONTENT_TYPE_LATEST})
 
     async def requests(self, request: Request) -> Response:
-        return JSONResponse(self._gateway.as_json(None if request.scope["command"] else request.scope["program"]))
+        return JSONResponse(self._gateway.as_json(None if request.scope["is_owner"] else request.scope["program"]))
 
     async def generate(self, form: Form, scope: Scope, receive: Receive, send: Send) -> None:
         """What takes a slot."""
@@ -178,10 +178,7 @@ class _Answers:
         if answering.stops:
             raise Refused(503, "The engine is being stopped.", "unavailable_error", again_s=AGAIN_S)
         passage = self._gateway.passages.begin(scope["program"], scope["path"])
-        if scope["command"]:
-            passage.chat, passage.reply = asked.chat_and_reply
-        else:
-            passage.keyed = scope["program"] in self._checks.keys
+        passage.keyed = scope["program"] in self._checks.keys
         work = answering.begin(scope["path"], asked, passage)
         try:
             await work.outlet.deliver(receive, send)

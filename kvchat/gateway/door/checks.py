@@ -53,16 +53,16 @@ class Checks:
         named = program_by(headers.get("user-agent", ""))
         if not self.keys:
             return named
-        program = self.keys.program_of(_shown(headers))
+        program = EVERYBODY if self.is_owner(headers) else self.keys.program_of(_shown(headers))
         if program is None:
             raise Refused(401, "The key is missing or not the right one.", "authentication_error")
         if program == EVERYBODY:
             return NAMELESS if named in self.keys else named
         return program
 
-    def is_command(self, headers: Headers) -> bool:
-        """True if one of kvchat's own commands asks."""
-        return self.keys.is_ours(_shown(headers))
+    def is_owner(self, headers: Headers) -> bool:
+        """True if the key is the owner's, who may see what all programs ask."""
+        return self.keys.is_owner(_shown(headers))
 
     def _is_ours(self, host: str) -> bool:
         """Whether a Host header names this computer. An address is no name that could be made to lead elsewhere."""

@@ -34,10 +34,10 @@ class BadKeyFile(KvchatError):
 class Keys:
     """Those that open the door."""
 
-    def __init__(self, keys: Mapping[str, str], ours: str = "") -> None:
-        """By program; `EVERYBODY`: whoever shows it is told by what it says it is. `ours`: of kvchat's commands."""
+    def __init__(self, keys: Mapping[str, str], owner: str = "") -> None:
+        """By program; `EVERYBODY`: whoever shows it is told by what it says it is. `owner`: sees what all ask."""
         self._keys = {name: key.encode() for name, key in keys.items() if key}
-        self._ours = ours.encode()
+        self._owner = owner.encode()
 
     def __bool__(self) -> bool:
         return bool(self._keys)
@@ -46,9 +46,9 @@ class Keys:
         """True if the program has a key of its own."""
         return program in self._keys
 
-    def is_ours(self, shown: str) -> bool:
-        """True for one of kvchat's own commands, which answers in the user's chats."""
-        return bool(self._ours) and hmac.compare_digest(self._ours, shown.encode("utf-8", "replace"))
+    def is_owner(self, shown: str) -> bool:
+        """True for the owner's key, which lies in the data folder."""
+        return bool(self._owner) and hmac.compare_digest(self._owner, shown.encode("utf-8", "replace"))
 
     def program_of(self, shown: str) -> str | None:
         """Whose key it is, `EVERYBODY` where it is nobody's in particular; None if it is none.

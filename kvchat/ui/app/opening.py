@@ -16,10 +16,10 @@ from PySide6.QtCore import QObject, QUrl
 
 from kvchat.chat.events import Event, SettingsChanged
 from kvchat.runtime import Runtime
+from kvchat.system.owner import StartRequest
 from kvchat.system.session_bus import SessionBus
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.app.quick_window import QuickWindow
-from kvchat.ui.app.single_instance import Wish
 from kvchat.ui.base.theme import Look
 from kvchat.ui.desktop.global_key import GlobalKey
 from kvchat.words.language import _
@@ -32,7 +32,7 @@ class Opener(QObject):
         super().__init__(window)
         self._runtime, self._window = runtime, window
         self._key, self._wants_key = GlobalKey(bus, self), False
-        self._key.pressed.connect(lambda token: self.fulfil(Wish(quick=True, token=token)))
+        self._key.pressed.connect(lambda token: self.fulfil(StartRequest(quick=True, token=token)))
         self._unsubscribe = runtime.events.subscribe(self._hear)
         self.quick = QuickWindow(runtime, look, window.runner, window.chat, window.messages.handle)
         self.quick.chat_wanted.connect(lambda id: window.show_chat(id))
@@ -55,7 +55,7 @@ class Opener(QObject):
         if isinstance(event, SettingsChanged):
             self.hold_key()
 
-    def fulfil(self, wish: Wish) -> None:
+    def fulfil(self, wish: StartRequest) -> None:
         """Do all of it."""
         if wish.quick and self._runtime.model.is_there:
             self.quick.come(wish.token)

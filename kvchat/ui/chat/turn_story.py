@@ -22,7 +22,6 @@ _RANKS = {
 _WAITING: dict[type[chat.TurnEvent], tuple[str, str]] = {
     session.WaitingForEngine: (N_("waiting for the engine"), N_("Waiting for the engine…")),
     session.MakingRoom: (N_("making room for a longer chat"), N_("Making room for a longer chat…")),
-    chat.WaitingForWriter: ("", N_("This chat is being answered by another kvchat; waiting…")),
     chat.WaitingForChat: ("", N_("Another chat is being answered; this one is next.")),
 }
 
@@ -76,7 +75,7 @@ class TurnStory:
         match event:
             case session.MakingRoom(done=True):
                 self._remarks.pop("wait", None)
-            case session.WaitingForEngine() | session.MakingRoom() | chat.WaitingForWriter() | chat.WaitingForChat():
+            case session.WaitingForEngine() | session.MakingRoom() | chat.WaitingForChat():
                 self._fresh()
                 remark, self.pending = _WAITING[type(event)]
                 self.pending = _(self.pending)

@@ -17,11 +17,11 @@ from kvchat.__main__ import _is_to_open
 from kvchat.chat.events import QuestionNotStored, TurnFailed
 from kvchat.cli.arguments import build_parser
 from kvchat.errors import KvchatError
+from kvchat.system.owner import StartRequest
 from kvchat.system.session_bus import SessionBus
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.app.opening import Opener
 from kvchat.ui.app.quick_window import QuickWindow
-from kvchat.ui.app.single_instance import Wish
 from kvchat.ui.base.theme import Look
 from kvchat.ui.messages.message_actions import MessageRequest, Request
 from kvchat.ui.messages.reply_view import ReplyView
@@ -41,9 +41,9 @@ async def test_a_link_shows_a_chat_and_writes_without_sending(
     furnished: FakeRuntime, window: MainWindow, opener: Opener
 ) -> None:
     window.hide()
-    opener.fulfil(Wish(("kvchat://chat/b",)))
+    opener.fulfil(StartRequest(("kvchat://chat/b",)))
     assert (window.isVisible(), window.chat.current) == (True, "b")
-    opener.fulfil(Wish(("kvchat://new?text=Why%20is%0Ait%20blue%3F",)))
+    opener.fulfil(StartRequest(("kvchat://new?text=Why%20is%0Ait%20blue%3F",)))
     assert (window.chat.current, window.composer.draft) == (None, "Why is\nit blue?")
     opener.open("kvchat://new?text=%20So%3F")
     assert window.composer.draft == "Why is\nit blue? So?", "what was written is not overwritten"
@@ -70,7 +70,7 @@ async def test_a_document_is_attached_to_a_new_chat(
     furnished: FakeRuntime, window: MainWindow, opener: Opener, tmp_path: Path
 ) -> None:
     (tmp_path / "notes.txt").write_text("The heron stands.")
-    opener.fulfil(Wish((str(tmp_path / "notes.txt"),)))
+    opener.fulfil(StartRequest((str(tmp_path / "notes.txt"),)))
     await until(lambda: window.composer.chips.attachments)
     assert window.chat.current is None
     assert window.composer.chips.attachments[0].text == "The heron stands."
@@ -105,7 +105,7 @@ def test_files_and_links_need_no_command(tmp_path: Path) -> None:
 
 @pytest.fixture
 def quick(opener: Opener) -> QuickWindow:
-    opener.fulfil(Wish(quick=True))
+    opener.fulfil(StartRequest(quick=True))
     return opener.quick
 
 
@@ -201,7 +201,7 @@ async def test_without_a_model_the_main_window_comes(runtime: FakeRuntime, windo
     runtime.settings = type(runtime.settings)()
     opener = Opener(runtime, window, look, SessionBus())
     window.hide()
-    opener.fulfil(Wish(quick=True))
+    opener.fulfil(StartRequest(quick=True))
     assert window.isVisible()
     assert not opener.quick.isVisible()
     opener.close()
@@ -210,12 +210,12 @@ async def test_without_a_model_the_main_window_comes(runtime: FakeRuntime, windo
 FINDER = """
 from PySide6.QtCore import QCoreApplication, QUrl
 from PySide6.QtGui import QFileOpenEvent
-from kvchat.app import _Qt, _Wishes
-from kvchat.ui.app.single_instance import Wish
-qt, wishes = _Qt([]), _Wishes(Wish())
-qt.asked.connect(wishes.hear)
+from kvchat.app import _Qt, _Requests
+from kvchat.system.owner import StartRequest
+qt, requests = _Qt([]), _Requests(StartRequest())
+qt.asked.connect(requests.hear)
 QCoreApplication.sendEvent(qt, QFileOpenEvent(QUrl("kvchat://chat/a")))
-wishes.begin(lambda wish: print(*wish.open))
+requests.begin(lambda request: print(*request.open))
 QCoreApplication.sendEvent(qt, QFileOpenEvent(QUrl.fromLocalFile("/a b/c.kvchat")))
 """
 

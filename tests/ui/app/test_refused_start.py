@@ -32,7 +32,7 @@ def test_chats_of_a_newer_kvchat_are_left_alone_and_the_box_does_not_hold_the_se
     environment = os.environ | {"KVCHAT_HOME": str(tmp_path), "QT_QPA_PLATFORM": "offscreen"}
     started = subprocess.Popen([sys.executable, "-m", "kvchat"], env=environment, stdin=subprocess.DEVNULL)
     try:
-        while not (tmp_path / "data" / "app.lock").exists():
+        while not (tmp_path / "data" / "owner.lock").exists():
             time.sleep(0.05)
         while started.poll() is None:  # before there is a box, or after: whenever it is told, it ends
             time.sleep(2)

@@ -6,14 +6,17 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest_asyncio
+from PySide6.QtCore import Qt
 from PySide6.QtGui import QTextCursor
+from PySide6.QtTest import QTest
 
 from kvchat.chat.record.messages import Role
+from kvchat.cli.owned import Commands
 from kvchat.settings import load_settings
-from kvchat.system.ownership import Ownership
+from kvchat.system.owner import Ownership
 from kvchat.system.paths import resolve_paths
 from kvchat.ui.base.theme import Look
-from tests.chat.turn.test_two_writers import Asking, home, prompts
+from tests.chat.turn.test_two_writers import WAITING, Asking, home, prompts
 from tests.e2e.home import Home
 from tests.engine_fixtures import FakeEngine
 from tests.ui.windows import Open, begun
@@ -28,11 +31,17 @@ async def opened(home: Home, look: Look) -> AsyncIterator[Open]:
     paths = resolve_paths({"KVCHAT_HOME": str(home.folder)})
     async with begun(home.folder, load_settings(paths.settings_file), look) as window:
         await window.runtime.engine.ready()
-        await window.until(lambda: (owner := Ownership(paths.state, "", lasts=False).other()) and owner.door)
+        ownership, commands = Ownership(paths.data, "the kvchat window"), Commands(paths, "the kvchat window")
+        assert ownership.claim()
+        commands.opened(window.runtime)
+        ownership.listen(commands.welcome)
         yield window
+        ownership.stop_listening()
+        await commands.close()
+        ownership.release()
 
 
-async def test_the_window_follows_another_kvchat_and_waits_for_it(
+async def test_the_window_shows_what_a_command_asks_and_queues_what_is_sent_meanwhile(
     opened: Open, home: Home, fake_engine: FakeEngine
 ) -> None:
     opened.send("Zero")
@@ -41,8 +50,8 @@ async def test_the_window_follows_another_kvchat_and_waits_for_it(
     fake_engine.set(FAKE_HOLD_DURING="stream", FAKE_REPLY=LONG)
     other = Asking(home, "One")
     await opened.until(lambda: opened.shown()[2:3] == ["One"])
-    opened.send("Two")
-    await opened.until(lambda: "another kvchat" in opened.window.transcript.tail.pending.text())
+    opened.window.composer.set_draft("Two")
+    QTest.keyClick(opened.window.composer.editor, Qt.Key.Key_Return)
     fake_engine.set(FAKE_HOLD_DURING=None, FAKE_TOKEN_DELAY=0.05)
     await opened.until(lambda: any("Paragraph 3" in text for text in opened.shown()[3:4]))  # as it comes
     fake_engine.set(FAKE_TOKEN_DELAY=None, FAKE_REPLY=None)
@@ -55,23 +64,19 @@ async def test_the_window_follows_another_kvchat_and_waits_for_it(
     await asyncio.to_thread(new.ends)
 
 
-async def test_stop_ends_the_waiting_and_the_words_stay(opened: Open, home: Home, fake_engine: FakeEngine) -> None:
-    opened.send("Zero")
-    await opened.until(lambda: len(opened.shown()) == 2)
-    await opened.runtime.chat.idle()
+async def test_a_command_waits_for_the_windows_reply_and_stop_leaves_its_words(
+    opened: Open, home: Home, fake_engine: FakeEngine
+) -> None:
     fake_engine.set(FAKE_HOLD_DURING="stream")
+    opened.send("Zero")
+    await opened.until(lambda: home.replies("streaming"))
     other = Asking(home, "One")
-    await opened.until(lambda: opened.shown()[2:3] == ["One"])
-    opened.send("Two")
-    tail = opened.window.transcript.tail
-    await opened.until(lambda: "another kvchat" in tail.pending.text())
+    await asyncio.to_thread(other.says, WAITING)
     opened.window.composer.button.click()
-    await opened.until(lambda: tail.unanswered.isVisibleTo(tail))
     fake_engine.set(FAKE_HOLD_DURING=None)
-    await asyncio.to_thread(other.ends)
-    await opened.until(lambda: opened.shown()[3:] == ["You said: One", "Two"])
-    opened.window.transcript.retry_requested.emit()
-    await opened.until(lambda: opened.shown()[4:] == ["Two", "You said: Two"])
+    assert await asyncio.to_thread(other.code) == 1
+    await opened.until(lambda: opened.runtime.chat.idle_s)
+    assert "One" in [message["content"] for message in home.messages()]
 
 
 async def test_what_another_writes_moves_neither_the_page_nor_an_edit(

@@ -1,0 +1,358 @@
+"""Commands that change the data: done by the process that owns the folder, this one or another.
+
+The client, in the main thread, shows what a command prints and sends it what is typed and pressed. The commands run on
+the owner's event loop, over its one runtime, whoever started them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import importlib
+import os
+import queue
+import sys
+import threading
+import time
+import traceback
+from collections.abc import AsyncIterator, Callable
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kvchat.cli.process import FAILED, INTERRUPTED, Ended
+from kvchat.cli.terminal import Terminal, current_terminal, remark
+from kvchat.errors import KvchatError
+from kvchat.settings import Settings, load_settings, save_settings
+from kvchat.system.concurrency import Threads
+from kvchat.system.owner import Ownership, StartRequest, connect, let_come_to_front
+from kvchat.system.paths import Paths, resolve_paths
+from kvchat.words.language import _
+
+if TYPE_CHECKING:
+    from kvchat.runtime import Runtime
+
+STANDARD_STREAM = Path("-")
+LASTING = ("kvchat serve", "kvchat talk")  # go on until they are told to end
+_AGAIN_S = 0.1  # between two attempts while the owner starts or ends
+_LOOK_S = 0.2  # Windows hears Ctrl+C only between two waits
+
+# By the command's name: the coroutine function that does it, given its options and the `Commands` it runs in.
+OWNED = {
+    "ask": "kvchat.cli.talk.ask:ask",
+    "talk": "kvchat.cli.talk.conversation:talk",
+    "serve": "kvchat.cli.serve.command:serve",
+    "prepare": "kvchat.cli.prepared:prepare",
+    "prepared": "kvchat.cli.prepared:prepared",
+    "store": "kvchat.cli.store:store",
+    "chats": "kvchat.cli.chats.command:change",
+    "settings": "kvchat.cli.settings:change",
+    "models": "kvchat.cli.models:change",
+    "engines": "kvchat.cli.engines:change",
+    "import": "kvchat.cli.transfer:take_in",
+    "restore": "kvchat.cli.transfer:restore",
+    "repair": "kvchat.cli.transfer:repair_chats",
+    "open": "",  # for a window alone
+}
+
+
+class InUse(KvchatError):
+    """What is to be done needs the folder for itself."""
+
+    def __init__(self, name: str, pid: int) -> None:
+        super().__init__(
+            _("kvchat is running"),
+            _("{name} (process {pid}) uses these chats. Nothing has been changed.", name=name, pid=pid),
+            _("Quit it, then try again."),
+        )
+
+
+class Commands:
+    """Runs commands over one runtime. Belongs to the event loop's thread, but for `welcome`."""
+
+    def __init__(self, paths: Paths, name: str) -> None:
+        """`name` is what this process is called."""
+        self.paths, self.name = paths, name
+        self.show_window: Callable[[StartRequest], None] | None = None  # in a process that has one
+        self._runtime: Runtime | None = None
+        self._opening = asyncio.Lock()
+        self._loop = asyncio.get_running_loop()
+        self._running: dict[asyncio.Task[None], Terminal] = {}
+        self.own: Terminal | None = None  # of this process's own command
+        self._closed = False
+        self.begun = asyncio.Event()  # a command
+
+    @property
+    def settings(self) -> Settings:
+        """The settings in force. Reads them from the disk where there is no runtime."""
+        return self._runtime.settings if self._runtime else load_settings(self.paths.settings_file)
+
+    @property
+    def is_own(self) -> bool:
+        """True where the command that asks is this process's own."""
+        return self.own is not None and current_terminal.get() is self.own
+
+    @property
+    def is_open(self) -> bool:
+        """True once there is a runtime."""
+        return self._runtime is not None
+
+    async def runtime(self, settings: Settings | None = None) -> Runtime:
+        """The runtime, opened with these settings unless it is open already. Raises KvchatError."""
+        if self._runtime is None:
+            async with self.opening():
+                if self._runtime is None:
+                    from kvchat.runtime import open_runtime
+
+                    chosen = await asyncio.to_thread(lambda: self.settings) if settings is None else settings
+                    self._runtime = await open_runtime(self.paths, chosen)
+        return self._runtime
+
+    @contextlib.asynccontextmanager
+    async def opening(self) -> AsyncIterator[Runtime | None]:
+        """The runtime if it is open; else nobody opens it meanwhile."""
+        async with self._opening:
+            yield self._runtime
+
+    def opened(self, runtime: Runtime) -> None:
+        """Take a runtime that was opened within `opening`."""
+        self._runtime = runtime
+
+    @contextlib.asynccontextmanager
+    async def alone(self) -> AsyncIterator[None]:
+        """Have the folder with nothing open in it. Raises InUse."""
+        async with self.opening() as runtime:
+            if runtime is not None:
+                raise InUse(self.name, os.getpid())
+            yield
+
+    async def change_settings(self, **changes: Any) -> None:
+        """Put changes into force and on disk. Raises SettingsNotSaved."""
+        if self._runtime is not None:
+            await self._runtime.apply_settings(dataclasses.replace(self._runtime.settings, **changes))
+        else:
+            settings = dataclasses.replace(await asyncio.to_thread(lambda: self.settings), **changes)
+            await asyncio.to_thread(save_settings, self.paths.settings_file, settings)
+
+    def welcome(self, connection: Connection) -> None:
+        """Run what a client asks for; returns when it has gone. For a thread of its own."""
+        self.serve(Terminal(connection))
+
+    def serve(self, terminal: Terminal) -> None:
+        """As `welcome`."""
+        try:
+            name, options, *about = terminal.receive()
+            terminal.about(*about)
+            self._loop.call_soon_threadsafe(self._begin, terminal, name, options)
+            while (message := terminal.receive()) != ("bye",):
+                self._loop.call_soon_threadsafe(terminal.hear, message)
+        except (OSError, EOFError, RuntimeError):  # it has gone, or the loop has
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(terminal.hear, ("end", INTERRUPTED))
+        finally:
+            terminal.close()
+
+    async def idle(self) -> None:
+        """Wait until all commands are done."""
+        while self._running:
+            await asyncio.wait(self._running)
+
+    async def close(self) -> None:
+        """End the commands that run, and take no more."""
+        self._closed = True
+        for task, terminal in self._running.items():
+            terminal.fail(KvchatError(_("kvchat was quit before this was done"), "", _("Try again.")))
+            task.cancel()
+        await self.idle()
+
+    def _begin(self, terminal: Terminal, name: str, options: object) -> None:
+        if self._closed or (name == "open" and not (self.show_window or self.name in LASTING)):
+            terminal.send("gone")  # it has the folder in a moment
+            return
+        terminal.send("begun")
+        self.begun.set()
+        task = self._loop.create_task(self._run(terminal, name, options))
+        terminal.end = task.cancel
+        self._running[task] = terminal
+        task.add_done_callback(lambda _: self._running.pop(task))
+
+    async def _run(self, terminal: Terminal, name: str, options: object) -> None:
+        current_terminal.set(terminal)
+        try:
+            terminal.done(await self._done(name, options))
+        except asyncio.CancelledError:
+            terminal.done(terminal.ended_by)
+        except KvchatError as error:
+            terminal.fail(error)
+        except Exception:
+            remark(traceback.format_exc())
+            terminal.done(FAILED)
+
+    async def _done(self, name: str, options: Any) -> int:
+        if name == "open":
+            if self.show_window is None:
+                raise InUse(self.name, os.getpid())
+            self.show_window(options)
+            return 0
+        module, _colon, function = OWNED[name].partition(":")
+        run = getattr(await asyncio.to_thread(importlib.import_module, module), function)
+        return int(await run(options, self))
+
+
+def show_running_window(paths: Paths, request: StartRequest) -> bool:
+    """True if there is a window, which was told what this start is for. Raises InUse where another owner lasts."""
+    connection = connect(paths.data)
+    if connection is None:
+        return False
+    let_come_to_front()
+    with contextlib.suppress(NotBegun):
+        return attend(connection, "open", request) == 0
+    return False
+
+
+class NotBegun(Exception):
+    """The owner has ended before it began the command."""
+
+
+def run(name: str, options: object) -> int:
+    """Have the owner of the data do a command, or own it; the exit code. Raises KvchatError."""
+    paths = resolve_paths().ensure()
+    while True:
+        ownership = Ownership(paths.data, f"kvchat {name}")
+        if ownership.claim():
+            ours, theirs = Pipe()
+            threading.Thread(target=_own, args=(ownership, paths, name, theirs), name="owner", daemon=True).start()
+            return attend(ours, name, options, is_owner=True)
+        if (connection := connect(paths.data)) is not None:
+            with contextlib.suppress(NotBegun):
+                return attend(connection, name, options)
+        time.sleep(_AGAIN_S)
+
+
+def attend(connection: Connection, name: str, options: object, *, is_owner: bool = False) -> int:
+    """Show what the command prints and send it what is typed, until it is done; the exit code.
+
+    `is_owner`: this process owns the data, and everything is put away before it ends. Raises KvchatError, NotBegun.
+    """
+    connection.send((name, _absolute(options), str(Path.cwd()), tuple(map(_is_terminal, range(3)))))
+    messages: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
+    threading.Thread(target=_receive, args=(connection, messages), name="messages", daemon=True).start()
+    begun = False
+    code: int | None = None
+    failed: KvchatError | None = None
+    while True:
+        try:
+            match messages.get(timeout=_LOOK_S) if os.name == "nt" else messages.get():
+                case ("begun",):
+                    begun = True
+                case ("out", text):
+                    print(text, end="", flush=True)
+                case ("err", text):
+                    print(text, end="", file=sys.stderr, flush=True)
+                case ("read", prompt):
+                    connection.send(("line", _line(prompt)))
+                case ("done", code):
+                    pass
+                case ("failed", *words):
+                    failed = KvchatError(*words)
+                case ("gone",):
+                    break
+        except queue.Empty:
+            continue
+        except KeyboardInterrupt as pressed:
+            if code is not None or failed:
+                return INTERRUPTED
+            with contextlib.suppress(OSError):
+                connection.send(("end", pressed.code) if isinstance(pressed, Ended) else ("stop",))
+        if not is_owner and (code is not None or failed):
+            break
+    with contextlib.suppress(OSError):
+        connection.send(("bye",))
+    if failed:
+        raise failed
+    if code is not None:
+        return code
+    if not begun:
+        raise NotBegun
+    raise KvchatError(
+        _("The kvchat that did this has ended unexpectedly"),
+        _("What you wrote is saved."),
+        _("Run the command again to see what became of it."),
+    )
+
+
+def _receive(connection: Connection, messages: queue.SimpleQueue[tuple[Any, ...]]) -> None:
+    with contextlib.suppress(OSError, EOFError):
+        while True:
+            messages.put(connection.recv())
+    messages.put(("gone",))
+    connection.close()
+
+
+def _own(ownership: Ownership, paths: Paths, name: str, connection: Connection) -> None:
+    """Own the folder until this process's command and those of guests are done."""
+    terminal = Terminal(connection)
+    try:
+        asyncio.run(_serve(ownership, paths, name, terminal))
+    finally:
+        ownership.release()
+        terminal.send("gone")
+
+
+async def _serve(ownership: Ownership, paths: Paths, name: str, terminal: Terminal) -> None:
+    from kvchat.transfer.restore import finish_restore
+
+    asyncio.get_running_loop().set_default_executor(Threads())
+    commands = Commands(paths, f"kvchat {name}")
+    commands.own = terminal
+    try:
+        await asyncio.to_thread(finish_restore, paths)
+    except KvchatError as error:
+        terminal.fail(error)
+        return
+    ownership.listen(commands.welcome)
+    threading.Thread(target=commands.serve, args=(terminal,), name="own command", daemon=True).start()
+    await commands.begun.wait()
+    await commands.idle()
+    ownership.stop_listening()
+    await commands.idle()
+    if commands.is_open:
+        await (await commands.runtime()).close()
+
+
+def _absolute(options: Any) -> Any:
+    """The options with paths that hold in any folder."""
+
+    def absolute(value: Any) -> Any:
+        if isinstance(value, tuple | list):
+            return tuple(map(absolute, value))
+        return value.absolute() if isinstance(value, Path) and value != STANDARD_STREAM else value
+
+    if not dataclasses.is_dataclass(options):
+        return options
+    names = [field.name for field in dataclasses.fields(options)]
+    return dataclasses.replace(options, **{name: absolute(getattr(options, name)) for name in names})  # type: ignore[type-var]
+
+
+def _is_terminal(stream: int) -> bool:
+    with contextlib.suppress(AttributeError, ValueError, OSError):
+        return (sys.stdin, sys.stdout, sys.stderr)[stream].isatty()
+    return False
+
+
+def _line(prompt: str) -> str | None:
+    """What the user types; empty where Ctrl+C dropped it, None at the end of input."""
+    try:
+        if sys.stdin.isatty():
+            return input(prompt)
+        return sys.stdin.readline() or None
+    except Ended:
+        raise
+    except KeyboardInterrupt:
+        print(file=sys.stderr)
+        return ""
+    except EOFError:
+        print()
+        return None

@@ -1,0 +1,173 @@
+"""One process owns the data folder: whoever comes first. Others connect to it and have it do their work.
+
+The lock dies with its process. The note beside it says where the owner listens, and has the key that both ends prove to
+have: the folder is private to the user, so nobody else can listen in the owner's place or be heard by it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import secrets
+import shutil
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Client, Connection, Listener, answer_challenge, deliver_challenge
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from kvchat.system.files import read_json, whole_file
+
+_MOST_NOTE = 10_000  # bytes
+_LONGEST_PATH = 100  # bytes: 103 fit into macOS's sun_path, 107 into Linux's
+_FAULTS = (OSError, EOFError, AuthenticationError, AssertionError)
+
+
+@dataclass(frozen=True)
+class Owner:
+    """The process that owns the folder, as it describes itself."""
+
+    name: str  # as "kvchat serve"
+    pid: int
+    address: str = ""  # of its socket or named pipe; empty where it can have none
+    key: str = field(default="", repr=False)
+    api_key: str = field(default="", repr=False)  # for the API server: sees what all programs ask
+
+
+@dataclass(frozen=True)
+class StartRequest:
+    """What the window is started for; when nothing is said, to be in front."""
+
+    open: tuple[str, ...] = ()  # links, and files with their whole paths
+    quick: bool = False  # the small window to ask something in
+    token: str = ""  # with which the desktop lets a window come to the front
+
+
+def start_request(what: tuple[str, ...] = (), *, quick: bool = False) -> StartRequest:
+    """The request of this process, which was started with these words."""
+    here = tuple(name if "://" in name else os.path.abspath(name) for name in what)  # noqa: PTH100 - no link is followed
+    token = os.environ.get("XDG_ACTIVATION_TOKEN") or os.environ.get("DESKTOP_STARTUP_ID", "")
+    return StartRequest(here, quick, token)
+
+
+def let_come_to_front() -> None:
+    """Windows lets only who has the user's attention bring a window to the front: that is this process, just started.
+
+    https://learn.microsoft.com/windows/win32/api/winuser/nf-winuser-allowsetforegroundwindow
+    """
+    if sys.platform == "win32":
+        ctypes.windll.user32.AllowSetForegroundWindow(-1)  # any process
+
+
+class Ownership:
+    """Of one data folder, which must exist. Where no lock can be made there, nobody is kept from anything."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        """`name` is what this process is called."""
+        self._folder, self._name = folder, name
+        self._lock = FileLock(folder / "owner.lock", timeout=0, mode=0o600, thread_local=False)
+        self._listener: Listener | None = None
+        self._private: str | None = None  # a folder for the socket, where the data folder cannot hold one
+
+    def claim(self) -> bool:
+        """Become the owner; False if another process is."""
+        try:
+            self._lock.acquire()
+        except Timeout:
+            return False
+        except OSError:
+            pass
+        return True
+
+    def listen(self, welcome: Callable[[Connection], None]) -> None:
+        """Have others connect from now on. `welcome` is called for each, in a thread of its own."""
+        key = secrets.token_bytes(32)
+        self._listener = listener = self._made_listener()
+        address = "" if listener is None else str(listener.address)
+        owner = Owner(self._name, os.getpid(), address, key.hex(), secrets.token_urlsafe(32))
+        with contextlib.suppress(OSError), whole_file(_note(self._folder), private=True) as new:
+            new.write_text(json.dumps(asdict(owner)), "utf-8")
+        if listener is not None:
+            threading.Thread(target=self._accept, args=(listener, key, welcome), name="guests", daemon=True).start()
+
+    def stop_listening(self) -> None:
+        """Let nobody in any more; who comes waits for the folder."""
+        listener, self._listener = self._listener, None
+        if listener is None:
+            return
+        with contextlib.suppress(OSError):
+            _note(self._folder).unlink(missing_ok=True)
+        with contextlib.suppress(*_FAULTS):
+            Client(listener.address).close()  # wakes the thread that accepts
+        listener.close()
+        if self._private:
+            shutil.rmtree(self._private, ignore_errors=True)
+
+    def release(self) -> None:
+        """Let another process have the folder."""
+        self.stop_listening()
+        self._lock.release()
+
+    def _made_listener(self) -> Listener | None:
+        if os.name == "nt":
+            return Listener(rf"\\.\pipe\kvchat-{secrets.token_hex(16)}", "AF_PIPE")
+        here = self._folder.absolute() / "owner.socket"
+        with contextlib.suppress(OSError):
+            here.unlink(missing_ok=True)  # of a process that was killed
+            if len(os.fsencode(here)) <= _LONGEST_PATH:
+                return Listener(str(here), "AF_UNIX", backlog=32)
+        with contextlib.suppress(OSError):
+            self._private = tempfile.mkdtemp(prefix="kvchat-")
+            return Listener(str(Path(self._private) / "owner.socket"), "AF_UNIX", backlog=32)
+        return None
+
+    def _accept(self, listener: Listener, key: bytes, welcome: Callable[[Connection], None]) -> None:
+        while self._listener is listener:
+            try:
+                guest = listener.accept()
+            except _FAULTS:
+                time.sleep(0.1)  # no descriptor is free, or the guest has gone
+                continue
+            threading.Thread(target=_greet, args=(guest, key, welcome), name="guest", daemon=True).start()
+
+
+def owner_of(folder: Path) -> Owner | None:
+    """The process that owns the folder, as its note says; None without a note."""
+    try:
+        note = read_json(_note(folder), _MOST_NOTE)
+        return Owner(**note) if isinstance(note, dict) else None
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def connect(folder: Path) -> Connection | None:
+    """A connection to the owner; None where nobody listens. Waits as long as an owner hangs."""
+    owner = owner_of(folder)
+    if owner is None or not owner.address:
+        return None
+    try:
+        return Client(owner.address, authkey=bytes.fromhex(owner.key))
+    except (*_FAULTS, ValueError):
+        return None
+
+
+def _note(folder: Path) -> Path:
+    return folder / "owner.json"
+
+
+def _greet(guest: Connection, key: bytes, welcome: Callable[[Connection], None]) -> None:
+    try:
+        deliver_challenge(guest, key)
+        answer_challenge(guest, key)
+    except _FAULTS:
+        guest.close()
+    else:
+        welcome(guest)

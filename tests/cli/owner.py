@@ -1,0 +1,43 @@
+"""Another kvchat that owns the data folder, with its runtime open, in a thread of this process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Iterator
+
+from kvchat.cli.owned import Commands
+from kvchat.runtime import Runtime
+from kvchat.settings import load_settings
+from kvchat.system.owner import Ownership
+from kvchat.system.paths import Paths
+
+
+@contextlib.contextmanager
+def running_owner(paths: Paths, name: str = "kvchat serve") -> Iterator[Runtime]:
+    """Its runtime, as long as it has the folder."""
+    opened: list[Runtime] = []
+    is_open, ends = threading.Event(), threading.Event()
+
+    async def run() -> None:
+        ownership = Ownership(paths.data, name)
+        assert ownership.claim()
+        commands = Commands(paths, name)
+        opened.append(await commands.runtime(load_settings(paths.settings_file)))
+        ownership.listen(commands.welcome)
+        is_open.set()
+        await asyncio.to_thread(ends.wait)
+        ownership.stop_listening()
+        await commands.close()
+        await opened[0].close()
+        ownership.release()
+
+    thread = threading.Thread(target=asyncio.run, args=(run(),))
+    thread.start()
+    is_open.wait()
+    try:
+        yield opened[0]
+    finally:
+        ends.set()
+        thread.join()

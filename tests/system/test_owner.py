@@ -1,0 +1,141 @@
+"""One process owns the data folder, and others connect to it."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import subprocess
+import sys
+import threading
+from dataclasses import asdict, replace
+from multiprocessing.connection import Client, Connection
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from kvchat.system.owner import Ownership, connect, let_come_to_front, owner_of
+
+OWN = """
+import sys
+from pathlib import Path
+from kvchat.system.owner import Ownership
+ownership = Ownership(Path(sys.argv[1]), "kvchat serve")
+print(ownership.claim(), flush=True)
+ownership.listen(lambda connection: connection.send(connection.recv()))
+sys.stdin.read()
+"""
+
+
+def echo(connection: Connection) -> None:
+    connection.send(connection.recv())
+
+
+def answers(folder: Path) -> bool:
+    connection = connect(folder)
+    if connection is None:
+        return False
+    with connection:
+        connection.send("hello")
+        return bool(connection.recv() == "hello")
+
+
+def test_another_process_is_told_who_owns_it_and_takes_over_when_that_is_killed(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", OWN, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"True\n"
+        ours = Ownership(tmp_path, "kvchat ask")
+        assert not ours.claim()
+        while not answers(tmp_path):
+            pass
+        owner = owner_of(tmp_path)
+        assert owner is not None
+        assert (owner.name, owner.pid) == ("kvchat serve", other.pid)
+        other.kill()
+        other.wait()
+        assert ours.claim()
+        assert connect(tmp_path) is None
+    ours.listen(echo)
+    assert answers(tmp_path)
+    ours.release()
+
+
+def test_who_does_not_have_the_key_is_not_heard(tmp_path: Path) -> None:
+    ownership, heard = Ownership(tmp_path, "x"), threading.Event()
+    assert ownership.claim()
+    ownership.listen(lambda connection: heard.set())
+    owner = owner_of(tmp_path)
+    assert owner is not None
+    with Client(owner.address) as stranger:
+        stranger.send_bytes(b"let me in")
+        stranger.recv_bytes()  # the challenge
+        assert b"FAILURE" in stranger.recv_bytes()
+    note = tmp_path / "owner.json"
+    assert note.stat().st_mode & 0o077 == 0
+    note.write_text(json.dumps(asdict(replace(owner, key="00" * 32))), "utf-8")
+    assert connect(tmp_path) is None
+    assert not heard.is_set()
+    ownership.release()
+
+
+def test_a_silent_stranger_keeps_nobody_out(tmp_path: Path) -> None:
+    ownership = Ownership(tmp_path, "x")
+    assert ownership.claim()
+    ownership.listen(echo)
+    owner = owner_of(tmp_path)
+    assert owner is not None
+    with Client(owner.address):
+        assert answers(tmp_path)
+    ownership.release()
+
+
+def test_whoever_comes_while_the_owner_ends_finds_nobody_and_the_folder_is_free_afterwards(tmp_path: Path) -> None:
+    ownership = Ownership(tmp_path, "x")
+    assert ownership.claim()
+    ownership.listen(echo)
+    ownership.stop_listening()
+    assert connect(tmp_path) is None
+    assert not Ownership(tmp_path, "y").claim()
+    ownership.release()
+    assert [file.name for file in tmp_path.iterdir()] in ([], ["owner.lock"])
+    assert Ownership(tmp_path, "y").claim()
+
+
+def test_where_no_lock_can_be_made_nobody_is_kept_out(tmp_path: Path) -> None:
+    (tmp_path / "owner.lock").mkdir()
+    ownership = Ownership(tmp_path, "x")
+    assert ownership.claim()
+    ownership.listen(echo)
+    assert answers(tmp_path)
+    ownership.release()
+
+
+def test_a_folder_whose_path_is_too_long_for_a_socket_has_an_owner_too(tmp_path: Path) -> None:
+    folder = tmp_path / ("long" * 30)
+    folder.mkdir()
+    ownership = Ownership(folder, "x")
+    assert ownership.claim()
+    ownership.listen(echo)
+    owner = owner_of(folder)
+    assert owner is not None
+    assert answers(folder)
+    ownership.release()
+    assert not Path(owner.address).parent.exists()
+
+
+@pytest.mark.parametrize("note", ["", "[]", '{"name": 1}', '{"name": "x", "pid": 1, "address": "/nowhere"}'])
+def test_a_note_that_is_no_note_leads_nowhere(tmp_path: Path, note: str) -> None:
+    (tmp_path / "owner.json").write_text(note, "utf-8")
+    assert connect(tmp_path) is None
+
+
+def test_windows_is_told_to_let_the_other_one_to_the_front(monkeypatch: pytest.MonkeyPatch) -> None:
+    let: list[int] = []
+    windows = SimpleNamespace(user32=SimpleNamespace(AllowSetForegroundWindow=let.append))
+    monkeypatch.setattr(ctypes, "windll", windows, raising=False)
+    let_come_to_front()
+    assert not let
+    monkeypatch.setattr(sys, "platform", "win32")
+    let_come_to_front()
+    assert let == [-1]
