@@ -255,8 +255,8 @@ def attend(connection: Connection, name: str, options: object, *, is_owner: bool
                     connection.send(("line", _line(prompt)))
                 case ("done", code):
                     pass
-                case ("failed", *words):
-                    failed = KvchatError(*words)
+                case ("failed", title, detail, advice):
+                    failed = KvchatError(title, detail, advice)
                 case ("gone",):
                     break
         except queue.Empty:
