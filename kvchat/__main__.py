@@ -6,6 +6,7 @@ import gc
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -170,12 +171,14 @@ def _app(what: tuple[str, ...], *, quick: bool, starter: bool, hidden: bool) -> 
     if (problem := no_display.find_problem()) is not None:
         return lambda: no_display.run(problem, starter=starter)
     from kvchat.cli.owned import show_running_window
+    from kvchat.errors import KvchatError
     from kvchat.system.owner import start_request
     from kvchat.system.paths import resolve_paths
 
     request = start_request(what, quick=quick)
-    if show_running_window(resolve_paths(), request):
-        return lambda: 0
+    with suppress(KvchatError):  # said in a box, once there can be one
+        if show_running_window(resolve_paths(), request):
+            return lambda: 0
     gc.disable()  # until all is imported and made: each pass would go through what stays
     from kvchat import app
 

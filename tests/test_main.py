@@ -12,6 +12,8 @@ import pytest
 
 import kvchat
 from kvchat.__main__ import main
+from kvchat.system.paths import resolve_paths
+from tests.cli.owner import running_owner
 
 pytestmark = pytest.mark.slow
 
@@ -98,6 +100,17 @@ def test_the_window_says_so_in_a_box(tmp_path: Path) -> None:
     assert "Traceback" not in ended.stderr
     assert ended.stdout.startswith("A folder that kvchat needs cannot be made")
     assert str(tmp_path / "file") in ended.stdout
+    assert ended.stdout.rstrip().endswith("True")
+
+
+def test_a_window_beside_kvchat_serve_says_so_in_a_box(tmp_path: Path) -> None:
+    environment = os.environ | {"KVCHAT_HOME": str(tmp_path), "QT_QPA_PLATFORM": "offscreen"}
+    with running_owner(resolve_paths({"KVCHAT_HOME": str(tmp_path)}).ensure()):
+        command = [sys.executable, "-c", BOX]
+        ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
+    assert ended.returncode == 1
+    assert "Traceback" not in ended.stderr
+    assert ended.stdout.startswith("kvchat is running kvchat serve (process ")
     assert ended.stdout.rstrip().endswith("True")
 
 
