@@ -62,6 +62,7 @@ class Housekeeping:
         """What is kept, by conversation, the largest first."""
         parts = self._parts
         parts.tidy()
+        occupied = parts.occupied()
         with parts.index.read() as db:
             conversations = tuple(index_usage.by_conversation(db))
             totals = index_usage.totals(db, parts.today())
@@ -74,7 +75,8 @@ class Housekeeping:
             free_floor_bytes=parts.bounds.free_floor,
             save_points=totals.save_points,
             logical_bytes=totals.logical,
-            physical_bytes=parts.occupied(),
+            physical_bytes=occupied,
+            other_bytes=max(0, occupied - totals.disk),
             unique_rows_bytes=totals.rows,
             bytes_written=totals.written,
             bytes_written_today=totals.written_today,

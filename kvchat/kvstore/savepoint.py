@@ -166,6 +166,7 @@ class StoreUsage:
     staged: str = ""  # where slot files go on their way to and from the engine, and why there, in words
     programs_quota_bytes: int = 0  # of the quota, what other programs may keep
     problem: str = ""  # why nothing is kept, and what to do, where that is so; nothing else is known then
+    other_bytes: int = 0  # of `physical_bytes`, what is no chat's: index, folders, staged files, what is set aside
 
 
 @dataclass(frozen=True)

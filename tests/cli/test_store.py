@@ -86,6 +86,7 @@ def test_the_figures_are_those_of_the_files(filled: Filled, capsys: pytest.Captu
     assert (figures["save_points"], figures["conversations"]) == (3, 2)
     assert figures["logical_bytes"] == sum(map(len, files))
     assert on_disk <= figures["physical_bytes"] <= on_disk + 500_000, "blocks and the index"
+    assert 0 < figures["other_bytes"] <= figures["physical_bytes"] - on_disk, "what the chats do not add up to"
     assert figures["unique_rows_bytes"] == pytest.approx(unique_rows, rel=0.15)
     assert figures["bytes_written"] >= on_disk
     assert {"quota_bytes", "free_bytes", "free_floor_bytes", "shared_savings_bytes"} <= set(figures)

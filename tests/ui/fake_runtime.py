@@ -809,6 +809,7 @@ class FakeStore(StoreService):
             bytes_written=total * 3,
             bytes_written_today=total // 20,
             warm_bytes=total // 8,
+            other_bytes=self._runtime.set_aside + 3_000_000,
         )
 
     async def plan_prune(self, target_bytes: int) -> PrunePlan:

@@ -123,7 +123,11 @@ async def test_shows_the_sums_and_draws_what_is_on_disk_and_whose_it_is(
     panel = await opened(window)
     summary = panel.summary
     assert summary.total.text() == "1 of 20 GB in use"
-    for words in ("Below 2 GB free on the disk nothing more is kept", "12 MB in files that were found bad"):
+    for words in (
+        "Below 2 GB free on the disk nothing more is kept",
+        "3 MB of what is in use",
+        "12 MB in files that were found bad",
+    ):
         assert words in summary.free.text()
     assert summary.on_disk.text() == "1 GB on disk"
     assert summary.spared.text() == "7.6 GB spared (88 %): whole files would take 8.6 GB."
