@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from kvchat.runtime import Runtime
 
 STANDARD_STREAM = Path("-")
-LASTING = ("kvchat serve", "kvchat talk")  # go on until they are told to end
+LASTING = ("serve", "talk")  # commands that go on until they are told to end
 _AGAIN_S = 0.1  # between two attempts while the owner starts or ends
 _LOOK_S = 0.2  # Windows hears Ctrl+C only between two waits
 
@@ -168,7 +168,7 @@ class Commands:
         await self.idle()
 
     def _begin(self, terminal: Terminal, name: str, options: object) -> None:
-        if self._closed or (name == "open" and not (self.show_window or self.name in LASTING)):
+        if self._closed or (name == "open" and not (self.show_window or self.name.split()[-1] in LASTING)):
             terminal.send("gone")  # it has the folder in a moment
             return
         terminal.send("begun")
@@ -313,7 +313,7 @@ async def _serve(ownership: Ownership, paths: Paths, name: str, terminal: Termin
         terminal.fail(error)
         return
     ownership.listen(commands.welcome)
-    threading.Thread(target=commands.serve, args=(terminal,), name="own command", daemon=True).start()
+    threading.Thread(target=commands.serve, args=(terminal,), name="own-command", daemon=True).start()
     await commands.begun.wait()
     await commands.idle()
     ownership.stop_listening()

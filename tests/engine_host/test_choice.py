@@ -18,6 +18,7 @@ from kvchat.errors import KvchatError
 from kvchat.library.memory.corrections import CorrectionBook
 from kvchat.library.memory.machine import MemoryFacts
 from kvchat.settings import GB, Settings
+from kvchat.words.reasons import Reason, ReasonCode
 from tests.engine_fixtures import FakeEngine
 from tests.kvstore.true_files import Bench
 from tests.library.gguf_files import LLAMA, write_gguf
@@ -48,7 +49,7 @@ def test_without_a_second_set_every_context_size_is_alike(tmp_path: Path, fake_e
 
 def test_the_other_factors_are_another_fingerprint_and_said_in_words(tmp_path: Path, fake_engine: FakeEngine) -> None:
     short, long = (chosen(tmp_path, fake_engine, LONG_ROPE, size) for size in (4096, 8192))
-    words = ["context size, which changes how this model counts positions"]
+    words = (Reason(ReasonCode.ROPE),)
     assert short.fingerprint.differences(long.fingerprint) == words
 
 
@@ -67,7 +68,7 @@ def test_the_users_own_arguments_reach_the_plan_and_count_where_they_change_a_st
     assert (other.plan.extra, other.plan.rpc_workers) == (("--mlock",), ("den:50052",))
     assert bare.fingerprint == faster.fingerprint == other.fingerprint
     adapted = with_arguments(tmp_path, fake_engine, engine_arguments="--lora x.gguf")
-    assert bare.fingerprint.differences(adapted.fingerprint) == ["extra engine arguments"]
+    assert bare.fingerprint.differences(adapted.fingerprint) == (Reason(ReasonCode.OPTIONS),)
 
 
 @pytest.mark.parametrize(
@@ -127,7 +128,7 @@ def test_a_file_named_in_the_arguments_counts_by_what_is_in_it(tmp_path: Path, f
     adapter.write_bytes(b"another")
     after = with_arguments(tmp_path, fake_engine, engine_arguments=f"--lora {shlex.quote(str(adapter))}")
     assert before.fingerprint == again.fingerprint
-    assert before.fingerprint.differences(after.fingerprint) == ["extra engine arguments"]
+    assert before.fingerprint.differences(after.fingerprint) == (Reason(ReasonCode.OPTIONS),)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has files in memory")

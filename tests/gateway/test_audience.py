@@ -11,8 +11,6 @@ from kvchat.gateway.dialects.asked import Form, Refused, understood
 from kvchat.gateway.door.checks import Checks
 from kvchat.gateway.door.keys import Keys
 
-CHAT = "3f2a" * 8
-
 
 def body(**more: object) -> bytes:
     return json.dumps({"messages": [], **more}).encode()
@@ -29,18 +27,11 @@ def test_adapters_are_the_users_choice() -> None:
     understood(Form.CHAT, body(lora=[])).check()
 
 
-@pytest.mark.parametrize("chat", ["program/editor", "prepared:1", "../x", "", 7, CHAT + "a"])
-def test_a_command_names_a_chat_and_nothing_else(chat: object) -> None:
-    assert understood(Form.CHAT, body(kvchat_chat=chat)).chat_and_reply[0] == ""
-    assert understood(Form.CHAT, body(kvchat_chat=CHAT)).chat_and_reply == (CHAT, "")
-    assert understood(Form.CHAT, body(kvchat_chat=CHAT, kvchat_reply=chat)).chat_and_reply == (CHAT, "")
-
-
 @pytest.mark.parametrize("keys", [{}, {"kvchat": "the-key-of-kvchat"}, {"": "everybodys-key"}])
-def test_a_command_is_known_by_its_key_alone(keys: dict[str, str]) -> None:
+def test_the_owner_is_known_by_the_key_alone(keys: dict[str, str]) -> None:
     """Not by a name that any program may give itself."""
-    checks = Checks("127.0.0.1", Keys(keys, "the-commands-own-key"))
+    checks = Checks("127.0.0.1", Keys(keys, "the-owners-key"))
     for shown in ("", "the-key-of-kvchat", "everybodys-key"):
-        assert not checks.is_command(Headers({"authorization": f"Bearer {shown}", "user-agent": "kvchat"}))
-    assert checks.is_command(Headers({"authorization": "Bearer the-commands-own-key"}))
-    assert not Checks("127.0.0.1", Keys(keys)).is_command(Headers({"authorization": "Bearer "}))
+        assert not checks.is_owner(Headers({"authorization": f"Bearer {shown}", "user-agent": "kvchat"}))
+    assert checks.is_owner(Headers({"authorization": "Bearer the-owners-key"}))
+    assert not Checks("127.0.0.1", Keys(keys)).is_owner(Headers({"authorization": "Bearer "}))

@@ -115,17 +115,6 @@ def test_what_was_there_comes_back_and_what_it_replaced_is_kept(kept, paths):
     assert finish_restore(paths) is None
 
 
-def test_it_waits_while_kvchat_runs(kept, paths):
-    source, before = kept
-    running = open_library(paths.data)
-    lay_ready(paths, source)
-    assert finish_restore(paths) is None
-    made_conversation(running)
-    running.close()
-    assert finish_restore(paths) is not None
-    assert contents(paths) == before
-
-
 @pytest.mark.parametrize("swaps", range(3))
 def test_interrupted_it_goes_on_at_the_next_start(kept, paths, monkeypatch, swaps):
     source, before = kept

@@ -180,7 +180,7 @@ async def test_a_card_that_would_go_unused_is_offered_an_engine(
     github.hold_at = 100_000
     offer.get.click()
     await until(github.held.is_set)
-    page = window.side_windows.open_settings(EnginePage.name).engine
+    page = window.side_windows.open_settings(EnginePage.name).page(EnginePage)
     await until(page.offer.cancel.isVisible)  # the settings show it as well
     window.quitting.ask()
     assert window.quitting.question is not None

@@ -219,7 +219,7 @@ async def test_what_stands_there_becomes_a_preset(runtime: FakeRuntime, panel: C
 
 async def test_presets_are_made_changed_and_deleted(runtime: FakeRuntime, window: MainWindow) -> None:
     settings = window.side_windows.open_settings(PresetsPage.name)
-    page, presets = settings.presets, runtime.chat.options
+    page, presets = settings.page(PresetsPage), runtime.chat.options
     dialog = page.open(Preset("Poet"))
     assert dialog is not None
     await until(dialog.save.isEnabled)
