@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 STANDARD_STREAM = Path("-")
 LASTING = ("serve", "talk")  # commands that go on until they are told to end
 _AGAIN_S = 0.1  # between two attempts while the owner starts or ends
-_LOOK_S = 0.2  # Windows hears Ctrl+C only between two waits
+_LOOK_S = 0.3  # a signal that comes just before a wait, and any on Windows, is heard between two waits
 
 # By the command's name: the coroutine function that does it, given its options and the `Commands` it runs in.
 OWNED = {
@@ -244,7 +244,7 @@ def attend(connection: Connection, name: str, options: object, *, is_owner: bool
     failed: KvchatError | None = None
     while True:
         try:
-            match messages.get(timeout=_LOOK_S) if os.name == "nt" else messages.get():
+            match messages.get(timeout=_LOOK_S):
                 case ("begun",):
                     begun = True
                 case ("out", text):

@@ -175,7 +175,7 @@ def use(paths: Paths) -> set[str]:
 def _ask(database: Database, conversation_id: str) -> None:
     """What `ask` writes, and a deletion."""
     beginning = opening.ask(database, conversation_id, "And now?")
-    opening.stand_last(database, beginning.question_id, answered_now=True)
+    database.stand_last(beginning.question_id)
     path = database.path(beginning.question_id)
     assert path[-1].content == "And now?", "the question was lost"
     reply = database.append(conversation_id, beginning.question_id, Role.ASSISTANT, "So.", MessageState.COMPLETE)
