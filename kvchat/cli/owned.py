@@ -59,7 +59,7 @@ OWNED = {
 
 
 class InUse(KvchatError):
-    """What is to be done needs the folder for itself."""
+    """The command needs the data folder for itself, and kvchat has it open."""
 
     def __init__(self, name: str, pid: int) -> None:
         super().__init__(
@@ -236,7 +236,8 @@ def attend(connection: Connection, name: str, options: object, *, is_owner: bool
 
     `is_owner`: this process owns the data, and everything is put away before it ends. Raises KvchatError, NotBegun.
     """
-    connection.send((name, _absolute(options), str(Path.cwd()), tuple(map(_is_terminal, range(3)))))
+    with contextlib.suppress(OSError):  # the owner ends: no answer comes
+        connection.send((name, _absolute(options), str(Path.cwd()), tuple(map(_is_terminal, range(3)))))
     messages: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
     threading.Thread(target=_receive, args=(connection, messages), name="messages", daemon=True).start()
     begun = False
@@ -343,7 +344,7 @@ def _is_terminal(stream: int) -> bool:
 
 
 def _line(prompt: str) -> str | None:
-    """What the user types; empty where Ctrl+C dropped it, None at the end of input."""
+    """Read a typed line; empty where Ctrl+C dropped it, None at the end of input."""
     try:
         if sys.stdin.isatty():
             return input(prompt)

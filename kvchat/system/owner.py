@@ -44,7 +44,7 @@ class Owner:
 
 @dataclass(frozen=True)
 class StartRequest:
-    """What the window is started for; when nothing is said, to be in front."""
+    """The reason for starting the window; by default, to bring it to the front."""
 
     open: tuple[str, ...] = ()  # links, and files with their whole paths
     quick: bool = False  # the small window to ask something in
@@ -68,7 +68,7 @@ def let_come_to_front() -> None:
 
 
 class Ownership:
-    """Of one data folder, which must exist. Where no lock can be made there, nobody is kept from anything."""
+    """Ownership of one data folder, which must exist. Where no lock can be made there, everybody owns it."""
 
     def __init__(self, folder: Path, name: str) -> None:
         """`name` is what this process is called."""
