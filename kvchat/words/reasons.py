@@ -20,7 +20,7 @@ class ReasonCode(StrEnum):
     sentence: str
     general: str
 
-    def __new__(cls, code: str, sentence: str = "", general: str = "") -> ReasonCode:  # noqa: D102
+    def __new__(cls, code: str, sentence: str = "", general: str = "") -> ReasonCode:
         member = str.__new__(cls, code)
         member._value_, member.sentence, member.general = code, sentence, general
         return member
