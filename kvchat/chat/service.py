@@ -86,8 +86,7 @@ class ChatService:
         self.ahead_of, self.go_first = self._turns.ahead_of, self._turns.go_first
         self.rest_on, self.stop_reading_ahead = self._preparing.rest_on, self._preparing.stop
         self.try_out = lambda *asked: trying_out.try_out(self._parts, *asked)
-        verifying = Verifying(self._parts, why_not_read, self._preparing.begin)
-        self.verify_memory, self.verify_in_spare_time = verifying.verify, verifying.in_spare_time
+        self.verifying = Verifying(self._parts, why_not_read, self._preparing.begin)
         self.absorb, self.reading_speed = self._parts.absorb, self._parts.reading_speed
 
     @property
@@ -172,6 +171,7 @@ class ChatService:
         self.stop(conversation_id)
         self._turns.end_settling(conversation_id)
         self._preparing.leave(conversation_id)
+        self.verifying.leave(conversation_id)
 
     def select(self, conversation_id: str) -> None:
         """The user looks at this conversation now: begin at once to restore its save point, in the background."""

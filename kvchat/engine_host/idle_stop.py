@@ -39,7 +39,7 @@ class IdleStop:
             if self._is_due():
                 await self._chat.rest(self._stop)
             elif self._idle_s() >= SPARE_AFTER_S:
-                await self._chat.verify_in_spare_time()
+                await self._chat.verifying.in_spare_time()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._look_s):
                     await self._ended.wait()

@@ -193,7 +193,7 @@ class Hands(QObject):
     def take_in(self) -> None:
         """Delete that chat, and have it back from the file, tried out."""
         self.click_on(LONG)
-        self.look(lambda: self.window.organiser.delete([self.window.chat.current]))
+        self.look(lambda: self.window.sidebar.delete_requested.emit([self.window.chat.current]))
         time.sleep(_MOMENT_S)
         self.look(self.window.transfer.take_in)
         self.file(self.file_of_chat)

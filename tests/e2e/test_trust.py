@@ -183,7 +183,7 @@ async def test_a_forged_chat_serves_nobody_else_and_is_replaced_when_it_is_verif
         assert {one.conversation_id for one in (await ours.save_points.usage()).conversations if one.imported} == {
             imported
         }
-        await ours.chat.verify_memory(imported)
+        await ours.chat.verifying.verify(imported)
         assert not any(one.imported for one in (await ours.save_points.usage()).conversations)
         receipt = await said(ours, imported, "Thank you.")
         assert (receipt.imported, receipt.cached_tokens > 2 * FEW) == (False, True), "it is the user's own now"
@@ -217,7 +217,7 @@ async def test_imported_memory_is_verified_in_spare_time_and_whoever_asks_goes_f
                 answers.append(asyncio.ensure_future(said(ours, other.id, "Stop, please.")))
 
         unsubscribe = ours.events.subscribe(ask)
-        await ours.chat.verify_in_spare_time()
+        await ours.chat.verifying.in_spare_time()
         assert answers, "it had begun"
         assert await marked(ours) == {imported}, "and ended for the message"
         assert (await answers[0]).source.value == "warm", "the chat of which is loaded again"
@@ -248,7 +248,45 @@ async def test_not_every_chat_is_verified_in_spare_time(
         [imported] = (await ours.transfer.take_in([file], lambda done, total: None, start=True)).imported
         ours.chat.slots.restore_cost.speed.readings.extend(AS_LARGE)
         for _ in range(2):
-            await ours.chat.verify_in_spare_time()
+            await ours.chat.verifying.in_spare_time()
         assert await marked(ours) == {imported}
-        await ours.chat.verify_memory(imported)
+        await ours.chat.verifying.verify(imported)
+        assert not await marked(ours)
+
+
+@pytest.mark.parametrize("for_good", [False, True])
+async def test_a_chat_deleted_while_it_is_verified_ends_that_without_an_error(
+    tmp_path: Path,
+    tiny_model: Callable[[str], Path],
+    real_llama_server: EngineLocation,
+    monkeypatch: pytest.MonkeyPatch,
+    for_good: bool,
+) -> None:
+    monkeypatch.setattr(Pace, "tokens", lambda self, left: min(64, left))
+    chosen = settings(tiny_model("llama"), real_llama_server, read_ahead="never", slots=1)
+    file = tmp_path / "chat.kvchat"
+    async with opened(tmp_path / "attacker", chosen) as theirs:
+        await forged(theirs, file)
+    async with opened(tmp_path / "home", chosen) as ours:
+        [imported] = (await ours.transfer.take_in([file], lambda done, total: None, start=True)).imported
+        ours.chat.slots.restore_cost.speed.readings.extend(AS_LARGE)
+        deletions: list[asyncio.Future[None]] = []
+        steps: list[int] = []
+
+        def delete(event: Event) -> None:
+            if isinstance(event, ReadingAhead) and event.conversation_id == imported:
+                steps.append(event.done)
+                if not deletions:
+                    deleted = ours.chat.delete(imported) if for_good else ours.chat.organiser.delete([imported])
+                    deletions.append(asyncio.ensure_future(deleted))
+
+        ours.events.subscribe(delete)
+        assert not await ours.chat.verifying.verify(imported)
+        await deletions[0]
+        assert len(steps) <= 4, "it is not read to its end"
+        if not for_good:
+            await ours.chat.organiser.undo_delete([imported])
+            assert await marked(ours) == {imported}
+            assert await ours.chat.verifying.verify(imported)
+        await ours.chat.idle()
         assert not await marked(ours)

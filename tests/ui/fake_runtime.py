@@ -8,6 +8,7 @@ from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 
 from kvchat.chat.context.context import ContextUse
 from kvchat.chat.context.context_service import ContextService
@@ -404,7 +405,7 @@ class FakeChat(ChatService):
         self.ahead: str | None = None  # is answered, and the others wait
         self.drafts: FakeDrafts = FakeDrafts()
         self.context: FakeContext = FakeContext(self.calls)
-        self.verify_memory = self._verify
+        self.verifying = SimpleNamespace(verify=self._verify)
         self.finder: FakeFinder = FakeFinder(self)
         self.recently_deleted: FakeRecentlyDeleted = FakeRecentlyDeleted(self)
         self.organiser: FakeOrganiser = FakeOrganiser(self)
@@ -431,8 +432,9 @@ class FakeChat(ChatService):
     def ahead_of(self, conversation_id: str) -> str | None:  # type: ignore[override]
         return self.ahead if conversation_id != self.ahead else None
 
-    async def _verify(self, conversation_id: str) -> None:
+    async def _verify(self, conversation_id: str) -> bool:
         self.calls.append(("verify", conversation_id))
+        return True
 
     def go_first(self, conversation_id: str) -> None:  # type: ignore[override]
         self.calls.append(("go_first", conversation_id))

@@ -42,15 +42,27 @@ class Verifying:
         """`why_not_read`: as for `Preparing`. `verified`: called when a slot may hold another chat than before."""
         self._parts, self._why_not_read, self._verified = parts, why_not_read, verified
         self._put_off: set[str] = set()  # chats that are not tried again in spare time
+        self._under_way: set[str] = set()  # chats that are being verified
 
-    async def verify(self, conversation_id: str) -> None:
+    async def verify(self, conversation_id: str) -> bool:
         """Read the chat whenever nobody needs the engine, then delete what was imported of it.
 
-        May be cancelled at any point. Raises KvchatError.
+        May be cancelled at any point. Returns False if the chat was deleted meanwhile. Raises KvchatError.
         """
-        while not await self._run(conversation_id, math.inf):
-            pass  # somebody else came first
+        try:
+            while not await self._run(conversation_id, math.inf):
+                if conversation_id not in self._under_way:
+                    return False
+        except KvchatError:
+            if conversation_id in self._under_way:
+                raise
+            return False
         await self._replace(conversation_id)
+        return True
+
+    def leave(self, conversation_id: str) -> None:
+        """Stop verifying a chat that is being deleted."""
+        self._under_way.discard(conversation_id)
 
     async def in_spare_time(self) -> None:
         """Verify one chat with the model that is in the engine. What is asked of that meanwhile goes first.
@@ -87,6 +99,7 @@ class Verifying:
             return await self._read(conversation_id, most_ms, slot, wanted)
 
         asked_for = math.isinf(most_ms)
+        self._under_way.add(conversation_id)
         rank = Rank.DOCUMENTS if asked_for else Rank.VERIFY
         return await self._parts.slots.run(rank, conversation_id, work, wait=asked_for)
 
@@ -125,7 +138,7 @@ class Verifying:
             def goes_on() -> bool:
                 if costs.prefill_ms(len(boundary) - done) > most_ms:
                     raise CannotVerify("")
-                return wanted()
+                return wanted() and conversation_id in self._under_way
 
             async def keep(stop: Tokens) -> None:
                 nonlocal saved

@@ -95,7 +95,8 @@ class SidebarController(Controller):
         self._runner.start(self._then_reload(self._verify(conversation_id)))
 
     async def _verify(self, conversation_id: str) -> None:
-        await self._runtime.chat.verify_memory(conversation_id)
+        if not await self._runtime.chat.verifying.verify(conversation_id):
+            return
         self._views.notices.tell(_("The memory of this chat is verified"), self.title(conversation_id))
 
     def reload_soon(self) -> None:
