@@ -35,7 +35,6 @@ class Attention(QObject):
         tray.icon.messageClicked.connect(lambda: self._open(self._last))
 
     def close(self) -> None:
-        """Tell nothing more."""
         self._unsubscribe()
         self._chats.clear()  # the desktop may still tell of a click
 

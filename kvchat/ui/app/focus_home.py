@@ -44,7 +44,6 @@ class FocusHome(QObject):
         app.focusChanged.connect(self._moved)
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
-        """The keys, the input method and the clicks of what has the keyboard."""
         if not self._composer.isVisible():
             return False
         is_button = isinstance(watched, QAbstractButton)
@@ -91,7 +90,7 @@ class FocusHome(QObject):
             self._composer.focus()
 
     def _settle(self) -> None:
-        """Take the keyboard from a button that was clicked, or that Qt gave it to because who had it is gone."""
+        """Give the composer the keyboard if a button was clicked, or if the widget that had the keyboard is gone."""
         due, self._due = self._due, False
         left, self._left = self._left, None
         if (
@@ -110,7 +109,7 @@ class FocusHome(QObject):
         self._settler.start()
 
     def _answer(self, watched: QObject, event: QInputMethodQueryEvent) -> None:
-        """An input method asks: for what has the keyboard answers the field, from its own place."""
+        """Answer an input method from the composer, translated to the place of the focused widget."""
         editor = self._composer.editor
         for query in Qt.InputMethodQuery:
             if event.queries() & query and query.value.bit_count() == 1:
@@ -121,12 +120,11 @@ class FocusHome(QObject):
 
 
 def is_typing(event: QKeyEvent) -> bool:
-    """Whether a key writes something."""
     return event.text().isprintable() and bool(event.text()) and not event.modifiers() & _COMMANDS
 
 
 def is_field(widget: QWidget) -> bool:
-    """Whether one writes there, or its letters mean something else."""
+    """Return True if the widget takes text, or gives letters a meaning of its own."""
     if isinstance(widget, QTextEdit | QPlainTextEdit):
         return not widget.isReadOnly()
     return isinstance(widget, QLineEdit | QComboBox | QAbstractSpinBox | QMenu | QAbstractItemView)

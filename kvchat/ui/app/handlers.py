@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def handlers(window: MainWindow) -> dict[str, Callable[[], object]]:
-    """What the table of shortcuts can ask of the window."""
+    """Map each action of the table of shortcuts to what the window does."""
     return {
         "new": window.new_conversation,
         "previous": lambda: window.sidebar.step(-1),
@@ -60,7 +60,7 @@ def handlers(window: MainWindow) -> dict[str, Callable[[], object]]:
 
 
 def for_chat(window: MainWindow) -> dict[str, Callable[[str], object]]:
-    """Return what the menu of a chat can ask for beside what the sidebar has signals for, by conversation id."""
+    """Map the chat menu's actions that are not signals of the sidebar to functions of a conversation id."""
     return {
         "name": lambda id: window.runner.start(window.runtime.chat.titles.name(id)),
         "chat-settings": lambda id: window.open_settings_of(id or None),
@@ -100,13 +100,11 @@ def _rename(window: MainWindow) -> None:
 
 
 def _with_open(window: MainWindow, do: Callable[[str], object]) -> None:
-    """Something with the open conversation, if there is one."""
     if window.chat.current is not None:
         do(window.chat.current)
 
 
 def _escape(window: MainWindow) -> None:
-    """Esc closes what is on top, or else stops the reply."""
     if window.find_bar.isVisible():
         window.find_bar.close_bar()
     else:

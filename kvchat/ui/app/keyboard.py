@@ -59,7 +59,7 @@ class Keyboard(QObject):
         field.slash_typed.connect(lambda: runner.start(self.offer_presets()))
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
-        """A field with nothing to undo keeps Ctrl+Z all the same: leave it to the window."""
+        """Leave Ctrl+Z to the window while the field has nothing to undo, although the field claims it."""
         asked = event.type() == QEvent.Type.ShortcutOverride and isinstance(event, QKeyEvent)
         undo = asked and event.matches(QKeySequence.StandardKey.Undo)  # type: ignore[attr-defined]
         if undo and not self._field.document().isUndoAvailable():
@@ -68,11 +68,9 @@ class Keyboard(QObject):
         return super().eventFilter(watched, event)
 
     def do(self, action: str) -> None:
-        """Do one of the table's actions, which a menu asks for."""
         self.actions[action].trigger()
 
     def open_palette(self) -> Palette:
-        """Go to a chat by a few letters of its title, or do something."""
         palette = Palette(self._window, self._chats(), self._actions())
         palette.open_over(self._window)
         return palette
@@ -100,13 +98,12 @@ class Keyboard(QObject):
         self._runner.start(begin())
 
     def open_sheet(self) -> ShortcutSheet:
-        """Every key there is."""
         sheet = ShortcutSheet(self._window)
         sheet.open()
         return sheet
 
     def _chats(self) -> Sequence[PaletteEntry]:
-        """The open one last: who looks for a chat is not there yet."""
+        """The open chat comes last: a user who looks for a chat is not there yet."""
         titles = self._chat.conversations.titles
         current = self._chat.current
         order = [id for id in titles if id != current] + [id for id in titles if id == current]
@@ -121,7 +118,6 @@ class Keyboard(QObject):
         ]
 
     def _zoom(self, by: int) -> None:
-        """The next size in that direction."""
         now = self._runtime.settings.zoom
         beyond = [size for size in ZOOMS if (size > now if by > 0 else size < now)]
         if beyond:

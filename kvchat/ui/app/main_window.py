@@ -44,7 +44,7 @@ class MainWindow(QMainWindow):
     shown_changed = Signal()
 
     def __init__(self, look: Look, config: Path) -> None:
-        """`config`: the folder in which it remembers its place."""
+        """config: folder of `window.ini`"""
         super().__init__()
         self._look = look
         self._joined = False
@@ -70,7 +70,7 @@ class MainWindow(QMainWindow):
     def show_first(
         self, chats: Sequence[Conversation], drafts: Mapping[str, str], writer: DraftWriter | None = None
     ) -> None:
-        """The chats and drafts as they are on disk, until more is known; `writer` keeps what is written meanwhile."""
+        """Show chats and drafts as read from disk; `writer` stores what is typed until `start`."""
         shown = arranged(chats, self.sidebar.arrangement)
         newest = shown[0].id if shown else None
         self.sidebar.show_chats(shown, lambda chat: Row(chat.id, chat.title), newest, folders_of(chats))
@@ -79,7 +79,7 @@ class MainWindow(QMainWindow):
         self.first_words.show(newest or "", drafts, writer)
 
     def join(self, runtime: Runtime) -> None:
-        """Make the rest, and have all of it do what it is for."""
+        """Make everything the first picture does not have, and connect it."""
         self.runtime = runtime
         self._make_views()
         self._make_controllers()
@@ -151,7 +151,6 @@ class MainWindow(QMainWindow):
         FocusHome(self, self.composer, self.transcript)
 
     async def start(self) -> None:
-        """Fill the window with what there is."""
         self.sidebar.selected.disconnect(self.first_words.turn_to)
         await self.chat.start(self.first_words)
         self.composer.give_unclaimed()
@@ -180,7 +179,6 @@ class MainWindow(QMainWindow):
             await asyncio.to_thread(self.memory.written)
 
     def raise_window(self, token: str = "") -> None:
-        """Bring the window to the front, wherever it was; `token`: see `let_to_front`."""
         let_to_front(token)
         if self.isMinimized():
             self.showNormal()
@@ -199,29 +197,25 @@ class MainWindow(QMainWindow):
             self.chat.open(conversation_id)
 
     def new_conversation(self) -> None:
-        """An empty page; the conversation begins with its first message."""
         self._pages.setCurrentWidget(self._chat_page)
         self.place.show_page()
         self.chat.open(None)
         self.composer.focus()
 
     def show_first_start(self) -> None:
-        """The page that leads to a model."""
         self.models.look_around()
         self._pages.setCurrentWidget(self.first_start)
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
-        """What is pressed in the first picture is done once it can be."""
+        """Keep the keys pressed in the first picture; `start` acts on them."""
         if not self._joined:
             self._pressed.append(QKeySequence(event.keyCombination()))
         super().keyPressEvent(event)
 
     def focusNextPrevChild(self, next: bool) -> bool:
-        """Tab goes through the window; the page has an order of its own."""
         return self.transcript.step_in_window(next) if self._joined else super().focusNextPrevChild(next)
 
     def closeEvent(self, event: QCloseEvent) -> None:
-        """Into the tray where there is one, else quit."""
         self.place.remember()
         event.ignore()
         if self._joined:
@@ -230,12 +224,10 @@ class MainWindow(QMainWindow):
             self.quit_requested.emit()
 
     def showEvent(self, event: QShowEvent) -> None:
-        """Tell the tray."""
         super().showEvent(event)
         self.shown_changed.emit()
 
     def hideEvent(self, event: QHideEvent) -> None:
-        """Tell the tray."""
         super().hideEvent(event)
         self.shown_changed.emit()
 
@@ -293,11 +285,10 @@ class MainWindow(QMainWindow):
         self.sidebar.fill_menu(self.header.chat_menu, chat, self.header.begin_rename)
 
     def open_chat_settings(self) -> None:
-        """How the open conversation is answered, or the one that is about to begin."""
         self.open_settings_of(self.chat.current)
 
     def open_settings_of(self, id: str | None) -> None:
-        """How a conversation is answered, or without an id the one that is about to begin."""
+        """Open the settings of a conversation; without an id, of the one about to begin."""
         from kvchat.ui.presets.chat_settings import Subject
 
         conversations = self.chat.conversations

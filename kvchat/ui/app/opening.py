@@ -38,14 +38,12 @@ class Opener(QObject):
         self.quick.chat_wanted.connect(lambda id: window.show_chat(id))
 
     def close(self) -> None:
-        """The small window ends with the large one."""
         self._unsubscribe()
         self._key.close()
         self.quick.close()
         self.quick.deleteLater()
 
     def hold_key(self) -> None:
-        """Have the key that opens the small window, if it is wanted, else give it back."""
         wanted = self._runtime.settings.quick_key
         if wanted is not self._wants_key:
             self._wants_key = wanted
@@ -56,7 +54,6 @@ class Opener(QObject):
             self.hold_key()
 
     def fulfil(self, wish: StartRequest) -> None:
-        """Do all of it."""
         if wish.quick and self._runtime.model.is_there:
             self.quick.come(wish.token)
             return
@@ -65,7 +62,6 @@ class Opener(QObject):
             self.open(what)
 
     def open(self, what: str) -> None:
-        """Open a link, or a file by its whole path."""
         if what.startswith("file:"):
             self._open_file(Path(QUrl(what).toLocalFile()))
         elif what.startswith("kvchat:"):

@@ -45,10 +45,7 @@ class QuickWindow(Panel):
         chat: ChatController,
         handle: Callable[[MessageRequest], None],
     ) -> None:
-        """`chat` follows each turn, for its chat may be opened in the main window meanwhile.
-
-        `handle` does what is asked for with a message.
-        """
+        """chat: follows each turn, because the main window may open its chat meanwhile; handle: runs message actions"""
         super().__init__(look, runner, _("Quick question"))
         self.setWindowFlags(
             Qt.WindowType.Dialog | Qt.WindowType.FramelessWindowHint | Qt.WindowType.WindowStaysOnTopHint
@@ -81,7 +78,7 @@ class QuickWindow(Panel):
         column(*parts, on=self, spacing=8, margins=12)
 
     def come(self, token: str = "") -> None:
-        """Come to the front with an empty page; asked for while it is there, go."""
+        """Come to the front with an empty page, or close if already there."""
         if self.isVisible() and self.isActiveWindow():
             self.close()
             return
@@ -94,24 +91,19 @@ class QuickWindow(Panel):
         self.composer.focus()
 
     def current(self) -> str | None:
-        """Return the chat that goes on here; None: it begins with the next question."""
         return self._chat
 
     def attached_to(self, conversation_id: str | None) -> tuple[Attachment, ...]:
-        """Return what goes with the next question, whichever chat it is for."""
         return self.composer.chips.attachments
 
     def put(self, conversation_id: str | None, attachments: tuple[Attachment, ...]) -> None:
-        """Have this go with the next question."""
         self.composer.set_attachments(attachments)
 
     def showEvent(self, event: QShowEvent) -> None:
-        """What came while nobody looked is shown."""
         super().showEvent(event)
         self._show()
 
     def event(self, event: QEvent) -> bool:
-        """Grow with what is written and attached while nothing was asked."""
         if event.type() == QEvent.Type.LayoutRequest and self.isVisible() and self._chat is None:
             self._fit()
         return super().event(event)
@@ -131,7 +123,6 @@ class QuickWindow(Panel):
         self._follow(self._runtime.chat.send(self._chat, text, attachments=attachments, new=self._new))
 
     def _write_on(self, text: str, attachments: tuple[Attachment, ...]) -> None:
-        """Put these before what is being written."""
         self.composer.set_draft("\n".join(filter(None, (text, self.composer.draft))))
         self.composer.set_attachments((*attachments, *self.composer.chips.attachments))
         self.composer.focus()
@@ -171,7 +162,6 @@ class QuickWindow(Panel):
                 self._show()
 
     def _show(self) -> None:
-        """All of it."""
         self.model.set_text(self._runtime.model.name or "")
         self.to_main.setVisible(self._chat is not None)
         self._show_queued()
@@ -184,7 +174,7 @@ class QuickWindow(Panel):
             self._shown.show_turn()
 
     def _fit(self) -> None:
-        """Small while nothing was asked, then as high as a reply needs; in the upper middle of the user's screen."""
+        """Be small until something is asked, then as high as a reply needs, in the upper middle of the screen."""
         asked = self._chat is not None
         self.transcript.setVisible(asked)
         room = (QGuiApplication.screenAt(QCursor.pos()) or QGuiApplication.primaryScreen()).availableGeometry()

@@ -42,7 +42,6 @@ class QuitController(QObject):
         window: QWidget,
         memory: WindowMemory,
     ) -> None:
-        """`memory`: what the window knows of earlier times."""
         super().__init__(window)
         self.keep_in_tray = False  # set by the Tray
         self._memory = memory
@@ -51,7 +50,7 @@ class QuitController(QObject):
         self.question: ConfirmDialog | None = None
 
     def ask(self, why: str = "") -> None:
-        """Quit, once the user agrees to what that ends. `why`: what else is to be said before, and asked about."""
+        """Quit, after asking if that ends something. why: another reason to ask first"""
         words = [*filter(None, (why,)), *self._what_ends()]
         if not words:
             self.agreed.emit()
@@ -63,7 +62,6 @@ class QuitController(QObject):
             self.question.finished.connect(self._forget)
 
     def close_window(self) -> None:
-        """Into the tray where there is one, else quit."""
         if not (self.keep_in_tray and QSystemTrayIcon.isSystemTrayAvailable()):
             self.ask(_(_NO_TRAY) if self.keep_in_tray and self._is_first("told_about_no_tray") else "")
             return
@@ -72,13 +70,11 @@ class QuitController(QObject):
             self.hidden_first_time.emit()
 
     def _is_first(self, time: str) -> bool:
-        """Whether this never happened before."""
         first = not self._memory.is_true(time, False)
         self._memory.keep(**{time: True})
         return first
 
     def _what_ends(self) -> list[str]:
-        """A sentence for each thing that goes on."""
         ends = [
             _("A reply is being written in “{title}”; what has come of it is kept.", title=self._list.title(chat))
             for chat in self._runtime.chat.answering
@@ -123,7 +119,6 @@ class FinishingBox(QDialog):
         column(*parts, on=self, spacing=10, margins=(24, 22, 24, 18))
 
     def say(self, unfinished: Unfinished | None) -> None:
-        """Say what is left."""
         self.words.setText(unfinished.words if unfinished else _("The engine is being stopped"))
         fit_height(self, _LETTERS)
 

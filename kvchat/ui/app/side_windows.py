@@ -50,7 +50,6 @@ class SideWindows(QObject):
         conversations.usage_changed.connect(self._show_usage)
 
     def open_storage(self) -> StoragePanel:
-        """What the save points cost."""
         if self._storage is None:
             self._storage = StoragePanel(self._runtime, self._look, self._runner, self._parent)
             self._storage.changed.connect(self._conversations.reload_soon)
@@ -62,7 +61,6 @@ class SideWindows(QObject):
         return self._storage
 
     def open_saved(self) -> SavedPanel:
-        """What chats that were remembered have saved."""
         if self._saved is None:
             self._saved = SavedPanel(self._runtime, self._look, self._runner, self._parent)
         self._saved.refresh()
@@ -70,7 +68,6 @@ class SideWindows(QObject):
         return self._saved
 
     def open_settings(self, page: str = "") -> SettingsWindow:
-        """What the user may choose, at the page of that name, else at the one shown last."""
         if self._settings is None:
             self._settings = window = SettingsWindow(self._runtime, self._look, self._runner, self._parent)
             opens = {"models": self.open_models, "storage": self.open_storage, "programs": self.open_programs}
@@ -80,11 +77,9 @@ class SideWindows(QObject):
 
     @property
     def settings_shown(self) -> SettingsWindow | None:
-        """The settings, if they are on show."""
         return self._settings if self._settings is not None and self._settings.isVisible() else None
 
     def open_chat_settings(self, subject: Subject) -> ChatSettings:
-        """How a conversation is answered."""
         if self._chat_settings is None:
             self._chat_settings = ChatSettings(self._runtime, self._look, self._runner, self._parent)
             self._chat_settings.begun.connect(self.begun)
@@ -93,7 +88,6 @@ class SideWindows(QObject):
         return self._chat_settings
 
     def open_models(self) -> ModelsWindow:
-        """The models on this computer, and those that can be had."""
         if self._models is None:
             self._models = ModelsWindow(self._runtime, self._look, self._runner, self._parent)
             self._models.model_used.connect(self.model_used)
@@ -102,14 +96,12 @@ class SideWindows(QObject):
         return self._models
 
     def open_engine(self, *, log: bool = False) -> EngineWindow:
-        """How the engine is doing, or what it says."""
         if self._engine is None:
             self._engine = EngineWindow(self._runtime, self._look, self._runner, self._parent)
         self._engine.show_page(self._engine.log if log else self._engine.live)
         return self._engine
 
     def open_deleted(self) -> DeletedWindow:
-        """What was deleted and can still be had back."""
         if self._deleted is None:
             self._deleted = DeletedWindow(self._runtime, self._look, self._runner, self._parent)
             self._deleted.storage_requested.connect(lambda: self.open_settings(StoragePage.name))
@@ -117,7 +109,6 @@ class SideWindows(QObject):
         return self._deleted
 
     def open_library(self, prepared_id: str = "") -> LibraryWindow:
-        """What was read once for chats to begin on, at one entry if it is given."""
         if self._library is None:
             self._library = LibraryWindow(self._runtime, self._look, self._runner, self._parent)
             self._library.begun.connect(self.begun)
@@ -127,14 +118,12 @@ class SideWindows(QObject):
         return self._library
 
     def open_manual(self) -> ManualWindow:
-        """How kvchat works, and what to do where it does not."""
         if self._manual is None:
             self._manual = ManualWindow(self._look, self._runner, self._parent)
         self._manual.bring_forward()
         return self._manual
 
     def open_programs(self) -> ProgramsWindow:
-        """What other programs ask."""
         if self._programs is None:
             self._programs = ProgramsWindow(self._runtime, self._look, self._runner, self._parent)
             self._programs.settings_requested.connect(lambda: self.open_settings(OtherProgramsPage.name))
@@ -142,7 +131,6 @@ class SideWindows(QObject):
         return self._programs
 
     def _show_usage(self) -> None:
-        """The storage window stays true while it is on show."""
         usage = self._conversations.usage
         if self._storage is not None and usage is not None:
             self._storage.show_usage(usage, self._conversations.owners)

@@ -32,7 +32,6 @@ _LOGOS = {
 
 
 def logo_state(state: EngineState, busy: bool) -> LogoState:
-    """What the tray shows: the engine's state, and whether it is answering."""
     return LogoState.BUSY if busy and state is EngineState.READY else _LOGOS.get(state, LogoState.STOPPED)
 
 
@@ -76,11 +75,9 @@ class Tray(QObject):
         self.refresh()
 
     def show(self) -> None:
-        """Put the icon into the tray, if there is one; it appears later should a tray come up later."""
         self.icon.show()
 
     def close(self) -> None:
-        """Take the icon away and stop listening."""
         self._unsubscribe()
         self._window.chat.conversations.shown.disconnect(self._show_recent)  # what ends may still tell of chats
         self._window.shown_changed.disconnect(self.refresh)
@@ -89,11 +86,9 @@ class Tray(QObject):
 
     @property
     def logo(self) -> LogoState:
-        """What the icon shows."""
         return logo_state(self._runtime.engine.status.state, self._runtime.chat.busy is not None)
 
     def refresh(self) -> None:
-        """Write icon, tooltip and menu anew from what is."""
         state = self._runtime.engine.status.state
         logo = self.logo
         tooltip = beside(("kvchat", _(state.value), self._runtime.model.name or ""))

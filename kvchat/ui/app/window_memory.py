@@ -26,7 +26,6 @@ class WindowMemory:
         return self._values.get(key)
 
     def is_true(self, key: str, default: bool) -> bool:
-        """A bool, as QSettings writes it."""
         return str(self._values.get(key, default)).lower() == "true"
 
     def keep(self, **values: Any) -> None:

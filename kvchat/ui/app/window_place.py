@@ -38,13 +38,11 @@ class WindowPlace(QObject):
         look.changed.connect(self._arrange)
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
-        """The sidebar gives way where there is no room for it."""
         if event.type() in (QEvent.Type.Resize, QEvent.Type.LayoutRequest):
             self._arrange()
         return super().eventFilter(watched, event)
 
     def toggle_sidebar(self) -> None:
-        """Show the sidebar, or hide it."""
         if self._narrow:
             self._peeking = not self._peeking
         else:
@@ -52,21 +50,18 @@ class WindowPlace(QObject):
         self._arrange()
 
     def show_sidebar(self) -> None:
-        """It is needed now."""
         if self._sidebar.isHidden():
             self.toggle_sidebar()
 
     def show_page(self) -> None:
-        """What was looked for in a narrow window's sidebar was found."""
+        """Leave the sidebar of a narrow window for the page."""
         self._peeking = False
         self._arrange()
 
     def toggle_full_screen(self) -> None:
-        """All of the screen, or the size it had."""
         self._window.setWindowState(self._window.windowState() ^ Qt.WindowState.WindowFullScreen)
 
     def remember(self) -> None:
-        """For the next start."""
         self._memory.keep(
             geometry=self._window.saveGeometry(),
             sidebar=self._wanted,
@@ -75,7 +70,6 @@ class WindowPlace(QObject):
         )
 
     def restore(self) -> None:
-        """As it was left."""
         geometry, splitter = self._memory.get("geometry"), self._memory.get("splitter")
         if geometry is None or not self._window.restoreGeometry(geometry):
             self._window.resize(QSize(1100, 760).boundedTo(room_on_screen()))

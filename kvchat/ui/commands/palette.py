@@ -75,11 +75,9 @@ class Palette(QDialog):
 
     @property
     def shown(self) -> list[str]:
-        """The words of the lines on show."""
         return [entry.words for entry in self._shown]
 
     def open_over(self, window: QWidget) -> None:
-        """Show it near the window's top."""
         self.setFixedWidth(min(self.fontMetrics().averageCharWidth() * _LETTERS, window.width() - 40))
         self._fit()
         self.move(window.mapToGlobal(QPoint((window.width() - self.width()) // 2, _TOP)))
@@ -88,14 +86,12 @@ class Palette(QDialog):
         self.field.setFocus()
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
-        """The arrows move in the list while one types."""
         if isinstance(event, QKeyEvent) and event.type() == QEvent.Type.KeyPress and event.key() in _TO_LIST:
             self.list.keyPressEvent(event)
             return True
         return super().eventFilter(watched, event)
 
     def changeEvent(self, event: QEvent) -> None:
-        """Who clicks elsewhere is done with it."""
         super().changeEvent(event)
         if event.type() == QEvent.Type.ActivationChange and self.isVisible() and not self.isActiveWindow():
             self.reject()
@@ -119,7 +115,6 @@ class Palette(QDialog):
 
     @property
     def row_height(self) -> int:
-        """One line's height, in pixels."""
         return self.fontMetrics().height() + _LEAST_ROW
 
     def _fit(self) -> None:
@@ -158,7 +153,7 @@ def best(typed: str, titles: Sequence[str], most: int) -> list[int]:
 
 
 def _score(wanted: str, title: str, name: str) -> int:
-    """0 if it does not fit."""
+    """Return 0 if it does not fit."""
     found = title.find(wanted)
     if found >= 0:
         if found == 0:

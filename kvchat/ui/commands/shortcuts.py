@@ -132,7 +132,7 @@ class ShortcutSheet(QDialog):
         column(title, (self._page, 1), last, on=self, spacing=16, margins=(28, 24, 28 - _SCROLL_BAR, 20))
 
     def showEvent(self, event: QShowEvent) -> None:
-        """As large as its words need; where the screen is smaller one column below the other, wrapped, scrolled."""
+        """Take the size the words need; on a small screen, one column below the other, wrapped and scrolled."""
         super().showEvent(event)
         for widget in self.findChildren(QWidget):
             widget.ensurePolished()
@@ -150,13 +150,13 @@ class ShortcutSheet(QDialog):
 
 
 def words_of(action: str) -> str:
-    """What an action is called in a menu, with its keys at the right edge."""
+    """Return an action's name in a menu, with its keys at the right edge."""
     shortcut = next(one for one in SHORTCUTS if one.action == action)
     return "\t".join(part for part in (_(shortcut.words), left_to_right(shown_keys(shortcut))) if part)
 
 
 def shown_keys(shortcut: Shortcut) -> str:
-    """Its first keys as this desktop writes them; empty without any."""
+    """Return the first keys as this desktop writes them; empty if there are none."""
     if not shortcut.keys:
         return ""
     return QKeySequence(shortcut.keys[0]).toString(QKeySequence.SequenceFormat.NativeText)
@@ -182,7 +182,7 @@ def install_shortcuts(
 def add_keep_actions(
     menu: QMenu, on_pin: Callable[[bool], object], on_never_save: Callable[[bool], object]
 ) -> tuple[QAction, QAction]:
-    """Append what is to be kept of a conversation, two entries; each calls back with whether it holds from now on."""
+    """Append "always keep" and "never keep"; each calls back with True or False."""
     pin, never = menu.addAction(_(ALWAYS_KEEP)), menu.addAction(_(NEVER_KEEP))
     pin.setToolTip(_("It is never deleted to make room"))
     never.setToolTip(_("After a restart the chat is read again from the beginning"))

@@ -37,14 +37,11 @@ PASTED_PICTURE, SCREENSHOT = N_("Pasted picture.png"), N_("Screenshot.png")
 class Drafts(Protocol):
     """What is attached to the messages that are being written, by conversation id; None: where none has begun."""
 
-    def current(self) -> str | None:
-        """Return the conversation whose message is in the composer."""
+    def current(self) -> str | None: ...
 
-    def attached_to(self, conversation_id: str | None) -> tuple[Attachment, ...]:
-        """Return what is attached there."""
+    def attached_to(self, conversation_id: str | None) -> tuple[Attachment, ...]: ...
 
-    def put(self, conversation_id: str | None, attachments: tuple[Attachment, ...]) -> None:
-        """Attach this there, and show it."""
+    def put(self, conversation_id: str | None, attachments: tuple[Attachment, ...]) -> None: ...
 
 
 class AttachmentIntake(QObject):
@@ -73,19 +70,16 @@ class AttachmentIntake(QObject):
         page.installEventFilter(self)
 
     def take(self, paths: Sequence[Path]) -> None:
-        """Attach these files; what cannot be attached is told, file by file."""
         for path in paths:
             self._begin(path.name, asyncio.to_thread(_read, path))
 
     def choose(self) -> None:
-        """Let the user pick files."""
         dialog = file_dialog(self._composer.window(), _("Attach files"), QFileDialog.FileMode.ExistingFiles)
         dialog.filesSelected.connect(lambda names: self._take_chosen(dialog, names))
         dialog.finished.connect(lambda: self._composer.focus())
         dialog.open()
 
     def take_screenshot(self) -> None:
-        """Let the user choose a part of the screen."""
         self._runner.start(self._screenshot(self._drafts.current()), self._notices.show_error)
 
     async def _screenshot(self, where: str | None) -> None:
@@ -107,7 +101,6 @@ class AttachmentIntake(QObject):
         self._runner.start(take())
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
-        """Files dropped anywhere on the page."""
         if isinstance(event, QDragEnterEvent) and local_files(event.mimeData()):
             event.acceptProposedAction()
             return True
@@ -124,10 +117,7 @@ class AttachmentIntake(QObject):
         self._runner.start(self._attach(where, name, reading), lambda error: self._refuse(where, error))
 
     async def _attach(self, where: str | None, name: str, reading: Awaitable[Attachment]) -> None:
-        """Read, and attach to what is written in that chat, unless it is there already.
-
-        The context's card says what to do where it does not fit. A picture is refused where the model cannot see.
-        """
+        """Read it, then attach it to the draft of that chat unless it is attached already."""
         try:
             attachment = await reading
             if attachment.data:
@@ -149,7 +139,7 @@ class AttachmentIntake(QObject):
             self._notices.show_error(error)
 
     def another_chat(self, before: str | None) -> None:
-        """Take back what was told of another chat's attachments: what was refused in one chat is told there alone."""
+        """Show what was refused in the open chat, and take back what was refused in another."""
         for where, error in self._refused:
             if where == before:
                 self._notices.take_back(error)
@@ -172,16 +162,12 @@ class AttachmentIntake(QObject):
                 chip.show_tokens(tokens, counted=counted)
 
     def hear(self, event: Event) -> None:
-        """Count again with another model."""
         if isinstance(event, EngineChanged) and self._composer.chips.chips:
             self._count_again()
 
 
 def _chosen(shown: Path, names: Sequence[str], paths: list[Path]) -> list[Path]:
-    """The files that were chosen, or typed by these names in quotes, of which Qt's own dialog may tell only one.
-
-    `shown`: the folder that the dialog shows.
-    """
+    """Return the chosen files. Qt's own dialog may report only one of several names typed in quotes."""
     for folder in (shown, *(path.parent for path in paths)):
         typed = [folder / name for name in names]
         if typed and all(path.is_file() for path in typed):

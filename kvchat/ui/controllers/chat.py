@@ -75,7 +75,7 @@ class ChatController(Controller):
             self._show_all()
 
     def _take_over(self, first: FirstWords) -> bool:
-        """Send what was sent while kvchat started, and show what was written. Returns whether there is anything."""
+        """Send what was sent while kvchat started and show what was written. Returns True if there was anything."""
         typed = bool(self._views.composer.draft)
         if not first.shown:
             first.show(NOT_BEGUN, {NOT_BEGUN: self.drafts.of(None)})
@@ -94,7 +94,7 @@ class ChatController(Controller):
         return bool(first.sent) or typed
 
     def open(self, conversation_id: str | None) -> None:
-        """Show another conversation, or with None an empty page for a new one."""
+        """Show another conversation; None: an empty page for a new one."""
         if conversation_id == self.current and self._views.transcript.messages:
             return
         before, self._page = self.current, Page(conversation_id)
@@ -121,17 +121,14 @@ class ChatController(Controller):
             await self._reload_messages(conversation_id)
 
     def _prepare(self) -> None:
-        """What is written may be read while it is."""
         composer = self._views.composer
         self._runtime.chat.prepare(self.current, composer.draft, composer.chips.attachments)
 
     def retry(self) -> None:
-        """Answer the last message again."""
         if self.current is not None:
             self.run_turn(self.current, self._runtime.chat.retry(self.current))
 
     def go_first(self) -> None:
-        """Answer the open conversation before the one it waits for, if the user is sure."""
         here = self.current
         if here is not None and (other := self._runtime.chat.ahead_of(here)):
             title = self.conversations.title(other)
@@ -145,12 +142,11 @@ class ChatController(Controller):
             )
 
     def stop(self) -> None:
-        """Stop the reply that runs here."""
         if self.current is not None:
             self._runtime.chat.stop(self.current)
 
     def step_away(self, ids: Sequence[str]) -> None:
-        """These conversations leave the list: if the open one is among them, open the one below it."""
+        """Open the next conversation in the list if the open one is among these, which leave it."""
         if self.current not in ids:
             return
         shown = self.conversations.ids
@@ -159,7 +155,6 @@ class ChatController(Controller):
         self.open(rest[0] if rest else None)
 
     def show_engine(self) -> None:
-        """Engine, model and context, wherever they are shown."""
         runtime = self._runtime
         self._views.show_engine(runtime, self.conversations.conversation(self.current))
         if self._had_model != runtime.model.path:
@@ -168,11 +163,10 @@ class ChatController(Controller):
 
     @property
     def failure(self) -> KvchatError | None:
-        """Why the open conversation's last turn failed, if it did."""
         return self.turn_of().failure
 
     def run_turn(self, conversation_id: str, task: asyncio.Future[Any]) -> None:
-        """Follow what makes a reply there, from here to its end."""
+        """Follow a task that makes a reply there until it ends."""
         turn = self.turn_of(conversation_id)
         turn.begin()
         self._runner.watch_turn(task)
@@ -187,7 +181,7 @@ class ChatController(Controller):
             self._show_turn()
 
     def turn_of(self, conversation_id: str | None = None) -> TurnState:
-        """What is remembered of a conversation's turn; by default, of the open one's."""
+        """Return the state of a conversation's turn; without an id, of the open one's."""
         key = (self.current or NOT_BEGUN) if conversation_id is None else conversation_id
         turn = self._turns.pop(key, None) or TurnState()
         self._turns[key] = turn  # the last one is the one that was needed last
@@ -248,7 +242,6 @@ class ChatController(Controller):
             self.retry()  # there may be a model now; else it is told again what is missing
 
     async def _show_finished(self, conversation_id: str, message_id: str) -> None:
-        """For who listens, too."""
         await self._reload_messages(conversation_id)
         if conversation_id == self.current:
             self._views.transcript.announce_reply(message_id)
@@ -263,7 +256,6 @@ class ChatController(Controller):
         self._views.header.show_conversation(known.title(here), exists=here is not None)
 
     def _show_turn(self) -> None:
-        """The open conversation's turn."""
         other = self._runtime.chat.ahead_of(self.current) if self.current else None
         turn = self.turn_of(other) if other else None
         waiting = waiting_words(self.conversations.title(other), turn.story, turn.live_text) if other and turn else ""

@@ -145,7 +145,7 @@ class ContextController(Controller):
         return bool(texts) or len(self._composer.draft) >= LONG_PASTE
 
     async def _attach_part(self) -> None:
-        """Of the longest text that waits to be sent; where nothing is attached, of what was written."""
+        """Cut the longest waiting text to what fits; with nothing attached, the written message."""
         here, draft, attachments = self._chat.current, self._composer.draft, self._composer.chips.attachments
         if all(one.data for one in attachments):
             draft, attachments = "", (*attachments, document_of_text(_(PASTED), draft))
@@ -156,7 +156,7 @@ class ContextController(Controller):
             self._composer.focus()
 
     def _insist(self) -> None:
-        """What cannot be sent was sent: say again what can be done."""
+        """Show the card again after an attempt to send what does not fit."""
         self._put_off.discard(self._chat.current)
         self._show_card()
 
@@ -188,7 +188,7 @@ class ContextController(Controller):
     async def _shortened(
         self, conversation_id: str, way: Callable[[str], Coroutine[Any, Any, int]], done: Callable[[int], str]
     ) -> None:
-        """Shorten, say so, and answer a question that did not fit before."""
+        """Shorten, say so, and answer the question that did not fit before."""
         waiting = await self._runtime.chat.messages(conversation_id)
         count = await way(conversation_id)
         detail = _("This is a new branch of the chat. The previous branch still has every message.")

@@ -23,7 +23,6 @@ class Controller(QObject):
         self._unsubscribe = runtime.events.subscribe(self._hear)
 
     def close(self) -> None:
-        """Stop listening, and begin nothing more."""
         self._unsubscribe()
         self._closed = True
         for timer in self.findChildren(QTimer):
@@ -35,7 +34,7 @@ class Controller(QObject):
     def _timer(
         self, ms: int, run: Callable[[], Coroutine[Any, Any, Any]], on_error: ErrorHandler | None = None
     ) -> QTimer:
-        """Once started, it starts `run` so many milliseconds later; its KvchatError goes to `on_error`, where given."""
+        """Return a single-shot timer that starts `run`; a KvchatError goes to `on_error`, if given."""
         timer = QTimer(self, singleShot=True, interval=ms)
         timer.timeout.connect(lambda: self._closed or self._runner.start(run(), on_error))
         return timer

@@ -42,7 +42,7 @@ class DraftController(Controller):
         self._again = self._timer(_AGAIN_MS, self.keep, self._tell)
 
     async def load(self) -> None:
-        """Read what was left the last time; from then on what is written is a draft. Raises StorageFailed."""
+        """Read the stored drafts; from then on changes in the composer are stored. Raises StorageFailed."""
         self._texts, self._attached = await self._drafts.all(), await self._drafts.attached()
         for key in [key for key, text in self._texts.items() if not fits_field(text)]:
             await self._attach_text(key)
@@ -51,7 +51,7 @@ class DraftController(Controller):
         composer.chips.changed.connect(lambda: self.attach(current(), composer.chips.attachments))
 
     async def _attach_text(self, key: str) -> None:
-        """Attach a draft that the composer could not lay out in time, such as one of an earlier version."""
+        """Turn a draft too long for the composer to lay out in time into an attachment."""
         text = self._texts.pop(key)
         attachment = await asyncio.to_thread(document_of_text, _(PASTED), text)
         self._unkept[key] = ""
@@ -59,48 +59,41 @@ class DraftController(Controller):
         self._pause.start()
 
     def of(self, conversation_id: str | None) -> str:
-        """A conversation's draft; None: that of the one that has not begun."""
         return self._texts.get(conversation_id or NOT_BEGUN, "")
 
     def attached_to(self, conversation_id: str | None) -> tuple[Attachment, ...]:
-        """What waits with a conversation's draft."""
         return self._attached.get(conversation_id or NOT_BEGUN, ())
 
     def set(self, conversation_id: str | None, text: str) -> None:
-        """Change a draft, wherever it is on show."""
         key = conversation_id or NOT_BEGUN
         if text != self._texts.get(key, ""):
             self._texts[key] = self._unkept[key] = text
             self._pause.start()
 
     def attach(self, conversation_id: str | None, attachments: tuple[Attachment, ...]) -> None:
-        """Change what waits with a draft, wherever that is on show."""
         key = conversation_id or NOT_BEGUN
         if attachments != self._attached.get(key, ()):
             self._attached[key] = self._unkept_attached[key] = attachments
             self._pause.start()
 
     def put(self, conversation_id: str | None, attachments: tuple[Attachment, ...]) -> None:
-        """Change what waits with a draft, and show it where that is open."""
+        """Change the attachments of a draft, and show them if it is open."""
         self.attach(conversation_id, attachments)
         self.show()
 
     def sending(self, conversation_id: str | None) -> None:
-        """What this draft said was sent: it stays on disk until `sent` says that the words are in the chat."""
+        """Leave this draft on disk as it is until `sent`: its words are on their way into the chat."""
         self._sending[conversation_id or NOT_BEGUN] += 1
 
     def left(self, *conversation_ids: str) -> tuple[Draft, ...]:
-        """Return these drafts as they are now."""
         return tuple(Draft(id, self.of(id), self.attached_to(id)) for id in conversation_ids)
 
     def put_before(self, conversation_id: str | None, text: str, attachments: tuple[Attachment, ...]) -> None:
-        """Put these at the beginning of a draft."""
         self.set(conversation_id, "\n".join(filter(None, (text, self.of(conversation_id)))))
         self.attach(conversation_id, (*attachments, *self.attached_to(conversation_id)))
         self.show()
 
     def move(self, source: str, target: str) -> None:
-        """Move a draft from one conversation to another."""
         self.set(target, self.of(source))
         self.attach(target, self.attached_to(source))
         self.set(source, "")
@@ -112,7 +105,6 @@ class DraftController(Controller):
         self._pause.start()
 
     def show(self) -> None:
-        """Put the open conversation's draft into the composer."""
         current = self.current()
         if self._composer.draft != self.of(current):
             self._composer.set_draft(self.of(current))
@@ -120,7 +112,7 @@ class DraftController(Controller):
             self._composer.set_attachments(self.attached_to(current))
 
     async def keep(self) -> None:
-        """Put on disk what is not there yet. Raises StorageFailed: it stays to be put there."""
+        """Write what is not on disk yet. Raises StorageFailed; it is then tried again."""
         self._pause.stop()
         texts, attached = self._not_sending(self._unkept), self._not_sending(self._unkept_attached)
         if not texts and not attached:
@@ -131,7 +123,6 @@ class DraftController(Controller):
         _forget(self._unkept_attached, attached)
 
     def _tell(self, error: KvchatError) -> None:
-        """Show the error once, until a write succeeds."""
         self._again.start()
         if not self._told:
             self._told = True

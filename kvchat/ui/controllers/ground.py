@@ -62,7 +62,7 @@ class GroundController(Controller):
 
 
 def words_of(ground: Ground, standing: Standing | None, *, keeps: bool) -> tuple[str, str]:
-    """What a chat stands on, and what is to be known of it. `keeps`: the chat has memory of its own."""
+    """Return the documents a chat stands on, and a remark. keeps: the chat has memory of its own"""
     count = several(len(ground.documents), "{count} document", "{count} documents")
     if standing is None:
         return count, _("no longer in the library")

@@ -38,7 +38,7 @@ class MessageController(Controller):
         views.composer.editor.up_from_empty.connect(self.edit_last)
 
     def handle(self, requested: MessageRequest) -> None:
-        """Do it, unless a reply is being made: then the tree must not change."""
+        """Run a message's action; all but a fork wait until no reply is being made, because they change the tree."""
         message, chat = requested.message, self._runtime.chat
         id = message.conversation_id
         if requested.run is Request.FORK:  # which leaves this chat as it is
@@ -69,13 +69,11 @@ class MessageController(Controller):
                 self._runner.start(chat.switch(id, requested.text))
 
     def edit_last(self) -> None:
-        """Write the last question anew."""
         questions = [message for message in self._transcript.messages if message.role is Role.USER]
         if questions:
             self._transcript.edit(questions[-1].id)
 
     def regenerate_last(self) -> None:
-        """Make another last reply."""
         messages = self._transcript.messages
         if messages and messages[-1].role is Role.ASSISTANT:
             self.handle(MessageRequest(Request.REGENERATE, messages[-1]))
@@ -85,14 +83,13 @@ class MessageController(Controller):
         self._chat.run_turn(conversation_id, reply)
 
     async def _regenerate_with(self, model: Path) -> None:
-        """Make another reply beside the one it was asked for, by a model that answers this chat from now on."""
+        """Make another reply with a model that answers this chat from now on."""
         reply = self._again
         if reply is not None and not self._runtime.chat.is_answering(reply.conversation_id):
             await self._runtime.chat.use_model(reply.conversation_id, str(model))
             self._run(reply.conversation_id, self._runtime.chat.regenerate(reply))
 
     async def _fork(self, reply: Message) -> None:
-        """Open a new chat with all that was said up to this reply."""
         self.forked.emit(await self._runtime.chat.fork(reply))
 
     async def _delete(self, message: Message) -> None:

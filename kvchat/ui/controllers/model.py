@@ -49,7 +49,7 @@ class ModelController(Controller):
         first_start.offer.tried.connect(self._see)  # with the card's memory more fits
 
     def look_around(self) -> None:
-        """Show on the page of the first run what there is to choose from and to know, as soon as it is known."""
+        """Show on the first run's page what can be chosen, as soon as it is known."""
         self._views.first_start.show_choices()
         self._see()
 
@@ -96,7 +96,7 @@ class ModelController(Controller):
         self._views.first_start.show_found([one for one in found if one.model.path != starter])
 
     async def use(self, path: Path) -> None:
-        """Use another model; what is wrong with it is told on the page of the first start."""
+        """Use another model; an error is shown on the page of the first start."""
         try:
             await self._runtime.use_model(path)
         except KvchatError as error:
@@ -116,7 +116,7 @@ class ModelController(Controller):
         self.used.emit()
 
     def take_up(self) -> None:
-        """Another model was chosen for new chats. An open chat that another model has answered keeps that one."""
+        """Follow the choice of a model for new chats; an open chat answered by another model keeps that one."""
         conversation, model = self._chat.conversations.conversation(self._chat.current), self._runtime.model
         begun = any(one.role is Role.ASSISTANT for one in self._views.transcript.messages)
         works = self._chat.failure is None and self._runtime.engine.status.state is not EngineState.FAILED
@@ -143,17 +143,15 @@ class ModelController(Controller):
         return self._chat.failure is not None and any(one.role is Role.USER for one in last)
 
     def use_current(self) -> None:
-        """The open conversation goes on with the chosen model, and a message that could not be answered is."""
+        """Continue the open conversation with the chosen model, and answer its unanswered message."""
         if path := self._runtime.settings.model_path:
             self._runner.start(self._use(path, answer=self._is_unanswered))
 
     def _locate(self) -> None:
-        """Let the user show where the missing model is; what is wrong with it is told above the transcript."""
         missing = self._runtime.model.path or ""
         open_gguf_dialog(self._window, lambda path: self._runner.start(self._runtime.locate_model(missing, path)))
 
     def _fetch_again(self) -> None:
-        """The files of the repository the missing model came from, to choose one."""
         repository = self._runtime.model.repository
         if repository is not None:
             self.repository_requested.emit(repository)

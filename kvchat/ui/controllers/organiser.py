@@ -32,7 +32,7 @@ class OrganiserController(Controller):
         sidebar.new_folder_requested.connect(self._ask_folder)
 
     async def show_imported(self, ids: list[str]) -> None:
-        """Chats that are new: all of them in sight of the list, chosen, the first one open."""
+        """List all new chats, select them and open the first."""
         sidebar = self._views.sidebar
         sidebar.search.field.clear()
         sidebar.arrange(replace(sidebar.arrangement, folder=None, archive=False))
@@ -58,7 +58,7 @@ class OrganiserController(Controller):
         offer_undo()
 
     def _undo_offer(self, ids: list[str], done: str, undo: Callable[[list[str]], Awaitable[Any]]) -> Callable[[], None]:
-        """What offers to undo it once it is done, made while the chats are still here."""
+        """Return a function that offers to undo it. Make it while the chats are still listed: it names them."""
         here, title = self._chat.current, one_line(self._chat.conversations.titles.get(ids[0], ""))
 
         async def undo_all() -> None:

@@ -50,7 +50,6 @@ class SendController(Controller):
         run_turn: Callable[[str, asyncio.Future[Any]], None],
         parent: QObject,
     ) -> None:
-        """`page` returns the open one, `run_turn` follows a turn."""
         super().__init__(runtime, views, parent)
         self._drafts, self._page, self._run_turn = drafts, page, run_turn
         self._new: set[str] = set()  # ids of chats that are put on disk with their first message, which is under way
@@ -60,7 +59,7 @@ class SendController(Controller):
         self.show_queued = self.serve(views.composer, lambda: page().conversation_id, self._edit_queued)
 
     def send(self, text: str, attachments: tuple[Attachment, ...] = ()) -> None:
-        """Send what was written, and what goes with it; on the empty page this begins a conversation."""
+        """Send a message; on the empty page it begins a conversation."""
         page = self._page()
         written_on = page.conversation_id or NOT_BEGUN
         drafts = [written_on, QUEUE + written_on]
@@ -68,7 +67,7 @@ class SendController(Controller):
         self._runner.start(self._send(text, attachments, page, drafts))
 
     def queued(self, conversation_id: str | None) -> tuple[str, tuple[Attachment, ...]]:
-        """Return the words and attachments that wait there; both empty where nothing does."""
+        """Return the queued text and attachments; both empty if nothing waits."""
         if conversation_id is None:
             return "", ()
         return self._drafts.of(QUEUE + conversation_id), self._drafts.attached_to(QUEUE + conversation_id)
@@ -103,31 +102,29 @@ class SendController(Controller):
         return composer.waiting.refresh
 
     def queue(self, conversation_id: str, text: str, attachments: tuple[Attachment, ...] = ()) -> None:
-        """Have this sent after the reply that is being made there."""
         words, attached = self.queued(conversation_id)
         self._set_queued(conversation_id, PAUSE.join(filter(None, (words, text))), (*attached, *attachments))
 
     def take(self, conversation_id: str) -> tuple[str, tuple[Attachment, ...]]:
-        """Return what is queued there, which is not sent any more."""
+        """Return what is queued there and remove it from the queue."""
         taken = self.queued(conversation_id)
         self._set_queued(conversation_id, "", ())
         return taken
 
     def send_queued(self, conversation_id: str) -> None:
-        """Send now what is queued there, if anything is."""
         if any(self.queued(conversation_id)):
             drafts = [QUEUE + conversation_id]
             self._hold(drafts)
             self._deliver(conversation_id, *self.take(conversation_id), drafts)
 
     def arrived(self, conversation_id: str) -> None:
-        """Let go of the drafts whose words were sent there: they are on disk, or back."""
+        """Release the drafts sent there: their words are on disk, or back."""
         self._new.discard(conversation_id)
         for draft in self._under_way.pop(conversation_id, ()):
             self._drafts.sent(draft)
 
     async def _send(self, text: str, attachments: tuple[Attachment, ...], page: Page, drafts: list[str]) -> None:
-        """`page` is where Enter was pressed, whichever is open by now."""
+        """page: the one where Enter was pressed, whichever is open by now"""
         new = None
         async with self._beginning:
             if page.conversation_id is None:
@@ -162,7 +159,7 @@ class SendController(Controller):
         drafts: list[str],
         new: NewChat | None = None,
     ) -> None:
-        """Start the turn; what is left of these drafts is stored together with the message."""
+        """Start the turn; the rest of these drafts is stored in the same transaction as the message."""
         self._under_way.setdefault(conversation_id, []).extend(drafts)
         left, chat = self._drafts.left(*drafts), self._runtime.chat
         turn = chat.send(conversation_id, text, attachments=attachments, new=new, drafts=left)
@@ -171,7 +168,7 @@ class SendController(Controller):
     def _give_back(
         self, conversation_id: str, text: str, attachments: tuple[Attachment, ...], error: KvchatError
     ) -> None:
-        """The words were not stored: they return to the composer, or to the draft they came from."""
+        """Return words that could not be stored to the draft they came from."""
         if conversation_id == NOT_BEGUN or conversation_id in self._new:  # nor was their chat
             later, files = self.take(conversation_id)
             text, attachments = PAUSE.join(filter(None, (text, later))), (*attachments, *files)
@@ -184,7 +181,6 @@ class SendController(Controller):
         self._views.notices.show_error(error)
 
     def _edit_queued(self, text: str, attachments: tuple[Attachment, ...]) -> None:
-        """Go on writing what waited to be sent, before what is being written."""
         self._drafts.put_before(self._page().conversation_id, text, attachments)
         self._views.composer.focus()
 

@@ -31,7 +31,6 @@ class SidebarController(Controller):
     usage_changed = Signal()  # the store has answered
 
     def __init__(self, runtime: Runtime, views: Views, current: Callable[[], str | None], parent: QObject) -> None:
-        """`current`: which conversation is open."""
         super().__init__(runtime, views, parent)
         self._sidebar, self._current = views.sidebar, current
         self._conversations = views.sidebar.model.chats  # those of the first picture
@@ -52,46 +51,38 @@ class SidebarController(Controller):
 
     @property
     def ids(self) -> list[str]:
-        """The conversations in the order of the list."""
         return [conversation.id for conversation in arranged(self._conversations, self._sidebar.arrangement)]
 
     @property
     def titles(self) -> dict[str, str]:
-        """The title of every conversation, by id."""
         return {conversation.id: conversation.title for conversation in self._conversations}
 
     @property
     def owners(self) -> dict[str, str]:
-        """The names of whatever may have memory in the store, by id, as last asked for; see `owner_names`."""
+        """Names of all owners of memory in the store, by id, as last loaded; see `owner_names`."""
         return self._owners | self.titles
 
     def title(self, conversation_id: str | None) -> str:
-        """A conversation's title."""
         return next((c.title for c in self._conversations if c.id == conversation_id), _(NEW_TITLE))
 
     def conversation(self, conversation_id: str | None) -> Conversation | None:
-        """A conversation as last told."""
         return next((c for c in self._conversations if c.id == conversation_id), None)
 
     def usage_of(self, conversation_id: str | None) -> ConversationUsage | None:
-        """What is kept of a conversation and what the user has set for it; None where there is neither."""
         return self._usage_by_id.get(conversation_id or "")
 
     def row(self, conversation_id: str | None) -> Row:
-        """Return what the list shows of a conversation; without an id for one that has not begun."""
+        """Return a conversation's row; without an id, that of one that has not begun."""
         known = self.conversation(conversation_id)
         return self._row(known, ()) if known else Row("", self.title(None))
 
     def pin(self, conversation_id: str, pinned: bool) -> None:
-        """Never prune what is saved of a conversation, or allow it again."""
         self._runner.start(self._then_reload(self._runtime.save_points.pin(conversation_id, pinned)))
 
     def never_save(self, conversation_id: str, never: bool) -> None:
-        """Never save a conversation, or allow it again."""
         self._runner.start(self._then_reload(self._runtime.save_points.never_save(conversation_id, never)))
 
     def verify(self, conversation_id: str) -> None:
-        """Have the model read a chat in place of the memory that came with it."""
         self._runner.start(self._then_reload(self._verify(conversation_id)))
 
     async def _verify(self, conversation_id: str) -> None:
@@ -100,11 +91,10 @@ class SidebarController(Controller):
         self._views.notices.tell(_("The memory of this chat is verified"), self.title(conversation_id))
 
     def reload_soon(self) -> None:
-        """Something in the list has changed."""
         self._gather.start()
 
     async def start(self) -> None:
-        """Ask for the first time. A folder that was shown last and is gone by now is not shown."""
+        """Load for the first time. A folder shown last that is gone by now is not shown."""
         await self.reload()
         view = self._sidebar.arrangement
         if view.folder not in (None, *folders_of(self._conversations)):
@@ -123,14 +113,13 @@ class SidebarController(Controller):
         self.usage_changed.emit()
 
     def show_list(self) -> None:
-        """Show what is known."""
         row_of = partial(self._row, busy=self._runtime.chat.answering)
         chats = arranged(self._conversations, self._sidebar.arrangement)
         self._sidebar.show_chats(chats, row_of, self._current(), folders_of(self._conversations))
         self.shown.emit()
 
     def _row(self, conversation: Conversation, busy: Collection[str]) -> Row:
-        """A row comes into sight: what its next reply will wait for is asked now, for all of them together."""
+        """Make the row of a chat in sight, and ask for its forecast together with the others'."""
         usage = self._usage_by_id.get(conversation.id)
         if conversation.id not in self._foretold:
             self._foretold.add(conversation.id)

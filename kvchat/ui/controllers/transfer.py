@@ -63,16 +63,13 @@ class TransferController(Controller):
         self.going_on: list[str] = []  # "Importing…"
 
     def export(self, ids: list[str]) -> None:
-        """These chats, into a file named after the one, or after none."""
         name = self._file_name(ids[0]) if len(ids) == 1 else _("Chats")
         save_dialog(self._window, _("Export"), f"{name}.json", _(_FORMS), lambda path: self._export(ids, path))
 
     def export_with_memory(self, id: str) -> None:
-        """This chat with its memory, sealed if the user gives a passphrase."""
         self._runner.start(self._offer_memory(id))
 
     def export_all(self) -> None:
-        """Every chat, into one file."""
         save_dialog(
             self._window,
             _("Export all chats"),
@@ -82,19 +79,15 @@ class TransferController(Controller):
         )
 
     def take_in(self) -> None:
-        """Chats from files, of kvchat or another application."""
         self._pick(_("Import chats"), QFileDialog.FileMode.ExistingFiles, _(_EXPORTS), self._offer)
 
     def import_files(self, paths: list[Path]) -> None:
-        """Chats from these files."""
         self._runner.start(self._offer(paths))
 
     def take_in_folder(self) -> None:
-        """Chats from all files in a folder."""
         self._pick(_("Import a folder of chats"), QFileDialog.FileMode.Directory, "", self._take_in)
 
     def back_up(self) -> None:
-        """All chats and the settings, into one file."""
         save_dialog(
             self._window,
             _("Back up"),
@@ -104,7 +97,6 @@ class TransferController(Controller):
         )
 
     def restore(self) -> None:
-        """Everything as it was in a backup."""
         self._pick(_("Restore from a backup"), QFileDialog.FileMode.ExistingFile, _(_BACKUPS), self._look_at)
 
     def _file_name(self, id: str) -> str:
@@ -213,7 +205,7 @@ class TransferController(Controller):
         )
 
     def _ask_about_engine(self, source: Path, facts: BackupFacts) -> None:
-        """A backup may come from anybody: it does not decide alone which program is run."""
+        """A backup may come from anybody: it must not decide alone which program is run."""
 
         def lay_ready(*, with_engine: bool = False) -> None:
             self._runner.start(self._lay_ready(source, with_engine=with_engine))
@@ -247,7 +239,7 @@ class TransferController(Controller):
     async def _with_progress(
         self, words: str, work: Callable[[Progress], Awaitable[R]], cancelled: tuple[str, str]
     ) -> R:
-        """What the work returns. Where the user cancels it, the task it was part of ends, and `cancelled` is told."""
+        """Return what the work returns. If the user cancels it, its task ends and `cancelled` is shown."""
         with _Progress(self._window, words, self._loop) as progress:
             self.going_on.append(words)
             try:
@@ -295,7 +287,7 @@ class _Progress:
         self._dialog.deleteLater()
 
     def tell(self, done: int, total: int) -> None:
-        """So much of so much is done; so many chats, where nobody knows of how many."""
+        """done: of `total`; of chats, if the total is 0 because nobody knows it. Any thread may call it."""
         now = time.monotonic()
         if now - self._last_at >= _PAUSE_S:
             self._last_at = now

@@ -41,16 +41,14 @@ class TurnState:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing of it goes on."""
         return not self.awaiting and not self.live_id
 
     def leave_past(self) -> None:
-        """Forget what an earlier look at the conversation told in the strip; a turn that goes on stays told."""
+        """Forget a turn that is over, so that the strip no longer shows it."""
         if self.is_over:
             self.story = TurnStory()
 
     def begin(self) -> None:
-        """A message was sent."""
         self.awaiting, self.failure = True, None
         self.story.begin()
 
@@ -60,7 +58,6 @@ class TurnState:
         self.story.end()
 
     def hear(self, event: TurnEvent) -> None:
-        """Take one event of the turn in."""
         self.story.tell(event)
         match event:
             case ReplyDelta():
@@ -103,7 +100,6 @@ class Views:
     first_start: FirstStart
 
     def show_engine(self, runtime: Runtime, conversation: Conversation | None) -> None:
-        """Engine, model and context, wherever they are shown; the model is the one that answers in a conversation."""
         engine, model = runtime.engine, runtime.model
         self.engine_card.show_status(
             engine.status, model.name, missing=model.is_missing, fetchable=model.repository is not None
@@ -113,7 +109,6 @@ class Views:
         self.strip.show_context(engine.context_size, engine.context_reason)
 
     def show_strip(self, runtime: Runtime, turn: TurnState) -> None:
-        """What the strip says of a conversation's turn."""
         story = turn.story
         nothing_failed = not runtime.model.is_there and _told_by_engine(turn.failure, runtime.engine.status)
         remarks = () if nothing_failed else story.remarks  # there is no model yet
@@ -133,12 +128,11 @@ class ChatPresenter:
 
     @property
     def is_answering(self) -> bool:
-        """True while a reply is made or waited for there."""
         chat = self.current()
         return chat is not None and self.runtime.chat.is_answering(chat)
 
     def show_turn(self, waiting: str = "") -> None:
-        """Show where the turn is; `waiting` says for which other chat it waits."""
+        """Show where the turn is. waiting: words for the other chat it waits for"""
         turn, messages, running = self.turn(), self.transcript.messages, self.is_answering
         self.composer.set_busy(running)
         self.transcript.show_pending((waiting or turn.story.pending) if turn.awaiting else "", waits=bool(waiting))
@@ -149,17 +143,15 @@ class ChatPresenter:
         self.transcript.show_unanswered(unanswered and not too_long and (told or turn.failure is None))
 
     def show_live(self) -> None:
-        """Show the reply that is coming, as far as it has come."""
         turn = self.turn()
         if turn.live_id:
             self.transcript.set_live(turn.live_id, turn.live_text, turn.live_thinking, turn.live_thinking_ms)
 
     def knows(self, delta: ReplyDelta) -> bool:
-        """True if the message that a piece of a reply belongs to is on the page."""
         return self.transcript.row_of(delta.message_id) is not None
 
     async def reload(self, chat: str, *, fresh: bool = False) -> bool:
-        """Read the messages again and show them, from the end if they are another chat's; False if it has gone."""
+        """Read the messages and show them, from the end if `fresh`. Returns False if the chat is no longer open."""
         messages = await self.runtime.chat.messages(chat)
         if chat != self.current():
             return False
@@ -169,5 +161,5 @@ class ChatPresenter:
 
 
 def _told_by_engine(failure: KvchatError | None, status: EngineStatus) -> bool:
-    """Whether the engine's card says the same already: one card is enough."""
+    """Return True if the engine's card shows this failure already."""
     return failure is not None and status.failure is not None and status.failure.title == failure.title

@@ -17,5 +17,5 @@ def let_to_front(token: str) -> None:
 
 
 def on_wayland() -> bool:
-    """Whether no window knows or chooses its place, and none comes to the front by itself."""
+    """Return True if windows do not know or choose their place, nor come to the front by themselves."""
     return QGuiApplication.platformName().startswith("wayland")

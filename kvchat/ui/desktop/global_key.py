@@ -39,7 +39,7 @@ class GlobalKey(QObject):
         self._changing = asyncio.Lock()
 
     async def hold(self, wanted: bool) -> None:
-        """Have the key, or give it back. Raises KeyNotGiven."""
+        """Take the key or give it back. Raises KeyNotGiven."""
         async with self._changing:
             if wanted and self._release is None:
                 self._release = await self._take()
@@ -48,7 +48,6 @@ class GlobalKey(QObject):
                 self._release = None
 
     def close(self) -> None:
-        """Give it back for good."""
         if self._release is not None:
             self._release()
             self._release = None

@@ -26,7 +26,7 @@ _Handler = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p, ct
 
 
 def register(pressed: Callable[[], object]) -> Callable[[], object] | None:
-    """Call `pressed` with each press; returns what gives it back, None where it is not to be had."""
+    """Call `pressed` with each press. Returns what gives the key back, or None if it cannot be had."""
     carbon = ctypes.CDLL(_CARBON)
     carbon.GetApplicationEventTarget.restype = ctypes.c_void_p
     target = ctypes.c_void_p(carbon.GetApplicationEventTarget())

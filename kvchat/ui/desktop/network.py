@@ -14,7 +14,7 @@ _YES, _PROBABLY = 1, 3  # https://networkmanager.dev/docs/api/latest/nm-dbus-typ
 
 
 async def is_metered() -> bool:
-    """Whether this connection counts what goes through it; False where nobody knows. For when something is fetched."""
+    """Return True if the connection is metered; False if nobody knows."""
     if sys.platform != "linux":
         return _as_windows_says()
     bus = SessionBus("SYSTEM")

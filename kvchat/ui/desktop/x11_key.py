@@ -26,10 +26,6 @@ class _Screens(ctypes.Structure):
 
 
 def grab(pressed: Callable[[], object]) -> Callable[[], object] | None:
-    """Call `pressed` with each press of the key; returns what gives it back, None where it is not to be had.
-
-    Raises NoSuchKey.
-    """
     with suppress(OSError):
         return _Grab(pressed).take()
     return None
@@ -61,7 +57,6 @@ class _Grab:
             raise NoSuchKey
 
     def take(self) -> Callable[[], object] | None:
-        """What gives it back; None where another program has it."""
         xcb = self._xcb
         for locks in _LOCKS:
             held = self._display, 0, self._root, ctypes.c_uint16(_CONTROL | _ALT | locks), ctypes.c_uint8(self._code)
@@ -76,7 +71,6 @@ class _Grab:
         return self.release
 
     def release(self) -> None:
-        """The X server frees with the connection what it held."""
         if self._notifier is not None:
             self._notifier.setEnabled(False)
             self._notifier = None

@@ -11,12 +11,11 @@ from kvchat.words.language import _
 
 
 async def say(error: KvchatError) -> None:
-    """A message box for what keeps the window from opening."""
     await ask(error.title, error.told, "", "")
 
 
 async def ask(title: str, words: str, detail: str, action: str) -> bool:
-    """A message box before there is a window; whether the user wants `action`. Without one there is but OK."""
+    """Ask in a message box before there is a window. Returns True for `action`; without one there is only OK."""
     closed = asyncio.Event()
     box = QMessageBox(QMessageBox.Icon.Critical if action else QMessageBox.Icon.Warning, "kvchat", title)
     box.setInformativeText("\n\n".join(part for part in (words, detail) if part))

@@ -19,7 +19,7 @@ class Question(QDialog):
     """Some words and buttons over a window. Subclasses say what the buttons do; the last is the default one."""
 
     def __init__(self, parent: QWidget, name: str, lines: Iterable[tuple[str, str]], *answers: QPushButton) -> None:
-        """`lines`: words and their kind; `name` is what a screen reader says."""
+        """lines: texts and their kinds; name: accessible name"""
         super().__init__(parent)
         self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         self.setWindowModality(Qt.WindowModality.WindowModal)
@@ -33,7 +33,6 @@ class Question(QDialog):
         answers[-1].setDefault(True)
 
     def showEvent(self, event: QShowEvent) -> None:
-        """All of its words are seen."""
         super().showEvent(event)
         fit_height(self, _LETTERS)
 

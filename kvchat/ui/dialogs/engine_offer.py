@@ -41,9 +41,9 @@ class EngineOffer(QWidget):
     tried = Signal()  # there is one more engine, chosen or not
 
     def __init__(self, look: Look, engines: EngineSetup, start: Start, *, explains: bool = False) -> None:
-        """`start` begins what the user asked for, and tells what fails while nobody looks here.
+        """start: begins a task and shows what fails while this is hidden
 
-        `explains`: it stands alone, hidden until `look` has found a card that would go unused.
+        explains: it stands alone, hidden until `look` finds a card that would go unused
         """
         super().__init__()
         self._engines, self._start = engines, start
@@ -72,14 +72,12 @@ class EngineOffer(QWidget):
         self._running.hide()
 
     def showEvent(self, event: QShowEvent) -> None:
-        """Follow how far it is."""
         super().showEvent(event)
         if self._unsubscribe is None:
             self._unsubscribe = self._engines.subscribe(self._show_fetching)
         self._show_fetching()
 
     def hideEvent(self, event: QHideEvent) -> None:
-        """Nobody looks."""
         super().hideEvent(event)
         if self._unsubscribe is not None:
             self._unsubscribe()
@@ -91,7 +89,7 @@ class EngineOffer(QWidget):
         ask_if_metered(self, self._start, what, lambda: self._start(self._get(backend)))
 
     async def _get(self, backend: Backend) -> None:
-        """What comes of it stands here; where nobody looks here, what failed is told elsewhere as well."""
+        """Fetch and try an engine; the result is shown here, and a failure elsewhere as well while this is hidden."""
         try:
             trial = await self._engines.get(backend)
         except KvchatError as error:
@@ -104,7 +102,7 @@ class EngineOffer(QWidget):
             self.tried.emit()
 
     def look(self) -> None:
-        """Come on show if there is a card that would go unused."""
+        """Show this if there is a card that would go unused."""
         self._start(self._look())
 
     async def _look(self) -> None:
@@ -116,7 +114,6 @@ class EngineOffer(QWidget):
         self.setVisible(graphics is not None or self._engines.fetching is not None)
 
     def show_choices(self, graphics: Graphics) -> None:
-        """What an engine can compute with on these cards, the best first."""
         backends = suiting(graphics)
         chosen = self.choice.currentData()
         if [self.choice.itemData(at) for at in range(self.choice.count())] != list(backends):
@@ -126,7 +123,6 @@ class EngineOffer(QWidget):
             self.choice.setCurrentIndex(max(0, self.choice.findData(chosen)))
 
     def _show_fetching(self) -> None:
-        """How far it is, or that nothing goes on."""
         now = self._engines.fetching
         self._choosing.setVisible(now is None)
         self._running.setVisible(now is not None)
@@ -140,7 +136,6 @@ class EngineOffer(QWidget):
         self.amount.setText(_words(now))
 
     def show_steps(self, steps: Sequence[TrialStep]) -> None:
-        """What the trial has found: it is in use, or what it failed at."""
         last = steps[-1].error if steps else None
         if last is not None:
             self.show_error(last)
@@ -149,7 +144,6 @@ class EngineOffer(QWidget):
         self._say(_("The new engine works and is chosen"), told, "", "")
 
     def show_error(self, error: KvchatError) -> None:
-        """It did not work; what there was before goes on."""
         self._say(error.title, error.detail, error.advice, "bad")
 
     def _say(self, title: str, detail: str, advice: str, tone: str) -> None:
@@ -160,12 +154,11 @@ class EngineOffer(QWidget):
 
 
 def cards(graphics: Graphics) -> str:
-    """The graphics cards in words."""
     return _("Graphics card by {makers}", makers=_(" and ").join(maker.value for maker in graphics.makers))
 
 
 def _words(now: Fetching) -> str:
-    """How far it is: "llama.cpp-b11457-vulkan: 12 MB of 32 MB · 5 MB/s · 4 s left", or what else is done."""
+    """Return the progress: "llama.cpp-b11457-vulkan: 12 MB of 32 MB · 5 MB/s · 4 s left", or the stage."""
     if now.build is None:
         return f"{_(now.stage.value).capitalize()}…"
     if now.stage is Stage.TRYING and now.steps:

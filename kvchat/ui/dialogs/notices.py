@@ -46,14 +46,12 @@ class NoticeView(QFrame):
         self._row = row(*parts, on=self, spacing=10, margins=(12, 6, 6, 6))
 
     def add_button(self, words: str, on_click: Callable[[], object]) -> None:
-        """A button before the one that closes; the notice goes with the click."""
         self.on_click = on_click
         made = button(words, lambda: on_click(), "link")
         made.clicked.connect(self.dismiss)
         self._row.insertWidget(self._row.count() - 1, made)
 
     def dismiss(self) -> None:
-        """Take the notice away."""
         self.hide()
         self.setParent(None)
         self.deleteLater()
@@ -74,24 +72,21 @@ class Notices(GivingWay):
 
     @property
     def on_show(self) -> list[NoticeView]:
-        """What is on show."""
         return self.findChildren(NoticeView)
 
     def tell(self, title: str, detail: str = "") -> None:
-        """Something worth knowing; goes away by itself."""
         self._add(title, detail)
 
     def offer(
         self, title: str, action: str, on_click: Callable[[], object], detail: str = "", *, stays: bool = False
     ) -> None:
-        """Something with a button; goes away by itself unless it `stays`, or with the click."""
+        """Show a notice with a button; it disappears by itself unless it `stays`."""
         self._dismiss((title, detail))
         notice = self._add(title, detail, stays=stays)
         if notice is not None:
             notice.add_button(action, on_click)
 
     def tell_of_version(self, number: str, page: str) -> None:
-        """There is a newer kvchat, on that page of the web."""
         self.offer(
             _("kvchat {number} is out", number=number),
             _("Show"),
@@ -100,12 +95,11 @@ class Notices(GivingWay):
         )
 
     def tell_where(self, done: str, target: Path) -> None:
-        """A file that was written, with a button that opens its folder."""
         folder = QUrl.fromLocalFile(str(target.parent))
         self.offer(done, _("Open folder"), lambda: QDesktopServices.openUrl(folder), str(target))
 
     def offer_undo(self, done: str, undo: Callable[[], object]) -> None:
-        """Something that was done and can be undone, here or, once the notice has gone, by `undo_last`."""
+        """Offer to undo something, by a notice and afterwards by `undo_last`."""
 
         def once() -> None:
             if once in self._undos:
@@ -117,11 +111,9 @@ class Notices(GivingWay):
 
     @property
     def can_undo(self) -> bool:
-        """True if `undo_last` would do something."""
         return bool(self._undos)
 
     def undo_last(self) -> None:
-        """Undo what was done last and has not been undone."""
         if self._undos:
             for notice in self.on_show:
                 if notice.on_click is self._undos[-1]:
@@ -129,15 +121,12 @@ class Notices(GivingWay):
             self._undos[-1]()
 
     def show_error(self, error: KvchatError) -> None:
-        """Something asked for that could not be done; stays until it is closed."""
         self._add(*_words(error), "warn")
 
     def take_back(self, error: KvchatError) -> None:
-        """It is no longer of this page."""
         self._dismiss(_words(error))
 
     def show_bug(self, error: BaseException) -> None:
-        """Something kvchat did not expect: a report to copy."""
         text = redact("".join(traceback.format_exception(error)), this_person())
         if self.report is not None:
             self.report.add(text)

@@ -32,7 +32,7 @@ class Panel(RoomyDialog):
         size: tuple[int, int] = (0, 0),
         least: tuple[int, int] = (0, 0),
     ) -> None:
-        """`size` and the `least` it may have are pixels at 100 % text, which grow with it as far as the screen goes."""
+        """size, least: pixels at 100 % text, scaled with it as far as the screen allows"""
         super().__init__(parent)
         self.setWindowTitle(title)
         self.setAccessibleName(title)
@@ -47,35 +47,31 @@ class Panel(RoomyDialog):
         self._unsubscribe: list[Callable[[], None]] = []
 
     def bring_forward(self) -> None:
-        """Open, before all others, with the keyboard."""
         self.show()
         self.raise_()
         self.activateWindow()
 
     def follow(self, subscribe: Callable[[_T], Callable[[], None]], hear: _T) -> None:
-        """Have `hear` told what happens whenever the window is open; `subscribe` returns how to stop that."""
+        """Have `hear` called while the window is open; `subscribe` returns how to stop that."""
         self._sources.append(lambda: subscribe(hear))
         if self._unsubscribe:  # it is open
             self._unsubscribe.append(subscribe(hear))
 
     def showEvent(self, event: QShowEvent) -> None:
-        """Follow what changes from now on."""
         super().showEvent(event)
         if not self._unsubscribe:
             self._unsubscribe = [subscribe() for subscribe in self._sources]
 
     def hideEvent(self, event: QHideEvent) -> None:
-        """Nobody looks."""
         super().hideEvent(event)
         while self._unsubscribe:
             self._unsubscribe.pop()()
 
     def run(self, run: Coroutine[Any, Any, Any], on_error: ErrorHandler | None = None) -> asyncio.Task[Any]:
-        """Start what the user asked for here; what fails is told here, or in the main window once this is closed."""
+        """Start a task; its error is shown here, or in the main window once this is closed."""
         return self.runner.start(run, on_error or self.tell)
 
     def tell(self, error: KvchatError) -> None:
-        """Say what failed, where the user looks."""
         if self.isVisible():
             self.notices.show_error(error)
         else:

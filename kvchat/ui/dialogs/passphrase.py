@@ -48,7 +48,7 @@ class PassphraseDialog(Question):
             field.setEchoMode(QLineEdit.EchoMode.Normal if on else QLineEdit.EchoMode.Password)
 
     def _check(self) -> None:
-        """Go on with a passphrase that was typed alike both times, or with none where it is optional."""
+        """Allow a passphrase typed alike twice, or none if it is optional."""
         given, again = self.field.text(), self.again.text()
         self.go.setEnabled(given == again if self._optional else bool(given))
         self.again.setEnabled(bool(given) or bool(again))

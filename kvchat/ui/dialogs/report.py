@@ -52,7 +52,6 @@ class BugReportDialog(ReportDialog):
         self.copy.setDefault(True)
 
     def add(self, text: str) -> None:
-        """One more, while this report is open."""
         self.text.appendPlainText("\n" + text)
 
 

@@ -27,12 +27,11 @@ _SOURCE = (files(__package__) / "en.md").read_text("utf-8")  # with the program'
 
 
 def source() -> str:
-    """The manual as it was written, in Markdown."""
     return _SOURCE
 
 
 def _anchor(heading: str) -> str:
-    """What a link calls a heading: "#chats-and-disk"."""
+    """Return a heading's name in links, such as "#chats-and-disk"."""
     return "#" + re.sub(r"\s+", "-", re.sub(r"[^\w\s-]", "", heading.lower()))
 
 
@@ -54,7 +53,7 @@ class ManualPage(QTextBrowser):
         self.show_text()
 
     def show_text(self) -> None:
-        """The whole text, in the colours and letters of now, at the same place as before."""
+        """Show the whole text in the current colours and fonts, at the same place as before."""
         look, place = self._look, self._place
         parser = markdown_parser(renderer_class(look.theme, links_within=True))
         parser.options["breaks"] = False
@@ -67,7 +66,6 @@ class ManualPage(QTextBrowser):
         self._stay()
 
     def headings(self) -> list[QTextBlock]:
-        """Those that lead through the text, in order."""
         found, block = [], self.document().begin()
         while block.isValid():
             if block.blockFormat().headingLevel() in (2, 3):
@@ -76,21 +74,18 @@ class ManualPage(QTextBrowser):
         return found
 
     def go_to(self, heading: QTextBlock) -> None:
-        """Have it at the top, with the cursor."""
         self.setTextCursor(QTextCursor(heading))
         self.bring(heading)
 
     def bring(self, block: QTextBlock) -> None:
-        """Have it at the top."""
         self.verticalScrollBar().setValue(self._top(block))
 
     def at(self) -> int:
-        """Which of the headings the reader is below; -1 above the first."""
+        """Return the index of the heading the reader is below; -1 above the first."""
         here = self.verticalScrollBar().value()
         return sum(self._top(heading) <= here for heading in self.headings()) - 1
 
     def resizeEvent(self, event: QResizeEvent) -> None:
-        """What is too wide for a column of text stays empty."""
         side = max(_LEAST_SIDE, (self.width() - self._look.px(COLUMN_WIDTH)) // 2)
         self.setViewportMargins(side, _ABOVE, side, 0)
         super().resizeEvent(event)
@@ -99,14 +94,13 @@ class ManualPage(QTextBrowser):
         self._place = self.cursorForPosition(QPoint(0, _ABOVE)).blockNumber()
 
     def _stay(self) -> None:
-        """The text is laid out otherwise: the reader goes on where it was."""
+        """Scroll back to the place after the text was laid out anew."""
         self.bring(self.document().findBlockByNumber(self._place))
 
     def _top(self, block: QTextBlock) -> int:
         return int(self.document().documentLayout().blockBoundingRect(block).y()) - _ABOVE
 
     def _follow(self, url: QUrl) -> None:
-        """To another place of the manual, or to the web: these links are kvchat's own."""
         if not url.toString().startswith("#"):
             QDesktopServices.openUrl(url)
             return
@@ -153,7 +147,6 @@ class ManualWindow(Panel):
         self.search.mark_all()
 
     def _fit_list(self) -> None:
-        """As wide and high as the headings need."""
         self.list.ensurePolished()
         metrics = self.list.fontMetrics()
         rows = [self.list.item(number) for number in range(self.list.count())]

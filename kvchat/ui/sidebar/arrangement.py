@@ -35,17 +35,15 @@ class Arrangement:
 
     @property
     def words(self) -> str:
-        """What is shown."""
         return _("Archive") if self.archive else self.folder or _("All chats")
 
 
 def as_text(arrangement: Arrangement) -> str:
-    """To be kept in a file."""
     return json.dumps({**asdict(arrangement), "order": arrangement.order.name})
 
 
 def from_text(text: str) -> Arrangement:
-    """What was kept; how a window begins if it was nothing, or cannot be read."""
+    """Return the stored arrangement; the default if it cannot be read."""
     try:
         kept = json.loads(text)
         folder = kept["folder"]
@@ -62,7 +60,7 @@ _KEYS: dict[Order, Callable[[Conversation], Any]] = {
 
 
 def arranged(chats: Sequence[Conversation], by: Arrangement) -> list[Conversation]:
-    """The chats that are shown, in order. `chats`: the last used first."""
+    """Return the chats shown, in order. chats: the last used first"""
     shown = [c for c in chats if c.archived == by.archive and by.folder in (None, c.folder)]
     return sorted(sorted(shown, key=_KEYS[by.order]), key=lambda chat: not chat.on_top)
 
@@ -121,5 +119,4 @@ def _times(chats: Sequence[Conversation], order: Order, now: float) -> list[floa
 
 
 def folders_of(chats: Sequence[Conversation]) -> list[str]:
-    """The folders there are: those with a chat in them."""
     return sorted({chat.folder for chat in chats if chat.folder}, key=str.casefold)

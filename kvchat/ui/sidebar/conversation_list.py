@@ -42,7 +42,6 @@ class Row:
 
     @property
     def badges(self) -> tuple[tuple[str, str], ...]:
-        """What the user has set for it: each an icon's name, and the words for it."""
         badges = (
             (self.on_top, "on-top", _("kept on top")),
             (self.pinned, "pin", _("always kept")),
@@ -52,7 +51,6 @@ class Row:
 
     @property
     def state(self) -> str:
-        """What its next reply will wait for, and the badges, in words."""
         told = [self.forecast.of_chat] if self.forecast else []
         return listed([*told, *(words for _, words in self.badges)])
 
@@ -72,27 +70,22 @@ class ConversationModel(ItemModel["Conversation | Heading"]):
 
     @property
     def chats(self) -> list[Conversation]:
-        """The conversations alone."""
         return [row for row in self.rows if not isinstance(row, Heading)]
 
     def show(self, chats: Sequence[Conversation | Heading], row_of: Callable[[Conversation], Row]) -> None:
-        """Show these, each as `row_of` has it."""
         self._row_of, self._places = row_of, {chat.id: place for place, chat in enumerate(chats)}
         self.set_rows(chats)
 
     def data(self, index: Index, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
-        """A row, or its words."""
         row = self.rows[index.row()]
         return self._row_of(row) if role == ROW and not isinstance(row, Heading) else super().data(index, role)
 
     def spoken(self, row: Conversation | Heading) -> str:
-        """The title, and what dot and badges mean."""
         if isinstance(row, Heading):
             return row.title
         return listed((row.title, self._row_of(row).state))
 
     def tip(self, row: Conversation | Heading) -> str:
-        """The whole title, where it is, what the dot means."""
         if isinstance(row, Heading):
             return ""
         return "\n".join(
@@ -100,12 +93,10 @@ class ConversationModel(ItemModel["Conversation | Heading"]):
         )
 
     def index_of(self, conversation_id: str | None) -> QModelIndex:
-        """The row of a conversation, or an invalid index."""
         place = self._places.get(conversation_id or "")
         return QModelIndex() if place is None else self.index(place)
 
     def setData(self, index: Index, value: Any, role: int = Qt.ItemDataRole.EditRole) -> bool:
-        """A title was typed."""
         title = str(value).strip()
         if role != Qt.ItemDataRole.EditRole or not title or title == self.rows[index.row()].title:
             return False
@@ -113,7 +104,6 @@ class ConversationModel(ItemModel["Conversation | Heading"]):
         return True
 
     def flags(self, index: Index) -> Qt.ItemFlag:
-        """Every chat can be chosen and renamed."""
         if isinstance(self.rows[index.row()], Heading):
             return Qt.ItemFlag.NoItemFlags
         return Qt.ItemFlag.ItemIsEnabled | Qt.ItemFlag.ItemIsSelectable | Qt.ItemFlag.ItemIsEditable
@@ -123,11 +113,9 @@ class ConversationDelegate(ItemDelegate):
     """Draws a row: the dot, then the title, then a clock if its next reply takes a while, and the badges."""
 
     def sizeHint(self, option: QStyleOptionViewItem, index: Index) -> QSize:
-        """One comfortable line."""
         return QSize(80, option.fontMetrics.height() + 18)
 
     def paint(self, painter: QPainter, option: QStyleOptionViewItem, index: Index) -> None:
-        """Ground, dot, title; then clock and badges, or below the pointer what opens the menu."""
         row: Row | Heading = index.data(ROW)
         if isinstance(row, Heading):
             painter.setFont(self.small(option.font))
@@ -153,22 +141,20 @@ class ConversationDelegate(ItemDelegate):
         painter.restore()
 
     def createEditor(self, parent: QWidget, option: QStyleOptionViewItem, index: Index) -> QWidget:
-        """A line to type the new title in."""
         editor = QLineEdit(parent, maxLength=200)
         editor.setAccessibleName(_("New title"))
         return editor
 
     def setEditorData(self, editor: QWidget, index: Index) -> None:
-        """The title, until something else is typed: the list may be told anew at any time."""
+        """Set the title unless something was typed: the list may be shown anew at any time."""
         if isinstance(editor, QLineEdit) and not editor.isModified():
             super().setEditorData(editor, index)
 
     def updateEditorGeometry(self, editor: QWidget, option: QStyleOptionViewItem, index: Index) -> None:
-        """Over the title, beside the dot."""
         editor.setGeometry(sided(option, option.rect.adjusted(self.look.px(26), 2, -2, -2)))
 
     def _paint_badges(self, painter: QPainter, option: QStyleOptionViewItem, row: Row) -> int:
-        """The badges at the row's end; returns the width they take, in pixels."""
+        """Draw the badges at the row's end; return their width in pixels."""
         side, rect = self.look.px(_BADGE), option.rect
         for number, (name, _words) in enumerate(row.badges):
             left = rect.right() - 8 - (number + 1) * side
@@ -189,7 +175,7 @@ class ConversationDelegate(ItemDelegate):
         return side
 
     def _paint_dot(self, painter: QPainter, option: QStyleOptionViewItem, row: Row) -> None:
-        """Full: it is loaded; with a core: in memory; half: on disk; empty: it must be read, or is not known yet."""
+        """Draw full: in a slot; with a core: in memory; half: on disk; empty: must be read, or not known yet."""
         theme, source = self.look.theme, row.forecast.source if row.forecast else Source.COLD
         colour = QColor(theme.accent if source is not Source.COLD else theme.muted)
         side, rect = self.look.px(9), option.rect
@@ -210,7 +196,6 @@ class ConversationDelegate(ItemDelegate):
 
 
 def menu_box(look: Look, option: QStyleOptionViewItem) -> QRect:
-    """Where a row below the pointer has its `···`."""
     side, rect = look.px(_MENU), option.rect
     return sided(option, QRect(rect.right() - 6 - side, rect.center().y() - side // 2 + 1, side, side))
 
@@ -222,7 +207,7 @@ class ChatList(ItemList):
     typed = Signal(str)
 
     def mousePressEvent(self, event: QMouseEvent) -> None:
-        """A right click and one on `···` are for the menu: what it is about is not opened for that."""
+        """Open the menu with a right click or a click on `···`, without opening the chat."""
         where = event.position().toPoint()
         index = self.indexAt(where)
         if event.button() is Qt.MouseButton.LeftButton and index.flags() & Qt.ItemFlag.ItemIsSelectable:
@@ -236,7 +221,6 @@ class ChatList(ItemList):
             super().mousePressEvent(event)
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
-        """Delete and text are announced, everything else is Qt's."""
         commands = Qt.KeyboardModifier.ControlModifier | Qt.KeyboardModifier.AltModifier
         if event.key() == Qt.Key.Key_Delete:
             self.delete_pressed.emit()

@@ -48,12 +48,10 @@ class DeletedWindow(Panel):
         column(*parts, on=self, spacing=12, margins=16)
 
     def come(self) -> None:
-        """To the front."""
         self.bring_forward()
         self.list.setFocus()
 
     def showEvent(self, event: QShowEvent) -> None:
-        """Show what there is, and what changes from now on."""
         super().showEvent(event)
         self.run(self._load())
 
@@ -107,7 +105,6 @@ class DeletedWindow(Panel):
 
 
 def row_of(entry: Deleted) -> Row:
-    """What was deleted, how much of it there is, and when it goes."""
     count = several(entry.messages, "{count} message", "{count} messages")
     what = _("Chat with {count}", count=count)
     if not entry.is_chat:

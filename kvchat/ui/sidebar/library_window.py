@@ -70,19 +70,17 @@ class LibraryWindow(Panel):
         column(*shown, on=self, spacing=12, margins=(20, 16, 20, 16))
 
     def showEvent(self, event: QShowEvent) -> None:
-        """Show what there is, and what changes from now on."""
         super().showEvent(event)
         self.list.setFocus()
         self._load()
 
     def choose(self, prepared_id: str) -> None:
-        """Go to that entry, as soon as it is known."""
+        """Select that entry as soon as it is in the list."""
         self._added = prepared_id
         if self._standings:
             self._show()
 
     def consider(self, paths: Sequence[Path]) -> None:
-        """Say what reading these takes, and ask whether to."""
         if paths:
             self.run(self._consider(paths))
 
@@ -107,7 +105,6 @@ class LibraryWindow(Panel):
             raise
 
     async def _remove(self, one: Prepared) -> None:
-        """Remove an entry together with its warning."""
         await self._library.remove(one)
         if (error := self._refused.pop(one.id, None)) is not None:
             self.notices.take_back(error)
@@ -126,7 +123,7 @@ class LibraryWindow(Panel):
                 self._load()
 
     def _load(self) -> None:
-        """Ask again; what changes meanwhile is asked for once more afterwards."""
+        """Load again; changes that come meanwhile are loaded once more afterwards."""
         self._due = True
         if not self._loading:
             self.run(self._load_all())
@@ -156,7 +153,6 @@ class LibraryWindow(Panel):
         self._show_current()
 
     def _show_current(self) -> None:
-        """What there is to say of the one that is chosen, and what can be done with it."""
         one = self._current
         reading = self._library.reading.get(one.prepared.id) if one else None
         if one is not None:
@@ -236,11 +232,9 @@ class AddDialog(QDialog):
 
     @property
     def name(self) -> str:
-        """As it stands in the field."""
         return self.field.text().strip()
 
     def showEvent(self, event: QShowEvent) -> None:
-        """All of its words are seen, and the name can be written over."""
         super().showEvent(event)
         fit_height(self, _LETTERS)
         self.field.setFocus()
@@ -248,7 +242,7 @@ class AddDialog(QDialog):
 
 
 def name_for(paths: Sequence[Path], taken: Collection[str]) -> str:
-    """What files are called unless the user has a better name: like the first of them, and like no other."""
+    """Return a name for these files that is not taken: that of the first."""
     name = paths[0].name if paths[0].is_dir() else paths[0].stem
     name = (
         _("{name} and {count}", name=name, count=several(len(paths) - 1, "{count} more", "{count} more"))
@@ -260,7 +254,6 @@ def name_for(paths: Sequence[Path], taken: Collection[str]) -> str:
 
 
 def estimate_words(estimate: Estimate) -> str:
-    """Say what reading costs, or that the documents are too long."""
     if estimate.too_long:
         error = TooLongToPrepare(estimate)
         files = several(estimate.files, "{count} file", "{count} files")
@@ -277,7 +270,6 @@ def estimate_words(estimate: Estimate) -> str:
 
 
 def row_of(one: Standing, reading: Reading | None) -> Row:
-    """A set in the list: how much it is, and whether a chat can begin on it at once."""
     prepared = one.prepared
     parts = [several(len(prepared.sources), "{count} file", "{count} files")]
     if prepared.is_read:
@@ -296,7 +288,7 @@ def row_of(one: Standing, reading: Reading | None) -> Row:
 
 
 def details_of(one: Standing, reading: Reading | None, left: TimeRange | None, place: Path) -> str:
-    """All there is to say of the set that is chosen; `place`: where what was made of it is kept."""
+    """Return all there is to say of the chosen set. place: folder of the save points"""
     prepared = one.prepared
     lines = [left_to_right(listed(prepared.paths))]
     if reading is not None:

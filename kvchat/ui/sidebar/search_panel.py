@@ -36,7 +36,6 @@ class _Model(ItemModel["FoundChat"]):
     """The chats found."""
 
     def spoken(self, row: FoundChat) -> str:
-        """Title and excerpt."""
         return f"{row.title}: {row.excerpt}" if row.excerpt else row.title
 
 
@@ -44,12 +43,10 @@ class _Delegate(ItemDelegate):
     """Draws the title, and below it the excerpt with its hits marked."""
 
     def sizeHint(self, option: QStyleOptionViewItem, index: Index) -> QSize:
-        """A title and two lines, or a title alone."""
         lines = 1 + (_LINES if index.data(ROW).excerpt else 0)
         return QSize(80, lines * (option.fontMetrics.height() + 2) + 2 * _ABOVE)
 
     def paint(self, painter: QPainter, option: QStyleOptionViewItem, index: Index) -> None:
-        """Ground, title, excerpt."""
         theme, found = self.look.theme, index.data(ROW)
         painter.save()
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
@@ -112,11 +109,9 @@ class SearchResults(ItemList):
 
     @property
     def chats(self) -> tuple[FoundChat, ...]:
-        """What is shown."""
         return tuple(self._model.rows)
 
     def show_chats(self, chats: tuple[FoundChat, ...]) -> None:
-        """Show what was found; the first is the one that Enter opens."""
         self._model.set_rows(chats)
         if chats:
             self.setCurrentIndex(self._model.index(0))
@@ -133,7 +128,7 @@ class _Field(QLineEdit):
         self._results, self._look = results, look
 
     def paintEvent(self, event: QPaintEvent) -> None:
-        """With a magnifier that grows with the words: an action's icon would have 16 pixels at any size."""
+        """Draw a magnifier that grows with the text: an action's icon would have 16 pixels at any size."""
         super().paintEvent(event)
         side = self._look.px(16)
         place = QRect(self._look.px(8), (self.height() - side) // 2, side, side)
@@ -142,7 +137,7 @@ class _Field(QLineEdit):
             icon("search", self._look.theme.muted).paint(painter, place)
 
     def event(self, event: QEvent) -> bool:
-        """Esc is meant for the field here, not for what it does elsewhere in the window."""
+        """Take Esc, which would otherwise go to the window's shortcut."""
         asked = event.type() == QEvent.Type.ShortcutOverride and isinstance(event, QKeyEvent)
         if asked and self.text() and event.key() == Qt.Key.Key_Escape:  # type: ignore[attr-defined]
             event.accept()
@@ -150,7 +145,6 @@ class _Field(QLineEdit):
         return super().event(event)
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
-        """What is not text."""
         if event.key() == Qt.Key.Key_Escape:
             self.clear()
         elif event.key() == Qt.Key.Key_Down and self._results.chats:
@@ -187,7 +181,6 @@ class SearchPanel(QWidget):
         self._restyle()
 
     def show_found(self, found: Found) -> None:
-        """Show what was found."""
         self.results.show_chats(found.chats)
         unfinished = "" if found.complete else _("Older messages are still being read.")
         self.words.setText(sentences("" if found.chats else _("Nothing found."), unfinished))
@@ -195,12 +188,10 @@ class SearchPanel(QWidget):
         self.pages.setCurrentIndex(1)
 
     def show_none(self) -> None:
-        """Show the chats again."""
         self.results.show_chats(())
         self.pages.setCurrentIndex(0)
 
     def focus(self) -> None:
-        """Let the user write what to look for."""
         self.field.setFocus()
         self.field.selectAll()
 

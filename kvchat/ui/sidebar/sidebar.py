@@ -95,7 +95,6 @@ class Sidebar(QFrame):
 
     @property
     def chosen(self) -> list[str]:
-        """The conversations that are selected, in the order of the list."""
         return [self.model.rows[place].id for place in sorted(map(QModelIndex.row, self.list.selectedIndexes()))]
 
     def show_chats(
@@ -105,7 +104,7 @@ class Sidebar(QFrame):
         current: str | None,
         folders: Sequence[str],
     ) -> None:
-        """Show the conversations, each as `row_of` has it; `current` is selected without being announced."""
+        """Show the conversations, each as `row_of` has it; `current` is selected without a signal."""
         chosen = self.chosen
         self._folders = list(folders)
         with QSignalBlocker(self.list.selectionModel()):  # a row that goes must not have another chat opened
@@ -118,7 +117,7 @@ class Sidebar(QFrame):
             self.choose(chosen)
 
     def show_selected(self, conversation_id: str | None) -> None:
-        """Select a row without announcing it; None selects nothing."""
+        """Select a row without a signal; None selects nothing."""
         selection = self.list.selectionModel()
         index = self.model.index_of(conversation_id)
         with QSignalBlocker(selection):
@@ -131,7 +130,6 @@ class Sidebar(QFrame):
         self.list.viewport().update()
 
     def step(self, by: int) -> None:
-        """Select the conversation `by` rows further down."""
         chats = [chat.id for chat in self.model.chats]
         here = self.list.currentIndex()
         at = chats.index(self.model.rows[here.row()].id) if here.isValid() else -1
@@ -140,7 +138,7 @@ class Sidebar(QFrame):
             self.list.selectionModel().setCurrentIndex(self.model.index_of(chats[target]), _ALONE)
 
     def begin_rename(self, index: QModelIndex | None = None) -> bool:
-        """Edit a title in place, the selected one unless another is given; False where it is not in the list."""
+        """Edit a title in place, by default the selected one. Returns False if it is not in the list."""
         index = index or self.list.currentIndex()
         if not self.list.isVisible() or not index.isValid():
             return False
@@ -149,18 +147,15 @@ class Sidebar(QFrame):
         return True
 
     def ask_delete(self) -> None:
-        """Ask for the selected conversations to be deleted."""
         if self.chosen:
             self.delete_requested.emit(self.chosen)
 
     def arrange(self, arrangement: Arrangement) -> None:
-        """Show other chats, or in another order."""
         self.arrangement = arrangement
         self._name_view()
         self.arranged.emit()
 
     def show_usage(self, usage: StoreUsage) -> None:
-        """The line at the bottom."""
         words, tail = _(STORAGE), size_of(usage.physical_bytes, usage.quota_bytes)
         if usage.problem:
             words, tail = _("{storage}: nothing is kept", storage=_(STORAGE)), ""
@@ -189,7 +184,7 @@ class Sidebar(QFrame):
         return view
 
     def _rest(self, index: QModelIndex) -> None:
-        """Tell of the row if pointer or keys are still on it after a moment."""
+        """Emit `rested_on` if pointer or keys are still on the row after a moment."""
         rests = bool(index.flags() & Qt.ItemFlag.ItemIsSelectable)
         self._resting = conversation_id = self.model.rows[index.row()].id if rests else ""
 
@@ -200,12 +195,11 @@ class Sidebar(QFrame):
         QTimer.singleShot(_REST_MS, self, tell)
 
     def _announce(self) -> None:
-        """One that is selected is opened; several are only selected."""
         if len(self.chosen) == 1:
             self.selected.emit(self.chosen[0])
 
     def choose(self, ids: Sequence[str]) -> None:
-        """Select these as well, without announcing it."""
+        """Select these as well, without a signal."""
         wanted = QItemSelection()
         for index in filter(QModelIndex.isValid, map(self.model.index_of, ids)):
             wanted.append(QItemSelectionRange(index))
@@ -246,7 +240,6 @@ class Sidebar(QFrame):
         menu.popup(self.list.viewport().mapToGlobal(where))
 
     def fill_menu(self, menu: QMenu, chat: Row, rename: Callable[[], object]) -> None:
-        """Fill a menu beside the list with what can be done with this chat."""
         fill_chat_menu(menu, self, chat, [chat.id], self._folders, rename)
 
     def _restyle(self) -> None:

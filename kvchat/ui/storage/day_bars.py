@@ -25,7 +25,7 @@ class DayBars(QWidget):
     pointed = Signal(int)  # at the day of that number; -1: at none
 
     def __init__(self, look: Look, name: str, in_words: Callable[[float], str]) -> None:
-        """`in_words`: a value beside the scale."""
+        """in_words: formats a value beside the scale"""
         super().__init__()
         self._look, self._in_words = look, in_words
         self._days: Sequence[date] = ()
@@ -51,11 +51,9 @@ class DayBars(QWidget):
         self.update()
 
     def sizeHint(self) -> QSize:
-        """As wide as there is room."""
         return QSize(200, round(self._look.px(_HEIGHT) + 2.6 * self._metrics().height()))
 
     def paintEvent(self, event: QPaintEvent) -> None:
-        """The scale, the bars, the days below."""
         painter = QPainter(self)
         painter.setFont(page_font(self._look.type.family, self._look.type.small))
         box, theme = self._plot(), self._look.theme
@@ -84,7 +82,6 @@ class DayBars(QWidget):
         painter.fillRect(bar, QColor(self._look.theme.accent))
 
     def _paint_days(self, painter: QPainter, box: QRectF) -> None:
-        """Dates at even distances, back from today."""
         metrics, last = self._metrics(), len(self._days) - 1
         step = max(
             1, math.ceil(2.2 * metrics.horizontalAdvance(day_short(date(2000, 11, 30))) / box.width() * len(self._days))
@@ -98,22 +95,18 @@ class DayBars(QWidget):
             )
 
     def mouseMoveEvent(self, event: QMouseEvent) -> None:
-        """The day below the pointer."""
         box, x = self._plot(), event.position().x()
         inside = box.left() <= x < box.right() and self._days
         self.pointed.emit(int((x - box.left()) / box.width() * len(self._days)) if inside else -1)
 
     def leaveEvent(self, event: QEvent) -> None:
-        """No day."""
         self.pointed.emit(-1)
 
     def focusOutEvent(self, event: QFocusEvent) -> None:
-        """No day."""
         super().focusOutEvent(event)
         self.pointed.emit(-1)
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
-        """Left and Right go from day to day, Home and End to the first and to today."""
         last = len(self._days) - 1
         before = self.day if self.day >= 0 else last + 1
         to = {Qt.Key.Key_Left: before - 1, Qt.Key.Key_Right: before + 1, Qt.Key.Key_Home: 0, Qt.Key.Key_End: last}

@@ -49,16 +49,14 @@ class PruneCard(QFrame):
 
     @property
     def target(self) -> int:
-        """The size the slider stands at, in bytes."""
         return self._total * self.slider.value() // _STEPS
 
     @property
     def moved(self) -> bool:
-        """Whether the slider asks for anything to go."""
         return self.slider.value() < _STEPS
 
     def set_total(self, total: int) -> None:
-        """The slider's right end, in bytes. A plan in view is made again, for what is kept now."""
+        """total: bytes at the slider's right end. A plan in view is made again for it."""
         target, was_moved = self.target, self.moved
         self._total = total
         with QSignalBlocker(self.slider):
@@ -67,16 +65,14 @@ class PruneCard(QFrame):
         self._moved()
 
     def to_rest(self) -> None:
-        """Back to the right end: nothing is to go."""
         self.slider.setValue(_STEPS)
 
     @property
     def waits(self) -> bool:
-        """Whether a plan is to be shown and is not there yet."""
         return self.moved and self.plan is None
 
     def show_plan(self, plan: PrunePlan, version: int) -> None:
-        """Show a plan, unless the slider has moved or the ground has changed since the version it was asked for at."""
+        """Show a plan, unless it was asked for at an earlier version."""
         if version != self.version:
             return
         self.plan = plan
@@ -88,7 +84,7 @@ class PruneCard(QFrame):
         self.button.setAccessibleName(_("Shrink. {text}", text=self.preview.text()))
 
     def drop_plan(self) -> None:
-        """What is in view may no longer be done: the ground has changed."""
+        """Forbid the plan in view: what is kept has changed."""
         self.plan = None
         self.version += 1
         self.button.setEnabled(False)

@@ -40,16 +40,14 @@ class SavedPanel(Panel):
         self.saved.pointed.connect(self._point)
 
     def refresh(self) -> None:
-        """Ask again and show the answer."""
         self.run(self._load())
 
     def showEvent(self, event: QShowEvent) -> None:
-        """Begin at the button that changes nothing; else there would be a ring around the first plot."""
+        """Focus the button that changes nothing; else the first plot would open with a focus ring."""
         super().showEvent(event)
         self._leave.setFocus()
 
     def show_statistics(self, statistics: Statistics) -> None:
-        """Show these replies."""
         self.shown = statistics
         self._page.setVisible(bool(statistics.count))
         self.empty.setVisible(not statistics.count)
@@ -80,7 +78,6 @@ class SavedPanel(Panel):
         self.estimate.setText(words)
 
     def _point(self, day: int) -> None:
-        """Tell of the day that is pointed at; of none: how to."""
         words = _("Point at a day, or go there with the arrow keys.")
         if self.shown is not None and 0 <= day < len(self.shown.days):
             words = _of_day(self.shown, day)
@@ -121,7 +118,7 @@ class SavedPanel(Panel):
 
 
 def _of_day(statistics: Statistics, place: int) -> str:
-    """A day in words: "22 November: 34 replies, about 3 min saved"."""
+    """Return a day in words: "22 November: 34 replies, about 3 min saved"."""
     day = statistics.days[place]
     count, saved = statistics.on(day)
     parts = [several(count, "{count} reply", "{count} replies") if count else _("no replies")]

@@ -71,18 +71,17 @@ class StoragePanel(Panel):
         self._connect()
 
     def refresh(self) -> None:
-        """Ask again and show the answer. A panel that opens has no plan in view."""
+        """Load again. A panel that opens has no plan in view."""
         if not self.isVisible():
             self.prune.to_rest()
         self.run(self._load())
 
     def showEvent(self, event: QShowEvent) -> None:
-        """Begin at the button that changes nothing; else the list would open with a ring around its first row."""
+        """Focus the button that changes nothing; else the list would open with a focus ring."""
         super().showEvent(event)
         self._leave.setFocus()
 
     def show_usage(self, usage: StoreUsage, titles: Mapping[str, str]) -> None:
-        """Show what is kept, largest first."""
         before, self._usage, self._titles = self._usage, usage, titles
         self.summary.show_usage(usage, self._runtime.break_even)
         self.limits.setText(limits_in_words(usage, self._runtime.settings.max_age_days))
@@ -100,7 +99,6 @@ class StoragePanel(Panel):
         self.delete_all.setEnabled(some or usage.set_aside_bytes > 0)
 
     def _fill(self) -> None:
-        """The list, with what the plan in view takes from each conversation."""
         if self._usage is None:
             return
         plan = self.prune.plan
@@ -152,7 +150,7 @@ class StoragePanel(Panel):
         return self._heading
 
     def _restyle(self) -> None:
-        """The heading ends where the rows do, and keeps its height whatever it shows."""
+        """End the heading where the rows end, and keep its height whatever it shows."""
         inside = self._heading.layout()
         assert inside is not None
         begin, end = 8, self._look.px(BUTTON) + 12
@@ -169,7 +167,6 @@ class StoragePanel(Panel):
         return row((self.limits, 1), (self._change, 0, Qt.AlignmentFlag.AlignTop), spacing=10, margins=(8, 0, 8, 0))
 
     def _change_limits(self) -> None:
-        """In the settings; this window would stand in their way."""
         self.close()
         self.limits_requested.emit()
 
@@ -190,7 +187,7 @@ class StoragePanel(Panel):
         )
 
     def _do(self, run: Coroutine[Any, Any, None]) -> None:
-        """Do what was asked, then show what is. The plan in view was made without it."""
+        """Do what was asked, then load. The plan in view was made without it."""
         self.prune.drop_plan()
         self.run(self._then_load(run))
 
@@ -210,7 +207,7 @@ class StoragePanel(Panel):
         self.show_usage(usage, titles)
 
     async def _preview(self) -> None:
-        """Get the plan for where the slider stands. One at a time: the store may need a second for each."""
+        """Get the plan for the slider's place. One at a time: the store may need a second for each."""
         if self._planning:
             return
         self._planning = True

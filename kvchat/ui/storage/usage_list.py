@@ -36,24 +36,20 @@ class UsageRow:
 
     @property
     def details(self) -> str:
-        """The words below the bar."""
         return loss_of(self.loss) if self.loss else use_of(self.usage, datetime.now(UTC), self.seconds_saved)
 
     @property
     def spoken(self) -> str:
-        """The row for who does not see it."""
         pinned = [_("always kept")] if self.usage.pinned else []
         return listed([self.title, size(self.usage.bytes), split_of(self.usage), *pinned, *self.chips, self.details])
 
     @property
     def chips(self) -> list[str]:
-        """Labels beside the title."""
         chips = (self.usage.never_save, _("never kept")), (self.usage.imported, _("imported, not verified"))
         return [words for on, words in chips if on]
 
 
 def shared_colour(look: Look) -> QColor:
-    """The accent's quiet sister: bytes that others keep as well."""
     return mix(look.theme.accent, look.theme.page, 0.4)
 
 
@@ -63,12 +59,10 @@ class UsageDelegate(ItemDelegate):
     shows_selection = False
 
     def sizeHint(self, option: QStyleOptionViewItem, index: Index) -> QSize:
-        """Title, bar, words."""
         small = QFontMetrics(self.small(option.font)).height()
         return QSize(120, 2 * _PAD + option.fontMetrics.height() + small + 2 * _GAP + _BAR)
 
     def paint(self, painter: QPainter, option: QStyleOptionViewItem, index: Index) -> None:
-        """The ground, then the three lines from the top."""
         row: UsageRow = index.data(ROW)
         painter.save()
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
@@ -101,7 +95,7 @@ class UsageDelegate(ItemDelegate):
         write(painter, option, room, one_line(row.title))
 
     def _paint_chip(self, painter: QPainter, option: QStyleOptionViewItem, box: QRect, words: str) -> int:
-        """Some words at the right of the box; returns where they begin."""
+        """Draw some words at the right of the box; return where they begin."""
         theme = self.look.theme
         painter.setFont(self.small(option.font))
         width = QFontMetrics(painter.font()).horizontalAdvance(words) + 14
@@ -115,7 +109,7 @@ class UsageDelegate(ItemDelegate):
         return int(chip.left()) - 8
 
     def _paint_bar(self, painter: QPainter, option: QStyleOptionViewItem, box: QRectF, row: UsageRow) -> None:
-        """Its own bytes, then the shared ones; what the prune in preview takes is crossed out at the end."""
+        """Draw own bytes, then shared ones; what the plan in view removes is crossed out at the end."""
         usage, theme = row.usage, self.look.theme
         if not usage.bytes:
             return
@@ -163,11 +157,9 @@ class UsageModel(ItemModel[UsageRow]):
         super().__init__(key=lambda row: row.usage.conversation_id)
 
     def spoken(self, row: UsageRow) -> str:
-        """All there is to know of it."""
         return row.spoken
 
     def tip(self, row: UsageRow) -> str:
-        """The same, line by line."""
         return "\n".join((row.title, f"{size(row.usage.bytes)}: {split_of(row.usage)}", row.details))
 
 
@@ -191,17 +183,14 @@ class UsageList(ItemList):
             changed.connect(self._furnish_anew)
 
     def doItemsLayout(self) -> None:
-        """Once the rows have their places, those in view get their buttons."""
         super().doItemsLayout()
         self._furnish()
 
     def resizeEvent(self, event: QResizeEvent) -> None:
-        """More rows may be in view."""
         super().resizeEvent(event)
         self._furnish()
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
-        """Enter and Space open the row's menu."""
         if event.key() in _MENU_KEYS and self.currentIndex().isValid():
             box = self.visualRect(self.currentIndex())
             self.open_menu(self.currentIndex().row(), self.viewport().mapToGlobal(box.center()))
@@ -209,7 +198,6 @@ class UsageList(ItemList):
         super().keyPressEvent(event)
 
     def contextMenuEvent(self, event: QContextMenuEvent) -> None:
-        """The menu of the row below the pointer, or of the current one."""
         by_key = event.reason() is QContextMenuEvent.Reason.Keyboard
         index = self.currentIndex() if by_key else self.indexAt(self.viewport().mapFromGlobal(event.globalPos()))
         if index.isValid():
@@ -217,7 +205,7 @@ class UsageList(ItemList):
             self.open_menu(index.row(), at)
 
     def open_menu(self, number: int, at: QPoint) -> QMenu:
-        """What can be done about a conversation. `at` is on the screen."""
+        """at: a point on the screen"""
         row = self.usage.rows[number]
         id = row.usage.conversation_id
         menu = QMenu(self)

@@ -22,7 +22,6 @@ class SavingsBar(RoundBar):
     share = 1.0  # of the bar that is on disk
 
     def show_usage(self, usage: StoreUsage) -> None:
-        """Draw these figures."""
         whole = usage.physical_bytes + spared_bytes(usage)
         self.share = usage.physical_bytes / whole if whole else 0.0
         self.setAccessibleName(
@@ -31,7 +30,6 @@ class SavingsBar(RoundBar):
         self.update()
 
     def paint_inside(self, painter: QPainter, box: QRectF) -> None:
-        """The ground is what is spared; on it, what is there."""
         theme = self._look.theme
         painter.fillRect(box, mix(theme.accent, theme.page, 0.18) if self.share else QColor(theme.line))
         if self.share:
@@ -58,7 +56,6 @@ class UsageSummary(QWidget):
         column(*parts, on=self, spacing=8, margins=(8, 0, 8, 0))
 
     def show_usage(self, usage: StoreUsage, pays: BreakEven | None) -> None:
-        """Show these sums, and from where on restoring pays."""
         self.pays.setText(break_even_in_words(pays))
         self.pays.setVisible(pays is not None)
         self.total.setText(_("{size} in use", size=size_of(usage.physical_bytes, usage.quota_bytes)))
@@ -93,7 +90,6 @@ class UsageSummary(QWidget):
         self.free.setText("" if usage.problem else words)
 
     def _build_figures(self) -> QHBoxLayout:
-        """The figures in columns of one width, each above what it means."""
         cells = []
         for figure, words, tip in (
             (self.today, _("written today"), _("What SSDs wear by: bytes the store has written today")),

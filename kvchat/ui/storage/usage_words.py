@@ -19,7 +19,6 @@ def spared_bytes(usage: StoreUsage) -> int:
 
 
 def sharing(usage: StoreUsage) -> str:
-    """What keeping every row once saves, in a sentence."""
     if not usage.save_points:
         return ""
     spared = spared_bytes(usage)
@@ -37,7 +36,6 @@ def sharing(usage: StoreUsage) -> str:
 
 
 def limits_in_words(usage: StoreUsage, max_age_days: int | None) -> str:
-    """What makes save points go by themselves."""
     limit = size(usage.quota_bytes)
     words = _("Above the limit of {limit}, what spares the least reading for its size goes first.", limit=limit)
     if holds := chats_in_words(usage.quota_bytes, usage.chat_bytes):
@@ -63,7 +61,7 @@ def limits_in_words(usage: StoreUsage, max_age_days: int | None) -> str:
 
 
 def break_even_in_words(pays: BreakEven | None) -> str:
-    """From where on restoring beats reading, and why; empty where it was not measured yet."""
+    """Return from which length on restoring beats reading, and why; empty if not measured yet."""
     if pays is None:
         return ""
     reading, loading = per_second(1000 / pays.prefill_ms_per_token), size(1000 / pays.restore_ms_per_byte)
@@ -78,7 +76,6 @@ def break_even_in_words(pays: BreakEven | None) -> str:
 
 
 def use_of(usage: ConversationUsage, now: datetime, seconds_saved: float = 0.0) -> str:
-    """When a conversation was last used, and what its save points are good for."""
     words = _("used {when}", when=since(usage.last_used_at, now.astimezone(usage.last_used_at.tzinfo)))
     if program_of(usage.conversation_id):
         prompts = several(usage.save_points, "{count} prompt kept", "{count} prompts kept")
@@ -91,7 +88,6 @@ def use_of(usage: ConversationUsage, now: datetime, seconds_saved: float = 0.0) 
 
 
 def split_of(usage: ConversationUsage) -> str:
-    """How much of a conversation's bytes it keeps alone, and how much others keep as well."""
     if not usage.bytes:
         return _("nothing kept")
     if not usage.shared_bytes:
@@ -104,7 +100,6 @@ def split_of(usage: ConversationUsage) -> str:
 
 
 def loss_of(loss: PrunedConversation) -> str:
-    """What a prune would take from one conversation."""
     if loss.save_points_left and program_of(loss.conversation_id):
         return _(
             "would lose {what}: {size}",
@@ -123,7 +118,6 @@ def loss_of(loss: PrunedConversation) -> str:
 
 
 def plan_in_words(plan: PrunePlan, target_bytes: int) -> str:
-    """What a plan removes and what that costs."""
     pinned = _(
         "It cannot go below {bytes_left}: what is always kept stays, and the list of what is kept.",
         bytes_left=size(plan.bytes_left),
@@ -150,7 +144,7 @@ def plan_in_words(plan: PrunePlan, target_bytes: int) -> str:
 
 
 def expiry_in_words(usage: StoreUsage, days: int, now: datetime) -> str:
-    """What goes when save points not used for so many days are deleted, as far as the usage tells."""
+    """Return what goes when save points unused for so many days are deleted, as far as the usage tells."""
     limit = now - timedelta(days=days)
     chats = [one for one in usage.conversations if not program_of(one.conversation_id)]
     cold = [one for one in chats if one.save_points and not one.pinned and one.last_used_at < limit]
