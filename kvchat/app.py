@@ -33,7 +33,7 @@ from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.base.accessible import tell_roles
 from kvchat.ui.base.speaking import speak_here
 from kvchat.ui.base.theme import Look
-from kvchat.ui.dialogs.boxes import say
+from kvchat.ui.dialogs.confirm import say
 from kvchat.ui.sidebar.arrangement import Arrangement
 from kvchat.words.language import _
 

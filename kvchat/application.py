@@ -29,7 +29,7 @@ from kvchat.ui.app.opening import Opener
 from kvchat.ui.app.quitting import close_and_tell
 from kvchat.ui.app.tray import Tray
 from kvchat.ui.base.theme import Look
-from kvchat.ui.dialogs.boxes import ask, say
+from kvchat.ui.dialogs.confirm import ask, say
 from kvchat.words.language import _, sentences
 
 _SPENT_EVERY_MS = 10_000

@@ -22,7 +22,7 @@ from kvchat import app, application
 from kvchat.chat.events import Absorbed, Event, LibraryChanged, ReadingAhead, ReplyFinished
 from kvchat.engine.running.plan import free_port
 from kvchat.session.events import Saved
-from kvchat.ui.dialogs.passphrase import PassphraseDialog
+from kvchat.ui.dialogs.confirm import PassphraseDialog
 from kvchat.ui.sidebar.library_window import AddDialog
 from tests.blocks.watch import Watch
 from tests.e2e.desktop import FRAMEBUFFER

@@ -44,7 +44,7 @@ from kvchat.ui.app.tray import Tray
 from kvchat.ui.attachments.views import AttachmentView
 from kvchat.ui.base.speaking import speak_here
 from kvchat.ui.base.theme import Look
-from kvchat.ui.dialogs.report import BugReportDialog, ImportReportDialog
+from kvchat.ui.dialogs.notices import BugReportDialog, ImportReportDialog
 from kvchat.ui.messages.reply_footer import ReceiptView
 from kvchat.ui.settings.other_programs import OtherProgramsPage
 from kvchat.ui.settings.presets import PresetsPage
@@ -344,8 +344,7 @@ def _opened(dialog: QDialog) -> QDialog:
 async def _dialogs(runtime: FakeRuntime, window: MainWindow) -> AsyncIterator[tuple[str, QWidget]]:
     import kvchat.ui.controllers.transfer as transfer
     import kvchat.ui.dialogs.metered as metered
-    from kvchat.ui.dialogs.confirm import ConfirmDialog
-    from kvchat.ui.dialogs.passphrase import ask_passphrase
+    from kvchat.ui.dialogs.confirm import ConfirmDialog, ask_passphrase
     from kvchat.words.language import _
     from kvchat.words.wording import size
 

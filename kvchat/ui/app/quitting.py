@@ -14,8 +14,7 @@ from kvchat.ui.app.window_memory import WindowMemory
 from kvchat.ui.base.building import STRETCH, button, column, label, row
 from kvchat.ui.controllers.sidebar import SidebarController
 from kvchat.ui.controllers.transfer import TransferController
-from kvchat.ui.dialogs.confirm import ConfirmDialog, confirm
-from kvchat.ui.dialogs.panel import fit_height
+from kvchat.ui.dialogs.confirm import ConfirmDialog, confirm, fit_height
 from kvchat.ui.models.first_start import FirstStart
 from kvchat.words.language import N_, _, sentences, several
 

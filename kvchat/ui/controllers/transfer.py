@@ -22,9 +22,8 @@ from kvchat.ui.base.file_dialog import file_dialog, save_dialog
 from kvchat.ui.controllers.controller import Controller
 from kvchat.ui.controllers.sidebar import SidebarController
 from kvchat.ui.controllers.views import Views
-from kvchat.ui.dialogs.confirm import confirm
-from kvchat.ui.dialogs.passphrase import ask_passphrase
-from kvchat.ui.dialogs.report import ImportReportDialog
+from kvchat.ui.dialogs.confirm import ask_passphrase, confirm
+from kvchat.ui.dialogs.notices import ImportReportDialog
 from kvchat.words.language import N_, _, listed, number, sentences, several
 from kvchat.words.wording import moment_of, size
 

@@ -1,19 +1,31 @@
-"""A key that opens the small window whatever one is at: asked for on Wayland, taken elsewhere."""
+"""A key that opens the small window whatever the user is at.
+
+On Linux the desktop's portal asks the user which; Windows and macOS give it to the first program that wants it.
+https://flatpak.github.io/xdg-desktop-portal/docs/doc-org.freedesktop.portal.GlobalShortcuts.html
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import ctypes
+import queue
+import threading
 from collections.abc import Callable
+from typing import Any
 
 from PySide6.QtCore import QObject, Signal
 from PySide6.QtGui import QGuiApplication
 
 from kvchat.errors import KvchatError
-from kvchat.system.session_bus import NoAnswer, SessionBus
-from kvchat.ui.desktop import mac_key, portal_key, windows_key, x11_key
-from kvchat.words.language import _
+from kvchat.system.session_bus import NoAnswer, Service, SessionBus
+from kvchat.ui.desktop.portal import NAME, portal, request
+from kvchat.words.language import N_, _
 
 KEY = "Ctrl+Alt+K"
+_SHORTCUTS = "GlobalShortcuts"
+_REGISTRY = portal(_SHORTCUTS)._replace(interface="org.freedesktop.host.portal.Registry")
+_WORDS = N_("Ask something in a small window")
 
 
 class KeyNotGiven(KvchatError):
@@ -43,9 +55,8 @@ class GlobalKey(QObject):
         async with self._changing:
             if wanted and self._release is None:
                 self._release = await self._take()
-            elif not wanted and self._release is not None:
-                self._release()
-                self._release = None
+            elif not wanted:
+                self.close()
 
     def close(self) -> None:
         if self._release is not None:
@@ -54,18 +65,138 @@ class GlobalKey(QObject):
 
     async def _take(self) -> Callable[[], object]:
         platform = QGuiApplication.platformName()
-        if platform.startswith("wayland"):
+        if platform == "xcb" or platform.startswith("wayland"):
             try:
-                return await portal_key.bind(self._bus, KEY, self.pressed.emit)
+                return await bind_by_portal(self._bus, self.pressed.emit)
             except NoAnswer as error:
                 raise KeyNotGiven(_("Your desktop gives applications no keys of their own.")) from error
-        takers = {"xcb": x11_key.grab, "windows": windows_key.register, "cocoa": mac_key.register}
-        if platform not in takers:
+        register = {"windows": register_on_windows, "cocoa": register_on_mac}.get(platform)
+        if register is None:
             raise KeyNotGiven(_("This display has no such keys."))
-        try:
-            release = takers[platform](lambda: self.pressed.emit(""))
-        except x11_key.NoSuchKey as error:
-            raise KeyNotGiven(_("This keyboard has no key {key}.", key=KEY)) from error
+        release = register(lambda: self.pressed.emit(""))
         if release is None:
             raise KeyNotGiven(_("Another program has {key}.", key=KEY))
         return release
+
+
+async def bind_by_portal(bus: SessionBus, pressed: Callable[[str], object]) -> Callable[[], object]:
+    """Call `pressed`, with the token for the window, at each press. Returns what gives the key back. Raises NoAnswer.
+
+    The desktop asks the user the first time, and may take another key than `KEY`.
+    """
+    with contextlib.suppress(NoAnswer):  # of newer portals: who is asking, where nobody started kvchat by its menu
+        await bus.call(_REGISTRY, "Register", "sa{sv}", "kvchat", {})
+    made = await request(bus, _SHORTCUTS, "CreateSession", "a{sv}", (), {"session_handle_token": ("s", "kvchat")})
+    session = made.get("session_handle", ("s", ""))[1]
+
+    def hear(of: str, _id: str, _at: int, more: dict[str, tuple[str, Any]]) -> None:
+        if of == session:
+            pressed(str(more.get("activation_token", ("s", ""))[1]))
+
+    stop = await bus.listen(portal(_SHORTCUTS), "Activated", hear)
+
+    def release() -> None:
+        stop()
+        bus.tell(Service(NAME, session, "org.freedesktop.portal.Session"), "Close")
+
+    trigger = KEY.upper().replace("+K", "+k")
+    wanted = [("quick", {"description": ("s", _(_WORDS)), "preferred_trigger": ("s", trigger)})]
+    try:
+        await request(bus, _SHORTCUTS, "BindShortcuts", "oa(sa{sv})sa{sv}", (session, wanted, ""), {})
+    except BaseException:
+        release()
+        raise
+    return release
+
+
+class _Message(ctypes.Structure):
+    """MSG."""
+
+    _fields_ = (
+        ("window", ctypes.c_void_p),
+        ("kind", ctypes.c_uint),
+        ("first", ctypes.c_size_t),
+        ("second", ctypes.c_ssize_t),
+        ("time", ctypes.c_ulong),
+        ("x", ctypes.c_long),
+        ("y", ctypes.c_long),
+    )
+
+
+def register_on_windows(pressed: Callable[[], object]) -> Callable[[], object] | None:
+    """Call `pressed` with each press, on another thread. Returns what gives the key back, or None if it is taken.
+
+    https://learn.microsoft.com/windows/win32/api/winuser/nf-winuser-registerhotkey
+    """
+    control, alt, no_repeat = 0x2, 0x1, 0x4000
+    wm_hotkey, wm_quit = 0x312, 0x12
+    windows: Any = getattr(ctypes, "windll")  # noqa: B009 - of Windows alone
+    begun: queue.Queue[int] = queue.Queue()  # the thread's id; 0: another program has the key
+
+    def serve() -> None:
+        if not windows.user32.RegisterHotKey(None, 1, control | alt | no_repeat, ord("K")):
+            begun.put(0)
+            return
+        message = _Message()
+        windows.user32.PeekMessageW(ctypes.byref(message), None, 0, 0, 0)  # makes the thread's queue
+        begun.put(windows.kernel32.GetCurrentThreadId())
+        while windows.user32.GetMessageW(ctypes.byref(message), None, 0, 0) > 0:
+            if message.kind == wm_hotkey:
+                pressed()
+        windows.user32.UnregisterHotKey(None, 1)
+
+    thread = threading.Thread(target=serve, name="global key", daemon=True)
+    thread.start()
+    number = begun.get()
+    if not number:
+        return None
+
+    def release() -> None:
+        windows.user32.PostThreadMessageW(number, wm_quit, 0, 0)
+        thread.join()
+
+    return release
+
+
+class _EventKind(ctypes.Structure):
+    """EventTypeSpec."""
+
+    _fields_ = (("group", ctypes.c_uint32), ("kind", ctypes.c_uint32))
+
+
+class _HotKeyId(ctypes.Structure):
+    """EventHotKeyID."""
+
+    _fields_ = (("signature", ctypes.c_uint32), ("id", ctypes.c_uint32))
+
+
+_Handler = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
+
+
+def register_on_mac(pressed: Callable[[], object]) -> Callable[[], object] | None:
+    """Call `pressed` with each press. Returns what gives the key back, or None if it is taken.
+
+    Carbon's RegisterEventHotKey needs no permission.
+    """
+    control, option, letter_k = 1 << 12, 1 << 11, 0x28  # of Events.h
+    keyboard, hot_key_pressed = int.from_bytes(b"keyb", "big"), 5
+    carbon = ctypes.CDLL("/System/Library/Frameworks/Carbon.framework/Carbon")
+    carbon.GetApplicationEventTarget.restype = ctypes.c_void_p
+    target = ctypes.c_void_p(carbon.GetApplicationEventTarget())
+
+    def hear(_next: object, _event: object, _data: object) -> int:
+        pressed()
+        return 0
+
+    handler, key, installed = _Handler(hear), ctypes.c_void_p(), ctypes.c_void_p()
+    wanted, kind = _HotKeyId(int.from_bytes(b"kvch", "big"), 1), _EventKind(keyboard, hot_key_pressed)
+    if carbon.RegisterEventHotKey(letter_k, control | option, wanted, target, 0, ctypes.byref(key)):
+        return None
+    carbon.InstallEventHandler(target, handler, 1, ctypes.byref(kind), None, ctypes.byref(installed))
+
+    def release() -> _Handler:  # type: ignore[valid-type]
+        carbon.UnregisterEventHotKey(key)
+        carbon.RemoveEventHandler(installed)
+        return handler  # it had to live as long as the key
+
+    return release

@@ -1,18 +1,31 @@
-"""Asks before something is lost, without stopping the event loop."""
+"""Questions over a window, which never stop the event loop, and message boxes before there is a window."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable
 
 from PySide6.QtCore import Qt
 from PySide6.QtGui import QShowEvent
-from PySide6.QtWidgets import QDialog, QPushButton, QWidget
+from PySide6.QtWidgets import QDialog, QLineEdit, QMessageBox, QPushButton, QVBoxLayout, QWidget
 
-from kvchat.ui.base.building import STRETCH, column, label, row
-from kvchat.ui.dialogs.panel import fit_height
+from kvchat.errors import KvchatError
+from kvchat.ui.base.building import STRETCH, button, column, label, line_edit, row
+from kvchat.ui.widgets.layouts import room_on_screen
 from kvchat.words.language import _
 
 _LETTERS = 64  # wide
+
+
+def fit_height(dialog: QDialog, letters: int) -> None:
+    """As wide as so many letters and as high as its words need there: Qt's own guess cuts off what wraps."""
+    layout = dialog.layout()
+    assert layout is not None
+    for widget in dialog.findChildren(QWidget):
+        widget.ensurePolished()
+    dialog.setFixedWidth(min(dialog.fontMetrics().averageCharWidth() * letters, room_on_screen().width()))
+    layout.activate()
+    dialog.setFixedHeight(layout.totalHeightForWidth(dialog.width()))
 
 
 class Question(QDialog):
@@ -56,3 +69,76 @@ def confirm(
     dialog.accepted.connect(on_yes)
     dialog.open()
     return dialog
+
+
+class PassphraseDialog(Question):
+    """Some words, one field, and what is done with it. It is kept nowhere.
+
+    An `optional` passphrase seals a file. It is typed twice: a slip could not be undone.
+    """
+
+    def __init__(self, parent: QWidget, title: str, text: str, action: str, *, optional: bool) -> None:
+        self.field = line_edit(_("Passphrase"), _("Passphrase (optional)") if optional else _("Passphrase"))
+        self.again = line_edit(_("Repeat the passphrase"), _("Repeat the passphrase"))
+        self.differs = label(kind="refusal")
+        self.shown = button(_("Show"), name=_("Show what is typed"))
+        self.shown.setCheckable(True)
+        self.shown.setAutoDefault(False)  # Enter is not meant for it
+        self.go, self.cancel = QPushButton(action), QPushButton(_("Cancel"))
+        super().__init__(parent, title, ((title, "title"), (text, "muted")), self.cancel, self.go)
+        layout = self.layout()
+        assert isinstance(layout, QVBoxLayout)
+        layout.insertLayout(2, row((self.field, 1), self.shown))
+        if optional:
+            for place, widget in enumerate((self.again, self.differs), 3):
+                layout.insertWidget(place, widget)
+        for field in (self.field, self.again):
+            field.textChanged.connect(self._check)
+        self._optional = optional
+        self.shown.toggled.connect(self._show_typed)
+        self._show_typed(False)
+        self._check()
+        self.go.setProperty("kind", "primary")
+        self.go.clicked.connect(self.accept)
+        self.cancel.clicked.connect(self.reject)
+        self.field.setFocus()
+
+    def _show_typed(self, on: bool) -> None:
+        for field in (self.field, self.again):
+            field.setEchoMode(QLineEdit.EchoMode.Normal if on else QLineEdit.EchoMode.Password)
+
+    def _check(self) -> None:
+        """Allow a passphrase typed alike twice, or none if it is optional."""
+        given, again = self.field.text(), self.again.text()
+        self.go.setEnabled(given == again if self._optional else bool(given))
+        self.again.setEnabled(bool(given) or bool(again))
+        self.differs.setText("" if given.startswith(again) else _("The two passphrases differ."))
+
+
+def ask_passphrase(
+    parent: QWidget, title: str, text: str, action: str, on_given: Callable[[str], object], *, optional: bool = False
+) -> PassphraseDialog:
+    """Open the question over `parent`; `on_given` runs with what was typed. Returns at once."""
+    dialog = PassphraseDialog(parent, title, text, action, optional=optional)
+    dialog.accepted.connect(lambda: on_given(dialog.field.text()))
+    dialog.open()
+    return dialog
+
+
+async def say(error: KvchatError) -> None:
+    await ask(error.title, error.told, "", "")
+
+
+async def ask(title: str, words: str, detail: str, action: str) -> bool:
+    """Ask in a message box before there is a window. Returns True for `action`; without one there is only OK."""
+    closed = asyncio.Event()
+    box = QMessageBox(QMessageBox.Icon.Critical if action else QMessageBox.Icon.Warning, "kvchat", title)
+    box.setInformativeText("\n\n".join(part for part in (words, detail) if part))
+    wanted = box.addButton(action, QMessageBox.ButtonRole.AcceptRole) if action else None
+    if wanted is not None:
+        box.setDefaultButton(wanted)
+        box.addButton(_("Quit"), QMessageBox.ButtonRole.RejectRole)
+    box.finished.connect(lambda _: closed.set())
+    box.open()
+    await closed.wait()
+    return wanted is not None and box.clickedButton() is wanted

@@ -1,29 +1,35 @@
-"""The one door through which trouble reaches the user: quiet notices, and a report for bugs."""
+"""Trouble reaches the user here alone: quiet notices, and reports to read and to copy."""
 
 from __future__ import annotations
 
+import platform
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from PySide6.QtCore import QSize, QTimer, QUrl, Signal
-from PySide6.QtGui import QDesktopServices
-from PySide6.QtWidgets import QFrame
+from PySide6.QtCore import QSize, Qt, QTimer, QUrl, Signal
+from PySide6.QtGui import QDesktopServices, QFont, QGuiApplication
+from PySide6.QtWidgets import QFrame, QWidget
 
+from kvchat import __version__
 from kvchat.errors import KvchatError
 from kvchat.ui.base.accessible import announce
-from kvchat.ui.base.building import button, column, label, row, styled, tool_button
+from kvchat.ui.base.building import STRETCH, button, column, label, plain_text, row, styled, tool_button
 from kvchat.ui.base.icons import icon
-from kvchat.ui.base.theme import Look
-from kvchat.ui.dialogs.report import BugReportDialog
+from kvchat.ui.base.theme import Look, page_font
 from kvchat.ui.widgets.elided import breakable
-from kvchat.ui.widgets.layouts import GivingWay
-from kvchat.words.language import _, sentences
+from kvchat.ui.widgets.layouts import GivingWay, RoomyDialog
+from kvchat.words.language import N_, _, number, sentences
 from kvchat.words.redaction import redact, this_person
 
 _AT_MOST = 3
 _INFO_MS = 12_000
 _MOST_UNDOS = 20
+_LETTERS = 48  # at least, wide
+_REQUEST = N_(
+    "kvchat met something it did not expect. Your chats are safe on disk. "
+    "If you report this, please add the text below, after a look at it: it may quote what you wrote."
+)
 
 
 class NoticeView(QFrame):
@@ -121,10 +127,10 @@ class Notices(GivingWay):
             self._undos[-1]()
 
     def show_error(self, error: KvchatError) -> None:
-        self._add(*_words(error), "warn")
+        self._add(error.title, error.told, "warn")
 
     def take_back(self, error: KvchatError) -> None:
-        self._dismiss(_words(error))
+        self._dismiss((error.title, error.told))
 
     def show_bug(self, error: BaseException) -> None:
         text = redact("".join(traceback.format_exception(error)), this_person())
@@ -159,5 +165,49 @@ class Notices(GivingWay):
         self.report = None
 
 
-def _words(error: KvchatError) -> tuple[str, str]:
-    return error.title, error.told
+class ReportDialog(RoomyDialog):
+    """A few words and, below them, text that can be copied."""
+
+    def __init__(self, title: str, words: str, text: str, font: QFont, parent: QWidget | None) -> None:
+        super().__init__(parent)
+        self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        self.setWindowTitle(title)
+        self.least = QSize(self.fontMetrics().averageCharWidth() * _LETTERS, 0)
+        self.resize(620, 420)
+        self.text = plain_text(_("Report"), font, text)
+        self.copy = button(_("Copy"), self._copy, name=_("Copy the report"))
+        close = button(_("Close"), self.close, name=_("Close the report"))
+        close.setDefault(True)
+        buttons = row(STRETCH, self.copy, close)
+        said = label(words, wraps=True)
+        self.column = column(said, (self.text, 1), buttons, on=self, spacing=12, margins=(20, 18, 20, 16))
+
+    def _copy(self) -> None:
+        QGuiApplication.clipboard().setText(self.text.toPlainText())
+
+
+class BugReportDialog(ReportDialog):
+    """Shows a traceback, and more of them while it is open."""
+
+    def __init__(self, look: Look, text: str, parent: QWidget | None = None) -> None:
+        # in English: for the developer who is sent the report
+        versions = f"kvchat {__version__}\n{platform.platform()}\nPython {platform.python_version()}"
+        font = page_font(look.type.mono, look.type.small)
+        super().__init__(_("Something unexpected happened"), _(_REQUEST), f"{versions}\n\n{text}", font, parent)
+        self.copy.setDefault(True)
+
+    def add(self, text: str) -> None:
+        self.text.appendPlainText("\n" + text)
+
+
+class ImportReportDialog(ReportDialog):
+    """What was imported, what was known, and each problem."""
+
+    def __init__(self, look: Look, title: str, known: str, problems: Sequence[str], parent: QWidget) -> None:
+        failed = _("One was not taken in, or not as a whole:")
+        if len(problems) > 1:
+            failed = _("{count} were not taken in, or not as a whole:", count=number(len(problems)))
+        words = sentences(known, failed)
+        super().__init__(_("Import"), words, "\n".join(problems), page_font(look.type.family, look.type.base), parent)
+        self.setAccessibleName(title)
+        self.column.insertWidget(0, label(title, "title"))

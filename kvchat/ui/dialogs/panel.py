@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from PySide6.QtCore import QPoint, QSize
 from PySide6.QtGui import QHideEvent, QShowEvent
-from PySide6.QtWidgets import QDialog, QPushButton, QWidget
+from PySide6.QtWidgets import QPushButton, QWidget
 
 from kvchat.errors import KvchatError
 from kvchat.ui.base.tasks import ErrorHandler, TaskRunner
@@ -99,14 +99,3 @@ class Panel(RoomyDialog):
             handle = self.windowHandle()
             self._place = handle.framePosition() if handle else self.pos()
         super().setVisible(visible)
-
-
-def fit_height(dialog: QDialog, letters: int) -> None:
-    """As wide as so many letters and as high as its words need there: Qt's own guess cuts off what wraps."""
-    layout = dialog.layout()
-    assert layout is not None
-    for widget in dialog.findChildren(QWidget):
-        widget.ensurePolished()
-    dialog.setFixedWidth(min(dialog.fontMetrics().averageCharWidth() * letters, room_on_screen().width()))
-    layout.activate()
-    dialog.setFixedHeight(layout.totalHeightForWidth(dialog.width()))

@@ -12,7 +12,8 @@ from kvchat.library.remote.hub_token import ELSEWHERE, AccessToken, TokenStore
 from kvchat.ui.base.building import STRETCH, button, column, label, line_edit, row
 from kvchat.ui.base.tasks import TaskRunner
 from kvchat.ui.base.theme import Look
-from kvchat.ui.dialogs.panel import Panel, fit_height
+from kvchat.ui.dialogs.confirm import fit_height
+from kvchat.ui.dialogs.panel import Panel
 from kvchat.words.language import N_, _
 
 _WORDS = N_(

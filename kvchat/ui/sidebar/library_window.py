@@ -22,8 +22,8 @@ from kvchat.ui.base.building import STRETCH, button, column, label, left_to_righ
 from kvchat.ui.base.file_dialog import file_dialog
 from kvchat.ui.base.tasks import TaskRunner
 from kvchat.ui.base.theme import Look
-from kvchat.ui.dialogs.confirm import confirm
-from kvchat.ui.dialogs.panel import Panel, fit_height
+from kvchat.ui.dialogs.confirm import confirm, fit_height
+from kvchat.ui.dialogs.panel import Panel
 from kvchat.ui.widgets.row_list import Row, RowList, Tone
 from kvchat.words.language import N_, _, beside, listed, number, sentences, several
 from kvchat.words.wording import TimeRange, roughly, since, size, tokens_short

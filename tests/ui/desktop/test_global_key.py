@@ -1,13 +1,10 @@
-"""A key of the whole desktop's: on a real X server and a real bus; Windows and macOS are played."""
+"""A key of the whole desktop's: the portal on a real bus; Windows and macOS are played."""
 
 from __future__ import annotations
 
 import asyncio
 import ctypes
-import os
 import queue
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,68 +14,18 @@ from PySide6.QtCore import QObject
 from PySide6.QtGui import QGuiApplication
 
 from kvchat.system.session_bus import SessionBus
-from kvchat.ui.desktop import mac_key, windows_key
-from kvchat.ui.desktop.global_key import GlobalKey, KeyNotGiven
-from tests.desktop_bus import display, session_bus, skip_without
+from kvchat.ui.desktop.global_key import GlobalKey, KeyNotGiven, register_on_mac, register_on_windows
+from tests.desktop_bus import session_bus
 from tests.ui.waiting import until
 
-X11 = """
-import ctypes, sys
-from PySide6.QtCore import QCoreApplication, QTimer
-from kvchat.ui.desktop.x11_key import grab
-app = QCoreApplication([])
-release = grab(lambda: (print("pressed", flush=True), release(), app.quit()))
-print("free" if release else "taken", flush=True)
-if release and grab(lambda: None) is None:
-    print("mine", flush=True)
-sys.exit(app.exec() if release else 3)
-"""
 
-
-def test_x11_gives_the_key_once() -> None:
-    """With Num Lock on or off, and nobody else may take it meanwhile."""
-    skip_without("xdotool")
-    with display() as name:
-        environment = os.environ | {"DISPLAY": name}
-        with subprocess.Popen([sys.executable, "-c", X11], env=environment, stdout=subprocess.PIPE, text=True) as held:
-            assert held.stdout is not None
-            assert [held.stdout.readline() for _ in range(2)] == ["free\n", "mine\n"]
-            subprocess.run(["xdotool", "key", "ctrl+alt+k"], env=environment, check=True, timeout=60)
-            assert held.stdout.readline() == "pressed\n"
-            assert held.wait(60) == 0
-
-
-NO_LATIN_K = """
-import asyncio
-from PySide6.QtCore import QObject
-from PySide6.QtGui import QGuiApplication
-from kvchat.ui.desktop.global_key import GlobalKey, KeyNotGiven
-app = QGuiApplication([])
-key = GlobalKey(None, QObject())
-try:
-    asyncio.run(key.hold(True))
-except KeyNotGiven as error:
-    print(error.detail)
-"""
-
-
-def test_without_a_latin_k_no_key_is_taken_and_it_is_said() -> None:
-    """X11 would take keycode 0 for every key there is."""
-    skip_without("xdotool", "setxkbmap")
-    with display() as name:
-        environment = os.environ | {"DISPLAY": name, "QT_QPA_PLATFORM": "xcb"}
-        subprocess.run(["setxkbmap", "ru"], env=environment, check=True, timeout=60)
-        asked = [sys.executable, "-c", NO_LATIN_K]
-        said = subprocess.run(asked, env=environment, check=True, timeout=120, capture_output=True, text=True)
-        assert said.stdout == "This keyboard has no key Ctrl+Alt+K.\n"
-
-
-async def test_wayland_s_portal_is_asked_for_it_and_no_longer_heard_once_it_is_given_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("display", ["wayland", "xcb"])
+async def test_the_portal_is_asked_for_it_and_no_longer_heard_once_it_is_given_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, display: str
 ) -> None:
     name, path = "org.freedesktop.portal.Desktop", "/org/freedesktop/portal/desktop"
     shortcuts, request = "org.freedesktop.portal.GlobalShortcuts", "org.freedesktop.portal.Request"
-    monkeypatch.setattr(QGuiApplication, "platformName", staticmethod(lambda: "wayland"))
+    monkeypatch.setattr(QGuiApplication, "platformName", staticmethod(lambda: display))
     with session_bus(tmp_path) as bus:
         monkeypatch.setenv("DBUS_SESSION_BUS_ADDRESS", bus.address)
         connection = SessionBus()
@@ -154,7 +101,7 @@ class Windows:
 def test_windows_registers_a_hot_key(monkeypatch: pytest.MonkeyPatch) -> None:
     windows, pressed = Windows(), queue.Queue[bool]()
     monkeypatch.setattr(ctypes, "windll", windows, raising=False)
-    release = windows_key.register(lambda: pressed.put(True))
+    release = register_on_windows(lambda: pressed.put(True))
     assert release is not None
     windows.messages.put(0x200)  # a mouse that moves
     windows.messages.put(0x312)
@@ -163,7 +110,7 @@ def test_windows_registers_a_hot_key(monkeypatch: pytest.MonkeyPatch) -> None:
     assert pressed.empty()
     assert windows.asked == [(None, 1, 0x4003, ord("K")), ("unregistered", None, 1)]
     monkeypatch.setattr(ctypes, "windll", Windows(taken=True))
-    assert windows_key.register(lambda: None) is None
+    assert register_on_windows(lambda: None) is None
 
 
 def test_macos_registers_with_carbon(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,7 +130,7 @@ def test_macos_registers_with_carbon(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(ctypes, "CDLL", lambda _: Carbon())
     pressed: list[bool] = []
-    release = mac_key.register(lambda: pressed.append(True))
+    release = register_on_mac(lambda: pressed.append(True))
     assert release is not None
     assert handlers[0](None, None, None) == 0
     assert pressed == [True]
