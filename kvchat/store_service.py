@@ -11,10 +11,9 @@ from functools import lru_cache
 from pathlib import Path
 
 from kvchat.errors import KvchatError
-from kvchat.kvstore.admission import default_quota
-from kvchat.kvstore.block_store import BlockStore
+from kvchat.kvstore.parts import default_quota
 from kvchat.kvstore.savepoint import Bounds, PrunePlan, RebuildSpeed, StoreUsage
-from kvchat.kvstore.store import NoStore, SavePointStore
+from kvchat.kvstore.store import BlockStore, NoStore, SavePointStore
 from kvchat.library.gguf.facts import GgufFacts, read_facts
 from kvchat.library.gguf.kv_cache import kv_bytes
 from kvchat.library.memory.machine import staging_room

@@ -16,7 +16,7 @@ from kvchat.chat.events import SettingsChanged
 from kvchat.chat.record.database import Database
 from kvchat.engine.speaking.connection import EngineState
 from kvchat.engine.speaking.errors import EngineFailed
-from kvchat.kvstore import admission
+from kvchat.kvstore import parts
 from kvchat.kvstore.housekeeping import Housekeeping
 from kvchat.kvstore.savepoint import StoreRefused
 from kvchat.runtime import Runtime, open_runtime
@@ -109,7 +109,7 @@ async def test_a_start_allows_what_is_kept_and_goes_through_no_chats(
     bench = Bench(paths.save_points)
     bench.save(chat.id, line(300))
     bench.store.close()
-    monkeypatch.setattr(admission, "DEFAULT_QUOTA", 1)
+    monkeypatch.setattr(parts, "DEFAULT_QUOTA", 1)
     monkeypatch.setattr(Housekeeping, "usage", lambda store: pytest.fail("it goes through all chats"))
     runtime = await open_runtime(paths, Settings())
     monkeypatch.undo()

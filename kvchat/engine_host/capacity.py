@@ -10,7 +10,7 @@ from kvchat.engine.finding.discovery import EngineLocation, EngineNotFound, list
 from kvchat.engine.finding.probe import build_identity, usable_engine
 from kvchat.engine.speaking.errors import EngineFailed, worker_gone
 from kvchat.errors import KvchatError
-from kvchat.kvstore.files.memory_files import NOTHING_STAGED, Staged
+from kvchat.kvstore.memory_files import NOTHING_STAGED, Staged
 from kvchat.library.gguf.facts import GgufFacts
 from kvchat.library.gguf.identity import model_identity
 from kvchat.library.local.files import projector_of

@@ -12,7 +12,7 @@ from kvchat.engine.finding.probe import EngineProbe, build_identity, usable_engi
 from kvchat.engine.running.plan import OPTIONAL, LaunchPlan
 from kvchat.engine_host.capacity import memory_for
 from kvchat.errors import KvchatError
-from kvchat.kvstore.files.memory_files import NOTHING_STAGED, Staged
+from kvchat.kvstore.memory_files import NOTHING_STAGED, Staged
 from kvchat.kvstore.savepoint import Fingerprint
 from kvchat.library.gguf.facts import GgufFacts, read_facts
 from kvchat.library.gguf.identity import FileStamps, file_identity, file_stamps, model_identity

@@ -19,7 +19,7 @@ from kvchat.engine.speaking.wire import ServerFacts
 from kvchat.engine_host.base import BaseHost
 from kvchat.engine_host.choice import CannotSee, promised_strategy, with_file_stamps
 from kvchat.errors import KvchatError
-from kvchat.kvstore.files import disk, process_locks
+from kvchat.kvstore import disk, process_locks
 from kvchat.kvstore.savepoint import Fingerprint
 from kvchat.library.gguf.facts import GgufFacts, read_facts
 from kvchat.library.gguf.identity import model_identity

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from kvchat.engine.running.log import Allocations, Purpose, read_allocations
 from kvchat.engine_host.choice import EngineChoice, choose_engine
-from kvchat.kvstore.files.memory_files import NOTHING_STAGED, Staged
+from kvchat.kvstore.memory_files import NOTHING_STAGED, Staged
 from kvchat.kvstore.savepoint import StoreRefused
 from kvchat.kvstore.store import SavePointStore
 from kvchat.library.gguf.kv_cache import padded

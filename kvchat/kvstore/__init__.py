@@ -1,16 +1,16 @@
 """Save points on disk. Knows tokens and files; knows no HTTP and no chat.
 
-`store.py` says what a turn is given: `block_store.py`, which saves (`saving.py`), restores (`restoring.py`) and looks
+`store.py` has what a turn is given: `BlockStore`, which saves (`saving.py`), restores (`restoring.py`) and looks
 after what there is (`housekeeping.py`), or `NoStore`, which keeps nothing and says why, where none can be had.
 - **Blocks.** A slot file is taken apart along its token axis: runs of at most 256 tokens' rows, all layers, are
   blocks, files named by their BLAKE3. Runs are also cut where a save point ends, so that every row is written once:
   the next turn refers to the runs before it and adds its own. What is not rows (header, cell metadata, recurrent
-  state, the context checkpoints newer servers append) are chunks of their own. `layout/parser.py` reads a file to
+  state, the context checkpoints newer servers append) are chunks of their own. `blocks/parser.py` reads a file to
   its last byte or says `UnknownLayout`; then the bytes are kept in plain chunks. It makes things smaller, never
   wrong.
 - **Passes** (`positioned.py` counts them). Blocks are moved by several threads, piece by piece while a piece is in
   the cache. A block's name is its BLAKE3; what proves it at a restore is its XXH3, beside the name in the index.
-  A file, as it was saved or never saved, is a plan (`layout/plan.py`) that `rebuild.py` carries out. A turn's rows
+  A file, as it was saved or never saved, is a plan (`blocks/plan.py`) that `rebuild.py` carries out. A turn's rows
   that the engine has kept since the last save, as its `cache_n` says (`SlotRows` in `engine/speaking/client.py`),
   are believed and not read again, but for two blocks (`absorb.py`).
 - **Index** (`index/`, SQLite): save points, their recipes (sealed with a hash; paths in a tree of uses, so that
@@ -53,7 +53,7 @@ after what there is (`housekeeping.py`), or `NoStore`, which keeps nothing and s
 - **Sizes** are what the disk allots, and quota and prune target mean everything in the store's folder: blocks,
   index, what is staged or set aside. Triggers in the index keep the sums per conversation, so that the disk panel
   opens at once among 100,000 blocks; `verify` measures and counts anew.
-- **Memory that travels** (`exchange.py`, `layout/manifest.py`). Recipes and tokens of a conversation leave as a
+- **Memory that travels** (`exchange.py`). Recipes and tokens of a conversation leave as a
   manifest, its blocks after it. What comes in is bounded, each block proved by its name, and in the index as a whole or
   not at all. Nobody can see from a state whether it is what the model makes of its tokens, so it serves that
   conversation alone, and what grows from it too, until the chat is read anew (`chat/turn/verifying.py`).

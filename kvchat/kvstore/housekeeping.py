@@ -7,16 +7,16 @@ import sqlite3
 from collections.abc import Callable, Collection, Iterator, Sequence
 from datetime import timedelta
 
+from kvchat.kvstore import process_locks
 from kvchat.kvstore.audience import imported
 from kvchat.kvstore.blocks.rebuild import BadBlock
-from kvchat.kvstore.files import process_locks
+from kvchat.kvstore.blocks.recipe import RecipeError
 from kvchat.kvstore.index import eviction
 from kvchat.kvstore.index import notes as index_notes
 from kvchat.kvstore.index import points as index_points
 from kvchat.kvstore.index import recipes as index_recipes
 from kvchat.kvstore.index import usage as index_usage
 from kvchat.kvstore.index.check import fingerprint_of
-from kvchat.kvstore.layout.recipe import RecipeError
 from kvchat.kvstore.parts import BRIEF_S, Parts, in_words
 from kvchat.kvstore.savepoint import Bounds, Kept, Loss, PrunePlan, StoreUsage, Tier, Unseen, VerifyReport
 from kvchat.words.reasons import Reason, ReasonCode

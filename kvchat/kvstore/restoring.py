@@ -8,19 +8,19 @@ from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 
+from kvchat.kvstore import disk
 from kvchat.kvstore.audience import readable_by
+from kvchat.kvstore.blocks import header as slotfile
+from kvchat.kvstore.blocks.plan import CannotCompose, Plan, size_of, whole
 from kvchat.kvstore.blocks.planning import prefix_plan, windows_plan
 from kvchat.kvstore.blocks.rebuild import Hashes, Unusable, compose
-from kvchat.kvstore.files import disk
+from kvchat.kvstore.blocks.recipe import Recipe, RecipeError
 from kvchat.kvstore.index import points as index_points
 from kvchat.kvstore.index import recipes as index_recipes
 from kvchat.kvstore.index import token_tree
 from kvchat.kvstore.index.check import CorruptIndex
 from kvchat.kvstore.index.index import IndexFailed, IndexLost
 from kvchat.kvstore.index.notes import index_lost_at
-from kvchat.kvstore.layout import header as slotfile
-from kvchat.kvstore.layout.plan import CannotCompose, Plan, size_of, whole
-from kvchat.kvstore.layout.recipe import Recipe, RecipeError
 from kvchat.kvstore.parts import BRIEF_S, Damage, Parts, in_words
 from kvchat.kvstore.savepoint import (
     CancelCheck,

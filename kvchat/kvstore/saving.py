@@ -9,17 +9,16 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from pathlib import Path
 
-from kvchat.kvstore.admission import check_room, check_saved, not_written
 from kvchat.kvstore.audience import audience_of, readable_within
 from kvchat.kvstore.blocks.absorb import Absorbed, take_apart
 from kvchat.kvstore.blocks.block_files import Changed
+from kvchat.kvstore.blocks.recipe import Earlier, Recipe, RecipeError
 from kvchat.kvstore.index import points as index_points
 from kvchat.kvstore.index import recipes as index_recipes
 from kvchat.kvstore.index import token_tree
 from kvchat.kvstore.index.index import IndexFailed
 from kvchat.kvstore.index.points import NewPoint
-from kvchat.kvstore.layout.recipe import Earlier, Recipe, RecipeError
-from kvchat.kvstore.parts import Parts, in_words
+from kvchat.kvstore.parts import Parts, check_room, check_saved, in_words, not_written
 from kvchat.kvstore.savepoint import (
     AbsorbReport,
     CancelCheck,

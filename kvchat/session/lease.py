@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from kvchat.engine.speaking.errors import EngineRefused
 from kvchat.engine.speaking.wire import ChatMessage, PromptProgress, SlotSave, Timings
-from kvchat.kvstore.files import disk
+from kvchat.kvstore import disk
 from kvchat.kvstore.savepoint import Grown, Miss, NotSaved, RestorePlan, SavePoint, StoreRefused, Tokens, common_prefix
 from kvchat.session.events import Restored, RestoreFailed, Saved, SaveSkipped
 from kvchat.session.holding import Holding

@@ -15,9 +15,9 @@ from pathlib import Path
 
 from kvchat.engine.speaking.errors import EngineError, EngineRefused
 from kvchat.engine.speaking.wire import ChatMessage
-from kvchat.kvstore.block_store import BlockStore
-from kvchat.kvstore.files import disk
+from kvchat.kvstore import disk
 from kvchat.kvstore.savepoint import Bounds, NotSaved, StoreRefused, Tokens
+from kvchat.kvstore.store import BlockStore
 from kvchat.session.events import SaveSkipped, SessionEvent
 from kvchat.session.host import ReadyEngine
 from kvchat.session.lease import Lease, why_not_saved

@@ -15,7 +15,7 @@ from typing import IO, Any
 
 from kvchat.chat.record.database import Database
 from kvchat.chat.record.database_file import StorageFailed
-from kvchat.kvstore.layout.manifest import BadMemory
+from kvchat.kvstore.exchange import BadMemory
 from kvchat.kvstore.savepoint import StoreRefused
 from kvchat.kvstore.store import SavePointStore
 from kvchat.system.concurrency import Caller, Progress, call_here

@@ -18,8 +18,7 @@ from typing import IO
 from kvchat.chat.record.database import Database
 from kvchat.chat.turn.trying_out import TriedOut
 from kvchat.errors import KvchatError
-from kvchat.kvstore.exchange import Contents
-from kvchat.kvstore.layout.manifest import BadMemory, Manifest, from_json, to_json
+from kvchat.kvstore.exchange import BadMemory, Contents, Manifest, from_json, to_json
 from kvchat.kvstore.savepoint import Fingerprint
 from kvchat.kvstore.store import SavePointStore
 from kvchat.system.concurrency import Progress

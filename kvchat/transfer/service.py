@@ -12,7 +12,7 @@ from pathlib import Path
 from kvchat.chat.events import ConversationsChanged, EventBus
 from kvchat.chat.record.database import Database
 from kvchat.chat.turn.trying_out import TriedOut
-from kvchat.kvstore.layout.manifest import Manifest
+from kvchat.kvstore.exchange import Manifest
 from kvchat.kvstore.savepoint import Fingerprint
 from kvchat.kvstore.store import SavePointStore
 from kvchat.system.concurrency import Progress, Worker, in_thread_with_progress

@@ -30,7 +30,7 @@ from kvchat.engine.finding.discovery import EngineLocation
 from kvchat.engine.running.log import EngineLog
 from kvchat.engine.running.plan import LaunchPlan, free_port, prepare
 from kvchat.engine.running.process import EngineProcess
-from kvchat.kvstore.files import disk
+from kvchat.kvstore import disk
 
 Body = dict[str, Any]
 HEARTH = "hearth"  # of hearth-llm, a proxy that keeps whole slot files

@@ -18,7 +18,7 @@ from kvchat.cli.arguments import filled as options_from
 from kvchat.cli.options import StoreOptions
 from kvchat.cli.store import plan_lines, run
 from kvchat.errors import KvchatError
-from kvchat.kvstore.files.disk import tree_size
+from kvchat.kvstore.disk import tree_size
 from kvchat.kvstore.savepoint import PrunedConversation, PrunePlan
 from kvchat.session.restore_cost import Reading
 from kvchat.system.paths import resolve_paths

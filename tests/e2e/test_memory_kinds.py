@@ -12,7 +12,7 @@ import pytest
 from kvchat.chat.events import Notice
 from kvchat.chat.record.messages import Message
 from kvchat.engine.speaking.wire import Sampling
-from kvchat.kvstore.files.memory_files import MEMORY_FOLDER
+from kvchat.kvstore.memory_files import MEMORY_FOLDER
 from kvchat.runtime import Runtime
 from kvchat.session.proof import Source
 from kvchat.words.reasons import Reason, ReasonCode

@@ -16,7 +16,7 @@ import pytest
 from kvchat.chat.record.messages import Message, MessageState
 from kvchat.engine.running.supervisor import RestartPolicy
 from kvchat.engine.speaking.wire import Sampling
-from kvchat.kvstore.layout.header import WRAPPED_VERSION
+from kvchat.kvstore.blocks.header import WRAPPED_VERSION
 from kvchat.kvstore.restoring import Restoring
 from kvchat.kvstore.savepoint import Miss, RestorePlan, StagedFile
 from kvchat.runtime import Runtime

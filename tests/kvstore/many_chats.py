@@ -12,11 +12,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from kvchat.kvstore.blocks.layout import CacheRows, Region, RowMap, Run
+from kvchat.kvstore.blocks.recipe import BlockUse, Recipe
 from kvchat.kvstore.index import points as index_points
 from kvchat.kvstore.index import recipes as index_recipes
 from kvchat.kvstore.index.token_tree import pack_tokens
-from kvchat.kvstore.layout.layout import CacheRows, Region, RowMap, Run
-from kvchat.kvstore.layout.recipe import BlockUse, Recipe
 from kvchat.kvstore.savepoint import Miss, RestorePlan, Tokens
 from tests.kvstore.slot_files import FINGERPRINT
 from tests.kvstore.true_files import Bench

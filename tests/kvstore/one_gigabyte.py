@@ -10,8 +10,8 @@ import struct
 import sys
 from pathlib import Path
 
-from kvchat.kvstore.block_store import BlockStore
 from kvchat.kvstore.savepoint import Bounds, RestorePlan, StagedFile, Tier
+from kvchat.kvstore.store import BlockStore
 from tests.kvstore.slot_files import FINGERPRINT
 from tests.kvstore.true_files import F16, Bench, Model
 

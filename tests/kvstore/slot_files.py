@@ -6,8 +6,8 @@ import struct
 from collections.abc import Sequence
 from pathlib import Path
 
-from kvchat.kvstore.layout.layout import Layout
-from kvchat.kvstore.layout.parser import parse
+from kvchat.kvstore.blocks.layout import Layout
+from kvchat.kvstore.blocks.parser import parse
 from kvchat.kvstore.savepoint import Fingerprint, Tokens
 
 MAGIC = b"qsgg"  # 'ggsq' as a little-endian u32

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvchat.kvstore.admission import GB, check_room, default_quota
-from kvchat.kvstore.parts import BadFiles
+from kvchat.kvstore.parts import GB, BadFiles, check_room, default_quota
 from kvchat.kvstore.savepoint import NotSaved
 from kvchat.words.reasons import ReasonCode
 

@@ -14,15 +14,15 @@ from typing import Any
 
 import pytest
 
+from kvchat.kvstore import disk
 from kvchat.kvstore.blocks import positioned
-from kvchat.kvstore.files import disk
+from kvchat.kvstore.blocks.plan import with_masked_rows
 from kvchat.kvstore.index import index
-from kvchat.kvstore.layout.plan import with_masked_rows
 from kvchat.kvstore.savepoint import Bounds, Cancelled, Miss, RestorePlan, StagedFile, StoreRefused, Tier, Tokens
 from kvchat.kvstore.saving import Window
 from kvchat.kvstore.store import SavePointStore
 from kvchat.words.reasons import Reason, ReasonCode
-from tests.kvstore.layout.test_plan import made
+from tests.kvstore.blocks.test_plan import made
 from tests.kvstore.slot_files import FINGERPRINT, parse_bytes
 from tests.kvstore.true_files import FULL, HYBRID, WINDOW, Bench, Model, die
 

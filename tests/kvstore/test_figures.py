@@ -15,11 +15,11 @@ from typing import TypeVar
 
 import pytest
 
+from kvchat.kvstore.blocks.layout import CacheRows, Region, RowMap, Run
+from kvchat.kvstore.blocks.recipe import BlockUse, Recipe
 from kvchat.kvstore.index import points as index_points
 from kvchat.kvstore.index import recipes as index_recipes
 from kvchat.kvstore.index.token_tree import pack_tokens
-from kvchat.kvstore.layout.layout import CacheRows, Region, RowMap, Run
-from kvchat.kvstore.layout.recipe import BlockUse, Recipe
 from kvchat.kvstore.savepoint import RestorePlan
 from tests.kvstore.many_chats import measure
 from tests.kvstore.slot_files import FINGERPRINT

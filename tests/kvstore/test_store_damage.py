@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.kvstore.files import disk
+from kvchat.kvstore import disk
 from kvchat.kvstore.savepoint import Miss, RestorePlan, StagedFile
 from tests.kvstore.true_files import FULL, HYBRID, Bench, Model
 

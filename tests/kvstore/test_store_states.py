@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from kvchat.kvstore.files import disk
+from kvchat.kvstore import disk
 from kvchat.kvstore.savepoint import Miss, RestorePlan, StagedFile, Tier
 from tests.kvstore.true_files import FULL, HYBRID, WINDOW, Bench, Model, die
 

@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from kvchat.kvstore.block_store import BlockStore
-from kvchat.kvstore.files import disk, process_locks
+from kvchat.kvstore import disk, process_locks
 from kvchat.kvstore.savepoint import Bounds, Fingerprint, Miss, RestorePlan, SavePoint, StagedFile, Tokens
+from kvchat.kvstore.store import BlockStore
 from kvchat.words.reasons import Reason, ReasonCode
 from tests.kvstore.slot_files import FINGERPRINT, MAGIC
 

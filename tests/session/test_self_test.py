@@ -10,7 +10,7 @@ from kvchat.engine.finding.discovery import EngineKind, EngineLocation
 from kvchat.engine.running.plan import LaunchPlan
 from kvchat.engine.running.supervisor import EngineSupervisor, RestartPolicy
 from kvchat.engine.speaking.client import LlamaServerClient
-from kvchat.kvstore.files import disk
+from kvchat.kvstore import disk
 from kvchat.kvstore.savepoint import Fingerprint
 from kvchat.session import self_test as module
 from kvchat.session.host import ReadyEngine

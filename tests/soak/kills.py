@@ -19,7 +19,7 @@ from typing import Any
 
 import psutil
 
-from kvchat.kvstore.files.memory_files import MEMORY_FOLDER, private_folder_in
+from kvchat.kvstore.memory_files import MEMORY_FOLDER, private_folder_in
 from kvchat.kvstore.parts import STAGING
 from kvchat.session.proof import LEAST_TOKENS, PROVED_SHARE
 from kvchat.system.files import whole_file

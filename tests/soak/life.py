@@ -22,8 +22,8 @@ from kvchat.chat.events import EngineChanged, Event, MessagesChanged, Notice, Re
 from kvchat.chat.record.messages import Conversation, Message, MessageState, Role
 from kvchat.engine.speaking.connection import EngineState
 from kvchat.engine.speaking.wire import Sampling
-from kvchat.kvstore.block_store import BlockStore
 from kvchat.kvstore.savepoint import Fingerprint, Miss, RestorePlan, SavePoint, Tokens, common_prefix
+from kvchat.kvstore.store import BlockStore
 from kvchat.runtime import Runtime
 from kvchat.settings import Settings
 from kvchat.system.paths import Paths

@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 
 from kvchat.chat.service import ChatService
-from kvchat.kvstore.block_store import BlockStore
+from kvchat.kvstore.store import BlockStore
 from kvchat.runtime import Runtime
 from kvchat.session.lease import Lease
 from kvchat.transfer.service import TransferService

@@ -17,7 +17,7 @@ from threading import Barrier
 import psutil
 
 from kvchat.engine.speaking.wire import Sampling
-from kvchat.kvstore.files import disk
+from kvchat.kvstore import disk
 from kvchat.runtime import Runtime, open_runtime
 from kvchat.settings import Settings
 from kvchat.system.paths import resolve_paths

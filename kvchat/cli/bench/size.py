@@ -19,8 +19,8 @@ from kvchat.cli.bench.made_files import write_kv_model
 from kvchat.cli.bench.size_store import StoreAlone, store_alone
 from kvchat.cli.options import BenchOptions
 from kvchat.cli.terminal import columns
-from kvchat.kvstore.files import disk
-from kvchat.kvstore.files.memory_files import MEMORY_FOLDER
+from kvchat.kvstore import disk
+from kvchat.kvstore.memory_files import MEMORY_FOLDER
 from kvchat.session.proof import Source
 from kvchat.system.paths import resolve_paths
 from kvchat.words.wording import duration, size

@@ -18,10 +18,10 @@ from statistics import median
 
 from kvchat.cli.bench.home import BenchFailed, say
 from kvchat.cli.bench.made_files import TOKEN_BYTES, write_slot_file
-from kvchat.kvstore.block_store import BlockStore
-from kvchat.kvstore.files import disk
-from kvchat.kvstore.files.memory_files import MemoryRoom
+from kvchat.kvstore import disk
+from kvchat.kvstore.memory_files import MemoryRoom
 from kvchat.kvstore.savepoint import Bounds, Fingerprint, Grown, RestorePlan, SavePoint, StagedFile, Tier, Tokens
+from kvchat.kvstore.store import BlockStore
 from kvchat.library.memory.machine import staging_room
 from kvchat.system.paths import resolve_paths
 from kvchat.words.wording import size

@@ -19,7 +19,7 @@ from kvchat.engine.finding.extra_arguments import parse_workers
 from kvchat.engine.finding.probe import build_identity, usable_engine
 from kvchat.engine_host.capacity import memory_for
 from kvchat.errors import KvchatError
-from kvchat.kvstore.files.memory_files import MEMORY_FOLDER, Staged, place_in, staged_where
+from kvchat.kvstore.memory_files import MEMORY_FOLDER, Staged, place_in, staged_where
 from kvchat.library.gguf.facts import read_facts
 from kvchat.library.gguf.identity import model_identity
 from kvchat.library.gguf.kv_cache import kv_bytes_per_token

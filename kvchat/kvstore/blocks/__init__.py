@@ -1,1 +1,1 @@
-"""Blocks: slot files taken apart into them, and put together out of them. Knows no chat and no index."""
+"""Slot files: what lies where in them, how they are taken apart into blocks and put together. Knows no index."""

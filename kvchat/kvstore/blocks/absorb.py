@@ -16,8 +16,8 @@ from pathlib import Path
 
 from kvchat.kvstore.blocks import positioned
 from kvchat.kvstore.blocks.block_files import BlockFiles, Changed, Written, pack_residue
-from kvchat.kvstore.layout.layout import RowMap, Run, Span
-from kvchat.kvstore.layout.recipe import (
+from kvchat.kvstore.blocks.layout import RowMap, Run, Span
+from kvchat.kvstore.blocks.recipe import (
     RESIDUE,
     BlockUse,
     Earlier,

@@ -17,9 +17,9 @@ from pathlib import Path
 import xxhash
 from blake3 import blake3
 
+from kvchat.kvstore import disk
 from kvchat.kvstore.blocks.positioned import Digests
-from kvchat.kvstore.files import disk
-from kvchat.kvstore.layout.recipe import RESIDUE_CHUNK, BlockUse
+from kvchat.kvstore.blocks.recipe import RESIDUE_CHUNK, BlockUse
 
 _NAME = re.compile(r"[0-9a-f]{64}")
 _TEMPORARY = "temporary"

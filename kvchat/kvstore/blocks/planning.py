@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from kvchat.kvstore.blocks.block_files import BlockFiles, DamagedBlock, read_residue
+from kvchat.kvstore.blocks.layout import Layout, Span, UnknownLayout
+from kvchat.kvstore.blocks.parser import parse
+from kvchat.kvstore.blocks.plan import CannotCompose, Plan, cut, with_masked_rows
 from kvchat.kvstore.blocks.rebuild import Unusable, bad_blocks
-from kvchat.kvstore.layout.layout import Layout, Span, UnknownLayout
-from kvchat.kvstore.layout.parser import parse
-from kvchat.kvstore.layout.plan import CannotCompose, Plan, cut, with_masked_rows
-from kvchat.kvstore.layout.recipe import RESIDUE, BlockUse, Recipe, residue_parts, residue_spans
+from kvchat.kvstore.blocks.recipe import RESIDUE, BlockUse, Recipe, residue_parts, residue_spans
 
 
 def prefix_plan(recipe: Recipe, n_tokens: int, blocks: BlockFiles) -> Plan:

@@ -19,12 +19,12 @@ from io import FileIO
 from itertools import chain
 from pathlib import Path
 
+from kvchat.kvstore import disk, memory_files
 from kvchat.kvstore.blocks import positioned
 from kvchat.kvstore.blocks.block_files import BlockFiles, DamagedBlock, read_residue
-from kvchat.kvstore.files import disk, memory_files
-from kvchat.kvstore.layout.layout import Span
-from kvchat.kvstore.layout.plan import Copy, Inline, Plan
-from kvchat.kvstore.layout.recipe import (
+from kvchat.kvstore.blocks.layout import Span
+from kvchat.kvstore.blocks.plan import Copy, Inline, Plan
+from kvchat.kvstore.blocks.recipe import (
     RESIDUE,
     BlockUse,
     Recipe,

@@ -10,8 +10,8 @@ import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from kvchat.kvstore.blocks.recipe import RESIDUE, BlockUse, Recipe, RecipeError, pack_row_map, unpack_row_map
 from kvchat.kvstore.index.check import CorruptIndex
-from kvchat.kvstore.layout.recipe import RESIDUE, BlockUse, Recipe, RecipeError, pack_row_map, unpack_row_map
 
 _START = 0
 _COLUMNS = "block_id, cache, first_row, n_rows, skip, position"

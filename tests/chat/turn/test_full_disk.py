@@ -15,8 +15,8 @@ from kvchat.chat.events import QuestionNotStored, ReplyDelta
 from kvchat.chat.record.database import Database
 from kvchat.chat.record.database_file import StorageFailed
 from kvchat.chat.record.messages import MessageState
-from kvchat.kvstore.block_store import BlockStore
 from kvchat.kvstore.index.index import Index, IndexFailed
+from kvchat.kvstore.store import BlockStore
 from kvchat.session.events import SaveSkipped
 from kvchat.session.proof import Source
 from tests.chat.stage import QUESTION, Stage

@@ -16,8 +16,8 @@ from kvchat.engine.speaking import vitals
 from kvchat.engine.speaking.connection import EngineState
 from kvchat.kvstore import saving
 from kvchat.kvstore.blocks.absorb import Absorbed, take_apart
-from kvchat.kvstore.layout.layout import RowMap
-from kvchat.kvstore.layout.recipe import Earlier
+from kvchat.kvstore.blocks.layout import RowMap
+from kvchat.kvstore.blocks.recipe import Earlier
 from kvchat.session.events import Restored, RestoreFailed, Saved, SaveSkipped, Saving
 from kvchat.session.proof import Source
 from kvchat.session.restore_cost import LEAST_GAIN, RestoreCost

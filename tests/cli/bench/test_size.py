@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kvchat.cli.bench.made_files import TOKEN_BYTES, write_slot_file
-from kvchat.kvstore.layout.parser import parse_layout
+from kvchat.kvstore.blocks.parser import parse_layout
 from tests.e2e.home import Home
 
 

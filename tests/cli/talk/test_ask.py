@@ -15,9 +15,8 @@ import pytest
 
 from kvchat.engine.running.plan import free_port
 from kvchat.engine_host.setup import server_key
-from kvchat.kvstore.block_store import BlockStore
 from kvchat.kvstore.savepoint import Bounds
-from kvchat.kvstore.store import TITLE
+from kvchat.kvstore.store import TITLE, BlockStore
 from kvchat.system.paths import resolve_paths
 from tests.e2e.home import Home
 from tests.engine_fixtures import FakeEngine

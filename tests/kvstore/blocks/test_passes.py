@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from kvchat.kvstore import memory_files
 from kvchat.kvstore.blocks import positioned
-from kvchat.kvstore.files import memory_files
 from kvchat.kvstore.savepoint import Cancelled, Grown, Miss, RestorePlan, SavePoint, StagedFile, Tier, Tokens
 from tests.kvstore.slot_files import FINGERPRINT
 from tests.kvstore.true_files import FULL, HYBRID, WINDOW, Bench, Model

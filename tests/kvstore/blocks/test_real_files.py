@@ -15,11 +15,11 @@ from kvchat.engine.running.plan import LaunchPlan
 from kvchat.engine.running.supervisor import EngineSupervisor, RestartPolicy
 from kvchat.kvstore.blocks.absorb import take_apart
 from kvchat.kvstore.blocks.block_files import BlockFiles
+from kvchat.kvstore.blocks.layout import Layout
+from kvchat.kvstore.blocks.parser import read_row_map
 from kvchat.kvstore.blocks.rebuild import rebuild
-from kvchat.kvstore.layout.layout import Layout
-from kvchat.kvstore.layout.parser import read_row_map
 from kvchat.kvstore.savepoint import RestorePlan, StagedFile, Tier
-from tests.kvstore.layout.test_layout import mutated, parse_watched
+from tests.kvstore.blocks.test_layout import mutated, parse_watched
 from tests.kvstore.slot_files import parse_bytes
 from tests.kvstore.true_files import Bench
 from tests.models import bare_models

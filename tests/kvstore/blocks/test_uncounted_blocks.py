@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
+from kvchat.kvstore import disk
 from kvchat.kvstore.blocks import absorb, positioned
 from kvchat.kvstore.blocks.block_files import BlockFiles, Written
-from kvchat.kvstore.files import disk
 from kvchat.kvstore.savepoint import AbsorbReport
 from kvchat.words.reasons import Reason, ReasonCode
 from tests.kvstore.true_files import FULL, Bench, Model, die

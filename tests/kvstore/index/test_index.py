@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.kvstore.files import disk
+from kvchat.kvstore import disk
 from kvchat.kvstore.index import index as index_module
 from kvchat.kvstore.index import recipes as index_recipes
 from kvchat.kvstore.index.check import CorruptIndex

@@ -16,8 +16,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from kvchat.kvstore.files import disk, memory_files, process_locks
-from kvchat.kvstore.files.memory_files import MemoryPool, MemoryRoom, Staged, WarmFile
+from kvchat.kvstore import disk, memory_files, process_locks
+from kvchat.kvstore.memory_files import MemoryPool, MemoryRoom, Staged, WarmFile
 from kvchat.system.files import size_of
 
 

@@ -16,7 +16,7 @@ from itertools import pairwise
 
 from blake3 import blake3
 
-from kvchat.kvstore.layout.layout import CacheRows, Region, RowMap, Run, Span
+from kvchat.kvstore.blocks.layout import CacheRows, Region, RowMap, Run, Span
 
 BLOCK_ROWS = 256
 RESIDUE = -1  # the `cache` of a block of residue

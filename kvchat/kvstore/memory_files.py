@@ -18,7 +18,7 @@ from pathlib import Path
 
 from blake3 import blake3
 
-from kvchat.kvstore.files import disk
+from kvchat.kvstore import disk
 from kvchat.system.files import size_of
 from kvchat.words.wording import size as size_in_words
 

@@ -10,7 +10,7 @@ import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from kvchat.kvstore.layout.layout import AttentionCache, Checkpoint, Header, Layout, RecurrentState, Span
+from kvchat.kvstore.blocks.layout import AttentionCache, Checkpoint, Header, Layout, RecurrentState, Span
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """The parser, on files that real engines wrote for tiny models.
 
-In tests/kvstore/layout/layouts the rows are replaced by a pattern of their token's position, and states by zeros:
+In tests/kvstore/blocks/layouts the rows are replaced by a pattern of their token's position, and states by zeros:
 everything the parser reads is as the engine wrote it, and the files stay small.
 """
 
@@ -17,9 +17,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvchat.kvstore.layout import parser as layout_parser
-from kvchat.kvstore.layout.layout import AttentionCache, Layout, RecurrentState, Span, UnknownLayout
-from kvchat.kvstore.layout.parser import parse, parse_layout
+from kvchat.kvstore.blocks import parser as layout_parser
+from kvchat.kvstore.blocks.layout import AttentionCache, Layout, RecurrentState, Span, UnknownLayout
+from kvchat.kvstore.blocks.parser import parse, parse_layout
 from tests.kvstore.slot_files import parse_bytes
 
 FOLDER = Path(__file__).with_name("layouts")

@@ -11,7 +11,7 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from kvchat.kvstore.layout.layout import AttentionCache, Cache, RecurrentState, Region, Run, Span, UnknownLayout
+from kvchat.kvstore.blocks.layout import AttentionCache, Cache, RecurrentState, Region, Run, Span, UnknownLayout
 
 CHECKPOINT_MAGIC = 0x504B4353  # "SCKP"
 SHORT_CELL, LONG_CELL = 12, 24

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.kvstore.files import disk, process_locks
+from kvchat.kvstore import disk, process_locks
 from tests.kvstore.true_files import Bench
 
-REPOSITORY = Path(__file__).parents[3]
+REPOSITORY = Path(__file__).parents[2]
 STAGES = """
 import sys
 from pathlib import Path

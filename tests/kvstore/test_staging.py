@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.kvstore.block_store import BlockStore
 from kvchat.kvstore.blocks import positioned
 from kvchat.kvstore.savepoint import Bounds, Miss, RestorePlan, StagedFile, StoreRefused, Tier, Tokens, program_of
+from kvchat.kvstore.store import BlockStore
 from tests.kvstore.slot_files import FINGERPRINT
 from tests.kvstore.true_files import FULL, Bench, Model
 from tests.store_contents import flip_a_byte
 
-REPOSITORY = Path(__file__).parents[3]
+REPOSITORY = Path(__file__).parents[2]
 linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has files in memory")
 
 
@@ -258,7 +258,7 @@ def test_with_little_memory_it_goes_by_way_of_the_disk(tmp_path: Path, place: st
         "full": "mount -t tmpfs -o size=1m tmpfs /dev/shm && head -c 1048576 /dev/zero > /dev/shm/taken",
         "none": "mount -t tmpfs -o ro,size=1m tmpfs /dev/shm",
     }
-    command = f"{mounts[place]} && exec {sys.executable} -m tests.kvstore.files.test_staging {tmp_path / 'store'}"
+    command = f"{mounts[place]} && exec {sys.executable} -m tests.kvstore.test_staging {tmp_path / 'store'}"
     own = ["unshare", "--mount", "--map-root-user", "sh", "-c"]
     if subprocess.run([*own, mounts[place]], check=False, capture_output=True).returncode:
         pytest.skip("mounting is not allowed here")

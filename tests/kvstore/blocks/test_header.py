@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kvchat.kvstore.layout.header import SlotFileError, read_tokens, stands_for
+from kvchat.kvstore.blocks.header import SlotFileError, read_tokens, stands_for
 from tests.kvstore.slot_files import MAGIC, slot_file_bytes
 
 # The first 1,100 bytes of what xllamacpp (llama.cpp b11434) saved for SmolLM2 after "Say hi. " * 50 and a reply.

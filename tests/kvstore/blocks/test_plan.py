@@ -6,8 +6,8 @@ import struct
 
 import pytest
 
-from kvchat.kvstore.layout.layout import Span
-from kvchat.kvstore.layout.plan import (
+from kvchat.kvstore.blocks.layout import Span
+from kvchat.kvstore.blocks.plan import (
     CannotCompose,
     Copy,
     Inline,
@@ -16,7 +16,7 @@ from kvchat.kvstore.layout.plan import (
     joined,
     with_masked_rows,
 )
-from tests.kvstore.layout.test_layout import NAMES, slot
+from tests.kvstore.blocks.test_layout import NAMES, slot
 from tests.kvstore.slot_files import parse_bytes
 
 WINDOW = 32  # of the tiny models

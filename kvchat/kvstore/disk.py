@@ -11,7 +11,7 @@ from pathlib import Path
 
 from blake3 import blake3
 
-from kvchat.kvstore.files import process_locks
+from kvchat.kvstore import process_locks
 
 _CHUNK = 1 << 20
 

@@ -25,9 +25,9 @@ from pathlib import Path
 
 import numpy as np
 
-from kvchat.kvstore.layout.caches import CacheReader, Read, SlotBytes
-from kvchat.kvstore.layout.header import MAGIC, PLACEHOLDER, WRAPPED, WRAPPED_VERSION
-from kvchat.kvstore.layout.layout import Cache, Checkpoint, Header, Layout, RecurrentState, RowMap, Span, UnknownLayout
+from kvchat.kvstore.blocks.caches import CacheReader, Read, SlotBytes
+from kvchat.kvstore.blocks.header import MAGIC, PLACEHOLDER, WRAPPED, WRAPPED_VERSION
+from kvchat.kvstore.blocks.layout import Cache, Checkpoint, Header, Layout, RecurrentState, RowMap, Span, UnknownLayout
 
 VERSION = 4
 CHECKPOINT_VERSION = 1

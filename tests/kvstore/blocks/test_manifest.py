@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kvchat.kvstore.layout.manifest import BadMemory, Manifest, from_json, to_json
+from kvchat.kvstore.exchange import BadMemory, Manifest, from_json, to_json
 from tests.kvstore.true_files import HYBRID, WINDOW, Bench, Model
 
 

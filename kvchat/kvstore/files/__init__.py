@@ -1,1 +1,0 @@
-"""Files and folders of the store, on disk and in memory: private, staged, locked by processes. Knows no tokens."""
