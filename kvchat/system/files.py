@@ -16,7 +16,7 @@ import stat
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterable, Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
@@ -80,10 +80,25 @@ def read_plain(path: Path, most: int) -> bytes:
 
 def read_json(path: Path, most: int = 64_000_000) -> Any:
     """What a JSON file holds. Raises OSError as `read_plain` does, and ValueError for what is not JSON."""
+    return parse_json(read_plain(path, most))
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Parse JSON from an untrusted source. Raises ValueError, also where it is nested too deeply."""
     try:
-        return json.loads(read_plain(path, most))
+        return json.loads(text)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
+
+
+async def collect(pieces: AsyncIterable[bytes], most: int) -> bytes:
+    """Join the pieces of an untrusted answer. Raises ValueError as soon as they are more than `most` bytes."""
+    whole = bytearray()
+    async for piece in pieces:
+        whole += piece
+        if len(whole) > most:
+            raise ValueError(f"it is larger than {size_in_words(most)}")
+    return bytes(whole)
 
 
 def is_folder(path: Path) -> bool:

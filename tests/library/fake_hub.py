@@ -44,6 +44,7 @@ class FakeHub:
     claims: dict[str, str] = field(default_factory=dict)  # SHA-256 told for a path instead of the true one
     status: int = 0  # answered to everything, if set
     makes_sense: bool = True  # otherwise it answers as the login page of a hotel's network does
+    answer: bytes | None = None  # given to everything, as JSON
     ignores_ranges: bool = False
     cut_after: list[int] = field(default_factory=list)  # bytes after which the next downloads break off
     hold_at: int | None = None  # bytes after which a download waits for `go_on`
@@ -105,6 +106,8 @@ class _Handler(BaseHTTPRequestHandler):
         )
         if hub.status:
             self._say(hub.status)
+        elif hub.answer is not None:
+            self._body("application/json", hub.answer)
         elif not hub.makes_sense:
             self._body("text/html", b"<html>Welcome to our hotel</html>")
         elif self.on_cdn:

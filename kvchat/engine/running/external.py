@@ -15,6 +15,7 @@ from kvchat.engine.speaking.client import Health, LlamaServerClient
 from kvchat.engine.speaking.connection import EngineConnection, EngineState, EngineStatus
 from kvchat.engine.speaking.errors import EngineFailure, EngineGone, EngineRefused, FailureKind, NotOurEngine
 from kvchat.errors import KvchatError
+from kvchat.settings import MOST_CONTEXT
 from kvchat.words.language import N_, _
 
 _ADVICE = N_("Check the server's address and key in the settings, and whether it runs.")
@@ -156,7 +157,7 @@ async def _unfit(client: LlamaServerClient) -> EngineFailure | None:
         return _no_llama_server(client.base_url)
     except EngineGone as gone:
         return _failure(gone.title, gone.detail)
-    if not facts.context_size:
+    if not 0 < facts.context_size <= MOST_CONTEXT:
         return _no_llama_server(client.base_url)
     build = build_number(facts.build)
     if build is not None and build < MINIMUM_BUILD:

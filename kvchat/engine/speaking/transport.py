@@ -17,6 +17,7 @@ from kvchat.engine.speaking.errors import EngineBroken, EngineError, EngineGone,
 from kvchat.engine.speaking.exchange import Answer, BrokeOff, Unreachable, exchange
 from kvchat.engine.speaking.life import Life
 from kvchat.engine.speaking.wire import ChatChunk
+from kvchat.system.files import collect
 from kvchat.words.language import N_, _
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 E = TypeVar("E", bound=EngineError)
 
+MOST_ANSWER = 64_000_000  # bytes of an answer in one piece; a prompt as long as any context has a tenth of it
 CONNECT_S = 5.0
 PAUSE_S = 0.03  # between two reads of a stream: far less than between two updates of the page
 WORRY_S = 10.0  # without a word, after words were coming
@@ -95,7 +97,10 @@ class Transport:
         if body is not None:
             content = json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
         async with self.passed_on(path, content, method=method, silence_s=timeout_s) as response:
-            answer = await response.aread()
+            try:
+                answer = await collect(response.aiter_raw(), MOST_ANSWER)
+            except ValueError as error:
+                raise EngineRefused(response.status_code, _("The answer makes no sense")) from error
         if response.status_code != 200:
             refusal = self._lost(_refusal(wire.parse_error(answer, response.status_code)))
             self._on_fault(refusal)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import re
 import shutil
 import subprocess
@@ -16,6 +15,7 @@ import psutil
 
 from kvchat.engine.speaking.client import LlamaServerClient
 from kvchat.engine.speaking.errors import EngineError
+from kvchat.system.files import parse_json
 
 _NVIDIA_SMI_S = 5.0
 _NO_WINDOW: int = getattr(subprocess, "CREATE_NO_WINDOW", 0)  # Windows alone has it, and would open one for its console
@@ -74,9 +74,9 @@ def parse_slots(body: bytes) -> tuple[SlotState, ...]:
     try:
         return tuple(
             SlotState(bool(slot["is_processing"]), int(slot.get("n_prompt_tokens", 0)), int(slot["n_ctx"]))
-            for slot in json.loads(body)
+            for slot in parse_json(body)
         )
-    except (ValueError, LookupError, TypeError):
+    except (ValueError, LookupError, TypeError, OverflowError):
         return ()
 
 

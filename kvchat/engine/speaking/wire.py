@@ -13,6 +13,9 @@ import re
 from dataclasses import dataclass, replace
 from typing import Any
 
+from kvchat.system.files import parse_json
+
+_MOST_NUMBER = 2.0**53
 _PIECE = 200_000  # bytes of token ids
 # llama-server recurses over what it parses, and its stack overflows.
 MOST_LEVELS = 200  # of objects and lists in a body, and of brackets in a grammar
@@ -159,8 +162,8 @@ class WireError:
 def parse_object(text: str | bytes) -> dict[str, Any]:
     """The JSON object in `text`; an empty one when it is something else."""
     try:
-        value = json.loads(text)
-    except (ValueError, UnicodeDecodeError):
+        value = parse_json(text)
+    except ValueError:
         return {}
     return value if isinstance(value, dict) else {}
 
@@ -263,13 +266,12 @@ def parse_tokens(answer: bytes) -> tuple[int, ...] | None:
 
 
 def _int(body: dict[str, Any], name: str) -> int:
-    value = body.get(name)
-    return int(value) if isinstance(value, int | float) else 0
+    return int(_float(body, name))
 
 
 def _float(body: dict[str, Any], name: str) -> float:
     value = body.get(name)
-    return float(value) if isinstance(value, int | float) else 0.0
+    return float(value) if isinstance(value, int | float) and abs(value) < _MOST_NUMBER else 0.0  # nor NaN
 
 
 def _str(body: dict[str, Any], name: str) -> str:

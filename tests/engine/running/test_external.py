@@ -18,6 +18,7 @@ from kvchat.engine.running.external import BadAddress, ExternalServer, ReachPoli
 from kvchat.engine.running.plan import free_port
 from kvchat.engine.speaking.connection import EngineState
 from kvchat.engine.speaking.errors import EngineError, EngineFailed
+from kvchat.engine.speaking.transport import MOST_ANSWER
 from tests.engine.waiting import until
 from tests.engine_fixtures import FakeEngine
 from tests.users_server import UsersServer
@@ -98,12 +99,26 @@ async def test_a_slow_load_is_waited_for(fake_engine: FakeEngine) -> None:
         theirs.end()
 
 
-async def test_another_program_is_said() -> None:
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"{}",
+        b"[" * 100_000,
+        b'{"default_generation_settings": {"n_ctx": NaN}}',
+        b'{"default_generation_settings": {"n_ctx": 1e999}}',
+        b'{"default_generation_settings": {"n_ctx": -5}}',
+        b'{"n_ctx": 100000000000}',
+        b" " * (MOST_ANSWER + 1),
+    ],
+    ids=lambda answer: answer[:60].decode().strip() or "large",
+)
+async def test_another_program_is_said(answer: bytes) -> None:
     class Other(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.send_response(200)
             self.end_headers()
-            self.wfile.write(b"{}")
+            with contextlib.suppress(ConnectionError):
+                self.wfile.write(answer)
 
         def log_message(self, *_: object) -> None:
             pass

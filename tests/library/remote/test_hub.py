@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import subprocess
 import sys
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.library.remote.hub import AccessNeeded, Hub, HubError, Unreachable, repository_in
+from kvchat.library.remote.hub import MOST_ANSWER, AccessNeeded, Hub, HubError, Unreachable, repository_in
 from tests.library.fake_hub import REVISION, TOKEN, FakeHub
 
 REPOSITORY = "org/Thing-7B-GGUF"
@@ -95,6 +96,47 @@ async def test_a_page_that_is_not_the_hubs_is_told(hub: Hub, served: FakeHub) ->
         await hub.search("thing")
     with pytest.raises(HubError, match="makes no sense"):
         await hub.repository(REPOSITORY)
+
+
+def listing(**lfs: object) -> bytes:
+    """What a repository with one file answers."""
+    file = {
+        "rfilename": "Thing-7B-Q8_0.gguf",
+        "size": 8,
+        "lfs": {"size": 8, "sha256": "a" * 64, "pointerSize": 1} | lfs,
+    }
+    return json.dumps({"id": REPOSITORY, "sha": REVISION, "siblings": [file | lfs]}).encode()
+
+
+@pytest.mark.parametrize(
+    "answer", [b"[" * 100_000, b" " * (MOST_ANSWER + 1), b'{"id": 1, "siblings": 5}', b"[5]", b"null"]
+)
+async def test_a_hostile_answer_is_refused_in_words(hub: Hub, served: FakeHub, answer: bytes) -> None:
+    served.answer = answer
+    with pytest.raises(HubError, match="makes no sense"):
+        await hub.search("thing")
+    with pytest.raises(HubError, match="makes no sense"):
+        await hub.repository(REPOSITORY)
+
+
+@pytest.mark.parametrize(
+    "lfs",
+    [
+        {"size": "8"},
+        {"size": -1},
+        {"size": 1e999},
+        {"sha256": "../../x"},
+        {"sha256": 5},
+        {"rfilename": "../Thing-Q8_0.gguf"},
+        {"rfilename": "C:\\Thing-Q8_0.gguf"},
+        {"rfilename": "a/\0b-Q8_0.gguf"},
+    ],
+)
+async def test_a_file_that_cannot_be_one_is_not_listed(hub: Hub, served: FakeHub, lfs: dict[str, object]) -> None:
+    served.answer = listing()
+    assert len((await hub.repository(REPOSITORY)).files) == 1
+    served.answer = listing(**lfs)
+    assert (await hub.repository(REPOSITORY)).files == ()
 
 
 async def test_a_withdrawn_token_is_told(served: FakeHub, hub: Hub) -> None:
