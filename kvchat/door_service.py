@@ -18,7 +18,7 @@ from kvchat.errors import KvchatError
 from kvchat.gateway.door.keys import EVERYBODY, DoorKeys, Keys
 from kvchat.kvstore.savepoint import kept_for
 from kvchat.library.model_library import ModelLibrary
-from kvchat.session.slots.pool import Slots
+from kvchat.session.slots import Slots
 from kvchat.settings import Settings, SettingsNotSaved, differ
 from kvchat.system.concurrency import Background
 from kvchat.system.owner import owner_of

@@ -31,9 +31,9 @@ from kvchat.library.local.ollama import name_of_blob
 from kvchat.library.memory.machine import on_battery
 from kvchat.library.model_library import ModelLibrary
 from kvchat.library.remote.downloads import Download, outcome_in_words
-from kvchat.session.findings import Findings
-from kvchat.session.finishing import Unfinished
 from kvchat.session.restore_cost import BreakEven
+from kvchat.session.restore_support import Findings
+from kvchat.session.slots import Unfinished
 from kvchat.settings import Settings, differ, save_settings
 from kvchat.store_service import BOUND_SETTINGS, StoreService, keep_within_bounds, open_store_or_none
 from kvchat.system.concurrency import Background, Worker

@@ -35,7 +35,7 @@ from kvchat.engine.speaking.wire import ENGINE_DEFAULTS, Sampling
 from kvchat.kvstore.savepoint import StoreRefused
 from kvchat.kvstore.store import SavePointStore
 from kvchat.session.host import EngineHost
-from kvchat.session.slots.pool import Slots
+from kvchat.session.slots import Slots
 from kvchat.system.concurrency import Background, Worker
 from kvchat.words.language import _
 from kvchat.words.reasons import Reason

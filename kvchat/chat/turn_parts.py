@@ -12,12 +12,12 @@ from kvchat.chat.record.messages import Message
 from kvchat.chat.unwritten import Unwritten
 from kvchat.engine.speaking.wire import ENGINE_DEFAULTS, Sampling
 from kvchat.kvstore.savepoint import StoreRefused
+from kvchat.session.allocator import ABSORBING_PATIENCE_S, Rank
 from kvchat.session.exchange import Exchange
 from kvchat.session.host import EngineHost
 from kvchat.session.restore_cost import ReadingSpeed
-from kvchat.session.slots.pool import Slots
-from kvchat.session.slots.rank import ABSORBING_PATIENCE_S, Rank
-from kvchat.session.slots.slot import Slot
+from kvchat.session.slot import Slot
+from kvchat.session.slots import Slots
 from kvchat.system.concurrency import Worker
 from kvchat.words.language import _
 

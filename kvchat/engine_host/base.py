@@ -13,9 +13,8 @@ from kvchat.engine.speaking.connection import EngineConnection, EngineState, Eng
 from kvchat.engine.speaking.errors import EngineError, EngineFailed, EngineGone
 from kvchat.engine.speaking.vitals import Vitals, take_vitals
 from kvchat.errors import KvchatError
-from kvchat.session.findings import Findings, Subject
 from kvchat.session.host import ReadyEngine
-from kvchat.session.restore_support import Finding
+from kvchat.session.restore_support import Finding, Findings, Subject
 from kvchat.session.self_test import self_test
 from kvchat.settings import Settings
 

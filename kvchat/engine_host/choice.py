@@ -23,8 +23,7 @@ from kvchat.library.memory.corrections import NOTHING_LEARNED, Circumstances, Co
 from kvchat.library.memory.machine import MemoryFacts
 from kvchat.library.memory.placement import Demand
 from kvchat.library.memory.proposals import FULL_WINDOW, Proposal, Situation, proposals
-from kvchat.session.findings import Subject
-from kvchat.session.restore_support import Strategy
+from kvchat.session.restore_support import Strategy, Subject
 from kvchat.settings import Settings
 from kvchat.words.language import _
 

@@ -25,9 +25,8 @@ from kvchat.library.gguf.facts import GgufFacts, read_facts
 from kvchat.library.gguf.identity import model_identity
 from kvchat.library.gguf.kv_cache import kv_bytes_per_token
 from kvchat.library.local.files import shown_name
-from kvchat.session.findings import Findings, Subject
 from kvchat.session.host import ReadyEngine
-from kvchat.session.restore_support import Finding, Strategy
+from kvchat.session.restore_support import Finding, Findings, Strategy, Subject
 from kvchat.settings import Settings
 from kvchat.words.language import N_, _
 from kvchat.words.reasons import Reason, ReasonCode

@@ -16,7 +16,7 @@ from kvchat.engine_host.setup import server_key
 from kvchat.engine_host.switching import SwitchingHost
 from kvchat.kvstore.store import SavePointStore
 from kvchat.library.memory.corrections import CorrectionBook
-from kvchat.session.findings import Findings
+from kvchat.session.restore_support import Findings
 from kvchat.settings import Settings
 from kvchat.system.paths import Paths
 

@@ -19,9 +19,8 @@ from kvchat.engine_host.memory import EngineMemory
 from kvchat.errors import KvchatError
 from kvchat.library.gguf.facts import ModelFileMissing
 from kvchat.library.local.files import shown_name
-from kvchat.session.findings import Findings
 from kvchat.session.host import ReadyEngine
-from kvchat.session.restore_support import Finding, Strategy
+from kvchat.session.restore_support import Finding, Findings, Strategy
 from kvchat.settings import Settings
 from kvchat.words.language import _
 from kvchat.words.reasons import Reason, ReasonCode

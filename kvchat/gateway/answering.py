@@ -30,8 +30,8 @@ from kvchat.session.host import EngineHost, ReadyEngine
 from kvchat.session.lease import Lease
 from kvchat.session.reading import TAIL
 from kvchat.session.settling import Settling
-from kvchat.session.slots.pool import Slots
-from kvchat.session.slots.slot import Slot
+from kvchat.session.slot import Slot
+from kvchat.session.slots import Slots
 from kvchat.system.concurrency import Background, apart
 
 HEADS = 20  # beginnings of prompts that are remembered

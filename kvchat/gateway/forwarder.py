@@ -28,10 +28,10 @@ from kvchat.gateway.work import GaveWay, Work
 from kvchat.kvstore.audience import SHARED
 from kvchat.kvstore.savepoint import Tokens, common_prefix
 from kvchat.session.exchange import Exchange, Request
-from kvchat.session.planning import unchanged
 from kvchat.session.proof import SOURCES, Loaded, Source
 from kvchat.session.reading import STEP_MS, read_ahead, tail_of
 from kvchat.session.restore_cost import LEAST_GAIN, LONG_MS, Reading
+from kvchat.session.slot import unchanged
 from kvchat.system.concurrency import apart, to_its_end
 from kvchat.words.reasons import Reason, ReasonCode
 

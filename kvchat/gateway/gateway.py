@@ -22,7 +22,7 @@ from kvchat.gateway.models import Catalogue
 from kvchat.gateway.requests import Passages
 from kvchat.kvstore.savepoint import program_of
 from kvchat.session.host import EngineHost, ReadyEngine
-from kvchat.session.slots.pool import Slots
+from kvchat.session.slots import Slots
 from kvchat.words.language import _
 
 PORT = 8737

@@ -19,9 +19,9 @@ from kvchat.session.events import Asked, MakingRoom, RestoreFailed, SaveSkipped,
 from kvchat.session.host import EngineHost, ReadyEngine, TemplateOptions
 from kvchat.session.lease import Lease
 from kvchat.session.proof import NOTHING_LOADED, Step
-from kvchat.session.slots.pool import Slots
-from kvchat.session.slots.slot import Slot
-from kvchat.session.system_prompt import SystemPrompt, save_on_the_way
+from kvchat.session.settling import SystemPrompt, save_on_the_way
+from kvchat.session.slot import Slot
+from kvchat.session.slots import Slots
 from kvchat.words.language import _, number
 from kvchat.words.reasons import Reason, ReasonCode
 

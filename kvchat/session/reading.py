@@ -13,7 +13,7 @@ from kvchat.kvstore.savepoint import Tokens
 from kvchat.session.lease import NEXT, Lease
 from kvchat.session.proof import Loaded, ReadAhead
 from kvchat.session.restore_cost import LEAST_MEASURED, LEAST_TOLD
-from kvchat.session.slots.slot import SlotContents
+from kvchat.session.slot import SlotContents
 from kvchat.system.concurrency import to_its_end
 
 STEP_MS = 250.0  # a step takes about so long

@@ -23,7 +23,7 @@ from kvchat.session.host import ReadyEngine
 from kvchat.session.lease import Lease, why_not_saved
 from kvchat.session.proof import PROVED_SHARE
 from kvchat.session.restore_support import Finding, Strategy
-from kvchat.session.slots.pool import Slots
+from kvchat.session.slots import Slots
 from kvchat.words.reasons import Reason, ReasonCode
 
 LENGTH = 96  # tokens tried with; a restore of fewer than 32 is never worth it

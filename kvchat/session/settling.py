@@ -1,4 +1,4 @@
-"""After the answer: settle at the turn boundary and save, unless the owner's next request comes first.
+"""Settle at a boundary and save: after the answer, unless the next request comes first; on the way, a system prompt.
 
 Where another owner needs the slot before that is done, what was read is saved as it is, if it is worth that.
 """
@@ -6,15 +6,17 @@ Where another owner needs the slot before that is done, what was read is saved a
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from kvchat.engine.speaking.errors import EngineRefused
-from kvchat.engine.speaking.wire import ChatMessage
+from kvchat.engine.speaking.wire import ChatMessage, PromptProgress, Timings
 from kvchat.kvstore.savepoint import Tokens
 from kvchat.session.events import SaveSkipped, Saving, Tell
 from kvchat.session.lease import Lease, why_not_saved
-from kvchat.system.concurrency import Interruption
+from kvchat.session.restore_cost import LEAST_GAIN, LONG_MS
+from kvchat.system.concurrency import Interruption, to_its_end
 from kvchat.words.reasons import Reason, ReasonCode
 
 Boundary = Callable[[], Coroutine[Any, Any, Tokens]]
@@ -93,3 +95,37 @@ class Settling:
             step.close()
             return None
         return await self._steps.run(step)
+
+
+@dataclass(frozen=True)
+class SystemPrompt:
+    """What a prompt begins with, if that may be saved by itself."""
+
+    label: str  # what of the owner's it is, as a message
+    is_shared: Callable[[], Awaitable[bool]]  # whether others begin so, too; asked only where it matters
+
+
+async def save_on_the_way(
+    lease: Lease,
+    system: SystemPrompt,
+    messages: Sequence[ChatMessage],
+    prompt: Tokens,
+    progress: Callable[[PromptProgress], None],
+) -> Timings | None:
+    """Read `prompt` up to where every first question begins, after its system prompt, and save. What that took.
+
+    None if a save point there would gain nothing. A long prompt gets one before others share it: whoever asks the first
+    question anew, or begins the next chat, need not read it again. May be cancelled: a save that has begun is finished.
+    Raises EngineGone and EngineRefused.
+    """
+    engine = lease.engine
+    if not lease.keeps or engine.can_cut:
+        return None
+    boundary = await lease.boundary(messages[:1])
+    if len(boundary) <= LEAST_GAIN or not engine.remembers(len(boundary)) or prompt[: len(boundary)] != boundary:
+        return None
+    if not await system.is_shared() and lease.slots.restore_cost.prefill_ms(len(boundary)) < LONG_MS:
+        return None
+    read = await lease.settle(boundary, progress)
+    await to_its_end(lease.save(boundary, label=system.label, tell=False))
+    return read

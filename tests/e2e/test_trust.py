@@ -18,11 +18,11 @@ from kvchat.engine.speaking.wire import Sampling
 from kvchat.engine_host import idle_stop
 from kvchat.engine_host.idle_stop import IdleStop
 from kvchat.runtime import Runtime
+from kvchat.session.allocator import Rank
 from kvchat.session.exchange import Exchange, Request
 from kvchat.session.reading import Pace
 from kvchat.session.restore_cost import Reading
-from kvchat.session.slots.rank import Rank
-from kvchat.session.slots.slot import Slot
+from kvchat.session.slot import Slot
 from kvchat.settings import Settings
 from tests.e2e.home import notes
 from tests.engine.waiting import until

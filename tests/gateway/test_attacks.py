@@ -22,7 +22,7 @@ from kvchat.gateway.dialects.asked import Form, understood
 from kvchat.gateway.dialects.replies import Heard
 from kvchat.gateway.door import app, keys, server
 from kvchat.gateway.door.keys import Keys
-from kvchat.session.slots.slot import Slot
+from kvchat.session.slot import Slot
 from kvchat.settings import Settings
 from tests.engine_fixtures import FakeEngine
 from tests.gateway.corpus import REQUESTS

@@ -26,10 +26,9 @@ from kvchat.gateway.gateway import Door, NoKey
 from kvchat.gateway.requests import MOST_NAME, Stage
 from kvchat.gateway.work import Work
 from kvchat.kvstore.savepoint import Tokens, program_of
-from kvchat.session import lease, reading
+from kvchat.session import allocator, lease, reading
 from kvchat.session.host import ReadyEngine
 from kvchat.session.restore_cost import Reading
-from kvchat.session.slots import allocator
 from kvchat.settings import Settings
 from kvchat.system.owner import owner_of
 from tests.engine.waiting import until

@@ -21,7 +21,7 @@ from kvchat.session.exchange import Exchange, PromptTooLong, Request
 from kvchat.session.host import EngineHost, ReadyEngine
 from kvchat.session.proof import Source
 from kvchat.session.restore_support import Finding, Strategy
-from kvchat.session.slots.pool import Slots
+from kvchat.session.slots import Slots
 
 WORDS = ChatMessage("user", "what was said of the river and of the garden")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from kvchat.session.finishing import Finishing
+from kvchat.session.slots import Finishing
 
 
 def test_it_is_said_of_the_first_save_too_and_goes_by_what_is_written(tmp_path: Path) -> None:

@@ -9,9 +9,9 @@ from typing import Any, cast
 from kvchat.kvstore.audience import audience_of
 from kvchat.kvstore.savepoint import Tokens
 from kvchat.kvstore.store import SavePointStore
-from kvchat.session.holding import Holding
-from kvchat.session.slots.pool import Slots
-from kvchat.session.slots.slot import Slot, SlotContents
+from kvchat.session.lease import Holding
+from kvchat.session.slot import Slot, SlotContents
+from kvchat.session.slots import Slots
 
 PROMPT = tuple(range(1, 101))
 

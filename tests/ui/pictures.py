@@ -35,7 +35,7 @@ from kvchat.engine.speaking.vitals import SlotState, Vitals
 from kvchat.library.local.finder import FoundModel
 from kvchat.library.local.folders import Source as Place
 from kvchat.session.exchange import PromptTooLong
-from kvchat.session.finishing import Unfinished
+from kvchat.session.slots import Unfinished
 from kvchat.settings import GB
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.app.quick_window import QuickWindow

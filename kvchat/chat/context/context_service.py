@@ -32,10 +32,10 @@ from kvchat.engine.speaking.tokenizing import count_until
 from kvchat.engine.speaking.wire import ChatMessage, Picture, Sampling
 from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import Tokens
+from kvchat.session.allocator import Rank
 from kvchat.session.exchange import Exchange, Request
 from kvchat.session.host import RESERVE_MOST, ReadyEngine
-from kvchat.session.slots.rank import Rank
-from kvchat.session.slots.slot import Slot
+from kvchat.session.slot import Slot
 from kvchat.words.language import N_, _
 
 SUMMARY_REQUEST = "Please summarise our conversation so far, so that we can go on from your summary alone."

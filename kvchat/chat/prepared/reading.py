@@ -12,6 +12,7 @@ from kvchat.chat.record.prompt import prompt_messages
 from kvchat.chat.turn_parts import TurnParts
 from kvchat.engine.speaking.errors import EngineError
 from kvchat.kvstore.savepoint import Fingerprint, Tokens
+from kvchat.session.allocator import Rank
 from kvchat.session.events import SaveSkipped, SessionEvent
 from kvchat.session.exchange import Exchange, Request
 from kvchat.session.host import ReadyEngine
@@ -19,8 +20,7 @@ from kvchat.session.lease import NEXT, Lease
 from kvchat.session.proof import NOTHING_AHEAD
 from kvchat.session.reading import parts_of, read_and_keep
 from kvchat.session.restore_cost import LEAST_MEASURED
-from kvchat.session.slots.rank import Rank
-from kvchat.session.slots.slot import Slot
+from kvchat.session.slot import Slot
 from kvchat.words.language import _, number
 from kvchat.words.wording import percent
 

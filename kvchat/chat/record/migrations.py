@@ -39,7 +39,7 @@ MIGRATIONS: tuple[str, ...] = (
     """
     CREATE INDEX system_prompts ON messages (id) WHERE role = 'system'
     """,
-    # 3: what was found out about restoring, since then in a file of its own, see kvchat.session.findings
+    # 3: what was found out about restoring, since then in a file of its own, see kvchat.session.restore_support
     """
     CREATE TABLE restore_findings (
         fingerprint TEXT NOT NULL,  -- JSON

@@ -19,9 +19,9 @@ from kvchat.engine.speaking.errors import EngineError
 from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import Kept, StoreRefused, Tier
 from kvchat.session.host import ReadyEngine
-from kvchat.session.planning import plan
 from kvchat.session.proof import LEAST_SHARE, SOURCES, Source
 from kvchat.session.restore_cost import ReadingSpeed
+from kvchat.session.slot import plan
 
 SHORT_MESSAGE = 32  # tokens that any message has
 MOST_MESSAGES = 256  # so far back a branch is looked at
@@ -90,7 +90,7 @@ class Forecasts:
             engine = ready.rendering(chosen.options.template)
             prompt, end = await engine.engine.growing_tokens(messages)
             contents, _ = parts.slots.best(owner, prompt, engine)
-            best = await plan(parts.slots, engine, owner, contents, prompt, parts.slots.restore_cost.worth)
+            best = await plan(parts.slots.store, engine, owner, contents, prompt, parts.slots.restore_cost.worth)
             source, size = Source.HOT if best.had >= LEAST_SHARE * len(prompt) else Source.COLD, 0
             if best.restore is not None:
                 source, size = SOURCES[best.restore.tier], best.restore.bytes

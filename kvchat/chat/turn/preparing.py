@@ -20,13 +20,13 @@ from kvchat.chat.turn_parts import TurnParts
 from kvchat.engine.speaking.errors import EngineError
 from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import Tokens, common_prefix
+from kvchat.session.allocator import Rank
 from kvchat.session.exchange import Request
 from kvchat.session.lease import NEXT, Lease
 from kvchat.session.proof import Loaded
 from kvchat.session.reading import Keep, nothing, read_and_keep
 from kvchat.session.restore_cost import LEAST_GAIN
-from kvchat.session.slots.rank import Rank
-from kvchat.session.slots.slot import Slot
+from kvchat.session.slot import Slot
 from kvchat.system.concurrency import Background
 from kvchat.words.reasons import Reason, ReasonCode
 

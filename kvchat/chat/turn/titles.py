@@ -21,10 +21,10 @@ from kvchat.engine.speaking.errors import EngineError
 from kvchat.engine.speaking.wire import ChatChunk, ChatMessage, Sampling
 from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import Tokens
+from kvchat.session.allocator import Rank
 from kvchat.session.exchange import Exchange, Request
 from kvchat.session.host import TemplateOptions
-from kvchat.session.slots.rank import Rank
-from kvchat.session.slots.slot import Slot
+from kvchat.session.slot import Slot
 from kvchat.system.concurrency import Background
 from kvchat.words.language import _
 

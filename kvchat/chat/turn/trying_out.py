@@ -12,10 +12,10 @@ from kvchat.engine.speaking.errors import EngineError
 from kvchat.engine.speaking.wire import ChatMessage
 from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import Fingerprint
+from kvchat.session.allocator import Rank
 from kvchat.session.exchange import Request
 from kvchat.session.lease import Lease
-from kvchat.session.slots.rank import Rank
-from kvchat.session.slots.slot import Slot
+from kvchat.session.slot import Slot
 from kvchat.words.language import sentences
 from kvchat.words.reasons import Reason, ReasonCode
 

@@ -16,10 +16,10 @@ from kvchat.chat.turn_parts import TurnParts
 from kvchat.errors import KvchatError
 from kvchat.kvstore.audience import CHATS, imported, is_imported
 from kvchat.kvstore.savepoint import StoreRefused, Tokens
+from kvchat.session.allocator import Rank
 from kvchat.session.exchange import PromptTooLong, Request
 from kvchat.session.reading import parts_of, read_and_keep
-from kvchat.session.slots.rank import Rank
-from kvchat.session.slots.slot import Slot
+from kvchat.session.slot import Slot
 from kvchat.words.language import _
 from kvchat.words.reasons import Reason
 

@@ -28,7 +28,7 @@ from kvchat.library.memory.corrections import Circumstances, CorrectionBook
 from kvchat.library.memory.machine import MemoryFacts, available_memory, staging_room
 from kvchat.library.memory.placement import Demand
 from kvchat.library.memory.proposals import FULL_WINDOW
-from kvchat.session.findings import forget_model, newest_finding
+from kvchat.session.restore_support import forget_model, newest_finding
 from kvchat.settings import Settings, load_settings
 from kvchat.store_service import limit_in_words, store_problem
 from kvchat.system.files import is_folder

@@ -34,9 +34,9 @@ from kvchat.engine.speaking.connection import EngineState
 from kvchat.errors import KvchatError
 from kvchat.kvstore.restoring import Restoring as StoreRestoring
 from kvchat.kvstore.savepoint import AbsorbReport, Cancelled, RestorePlan
+from kvchat.session import allocator
 from kvchat.session.events import Restored, RestoreFailed, Restoring, Saved, SaveSkipped, Saving
 from kvchat.session.proof import Source
-from kvchat.session.slots import allocator
 from tests.chat.stage import QUESTION, Stage
 
 SYSTEM = "You are a patient teacher of geography and speak of rivers only. " * 3

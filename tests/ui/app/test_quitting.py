@@ -9,7 +9,7 @@ import pytest
 from PySide6.QtWidgets import QApplication, QLabel
 from pytestqt.qtbot import QtBot
 
-from kvchat.session.finishing import Unfinished
+from kvchat.session.slots import Unfinished
 from kvchat.ui.app import quitting
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.app.quitting import FinishingBox, close_and_tell

@@ -8,12 +8,11 @@ from typing import Any, cast
 
 import pytest
 
+from kvchat.session import slots as sharing
 from kvchat.session.host import ReadyEngine
-from kvchat.session.slots import sharing
-from kvchat.session.slots.pool import Slots
-from kvchat.session.slots.sharing import MARGIN
-from kvchat.session.slots.slot import Slot, SlotContents
-from tests.session.slots.test_allocator import pool, steps
+from kvchat.session.slot import Slot, SlotContents
+from kvchat.session.slots import MARGIN, Slots
+from tests.session.test_allocator import pool, steps
 
 CONTEXT = 1000
 

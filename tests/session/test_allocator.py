@@ -13,10 +13,11 @@ from typing import cast
 import pytest
 
 from kvchat.kvstore.store import SavePointStore
-from kvchat.session.slots import allocator, sharing
-from kvchat.session.slots.pool import Slots
-from kvchat.session.slots.rank import Rank
-from kvchat.session.slots.slot import Slot, SlotContents
+from kvchat.session import allocator
+from kvchat.session import slots as sharing
+from kvchat.session.allocator import Rank
+from kvchat.session.slot import Slot, SlotContents
+from kvchat.session.slots import Slots
 
 
 @pytest.fixture(autouse=True)

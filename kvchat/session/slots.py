@@ -1,0 +1,320 @@
+"""All of the engine's slots, with what they share: its context, its time, the store, and what is still being put away.
+
+With `--kv-unified` a prompt may be as long as the whole context, whatever lies in the other slots. When it is full the
+engine purges idle slots, the first of them first, whatever they are worth; where that is not enough, all requests that
+run fail, and a restore is refused in the words of a bad file (all measured on b11434). So room is made before: what
+nobody uses now is erased, what was left alone longest first; and where those that are answered leave too little, it is
+waited for. What a reply may come to is reserved only in part (`ReadyEngine.reserve`): of two that both grow beyond
+that one is asked again, alone (`Exchange.answer`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from kvchat.engine.speaking.errors import EngineError
+from kvchat.kvstore.savepoint import AbsorbReport
+from kvchat.kvstore.store import SavePointStore
+from kvchat.session.allocator import Allocator
+from kvchat.session.host import ReadyEngine
+from kvchat.session.restore_cost import RestoreCost
+from kvchat.session.slot import Slot
+from kvchat.words.language import _
+from kvchat.words.wording import rough_duration, size
+
+_ENGINE_S_PER_BYTE, _STORE_S_PER_BYTE = 1e-9, 2e-9  # until this computer has shown its own
+
+
+@dataclass(frozen=True)
+class Unfinished:
+    """What is to be put away before all is kept."""
+
+    bytes: int
+    seconds: float  # that it may take
+
+    @property
+    def words(self) -> str:
+        """As "2.1 GB, about 12 s"."""
+        return _("{bytes}, about {seconds}", bytes=size(self.bytes), seconds=rough_duration(self.seconds))
+
+
+@dataclass(frozen=True)
+class _Step:
+    """One file on its way: from the engine into `path`, or, without one, from there into the store."""
+
+    size: int
+    path: Path | None
+    began_at: float
+
+    @property
+    def written(self) -> int:
+        """Bytes that the engine has written of it."""
+        try:
+            return self.path.stat().st_size if self.path else 0
+        except OSError:
+            return 0
+
+    def left_s(self, rate: float) -> float:
+        """Seconds to go: at so many a byte, or as fast as it has been written so far."""
+        taken, written = time.monotonic() - self.began_at, self.written
+        if written:
+            return taken * max(0, self.size - written) / written
+        return max(0.0, self.size * rate - taken)
+
+
+class Finishing:
+    """For all slots. Belongs to the event loop's thread, but for `cancelled`."""
+
+    def __init__(self) -> None:
+        self.cancelled = threading.Event()  # nobody waits for it any more
+        self._hurry = asyncio.Event()
+        self._steps: list[_Step] = []  # at the same time
+        self._waiting = 0  # bytes that are saved and not absorbed yet
+        self._ahead: list[int] = []  # bytes that the engine saves when it has read so far
+        self._read: object = None  # how far it was when it last told
+        # Seconds a byte: of the engine's saves (True), of absorbing them.
+        self._rates = {True: _ENGINE_S_PER_BYTE, False: _STORE_S_PER_BYTE}
+
+    def cancel(self) -> None:
+        """Nobody waits for it any more: what is not kept by now will not be."""
+        self.cancelled.set()
+        self._hurry.set()
+
+    async def rested(self, idle: Awaitable[None], patience_s: float) -> bool:
+        """Wait for the end of all work, or until it is cancelled; False if the engine did nothing for so long."""
+        task, hurry = asyncio.ensure_future(idle), asyncio.ensure_future(self._hurry.wait())
+        try:
+            while not (task.done() or hurry.done()):
+                before = self.progress()
+                await asyncio.wait({task, hurry}, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
+                if not (task.done() or hurry.done()) and self.progress() == before:
+                    return False
+            return True
+        finally:
+            task.cancel()
+            hurry.cancel()
+
+    async def in_time(self, work: Coroutine[Any, Any, None], patience_s: float) -> None:
+        """Wait for work that ends; once it is cancelled no longer than so long, for a disk may hang."""
+        task, hurry = asyncio.ensure_future(work), asyncio.ensure_future(self._hurry.wait())
+        await asyncio.wait({task, hurry}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({task}, timeout=patience_s)
+        hurry.cancel()
+
+    @contextlib.contextmanager
+    def reading(self, size: int) -> Iterator[Callable[[object], None]]:
+        """The engine reads up to where it saves some `size` bytes; gives what is to be told how far it is."""
+
+        def tell(progress: object) -> None:
+            self._read = progress
+
+        self._ahead.append(size)
+        try:
+            yield tell
+        finally:
+            self._ahead.remove(size)
+
+    @contextlib.contextmanager
+    def saving(self, size: int, path: Path) -> Iterator[None]:
+        """The engine is about to write some `size` bytes to `path`."""
+        with self._running(_Step(size, path, time.monotonic())):
+            yield
+        self._waiting += size
+
+    @contextlib.contextmanager
+    def absorbing(self) -> Iterator[None]:
+        """The store is about to take apart what waits."""
+        size, self._waiting = self._waiting, 0
+        with self._running(_Step(size, None, time.monotonic())):
+            yield
+
+    def left(self) -> Unfinished | None:
+        """What is still to be done, None when it is nothing."""
+        steps, rates, ahead = self._steps, self._rates, sum(self._ahead)
+        waiting = self._waiting + ahead + sum(step.size for step in steps if step.path)
+        if not steps and not waiting:
+            return None
+        seconds = sum(step.left_s(rates[bool(step.path)]) for step in steps) if steps else ahead * rates[True]
+        absorbed = sum(step.size for step in steps if not step.path)
+        return Unfinished(max(waiting, absorbed), seconds + waiting * rates[False])
+
+    def progress(self) -> object:
+        """Equal to what it was before only if the engine wrote and read nothing meanwhile."""
+        if any(step.path is None for step in self._steps):  # our own work always comes to an end
+            return object()
+        return [(step, step.written) for step in self._steps] or self._read
+
+    @contextlib.contextmanager
+    def _running(self, step: _Step) -> Iterator[None]:
+        self._steps.append(step)
+        try:
+            yield
+            if step.size:
+                self._rates[bool(step.path)] = (time.monotonic() - step.began_at) / step.size
+        finally:
+            self._steps = [one for one in self._steps if one is not step]
+
+
+MARGIN = 32  # tokens: what the engine keeps may be a little more than what is known
+STEP_EVERY_S = 5.0  # so often a step of a program's prompt is read while a reply at the window is being written
+
+
+class SharedContext:
+    """Who has how much of it. Belongs to the event loop's thread."""
+
+    def __init__(self, allocator: Allocator) -> None:
+        self._allocator = allocator
+        self._waiting: list[Slot] = []  # for room, those of the window first
+        self._erasing: set[asyncio.Task[None]] = set()
+
+    def crowded(self, slot: Slot) -> bool:
+        """Whether a program is to leave this slot: somebody at the window waits for one, or for room that it takes."""
+        waited_for = self._allocator.kept_from_the_window or any(other.window for other in self._waiting)
+        return not slot.window and (slot.leaving or waited_for)
+
+    async def room(self, slot: Slot, engine: ReadyEngine, tokens: int) -> None:
+        """Once there is room for so many tokens in the slot, for its holder. Raises EngineGone and EngineRefused."""
+        slot.claim = 0
+        self._waiting.append(slot)
+        self._waiting.sort(key=lambda one: not one.window)
+        self._allocator.move()
+        try:
+            while self._waiting[0] is not slot or not self._fits(slot, engine, tokens):
+                await self._allocator.moved()
+            slot.claim = tokens  # from now on: whoever sits at the window may come before the rest is done
+            self._make_room(slot, engine)
+            if (
+                self._erasing
+            ):  # shared with other waiters, whom a cancelled one must not harm: `gather` would cancel them
+                await asyncio.wait(self._erasing)
+        finally:
+            self._waiting.remove(slot)
+            self._allocator.move()
+
+    def grows(self, slot: Slot, engine: ReadyEngine, tokens: int) -> None:
+        """The holder of the slot has come to so many tokens: what nobody uses goes, if it is in the way."""
+        if tokens > slot.claim:
+            slot.claim = tokens + MARGIN
+            self._make_room(slot, engine)
+
+    def _fits(self, slot: Slot, engine: ReadyEngine, tokens: int) -> bool:
+        """Whether it does beside those that are answered. Alone it always does: the engine says what is too long."""
+        claimed = sum(other.claim for other in self._others(slot))
+        return not claimed or claimed + tokens + MARGIN <= engine.context_size
+
+    def _make_room(self, slot: Slot, engine: ReadyEngine) -> None:
+        """Begin to erase what nobody uses now and has to go, so that there is room for what the slot claims."""
+        claimed = sum(other.claim for other in self._others(slot))
+        idle = [other for other in self._others(slot) if not other.claim and other.held(engine.generation)]
+        idle.sort(key=lambda other: -other.used_at)
+        room = engine.context_size - claimed - slot.claim - MARGIN
+        for other in idle:
+            room -= other.held(engine.generation)
+            if room < 0:
+                other.emptied()
+                task = asyncio.ensure_future(self._erase(other, engine))
+                self._erasing.add(task)
+                task.add_done_callback(self._erasing.discard)
+
+    async def _erase(self, slot: Slot, engine: ReadyEngine) -> None:
+        with contextlib.suppress(EngineError):  # whoever asks it next is told
+            await engine.on_slot(slot.number).engine.erase_slot()
+
+    def _others(self, slot: Slot) -> list[Slot]:
+        return [other for other in self._allocator.all if other is not slot]
+
+
+class Steps:
+    """In which programs' prompts are read: one at a time, each program in its turn, and the window before all."""
+
+    def __init__(self, allocator: Allocator, context: SharedContext) -> None:
+        self._allocator, self._context = allocator, context
+        self._turn = asyncio.Lock()  # first come, first served
+
+    @contextlib.asynccontextmanager
+    async def step(self, slot: Slot) -> AsyncIterator[bool]:
+        """Around a step in a program's slot, once it is its turn: not while the window waits for a first word.
+
+        False: not at all now, for the window needs the room that the slot takes: leave that, and begin again.
+        """
+        async with self._turn:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(None) as patience:
+                    while (waits := list(self._allocator.at_the_window())) and not self._context.crowded(slot):
+                        if not all(waits):
+                            patience.reschedule(None)
+                        elif patience.when() is None:
+                            patience.reschedule(asyncio.get_running_loop().time() + STEP_EVERY_S)
+                        await self._allocator.moved()
+            slot.leaving = self._context.crowded(slot)
+            yield not slot.leaving
+
+
+SOON_S = 0.5  # a free list takes milliseconds
+R = TypeVar("R")
+
+
+class Slots(Allocator):
+    """The slots, with all that their owners share. Belongs to the event loop's thread."""
+
+    def __init__(self, store: SavePointStore) -> None:
+        super().__init__(RestoreCost())
+        self.store = store
+        self.finishing = Finishing()
+        self.context = SharedContext(self)
+        self.steps = Steps(self, self.context)
+        self._written: asyncio.Task[Any] | None = None  # what was last begun to be written into the store's list
+
+    async def soon(self, work: Coroutine[Any, Any, R]) -> R | None:
+        """Have something written into the store's list, after what is being written; None if that takes longer.
+
+        Another process may be writing there, and whoever waits for an answer waits for the slot: it goes on by itself.
+        """
+        written = self.in_order(work)
+        await asyncio.wait({written}, timeout=SOON_S)
+        return written.result() if written.done() else None
+
+    def in_order(self, work: Coroutine[Any, Any, R]) -> asyncio.Task[R]:
+        """Have something written into the store's list, after what is being written."""
+        before = self._written
+
+        async def in_order() -> R:
+            if before is not None:
+                await asyncio.wait({before})
+            return await work
+
+        self._written = written = asyncio.ensure_future(in_order())
+        return written
+
+    async def written(self) -> None:
+        """Once nothing is being written any more."""
+        if self._written is not None:
+            await asyncio.wait({self._written})
+
+    async def absorb(self) -> AbsorbReport:
+        """Let the store take apart what was saved. Not under a lock: slots go on meanwhile. Raises StoreRefused."""
+        with self.finishing.absorbing():
+            await self.written()
+            report = await asyncio.to_thread(self.store.absorb_pending, self.finishing.cancelled.is_set)
+        losses = await asyncio.to_thread(self.store.losses)
+        return replace(report, refused=(*report.refused, *(loss.reason for loss in losses)))
+
+    def discard(self, owner: str) -> asyncio.Future[int]:
+        """Delete everything the store keeps of an owner that is gone.
+
+        Call it while the owner has no slot. The deletion goes on if whoever awaits it is cancelled.
+        """
+        if slot := self.of(owner):
+            slot.forget()
+        return asyncio.shield(self.in_order(asyncio.to_thread(self.store.delete_conversation, owner)))
+
+    def discard_messages(self, owner: str, labels: Collection[str]) -> asyncio.Future[int]:
+        """What was saved under these labels goes, of an owner that stays. As `discard`."""
+        return asyncio.shield(self.in_order(asyncio.to_thread(self.store.delete_messages, owner, labels)))
