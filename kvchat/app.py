@@ -30,8 +30,7 @@ from kvchat.system.concurrency import Threads, Worker
 from kvchat.system.owner import Ownership, StartRequest, owner_of
 from kvchat.system.paths import RESTORING, Paths, resolve_paths
 from kvchat.ui.app.main_window import MainWindow
-from kvchat.ui.base.accessible import tell_roles
-from kvchat.ui.base.speaking import speak_here
+from kvchat.ui.base.speaking import speak_here, tell_roles
 from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.confirm import say
 from kvchat.ui.sidebar.arrangement import Arrangement

@@ -19,7 +19,7 @@ def png(size: int) -> bytes:
     from PySide6.QtGui import QImage, QPainter
     from PySide6.QtSvg import QSvgRenderer
 
-    from kvchat.ui.base.logo import app_svg
+    from kvchat.ui.base.icons import app_svg
 
     image = QImage(size, size, QImage.Format.Format_ARGB32)
     image.fill(0)
@@ -61,7 +61,7 @@ def for_platform(folder: Path) -> str | None:
 
 def hicolor(folder: Path) -> None:
     """The icon theme's folders, under `folder`."""
-    from kvchat.ui.base.logo import app_svg
+    from kvchat.ui.base.icons import app_svg
 
     for size in HICOLOR:
         place = folder / f"{size}x{size}" / "apps"

@@ -16,7 +16,7 @@ import yaml
 
 from kvchat import __version__
 from kvchat.system import login
-from kvchat.ui.base.logo import asset_files
+from kvchat.ui.base.icons import asset_files
 from kvchat.words.language import LANGUAGES
 
 ROOT = Path(__file__).resolve().parents[1]

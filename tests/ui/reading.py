@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 from kvchat.chat.record.messages import Message, MessageState, Role
-from kvchat.ui.base.colors import LIGHT
+from kvchat.ui.base.theme import LIGHT
 from kvchat.ui.rendering.markdown import Block, Markdown, Prose, Wide
 from kvchat.ui.rendering.markdown_stream import MarkdownStream
 

@@ -12,8 +12,7 @@ from kvchat.runtime import Runtime
 from kvchat.system.session_bus import NoAnswer, Service, SessionBus
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.app.tray import Tray
-from kvchat.ui.base.icons import tray_icon
-from kvchat.ui.base.logo import LogoState
+from kvchat.ui.base.icons import LogoState, tray_icon
 from kvchat.words.language import _
 from kvchat.words.wording import one_line, rough_duration
 

@@ -14,8 +14,7 @@ from kvchat.chat.events import EngineChanged, Event
 from kvchat.engine.speaking.connection import EngineState
 from kvchat.runtime import Runtime
 from kvchat.ui.app.main_window import MainWindow
-from kvchat.ui.base.icons import tray_icon
-from kvchat.ui.base.logo import LogoState
+from kvchat.ui.base.icons import LogoState, tray_icon
 from kvchat.words.language import _, beside
 from kvchat.words.wording import one_line
 

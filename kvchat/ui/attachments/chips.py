@@ -45,14 +45,12 @@ class AttachmentCard(QFrame):
         self.count = label(size(attachment.size), "small")
 
     def cross(self) -> QToolButton:
-        """The button that takes it away."""
         name, picture = _("Remove {name}", name=self.attachment.name), icon("close", self._look.theme.muted)
         cross = tool_button(name, self.removed, tip=_("Remove"), icon=picture)
         cross.setIconSize(QSize(1, 1) * self._look.px(12))
         return cross
 
     def show_found(self, found: bool) -> None:
-        """Whether what is searched for is in it."""
         restyle(self, "found", "true" if found else "false")
         self.name.setAccessibleDescription(_("What you search for is in it") if found else "")
 
@@ -121,11 +119,9 @@ class ChipRows(QWidget):
 
     @property
     def attachments(self) -> tuple[Attachment, ...]:
-        """The documents and pictures on show."""
         return tuple(chip.attachment for chip in self.chips)
 
     def show_attachments(self, attachments: Sequence[Attachment], *, removable: bool) -> None:
-        """Show these and no others."""
         for chip in self.chips:
             chip.hide()
             chip.setParent(None)
@@ -150,7 +146,6 @@ class ChipRows(QWidget):
             chip.show_found(self._has_terms(chip.attachment))
 
     def open_found(self) -> None:
-        """Open the first that has the terms."""
         for chip in self.chips:
             if self._has_terms(chip.attachment):
                 self._open(chip.attachment)

@@ -22,8 +22,8 @@ from PySide6.QtWidgets import QWidget
 
 from kvchat.errors import KvchatError
 from kvchat.system.session_bus import NoAnswer, SessionBus
-from kvchat.ui.base.accessible import announce
 from kvchat.ui.base.building import label
+from kvchat.ui.base.speaking import announce
 from kvchat.ui.desktop.activation import on_wayland
 from kvchat.ui.desktop.portal import Declined, request
 from kvchat.words.language import _
@@ -124,7 +124,6 @@ class RegionPicker(QWidget):
         self._hint.setStyleSheet("background: rgba(0, 0, 0, 200); color: white; padding: 10px 16px; border-radius: 8px")
 
     def show_on(self, screen: QScreen) -> None:
-        """Cover this screen."""
         self.setGeometry(screen.geometry())
         self.showFullScreen()
         self.activateWindow()
@@ -134,7 +133,6 @@ class RegionPicker(QWidget):
         announce(self, self._hint.text())
 
     def paintEvent(self, event: QPaintEvent) -> None:
-        """Shade what is not chosen."""
         painter = QPainter(self)
         painter.drawPixmap(self.rect(), self._picture)
         painter.fillRect(self.rect(), _SHADE)
@@ -146,23 +144,19 @@ class RegionPicker(QWidget):
             painter.drawRect(self.region)
 
     def mousePressEvent(self, event: QMouseEvent) -> None:
-        """Begin a region."""
         self._begun = event.position().toPoint()
 
     def mouseMoveEvent(self, event: QMouseEvent) -> None:
-        """Draw it."""
         if self._begun is not None:
             drawn = QRect(self._begun, QSize(*(event.position().toPoint() - self._begun).toTuple()))
             self._set(drawn.normalized())
 
     def mouseReleaseEvent(self, event: QMouseEvent) -> None:
-        """Take it."""
         self._begun = None
         if min(self.region.width(), self.region.height()) >= _LEAST:
             self.chosen.emit()
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
-        """Enter takes the region or all, arrows move it, with Shift they resize it, Esc gives up."""
         by = _ARROWS.get(Qt.Key(event.key()))
         if event.key() == Qt.Key.Key_Escape:
             self.close()
@@ -180,7 +174,6 @@ class RegionPicker(QWidget):
             self._set(self.region.translated(by))
 
     def closeEvent(self, event: QCloseEvent) -> None:
-        """Nothing is taken."""
         super().closeEvent(event)
         self.region = QRect()
         self.chosen.emit()

@@ -12,8 +12,8 @@ from kvchat.chat.record.messages import Attachment
 from kvchat.ui.attachments.pictures import decoded
 from kvchat.ui.base.building import STRETCH, column, label, plain_text, row, tool_button
 from kvchat.ui.base.icons import icon
-from kvchat.ui.base.text_cursors import cursors_at, mark
 from kvchat.ui.base.theme import Look, code_font
+from kvchat.ui.widgets.text_search import cursors_at, mark
 from kvchat.words.folding import Term, spans
 from kvchat.words.language import _
 from kvchat.words.safe_text import calm, shown_document
@@ -43,7 +43,6 @@ class AttachmentView(QDialog):
         self.finished.connect(self.deleteLater)
 
     def step(self, by: int) -> None:
-        """Go to another hit; after the last comes the first."""
         self._at = (self._at + by) % len(self._hits)
         self._show_place()
 

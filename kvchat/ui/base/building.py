@@ -33,7 +33,7 @@ W = TypeVar("W", bound=QWidget)
 
 
 def styled(widget: W, kind: str, tone: str = "") -> W:
-    """The widget in a look of the style sheet's."""
+    """Give a widget one of the style sheet's looks."""
     widget.setProperty("kind", kind)
     if tone:
         widget.setProperty("tone", tone)
@@ -41,7 +41,7 @@ def styled(widget: W, kind: str, tone: str = "") -> W:
 
 
 def beginning() -> Qt.AlignmentFlag:
-    """The side at which lines begin, whichever way the words in them run."""
+    """The side where lines begin in the window's language, whichever way the words in them run."""
     mirrored = QGuiApplication.layoutDirection() is Qt.LayoutDirection.RightToLeft
     return Qt.AlignmentFlag.AlignAbsolute | (Qt.AlignmentFlag.AlignRight if mirrored else Qt.AlignmentFlag.AlignLeft)
 

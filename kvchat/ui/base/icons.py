@@ -1,14 +1,19 @@
-"""Icons, drawn from SVG in the colour asked for. No file is read, so nothing can be missing from a package."""
+"""Icons and the logo, drawn from SVG. No file is read, so nothing can be missing from a package.
+
+The logo is a speech bubble with a bookmark, for the place where one left off; `assets/` has it in files, which
+`python -m kvchat.ui.base.icons FOLDER` writes.
+"""
 
 from __future__ import annotations
 
+import sys
+from enum import Enum
 from functools import lru_cache
+from pathlib import Path
 
 from PySide6.QtCore import QByteArray, QRect, QRectF, QSize, Qt
 from PySide6.QtGui import QGuiApplication, QIcon, QIconEngine, QPainter, QPixmap
 from PySide6.QtSvg import QSvgRenderer
-
-from kvchat.ui.base.logo import LogoState, app_svg, tray_svg
 
 _DESKTOP_SIZES = (16, 22, 24, 32, 44, 48, 64, 128, 256)  # of a tray and of a window's own icon
 _PALE = 0.4
@@ -51,7 +56,6 @@ _GLYPHS = {
     "info": "M12 20.5a8.5 8.5 0 1 0 0-17 8.5 8.5 0 0 0 0 17zM12 11v5M12 8h.01",
 }
 
-
 _SIDED = {"sidebar", "go-on", "chevron-left", "chevron-right"}  # they point to where lines begin or end
 
 
@@ -74,18 +78,6 @@ def _icon(name: str, colour: str, mirrored: bool) -> QIcon:
     )
 
 
-@lru_cache(maxsize=8)
-def tray_icon(state: LogoState) -> QIcon:
-    """The logo in one of the tray’s states."""
-    return _of_pictures(tray_svg(state))
-
-
-@lru_cache(maxsize=1)
-def app_icon() -> QIcon:
-    """The application's icon."""
-    return _of_pictures(app_svg())
-
-
 class _Drawn(QIconEngine):
     """Draws an icon in the size that is asked for, when it is: a window shows few of the sizes there are."""
 
@@ -94,37 +86,25 @@ class _Drawn(QIconEngine):
         self._svg = svg
 
     def clone(self) -> QIconEngine:
-        """For a copy of the icon that will be another."""
         return _Drawn(self._svg)
 
     def paint(self, painter: QPainter, rect: QRect, mode: QIcon.Mode, state: QIcon.State) -> None:
-        """What cannot be used is paler."""
-        ratio = painter.device().devicePixelRatioF()
         painter.save()
         painter.setOpacity(painter.opacity() * (_PALE if mode is QIcon.Mode.Disabled else 1.0))
+        ratio = painter.device().devicePixelRatioF()
         painter.drawPixmap(rect, _picture(self._svg, rect.width(), rect.height(), ratio))
         painter.restore()
 
     def pixmap(self, size: QSize, mode: QIcon.Mode, state: QIcon.State) -> QPixmap:
-        """For who has to have one."""
-        return self.scaledPixmap(size, mode, state, 1.0)
-
-    def scaledPixmap(self, size: QSize, mode: QIcon.Mode, state: QIcon.State, scale: float) -> QPixmap:
-        """`scale`: how many of the screen's own pixels are one of `size`."""
-        picture = _picture(self._svg, size.width(), size.height(), scale)
-        if mode is not QIcon.Mode.Disabled:
-            return picture
-        pale = _blank(picture.width(), picture.height())
-        pale.setDevicePixelRatio(scale)
-        with QPainter(pale) as painter:
-            painter.setOpacity(_PALE)
-            painter.drawPixmap(0, 0, picture)
-        return pale
+        """Qt's own does not clear what it paints on. `size` is in the screen's pixels."""
+        result = _blank(size.width(), size.height())
+        with QPainter(result) as painter:
+            self.paint(painter, result.rect(), mode, state)
+        return result
 
 
 @lru_cache(maxsize=512)
-def _picture(svg: str, width: int, height: int, ratio: float) -> QPixmap:
-    """As large as that times the ratio."""
+def _picture(svg: str, width: int, height: int, ratio: float = 1.0) -> QPixmap:
     result = _blank(round(width * ratio), round(height * ratio))
     with QPainter(result) as painter:
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
@@ -139,9 +119,88 @@ def _blank(width: int, height: int) -> QPixmap:
     return result
 
 
-def _of_pictures(svg: str) -> QIcon:
-    """For the desktop, which is given all of an icon's sizes at once."""
+def app_icon() -> QIcon:
+    return _in_all_sizes(app_svg())
+
+
+def tray_icon(state: LogoState) -> QIcon:
+    return _in_all_sizes(tray_svg(state))
+
+
+@lru_cache(maxsize=8)
+def _in_all_sizes(svg: str) -> QIcon:
+    """An icon for the desktop, which is given all of its sizes at once."""
     result = QIcon()
     for side in _DESKTOP_SIZES:
-        result.addPixmap(_picture(svg, side, side, 1.0))
+        result.addPixmap(_picture(svg, side, side))
     return result
+
+
+# The logo on a 32 x 32 grid; edges fall on even numbers, so that 16 px stays crisp.
+_BUBBLE = "M8 2 H24 A6 6 0 0 1 30 8 V18 A6 6 0 0 1 24 24 H15 L8 30 V24 A6 6 0 0 1 2 18 V8 A6 6 0 0 1 8 2 Z"
+_OUTLINE = (
+    "M8.3 3.3 H23.7 A5 5 0 0 1 28.7 8.3 V17.7 A5 5 0 0 1 23.7 22.7 H14.5 L9.3 27.2 V22.7 H8.3"
+    " A5 5 0 0 1 3.3 17.7 V8.3 A5 5 0 0 1 8.3 3.3 Z"
+)
+_LOWER_HALF = "M2 13 H30 V18 A6 6 0 0 1 24 24 H15 L8 30 V24 A6 6 0 0 1 2 18 Z"
+_RIBBON = "M18 2 H24 V17 L21 14 L18 17 Z"
+_DOTS = "".join(f"M{x - 2.4} 13 a2.4 2.4 0 1 0 4.8 0 a2.4 2.4 0 1 0 -4.8 0 Z" for x in (8.6, 16, 23.4))
+_BANG = "M14 6 H18 L17.4 14.5 H14.6 Z M13.9 18.6 a2.1 2.1 0 1 0 4.2 0 a2.1 2.1 0 1 0 -4.2 0 Z"
+
+# Middle tones: at least 3:1 against both a white and a near-black panel.
+TEAL, GREY, RED = "#12907e", "#7c847f", "#d9483b"
+_GOLD = "#f2b84b"
+
+
+class LogoState(Enum):
+    """What the tray shows."""
+
+    STOPPED = "stopped"
+    LOADING = "loading"
+    READY = "ready"
+    BUSY = "busy"
+    FAILED = "failed"
+
+
+def app_svg() -> str:
+    ground = f'<rect width="64" height="64" rx="14" fill="{TEAL}"/>'
+    bubble = f'<path d="{_BUBBLE}" fill="#fdfdfb"/><path d="{_RIBBON}" fill="{_GOLD}"/>'
+    return _svg(f'{ground}<g transform="translate(9.6 10) scale(1.4)">{bubble}</g>', 64)
+
+
+def tray_svg(state: LogoState) -> str:
+    """The tray's icon for a state. The shapes differ as well as the colours."""
+    match state:
+        case LogoState.STOPPED:
+            return _svg(_outline(GREY) + _filled(_RIBBON, GREY))
+        case LogoState.LOADING:
+            return _svg(_outline(TEAL) + _filled(_LOWER_HALF, TEAL))
+        case LogoState.READY:
+            return _svg(_filled(_BUBBLE + _RIBBON, TEAL))
+        case LogoState.BUSY:
+            return _svg(_filled(_BUBBLE + _DOTS, TEAL))
+        case LogoState.FAILED:
+            return _svg(_filled(_BUBBLE + _BANG, RED))
+
+
+def asset_files() -> dict[str, str]:
+    """The SVG files of the folder `assets/` by name."""
+    files = {f"kvchat-tray-{state.value}.svg": tray_svg(state) for state in LogoState}
+    return {"kvchat.svg": app_svg(), **files}
+
+
+def _outline(colour: str) -> str:
+    return f'<path d="{_OUTLINE}" fill="none" stroke="{colour}" stroke-width="2.6" stroke-linejoin="round"/>'
+
+
+def _filled(path: str, colour: str) -> str:
+    return f'<path d="{path}" fill="{colour}" fill-rule="evenodd"/>'
+
+
+def _svg(body: str, grid: int = 32) -> str:
+    return f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {grid} {grid}">{body}</svg>\n'
+
+
+if __name__ == "__main__":
+    for name, svg in asset_files().items():
+        (Path(sys.argv[1]) / name).write_text(svg, "utf-8")

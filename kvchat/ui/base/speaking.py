@@ -1,8 +1,10 @@
-"""The language of the window: kvchat's own words, and those that Qt has in its dialogs and menus."""
+"""What is said: the window's language, and what a screen reader is told beyond what Qt's own widgets say."""
 
 from __future__ import annotations
 
-from PySide6.QtCore import QCoreApplication, QLibraryInfo, QLocale, QTranslator
+from PySide6.QtCore import QCoreApplication, QLibraryInfo, QLocale, QObject, QTranslator
+from PySide6.QtGui import QAccessible, QAccessibleAnnouncementEvent, QAccessibleInterface
+from PySide6.QtWidgets import QAccessibleWidget, QWidget
 
 from kvchat.words.language import speak, spoken
 
@@ -11,7 +13,7 @@ _NAME = "language"
 
 
 def speak_here(chosen: str) -> None:
-    """Speak the language of that setting, in what is made from now on."""
+    """Speak the language of that setting in what is made from now on, and have Qt's dialogs and menus speak it."""
     before, language = spoken(), speak(chosen, QLocale.system().uiLanguages())
     app = QCoreApplication.instance()
     if language == before or app is None:
@@ -25,3 +27,21 @@ def speak_here(chosen: str) -> None:
     translator.setObjectName(_NAME)
     if translator.load(f"qtbase_{name}", QLibraryInfo.path(QLibraryInfo.LibraryPath.TranslationsPath)):
         app.installTranslator(translator)
+
+
+def tell_roles() -> None:
+    """Tell assistive technology the `accessible_role` of each widget whose class has one, from now on."""
+    QAccessible.installFactory(_with_role)
+
+
+def _with_role(kind: str, thing: QObject) -> QAccessibleInterface | None:
+    role = getattr(type(thing), "accessible_role", None)
+    return QAccessibleWidget(thing, role) if role is not None and isinstance(thing, QWidget) else None
+
+
+def announce(widget: QWidget, words: str, *, urgent: bool = False) -> None:
+    """Have a screen reader say this, whatever has the keyboard; what is urgent interrupts it."""
+    if words:
+        event, politeness = QAccessibleAnnouncementEvent(widget, words), QAccessible.AnnouncementPoliteness
+        event.setPoliteness(politeness.Assertive if urgent else politeness.Polite)
+        QAccessible.updateAccessibility(event)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from kvchat.ui.base.colors import Theme
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kvchat.ui.base.theme import Theme
 
 
 def style_sheet(t: Theme, base: float, small: float, icon: int, *, mirrored: bool = False) -> str:
@@ -11,11 +14,8 @@ def style_sheet(t: Theme, base: float, small: float, icon: int, *, mirrored: boo
     `mirrored`: lines begin at the right.
     """
     begin, end = ("right", "left") if mirrored else ("left", "right")
-    parts = (
-        *(_frames(t, icon, begin, end), _words(t, base, small), _buttons(t, small, icon), _inputs(t)),
-        *(_lists(t, end), _scroll_bars(t)),
-    )
-    return "\n".join(parts)
+    frames, words = _frames(t, icon, begin, end), _words(t, base, small)
+    return "\n".join((frames, words, _buttons(t, small, icon), _inputs(t), _lists(t, end), _scroll_bars(t)))
 
 
 def _frames(t: Theme, icon: int, begin: str, end: str) -> str:

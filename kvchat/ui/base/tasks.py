@@ -1,4 +1,4 @@
-"""What the user asked for runs in coroutines: this starts them, keeps them alive, and tells of their errors."""
+"""Starts the coroutines that do what the user asked for, keeps them alive, and tells of their errors."""
 
 from __future__ import annotations
 

@@ -128,7 +128,6 @@ class ContextCard(Card):
         self.show()
 
     def show_summarising(self) -> None:
-        """The model is at work."""
         self.say(_("Summarising…"), _("The model reads the chat and summarises it."), "")
         self.offer(self.stop)
         self.show()
@@ -153,7 +152,6 @@ def _taken(use: ContextUse) -> str:
 
 
 def _otherwise(use: ContextUse, larger: ContextChoice | None, *, can_shorten: bool, can_part: bool) -> str:
-    """What else can be done, beside the buttons."""
     if can_shorten or can_part:
         return _("kvchat removes nothing unless you choose to.")
     if larger is not None:

@@ -74,7 +74,6 @@ class ChatPage(QWidget):
         self._column = column(*parts, on=self, spacing=0, margins=0)
 
     def complete(self, notices: Notices, find_bar: FindBar, transcript: Transcript, cards: Sequence[Card]) -> None:
-        """What there is to read, and what is said about it."""
         self._transcript, self._notices = transcript, notices
         self._welcome = _welcome()
         self._middle.addWidget(self._welcome)
@@ -117,7 +116,6 @@ class ChatPage(QWidget):
         self._middle.setCurrentWidget(self._transcript if has_messages else self._welcome)
 
     def _centred(self, widget: QWidget, below: int) -> QHBoxLayout:
-        """A row that keeps `widget` as wide as the transcript's column."""
         self._in_line.append(widget)
         self._fit()
         begin, end = (26, 16) if self.isRightToLeft() else (16, 26)  # the transcript's scroll bar takes 10

@@ -118,7 +118,6 @@ class Composer(QWidget):
         return self.editor.toPlainText()
 
     def set_draft(self, text: str) -> None:
-        """Put back what was written for another conversation."""
         self.editor.setPlainText(text)
         self.editor.moveCursor(self.editor.textCursor().MoveOperation.End)
 
@@ -133,7 +132,6 @@ class Composer(QWidget):
             self._send()
 
     def hold(self) -> None:
-        """Do not send by itself what waits for a file."""
         self._send_when_read = False
         self._say_reading()
 
@@ -214,7 +212,6 @@ class Composer(QWidget):
         self.offer.show()
 
     def _attach_paste(self) -> None:
-        """Out of the message, into a document."""
         text, self._pasted = self._pasted, ""
         self.set_draft(self.draft.replace(text.replace("\r\n", "\n"), "", 1).strip())
         self.text_given.emit(text)
@@ -229,7 +226,6 @@ class Composer(QWidget):
             self._unclaimed.append(text)
 
     def _insert_paste(self) -> None:
-        """Out of the document, into the message."""
         text, place = self._pasted, self._place_of_paste()
         if place is not None and self.editor.holds(text):
             rest = self.chips.attachments[:place] + self.chips.attachments[place + 1 :]

@@ -10,8 +10,8 @@ from PySide6.QtWidgets import QSizePolicy, QWidget
 
 from kvchat.ui.base.building import row
 from kvchat.ui.base.theme import Look, restyle
+from kvchat.ui.widgets.controls import RoundBar, mix
 from kvchat.ui.widgets.elided import ElidedLabel
-from kvchat.ui.widgets.round_bar import RoundBar, mix
 from kvchat.words.language import _, beside, number
 from kvchat.words.wording import tokens_short
 
@@ -29,12 +29,10 @@ class ContextBar(RoundBar):
         self.setSizePolicy(QSizePolicy.Policy.Fixed, QSizePolicy.Policy.Fixed)
 
     def show_use(self, use: ContextUse) -> None:
-        """Draw another state."""
         self._use = use
         self.update()
 
     def paint_inside(self, painter: QPainter, box: QRectF) -> None:
-        """One part after the other."""
         if self._use is None:
             return
         theme, use = self._look.theme, self._use
@@ -79,7 +77,6 @@ class ContextMeter(QWidget):
 
 
 def meter_words(use: ContextUse) -> str:
-    """The meter in one line."""
     parts = [_("{used} of {limit} tokens used", used=tokens_short(use.used), limit=tokens_short(use.limit))]
     if use.waiting:
         parts.append(_("{waiting} in this message", waiting=tokens_short(use.waiting)))

@@ -71,7 +71,6 @@ class FindBar(QFrame):
         self._show_place()
 
     def close_bar(self) -> None:
-        """Look for nothing any more."""
         self._page.marks.clear()
         self.closed.emit()
 

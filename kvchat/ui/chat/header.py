@@ -59,7 +59,6 @@ class Header(QWidget):
             self.title.set_text(title)
 
     def show_model(self, name: str | None) -> None:
-        """The model's name."""
         self._model_name = name or _("No model")
         self.model.show()
         self.model.setAccessibleName(_("Model: {name}", name=name or _("none")))

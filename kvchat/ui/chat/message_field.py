@@ -44,7 +44,6 @@ class MessageField(QPlainTextEdit):
                 self.long_pasted.emit(text)
 
     def holds(self, more: str) -> bool:
-        """True if there is room for so much more text at the cursor."""
         line = self.textCursor().block().length()
         return self.document().characterCount() + len(more) <= MOST_TEXT and line + _longest_line(more) <= MOST_LINE
 
@@ -67,7 +66,6 @@ class MessageField(QPlainTextEdit):
 
 
 def fits_field(text: str) -> bool:
-    """True if the field can hold all of it."""
     return len(text) < MOST_TEXT and _longest_line(text) < MOST_LINE
 
 
@@ -77,5 +75,4 @@ def _longest_line(text: str) -> int:
 
 
 def local_files(data: QMimeData) -> list[Path]:
-    """Return the files on this computer that are dragged or pasted."""
     return [Path(url.toLocalFile()) for url in data.urls() if url.isLocalFile()]

@@ -12,9 +12,8 @@ from PySide6.QtWidgets import QFrame, QSizePolicy, QToolTip, QWidget
 
 from kvchat.engine.speaking.connection import EngineState
 from kvchat.ui.base.building import label, progress_bar, row, tool_button
-from kvchat.ui.base.colors import Theme
 from kvchat.ui.base.icons import icon
-from kvchat.ui.base.theme import Look
+from kvchat.ui.base.theme import Look, Theme
 from kvchat.ui.widgets.elided import ElidedLabel, plain_tip
 from kvchat.words.language import _, beside
 from kvchat.words.wording import tokens_short
@@ -37,7 +36,6 @@ class EngineDot(QWidget):
         self.fit()
 
     def fit(self) -> None:
-        """As large as goes with the text."""
         side = self._look.px(9)
         self.setFixedSize(side, side)
 
@@ -140,7 +138,6 @@ class StatusStrip(QFrame):
         self._restyle()
 
     def show_engine(self, state: EngineState, model: str | None) -> None:
-        """The engine's state in a dot and a word, and the model's name."""
         self._engine = state
         self._show_state()
         self.model.set_text(model or _("no model"))

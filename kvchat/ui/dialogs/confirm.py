@@ -1,20 +1,32 @@
-"""Questions over a window, which never stop the event loop, and message boxes before there is a window."""
+"""Questions over a window, which never stop the event loop, file dialogs, and boxes before there is a window."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
+from pathlib import Path
 
 from PySide6.QtCore import Qt
-from PySide6.QtGui import QShowEvent
-from PySide6.QtWidgets import QDialog, QLineEdit, QMessageBox, QPushButton, QVBoxLayout, QWidget
+from PySide6.QtGui import QPalette, QShowEvent
+from PySide6.QtWidgets import (
+    QDialog,
+    QFileDialog,
+    QLineEdit,
+    QMessageBox,
+    QPushButton,
+    QToolButton,
+    QVBoxLayout,
+    QWidget,
+)
 
 from kvchat.errors import KvchatError
 from kvchat.ui.base.building import STRETCH, button, column, label, line_edit, row
+from kvchat.ui.base.icons import icon
 from kvchat.ui.widgets.layouts import room_on_screen
 from kvchat.words.language import _
 
 _LETTERS = 64  # wide
+_ARROWS = {"backButton": "chevron-left", "forwardButton": "chevron-right", "toParentButton": "arrow-up"}
 
 
 def fit_height(dialog: QDialog, letters: int) -> None:
@@ -123,6 +135,30 @@ def ask_passphrase(
     dialog.accepted.connect(lambda: on_given(dialog.field.text()))
     dialog.open()
     return dialog
+
+
+def file_dialog(parent: QWidget, title: str, mode: QFileDialog.FileMode, kinds: str = "") -> QFileDialog:
+    """A dialog that begins at home, not open yet; gone once it is closed. `kinds`: "Models (*.gguf);;All files (*)"."""
+    dialog = QFileDialog(parent, title, str(Path.home()), kinds)
+    dialog.setFileMode(mode)
+    dialog.finished.connect(dialog.deleteLater)
+    colour = dialog.palette().color(QPalette.ColorRole.WindowText).name()
+    for name, glyph in _ARROWS.items():  # Qt's own are black, in the dark too
+        button = dialog.findChild(QToolButton, name)
+        if isinstance(button, QToolButton):
+            button.setIcon(icon(glyph, colour))
+    return dialog
+
+
+def save_dialog(parent: QWidget, title: str, name: str, kinds: str, on_pick: Callable[[Path], object]) -> None:
+    """Ask for a file to write, `name` to begin with; its ending follows the kind that is chosen."""
+    dialog = file_dialog(parent, title, QFileDialog.FileMode.AnyFile, kinds)
+    dialog.setAcceptMode(QFileDialog.AcceptMode.AcceptSave)
+    dialog.selectFile(str(Path.home() / name))
+    dialog.setDefaultSuffix(Path(name).suffix[1:])
+    dialog.filterSelected.connect(lambda kind: dialog.setDefaultSuffix(kind.partition("(*.")[2].rstrip(")").split()[0]))
+    dialog.fileSelected.connect(lambda picked: on_pick(Path(picked)))
+    dialog.open()
 
 
 async def say(error: KvchatError) -> None:

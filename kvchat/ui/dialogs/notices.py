@@ -13,9 +13,9 @@ from PySide6.QtWidgets import QFrame, QWidget
 
 from kvchat import __version__
 from kvchat.errors import KvchatError
-from kvchat.ui.base.accessible import announce
 from kvchat.ui.base.building import STRETCH, button, column, label, plain_text, row, styled, tool_button
 from kvchat.ui.base.icons import icon
+from kvchat.ui.base.speaking import announce
 from kvchat.ui.base.theme import Look, page_font
 from kvchat.ui.widgets.elided import breakable
 from kvchat.ui.widgets.layouts import GivingWay, RoomyDialog

@@ -10,7 +10,7 @@ from kvchat.engine.running.log import Level, at_least
 from kvchat.ui.base.building import STRETCH, button, column, plain_text, row
 from kvchat.ui.base.theme import Look, page_font
 from kvchat.ui.widgets.entries import ChoiceBox
-from kvchat.ui.widgets.fields import TextSearch
+from kvchat.ui.widgets.text_search import TextSearch
 from kvchat.words.language import N_, _
 
 _LEVELS = ((Level.DETAIL, N_("Everything")), (Level.WARNING, N_("Warnings and errors")), (Level.ERROR, N_("Errors")))

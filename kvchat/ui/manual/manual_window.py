@@ -14,8 +14,8 @@ from kvchat.ui.base.tasks import TaskRunner
 from kvchat.ui.base.theme import Look, page_font
 from kvchat.ui.dialogs.panel import Panel
 from kvchat.ui.rendering.markdown import prose_css, renderer_class
-from kvchat.ui.widgets.fields import TextSearch
 from kvchat.ui.widgets.layouts import COLUMN_WIDTH
+from kvchat.ui.widgets.text_search import TextSearch
 from kvchat.words.language import _
 from kvchat.words.markdown import markdown_parser
 

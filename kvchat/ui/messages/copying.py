@@ -9,11 +9,11 @@ from PySide6.QtGui import QTextBlock, QTextCursor, QTextDocument, QTextTable
 from PySide6.QtWidgets import QTextEdit
 
 from kvchat.chat.record.messages import Message, Role
-from kvchat.ui.base.text_cursors import part
 from kvchat.ui.rendering.formulas import FORMULA, fragments
 from kvchat.ui.rendering.markdown import Block, Code, Markdown, Prose, Wide
 from kvchat.ui.rendering.markdown_stream import MarkdownStream
 from kvchat.ui.rendering.text_page import FORMULA_PLACE, TextPage, as_lists
+from kvchat.ui.widgets.text_search import part
 
 _NO_WORDS = dict.fromkeys(map(ord, "\ufdd0\ufdd1\u2060"))  # Qt's signs where tables begin and end, TextPage's strut
 _OBJECT = "\ufffc"
@@ -21,7 +21,6 @@ _TASK_BOXES = ("☐", "☑")
 
 
 def selected_text(text: QTextEdit) -> str:
-    """The selected words of a text."""
     cursor = text.textCursor()
     source = text.formulas.source if isinstance(text, TextPage) else str
     return _words_between(text.document(), cursor.selectionStart(), cursor.selectionEnd(), source)
@@ -99,7 +98,6 @@ def _words_between(document: QTextDocument, start: int, end: int, formula: Calla
 
 
 def _bullet(block: QTextBlock) -> str:
-    """What stands before an item of a list."""
     items = block.textList()
     if items is None or block.text().startswith(_TASK_BOXES):
         return ""
@@ -122,7 +120,6 @@ def _words(block: QTextBlock, start: int, end: int, formula: Callable[[str], str
 
 
 def _same_row(before: QTextBlock, block: QTextBlock) -> bool:
-    """Whether two blocks stand in different cells of one row."""
     first, second = QTextCursor(before), QTextCursor(block)
     table: QTextTable | None = first.currentTable()
     if table is None or second.currentTable() != table:

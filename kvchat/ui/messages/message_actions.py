@@ -53,7 +53,6 @@ class MessageActions(QWidget):
         self._row = row(on=self, spacing=2, margins=0)
 
     def add(self, glyph: str, words: str, act: Callable[[], object]) -> QToolButton:
-        """One more button, at the right end."""
         button = _QuietButton(self)
         button.setProperty("kind", "quiet")
         button.setIcon(icon(glyph, self._style.theme.muted))
@@ -101,7 +100,6 @@ class MessageActions(QWidget):
         return self._near or self._always or any(button.hasFocus() for button in self._buttons)
 
     def stay(self, always: bool) -> None:
-        """Whether the buttons are always seen."""
         self._always = always
         self.update()
 

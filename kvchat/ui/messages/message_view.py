@@ -44,7 +44,6 @@ class MessageEditor(QFrame):
         self._show_button()
 
     def needed_height(self, width: int) -> int:
-        """How tall it is at that width."""
         self.field.setFixedWidth(max(width - 26, 80))  # so that its lines are broken as they will be
         line = self.field.fontMetrics().lineSpacing()
         lines = round(self.field.document().size().height())  # a plain text document counts in lines
@@ -117,7 +116,6 @@ class MessageView(QWidget):
 
     @property
     def complete(self) -> bool:
-        """Whether all of the message is on the page."""
         raise NotImplementedError
 
     @property
@@ -166,7 +164,6 @@ class MessageView(QWidget):
             self.editor.field.setFocus()
 
     def end_edit(self) -> None:
-        """Show the message again."""
         if self.editor is None:
             return
         self.editor.setParent(None)

@@ -13,9 +13,9 @@ from kvchat.chat.record.messages import UNFINISHED, Message, MessageState, Recei
 from kvchat.chat.turn.receipts import Phase, Span, model_of, receipt_details, receipt_line, receipt_sentence, timeline
 from kvchat.ui.base.building import beginning, button, column, label, row, styled
 from kvchat.ui.base.theme import Look
+from kvchat.ui.widgets.controls import RoundBar, mix
 from kvchat.ui.widgets.elided import ElidedButton, ElidedLabel
 from kvchat.ui.widgets.layouts import FlowLayout, height_for_width
-from kvchat.ui.widgets.round_bar import RoundBar, mix
 from kvchat.words.language import N_, _, listed
 from kvchat.words.wording import duration
 

@@ -17,9 +17,9 @@ from kvchat.errors import KvchatError
 from kvchat.library.memory.verdict import Verdict
 from kvchat.library.model_library import JudgedModel
 from kvchat.ui.base.building import STRETCH, button, column, label, progress_bar, row
-from kvchat.ui.base.file_dialog import file_dialog
 from kvchat.ui.base.icons import app_icon
 from kvchat.ui.base.theme import restyle
+from kvchat.ui.dialogs.confirm import file_dialog
 from kvchat.ui.dialogs.engine_offer import EngineOffer, Start
 from kvchat.ui.dialogs.metered import ask_if_metered
 from kvchat.ui.models.model_rows import found_row

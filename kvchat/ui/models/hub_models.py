@@ -22,8 +22,8 @@ from kvchat.ui.dialogs.metered import ask_if_metered
 from kvchat.ui.dialogs.panel import Panel
 from kvchat.ui.models.model_rows import file_row, result_row, suggestion_row
 from kvchat.ui.widgets.card import Card
-from kvchat.ui.widgets.fields import ClearableField
-from kvchat.ui.widgets.row_list import Row, RowList
+from kvchat.ui.widgets.lists import Row, RowList
+from kvchat.ui.widgets.text_search import ClearableField
 from kvchat.words.language import N_, _, listed
 from kvchat.words.wording import size
 

@@ -18,16 +18,15 @@ from kvchat.library.remote.starter import starter_is_here
 from kvchat.runtime import Runtime
 from kvchat.settings import Settings
 from kvchat.ui.base.building import button, column, label, row
-from kvchat.ui.base.file_dialog import file_dialog
 from kvchat.ui.base.theme import Look
-from kvchat.ui.dialogs.confirm import confirm
+from kvchat.ui.dialogs.confirm import confirm, file_dialog
 from kvchat.ui.dialogs.panel import Panel
 from kvchat.ui.models.first_start import starter_words
 from kvchat.ui.models.model_rows import found_row, in_order
 from kvchat.ui.widgets.card import Card
-from kvchat.ui.widgets.fields import ClearableField
 from kvchat.ui.widgets.layouts import at_end
-from kvchat.ui.widgets.row_list import Row, RowList
+from kvchat.ui.widgets.lists import Row, RowList
+from kvchat.ui.widgets.text_search import ClearableField
 from kvchat.words.language import N_, _, beside, several
 from kvchat.words.wording import size
 

@@ -17,7 +17,7 @@ from kvchat.ui.base.theme import Look
 from kvchat.ui.models.model_rows import found_row, in_order, told_apart
 from kvchat.ui.widgets.elided import plain_tip
 from kvchat.ui.widgets.entries import ChoiceBox
-from kvchat.ui.widgets.row_list import Tone
+from kvchat.ui.widgets.lists import Tone
 from kvchat.words.language import _
 
 _MOST = 14  # models; the window has them all

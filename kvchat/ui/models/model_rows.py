@@ -14,7 +14,7 @@ from kvchat.library.model_library import JudgedModel
 from kvchat.library.remote.hub import HubFile, HubModel
 from kvchat.library.remote.starter import Suggestion
 from kvchat.ui.base.building import left_to_right
-from kvchat.ui.widgets.row_list import Row, Tone
+from kvchat.ui.widgets.lists import Row, Tone
 from kvchat.words.language import N_, _, beside, ended, number
 from kvchat.words.wording import size, tokens_short
 

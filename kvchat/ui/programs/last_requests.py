@@ -10,11 +10,11 @@ from kvchat.gateway.medicine import RULES, Change
 from kvchat.gateway.requests import Passage, Stage
 from kvchat.session.proof import Source
 from kvchat.ui.base.building import column, label, plain_text, row
-from kvchat.ui.base.text_cursors import cursors_at, mark
 from kvchat.ui.base.theme import Look, code_font
 from kvchat.ui.messages.reply_footer import ReceiptView
 from kvchat.ui.programs.wording import chip_of, receipt_of, request_line, request_title, source_of
-from kvchat.ui.widgets.row_list import Row, RowList, Tone
+from kvchat.ui.widgets.lists import Row, RowList, Tone
+from kvchat.ui.widgets.text_search import cursors_at, mark
 from kvchat.words.comparing import shared_text
 from kvchat.words.language import _
 

@@ -23,7 +23,7 @@ from kvchat.ui.programs.live_rows import LiveRows
 from kvchat.ui.programs.program_details import ProgramDetails
 from kvchat.ui.programs.wording import all_together, found_share, program_line
 from kvchat.ui.widgets.layouts import ScrollPage
-from kvchat.ui.widgets.row_list import Row, RowList, Tone
+from kvchat.ui.widgets.lists import Row, RowList, Tone
 from kvchat.words.language import N_, _
 
 _EMPTY = N_(

@@ -23,10 +23,10 @@ from PySide6.QtWidgets import QFrame, QTextEdit, QWidget
 
 from kvchat.ui.base.building import button, label, styled
 from kvchat.ui.base.icons import icon
-from kvchat.ui.base.text_cursors import position, select
 from kvchat.ui.rendering.highlight import LineColours, Span
 from kvchat.ui.rendering.page_style import PageStyle
 from kvchat.ui.rendering.text_page import sideways, without_ground
+from kvchat.ui.widgets.text_search import position, select
 from kvchat.words.language import _, number
 from kvchat.words.safe_text import calm, spelled_out
 

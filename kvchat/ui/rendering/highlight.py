@@ -13,7 +13,7 @@ from pygments.lexers import get_lexer_by_name
 from pygments.token import Comment, Keyword, Literal, Name, Number, String, _TokenType
 from pygments.util import ClassNotFound
 
-from kvchat.ui.base.colors import Theme
+from kvchat.ui.base.theme import Theme
 
 Span = tuple[int, int, str]  # start and length within a line, colour
 _REACH = 6_000  # characters that may be read again when code grows

@@ -11,7 +11,7 @@ from unicodedata import bidirectional
 from markdown_it.token import Token
 from markdown_it.utils import OptionsDict
 
-from kvchat.ui.base.colors import Theme
+from kvchat.ui.base.theme import Theme
 from kvchat.words.markdown import STREAMING, SafeRenderer, is_too_deep, markdown_parser
 from kvchat.words.safe_text import calm
 

@@ -10,10 +10,10 @@ from PySide6.QtCore import QByteArray, Qt, QUrl, Signal
 from PySide6.QtGui import QPaintEvent, QTextBlock, QTextOption, QWheelEvent
 from PySide6.QtWidgets import QFrame, QTextBrowser, QTextEdit, QWidget
 
-from kvchat.ui.base.text_cursors import part, select
 from kvchat.ui.rendering.formulas import FormulaLayer, fragments
 from kvchat.ui.rendering.markdown import Prose, Wide
 from kvchat.ui.rendering.page_style import PageStyle
+from kvchat.ui.widgets.text_search import part, select
 
 AIR = 4  # pixels below the last line, into which Arabic letters may reach
 FORMULA_PLACE = re.compile(r"<!--math:(\d+)-->")  # where a formula stands in a block's HTML

@@ -17,9 +17,8 @@ from kvchat.engine_host.trial import TrialStep
 from kvchat.runtime import Runtime
 from kvchat.system.secret_store import Keeper
 from kvchat.ui.base.building import button, column, label, line_edit, row
-from kvchat.ui.base.file_dialog import file_dialog
 from kvchat.ui.base.theme import Look
-from kvchat.ui.dialogs.confirm import confirm
+from kvchat.ui.dialogs.confirm import confirm, file_dialog
 from kvchat.ui.dialogs.engine_offer import PROMISE, EngineOffer, cards
 from kvchat.ui.dialogs.panel import Panel
 from kvchat.ui.settings.page import SettingsPage, TextEntry

@@ -12,8 +12,8 @@ from kvchat.library.memory.fitting import COMPUTER, MemoryBar
 from kvchat.library.memory.proposals import Proposal
 from kvchat.ui.base.building import button, column, label, row, styled
 from kvchat.ui.base.theme import Look
+from kvchat.ui.widgets.controls import HEIGHT, RoundBar, mix
 from kvchat.ui.widgets.entries import Entry
-from kvchat.ui.widgets.round_bar import HEIGHT, RoundBar, mix
 from kvchat.words.language import N_, _, beside, listed, sentences
 from kvchat.words.wording import CHATS_READY, size
 

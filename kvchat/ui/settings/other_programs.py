@@ -20,7 +20,7 @@ from kvchat.ui.dialogs.confirm import confirm
 from kvchat.ui.dialogs.panel import Panel
 from kvchat.ui.programs.clients import CLIENTS, Access, Client
 from kvchat.ui.settings.page import SettingsPage
-from kvchat.ui.widgets.copy_button import CopyButton
+from kvchat.ui.widgets.controls import CopyButton
 from kvchat.ui.widgets.entries import ChoiceBox, Entry, Notation, NumberEntry, SwitchEntry
 from kvchat.ui.widgets.layouts import FlowLayout
 from kvchat.words.language import N_, _

@@ -14,7 +14,7 @@ from kvchat.session.proof import Source
 from kvchat.ui.base.icons import icon
 from kvchat.ui.base.theme import Look
 from kvchat.ui.sidebar.arrangement import Heading
-from kvchat.ui.widgets.item_list import ROW, Index, ItemDelegate, ItemList, ItemModel, sided, write
+from kvchat.ui.widgets.lists import ROW, Index, ItemDelegate, ItemList, ItemModel, sided, write
 from kvchat.words.language import _, listed
 from kvchat.words.wording import one_line
 

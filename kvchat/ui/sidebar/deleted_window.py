@@ -18,7 +18,7 @@ from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.confirm import confirm
 from kvchat.ui.dialogs.panel import Panel
 from kvchat.ui.widgets.layouts import at_end
-from kvchat.ui.widgets.row_list import Row, RowList
+from kvchat.ui.widgets.lists import Row, RowList
 from kvchat.words.language import N_, _, several
 from kvchat.words.wording import moment_of
 

@@ -19,12 +19,11 @@ from kvchat.chat.prepared.service import Estimate, Reading, Standing, TooLongToP
 from kvchat.errors import KvchatError
 from kvchat.runtime import Runtime
 from kvchat.ui.base.building import STRETCH, button, column, label, left_to_right, line_edit, progress_bar, row
-from kvchat.ui.base.file_dialog import file_dialog
 from kvchat.ui.base.tasks import TaskRunner
 from kvchat.ui.base.theme import Look
-from kvchat.ui.dialogs.confirm import confirm, fit_height
+from kvchat.ui.dialogs.confirm import confirm, file_dialog, fit_height
 from kvchat.ui.dialogs.panel import Panel
-from kvchat.ui.widgets.row_list import Row, RowList, Tone
+from kvchat.ui.widgets.lists import Row, RowList, Tone
 from kvchat.words.language import N_, _, beside, listed, number, sentences, several
 from kvchat.words.wording import TimeRange, roughly, since, size, tokens_short
 

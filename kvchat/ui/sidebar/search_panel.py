@@ -19,9 +19,9 @@ from PySide6.QtWidgets import (
 
 from kvchat.ui.base.building import beginning, column, label
 from kvchat.ui.base.icons import icon
-from kvchat.ui.base.text_cursors import position
 from kvchat.ui.base.theme import Look
-from kvchat.ui.widgets.item_list import ROW, Index, ItemDelegate, ItemList, ItemModel, write
+from kvchat.ui.widgets.lists import ROW, Index, ItemDelegate, ItemList, ItemModel, write
+from kvchat.ui.widgets.text_search import position
 from kvchat.words.language import _, sentences
 from kvchat.words.wording import one_line
 

@@ -29,7 +29,7 @@ from kvchat.ui.sidebar.chat_menu import fill_chat_menu
 from kvchat.ui.sidebar.conversation_list import ChatList, ConversationDelegate, ConversationModel, Row
 from kvchat.ui.sidebar.search_panel import SearchPanel
 from kvchat.ui.widgets.elided import ElidedButton
-from kvchat.ui.widgets.item_list import ROW
+from kvchat.ui.widgets.lists import ROW
 from kvchat.words.language import _
 from kvchat.words.wording import STORAGE, one_line, size_of
 

@@ -11,7 +11,7 @@ from kvchat.session.restore_cost import BreakEven
 from kvchat.ui.base.building import STRETCH, column, label, progress_bar, row
 from kvchat.ui.base.theme import Look
 from kvchat.ui.storage.usage_words import break_even_in_words, sharing, spared_bytes
-from kvchat.ui.widgets.round_bar import RoundBar, mix
+from kvchat.ui.widgets.controls import RoundBar, mix
 from kvchat.words.language import _, sentences
 from kvchat.words.wording import size, size_of
 

@@ -7,10 +7,10 @@ from PySide6.QtGui import QTextCursor
 from PySide6.QtWidgets import QTextEdit
 from shiboken6 import isValid
 
-from kvchat.ui.base.text_cursors import cursors_at, mark
 from kvchat.ui.base.theme import Look
 from kvchat.ui.messages.message_view import MessageView
 from kvchat.ui.transcript.message_column import MessageColumn
+from kvchat.ui.widgets.text_search import cursors_at, mark
 from kvchat.words.folding import Term, spans
 
 
@@ -31,7 +31,6 @@ class HitMarks(QObject):
         return bool(self._terms)
 
     def show_terms(self, terms: tuple[Term, ...]) -> None:
-        """Mark these terms from now on, and no others."""
         self._terms, self._current = terms, None
         for view in self._page.views.values():
             for text in view.texts:
@@ -39,18 +38,15 @@ class HitMarks(QObject):
             self.watch_documents(view)
 
     def clear(self) -> None:
-        """Mark nothing."""
         if self._terms:
             self.show_terms(())
         self.cleared.emit()
 
     def watch(self, text: QTextEdit) -> None:
-        """One more text in which terms may stand."""
         text.textChanged.connect(lambda: self._mark(text))
         self._mark(text)
 
     def watch_documents(self, view: MessageView) -> None:
-        """One more message with which documents may go that have the terms."""
         if view.chips is not None:
             view.chips.show_terms(self._terms)
 
@@ -61,12 +57,10 @@ class HitMarks(QObject):
             view.chips.open_found()
 
     def in_message(self, message_id: str) -> list[tuple[QTextEdit, QTextCursor]]:
-        """The marks of a message from above, and the texts they stand in."""
         view = self._page.views.get(message_id)
         return [(text, cursor) for text in (view.texts if view else ()) for cursor in self._cursors(text)]
 
     def lead_to(self, text: QTextEdit, cursor: QTextCursor) -> None:
-        """Let one mark stand out from the others."""
         before, self._current = self._current, (text, cursor.selectionStart())
         if before is not None and isValid(before[0]):
             self._mark(before[0])

@@ -41,7 +41,6 @@ class RowHeights:
 
     @property
     def total(self) -> int:
-        """All rows together."""
         ends = self._sums()
         return ends[-1] if ends else 0
 
@@ -131,7 +130,6 @@ class MessageColumn(QScrollArea):
         return self._row_of.get(message_id)
 
     def scroll_to_end(self) -> None:
-        """Follow the reply again."""
         self._follow = True
         self._arrange()
 
@@ -162,15 +160,12 @@ class MessageColumn(QScrollArea):
             super().keyPressEvent(event)
 
     def whole_message(self, message: Message, *, markdown: bool) -> str:
-        """All of a message, as Markdown or as words."""
         return message.content.strip("\n") if markdown else message_text(self._style.markdown, message)
 
     def _new_view(self, message: Message) -> View:
-        """A widget for this message, shown on the ground."""
         raise NotImplementedError
 
     def _guess(self, message: Message) -> int:
-        """How tall a message may be, gap included."""
         letters = max(int(self._column_width() / self._style.letter_width), 1)
         lines = 1 + message.content.count("\n") + len(message.content) // letters
         return round(lines * self._style.line_height * 0.9) + 60
@@ -180,7 +175,6 @@ class MessageColumn(QScrollArea):
         raise NotImplementedError
 
     def _go_to(self, row: int) -> None:
-        """Bring the beginning of a message into sight."""
         self._follow = False
         self._view(row)
         self._arrange(_TOP + self._rows.top(row) - _GAP - self.verticalScrollBar().value())
@@ -220,7 +214,6 @@ class MessageColumn(QScrollArea):
         self._filler.start(0)
 
     def _fit_tail(self) -> None:
-        """What the tail says may take another height."""
         if self.tail.needed_height(self._column_width()) != self._tail_height:
             self._arrange()
 

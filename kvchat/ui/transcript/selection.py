@@ -9,10 +9,10 @@ from PySide6.QtGui import QContextMenuEvent, QGuiApplication, QKeyEvent, QKeySeq
 from PySide6.QtWidgets import QMenu, QTextEdit
 from shiboken6 import isValid
 
-from kvchat.ui.base.text_cursors import select
 from kvchat.ui.messages.copying import selected_text
 from kvchat.ui.messages.message_view import MessageView
 from kvchat.ui.transcript.message_column import MessageColumn
+from kvchat.ui.widgets.text_search import select
 from kvchat.words.language import _
 
 _SCROLL_MS = 30  # while the mouse is held above or below the page
@@ -41,18 +41,15 @@ class Selection(QObject):
         self._scroller.timeout.connect(self._scroll)
 
     def watch(self, text: QTextEdit, view: MessageView) -> None:
-        """One more text in which one can select."""
         for watched in (text, text.viewport()):
             watched.installEventFilter(self)
         if self._head is not None and self._is_between(view.message.id):
             text.selectAll()
 
     def watch_view(self, view: MessageView) -> None:
-        """One more message, with a menu beside its texts as well."""
         view.installEventFilter(self)
 
     def clear(self) -> None:
-        """Select nothing."""
         for view in self._page.views.values():
             for text in view.texts:
                 select(text, text.textCursor().position(), text.textCursor().position())
@@ -72,7 +69,6 @@ class Selection(QObject):
         return "\n\n".join(filter(None, self._pieces(markdown=True)))
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
-        """The mouse and the keys of all texts."""
         view: QObject | None = watched
         while view is not None and not isinstance(view, MessageView):
             view = view.parent()
@@ -136,7 +132,6 @@ class Selection(QObject):
         self._drag(self._mouse)
 
     def _extend(self, head: Spot) -> None:
-        """Select from the anchor to `head`."""
         anchor = self._anchor
         if anchor is None:
             return
@@ -183,7 +178,6 @@ class Selection(QObject):
                 select(other, 0, 0)
 
     def _is_between(self, message_id: str) -> bool:
-        """Whether the whole message is selected."""
         rows = sorted(row for id in self.pinned() if (row := self._page.row_of(id)) is not None)
         row = self._page.row_of(message_id)
         return len(rows) == 2 and row is not None and rows[0] < row < rows[1]
@@ -217,7 +211,6 @@ class Selection(QObject):
         return True
 
     def select_message(self, view: MessageView) -> None:
-        """Select all of a message."""
         view.unfold()
         texts = view.texts
         self._clear_others(texts[0])

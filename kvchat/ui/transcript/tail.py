@@ -64,7 +64,6 @@ class TranscriptTail(QWidget):
         self.failure.retry.clicked.connect(self.retry_requested)
 
     def say_pending(self, words: str) -> None:
-        """Say what happens before the first token; empty hides the line."""
         self.pending.setText(words)
         self.pending.setAccessibleName(words)
         self.pending.setVisible(bool(words))
@@ -76,7 +75,6 @@ class TranscriptTail(QWidget):
         return done
 
     def needed_height(self, width: int) -> int:
-        """How tall it is at that width."""
         if all(widget.isHidden() for widget in (self.pending, self.failure, self.unanswered)):
             return 0
         return height_for_width(self._column, width)
@@ -99,6 +97,5 @@ class JumpButton(QPushButton):
         self.setIcon(icon("arrow-down", self._look.theme.text))
 
     def place(self) -> None:
-        """The page has another size."""
         page = self._page
         self.move((page.width() - _SIZE) // 2, page.height() - _SIZE - _FROM_BELOW)

@@ -12,7 +12,7 @@ from PySide6.QtWidgets import QApplication, QTextEdit, QWidget
 
 from kvchat.chat.record.messages import Message, Role
 from kvchat.errors import KvchatError
-from kvchat.ui.base.accessible import announce
+from kvchat.ui.base.speaking import announce
 from kvchat.ui.base.theme import Look
 from kvchat.ui.messages.message_actions import MessageRequest, Request
 from kvchat.ui.messages.reply_view import ReplyView
@@ -28,7 +28,6 @@ from kvchat.words.language import _
 
 
 def takes_tab(widget: QWidget) -> bool:
-    """Whether Tab may stop there now."""
     wanted = widget.focusPolicy().value & Qt.FocusPolicy.TabFocus.value
     return bool(wanted) and widget.isVisible() and widget.isEnabled()
 
@@ -54,7 +53,6 @@ def next_in_window(page: QWidget, forwards: bool) -> QWidget | None:
 
 
 def set_focus(stop: QWidget, forwards: bool) -> None:
-    """Give it the keys as Tab or Shift+Tab do."""
     stop.setFocus(Qt.FocusReason.TabFocusReason if forwards else Qt.FocusReason.BacktabFocusReason)
 
 
@@ -104,7 +102,6 @@ class Transcript(MessageColumn):
         self.update_messages(messages)
 
     def update_messages(self, messages: Sequence[Message]) -> None:
-        """The same conversation, some messages new or changed."""
         shown = [message for message in messages if message.role is not Role.SYSTEM]
         self._show_rows(shown)
         for id, view in list(self.views.items()):  # what grows may bring others into sight
@@ -124,7 +121,6 @@ class Transcript(MessageColumn):
             view.set_live(text, thinking, thinking_ms)
 
     def edit(self, message_id: str) -> None:
-        """Let the user write this message anew."""
         row = self._row_of.get(message_id)
         if row is not None:
             view = self._view(row)
@@ -133,7 +129,6 @@ class Transcript(MessageColumn):
             self.ensureWidgetVisible(view)
 
     def end_edit(self, message_id: str) -> None:
-        """The message is no longer written anew."""
         self._edits.pop(message_id, None)
         if message_id in self.views:
             self.views[message_id].end_edit()
@@ -157,7 +152,6 @@ class Transcript(MessageColumn):
             announce(self, _("Reply: {text}", text=shorten(said, _MOST_SAID, placeholder="…")))
 
     def show_unanswered(self, unanswered: bool) -> None:
-        """The quiet offer to answer a last message that has no reply."""
         self.tail.unanswered.setVisible(unanswered)
         self._fit_tail()
 

@@ -8,8 +8,8 @@ from PySide6.QtCore import QTimer
 from PySide6.QtGui import QHideEvent, QShowEvent
 from PySide6.QtWidgets import QFrame, QPushButton, QSizePolicy, QWidget
 
-from kvchat.ui.base.accessible import announce
 from kvchat.ui.base.building import button, column, label, styled
+from kvchat.ui.base.speaking import announce
 from kvchat.ui.widgets.layouts import FlowLayout
 from kvchat.words.language import sentences
 
@@ -37,7 +37,6 @@ class Card(QFrame):
         column(*said, self._button_row, on=self, spacing=5, margins=(18, 14, 18, 14))
 
     def say(self, title: str, detail: str, advice: str) -> None:
-        """Fill in the words; empty ones take no room."""
         for one, words in ((self.title, title), (self.detail, detail), (self.advice, advice)):
             one.setText(words)
             one.setVisible(bool(words))
@@ -45,7 +44,6 @@ class Card(QFrame):
         self._soon.start()
 
     def showEvent(self, event: QShowEvent) -> None:
-        """It is heard as well as seen."""
         super().showEvent(event)
         self._soon.start()
 
@@ -61,7 +59,6 @@ class Card(QFrame):
             announce(self, self._announced, urgent=self.property("tone") == "bad")
 
     def offer(self, *wanted: QPushButton | Literal[False]) -> None:
-        """Show these buttons and no others."""
         for place in range(self.buttons.count()):
             item = self.buttons.itemAt(place)
             if item is not None and (one := item.widget()) is not None:
@@ -69,7 +66,6 @@ class Card(QFrame):
         self._button_row.setVisible(any(wanted))
 
     def add_button(self, words: str, kind: str = "", on_click: Any = None) -> QPushButton:
-        """One more button; see `button`."""
         made = button(words, on_click, kind)
         self.buttons.addWidget(made)
         self._button_row.show()

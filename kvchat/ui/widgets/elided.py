@@ -44,15 +44,12 @@ class ElidedLabel(QLabel):
         self.updateGeometry()
 
     def minimumSizeHint(self) -> QSize:
-        """Any width will do."""
         return QSize(24, super().minimumSizeHint().height())
 
     def sizeHint(self) -> QSize:
-        """As wide as the whole text."""
         return QSize(self.fontMetrics().horizontalAdvance(self.whole) + 4, super().sizeHint().height())
 
     def resizeEvent(self, event: QResizeEvent) -> None:
-        """Fit the text again."""
         super().resizeEvent(event)
         self._elide()
 
@@ -80,16 +77,13 @@ class ElidedButton(QPushButton):
         self.updateGeometry()
 
     def minimumSizeHint(self) -> QSize:
-        """Any width will do."""
         return QSize(60, super().sizeHint().height())
 
     def sizeHint(self) -> QSize:
-        """As wide as the whole text."""
         wide = self.fontMetrics().horizontalAdvance(f"{self._whole} {self._tail}")
         return QSize(wide + 18, super().sizeHint().height())
 
     def resizeEvent(self, event: QResizeEvent) -> None:
-        """Fit the text again."""
         super().resizeEvent(event)
         self._elide()
 

@@ -15,7 +15,7 @@ from kvchat.settings import GB, Settings, why_not
 from kvchat.ui.base.building import STRETCH, button, column, label, row
 from kvchat.ui.base.icons import icon
 from kvchat.ui.base.theme import Look, restyle
-from kvchat.ui.widgets.switch import Switch
+from kvchat.ui.widgets.controls import Switch
 from kvchat.words.language import N_, _, number, with_marks
 
 _FIELD_LETTERS, _UNIT_LETTERS = 17, 6  # wide; so that fields of other units stand in one line
@@ -94,18 +94,15 @@ class Entry(QWidget):
                 )
 
     def setVisible(self, visible: bool) -> None:
-        """With its hairline."""
         super().setVisible(visible)
         if self.above is not None:
             self.above.setVisible(visible)
 
     def say(self, words: str) -> None:
-        """Other words of help."""
         self.words.setText(words)
         self.words.setVisible(bool(words))
 
     def refuse(self, reason: str) -> None:
-        """Say why what was entered is not taken; empty takes the words back."""
         self.refusal.setText(reason)
         self.refusal.setVisible(bool(reason))
 
@@ -133,7 +130,6 @@ class ChoiceEntry(Entry):
         self.box.activated.connect(lambda index: change(name, self.box.itemData(index)))
 
     def refresh(self, settings: Settings) -> None:
-        """Show the value in force; one that is not among the choices is added."""
         value = getattr(settings, self._name)
         if self.box.findData(value) < 0:
             self.box.addItem(str(value), value)
@@ -150,7 +146,6 @@ class SwitchEntry(Entry):
         self.switch.clicked.connect(lambda on: change(name, on))
 
     def refresh(self, settings: Settings) -> None:
-        """Show the value in force."""
         self.switch.setChecked(getattr(settings, self._name))
 
 
@@ -166,18 +161,15 @@ class FieldEntry(Entry):
         field.editingFinished.connect(self._take)
 
     def refuse(self, reason: str) -> None:
-        """Mark the field as well."""
         super().refuse(reason)
         self.field.setAccessibleDescription(reason or self.words.text())
         restyle(self.field, "tone", "bad" if reason else "")
 
     def restore(self, settings: Settings) -> None:
-        """Forget what was typed and not taken."""
         self.field.setModified(False)
         self.refresh(settings)
 
     def _take(self) -> None:
-        """Enter was pressed, or the field was left."""
         raise NotImplementedError
 
 
@@ -189,13 +181,11 @@ class _ShortField(QLineEdit):
         self.setSizePolicy(QSizePolicy.Policy.Fixed, QSizePolicy.Policy.Fixed)
 
     def sizeHint(self) -> QSize:
-        """Room for some letters, and for the words that stand there while it is empty."""
         metrics = self.fontMetrics()
         letters = max(metrics.averageCharWidth() * _FIELD_LETTERS, metrics.horizontalAdvance(self.placeholderText()))
         return QSize(letters + 22, super().sizeHint().height())
 
     def minimumSizeHint(self) -> QSize:
-        """Always the same."""
         return self.sizeHint()
 
 
@@ -215,14 +205,12 @@ class NumberEntry(FieldEntry):
         self.field.setAccessibleName(name)
 
     def refresh(self, settings: Settings) -> None:
-        """Show the value in force, unless something else is being typed."""
         value = getattr(settings, self.name)
         self.reset.setVisible(value != self._default)
         if not (self.field.isModified() and self.field.hasFocus()):
             self._write(value)
 
     def say(self, words: str) -> None:
-        """For who does not see them as well."""
         super().say(words)
         self.field.setAccessibleDescription(words)
 

@@ -19,46 +19,36 @@ class FlowLayout(QLayout):
         self.setSpacing(spacing)
 
     def addItem(self, item: QLayoutItem) -> None:
-        """One more, at the end."""
         self._items.append(item)
 
     def count(self) -> int:
-        """How many there are."""
         return len(self._items)
 
     def itemAt(self, index: int) -> QLayoutItem | None:
-        """The one at a place, None beyond the last."""
         return self._items[index] if 0 <= index < len(self._items) else None
 
     def takeAt(self, index: int) -> QLayoutItem | None:
-        """Let one go."""
         return self._items.pop(index) if 0 <= index < len(self._items) else None
 
     def expandingDirections(self) -> Qt.Orientation:
-        """As wide as there is room."""
         return Qt.Orientation.Horizontal
 
     def hasHeightForWidth(self) -> bool:
-        """The narrower, the more lines."""
         return True
 
     def heightForWidth(self, width: int) -> int:
-        """All lines together."""
         return self._place(QRect(0, 0, width, 0), move=False)
 
     def setGeometry(self, rect: QRect) -> None:
-        """Put everything in its place."""
         super().setGeometry(rect)
         self._place(rect, move=True)
 
     def sizeHint(self) -> QSize:
-        """One line."""
         sizes = [item.sizeHint() for item in self._items if not item.isEmpty()]
         wide = sum(size.width() for size in sizes) + self.spacing() * max(len(sizes) - 1, 0)
         return self._with_margins(QSize(wide, max((size.height() for size in sizes), default=0)))
 
     def minimumSize(self) -> QSize:
-        """The widest alone."""
         sizes = [item.minimumSize() for item in self._items if not item.isEmpty()]
         high = max((size.height() for size in sizes), default=0)
         return self._with_margins(QSize(max((size.width() for size in sizes), default=0), high))
@@ -68,7 +58,6 @@ class FlowLayout(QLayout):
         return size + QSize(margins.left() + margins.right(), margins.top() + margins.bottom())
 
     def _place(self, rect: QRect, *, move: bool) -> int:
-        """Go through the lines; returns the height they take, margins included."""
         margins = self.contentsMargins()
         room = rect.marginsRemoved(margins)
         lines: list[list[tuple[QLayoutItem, QSize]]] = [[]]
@@ -98,7 +87,6 @@ class FlowLayout(QLayout):
 
 
 def at_end(*widgets: QWidget) -> FlowLayout:
-    """Buttons where lines end, on several where there is no room."""
     made = FlowLayout(at_end=True)
     for widget in widgets:
         made.addWidget(widget)
@@ -141,16 +129,13 @@ class GivingWay(ScrollPage):
         self.setSizePolicy(policy)
 
     def hasHeightForWidth(self) -> bool:
-        """Words wrap."""
         return True
 
     def heightForWidth(self, width: int) -> int:
-        """All of it."""
         layout = self.ground.layout()
         return height_for_width(layout, width) if layout is not None else 0
 
     def sizeHint(self) -> QSize:
-        """As wide as there is room."""
         hint = self.ground.sizeHint()
         return QSize(hint.width(), self.heightForWidth(hint.width()))
 
@@ -169,7 +154,6 @@ class _Ground(QWidget):
         return QSize(least.width(), 0 if depends else least.height())
 
     def event(self, event: QEvent) -> bool:
-        """The area's room goes by what stands here."""
         if event.type() is QEvent.Type.LayoutRequest and (port := self.parentWidget()) is not None:
             port.parentWidget().updateGeometry()  # type: ignore[union-attr]  # the area that the port is of
         return super().event(event)
@@ -181,7 +165,6 @@ class RoomyDialog(QDialog):
     least = QSize(0, 0)  # pixels that it needs in any case
 
     def event(self, event: QEvent) -> bool:
-        """Other words, or another width at which they wrap."""
         concerned = event.type() in (QEvent.Type.LayoutRequest, QEvent.Type.Resize)  # after another it may be gone
         done = super().event(event)
         if concerned and self.minimumWidth() < self.maximumWidth():

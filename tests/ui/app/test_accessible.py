@@ -14,7 +14,7 @@ from kvchat.chat.record.messages import MessageState, Role
 from kvchat.errors import KvchatError
 from kvchat.session.proof import Source
 from kvchat.ui.app.main_window import MainWindow
-from kvchat.ui.base.accessible import tell_roles
+from kvchat.ui.base.speaking import tell_roles
 from kvchat.ui.messages.reply_footer import ReceiptView
 from tests.ui.every_window import furnish, open_all
 from tests.ui.fake_runtime import FakeRuntime
@@ -39,7 +39,7 @@ def said(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bool]]:
         assert isinstance(event, QAccessibleAnnouncementEvent)
         heard.append((event.message(), event.politeness() is QAccessible.AnnouncementPoliteness.Assertive))
 
-    monkeypatch.setattr("kvchat.ui.base.accessible.QAccessible.updateAccessibility", hear)
+    monkeypatch.setattr("kvchat.ui.base.speaking.QAccessible.updateAccessibility", hear)
     return heard
 
 

@@ -40,7 +40,7 @@ from kvchat.ui.dialogs.confirm import ConfirmDialog
 from kvchat.ui.messages.reply_footer import Timeline
 from kvchat.ui.messages.reply_view import ReplyView
 from kvchat.ui.models.models_window import ModelsWindow
-from kvchat.ui.widgets.item_list import ROW
+from kvchat.ui.widgets.lists import ROW
 from kvchat.words.wording import ALWAYS_KEEP, NEVER_KEEP, VERIFY_MEMORY
 from tests.ui.fake_runtime import FakeRuntime, a_receipt
 from tests.ui.waiting import LONG_MS, until

@@ -25,7 +25,7 @@ from kvchat.ui.messages.user_view import UserView
 from kvchat.ui.models.model_rows import found_row
 from kvchat.ui.rendering.code_view import CodeView
 from kvchat.ui.rendering.text_page import TextPage
-from kvchat.ui.widgets.item_list import sided
+from kvchat.ui.widgets.lists import sided
 from kvchat.words import language
 from kvchat.words.language import beside
 from tests.ui.fake_runtime import FakeRuntime

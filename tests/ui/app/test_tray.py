@@ -12,7 +12,7 @@ from pytestqt.qtbot import QtBot
 from kvchat.engine.speaking.connection import EngineState
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.app.tray import Tray, logo_state
-from kvchat.ui.base.logo import LogoState
+from kvchat.ui.base.icons import LogoState
 from tests.ui.fake_runtime import FakeRuntime
 from tests.ui.waiting import until
 

@@ -9,8 +9,7 @@ from PySide6.QtCore import QSize
 from PySide6.QtGui import QIcon, QImage
 from PySide6.QtWidgets import QApplication
 
-from kvchat.ui.base.icons import app_icon, icon, tray_icon
-from kvchat.ui.base.logo import GREY, RED, TEAL, LogoState, asset_files
+from kvchat.ui.base.icons import GREY, RED, TEAL, LogoState, app_icon, asset_files, icon, tray_icon
 from tests.ui.base.contrast import contrast
 
 ASSETS = Path(__file__).parents[3] / "assets"

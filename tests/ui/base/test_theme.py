@@ -15,10 +15,9 @@ from pytestqt.qtbot import QtBot
 
 import kvchat.ui
 from kvchat.settings import Settings
-from kvchat.ui.base.colors import DARK, DARK_STRONG, LIGHT, LIGHT_STRONG, Theme
-from kvchat.ui.base.file_dialog import file_dialog
 from kvchat.ui.base.style_sheet import style_sheet
-from kvchat.ui.base.theme import Look
+from kvchat.ui.base.theme import DARK, DARK_STRONG, LIGHT, LIGHT_STRONG, Look, Theme
+from kvchat.ui.dialogs.confirm import file_dialog
 from tests.ui.base.contrast import contrast
 
 

@@ -17,7 +17,7 @@ from kvchat.chat.turn.prediction import Forecast
 from kvchat.session.exchange import PromptTooLong
 from kvchat.session.proof import Source
 from kvchat.ui.app.main_window import MainWindow
-from kvchat.ui.widgets.item_list import ROW
+from kvchat.ui.widgets.lists import ROW
 from kvchat.words.wording import TimeRange
 from tests.ui.fake_runtime import FakeRuntime, a_receipt
 from tests.ui.waiting import until

@@ -9,8 +9,7 @@ from PySide6.QtCore import QCoreApplication, Qt
 from PySide6.QtGui import QGuiApplication
 from pytestqt.qtbot import QtBot
 
-from kvchat.ui.base.colors import DARK
-from kvchat.ui.base.theme import Look
+from kvchat.ui.base.theme import DARK, Look
 from kvchat.ui.rendering.code_view import CodeView
 from kvchat.ui.rendering.formulas import Formulas
 from kvchat.ui.rendering.highlight import LineColours, Span

@@ -16,7 +16,6 @@ from pytestqt.qtbot import QtBot
 from kvchat.chat.record.messages import Message, MessageState, Role
 from kvchat.settings import Settings
 from kvchat.ui.base import theme
-from kvchat.ui.base.text_cursors import select
 from kvchat.ui.base.theme import Look
 from kvchat.ui.messages.message_view import MessageView
 from kvchat.ui.messages.reply_view import ReplyView, ThinkingView
@@ -24,6 +23,7 @@ from kvchat.ui.messages.user_view import UserView
 from kvchat.ui.rendering.text_page import TextPage
 from kvchat.ui.transcript.links import LinkDialog, real_place
 from kvchat.ui.transcript.transcript import Transcript
+from kvchat.ui.widgets.text_search import select
 from tests.ui.fake_runtime import a_receipt
 from tests.ui.reading import a_message
 from tests.ui.waiting import LONG_MS

@@ -9,7 +9,7 @@ from pytestqt.qtbot import QtBot
 from kvchat.settings import GB, Settings
 from kvchat.ui.base.theme import Look
 from kvchat.ui.widgets.entries import DAYS, GIGABYTES, MINUTES, TOKENS, Notation
-from kvchat.ui.widgets.fields import ClearableField
+from kvchat.ui.widgets.text_search import ClearableField
 from kvchat.words.language import LANGUAGES, _, speak
 
 

@@ -1,33 +1,83 @@
-"""A field with a button that empties it, and one that searches a text.
+"""Searching and marking in texts: a field that searches one, and places in texts as Qt counts them.
 
-Qt's own button stays small beside large letters, and dark in the dark.
+Qt counts UTF-16 units, Python characters: an emoji is two here and one there.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from PySide6.QtCore import QSize, Qt, Signal
-from PySide6.QtGui import QKeySequence, QResizeEvent, QShortcut, QTextCursor
+from PySide6.QtGui import QColor, QKeySequence, QResizeEvent, QShortcut, QTextCursor
 from PySide6.QtWidgets import QLineEdit, QPlainTextEdit, QTextEdit
 
 from kvchat.ui.base.building import label, tool_button
 from kvchat.ui.base.icons import icon
-from kvchat.ui.base.text_cursors import mark
-from kvchat.ui.base.theme import Look
+from kvchat.ui.base.theme import Look, Theme
 from kvchat.words.language import _
 
 _MOST_MARKED = 500  # places found that are marked; more would only slow it down
 _ICON, _AROUND = 12, 10  # pixels at 100 % text: the cross, and what the button has around it
 
 
+def part(text: str, start: int, end: int) -> str:
+    """The part of `text` between two positions of Qt's."""
+    if text.isascii():
+        return text[start:end]
+    return text.encode("utf-16-le", "surrogatepass")[2 * start : 2 * end].decode("utf-16-le", "replace")
+
+
+def position(text: str, index: int) -> int:
+    """Qt's position of the character at `index`."""
+    return index if text.isascii() else len(text[:index].encode("utf-16-le", "surrogatepass")) // 2
+
+
+def select(text: QTextEdit, anchor: int, position: int) -> None:
+    """Select from one place in a text to another, as far as there are such places."""
+    end = text.document().characterCount() - 1
+    cursor = text.textCursor()
+    cursor.setPosition(min(anchor, end))
+    cursor.setPosition(min(position, end), QTextCursor.MoveMode.KeepAnchor)
+    text.setTextCursor(cursor)
+
+
+def cursors_at(text: QTextEdit | QPlainTextEdit, words: str, spans: Iterable[tuple[int, int]]) -> list[QTextCursor]:
+    """Cursors over the spans, in characters, of `words`, which is what the text says."""
+    cursors = []
+    for start, end in spans:
+        cursor = QTextCursor(text.document())
+        cursor.setPosition(position(words, start))
+        cursor.setPosition(position(words, end), QTextCursor.MoveMode.KeepAnchor)
+        cursors.append(cursor)
+    return cursors
+
+
+def mark(
+    text: QTextEdit | QPlainTextEdit, cursors: Iterable[QTextCursor], theme: Theme, current: int | None = None
+) -> None:
+    """Mark these places of a text and no others; the one that begins at `current` stands out."""
+    marks = []
+    for cursor in cursors:
+        selection = QTextEdit.ExtraSelection()
+        selection.cursor = cursor
+        here = cursor.selectionStart() == current
+        selection.format.setBackground(QColor(theme.accent if here else theme.mark))
+        if here:
+            selection.format.setForeground(QColor(theme.on_accent))
+        marks.append(selection)
+    text.setExtraSelections(marks)
+
+
 class ClearableField(QLineEdit):
-    """The button is there as long as there is anything to empty."""
+    """A field with a button that empties it. Qt's own stays small beside large letters, and dark in the dark."""
 
     def __init__(self, look: Look, name: str, placeholder: str) -> None:
         """`name` is what a screen reader says."""
         super().__init__(placeholderText=placeholder)
         self._look = look
         self.setAccessibleName(name)
-        self.empty = tool_button(_("Empty the field"), self._empty, "quiet")
+        self.empty = tool_button(_("Empty the field"), self.clear, "quiet")
+        self.empty.clicked.connect(self.setFocus)
         self.empty.setParent(self)
         self.empty.setFocusPolicy(Qt.FocusPolicy.NoFocus)  # from the keyboard there are shorter ways
         self.empty.setCursor(Qt.CursorShape.ArrowCursor)
@@ -37,13 +87,8 @@ class ClearableField(QLineEdit):
         self._restyle()
 
     def resizeEvent(self, event: QResizeEvent) -> None:
-        """The button stays at the right edge."""
         super().resizeEvent(event)
         self._place()
-
-    def _empty(self) -> None:
-        self.clear()
-        self.setFocus()
 
     def _restyle(self) -> None:
         self.empty.setIcon(icon("close", self._look.theme.muted))
@@ -69,10 +114,11 @@ class TextSearch(ClearableField):
         self.textChanged.connect(self.mark_all)
         self.returnPressed.connect(self.find_next)
         look.changed.connect(self.mark_all)
-        QShortcut(QKeySequence(QKeySequence.StandardKey.Find), self).activated.connect(self._begin)
+        shortcut = QShortcut(QKeySequence(QKeySequence.StandardKey.Find), self)
+        shortcut.activated.connect(self.setFocus)
+        shortcut.activated.connect(self.selectAll)
 
     def find_next(self) -> None:
-        """Go to the next place, from the top again after the last."""
         words = self.text()
         if words and not self._text.find(words):
             self._text.moveCursor(QTextCursor.MoveOperation.Start)
@@ -93,7 +139,3 @@ class TextSearch(ClearableField):
         mark(self._text, found, self._look.theme)
         many = f"{len(found)}{'+' if len(found) == _MOST_MARKED else ''}"
         self.found.setText(_("{many} found", many=many) if words else "")
-
-    def _begin(self) -> None:
-        self.setFocus()
-        self.selectAll()

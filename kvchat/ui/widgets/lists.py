@@ -1,12 +1,25 @@
-"""What the window's lists share: rows in a model, the ground and the tooltip of a row, the view they stand in."""
+"""The window's lists: rows in a model, how a row is drawn, the view they stand in. Only rows in view are drawn."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
 from typing import Any, Generic, Protocol, TypeVar
 
-from PySide6.QtCore import QAbstractListModel, QEvent, QModelIndex, QObject, QPersistentModelIndex, QRect, QRectF, Qt
-from PySide6.QtGui import QColor, QFont, QHelpEvent, QPainter, QPainterPath
+from PySide6.QtCore import (
+    QAbstractListModel,
+    QEvent,
+    QModelIndex,
+    QObject,
+    QPersistentModelIndex,
+    QRect,
+    QRectF,
+    QSize,
+    Qt,
+    Signal,
+)
+from PySide6.QtGui import QColor, QFont, QFontMetrics, QHelpEvent, QKeyEvent, QPainter, QPainterPath
 from PySide6.QtWidgets import (
     QAbstractItemView,
     QListView,
@@ -19,9 +32,12 @@ from PySide6.QtWidgets import (
 
 from kvchat.ui.base.theme import Look
 from kvchat.ui.widgets.elided import plain_tip
+from kvchat.words.language import listed
+from kvchat.words.wording import one_line
 
 Index = QModelIndex | QPersistentModelIndex
 ROW = Qt.ItemDataRole.UserRole
+_PAD, _GAP = 9, 4  # pixels around and between the two lines of a Row
 
 
 class Titled(Protocol):
@@ -45,15 +61,12 @@ class ItemModel(QAbstractListModel, Generic[R]):
         self._key = key
 
     def spoken(self, row: R) -> str:
-        """The row for a screen reader."""
         raise NotImplementedError
 
     def tip(self, row: R) -> str:
-        """All that a narrow row may cut off; empty for no tooltip."""
         return ""
 
     def set_rows(self, rows: Sequence[R]) -> None:
-        """Show these."""
         if self._key is None:
             self.beginResetModel()
             self.rows = rows
@@ -81,11 +94,9 @@ class ItemModel(QAbstractListModel, Generic[R]):
         self.layoutChanged.emit()
 
     def rowCount(self, parent: Index = QModelIndex()) -> int:  # noqa: B008
-        """How many there are."""
         return 0 if parent.isValid() else len(self.rows)
 
     def data(self, index: Index, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
-        """A row, or its words."""
         row = self.rows[index.row()]
         match role:
             case Qt.ItemDataRole.UserRole:
@@ -144,7 +155,6 @@ class ItemDelegate(QStyledItemDelegate):
         self.look = look
 
     def helpEvent(self, event: QHelpEvent, view: QAbstractItemView, option: QStyleOptionViewItem, index: Index) -> bool:
-        """The row's tip as plain text."""
         if event.type() == QEvent.Type.ToolTip and index.isValid():
             tip = index.data(Qt.ItemDataRole.ToolTipRole)
             QToolTip.showText(event.globalPos(), plain_tip(tip or ""), view)
@@ -152,7 +162,6 @@ class ItemDelegate(QStyledItemDelegate):
         return super().helpEvent(event, view, option, index)
 
     def small(self, font: QFont) -> QFont:
-        """That font in the small size."""
         small = QFont(font)
         small.setPointSizeF(self.look.type.small)
         return small
@@ -188,3 +197,127 @@ class ItemList(QListView):
             QAbstractItemView.dataChanged(self, first, last, roles)
         else:
             super().dataChanged(first, last, roles)
+
+
+class Tone(Enum):
+    """What a chip's colour says."""
+
+    PLAIN = "plain"
+    GOOD = "good"
+    WARN = "warn"
+    BAD = "bad"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row. `value` is what it stands for; `tip` is what there is to say beyond the words."""
+
+    value: object
+    title: str
+    words: str
+    chip: str = ""
+    tone: Tone = Tone.PLAIN
+    tip: str = ""
+
+
+class RowModel(ItemModel[Row]):
+    """The rows' words."""
+
+    def spoken(self, row: Row) -> str:
+        return listed((row.title, row.words, row.chip))
+
+    def tip(self, row: Row) -> str:
+        return "\n".join(line for line in (row.title, row.words, row.tip) if line)
+
+
+class RowList(ItemList):
+    """The list. Enter or a double click takes a row."""
+
+    taken = Signal(object)  # Row
+    current_changed = Signal()
+
+    def __init__(self, look: Look, name: str) -> None:
+        super().__init__(look, name)
+        self.row_model = RowModel(self)
+        self.setItemDelegate(RowDelegate(look, self))
+        self.setModel(self.row_model)
+        self.setUniformItemSizes(True)
+        self.doubleClicked.connect(lambda index: self.taken.emit(self.row_model.rows[index.row()]))
+        self.selectionModel().currentChanged.connect(lambda *_: self.current_changed.emit())
+
+    @property
+    def rows(self) -> Sequence[Row]:
+        return self.row_model.rows
+
+    @property
+    def current(self) -> Row | None:
+        index = self.currentIndex()
+        return self.row_model.rows[index.row()] if index.isValid() else None
+
+    def show_rows(self, rows: Sequence[Row]) -> None:
+        kept, place = self.current, self.verticalScrollBar().value()
+        self.row_model.set_rows(rows)
+        self.select(kept.value if kept else None)
+        self.verticalScrollBar().setValue(place)
+        self.current_changed.emit()
+
+    def select(self, value: object) -> None:
+        """Select the row that stands for that, if it is there."""
+        for number, row in enumerate(self.rows):
+            if value is not None and row.value == value:
+                self.setCurrentIndex(self.row_model.index(number))
+
+    def keyPressEvent(self, event: QKeyEvent) -> None:
+        if event.key() in (Qt.Key.Key_Return, Qt.Key.Key_Enter) and self.current is not None:
+            self.taken.emit(self.current)
+            return
+        super().keyPressEvent(event)
+
+
+class RowDelegate(ItemDelegate):
+    """Draws a row."""
+
+    def sizeHint(self, option: QStyleOptionViewItem, index: Index) -> QSize:
+        small = QFontMetrics(self.small(option.font)).height()
+        return QSize(120, 2 * _PAD + option.fontMetrics.height() + _GAP + small)
+
+    def paint(self, painter: QPainter, option: QStyleOptionViewItem, index: Index) -> None:
+        row: Row = index.data(ROW)
+        theme = self.look.theme
+        painter.save()
+        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+        self.paint_ground(painter, option)
+        box = option.rect.adjusted(12, _PAD, -12, -_PAD)
+        right = self._paint_chip(painter, option, box, row) if row.chip else box.right()
+        room = max(right - box.left() - 12, 24)
+        height = option.fontMetrics.height()
+        painter.setFont(option.font)
+        painter.setPen(QColor(theme.muted if row.tone is Tone.BAD else theme.text))
+        title = option.fontMetrics.elidedText(one_line(row.title), Qt.TextElideMode.ElideMiddle, room)
+        write(painter, option, QRect(box.left(), box.top(), room, height), title)
+        painter.setFont(self.small(option.font))
+        painter.setPen(QColor(theme.muted))
+        below = QRect(box.left(), box.top() + height + _GAP, room, painter.fontMetrics().height())
+        write(painter, option, below, one_line(row.words))
+        painter.restore()
+
+    def _paint_chip(self, painter: QPainter, option: QStyleOptionViewItem, box: QRect, row: Row) -> int:
+        theme = self.look.theme
+        calm = theme.raised if option.state & QStyle.StateFlag.State_Selected else theme.bubble
+        ground, ink = {
+            Tone.PLAIN: (calm, theme.muted),
+            Tone.GOOD: (calm, theme.accent),
+            Tone.WARN: (theme.warn_soft, theme.warn),
+            Tone.BAD: (theme.bad_soft, theme.bad),
+        }[row.tone]
+        painter.setFont(self.small(option.font))
+        metrics = QFontMetrics(painter.font())
+        width, height = metrics.horizontalAdvance(row.chip) + 18, metrics.height() + 4
+        chip = QRectF(box.right() - width, box.center().y() - height / 2, width, height)
+        drawn = sided(option, chip)
+        path = QPainterPath()
+        path.addRoundedRect(drawn, height / 2, height / 2)
+        painter.fillPath(path, QColor(ground))
+        painter.setPen(QColor(ink))
+        painter.drawText(drawn, int(Qt.AlignmentFlag.AlignCenter), row.chip)
+        return int(chip.left())

@@ -1,0 +1,110 @@
+"""Small controls that Qt lacks or cannot draw in every theme and text size: a switch, a round bar, a copy button."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from PySide6.QtCore import QPoint, QRectF, QSize, Qt, QTimer
+from PySide6.QtGui import QColor, QGuiApplication, QPainter, QPainterPath, QPaintEvent, QPen
+from PySide6.QtWidgets import QCheckBox, QPushButton, QSizePolicy, QWidget
+
+from kvchat.ui.base.theme import Look
+from kvchat.words.language import _
+
+HEIGHT = 14  # pixels of a round bar, unless a subclass says otherwise
+_WIDTH, _HEIGHT, _GAP = 38, 22, 3  # pixels of a switch at 100 % text; the gap is between the track and the knob
+_SAID_MS = 1500  # "Copied"
+
+
+class Switch(QCheckBox):
+    """A track with a knob: at the end of the line and in the accent colour while on. To be read, it is a check box."""
+
+    def __init__(self, look: Look, name: str = "", description: str = "") -> None:
+        """`name` and `description` are what a screen reader says."""
+        super().__init__()
+        self._look = look
+        self.setAccessibleName(name)
+        self.setAccessibleDescription(description)
+        self.setSizePolicy(QSizePolicy.Policy.Fixed, QSizePolicy.Policy.Fixed)
+        look.changed.connect(self.updateGeometry)
+
+    def sizeHint(self) -> QSize:
+        """Leave room for the frame of the keyboard's focus."""
+        return QSize(self._look.px(_WIDTH) + 4, self._look.px(_HEIGHT) + 4)
+
+    def minimumSizeHint(self) -> QSize:
+        return self.sizeHint()
+
+    def hitButton(self, position: QPoint) -> bool:
+        """Accept a click anywhere: the style would look for the square of a check box."""
+        return self.rect().contains(position)
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        theme, track = self._look.theme, QRectF(self.rect()).adjusted(2, 2, -2, -2)
+        side, round_ = track.height() - 2 * _GAP, track.height() / 2
+        at_end = self.isChecked() != self.isRightToLeft()
+        left = track.right() - side - _GAP if at_end else track.left() + _GAP
+        with QPainter(self) as painter:
+            painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+            painter.setOpacity(1.0 if self.isEnabled() else 0.5)
+            if self.hasFocus():
+                painter.setPen(QPen(QColor(theme.accent), 1.4))
+                painter.drawRoundedRect(track.adjusted(-1, -1, 1, 1), round_ + 1, round_ + 1)
+            painter.setPen(Qt.PenStyle.NoPen if self.isChecked() else QPen(QColor(theme.muted), 1))
+            painter.setBrush(QColor(theme.accent if self.isChecked() else theme.selected))
+            painter.drawRoundedRect(track.adjusted(0.5, 0.5, -0.5, -0.5), round_, round_)
+            painter.setPen(Qt.PenStyle.NoPen)
+            painter.setBrush(QColor(theme.on_accent if self.isChecked() else theme.muted))
+            painter.drawEllipse(QRectF(left, track.top() + _GAP, side, side))
+
+
+class RoundBar(QWidget):
+    """A bar with round ends. Subclasses paint inside it, from the left; right-to-left languages see it mirrored."""
+
+    def __init__(self, look: Look, width: int = 200, height: int = HEIGHT) -> None:
+        super().__init__()
+        self._look, self._size = look, QSize(width, height)
+        self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
+        look.changed.connect(self.update)
+
+    def sizeHint(self) -> QSize:
+        return self._size
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        box, path = QRectF(self.rect()), QPainterPath()
+        path.addRoundedRect(box, box.height() / 2, box.height() / 2)
+        with QPainter(self) as painter:
+            painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+            painter.setClipPath(path)
+            if self.isRightToLeft():
+                painter.translate(box.width(), 0)
+                painter.scale(-1, 1)
+            self.paint_inside(painter, box)
+
+    def paint_inside(self, painter: QPainter, box: QRectF) -> None:
+        """Fill the box; what lies outside the shape is cut off."""
+        raise NotImplementedError
+
+
+def mix(a: str, b: str, share: float) -> QColor:
+    """A colour between two "#rrggbb": `share` of the first."""
+    first, second = QColor(a), QColor(b)
+    pairs = ((first.red(), second.red()), (first.green(), second.green()), (first.blue(), second.blue()))
+    return QColor(*(round(x * share + y * (1 - share)) for x, y in pairs))
+
+
+class CopyButton(QPushButton):
+    """Copies something, and says so for a moment."""
+
+    def __init__(self, what: str, text: Callable[[], str]) -> None:
+        super().__init__(_("Copy"))
+        self.setAccessibleName(_("Copy {what}", what=what))
+        self._text = text
+        self._back = QTimer(self, singleShot=True, interval=_SAID_MS)
+        self._back.timeout.connect(lambda: self.setText(_("Copy")))
+        self.clicked.connect(self._copy)
+
+    def _copy(self) -> None:
+        QGuiApplication.clipboard().setText(self._text())
+        self.setText(_("Copied"))
+        self._back.start()
