@@ -24,6 +24,9 @@ from kvchat.ui.base.theme import Look
 from kvchat.ui.desktop.global_key import GlobalKey
 from kvchat.words.language import _
 
+_MOST_PATH = 32_767  # characters; Windows' limit, and beyond every other system's
+_MOST_SHOWN = 200  # characters of a link; Qt takes seconds to lay out 100,000
+
 
 class Opener(QObject):
     """Does what a start is for, or a later one."""
@@ -62,15 +65,24 @@ class Opener(QObject):
             self.open(what)
 
     def open(self, what: str) -> None:
-        if what.startswith("file:"):
-            self._open_file(Path(QUrl(what).toLocalFile()))
-        elif what.startswith("kvchat:"):
+        """Open a link, or a file by its whole path."""
+        path = QUrl(what).toLocalFile() if what.startswith("file:") else what
+        if what.startswith("kvchat:"):
             self._follow(what)
+        elif "\0" in path or len(path) > _MOST_PATH:
+            self._tell_of_dead_link(what)
         else:
-            self._open_file(Path(what))
+            self._open_file(Path(path))
+
+    def _tell_of_dead_link(self, link: str) -> None:
+        self._window.notices.tell(_("This link leads to nothing here"), link[:_MOST_SHOWN])
 
     def _follow(self, link: str) -> None:
-        parts = urlsplit(link)
+        try:
+            parts = urlsplit(link)
+        except ValueError:  # half an IPv6 address
+            self._tell_of_dead_link(link)
+            return
         rest = unquote(parts.path).strip("/")
         match parts.netloc:
             case "chat" if rest in self._window.chat.conversations.ids:
@@ -81,7 +93,7 @@ class Opener(QObject):
             case "model" if rest:
                 self._window.side_windows.open_models().look_for(rest)
             case _:
-                self._window.notices.tell(_("This link leads to nothing here"), link)
+                self._tell_of_dead_link(link)
 
     def _open_file(self, path: Path) -> None:
         window = self._window

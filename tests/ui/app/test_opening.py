@@ -57,6 +57,36 @@ async def test_a_link_that_leads_nowhere_is_told(furnished: FakeRuntime, window:
     assert window.chat.current == "d"
 
 
+@pytest.mark.parametrize(
+    "link",
+    [
+        "kvchat://[",
+        "kvchat://new?text=" + "x" * 3_000_000,
+        "kvchat://new?" + "text=a&" * 100_000,
+        "kvchat://new?text=%00%1b[2J%ff",
+        "kvchat://chat/" + "../" * 50_000,
+        "kvchat://model/" + "x" * 1_000_000,
+        "kvchat://\u202e<img src=http://192.0.2.1/>" + "y" * 100_000,
+        "file:///tmp/a%00b.txt",
+        "file:///" + "z" * 100_000,
+        "/tmp/a\0b.kvchat",
+        "/tmp/a\0b.gguf",
+    ],
+    ids=lambda link: ascii(link)[:30],
+)
+async def test_a_hostile_link_does_no_harm(
+    furnished: FakeRuntime, window: MainWindow, opener: Opener, monkeypatch: pytest.MonkeyPatch, link: str
+) -> None:
+    bugs: list[BaseException] = []
+    monkeypatch.setattr(window.runner, "_on_bug", bugs.append)
+    opener.open(link)
+    await until(lambda: not window.runner._tasks)
+    assert not bugs
+    assert len(window.composer.draft) < 30_000
+    assert all(len(notice.words[1]) < 500 for notice in window.notices.on_show)
+    assert not furnished.chat.answering
+
+
 async def test_a_link_to_a_model_asks_nothing_of_the_network(window: MainWindow, opener: Opener) -> None:
     opener.open("kvchat://model/ggml-org/gemma-3-4b-it-GGUF")
     models = window.findChild(ModelsWindow)
