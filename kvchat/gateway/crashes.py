@@ -16,8 +16,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from weakref import WeakSet
 
-from kvchat.engine.speaking.errors import EngineGone, FailureKind
-from kvchat.engine.speaking.life import Life
+from kvchat.engine.speaking.errors import EngineGone, FailureKind, Life
 from kvchat.gateway.dialects.asked import Refused
 
 MOST_CRASHES, WITHIN_S = 3, 600.0  # so many within so long, and a program is refused

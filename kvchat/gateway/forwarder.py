@@ -10,12 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
-import httpx2
-
 from kvchat.engine.speaking import wire
 from kvchat.engine.speaking.errors import EngineError, EngineRefused
-from kvchat.engine.speaking.exchange import Answer
-from kvchat.engine.speaking.vision import FIRST_ID
+from kvchat.engine.speaking.pictures import FIRST_ID
+from kvchat.engine.speaking.transport import Answer
 from kvchat.engine.speaking.wire import Timings
 from kvchat.gateway.crashes import Crashes
 from kvchat.gateway.dialects.asked import LIMITS, Form, Refused, refusal
@@ -277,7 +275,7 @@ class Forwarder:
             work.outlet.whole(200, self._headers(answer) | headers_of(work.passage.receipt()), body)
         return heard
 
-    def _send_hot(self, answer: httpx2.Response | Answer, counts: Counts | None, body: bytes) -> None:
+    def _send_hot(self, answer: Answer, counts: Counts | None, body: bytes) -> None:
         """Send what goes on from what was in the slot, by the engine's own count; what was restored is proved first."""
         passage, contents = self.work.passage, self.lease.slot.contents
         hot = counts and counts.prompt - counts.cached < LEAST_STEPS and not _is_little(counts.cached, counts.prompt)
@@ -286,7 +284,7 @@ class Forwarder:
             passage.prompt = counts.prompt
             self.work.outlet.whole(200, self._headers(answer) | headers_of(passage.receipt()), body)
 
-    async def _take(self, answer: httpx2.Response | Answer, heard: Heard) -> bytes:
+    async def _take(self, answer: Answer, heard: Heard) -> bytes:
         """Pass the answer on, or collect it."""
         outlet = self.work.outlet
         if heard.stream:
@@ -310,7 +308,7 @@ class Forwarder:
         named = asked.form is Form.PLAIN and asked.model
         return Usage("" if named else passage.answering_model, passage.read, passage.read_ms)
 
-    async def _refused(self, answer: httpx2.Response | Answer) -> None:
+    async def _refused(self, answer: Answer) -> None:
         """Pass the engine's refusal on; Anthropic's dialect has another shape than the engine gives it."""
         body, form = await answer.aread(), self.work.asked.form
         told = wire.parse_error(body, answer.status_code)
@@ -359,7 +357,7 @@ class Forwarder:
         passage.miss = verdict.miss_reason or (passage.miss if little else None)
         passage.saved_ms = max(0.0, cost.prefill_ms(passage.cached) - passage.restore_ms)
 
-    def _headers(self, answer: httpx2.Response | Answer) -> dict[str, str]:
+    def _headers(self, answer: Answer) -> dict[str, str]:
         told, passage = {"content-type": answer.headers.get("content-type", "application/json")}, self.work.passage
         receipt = passage.receipt() if passage.found is not None else {"model": passage.answering_model}
         return told | headers_of({name: value for name, value in receipt.items() if name not in PROVED})

@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from kvchat.engine.speaking.vision import FIRST_ID
+from kvchat.engine.speaking.pictures import FIRST_ID
 from kvchat.kvstore.audience import readable_by
 from kvchat.kvstore.savepoint import Miss, RestorePlan, SavePoint, Tokens, common_prefix
 from kvchat.kvstore.store import SavePointStore

@@ -20,7 +20,7 @@ from markdown_it import MarkdownIt
 
 from kvchat.chat.record.database import Database
 from kvchat.chat.record.messages import Attachment, Conversation, Message, Role
-from kvchat.engine.speaking.picture_files import kind_of
+from kvchat.engine.speaking.pictures import kind_of
 from kvchat.errors import KvchatError
 from kvchat.system.concurrency import Progress
 from kvchat.system.files import whole_file

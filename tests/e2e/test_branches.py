@@ -14,9 +14,8 @@ import pytest
 from kvchat.chat.record.messages import Message, MessageState
 from kvchat.chat.record.prompt import prompt_messages
 from kvchat.chat.turn.titles import is_due
-from kvchat.engine.speaking.bodies import chat_body, prompt_body
 from kvchat.engine.speaking.client import LlamaServerClient
-from kvchat.engine.speaking.wire import ChatMessage, Sampling
+from kvchat.engine.speaking.wire import ChatMessage, Sampling, chat_body, prompt_body
 from kvchat.runtime import Runtime
 from kvchat.session.proof import Source
 from kvchat.settings import Settings

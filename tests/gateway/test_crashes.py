@@ -18,8 +18,7 @@ import httpx2
 import pytest
 
 from kvchat.engine.running.supervisor import RestartPolicy
-from kvchat.engine.speaking.errors import EngineFailure, FailureKind
-from kvchat.engine.speaking.life import Life
+from kvchat.engine.speaking.errors import EngineFailure, FailureKind, Life
 from kvchat.gateway.crashes import LEFT_S, REFUSED_S, WITHIN_S, Crashes
 from kvchat.gateway.dialects.asked import Refused
 from kvchat.gateway.dialects.bounds import (

@@ -10,6 +10,6 @@ other picture than could be attached. They travel as `data:` URLs. The projector
 conversation with pictures is answered, which restarts the engine once; states of text mean the same with and
 without it, so it is no part of the fingerprint, only of what the self-test's finding is about. In a prompt a
 picture is as many ids below −1 as it has tokens, made from its bytes and the projector
-(`engine/speaking/vision.py`): saving, finding and restoring know of nothing else. A file with pictures is not cut
+(`engine/speaking/pictures.py`): saving, finding and restoring know of nothing else. A file with pictures is not cut
 by the store; the engine does that.
 """

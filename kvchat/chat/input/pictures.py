@@ -5,7 +5,7 @@ from __future__ import annotations
 from blake3 import blake3
 
 from kvchat.chat.record.messages import Attachment
-from kvchat.engine.speaking.picture_files import MOST_PIXELS, kind_of, pixels
+from kvchat.engine.speaking.pictures import MOST_PIXELS, kind_of, pixels
 from kvchat.errors import KvchatError
 from kvchat.words.language import _, number
 from kvchat.words.wording import size as size_in_words

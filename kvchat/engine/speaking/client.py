@@ -11,15 +11,11 @@ from dataclasses import replace
 from enum import Enum
 from typing import Any
 
-import httpx2
-
-from kvchat.engine.speaking import bodies, wire
-from kvchat.engine.speaking.errors import EngineError, EngineRefused, NotOurEngine
-from kvchat.engine.speaking.exchange import Answer
-from kvchat.engine.speaking.life import Life
+from kvchat.engine.speaking import wire
+from kvchat.engine.speaking.errors import EngineError, EngineRefused, Life, NotOurEngine
+from kvchat.engine.speaking.pictures import FIRST_ID, PicturePrompts, cannot_show, without_pictures
 from kvchat.engine.speaking.tokenizing import PromptTokens
-from kvchat.engine.speaking.transport import CONNECT_S, Transport
-from kvchat.engine.speaking.vision import FIRST_ID, PicturePrompts, cannot_show, without_pictures
+from kvchat.engine.speaking.transport import CONNECT_S, Answer, Transport
 from kvchat.engine.speaking.wire import (
     ChatChunk,
     ChatMessage,
@@ -83,13 +79,12 @@ class LlamaServerClient:
         base_url: str,
         key: str,
         *,
-        hang_guard_s: float | None = 600.0,
+        hang_guard_s: float = 600.0,
         on_fault: Callable[[EngineError], None] = lambda _: None,
         on_silence: Callable[[], None] = lambda: None,
         alone: bool = True,
-        transport: httpx2.AsyncBaseTransport | None = None,
     ) -> None:
-        """`hang_guard_s`: longest silence within a stream, None for no limit. `transport` is for tests.
+        """`hang_guard_s`: longest silence within a stream, seconds.
 
         `alone`: nobody else sends requests to this server.
 
@@ -105,7 +100,7 @@ class LlamaServerClient:
         self._template: Mapping[str, bool | str] = {}
         self._pictures: PicturePrompts | None = None
         self._prompts = PromptTokens(self._tokens)
-        self._http = Transport(base_url, key, hang_guard_s, on_fault, on_silence, transport)
+        self._http = Transport(base_url, key, hang_guard_s, on_fault, on_silence)
 
     @property
     def life(self) -> Life:
@@ -171,7 +166,7 @@ class LlamaServerClient:
 
         POST /apply-template makes a grammar of it.
         """
-        body = bodies.prompt_body([ChatMessage("user", "?")]) | {"json_schema": json.loads(schema)}
+        body = wire.prompt_body([ChatMessage("user", "?")]) | {"json_schema": json.loads(schema)}
         await self._http.call("POST", "/apply-template", body)
 
     async def facts(self) -> ServerFacts:
@@ -221,7 +216,7 @@ class LlamaServerClient:
 
         Closing it drops the request: wrap it in `contextlib.aclosing`.
         """
-        body = bodies.chat_body(self._prompt_body(messages), sampling, self.slot)
+        body = wire.chat_body(self._prompt_body(messages), sampling, self.slot)
         async with contextlib.aclosing(self._ask("/v1/chat/completions", body)) as chunks:
             async for chunk in chunks:
                 yield chunk
@@ -233,7 +228,7 @@ class LlamaServerClient:
         timings = Timings(cache_n=0, prompt_n=len(tokens), prompt_ms=0.0, predicted_n=0, predicted_ms=0.0)
         has_pictures = min(tokens, default=0) <= FIRST_ID
         prompt = await self._picture_prompts().prompt(tokens) if has_pictures else list(tokens)
-        async with contextlib.aclosing(self._ask("/completion", bodies.prefill_body(prompt, self.slot))) as chunks:
+        async with contextlib.aclosing(self._ask("/completion", wire.prefill_body(prompt, self.slot))) as chunks:
             async for chunk in chunks:
                 timings = chunk.timings or timings
                 if chunk.progress:
@@ -257,7 +252,7 @@ class LlamaServerClient:
     @contextlib.asynccontextmanager
     async def passed_on(
         self, path: str, body: bytes, meanwhile: Callable[[], Awaitable[None]] | None = None, patience_s: float = 0.0
-    ) -> AsyncIterator[httpx2.Response | Answer]:
+    ) -> AsyncIterator[Answer]:
         """The engine's own answer to somebody's request, whatever its status, to be read with `aiter_raw`.
 
         Where it reads into the slot, `rows` has to be told. `meanwhile` is done while the engine is at it, if its
@@ -288,8 +283,8 @@ class LlamaServerClient:
                     self.rows.answered(before, cached)
                 yield chunk
 
-    def _prompt_body(self, messages: Sequence[ChatMessage]) -> bodies.Body:
-        return bodies.prompt_body(messages, self._template)
+    def _prompt_body(self, messages: Sequence[ChatMessage]) -> wire.Body:
+        return wire.prompt_body(messages, self._template)
 
     async def _rendered(self, body: Mapping[str, Any]) -> str:
         """The prompt that the model's chat template makes of a request."""

@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from kvchat.engine.speaking.errors import EngineError, EngineFailed, EngineFailure
+from kvchat.engine.speaking.errors import EngineError, EngineFailed, EngineFailure, Life
 from kvchat.words.language import N_, _
 
 if TYPE_CHECKING:
     from kvchat.engine.speaking.client import LlamaServerClient
-    from kvchat.engine.speaking.life import Life
 
 
 class EngineState(Enum):

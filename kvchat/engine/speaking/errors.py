@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING
 
 from kvchat.errors import KvchatError
 from kvchat.words.language import N_, _
 from kvchat.words.reasons import Reason
 
-if TYPE_CHECKING:
-    from kvchat.engine.speaking.life import Life
-
-
 # What llama-server answers (tools/server/server-context.cpp and server-common.cpp of b11434).
 TOO_LONG, CROWDED_OUT = "exceed_context_size_error", "Context size has been exceeded"
 _SERVER_ERROR = 500  # HTTP
+LOSS_NOTICED_S = 10.0  # how long it may take to be seen that a process died
 
 
 class FailureKind(Enum):
@@ -49,6 +46,55 @@ class EngineFailure:
     title: str
     detail: str
     advice: str
+
+
+# No request causes these: the process was killed, or other hardware failed.
+_FROM_OUTSIDE = (FailureKind.KILLED, FailureKind.GPU_LOST, FailureKind.WORKER_LOST)
+
+
+class Life:
+    """One engine process from when it is ready to its end, or a stretch of time in which the user's server answers.
+
+    Ends once, with the reason. Belongs to the event loop's thread.
+
+    Each EngineGone carries the life it was raised in, so that it is explained by that one's end whatever runs by then.
+    """
+
+    def __init__(self) -> None:
+        self.failure: EngineFailure | None = None  # why it ended; None if it was stopped on purpose
+        self.seen_at: float | None = None  # time.monotonic() of the last question that its own loop has answered
+        self._ended = asyncio.Event()
+        self._listeners: list[Callable[[], None]] = []
+
+    @property
+    def crashed(self) -> bool:
+        """True if it ended, and a request or a restored state may be the cause."""
+        return self.failure is not None and self.failure.kind not in _FROM_OUTSIDE
+
+    def end(self, failure: EngineFailure | None) -> None:
+        """Note the end, and call those who wait for it. A second end is ignored."""
+        if self._ended.is_set():
+            return
+        self.failure = failure
+        self._ended.set()
+        for listener in self._listeners:
+            listener()
+
+    def on_end(self, listener: Callable[[], None]) -> None:
+        """Call `listener` when it ends; at once if it has."""
+        if self._ended.is_set():
+            listener()
+        else:
+            self._listeners.append(listener)
+
+    async def ends_soon(self) -> bool:
+        """Wait for the end, up to LOSS_NOTICED_S; False if it goes on."""
+        try:
+            async with asyncio.timeout(LOSS_NOTICED_S):
+                await self._ended.wait()
+        except TimeoutError:
+            return False
+        return True
 
 
 class EngineError(KvchatError):

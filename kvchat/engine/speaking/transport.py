@@ -1,4 +1,8 @@
-"""HTTP to a llama-server: a request's answer, or its stream. Foreign errors are translated here, once."""
+"""HTTP/1.1 to a llama-server, each request on a connection of its own. Foreign errors are translated here, once.
+
+The server closes connections after a streamed reply, and a client of httpx2's takes a millisecond to make; this takes a
+fifth of one. No proxy is used: it has no business between kvchat and its engine.
+"""
 
 from __future__ import annotations
 
@@ -7,23 +11,18 @@ import contextlib
 import functools
 import json
 import ssl
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from typing import Any
+from urllib.parse import urlsplit
 
+import h11
 import httpx2
 
 from kvchat.engine.speaking import errors, wire
-from kvchat.engine.speaking.errors import EngineBroken, EngineError, EngineGone, EngineRefused, EngineSilent
-from kvchat.engine.speaking.exchange import Answer, BrokeOff, Unreachable, exchange
-from kvchat.engine.speaking.life import Life
+from kvchat.engine.speaking.errors import EngineBroken, EngineError, EngineGone, EngineRefused, EngineSilent, Life
 from kvchat.engine.speaking.wire import ChatChunk
 from kvchat.system.files import collect
 from kvchat.words.language import N_, _
-
-if TYPE_CHECKING:
-    from httpcore2 import AsyncNetworkStream
-
-E = TypeVar("E", bound=EngineError)
 
 MOST_ANSWER = 64_000_000  # bytes of an answer in one piece; a prompt as long as any context has a tenth of it
 CONNECT_S = 5.0
@@ -31,9 +30,111 @@ PAUSE_S = 0.03  # between two reads of a stream: far less than between two updat
 WORRY_S = 10.0  # without a word, after words were coming
 _QUICK_S = 60.0  # for what the engine answers without computing; it may be behind a running batch
 _LAST_WORDS_S = 0.5  # at the end, for what a reply's connection still holds
-_SILENT = N_("It has been silent for too long.")
+_READ_BYTES = 65_536
+_WRITE_BYTES = 1_000_000
 _GONE_ADVICE = N_("kvchat starts it again by itself; send the message once more.")
-_HANG_ADVICE = N_("Restart the engine, then send the message once more.")
+
+
+class Answer:
+    """An answer whose head is there. Read it once: errors while reading are EngineGone and EngineSilent."""
+
+    def __init__(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, silence_s: float, life: Life
+    ) -> None:
+        self.status_code = 0
+        self.headers: Mapping[str, str] = {}
+        self._reader, self._writer, self._silence_s, self._life = reader, writer, silence_s, life
+        self._http = h11.Connection(h11.CLIENT)
+        self._hurry: asyncio.Event | None = None
+        self._on_silence: Callable[[], None] | None = None
+
+    def drop(self) -> None:
+        """Abort the connection, whoever reads from it."""
+        self._writer.transport.abort()
+
+    async def send(self, method: str, target: str, headers: Mapping[str, str], body: bytes) -> None:
+        """Send the request, a large one in pieces."""
+        request = h11.Request(method=method, target=target.encode(), headers=list(headers.items()))
+        sent = [self._http.send(event) for event in (request, h11.Data(data=body), h11.EndOfMessage())]
+        data = b"".join(part for part in sent if part)
+        for at in range(0, len(data), _WRITE_BYTES):
+            with contextlib.suppress(ConnectionError):  # what it answers says why it takes no more
+                try:
+                    async with asyncio.timeout(self._silence_s):
+                        await self._writer.drain()
+                except TimeoutError as error:
+                    raise _silent(self._life) from error
+            self._writer.write(data[at : at + _WRITE_BYTES])
+
+    async def begin(self) -> None:
+        """Wait for its head, if it is not there yet."""
+        while not self.status_code:
+            if isinstance(head := await self._next(), h11.Response):
+                self.status_code = head.status_code
+                self.headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in head.headers}
+
+    async def begins_within(self, seconds: float) -> bool:
+        """Wait so long for its head; True if it is there."""
+        if seconds:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await self.begin()
+        return bool(self.status_code)
+
+    async def read(self) -> bytes:
+        """The next piece of its body; empty at the end."""
+        while not isinstance(event := await self._next(), h11.EndOfMessage):
+            if isinstance(event, h11.Data):
+                return bytes(event.data)
+        return b""
+
+    async def aiter_raw(self) -> AsyncGenerator[bytes, None]:
+        """Its body, as it comes."""
+        while data := await self.read():
+            yield data
+
+    async def aread(self) -> bytes:
+        """Its whole body."""
+        return b"".join([data async for data in self.aiter_raw()])
+
+    def read_in_batches(self, hurry: asyncio.Event, on_silence: Callable[[], None]) -> None:
+        """Pause before each further read until `hurry` is set, and call `on_silence` while nothing comes for long.
+
+        What comes meanwhile waits in the operating system's buffer, where it can be had even if the engine is gone.
+        """
+        self._hurry, self._on_silence = hurry, on_silence
+
+    async def _next(self) -> object:
+        try:
+            while (event := self._http.next_event()) is h11.NEED_DATA:
+                self._http.receive_data(await self._receive())
+        except TimeoutError as error:
+            raise _silent(self._life) from error
+        except (h11.RemoteProtocolError, OSError) as error:
+            raise _gone(self._life, _("The engine broke off"), str(error) or type(error).__name__) from error
+        if isinstance(event, h11.ConnectionClosed):
+            raise _gone(self._life, _("The engine broke off"), _("It was closed."))
+        return event
+
+    async def _receive(self) -> bytes:
+        if self._hurry is None or self._on_silence is None:
+            async with asyncio.timeout(self._silence_s):
+                return await self._reader.read(_READ_BYTES)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(PAUSE_S):
+                await self._hurry.wait()
+        self._writer.transport.resume_reading()  # type: ignore[attr-defined]
+        waited = 0.0
+        while waited + WORRY_S < self._silence_s:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(WORRY_S):
+                    data = await self._reader.read(_READ_BYTES)
+                self._writer.transport.pause_reading()  # type: ignore[attr-defined]
+                return data
+            self._on_silence()
+            waited += WORRY_S
+        async with asyncio.timeout(self._silence_s - waited):
+            return await self._reader.read(_READ_BYTES)
 
 
 class Transport:
@@ -43,45 +144,33 @@ class Transport:
         self,
         base_url: str,
         key: str,
-        hang_guard_s: float | None,
+        hang_guard_s: float,
         on_fault: Callable[[EngineError], None],
         on_silence: Callable[[], None],
-        transport: httpx2.AsyncBaseTransport | None,
     ) -> None:
         """See `LlamaServerClient`."""
         self.life = Life()
+        self._url = urlsplit(base_url)
+        self._authorization = {"Authorization": f"Bearer {key}"} if key else {}
         self._hang_guard_s = hang_guard_s
         self._on_fault, self._on_silence = on_fault, on_silence
         self._closing = asyncio.Event()
-        self._streams: set[asyncio.Task[None]] = set()
-        self._authorization = {"Authorization": f"Bearer {key}"} if key else {}
-        self._open: set[httpx2.AsyncClient] = set()
         self._under_way: set[Answer] = set()
-        self._plain = base_url if base_url.startswith("http://") and transport is None else ""
-        # One for each request. The server closes connections after a streamed reply, and a request that is cancelled
-        # at a bad moment leaves its connection open in httpx2's pool: with the client it goes.
-        self._make = functools.partial(
-            httpx2.AsyncClient,
-            base_url=base_url,
-            verify=_trust(base_url.partition(":")[0]),
-            trust_env=False,  # a proxy has no business between us and our own child
-            transport=transport,
-        )
+        self._streams: set[asyncio.Future[None]] = set()
 
     async def close(self) -> None:
         """Drop all connections, once what a dead engine has said is read to its end."""
         self._closing.set()
         if self._streams:
             await asyncio.wait(self._streams, timeout=_LAST_WORDS_S)
-        for http in tuple(self._open):
-            await http.aclose()
         for answer in tuple(self._under_way):
             answer.drop()
 
     async def knock(self, path: str, timeout_s: float) -> int:
         """GET without the key, which is not for a stranger who happens to listen there; the status."""
-        async with self._client() as http:
-            return (await http.get(path, timeout=timeout_s)).status_code
+        async with self._ask("GET", path, b"", {}, timeout_s) as answer:
+            await answer.begin()
+            return answer.status_code
 
     async def call(
         self, method: str, path: str, body: dict[str, Any] | None = None, *, timeout_s: float = _QUICK_S
@@ -93,16 +182,11 @@ class Transport:
         self, method: str, path: str, body: dict[str, Any] | None = None, *, timeout_s: float = _QUICK_S
     ) -> bytes:
         """Whatever the server answers."""
-        content = b""
-        if body is not None:
-            content = json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
+        content = b"" if body is None else _json(body)
         async with self.passed_on(path, content, method=method, silence_s=timeout_s) as response:
-            try:
-                answer = await collect(response.aiter_raw(), MOST_ANSWER)
-            except ValueError as error:
-                raise EngineRefused(response.status_code, _("The answer makes no sense")) from error
+            answer = await _whole(response)
         if response.status_code != 200:
-            refusal = self._lost(_refusal(wire.parse_error(answer, response.status_code)))
+            refusal = self._refusal(wire.parse_error(answer, response.status_code))
             self._on_fault(refusal)
             raise refusal
         return answer
@@ -114,195 +198,117 @@ class Transport:
         body: bytes,
         *,
         method: str = "POST",
-        silence_s: float | None,
+        silence_s: float,
         meanwhile: Callable[[], Awaitable[None]] | None = None,
         patience_s: float = 0.0,
-    ) -> AsyncIterator[httpx2.Response | Answer]:
+    ) -> AsyncIterator[Answer]:
         """The server's own answer to a request that is made already, whatever its status, still to be read.
 
-        `meanwhile` is done while the server is at it, as far as that can be, and only if its answer has not begun after
-        `patience_s`; an error there drops the request.
+        `meanwhile` is done while the server is at it, and only if its answer has not begun after `patience_s`; an
+        error there drops the request.
         """
         headers = self._authorization | {"Content-Type": "application/json", "Accept-Encoding": "identity"}
-        if self._plain:
-            asked = exchange(
-                *(self._plain, method, path, body, headers),
-                connect_s=CONNECT_S,
-                silence_s=silence_s,
-                under_way=self._under_way,
-            )
-            async with self._in_words(), asked as plain:
-                if meanwhile is not None and not await _begins_within(plain, patience_s):
-                    await meanwhile()
-                await plain.begin()
-                yield plain
-            return
-        if meanwhile is not None:
-            await meanwhile()
-        timeout = httpx2.Timeout(silence_s, connect=CONNECT_S)
-        async with (
-            self._client() as http,
-            http.stream(method, path, content=body, headers=headers, timeout=timeout) as answer,
-        ):
+        async with self._ask(method, path, body, headers, silence_s) as answer:
+            if meanwhile is not None and not await answer.begins_within(patience_s):
+                await meanwhile()
+            await answer.begin()
             yield answer
 
     async def stream(self, path: str, body: dict[str, Any]) -> AsyncGenerator[ChatChunk, None]:
-        """The events of a streamed answer. Raises EngineGone when it breaks off before its end.
-
-        The reading is a task of its own, so that dropping the request is a cancellation, which runs through all of
-        httpx2's nested generators. Closing this one while they are suspended would leave them to the garbage collector.
-        """
-        arrived: asyncio.Queue[ChatChunk | Exception | None] = asyncio.Queue()
-        reading = asyncio.create_task(self._read(path, body, arrived.put_nowait), name=f"engine stream {path}")
-        self._streams.add(reading)
-        reading.add_done_callback(self._streams.discard)
+        """The events of a streamed answer. Raises EngineGone when it breaks off before its end."""
+        done = asyncio.get_running_loop().create_future()
+        self._streams.add(done)
+        begun = ended = False
+        rest = b""
         try:
-            begun = False
-            while (chunk := await self._next(arrived, begun=begun)) is not None:
-                if isinstance(chunk, Exception):
-                    raise chunk
-                begun = begun or bool(chunk.text or chunk.thinking)
-                yield chunk
-        finally:
-            reading.cancel()
-            await asyncio.wait({reading})
-
-    @contextlib.asynccontextmanager
-    async def _in_words(self) -> AsyncIterator[None]:
-        """What goes wrong with a plain exchange, in our words."""
-        self._check_open()
-        try:
-            yield
-        except Unreachable as error:
-            raise self._lost(EngineGone(_("The engine cannot be reached"), str(error), _(_GONE_ADVICE))) from error
-        except TimeoutError as error:
-            raise self._lost(EngineSilent(_("The engine does not answer"), _(_SILENT), _(_GONE_ADVICE))) from error
-        except BrokeOff as error:
-            raise self._lost(EngineGone(_("The engine broke off"), str(error), _(_GONE_ADVICE))) from error
-
-    def _lost(self, error: E) -> E:
-        """Return the error, an EngineGone with the life that it ends."""
-        if isinstance(error, EngineGone):
-            error.life = self.life
-        return error
-
-    def _check_open(self) -> None:
-        if self._closing.is_set():
-            raise self._lost(
-                EngineGone(_("The engine is no longer there"), _("It was stopped or started anew."), _(_GONE_ADVICE))
-            )
-
-    @contextlib.asynccontextmanager
-    async def _client(self) -> AsyncIterator[httpx2.AsyncClient]:
-        """For one request. This is the one place where httpx2's errors become ours."""
-        self._check_open()
-        try:
-            async with self._make() as http:
-                self._open.add(http)
-                try:
-                    yield http
-                finally:
-                    self._open.discard(http)
-        except httpx2.ConnectError as error:
-            raise self._lost(EngineGone(_("The engine cannot be reached"), _words(error), _(_GONE_ADVICE))) from error
-        except httpx2.ReadTimeout as error:
-            raise self._lost(EngineSilent(_("The engine does not answer"), _(_SILENT), _(_GONE_ADVICE))) from error
-        except httpx2.TimeoutException as error:
-            raise self._lost(
-                EngineGone(_("The engine does not answer"), _("It cannot be reached."), _(_HANG_ADVICE))
-            ) from error
-        except (httpx2.HTTPError, httpx2.StreamError) as error:
-            raise self._lost(EngineGone(_("The engine broke off"), _words(error), _(_GONE_ADVICE))) from error
-
-    async def _next(
-        self, arrived: asyncio.Queue[ChatChunk | Exception | None], *, begun: bool
-    ) -> ChatChunk | Exception | None:
-        """What arrives next. Once words were coming, a long silence is told; a prompt takes as long as it takes."""
-        while begun and arrived.empty():
-            try:
-                async with asyncio.timeout(WORRY_S):
-                    return await arrived.get()
-            except TimeoutError:
-                self._on_silence()
-        return await arrived.get()
-
-    async def _read(
-        self, path: str, body: dict[str, Any], arrive: Callable[[ChatChunk | Exception | None], None]
-    ) -> None:
-        """Read the stream to its end; hand over each chunk, then the error or None."""
-        timeout = httpx2.Timeout(CONNECT_S, read=self._hang_guard_s)
-        ended = begun = False
-        try:
-            async with (
-                self._client() as http,
-                http.stream("POST", path, json=body, headers=self._authorization, timeout=timeout) as answer,
-            ):
+            async with self.passed_on(path, _json(body), silence_s=self._hang_guard_s) as answer:
                 if answer.status_code != 200:
-                    raise self._lost(_refusal(wire.parse_error(await answer.aread(), answer.status_code)))
-                async for event in httpx2.EventSource(answer, None):
-                    chunk = wire.parse_event(event.data)
-                    if isinstance(chunk, wire.WireError):  # raised in here it would leave the event source open
-                        refusal = self._lost(_refusal(chunk))
-                        self._on_fault(refusal)
-                        arrive(refusal)
-                    elif chunk is not None:
-                        arrive(chunk)
+                    raise self._refusal(wire.parse_error(await _whole(answer), answer.status_code))
+                while data := await answer.read():
+                    *lines, rest = (rest + data).split(b"\n")
+                    for line in lines:
+                        if not line.startswith(b"data:"):
+                            continue
+                        event = line.removeprefix(b"data:").strip().decode("utf-8", "replace")
+                        chunk = wire.parse_event(event)
+                        if isinstance(chunk, wire.WireError):
+                            raise self._refusal(chunk)
+                        ended = ended or wire.ends_stream(event)
+                        if chunk is None:
+                            continue
                         if not begun and (chunk.text or chunk.thinking):  # the first word waits for nothing
                             begun = True
-                            read_in_batches(answer, self._closing)
-                    ended = ended or wire.ends_stream(event.data)
-        except Exception as error:  # whatever it is, it belongs to whoever reads
-            if isinstance(error, EngineError):
-                self._on_fault(error)
-            arrive(error)
-        else:
-            arrive(
-                None
-                if ended
-                else self._lost(
-                    EngineGone(_("The engine broke off"), _("Its reply stopped before the end."), _(_GONE_ADVICE))
+                            answer.read_in_batches(self._closing, self._on_silence)
+                        yield chunk
+            if not ended:
+                raise _gone(self.life, _("The engine broke off"), _("Its reply stopped before the end."))
+        except EngineError as error:
+            self._on_fault(error)
+            raise
+        finally:
+            self._streams.discard(done)
+            done.set_result(None)
+
+    @contextlib.asynccontextmanager
+    async def _ask(
+        self, method: str, path: str, body: bytes, headers: Mapping[str, str], silence_s: float
+    ) -> AsyncIterator[Answer]:
+        """Send a request; the answer is still to `begin`. Left early, the connection is dropped."""
+        if self._closing.is_set():
+            raise _gone(self.life, _("The engine is no longer there"), _("It was stopped or started anew."))
+        url, secure = self._url, self._url.scheme == "https"
+        try:
+            async with asyncio.timeout(min(CONNECT_S, silence_s)):
+                reader, writer = await asyncio.open_connection(
+                    url.hostname, url.port or (443 if secure else 80), ssl=_certificates() if secure else None
                 )
-            )
+        except OSError as error:  # TimeoutError is one
+            reason = str(error) or _("It takes no connection.")
+            raise _gone(self.life, _("The engine cannot be reached"), reason) from error
+        answer = Answer(reader, writer, silence_s, self.life)
+        self._under_way.add(answer)
+        told = {"Host": url.netloc, "Content-Length": str(len(body)), "Connection": "close"}
+        try:
+            await answer.send(method, url.path + path, told | dict(headers), body)
+            yield answer
+        finally:
+            self._under_way.discard(answer)
+            answer.drop()
 
-
-async def _begins_within(answer: Answer, seconds: float) -> bool:
-    """Whether an answer's head is there before so long; it is waited for no longer."""
-    if seconds:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await answer.begin()
-    return bool(answer.status_code)
+    def _refusal(self, error: wire.WireError) -> EngineRefused | EngineBroken:
+        reason = errors.broken(error.status, error.message)
+        if reason is None:
+            return EngineRefused(error.status, error.message, error.kind)
+        broken = EngineBroken(reason)
+        broken.life = self.life
+        return broken
 
 
 @functools.cache
-def _trust(scheme: str) -> ssl.SSLContext:
-    """Whose certificates count. Reading all of them takes long, and an engine of our own speaks plain HTTP."""
-    return httpx2.create_ssl_context(trust_env=False) if scheme == "https" else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+def _certificates() -> ssl.SSLContext:
+    """TLS context for a server that the user runs elsewhere. It takes long to make."""
+    return httpx2.create_ssl_context(trust_env=False)
 
 
-def _refusal(error: wire.WireError) -> EngineRefused | EngineBroken:
-    reason = errors.broken(error.status, error.message)
-    return EngineBroken(reason) if reason else EngineRefused(error.status, error.message, error.kind)
+async def _whole(answer: Answer) -> bytes:
+    try:
+        async with contextlib.aclosing(answer.aiter_raw()) as pieces:
+            return await collect(pieces, MOST_ANSWER)
+    except ValueError as error:
+        raise EngineRefused(answer.status_code, _("The answer makes no sense")) from error
 
 
-def _words(error: Exception) -> str:
-    return str(error) or type(error).__name__
+def _json(body: dict[str, Any]) -> bytes:
+    return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
 
 
-def read_in_batches(answer: httpx2.Response, hurry: asyncio.Event) -> None:
-    """Pause before each further read of `answer`, until `hurry` is set; what comes meanwhile is read at once.
+def _gone(life: Life, title: str, detail: str) -> EngineGone:
+    error = EngineGone(title, detail, _(_GONE_ADVICE))
+    error.life = life
+    return error
 
-    It waits in the operating system's buffer, from where it can be had even if the engine is gone by then.
-    """
-    stream: AsyncNetworkStream | None = answer.extensions.get("network_stream")
-    if stream is None:  # no network below
-        return
-    read = stream.read
 
-    async def read_after_a_pause(max_bytes: int, timeout: float | None = None) -> bytes:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(PAUSE_S):
-                await hurry.wait()
-        return await read(max_bytes, timeout)
-
-    stream.read = read_after_a_pause  # type: ignore[method-assign]
+def _silent(life: Life) -> EngineSilent:
+    error = EngineSilent(_("The engine does not answer"), _("It has been silent for too long."), _(_GONE_ADVICE))
+    error.life = life
+    return error

@@ -1,4 +1,4 @@
-"""The values that travel between kvchat and llama-server, as named types, and how answers are read. No I/O.
+"""The values that travel between kvchat and llama-server, written as requests and read in answers. No I/O.
 
 Reading is tolerant: servers differ by version, and a field that is missing or of the wrong type counts as absent.
 
@@ -10,10 +10,13 @@ from __future__ import annotations
 import base64
 import json
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from kvchat.system.files import parse_json
+
+Body = dict[str, Any]
 
 _MOST_NUMBER = 2.0**53
 _PIECE = 200_000  # bytes of token ids
@@ -157,6 +160,56 @@ class WireError:
     status: int
     message: str
     kind: str  # e.g. "exceed_context_size_error"; empty when it does not say
+
+
+def messages_body(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
+    """Messages as the OpenAI-style API takes them."""
+    return [
+        {"role": message.role, "content": _content(message)}
+        | ({"reasoning_content": message.thinking} if message.thinking else {})
+        for message in messages
+    ]
+
+
+def prompt_body(messages: Sequence[ChatMessage], template: Mapping[str, bool | str] = {}) -> Body:
+    """What a chat request says of its prompt. The same is rendered to count its tokens and sent to be answered."""
+    return {"messages": messages_body(messages)} | ({"chat_template_kwargs": dict(template)} if template else {})
+
+
+def chat_body(prompt: Body, sampling: Sampling, slot: int = 0) -> Body:
+    """A streamed chat request, pinned to a slot: an unpinned one may land in another slot than the one we save."""
+    mine = {
+        "stream": True,
+        "id_slot": slot,
+        "cache_prompt": True,
+        "return_progress": True,
+        "timings_per_token": True,
+    }
+    drawn = vars(sampling) | {"json_schema": json.loads(sampling.json_schema) if sampling.json_schema else None}
+    return prompt | mine | {name: value for name, value in drawn.items() if value is not None}
+
+
+def prefill_body(prompt: Sequence[int] | Body, slot: int = 0) -> Body:
+    """A request that reads the prompt into the slot and answers without a reply. Streamed, so that a hang shows.
+
+    It is a list of tokens, or text and files where there are pictures.
+    """
+    return {
+        "prompt": prompt,
+        "n_predict": 0,
+        "stream": True,
+        "id_slot": slot,
+        "cache_prompt": True,
+        "return_progress": True,
+    }
+
+
+def _content(message: ChatMessage) -> str | list[dict[str, Any]]:
+    """Words alone are a string; with pictures it is a list of parts."""
+    if not message.pictures:
+        return message.content
+    pictures = [{"type": "image_url", "image_url": {"url": picture.url}} for picture in message.pictures]
+    return [*pictures, *([{"type": "text", "text": message.content}] if message.content else [])]
 
 
 def parse_object(text: str | bytes) -> dict[str, Any]:

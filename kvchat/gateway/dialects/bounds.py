@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from kvchat.engine.speaking.picture_files import MOST_PIXELS, pixels
+from kvchat.engine.speaking.pictures import MOST_PIXELS, pixels
 from kvchat.engine.speaking.wire import MOST_GRAMMAR, MOST_LEVELS, levels
 from kvchat.gateway.dialects.conversion import Json
 

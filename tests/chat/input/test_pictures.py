@@ -12,9 +12,8 @@ from kvchat.chat.input.documents import read_attachment
 from kvchat.chat.input.pictures import MOST_BYTES, CannotAttach, picture_of
 from kvchat.chat.record.messages import MessageState, Role
 from kvchat.chat.record.prompt import needs_vision, prompt_messages
-from kvchat.engine.speaking.bodies import messages_body
-from kvchat.engine.speaking.picture_files import pixels
-from kvchat.engine.speaking.wire import Picture
+from kvchat.engine.speaking.pictures import pixels
+from kvchat.engine.speaking.wire import Picture, messages_body
 from kvchat.engine_host.choice import CannotSee, find_projector
 from kvchat.library.local.files import projector_of
 from kvchat.transfer.exporting import ExportForm, export_file

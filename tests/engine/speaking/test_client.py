@@ -10,7 +10,6 @@ import time
 from collections.abc import AsyncIterator, Callable
 from itertools import pairwise
 
-import httpx2
 import psutil
 import pytest
 
@@ -34,6 +33,22 @@ async def client(fake_engine: FakeEngine) -> AsyncIterator[LlamaServerClient]:
     assert isinstance(engine, LlamaServerClient)
     yield engine
     await supervisor.close()
+
+
+@contextlib.asynccontextmanager
+async def scripted(status: int, body: str) -> AsyncIterator[tuple[LlamaServerClient, list[str]]]:
+    """A client of a server that answers everything so, and the heads of the requests it saw."""
+    seen: list[str] = []
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.closing(writer):
+            seen.append((await reader.readuntil(b"\r\n\r\n")).decode())
+            writer.write(f"HTTP/1.1 {status} So\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode())
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    async with server, contextlib.aclosing(LlamaServerClient(f"http://127.0.0.1:{port}", "secret")) as client:
+        yield client, seen
 
 
 async def all_chunks(engine: LlamaServerClient, sampling: Sampling | None = None) -> list[ChatChunk]:
@@ -236,33 +251,20 @@ async def test_proxies_are_not_for_us(client: LlamaServerClient, monkeypatch: py
 
 
 async def test_the_key_is_not_shown_to_a_server_that_asks_for_none() -> None:
-    seen: list[httpx2.Request] = []
-
-    def stranger(request: httpx2.Request) -> httpx2.Response:
-        seen.append(request)
-        return httpx2.Response(200, json={"status": "ok"})
-
-    async with contextlib.aclosing(
-        LlamaServerClient("http://stranger", "secret", transport=httpx2.MockTransport(stranger))
-    ) as client:
+    async with scripted(200, '{"status": "ok"}') as (client, seen):
         assert await client.health() is Health.READY
         with pytest.raises(NotOurEngine):
             await client.verify()
-    assert all("secret" not in str(request.headers) for request in seen)
+    assert len(seen) == 2
+    assert all(client.key not in head for head in seen)
 
 
 @pytest.mark.parametrize(
-    ("answer", "error"),
-    [
-        (httpx2.Response(200, text="data: {}\n\n", headers={"content-type": "text/event-stream"}), EngineGone),
-        (httpx2.Response(200, text="<html>"), EngineGone),
-        (httpx2.Response(502, text="bad gateway"), EngineRefused),
-    ],
+    ("status", "body", "error"),
+    [(200, "data: {}\n\n", EngineGone), (200, "<html>", EngineGone), (502, "bad gateway", EngineRefused)],
 )
-async def test_answers_that_are_no_reply(answer: httpx2.Response, error: type[Exception]) -> None:
-    async with contextlib.aclosing(
-        LlamaServerClient("http://odd", "key", transport=httpx2.MockTransport(lambda _: answer))
-    ) as client:
+async def test_answers_that_are_no_reply(status: int, body: str, error: type[Exception]) -> None:
+    async with scripted(status, body) as (client, _):
         with pytest.raises(error):
             await all_chunks(client)
 
@@ -312,28 +314,24 @@ async def test_a_request_cancelled_at_whatever_moment_leaves_no_connection() -> 
     server.close()
 
 
-def streaming(*events: str) -> LlamaServerClient:
-    """A client of a server that streams these events."""
-    body = "".join(f"data: {event}\n\n" for event in events)
-    answer = httpx2.Response(200, headers={"content-type": "text/event-stream"}, text=body)
-    return LlamaServerClient("http://engine", "key", transport=httpx2.MockTransport(lambda _: answer))
-
-
 def told_timings(cached: int) -> str:
     numbers = f'"cache_n": {cached}, "prompt_n": 1, "prompt_ms": 1.0, "predicted_n": 0, "predicted_ms": 0.0'
-    return f'{{"content": "", "stop": true, "timings": {{{numbers}}}}}'
+    return f'data: {{"content": "", "stop": true, "timings": {{{numbers}}}}}\n\n'
 
 
 @pytest.mark.parametrize(("cached", "kept"), [(100, 100), (150, 100), (40, 40), (0, 0)])
 async def test_rows_are_kept_as_far_as_the_engine_reused_them(cached: int, kept: int) -> None:
-    async with contextlib.aclosing(streaming(told_timings(cached))) as client:
+    async with scripted(200, told_timings(cached)) as (client, _):
         client.rows.count_as_saved(100)
         await client.with_template({"thinking": True}).prefill([1, 2, 3])
         assert client.rows.kept == kept
+        client.rows.alone = False  # where others ask too nothing is ever known
+        client.rows.count_as_saved(100)
+        assert client.rows.kept == 0
 
 
 async def test_of_a_request_that_broke_off_nothing_is_known() -> None:
-    async with contextlib.aclosing(streaming("{}")) as client:
+    async with scripted(200, "data: {}\n\n") as (client, _):
         client.rows.count_as_saved(100)
         with pytest.raises(EngineError):
             await client.prefill([1, 2, 3])
@@ -341,18 +339,9 @@ async def test_of_a_request_that_broke_off_nothing_is_known() -> None:
 
 
 async def test_a_slot_that_was_filled_or_emptied_is_known_only_when_that_is_said() -> None:
-    async with contextlib.aclosing(
-        LlamaServerClient("http://engine", "key", transport=httpx2.MockTransport(lambda _: httpx2.Response(500)))
-    ) as client:
+    async with scripted(500, "") as (client, _):
         for change in (client.erase_slot(), client.restore_slot("a.slot")):
             client.rows.count_as_saved(100)
             with pytest.raises(EngineError):
                 await change
             assert client.rows.kept == 0
-
-
-async def test_where_others_ask_too_nothing_is_ever_known() -> None:
-    async with contextlib.aclosing(streaming(told_timings(100))) as client:
-        client.rows.alone = False
-        client.rows.count_as_saved(100)
-        assert client.rows.kept == 0

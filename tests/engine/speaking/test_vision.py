@@ -13,7 +13,7 @@ from kvchat.engine.finding.discovery import EngineKind, EngineLocation
 from kvchat.engine.running.plan import LaunchPlan
 from kvchat.engine.running.supervisor import EngineSupervisor, RestartPolicy
 from kvchat.engine.speaking.client import EngineRefused, LlamaServerClient
-from kvchat.engine.speaking.vision import PicturePrompts, picture_ids
+from kvchat.engine.speaking.pictures import PicturePrompts, picture_ids
 from kvchat.engine.speaking.wire import ChatMessage, Picture, Sampling, Timings
 from tests.models import seeing
 from tests.pictures import png
@@ -125,7 +125,7 @@ async def test_what_cannot_be_said_again_is_refused() -> None:
 
 
 async def test_only_so_many_pictures_are_kept_at_hand(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvchat.engine.speaking.vision.KEPT_BYTES", len(RED.data) + len(GREEN.data))
+    monkeypatch.setattr("kvchat.engine.speaking.pictures.KEPT_BYTES", len(RED.data) + len(GREEN.data))
     engine = Letters()
     pictures_of = PicturePrompts(engine.call, engine.tokenize, "p", "<m>")
     first = await pictures_of.tokens("<m>", [RED])

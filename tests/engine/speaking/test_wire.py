@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from kvchat.engine.speaking import bodies, wire
+from kvchat.engine.speaking import wire
 from kvchat.engine.speaking.wire import ChatChunk, ChatMessage, PromptProgress, Sampling, Timings, WireError
 
 # Events of a real llama-server (b11434), shortened to the fields there are.
@@ -107,20 +107,20 @@ def test_tokens() -> None:
 
 
 def test_a_chat_request_is_pinned_and_shows_its_numbers() -> None:
-    body = bodies.chat_body(bodies.prompt_body([ChatMessage("user", "hi")]), Sampling())
+    body = wire.chat_body(wire.prompt_body([ChatMessage("user", "hi")]), Sampling())
     assert body["id_slot"] == 0
     assert body["stream"] is body["cache_prompt"] is body["return_progress"] is body["timings_per_token"] is True
     assert not {"max_tokens", "temperature", "seed"} & body.keys()
 
 
 def test_sampling_that_is_zero_is_sent() -> None:
-    body = bodies.chat_body({}, Sampling(max_tokens=5, temperature=0.0, seed=0))
+    body = wire.chat_body({}, Sampling(max_tokens=5, temperature=0.0, seed=0))
     assert (body["max_tokens"], body["temperature"], body["seed"]) == (5, 0.0, 0)
 
 
 def test_thinking_travels_only_when_there_is_some() -> None:
     messages = [ChatMessage("user", "q"), ChatMessage("assistant", "a", "because")]
-    assert json.loads(json.dumps(bodies.messages_body(messages))) == [
+    assert json.loads(json.dumps(wire.messages_body(messages))) == [
         {"role": "user", "content": "q"},
         {"role": "assistant", "content": "a", "reasoning_content": "because"},
     ]

@@ -14,7 +14,7 @@ from PySide6.QtGui import QColor, QImage
 from PySide6.QtWidgets import QApplication
 
 from kvchat.chat.input.pictures import CannotAttach, picture_of
-from kvchat.engine.speaking.picture_files import kind_of, pixels
+from kvchat.engine.speaking.pictures import kind_of, pixels
 from kvchat.ui.attachments.chips import HEIGHT, WIDEST, PictureTile, tile_size
 from kvchat.ui.attachments.pictures import LONGEST_SIDE, decoded, of_image, prepared, shape
 from kvchat.ui.base.theme import Look

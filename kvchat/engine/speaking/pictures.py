@@ -1,4 +1,4 @@
-"""Pictures in a prompt: what stands for them among its tokens, and how such a prompt is read into the slot.
+"""Pictures: what a file is by its header, what stands for one among a prompt's tokens, how that is read into the slot.
 
 llama-server puts one and the same placeholder wherever a picture's tokens are, and tells pictures apart by a list of
 its own (tools/server/server-common.cpp, `server_tokens`). kvchat gives each picture ids of its own instead, below all
@@ -9,6 +9,7 @@ alike.
 from __future__ import annotations
 
 import base64
+import struct
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
@@ -17,11 +18,12 @@ from typing import Any
 import numpy as np
 from blake3 import blake3
 
-from kvchat.engine.speaking.bodies import prompt_body
 from kvchat.engine.speaking.errors import EngineRefused
-from kvchat.engine.speaking.wire import ChatMessage, Picture
+from kvchat.engine.speaking.wire import ChatMessage, Picture, prompt_body
 from kvchat.words.language import _
 
+MOST_PIXELS = 40_000_000  # decoded it takes three bytes for each, in the engine
+_LOOKS = {b"\x89PNG\r\n\x1a\n": "PNG", b"\xff\xd8\xff": "JPEG", b"GIF8": "GIF", b"BM": "BMP"}  # what engines read
 FIRST_ID = -2  # −1 is llama-server's own placeholder
 KEPT_BYTES = 64_000_000  # of pictures seen last, to read them in again when the slot is settled
 _DUMMY = Picture(b"\x89PNG")  # templates are rendered without looking at the picture
@@ -134,3 +136,42 @@ def _runs(tokens: Sequence[int]) -> Iterator[tuple[int, tuple[int, ...]]]:
         run = tuple(group)
         yield at, run
         at += len(run)
+
+
+def kind_of(data: bytes) -> str | None:
+    """PNG, JPEG, GIF or BMP; None for what engines do not read."""
+    kind = next((kind for look, kind in _LOOKS.items() if data.startswith(look)), None)
+    return None if kind == "BMP" and data[6:10] != bytes(4) else kind  # words may begin so, too
+
+
+def pixels(data: bytes) -> tuple[int, int]:
+    """Width and height as the file's header tells them; 0, 0 where it tells none."""
+    try:
+        match kind_of(data):
+            case "PNG":
+                return struct.unpack_from(">II", data, 16)
+            case "GIF":
+                return struct.unpack_from("<HH", data, 6)
+            case "BMP":
+                width, height = struct.unpack_from("<ii", data, 18)
+                return abs(width), abs(height)
+            case "JPEG":
+                return _jpeg_pixels(data)
+    except (struct.error, IndexError):
+        pass
+    return 0, 0
+
+
+def _jpeg_pixels(data: bytes) -> tuple[int, int]:
+    """From the frame header, which the segments before it lead to (ITU-T T.81, B.1.1)."""
+    at = 2
+    while True:
+        while data[at] != 0xFF:
+            at += 1
+        while data[at] == 0xFF:
+            at += 1
+        marker = data[at]
+        if 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):
+            height, width = struct.unpack_from(">HH", data, at + 4)
+            return width, height
+        at += 1 if 0xD0 <= marker <= 0xD9 else 1 + struct.unpack_from(">H", data, at + 1)[0]
