@@ -23,11 +23,10 @@ from kvchat.system.owner import StartRequest
 from kvchat.system.paths import Paths
 from kvchat.system.session_bus import SessionBus
 from kvchat.transfer.repair import repair
-from kvchat.ui.app.attention import Attention
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.app.opening import Opener
 from kvchat.ui.app.quitting import close_and_tell
-from kvchat.ui.app.tray import Tray
+from kvchat.ui.app.tray import Attention, Tray
 from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.confirm import ask, say
 from kvchat.words.language import _, sentences

@@ -12,8 +12,7 @@ from PySide6.QtCore import Signal
 from PySide6.QtGui import QCloseEvent, QHideEvent, QKeyEvent, QKeySequence, QShowEvent
 from PySide6.QtWidgets import QMainWindow, QStackedWidget, QWidget
 
-from kvchat.ui.app.window_memory import WindowMemory
-from kvchat.ui.app.window_place import WindowPlace
+from kvchat.ui.app.window_place import WindowMemory, WindowPlace
 from kvchat.ui.base.building import column
 from kvchat.ui.base.icons import app_icon
 from kvchat.ui.base.theme import Look
@@ -109,19 +108,15 @@ class MainWindow(QMainWindow):
         self._pages.addWidget(self.first_start)
 
     def _make_controllers(self) -> None:
-        from kvchat.ui.app.focus_home import FocusHome
         from kvchat.ui.app.handlers import handlers, senseless
-        from kvchat.ui.app.keyboard import Keyboard
+        from kvchat.ui.app.keyboard import FocusHome, Keyboard
         from kvchat.ui.app.quitting import QuitController
         from kvchat.ui.app.side_windows import SideWindows
         from kvchat.ui.controllers.attachments import AttachmentIntake
-        from kvchat.ui.controllers.chat import ChatController
-        from kvchat.ui.controllers.context import ContextController
-        from kvchat.ui.controllers.ground import GroundController
-        from kvchat.ui.controllers.messages import MessageController
+        from kvchat.ui.controllers.chat import ChatController, MessageController
+        from kvchat.ui.controllers.context import ContextController, GroundController
         from kvchat.ui.controllers.model import ModelController
         from kvchat.ui.controllers.organiser import OrganiserController
-        from kvchat.ui.controllers.search import SearchController
         from kvchat.ui.controllers.transfer import TransferController
         from kvchat.ui.controllers.views import Views
         from kvchat.ui.models.model_choice import ModelMenu
@@ -138,7 +133,6 @@ class MainWindow(QMainWindow):
         self._stop_hearing = runtime.events.subscribe(self.attachments.hear)
         self.context = ContextController(runtime, views, self.chat)
         self.ground = GroundController(runtime, views, self.chat, self)
-        self.search = SearchController(runtime, views, self.chat)
         self.organiser = OrganiserController(runtime, views, self.chat)
         self.models = ModelController(runtime, views, self.chat, self)
         self.model_menu = ModelMenu(runtime, self.header.model_menu, self.runner, lambda: self.models.answering)
@@ -167,7 +161,7 @@ class MainWindow(QMainWindow):
         Raises StorageFailed where what is written in it could not be kept.
         """
         self.place.remember()
-        from kvchat.ui.controllers.controller import Controller
+        from kvchat.ui.controllers.views import Controller
 
         for controller in self.findChildren(Controller):
             controller.close()

@@ -10,7 +10,7 @@ from PySide6.QtWidgets import QDialog, QSystemTrayIcon, QWidget
 from kvchat.library.remote.downloads import RUNS
 from kvchat.runtime import Runtime
 from kvchat.session.slots import Unfinished
-from kvchat.ui.app.window_memory import WindowMemory
+from kvchat.ui.app.window_place import WindowMemory
 from kvchat.ui.base.building import STRETCH, button, column, label, row
 from kvchat.ui.controllers.sidebar import SidebarController
 from kvchat.ui.controllers.transfer import TransferController

@@ -26,7 +26,7 @@ from kvchat.ui.attachments.screenshot import take_screenshot
 from kvchat.ui.base.tasks import TaskRunner
 from kvchat.ui.chat.composer import Composer
 from kvchat.ui.chat.message_field import local_files
-from kvchat.ui.controllers.drafts import PASTED
+from kvchat.ui.controllers.sending import PASTED
 from kvchat.ui.dialogs.confirm import file_dialog
 from kvchat.ui.dialogs.notices import Notices
 from kvchat.words.language import N_, _

@@ -19,8 +19,7 @@ from kvchat.library.remote.starter import starter_is_here, starter_path
 from kvchat.runtime import Runtime
 from kvchat.system.login import can_start_at_login, start_at_login, starts_at_login
 from kvchat.ui.controllers.chat import ChatController
-from kvchat.ui.controllers.controller import Controller
-from kvchat.ui.controllers.views import Views
+from kvchat.ui.controllers.views import Controller, Views
 from kvchat.ui.models.first_start import STARTER_SIZE, open_gguf_dialog
 from kvchat.words.language import _, beside
 from kvchat.words.wording import size

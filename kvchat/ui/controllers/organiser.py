@@ -1,4 +1,4 @@
-"""Between the sidebar and the organiser: chats are moved, archived and deleted, and had back."""
+"""Between the sidebar and the chats: they are found, moved, archived, deleted and restored."""
 
 from __future__ import annotations
 
@@ -8,24 +8,29 @@ from typing import Any
 
 from PySide6.QtWidgets import QInputDialog
 
+from kvchat.chat.search.search import FoundChat
 from kvchat.runtime import Runtime
 from kvchat.ui.controllers.chat import ChatController
-from kvchat.ui.controllers.controller import Controller
-from kvchat.ui.controllers.views import Views
+from kvchat.ui.controllers.views import Controller, Views
 from kvchat.words.language import N_, _, several
 from kvchat.words.wording import one_line
 
 _MOST_LETTERS = 40  # of a title in a notice
+_PAUSE_MS = 80  # between keys, before a search begins
+_AGAIN_MS = 700  # while older messages are still being read
 
 
 class OrganiserController(Controller):
-    """Does what the sidebar's menu asks for."""
+    """Does what the sidebar's menu asks for, and searches while the user types."""
 
     def __init__(self, runtime: Runtime, views: Views, chat: ChatController) -> None:
         super().__init__(runtime, views, chat)
-        self._chat, self._organiser = chat, runtime.chat.organiser
+        self._chat, self._organiser, self._search_panel = chat, runtime.chat.organiser, views.sidebar.search
+        self._pause = self._timer(_PAUSE_MS, self._search)
         sidebar, runner = views.sidebar, views.runner
-        sidebar.delete_requested.connect(lambda ids: runner.start(self._delete(ids)))
+        sidebar.search.field.textChanged.connect(self._query_changed)
+        sidebar.search.results.chosen.connect(lambda found: runner.start(self._open_found(found)))
+        sidebar.delete_requested.connect(lambda ids: runner.start(self.delete(ids)))
         sidebar.archive_requested.connect(lambda ids, on: runner.start(self._archive(ids, on)))
         sidebar.top_requested.connect(lambda ids, on: runner.start(self._organiser.keep_on_top(ids, on)))
         sidebar.move_requested.connect(lambda ids, to: runner.start(self._organiser.move(ids, to)))
@@ -40,7 +45,7 @@ class OrganiserController(Controller):
         self._chat.open(ids[0])
         sidebar.choose(ids)
 
-    async def _delete(self, ids: list[str]) -> None:
+    async def delete(self, ids: list[str]) -> None:
         offer_undo = self._undo_offer(ids, N_("Deleted {what}"), self._organiser.undo_delete)
         self._chat.step_away(ids)
         await self._organiser.delete(ids)
@@ -79,3 +84,29 @@ class OrganiserController(Controller):
             lambda name: name.strip() and self._runner.start(self._organiser.move(ids, name))
         )
         dialog.open()
+
+    def _query_changed(self, query: str) -> None:
+        if query.strip():
+            self._pause.start(_PAUSE_MS)
+        else:
+            self._pause.stop()
+            self._search_panel.show_none()
+
+    async def _search(self) -> None:
+        query = self._search_panel.field.text()
+        found = await self._runtime.chat.finder.find(query)
+        if query != self._search_panel.field.text() or not query.strip():
+            return
+        self._search_panel.show_found(found)
+        if not found.complete:
+            self._pause.start(_AGAIN_MS)
+
+    async def _open_found(self, found: FoundChat) -> None:
+        query = self._search_panel.field.text()
+        if not found.message_ids:
+            self._chat.open(found.conversation_id)
+            return
+        await self._chat.open_at(found.conversation_id, found.message_ids[0])
+        self._views.find_bar.begin(query, found.message_ids[0])
+        if found.in_document:
+            self._views.transcript.marks.open_document(found.message_ids[0])

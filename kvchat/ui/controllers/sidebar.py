@@ -13,8 +13,7 @@ from kvchat.chat.record.messages import Conversation
 from kvchat.chat.turn.prediction import Forecast
 from kvchat.kvstore.savepoint import ConversationUsage, StoreUsage
 from kvchat.runtime import Runtime
-from kvchat.ui.controllers.controller import Controller
-from kvchat.ui.controllers.views import Views
+from kvchat.ui.controllers.views import Controller, Views
 from kvchat.ui.sidebar.arrangement import arranged, folders_of
 from kvchat.ui.sidebar.conversation_list import Row
 from kvchat.ui.storage.storage_panel import owner_names

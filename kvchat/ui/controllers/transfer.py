@@ -18,9 +18,8 @@ from kvchat.transfer.backup import BackupFacts, engine_of
 from kvchat.transfer.memory_file import holds_memory
 from kvchat.transfer.sealed import PassphraseNeeded
 from kvchat.ui.base.building import progress_bar
-from kvchat.ui.controllers.controller import Controller
 from kvchat.ui.controllers.sidebar import SidebarController
-from kvchat.ui.controllers.views import Views
+from kvchat.ui.controllers.views import Controller, Views
 from kvchat.ui.dialogs.confirm import ask_passphrase, confirm, file_dialog, save_dialog
 from kvchat.ui.dialogs.notices import ImportReportDialog
 from kvchat.words.language import N_, _, listed, number, sentences, several

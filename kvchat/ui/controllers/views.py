@@ -1,17 +1,20 @@
-"""What the window remembers of a turn, and the widgets that show it, several of them at once."""
+"""The widgets the controllers work on, what is remembered of a turn, and what all controllers have in common."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
+from typing import Any
 
-from kvchat.chat.events import ReplyDelta, ReplyFinished, TurnEvent, TurnFailed
+from PySide6.QtCore import QObject, QTimer
+
+from kvchat.chat.events import Event, ReplyDelta, ReplyFinished, TurnEvent, TurnFailed
 from kvchat.chat.record.messages import Conversation, Role
 from kvchat.engine.speaking.connection import EngineStatus
 from kvchat.errors import KvchatError
 from kvchat.runtime import Runtime
 from kvchat.session.exchange import PromptTooLong
-from kvchat.ui.base.tasks import TaskRunner
+from kvchat.ui.base.tasks import ErrorHandler, TaskRunner
 from kvchat.ui.base.theme import Look
 from kvchat.ui.chat.cards import ContextCard, EngineCard
 from kvchat.ui.chat.chat_page import DocumentsLine
@@ -163,3 +166,30 @@ class ChatPresenter:
 def _told_by_engine(failure: KvchatError | None, status: EngineStatus) -> bool:
     """Return True if the engine's card shows this failure already."""
     return failure is not None and status.failure is not None and status.failure.title == failure.title
+
+
+class Controller(QObject):
+    """Hears the runtime's events until it is closed; a subclass that cares for them has a `_hear`."""
+
+    def __init__(self, runtime: Runtime, views: Views, parent: QObject) -> None:
+        super().__init__(parent)
+        self._runtime, self._views, self._runner = runtime, views, views.runner
+        self._closed = False
+        self._unsubscribe = runtime.events.subscribe(self._hear)
+
+    def close(self) -> None:
+        self._unsubscribe()
+        self._closed = True
+        for timer in self.findChildren(QTimer):
+            timer.stop()
+
+    def _hear(self, event: Event) -> None:
+        """Something happened."""
+
+    def _timer(
+        self, ms: int, run: Callable[[], Coroutine[Any, Any, Any]], on_error: ErrorHandler | None = None
+    ) -> QTimer:
+        """Return a single-shot timer that starts `run`; a KvchatError goes to `on_error`, if given."""
+        timer = QTimer(self, singleShot=True, interval=ms)
+        timer.timeout.connect(lambda: self._closed or self._runner.start(run(), on_error))
+        return timer

@@ -1,4 +1,4 @@
-"""The sidebar: New, the conversations with their warmth, and what the save points cost on disk."""
+"""The sidebar: New, the conversations with their warmth and their menu, and what the save points cost on disk."""
 
 from __future__ import annotations
 
@@ -24,18 +24,20 @@ from PySide6.QtWidgets import QAbstractItemView, QFrame, QMenu, QSizePolicy, QWi
 from kvchat.ui.base.building import button, column, label, progress_bar, row, tool_button
 from kvchat.ui.base.icons import icon
 from kvchat.ui.base.theme import Look
+from kvchat.ui.commands.shortcuts import add_keep_actions, words_of
 from kvchat.ui.sidebar.arrangement import Arrangement, Order, with_headings
-from kvchat.ui.sidebar.chat_menu import fill_chat_menu
 from kvchat.ui.sidebar.conversation_list import ChatList, ConversationDelegate, ConversationModel, Row
 from kvchat.ui.sidebar.search_panel import SearchPanel
 from kvchat.ui.widgets.elided import ElidedButton
 from kvchat.ui.widgets.lists import ROW
-from kvchat.words.language import _
-from kvchat.words.wording import STORAGE, one_line, size_of
+from kvchat.words.language import _, pgettext, several
+from kvchat.words.wording import STORAGE, VERIFY_MEMORY, one_line, size_of
 
 if TYPE_CHECKING:
     from kvchat.chat.record.messages import Conversation
     from kvchat.kvstore.savepoint import StoreUsage
+    from kvchat.ui.sidebar.conversation_list import Row
+
 
 _REST_MS = 250  # pointer or keys stay on a row for so long before that means anything
 _ALONE = QItemSelectionModel.SelectionFlag.ClearAndSelect  # whatever keys are held
@@ -249,3 +251,53 @@ class Sidebar(QFrame):
         self.hide_button.setIcon(icon("sidebar", self._look.theme.muted))
         self.library_button.setIcon(icon("document", self._look.theme.muted))
         self.usage_button.setIcon(icon("disk", self._look.theme.muted))
+
+
+_OF_ONE = ("name", "chat-settings", "export-memory")  # actions of the table that concern one chat
+
+
+def fill_chat_menu(
+    menu: QMenu, sidebar: Sidebar, chat: Row, ids: Sequence[str], folders: Sequence[str], rename: Callable[[], object]
+) -> None:
+    """Fill `menu` for the chats of these ids, among them `chat`, whose state the entries show.
+
+    The signals of `sidebar` tell what is chosen. A chat without an id has not begun.
+    """
+    menu.clear()
+    alone, ids = len(ids) == 1, list(ids)
+    menu.addAction(_("Rename"), rename).setEnabled(alone)
+    name, settings, export_memory = (
+        (words_of(action), partial(sidebar.requested.emit, action, chat.id)) for action in _OF_ONE
+    )
+    menu.addAction(*name).setEnabled(alone)
+    begins = menu.addAction(*settings)
+    begins.setEnabled(alone)
+    menu.addSeparator()
+    top = menu.addAction(_("Keep on top"), lambda: sidebar.top_requested.emit(ids, not chat.on_top))
+    top.setCheckable(True)
+    top.setChecked(chat.on_top)
+    folder_menu = menu.addMenu(_("Move to folder"))
+    for folder in folders:
+        folder_menu.addAction(folder.replace("&", "&&"), partial(sidebar.move_requested.emit, ids, folder))
+    folder_menu.addAction(_("New folder…"), lambda: sidebar.new_folder_requested.emit(ids))
+    folder_menu.addAction(_("No folder"), lambda: sidebar.move_requested.emit(ids, None))
+    away = _("Take out of the archive") if chat.archived else pgettext("to do", "Archive")
+    menu.addAction(away, lambda: sidebar.archive_requested.emit(ids, not chat.archived))
+    menu.addSeparator()
+    pin, never = add_keep_actions(
+        menu,
+        lambda on: sidebar.pin_requested.emit(chat.id, on),
+        lambda on: sidebar.never_save_requested.emit(chat.id, on),
+    )
+    pin.setChecked(chat.pinned)
+    never.setChecked(chat.never_save)
+    if chat.imported and alone:
+        menu.addAction(_(VERIFY_MEMORY), partial(sidebar.verify_requested.emit, chat.id))
+    menu.addSeparator()
+    menu.addAction(_("Export…"), lambda: sidebar.export_requested.emit(ids))
+    menu.addAction(*export_memory).setEnabled(alone)
+    words = _("Delete") if alone else several(len(ids), "Delete {count} chat", "Delete {count} chats")
+    menu.addAction(words, lambda: sidebar.delete_requested.emit(ids))
+    if not chat.id:
+        for action in menu.actions():
+            action.setEnabled(action is begins)

@@ -1,19 +1,166 @@
-"""The top of the storage window: the limit, what sharing saves, and four figures worth knowing."""
+"""The figures of the store in words, and the summary at the top of the storage window."""
 
 from __future__ import annotations
+
+from datetime import datetime, timedelta
 
 from PySide6.QtCore import QRectF
 from PySide6.QtGui import QColor, QPainter
 from PySide6.QtWidgets import QHBoxLayout, QWidget
 
-from kvchat.kvstore.savepoint import StoreUsage
+from kvchat.kvstore.savepoint import ConversationUsage, PrunedConversation, PrunePlan, StoreUsage, program_of
 from kvchat.session.restore_cost import BreakEven
+from kvchat.store_service import chats_in_words
 from kvchat.ui.base.building import STRETCH, column, label, progress_bar, row
 from kvchat.ui.base.theme import Look
-from kvchat.ui.storage.usage_words import break_even_in_words, sharing, spared_bytes
 from kvchat.ui.widgets.controls import RoundBar, mix
-from kvchat.words.language import _, sentences
-from kvchat.words.wording import size, size_of
+from kvchat.words.language import _, beside, mark, number, sentences, several
+from kvchat.words.wording import added, per_second, percent, roughly, since, size, size_of
+
+_NEAR = 0.9  # of the size asked for; a plan that leaves less says so
+
+
+def spared_bytes(usage: StoreUsage) -> int:
+    """What whole slot files would take beyond what is on disk; never below 0."""
+    return max(0, usage.logical_bytes - usage.physical_bytes)
+
+
+def sharing(usage: StoreUsage) -> str:
+    if not usage.save_points:
+        return ""
+    spared = spared_bytes(usage)
+    if not spared and any(one.shared_bytes for one in usage.conversations):
+        return _("What chats share is kept once; it is too little yet to spare anything.")
+    if not spared:
+        return _("Nothing is shared yet: turns and chats that begin alike will be kept once.")
+    share = spared / usage.logical_bytes
+    return _(
+        "{spared} spared ({percent}): whole files would take {logical_bytes}.",
+        spared=size(spared),
+        percent=percent(share) if share < 0.995 else _("more than 99 %"),
+        logical_bytes=size(usage.logical_bytes),
+    )
+
+
+def limits_in_words(usage: StoreUsage, max_age_days: int | None) -> str:
+    limit = size(usage.quota_bytes)
+    words = _("Above the limit of {limit}, what spares the least reading for its size goes first.", limit=limit)
+    if holds := chats_in_words(usage.quota_bytes, usage.chat_bytes):
+        words = _(
+            "The limit of {limit} {holds}. Above it, what spares the least reading for its size goes first.",
+            limit=limit,
+            holds=holds,
+        )
+    if any(program_of(one.conversation_id) for one in usage.conversations):
+        programs = _(
+            "Other programs go before chats; they keep {programs_quota_bytes} at most.",
+            programs_quota_bytes=size(usage.programs_quota_bytes),
+        )
+        words = sentences(words, programs)
+    if max_age_days is not None:
+        unused = several(
+            max_age_days,
+            "What was not used for {count} day goes as well.",
+            "What was not used for {count} days goes as well.",
+        )
+        words = sentences(words, unused)
+    return words
+
+
+def break_even_in_words(pays: BreakEven | None) -> str:
+    """Return from which length on restoring beats reading, and why; empty if not measured yet."""
+    if pays is None:
+        return ""
+    reading, loading = per_second(1000 / pays.prefill_ms_per_token), size(1000 / pays.restore_ms_per_byte)
+    rates = _("(reading {reading}, loading {loading}/s)", reading=reading, loading=loading)
+    if pays.tokens is None:
+        return _("On this computer loading is never quicker than reading {rates}.", rates=rates)
+    return _(
+        "On this computer loading is quicker than reading from about {tokens} tokens on {rates}.",
+        tokens=number(pays.tokens),
+        rates=rates,
+    )
+
+
+def use_of(usage: ConversationUsage, now: datetime, seconds_saved: float = 0.0) -> str:
+    words = _("used {when}", when=since(usage.last_used_at, now.astimezone(usage.last_used_at.tzinfo)))
+    if program_of(usage.conversation_id):
+        prompts = several(usage.save_points, "{count} prompt kept", "{count} prompts kept")
+        words = beside((prompts, words))
+    if seconds_saved >= 1:
+        return _("{words} · has saved {time}", words=words, time=roughly(seconds_saved))
+    if usage.reading:
+        return _("{words} · reading it again: {time}", words=words, time=roughly(usage.reading))
+    return words
+
+
+def split_of(usage: ConversationUsage) -> str:
+    if not usage.bytes:
+        return _("nothing kept")
+    if not usage.shared_bytes:
+        return _("all its own")
+    return _(
+        "{exclusive_bytes} own, {shared_bytes} shared",
+        exclusive_bytes=size(usage.exclusive_bytes),
+        shared_bytes=size(usage.shared_bytes),
+    )
+
+
+def loss_of(loss: PrunedConversation) -> str:
+    if loss.save_points_left and program_of(loss.conversation_id):
+        return _(
+            "would lose {what}: {size}",
+            what=several(loss.save_points, "{count} prompt", "{count} prompts"),
+            size=size(loss.bytes_freed),
+        )
+    if loss.save_points_left:
+        return _(
+            "would lose {what}: {size}",
+            what=several(loss.save_points, "{count} old turn", "{count} old turns"),
+            size=size(loss.bytes_freed),
+        )
+    if loss.reading is None:
+        return _("would have to be read again")
+    return _("would have to be read again: {time}", time=roughly(loss.reading))
+
+
+def plan_in_words(plan: PrunePlan, target_bytes: int) -> str:
+    pinned = _(
+        "It cannot go below {bytes_left}: what is always kept stays, and the list of what is kept.",
+        bytes_left=size(plan.bytes_left),
+    )
+    missed = pinned if plan.bytes_left > max(target_bytes, 0) else ""
+    if not plan.save_point_ids:
+        return sentences(_("Nothing would go."), missed)
+    chats = [one for one in plan.conversations if not program_of(one.conversation_id)]
+    thinned = [one for one in chats if one.save_points_left]
+    cold, parts = len(plan.cold), list[str]()
+    if prompts := sum(one.save_points for one in plan.conversations) - sum(one.save_points for one in chats):
+        parts.append(_("{prompts} of other programs", prompts=several(prompts, "{count} prompt", "{count} prompts")))
+    if thinned:
+        turns = several(sum(one.save_points for one in thinned), "{count} old turn", "{count} old turns")
+        parts.append(_("{turns} of {count}", turns=turns, count=several(len(thinned), "{count} chat", "{count} chats")))
+    if cold:
+        parts.append(several(cold, "{count} chat must be read again", "{count} chats must be read again"))
+    if plan.reading:
+        parts.append(_("reading it all again would take {time}", time=roughly(plan.reading)))
+    more = plan.bytes_left < _NEAR * target_bytes
+    whole = _("That leaves {bytes_left}: the memory of one reply goes as a whole.", bytes_left=size(plan.bytes_left))
+    frees = _("Frees {size}: {what}.", size=size(plan.bytes_freed), what=mark("; ").join(parts))
+    return sentences(frees, missed, whole if more else "")
+
+
+def expiry_in_words(usage: StoreUsage, days: int, now: datetime) -> str:
+    """Return what goes when save points unused for so many days are deleted, as far as the usage tells."""
+    limit = now - timedelta(days=days)
+    chats = [one for one in usage.conversations if not program_of(one.conversation_id)]
+    cold = [one for one in chats if one.save_points and not one.pinned and one.last_used_at < limit]
+    if not cold:
+        return _("No chat must be read again by it now; old turns may go. Messages stay.")
+    becomes = several(len(cold), "{count} chat must be read again", "{count} chats must be read again")
+    if reading := added(one.reading for one in cold):
+        becomes = _("{becomes}; reading it all again would take {time}", becomes=becomes, time=roughly(reading))
+    return sentences(becomes, _("Old turns of others may go as well."), _("Messages stay."))
 
 
 class SavingsBar(RoundBar):

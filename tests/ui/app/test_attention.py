@@ -13,9 +13,8 @@ from kvchat.chat.record.messages import Receipt
 from kvchat.errors import KvchatError
 from kvchat.session.proof import Source
 from kvchat.system.session_bus import SessionBus
-from kvchat.ui.app.attention import Attention
 from kvchat.ui.app.main_window import MainWindow
-from kvchat.ui.app.tray import Tray
+from kvchat.ui.app.tray import Attention, Tray
 from tests.desktop_bus import Bus, session_bus
 from tests.ui.fake_runtime import FakeRuntime
 from tests.ui.waiting import until

@@ -9,7 +9,7 @@ import pytest
 
 from kvchat.kvstore.savepoint import ConversationUsage, PrunedConversation, PrunePlan, StoreUsage
 from kvchat.session.restore_cost import BreakEven
-from kvchat.ui.storage.usage_words import (
+from kvchat.ui.storage.usage_summary import (
     break_even_in_words,
     expiry_in_words,
     limits_in_words,
