@@ -15,7 +15,7 @@ from PySide6.QtWidgets import QApplication
 from kvchat.chat.events import Event, SettingsChanged
 from kvchat.chat.record.database_file import ChatsDamaged
 from kvchat.errors import KvchatError
-from kvchat.library.remote import updates
+from kvchat.library.remote.github import watch_updates
 from kvchat.library.remote.starter import StarterProgress, fetch_starter
 from kvchat.runtime import Runtime, open_runtime
 from kvchat.settings import Settings
@@ -99,7 +99,7 @@ class Application:
 
     def _watch_updates(self) -> None:
         state, wanted = self._runtime.paths.state, lambda: self._runtime.settings.update_notice
-        self._window.runner.start(updates.watch(state, wanted, self._window.notices.tell_of_version))
+        self._window.runner.start(watch_updates(state, wanted, self._window.notices.tell_of_version))
 
     def _hear(self, event: Event) -> None:
         if isinstance(event, SettingsChanged) and self._runtime.settings.language != self._chosen:

@@ -21,15 +21,15 @@ from kvchat.engine.running.log import EngineLog
 from kvchat.engine.speaking.connection import DOWN, EngineState, EngineStatus
 from kvchat.engine.speaking.vitals import Vitals
 from kvchat.engine_host.idle_stop import IdleStop
-from kvchat.engine_host.making import HostParts, make_hosts
 from kvchat.engine_host.model import AnsweringModel
 from kvchat.engine_host.setup import EngineSetup
+from kvchat.engine_host.switching import HostParts, make_hosts
 from kvchat.kvstore.savepoint import StoreRefused
 from kvchat.kvstore.store import SavePointStore
 from kvchat.library.gguf.facts import read_facts
-from kvchat.library.local.ollama import name_of_blob
 from kvchat.library.memory.machine import on_battery
 from kvchat.library.model_library import ModelLibrary
+from kvchat.library.places import name_of_blob
 from kvchat.library.remote.downloads import Download, outcome_in_words
 from kvchat.session.restore_cost import BreakEven
 from kvchat.session.restore_support import Findings

@@ -53,7 +53,7 @@ def long_chat(settings: Settings) -> int:
         return 0
     try:
         facts = _facts(settings.model_path, in_time(Path(settings.model_path).stat).st_mtime_ns)
-        return kv_bytes(facts, LONG_CHAT, settings.kv_type, settings.kv_type)
+        return kv_bytes(facts.kv, LONG_CHAT, settings.kv_type, settings.kv_type)
     except (KvchatError, OSError, ValueError):
         return 0
 

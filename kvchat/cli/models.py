@@ -15,14 +15,13 @@ from kvchat.cli import owned
 from kvchat.cli.command_runtime import run_until_interrupted
 from kvchat.cli.options import ModelsOptions
 from kvchat.cli.terminal import columns, current_terminal, say, show_progress
-from kvchat.engine_host.capacity import ModelJudge, look_at_capacity
+from kvchat.engine_host.choice import ModelJudge, look_at_capacity
 from kvchat.errors import KvchatError
 from kvchat.library.gguf.facts import read_facts
-from kvchat.library.local.finder import FoundModel, UnreadableFolder
 from kvchat.library.memory.corrections import CorrectionBook
 from kvchat.library.memory.machine import MemoryFacts, available_memory
 from kvchat.library.memory.verdict import Judgement, judge_size
-from kvchat.library.model_library import JudgedModel, ModelLibrary
+from kvchat.library.model_library import FoundModel, JudgedModel, ModelLibrary, UnreadableFolder
 from kvchat.library.remote.hub import HubFile, HubModel, HubRepository, repository_in
 from kvchat.library.remote.hub_download import Order, fetch_model
 from kvchat.library.remote.starter import Suggestion, suggestions_for, tier_for

@@ -7,24 +7,25 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kvchat.engine.finding import extra_arguments
-from kvchat.engine.finding.discovery import EngineLocation
+from kvchat.engine.finding.discovery import EngineLocation, EngineNotFound, list_devices
 from kvchat.engine.finding.probe import EngineProbe, build_identity, usable_engine
 from kvchat.engine.running.plan import OPTIONAL, LaunchPlan
-from kvchat.engine_host.capacity import memory_for
+from kvchat.engine.speaking.errors import EngineFailed, worker_gone
 from kvchat.errors import KvchatError
 from kvchat.kvstore.memory_files import NOTHING_STAGED, Staged
 from kvchat.kvstore.savepoint import Fingerprint
-from kvchat.library.gguf.facts import GgufFacts, read_facts
-from kvchat.library.gguf.identity import FileStamps, file_identity, file_stamps, model_identity
+from kvchat.library.gguf.facts import FileStamps, GgufFacts, file_identity, file_stamps, model_identity, read_facts
 from kvchat.library.gguf.kv_cache import kv_bytes_per_token
-from kvchat.library.local.files import display_name, projector_of
 from kvchat.library.memory.context_size import ContextChoice, ContextChooser, slots_for
 from kvchat.library.memory.corrections import NOTHING_LEARNED, Circumstances, CorrectionBook, Corrections
-from kvchat.library.memory.machine import MemoryFacts
+from kvchat.library.memory.machine import DeviceMemory, MemoryFacts, available_memory
 from kvchat.library.memory.placement import Demand
 from kvchat.library.memory.proposals import FULL_WINDOW, Proposal, Situation, proposals
+from kvchat.library.memory.verdict import Judgement, judge
+from kvchat.library.model_files import display_name, projector_of
 from kvchat.session.restore_support import Strategy, Subject
 from kvchat.settings import Settings
+from kvchat.system.files import size_of
 from kvchat.words.language import _
 
 # Chats side by side where kvchat decides: for the window alone, and where other programs use the engine, too.
@@ -201,7 +202,7 @@ def choose_engine(
         options=with_file_stamps(extra_arguments.meaning(extra), Path()),
         build="" if promised_strategy(facts, swa_full=swa_full) is Strategy.PLAIN else build,
     )
-    per_token = kv_bytes_per_token(facts, plan.kv_type_k, plan.kv_type_v)
+    per_token = kv_bytes_per_token(facts.kv, plan.kv_type_k, plan.kv_type_v)
     return EngineChoice(
         location,
         placed(plan, context),
@@ -296,3 +297,74 @@ def rope_factors(facts: GgufFacts, context_size: int) -> str:
     if not facts.original_context:
         return ""
     return "long" if context_size > facts.original_context else "short"
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """The memory that the engine in the settings can use, and which build it is."""
+
+    memory: MemoryFacts
+    build: str = ""  # see probe.build_identity; empty where the engine cannot be asked
+
+
+@dataclass(frozen=True)
+class ModelJudge:
+    """Judges models as they would be loaded here. Reads the book and, of models met before, samples of the weights."""
+
+    settings: Settings
+    capacity: Capacity
+    book: CorrectionBook
+
+    def __call__(self, facts: GgufFacts) -> Judgement:
+        """Whether the model fits."""
+        settings, projector = self.settings, projector_of(facts.path)
+        swa_full = FULL_WINDOW in settings.engine_arguments.split()
+        weighed = size_of(projector) if projector else 0
+        demand = Demand(facts, settings.kv_type, swa_full, self._learned(facts), weighed)
+        return judge(demand, self.capacity.memory, settings.context_size)
+
+    def _learned(self, facts: GgufFacts) -> Corrections:
+        build, device = self.capacity.build, self.capacity.memory.device_kind
+        if not self.book.knows(facts.size, build, device):  # telling which model it is takes far longer
+            return NOTHING_LEARNED
+        try:
+            return self.book.find(Circumstances(model_identity(facts.path), facts.size, build, device))
+        except KvchatError:
+            return NOTHING_LEARNED
+
+
+def look_at_capacity(settings: Settings, staged: Staged = NOTHING_STAGED) -> Capacity:
+    """Ask the engine in the settings; the computer's memory alone where it cannot be asked. Blocks for a moment.
+
+    `staged`: what the store has in memory.
+    """
+    try:
+        location, asked = usable_engine(settings.engine_path)
+        workers = extra_arguments.parse_workers(settings.rpc_workers)
+        return Capacity(memory_for(location, workers, staged), build_identity(location, asked))
+    except KvchatError:
+        return Capacity(_memory(staged))
+
+
+def memory_for(location: EngineLocation, workers: Sequence[str] = (), staged: Staged = NOTHING_STAGED) -> MemoryFacts:
+    """The memory this engine can use: the computer's, and that of the GPUs it and its workers see.
+
+    What is `staged` in the computer's can be had, as far as it is disposable.
+    Raises EngineNotFound, and where it is with its workers that the engine does not run EngineFailed or BadWorkers.
+    """
+    if location.path is None:  # the embedded engine is built for the processor alone
+        return _memory(staged)
+    try:
+        devices = list_devices(location, workers)
+    except EngineNotFound as error:
+        if not workers:
+            raise
+        if reason := worker_gone(error.detail):
+            raise EngineFailed(reason) from error
+        said = next((line.strip() for line in error.detail.splitlines() if line.strip()), "")
+        raise extra_arguments.BadWorkers(_("The engine does not run with them: {said}", said=said)) from error
+    return _memory(staged, [DeviceMemory(d.name, d.free_bytes) for d in devices if d.free_bytes])
+
+
+def _memory(staged: Staged, devices: Sequence[DeviceMemory] = ()) -> MemoryFacts:
+    return available_memory(devices).with_staging(staged.disposable, staged.place)

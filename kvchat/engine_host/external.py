@@ -21,13 +21,14 @@ from kvchat.engine_host.choice import CannotSee, promised_strategy, with_file_st
 from kvchat.errors import KvchatError
 from kvchat.kvstore import disk, process_locks
 from kvchat.kvstore.savepoint import Fingerprint
-from kvchat.library.gguf.facts import GgufFacts, read_facts
-from kvchat.library.gguf.identity import model_identity
+from kvchat.library.gguf.facts import GgufFacts, model_identity, read_facts
 from kvchat.library.gguf.kv_cache import kv_bytes_per_token
-from kvchat.library.local.files import shown_name
+from kvchat.library.model_files import shown_name
 from kvchat.session.host import ReadyEngine
 from kvchat.session.restore_support import Finding, Findings, Strategy, Subject
 from kvchat.settings import Settings
+from kvchat.system.paths import Paths
+from kvchat.system.secret_store import SecretStore
 from kvchat.words.language import N_, _
 from kvchat.words.reasons import Reason, ReasonCode
 
@@ -36,6 +37,11 @@ _NO_PROJECTOR = (
     N_("The server was started without what it sees with (--mmproj)."),
     N_("Start it with that, or attach the text that is in the picture."),
 )
+
+
+def server_key(paths: Paths) -> SecretStore:
+    """Where the key of the server the user runs is kept."""
+    return SecretStore("llama-server key", paths.config / "server-key")
 
 
 class ExternalHost(BaseHost):
@@ -211,4 +217,4 @@ def _read_states(process: RunningServer, folder: Path, facts: ServerFacts) -> Se
         build=facts.build,
     )
     promised = promised_strategy(gguf, swa_full="--swa-full" in process.arguments)
-    return ServerStates(folder, gguf, fingerprint, kv_bytes_per_token(gguf, type_k, type_v), promised)
+    return ServerStates(folder, gguf, fingerprint, kv_bytes_per_token(gguf.kv, type_k, type_v), promised)

@@ -24,8 +24,7 @@ from kvchat.engine.finding.graphics import Backend, Graphics
 from kvchat.engine_host.trial import Trial, TrialStep, try_engine
 from kvchat.errors import KvchatError
 from kvchat.library.remote.downloads import LoopThread, Meter
-from kvchat.library.remote.engine_builds import REPOSITORY, EngineBuild, backend_of, builds_for
-from kvchat.library.remote.github import GitHub
+from kvchat.library.remote.github import REPOSITORY, EngineBuild, GitHub, backend_of, builds_for
 from kvchat.library.remote.hub_download import Order, fetch_model
 from kvchat.system.archives import UnsafeArchive, unpack
 from kvchat.system.concurrency import in_thread

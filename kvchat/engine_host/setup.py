@@ -13,6 +13,7 @@ from kvchat.engine.finding.graphics import Backend, Graphics, find_graphics
 from kvchat.engine.finding.probe import EngineEntry, take_inventory, usable_engine
 from kvchat.engine.running.external import parse_address
 from kvchat.engine_host.choice import user_arguments
+from kvchat.engine_host.external import server_key
 from kvchat.engine_host.fetching import EngineFetcher, FetchedEngine, Fetching, Stage
 from kvchat.engine_host.trial import Trial, TrialStep, try_engine
 from kvchat.errors import KvchatError
@@ -20,15 +21,8 @@ from kvchat.library.remote.starter import installed_starter, starter_path
 from kvchat.settings import Settings
 from kvchat.system.concurrency import Interruption
 from kvchat.system.paths import Paths
-from kvchat.system.secret_store import Keeper, SecretStore
+from kvchat.system.secret_store import Keeper
 from kvchat.words.language import _
-
-_KEY_ACCOUNT = "llama-server key"
-
-
-def server_key(paths: Paths) -> SecretStore:
-    """Where the key of the server the user runs is kept."""
-    return SecretStore(_KEY_ACCOUNT, paths.config / "server-key")
 
 
 def trial_model(paths: Paths, settings: Settings) -> Path | None:

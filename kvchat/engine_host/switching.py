@@ -3,28 +3,33 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from dataclasses import replace
+import itertools
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kvchat.engine.running.log import EngineLog
+from kvchat.engine.running.supervisor import EngineSupervisor
 from kvchat.engine.speaking.connection import DOWN, EngineState, EngineStatus
 from kvchat.engine.speaking.errors import EngineError
 from kvchat.engine.speaking.vitals import Vitals
 from kvchat.engine_host.base import BaseHost
-from kvchat.engine_host.capacity import Capacity, ModelJudge, look_at_capacity
-from kvchat.engine_host.choice import EngineChoice, ModelMissing, choose_engine
-from kvchat.engine_host.external import ExternalHost
-from kvchat.engine_host.managed import ManagedHost
+from kvchat.engine_host.choice import Capacity, EngineChoice, ModelJudge, ModelMissing, choose_engine, look_at_capacity
+from kvchat.engine_host.external import ExternalHost, server_key
+from kvchat.engine_host.managed import EngineMemory, ManagedHost
 from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import Fingerprint
+from kvchat.kvstore.store import SavePointStore
 from kvchat.library.gguf.kv_cache import kv_bytes
 from kvchat.library.memory.context_size import ContextChoice
+from kvchat.library.memory.corrections import CorrectionBook
 from kvchat.library.memory.fitting import MemoryBar, given_back
 from kvchat.library.memory.proposals import Proposal
 from kvchat.session.host import ReadyEngine
 from kvchat.session.restore_cost import BreakEven, RestoreCost
+from kvchat.session.restore_support import Findings
 from kvchat.settings import Settings, differ
+from kvchat.system.paths import Paths
 
 # These need another engine process.
 RESTART_SETTINGS = (
@@ -164,7 +169,7 @@ class SwitchingHost:
             return None
         plan = choice.plan
         return cost.break_even(
-            lambda tokens: kv_bytes(choice.facts, tokens, plan.kv_type_k, plan.kv_type_v), context_size
+            lambda tokens: kv_bytes(choice.facts.kv, tokens, plan.kv_type_k, plan.kv_type_v), context_size
         )
 
     async def note_restore(self, *, hollow: bool) -> None:
@@ -286,3 +291,38 @@ class SwitchingHost:
         if wanted is not self.current and self.current.status.state in DOWN:
             await self.current.stop()
             self.current = wanted
+
+
+@dataclass(frozen=True)
+class HostParts:
+    """What hosts are made of."""
+
+    paths: Paths
+    settings: Callable[[], Settings]
+    store: SavePointStore
+    findings: Findings
+    log: EngineLog
+    take_model: Callable[[str], None]  # puts another model into the settings
+    changed: Callable[[EngineStatus], None]  # hears of the host in use
+    notify: Callable[[str, str], None]
+    needed: Callable[[], Awaitable[int]]  # tokens that the chats have that are likely to be answered
+
+
+def make_hosts(parts: HostParts) -> SwitchingHost:
+    """Both, and what goes from one to the other."""
+    generations, folder = itertools.count(1), parts.store.staging_folder()
+    managed = ManagedHost(
+        parts.settings,
+        folder,
+        EngineSupervisor(log=parts.log, generations=generations),
+        parts.findings,
+        EngineMemory(CorrectionBook(parts.paths.memory_corrections), parts.notify, parts.store),
+        parts.needed,
+    )
+    external = ExternalHost(parts.settings, folder, generations, parts.findings, lambda: _kept_key(parts.paths))
+    return SwitchingHost(parts.settings, parts.take_model, managed, external, parts.changed, parts.log)
+
+
+def _kept_key(paths: Paths) -> str:
+    kept = server_key(paths).load()
+    return kept[0] if kept else ""

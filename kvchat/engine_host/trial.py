@@ -150,7 +150,7 @@ async def _self_test(engine: LlamaServerClient, generation: int, plan: LaunchPla
     with contextlib.suppress(KvchatError):  # the engine has loaded it all the same
         facts = await asyncio.to_thread(read_facts, plan.model)
         promised, window = promised_strategy(facts, swa_full=False), facts.sliding_window
-        per_token = kv_bytes_per_token(facts, plan.kv_type_k, plan.kv_type_v)
+        per_token = kv_bytes_per_token(facts.kv, plan.kv_type_k, plan.kv_type_v)
     told = await engine.facts()
     ready = ReadyEngine(
         engine,

@@ -1,7 +1,7 @@
 """Models: what their files say, what memory they take, which are here and which can be had. Runs none of them.
 
-`local/folders.py` knows where models may lie, `local/files.py` makes models of file names (parts, projectors),
-`local/finder.py` reads their headers and remembers them by the files' stamps. `verdict.py` says
+`places.py` knows where models may lie, `model_files.py` makes models of file names (parts, projectors),
+`model_library.py` reads their headers and remembers them by the files' stamps. `verdict.py` says
 fits, tight or no, by the context size that would be chosen and what loads of that model have taught.
 
 `hub.py` speaks to Hugging Face with `huggingface_hub`'s sessions, headers and errors, imported at the first

@@ -18,7 +18,7 @@ from kvchat.chat.options import BadOptions, ChatOptions, Preset, PresetExists, c
 from kvchat.chat.record.messages import Role
 from kvchat.engine.speaking.wire import Sampling
 from kvchat.engine_host.choice import ModelMissing
-from kvchat.library.gguf.identity import model_identity
+from kvchat.library.gguf.facts import model_identity
 from kvchat.library.gguf.template_options import known_options, words_in
 from kvchat.session.events import WaitingForEngine
 from kvchat.session.proof import Source

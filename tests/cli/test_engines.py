@@ -66,7 +66,7 @@ def test_getting_one_using_it_and_removing_it(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr("kvchat.engine_host.setup.find_graphics", lambda: Graphics("linux", (Maker.AMD,)))
-    monkeypatch.setattr("kvchat.library.remote.engine_builds.builds_for.__defaults__", ("x86_64",))
+    monkeypatch.setattr("kvchat.library.remote.github.builds_for.__defaults__", ("x86_64",))
     archive = tarred({"llama-b11457/llama-server": fake_engine.path.read_bytes()})
     github.releases = {"b11457": {"llama-b11457-bin-ubuntu-vulkan-x64.tar.gz": archive}}
     settings, name = home / "config" / "settings.json", "llama.cpp-b11457-vulkan"

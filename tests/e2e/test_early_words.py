@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from kvchat.chat.record.database import Database
-from kvchat.library.local.files import display_name
+from kvchat.library.model_files import display_name
 from kvchat.settings import Settings, save_settings
 from kvchat.system.paths import Paths, resolve_paths
 from tests.e2e.desktop import Desktop

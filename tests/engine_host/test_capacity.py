@@ -10,9 +10,9 @@ import pytest
 
 from kvchat.engine.finding.discovery import EngineKind, EngineLocation, EngineNotFound
 from kvchat.engine.speaking.errors import EngineFailed
-from kvchat.engine_host import capacity
-from kvchat.engine_host.capacity import Capacity, ModelJudge, look_at_capacity, memory_for
-from kvchat.library.gguf.identity import model_identity
+from kvchat.engine_host import choice as choosing
+from kvchat.engine_host.choice import Capacity, ModelJudge, look_at_capacity, memory_for
+from kvchat.library.gguf.facts import model_identity
 from kvchat.library.memory.corrections import Circumstances, CorrectionBook, Corrections
 from kvchat.library.memory.machine import MemoryFacts
 from kvchat.library.memory.verdict import Verdict
@@ -30,7 +30,7 @@ def test_what_a_load_taught_changes_the_verdict(tmp_path: Path, monkeypatch: pyt
     assert judge(facts).verdict is Verdict.FITS
     book.learn(Circumstances("another", facts.size + 1, "version: 1", "CPU"), Corrections(weights=4.0))
     with monkeypatch.context() as patch:  # weights are not read for a model that no load can have been of
-        patch.setattr(capacity, "model_identity", lambda path: pytest.fail(f"{path} was read"))
+        patch.setattr(choosing, "model_identity", lambda path: pytest.fail(f"{path} was read"))
         assert judge(facts).verdict is Verdict.FITS
     book.learn(Circumstances("another", facts.size, "version: 1", "CPU"), Corrections(weights=4.0))
     assert judge(facts).verdict is Verdict.FITS
@@ -50,6 +50,6 @@ def test_a_computer_that_does_not_answer_is_named(tmp_path: Path, monkeypatch: p
     def no_devices(_: EngineLocation, workers: Sequence[str]) -> NoReturn:
         raise EngineNotFound("The engine cannot be run", f"/src/ggml-rpc.cpp:547: Failed to connect to {workers[0]}\n")
 
-    monkeypatch.setattr(capacity, "list_devices", no_devices)
+    monkeypatch.setattr(choosing, "list_devices", no_devices)
     with pytest.raises(EngineFailed, match=r"No rpc-server answers at den:50052\."):
         memory_for(EngineLocation(EngineKind.LLAMA_SERVER, tmp_path), ["den:50052"])

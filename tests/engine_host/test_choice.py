@@ -11,9 +11,9 @@ from kvchat.engine.finding.discovery import EngineLocation
 from kvchat.engine.finding.extra_arguments import BadWorkers
 from kvchat.engine.finding.options import KnownOptions, Option
 from kvchat.engine.finding.probe import EngineProbe
-from kvchat.engine_host import capacity
+from kvchat.engine_host import choice as choosing
 from kvchat.engine_host.choice import EngineChoice, choose_engine, options_to_leave_out
-from kvchat.engine_host.memory import EngineMemory
+from kvchat.engine_host.managed import EngineMemory
 from kvchat.errors import KvchatError
 from kvchat.library.memory.corrections import CorrectionBook
 from kvchat.library.memory.machine import MemoryFacts
@@ -145,7 +145,7 @@ def test_a_load_comes_before_chats_kept_ready(
     settings = Settings(model_path=str(model), engine_path=str(fake_engine.path))
     crowded = MemoryFacts(300_000_000, all_there_is=GB)
     memory = EngineMemory(CorrectionBook(tmp_path / "memory.json"), lambda title, detail: None, bench.store)
-    monkeypatch.setattr(capacity, "available_memory", lambda devices=(): crowded)
+    monkeypatch.setattr(choosing, "available_memory", lambda devices=(): crowded)
     choice = memory.choose(settings, tmp_path, sees=False, needed=0)
     (bar,) = choice.context.bars
     assert bar.free == crowded.available + held

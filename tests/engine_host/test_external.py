@@ -18,9 +18,8 @@ from kvchat.engine.running.plan import LaunchPlan
 from kvchat.engine.speaking.client import Health, LlamaServerClient
 from kvchat.engine.speaking.connection import EngineState
 from kvchat.engine.speaking.vitals import SlotState
-from kvchat.engine_host.external import slot_for_us
-from kvchat.engine_host.setup import server_key
-from kvchat.library.local.files import display_name
+from kvchat.engine_host.external import server_key, slot_for_us
+from kvchat.library.model_files import display_name
 from kvchat.runtime import Runtime, open_runtime
 from kvchat.session.proof import Source
 from kvchat.session.restore_support import Strategy

@@ -11,7 +11,7 @@ import pytest
 
 from kvchat.engine.speaking.connection import EngineState
 from kvchat.engine_host.choice import EngineChoice
-from kvchat.engine_host.memory import EngineMemory
+from kvchat.engine_host.managed import EngineMemory
 from tests.engine.waiting import until
 from tests.engine_fixtures import FakeEngine
 from tests.running import running

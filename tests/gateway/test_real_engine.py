@@ -16,7 +16,7 @@ import pytest
 
 from kvchat.engine.finding.discovery import EngineLocation
 from kvchat.engine.running.plan import BATCH_SIZE, LaunchPlan
-from kvchat.engine_host.setup import server_key
+from kvchat.engine_host.external import server_key
 from kvchat.gateway import forwarder
 from kvchat.gateway.dialects.asked import GENERATING, READING, understood
 from kvchat.gateway.dialects.prompts import boundary_after, prompt_of

@@ -46,7 +46,7 @@ from kvchat.engine.finding.probe import EngineEntry
 from kvchat.engine.speaking.connection import EngineState, EngineStatus
 from kvchat.engine.speaking.vitals import Vitals
 from kvchat.engine.speaking.wire import ENGINE_DEFAULTS, Sampling
-from kvchat.engine_host.capacity import Capacity, ModelJudge
+from kvchat.engine_host.choice import Capacity, ModelJudge
 from kvchat.engine_host.model import AnsweringModel
 from kvchat.engine_host.setup import EngineSetup
 from kvchat.engine_host.switching import RESTART_SETTINGS, SwitchingHost
@@ -55,14 +55,13 @@ from kvchat.errors import KvchatError
 from kvchat.gateway.requests import Passage
 from kvchat.kvstore.savepoint import ConversationUsage, PrunedConversation, PrunePlan, StoreUsage
 from kvchat.library.gguf.facts import GgufFacts
-from kvchat.library.local.finder import FoundModel, UnreadableFolder
 from kvchat.library.memory.context_size import ContextChoice
 from kvchat.library.memory.corrections import CorrectionBook
 from kvchat.library.memory.fitting import MemoryBar
 from kvchat.library.memory.machine import MemoryFacts
 from kvchat.library.memory.proposals import Proposal
 from kvchat.library.memory.verdict import Judgement
-from kvchat.library.model_library import JudgedModel, ModelLibrary
+from kvchat.library.model_library import FoundModel, JudgedModel, ModelLibrary, UnreadableFolder
 from kvchat.runtime import Runtime
 from kvchat.session.proof import Source
 from kvchat.session.restore_cost import BreakEven

@@ -17,11 +17,10 @@ from kvchat.cli.doctor.report import SERVER, DoctorReport, EngineReport, FolderR
 from kvchat.engine.finding.discovery import find_engine, list_devices
 from kvchat.engine.finding.extra_arguments import parse_workers
 from kvchat.engine.finding.probe import build_identity, usable_engine
-from kvchat.engine_host.capacity import memory_for
+from kvchat.engine_host.choice import memory_for
 from kvchat.errors import KvchatError
 from kvchat.kvstore.memory_files import MEMORY_FOLDER, Staged, place_in, staged_where
-from kvchat.library.gguf.facts import read_facts
-from kvchat.library.gguf.identity import model_identity
+from kvchat.library.gguf.facts import model_identity, read_facts
 from kvchat.library.gguf.kv_cache import kv_bytes_per_token
 from kvchat.library.memory.context_size import ContextChoice, ContextChooser
 from kvchat.library.memory.corrections import Circumstances, CorrectionBook
@@ -111,7 +110,7 @@ def _look_at_model(
     wanted, whole = settings.context_size, FULL_WINDOW in settings.engine_arguments.split()
     context = ContextChooser(Demand(facts, settings.kv_type, whole, learned), memory).choose(wanted)
     what = facts.name, facts.architecture, facts.quantisation, facts.size, facts.trained_context
-    row = kv_bytes_per_token(facts, settings.kv_type, settings.kv_type)
+    row = kv_bytes_per_token(facts.kv, settings.kv_type, settings.kv_type)
     return ModelReport(str(facts.path), True, *what, row), context
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from blake3 import blake3
 
 from kvchat.errors import KvchatError
 from kvchat.library.gguf.header import (
@@ -18,10 +21,9 @@ from kvchat.library.gguf.header import (
     Value,
     read_header,
 )
-from kvchat.library.gguf.kv_layers import KvLayout, head_lengths, kv_layout
-from kvchat.library.gguf.split_files import part_name
+from kvchat.library.gguf.kv_cache import KvLayout, head_lengths, kv_layout
 from kvchat.library.gguf.template_options import TemplateWord, words_in
-from kvchat.system.files import NotAFile
+from kvchat.system.files import NotAFile, open_plain, stamp_of
 from kvchat.words.language import _
 
 # llama_ftype in llama.cpp's include/llama.h, as people name the files.
@@ -301,3 +303,77 @@ def _quantisation(header: GgufHeader) -> str:
 def _text(values: Mapping[str, Value], key: str) -> str:
     value = values.get(key)
     return value if isinstance(value, str) else ""
+
+
+_PART_NAME = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class PartName:
+    """One file of a split model. `number` counts from 1."""
+
+    stem: str
+    number: int
+    count: int
+
+    @property
+    def all_names(self) -> tuple[str, ...]:
+        """The names of all parts, in order."""
+        return tuple(f"{self.stem}-{number:05}-of-{self.count:05}.gguf" for number in range(1, self.count + 1))
+
+
+def part_name(name: str) -> PartName | None:
+    """What a file name says about being a part; None for a file that is a whole model. Folders in it are kept."""
+    match = _PART_NAME.fullmatch(name)
+    return PartName(match["stem"], int(match["number"]), int(match["count"])) if match else None
+
+
+FileStamps = tuple[tuple[int, int, int], ...]  # of each file: size, modification time in ns, inode
+
+SAMPLES = 64
+SAMPLE_BYTES = 64 * 1024
+_HEADER_BYTES = 1024 * 1024  # read whole of a file whose header is not looked into
+
+
+def model_identity(path: Path) -> str:
+    """A BLAKE3 digest, in hex, of a model's sizes, its whole header and 64 evenly spaced samples of 64 KiB.
+
+    Hashing all of a 16 GB model would keep the user waiting for its read from disk at every start. Samples are enough:
+    another quantisation or architecture differs in size and header, and a fine-tune changes nearly every weight, so
+    that it cannot agree with the original in all of 4 MiB spread over the file. The header is hashed whole because
+    vocabulary, RoPE settings and chat template stand there. Raises NotAModel.
+    """
+    facts = read_facts(path)
+    digest = blake3()
+    try:
+        for part in facts.parts:
+            _add_part(digest, part, facts.header_size)
+    except OSError as error:
+        raise unreadable(path, error) from None
+    return digest.hexdigest()
+
+
+def file_identity(path: Path) -> str:
+    """The same of a file that is no model by itself, such as a projector. Raises OSError."""
+    digest = blake3()
+    _add_part(digest, path, _HEADER_BYTES)
+    return digest.hexdigest()
+
+
+def _add_part(digest: blake3, path: Path, header_size: int) -> None:
+    """Feed one file's size, first `header_size` bytes and samples into the digest."""
+    with open_plain(path) as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(0)
+        digest.update(size.to_bytes(8, "little"))
+        digest.update(file.read(header_size))
+        for number in range(SAMPLES):
+            # The last sample ends with the file, the first begins right after the header.
+            first, last = header_size, max(header_size, size - SAMPLE_BYTES)
+            file.seek(first + (last - first) * number // (SAMPLES - 1))
+            digest.update(file.read(SAMPLE_BYTES))
+
+
+def file_stamps(files: Sequence[Path]) -> FileStamps:
+    """The stamp of each; zeros for one that is gone."""
+    return tuple(stamp_of(file) for file in files)

@@ -1,4 +1,8 @@
-"""How much memory a model's KV cache takes: so much for each token of context, and what is the same for any context."""
+"""What each layer of a model keeps in the KV cache, read from its GGUF header.
+
+As llama.cpp b11434 has it: llama_hparams (n_embd_k_gqa, n_embd_v_gqa, n_embd_r, n_embd_s), what src/models/*.cpp make
+of the header, and llama_model::create_memory, which gives each layer its kind of memory.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +10,249 @@ import math
 from dataclasses import dataclass
 
 from kvchat.engine.running.plan import BATCH_SIZE
-from kvchat.library.gguf.facts import GgufFacts
-from kvchat.library.gguf.header import TENSOR_TYPES
-from kvchat.library.gguf.kv_layers import KvLayout, LayerKv
+from kvchat.library.gguf.header import TENSOR_TYPES, GgufFields
+from kvchat.words.language import _
+
+# Where llama.cpp knows from the architecture which layers have a sliding window, and files need not say: every how
+# many-th layer attends fully. 0: none does.
+_WINDOW_PERIODS = {
+    "afmoe": 4,
+    "cohere2": 4,
+    "deepseek4": 0,
+    "exaone-moe": 4,
+    "exaone4": 4,
+    "gemma2": 2,
+    "gemma3": 6,
+    "gemma3n": 5,
+    "gpt-oss": 2,
+    "llama4": 4,
+    "mellum": 4,
+    "muse-glimmer": 4,
+    "olmo2": 4,
+    "plamo3": 8,
+}
+_WINDOW_PERIODS_FULL_FIRST = {"cohere2moe": 4, "laguna": 4, "smallthinker": 4}  # the first of each period attends fully
+_WINDOW_IGNORED = {"phi3"}  # files name one, and llama.cpp attends fully all the same
+_WINDOW_DEFAULTS = {"exaone4": 4096, "gemma2": 4096, "llama4": 8192}  # tokens, where the file names none
+_WINDOW_FIXED = {"llama4": 8192, "smallthinker": 4096}  # tokens, whatever the file names
+
+_NO_CACHE = {"dream", "llada", "llada-moe", "rnd1"}  # diffusion models read everything anew
+
+_RECURRENT = {"mamba", "mamba2", "rwkv6", "rwkv6qwen2", "rwkv7", "arwkv7"}  # every layer, and no attention
+_HYBRID_PERIODS = {"minimax-01": 8, "qwen3next": 4, "qwen35": 4, "qwen35moe": 4, "qwen4exp": 4}
+_HYBRID_BY_HEADS = {  # a layer without KV heads is recurrent
+    "bailingmoe3",
+    "glm5-next",
+    "granitehybrid",
+    "jamba",
+    "kimi-k3",
+    "kimi-linear",
+    "lfm2",
+    "lfm2moe",
+    "plamo2",
+}
+_HYBRID_BY_HEADS_AND_FF = {"nemotron_h", "nemotron_h_moe"}  # … and one with a feed-forward part is neither
+_BOTH = {"falcon-h1"}  # each layer has attention and recurrent state
+
+# Sparse attention: one more row of keys, for choosing tokens. So many indexer keys long, in so many layers.
+_INDEX_KEYS = {
+    "deepseek32": 1,
+    "glm-dsa": 1,
+    "hy_v4": 1,
+    "dots3note": 1,
+    "glm5-next": 3,
+    "minimax-m3": 1,
+    "qwen4exp": 2,
+}
+_INDEX_IN_LISTED = {"glm-dsa", "hy_v4", "dots3note", "glm5-next"}  # layers whose `indexer.types` is not 0
+_FIRST_SHARED = {"gemma3n": 20}  # layers from this one on use an earlier layer's rows (src/models/gemma3n.cpp)
+_ONLY_ROUGHLY = {"deepseek4", "nanbeige"}  # compressed rows; layers that are run through more than once
+
+
+@dataclass(frozen=True)
+class LayerKv:
+    """What one layer keeps, in values."""
+
+    keys: int = 0  # in each token's K row
+    values: int = 0  # in each token's V row
+    slides: bool = False  # rows of the last tokens alone: a sliding window
+    state: int = 0  # f32, the same however long the conversation
+
+
+@dataclass(frozen=True)
+class KvLayout:
+    """What all layers of a model keep."""
+
+    layers: tuple[LayerKv, ...]
+    window: int  # tokens a sliding window reaches back; 0: no layer has one
+    notes: tuple[str, ...]  # why this is an upper bound or a guess; empty where the header told everything
+
+    @property
+    def has_state(self) -> bool:
+        """Whether any layer is recurrent."""
+        return any(layer.state for layer in self.layers)
+
+
+def kv_layout(fields: GgufFields) -> KvLayout:
+    """The KV layout of the model with these header fields."""
+    blocks = fields.number("block_count")
+    kv_heads = kv_heads_per_layer(fields, blocks)
+    attends, recurs, notes = _kinds(fields, kv_heads)
+    slides, window_note = _sliding_layers(fields, blocks, recurs)
+    if window_note:
+        notes.append(window_note)
+    if fields.prefix in _ONLY_ROUGHLY:
+        notes.append(_("this kind of model keeps its context in a way of its own"))
+    state, indexed = _state_values(fields), _indexed_layers(fields, blocks)
+    layers = []
+    for layer in range(blocks):
+        keys, values = _row(fields, kv_heads[layer], slides[layer], indexed[layer]) if attends[layer] else (0, 0)
+        layers.append(LayerKv(keys, values, slides[layer], state if recurs[layer] else 0))
+    return KvLayout(tuple(layers), _window_tokens(fields) if any(slides) else 0, tuple(notes))
+
+
+def _kinds(fields: GgufFields, kv_heads: tuple[int, ...]) -> tuple[list[bool], list[bool], list[str]]:
+    """For each layer whether it has attention and whether it has recurrent state, and what had to be assumed."""
+    architecture, blocks = fields.prefix, len(kv_heads)
+    trunk = blocks - fields.number("nextn_predict_layers")  # the layers after it predict further tokens, unused here
+    if not 0 < trunk <= blocks:
+        trunk = blocks
+    in_trunk = [layer < trunk for layer in range(blocks)]
+    if architecture in _NO_CACHE:
+        return [False] * blocks, [False] * blocks, []
+    if architecture in _RECURRENT:
+        return [False] * blocks, in_trunk, []
+    if architecture in _BOTH:
+        return [True] * blocks, in_trunk, []
+    if architecture in _HYBRID_PERIODS:
+        listed = _by_period(fields, blocks)
+        recurs = [listed[layer] and in_trunk[layer] for layer in range(blocks)]
+        return [in_trunk[layer] and not listed[layer] for layer in range(blocks)], recurs, []
+    if architecture in _HYBRID_BY_HEADS_AND_FF:
+        plain = [width == 0 for width in fields.per_layer("feed_forward_length", blocks)]
+        recurs = [plain[layer] and kv_heads[layer] == 0 and in_trunk[layer] for layer in range(blocks)]
+        return [plain[layer] and not recurs[layer] for layer in range(blocks)], recurs, []
+    if architecture in _HYBRID_BY_HEADS:
+        recurs = [kv_heads[layer] == 0 and in_trunk[layer] for layer in range(blocks)]
+        return [not recurrent for recurrent in recurs], recurs, []
+    shared_from = blocks - fields.number("attention.shared_kv_layers")
+    shared_from = min(shared_from, _FIRST_SHARED.get(architecture, blocks))
+    attends = [in_trunk[layer] and layer < shared_from for layer in range(blocks)]
+    if not _state_values(fields):
+        return attends, [False] * blocks, []
+    return _unknown_hybrid(fields, attends, kv_heads)
+
+
+def _unknown_hybrid(
+    fields: GgufFields, attends: list[bool], kv_heads: tuple[int, ...]
+) -> tuple[list[bool], list[bool], list[str]]:
+    """The kinds of layers of an architecture that is not known and has recurrent state."""
+    recurs = _by_period(fields, len(attends)) if _names_period(fields) else [heads == 0 for heads in kv_heads]
+    if any(recurs):
+        return [attention and not recurs[layer] for layer, attention in enumerate(attends)], recurs, []
+    return attends, [True] * len(attends), [_("every layer is counted both as attention and as recurrent")]
+
+
+def _names_period(fields: GgufFields) -> bool:
+    return fields.has("attention.recurrent_layers") or fields.has("full_attention_interval")
+
+
+def _by_period(fields: GgufFields, blocks: int) -> list[bool]:
+    """Which layers are recurrent where the file lists them or says that every n-th is attention."""
+    if fields.has("attention.recurrent_layers"):
+        return [flag != 0 for flag in fields.per_layer("attention.recurrent_layers", blocks)]
+    period = fields.number("full_attention_interval") or _HYBRID_PERIODS.get(fields.prefix, 1)
+    return [(layer + 1) % period != 0 for layer in range(blocks)]
+
+
+def kv_heads_per_layer(fields: GgufFields, blocks: int) -> tuple[int, ...]:
+    """KV heads of each layer; as many as there are heads where the file does not tell."""
+    if fields.has("attention.head_count_kv"):
+        return fields.per_layer("attention.head_count_kv", blocks)
+    return fields.per_layer("attention.head_count", blocks)
+
+
+def _row(fields: GgufFields, heads: int, slides: bool, indexed: bool) -> tuple[int, int]:
+    """Values in one token's K and V row of one attention layer with so many KV heads."""
+    key_length, value_length = head_lengths(fields)
+    if slides:
+        key_length = fields.number("attention.key_length_swa", key_length)
+        value_length = fields.number("attention.value_length_swa", value_length)
+    latent = fields.number("attention.key_length_mla") and fields.number("attention.value_length_mla")
+    keys, values = heads * key_length, 0 if latent else heads * value_length  # MLA: V is a view of the same row
+    if indexed:
+        keys += _INDEX_KEYS[fields.prefix] * fields.number("attention.indexer.key_length")
+        values += value_length if fields.prefix == "minimax-m3" else 0
+    return keys, values
+
+
+def head_lengths(fields: GgufFields) -> tuple[int, int]:
+    """Values in one head's key and value."""
+    heads = next((count for count in fields.per_layer("attention.head_count", 1) if count), 0)
+    heads = heads or fields.number("attention.head_count")
+    length = fields.number("embedding_length") // heads if heads else 0
+    return fields.number("attention.key_length", length), fields.number("attention.value_length", length)
+
+
+def _indexed_layers(fields: GgufFields, blocks: int) -> list[bool]:
+    """Which layers keep, if they attend, keys of a sparse-attention indexer of their own."""
+    if fields.prefix in _INDEX_IN_LISTED:
+        return [listed != 0 for listed in fields.per_layer("attention.indexer.types", blocks, default=1)]
+    first = fields.number("leading_dense_block_count") if fields.prefix == "minimax-m3" else 0
+    return [fields.prefix in _INDEX_KEYS and layer >= first for layer in range(blocks)]
+
+
+def _state_values(fields: GgufFields) -> int:
+    """Values one recurrent layer keeps (llama_hparams n_embd_r + n_embd_s); 0 for a model without such layers."""
+    width, conv = fields.number("embedding_length"), max(fields.number("ssm.conv_kernel") - 1, 0)
+    if wkv := fields.number("wkv.head_size"):  # RWKV
+        return width * (fields.number("token_shift_count", 2) + wkv)
+    if cache := fields.number("shortconv.l_cache"):  # LFM2
+        return width * (cache - 1)
+    heads = fields.number("attention.head_count")
+    if head_length := fields.number("kda.head_dim"):  # Kimi
+        return 3 * (conv or 3) * heads * head_length + head_length * head_length * heads
+    if fields.prefix == "minimax-01":
+        return head_lengths(fields)[0] ** 2 * heads
+    inner, states = fields.number("ssm.inner_size"), fields.number("ssm.state_size")
+    if not inner:
+        return 0
+    return conv * (inner + 2 * fields.number("ssm.group_count") * states) + states * inner  # Mamba, Gated DeltaNet
+
+
+def _sliding_layers(fields: GgufFields, blocks: int, recurs: list[bool]) -> tuple[list[bool], str]:
+    """Which layers have a sliding window, and what had to be assumed."""
+    architecture, key = fields.prefix, "attention.sliding_window_pattern"
+    none = [False] * blocks
+    if not _window_tokens(fields):
+        return none, ""
+    if architecture in ("lfm2", "lfm2moe"):
+        return [not recurrent for recurrent in recurs], ""
+    listed = fields.listed(key)
+    if listed is not None:
+        return [bool(slides) for slides in (listed + (0,) * blocks)[:blocks]], ""
+    full_first = _WINDOW_PERIODS_FULL_FIRST.get(architecture)
+    period = fields.number(key, -1)
+    if period < 0:
+        period = _WINDOW_PERIODS.get(architecture, -1) if full_first is None else full_first
+    if period < 0:
+        return none, _("the file does not say which layers have a sliding window, so all are counted in full")
+    if period == 0:  # as in llama_hparams::set_swa_pattern
+        return [True] * blocks, ""
+    full = 0 if full_first is not None else period - 1
+    return [layer % period != full for layer in range(blocks)], ""
+
+
+def _window_tokens(fields: GgufFields) -> int:
+    """Tokens the sliding window reaches back; 0 where llama.cpp uses none."""
+    architecture = fields.prefix
+    if architecture in _WINDOW_IGNORED | _RECURRENT:
+        return 0
+    if architecture == "exaone4" and fields.number("block_count") != 64:  # the 32B alone (src/models/exaone4.cpp)
+        return 0
+    tokens = fields.number("attention.sliding_window", _WINDOW_DEFAULTS.get(architecture, 0))
+    return _WINDOW_FIXED.get(architecture, tokens) if tokens else 0
+
 
 # The KV types llama-server's --cache-type-k/-v take: values per block, bytes per block.
 KV_TYPES = {
@@ -28,16 +272,16 @@ class KvEstimate:
     fixed: int  # sliding windows and recurrent state: the same however long the conversation
 
 
-def kv_bytes_per_token(facts: GgufFacts, kv_type_k: str = "f16", kv_type_v: str = "f16") -> float:
+def kv_bytes_per_token(layout: KvLayout, kv_type_k: str = "f16", kv_type_v: str = "f16") -> float:
     """Bytes by which the KV cache grows with each token of context. Raises ValueError for an unknown KV type."""
-    return kv_estimate(facts, facts.trained_context, kv_type_k, kv_type_v).per_token
+    return kv_estimate(layout, 0, kv_type_k, kv_type_v).per_token
 
 
 def kv_bytes(
-    facts: GgufFacts, n_ctx: int, kv_type_k: str = "f16", kv_type_v: str = "f16", *, swa_full: bool = False
+    layout: KvLayout, n_ctx: int, kv_type_k: str = "f16", kv_type_v: str = "f16", *, swa_full: bool = False
 ) -> int:
     """Bytes of the whole KV cache at a context of `n_ctx` tokens. Raises ValueError for an unknown KV type."""
-    return sum(layer_bytes(facts.kv, n_ctx, kv_type_k, kv_type_v, swa_full=swa_full))
+    return sum(layer_bytes(layout, n_ctx, kv_type_k, kv_type_v, swa_full=swa_full))
 
 
 def layer_bytes(
@@ -62,13 +306,13 @@ def layer_bytes(
     )
 
 
-def kv_estimate(facts: GgufFacts, n_ctx: int, kv_type_k: str = "f16", kv_type_v: str = "f16") -> KvEstimate:
+def kv_estimate(layout: KvLayout, n_ctx: int, kv_type_k: str = "f16", kv_type_v: str = "f16") -> KvEstimate:
     """The KV cache of a context of `n_ctx` tokens, one slot. Raises ValueError for an unknown KV type."""
     per_token, fixed = 0.0, 0
-    for layer in facts.kv.layers:
+    for layer in layout.layers:
         row = row_bytes(layer, kv_type_k, kv_type_v)
         if layer.slides:
-            fixed += math.ceil(row * window_cells(facts.kv.window, n_ctx))
+            fixed += math.ceil(row * window_cells(layout.window, n_ctx))
         else:
             per_token += row
         fixed += STATE_BYTES * layer.state

@@ -1,7 +1,7 @@
 """What a model takes of this computer's memory, and what fits: context size, offload, verdict.
 
-`kv_layers.py` knows from a GGUF header what each layer keeps: rows for every token, rows inside a sliding window,
-recurrent state; `kv_cache.py` makes bytes of it. A test loads tiny models of three dozen architectures into the
+`gguf/kv_cache.py` knows from a GGUF header what each layer keeps: rows for every token, rows inside a sliding window,
+recurrent state. A test loads tiny models of three dozen architectures into the
 real `llama-server` and compares with what it logs. `placement.py` adds weights (by their places in the tensor list)
 and compute buffers, on the GPUs and beside them; `fitting.py` knows what fits, `context_size.py` chooses: the
 context the model was trained for, or what leaves a margin. That is the most a chat may have; what is laid out at
@@ -18,7 +18,7 @@ plan and gives way to a model: what is warm counts as memory that can be had, an
 lets go of what is more than the plan leaves it (`EngineMemory.choose`, `MemoryFacts.staging_beside`).
 
 **After the load** `engine/running/log.py` finds in the engine's log what it took (`--verbosity 4`), the bars become
-measured ones, and `engine_host/memory.py` learns factors for this model, build and kind of device
+measured ones, and `engine_host/managed.py` learns factors for this model, build and kind of device
 (`corrections.py`): the next estimate is closer. A load that runs out of memory is tried again with half the
 context, with a GPU from 16K tokens on with fewer layers on it, down to a floor; the user is told once, and the
 share of memory that did suffice is remembered. It may have been another program's doing: more is tried again after

@@ -134,5 +134,5 @@ class Demand:
 
     def _checkpoints(self, tokens: int) -> int:
         """Copies of the state that the engine keeps of models that cannot be cut back (server-context.cpp)."""
-        fixed = kv_estimate(self.facts, tokens, self.kv_type, self.kv_type).fixed
+        fixed = kv_estimate(self.facts.kv, tokens, self.kv_type, self.kv_type).fixed
         return 0 if self.swa_full else fixed * CONTEXT_CHECKPOINTS * self.slots

@@ -6,17 +6,27 @@ where a file lies: https://docs.github.com/en/repositories/releasing-projects-on
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator, Mapping
+import platform
+import re
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlsplit
 
 from kvchat import __version__
-from kvchat.library.remote.hub import MOST_ANSWER, TIMEOUT_S, HubError, HubPart, Unreachable
+from kvchat.engine.finding.graphics import Backend, Graphics, suiting
+from kvchat.errors import KvchatError
+from kvchat.library.remote.hub import MOST_ANSWER, TIMEOUT_S, HubError, HubFile, HubPart, Unreachable
+from kvchat.library.remote.hub_download import Order
 from kvchat.system.files import collect, parse_json
 from kvchat.words.language import _
+from kvchat.words.wording import size as size_in_words
 
 if TYPE_CHECKING:
     import httpx2
@@ -122,3 +132,138 @@ def _release(one: dict[str, Any]) -> Release:
         if str(asset.get("digest") or "").startswith(_SHA256) and asset.get("state", "uploaded") == "uploaded"
     ]
     return Release(str(one["tag_name"]), tuple(files), bool(one["prerelease"]))
+
+
+REPOSITORY = "ggml-org/llama.cpp"
+_NAME = re.compile(r"llama-(b\d+)-bin-(ubuntu|win|macos)-(?:(.+)-)?(x64|arm64)\.(?:zip|tar\.gz)")
+_SYSTEMS = {"linux": "ubuntu", "win32": "win", "darwin": "macos"}
+_MACHINES = {"x86_64": "x64", "amd64": "x64", "aarch64": "arm64", "arm64": "arm64"}
+_BACKENDS = {
+    "cuda": Backend.CUDA,
+    "rocm": Backend.ROCM,
+    "hip": Backend.ROCM,
+    "vulkan": Backend.VULKAN,
+    "sycl": Backend.SYCL,
+    "metal": Backend.METAL,  # the one for macOS has no word for it
+}
+# About how large they are, in bytes, with the libraries beside them (b11457): said before anything is asked.
+_ABOUT = {
+    ("linux", Backend.CUDA): 770_000_000,
+    ("linux", Backend.ROCM): 245_000_000,
+    ("linux", Backend.VULKAN): 32_000_000,
+    ("linux", Backend.SYCL): 52_000_000,
+    ("win32", Backend.CUDA): 640_000_000,
+    ("win32", Backend.ROCM): 320_000_000,
+    ("win32", Backend.VULKAN): 34_000_000,
+    ("win32", Backend.SYCL): 120_000_000,
+    ("darwin", Backend.METAL): 11_000_000,
+}
+
+
+@dataclass(frozen=True)
+class EngineBuild:
+    """A build that suits a card of this computer."""
+
+    backend: Backend
+    order: Order
+
+    @property
+    def name(self) -> str:
+        """What its folder is called: "llama.cpp-b11457-cuda-12.8"."""
+        return self.order.file.name
+
+    @property
+    def size(self) -> int:
+        """Bytes to download."""
+        return self.order.file.size
+
+
+def about(backend: Backend, system: str = sys.platform) -> str:
+    """How much there would be to download, in words: "about 770 MB"; empty where that is not known."""
+    count = _ABOUT.get((system, backend))
+    return _("about {count}", count=size_in_words(count)) if count else ""
+
+
+def builds_for(
+    graphics: Graphics, releases: Sequence[Release], machine: str = platform.machine()
+) -> tuple[EngineBuild, ...]:
+    """The newest build of each kind that suits these cards, the best kind first. `releases`: the newest first."""
+    found = []
+    for backend in suiting(graphics):
+        builds = (build for release in releases for build in _builds(release, backend, graphics.system, machine))
+        if build := next(builds, None):
+            found.append(build)
+    return tuple(found)
+
+
+def backend_of(name: str) -> Backend | None:
+    """What an engine kvchat fetched computes with, by its folder's name; None for a name of another kind."""
+    return _kind("-".join(name.split("-")[2:]))
+
+
+def _kind(flavour: str) -> Backend | None:
+    return _BACKENDS.get(flavour.partition("-")[0])
+
+
+def _builds(release: Release, backend: Backend, system: str, machine: str) -> Iterable[EngineBuild]:
+    """Those of one release, the one that runs with most drivers first: the oldest version of what it computes with."""
+    wanted, found = (_SYSTEMS.get(system), _MACHINES.get(machine.lower())), []
+    for file in release.files:
+        match = _NAME.fullmatch(file.path)
+        if match is None or (match[2], match[4]) != wanted:
+            continue
+        flavour = match[3] or ("metal" if system == "darwin" else "")
+        if _kind(flavour) is backend:
+            name = f"llama.cpp-{match[1]}-{flavour}"
+            parts = (file, *_libraries(file.path, match[1], release))
+            order = Order(REPOSITORY, release.tag, HubFile(name, "", parts))
+            found.append((_flavour_version(flavour), EngineBuild(backend, order)))
+    return [build for _, build in sorted(found, key=lambda one: one[0])]
+
+
+def _libraries(path: str, tag: str, release: Release) -> list[HubPart]:
+    """CUDA's libraries for a build, if they come in a file of their own."""
+    names = {f"cudart-{path}", f"cudart-{path.replace(f'{tag}-', '', 1)}"}
+    return [file for file in release.files if file.path in names][:1]
+
+
+def _flavour_version(flavour: str) -> tuple[tuple[int, ...], str]:
+    return tuple(int(number) for number in re.findall(r"\d+", flavour)), flavour
+
+
+_KVCHAT = "kvchat/kvchat"
+ASK_EVERY_S = 86_400.0
+_LOOK_EVERY_S = 600.0
+_ASKED = "asked-for-updates"  # in the state folder; its time is when that was
+
+
+async def watch_updates(state: Path, wanted: Callable[[], bool], tell: Callable[[str, str], None]) -> None:
+    """Without end: `tell` of a newer version, by its number and the page it is on, whenever one was found."""
+    while True:
+        if wanted() and _due(state / _ASKED):
+            with contextlib.suppress(KvchatError):  # nobody asked for it now: tomorrow is another day
+                if tag := await newer_tag():
+                    tell(tag.removeprefix("v"), f"{GitHub().page(_KVCHAT)}/tag/{tag}")
+        await asyncio.sleep(_LOOK_EVERY_S)
+
+
+async def newer_tag() -> str:
+    """The newest release's tag if it is newer than this kvchat, else nothing. Raises KvchatError."""
+    tags = [release.tag for release in await GitHub().releases(_KVCHAT) if not release.preview]
+    newest = max(tags, key=_version_order, default="")
+    return newest if _version_order(newest) > _version_order(__version__) else ""
+
+
+def _due(asked: Path) -> bool:
+    """Whether it is time to ask; then it counts as asked, whatever comes of it."""
+    with contextlib.suppress(OSError):
+        if asked.exists() and 0 <= time.time() - asked.stat().st_mtime < ASK_EVERY_S:
+            return False
+        asked.touch()
+        return True
+    return False
+
+
+def _version_order(tag: str) -> tuple[int, ...]:
+    """What versions are ordered by; a tag of another form comes before all."""
+    return tuple(map(int, match[1].split("."))) if (match := re.fullmatch(r"v?(\d+(?:\.\d+)*)", tag)) else ()

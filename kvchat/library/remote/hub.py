@@ -12,19 +12,20 @@ import contextlib
 import os
 import re
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlsplit
 
 from kvchat import __version__
 from kvchat.errors import KvchatError
-from kvchat.library.gguf.split_files import part_name
-from kvchat.library.local.files import is_projector, projector_for, quantisation_in
+from kvchat.library.gguf.facts import part_name
+from kvchat.library.model_files import is_projector, projector_for, quantisation_in
 from kvchat.system.files import collect, parse_json
-from kvchat.words.language import _
+from kvchat.system.secret_store import SecretStore
+from kvchat.words.language import N_, _
 
 if TYPE_CHECKING:
     import httpx2
@@ -304,3 +305,63 @@ def _projector(model: str, parts: Mapping[str, HubPart]) -> list[HubPart]:
 def _file(stem: str, parts: Iterable[HubPart]) -> HubFile:
     name = stem.rsplit("/", 1)[-1]
     return HubFile(name, quantisation_in(name), tuple(parts))
+
+
+ACCOUNT = "Hugging Face access token"
+FILE_NAME = "huggingface-token"
+ELSEWHERE = N_("HF_TOKEN or the Hugging Face command line tool")
+
+
+class BadToken(KvchatError):
+    """What was given cannot be an access token."""
+
+
+@dataclass(frozen=True)
+class AccessToken:
+    """A token and where it was found or is kept."""
+
+    value: str = field(repr=False)
+    place: str  # how a sentence ends: "kept in …"; ELSEWHERE: it is not ours
+
+
+class TokenStore:
+    """Reads, keeps and forgets the token. A keyring may ask the user to unlock it: use this off the event loop."""
+
+    def __init__(self, config: Path) -> None:
+        self._kept = SecretStore(ACCOUNT, config / FILE_NAME)
+        self._loaded: AccessToken | None = None
+        self._looked = False
+
+    def load(self) -> AccessToken | None:
+        """The token kvchat keeps, or else the one the user has given to Hugging Face's own tools. Remembered."""
+        if not self._looked:
+            self._loaded, self._looked = self._look(), True
+        return self._loaded
+
+    def value(self) -> str | None:
+        """The token alone, for a request."""
+        found = self.load()
+        return found.value if found else None
+
+    def _look(self) -> AccessToken | None:
+        if kept := self._kept.load():
+            return AccessToken(kept[0], kept[1].value)
+        from huggingface_hub import get_token
+
+        found = get_token()
+        return AccessToken(found, ELSEWHERE) if found else None
+
+    def save(self, value: str) -> str:
+        """Keep a token; returns where, in words. Raises BadToken, and OSError where not even a file can be written."""
+        value = value.strip()
+        if not value.isascii() or not value.isprintable() or " " in value or len(value) < 8:
+            raise BadToken(
+                _("This is no access token"), _("A token is one word, such as hf_…"), _("Copy it once more.")
+            )
+        self._looked = False
+        return self._kept.save(value).value
+
+    def forget(self) -> None:
+        """Forget the token kvchat keeps, wherever it is."""
+        self._looked = False
+        self._kept.forget()

@@ -15,7 +15,7 @@ from kvchat.engine_host.fetching import Fetching, Stage
 from kvchat.engine_host.setup import EngineSetup
 from kvchat.engine_host.trial import TrialStep
 from kvchat.errors import KvchatError
-from kvchat.library.remote.engine_builds import about
+from kvchat.library.remote.github import about
 from kvchat.ui.base.building import button, column, label, progress_bar, row
 from kvchat.ui.base.theme import Look, restyle
 from kvchat.ui.dialogs.metered import ask_if_metered

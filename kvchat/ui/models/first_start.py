@@ -22,7 +22,7 @@ from kvchat.ui.base.theme import restyle
 from kvchat.ui.dialogs.confirm import file_dialog
 from kvchat.ui.dialogs.engine_offer import EngineOffer, Start
 from kvchat.ui.dialogs.metered import ask_if_metered
-from kvchat.ui.models.model_rows import found_row
+from kvchat.ui.models.model_choice import found_row
 from kvchat.ui.widgets.card import Card
 from kvchat.ui.widgets.elided import ElidedButton
 from kvchat.ui.widgets.layouts import ScrollPage

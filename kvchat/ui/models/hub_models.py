@@ -7,20 +7,31 @@ from collections.abc import Coroutine, Sequence
 from functools import partial
 from typing import Any
 
-from PySide6.QtCore import QUrl
-from PySide6.QtGui import QDesktopServices
-from PySide6.QtWidgets import QWidget
+from PySide6.QtCore import QUrl, Signal
+from PySide6.QtGui import QDesktopServices, QShowEvent
+from PySide6.QtWidgets import QLineEdit, QWidget
 
 from kvchat.errors import KvchatError
 from kvchat.library.memory.machine import MemoryFacts
-from kvchat.library.remote.hub import AccessNeeded, HubFile, HubModel, HubRepository, repository_in
+from kvchat.library.remote.hub import (
+    ELSEWHERE,
+    AccessNeeded,
+    AccessToken,
+    HubFile,
+    HubModel,
+    HubRepository,
+    TokenStore,
+    repository_in,
+)
 from kvchat.library.remote.starter import Suggestion, suggestions_for, tier_for
 from kvchat.runtime import Runtime
-from kvchat.ui.base.building import button, column, label, row
+from kvchat.ui.base.building import STRETCH, button, column, label, line_edit, row
+from kvchat.ui.base.tasks import TaskRunner
 from kvchat.ui.base.theme import Look
+from kvchat.ui.dialogs.confirm import fit_height
 from kvchat.ui.dialogs.metered import ask_if_metered
 from kvchat.ui.dialogs.panel import Panel
-from kvchat.ui.models.model_rows import file_row, result_row, suggestion_row
+from kvchat.ui.models.model_choice import file_row, result_row, suggestion_row
 from kvchat.ui.widgets.card import Card
 from kvchat.ui.widgets.lists import Row, RowList
 from kvchat.ui.widgets.text_search import ClearableField
@@ -177,3 +188,61 @@ class ModelsHub(QWidget):
 
     def _download(self, repository: HubRepository, file: HubFile) -> None:
         self._runtime.models.download(repository, file)
+
+
+_WORDS = N_(
+    "Some models are open only to those who have accepted their terms. Make a token with the right to read on "
+    "huggingface.co/settings/tokens and paste it here. It goes to Hugging Face alone."
+)
+_LETTERS = 72  # wide
+
+
+class TokenDialog(Panel):
+    """One field. The token is not shown again."""
+
+    saved = Signal()
+
+    def __init__(self, store: TokenStore, look: Look, runner: TaskRunner, parent: QWidget | None = None) -> None:
+        super().__init__(look, runner, _("Access token for Hugging Face"), parent)
+        self._store = store
+        self.field, self.place = line_edit(_("Access token"), "hf_…"), label(kind="muted", wraps=True)
+        self.field.setEchoMode(QLineEdit.EchoMode.Password)
+        self.field.returnPressed.connect(self._save)
+        self.forget = button(_("Forget it"), lambda: self.run(self._drop()), "danger")
+        self.save = button(_("Save"), self._save, "primary")
+        below = row(self.forget, STRETCH, button(_("Close"), self.close), self.save)
+        parts = self.notices, label(_(_WORDS), "muted", wraps=True), self.field, self.place, below
+        column(*parts, on=self, spacing=10, margins=(24, 20, 24, 18))
+
+    def showEvent(self, event: QShowEvent) -> None:
+        """Say what is kept already."""
+        super().showEvent(event)
+        fit_height(self, _LETTERS)
+        self.field.setFocus()
+        self.run(self._load())
+
+    def _save(self) -> None:
+        self.run(self._keep(self.field.text()))
+
+    async def _load(self) -> None:
+        self._show(await asyncio.to_thread(self._store.load))
+
+    async def _keep(self, value: str) -> None:
+        await asyncio.to_thread(self._store.save, value)
+        self.field.clear()
+        await self._load()
+        self.saved.emit()
+
+    async def _drop(self) -> None:
+        await asyncio.to_thread(self._store.forget)
+        await self._load()
+
+    def _show(self, token: AccessToken | None) -> None:
+        self.forget.setVisible(token is not None and token.place != ELSEWHERE)
+        if token is None:
+            self.place.setText(_("No token is kept."))
+        elif token.place == ELSEWHERE:
+            self.place.setText(_("One was found in {place}; it is used unless you give another.", place=_(token.place)))
+        else:
+            self.place.setText(_("One is kept in {place}.", place=_(token.place)))
+        fit_height(self, _LETTERS)

@@ -12,8 +12,7 @@ from PySide6.QtCore import QFile, Qt, Signal
 from PySide6.QtWidgets import QFileDialog, QMenu, QWidget
 
 from kvchat.errors import KvchatError
-from kvchat.library.local.finder import FoundModel, UnreadableFolder
-from kvchat.library.model_library import JudgedModel
+from kvchat.library.model_library import FoundModel, JudgedModel, UnreadableFolder
 from kvchat.library.remote.starter import starter_is_here
 from kvchat.runtime import Runtime
 from kvchat.settings import Settings
@@ -22,7 +21,7 @@ from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.confirm import confirm, file_dialog
 from kvchat.ui.dialogs.panel import Panel
 from kvchat.ui.models.first_start import starter_words
-from kvchat.ui.models.model_rows import found_row, in_order
+from kvchat.ui.models.model_choice import found_row, in_order
 from kvchat.ui.widgets.card import Card
 from kvchat.ui.widgets.layouts import at_end
 from kvchat.ui.widgets.lists import Row, RowList

@@ -15,7 +15,7 @@ from kvchat.chat.record.prompt import needs_vision, prompt_messages
 from kvchat.engine.speaking.pictures import pixels
 from kvchat.engine.speaking.wire import Picture, messages_body
 from kvchat.engine_host.choice import CannotSee, find_projector
-from kvchat.library.local.files import projector_of
+from kvchat.library.model_files import projector_of
 from kvchat.transfer.exporting import ExportForm, export_file
 from kvchat.transfer.importing import import_paths
 from tests.pictures import png

@@ -13,7 +13,7 @@ from kvchat.cli.doctor.command import collect, run
 from kvchat.cli.doctor.report import RestoreReport, lines
 from kvchat.engine.finding.probe import NEEDED_OPTIONS
 from kvchat.kvstore.savepoint import Fingerprint
-from kvchat.library.gguf.identity import model_identity
+from kvchat.library.gguf.facts import model_identity
 from kvchat.session.restore_support import Finding, Strategy, Subject, newest_finding, store_finding
 from kvchat.settings import Settings, load_settings, save_settings
 from kvchat.system.paths import Paths, resolve_paths

@@ -182,7 +182,7 @@ def test_any_damaged_byte_is_read_or_refused_in_words(
     damaged[position % len(damaged)] = value
     path.write_bytes(damaged)
     with contextlib.suppress(NotAModel):  # any other exception, or a read that never ends, fails the test
-        assert kv_estimate(read_facts(path), 4096).per_token >= 0
+        assert kv_estimate(read_facts(path).kv, 4096).per_token >= 0
 
 
 def test_impossible_lengths_are_refused_without_reading_on(tmp_path: Path) -> None:

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.library.gguf.facts import NotAModel, read_facts
-from kvchat.library.gguf.identity import model_identity
+from kvchat.library.gguf.facts import NotAModel, model_identity, read_facts
 from tests.library.gguf_files import write_gguf
 
 BIG = 4_000_000  # weights: 16 MB, so that samples leave gaps

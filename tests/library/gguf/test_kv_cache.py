@@ -29,10 +29,10 @@ def llama(tmp_path: Path) -> GgufFacts:
 
 def test_smollm2_exactly(smollm2: Path) -> None:
     facts = read_facts(smollm2)
-    assert kv_bytes_per_token(facts) == 23_040
-    assert kv_bytes(facts, 8192) == 23_040 * 8192
-    assert kv_bytes_per_token(facts, "q8_0", "q8_0") == 23_040 / 2 * 34 / 32
-    assert kv_bytes_per_token(facts, "f32", "q4_0") == 30 * 3 * 64 * (4 + 18 / 32)
+    assert kv_bytes_per_token(facts.kv) == 23_040
+    assert kv_bytes(facts.kv, 8192) == 23_040 * 8192
+    assert kv_bytes_per_token(facts.kv, "q8_0", "q8_0") == 23_040 / 2 * 34 / 32
+    assert kv_bytes_per_token(facts.kv, "f32", "q4_0") == 30 * 3 * 64 * (4 + 18 / 32)
     assert not facts.kv.notes
 
 
@@ -64,15 +64,15 @@ def test_kv_types_are_those_of_llama_cpp() -> None:
 
 def test_unknown_kv_type_is_refused(llama: GgufFacts) -> None:
     with pytest.raises(ValueError, match="q3_5"):
-        kv_bytes_per_token(llama, "q3_5")
+        kv_bytes_per_token(llama.kv, "q3_5")
 
 
 def test_a_sliding_window_is_no_longer_than_the_context(tmp_path: Path) -> None:
     fields = LLAMA | {"attention.sliding_window": 4096, "attention.sliding_window_pattern": 0}
     facts = read_facts(write_gguf(tmp_path / "m.gguf", fields))
     row = 2 * 2 * 16 * 2
-    assert kv_bytes(facts, 1000) == 4 * row * 1024
-    assert kv_bytes(facts, 100_000) == 4 * row * (4096 + 512)
+    assert kv_bytes(facts.kv, 1000) == 4 * row * 1024
+    assert kv_bytes(facts.kv, 100_000) == 4 * row * (4096 + 512)
 
 
 def test_known_architectures_have_their_pattern_and_others_an_upper_bound(tmp_path: Path) -> None:
@@ -80,8 +80,8 @@ def test_known_architectures_have_their_pattern_and_others_an_upper_bound(tmp_pa
     known = read_facts(write_gguf(tmp_path / "gemma.gguf", fields, architecture="gemma3"))
     unknown = read_facts(write_gguf(tmp_path / "new.gguf", fields, architecture="brandnew"))
     row = 2 * 2 * 16 * 2
-    assert kv_bytes_per_token(known) == row
-    assert kv_bytes_per_token(unknown) == 6 * row
+    assert kv_bytes_per_token(known.kv) == row
+    assert kv_bytes_per_token(unknown.kv) == 6 * row
     assert "sliding window" in unknown.kv.notes[0]
 
 
@@ -92,16 +92,16 @@ def test_hybrids_count_attention_in_attention_layers_alone(tmp_path: Path) -> No
     listed = write_gguf(tmp_path / "b.gguf", LLAMA | state | {"attention.head_count_kv": [0, 2, 0, 2]})
     for path in (interval, listed):
         facts = read_facts(path)
-        assert kv_estimate(facts, 4096) == KvEstimate(2 * row, 2 * per_layer)
+        assert kv_estimate(facts.kv, 4096) == KvEstimate(2 * row, 2 * per_layer)
         assert not facts.kv.notes
     silent = read_facts(write_gguf(tmp_path / "c.gguf", LLAMA | state))
-    assert kv_estimate(silent, 4096) == KvEstimate(4 * row, 4 * per_layer)
+    assert kv_estimate(silent.kv, 4096) == KvEstimate(4 * row, 4 * per_layer)
     assert silent.kv.notes
 
 
 def test_shared_layers_keep_no_rows(tmp_path: Path) -> None:
     facts = read_facts(write_gguf(tmp_path / "m.gguf", LLAMA | {"attention.shared_kv_layers": 3}))
-    assert kv_bytes_per_token(facts) == 2 * 2 * 16 * 2
+    assert kv_bytes_per_token(facts.kv) == 2 * 2 * 16 * 2
 
 
 def test_latent_attention_keeps_one_compressed_row(tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ def test_latent_attention_keeps_one_compressed_row(tmp_path: Path) -> None:
         "attention.value_length_mla": 128,
     }
     facts = read_facts(write_gguf(tmp_path / "m.gguf", LLAMA | mla, architecture="deepseek2"))
-    assert kv_bytes_per_token(facts) == 27 * 576 * 2
+    assert kv_bytes_per_token(facts.kv) == 27 * 576 * 2
 
 
 def test_windows_of_known_architectures(tmp_path: Path) -> None:
@@ -137,4 +137,4 @@ def test_windows_of_known_architectures(tmp_path: Path) -> None:
 
 def test_layers_that_only_predict_further_tokens_keep_nothing(tmp_path: Path) -> None:
     facts = read_facts(write_gguf(tmp_path / "m.gguf", LLAMA | {"nextn_predict_layers": 1}, architecture="glm4moe"))
-    assert kv_bytes_per_token(facts) == 3 * 2 * 2 * 16 * 2
+    assert kv_bytes_per_token(facts.kv) == 3 * 2 * 2 * 16 * 2

@@ -10,12 +10,11 @@ from threading import Event
 
 import pytest
 
+from kvchat.library import model_library as finder_module
 from kvchat.library.gguf.facts import NotAModel, read_facts
-from kvchat.library.local import finder as finder_module
-from kvchat.library.local.files import display_name, projector_for
-from kvchat.library.local.finder import FactsCache, FoundModel, ModelFinder
-from kvchat.library.local.folders import Machine, ModelFolder, Source, model_folders
-from kvchat.library.local.ollama import name_of_blob
+from kvchat.library.model_files import display_name, projector_for
+from kvchat.library.model_library import FactsCache, FoundModel, ModelFinder
+from kvchat.library.places import Machine, ModelFolder, Source, model_folders, name_of_blob
 from tests.library.gguf_files import LLAMA, write_gguf
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from kvchat.engine.running.log import Allocations, Buffer, Purpose
-from kvchat.engine_host.memory import learn, learn_share, measured_bars, share_taken
+from kvchat.engine_host.managed import learn, learn_share, measured_bars, share_taken
 from kvchat.library.memory import corrections
 from kvchat.library.memory.context_size import ContextChoice
 from kvchat.library.memory.corrections import DAY_S, NOTHING_LEARNED, Circumstances, CorrectionBook, Corrections

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvchat.engine.finding.graphics import Backend, Graphics, Maker
-from kvchat.library.remote.engine_builds import REPOSITORY, about, backend_of, builds_for
-from kvchat.library.remote.github import GitHub, Release
+from kvchat.library.remote.github import REPOSITORY, GitHub, Release, about, backend_of, builds_for
 from kvchat.library.remote.hub import HubError, HubPart, Unreachable
 from tests.library.fake_hub import FakeHub
 

@@ -162,7 +162,7 @@ def test_a_pasted_address_names_its_repository() -> None:
 
 def test_importing_the_module_imports_no_http(tmp_path: Path) -> None:
     code = (
-        "import sys, kvchat.library.remote.downloads, kvchat.library.remote.hub_token;"
+        "import sys, kvchat.library.remote.downloads, kvchat.library.remote.hub;"
         "sys.exit('huggingface_hub' in sys.modules or 'httpx2' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -11,7 +11,7 @@ import pytest
 from keyring.backend import KeyringBackend
 from keyring.backends import fail, null
 
-from kvchat.library.remote.hub_token import ELSEWHERE, FILE_NAME, BadToken, TokenStore
+from kvchat.library.remote.hub import ELSEWHERE, FILE_NAME, BadToken, TokenStore
 from kvchat.system.secret_store import Keeper
 from tests.library.fake_hub import TOKEN
 

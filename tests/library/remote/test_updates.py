@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.library.remote import updates
+from kvchat.library.remote import github as updates
 from tests.library.fake_hub import FakeHub
 
 
@@ -51,7 +51,7 @@ async def test_it_is_told_where_it_is_and_nothing_is_asked_again_for_a_day(
         for _ in range(times):
             await looks.acquire()
 
-    watching = asyncio.create_task(updates.watch(tmp_path, is_wanted, lambda *what: told.put_nowait(what)))
+    watching = asyncio.create_task(updates.watch_updates(tmp_path, is_wanted, lambda *what: told.put_nowait(what)))
     await looked(3)
     assert not github.requests, "nobody wants to know"
     wanted = True
@@ -59,7 +59,7 @@ async def test_it_is_told_where_it_is_and_nothing_is_asked_again_for_a_day(
     await looked(5)
     assert [request.path.partition("?")[0] for request in github.requests] == ["/repos/kvchat/kvchat/releases"]
     assert "cookie" not in github.requests[0].headers
-    yesterday = time.time() - updates.ONCE_IN_S
+    yesterday = time.time() - updates.ASK_EVERY_S
     os.utime(tmp_path / "asked-for-updates", (yesterday, yesterday))
     github.status = 503
     while len(github.requests) < 2:

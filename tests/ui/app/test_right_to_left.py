@@ -14,15 +14,14 @@ from pytestqt.qtbot import QtBot
 from kvchat.chat.record.messages import Role
 from kvchat.engine.running.failure import hangs
 from kvchat.engine.speaking.connection import EngineState
-from kvchat.library.local.finder import FoundModel
-from kvchat.library.local.folders import Source
-from kvchat.library.model_library import JudgedModel
+from kvchat.library.model_library import FoundModel, JudgedModel
+from kvchat.library.places import Source
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.base.icons import icon
 from kvchat.ui.base.theme import Look
 from kvchat.ui.commands.shortcuts import words_of
 from kvchat.ui.messages.user_view import UserView
-from kvchat.ui.models.model_rows import found_row
+from kvchat.ui.models.model_choice import found_row
 from kvchat.ui.rendering.code_view import CodeView
 from kvchat.ui.rendering.text_page import TextPage
 from kvchat.ui.widgets.lists import sided

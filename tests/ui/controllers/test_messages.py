@@ -14,8 +14,8 @@ from kvchat.chat.events import ReplyDelta, ReplyFinished
 from kvchat.chat.input.documents import document_of_text
 from kvchat.chat.record.messages import Message, MessageState, Role
 from kvchat.library.gguf.facts import read_facts
-from kvchat.library.local.files import Source
-from kvchat.library.local.finder import FoundModel
+from kvchat.library.model_files import Source
+from kvchat.library.model_library import FoundModel
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.base.theme import Look
 from kvchat.ui.controllers.chat import MOST_TURNS

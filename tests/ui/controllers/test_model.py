@@ -14,8 +14,8 @@ from kvchat.engine.speaking.errors import EngineFailed, EngineFailure, FailureKi
 from kvchat.engine_host.choice import ModelMissing
 from kvchat.errors import KvchatError
 from kvchat.library.gguf.facts import ModelFileMissing, read_facts
-from kvchat.library.local.files import Source
-from kvchat.library.local.finder import FoundModel
+from kvchat.library.model_files import Source
+from kvchat.library.model_library import FoundModel
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.models.models_window import ModelsWindow
 from tests.library.gguf_files import write_gguf

@@ -20,8 +20,8 @@ from kvchat.engine.speaking.connection import EngineState
 from kvchat.engine.speaking.errors import EngineFailed
 from kvchat.engine_host.choice import NoModel
 from kvchat.errors import KvchatError
-from kvchat.library.local.finder import FoundModel
-from kvchat.library.local.folders import Source
+from kvchat.library.model_library import FoundModel
+from kvchat.library.places import Source
 from kvchat.settings import GB, Settings
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.base.theme import Look
@@ -175,7 +175,7 @@ async def test_a_card_that_would_go_unused_is_offered_an_engine(
     assert offer.title.text().startswith("Graphics card by AMD")
     assert "GitHub" in offer.words.text()
     assert github.requests == [], "nothing is asked of the network unasked"
-    monkeypatch.setattr("kvchat.library.remote.engine_builds.builds_for.__defaults__", ("x86_64",))
+    monkeypatch.setattr("kvchat.library.remote.github.builds_for.__defaults__", ("x86_64",))
     github.releases = {"b1": {"llama-b1-bin-ubuntu-vulkan-x64.tar.gz": randbytes(500_000)}}
     github.hold_at = 100_000
     offer.get.click()

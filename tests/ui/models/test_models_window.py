@@ -16,17 +16,16 @@ from pytestqt.qtbot import QtBot
 from kvchat.engine.speaking.connection import EngineState
 from kvchat.engine.speaking.errors import EngineFailure, FailureKind
 from kvchat.library.gguf.facts import NotAModel, read_facts
-from kvchat.library.local.finder import FoundModel, UnreadableFolder
-from kvchat.library.local.folders import Source
 from kvchat.library.memory.machine import MemoryFacts
+from kvchat.library.model_library import FoundModel, UnreadableFolder
+from kvchat.library.places import Source
 from kvchat.library.remote.downloads import DownloadState
 from kvchat.library.remote.starter import starter_is_here
 from kvchat.settings import GB
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.dialogs.confirm import ConfirmDialog
-from kvchat.ui.models.downloads_view import DownloadView
 from kvchat.ui.models.first_start import starter_words
-from kvchat.ui.models.models_window import ModelsWindow
+from kvchat.ui.models.models_window import DownloadView, ModelsWindow
 from kvchat.words.language import speak
 from tests.library import fake_hub
 from tests.library.fake_hub import TOKEN, FakeHub

@@ -12,8 +12,8 @@ from kvchat.chat.record.messages import Role
 from kvchat.engine.speaking.wire import Sampling
 from kvchat.library.gguf.facts import read_facts
 from kvchat.library.gguf.template_options import TemplateOption, TemplateWord, known_options
-from kvchat.library.local.files import Source
-from kvchat.library.local.finder import FoundModel
+from kvchat.library.model_files import Source
+from kvchat.library.model_library import FoundModel
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.confirm import ConfirmDialog

@@ -92,7 +92,7 @@ async def test_an_offer_where_there_is_a_card(
 def released(github: FakeHub, fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> FakeHub:
     """A GitHub with an engine for this computer's card."""
     monkeypatch.setattr("kvchat.engine_host.setup.installed_starter", lambda: None)
-    monkeypatch.setattr("kvchat.library.remote.engine_builds.builds_for.__defaults__", ("x86_64",))
+    monkeypatch.setattr("kvchat.library.remote.github.builds_for.__defaults__", ("x86_64",))
     for module in ("kvchat.engine_host.setup", "kvchat.ui.settings.engines"):
         monkeypatch.setattr(f"{module}.find_graphics", lambda: Graphics("linux", (Maker.AMD,)))
     files = {"llama-b11457/llama-server": fake_engine.path.read_bytes(), "llama-b11457/filler": randbytes(500_000)}

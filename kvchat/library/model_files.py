@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
 
-from kvchat.library.gguf.split_files import part_name
-from kvchat.library.local.folders import ModelFolder, Source
-from kvchat.library.local.ollama import known_name, ollama_models
+from kvchat.library.gguf.facts import part_name
+from kvchat.library.places import ModelFolder, Source, known_name, ollama_models
 from kvchat.system.files import in_time, read_plain
 
 DEEPEST = 8  # folders below the one chosen; the Hugging Face cache needs 4
