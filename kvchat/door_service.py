@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from kvchat.engine_host.model import AnsweringModel
 from kvchat.engine_host.switching import SwitchingHost
 from kvchat.errors import KvchatError
-from kvchat.gateway.door.keys import EVERYBODY, DoorKeys, Keys
+from kvchat.gateway.keys import EVERYBODY, DoorKeys, Keys
 from kvchat.kvstore.savepoint import kept_for
 from kvchat.library.model_library import ModelLibrary
 from kvchat.session.slots import Slots
@@ -25,10 +25,9 @@ from kvchat.system.owner import owner_of
 from kvchat.system.paths import Paths
 
 if TYPE_CHECKING:
+    from kvchat.gateway.answering import Model
     from kvchat.gateway.gateway import Gateway
-    from kvchat.gateway.models import Model
-    from kvchat.gateway.requests import Passage
-    from kvchat.gateway.totals import Totals
+    from kvchat.gateway.requests import Passage, Totals
 
 DOOR_SETTINGS = ("door", "door_host", "door_port", "door_origins")
 SAVED_AFTER_S = 5.0  # requests that come at once are written down together
@@ -66,8 +65,8 @@ class DoorService:
     @cached_property
     def gateway(self) -> Gateway:
         """What is behind the door: requests, live and past, counters and models."""
+        from kvchat.gateway.answering import Catalogue
         from kvchat.gateway.gateway import Gateway
-        from kvchat.gateway.models import Catalogue
 
         catalogue = Catalogue(self._in_use, self._look, lambda: self.settings().door_any_model)
         self._gateway = Gateway(
@@ -79,12 +78,12 @@ class DoorService:
     @property
     def idle_s(self) -> float:
         """For how long no other program has asked anything, in seconds."""
-        return self._gateway.idle_s if self._gateway else float("inf")
+        return self._gateway.answering.background.idle_s if self._gateway else float("inf")
 
     @cached_property
     def totals(self) -> Totals:
         """What programs have asked, by day."""
-        from kvchat.gateway.totals import Totals
+        from kvchat.gateway.requests import Totals
 
         return Totals(self.paths.state / "programs.json")
 
@@ -209,7 +208,7 @@ class DoorService:
     async def _open(self, host: str, port: int, keys: Mapping[str, str]) -> str:
         """`keys`: empty ones let in everybody."""
         await asyncio.to_thread(importlib.import_module, "kvchat.gateway.gateway")  # takes a tenth of a second
-        from kvchat.gateway.door.checks import origins_in
+        from kvchat.gateway.checks import origins_in
         from kvchat.gateway.gateway import Door
 
         owner = await asyncio.to_thread(owner_of, self.paths.data)
@@ -225,12 +224,12 @@ class DoorService:
             await self.follow()
 
     def _in_use(self) -> Model | None:
-        from kvchat.gateway.models import Model
+        from kvchat.gateway.answering import Model
 
         name, settings = self.model.name, self.settings()
         return None if name is None else Model(name, None if settings.engine_url else self.model.path)
 
     async def _look(self) -> list[Model]:
-        from kvchat.gateway.models import Model
+        from kvchat.gateway.answering import Model
 
         return [Model(self.model.name_of(str(one.path)), str(Path(one.path))) for one in await self.models.usable()]

@@ -1,10 +1,11 @@
 """The door for other programs: what they ask is answered by the same engine, with the same memory.
 
-- **In** (`gateway/door`): one listener in the event loop there is (a client that streams while another sends 1 MB holds
-  that up for no more than 50 ms); Host, Origin, key and size are looked at before anything is read. Where there is no
-  room, who has owed something longest leaves for who comes: the rest of a request, another one, taking an answer.
+- **In** (`server.py`, `checks.py`): one listener in the event loop there is (a client that streams while another sends
+  1 MB holds that up for no more than 50 ms); Host, Origin, key and size are looked at before anything is read. Where
+  there is no room, who has owed something longest leaves for who comes: the rest of a request, another one, taking an
+  answer.
 - **Understood** (`gateway/dialects`): requests are passed on as they are, and so are answers but for what they say of
-  their cost and their model (`usage.py`). Of a request the prompt's ids are made as the engine makes them; of an
+  their cost and their model (`replies.py`). Of a request the prompt's ids are made as the engine makes them; of an
   answer the counts are heard, and the reply as the client will send it back.
 - **Answered** (`answering.py`, `forwarder.py`): a slot that holds most of the prompt, the best state loaded into it
   (`session/lease.py`), a long rest read in steps between which the window goes first, the request forwarded pinned to

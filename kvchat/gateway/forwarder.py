@@ -18,8 +18,7 @@ from kvchat.engine.speaking.wire import Timings
 from kvchat.gateway.crashes import Crashes
 from kvchat.gateway.dialects.asked import LIMITS, Form, Refused, refusal
 from kvchat.gateway.dialects.prompts import head_of
-from kvchat.gateway.dialects.replies import Counts, Heard
-from kvchat.gateway.dialects.usage import Usage
+from kvchat.gateway.dialects.replies import Counts, Heard, Usage
 from kvchat.gateway.mending import Mending
 from kvchat.gateway.requests import Passage, Stage, headers_of, is_lost
 from kvchat.gateway.work import GaveWay, Work

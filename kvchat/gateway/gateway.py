@@ -1,31 +1,56 @@
-"""The door itself: opened and closed, and what is seen of it."""
+"""The gateway itself: opened and closed, and what answers behind which path once a request has been let in."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import time
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.applications import Starlette
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import BaseRoute, Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
 from kvchat.engine.speaking import wire
+from kvchat.engine.speaking.errors import EngineGone
 from kvchat.errors import KvchatError
-from kvchat.gateway.answering import Answering
-from kvchat.gateway.door.app import make_app
-from kvchat.gateway.door.checks import Checks, is_loopback
-from kvchat.gateway.door.keys import Keys
-from kvchat.gateway.door.server import Listening, listen
+from kvchat.gateway.answering import Answering, Catalogue, as_json
+from kvchat.gateway.checks import Checks, OutOfBounds, body_of, check_bounds, is_loopback
+from kvchat.gateway.dialects.asked import (
+    ASIDE,
+    GENERATING,
+    MUCH,
+    READING,
+    Asked,
+    Form,
+    NotJson,
+    Refused,
+    refusal,
+    understood,
+)
+from kvchat.gateway.keys import Keys
 from kvchat.gateway.mending import Mending, no_rules
 from kvchat.gateway.metrics import Metrics
-from kvchat.gateway.models import Catalogue
 from kvchat.gateway.requests import Passages
+from kvchat.gateway.server import Listening, listen
 from kvchat.kvstore.savepoint import program_of
 from kvchat.session.host import EngineHost, ReadyEngine
 from kvchat.session.slots import Slots
+from kvchat.system.concurrency import apart
 from kvchat.words.language import _
 
 PORT = 8737
+MOST_UNDER_WAY = 64  # requests that wait or are answered
+MOST_BYTES = 400_000_000  # of all their bodies, and of those that are still coming
+AGAIN_S = 5
+OPEN = ("/health", "/v1/health")  # without a key
 
 
 class NoKey(KvchatError):
@@ -81,17 +106,12 @@ class Gateway:
         host = f"[{self.door.host}]" if ":" in self.door.host else self.door.host
         return f"http://{host}:{self._listening.port}"
 
-    @property
-    def idle_s(self) -> float:
-        """For how long nobody has asked anything, in seconds."""
-        return self.answering.background.idle_s
-
     async def open(self, door: Door) -> str:
         """Open it, in place of one that is open; its address. Raises NoKey and PortTaken."""
         if not door.keys and not is_loopback(door.host):
             raise NoKey(door.host)
         await self.shut()
-        self._listening = await listen(make_app(self, Checks(door.host, door.keys, door.origins)), door.host, door.port)
+        self._listening = await listen(_app(self, Checks(door.host, door.keys, door.origins)), door.host, door.port)
         self.door = door
         assert self.url is not None
         return self.url
@@ -106,7 +126,7 @@ class Gateway:
                 self._listening = None
 
     def forget(self, program: str) -> None:
-        """Nothing of a program's past requests is known any more."""
+        """Forget all that is known of a program's past requests."""
         self.passages.forget(program)
         self.answering.mending.forget(program)
 
@@ -132,23 +152,19 @@ class Gateway:
         """
         under_way, last = (
             [passage.as_json() for passage in passages if program in (None, passage.program)]
-            for passages in (self.passages.under_way, list(reversed(self.passages.last)))
+            for passages in (self.passages.under_way, reversed(self.passages.last))
         )
-        return {
-            "at": time.time(),
-            "under_way": under_way,
-            "last": last,
-            "slots": [
-                {
-                    "slot": slot.number,
-                    "owner": _shown(slot.contents.owner),
-                    "tokens": len(slot.contents.tokens),
-                    "busy": slot.claim > 0,  # answering, settling or saving
-                }
-                for slot in self._slots.all
-                if slot.contents is not None and program in (None, program_of(slot.contents.owner))
-            ],
-        }
+        slots = [
+            {
+                "slot": slot.number,
+                "owner": program_of(slot.contents.owner) or "kvchat",
+                "tokens": len(slot.contents.tokens),
+                "busy": slot.claim > 0,  # answering, settling or saving
+            }
+            for slot in self._slots.all
+            if slot.contents is not None and program in (None, program_of(slot.contents.owner))
+        ]
+        return {"at": time.time(), "under_way": under_way, "last": last, "slots": slots}
 
     async def _ready(self) -> ReadyEngine:
         """The engine that there is; one is started if there is none."""
@@ -158,6 +174,175 @@ class Gateway:
             return await self._host.ready()
 
 
-def _shown(owner: str) -> str:
-    """Whose a slot is, as other programs may know it."""
-    return program_of(owner) or "kvchat"
+def _app(gateway: Gateway, checks: Checks) -> ASGIApp:
+    """The door as an ASGI application."""
+    answers = _Answers(gateway, checks)
+    routes: list[BaseRoute] = [
+        *(Route(path, answers.health) for path in OPEN),
+        Route("/v1/models", answers.models),
+        Route("/models", answers.models),
+        Route("/v1/models/{name:path}", answers.model),
+        Route("/props", answers.look),
+        Route("/metrics", answers.metrics),
+        Route("/kvchat/requests", answers.requests),
+    ]
+    for path, form in (GENERATING | dict.fromkeys(READING, Form.PLAIN)).items():
+        routes.append(Route(path, _Endpoint(answers.generate, form), methods=["POST"]))
+    for path in ASIDE:
+        form = Form.MESSAGES if "messages" in path else Form.PLAIN
+        routes.append(Route(path, _Endpoint(answers.aside, form), methods=["POST"]))
+    app: ASGIApp = Starlette(routes=routes, exception_handlers={404: _no_such_path, 405: _no_such_path})
+    if checks.origins:
+        told = ("source", "found", "restore-ms", "miss", "cached", "prompt", "model")
+        app = CORSMiddleware(
+            app,
+            allow_origins=sorted(checks.origins),
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            expose_headers=[f"x-kvchat-{name}" for name in told],
+        )
+    return _Guard(app, checks)
+
+
+class _Guard:
+    """Turns away whoever may not come in, before anything of a request is read."""
+
+    def __init__(self, app: ASGIApp, checks: Checks) -> None:
+        self._app, self._checks = app, checks
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        headers = Request(scope).headers
+        try:
+            self._checks.check_way(headers)
+            if scope["method"] != "OPTIONS" and scope["path"] not in OPEN:
+                scope["program"], scope["is_owner"] = self._checks.program(headers), self._checks.is_owner(headers)
+        except Refused as error:
+            await _refusal(error, GENERATING.get(scope["path"]))(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
+
+
+class _Endpoint:
+    """A plain ASGI application for a path whose answer is passed on as it comes."""
+
+    def __init__(self, answer: Callable[[Form, Scope, Receive, Send], Awaitable[None]], form: Form) -> None:
+        self._answer, self._form = answer, form
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await self._answer(self._form, scope, receive, send)
+        except Refused as error:
+            await _refusal(error, self._form)(scope, receive, send)
+        except ConnectionError:  # the client has left
+            return
+
+
+class _Answers:
+    """One method for each path, or kind of path."""
+
+    def __init__(self, gateway: Gateway, checks: Checks) -> None:
+        self._gateway, self._checks = gateway, checks
+        self._bytes = 0  # of bodies that are held now
+
+    async def health(self, request: Request) -> Response:
+        return JSONResponse({"status": "ok"})
+
+    async def models(self, request: Request) -> Response:
+        return JSONResponse(await self._gateway.catalogue.listed())
+
+    async def model(self, request: Request) -> Response:
+        name = request.path_params["name"].lower()
+        model = next((one for one in await self._gateway.catalogue.all() if one.name.lower() == name), None)
+        if model is None:
+            return _refusal(Refused(404, "There is no such model.", "model_not_found"), None)
+        return JSONResponse(as_json(model))
+
+    async def look(self, request: Request) -> Response:
+        try:
+            body = await self._gateway.look(request.scope["path"])  # request.url may be made of the Host header
+        except KvchatError as error:
+            return _refusal(Refused(503, str(error), "unavailable_error"), None)
+        return Response(body, media_type="application/json")
+
+    async def metrics(self, request: Request) -> Response:
+        metrics = self._gateway.metrics if request.scope["is_owner"] else self._gateway.totals
+        return Response(metrics.text(), media_type=None, headers={"content-type": CONTENT_TYPE_LATEST})
+
+    async def requests(self, request: Request) -> Response:
+        return JSONResponse(self._gateway.as_json(None if request.scope["is_owner"] else request.scope["program"]))
+
+    async def generate(self, form: Form, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer what takes a slot."""
+        answering, program = self._gateway.answering, scope["program"]
+        if (many := answering.under_way) >= MOST_UNDER_WAY:
+            words = f"{many} requests are waiting already."
+            raise Refused(429, words, "rate_limit_error", again_s=AGAIN_S)
+        async with self._body(scope, receive) as raw:
+            answering.crashes.check(program)
+            asked = await _understood(form, raw)
+            if answering.stops:
+                raise Refused(503, "The engine is being stopped.", "unavailable_error", again_s=AGAIN_S)
+            passage = self._gateway.passages.begin(program, scope["path"])
+            passage.keyed = program in self._checks.keys
+            work = answering.begin(scope["path"], asked, passage)
+            try:
+                await work.outlet.deliver(receive, send)
+            finally:
+                work.leave()
+
+    async def aside(self, form: Form, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer what the engine answers without a slot."""
+        try:
+            async with self._body(scope, receive) as raw:
+                await _understood(form, raw)
+                status, body = await self._gateway.ask_aside(scope["program"], scope["path"], raw)
+        except KvchatError as error:
+            status = 502 if isinstance(error, EngineGone) else 503
+            raise Refused(status, str(error), "server_error") from error
+        await Response(body, status, media_type="application/json")(scope, receive, send)
+
+    @contextlib.asynccontextmanager
+    async def _body(self, scope: Scope, receive: Receive) -> AsyncIterator[bytes]:
+        held = 0
+
+        def hold(size: int) -> None:
+            nonlocal held
+            if self._bytes + size > MOST_BYTES:
+                raise Refused(429, "Others have sent too much.", "rate_limit_error", again_s=AGAIN_S)
+            self._bytes, held = self._bytes + size, held + size
+
+        try:
+            yield await body_of(Request(scope).headers, receive, hold)
+        finally:
+            self._bytes -= held
+
+
+async def _understood(form: Form, raw: bytes) -> Asked:
+    """The body of a request that may reach the engine. Raises Refused."""
+
+    def within_bounds() -> Asked:
+        asked = understood(form, raw)
+        check_bounds(asked.body, len(raw))
+        asked.check()
+        return asked
+
+    try:
+        return await apart(len(raw) > MUCH, within_bounds)
+    except NotJson as error:
+        raise Refused(400, f"The body is not JSON: {error}") from error
+    except OutOfBounds as error:
+        raise Refused(400, str(error)) from error
+
+
+def _refusal(error: Refused, form: Form | None) -> Response:
+    headers = {"retry-after": str(error.again_s)} if error.again_s else None
+    return JSONResponse(refusal(form, error.status, error.message, error.kind), error.status, headers)
+
+
+async def _no_such_path(request: Request, error: Exception) -> Response:
+    status: Any = getattr(error, "status_code", 404)
+    ways = ", ".join(path for path in GENERATING if path.startswith("/v1/"))
+    words = f"There is nothing here. Programs ask at: {ways}." if status == 404 else "This cannot be asked so."
+    return _refusal(Refused(status, words, "not_found_error"), None)

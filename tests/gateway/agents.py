@@ -11,7 +11,7 @@ import re
 from typing import Any
 from zlib import crc32
 
-from kvchat.gateway.medicine import Prompt
+from kvchat.gateway.medicine.prompts import Prompt
 
 Body = dict[str, Any]
 RULES_OF_THE_HOUSE = "\n".join(f"Rule {number}: do one thing at a time, and say what you did." for number in range(60))
@@ -171,7 +171,7 @@ def assistant(text: str, **others: Any) -> Body:
 
 def rendered(body: Body, *, keeps_reasoning: bool = False, day: str = "") -> Prompt:
     """What a template like Qwen's makes of a body, in tokens of a word each."""
-    from kvchat.gateway.medicine.body import contents
+    from kvchat.gateway.medicine.prompts import contents
 
     said, options = contents(body), body.get("chat_template_kwargs", {})
     tools = "".join(f"{told}\n" for _, told in said.tools)

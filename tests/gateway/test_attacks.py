@@ -17,11 +17,12 @@ from typing import Any
 import httpx2
 import pytest
 
+from kvchat.gateway import gateway as app
+from kvchat.gateway import keys, server
 from kvchat.gateway.dialects import replies
 from kvchat.gateway.dialects.asked import Form, understood
 from kvchat.gateway.dialects.replies import Heard
-from kvchat.gateway.door import app, keys, server
-from kvchat.gateway.door.keys import Keys
+from kvchat.gateway.keys import Keys
 from kvchat.session.slot import Slot
 from kvchat.settings import Settings
 from tests.engine_fixtures import FakeEngine

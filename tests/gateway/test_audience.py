@@ -7,9 +7,9 @@ import json
 import pytest
 from starlette.datastructures import Headers
 
+from kvchat.gateway.checks import Checks
 from kvchat.gateway.dialects.asked import Form, Refused, understood
-from kvchat.gateway.door.checks import Checks
-from kvchat.gateway.door.keys import Keys
+from kvchat.gateway.keys import Keys
 
 
 def body(**more: object) -> bytes:

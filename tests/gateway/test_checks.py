@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from starlette.datastructures import Headers
 
+from kvchat.gateway.checks import Checks, is_loopback, origins_in
 from kvchat.gateway.dialects.asked import Refused
-from kvchat.gateway.door.checks import Checks, is_loopback, origins_in
-from kvchat.gateway.door.keys import EVERYBODY, BadKeyFile, DoorKeys, Keys, program_name, read_key_file
+from kvchat.gateway.keys import EVERYBODY, BadKeyFile, DoorKeys, Keys, program_name, read_key_file
 from kvchat.system.paths import resolve_paths
 
 HERE = Checks("127.0.0.1", Keys({}))

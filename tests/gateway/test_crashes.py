@@ -19,9 +19,7 @@ import pytest
 
 from kvchat.engine.running.supervisor import RestartPolicy
 from kvchat.engine.speaking.errors import EngineFailure, FailureKind, Life
-from kvchat.gateway.crashes import LEFT_S, REFUSED_S, WITHIN_S, Crashes
-from kvchat.gateway.dialects.asked import Refused
-from kvchat.gateway.dialects.bounds import (
+from kvchat.gateway.checks import (
     MOST_GRAMMAR,
     MOST_LEVELS,
     MOST_LIKELY,
@@ -30,6 +28,8 @@ from kvchat.gateway.dialects.bounds import (
     OutOfBounds,
     check_bounds,
 )
+from kvchat.gateway.crashes import LEFT_S, REFUSED_S, WITHIN_S, Crashes
+from kvchat.gateway.dialects.asked import Refused
 from kvchat.gateway.requests import Stage
 from kvchat.settings import Settings
 from tests.engine.waiting import until

@@ -18,10 +18,11 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from kvchat.chat.record.messages import MessageState
-from kvchat.gateway import answering, forwarder, outlet, work
+from kvchat.gateway import answering, checks, forwarder, server, work
+from kvchat.gateway import gateway as app
+from kvchat.gateway import work as outlet
 from kvchat.gateway.dialects.asked import Asked
 from kvchat.gateway.dialects.prompts import Prompt, prompt_of
-from kvchat.gateway.door import app, checks, server
 from kvchat.gateway.gateway import Door, NoKey
 from kvchat.gateway.requests import MOST_NAME, Stage
 from kvchat.gateway.work import Work

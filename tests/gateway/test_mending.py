@@ -15,9 +15,10 @@ import pytest
 
 from kvchat.engine.finding.discovery import EngineLocation
 from kvchat.engine.running.plan import free_port
-from kvchat.gateway.medicine import MENDED_BY, Medicine, Parting
-from kvchat.gateway.requests import ABOUT, Passage
-from kvchat.gateway.totals import Totals
+from kvchat.gateway.medicine.causes import MENDED_BY
+from kvchat.gateway.medicine.prompts import Parting
+from kvchat.gateway.mending import Medicine
+from kvchat.gateway.requests import ABOUT, Passage, Totals
 from kvchat.settings import Settings
 from kvchat.words.reasons import Reason, ReasonCode
 from tests.engine_fixtures import FakeEngine

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from kvchat.gateway.dialects.asked import Form
-from kvchat.gateway.dialects.replies import Counts, Heard
-from kvchat.gateway.dialects.usage import Usage
+from kvchat.gateway.dialects.replies import Counts, Heard, Usage
 
 TIMINGS = {"cache_n": 90, "prompt_n": 10, "prompt_ms": 5.0, "predicted_n": 7}
 CALL = {"id": "call_1", "type": "function", "function": {"name": "go", "arguments": '{"where":"東"}'}}

@@ -56,7 +56,7 @@ async def serve(options: ServeOptions, commands: owned.Commands) -> int:
 
 def _keys(file: Path | None) -> dict[str, str] | None:
     """Those in the file, None without one: then the user's own are asked for."""
-    from kvchat.gateway.door.keys import read_key_file
+    from kvchat.gateway.keys import read_key_file
 
     return read_key_file(file) if file is not None else None
 

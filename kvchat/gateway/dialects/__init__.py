@@ -1,4 +1,4 @@
 """What clients speak: requests understood, their prompts' ids, and their answers heard.
 
-What an answer says of its cost and of its model is corrected (`usage.py`); nothing else is rewritten.
+What an answer says of its cost and of its model is corrected (`replies.py`); nothing else is rewritten.
 """

@@ -5,10 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from kvchat.gateway.medicine.body import NOTHING_KNOWN, Contents, Message
-from kvchat.gateway.medicine.clocks import CLOCK, has_date, masked
-from kvchat.gateway.medicine.partings import Parting, Prompt
-from kvchat.gateway.medicine.rules import BILLING_HEADER, HOLD_CLOCK
+from kvchat.gateway.medicine.prompts import NOTHING_KNOWN, Contents, Message, Parting, Prompt
+from kvchat.gateway.medicine.rules import BILLING_HEADER, CLOCK, HOLD_CLOCK, has_date, masked
 from kvchat.words.comparing import shared_text
 from kvchat.words.reasons import Reason, ReasonCode
 

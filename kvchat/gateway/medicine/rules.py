@@ -1,6 +1,7 @@
 """The rules that mend what breaks a program's prefix, each off until it is switched on.
 
-A rule says what is to stand in the body's text instead, and tells both texts. What it holds on to is in memory alone.
+A rule says what is to stand in the body's text instead, and tells both texts; every other byte stays as it came. What
+it holds on to is in memory alone.
 """
 
 from __future__ import annotations
@@ -8,15 +9,152 @@ from __future__ import annotations
 import json
 import re
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
-from kvchat.gateway.medicine.body import SYSTEM_ROLES
-from kvchat.gateway.medicine.clocks import masked, telling_now
-from kvchat.gateway.medicine.located import Edit, Located, edited
+from kvchat.gateway.medicine.prompts import SYSTEM_ROLES
 from kvchat.words.language import N_
+
+_SPACE = re.compile(r"[ \t\n\r]*")
+_decode = json.JSONDecoder().raw_decode
+
+
+@dataclass(frozen=True)
+class Located:
+    """A value in a JSON text that is known to be well-formed."""
+
+    text: str
+    start: int
+    end: int
+
+    @property
+    def value(self) -> Any:
+        """The value itself."""
+        return _decode(self.text, self.start)[0]
+
+    @property
+    def source(self) -> str:
+        """As it stands in the text."""
+        return self.text[self.start : self.end]
+
+    def members(self) -> dict[str, Located]:
+        """The values of an object, the last of those with one name; none of anything else."""
+        found: dict[str, Located] = {}
+        if self.text[self.start] != "{":
+            return found
+        at = _skip(self.text, self.start + 1)
+        while self.text[at] == '"':
+            name, end = _decode(self.text, at)
+            at = _skip(self.text, _skip(self.text, end) + 1)
+            _, end = _decode(self.text, at)
+            found[name] = Located(self.text, at, end)
+            at = self._next(end)
+        return found
+
+    def items(self) -> list[Located]:
+        """The values of an array; none of anything else."""
+        found: list[Located] = []
+        if self.text[self.start] != "[":
+            return found
+        at = _skip(self.text, self.start + 1)
+        while self.text[at] != "]":
+            _, end = _decode(self.text, at)
+            found.append(Located(self.text, at, end))
+            at = self._next(end)
+        return found
+
+    def _next(self, end: int) -> int:
+        at = _skip(self.text, end)
+        return _skip(self.text, at + 1) if self.text[at] == "," else at
+
+
+@dataclass(frozen=True)
+class Edit:
+    """What is to stand in a text instead of a stretch of it."""
+
+    start: int
+    end: int
+    new: str
+
+
+def located(text: str) -> Located:
+    """The whole of a well-formed JSON text."""
+    start = _skip(text, 0)
+    return Located(text, start, _decode(text, start)[1])
+
+
+def edited(text: str, edits: Iterable[Edit]) -> str:
+    """The text with its edits, which do not overlap."""
+    pieces, at = list[str](), 0
+    for edit in sorted(edits, key=lambda one: one.start):
+        pieces += [text[at : edit.start], edit.new]
+        at = edit.end
+    return "".join([*pieces, text[at:]])
+
+
+def _skip(text: str, at: int) -> int:
+    match = _SPACE.match(text, at)
+    return match.end() if match else at
+
+
+_MONTH = r"(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]*\.?"
+_DAY = r"(?:(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun)[a-z]*,?\s+)?"
+_TIME = r"\d{1,2}:\d{2}(?::\d{2}(?:\.\d+)?)?(?:\s?[AP]M)?(?:\s?Z|\s?[+-]\d{2}:?\d{2})?"
+_DATE = (
+    rf"\d{{4}}-\d{{1,2}}-\d{{1,2}}|\d{{1,2}}[/.]\d{{1,2}}[/.]\d{{4}}|\d{{4}}/\d{{1,2}}/\d{{1,2}}|\d{{4}}年\d{{1,2}}月\d{{1,2}}日"
+    rf"|{_DAY}{_MONTH}\s+\d{{1,2}}(?:st|nd|rd|th)?,?\s+\d{{4}}|{_DAY}\d{{1,2}}(?:st|nd|rd|th)?\s+{_MONTH},?\s+\d{{4}}"
+)
+CLOCK = re.compile(rf"(?<![\w.])(?:(?:{_DATE})(?:(?:T|,?\s+(?:at\s+)?){_TIME})?|{_TIME})(?!\w)", re.IGNORECASE)
+_BEFORE = 200  # characters of a line before a clock that may say what it tells
+_MOST = 100  # clocks of a text
+_TELLS = re.compile(r"date|time|today|now|day|clock|日期|时间|今天", re.IGNORECASE)
+_MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
+
+
+def masked(text: str) -> str:
+    """The text without what its clocks say: equal for two that differ in nothing else."""
+    return CLOCK.sub("⏲", text)
+
+
+def telling_now(text: str, now: datetime) -> list[re.Match[str]]:
+    """The dates and times that tell when the text was written, which was `now` give or take a day for the zones.
+
+    A deadline, or a time in an example, is not among them: the line must say that it tells the date or the time, and
+    a date must be today's.
+    """
+    days = [now + timedelta(days=shift) for shift in (-1, 0, 1)]
+    found: list[re.Match[str]] = []
+    for match in CLOCK.finditer(text):
+        if len(found) >= _MOST:
+            break
+        near = text[max(0, match.start() - _BEFORE) : match.start()]
+        line, above = near[near.rfind("\n") + 1 :], near[-80:]
+        if not _TELLS.search(line or above):
+            continue
+        if has_date(match.group()):
+            if any(_is_day(match.group(), day) for day in days):
+                found.append(match)
+        elif _says_time(line) or (found and match.start() - len(line) <= found[-1].end()):
+            found.append(match)
+    return found
+
+
+def has_date(clock: str) -> bool:
+    """Whether it tells more than a time of the day."""
+    return re.search(r"\d{4}", clock) is not None and not re.fullmatch(_TIME, clock, re.IGNORECASE)
+
+
+def _says_time(line: str) -> bool:
+    return re.search(r"(current|local|now|it is).{0,24}$|^\W*time\W*$", line, re.IGNORECASE) is not None
+
+
+def _is_day(clock: str, day: datetime) -> bool:
+    numbers = [int(number) for number in re.findall(r"\d+", clock)]
+    month = _MONTHS[day.month - 1] in clock.lower() or day.month in numbers
+    return day.year in numbers and day.day in numbers and month
+
 
 BILLING_HEADER, HOLD_CLOCK = "billing-header", "hold-clock"
 HELD_FOR = timedelta(hours=24)

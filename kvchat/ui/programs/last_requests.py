@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from PySide6.QtWidgets import QPlainTextEdit, QVBoxLayout, QWidget
 
-from kvchat.gateway.medicine import RULES, Change
+from kvchat.gateway.medicine.rules import RULES, Change
 from kvchat.gateway.requests import Passage, Stage
 from kvchat.session.proof import Source
 from kvchat.ui.base.building import column, label, plain_text, row

@@ -7,8 +7,9 @@ from collections.abc import Collection
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtWidgets import QGridLayout, QWidget
 
-from kvchat.gateway.medicine import MENDED_BY, RULES, Rule
-from kvchat.gateway.totals import Sum, Total
+from kvchat.gateway.medicine.causes import MENDED_BY
+from kvchat.gateway.medicine.rules import RULES, Rule
+from kvchat.gateway.requests import Sum, Total
 from kvchat.ui.base.building import column, label, progress_bar
 from kvchat.ui.base.theme import Look
 from kvchat.ui.programs.wording import told_of

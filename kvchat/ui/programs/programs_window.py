@@ -11,7 +11,7 @@ from PySide6.QtGui import QShowEvent
 from PySide6.QtWidgets import QWidget
 
 from kvchat.chat.events import EngineChanged, Event, SettingsChanged
-from kvchat.gateway.totals import Total
+from kvchat.gateway.requests import Total
 from kvchat.runtime import Runtime
 from kvchat.ui.base.building import STRETCH, button, column, label, row
 from kvchat.ui.base.tasks import TaskRunner

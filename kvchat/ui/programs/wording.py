@@ -7,8 +7,7 @@ from datetime import UTC, datetime
 
 from kvchat.chat.record.messages import Receipt
 from kvchat.chat.turn.receipts import where_told
-from kvchat.gateway.requests import Passage, Stage
-from kvchat.gateway.totals import Sum, Total
+from kvchat.gateway.requests import Passage, Stage, Sum, Total
 from kvchat.kvstore.savepoint import program_of
 from kvchat.session.proof import Source
 from kvchat.words.language import N_, _, beside, ended, listed, number, several

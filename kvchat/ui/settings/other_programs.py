@@ -11,7 +11,7 @@ from PySide6.QtCore import QUrl
 from PySide6.QtGui import QDesktopServices
 from PySide6.QtWidgets import QLineEdit, QPlainTextEdit, QWidget
 
-from kvchat.gateway.door.keys import EVERYBODY, program_name
+from kvchat.gateway.keys import EVERYBODY, program_name
 from kvchat.runtime import Runtime
 from kvchat.settings import Settings
 from kvchat.ui.base.building import button, column, label, line_edit, plain_text, row

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvchat.gateway.medicine import RULES, Medicine, Prompt
-from kvchat.gateway.medicine.located import Edit, edited, located
+from kvchat.gateway.medicine.prompts import Prompt
+from kvchat.gateway.medicine.rules import RULES, Edit, edited, located
+from kvchat.gateway.mending import Medicine
 from tests.gateway import agents
 
 _SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=20)

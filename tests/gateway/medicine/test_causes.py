@@ -11,7 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvchat.gateway.medicine import MENDED_BY, Medicine, Parting, Prompt, causes, recent
+from kvchat.gateway.medicine import causes, prompts
+from kvchat.gateway.medicine.causes import MENDED_BY
+from kvchat.gateway.medicine.prompts import Parting, Prompt
+from kvchat.gateway.mending import Medicine
 from kvchat.words.reasons import Reason, ReasonCode, reason_of
 from tests.gateway import agents
 from tests.gateway.agents import Body, assistant, rendered, user
@@ -201,13 +204,13 @@ def test_of_a_state_in_the_store_only_its_text_is_known(one: Body, other: Body, 
 
 
 def test_nothing_stays_of_programs_that_asked_long_ago(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recent, "MOST_BYTES", 50_000)
-    prompts = recent.RecentPrompts()
+    monkeypatch.setattr(prompts, "MOST_BYTES", 50_000)
+    recent = prompts.RecentPrompts()
     for number in range(100):
-        prompts.keep((f"program-{number}", "a model"), Prompt(range(100)), None)
-    assert prompts.closest(("program-99", "a model"), Prompt(range(100))) is not None
-    assert prompts.closest(("program-1", "a model"), Prompt(range(100))) is None
-    assert len(prompts._kept) <= 12
+        recent.keep((f"program-{number}", "a model"), Prompt(range(100)), None)
+    assert recent.closest(("program-99", "a model"), Prompt(range(100))) is not None
+    assert recent.closest(("program-1", "a model"), Prompt(range(100))) is None
+    assert len(recent._kept) <= 12
 
 
 def kept_of(value: Any) -> int:

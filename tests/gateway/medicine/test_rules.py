@@ -9,7 +9,9 @@ from datetime import datetime, timedelta
 
 import pytest
 
-from kvchat.gateway.medicine import RULES, Medicine, Treated, clocks
+from kvchat.gateway.medicine import rules
+from kvchat.gateway.medicine.rules import RULES
+from kvchat.gateway.mending import Medicine, Treated
 from tests.gateway import agents
 from tests.gateway.agents import Body, assistant, rendered, user
 
@@ -133,7 +135,7 @@ class Counted:
 
 def test_a_long_line_of_dates_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A line of 279 KB took 29 s, for before each of its dates all of the line was looked at."""
-    monkeypatch.setattr(clocks, "_TELLS", counted := Counted(clocks._TELLS))
+    monkeypatch.setattr(rules, "_TELLS", counted := Counted(rules._TELLS))
     for line in ("On 2026-11-22 at 09:12 it rained, ", "Deadline 2027-01-02, "):
         body = agents.opencode()
         body["messages"][0]["content"] = line * 500

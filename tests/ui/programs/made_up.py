@@ -6,9 +6,9 @@ import time
 from datetime import datetime
 
 from kvchat.door_service import InEngine
-from kvchat.gateway.medicine import Change, Parting
-from kvchat.gateway.requests import Passage, Stage
-from kvchat.gateway.totals import Sum, Total
+from kvchat.gateway.medicine.prompts import Parting
+from kvchat.gateway.medicine.rules import Change
+from kvchat.gateway.requests import Passage, Stage, Sum, Total
 from kvchat.words.reasons import Reason, ReasonCode
 from tests.ui.fake_runtime import FakeRuntime
 

@@ -1,1 +1,0 @@
-"""Where clients come in: listened for, let in or turned away, and told where what they want is answered."""

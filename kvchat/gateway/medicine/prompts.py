@@ -1,0 +1,276 @@
+"""What a program asked: what a body says, prompts compared with those before them, and where two part.
+
+Token ids are compared with numpy, texts by halving: a few milliseconds for 128K tokens. All of it is in memory alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from array import array
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from sys import getsizeof
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kvchat.words.language import _, listed, number
+from kvchat.words.reasons import Reason, ReasonCode
+from kvchat.words.wording import brief
+
+SYSTEM_ROLES = frozenset(("system", "developer"))
+# What changes how a template renders, and is no part of a conversation.
+OPTIONS = (
+    "chat_template_kwargs",
+    "reasoning_effort",
+    "reasoning",
+    "thinking",
+    "tool_choice",
+    "parallel_tool_calls",
+    "response_format",
+    "text",
+    "add_generation_prompt",
+)
+
+_MOST_OF_DATA = 500  # characters that a block may have of anything that is not said
+
+
+@dataclass(frozen=True)
+class Message:
+    """One of the conversation, as text."""
+
+    role: str
+    text: str  # what it says, calls of tools and their results included
+    reasoning: str = ""
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What a body says."""
+
+    system: tuple[str, ...] = ()
+    tools: tuple[tuple[str, str], ...] = ()  # the name of each, and all that is said of it
+    messages: tuple[Message, ...] = ()  # but for those of the system that stand first
+    options: Mapping[str, int] = field(default_factory=dict)  # a hash of each
+
+    @property
+    def bytes(self) -> int:
+        """Return what its texts take in memory."""
+        said = (text for message in self.messages for text in (message.role, message.text, message.reasoning))
+        told = (text for tool in self.tools for text in tool)
+        return sum(map(getsizeof, (*self.system, *told, *said)))
+
+
+NOTHING_KNOWN = Contents()
+
+
+def contents(body: Mapping[str, Any]) -> Contents:
+    """What a body says, as far as it has the shape of one: whatever has not is left out."""
+    told = [*_texts(body.get("system")), *_texts(body.get("instructions"))]
+    turns = body.get("messages", body.get("input", body.get("prompt")))
+    messages: list[Message] = []
+    for turn in [{"role": "user", "content": turns}] if isinstance(turns, str) else _list(turns):
+        message = _message(turn) if isinstance(turn, dict) else None
+        if message is not None and message.role in SYSTEM_ROLES and not messages:
+            told.append(message.text)
+        elif message is not None:
+            messages.append(message)
+    tools = tuple((_name(tool), _as_json(tool)) for tool in _list(body.get("tools")))
+    options = {name: hash(json.dumps(body[name], sort_keys=True)) for name in OPTIONS if name in body}
+    return Contents(tuple(filter(None, told)), tools, tuple(messages), options)
+
+
+def _message(turn: Mapping[str, Any]) -> Message:
+    """A message of the chat, Anthropic's or the Responses dialect; of the last also what stands for itself."""
+    kind, content = turn.get("type"), turn.get("content")
+    if kind == "reasoning":
+        return Message("assistant", "", "\n".join([*_texts(turn.get("summary")), *_texts(content)]))
+    if kind in ("function_call", "custom_tool_call"):
+        return Message("assistant", _as_json([turn.get("name"), turn.get("arguments", turn.get("input"))]))
+    if kind in ("function_call_output", "custom_tool_call_output"):
+        return Message("tool", "\n".join(_texts(turn.get("output"))))
+    said = _texts(content)
+    thought = [str(turn[name]) for name in ("reasoning_content", "reasoning") if turn.get(name)]
+    blocks = [block for block in _list(content) if isinstance(block, dict)]
+    thought += [str(block.get("thinking", "")) for block in blocks if block.get("type") == "thinking"]
+    answers = bool(blocks) and all(block.get("type") == "tool_result" for block in blocks)
+    calls = [_as_json(call) for call in _list(turn.get("tool_calls"))]
+    return Message("tool" if answers else str(turn.get("role", "")), "\n".join([*said, *calls]), "\n".join(thought))
+
+
+def _texts(content: Any) -> list[str]:
+    """The texts of a content: a string, or blocks of several kinds."""
+    if isinstance(content, str):
+        return [content]
+    found: list[str] = []
+    for block in _list(content):
+        if isinstance(block, str):
+            found.append(block)
+        elif isinstance(block, dict) and block.get("type") != "thinking":
+            said = block.get("text", block.get("content"))
+            found += _texts(said) if said is not None else [_as_json(_without_data(block))]
+    return found
+
+
+def _without_data(value: Any) -> Any:
+    """A block that is no text, as a picture: of what is long only a hash."""
+    if isinstance(value, dict):
+        return {name: _without_data(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_without_data(inner) for inner in value]
+    return hash(value) if isinstance(value, str) and len(value) > _MOST_OF_DATA else value
+
+
+def _name(tool: Any) -> str:
+    function = tool.get("function") if isinstance(tool, dict) else None
+    named = function if isinstance(function, dict) else tool if isinstance(tool, dict) else {}
+    return str(named.get("name", named.get("type", "a tool")))
+
+
+def _as_json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, default=str)
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+Ids = npt.NDArray[np.int32]
+
+_GRAM = 8  # tokens in a row that two prompts must share to be alike there
+_SKETCH = 512  # hashes kept of a prompt
+_MIX = np.uint32(0x9E3779B1)
+_REPLY_HEAD = 8  # tokens at a prompt's end that begin its reply: templates write another head where they repeat it
+
+
+class Prompt:
+    """What an engine was asked to read: token ids, the text they were made of, and what the request's body said.
+
+    The body itself is not kept: pictures may be in it.
+    """
+
+    def __init__(self, ids: Sequence[int] | Ids, text: str = "", body: Mapping[str, Any] | None = None) -> None:
+        """`text` is empty where it is not known, `body` where there is none."""
+        self.ids: Ids = np.asarray(ids if isinstance(ids, np.ndarray) else array("i", ids), np.int32)
+        self.text, self.contents = text, NOTHING_KNOWN
+        with contextlib.suppress(ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            self.contents = contents(body or {})
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @cached_property
+    def weight(self) -> int:
+        """About how many bytes it keeps in memory."""
+        return self.ids.nbytes + getsizeof(self.text) + self.contents.bytes + 4_000
+
+    @cached_property
+    def sketch(self) -> npt.NDArray[np.uint32]:
+        """The smallest hashes of its runs of 8 tokens, sorted: two prompts share as many as they are alike."""
+        grams, width = self.ids.astype(np.uint32), 1
+        while width < _GRAM and len(grams) > width:
+            grams = grams[:-width] * _MIX + grams[width:]
+            grams ^= grams >> np.uint32(15)
+            width *= 2
+        if len(grams) > _SKETCH:
+            grams = np.partition(grams, _SKETCH)[:_SKETCH]
+        return np.unique(grams)
+
+    def shares(self, other: Prompt) -> int:
+        """How many leading tokens both have."""
+        size, start, step = min(len(self.ids), len(other.ids)), 0, 1024
+        while start < size:
+            apart = self.ids[start : min(size, start + step)] != other.ids[start : min(size, start + step)]
+            if apart.any():
+                return start + int(apart.argmax())
+            start, step = start + step, 2 * step
+        return size
+
+    def likeness(self, other: Prompt) -> float:
+        """How much of the shorter is in the other, wherever it stands: 0 to 1."""
+        smaller = min(len(self.sketch), len(other.sketch))
+        return len(np.intersect1d(self.sketch, other.sketch, assume_unique=True)) / smaller if smaller else 0.0
+
+    def goes_on_from(self, other: Prompt) -> bool:
+        """Whether nothing of the other would have to be read again for this one."""
+        return self.shares(other) >= min(len(self), max(len(other) - _REPLY_HEAD, 1))
+
+
+@dataclass(frozen=True)
+class Parting:
+    """Where a prompt parts from the closest one before it, and why. Its texts are the program's: never to disk."""
+
+    at: int  # tokens both have
+    of: int  # tokens of the prompt
+    cause: Reason
+    before: str = ""  # around the place, in the prompt before
+    after: str = ""  # and in this one
+
+    @property
+    def expected(self) -> bool:
+        """True of another conversation, or another way of this one: no fault of anybody's."""
+        return self.cause.code in (ReasonCode.OTHER_CONVERSATION, ReasonCode.OTHER_WAY)
+
+    def sentence(self, read: int | None = None, seconds: float = 0.0) -> str:
+        """All of it in a sentence; `read`: so many tokens were read again, which took so long."""
+        at, of, cause = number(self.at), number(self.of), self.cause.words
+        words = _("token {at} of {of}: {cause}", at=at, of=of, cause=cause)
+        if read is not None:
+            words = _("{words}; {tokens} tokens read again", words=words, tokens=number(read))
+        return listed((words, brief(1000 * seconds))) if read is not None and seconds else words
+
+
+MOST_OF_ONE = 24  # prompts of one program and model: one for each of its threads, the title's and the helpers' too
+MOST_BYTES = 96_000_000  # of all together
+_ALIKE = 0.2  # of the shorter prompt; below that it is another kind of request
+_CLEAR = 0.5  # of the prompt shared from its beginning: what stands elsewhere need not be looked at
+
+Whose = tuple[str, str]  # program and model
+
+
+class RecentPrompts:
+    """Bounded; what was used last stays. A prompt that goes on from another takes its place."""
+
+    def __init__(self) -> None:
+        self._kept: dict[Whose, OrderedDict[int, Prompt]] = {}
+        self._number = 0
+
+    def closest(self, whose: Whose, prompt: Prompt) -> Prompt | None:
+        """The one that shares most of its beginning with this, else the one most like it; None: nothing is."""
+        best, most = None, _ALIKE
+        kept = list(reversed(self._kept.get(whose, OrderedDict()).values()))
+        for one in kept:
+            share = one.shares(prompt) / max(1, min(len(one), len(prompt)))
+            if share > most:
+                best, most = one, share
+        if most >= _CLEAR:
+            return best
+        for one in kept:
+            alike = one.likeness(prompt)
+            if alike > most:
+                best, most = one, alike
+        return best
+
+    def keep(self, whose: Whose, prompt: Prompt, instead: Prompt | None) -> None:
+        """Keep a prompt, `instead` of one that it goes on from."""
+        kept = self._kept.setdefault(whose, OrderedDict())
+        for key in [key for key, one in kept.items() if one is instead]:
+            del kept[key]
+        self._number += 1
+        kept[self._number] = prompt
+        while len(kept) > MOST_OF_ONE:
+            kept.popitem(last=False)
+        while sum(one.weight for some in self._kept.values() for one in some.values()) > MOST_BYTES:
+            oldest = min(self._kept, key=lambda one: next(iter(self._kept[one])))
+            self._kept[oldest].popitem(last=False)
+            if not self._kept[oldest]:  # any program may have asked once
+                del self._kept[oldest]
+
+    def forget(self, program: str | None) -> None:
+        """Forget a program, or all."""
+        for whose in [whose for whose in self._kept if program in (None, whose[0])]:
+            del self._kept[whose]
