@@ -10,9 +10,8 @@ from kvchat.cli import owned
 from kvchat.cli.command_runtime import run_until_interrupted
 from kvchat.cli.options import EnginesOptions
 from kvchat.cli.terminal import say, show_progress
-from kvchat.engine.finding.discovery import EngineLocation, find_engine
+from kvchat.engine.finding.discovery import EngineEntry, EngineLocation, find_engine, take_inventory, usable_engine
 from kvchat.engine.finding.graphics import Backend, find_graphics, install_advice
-from kvchat.engine.finding.probe import EngineEntry, take_inventory, usable_engine
 from kvchat.engine_host.fetching import EngineFetcher, FetchedEngine, Stage
 from kvchat.engine_host.setup import EngineSetup, trial_model
 from kvchat.engine_host.trial import Trial, TrialStep, try_engine

@@ -1,17 +1,17 @@
 """llama-server: finding one, running it, speaking to it. Knows no conversation and no save point.
 
-`finding`: `probe.py` asks a build once for its number and its `--help` (`options.py`): too old is refused, what it
-lacks and can do without is left out. `extra_arguments.py` checks the user's own; those that change what a state
-means are in the fingerprint, with the files they name. `--rpc` workers are devices like GPUs, named as the log names
+`finding`: `discovery.py` asks a build once for its number and its `--help`: too old is refused, what it lacks and can
+do without is left out. `arguments.py` checks the user's own; those that change what a state means are in the
+fingerprint, with the files they name. `--rpc` workers are devices like GPUs, named as the log names
 their buffers; one that does not answer aborts the engine, and `failure.py` says which.
 
 `running`: `plan.py` turns one `LaunchPlan` into a start of either engine. The API key is fresh for each launch and
 travels in the environment. The user's `LLAMA_ARG_*` variables are taken out of the engine's environment: options nobody
 knows of would make save points mean something else. `supervisor.py` starts, watches and restarts with back-off;
-`process.py` stops by a ladder and records the rung; `watch.py` replaces a ready engine that hangs or can no longer
+`process.py` stops by a ladder and records the rung; a `Watch` has a ready engine replaced that hangs or can no longer
 compute, and asks at once when words were coming and stopped; `failure.py` says in words why an engine died.
 `external.py` talks to a llama-server that the user runs and never stops it; its states are kept only where
-`running_server.py` finds the process on this computer and its slot folder is one of ours; what a killed kvchat left
+`find_server` finds the process on this computer and its slot folder is one of ours; what a killed kvchat left
 there goes, known by its names. It works in the last free slot, and tries nothing out in one that another program may be
 using. Everything it was started with is then part of the fingerprint.
 

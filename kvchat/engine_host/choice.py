@@ -6,9 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from kvchat.engine.finding import extra_arguments
-from kvchat.engine.finding.discovery import EngineLocation, EngineNotFound, list_devices
-from kvchat.engine.finding.probe import EngineProbe, build_identity, usable_engine
+from kvchat.engine.finding import arguments
+from kvchat.engine.finding.discovery import (
+    EngineLocation,
+    EngineNotFound,
+    EngineProbe,
+    build_identity,
+    list_devices,
+    usable_engine,
+)
 from kvchat.engine.running.plan import OPTIONAL, LaunchPlan
 from kvchat.engine.speaking.errors import EngineFailed, worker_gone
 from kvchat.errors import KvchatError
@@ -199,7 +205,7 @@ def choose_engine(
         flash_attention="auto",
         streams=1,
         rope=rope_factors(facts, most.tokens),
-        options=with_file_stamps(extra_arguments.meaning(extra), Path()),
+        options=with_file_stamps(arguments.meaning(extra), Path()),
         build="" if promised_strategy(facts, swa_full=swa_full) is Strategy.PLAIN else build,
     )
     per_token = kv_bytes_per_token(facts.kv, plan.kv_type_k, plan.kv_type_v)
@@ -260,7 +266,7 @@ def with_file_stamps(meaning: str, folder: Path) -> str:
 
     `folder` is the one the engine runs in. Looks at the disk.
     """
-    files = [folder / name for name in extra_arguments.named_files(meaning)]
+    files = [folder / name for name in arguments.named_files(meaning)]
     stamps = [f"{size}@{changed}" for size, changed, _ in file_stamps([file for file in files if file.is_file()])]
     return " ".join((meaning, *stamps))
 
@@ -278,14 +284,14 @@ def user_arguments(
     settings: Settings, location: EngineLocation, asked: EngineProbe
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The user's own arguments and RPC workers, checked against this engine. Raises BadArguments and BadWorkers."""
-    extra = extra_arguments.parse(settings.engine_arguments)
-    workers = extra_arguments.parse_workers(settings.rpc_workers)
+    extra = arguments.parse(settings.engine_arguments)
+    workers = arguments.parse_workers(settings.rpc_workers)
     if location.path is None and extra:
-        raise extra_arguments.BadArguments(_("The engine inside kvchat takes none; only a llama-server does."))
+        raise arguments.BadArguments(_("The engine inside kvchat takes none; only a llama-server does."))
     no_rpc = location.path is None or (asked.options is not None and asked.options.find("--rpc") is None)
     if workers and no_rpc:
-        raise extra_arguments.BadWorkers(_("This engine cannot share its work with other computers."))
-    extra_arguments.check(extra, asked.options)
+        raise arguments.BadWorkers(_("This engine cannot share its work with other computers."))
+    arguments.check(extra, asked.options)
     return extra, workers
 
 
@@ -340,7 +346,7 @@ def look_at_capacity(settings: Settings, staged: Staged = NOTHING_STAGED) -> Cap
     """
     try:
         location, asked = usable_engine(settings.engine_path)
-        workers = extra_arguments.parse_workers(settings.rpc_workers)
+        workers = arguments.parse_workers(settings.rpc_workers)
         return Capacity(memory_for(location, workers, staged), build_identity(location, asked))
     except KvchatError:
         return Capacity(_memory(staged))
@@ -362,7 +368,7 @@ def memory_for(location: EngineLocation, workers: Sequence[str] = (), staged: St
         if reason := worker_gone(error.detail):
             raise EngineFailed(reason) from error
         said = next((line.strip() for line in error.detail.splitlines() if line.strip()), "")
-        raise extra_arguments.BadWorkers(_("The engine does not run with them: {said}", said=said)) from error
+        raise arguments.BadWorkers(_("The engine does not run with them: {said}", said=said)) from error
     return _memory(staged, [DeviceMemory(d.name, d.free_bytes) for d in devices if d.free_bytes])
 
 

@@ -8,9 +8,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from kvchat.engine.finding import extra_arguments
-from kvchat.engine.finding.running_server import RunningServer, find_server, reachable_slot_folder
-from kvchat.engine.running.external import ExternalServer, ServerAddress, parse_address
+from kvchat.engine.finding import arguments
+from kvchat.engine.running.external import (
+    ExternalServer,
+    RunningServer,
+    ServerAddress,
+    find_server,
+    parse_address,
+    reachable_slot_folder,
+)
 from kvchat.engine.speaking.client import LlamaServerClient
 from kvchat.engine.speaking.connection import DOWN, EngineState, EngineStatus
 from kvchat.engine.speaking.errors import EngineFailed, EngineFailure, EngineRefused, FailureKind
@@ -204,7 +210,7 @@ def _read_states(process: RunningServer, folder: Path, facts: ServerFacts) -> Se
     type_k = process.value_of("-ctk", "--cache-type-k") or "f16"
     type_v = process.value_of("-ctv", "--cache-type-v") or "f16"
     # Everything it was started with may change what a state means; what certainly does not is left out.
-    started_with = extra_arguments.meaning_of_server(process.arguments)
+    started_with = arguments.meaning_of_server(process.arguments)
     variables = " ".join(f"{name}={value}" for name, value in process.variables)
     fingerprint = Fingerprint(
         model=model_identity(model),

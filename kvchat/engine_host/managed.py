@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from kvchat.engine.finding import extra_arguments
+from kvchat.engine.finding import arguments
 from kvchat.engine.running import failure
 from kvchat.engine.running.log import Allocations, Purpose, read_allocations
 from kvchat.engine.running.plan import LaunchPlan
@@ -69,7 +69,7 @@ class ManagedHost(BaseHost):
         settings = self._settings()
         chosen = model or settings.model_path
         if chosen is not None:
-            await asyncio.to_thread(find_projector, Path(chosen), extra_arguments.parse(settings.engine_arguments))
+            await asyncio.to_thread(find_projector, Path(chosen), arguments.parse(settings.engine_arguments))
 
     async def start(self, *, sees: bool = False, tokens: int = 0) -> None:
         """Choose an engine and start it, unless an engine runs. What goes wrong ends up in the status."""

@@ -8,9 +8,15 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from kvchat.engine.finding.discovery import EngineLocation, installed_engines, program_name
+from kvchat.engine.finding.discovery import (
+    EngineEntry,
+    EngineLocation,
+    installed_engines,
+    program_name,
+    take_inventory,
+    usable_engine,
+)
 from kvchat.engine.finding.graphics import Backend, Graphics, find_graphics
-from kvchat.engine.finding.probe import EngineEntry, take_inventory, usable_engine
 from kvchat.engine.running.external import parse_address
 from kvchat.engine_host.choice import user_arguments
 from kvchat.engine_host.external import server_key

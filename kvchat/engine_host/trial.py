@@ -10,10 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvchat.engine.finding.discovery import EngineLocation, EngineNotFound, list_devices
-from kvchat.engine.finding.drivers import CannotBeRun, what_is_lacking, why_no_card
-from kvchat.engine.finding.graphics import Backend
-from kvchat.engine.finding.probe import EngineProbe, probe
+from kvchat.engine.finding.discovery import EngineLocation, EngineNotFound, EngineProbe, list_devices, probe
+from kvchat.engine.finding.graphics import Backend, CannotBeRun, what_is_lacking, why_no_card
 from kvchat.engine.running.log import EngineLog
 from kvchat.engine.running.plan import LaunchPlan
 from kvchat.engine.running.supervisor import EngineSupervisor, RestartPolicy

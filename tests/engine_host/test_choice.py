@@ -7,10 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.engine.finding.discovery import EngineLocation
-from kvchat.engine.finding.extra_arguments import BadWorkers
-from kvchat.engine.finding.options import KnownOptions, Option
-from kvchat.engine.finding.probe import EngineProbe
+from kvchat.engine.finding.arguments import BadWorkers, KnownOptions, Option
+from kvchat.engine.finding.discovery import EngineLocation, EngineProbe
 from kvchat.engine_host import choice as choosing
 from kvchat.engine_host.choice import EngineChoice, choose_engine, options_to_leave_out
 from kvchat.engine_host.managed import EngineMemory

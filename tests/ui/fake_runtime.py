@@ -41,8 +41,7 @@ from kvchat.chat.turn.prediction import Forecast
 from kvchat.chat.turn.statistics import KINDS, Replies, Statistics
 from kvchat.chat.turn.titles import Titles
 from kvchat.door_service import DoorService, InEngine
-from kvchat.engine.finding.discovery import Device, EngineKind, EngineLocation
-from kvchat.engine.finding.probe import EngineEntry
+from kvchat.engine.finding.discovery import Device, EngineEntry, EngineKind, EngineLocation
 from kvchat.engine.speaking.connection import EngineState, EngineStatus
 from kvchat.engine.speaking.vitals import Vitals
 from kvchat.engine.speaking.wire import ENGINE_DEFAULTS, Sampling

@@ -14,9 +14,8 @@ from kvchat import __version__
 from kvchat.cli import no_display
 from kvchat.cli.doctor.desktop import Finding, Presence, find_keyring, find_tray
 from kvchat.cli.doctor.report import SERVER, DoctorReport, EngineReport, FolderReport, ModelReport, RestoreReport, lines
-from kvchat.engine.finding.discovery import find_engine, list_devices
-from kvchat.engine.finding.extra_arguments import parse_workers
-from kvchat.engine.finding.probe import build_identity, usable_engine
+from kvchat.engine.finding.arguments import parse_workers
+from kvchat.engine.finding.discovery import build_identity, find_engine, list_devices, usable_engine
 from kvchat.engine_host.choice import memory_for
 from kvchat.errors import KvchatError
 from kvchat.kvstore.memory_files import MEMORY_FOLDER, Staged, place_in, staged_where

@@ -1,14 +1,22 @@
-"""The graphics cards of this computer, seen without any driver's help, and what an engine can compute with on them."""
+"""The graphics cards of this computer, what an engine can compute with on them, and why one does not see them.
+
+An engine of llama.cpp's releases loads what it computes with as it starts, and where that cannot be loaded it goes on
+with the processor, without a word (`GGML_BACKEND_DL`, ggml/src/ggml-backend-reg.cpp).
+"""
 
 from __future__ import annotations
 
 import platform
+import re
+import subprocess
 import sys
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from kvchat.words.language import _
+from kvchat.engine import parent_guard
+from kvchat.errors import KvchatError
+from kvchat.words.language import N_, _, listed
 
 _PCI_DEVICES = Path("/sys/bus/pci/devices")
 _DISPLAY_CLASS = 0x03  # PCI class code: VGA, XGA, 3D and other display controllers
@@ -107,3 +115,112 @@ def driver_first(graphics: Graphics) -> str:
 
 def _ordered(makers: set[Maker]) -> tuple[Maker, ...]:
     return tuple(maker for maker in Maker if maker in makers)
+
+
+_TIMEOUT_S = 20.0
+_LACKS = re.compile(r"^\s*(\S+) => not found", re.MULTILINE)
+_NEEDS_SYSTEM = re.compile(r"version `(GLIBC(?:XX)?_[\d.]+)' not found")
+_SYSTEM = N_("a newer Linux")
+
+# What brings a library, by the beginning of its name. Packages are Debian's and Ubuntu's.
+_BRINGS = {
+    "libcuda.so": N_("NVIDIA’s own driver (Debian: nvidia-driver)"),
+    "libvulkan.so": N_("the Vulkan loader (Debian: libvulkan1) and the card’s driver for it (mesa-vulkan-drivers)"),
+    "libgomp.so": N_("the OpenMP library (Debian: libgomp1)"),
+    "libcudart.so": N_("the CUDA libraries, which come with the engine: fetch it again"),
+    "libcublas": N_("the CUDA libraries, which come with the engine: fetch it again"),
+    "libamdhip": N_("AMD’s ROCm"),
+    "libhip": N_("AMD’s ROCm"),
+    "libroc": N_("AMD’s ROCm"),
+    "libhsa": N_("AMD’s ROCm"),
+    "libssl": N_("OpenSSL (Debian: libssl3)"),
+    "libcrypto": N_("OpenSSL (Debian: libssl3)"),
+    "libsycl": N_("Intel’s oneAPI"),
+    "libmkl": N_("Intel’s oneAPI"),
+    "libze_loader": N_("Intel’s Level Zero loader (Debian: libze1)"),
+}
+_DRIVERS = {  # what makes a card seen, where all libraries are there
+    Backend.CUDA: N_("NVIDIA’s own driver is not running, is too old for this engine, or the card is."),
+    Backend.VULKAN: N_(
+        "No driver offers the card to Vulkan (Debian: mesa-vulkan-drivers; for NVIDIA, its own driver)."
+    ),
+    Backend.ROCM: N_("AMD’s driver is not running, you may not use it (group render), or ROCm does not know the card."),
+    Backend.SYCL: N_("Intel’s driver for computing is not there (Debian: intel-opencl-icd and libze1)."),
+    Backend.METAL: N_("macOS offers no card that Metal could use."),
+}
+
+
+_AGAIN = N_("Put that right and try again, or choose another kind; what was downloaded is kept.")
+
+
+class SeesNoCard(KvchatError):
+    """The engine runs, but on the processor alone."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(
+            _("The engine does not see the graphics card"),
+            why,
+            _(_AGAIN),
+        )
+
+
+class CannotBeRun(KvchatError):
+    """The engine cannot be run here."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(_("The engine cannot be run here"), why, _(_AGAIN))
+
+
+def why_no_card(program: Path, backend: Backend) -> SeesNoCard:
+    """Why the engine at `program` has no device of that kind. Blocks for as long as `ldd` takes."""
+    return SeesNoCard(what_is_lacking(program) or _DRIVERS[backend])
+
+
+def what_is_lacking(program: Path) -> str:
+    """The libraries that an engine does not find, and what brings them; empty where it has all, or nobody can say.
+
+    Blocks for as long as `ldd` takes.
+    """
+    lacking = missing_libraries(program.parent)
+    if _SYSTEM in lacking:
+        return _("This build needs {system} than this one: {lacking}.", system=_(_SYSTEM), lacking=lacking[_SYSTEM])
+    if not lacking:
+        return ""
+    known = {next((words for start, words in _BRINGS.items() if name.startswith(start)), "") for name in lacking}
+    brought = _(" and ").join(sorted(_(words) for words in known if words))
+    return _("It lacks {lacking}.", lacking=listed(sorted(lacking))) + (
+        " " + _("That comes with {brought}.", brought=brought) if brought else ""
+    )
+
+
+def missing_libraries(folder: Path) -> dict[str, str]:
+    """What the engine's libraries in a folder cannot find, by name; under `_SYSTEM` what this one is too old for.
+
+    Empty where `ldd` cannot say.
+    """
+    found: dict[str, str] = {}
+    if sys.platform != "linux":
+        return found
+    for library in sorted({*folder.glob("libggml-*.so"), *folder.glob("llama-server")}):
+        text = _ldd(library)
+        found |= {name: name for name in _LACKS.findall(text) if not (folder / name).exists()}
+        if too_old := _NEEDS_SYSTEM.search(text):
+            found[_SYSTEM] = too_old[1].replace("_", " ")
+    return found
+
+
+def _ldd(library: Path) -> str:
+    """What it prints, on either stream."""
+    try:
+        done = subprocess.run(
+            ["ldd", str(library)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=_TIMEOUT_S,
+            env=parent_guard.engine_environment("ldd") | {"LC_ALL": "C"},
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.decode("utf-8", "replace")

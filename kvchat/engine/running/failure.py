@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kvchat.engine import embedded, parent_guard
-from kvchat.engine.finding.discovery import EngineNotFound
-from kvchat.engine.finding.extra_arguments import BadArguments, BadWorkers
-from kvchat.engine.finding.probe import EngineTooOld
+from kvchat.engine.finding.arguments import BadArguments, BadWorkers
+from kvchat.engine.finding.discovery import EngineNotFound, EngineTooOld
 from kvchat.engine.running.plan import LaunchPlan
 from kvchat.engine.running.process import Outcome
 from kvchat.engine.speaking import errors

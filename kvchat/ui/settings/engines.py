@@ -9,9 +9,8 @@ from typing import Any
 
 from PySide6.QtWidgets import QFileDialog, QLineEdit, QWidget
 
-from kvchat.engine.finding.discovery import EngineKind, EngineLocation
+from kvchat.engine.finding.discovery import EngineEntry, EngineKind, EngineLocation
 from kvchat.engine.finding.graphics import Graphics, driver_first, find_graphics
-from kvchat.engine.finding.probe import EngineEntry
 from kvchat.engine_host.fetching import FetchedEngine
 from kvchat.engine_host.trial import TrialStep
 from kvchat.runtime import Runtime

@@ -11,7 +11,7 @@ import pytest
 from kvchat.__main__ import main
 from kvchat.cli.doctor.command import collect, run
 from kvchat.cli.doctor.report import RestoreReport, lines
-from kvchat.engine.finding.probe import NEEDED_OPTIONS
+from kvchat.engine.finding.discovery import NEEDED_OPTIONS
 from kvchat.kvstore.savepoint import Fingerprint
 from kvchat.library.gguf.facts import model_identity
 from kvchat.session.restore_support import Finding, Strategy, Subject, newest_finding, store_finding

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.engine.finding.drivers import missing_libraries, why_no_card
-from kvchat.engine.finding.graphics import Backend
+from kvchat.engine.finding.graphics import Backend, missing_libraries, why_no_card
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="ldd is Linux's")
 

@@ -2,16 +2,17 @@ from __future__ import annotations
 
 import pytest
 
-from kvchat.engine.finding.extra_arguments import (
+from kvchat.engine.finding.arguments import (
     BadArguments,
     BadWorkers,
+    KnownOptions,
+    Option,
     check,
     meaning,
     meaning_of_server,
     parse,
     parse_workers,
 )
-from kvchat.engine.finding.options import KnownOptions, Option
 
 KNOWN = KnownOptions(
     (

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvchat.engine.finding.options import Option, parse_help
+from kvchat.engine.finding.arguments import Option, parse_help
 
 # Cut out of what build 11434 prints; the oldest build kvchat takes prints the same layout.
 HELP = """\

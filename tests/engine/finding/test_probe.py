@@ -4,9 +4,19 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.engine.finding import probe as probing
-from kvchat.engine.finding.discovery import Device, EngineKind, EngineLocation, EngineNotFound
-from kvchat.engine.finding.probe import EngineEntry, EngineTooOld, build_number, probe, take_inventory, usable_engine
+from kvchat.engine.finding import discovery as probing
+from kvchat.engine.finding.discovery import (
+    Device,
+    EngineEntry,
+    EngineKind,
+    EngineLocation,
+    EngineNotFound,
+    EngineTooOld,
+    build_number,
+    probe,
+    take_inventory,
+    usable_engine,
+)
 from tests.engine_fixtures import FakeEngine, make_fake_engine
 
 

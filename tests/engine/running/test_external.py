@@ -13,8 +13,16 @@ from threading import Thread
 
 import pytest
 
-from kvchat.engine.finding.running_server import RunningServer, find_server, reachable_slot_folder
-from kvchat.engine.running.external import BadAddress, ExternalServer, ReachPolicy, ServerAddress, parse_address
+from kvchat.engine.running.external import (
+    BadAddress,
+    ExternalServer,
+    ReachPolicy,
+    RunningServer,
+    ServerAddress,
+    find_server,
+    parse_address,
+    reachable_slot_folder,
+)
 from kvchat.engine.running.plan import free_port
 from kvchat.engine.speaking.connection import EngineState
 from kvchat.engine.speaking.errors import EngineError, EngineFailed

@@ -15,8 +15,7 @@ from kvchat.engine.finding.discovery import EngineLocation
 from kvchat.engine.running.log import EngineLog
 from kvchat.engine.running.plan import LaunchPlan
 from kvchat.engine.running.process import Ladder
-from kvchat.engine.running.supervisor import EngineSupervisor, RestartPolicy
-from kvchat.engine.running.watch import Watch, WatchPolicy
+from kvchat.engine.running.supervisor import EngineSupervisor, RestartPolicy, Watch, WatchPolicy
 from kvchat.engine.speaking import transport
 from kvchat.engine.speaking.client import LlamaServerClient
 from kvchat.engine.speaking.connection import EngineState, EngineStatus
