@@ -51,7 +51,7 @@ _DRAIN_S = 1.0  # how long to wait for the last output of a process that is gone
 class Ladder:
     """How long each rung is given, in seconds."""
 
-    ask_s: float = 8.0
+    ask_s: float = 2.0  # one asked right after a request often hears only the next rung; all is saved by then
     terminate_s: float = 2.0
 
 
