@@ -29,6 +29,7 @@ from kvchat.ui.app.quitting import close_and_tell
 from kvchat.ui.app.tray import Attention, Tray
 from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.confirm import ask, say
+from kvchat.ui.settings.settings_window import SettingsWindow
 from kvchat.words.language import _, sentences
 
 _SPENT_EVERY_MS = 10_000
@@ -105,7 +106,8 @@ class Application:
         if isinstance(event, SettingsChanged) and self._runtime.settings.language != self._chosen:
             self._chosen = self._runtime.settings.language
             words = _("kvchat changes its language when it restarts")
-            above = self._window.side_windows.settings_shown or self._window
+            settings = self._window.findChild(SettingsWindow)
+            above = settings if settings is not None and settings.isVisible() else self._window
             above.notices.offer(words, _("Restart kvchat"), self._restart, stays=True)
 
     async def close(self) -> None:

@@ -23,7 +23,7 @@ from kvchat.chat.events import Absorbed, Event, LibraryChanged, ReadingAhead, Re
 from kvchat.engine.running.plan import free_port
 from kvchat.session.events import Saved
 from kvchat.ui.dialogs.confirm import PassphraseDialog
-from kvchat.ui.sidebar.library_window import AddDialog
+from kvchat.ui.sidebar.library_window import AddDialog, LibraryWindow
 from tests.blocks.watch import Watch
 from tests.e2e.desktop import FRAMEBUFFER
 from tests.e2e.home import notes
@@ -163,7 +163,7 @@ class Hands(QObject):
             (folder / f"{number} 桥梁.md").write_text(notes(40, start=100 * number), "utf-8")
         x, y = self.place_of(self.window.sidebar.library_button)
         self.xdotool("mousemove", str(x), str(y), "click", "1")
-        panel = self.shown(lambda: self.window.side_windows._library)
+        panel = self.shown(lambda: self.window.findChild(LibraryWindow))
         time.sleep(1.0)
         read = self.count(LibraryChanged)
         self.look(lambda: panel.consider([folder]))

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -108,7 +107,6 @@ class MainWindow(QMainWindow):
         self._pages.addWidget(self.first_start)
 
     def _make_controllers(self) -> None:
-        from kvchat.ui.app.handlers import handlers, senseless
         from kvchat.ui.app.keyboard import FocusHome, Keyboard
         from kvchat.ui.app.quitting import QuitController
         from kvchat.ui.app.side_windows import SideWindows
@@ -140,7 +138,7 @@ class MainWindow(QMainWindow):
         self.side_windows = SideWindows(runtime, look, self.runner, self.chat.conversations, self)
         asked_about = self.chat.conversations, self.transfer, self.first_start
         self.quitting = QuitController(runtime, *asked_about, self, self.memory)
-        does = handlers(self), partial(senseless, self)
+        does = self._handlers(), self._senseless
         self.keyboard = Keyboard(runtime, self.chat, self.runner, self, self.composer.editor, *does)
         FocusHome(self, self.composer, self.transcript)
 
@@ -226,8 +224,6 @@ class MainWindow(QMainWindow):
         self.shown_changed.emit()
 
     def _connect(self) -> None:
-        from kvchat.ui.app.handlers import for_chat
-
         chat, runtime, sidebar, header = self.chat, self.runtime, self.sidebar, self.header
         chat.opened.connect(self._chat_page.show_messages)
         for changed in (chat.model_changed, self.models.used):
@@ -248,7 +244,12 @@ class MainWindow(QMainWindow):
             toggle.clicked.connect(self.place.toggle_sidebar)
         header.renamed.connect(lambda title: self.runner.start(runtime.chat.rename(chat.current or "", title)))
         header.chat_menu.aboutToShow.connect(self._fill_chat_menu)
-        sidebar.requested.connect(lambda action, id: for_chat(self)[action](id))
+        of_chat = {
+            "name": self._name_chat,
+            "chat-settings": lambda id: self.open_settings_of(id or None),
+            "export-memory": self.transfer.export_with_memory,
+        }
+        sidebar.requested.connect(lambda action, id: of_chat[action](id))
         sidebar.export_requested.connect(self.transfer.export)
         self.transfer.imported.connect(lambda ids: self.runner.start(self.organiser.show_imported(ids)))
         self.transfer.imported.connect(lambda chosen: self.place.show_sidebar())
@@ -288,3 +289,93 @@ class MainWindow(QMainWindow):
         conversations = self.chat.conversations
         known = conversations.conversation(id)
         self.side_windows.open_chat_settings(Subject(id, conversations.title(id), known.model if known else None))
+
+    def _handlers(self) -> dict[str, Callable[[], object]]:
+        """Map the actions of the table of shortcuts to what the window does."""
+        return {
+            "new": self.new_conversation,
+            "previous": lambda: self.sidebar.step(-1),
+            "next": lambda: self.sidebar.step(1),
+            "list": lambda: self._in_sidebar(self.sidebar.list.setFocus),
+            "rename": self._rename,
+            "sidebar": self.place.toggle_sidebar,
+            "full-screen": self.place.toggle_full_screen,
+            "name": lambda: self._with_open(self._name_chat),
+            "delete": lambda: self._with_open(lambda id: self.sidebar.delete_requested.emit([id])),
+            "undo": self.notices.undo_last,
+            "deleted": self.side_windows.open_deleted,
+            "library": self.side_windows.open_library,
+            "compose": self.composer.focus,
+            "stop": self._escape,
+            "regenerate": self.messages.regenerate_last,
+            "edit": self.messages.edit_last,
+            "attach": self.attachments.choose,
+            "screenshot": self.attachments.take_screenshot,
+            "find": self.find_bar.begin,
+            "find-next": lambda: self.find_bar.step(1),
+            "find-previous": lambda: self.find_bar.step(-1),
+            "search": lambda: self._in_sidebar(self.sidebar.search.focus),
+            "chat-settings": self.open_chat_settings,
+            "settings": self.side_windows.open_settings,
+            "models": self.side_windows.open_models,
+            "engine": self.side_windows.open_engine,
+            "log": lambda: self.side_windows.open_engine(log=True),
+            "restart-engine": lambda: self.runner.start(self.runtime.restart_engine()),
+            "disk": self.side_windows.open_storage,
+            "saved": self.side_windows.open_saved,
+            "programs": self.side_windows.open_programs,
+            "manual": self.side_windows.open_manual,
+            "quit": self.quitting.ask,
+            "export": lambda: self._with_open(lambda id: self.transfer.export([id])),
+            "export-memory": lambda: self._with_open(self.transfer.export_with_memory),
+            "export-all": self.transfer.export_all,
+            "import": self.transfer.take_in,
+            "import-folder": self.transfer.take_in_folder,
+            "back-up": self.transfer.back_up,
+            "restore": self.transfer.restore,
+        }
+
+    def _senseless(self) -> set[str]:
+        """Return the actions that would do nothing now."""
+        from kvchat.chat.record.messages import Role
+        from kvchat.engine.speaking.connection import EngineState
+
+        chat, messages, settings = self.chat.current, self.transcript.messages, self.runtime.settings
+        answers = chat is not None and self.runtime.chat.is_answering(chat)
+        replied = bool(messages) and messages[-1].role is Role.ASSISTANT
+        possible = {
+            **dict.fromkeys(("rename", "name", "delete", "export", "export-memory"), chat is not None),
+            **dict.fromkeys(("previous", "next", "list", "export-all"), bool(self.chat.conversations.titles)),
+            "stop": answers,
+            "regenerate": replied and not answers,
+            "edit": not answers and any(message.role is Role.USER for message in messages),
+            "find": bool(messages),
+            "undo": self.notices.can_undo,
+            "restart-engine": self.runtime.engine.status.state is not EngineState.STOPPED,
+            "dark": settings.theme != "dark",
+            "light": settings.theme != "light",
+            "like-system": settings.theme != "system",
+        }
+        return {action for action, does_something in possible.items() if not does_something}
+
+    def _in_sidebar(self, do: Callable[[], object]) -> None:
+        self.place.show_sidebar()
+        do()
+
+    def _rename(self) -> None:
+        if not self.sidebar.begin_rename():
+            self.header.begin_rename()
+
+    def _with_open(self, do: Callable[[str], object]) -> None:
+        if self.chat.current is not None:
+            do(self.chat.current)
+
+    def _name_chat(self, id: str) -> None:
+        self.runner.start(self.runtime.chat.titles.name(id))
+
+    def _escape(self) -> None:
+        """Close what is on top, or else stop the reply."""
+        if self.find_bar.isVisible():
+            self.find_bar.close_bar()
+        else:
+            self.chat.stop()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any, TypeVar
+
 from PySide6.QtCore import QObject, Signal
 from PySide6.QtWidgets import QWidget
 
@@ -23,6 +26,8 @@ from kvchat.ui.sidebar.library_window import LibraryWindow
 from kvchat.ui.storage.saved_panel import SavedPanel
 from kvchat.ui.storage.storage_panel import StoragePanel
 
+W = TypeVar("W", bound=QWidget)
+
 
 class SideWindows(QObject):
     """Opens them, and joins those that lead to each other."""
@@ -33,104 +38,98 @@ class SideWindows(QObject):
 
     def __init__(
         self, runtime: Runtime, look: Look, runner: TaskRunner, conversations: SidebarController, parent: QWidget
-    ):
+    ) -> None:
         super().__init__(parent)
-        self._runtime, self._look, self._runner, self._parent = runtime, look, runner, parent
+        self._parts = runtime, look, runner, parent
         self._conversations = conversations
-        self._storage: StoragePanel | None = None
-        self._saved: SavedPanel | None = None
-        self._engine: EngineWindow | None = None
-        self._deleted: DeletedWindow | None = None
-        self._library: LibraryWindow | None = None
-        self._programs: ProgramsWindow | None = None
-        self._settings: SettingsWindow | None = None
-        self._models: ModelsWindow | None = None
-        self._manual: ManualWindow | None = None
-        self._chat_settings: ChatSettings | None = None
-        conversations.usage_changed.connect(self._show_usage)
+        self._made: dict[Callable[..., QWidget], Any] = {}
+
+    def _window(self, kind: Callable[..., W], join: Callable[[W], object] = lambda made: None) -> W:
+        """Return the one window of that kind; when it is made, `join` connects it."""
+        if kind not in self._made:
+            self._made[kind] = kind(*self._parts)
+            join(self._made[kind])
+        window: W = self._made[kind]
+        return window
 
     def open_storage(self) -> StoragePanel:
-        if self._storage is None:
-            self._storage = StoragePanel(self._runtime, self._look, self._runner, self._parent)
-            self._storage.changed.connect(self._conversations.reload_soon)
-            self._storage.saved_requested.connect(self.open_saved)
-            self._storage.limits_requested.connect(lambda: self.open_settings(StoragePage.name))
-        self._show_usage()  # as last told: a large store needs a moment to answer
-        self._storage.refresh()
-        self._storage.bring_forward()
-        return self._storage
+        def join(panel: StoragePanel) -> None:
+            panel.changed.connect(self._conversations.reload_soon)
+            panel.saved_requested.connect(self.open_saved)
+            panel.limits_requested.connect(self._open_limits)
+            self._conversations.usage_changed.connect(lambda: self._show_usage(panel))
+
+        panel = self._window(StoragePanel, join)
+        self._show_usage(panel)  # as last told: a large store needs a moment to answer
+        panel.refresh()
+        panel.bring_forward()
+        return panel
 
     def open_saved(self) -> SavedPanel:
-        if self._saved is None:
-            self._saved = SavedPanel(self._runtime, self._look, self._runner, self._parent)
-        self._saved.refresh()
-        self._saved.bring_forward()
-        return self._saved
+        panel = self._window(SavedPanel)
+        panel.refresh()
+        panel.bring_forward()
+        return panel
 
     def open_settings(self, page: str = "") -> SettingsWindow:
-        if self._settings is None:
-            self._settings = window = SettingsWindow(self._runtime, self._look, self._runner, self._parent)
-            opens = {"models": self.open_models, "storage": self.open_storage, "programs": self.open_programs}
-            window.leads_to.connect(lambda name: opens[name]())
-        self._settings.show_page(page)
-        return self._settings
-
-    @property
-    def settings_shown(self) -> SettingsWindow | None:
-        return self._settings if self._settings is not None and self._settings.isVisible() else None
+        """Open the settings at the page of that name, else at the one shown last."""
+        opens = {"models": self.open_models, "storage": self.open_storage, "programs": self.open_programs}
+        window = self._window(SettingsWindow, lambda made: made.leads_to.connect(lambda name: opens[name]()))
+        window.show_page(page)
+        return window
 
     def open_chat_settings(self, subject: Subject) -> ChatSettings:
-        if self._chat_settings is None:
-            self._chat_settings = ChatSettings(self._runtime, self._look, self._runner, self._parent)
-            self._chat_settings.begun.connect(self.begun)
-            self._chat_settings.presets_requested.connect(lambda: self.open_settings(PresetsPage.name))
-        self._chat_settings.show_subject(subject)
-        return self._chat_settings
+        def join(window: ChatSettings) -> None:
+            window.begun.connect(self.begun)
+            window.presets_requested.connect(lambda: self.open_settings(PresetsPage.name))
+
+        window = self._window(ChatSettings, join)
+        window.show_subject(subject)
+        return window
 
     def open_models(self) -> ModelsWindow:
-        if self._models is None:
-            self._models = ModelsWindow(self._runtime, self._look, self._runner, self._parent)
-            self._models.model_used.connect(self.model_used)
-            self._models.starter_requested.connect(self.starter_requested)
-        self._models.open_here()
-        return self._models
+        def join(window: ModelsWindow) -> None:
+            window.model_used.connect(self.model_used)
+            window.starter_requested.connect(self.starter_requested)
+
+        window = self._window(ModelsWindow, join)
+        window.open_here()
+        return window
 
     def open_engine(self, *, log: bool = False) -> EngineWindow:
-        if self._engine is None:
-            self._engine = EngineWindow(self._runtime, self._look, self._runner, self._parent)
-        self._engine.show_page(self._engine.log if log else self._engine.live)
-        return self._engine
+        window = self._window(EngineWindow)
+        window.show_page(window.log if log else window.live)
+        return window
 
     def open_deleted(self) -> DeletedWindow:
-        if self._deleted is None:
-            self._deleted = DeletedWindow(self._runtime, self._look, self._runner, self._parent)
-            self._deleted.storage_requested.connect(lambda: self.open_settings(StoragePage.name))
-        self._deleted.come()
-        return self._deleted
+        window = self._window(DeletedWindow, lambda made: made.storage_requested.connect(self._open_limits))
+        window.come()
+        return window
 
     def open_library(self, prepared_id: str = "") -> LibraryWindow:
-        if self._library is None:
-            self._library = LibraryWindow(self._runtime, self._look, self._runner, self._parent)
-            self._library.begun.connect(self.begun)
-        self._library.bring_forward()
+        """Open the library, at one entry if its id is given."""
+        window = self._window(LibraryWindow, lambda made: made.begun.connect(self.begun))
+        window.bring_forward()
         if prepared_id:
-            self._library.choose(prepared_id)
-        return self._library
+            window.choose(prepared_id)
+        return window
 
     def open_manual(self) -> ManualWindow:
-        if self._manual is None:
-            self._manual = ManualWindow(self._look, self._runner, self._parent)
-        self._manual.bring_forward()
-        return self._manual
+        window = self._window(ManualWindow)
+        window.bring_forward()
+        return window
 
     def open_programs(self) -> ProgramsWindow:
-        if self._programs is None:
-            self._programs = ProgramsWindow(self._runtime, self._look, self._runner, self._parent)
-            self._programs.settings_requested.connect(lambda: self.open_settings(OtherProgramsPage.name))
-        self._programs.bring_forward()
-        return self._programs
+        def open_settings() -> None:
+            self.open_settings(OtherProgramsPage.name)
 
-    def _show_usage(self) -> None:
-        usage = self._conversations.usage
-        if self._storage is not None and usage is not None:
-            self._storage.show_usage(usage, self._conversations.owners)
+        window = self._window(ProgramsWindow, lambda made: made.settings_requested.connect(open_settings))
+        window.bring_forward()
+        return window
+
+    def _open_limits(self) -> None:
+        self.open_settings(StoragePage.name)
+
+    def _show_usage(self, panel: StoragePanel) -> None:
+        if (usage := self._conversations.usage) is not None:
+            panel.show_usage(usage, self._conversations.owners)

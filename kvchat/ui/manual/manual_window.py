@@ -112,7 +112,8 @@ class ManualPage(QTextBrowser):
 class ManualWindow(Panel):
     """Read beside the main window. The list follows the text, and leads through it."""
 
-    def __init__(self, look: Look, runner: TaskRunner, parent: QWidget | None = None) -> None:
+    def __init__(self, _runtime: object, look: Look, runner: TaskRunner, parent: QWidget | None = None) -> None:
+        """The first argument is unused: all windows beside the main one are made alike."""
         super().__init__(look, runner, _("Manual"), parent, size=(940, 680), least=(520, 360))
         self.page, self.list = ManualPage(look), QListWidget()
         self.search = TextSearch(look, _("Search the manual"), self.page)
