@@ -21,8 +21,7 @@ from PySide6.QtGui import QFileOpenEvent
 from PySide6.QtWidgets import QApplication
 
 from kvchat import __version__
-from kvchat.chat.record.database import Database
-from kvchat.chat.record.drafts import Drafts, store_drafts
+from kvchat.chat.record.database import Database, Drafts, store_drafts
 from kvchat.cli.owned import Commands, InUse, show_running_window
 from kvchat.errors import KvchatError
 from kvchat.settings import Settings, load_settings
@@ -177,7 +176,7 @@ async def _run(
     commands.show_window = requests.hear
     ownership.listen(commands.welcome)
     if (paths.data / RESTORING).exists():
-        from kvchat.transfer.restore import finish_restore
+        from kvchat.transfer.backup import finish_restore
 
         try:
             finish_restore(paths)

@@ -8,11 +8,10 @@ from collections.abc import Awaitable
 from contextlib import suppress
 from pathlib import Path
 
-from kvchat.chat.deletion.permanent import forget_strangers
-from kvchat.chat.deletion.recently_deleted import purge_left_behind
+from kvchat.chat.deletion import forget_strangers, purge_left_behind
 from kvchat.chat.events import ConversationsChanged, EngineChanged, EventBus, Notice, SettingsChanged
+from kvchat.chat.record.automatic_backups import DailyBackups
 from kvchat.chat.record.database import Database
-from kvchat.chat.recovery.automatic_backups import DailyBackups
 from kvchat.chat.service import ChatService
 from kvchat.chat.turn.statistics import Statistics, read_statistics
 from kvchat.diagnostics import Facts, report

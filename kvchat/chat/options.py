@@ -3,7 +3,7 @@
 - **Its own model.** A conversation remembers the model it began with (`remember_model`); its turn asks the
   engine host for it, which changes engines between turns. Looking at a conversation loads nothing. A model that is gone
   leaves choices (`ModelMissing`, `ui/controllers/model.py`).
-- **Its own options.** `chat/context/options_service.py` has the rules: template options are fixed once something was
+- **Its own options.** `chat/options_service.py` has the rules: template options are fixed once something was
   said, another system prompt makes a branch of copies, sampling changes at any time. What they leave open the settings
   say, then the model's author, then `engine_host/model.py`; at temperature 0 nothing is added.
   `ui/presets/chat_settings.py` and `ui/settings/presets.py` show them in one form (`ui/presets/options_form.py`);
@@ -22,8 +22,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kvchat.chat.record.database import ConversationGone, Database
-from kvchat.chat.record.drafts import NOT_BEGUN
-from kvchat.chat.record.messages import Conversation, Message, Role, new_message
+from kvchat.chat.record.messages import NOT_BEGUN, Conversation, Message, Role, new_message
 from kvchat.engine.speaking.wire import MOST_GRAMMAR, MOST_LEVELS, Sampling, levels
 from kvchat.errors import KvchatError
 from kvchat.session.host import TemplateOptions

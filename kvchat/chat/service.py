@@ -7,30 +7,26 @@ import contextlib
 from collections.abc import Awaitable, Callable, Sequence
 from typing import ParamSpec, TypeVar
 
-from kvchat.chat.context.context_service import ContextService, StillAnswering
-from kvchat.chat.context.options_service import OptionsService
-from kvchat.chat.deletion.organiser import Organiser
-from kvchat.chat.deletion.permanent import PermanentDeletion
-from kvchat.chat.deletion.recently_deleted import RecentlyDeleted
+from kvchat.chat.context import ContextService, StillAnswering
+from kvchat.chat.deletion import Organiser, PermanentDeletion, RecentlyDeleted
 from kvchat.chat.events import ConversationsChanged, EventBus, MessagesChanged
 from kvchat.chat.options import NewChat, Preset, begin_with, remember_model
-from kvchat.chat.prepared.service import Library
+from kvchat.chat.options_service import OptionsService
+from kvchat.chat.prepared.library import Library
 from kvchat.chat.record import tree
-from kvchat.chat.record.database import Database
-from kvchat.chat.record.drafts import NOT_BEGUN, Draft, Drafts
-from kvchat.chat.record.messages import Attachment, Conversation, Message, MessageState, Role
-from kvchat.chat.record.prompt import NEW_TITLE
+from kvchat.chat.record.database import Database, Draft, Drafts
+from kvchat.chat.record.messages import NOT_BEGUN, Attachment, Conversation, Message, MessageState, Role
+from kvchat.chat.record.titles import NEW_TITLE
 from kvchat.chat.record.tree import Removed
-from kvchat.chat.search.search import Finder
-from kvchat.chat.turn import opening, trying_out
+from kvchat.chat.search import Finder
+from kvchat.chat.turn import turns
 from kvchat.chat.turn.forecasts import Forecasts
+from kvchat.chat.turn.imported_memory import Verifying, try_out
 from kvchat.chat.turn.preparing import Preparing
 from kvchat.chat.turn.titles import Titles
 from kvchat.chat.turn.turn import Turn
 from kvchat.chat.turn.turns import Turns
-from kvchat.chat.turn.verifying import Verifying
-from kvchat.chat.turn_parts import TurnParts
-from kvchat.chat.unwritten import Unwritten
+from kvchat.chat.turn_parts import TurnParts, Unwritten
 from kvchat.engine.speaking.wire import ENGINE_DEFAULTS, Sampling
 from kvchat.kvstore.savepoint import StoreRefused
 from kvchat.kvstore.store import SavePointStore
@@ -85,7 +81,7 @@ class ChatService:
         self.library = Library(self._parts, begin, forget, model, self._preparing.begin)
         self.ahead_of, self.go_first = self._turns.ahead_of, self._turns.go_first
         self.rest_on, self.stop_reading_ahead = self._preparing.rest_on, self._preparing.stop
-        self.try_out = lambda *asked: trying_out.try_out(self._parts, *asked)
+        self.try_out = lambda *asked: try_out(self._parts, *asked)
         self.verifying = Verifying(self._parts, why_not_read, self._preparing.begin)
         self.absorb, self.reading_speed = self._parts.absorb, self._parts.reading_speed
 
@@ -211,7 +207,7 @@ class ChatService:
         turn.waits = waits
         return self._turns.begin(
             turn,
-            lambda: opening.ask(self._database, conversation_id, text, attachments, new, drafts),
+            lambda: turns.ask(self._database, conversation_id, text, attachments, new, drafts),
             text,
             attachments,
             new is not None,
@@ -222,24 +218,24 @@ class ChatService:
     ) -> asyncio.Future[Message | None]:
         """Answer the last user message again, after a turn that failed or was interrupted."""
         turn = self._turn(conversation_id, sampling, keep)
-        return self._turns.begin(turn, lambda: opening.answer_again(self._database, conversation_id))
+        return self._turns.begin(turn, lambda: turns.answer_again(self._database, conversation_id))
 
     def regenerate(self, reply: Message, sampling: Sampling | None = None) -> asyncio.Future[Message | None]:
         """Make another reply beside this one; what followed it stays in the tree, on its branch."""
         turn = self._turn(reply.conversation_id, sampling)
-        return self._turns.begin(turn, lambda: opening.regenerate(self._database, reply))
+        return self._turns.begin(turn, lambda: turns.regenerate(self._database, reply))
 
     def go_on(self, reply: Message, sampling: Sampling | None = None) -> asyncio.Future[Message | None]:
         """Continue a reply from where it ended."""
         turn = self._turn(reply.conversation_id, sampling)
-        return self._turns.begin(turn, lambda: opening.go_on(self._database, reply))
+        return self._turns.begin(turn, lambda: turns.go_on(self._database, reply))
 
     def edit(
         self, question: Message, text: str, sampling: Sampling | None = None, *, keep: bool = True
     ) -> asyncio.Future[Message | None]:
         """Ask something else in a question's place; what followed it stays in the tree, on a branch of its own."""
         turn = self._turn(question.conversation_id, sampling, keep)
-        return self._turns.begin(turn, lambda: opening.ask_instead(self._database, question, text), text)
+        return self._turns.begin(turn, lambda: turns.ask_instead(self._database, question, text), text)
 
     async def edit_reply(self, reply: Message, text: str) -> Message:
         """Put the user's words in a reply's place, without asking the model; the old one stays on its branch."""

@@ -303,7 +303,7 @@ def _own(ownership: Ownership, paths: Paths, name: str, connection: Connection) 
 
 
 async def _serve(ownership: Ownership, paths: Paths, name: str, terminal: Terminal) -> None:
-    from kvchat.transfer.restore import finish_restore
+    from kvchat.transfer.backup import finish_restore
 
     asyncio.get_running_loop().set_default_executor(Threads())
     commands = Commands(paths, f"kvchat {name}")

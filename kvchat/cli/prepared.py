@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from kvchat.chat.events import Event, LibraryChanged
+from kvchat.chat.prepared.library import Standing, TooLongToPrepare
 from kvchat.chat.prepared.record import Prepared
-from kvchat.chat.prepared.service import Standing, TooLongToPrepare
 from kvchat.chat.prepared.sources import CannotPrepare
 from kvchat.cli import owned
 from kvchat.cli.command_runtime import opened_runtime

@@ -19,12 +19,11 @@ from kvchat.settings import load_settings
 from kvchat.store_service import open_store
 from kvchat.system.files import in_time, read_plain
 from kvchat.system.paths import Paths, resolve_paths
-from kvchat.transfer.backup import make_backup, write_backup
+from kvchat.transfer.backup import finish_restore, lay_ready, make_backup, write_backup
 from kvchat.transfer.exporting import ExportForm, export_file, write_export
 from kvchat.transfer.importing import ImportReport
 from kvchat.transfer.memory_file import export_with_memory
 from kvchat.transfer.repair import repair
-from kvchat.transfer.restore import finish_restore, lay_ready
 from kvchat.words.language import _, number, several
 from kvchat.words.wording import size
 

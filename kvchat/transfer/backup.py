@@ -1,13 +1,20 @@
-"""A backup of the chats and the settings as one zip. `restore.py` puts one back."""
+"""A backup of the chats and the settings as one zip, and putting one back.
+
+It is checked first, laid ready, and takes the data's place before anything has opened the database. What it replaces
+is kept in a folder beside it.
+"""
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import shutil
 import sqlite3
 import tempfile
 import zipfile
-from collections.abc import Mapping
-from contextlib import closing
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,13 +22,16 @@ from typing import IO, Any
 
 from blake3 import blake3
 
+from kvchat.chat.record.migrations import MIGRATIONS
 from kvchat.errors import KvchatError
-from kvchat.settings import Settings
+from kvchat.settings import Settings, load_settings, save_settings, settings_in
 from kvchat.system import migrations
 from kvchat.system.concurrency import Progress
 from kvchat.system.files import open_plain, whole_file
-from kvchat.system.paths import Paths
+from kvchat.system.paths import RESTORING, Paths
+from kvchat.transfer.untrusted_files import ZIP_FAULTS, open_zip
 from kvchat.words.language import _
+from kvchat.words.wording import size as size_in_words
 
 FORMAT = "kvchat-backup"
 VERSION = 1
@@ -121,3 +131,214 @@ def _write_zip(out: IO[bytes], files: Mapping[str, Path], facts: BackupFacts, pr
         }
         archive.writestr(MANIFEST, json.dumps(manifest, indent=1))
         return sum(member.compress_size for member in archive.infolist())
+
+
+_READY = "ready"  # written last into the folder that waits
+_MOST_MANIFEST = 16_000_000  # bytes
+_DOOR = ("door", "door_host", "door_port", "door_origins")  # who is let in
+
+
+class BadBackup(KvchatError):
+    """A file is not a backup, or it is damaged. Nothing has been changed."""
+
+
+def check_backup(source: Path) -> BackupFacts:
+    """Look at a backup without unpacking it. Raises BadBackup."""
+    try:
+        with open_zip(source) as archive:
+            return _facts(source, archive, _manifest(archive))
+    except ZIP_FAULTS as error:
+        raise _bad(source, error) from error
+
+
+def lay_ready(
+    paths: Paths, source: Path, progress: Progress = lambda done, total: None, *, with_engine: bool = False
+) -> BackupFacts:
+    """Unpack a backup, check every byte and the database in it, and lay it ready for the next start.
+
+    Only the chats and the settings are taken, whatever else is in it. A backup may come from anybody: the settings that
+    let others in stay this computer's, and so do those that say what answers, unless `with_engine`. Nothing of the
+    present data changes. `progress` is told bytes. Raises BadBackup and what `progress` raises; then nothing is laid
+    ready.
+    """
+    waiting = paths.data / RESTORING
+    forget_waiting(paths)
+    try:
+        with open_zip(source) as archive:
+            manifest = _manifest(archive)
+            facts, done = _facts(source, archive, manifest), 0
+            _check_room(paths, facts)
+            for name, entry in manifest["files"].items():
+                done = _unpack(archive, name, entry, waiting, done, lambda so_far: progress(so_far, facts.unpacked))
+        _check_database(waiting / DATABASE)
+        if SETTINGS in manifest["files"]:
+            _keep_own(paths, waiting / SETTINGS, _DOOR if with_engine else (*_DOOR, *WHAT_ANSWERS))
+        progress(facts.unpacked, facts.unpacked)
+        say_ready(paths, datetime.now(UTC))
+        return facts
+    except (*ZIP_FAULTS, sqlite3.Error) as error:
+        raise _bad(source, error) from error
+    finally:
+        if not (waiting / _READY).exists():
+            forget_waiting(paths)
+
+
+def _keep_own(paths: Paths, restored: Path, names: Iterable[str]) -> None:
+    """Put these of the present settings into those that were unpacked. Raises SettingsNotSaved."""
+    own = load_settings(paths.settings_file)
+    save_settings(restored, replace(load_settings(restored), **{name: getattr(own, name) for name in names}))
+
+
+def say_ready(paths: Paths, now: datetime) -> None:
+    """What was laid ready is all there. Raises OSError."""
+    with whole_file(paths.data / RESTORING / _READY) as ready:
+        ready.write_text(f"{now:%Y-%m-%dT%H-%M-%S}", "utf-8")
+
+
+def forget_waiting(paths: Paths) -> None:
+    """Give up a restore that was laid ready."""
+    waiting = paths.data / RESTORING
+    with suppress(OSError):
+        (waiting / _READY).unlink()
+    shutil.rmtree(waiting, ignore_errors=True)
+
+
+def finish_restore(paths: Paths) -> Path | None:
+    """Put what was laid ready in the data's place; returns the folder with what it replaced, None if nothing waited.
+
+    For the owner of the folder, before it opens the database. Interrupted at any point, the next call goes on where
+    this one was. Raises BackupFailed.
+    """
+    waiting = paths.data / RESTORING
+    if not (waiting / _READY).exists():
+        return None
+    replaced = paths.data / f"replaced-{(waiting / _READY).read_text('utf-8')}"
+    try:
+        for name, place in ((SETTINGS, paths.settings_file), (DATABASE, paths.database)):
+            if (waiting / name).is_file():
+                _swap(waiting / name, place, replaced / name)
+        forget_waiting(paths)
+        return replaced
+    except OSError as error:
+        raise BackupFailed(
+            _("The backup could not be put back"),
+            f"{error.filename or paths.data}: {error.strerror or error}.",
+            _("Make room on the disk and start kvchat again."),
+        ) from error
+
+
+def _swap(new: Path, place: Path, aside: Path) -> None:
+    """`place` goes aside, `new` takes its place. What went aside first stays there if this is done twice."""
+    aside.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    for suffix in ("-wal", "-shm"):  # an old database's journal must not meet the new database
+        journal = place.with_name(place.name + suffix)
+        if journal.exists():
+            journal.replace(aside.with_name(aside.name + suffix))
+    if place.exists() and not aside.exists():
+        _move(place, aside)
+    _move(new, place)
+
+
+def _move(source: Path, target: Path) -> None:
+    """Rename; where settings and data lie on two file systems, copy first. `target` is there whole or not at all."""
+    try:
+        source.replace(target)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        copy = target.with_name(f".{target.name}.part")
+        shutil.copy2(source, copy)
+        copy.replace(target)
+        source.unlink()
+
+
+def _manifest(archive: zipfile.ZipFile) -> dict[str, Any]:
+    """The list of what the backup holds, checked and without what no restore takes. Raises zipfile.BadZipFile."""
+    try:
+        with archive.open(MANIFEST) as packed:
+            manifest = json.loads(packed.read(_MOST_MANIFEST))
+        if manifest["format"] != FORMAT:
+            raise ValueError
+        if manifest["version"] != VERSION:
+            raise zipfile.BadZipFile(_("it was made by a newer kvchat"))
+        datetime.fromisoformat(manifest["made_at"])
+        if DATABASE not in manifest["files"]:
+            raise ValueError
+        files = {name: manifest["files"][name] for name in (SETTINGS, DATABASE) if name in manifest["files"]}
+        for entry in files.values():
+            if not isinstance(entry["size"], int) or entry["size"] < 0 or not isinstance(entry["blake3"], str):
+                raise ValueError
+        return {**manifest, "files": files}
+    except (KeyError, TypeError, ValueError, IndexError, RecursionError) as error:
+        raise zipfile.BadZipFile(_("it is not a backup of kvchat's")) from error
+
+
+def _facts(source: Path, archive: zipfile.ZipFile, manifest: Mapping[str, Any]) -> BackupFacts:
+    unpacked = sum(entry["size"] for entry in manifest["files"].values())
+    made_at, conversations = datetime.fromisoformat(manifest["made_at"]), int(manifest["conversations"])
+    return BackupFacts(made_at, conversations, source.stat().st_size, unpacked, _engine(archive, manifest))
+
+
+def _engine(archive: zipfile.ZipFile, manifest: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return what answers by the backup's settings; nothing if they cannot be read."""
+    with suppress(KeyError, ValueError, RecursionError):
+        if SETTINGS in manifest["files"]:
+            with archive.open(SETTINGS) as packed:
+                settings = settings_in(json.loads(packed.read(_MOST_MANIFEST)))
+            return engine_of(settings)
+    return ()
+
+
+def _check_room(paths: Paths, facts: BackupFacts) -> None:
+    """Raises OSError where it would fill the disk."""
+    free = shutil.disk_usage(paths.data).free
+    if facts.unpacked > free:
+        words = _(
+            "it needs {unpacked} of room, and {free} are free",
+            unpacked=size_in_words(facts.unpacked),
+            free=size_in_words(free),
+        )
+        raise OSError(errno.ENOSPC, words)
+
+
+def _unpack(
+    archive: zipfile.ZipFile, name: str, entry: Mapping[str, Any], into: Path, before: int, tell: Callable[[int], None]
+) -> int:
+    """Unpack one file; tells `before` and what there is of it, piece by piece, and returns both at its end.
+
+    Raises zipfile.BadZipFile where it is not what the manifest says.
+    """
+    target = into / name
+    target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    digest, size = blake3(), 0
+    try:
+        with archive.open(name) as packed, target.open("xb") as out:
+            while (piece := packed.read(PIECE)) and size <= entry["size"]:
+                digest.update(piece)
+                size += out.write(piece)
+                tell(before + size)
+            out.flush()
+            os.fsync(out.fileno())
+    except KeyError as error:
+        raise zipfile.BadZipFile(_("{name} is missing in it", name=name)) from error
+    target.chmod(0o600)
+    if size != entry["size"] or digest.hexdigest() != entry["blake3"]:
+        raise zipfile.BadZipFile(_("{name} is damaged", name=name))
+    return before + size
+
+
+def _check_database(database: Path) -> None:
+    """Raises zipfile.BadZipFile unless this kvchat can open it."""
+    with closing(sqlite3.connect(database)) as db:
+        if db.execute("PRAGMA integrity_check").fetchone()[0] != "ok":
+            raise zipfile.BadZipFile(_("the chats in it are damaged"))
+        if migrations.version(db) > len(MIGRATIONS):
+            raise zipfile.BadZipFile(_("it was made by a newer kvchat"))
+
+
+def _bad(source: Path, error: Exception) -> BadBackup:
+    reason = getattr(error, "strerror", None) or error
+    return BadBackup(
+        _("This backup cannot be used"), f"{source.name}: {reason}.", _("Choose another one. Nothing has been changed.")
+    )

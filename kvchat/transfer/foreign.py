@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from kvchat.chat.record.messages import MessageState, Role
-from kvchat.chat.record.prompt import title_from
+from kvchat.chat.record.titles import title_from
 from kvchat.transfer.rows import BadConversation, Row
 from kvchat.words.language import _
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import IO, Any
 
-from kvchat.chat.input.pictures import CannotAttach, picture_of
+from kvchat.chat.attachments import CannotAttach, picture_of
 from kvchat.chat.record.database import Database
 from kvchat.chat.record.messages import MessageState, Receipt, Role
 from kvchat.chat.record.rows import attachment_of, insert_rows, receipt_of, role_of, state_of, text_of

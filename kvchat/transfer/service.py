@@ -11,17 +11,16 @@ from pathlib import Path
 
 from kvchat.chat.events import ConversationsChanged, EventBus
 from kvchat.chat.record.database import Database
-from kvchat.chat.turn.trying_out import TriedOut
+from kvchat.chat.turn.imported_memory import TriedOut
 from kvchat.kvstore.exchange import Manifest
 from kvchat.kvstore.savepoint import Fingerprint
 from kvchat.kvstore.store import SavePointStore
 from kvchat.system.concurrency import Progress, Worker, in_thread_with_progress
 from kvchat.system.paths import Paths
-from kvchat.transfer.backup import BackupFacts, make_backup
+from kvchat.transfer.backup import BackupFacts, check_backup, lay_ready, make_backup
 from kvchat.transfer.exporting import ExportForm, export_file
 from kvchat.transfer.importing import ImportReport, import_paths
 from kvchat.transfer.memory_file import NothingKept, export_with_memory, memory_to_export, told_of
-from kvchat.transfer.restore import check_backup, lay_ready
 
 TryOut = Callable[[str, Fingerprint, bool], Awaitable[TriedOut]]  # the conversation; whether an engine may be started
 

@@ -19,7 +19,7 @@ from pathlib import Path
 import psutil
 
 from kvchat.chat.record.database import Database
-from kvchat.chat.search.search import index_some
+from kvchat.chat.search import index_some
 from kvchat.system.paths import resolve_paths
 from tests.blocks.first_picture import BARE, BEGAN, OUT
 from tests.chat.library import fill

@@ -19,16 +19,14 @@ from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
 
-from kvchat.chat.deletion.recently_deleted import entries
+from kvchat.chat.deletion import entries
 from kvchat.chat.options import ChatOptions, answer_settings, presets, store_options
 from kvchat.chat.record import tree
-from kvchat.chat.record.database import Database
-from kvchat.chat.record.drafts import Drafts
-from kvchat.chat.record.messages import Attachment, Message, MessageState, Receipt, Role
-from kvchat.chat.record.prompt import prompt_messages
-from kvchat.chat.recovery.automatic_backups import back_up
-from kvchat.chat.search.search import find, index_some
-from kvchat.chat.turn import opening
+from kvchat.chat.record.automatic_backups import back_up
+from kvchat.chat.record.database import Database, Drafts
+from kvchat.chat.record.messages import Attachment, Message, MessageState, Receipt, Role, prompt_messages
+from kvchat.chat.search import find, index_some
+from kvchat.chat.turn import turns
 from kvchat.engine.speaking.wire import Sampling
 from kvchat.errors import KvchatError
 from kvchat.session.proof import Source
@@ -174,7 +172,7 @@ def use(paths: Paths) -> set[str]:
 
 def _ask(database: Database, conversation_id: str) -> None:
     """What `ask` writes, and a deletion."""
-    beginning = opening.ask(database, conversation_id, "And now?")
+    beginning = turns.ask(database, conversation_id, "And now?")
     database.stand_last(beginning.question_id)
     path = database.path(beginning.question_id)
     assert path[-1].content == "And now?", "the question was lost"

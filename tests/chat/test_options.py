@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.chat.context.options_service import TemplateFixed
 from kvchat.chat.events import TurnFailed
 from kvchat.chat.options import BadOptions, ChatOptions, Preset, PresetExists, check, options_from, options_json
+from kvchat.chat.options_service import TemplateFixed
 from kvchat.chat.record.messages import Role
 from kvchat.engine.speaking.wire import Sampling
 from kvchat.engine_host.choice import ModelMissing

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.chat.input.documents import document_of_text
+from kvchat.chat.attachments import document_of_text
 from kvchat.session.proof import Source
 from tests.e2e.restarts import GREEDY, App, receipt
 

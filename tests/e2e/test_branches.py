@@ -11,8 +11,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from kvchat.chat.record.messages import Message, MessageState
-from kvchat.chat.record.prompt import prompt_messages
+from kvchat.chat.record.messages import Message, MessageState, prompt_messages
 from kvchat.chat.turn.titles import is_due
 from kvchat.engine.speaking.client import LlamaServerClient
 from kvchat.engine.speaking.wire import ChatMessage, Sampling, chat_body, prompt_body

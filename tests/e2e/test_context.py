@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.chat.context.context import NothingToDrop
-from kvchat.chat.context.context_service import SUMMARY_REQUEST
+from kvchat.chat.context import SUMMARY_REQUEST, NothingToDrop
 from kvchat.chat.events import Event, Notice, TurnFailed
 from kvchat.chat.record.messages import Role
 from kvchat.engine.finding.discovery import EngineLocation

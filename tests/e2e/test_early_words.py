@@ -35,7 +35,7 @@ import asyncio, os, signal, sys
 from PySide6.QtCore import Qt
 from PySide6.QtTest import QTest
 from kvchat import app
-from kvchat.chat.turn import opening, turns
+from kvchat.chat.turn import turns
 
 words, moment = os.environ["WORDS"], os.environ["MOMENT"]
 show = app.MainWindow.show_first
@@ -62,11 +62,11 @@ if moment == "imports":  # never
         await asyncio.Event().wait()
     app.asyncio.to_thread = hang
 elif moment == "before it is stored":
-    opening.ask = dies(opening.ask, after=False)
+    turns.ask = dies(turns.ask, after=False)
 elif moment == "while it is stored":
-    opening.store_drafts = dies(opening.store_drafts, after=False)
+    turns.store_drafts = dies(turns.store_drafts, after=False)
 elif moment == "before the commit":
-    opening.store_drafts = dies(opening.store_drafts, after=True)
+    turns.store_drafts = dies(turns.store_drafts, after=True)
 elif moment == "after the commit":
     turns.Turns._put_on_disk = dies(turns.Turns._put_on_disk, after=True)
 sys.exit(app.run(starter=False, hidden=False))

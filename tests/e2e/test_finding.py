@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.chat.input.documents import document_of_text
+from kvchat.chat.attachments import document_of_text
 from kvchat.chat.record.database import Database
 from kvchat.chat.record.messages import MessageState, Role
 from tests.e2e.desktop import Desktop

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.chat.input.pictures import picture_of
-from kvchat.chat.record.messages import Message
-from kvchat.chat.record.prompt import prompt_messages
+from kvchat.chat.attachments import picture_of
+from kvchat.chat.record.messages import Message, prompt_messages
 from kvchat.runtime import Runtime
 from kvchat.session.proof import Source
 from tests.e2e.home import Home

@@ -21,7 +21,7 @@ _TWICE = """
 import os, sys
 from pathlib import Path
 from kvchat import app
-from kvchat.transfer.restore import lay_ready
+from kvchat.transfer.backup import lay_ready
 from kvchat.ui.app.main_window import MainWindow
 
 async def start(self, begin=MainWindow.start):

@@ -12,7 +12,7 @@ import pytest
 
 from kvchat.chat.events import Event, ReadingAhead
 from kvchat.chat.record.messages import Receipt
-from kvchat.chat.turn import verifying
+from kvchat.chat.turn import imported_memory
 from kvchat.engine.finding.discovery import EngineLocation
 from kvchat.engine.speaking.wire import Sampling
 from kvchat.engine_host import idle_stop
@@ -239,7 +239,7 @@ async def test_not_every_chat_is_verified_in_spare_time(
     monkeypatch: pytest.MonkeyPatch,
     why: str,
 ) -> None:
-    monkeypatch.setattr(verifying, "SPARE_MS", verifying.SPARE_MS if why == "switched off" else 1.0)
+    monkeypatch.setattr(imported_memory, "SPARE_MS", imported_memory.SPARE_MS if why == "switched off" else 1.0)
     read_ahead = "never" if why == "switched off" else "always"
     chosen, file = settings(tiny_model("llama"), real_llama_server, read_ahead=read_ahead), tmp_path / "chat.kvchat"
     async with opened(tmp_path / "attacker", chosen) as theirs:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.chat.deletion.recently_deleted import entries
+from kvchat.chat.deletion import entries
 from kvchat.chat.record.database import Database
 from tests.e2e.home import Home
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from kvchat.chat.attachments import TOKENS_GUESSED, picture_of
 from kvchat.chat.events import QuestionNotStored, TurnFailed
-from kvchat.chat.input.pictures import TOKENS_GUESSED, picture_of
 from kvchat.engine_host.choice import choose_engine
 from kvchat.library.memory.corrections import NOTHING_LEARNED, CorrectionBook, Corrections
 from tests.chat.stage import Stage

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.chat.deletion.permanent import forget_strangers
+from kvchat.chat.deletion import forget_strangers
 from kvchat.chat.record.database import Database
 from kvchat.kvstore.savepoint import Bounds, Miss, StoreRefused, Tokens, program_of
 from kvchat.words.reasons import Reason, ReasonCode

@@ -15,8 +15,7 @@ from typing import Any
 from unittest import mock
 
 from kvchat.chat.events import Event, ReadingAhead
-from kvchat.chat.record.messages import Message, MessageState, Role
-from kvchat.chat.record.prompt import prompt_messages
+from kvchat.chat.record.messages import Message, MessageState, Role, prompt_messages
 from kvchat.chat.turn import preparing
 from kvchat.engine.finding.discovery import EngineKind, EngineLocation
 from kvchat.engine.running.plan import LaunchPlan

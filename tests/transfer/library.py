@@ -9,7 +9,7 @@ import pytest
 from kvchat.chat.record.database import Database
 from kvchat.chat.record.messages import Conversation, MessageState, Receipt, Role
 from kvchat.session.proof import Source
-from kvchat.transfer import sealed
+from kvchat.transfer import memory_file
 
 RECEIPT = Receipt(120.5, 30.0, 80.0, 10.5, 100, 90, 12, 33.3, Source.DISK, saved_ms=900.0, model="abc")
 
@@ -48,4 +48,4 @@ def everything(database: Database) -> list[object]:
 
 def quick_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     """Passphrases that open at once: the real ones take a second, on purpose."""
-    monkeypatch.setattr(sealed, "_COST", 2)
+    monkeypatch.setattr(memory_file, "_COST", 2)

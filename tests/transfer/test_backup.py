@@ -14,9 +14,16 @@ from blake3 import blake3
 from kvchat.settings import Settings, load_settings, save_settings
 from kvchat.system import migrations
 from kvchat.system.paths import Paths, resolve_paths
-from kvchat.transfer import restore
-from kvchat.transfer.backup import BackupFailed, engine_of, make_backup
-from kvchat.transfer.restore import BadBackup, check_backup, finish_restore, lay_ready
+from kvchat.transfer import backup
+from kvchat.transfer.backup import (
+    BackupFailed,
+    BadBackup,
+    check_backup,
+    engine_of,
+    finish_restore,
+    lay_ready,
+    make_backup,
+)
 from tests.transfer.library import everything, made_conversation, open_library
 
 
@@ -120,7 +127,7 @@ def test_interrupted_it_goes_on_at_the_next_start(kept, paths, monkeypatch, swap
     source, before = kept
     later = contents(paths)
     lay_ready(paths, source)
-    swap, done = restore._swap, []
+    swap, done = backup._swap, []
 
     def until_killed(*places: Path) -> None:
         if len(done) == swaps:
@@ -128,11 +135,11 @@ def test_interrupted_it_goes_on_at_the_next_start(kept, paths, monkeypatch, swap
         swap(*places)
         done.append(places)
 
-    monkeypatch.setattr(restore, "_swap", until_killed)
+    monkeypatch.setattr(backup, "_swap", until_killed)
     if swaps < 2:
         with pytest.raises(KeyboardInterrupt):
             finish_restore(paths)
-        monkeypatch.setattr(restore, "_swap", swap)
+        monkeypatch.setattr(backup, "_swap", swap)
     replaced = finish_restore(paths)
     assert replaced is not None
     assert contents(paths) == before

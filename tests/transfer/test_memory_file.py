@@ -15,12 +15,21 @@ import pytest
 
 from kvchat.chat.record.database import Database
 from kvchat.chat.record.messages import Conversation
-from kvchat.chat.turn.trying_out import TriedOut
+from kvchat.chat.turn.imported_memory import TriedOut
 from kvchat.kvstore.savepoint import Bounds, Miss, RestorePlan, StoreRefused
 from kvchat.system.concurrency import Stopped
 from kvchat.transfer.importing import ImportReport, import_paths
-from kvchat.transfer.memory_file import NothingKept, export_with_memory, is_memory_file, is_sealed, told_of
-from kvchat.transfer.sealed import PassphraseNeeded, WrongPassphrase, opened, seal
+from kvchat.transfer.memory_file import (
+    NothingKept,
+    PassphraseNeeded,
+    WrongPassphrase,
+    export_with_memory,
+    is_memory_file,
+    is_sealed,
+    opened,
+    seal,
+    told_of,
+)
 from kvchat.words.reasons import Reason, ReasonCode
 from tests.kvstore.true_files import HYBRID, WINDOW, Bench, Model
 from tests.transfer.library import everything, made_conversation, open_library, quick_keys

@@ -10,11 +10,8 @@ from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 
-from kvchat.chat.context.context import ContextUse
-from kvchat.chat.context.context_service import ContextService
-from kvchat.chat.context.options_service import OptionsService
-from kvchat.chat.deletion.organiser import Organiser
-from kvchat.chat.deletion.recently_deleted import Deleted, RecentlyDeleted
+from kvchat.chat.context import ContextService, ContextUse
+from kvchat.chat.deletion import Deleted, Organiser, RecentlyDeleted
 from kvchat.chat.events import (
     ConversationsChanged,
     EngineChanged,
@@ -26,18 +23,17 @@ from kvchat.chat.events import (
     SettingsChanged,
 )
 from kvchat.chat.options import AnswerSettings, ChatOptions, NewChat, Preset, check
+from kvchat.chat.options_service import OptionsService
+from kvchat.chat.prepared.library import Estimate, Ground, Library, Reading, Standing
 from kvchat.chat.prepared.record import Prepared
-from kvchat.chat.prepared.service import Estimate, Ground, Library, Reading, Standing
 from kvchat.chat.prepared.sources import Changes
 from kvchat.chat.prepared.sources import Source as DocumentSource
-from kvchat.chat.record.drafts import Draft, Drafts
-from kvchat.chat.record.messages import Attachment, Conversation, Message, MessageState, Receipt, Role
-from kvchat.chat.record.prompt import searched_text
+from kvchat.chat.record.database import Draft, Drafts
+from kvchat.chat.record.messages import Attachment, Conversation, Message, MessageState, Receipt, Role, searched_text
 from kvchat.chat.record.tree import Removed
-from kvchat.chat.search.search import Finder, Found, FoundChat
+from kvchat.chat.search import Finder, Found, FoundChat
 from kvchat.chat.service import ChatService
-from kvchat.chat.turn.forecasts import Forecasts
-from kvchat.chat.turn.prediction import Forecast
+from kvchat.chat.turn.forecasts import Forecast, Forecasts
 from kvchat.chat.turn.statistics import KINDS, Replies, Statistics
 from kvchat.chat.turn.titles import Titles
 from kvchat.door_service import DoorService, InEngine

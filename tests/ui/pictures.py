@@ -22,10 +22,10 @@ from PySide6.QtCore import QPoint, QRect, QSize, Qt
 from PySide6.QtGui import QColor, QImage, QPainter, QPixmap
 from PySide6.QtWidgets import QApplication, QDialog, QMenu, QProgressDialog, QWidget
 
-from kvchat.chat.context.context import ContextUse
-from kvchat.chat.input.documents import document_of_text
+from kvchat.chat.attachments import document_of_text
+from kvchat.chat.context import ContextUse
 from kvchat.chat.options import Preset
-from kvchat.chat.prepared.service import Estimate
+from kvchat.chat.prepared.library import Estimate
 from kvchat.chat.record.messages import Conversation, MessageState, Role
 from kvchat.engine.finding.graphics import Graphics, Maker
 from kvchat.engine.running.failure import foreign_server, hangs

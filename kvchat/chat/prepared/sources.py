@@ -13,8 +13,7 @@ from pathlib import Path
 
 from blake3 import blake3
 
-from kvchat.chat.input.documents import document_of_file, read_bytes
-from kvchat.chat.input.pictures import CannotAttach, is_picture
+from kvchat.chat.attachments import CannotAttach, document_of_file, is_picture, read_bytes
 from kvchat.chat.prepared.gitignore import Rules, read_rules
 from kvchat.chat.record.messages import Attachment
 from kvchat.errors import KvchatError

@@ -1,14 +1,15 @@
-"""The conversations and their messages on disk: every write durable before the call returns. For one thread."""
+"""The conversations, messages and drafts on disk: every write durable before the call returns. For one thread."""
 
 from __future__ import annotations
 
 import sqlite3
 import statistics
 import uuid
-from collections.abc import Collection, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from types import MappingProxyType
 
 from kvchat.chat.record.database_file import DatabaseFile, doubted
 from kvchat.chat.record.messages import (
@@ -23,9 +24,18 @@ from kvchat.chat.record.messages import (
     Role,
     new_message,
 )
-from kvchat.chat.record.rows import conversation_of, insert_attachments, message_of, receipt_json, with_attachments
+from kvchat.chat.record.rows import (
+    attachment_of,
+    conversation_of,
+    insert_attachments,
+    message_of,
+    receipt_json,
+    text_of,
+    with_attachments,
+)
 from kvchat.errors import KvchatError
 from kvchat.session.restore_cost import Reading
+from kvchat.system.concurrency import Worker
 from kvchat.words.language import _
 
 INTERRUPT_ABANDONED = "UPDATE messages SET state = 'interrupted' WHERE state = 'streaming'"
@@ -317,3 +327,58 @@ def insert_message(db: sqlite3.Connection, new: Message, *, said_here: bool = Tr
 
 def _now() -> float:
     return datetime.now(UTC).timestamp()
+
+
+@dataclass(frozen=True)
+class Draft:
+    """The text and attachments of a conversation's draft."""
+
+    conversation_id: str
+    text: str = ""
+    attachments: tuple[Attachment, ...] = ()
+
+
+class Drafts:
+    """The drafts on disk, by conversation id. Raises StorageFailed."""
+
+    def __init__(self, database: Database, worker: Worker) -> None:
+        self._database = database
+        self._worker = worker
+
+    async def all(self) -> dict[str, str]:
+        """Every draft there is."""
+        rows = await self._worker.run(self._database.rows, "SELECT * FROM drafts")
+        return {text_of(row["conversation_id"]): text_of(row["text"]) for row in rows}
+
+    async def attached(self) -> dict[str, tuple[Attachment, ...]]:
+        """What waits with them."""
+        found: dict[str, tuple[Attachment, ...]] = {}
+        for row in await self._worker.run(self._database.rows, "SELECT * FROM draft_attachments ORDER BY position"):
+            id = text_of(row["conversation_id"])
+            found[id] = (*found.get(id, ()), attachment_of(row))
+        return found
+
+    async def keep(self, drafts: Mapping[str, str], attached: Mapping[str, tuple[Attachment, ...]]) -> None:
+        """Put these drafts on disk, and what waits with some of them.
+
+        Empty ones are forgotten, and those of conversations that are gone.
+        """
+        await self._worker.run(store_drafts, self._database, dict(drafts), dict(attached))
+
+
+def store_drafts(
+    database: Database, drafts: Mapping[str, str], attached: Mapping[str, tuple[Attachment, ...]] = MappingProxyType({})
+) -> None:
+    """As `Drafts.keep`, for the database's thread."""
+    there = f"EXISTS (SELECT 1 FROM conversations WHERE id = replace(?1, '{QUEUE}', '') UNION SELECT 1 WHERE ?1 = '')"
+    with database.transaction() as db:
+        for id, text in drafts.items():
+            db.execute("DELETE FROM drafts WHERE conversation_id = ?", (id,))
+            if text:
+                db.execute(f"INSERT INTO drafts SELECT ?1, ?2 WHERE {there}", (id, text))
+        for id, attachments in attached.items():
+            db.execute("DELETE FROM draft_attachments WHERE conversation_id = ?", (id,))
+            db.executemany(
+                f"INSERT INTO draft_attachments SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?7 WHERE {there}",
+                [(id, i, a.name, a.size, a.hash, a.text, a.data) for i, a in enumerate(attachments)],
+            )

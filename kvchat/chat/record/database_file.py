@@ -15,7 +15,7 @@ from kvchat.system.files import name_beside
 from kvchat.words.language import _
 
 LOCK_WAIT_S = 10.0  # how long a write waits for another process (the app and `ask` share the file)
-BACKUPS = "backups"  # the folder's name, beside the file, see kvchat.chat.recovery.automatic_backups
+BACKUPS = "backups"  # the folder's name, beside the file, see kvchat.chat.record.automatic_backups
 SMALL = 64_000_000  # bytes: a file of that size is looked through in a fraction of a second
 
 

@@ -68,7 +68,7 @@ MIGRATIONS: tuple[str, ...] = (
         is_default INTEGER NOT NULL
     )
     """,
-    # 6: order among the chats, see kvchat.chat.deletion.organiser
+    # 6: order among the chats, see kvchat.chat.deletion
     """
     ALTER TABLE conversations ADD COLUMN folder TEXT;
     ALTER TABLE conversations ADD COLUMN on_top INTEGER NOT NULL DEFAULT 0;
@@ -76,7 +76,7 @@ MIGRATIONS: tuple[str, ...] = (
     ALTER TABLE conversations ADD COLUMN deleted_at REAL;
     CREATE INDEX conversations_deleted ON conversations (deleted_at) WHERE deleted_at IS NOT NULL
     """,
-    # 7: the words of all messages and titles, see kvchat.chat.search.search
+    # 7: the words of all messages and titles, see kvchat.chat.search
     """
     CREATE TABLE searched (
         number INTEGER PRIMARY KEY,
@@ -160,7 +160,7 @@ MIGRATIONS: tuple[str, ...] = (
     """
     CREATE TABLE deleted (id TEXT PRIMARY KEY, conversation_id TEXT NOT NULL)
     """,
-    # 15: messages that were deleted and can be had back, see kvchat.chat.deletion.recently_deleted
+    # 15: messages that were deleted and can be had back, see kvchat.chat.deletion
     """
     CREATE TABLE removed (
         id TEXT PRIMARY KEY,  -- the first message's

@@ -14,9 +14,8 @@ from typing import Any
 
 from kvchat.chat.record.database import ConversationGone, Database, insert_message
 from kvchat.chat.record.messages import Message, Role
-from kvchat.chat.record.prompt import NEW_TITLE, title_from
 from kvchat.chat.record.rows import attachment_of, insert_rows, text_of
-from kvchat.chat.record.title_words import words_said
+from kvchat.chat.record.titles import NEW_TITLE, title_from, words_said
 from kvchat.errors import KvchatError
 from kvchat.words.language import _, listed
 

@@ -13,9 +13,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from kvchat.chat.events import Notice, NotReadAhead, ReadingAhead
-from kvchat.chat.record.drafts import NOT_BEGUN
-from kvchat.chat.record.messages import Attachment, Message, Role, new_message
-from kvchat.chat.record.prompt import begins_empty, ends_with_reply, needs_vision, prompt_messages
+from kvchat.chat.record.messages import (
+    NOT_BEGUN,
+    Attachment,
+    Message,
+    Role,
+    begins_empty,
+    ends_with_reply,
+    needs_vision,
+    new_message,
+    prompt_messages,
+)
 from kvchat.chat.turn_parts import TurnParts
 from kvchat.engine.speaking.errors import EngineError
 from kvchat.errors import KvchatError

@@ -13,9 +13,8 @@ from dataclasses import dataclass, replace
 
 from kvchat.chat.events import ConversationsChanged
 from kvchat.chat.record.database import Database
-from kvchat.chat.record.messages import Message, MessageState, Role
-from kvchat.chat.record.prompt import ends_with_reply, needs_vision, prompt_messages
-from kvchat.chat.record.title_words import REQUEST, is_over, title_in
+from kvchat.chat.record.messages import Message, MessageState, Role, ends_with_reply, needs_vision, prompt_messages
+from kvchat.chat.record.titles import REQUEST, is_over, title_in
 from kvchat.chat.turn_parts import TurnParts
 from kvchat.engine.speaking.errors import EngineError
 from kvchat.engine.speaking.wire import ChatChunk, ChatMessage, Sampling

@@ -5,16 +5,23 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 from kvchat.chat.events import MessagesChanged, Notice, ReplyFinished, TurnFailed
 from kvchat.chat.options import AnswerSettings, FormatRefused
 from kvchat.chat.record.database import ConversationGone
 from kvchat.chat.record.database_file import StorageFailed
-from kvchat.chat.record.messages import UNFINISHED, Message, MessageState, Receipt, Role
-from kvchat.chat.record.prompt import ends_with_reply, needs_vision, prompt_messages
-from kvchat.chat.turn.opening import Beginning
+from kvchat.chat.record.messages import (
+    UNFINISHED,
+    Message,
+    MessageState,
+    Receipt,
+    Role,
+    ends_with_reply,
+    needs_vision,
+    prompt_messages,
+)
 from kvchat.chat.turn.reply import Echo, ReplyWriter
 from kvchat.chat.turn_parts import TurnParts
 from kvchat.engine.speaking.errors import EngineError, EngineRefused
@@ -28,6 +35,14 @@ from kvchat.session.lease import why_not_saved
 from kvchat.session.settling import Settling, SystemPrompt
 from kvchat.system.concurrency import Interruption
 from kvchat.words.language import _, number
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """What a turn answers."""
+
+    question_id: str
+    unfinished: Message | None = None  # the reply to go on with; None: a new one is made
 
 
 class Turn:

@@ -8,7 +8,7 @@ import sys
 from contextlib import closing
 
 from kvchat.chat.record.database import Database
-from kvchat.chat.search.search import FoundChat, find, index_some
+from kvchat.chat.search import FoundChat, find, index_some
 from kvchat.system.paths import resolve_paths
 from kvchat.words.language import _
 from kvchat.words.safe_text import calm

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
+from kvchat.chat.attachments import read_attachment
 from kvchat.chat.events import (
     EngineChanged,
     Event,
@@ -18,7 +19,6 @@ from kvchat.chat.events import (
     TurnFailed,
     WaitingForChat,
 )
-from kvchat.chat.input.documents import read_attachment
 from kvchat.chat.options import NewChat
 from kvchat.chat.record.messages import Attachment, Message, Receipt
 from kvchat.chat.turn.receipts import receipt_sentence

@@ -7,7 +7,7 @@ and compute buffers, on the GPUs and beside them; `fitting.py` knows what fits, 
 context the model was trained for, or what leaves a margin. That is the most a chat may have; what is laid out at
 first (`begin_with`) is what the chats used last need, because an engine fills all of it with zeros before it is
 ready. Before a chat fills that, the engine is started again with more and the save point restored into it, in the
-middle of a reply too (`session/exchange.py`; how much the chats need: `chat/context/context_service.py`). Where a
+middle of a reply too (`session/exchange.py`; how much the chats need: `chat/context.py`). Where a
 GPU cannot hold 16K tokens beside the whole model, a mixture's experts stay in the computer's memory first, then
 whole layers.
 

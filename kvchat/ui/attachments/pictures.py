@@ -14,7 +14,7 @@ from typing import BinaryIO
 from PySide6.QtCore import QBuffer, QByteArray, QIODevice, QLoggingCategory, QSize, Qt
 from PySide6.QtGui import QImage, QImageIOHandler, QImageReader, QPainter
 
-from kvchat.chat.input.pictures import CannotAttach, picture_of
+from kvchat.chat.attachments import CannotAttach, picture_of
 from kvchat.chat.record.messages import Attachment
 from kvchat.words.language import _
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvchat.chat.context.context import ContextUse
+from kvchat.chat.context import ContextUse
 from kvchat.engine.speaking.connection import EngineState, EngineStatus
 from kvchat.engine.speaking.errors import FailureKind
 from kvchat.library.memory.context_size import ContextChoice

@@ -16,8 +16,8 @@ from kvchat.words.language import _, beside, number
 from kvchat.words.wording import tokens_short
 
 if TYPE_CHECKING:
-    from kvchat.chat.context.context import ContextUse
-    from kvchat.chat.turn.prediction import Forecast
+    from kvchat.chat.context import ContextUse
+    from kvchat.chat.turn.forecasts import Forecast
 
 
 class ContextBar(RoundBar):

@@ -8,7 +8,7 @@ from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QKeyEvent
 from PySide6.QtWidgets import QFrame, QWidget
 
-from kvchat.chat.record.prompt import searched_text
+from kvchat.chat.record.messages import searched_text
 from kvchat.ui.base.building import label, line_edit, row, styled, tool_button
 from kvchat.ui.base.icons import icon
 from kvchat.ui.base.theme import Look

@@ -15,9 +15,8 @@ from PySide6.QtCore import QEvent, QObject
 from PySide6.QtGui import QDragEnterEvent, QDropEvent, QImage
 from PySide6.QtWidgets import QFileDialog, QLineEdit, QWidget
 
+from kvchat.chat.attachments import document_of_file, document_of_text, is_picture, read_bytes
 from kvchat.chat.events import EngineChanged, Event
-from kvchat.chat.input.documents import document_of_file, document_of_text, read_bytes
-from kvchat.chat.input.pictures import is_picture
 from kvchat.chat.record.messages import Attachment
 from kvchat.errors import KvchatError
 from kvchat.runtime import Runtime

@@ -12,8 +12,7 @@ from PySide6.QtGui import QCursor
 from PySide6.QtWidgets import QMenu
 
 from kvchat.chat import events
-from kvchat.chat.record.drafts import NOT_BEGUN
-from kvchat.chat.record.messages import Message, Role
+from kvchat.chat.record.messages import NOT_BEGUN, Message, Role
 from kvchat.errors import KvchatError
 from kvchat.runtime import Runtime
 from kvchat.session.events import Restored, Saved

@@ -10,7 +10,8 @@ from typing import Any
 from PySide6.QtCore import QObject, Signal
 
 from kvchat.chat import events
-from kvchat.chat.context.context import ContextUse
+from kvchat.chat.attachments import document_of_text
+from kvchat.chat.context import ContextUse
 from kvchat.chat.events import (
     EngineChanged,
     Event,
@@ -21,10 +22,9 @@ from kvchat.chat.events import (
     Speed,
     TurnFailed,
 )
-from kvchat.chat.input.documents import document_of_text
-from kvchat.chat.prepared.service import Ground, Standing
+from kvchat.chat.prepared.library import Ground, Standing
 from kvchat.chat.record.messages import Role
-from kvchat.chat.turn.prediction import Forecast
+from kvchat.chat.turn.forecasts import Forecast
 from kvchat.library.memory.context_size import ContextChoice
 from kvchat.runtime import Runtime
 from kvchat.session.events import Restored

@@ -8,7 +8,7 @@ from typing import Any
 
 from PySide6.QtWidgets import QInputDialog
 
-from kvchat.chat.search.search import FoundChat
+from kvchat.chat.search import FoundChat
 from kvchat.runtime import Runtime
 from kvchat.ui.controllers.chat import ChatController
 from kvchat.ui.controllers.views import Controller, Views

@@ -10,11 +10,11 @@ from typing import Any, TypeVar
 
 from PySide6.QtCore import QObject, Signal
 
+from kvchat.chat.attachments import document_of_text
 from kvchat.chat.events import Event, MessagesChanged, QuestionNotStored, ReplyFinished
-from kvchat.chat.input.documents import document_of_text
 from kvchat.chat.options import NewChat
-from kvchat.chat.record.drafts import NOT_BEGUN, Draft
-from kvchat.chat.record.messages import QUEUE, Attachment, MessageState
+from kvchat.chat.record.database import Draft
+from kvchat.chat.record.messages import NOT_BEGUN, QUEUE, Attachment, MessageState
 from kvchat.errors import KvchatError
 from kvchat.runtime import Runtime
 from kvchat.ui.chat.composer import Composer

@@ -10,7 +10,7 @@ from typing import Any
 from PySide6.QtCore import QObject, Signal
 
 from kvchat.chat.record.messages import Conversation
-from kvchat.chat.turn.prediction import Forecast
+from kvchat.chat.turn.forecasts import Forecast
 from kvchat.kvstore.savepoint import ConversationUsage, StoreUsage
 from kvchat.runtime import Runtime
 from kvchat.ui.controllers.views import Controller, Views

@@ -15,8 +15,7 @@ from PySide6.QtWidgets import QFileDialog, QProgressDialog, QPushButton, QWidget
 from kvchat.runtime import Runtime
 from kvchat.system.concurrency import Progress
 from kvchat.transfer.backup import BackupFacts, engine_of
-from kvchat.transfer.memory_file import holds_memory
-from kvchat.transfer.sealed import PassphraseNeeded
+from kvchat.transfer.memory_file import PassphraseNeeded, holds_memory
 from kvchat.ui.base.building import progress_bar
 from kvchat.ui.controllers.sidebar import SidebarController
 from kvchat.ui.controllers.views import Controller, Views

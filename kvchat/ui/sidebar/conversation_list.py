@@ -20,7 +20,7 @@ from kvchat.words.wording import one_line
 
 if TYPE_CHECKING:
     from kvchat.chat.record.messages import Conversation
-    from kvchat.chat.turn.prediction import Forecast
+    from kvchat.chat.turn.forecasts import Forecast
 
 _BADGE, _MENU = 15, 20  # pixels
 

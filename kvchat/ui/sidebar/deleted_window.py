@@ -9,7 +9,7 @@ from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QShowEvent
 from PySide6.QtWidgets import QWidget
 
-from kvchat.chat.deletion.recently_deleted import Deleted
+from kvchat.chat.deletion import Deleted
 from kvchat.chat.events import ConversationsChanged, Event, SettingsChanged
 from kvchat.runtime import Runtime
 from kvchat.ui.base.building import button, column, label, row

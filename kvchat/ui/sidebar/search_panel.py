@@ -26,7 +26,7 @@ from kvchat.words.language import _, sentences
 from kvchat.words.wording import one_line
 
 if TYPE_CHECKING:
-    from kvchat.chat.search.search import Found, FoundChat
+    from kvchat.chat.search import Found, FoundChat
 
 _SIDE, _ABOVE = 10, 7  # pixels around the words
 _LINES = 2

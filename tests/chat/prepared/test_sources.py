@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.chat.input.pictures import CannotAttach
+from kvchat.chat.attachments import CannotAttach
 from kvchat.chat.prepared import sources
 from kvchat.chat.prepared.sources import CannotPrepare, changes, gather
 

@@ -15,11 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.chat.deletion.permanent import forget_strangers
+from kvchat.chat.deletion import forget_strangers
 from kvchat.chat.record import migrations, tree
-from kvchat.chat.record.database import INTERRUPT_ABANDONED, Database
+from kvchat.chat.record.database import INTERRUPT_ABANDONED, Database, Drafts
 from kvchat.chat.record.database_file import StorageFailed
-from kvchat.chat.record.drafts import Drafts
 from kvchat.chat.record.messages import Attachment, Conversation, Message, MessageState, Receipt, Role
 from kvchat.session.proof import Source
 from kvchat.system.concurrency import Worker

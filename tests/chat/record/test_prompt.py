@@ -4,8 +4,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from kvchat.chat.record.messages import Message, MessageState, Role
-from kvchat.chat.record.prompt import TITLE_LENGTH, ends_with_reply, prompt_messages, title_from
+from kvchat.chat.record.messages import Message, MessageState, Role, ends_with_reply, prompt_messages
+from kvchat.chat.record.titles import TITLE_LENGTH, title_from
 from kvchat.engine.speaking.wire import ChatMessage
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.chat.prepared.service import Reading
+from kvchat.chat.prepared.library import Reading
 from kvchat.chat.record.database import Database
 from kvchat.chat.record.messages import MessageState, Role
-from kvchat.chat.turn.prediction import Forecast
+from kvchat.chat.turn.forecasts import Forecast
 from kvchat.cli.store import _timed
 from kvchat.session import restore_cost as measured
 from kvchat.session.proof import Source

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.chat import unwritten
+from kvchat.chat import turn_parts
 from kvchat.chat.events import QuestionNotStored, ReplyDelta
 from kvchat.chat.record.database import Database
 from kvchat.chat.record.database_file import StorageFailed
@@ -103,7 +103,7 @@ class _Disk:
 async def test_what_had_no_room_in_mid_reply_is_written_when_there_is_some(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, room: str
 ) -> None:
-    monkeypatch.setattr(unwritten, "AGAIN_S", 0.01 if room == "later" else 3600.0)
+    monkeypatch.setattr(turn_parts, "AGAIN_S", 0.01 if room == "later" else 3600.0)
     chat, disk, words = await stage.chat(), _Disk(stage, monkeypatch), " ".join(["word"] * 60)
     stage.fake.set(FAKE_HOLD_DURING="stream")
     future = stage.runtime.chat.send(chat, words)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvchat.chat.turn.prediction import Forecast
+from kvchat.chat.turn.forecasts import Forecast
 from kvchat.session.proof import Source
 from kvchat.words.wording import TimeRange
 

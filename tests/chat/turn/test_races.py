@@ -28,8 +28,8 @@ from kvchat.chat.events import (
 )
 from kvchat.chat.record.database_file import StorageFailed
 from kvchat.chat.record.messages import MessageState, Role
-from kvchat.chat.turn import opening
 from kvchat.chat.turn import reply as reply_module
+from kvchat.chat.turn import turns
 from kvchat.engine.speaking.connection import EngineState
 from kvchat.errors import KvchatError
 from kvchat.kvstore.restoring import Restoring as StoreRestoring
@@ -613,7 +613,7 @@ async def test_a_database_that_fails_before_the_reply_is_said_and_no_bug(
         chat, other = await again.chat(), await again.chat()
         await again.answered(chat)
         asyncio.get_running_loop().set_exception_handler(lambda loop, context: bugs.append(context))
-        reading, ask = database.reading, opening.ask
+        reading, ask = database.reading, turns.ask
 
         def fail_after_these() -> contextlib.AbstractContextManager[sqlite3.Connection]:
             left[0] -= 1
@@ -621,12 +621,12 @@ async def test_a_database_that_fails_before_the_reply_is_said_and_no_bug(
                 raise StorageFailed("Your chats could not be read or written", "disk I/O error")
             return reading()
 
-        def ask_and_fail(*question: Any) -> opening.Beginning:
+        def ask_and_fail(*question: Any) -> turns.Beginning:
             beginning = ask(*question)
             monkeypatch.setattr(database, "reading", fail_after_these)
             return beginning
 
-        monkeypatch.setattr(opening, "ask", ask_and_fail)
+        monkeypatch.setattr(turns, "ask", ask_and_fail)
         reply = await again.runtime.chat.send(other, "And then?")
         await again.runtime.chat.idle()
         monkeypatch.undo()

@@ -8,7 +8,7 @@ import pytest
 
 from kvchat.chat.events import ConversationsChanged
 from kvchat.chat.record.messages import Conversation, MessageState, Role
-from kvchat.chat.record.title_words import REQUEST
+from kvchat.chat.record.titles import REQUEST
 from kvchat.chat.turn import titles as titles_module
 from kvchat.chat.turn.titles import NoTitle, is_due
 from kvchat.engine.speaking.connection import EngineState

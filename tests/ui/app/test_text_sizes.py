@@ -15,8 +15,8 @@ from PySide6.QtCore import QPoint, QRect, QSize, Qt
 from PySide6.QtGui import QColor
 from PySide6.QtWidgets import QWidget
 
-from kvchat.chat.context.context import ContextUse
-from kvchat.chat.input.documents import document_of_text
+from kvchat.chat.attachments import document_of_text
+from kvchat.chat.context import ContextUse
 from kvchat.chat.options import Preset
 from kvchat.chat.record.messages import Role
 from kvchat.errors import KvchatError

@@ -13,7 +13,7 @@ from PySide6.QtCore import QBuffer, QIODevice, QSize, Qt
 from PySide6.QtGui import QColor, QImage
 from PySide6.QtWidgets import QApplication
 
-from kvchat.chat.input.pictures import CannotAttach, picture_of
+from kvchat.chat.attachments import CannotAttach, picture_of
 from kvchat.engine.speaking.pictures import kind_of, pixels
 from kvchat.ui.attachments.chips import HEIGHT, WIDEST, PictureTile, tile_size
 from kvchat.ui.attachments.pictures import LONGEST_SIDE, decoded, of_image, prepared, shape

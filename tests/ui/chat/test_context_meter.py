@@ -9,11 +9,11 @@ import pytest
 from PySide6.QtCore import Qt
 from pytestqt.qtbot import QtBot
 
-from kvchat.chat.context.context import ContextUse
+from kvchat.chat.attachments import document_of_text
+from kvchat.chat.context import ContextUse
 from kvchat.chat.events import Notice, ReadingAhead, TurnFailed
-from kvchat.chat.input.documents import document_of_text
 from kvchat.chat.record.messages import Attachment, Role
-from kvchat.chat.turn.prediction import Forecast
+from kvchat.chat.turn.forecasts import Forecast
 from kvchat.session.exchange import PromptTooLong
 from kvchat.session.proof import Source
 from kvchat.ui.app.main_window import MainWindow

@@ -14,10 +14,9 @@ from PySide6.QtGui import QDragEnterEvent, QDropEvent, QImage
 from PySide6.QtWidgets import QApplication, QFileDialog, QLineEdit, QWidget
 from pytestqt.qtbot import QtBot
 
-from kvchat.chat.context.context import ContextUse
+from kvchat.chat.attachments import document_of_file, document_of_text, pixels
+from kvchat.chat.context import ContextUse
 from kvchat.chat.events import QuestionNotStored
-from kvchat.chat.input.documents import document_of_file, document_of_text
-from kvchat.chat.input.pictures import pixels
 from kvchat.chat.record.messages import Attachment
 from kvchat.engine.speaking.connection import EngineState
 from kvchat.engine_host.choice import CannotSee

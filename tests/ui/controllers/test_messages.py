@@ -10,8 +10,8 @@ from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QLabel, QPushButton
 from pytestqt.qtbot import QtBot
 
+from kvchat.chat.attachments import document_of_text
 from kvchat.chat.events import ReplyDelta, ReplyFinished
-from kvchat.chat.input.documents import document_of_text
 from kvchat.chat.record.messages import Message, MessageState, Role
 from kvchat.library.gguf.facts import read_facts
 from kvchat.library.model_files import Source

@@ -10,8 +10,7 @@ from PySide6.QtCore import Qt
 from pytestqt.qtbot import QtBot
 
 from kvchat.chat.events import QuestionNotStored
-from kvchat.chat.record.database import Database
-from kvchat.chat.record.drafts import Drafts
+from kvchat.chat.record.database import Database, Drafts
 from kvchat.chat.record.messages import QUEUE, Attachment, MessageState
 from kvchat.errors import KvchatError
 from kvchat.system.concurrency import Worker

@@ -17,13 +17,12 @@ from PySide6.QtWidgets import QFileDialog, QLabel, QLineEdit, QMenu, QProgressDi
 from pytestqt.qtbot import QtBot
 
 from kvchat.chat.record.database import Database
-from kvchat.chat.turn.trying_out import TriedOut
+from kvchat.chat.turn.imported_memory import TriedOut
 from kvchat.settings import Settings, load_settings, save_settings
 from kvchat.system.concurrency import Progress, Worker
-from kvchat.transfer.backup import SETTINGS, BackupFacts, make_backup
+from kvchat.transfer.backup import SETTINGS, BackupFacts, finish_restore, make_backup
 from kvchat.transfer.importing import ImportReport
-from kvchat.transfer.restore import finish_restore
-from kvchat.transfer.sealed import MAGIC
+from kvchat.transfer.memory_file import MAGIC
 from kvchat.transfer.service import TransferService
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.controllers import transfer as keep_bridge

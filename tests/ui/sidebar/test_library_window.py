@@ -9,7 +9,7 @@ from PySide6.QtCore import Qt
 from pytestqt.qtbot import QtBot
 
 from kvchat.chat.events import LibraryChanged
-from kvchat.chat.prepared.service import Estimate, Ground
+from kvchat.chat.prepared.library import Estimate, Ground
 from kvchat.chat.prepared.sources import Changes
 from kvchat.errors import KvchatError
 from kvchat.ui.app.main_window import MainWindow

@@ -1,0 +1,176 @@
+"""Documents and pictures that go with a message, read within bounds. Call it off the event loop.
+
+**Documents** are stored as text with the message they came with, in the same transaction, and stand before its words in
+the prompt: another question about them, in any chat, shares the prefix. What cannot fit is refused before anything is
+stored.
+
+**Pictures** are stored as their files. The window draws them anew, smaller, from what Qt's reader took in within bounds
+(`ui/attachments/pictures.py`); below it nothing is decoded, and imports take no other picture than could be attached.
+They travel as `data:` URLs. The projector (`--mmproj`) is loaded only when a conversation with pictures is answered,
+which restarts the engine once; states of text mean the same with and without it, so it is no part of the fingerprint,
+only of what the self-test's finding is about. In a prompt a picture is as many ids below −1 as it has tokens, made from
+its bytes and the projector (`engine/speaking/pictures.py`). The engine, not the store, cuts a file with pictures.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import time
+from pathlib import Path
+
+from blake3 import blake3
+
+from kvchat.chat.record.messages import Attachment
+from kvchat.engine.speaking.pictures import MOST_PIXELS, kind_of, pixels
+from kvchat.errors import KvchatError
+from kvchat.system.files import NotAFile, TooLarge, read_plain
+from kvchat.words.language import _, number
+from kvchat.words.wording import size as size_in_words
+
+MOST_PICTURE_BYTES = 10_000_000
+TOKENS_GUESSED = 1000  # for one picture, until the model has counted it: it takes 256 to 3,000
+_OTHERS = (b"II*\0", b"MM\0*")  # TIFF
+
+
+class CannotAttach(KvchatError):
+    """A file that cannot be given to the model."""
+
+    def __init__(self, name: str, why: str, advice: str) -> None:
+        super().__init__(_("“{name}” cannot be attached", name=name), why, advice)
+
+
+def is_picture(data: bytes) -> bool:
+    """Whether a file begins as pictures do."""
+    return kind_of(data) is not None or data.startswith(_OTHERS) or (data[:4] == b"RIFF" and data[8:12] == b"WEBP")
+
+
+def picture_of(name: str, data: bytes) -> Attachment:
+    """A picture as it is in its file. Raises CannotAttach."""
+    if kind_of(data) is None:
+        raise CannotAttach(
+            name, _("Models are shown PNG, JPEG, GIF and BMP."), _("Save the picture as PNG, and attach that.")
+        )
+    advice = _("Make it smaller, and attach that.")
+    if len(data) > MOST_PICTURE_BYTES:
+        words = _(
+            "It has {count}; {most_bytes} is the most.",
+            count=size_in_words(len(data)),
+            most_bytes=size_in_words(MOST_PICTURE_BYTES),
+        )
+        raise CannotAttach(name, words, advice)
+    width, height = pixels(data)
+    if not 0 < width * height <= MOST_PIXELS:
+        words = (
+            _("It has {width} × {height} pixels.", width=number(width), height=number(height))
+            if width * height
+            else _("It is damaged.")
+        )
+        raise CannotAttach(name, words, advice if width * height else _("Save it anew, and attach that."))
+    return Attachment(name, len(data), blake3(data).hexdigest(), "", data)
+
+
+MOST_BYTES = 64_000_000
+PDF_PATIENCE_S = 60.0
+_HEAD = 16_384  # bytes that are looked at to tell text from what is not
+_OFFICE = frozenset((".docx", ".xlsx", ".pptx", ".odt", ".ods", ".odp", ".doc", ".xls", ".ppt", ".epub"))
+
+
+logging.getLogger("pypdf").addHandler(logging.NullHandler())  # else it prints what it does not like about a file
+
+
+def read_attachment(path: Path) -> Attachment:
+    """A file as text, or a picture as it is. Raises CannotAttach."""
+    data = read_bytes(path)
+    name = os.fsencode(path.name).decode("utf-8", "replace")  # what is no text cannot be stored
+    return picture_of(name, data) if is_picture(data) else document_of_file(name, data)
+
+
+def read_bytes(path: Path) -> bytes:
+    """A file, within bounds. Raises CannotAttach."""
+    try:
+        return read_plain(path, MOST_BYTES)
+    except NotAFile as error:
+        raise CannotAttach(
+            path.name, f"{error.strerror}.", _("Attach files one by one, or several at once.")
+        ) from error
+    except TooLarge as error:
+        raise CannotAttach(path.name, f"{error.strerror}.", _("Attach the part that matters.")) from error
+    except OSError as error:
+        raise CannotAttach(path.name, f"{error.strerror or error}.", _("Check that you may read it.")) from error
+
+
+def document_of_file(name: str, data: bytes) -> Attachment:
+    """What a file holds, as text. Raises CannotAttach."""
+    return _attachment(name, data, _text(name, data))
+
+
+def document_of_text(name: str, text: str) -> Attachment:
+    """Text that comes from no file, such as a long paste."""
+    return _attachment(name, text.encode(), _tidy(text))
+
+
+def _attachment(name: str, data: bytes, text: str) -> Attachment:
+    if not text.strip():
+        raise CannotAttach(name, _("There is no text in it."), _("Attach a file with text."))
+    return Attachment(name, len(data), blake3(data).hexdigest(), text)
+
+
+def _text(name: str, data: bytes) -> str:
+    if data[:1024].lstrip().startswith(b"%PDF-"):
+        return _tidy(_pdf_text(name, data))
+    if Path(name).suffix.lower() in _OFFICE:
+        raise CannotAttach(name, _("kvchat reads text and PDF."), _("Save it as PDF or as text, and attach that."))
+    return _tidy(_decoded(name, data))
+
+
+def _decoded(name: str, data: bytes) -> str:
+    """UTF-8 or UTF-16 where it says so, else the encoding that makes the most sense of it."""
+    for mark, encoding in ((b"\xef\xbb\xbf", "utf-8-sig"), (b"\xff\xfe", "utf-16"), (b"\xfe\xff", "utf-16")):
+        if data.startswith(mark):
+            return data.decode(encoding, "replace")
+    if b"\0" not in data[:_HEAD]:
+        try:
+            return data.decode("utf-8")
+        except UnicodeDecodeError:
+            from charset_normalizer import from_bytes  # imported only where it is needed
+
+            best = from_bytes(data).best()
+            if best is not None:
+                return str(best)
+    raise CannotAttach(
+        name, _("It holds no text that kvchat can read."), _("Attach text, code, Markdown, CSV or a PDF.")
+    )
+
+
+def _pdf_text(name: str, data: bytes) -> str:
+    from pypdf import PdfReader  # a third of a second: imported with the first PDF
+
+    deadline = time.monotonic() + PDF_PATIENCE_S
+    pages: list[str] = []
+    try:
+        reader = PdfReader(io.BytesIO(data))
+        if reader.is_encrypted and not reader.decrypt(""):
+            raise CannotAttach(
+                name, _("It is protected by a password."), _("Save it without the password, and attach that.")
+            )
+        for page in reader.pages:
+            if time.monotonic() > deadline:
+                raise CannotAttach(name, _("Its text takes too long to find."), _("Attach fewer of its pages."))
+            pages.append(page.extract_text().strip())
+    except KvchatError:
+        raise
+    except Exception as error:  # a damaged PDF can break the reader in any way
+        words = _("The PDF is damaged or unusual ({name}).", name=type(error).__name__)
+        raise CannotAttach(name, words, _("Save it anew from another program, or attach its text.")) from error
+    if not any(pages):
+        advice = _("Run text recognition (OCR) over it first.")
+        raise CannotAttach(name, _("Its pages are pictures: there is no text in it."), advice)
+    return "\n\n".join(pages)
+
+
+def _tidy(text: str) -> str:
+    """Line ends as everywhere else, and nothing that no database or template takes."""
+    text = text.replace("\r\n", "\n").replace("\r", "\n").replace("\0", "")
+    return text.encode("utf-8", "replace").decode("utf-8")

@@ -1,0 +1,441 @@
+"""How full a conversation's context is, and what can be done before it is: drop the middle, summarise. Never silently.
+
+Counting asks the engine's tokenizer only. Dropping the middle and summarising make a branch of copies
+(`chat/record/tree.py`) after the opening, so that what was read of that stays warm and nothing said is lost; the
+summary is an extension of the same prompt, made in the chat's slot.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from kvchat.chat.attachments import TOKENS_GUESSED, document_of_text
+from kvchat.chat.events import ConversationsChanged, MessagesChanged
+from kvchat.chat.options import AnswerSettings
+from kvchat.chat.record.database import LAST_USED_FIRST, Database
+from kvchat.chat.record.messages import (
+    Attachment,
+    Message,
+    Role,
+    needs_vision,
+    new_message,
+    pictures_of,
+    prompt_content,
+    prompt_messages,
+)
+from kvchat.chat.record.tree import branch_of_copies
+from kvchat.chat.turn_parts import TurnParts
+from kvchat.engine.speaking.tokenizing import count_until
+from kvchat.engine.speaking.wire import ChatMessage, Picture, Sampling
+from kvchat.errors import KvchatError
+from kvchat.kvstore.savepoint import Tokens
+from kvchat.session.allocator import Rank
+from kvchat.session.exchange import Exchange, Request
+from kvchat.session.host import RESERVE_MOST, ReadyEngine
+from kvchat.session.slot import Slot
+from kvchat.words.language import N_, _, number, sentences
+
+BYTES_PER_TOKEN = 4  # roughly, until an engine counts
+TEMPLATE_TOKENS = 8  # what a chat template puts around one message, roughly
+
+
+class NothingToDrop(KvchatError):
+    """What must stay does not fit either."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            _("There is no middle to leave out"),
+            _("The beginning and the last message take the whole context already."),
+            _("Choose a larger context size, or send less at once."),
+        )
+
+
+class DocumentsTooLong(KvchatError):
+    """What is attached does not fit beside the conversation."""
+
+    def __init__(self, names: Sequence[str], use: ContextUse) -> None:
+        title = _("“{name}” does not fit the model's context", name=names[0])
+        if len(names) > 1:
+            title = _("The {count} attached files do not fit the model's context", count=len(names))
+        taken = _("{used} are used by the chat already.", used=number(use.used)) if use.used else ""
+        there = _(
+            "This message has {waiting} tokens and the context holds {limit}.",
+            waiting=number(use.waiting),
+            limit=number(use.limit),
+        )
+        super().__init__(
+            title,
+            sentences(there, taken),
+            _("Attach the part that matters, or choose a larger context size in the settings."),
+        )
+
+
+class NoRoomForPart(KvchatError):
+    """Not even the beginning of a document fits."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            _("No part of “{name}” fits", name=name),
+            _("The chat takes nearly the whole context already."),
+            _("Keep only the newest part of the chat, choose a larger context, or begin a new chat."),
+        )
+
+
+@dataclass(frozen=True)
+class ContextUse:
+    """What fills the context of one conversation, in tokens."""
+
+    used: int  # the conversation so far
+    waiting: int  # what is being written, and what is attached to it
+    reserve: int  # kept for the reply
+    limit: int
+    estimated: bool = False  # what waits was not counted to its end: it cannot fit
+
+    @property
+    def free(self) -> int:
+        """What is left; negative where the next reply may not fit."""
+        return self.limit - self.used - self.waiting - self.reserve
+
+    @property
+    def over(self) -> bool:
+        """Whether the next message would be refused."""
+        return self.used + self.waiting >= self.limit
+
+    @property
+    def tight(self) -> bool:
+        """Whether something has to be decided before the next message."""
+        return self.free < 0
+
+
+@dataclass(frozen=True)
+class Split:
+    """A branch in three parts. What stays warm, what may go, and what is being talked about."""
+
+    opening: tuple[Message, ...]
+    middle: tuple[Message, ...]
+    recent: tuple[Message, ...]
+
+
+def beginning_of(text: str, share: float) -> str:
+    """So much of a text at most (0 to 1), to the end of a line where one is near; always shorter than the text."""
+    cut = text[: min(int(len(text) * share), len(text) - 1)]
+    line = cut.rfind("\n")
+    return cut[:line] if line > len(cut) * 0.8 else cut
+
+
+def tokens_guessed(branch: Sequence[Message]) -> int:
+    """How many tokens a branch has, without an engine to count: by its last receipt, and by the bytes after that."""
+    counted = next((i for i in range(len(branch) - 1, -1, -1) if branch[i].receipt), -1)
+    receipt = branch[counted].receipt if counted >= 0 else None
+    known = receipt.prompt_tokens + receipt.predicted_tokens if receipt else 0
+    return known + sum(
+        len(prompt_content(message).encode()) // BYTES_PER_TOKEN
+        + TEMPLATE_TOKENS
+        + TOKENS_GUESSED * len(pictures_of(message))
+        for message in branch[counted + 1 :]
+    )
+
+
+def split_branch(branch: Sequence[Message], sizes: Sequence[int], budget: int) -> Split:
+    """Keep the opening and as many of the last turns as have `budget` tokens, the last one in any case.
+
+    The opening is the system prompt and, where it brings documents, the first turn. `sizes` are the messages' tokens.
+    Raises NothingToDrop if no turn is left between the two.
+    """
+    starts = [i for i, message in enumerate(branch) if message.role is Role.USER]
+    if not starts:
+        raise NothingToDrop
+    opening = starts[1] if branch[starts[0]].attachments and len(starts) > 1 else starts[0]
+    cut, spent = starts[-1], sum(sizes[starts[-1] :])
+    for start in reversed(starts[:-1]):
+        spent += sum(sizes[start:cut])
+        if spent > budget:
+            break
+        cut = start
+    if cut <= opening:
+        raise NothingToDrop
+    return Split(tuple(branch[:opening]), tuple(branch[opening:cut]), tuple(branch[cut:]))
+
+
+SUMMARY_REQUEST = "Please summarise our conversation so far, so that we can go on from your summary alone."
+PART, LEAST_PART = (
+    N_("Beginning of {name}"),
+    64,
+)  # a document that was cut to fit; tokens below which that makes no sense
+USED_LAST = 3  # chats that are likely to be answered next: there is room for each of them from the start
+BUDGET_SHARES = (2, 4, 8, 0)  # the last turns may have one in so many tokens of the context; 0: the last turn alone
+
+
+class StillAnswering(KvchatError):
+    """A conversation answers one message at a time."""
+
+    def __init__(self) -> None:
+        super().__init__(_("The last message is still being answered"), "", _("Wait for the reply, or stop it."))
+
+
+class NoSummary(KvchatError):
+    """The model said nothing."""
+
+    def __init__(self) -> None:
+        super().__init__(_("The model wrote no summary"), "", _("Try again, or leave the middle out instead."))
+
+
+@dataclass(frozen=True)
+class _Count:
+    """The tokens of a text; not exact where counting ended early."""
+
+    tokens: int
+    exact: bool = True
+
+
+@dataclass(frozen=True)
+class _Case:
+    """A conversation, and the engine that answers in it."""
+
+    engine: ReadyEngine
+    chosen: AnswerSettings
+    sampling: Sampling
+    branch: list[Message]
+
+    @property
+    def reserve(self) -> int:
+        """Tokens kept for a reply."""
+        return self.engine.reserve(self.sampling.max_tokens)
+
+    async def tokens(self, messages: Sequence[ChatMessage]) -> Tokens:
+        """The prompt that these messages make."""
+        return await self.engine.engine.prompt_tokens(messages)
+
+    def fits(self, prompt: Tokens) -> bool:
+        """Whether there is room for a reply after it."""
+        return len(prompt) + self.reserve <= self.engine.limit
+
+    async def sizes(self) -> list[int]:
+        """Each message's tokens, roughly."""
+        count = self.engine.engine.count_tokens
+        return [
+            await count(prompt_content(message)) + TEMPLATE_TOKENS + TOKENS_GUESSED * len(pictures_of(message))
+            for message in self.branch
+        ]
+
+
+class ContextService:
+    """Counts with the engine's own tokenizer, and makes the branches that need less context."""
+
+    def __init__(
+        self, parts: TurnParts, is_answering: Callable[[str], bool], begin: Callable[[Coroutine[Any, Any, None]], None]
+    ) -> None:
+        """`begin` does something in the background."""
+        self._parts, self._begin_work = parts, begin
+        self._is_answering = is_answering
+        self._counted: tuple[object, int] | None = None  # the last branch that was counted, and its tokens
+        self._documents: dict[tuple[str, str], _Count] = {}  # by model and the file's hash
+
+    async def use(
+        self, conversation_id: str | None, draft: str = "", attachments: Sequence[Attachment] = ()
+    ) -> ContextUse | None:
+        """How full the context is with this draft and what is attached to it; None while no engine is ready.
+
+        Asks the engine's tokenizer and never touches the slot. Raises KvchatError.
+        """
+        chosen, branch = await self._parts.beginning(conversation_id)
+        if not self._parts.host.is_ready(chosen.model):
+            return None
+        engine = (await self._parts.host.ready(chosen.model)).rendering(chosen.options.template)
+        used = await self._used(engine, branch) if conversation_id else 0
+        counts = [await _count(engine, draft)] if draft.strip() or attachments else []
+        counts += [await self._document(engine, attachment) for attachment in attachments]
+        waiting, exact = sum(count.tokens + TEMPLATE_TOKENS for count in counts), all(count.exact for count in counts)
+        new = prompt_messages([*branch, new_message("", Role.USER, draft, attachments=attachments)])
+        if counts and exact and used + waiting < engine.limit and not needs_vision(new):
+            ids, end = await engine.engine.growing_tokens(new)
+            waiting = max(len(ids) + end - used, 0)
+        reserve = engine.reserve(self._parts.drawn(None, chosen.options).max_tokens)
+        if engine.too_small(tokens := used + waiting + reserve):
+            self._begin_work(self._grow_ahead(conversation_id, chosen.model, tokens))
+        return ContextUse(used, waiting, reserve, engine.limit, not exact)
+
+    async def tokens_of(self, attachment: Attachment) -> tuple[int, bool]:
+        """Its tokens, and whether they were counted.
+
+        They are estimated without an engine that is ready for it, and where it has far more than the context holds.
+        """
+        if not self._parts.host.is_ready(sees=bool(attachment.data)):
+            return TOKENS_GUESSED if attachment.data else len(attachment.text.encode()) // BYTES_PER_TOKEN, False
+        count = await self._document(await self._parts.host.ready(), attachment)
+        return count.tokens, count.exact
+
+    async def check_fits(self, conversation_id: str | None, draft: str, attachments: Sequence[Attachment]) -> None:
+        """Before documents are sent, or only attached: raises DocumentsTooLong if they cannot fit.
+
+        For pictures a model without sight is refused first: that raises a KvchatError, too.
+        """
+        if any(attachment.data for attachment in attachments) and not await self.check_vision(conversation_id):
+            attachments = [attachment for attachment in attachments if not attachment.data]  # no reason to refuse
+        use = await self.use(conversation_id, draft, attachments)
+        if use is not None and use.over:
+            raise DocumentsTooLong([attachment.name for attachment in attachments], use)
+
+    async def with_part(
+        self, conversation_id: str | None, draft: str, attachments: Sequence[Attachment]
+    ) -> tuple[Attachment, ...]:
+        """The attachments, the longest text cut to a beginning that fits with room for a reply.
+
+        Raises NoRoomForPart, and KvchatErrors as `use` does.
+        """
+        sizes = [0 if one.data else (await self.tokens_of(one))[0] for one in attachments]
+        place = sizes.index(max(sizes))
+        whole, part = attachments[place], attachments[place]
+        use = await self.use(conversation_id, draft, attachments)
+        while use is not None and use.free < 0:
+            tokens, _counted = await self.tokens_of(part)
+            host = tokens + use.free - TEMPLATE_TOKENS
+            if host < LEAST_PART:
+                raise NoRoomForPart(whole.name)
+            part = document_of_text(_(PART, name=whole.name), beginning_of(part.text, host / tokens))
+            attachments = [*attachments[:place], part, *attachments[place + 1 :]]
+            use = await self.use(conversation_id, draft, attachments)
+        return tuple(attachments)
+
+    async def check_vision(self, conversation_id: str | None) -> bool:
+        """Raises a KvchatError where the model cannot be shown pictures; whether they can be counted already."""
+        chosen = await self._parts.answer_settings(conversation_id) if conversation_id else AnswerSettings()
+        await self._parts.host.check_vision(chosen.model)
+        return self._parts.host.is_ready(chosen.model, sees=True)
+
+    async def drop_middle(self, conversation_id: str) -> int:
+        """Go on in a branch without the middle of this one; returns how many messages that one leaves out.
+
+        The branch as it was stays in the tree. Raises KvchatError.
+        """
+        async with self._parts.slots.needed(conversation_id) as slot:  # it may be another model than the one in use
+            case = await self._begin(conversation_id, slot)
+            sizes = await case.sizes()
+            for share in BUDGET_SHARES:
+                split = split_branch(case.branch, sizes, case.engine.limit // share if share else 0)
+                if case.fits(await case.tokens(prompt_messages([*split.opening, *split.recent]))):
+                    await self._branch_off(split, ())
+                    return len(split.middle)
+        raise NothingToDrop
+
+    async def summarise(self, conversation_id: str) -> int:
+        """Have the model sum up the middle and go on in a branch that has the summary in its place.
+
+        Returns how many messages it stands for. It reads on from what is in the chat's slot.
+        May be cancelled. Raises KvchatError.
+        """
+        async with self._parts.slots.needed(conversation_id) as slot:
+            case = await self._begin(conversation_id, slot)
+            split = split_branch(case.branch, await case.sizes(), case.engine.limit // 4)
+            split, messages = await self._summarisable(case, split)
+            plain = replace(case.sampling, max_tokens=case.reserve, stop=None, json_schema=None, grammar=None)
+            said: list[str] = []
+            exchange = self._parts.exchange(slot, conversation_id)
+            request = Request(messages, lambda: plain, case.chosen.model, case.chosen.options.template)
+            async with exchange.losses_explained():
+                await exchange.answer(request, lambda chunk: said.append(chunk.text))
+            if not (summary := "".join(said).strip()):
+                raise NoSummary
+            both = (Role.USER, SUMMARY_REQUEST), (Role.ASSISTANT, summary)
+            await self._branch_off(split, [new_message(conversation_id, *said) for said in both])
+            return len(split.middle)
+
+    async def tokens_needed(self, model: str | None) -> int:
+        """How many tokens the chats used last have with a model, a reply included. Guessed: there is no engine yet."""
+        try:
+            branches = await self._parts.worker.run(_used_last, self._parts.database, model)
+        except KvchatError:
+            return 0
+        return max(map(tokens_guessed, branches), default=0) + RESERVE_MOST
+
+    async def _grow_ahead(self, conversation_id: str | None, model: str | None, tokens: int) -> None:
+        """Have the engine started again with room for what is not sent yet, if nobody needs it now."""
+        owner, request = conversation_id or "", Request((), model=model)
+        with contextlib.suppress(KvchatError):  # whoever asks for the engine next is told
+            await self._parts.slots.run(
+                Rank.GROW,
+                owner,
+                lambda slot, _: self._parts.exchange(slot, owner).with_room(request, tokens),
+                wait=False,
+            )
+
+    async def _begin(self, conversation_id: str, slot: Slot) -> _Case:
+        if self._is_answering(conversation_id):
+            raise StillAnswering
+        chosen = await self._parts.answer_settings(conversation_id)
+        branch = await self._parts.branch(conversation_id)
+        exchange = Exchange(self._parts.slots, slot, self._parts.host, conversation_id)
+        request = Request(prompt_messages(branch), model=chosen.model, template=chosen.options.template)
+        return _Case((await exchange.ready(request)).engine, chosen, self._parts.drawn(None, chosen.options), branch)
+
+    async def _document(self, engine: ReadyEngine, attachment: Attachment) -> _Count:
+        if attachment.data and not engine.sees:
+            return _Count(TOKENS_GUESSED)
+        key = (engine.fingerprint.model, attachment.hash)
+        known = self._documents.get(key)
+        if known is None or (not known.exact and known.tokens <= engine.limit):
+            known = self._documents[key] = (
+                _Count(await _picture_tokens(engine, Picture(attachment.data)))
+                if attachment.data
+                else await _count(engine, attachment.text)
+            )
+        return known
+
+    async def _used(self, engine: ReadyEngine, branch: Sequence[Message]) -> int:
+        messages = prompt_messages(branch)
+        if not messages:
+            return 0
+        key = (engine.generation, tuple(messages))
+        if self._counted is None or self._counted[0] != key:
+            self._counted = (key, await _prompt_size(engine, messages))
+        return self._counted[1]
+
+    async def _summarisable(self, case: _Case, split: Split) -> tuple[Split, list[ChatMessage]]:
+        """As much of the middle as can be read with room for the summary. Raises NothingToDrop."""
+        middle, recent = split.middle, split.recent
+        while middle:
+            messages = [*prompt_messages([*split.opening, *middle]), ChatMessage("user", SUMMARY_REQUEST)]
+            if case.fits(await case.tokens(messages)):
+                return Split(split.opening, middle, recent), messages
+            last = max(i for i, message in enumerate(middle) if message.role is Role.USER)
+            middle, recent = middle[:last], middle[last:] + recent
+        raise NothingToDrop
+
+    async def _branch_off(self, split: Split, said: Sequence[Message]) -> None:
+        parts, conversation_id = self._parts, split.recent[0].conversation_id
+        parent = split.opening[-1].id if split.opening else None
+        copies = [*said, *split.recent]
+        await parts.worker.run(branch_of_copies, parts.database, parent, copies, split.recent[-1].id)
+        parts.events.publish(MessagesChanged(conversation_id))
+        parts.events.publish(ConversationsChanged())
+
+
+async def _count(engine: ReadyEngine, text: str) -> _Count:
+    return _Count(*await count_until(engine.engine.count_tokens, text, engine.limit))
+
+
+async def _prompt_size(engine: ReadyEngine, messages: Sequence[ChatMessage]) -> int:
+    """A prompt's tokens; pictures are guessed where the engine does not see."""
+    if engine.sees or not needs_vision(messages):
+        return len(await engine.engine.prompt_tokens(messages))
+    words = [replace(message, pictures=()) for message in messages]
+    guess = TOKENS_GUESSED * sum(len(message.pictures) for message in messages)
+    return len(await engine.engine.prompt_tokens(words)) + guess
+
+
+async def _picture_tokens(engine: ReadyEngine, picture: Picture) -> int:
+    """What a picture adds to a prompt."""
+    alone, shown = ChatMessage("user", "?"), ChatMessage("user", "?", pictures=(picture,))
+    count = engine.engine.prompt_tokens
+    return len(await count([shown])) - len(await count([alone]))
+
+
+def _used_last(database: Database, model: str | None) -> list[list[Message]]:
+    """The branches of the chats used last, of those that this model answers."""
+    query = (
+        f"SELECT id FROM conversations WHERE deleted_at IS NULL AND ifnull(model, ?1) IS ?1 {LAST_USED_FIRST} LIMIT ?2"
+    )
+    return [database.branch(row["id"]) for row in database.rows(query, (model, USED_LAST))]

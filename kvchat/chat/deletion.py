@@ -1,0 +1,383 @@
+"""Order and deletion: folders and archive, what can still be had back, and what goes for good.
+
+**Recently deleted.** A deleted chat is hidden, a deleted message with all that followed moves to the table `removed`;
+both keep their save points and can be had back, by a later run too, for as long as the settings say (`keep_s`; with 0
+for `UNDO_S` or until quit), or until the user wants them gone now.
+
+**A wrong clock ends nothing.** Gone for good is what has been deleted for `keep_s` by the clock *and* by what kvchat
+has seen pass of it: `deleted_s` of each row adds up the time between two looks (one an hour while kvchat runs, one at
+each start), of which no single one counts more than `_most_s`, a seventh of `keep_s`. A clock that is years ahead for
+one look, or for a day, so costs a seventh and the day, and one that goes back costs nothing. Whoever rarely opens
+kvchat can have things back for longer than the settings say, never for less.
+
+**Forgetting.** After that time, or when the user wants it now, they go for good: the save points that end in them,
+their words in the index (SQLite and FTS5 overwrite them), the title made of them. A save point that another one goes on
+from stays and becomes that one's (`hand_over` in `kvstore/index/points.py`). What a killed run left behind goes at the
+next start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import math
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from kvchat.chat.context import StillAnswering
+from kvchat.chat.events import ConversationsChanged, MessagesChanged, Notice
+from kvchat.chat.record import tree
+from kvchat.chat.record.automatic_backups import scrub
+from kvchat.chat.record.database import Database
+from kvchat.chat.record.rows import text_of, time_of
+from kvchat.chat.record.tree import removed_messages
+from kvchat.chat.search import Finder, beginning
+from kvchat.chat.turn_parts import TurnParts
+from kvchat.errors import KvchatError
+from kvchat.kvstore.savepoint import program_of
+from kvchat.kvstore.store import SavePointStore
+from kvchat.words.language import _
+from kvchat.words.safe_text import calm
+
+AGAIN_S = 300.0  # after so long what could not be deleted is tried again
+
+
+class PermanentDeletion:
+    """Forgets. Belongs to the event loop's thread.
+
+    What cannot be deleted now is told once, and tried again: in this run, and at the next start.
+    """
+
+    def __init__(self, parts: TurnParts, finder: Finder, begin: Callable[[Coroutine[Any, Any, None]], None]) -> None:
+        """`begin` does something in the background."""
+        self._parts, self._finder, self._begin = parts, finder, begin
+        self._overwriting = False
+        self._gone: set[str] = set()  # the ids of those whose words are to be overwritten
+        self._again: asyncio.TimerHandle | None = None
+        self._told = False
+
+    async def left_behind(self) -> None:
+        """Forget what was deleted and could not go, or in a run that had no time for it."""
+        with self._in_words():
+            if deleted := await self._parts.worker.run(_deleted, self._parts.database):
+                await self.forget(deleted)
+
+    def close(self) -> None:
+        """Try nothing again in this run."""
+        if self._again is not None:
+            self._again.cancel()
+
+    async def forget(self, deleted: Mapping[str, set[str]]) -> None:
+        """Forget messages, or a whole conversation where its own id is among them, by conversation.
+
+        What a running turn still saves of them goes when the turn is over.
+        """
+        with self._in_words():
+            slots = self._parts.slots
+            await slots.apart(deleted)
+            begun = [
+                slots.discard(chat) if chat in ids else slots.discard_messages(chat, ids)
+                for chat, ids in deleted.items()
+            ]
+            await asyncio.gather(*begun)  # another process may be writing: whoever asks meanwhile has the slot
+            await self._words(set().union(*deleted.values()))
+
+    @contextlib.contextmanager
+    def _in_words(self) -> Iterator[None]:
+        try:
+            yield
+        except KvchatError as error:
+            if not self._told:
+                words = _("{title}. {detail} It is tried again.", title=error.title.rstrip("."), detail=error.detail)
+                self._parts.events.publish(Notice(_("What was deleted is not all gone yet"), words))
+            self._told = True
+            self.close()
+            loop = asyncio.get_running_loop()
+            self._again = loop.call_later(AGAIN_S, lambda: self._begin(self.left_behind()))
+
+    async def _words(self, ids: Iterable[str]) -> None:
+        """Many chats may go at once, and the index is written anew for all of them together."""
+        self._gone.update(ids)
+        if self._overwriting:
+            return  # whoever does it does it once more
+        self._overwriting = True
+        try:
+            while self._gone:
+                ids, self._gone = self._gone, set()
+                await self._finder.forget()
+                await self._parts.worker.run(self._parts.database.write_through)
+                await asyncio.to_thread(scrub, self._parts.database.file, ids)
+                await self._parts.worker.run(
+                    self._parts.database.write, "DELETE FROM deleted WHERE id = ?", *((id,) for id in ids)
+                )
+        finally:
+            self._overwriting = False
+
+
+def forget_strangers(store: SavePointStore, database: Database) -> None:
+    """Delete what the store keeps of conversations and messages that are gone, in a run that had no time to do so.
+
+    Looks only at what is noted as deleted, and at what was kept since the last look: another process may have saved
+    something of a chat just after its deletion. Raises StorageFailed and StoreRefused.
+    """
+    by = database.file_id()
+    new = store.unseen(by)
+    # Read after that: what another process began and saved in between is known then.
+    gone = _deleted(database)
+    for conversation_id, messages in new.messages.items():
+        if program_of(conversation_id):
+            continue  # what other programs asked for is in no database
+        if database.rows("SELECT 1 FROM prepared WHERE 'prepared:' || id = ?", (conversation_id,)):
+            continue  # of what was read for it anew only what was finished is used; the rest goes with it
+        if not database.rows("SELECT 1 FROM conversations WHERE id = ?", (conversation_id,)):
+            gone.setdefault(conversation_id, set()).add(conversation_id)
+            continue
+        query = "SELECT id FROM messages WHERE id IN (SELECT value FROM json_each(?))"
+        missing = messages - {row["id"] for row in database.rows(query, (json.dumps(sorted(messages)),))}
+        if missing:
+            gone.setdefault(conversation_id, set()).update(missing)
+    kept = {row["id"] for removed in removed_messages(database) for row in removed.rows} if gone else set()
+    for conversation_id, ids in gone.items():
+        if conversation_id in ids:
+            store.delete_conversation(conversation_id)
+        elif ids - kept:
+            store.delete_messages(conversation_id, ids - kept)
+    store.seen(by, new)
+
+
+def _deleted(database: Database) -> dict[str, set[str]]:
+    """Of what something may still be kept: the ids of messages, or the chat's own, by conversation."""
+    found: dict[str, set[str]] = {}
+    for row in database.rows("SELECT conversation_id, id FROM deleted"):
+        found.setdefault(row["conversation_id"], set()).add(row["id"])
+    return found
+
+
+UNDO_S = 30.0  # a deletion can be undone for so long, where the settings keep nothing
+_LEFT_BEHIND_S = 600.0  # after so long nobody who could undo a deletion is waiting any more
+_EARLIEST_S = 1_700_000_000  # seconds since 1970: before that there was no kvchat
+_LOOK_EVERY_S = 3600.0  # for what has been kept long enough
+_SEEN = "(SELECT deleted_s + max(0, min(?1 - ifnull(deleted_seen, {}), ?2)))"  # ?1: now, ?2: `_most_s`
+
+
+@dataclass(frozen=True)
+class Deleted:
+    """One chat or one message that can be had back."""
+
+    id: str  # the chat's, or the first message's
+    conversation_id: str
+    title: str  # of the chat
+    messages: int  # that come back: the chat's, or the message and all that followed it
+    words: str  # the first message's beginning; empty: the whole chat was deleted
+    deleted_at: datetime
+    gone_at: datetime  # when it goes for good
+
+    @property
+    def is_chat(self) -> bool:
+        """Whether it is a chat; else it is a message of one."""
+        return self.id == self.conversation_id
+
+
+class RecentlyDeleted:
+    """Lists, gives back, and lets go. Belongs to the event loop's thread; all methods raise StorageFailed."""
+
+    def __init__(
+        self,
+        parts: TurnParts,
+        is_answering: Callable[[str], bool],
+        purge_chat: Callable[[str], Awaitable[None]],
+        purge_messages: Callable[[Mapping[str, set[str]]], Awaitable[None]],
+        begin: Callable[[Coroutine[Any, Any, None]], None],
+        keep_s: Callable[[], float],
+    ) -> None:
+        """The two that purge delete for good what the tables no longer have; `keep_s` is 0 where nothing is kept.
+
+        `begin` does something in the background.
+        """
+        self._parts, self._is_answering, self._begin, self._keep_s = parts, is_answering, begin, keep_s
+        self._purge_chat, self._purge_messages = purge_chat, purge_messages
+        self._timer: asyncio.TimerHandle | None = None
+        self._looks_at = 0.0  # of the loop's clock; Qt's loop gives timers that do not tell
+        self._deleted_here: set[str] = set()  # in this run: without a time to keep it, it goes at the end of it
+
+    async def entries(self) -> list[Deleted]:
+        """All that can be had back, the newest first."""
+        return await self._parts.worker.run(entries, self._parts.database, self._kept_s)
+
+    async def restore(self, entry: Deleted) -> None:
+        """Have it back as it was. Raises ConversationGone, StillAnswering and BelongsToDeleted."""
+        if entry.is_chat:
+            await self.restore_chats([entry.id])
+        else:
+            await self.restore_messages(entry.conversation_id, entry.id)
+
+    async def restore_chats(self, ids: Sequence[str]) -> None:
+        """Have chats back, as far as they are not gone for good."""
+        await self._hide(ids, None)
+        self._deleted_here.difference_update(ids)
+        self._parts.events.publish(ConversationsChanged())
+
+    async def restore_messages(self, conversation_id: str, first_id: str) -> None:
+        """Have the message back, and what followed it. Raises as `restore` does."""
+        if self._is_answering(conversation_id):
+            raise StillAnswering
+        await self._parts.worker.run(tree.put_back, self._parts.database, first_id)
+        self._deleted_here.discard(first_id)
+        self._parts.events.publish(MessagesChanged(conversation_id))
+        self._parts.events.publish(ConversationsChanged())
+
+    async def delete_now(self, wanted: Sequence[Deleted]) -> None:
+        """Have these gone for good: from the chats' file, the search, the save points and the automatic backups."""
+        for entry in wanted:
+            if entry.is_chat:
+                await self._purge_chat(entry.id)
+            else:
+                ids = await self._parts.worker.run(tree.let_go, self._parts.database, entry.id)
+                await self._purge_messages({entry.conversation_id: ids})
+            self._deleted_here.discard(entry.id)
+        self._parts.events.publish(ConversationsChanged())
+
+    async def hide_chats(self, ids: Sequence[str]) -> None:
+        """These chats are deleted now."""
+        await self._hide(ids, time.time())
+        self.added(ids)
+        self._parts.events.publish(ConversationsChanged())
+
+    def added(self, ids: Sequence[str]) -> None:
+        """These were deleted just now: chats, or the first of messages."""
+        self._deleted_here.update(ids)
+        self.look_after(self._kept_s)
+
+    def look_after(self, seconds: float = 0.0) -> None:
+        """Look then, and every now and then from there on, for what has been kept long enough."""
+        loop = asyncio.get_running_loop()
+        at = loop.time() + min(seconds, _LOOK_EVERY_S)
+        if self._timer is not None:
+            if self._looks_at <= at:
+                return
+            self._timer.cancel()
+        self._timer, self._looks_at = loop.call_at(at, self._look_now), at
+
+    def close(self) -> None:
+        """The run is over: where nothing is kept, what was deleted in it goes now."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if not self._keep_s() and self._deleted_here:
+            self._begin(self._let_go(set(self._deleted_here)))
+
+    def _look_now(self) -> None:
+        self._timer = None
+        self._begin(self._let_go())
+
+    async def _hide(self, ids: Sequence[str], at: float | None) -> None:
+        statement = "UPDATE conversations SET deleted_at = ?, deleted_s = 0, deleted_seen = NULL WHERE id = ?"
+        await self._parts.worker.run(self._parts.database.write, statement, *((at, id) for id in ids))
+
+    @property
+    def _kept_s(self) -> float:
+        return self._keep_s() or UNDO_S
+
+    async def _let_go(self, these: set[str] | None = None) -> None:
+        """What has been kept long enough goes, or `these`. What cannot go now goes another time."""
+        with contextlib.suppress(KvchatError):
+            kept = await self._parts.worker.run(_look, self._parts.database, self._kept_s)
+            now = time_of(time.time())
+            due = [entry for entry in kept if (entry.gone_at <= now if these is None else entry.id in these)]
+            if due:
+                await self.delete_now(due)
+            left = [entry.gone_at for entry in kept if entry.gone_at > now]
+            if left and these is None:
+                self.look_after((min(left) - now).total_seconds())
+
+
+def entries(database: Database, keep_s: float) -> list[Deleted]:
+    """What was deleted and can be had back, the newest first. Raises StorageFailed."""
+    now = time.time()
+    seen = now, _most_s(keep_s)
+    chats = f"""
+        SELECT id, title, deleted_at, {_SEEN.format("deleted_at")} AS seen_s, (
+            SELECT count(*) FROM messages WHERE conversation_id = conversations.id AND role <> 'system'
+        ) AS messages FROM conversations WHERE deleted_at IS NOT NULL
+    """
+    found = []
+    for row in database.rows(chats, seen):
+        id, times = text_of(row["id"]), _times(row["deleted_at"], row["seen_s"], keep_s, now)
+        found.append(Deleted(id, id, calm(text_of(row["title"])), row["messages"], "", *times))
+    of_messages = dict(map(tuple, database.rows(f"SELECT id, {_SEEN.format('removed_at')} FROM removed", seen)))
+    for removed in tree.removed_messages(database):
+        words = beginning(removed.words).text
+        times = _times(removed.removed_at, of_messages.get(removed.id), keep_s, now)
+        count = len(removed.rows)
+        found.append(Deleted(removed.id, removed.conversation_id, calm(removed.title_now), count, words or "…", *times))
+    return sorted(found, key=lambda entry: entry.deleted_at, reverse=True)
+
+
+def purge_left_behind(database: Database, keep_s: float) -> None:
+    """Delete for good what has been kept long enough. What cannot go now goes at a later start."""
+    with contextlib.suppress(KvchatError):
+        for entry in _look(database, max(keep_s, _LEFT_BEHIND_S)):
+            if entry.gone_at.timestamp() <= time.time():
+                database.delete(entry.id) if entry.is_chat else tree.let_go(database, entry.id)
+
+
+def _look(database: Database, keep_s: float) -> list[Deleted]:
+    """The entries, with the time counted that has passed since the last look. Raises StorageFailed."""
+    if found := entries(database, keep_s):
+        for table, at in (("conversations", "deleted_at"), ("removed", "removed_at")):
+            statement = f"UPDATE {table} SET deleted_s = {_SEEN.format(at)}, deleted_seen = ?1 WHERE {at} IS NOT NULL"
+            database.write(statement, (time.time(), _most_s(keep_s)))
+    return found
+
+
+def _most_s(keep_s: float) -> float:
+    """The most that one stretch between two looks counts; more than lies between two of a run."""
+    return max(keep_s / 7, 2 * _LOOK_EVERY_S)
+
+
+def _times(deleted_at: object, seen_s: object, keep_s: float, now: float) -> tuple[datetime, datetime]:
+    """When it was deleted and when it goes. A time that cannot be, or is in the future, is taken for now."""
+    sane = isinstance(deleted_at, int | float) and _EARLIEST_S <= deleted_at <= now + _LEFT_BEHIND_S
+    at = deleted_at if sane and isinstance(deleted_at, int | float) else now
+    seen = seen_s if isinstance(seen_s, int | float) and 0 <= seen_s < math.inf else 0.0
+    unseen = now - at - seen
+    return time_of(at), time_of(at) + timedelta(seconds=keep_s + (max(unseen, 0.0) if sane else unseen))
+
+
+class Organiser:
+    """Puts chats where the user wants them. Belongs to the event loop's thread; all methods raise StorageFailed."""
+
+    def __init__(self, parts: TurnParts, leave: Callable[[str], None], deleted: RecentlyDeleted) -> None:
+        """`leave` ends what goes on in a chat."""
+        self._parts, self._leave, self._deleted = parts, leave, deleted
+
+    async def move(self, ids: Sequence[str], folder: str | None) -> None:
+        """Put chats into a folder; with None into none."""
+        await self._set(ids, "folder", (folder or "").strip() or None)
+
+    async def keep_on_top(self, ids: Sequence[str], on_top: bool) -> None:
+        """Keep chats at the top of the list, or no longer."""
+        await self._set(ids, "on_top", on_top)
+
+    async def archive(self, ids: Sequence[str], archived: bool) -> None:
+        """Put chats away into the archive, or back."""
+        await self._set(ids, "archived", archived)
+
+    async def delete(self, ids: Sequence[str]) -> None:
+        """Delete chats; `undo_delete` brings them back whole for as long as they are among the recently deleted."""
+        for id in ids:
+            self._leave(id)
+        await self._deleted.hide_chats(ids)
+
+    async def undo_delete(self, ids: Sequence[str]) -> None:
+        """Bring deleted chats back, as far as they are not gone for good."""
+        await self._deleted.restore_chats(ids)
+
+    async def _set(self, ids: Sequence[str], column: str, value: str | float | None) -> None:
+        statement = f"UPDATE conversations SET {column} = ? WHERE id = ?"
+        await self._parts.worker.run(self._parts.database.write, statement, *((value, id) for id in ids))
+        self._parts.events.publish(ConversationsChanged())

@@ -1,0 +1,138 @@
+"""How a conversation is answered, and the presets, as the window asks for them. Nothing spoils a cache silently."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from kvchat.chat.context import StillAnswering
+from kvchat.chat.events import ConversationsChanged, MessagesChanged
+from kvchat.chat.options import (
+    AnswerSettings,
+    BadOptions,
+    ChatOptions,
+    Preset,
+    begin_with,
+    check,
+    copy_name,
+    presets,
+    store_options,
+    store_preset,
+)
+from kvchat.chat.record.messages import Conversation, MessageState, Role, new_message
+from kvchat.chat.record.tree import branch_of_copies
+from kvchat.chat.turn_parts import TurnParts
+from kvchat.engine.speaking.errors import EngineRefused
+from kvchat.errors import KvchatError
+from kvchat.words.language import _
+
+
+class TemplateFixed(KvchatError):
+    """The options of the template change the prompt from its beginning."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            _("This chat has begun with other options of its model"),
+            _("They stand at the beginning of everything the model has read here."),
+            _("Begin a new chat to use others."),
+        )
+
+
+class OptionsService:
+    """Belongs to the event loop's thread. Every method raises KvchatError."""
+
+    def __init__(self, parts: TurnParts, is_answering: Callable[[str], bool]) -> None:
+        self._parts = parts
+        self._is_answering = is_answering
+
+    async def answer_settings(self, conversation_id: str) -> AnswerSettings:
+        """How a conversation is answered."""
+        return await self._parts.answer_settings(conversation_id)
+
+    async def change(self, conversation_id: str, options: ChatOptions) -> None:
+        """Answer a conversation so from its next message on."""
+        await self.check(options)
+        before = (await self.answer_settings(conversation_id)).options.template
+        if options.template != before and await self.begun(conversation_id):
+            raise TemplateFixed
+        await self._parts.worker.run(store_options, self._parts.database, conversation_id, options)
+
+    async def begun(self, conversation_id: str) -> bool:
+        """Whether anything has been said in a conversation."""
+        return any(message.role is not Role.SYSTEM for message in await self._parts.branch(conversation_id))
+
+    async def system_prompt(self, conversation_id: str) -> str:
+        """The system prompt of the current branch; empty without one."""
+        branch = await self._parts.branch(conversation_id)
+        return branch[0].content if branch and branch[0].role is Role.SYSTEM else ""
+
+    async def change_system_prompt(self, conversation_id: str, text: str) -> bool:
+        """Go on with another system prompt; returns whether that is a new branch.
+
+        Where messages have been said, it is: copies of them below the new prompt, which the model reads once. The
+        branch as it was stays in the tree.
+        """
+        if self._is_answering(conversation_id):
+            raise StillAnswering
+        parts, branch = self._parts, await self._parts.branch(conversation_id)
+        before = branch[0] if branch and branch[0].role is Role.SYSTEM else None
+        text = text.strip()
+        if text == (before.content if before else ""):
+            return False
+        documents = before.attachments if before else ()  # that the chat began on
+        said = branch[1:] if before else branch
+        if said:
+            system = (
+                [new_message(conversation_id, Role.SYSTEM, text, attachments=documents)] if text or documents else []
+            )
+            await parts.worker.run(branch_of_copies, parts.database, None, [*system, *said], said[-1].id)
+        else:
+            if before:
+                await parts.worker.run(parts.database.remove_leaf, before)
+            if text or documents:
+                where = conversation_id, None, Role.SYSTEM
+                await parts.worker.run(parts.database.append, *where, text, MessageState.COMPLETE, documents)
+        parts.events.publish(MessagesChanged(conversation_id))
+        parts.events.publish(ConversationsChanged())
+        return bool(said)
+
+    async def check(self, options: ChatOptions) -> None:
+        """Raises BadOptions; of a JSON schema the engine is asked too, where one is ready."""
+        check(options)
+        if not options.sampling.json_schema or not self._parts.host.is_ready():
+            return
+        try:
+            engine = await self._parts.host.ready()
+            await engine.engine.check_schema(options.sampling.json_schema)
+        except EngineRefused as refusal:
+            said = refusal.message.rpartition("JSON schema error at ")[2]
+            raise BadOptions(
+                _("The engine cannot follow this JSON schema"), said, _("Correct it and try again.")
+            ) from None
+
+    async def presets(self) -> list[Preset]:
+        """All presets, by name."""
+        return await self._parts.worker.run(presets, self._parts.database)
+
+    async def store_preset(self, preset: Preset) -> Preset:
+        """Store a preset, new or changed."""
+        await self.check(preset.options)
+        return await self._parts.worker.run(store_preset, self._parts.database, preset)
+
+    async def duplicate_preset(self, preset: Preset) -> Preset:
+        """A copy under another name."""
+        taken = {one.name for one in await self.presets()}
+        copy = replace(preset, id="", is_default=False, name=copy_name(preset.name, taken))
+        return await self.store_preset(copy)
+
+    async def delete_preset(self, preset: Preset) -> None:
+        """Delete a preset; chats that began with it keep what they have of it."""
+        await self._parts.worker.run(self._parts.database.write, "DELETE FROM presets WHERE id = ?", (preset.id,))
+
+    async def default_preset(self) -> Preset | None:
+        """The preset that new chats begin with."""
+        return next((preset for preset in await self.presets() if preset.is_default), None)
+
+    async def begin(self, title: str, preset: Preset) -> Conversation:
+        """A new conversation that begins with a preset."""
+        return await self._parts.worker.run(begin_with, self._parts.database, title, preset)

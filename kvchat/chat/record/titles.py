@@ -1,0 +1,109 @@
+"""Titles of chats: their first words, or what the model makes of them. Pure functions."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterable
+
+from kvchat.words.folding import spread
+from kvchat.words.language import N_, _
+
+NEW_TITLE = N_("New chat")
+TITLE_LENGTH = 48  # characters
+
+REQUEST = "Write a title for this chat, of at most five words, in the language of the chat. Answer with the title only."
+MOST_WORDS, MOST_CHARACTERS = 8, 60
+_STEM = 5  # letters by which a word is known again in another form
+
+_THOUGHT = re.compile(r"<think(ing)?>.*?(</think(ing)?>|\Z)", re.DOTALL | re.IGNORECASE)
+_LABEL = re.compile(
+    r"^(?:[\w-]+ )?(?:title|titel|titre|título|titolo|заголовок|标题|標題|タイトル|제목)\s*[:\uff1a]\s*", re.IGNORECASE
+)
+_LEAD = re.compile(r"^[^\"“]*[:\uff1a] ?(?=[\"“][^\"”]+[\"”]$)")
+_MARKS = re.compile(r"[`#]|\*+|__+|~~+")  # of Markdown; a single _ belongs to a name
+_BULLET = re.compile(r"(?:[-–—•>]|\d+[.)])\s+")
+_PAIRS = {'"': '"', "'": "'", "“": "”", "„": "“", "‘": "’", "«": "»", "「": "」", "『": "』", "《": "》", "【": "】"}
+_JOINERS = "\u200c\u200d"  # Persian and emoji need them
+_WORD = re.compile(r"[^\W_]+")
+_SUBTITLE = re.compile(r"\s*[:\uff1a]\s+|\s+[-–—]\s+")
+_COLONS = ":\uff1a"
+_GOES_ON = ",;:\uff0c\uff1b\uff1a\u3001"  # no title ends so
+
+
+def title_from(text: str) -> str:
+    """A conversation's first title: the first words of its first message, on one line."""
+    words = re.sub(r"\s+", " ", text).strip()
+    if len(words) <= TITLE_LENGTH:
+        return words or _(NEW_TITLE)
+    cut = words[:TITLE_LENGTH]
+    head, space, _rest = cut.rpartition(" ")
+    return (head if space and len(head) > TITLE_LENGTH // 2 else cut).rstrip(" ,.;:") + "…"
+
+
+def is_over(answer: str) -> bool:
+    """Whether the answer has gone on beyond the title's line: more is not needed."""
+    return any(line.endswith("\n") for line in _lines(answer))
+
+
+def title_in(answer: str, said: str) -> str | None:
+    """The title in a model's answer, None if there is none worth showing. `said`: the words of the chat.
+
+    A small model repeats the request, begins its last reply again, or makes something up: a title is short, on one
+    line, and has a word of its own that was said in the chat.
+    """
+    title = _bare(_visible(next(iter(_lines(answer)), "")))
+    if not _short(title):
+        title = _SUBTITLE.split(title, maxsplit=1)[0]
+    if not _short(title) or title[-1] in _GOES_ON or not _is_about(title, said):
+        return None
+    return title
+
+
+def _lines(answer: str) -> list[str]:
+    """The lines that may be the title: without what was thought aloud, and what says that the title follows."""
+    lines = _THOUGHT.sub("", answer).splitlines(keepends=True)
+    return [line for line in lines if line.strip() and line.rstrip()[-1] not in _COLONS]
+
+
+def _visible(line: str) -> str:
+    """The line without control, bidi and other hidden characters, with single spaces."""
+    shown = (c if c in _JOINERS or unicodedata.category(c)[0] != "C" else " " * (c == "\t") for c in line)
+    return " ".join("".join(shown).split())
+
+
+def _bare(line: str) -> str:
+    """The line without the dress models like to give a title: a label, Markdown, quotes."""
+    before = None
+    while line != before:
+        before = line
+        line = _BULLET.sub("", _MARKS.sub("", line).strip(" .。"), count=1)
+        line = _LEAD.sub("", _LABEL.sub("", line, count=1), count=1)
+        if len(line) > 1 and _PAIRS.get(line[0]) == line[-1] and line[-1] not in line[1:-1]:
+            line = line[1:-1].strip()
+    return line
+
+
+def _short(title: str) -> bool:
+    return 0 < len(title) <= MOST_CHARACTERS and len(title.split()) <= MOST_WORDS
+
+
+def _is_about(title: str, said: str) -> bool:
+    """Whether a word of the title, or how it begins, was said; the request's own words do not count."""
+    return bool(words_said(title, [said]) - _words(REQUEST))
+
+
+def words_said(title: str, texts: Iterable[str]) -> set[str]:
+    """The words of the title, folded, that were said there, if only as they begin."""
+    left, said = _words(title), set[str]()
+    for text in texts:
+        if said == left:
+            break  # a long chat need not be read to its end
+        mentioned = spread(text).lower()
+        said |= {word for word in left - said if word[:_STEM] in mentioned}
+    return said
+
+
+def _words(text: str) -> set[str]:
+    """The words, folded; each character of a script without spaces is one."""
+    return set(_WORD.findall(spread(text).lower()))

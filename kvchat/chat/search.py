@@ -1,0 +1,293 @@
+"""Find words in messages, documents and titles: the index in the conversations' file, and what is asked of it.
+
+Triggers note which messages and titles must be indexed anew, so a reply that streams costs one mark; the words follow
+in steps of a few hundred messages, before a search and while nothing else is to be done. `words/folding.py` spreads
+text out so that FTS5 finds words without case or accents, and single characters of scripts without spaces and emoji.
+What is attached to a message is found with it; hits are shown in plain words, without Markdown's marks."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import sqlite3
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kvchat.chat.record.database import Database
+from kvchat.chat.record.database_file import ChatsDamaged, StorageFailed
+from kvchat.chat.record.messages import Role
+from kvchat.chat.record.rows import text_of
+from kvchat.system.concurrency import Worker
+from kvchat.words.folding import Term, any_span, spans, spread, terms_of
+from kvchat.words.safe_text import calm
+from kvchat.words.wording import one_line
+
+Marks = tuple[tuple[int, int], ...]
+
+_BEFORE, _AFTER = 32, 160  # characters of the line around its first hit
+_MARGIN = 240  # so many more are read on both sides, to see the marks whose other end is cut off
+_FENCE = re.compile(r"^[ \t]*(?:```|~~~).*$", re.MULTILINE)
+_LINE = re.compile(  # what a line of Markdown may begin with, and lines that hold no words
+    r"^[ \t]*(?:(?:>[ \t]?|\#{1,6}[ \t]+|[-*+][ \t]+(?:\[[ xX]\][ \t]+)?)+|[-=|:*_ \t]{3,}$)", re.MULTILINE
+)
+_INLINE = re.compile(
+    r"(?P<tick>`+)(?P<code>[^`\n]+)(?P=tick)"
+    r"|!?\[(?P<words>[^\]\n]*)\]\([^)\n]*\)"
+    r"|(?P<gone>\*\*|__|~~|(?<!\w)[*_](?=\S)|(?<=\S)[*_](?!\w))"
+    r"|\\(?P<escaped>[!-/:-@\[-`{-~])"
+)
+_ROW = re.compile(r"^[ \t]*\|.*$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Excerpt:
+    """A line of a text, and where the hits are in it."""
+
+    text: str
+    marks: Marks
+
+
+def excerpt(text: str, terms: Sequence[Term], *, markdown: bool) -> Excerpt | None:
+    """The line of `text` around the first hit, None without one. `markdown`: it is read, and shown without its marks.
+
+    A hit inside what Markdown hides, such as a link's address, is shown as it was written.
+    """
+    at = any_span(text, terms)
+    if at is None:
+        return None
+    begin = max(at[0] - _BEFORE - _MARGIN, 0)
+    piece = text[begin : at[1] + _AFTER + _MARGIN]
+    in_code = len(_FENCE.findall(text, 0, begin)) % 2 == 1
+    readings = (plain(piece, code=in_code), piece) if markdown else (piece,)
+    for reading in readings:
+        line = one_line(calm(reading))
+        if found := spans(line, terms):
+            break
+    start = max(found[0][0] - _BEFORE, 0) if found else 0
+    if start:  # not in the middle of a word, where there are words
+        start = line.find(" ", start, found[0][0]) + 1 or start
+    line = ("…" if start or begin else "") + line[start : start + _BEFORE + _AFTER]
+    return Excerpt(line, tuple(spans(line, terms)))
+
+
+def beginning(text: str, terms: Sequence[Term] = ()) -> Excerpt:
+    """A text's first words."""
+    line = one_line(calm(text[: _BEFORE + _AFTER + _MARGIN]))[: _BEFORE + _AFTER]
+    return Excerpt(line, tuple(spans(line, terms)))
+
+
+def plain(piece: str, *, code: bool = False) -> str:
+    """A piece of Markdown, which may begin and end anywhere, as words; `code`: it begins inside a fenced block."""
+    parts = _FENCE.split(piece)
+    return "\n".join(part if (i % 2 == 1) is not code else _prose(part) for i, part in enumerate(parts))
+
+
+def _prose(piece: str) -> str:
+    rows = _ROW.sub(lambda row: row[0].replace("|", " "), _LINE.sub("", piece))
+    return _INLINE.sub(_kept, rows)
+
+
+def _kept(found: re.Match[str]) -> str:
+    return found["code"] or found["words"] or found["escaped"] or ""
+
+
+MOST_CHATS = 100  # shown for one search
+_MOST_MESSAGES = 500  # the newest ones that are looked at for one search
+_AT_ONCE = 200  # messages indexed in one transaction: some 20 ms
+_TEXT_AT_ONCE = 400_000  # characters: documents are longer than messages
+_PAGES, _ALL = 200, -200  # of the index, written anew in one transaction
+_READING_S = 0.02  # for so long documents are read for the excerpts of one search
+_READ_MOST = 200_000  # characters of one document
+
+_NEWEST = """
+    SELECT conversation_id, message_id FROM searched_words
+    CROSS JOIN searched ON number = searched_words.rowid CROSS JOIN conversations ON conversations.id = conversation_id
+    WHERE searched_words MATCH ? AND deleted_at IS NULL ORDER BY searched_words.rowid DESC LIMIT ?
+"""
+
+
+@dataclass(frozen=True)
+class FoundChat:
+    """A chat in which something was found."""
+
+    conversation_id: str
+    title: str
+    message_ids: tuple[str, ...]  # the newest first; none where only the title has the words
+    excerpt: str
+    marks: Marks  # of the hits in the excerpt
+    in_document: bool = False  # the newest message's own words do not have it: what is attached to it does
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a search found, titles first, then the newest messages."""
+
+    chats: tuple[FoundChat, ...]
+    complete: bool  # whether every message was in the index already
+
+
+class Finder:
+    """Searches, and keeps the index up to date in the background. Belongs to the event loop's thread."""
+
+    def __init__(self, database: Database, worker: Worker) -> None:
+        self._database = database
+        self._worker = worker
+        self._indexing: asyncio.Task[None] | None = None
+
+    async def find(self, query: str) -> Found:
+        """Chats with all words of the query in their title or in one message. Raises StorageFailed."""
+        complete = not await self._worker.run(index_some, self._database)
+        if not complete:
+            self.begin_indexing()
+        return Found(await self._worker.run(find, self._database, query), complete)
+
+    def begin_indexing(self) -> None:
+        """Bring the index up to date in the background, between whatever else the database is asked for."""
+        if self._indexing is None or self._indexing.done():
+            self._indexing = asyncio.create_task(self._index_all())
+
+    async def forget(self) -> None:
+        """Take the words of what was deleted out of the index for good: it only notes that they are gone."""
+        while await self._worker.run(index_some, self._database):
+            pass
+        more = await self._worker.run(merge_some, self._database, _ALL)
+        while more:
+            more = await self._worker.run(merge_some, self._database, _PAGES)
+
+    def close(self) -> None:
+        """Leave the rest for the next time."""
+        if self._indexing is not None:
+            self._indexing.cancel()
+
+    async def _index_all(self) -> None:
+        with contextlib.suppress(StorageFailed):  # the search itself will tell
+            while await self._worker.run(index_some, self._database):
+                pass
+
+
+def index_some(database: Database) -> bool:
+    """Index some of what has changed; whether there is more. Raises StorageFailed."""
+    stale = """
+        SELECT number, message_id IS NULL AS is_title, coalesce(content, title) AS text, (
+            SELECT group_concat(name || char(10) || text, char(10)) FROM attachments
+            WHERE attachments.message_id = searched.message_id
+        ) AS documents
+        FROM searched JOIN conversations ON conversations.id = searched.conversation_id
+        LEFT JOIN messages ON messages.id = message_id WHERE stale LIMIT ?
+    """
+    words: list[tuple[int, str, str]] = []
+    length = 0
+    with database.reading() as db:
+        for row in db.execute(stale, (_AT_ONCE,)):
+            text = spread("\n".join(map(text_of, filter(None, (row["text"], row["documents"])))))
+            words.append((row["number"], text, "") if row["is_title"] else (row["number"], "", text))
+            length += len(text)
+            if length > _TEXT_AT_ONCE:
+                break
+    if not words:
+        return False
+    numbers = [(number,) for number, _, _ in words]
+    try:
+        with database.transaction() as db:
+            db.executemany("DELETE FROM searched_words WHERE rowid = ?", numbers)
+            db.executemany("INSERT INTO searched_words (rowid, title, body) VALUES (?, ?, ?)", words)
+            db.executemany("UPDATE searched SET stale = 0 WHERE number = ?", numbers)
+    except (ChatsDamaged, sqlite3.IntegrityError):
+        begin_anew(database)
+        return True
+    return len(words) == _AT_ONCE or length > _TEXT_AT_ONCE
+
+
+def begin_anew(database: Database) -> None:
+    """Read all messages anew: the index is damaged. Raises StorageFailed."""
+    with database.transaction() as db:
+        made = db.execute("SELECT sql FROM sqlite_master WHERE name = 'searched_words'").fetchone()[0]
+        db.execute("DROP TABLE searched_words")
+        db.execute(made)
+        db.execute("UPDATE searched SET stale = 1")
+
+
+def merge_some(database: Database, pages: int) -> bool:
+    """Write some of the index anew; whether there is more. A number below zero begins, see FTS5's `merge`."""
+    with database.transaction() as db:
+        before = db.total_changes
+        db.execute("INSERT INTO searched_words (searched_words, rank) VALUES ('merge', ?)", (pages,))
+        return db.total_changes - before >= 2
+
+
+def find(database: Database, query: str) -> tuple[FoundChat, ...]:
+    """The chats with all words of the query in their title or in one message, as far as they are indexed.
+
+    A damaged index is made anew first.
+    """
+    terms = terms_of(query)
+    if not terms:
+        return ()
+    try:
+        return _find(database, terms)
+    except ChatsDamaged:
+        begin_anew(database)
+        while index_some(database):
+            pass
+        return _find(database, terms)
+
+
+def _find(database: Database, terms: tuple[Term, ...]) -> tuple[FoundChat, ...]:
+    expression = " AND ".join(term.expression for term in terms)
+    hits: dict[str, list[str]] = {}
+    with database.reading() as db:
+        for column, most in (("title", MOST_CHATS), ("body", _MOST_MESSAGES)):
+            for row in db.execute(_NEWEST, (f"{{{column}}} : ({expression})", most)):
+                messages = hits.setdefault(row["conversation_id"], [])
+                if row["message_id"]:
+                    messages.append(row["message_id"])
+        excerpts = _Excerpts(db, terms)
+        return tuple(excerpts.found(id, tuple(messages)) for id, messages in list(hits.items())[:MOST_CHATS])
+
+
+class _Excerpts:
+    """Makes what was found into what is shown. Documents may be long: once that took too long, their names must do."""
+
+    def __init__(self, db: sqlite3.Connection, terms: tuple[Term, ...]) -> None:
+        self._db, self._terms = db, terms
+        self._spent_s = 0.0
+
+    def found(self, conversation_id: str, messages: tuple[str, ...]) -> FoundChat:
+        """A chat, and the line around the hit in the newest of the messages."""
+        chat = self._db.execute("SELECT title FROM conversations WHERE id = ?", (conversation_id,)).fetchone()
+        title = calm(text_of(chat["title"])) if chat else ""
+        row = None
+        if messages:
+            row = self._db.execute("SELECT content, role FROM messages WHERE id = ?", (messages[0],)).fetchone()
+        if row is None:  # its title was found, or the file is damaged
+            return FoundChat(conversation_id, title, (), "", ())
+        content = text_of(row["content"])
+        said = excerpt(content, self._terms, markdown=row["role"] == Role.ASSISTANT.value)
+        document = None if said else self._in_document(messages[0])
+        line = said or document or beginning(content)
+        return FoundChat(conversation_id, title, messages, line.text, line.marks, in_document=document is not None)
+
+    def _in_document(self, message_id: str) -> Excerpt | None:
+        """A document's name and the line around the hit in it; None if nothing is attached."""
+        query = "SELECT name, substr(text, 1, ?) AS text FROM attachments WHERE message_id = ? ORDER BY position"
+        names = []
+        for row in self._db.execute(query, (_READ_MOST, message_id)):
+            name = beginning(text_of(row["name"]), self._terms)
+            names.append(name)
+            line = self._line(text_of(row["text"]))
+            if line is not None or name.marks:
+                line = line or beginning(text_of(row["text"]))
+                before = len(name.text) + 2
+                marks = tuple((start + before, end + before) for start, end in line.marks)
+                return Excerpt(f"{name.text}: {line.text}", (*name.marks, *marks))
+        return names[0] if names else None
+
+    def _line(self, text: str) -> Excerpt | None:
+        if self._spent_s > _READING_S:
+            return None
+        started = time.thread_time()
+        line = excerpt(text, self._terms, markdown=False)
+        self._spent_s += time.thread_time() - started
+        return line

@@ -1,0 +1,239 @@
+"""Memory that came with a chat from elsewhere: tried out before its next message relies on it, later replaced.
+
+**Trying out** restores it as the next message would, and has the engine prove that it uses it. **Verifying** reads the
+chat with the user's own model, and that takes the place of what came with it: nobody can see from a state that it is
+what the model makes of its tokens, for rows that are computed anew differ in rounding from those that were right. So
+nothing is compared. What came from elsewhere is deleted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kvchat.chat.events import ConversationsChanged, ReadingAhead
+from kvchat.chat.record.messages import ends_with_reply, needs_vision, prompt_messages
+from kvchat.chat.turn_parts import TurnParts
+from kvchat.engine.speaking.errors import EngineError
+from kvchat.engine.speaking.wire import ChatMessage
+from kvchat.errors import KvchatError
+from kvchat.kvstore.audience import CHATS, imported, is_imported
+from kvchat.kvstore.savepoint import Fingerprint, StoreRefused, Tokens
+from kvchat.session.allocator import Rank
+from kvchat.session.exchange import PromptTooLong, Request
+from kvchat.session.lease import Lease
+from kvchat.session.reading import parts_of, read_and_keep
+from kvchat.session.slot import Slot
+from kvchat.words.language import _, sentences
+from kvchat.words.reasons import Reason, ReasonCode
+
+BEYOND = 4  # tokens by which what was restored is extended, as in the self-test
+
+
+@dataclass(frozen=True)
+class TriedOut:
+    """What came of it."""
+
+    tokens: int = 0  # that came back of the history
+    of: int = 0  # tokens of the history
+    reason: Reason | None = None  # why nothing did, or why nothing was tried
+    waits: bool = False  # nothing was tried: no engine is ready for it now
+
+
+async def try_out(parts: TurnParts, conversation_id: str, fingerprint: Fingerprint, start: bool) -> TriedOut:
+    """Restore the chat's memory as its next message would, and let the engine prove that it uses it.
+
+    The slot is empty afterwards. `start`: an engine is started for it; else it waits where none is ready, or is in use.
+    """
+    chosen, branch = await parts.answer_settings(conversation_id), await parts.branch(conversation_id)
+    messages = prompt_messages(branch)
+    request = Request(messages, model=chosen.model, template=chosen.options.template)
+    if not start and not parts.host.is_ready(chosen.model, sees=needs_vision(messages)):
+        return TriedOut(waits=True)
+
+    async def work(slot: Slot, _wanted: Callable[[], bool]) -> TriedOut:
+        lease: Lease | None = None
+        try:
+            lease = await parts.exchange(slot, conversation_id).ready(request)
+            return await _tried(lease, messages, fingerprint)
+        except KvchatError as error:
+            if isinstance(error, EngineError) and error.over_restore:
+                return TriedOut(reason=error.over_restore)
+            message = sentences(error.title, error.detail).rstrip(".。")
+            return TriedOut(reason=Reason(ReasonCode.ERROR, {"message": message}), waits=True)
+        finally:
+            if lease is not None:
+                await _empty(lease)
+
+    tried = await parts.slots.run(Rank.TRY_OUT, conversation_id, work, wait=start)
+    return tried or TriedOut(waits=True)
+
+
+async def _tried(lease: Lease, messages: list[ChatMessage], fingerprint: Fingerprint) -> TriedOut:
+    """Raises KvchatError where the engine fails."""
+    differences = fingerprint.differences(lease.engine.fingerprint)
+    if differences:
+        return TriedOut(reason=Reason(ReasonCode.OTHER_ENGINE, {"differences": differences}))
+    await _empty(lease)
+    boundary = await lease.boundary(messages)
+    if len(boundary) + BEYOND >= lease.engine.context_size:
+        places = {"tokens": len(boundary), "context_size": lease.engine.context_size}
+        return TriedOut(reason=Reason(ReasonCode.LONGER_THAN_CONTEXT, places))
+    loaded = await lease.load_boundary(boundary)
+    if loaded.restore is None:
+        return TriedOut(reason=loaded.miss_reason or Reason(ReasonCode.NOT_WORTH_IT))
+    more = (await lease.engine.engine.prompt_tokens([ChatMessage("user", "A")]))[:BEYOND]
+    read = await lease.read((*boundary, *more))
+    verdict = await lease.prove(loaded, read.cache_n, read.prompt_tokens)
+    if verdict.hollow:
+        return TriedOut(reason=verdict.miss_reason)
+    return TriedOut(read.cache_n, len(boundary))
+
+
+async def _empty(lease: Lease) -> None:
+    """Nothing is in the slot any more."""
+    lease.slot.forget()
+    with contextlib.suppress(EngineError):  # one that is gone has nothing in it
+        await lease.engine.engine.erase_slot()
+    lease.slot.emptied()
+
+
+SPARE_MS = 600_000.0  # a chat that takes longer to read is verified only when the user asks for it
+
+
+class CannotVerify(KvchatError):
+    """The memory of a chat cannot be verified now; it stays as it is."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(_("The memory of this chat could not be verified"), why, _("It stays marked as imported."))
+
+
+class Verifying:
+    """Imported memory, one chat after the other. Belongs to the event loop's thread."""
+
+    def __init__(
+        self, parts: TurnParts, why_not_read: Callable[[], Reason | None], verified: Callable[[], None]
+    ) -> None:
+        """`why_not_read`: as for `Preparing`. `verified`: called when a slot may hold another chat than before."""
+        self._parts, self._why_not_read, self._verified = parts, why_not_read, verified
+        self._put_off: set[str] = set()  # chats that are not tried again in spare time
+        self._under_way: set[str] = set()  # chats that are being verified
+
+    async def verify(self, conversation_id: str) -> bool:
+        """Read the chat whenever nobody needs the engine, then delete what was imported of it.
+
+        May be cancelled at any point. Returns False if the chat was deleted meanwhile. Raises KvchatError.
+        """
+        try:
+            while not await self._run(conversation_id, math.inf):
+                if conversation_id not in self._under_way:
+                    return False
+        except KvchatError:
+            if conversation_id in self._under_way:
+                raise
+            return False
+        await self._replace(conversation_id)
+        return True
+
+    def leave(self, conversation_id: str) -> None:
+        """Stop verifying a chat that is being deleted."""
+        self._under_way.discard(conversation_id)
+
+    async def in_spare_time(self) -> None:
+        """Verify one chat with the model that is in the engine. What is asked of that meanwhile goes first.
+
+        What was read by then is kept, and the next attempt goes on from it.
+        """
+        if await asyncio.to_thread(self._why_not_read):
+            return
+        try:
+            waiting = await asyncio.to_thread(self._parts.slots.store.imported)
+        except StoreRefused:
+            return
+        for conversation_id in sorted(waiting - self._put_off):
+            try:
+                if not await self._can_now(conversation_id):
+                    continue
+                if await self._run(conversation_id, SPARE_MS):
+                    await self._replace(conversation_id)
+            except KvchatError:  # nobody has asked for it
+                self._put_off.add(conversation_id)
+            return
+
+    async def _can_now(self, conversation_id: str) -> bool:
+        parts = self._parts
+        if await parts.worker.run(parts.database.conversation, conversation_id) is None:  # deleted
+            return False
+        chosen, branch = await parts.answer_settings(conversation_id), await parts.branch(conversation_id)
+        return parts.host.is_ready(chosen.model, sees=needs_vision(prompt_messages(branch)))
+
+    async def _run(self, conversation_id: str, most_ms: float) -> bool | None:
+        """Whether the chat was read to its end; what takes longer to read is not (CannotVerify)."""
+
+        async def work(slot: Slot, wanted: Callable[[], bool]) -> bool:
+            return await self._read(conversation_id, most_ms, slot, wanted)
+
+        asked_for = math.isinf(most_ms)
+        self._under_way.add(conversation_id)
+        rank = Rank.DOCUMENTS if asked_for else Rank.VERIFY
+        return await self._parts.slots.run(rank, conversation_id, work, wait=asked_for)
+
+    async def _replace(self, conversation_id: str) -> None:
+        """Delete what was imported of a chat that was read."""
+        parts, slots = self._parts, self._parts.slots
+        await parts.absorb()
+        for slot in slots.all:
+            if slot.audience == imported(conversation_id) and not slot.claim:
+                slot.forget()  # it is erased before it is used again
+        await slots.in_order(asyncio.to_thread(slots.store.delete_imported, conversation_id))
+        parts.events.publish(ConversationsChanged())
+        self._verified()
+
+    async def _read(self, conversation_id: str, most_ms: float, slot: Slot, wanted: Callable[[], bool]) -> bool:
+        """Read the chat on from what is genuine of it, and save it; False if it was not `wanted` to the end."""
+        parts = self._parts
+        chosen, branch = await parts.answer_settings(conversation_id), await parts.branch(conversation_id)
+        if not ends_with_reply(branch):
+            raise CannotVerify(_("Its last message has no reply yet."))
+        request = Request(prompt_messages(branch), model=chosen.model, template=chosen.options.template)
+        exchange, events, costs = parts.exchange(slot, conversation_id), parts.events, parts.slots.restore_cost
+        async with exchange.losses_explained():
+            lease = await exchange.ready(request)
+            boundary = await lease.boundary(request.messages)
+            needed = len(boundary) + lease.engine.reserve(None)
+            if lease.engine.too_small(needed) and math.isinf(most_ms):
+                lease = await exchange.with_room(request, needed)
+            if len(boundary) >= lease.engine.context_size:
+                raise PromptTooLong(len(boundary), lease.engine.limit)
+            if not lease.keeps:
+                raise CannotVerify(_("Nothing can be kept of it with this engine and model."))
+            loaded = await lease.load(boundary, reader=CHATS)
+            done, saved = loaded.expected_cached, False
+
+            def goes_on() -> bool:
+                if costs.prefill_ms(len(boundary) - done) > most_ms:
+                    raise CannotVerify("")
+                return wanted() and conversation_id in self._under_way
+
+            async def keep(stop: Tokens) -> None:
+                nonlocal saved
+                await lease.settle(stop)
+                point = await lease.save(stop, label=branch[-1].id, tell=False)
+                saved = point is not None and stop == boundary and not is_imported(point.audience)
+
+            def progress(so_far: int) -> None:
+                nonlocal done
+                done = so_far
+                events.publish(ReadingAhead(conversation_id, done, len(boundary), draft=False))
+
+            try:
+                stops = [stop for stop in parts_of(lease, boundary) if len(stop) >= done]
+                read = await read_and_keep(lease, stops, loaded, goes_on, keep, progress)
+            finally:
+                events.publish(ReadingAhead(conversation_id, len(boundary), len(boundary), draft=False))
+        if read and not saved:
+            raise CannotVerify(_("What was read could not be saved."))
+        return read

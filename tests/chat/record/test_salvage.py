@@ -1,0 +1,264 @@
+"""A damaged file of chats: said in words, repaired with what the backups have, and never thrown away."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import stat
+import time
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from kvchat.chat.record import tree
+from kvchat.chat.record.automatic_backups import back_up, backups_of
+from kvchat.chat.record.database import Database
+from kvchat.chat.record.database_file import ChatsDamaged, doubt_of
+from kvchat.chat.record.messages import Role
+from kvchat.chat.search import find, index_some
+from kvchat.errors import KvchatError
+from kvchat.system.paths import Paths
+from kvchat.transfer.repair import repair
+from tests.chat import mutating
+from tests.e2e.home import Home
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> Paths:
+    return mutating.library(tmp_path / "home")
+
+
+def written(paths: Paths) -> dict[str, int]:
+    """How many messages each chat shows."""
+    with closing(Database(paths.database)) as database:
+        return {c.title: len(tree.current_branch(database, c.id)) for c in database.conversations()}
+
+
+def lose_a_page(paths: Paths) -> None:
+    """Of the chat about rivers."""
+    data = bytearray(paths.database.read_bytes())
+    at = data.index(b"Rivers are 7. Rivers are 7.") // 4096 * 4096
+    data[at : at + 4096] = bytes(4096)
+    paths.database.write_bytes(data)
+
+
+@pytest.mark.slow
+def test_thirty_ways_to_damage_a_file() -> None:
+    assert mutating.run(30) == []
+
+
+def test_flipped_bytes_are_said_in_words_and_mended_from_the_backup(paths: Paths) -> None:
+    back_up(paths.database, often=True)
+    whole = written(paths)
+    data, chance = bytearray(paths.database.read_bytes()), random.Random(7)
+    for _ in range(200):
+        data[chance.randrange(4096, len(data))] = chance.randrange(256)
+    paths.database.write_bytes(data)
+    with pytest.raises(ChatsDamaged, match="damaged") as caught, closing(Database(paths.database)) as database:
+        database.check()
+    assert "kvchat repair" in caught.value.advice
+    repaired = repair(paths)
+    assert repaired is not None
+    assert (repaired.aside / "data" / "conversations.db").read_bytes()[4096:] == data[4096:]
+    assert whole.items() <= written(paths).items()
+    assert repair(paths) is None
+
+
+def test_rows_on_both_sides_of_a_damaged_page_are_found_without_a_backup(paths: Paths) -> None:
+    for backup in backups_of(paths.database):
+        backup.unlink()
+    whole = written(paths)
+    lose_a_page(paths)
+    repaired = repair(paths)
+    assert repaired is not None
+    left = written(paths)
+    assert 20 < left["Rivers"] < whole["Rivers"], "one page of messages is lost, not all that came after it"
+    assert left | {"Rivers": whole["Rivers"]} == whole
+
+
+@pytest.mark.parametrize("damage", ["emptied", "gone"])
+def test_an_empty_file_is_not_taken_for_a_new_one(paths: Paths, damage: str) -> None:
+    paths.database.write_bytes(b"") if damage == "emptied" else paths.database.unlink()
+    with pytest.raises(ChatsDamaged):
+        Database(paths.database)
+    repaired = repair(paths)
+    assert repaired is not None
+    assert "Of the damaged file itself nothing could be read." in repaired.words
+    assert written(paths) == {"Mountains": 41, "Lakes": 40}  # as of the backup
+
+
+def test_what_is_lost_is_said_by_chat(paths: Paths) -> None:
+    for backup in backups_of(paths.database):
+        backup.unlink()
+    lose_a_page(paths)
+    repaired = repair(paths)
+    assert repaired is not None
+    assert [title for title, _ in repaired.found.lost] == ["Rivers"]
+    assert "“Rivers” (" in repaired.words
+    left = written(paths)
+    assert left["Rivers"] == 40 - repaired.found.lost[0][1]
+    assert (left["Lakes"], left["Seas"]) == (40, 41)
+
+
+def test_a_circle_of_parents_ends(paths: Paths) -> None:
+    with closing(Database(paths.database)) as database:
+        chat = next(c.id for c in database.conversations() if c.title == "Lakes")
+        branch = database.branch(chat)
+        with database.transaction() as db:
+            db.execute("UPDATE messages SET parent_id = ? WHERE id = ?", (branch[-1].id, branch[0].id))
+        assert len(database.branch(chat)) == 40
+        assert tree.current_branch(database, chat)
+        removed = tree.remove(database, branch[10])
+        tree.put_back(database, removed.id)
+    assert repair(paths) is not None
+    assert written(paths)["Lakes"] == 40
+
+
+def test_a_leaf_that_is_nowhere_and_broken_rows_cost_themselves_alone(paths: Paths) -> None:
+    with closing(Database(paths.database)) as database, database.transaction() as db:
+        db.execute("UPDATE conversations SET leaf_id = 'nobody', options = '{', updated_at = 'soon'")
+        db.execute("UPDATE messages SET receipt = '{\"source\": \"moon\"}', role = 'x' WHERE role = 'assistant'")
+        db.execute("UPDATE attachments SET size = 'large', data = 7")
+        db.execute("UPDATE drafts SET text = x'ff'")
+    assert written(paths) == {"Seas": 41, "Rivers": 40, "Mountains": 41, "Lakes": 40}
+    with closing(Database(paths.database)) as database:
+        chat = database.conversations()[0].id
+        roles = {message.role for message in database.branch(chat)}
+        assert roles == {Role.SYSTEM, Role.USER, Role.ASSISTANT}
+        assert database.append_question(chat, "Go on").parent_id is not None
+        assert all(message.receipt is None for message in database.branch(chat))
+
+
+def test_a_chat_that_goes_by_another_name_in_its_own_row_stays_together(paths: Paths) -> None:
+    with closing(Database(paths.database)) as database:
+        database._connection.execute("PRAGMA foreign_keys = OFF")
+        with database.transaction() as db:
+            db.execute("UPDATE conversations SET id = 'nonsense' WHERE title = 'Rivers'")
+        database.append_question("nonsense", "And now?")  # after its last message, which is of the chat as it was
+    assert repair(paths) is not None
+    assert sorted(written(paths).values()) == [1, 40, 40, 41, 41]
+
+
+def test_words_that_are_none_any_more_are_had_from_the_backup(paths: Paths) -> None:
+    with closing(Database(paths.database)) as database, database.transaction() as db:
+        db.execute("UPDATE messages SET content = x'fffe80' WHERE content LIKE 'Lakes are 7%'")
+    assert repair(paths) is not None
+    with closing(Database(paths.database)) as database:
+        (lakes,) = [chat for chat in database.conversations() if chat.title == "Lakes"]
+        assert all(message.content.startswith("Lakes") for message in tree.current_branch(database, lakes.id))
+
+
+def test_messages_that_their_index_does_not_know_of_are_no_bug(paths: Paths) -> None:
+    with closing(Database(paths.database)) as database, database.reading() as db:
+        chat = database.conversations()[0].id
+        query = "SELECT rootpage - 1 FROM sqlite_master WHERE name = 'sqlite_autoindex_messages_1'"
+        page = db.execute(query).fetchone()[0]
+    data = bytearray(paths.database.read_bytes())
+    data[4096 * page : 4096 * page + 8] = bytes((10, 0, 0, 0, 0, 16, 0, 0))  # a page of an index with nothing in it
+    paths.database.write_bytes(data)
+    with closing(Database(paths.database)) as database:
+        assert len(find(database, "rivers")) == 1
+        with pytest.raises(KvchatError):
+            database.append_question(chat, "And now?")
+
+
+def test_a_deletion_that_does_not_say_of_what_takes_nothing_along(paths: Paths) -> None:
+    with closing(Database(paths.database)) as database, database.transaction() as db:
+        db.execute("UPDATE removed SET rows = replace(rows, '\"id\"', '\"ie\"') WHERE title = 'Lakes'")
+    lose_a_page(paths)  # what comes after it in the table is found page by page, and in the backup
+    assert repair(paths) is not None
+    found = written(paths)
+    assert found.pop("Rivers") > 30
+    assert found == {"Seas": 41, "Mountains": 41, "Lakes": 40}
+
+
+def test_a_damaged_index_of_words_is_made_anew(paths: Paths) -> None:
+    with closing(Database(paths.database)) as database:
+        assert find(database, "rivers")
+        with database.transaction() as db:
+            db.execute("UPDATE searched_words_data SET block = x'00ff' WHERE id > 1")
+            db.execute("UPDATE searched SET stale = 1 WHERE number < 5")
+        while index_some(database):
+            pass
+        assert len(find(database, "rivers")) == 1
+
+
+def test_backups_are_private_few_and_made_only_of_what_changed(paths: Paths) -> None:
+    assert not back_up(paths.database, often=False)  # today has one
+    assert back_up(paths.database, often=True)
+    assert not back_up(paths.database, often=True)  # nothing has changed
+    (today,) = backups_of(paths.database)
+    for day in range(1, 6):
+        today.with_name(f"chats-2026-01-0{day}.db").write_bytes(today.read_bytes())
+    with closing(Database(paths.database)) as database:
+        database.create_conversation("New")
+    assert back_up(paths.database, often=True)
+    kept = backups_of(paths.database)
+    assert [file.name for file in kept[1:]] == ["chats-2026-01-05.db", "chats-2026-01-04.db"]
+    assert stat.S_IMODE(today.stat().st_mode) == 0o600
+    assert stat.S_IMODE(today.parent.stat().st_mode) == 0o700
+
+
+def test_a_backup_of_the_future_does_not_end_the_backups(paths: Paths) -> None:
+    """After one look at a wrong date its backup goes first, and each day has one again."""
+    (today,) = backups_of(paths.database)
+    ahead = today.with_name("chats-2031-01-01.db")
+    later = time.time() + 5 * 365 * 86_400
+    today.rename(ahead)
+    os.utime(ahead, (later, later))
+    with closing(Database(paths.database)) as database:
+        database.create_conversation("New")
+    assert back_up(paths.database, often=False)
+    assert backups_of(paths.database) == [today, ahead]
+    for day in range(1, 4):
+        today.with_name(f"chats-2026-01-0{day}.db").write_bytes(today.read_bytes())
+    with closing(Database(paths.database)) as database:
+        database.create_conversation("Newer")
+    assert back_up(paths.database, often=True)
+    assert ahead not in backups_of(paths.database)
+
+
+def test_a_damaged_file_does_not_take_the_place_of_a_good_backup(paths: Paths) -> None:
+    (before,) = backups_of(paths.database)
+    good = before.read_bytes()
+    data = bytearray(paths.database.read_bytes())
+    data[8192:] = bytes(len(data) - 8192)
+    paths.database.write_bytes(data)
+    with pytest.raises(ChatsDamaged):
+        back_up(paths.database, often=True)
+    assert [file.read_bytes() for file in backups_of(paths.database)] == [good]
+
+
+def test_damage_that_was_met_is_looked_for_at_the_next_start(paths: Paths, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvchat.chat.record.database_file.SMALL", 0)
+    with closing(Database(paths.database)) as database:
+        database.check()  # closed well, and large: believed
+    lose_a_page(paths)
+    with closing(Database(paths.database)) as database:
+        database.check()
+        with pytest.raises(ChatsDamaged):
+            [database.branch(c.id) for c in database.conversations()]
+    assert doubt_of(paths.database).exists()
+    with closing(Database(paths.database)) as database, pytest.raises(ChatsDamaged):
+        database.check()
+    assert repair(paths) is not None
+    assert not doubt_of(paths.database).exists()
+
+
+@pytest.mark.slow
+def test_the_command_line_says_what_is_wrong_and_repairs_it(tmp_path: Path) -> None:
+    paths = mutating.library(tmp_path / "home")
+    home = Home(tmp_path / "home")
+    assert "whole" in home.run("repair").stdout
+    paths.database.write_bytes(b"")
+    exported = home.run("export", str(tmp_path / "out.json"))
+    assert exported.returncode == 1
+    assert "kvchat repair" in exported.stderr
+    assert "Traceback" not in exported.stderr
+    done = home.run("repair")
+    assert done.returncode == 0, done.stderr
+    assert "2 chats with 81 messages" in done.stdout
+    assert home.run("export", str(tmp_path / "out.json")).returncode == 0
+    assert len(json.loads((tmp_path / "out.json").read_text("utf-8"))["conversations"]) == 2

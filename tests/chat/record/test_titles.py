@@ -1,0 +1,66 @@
+"""What of a model's answer is a title."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvchat.chat.record.titles import MOST_CHARACTERS, REQUEST, is_over, title_in
+
+SAID = "How do I bake pancakes without eggs on Sunday? 没有鸡蛋怎么做煎饼？ snake_case Use mashed bananas and soy milk."
+
+
+@pytest.mark.parametrize(
+    ("answer", "title"),
+    [
+        ("Pancakes without eggs", "Pancakes without eggs"),
+        ("  \n\nPancake day\nI hope you like it.", "Pancake day"),
+        ('"Pancakes without eggs."', "Pancakes without eggs"),
+        ("**Title:** *Pancakes without eggs*", "Pancakes without eggs"),
+        ("Here is a title:\n\n**Pancakes without eggs**", "Pancakes without eggs"),
+        ('Here is one for your chat: "Pancakes without eggs".', "Pancakes without eggs"),
+        ('Here\'s a possible title: "Pancakes without eggs"', "Pancakes without eggs"),
+        ("# Chat title: “Pancakes without eggs”", "Pancakes without eggs"),
+        ("1. `snake_case` pancakes", "snake_case pancakes"),
+        ("标题\uff1a《没有鸡蛋的煎饼》。", "没有鸡蛋的煎饼"),
+        ("Pfannkuchen mit bananas 🥞", "Pfannkuchen mit bananas 🥞"),
+        ("<think>\nThe user wants pancakes.\n</think>\n\nEggless pancakes", "Eggless pancakes"),
+        ("Pancakes Without Eggs: A Simple Guide to Making Them Fluffy and Sweet", "Pancakes Without Eggs"),
+        ("Pan\x1b[31mcakes \u202ewithout\u2069 \u200beggs\x07", "Pan[31mcakes without eggs"),
+        ("“Pancakes” and “eggs”", "“Pancakes” and “eggs”"),
+    ],
+)
+def test_a_title_is_undressed(answer: str, title: str) -> None:
+    assert title_in(answer, SAID) == title
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "",
+        " \n\n",
+        "***",
+        "🥞",
+        "\u202e\u200b",
+        "Here is a title about pancakes:",
+        "Dear pancakes,",
+        REQUEST,
+        "A title for this chat",
+        "This is the chat about the title",
+        "The Unyielding Unshakeable",  # nobody said so
+        "Pancakes can be made without any eggs if you use a banana",
+        "煎饼" * MOST_CHARACTERS,
+        "<think>Pancakes without eggs",
+        "\x00\x1b",
+    ],
+)
+def test_what_is_no_title_is_refused(answer: str) -> None:
+    assert title_in(answer, SAID) is None
+
+
+def test_reading_ends_with_the_title() -> None:
+    assert not is_over("\n\n  Pancakes")
+    assert not is_over("<think>\nfirst\nsecond\n")
+    assert not is_over("<think>\nfirst\n</think>\n\nPancakes")
+    assert not is_over("Here is a title:\n")
+    assert is_over("Here is a title:\n\nPancakes\n")
+    assert is_over("Pancakes\n")

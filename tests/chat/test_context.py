@@ -1,0 +1,150 @@
+"""Documents that go with a message: stored with it, read before it, kept by an edit and a shorter branch."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvchat.chat.attachments import document_of_text
+from kvchat.chat.context import TEMPLATE_TOKENS, DocumentsTooLong, NoRoomForPart, NothingToDrop, split_branch
+from kvchat.chat.events import QuestionNotStored, TurnFailed
+from kvchat.chat.record.messages import prompt_content
+from kvchat.engine.speaking.tokenizing import COUNTED_AT_ONCE
+from kvchat.engine.speaking.wire import Sampling
+from kvchat.session.exchange import PromptTooLong
+from kvchat.transfer.rows import conversation_rows, store_rows
+from tests.chat.stage import Stage
+
+RIVER = document_of_text("river “notes”.md", "The river is called Rhône.\n")
+LONG = document_of_text("long.txt", "word " * 2000)
+
+
+async def test_a_document_is_read_before_its_question_and_again_after_an_edit(stage: Stage) -> None:
+    chat, service = await stage.chat(), stage.runtime.chat
+    await service.send(chat, "What is it called?", Sampling(), attachments=(RIVER,))
+    await service.idle()
+    question = (await service.messages(chat))[0]
+    assert question.attachments == (RIVER,)
+    assert question.content == "What is it called?"
+    asked = stage.requests("/v1/chat/completions")[-1]["messages"]
+    assert isinstance(asked, list)
+    assert asked[-1]["content"] == prompt_content(question)
+    assert asked[-1]["content"].index("Rhône") < asked[-1]["content"].index("What is it")
+
+    await service.edit(question, "Who named it?")
+    await service.idle()
+    edited = (await service.messages(chat))[0]
+    assert (edited.content, edited.attachments) == ("Who named it?", (RIVER,))
+
+    removed = await service.delete_message(edited)
+    await service.put_back(removed)
+    assert (await service.messages(chat))[0].attachments == (RIVER,)
+
+
+async def test_a_document_that_cannot_fit_is_refused_and_comes_back(stage: Stage) -> None:
+    chat, service = await stage.chat(), stage.runtime.chat
+    await stage.answered(chat)
+    assert await service.send(chat, "Sum it up.", attachments=(LONG,)) is None
+    refused = stage.of(QuestionNotStored)[-1]
+    assert isinstance(refused.error, DocumentsTooLong)
+    assert "“long.txt” does not fit" in refused.error.title
+    assert (refused.text, refused.attachments) == ("Sum it up.", (LONG,))
+    assert len(await service.messages(chat)) == 2
+    assert (await service.context.tokens_of(RIVER)) == (len(RIVER.text.encode()), True)
+
+
+async def test_a_message_has_as_many_tokens_in_the_meter_the_forecast_and_the_receipt(stage: Stage) -> None:
+    chat, service = await stage.chat(), stage.runtime.chat
+    await stage.answered(chat)
+    for here, text, files in ((chat, "And then?", ()), (chat, "Sum it up.", (RIVER,)), (None, "Hello? " * 90, ())):
+        use = await service.context.use(here, text, files)
+        forecast = await service.forecasts.of_message(here, text, files)
+        reply = await service.send(here or await stage.chat(), text, attachments=files)
+        await service.idle()
+        assert reply is not None
+        assert reply.receipt is not None
+        assert use is not None
+        assert forecast is not None
+        read = reply.receipt.prompt_tokens - reply.receipt.cached_tokens
+        assert forecast.to_read == read
+        if here:  # a role is named before the message or after it
+            assert abs(use.waiting - read) <= TEMPLATE_TOKENS
+        else:
+            assert use.waiting == reply.receipt.prompt_tokens
+
+
+async def test_counting_ends_as_soon_as_it_cannot_fit(stage: Stage) -> None:
+    chat, service = await stage.chat(), stage.runtime.chat
+    await stage.answered(chat)
+    huge = document_of_text("huge.txt", "some words in lines\n" * 200_000)
+    before = len(stage.requests("/tokenize"))
+    use = await service.context.use(chat, "Sum it up.", (huge,))
+    assert use is not None
+    assert use.over
+    assert use.estimated
+    assert abs(use.waiting - len(huge.text)) < len(huge.text) // 10, "this engine's tokens are bytes"
+    assert await service.context.tokens_of(huge) == (use.waiting - len("Sum it up.") - 2 * TEMPLATE_TOKENS, False)
+    asked = stage.requests("/tokenize")[before:]
+    assert max(len(str(one["content"])) for one in asked) <= COUNTED_AT_ONCE
+    assert len([one for one in asked if "some words" in str(one["content"])]) == 1
+    assert await service.send(chat, "Sum it up.", attachments=(huge,)) is None
+    assert isinstance(stage.of(QuestionNotStored)[-1].error, DocumentsTooLong)
+    service.select(chat)
+    service.prepare(chat, "Sum it up.", (huge,))
+    await service.idle()
+    assert max((len(str(one)) for one in stage.requests("/apply-template")), default=0) < COUNTED_AT_ONCE
+
+
+async def test_words_that_cannot_fit_are_refused_without_counting_them(stage: Stage) -> None:
+    chat = await stage.chat()
+    assert await stage.runtime.chat.send(chat, "some words in lines\n" * 200_000) is None
+    assert isinstance(stage.of(TurnFailed)[-1].error, PromptTooLong)
+    assert max((len(str(one)) for one in stage.requests("/apply-template")), default=0) < COUNTED_AT_ONCE
+
+
+async def test_as_much_of_a_document_is_attached_as_there_is_room_for(stage: Stage) -> None:
+    chat, service = await stage.chat(), stage.runtime.chat
+    await stage.answered(chat)
+    whole, part = await service.context.with_part(chat, "Sum it up.", (RIVER, LONG))
+    assert whole == RIVER
+    assert part.name == "Beginning of long.txt"
+    assert LONG.text.startswith(part.text)
+    use = await service.context.use(chat, "Sum it up.", (whole, part))
+    assert use is not None
+    assert 0 <= use.free < 300
+    assert await service.send(chat, "Sum it up.", attachments=(whole, part)) is not None
+    with pytest.raises(NoRoomForPart):
+        await service.context.with_part(chat, "word " * 2000, (LONG,))
+
+
+async def test_a_chat_that_is_only_a_document_is_named_after_it(stage: Stage) -> None:
+    chat, service = await stage.chat(), stage.runtime.chat
+    assert await service.send(chat, "", attachments=(RIVER,))
+    await service.idle()
+    found = await service.conversation(chat)
+    assert found is not None
+    assert found.title == "river “notes”.md"
+
+
+async def test_attachments_are_exported_and_come_back(stage: Stage) -> None:
+    chat, service = await stage.chat(), stage.runtime.chat
+    await service.send(chat, "What is it called?", attachments=(RIVER,))
+    await service.idle()
+    database = stage.runtime._database
+    rows = list(conversation_rows(database))
+    await service.delete(chat)
+    await service.idle()
+    assert store_rows(database, rows[0])
+    assert (await service.messages(chat))[0].attachments == (RIVER,)
+
+
+async def test_the_first_turn_stays_where_it_brings_documents(stage: Stage) -> None:
+    chat, service = await stage.chat(), stage.runtime.chat
+    await service.send(chat, "What is it called?", attachments=(RIVER,))
+    for number in range(3):
+        await stage.answered(chat, f"Question {number}?")
+    branch = await service.messages(chat)
+    split = split_branch(branch, [10] * len(branch), 0)
+    assert split.opening == tuple(branch[:2])
+    assert split.recent == tuple(branch[-2:])
+    with pytest.raises(NothingToDrop):
+        split_branch(branch[:4], [10] * 4, 0)

@@ -1,0 +1,101 @@
+"""What can be attached, and what is refused in words."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from pypdf import PdfWriter
+from pypdf.generic import DecodedStreamObject, DictionaryObject, NameObject
+
+from kvchat.chat.attachments import CannotAttach, document_of_text, read_attachment
+
+CHINESE = "姓名,城市,電話\n王小明,臺北,02-1234\n陳美麗,高雄,07-5678\n林志強,臺中,04-9876\n黃淑芬,新竹,03-4567\n"
+
+
+def pdf(path: Path, *pages: str, password: str = "") -> Path:
+    """A PDF with a line of text on each page; an empty string is a page without any."""
+    writer = PdfWriter()
+    for words in pages:
+        page = writer.add_blank_page(200, 200)
+        font = DictionaryObject(
+            {
+                NameObject("/Type"): NameObject("/Font"),
+                NameObject("/Subtype"): NameObject("/Type1"),
+                NameObject("/BaseFont"): NameObject("/Helvetica"),
+            }
+        )
+        fonts = DictionaryObject({NameObject("/F1"): writer._add_object(font)})
+        page[NameObject("/Resources")] = DictionaryObject({NameObject("/Font"): fonts})
+        if words:
+            stream = DecodedStreamObject()
+            stream.set_data(f"BT /F1 12 Tf 20 100 Td ({words}) Tj ET".encode())
+            page[NameObject("/Contents")] = writer._add_object(stream)
+    if password:
+        writer.encrypt(password, algorithm="RC4-128")
+    writer.write(path)
+    return path
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "gb18030", "big5"])
+def test_text_of_any_encoding(tmp_path: Path, encoding: str) -> None:
+    file = tmp_path / "people.csv"
+    file.write_bytes((CHINESE * 4).replace("\n", "\r\n").encode(encoding))
+    read = read_attachment(file)
+    assert read.text == CHINESE * 4
+    assert read.name == "people.csv"
+    assert read.size == file.stat().st_size
+
+
+def test_the_text_of_a_pdf(tmp_path: Path) -> None:
+    read = read_attachment(pdf(tmp_path / "two.pdf", "The heron stands.", "The river runs."))
+    assert read.text == "The heron stands.\n\nThe river runs."
+
+
+def test_the_same_bytes_have_the_same_hash() -> None:
+    assert document_of_text("a.txt", "x").hash == document_of_text("b.txt", "x").hash
+    assert document_of_text("a.txt", "x").hash != document_of_text("a.txt", "y").hash
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "words"),
+    [
+        ("photo.png", b"\x89PNG\r\n\x1a\n" + bytes(20), "damaged"),
+        ("letter.docx", b"PK\x03\x04" + bytes(20), "Save it as PDF"),
+        ("program", b"\x7fELF\0\0\0" + bytes(range(256)), "no text"),
+        ("empty.txt", b" \n", "no text in it"),
+        ("broken.pdf", b"%PDF-1.7\nnothing here", "damaged"),
+    ],
+)
+def test_what_is_not_text_is_refused(tmp_path: Path, name: str, data: bytes, words: str) -> None:
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(CannotAttach) as refusal:
+        read_attachment(tmp_path / name)
+    assert words in str(refusal.value)
+    assert name in refusal.value.title
+
+
+def test_a_pdf_of_pictures_and_a_locked_one_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(CannotAttach, match="pictures"):
+        read_attachment(pdf(tmp_path / "scan.pdf", "", ""))
+    with pytest.raises(CannotAttach, match="password"):
+        read_attachment(pdf(tmp_path / "locked.pdf", "Secret.", password="heron"))
+
+
+def test_a_folder_and_a_missing_file_are_refused(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "gone.txt"):
+        with pytest.raises(CannotAttach):
+            read_attachment(path)
+
+
+def test_a_damaged_pdf_prints_nothing(tmp_path: Path) -> None:
+    writer, file = PdfWriter(), tmp_path / "broken.pdf"
+    writer.add_blank_page(100, 100)
+    writer.write(file)
+    file.write_bytes(file.read_bytes().replace(b"startxref\n", b"startxref\n1"))
+    program = "import sys; from pathlib import Path; from kvchat.chat.attachments import read_attachment\n"
+    program += "try: read_attachment(Path(sys.argv[1]))\nexcept Exception as error: print(type(error).__name__)"
+    done = subprocess.run([sys.executable, "-c", program, str(file)], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("CannotAttach\n", "")

@@ -1,0 +1,336 @@
+"""What was deleted for good is nowhere on the disk, and what others need of it stays."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import os
+import sqlite3
+import struct
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from kvchat.chat import deletion as forgetting
+from kvchat.chat import deletion as recently_deleted
+from kvchat.chat.events import Notice
+from kvchat.chat.record import automatic_backups
+from kvchat.chat.record.automatic_backups import back_up, backups_of
+from kvchat.chat.record.messages import Attachment
+from kvchat.chat.record.titles import title_from
+from kvchat.chat.turn import titles
+from kvchat.kvstore.savepoint import StoreRefused
+from kvchat.session.proof import Source
+from kvchat.system import migrations
+from tests.chat.stage import QUESTION, Stage
+from tests.fake_llama_server import FIRST_BYTE
+
+SECRET = "Xylograph Quokka"  # in no other text
+
+
+def traces(stage: Stage) -> list[Path]:
+    """The files that hold the secret, as text or as tokens."""
+    stage.runtime._database.write_through()
+    kinds = [form for word in SECRET.split() for form in (word, word.lower(), word[2:])]
+    texts = [kind.encode() for kind in kinds]
+    tokens = [struct.pack(f"<{len(text)}i", *(FIRST_BYTE + byte for byte in text)) for text in texts]
+    files = [file for file in stage.home.rglob("*") if file.is_file()]
+    return [file for file in files if any(trace in file.read_bytes() for trace in texts + tokens)]
+
+
+async def asked(stage: Stage) -> str:
+    """A chat whose second question, and what is attached to it, hold the secret."""
+    chat = await stage.chat()
+    await stage.answered(chat)
+    document = Attachment("Quokka.txt", 9, "h", f"{SECRET} in a document, {QUESTION}")
+    reply = await stage.runtime.chat.send(chat, f"What is a {SECRET}?", attachments=(document,))
+    assert reply is not None
+    await stage.runtime.chat.idle()
+    assert (await stage.runtime.chat.finder.find("quokka")).chats
+    assert back_up(stage.runtime.paths.database, often=True)
+    return chat
+
+
+async def keep_deleted(stage: Stage, days: int) -> None:
+    """For so long what was deleted can be had back; with 0 only until Undo goes."""
+    await stage.runtime.apply_settings(dataclasses.replace(stage.settings, keep_deleted_days=days))
+
+
+async def forgotten(stage: Stage) -> None:
+    """Wait until what was deleted has gone for good."""
+    await stage.until(lambda: not rows(stage, "removed"))
+    await stage.runtime.chat.idle()
+
+
+async def delete_now(stage: Stage) -> None:
+    """What was deleted goes for good, because the user says so."""
+    await stage.runtime.chat.recently_deleted.delete_now(await stage.runtime.chat.recently_deleted.entries())
+    await stage.runtime.chat.idle()
+
+
+async def test_a_deleted_message_is_nowhere_when_it_cannot_be_undone(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chat = await asked(stage)
+    assert {file.name.partition(".")[0] for file in traces(stage)} >= {"conversations", "index"}
+    assert backups_of(stage.runtime.paths.database)[0] in traces(stage)
+    monkeypatch.setattr(recently_deleted, "UNDO_S", 0)
+    await keep_deleted(stage, 0)
+    _, _, question, _ = await stage.runtime.chat.messages(chat)
+    await stage.runtime.chat.delete_message(question)
+    await forgotten(stage)
+    assert traces(stage) == []
+    assert len(stage.save_points()) == 1
+    assert (await stage.answered(chat, "And the Danube?")).source is not Source.COLD
+    assert not (await stage.runtime.chat.finder.find("quokka")).chats
+
+
+async def test_a_message_put_back_keeps_its_save_points(stage: Stage) -> None:
+    chat = await asked(stage)
+    before = await stage.runtime.chat.messages(chat)
+    removed = await stage.runtime.chat.delete_message(before[2])
+    assert len(stage.save_points()) == 2
+    await stage.runtime.chat.put_back(removed)
+    assert rows(stage, "removed") == 0
+    assert await stage.runtime.chat.messages(chat) == before
+    await stage.runtime.close()
+    assert len(stage.save_points()) == 2
+
+
+async def test_quitting_ends_the_time_to_undo_where_nothing_is_kept(stage: Stage) -> None:
+    chat = await asked(stage)
+    await keep_deleted(stage, 0)
+    await stage.runtime.chat.delete_message((await stage.runtime.chat.messages(chat))[2])
+    await stage.runtime.close()
+    assert len(stage.save_points()) == 1
+
+
+def let_days_pass(stage: Stage, days: float) -> None:
+    """What was deleted was deleted that much earlier."""
+    with contextlib.closing(sqlite3.connect(stage.home / "data" / "conversations.db")) as db, db:
+        db.execute("UPDATE conversations SET deleted_at = deleted_at - ?1, deleted_s = ?1", (days * 86_400,))
+        db.execute("UPDATE removed SET removed_at = removed_at - ?1, deleted_s = ?1", (days * 86_400,))
+
+
+async def killed(stage: Stage) -> None:
+    """End as a process does that is killed before it has forgotten anything."""
+    stage.runtime.chat.recently_deleted._deleted_here.clear()
+    await stage.runtime.close()
+
+
+async def test_a_run_that_was_killed_leaves_nothing_of_a_deleted_message(stage: Stage, smollm2: Path) -> None:
+    chat = await asked(stage)
+    await stage.runtime.chat.delete_message((await stage.runtime.chat.messages(chat))[2])
+    await killed(stage)
+    let_days_pass(stage, 8)
+    assert len(stage.save_points()) == 2
+    async with Stage(stage.home, stage.fake, smollm2) as again:
+        assert len(again.save_points()) == 1
+        again.runtime.chat.forget_left_behind()
+        await again.runtime.chat.idle()
+        assert traces(again) == []
+        assert rows(again, "deleted") == 0
+
+
+async def test_a_run_that_was_killed_leaves_nothing_of_a_deleted_chat(stage: Stage, smollm2: Path) -> None:
+    chat = await asked(stage)
+    await stage.runtime.chat.organiser.delete([chat])
+    await killed(stage)
+    let_days_pass(stage, 8)
+    async with Stage(stage.home, stage.fake, smollm2) as again:
+        again.runtime.chat.forget_left_behind()
+        await again.runtime.chat.idle()
+        assert traces(again) == []
+        assert rows(again, "deleted") == 0
+
+
+async def test_save_points_of_an_older_version_go_with_a_deleted_message_after_a_kill(
+    stage: Stage, smollm2: Path
+) -> None:
+    chat = await asked(stage)
+    await stage.runtime.chat.delete_message((await stage.runtime.chat.messages(chat))[2])
+    await killed(stage)
+    let_days_pass(stage, 8)
+    with contextlib.closing(sqlite3.connect(stage.home / "cache" / "savepoints" / "index.db")) as index, index:
+        index.execute("UPDATE save_points SET message_id = NULL")
+    async with Stage(stage.home, stage.fake, smollm2) as again:
+        again.runtime.chat.forget_left_behind()
+        await again.runtime.chat.idle()
+        assert again.save_points() == []
+
+
+async def test_what_was_put_back_is_not_forgotten_at_the_next_start(stage: Stage) -> None:
+    chat = await asked(stage)
+    question = (await stage.runtime.chat.messages(chat))[2]
+    await stage.runtime.chat.put_back(await stage.runtime.chat.delete_message(question))
+    assert rows(stage, "deleted") == rows(stage, "removed") == 0
+
+
+def rows(stage: Stage, table: str) -> int:
+    """How many rows a table of the chats' file has."""
+    with stage.runtime._database.reading() as db:
+        return int(db.execute(f"SELECT count(*) FROM {table}").fetchone()[0])
+
+
+async def test_a_deleted_chat_is_nowhere(stage: Stage) -> None:
+    await stage.answered(await stage.chat())
+    chat = await asked(stage)
+    await stage.runtime.chat.rename(chat, f"About the {SECRET}")
+    await stage.runtime.chat.drafts.keep(
+        {chat: f"More about {SECRET}"}, {chat: (Attachment("more.txt", 9, "h", f"Even more about {SECRET}"),)}
+    )
+    await stage.runtime.chat.delete(chat)
+    await stage.runtime.chat.idle()
+    assert traces(stage) == []
+    assert len(stage.save_points()) == 1
+
+
+async def test_many_that_go_at_once_are_overwritten_together(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls, go = [], asyncio.Event()
+
+    async def forget() -> None:
+        calls.append("forget")
+        await go.wait()
+
+    monkeypatch.setattr(stage.runtime.chat.finder, "forget", forget)
+    words = stage.runtime.chat._permanent_deletion._words
+    waiting = [asyncio.create_task(words([str(number)])) for number in range(5)]
+    await stage.until(lambda: sum(task.done() for task in waiting) == 4)
+    go.set()
+    await asyncio.gather(*waiting)
+    assert len(calls) == 2
+
+
+async def test_the_title_goes_with_the_question_it_was_made_of(stage: Stage) -> None:
+    chat = await stage.chat("Be brief.")
+    await stage.answered(chat, SECRET)
+    question, reply = (await stage.runtime.chat.messages(chat))[1:]
+    await stage.runtime.chat.edit(question, "Another question")
+    removed = await stage.runtime.chat.delete_message(question)
+
+    async def title() -> str:
+        conversation = await stage.runtime.chat.conversation(chat)
+        assert conversation is not None
+        return conversation.title
+
+    assert await title() == "Another question"
+    await stage.runtime.chat.put_back(removed)
+    assert await title() == SECRET
+    await stage.runtime.chat.idle()
+    assert reply.id in {row["id"] for row in removed.rows}
+
+
+async def test_a_title_by_the_model_goes_with_the_words_it_has_from_a_message(stage: Stage) -> None:
+    chat = await asked(stage)
+    database = stage.runtime._database
+
+    async def title() -> str:
+        conversation = await stage.runtime.chat.conversation(chat)
+        assert conversation is not None
+        return conversation.title
+
+    _, first, question, last = await stage.runtime.chat.messages(chat)
+    for made, left in (("River and garden", "River and garden"), ("The quokka's river", title_from(QUESTION))):
+        titles.make_due(database, chat)
+        assert titles.settle(database, chat, made, first.id)
+        removed = await stage.runtime.chat.delete_message(question)
+        assert await title() == left
+        await stage.runtime.chat.put_back(removed)
+        assert await title() == made
+    titles.make_due(database, chat)
+    await stage.runtime.chat.delete_message(question)
+    assert not titles.settle(database, chat, "Made of a quokka before it went", last.id)
+    assert titles.is_due(database, chat)
+
+
+def test_copies_made_before_a_migration_do_not_stay(tmp_path: Path) -> None:
+    database, old, new = (tmp_path / name for name in ("a.db", "a.db.before-3", "a.db.before-4"))
+    for file in (database, old, new):
+        file.touch()
+    week_ago = time.time() - 7.5 * 86_400
+    for file in (database, old):
+        os.utime(file, (week_ago, week_ago))
+    migrations.drop_old_copies(database)
+    assert sorted(tmp_path.iterdir()) == [database, new]
+
+
+async def test_what_cannot_be_deleted_is_told_once_and_tried_again(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chat = await asked(stage)
+    store, refusals, told = stage.runtime._store, iter(range(4)), []
+    stage.runtime.events.subscribe(lambda event: told.append(event) if isinstance(event, Notice) else None)
+    delete = store.delete_conversation
+
+    def refuse_at_first(conversation_id: str) -> int:
+        if next(refusals, None) is not None:
+            raise StoreRefused("The save points could not be read or written.", "The disk is gone.")
+        return delete(conversation_id)
+
+    monkeypatch.setattr(store, "delete_conversation", refuse_at_first)
+    monkeypatch.setattr(forgetting, "AGAIN_S", 0.01)
+    await stage.runtime.chat.delete(chat)
+    await stage.until(lambda: not rows(stage, "deleted"))
+    await stage.runtime.chat.idle()
+    assert [notice.title for notice in told] == ["What was deleted is not all gone yet"]
+    assert "The disk is gone." in told[0].detail
+    assert traces(stage) == []
+
+
+async def test_a_start_looks_only_at_what_was_kept_since_the_last(stage: Stage, smollm2: Path) -> None:
+    await asked(stage)
+    by, store = stage.runtime._database.file_id(), stage.runtime._store
+    assert len(store.unseen(by).messages) == 1
+    await stage.runtime.close()
+    async with Stage(stage.home, stage.fake, smollm2) as again:
+        assert again.runtime._store.unseen(by).messages == {}
+        assert len(again.runtime._store.unseen("another file").messages) == 1
+        assert len(again.save_points()) == 2
+        with again.runtime._database.reading() as db:
+            query = "SELECT count(*) FROM messages INDEXED BY messages_that_read WHERE CASE WHEN json_valid(receipt)"
+            tokens = "(receipt ->> '$.prompt_tokens') - (receipt ->> '$.cached_tokens')"
+            assert db.execute(f"{query} THEN {tokens} >= 64 END").fetchone()[0] >= 1
+
+
+async def test_whoever_waits_for_a_deletion_may_be_cancelled(stage: Stage) -> None:
+    """The memory goes all the same, also where it waits for something else to be written first."""
+    chat = await stage.chat()
+    await stage.answered(chat)
+    assert stage.save_points()
+    slots, writing = stage.runtime.chat.slots, asyncio.Event()
+    slots.in_order(writing.wait())
+    deletion = slots.discard(chat)
+    waiting = asyncio.gather(deletion)
+    await asyncio.sleep(0)
+    waiting.cancel()
+    writing.set()
+    await slots.written()
+    assert not stage.save_points()
+
+
+async def test_a_chat_that_goes_while_a_backup_is_made_is_not_in_it(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chat, file = await asked(stage), stage.runtime.paths.database
+    other = await stage.chat()
+    await stage.answered(other)
+    copied, deleted, copy = threading.Event(), threading.Event(), automatic_backups._copy
+
+    def copy_and_wait(source: Path, target: Path) -> None:
+        copy(source, target)
+        copied.set()
+        assert deleted.wait(240)
+
+    monkeypatch.setattr(automatic_backups, "_copy", copy_and_wait)
+    made = asyncio.create_task(asyncio.to_thread(back_up, file, often=True))
+    assert await asyncio.to_thread(copied.wait, 240)
+    await stage.runtime.chat.delete(chat)
+    await stage.runtime.chat.idle()
+    deleted.set()
+    assert await made
+    assert traces(stage) == []
+    with contextlib.closing(sqlite3.connect(backups_of(file)[0])) as backup:
+        assert backup.execute("SELECT DISTINCT conversation_id FROM messages").fetchall() == [(other,)]

@@ -1,0 +1,112 @@
+"""Pictures that go with a message: what is taken, where they stand in the prompt, and that they come back whole."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+
+import pytest
+
+from kvchat.chat.attachments import MOST_PICTURE_BYTES, CannotAttach, picture_of, read_attachment
+from kvchat.chat.record.messages import MessageState, Role, needs_vision, prompt_messages
+from kvchat.engine.speaking.pictures import pixels
+from kvchat.engine.speaking.wire import Picture, messages_body
+from kvchat.engine_host.choice import CannotSee, find_projector
+from kvchat.library.model_files import projector_of
+from kvchat.transfer.exporting import ExportForm, export_file
+from kvchat.transfer.importing import import_paths
+from tests.pictures import png
+from tests.transfer.library import everything, open_library
+
+RED = picture_of("red <b>.png", png())
+JPEG = b"\xff\xd8\xff\xe0\x00\x04ab\xff\xff\xc2\x00\x11\x08\x00\x1e\x00\x28" + bytes(20)
+BOMB = b"\x89PNG\r\n\x1a\n" + struct.pack(">I4sII", 13, b"IHDR", 60_000, 60_000) + bytes(20)
+
+
+@pytest.mark.parametrize(
+    ("data", "size"),
+    [
+        (png(), (40, 30)),
+        (JPEG, (40, 30)),
+        (b"GIF89a" + struct.pack("<HH", 40, 30), (40, 30)),
+        (b"BM" + bytes(16) + struct.pack("<ii", 40, -30), (40, 30)),
+        (JPEG[:9], (0, 0)),
+        (b"\xff\xd8\xff", (0, 0)),
+        (png()[:18], (0, 0)),
+    ],
+)
+def test_the_size_stands_in_the_header(data: bytes, size: tuple[int, int]) -> None:
+    assert pixels(data) == size
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "words"),
+    [
+        ("bomb.png", BOMB, "60,000 × 60,000"),
+        ("cut.png", png()[:18], "damaged"),
+        ("new.webp", b"RIFF\0\0\0\0WEBPVP8 ", "PNG, JPEG"),
+        ("scan.tif", b"II*\0" + bytes(50), "PNG, JPEG"),
+        ("huge.png", png() + bytes(MOST_PICTURE_BYTES), "is the most"),
+    ],
+)
+def test_what_no_engine_should_get_is_refused(tmp_path: Path, name: str, data: bytes, words: str) -> None:
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(CannotAttach, match=words):
+        read_attachment(tmp_path / name)
+
+
+def test_words_that_begin_like_a_bitmap_and_an_svg_are_text(tmp_path: Path) -> None:
+    for name, text in (("cars.txt", "BMW and others are makers of cars."), ("a.svg", "<svg><image href='x'/></svg>")):
+        (tmp_path / name).write_text(text)
+        assert read_attachment(tmp_path / name).text == text
+
+
+def test_pictures_stand_before_the_words_and_travel_as_data(tmp_path: Path) -> None:
+    database = open_library(tmp_path)
+    chat = database.create_conversation("New chat").id
+    database.append_question(chat, "What is it?", (RED,))
+    database.append_question(chat, "", (RED,))
+    (asked,) = prompt_messages(database.branch(chat))
+    assert (asked.content, asked.pictures) == ("What is it?", (Picture(RED.data),) * 2)
+    assert needs_vision([asked])
+    (body,) = messages_body([asked])
+    assert [part["type"] for part in body["content"]] == ["image_url", "image_url", "text"]
+    assert body["content"][0]["image_url"]["url"].startswith("data:image/")
+
+
+def test_an_export_holds_the_picture_and_an_import_takes_no_other(tmp_path: Path) -> None:
+    here = open_library(tmp_path / "here")
+    chat = here.create_conversation("New chat").id
+    here.append(chat, None, Role.USER, "What is it?", MessageState.COMPLETE, (RED,))
+    for form in ExportForm:
+        export_file(here, [chat], form, tmp_path / f"out.{form.value}")
+    page = (tmp_path / "out.html").read_text("utf-8")
+    assert 'src="data:image/png;base64,' in page
+    assert 'alt="red &lt;b&gt;.png"' in page
+    assert "*Attached: red <b>.png*" in (tmp_path / "out.md").read_text("utf-8")
+
+    there = open_library(tmp_path / "there")
+    assert import_paths(there, [tmp_path / "out.json"]).problems == ()
+    assert there.branch(chat)[0].attachments == (RED,)
+    assert everything(there) == everything(here)
+
+    data = json.loads((tmp_path / "out.json").read_text("utf-8"))
+    for number, bad in enumerate(("no base64!", "PHN2Zz4=", 7)):
+        data["conversations"][0]["messages"][0]["attachments"][0]["data"] = bad
+        (tmp_path / "bad.json").write_text(json.dumps(data))
+        report = import_paths(open_library(tmp_path / f"bad-{number}"), [tmp_path / "bad.json"])
+        assert "is no picture" in str(report.problems[0])
+        assert not report.imported
+
+
+def test_a_model_sees_through_the_projector_beside_it(tmp_path: Path) -> None:
+    model = tmp_path / "gemma-3-4b-it-Q4_K_M.gguf"
+    model.touch()
+    assert projector_of(model) is None
+    with pytest.raises(CannotSee, match="gemma-3-4b-it"):
+        find_projector(model, ())
+    assert find_projector(model, ("--mmproj", "own.gguf")) is None
+    (tmp_path / "mmproj-F16.gguf").touch()
+    assert find_projector(model, ()) == tmp_path / "mmproj-F16.gguf"
+    assert projector_of(tmp_path / "gone" / "model.gguf") is None

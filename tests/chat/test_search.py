@@ -1,0 +1,200 @@
+"""Full-text search in any script, and what keeps its index true."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kvchat.chat import search
+from kvchat.chat.record.database import Database
+from kvchat.chat.record.messages import Attachment, MessageState, Role
+from kvchat.chat.search import _NEWEST, FoundChat, excerpt, find, index_some
+from kvchat.words.folding import any_span, spans, terms_of
+from kvchat.words.safe_text import calm
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Iterator[Database]:
+    database = Database(tmp_path / "chats.db")
+    yield database
+    database.close()
+
+
+def chat(database: Database, *texts: str, title: str = "A chat") -> str:
+    conversation = database.create_conversation(title, "You are a helpful zebra.")
+    for text in texts:
+        database.append(conversation.id, None, Role.USER, text, MessageState.COMPLETE)
+    return conversation.id
+
+
+def found(database: Database, query: str) -> tuple[FoundChat, ...]:
+    while index_some(database):
+        pass
+    return find(database, query)
+
+
+def marked(hit: FoundChat) -> list[str]:
+    return [hit.excerpt[start:end] for start, end in hit.marks]
+
+
+@pytest.mark.parametrize(
+    ("text", "query", "hit"),
+    [
+        ("The quick brown fox", "QUICK", "quick"),
+        ("The quick brown fox", "qui", "qui"),
+        ("un café à Zürich", "cafe", "café"),
+        ("un cafe\u0301 noir", "café", "cafe\u0301"),
+        ("un cafe noir", "CAFÉ", "cafe"),
+        ("Die Straße", "strasse", "Straße"),
+        ("我们去北京旅游", "京", "京"),
+        ("我们去北京旅游", "北京", "北京"),
+        ("我们去北京旅游", "北京旅游", "北京旅游"),
+        ("東京タワーに登る", "タワー", "タワー"),
+        ("저는 서울에서 살아요", "서울", "서울"),
+        ("ฉันรักประเทศไทย", "ประเทศ", "ประเทศ"),
+        ("مَرْحَبًا بالعالم", "مرحبا", "مَرْحَبًا"),
+        ("שלום עולם", "עולם", "עולם"),
+        ("नमस्ते दुनिया", "दुनिया", "दुनिया"),
+        ("well done 👍🏽 and on", "👍", "👍🏽"),
+        ("flag 🇨🇳 here", "🇨🇳", "🇨🇳"),
+        ("call os.path.join() here", "path.join", "path.join"),
+        ("ｆｕｌｌ width", "full", "ｆｕｌｌ"),
+        ('say "hello world" now', '"hello world"', "hello world"),
+    ],
+)
+def test_found_in_any_script_and_marked(database: Database, text: str, query: str, hit: str) -> None:
+    id = chat(database, text)
+    chat(database, "nothing of the kind 无 ない 다른 อื่น")
+    (only,) = found(database, query)
+    assert only.conversation_id == id
+    assert marked(only)[0] == hit
+
+
+@pytest.mark.parametrize("query", ["", "  ", "?!", '"', "…", "京北", "zebra", "uick", '"brown quick"', "fox cat"])
+def test_finds_nothing_that_was_not_said(database: Database, query: str) -> None:
+    chat(database, "The quick brown fox", "北京", "cat")
+    assert found(database, query) == ()
+
+
+@pytest.mark.parametrize(
+    "query", ["NEAR(a b)", "title:x", "a*", "-x", "(", "'; DROP TABLE messages", "{x}", "a AND", "\0x"]
+)
+def test_no_query_is_an_instruction(database: Database, query: str) -> None:
+    chat(database, "x")
+    found(database, query)
+
+
+def test_the_index_follows_what_is_written(database: Database) -> None:
+    id = chat(database, "first words", title="Harvest")
+    reply = database.append(id, None, Role.ASSISTANT, "", MessageState.STREAMING)
+    assert found(database, "harvest")[0].message_ids == ()
+    for text in ("Once", "Once upon a time"):
+        with database.transaction() as db:
+            db.execute("UPDATE messages SET content = ? WHERE id = ?", (text, reply.id))
+    assert found(database, "upon")[0].message_ids == (reply.id,)
+    database.rename(id, "Autumn", by_user=True)
+    assert not found(database, "harvest")
+    assert found(database, "autumn")
+    database.remove_leaf(reply)
+    assert not found(database, "upon")
+    database.delete(id)
+    assert not found(database, "autumn")
+    with database.reading() as db:
+        assert [
+            db.execute(f"SELECT count(*) FROM {table}").fetchone()[0] for table in ("searched", "searched_words")
+        ] == [0, 0]
+
+
+def test_titles_come_first_then_the_newest(database: Database) -> None:
+    titled = chat(database, title="All about apples")
+    older = chat(database, "an apple", "two apples")
+    newer = chat(database, "apple pie")
+    assert [hit.conversation_id for hit in found(database, "apple")] == [titled, newer, older]
+    assert len(found(database, "apple")[2].message_ids) == 2
+
+
+def test_documents_are_found_by_name_and_text(database: Database) -> None:
+    id = chat(database, "Hello")
+    report = Attachment("Bericht 2024.pdf", 9, "h", "Viel Text. " * 900 + "鸭嘴兽 lives in Tasmania.")
+    other = Attachment("other.txt", 9, "i", "nothing of the kind")
+    asked = database.append_question(id, "What is **this** about?", [other, report])
+    for query, mark in (("鸭嘴", "鸭嘴"), ("tasm", "Tasm"), ("bericht", "Bericht")):
+        (hit,) = found(database, query)
+        assert (hit.message_ids, hit.in_document) == ((asked.id,), True)
+        assert hit.excerpt.startswith("Bericht 2024.pdf: ")
+        assert marked(hit) == [mark]
+    (hit,) = found(database, "about tasmania")
+    assert (hit.in_document, marked(hit)) == (False, ["about"])
+    database.remove_leaf(asked)
+    assert not found(database, "tasmania")
+
+
+def test_so_much_of_documents_is_read_for_the_excerpts_and_no_more(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(search, "_READING_S", 0)
+    for number in range(3):
+        long = Attachment(f"{number}.txt", 9, "h", "x " * 200 + "needle")
+        database.append_question(chat(database), "", [long])
+    hits = found(database, "needle")
+    assert [hit.excerpt for hit in hits][1:] == ["1.txt", "0.txt"]
+    assert marked(hits[0]) == ["needle"]
+    assert all(hit.in_document for hit in hits)
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("# A **needle** in `hay`", "A needle in hay"),
+        ("> - [x] _the_ *needle*\n> - **北京**烤鸭", "the needle 北京烤鸭"),
+        ("| a | needle |\n|---|:-:|\n| 1 | 2 |", "a needle 1 2"),
+        ("see [the needle](https://example.org/x_y) ![a cat](c.png)", "see the needle a cat"),
+        ("```python\nneedle = 2**3  # __x__\n```\n**done**", "needle = 2**3 # __x__ done"),
+        ("snake_needle_case, 2*3*4, `a**b|c` and 1\\*needle", "snake_needle_case, 2*3*4, a**b|c and 1*needle"),
+        ("**إبرة needle** ~~no~~ 👍🏽", "إبرة needle no 👍🏽"),
+        ("[x](https://needle.org)", "[x](https://needle.org)"),
+        ("a\u202eneedle\u200b\x1b[31m", "aneedle␛[31m"),
+    ],
+)
+def test_an_excerpt_is_plain_words(text: str, line: str) -> None:
+    shown = excerpt(text, terms_of("needle a*"), markdown=True)
+    assert shown is not None
+    assert shown.text == line
+    asked = excerpt(text, terms_of("needle a*"), markdown=False)
+    assert asked is not None
+    assert asked.text == " ".join(calm(text).split())
+
+
+def test_code_whose_fence_is_out_of_sight_is_left_as_it_is() -> None:
+    shown = excerpt("```\n" + "x = 1\n" * 500 + "y = **needle**", terms_of("needle"), markdown=True)
+    assert shown is not None
+    assert shown.text.endswith("x = 1 y = **needle**")
+
+
+def test_a_word_cut_by_the_step_of_reading_is_seen_whole() -> None:
+    for before in range(4080, 4100):
+        text = "x" * before + " needles " + "x" * 5000
+        assert any_span(text, terms_of('"needle"')) is None
+        assert any_span(text, terms_of('"needles"')) == (before + 1, before + 8)
+
+
+def test_an_excerpt_begins_before_the_hit(database: Database) -> None:
+    chat(database, "so many words\n" * 50 + "and the needle\nin them " + "x" * 500)
+    (hit,) = found(database, "needle")
+    assert hit.excerpt.startswith("…")
+    assert "and the needle in them" in hit.excerpt
+    assert marked(hit) == ["needle"]
+
+
+def test_marks_do_not_overlap() -> None:
+    assert spans("foobar foo", terms_of("foo foobar")) == [(0, 3), (7, 10)]
+
+
+def test_searching_reads_the_index_backwards_and_sorts_nothing(database: Database) -> None:
+    with database.reading() as db:
+        plan = [row["detail"] for row in db.execute("EXPLAIN QUERY PLAN " + _NEWEST, ("x", 9))]
+    assert len(plan) == 3
+    assert "VIRTUAL TABLE INDEX" in plan[0]
+    assert not any("TEMP B-TREE" in step or step.startswith("SCAN conversations") for step in plan)
