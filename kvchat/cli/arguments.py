@@ -1,282 +1,456 @@
-"""The command line: its commands and options, the values they take, and what was asked for. Does none of it."""
+"""The command line as one table: each command is a dataclass of its options. Imports nothing that does them."""
 
 from __future__ import annotations
 
 import argparse
 import sys
-from dataclasses import fields
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any
 
 from kvchat import __version__
-from kvchat.cli import options
-from kvchat.cli.options import NoQuestion, byte_count, named_path, positive, setting, standard_input, text
-from kvchat.cli.terminal import explain_commands, speak_argparse
+from kvchat.cli.options import (
+    COMMANDS,
+    STANDARD_STREAM,
+    Command,
+    NoQuestion,
+    Options,
+    apart,
+    byte_count,
+    flag,
+    here,
+    named_path,
+    option,
+    owner,
+    positional,
+    positive,
+    read_passphrase,
+    read_question,
+    setting,
+    wait_for,
+    window,
+)
 from kvchat.engine.finding.graphics import Backend
 from kvchat.settings import NAMES as SETTING_NAMES
 from kvchat.transfer.exporting import ExportForm
 from kvchat.words.language import N_, _
 
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
-
-T = TypeVar("T", bound="DataclassInstance")
-SIZE_TOKENS = 16_384  # of the chat of `bench --size`: 2 GB
+SIZE_BYTES = 2_150_000_000  # of the file that `bench --size` makes
 _CODES = N_(
     "Exit codes: 0 done; 1 not done, or nothing found, or a fault found: standard error says which; 2 the command line"
     " makes no sense; 130 and 143 ended by Ctrl+C or SIGTERM; 141 whoever read the output has left."
 )
+_LISTED = N_("actions (without one, they are listed)")
+_ACTIONS = {  # titles of the lists of actions
+    "store": N_("actions (without one, the store is shown)"),
+    "engines": _LISTED,
+    "chats": _LISTED,
+    "settings": _LISTED,
+    "models": N_("actions (without one, the models on this machine are listed)"),
+    "prepared": _LISTED,
+}
+# argparse's own words: it asks a catalogue for them that nobody has here, so it is given kvchat's.
+_ARGPARSE = (
+    *(N_("usage: "), N_("positional arguments"), N_("options"), N_("show this help message and exit")),
+    *(N_("show program's version number and exit"), N_("%(prog)s: error: %(message)s\n")),
+    *(N_("argument %(argument_name)s: %(message)s"), N_("the following arguments are required: %s")),
+    *(N_("unrecognized arguments: %s"), N_("invalid choice: %(value)r (choose from %(choices)s)")),
+    *(N_("invalid %(type)s value: %(value)r"), N_("expected one argument"), N_("not allowed with argument %s")),
+)
+
+
+@dataclass(frozen=True)
+class JsonOptions(Options):
+    as_json: bool = flag("--json", N_("print one JSON object instead"))
+
+
+@dataclass(frozen=True)
+class EngineOptions(Options):
+    model: Path | None = option(
+        "--model", "PATH", N_("a GGUF file (default: the one in the settings)"), type=named_path
+    )
+    engine: Path | None = option(
+        "--engine", "PATH", N_("a llama-server (default: the one kvchat finds)"), type=named_path
+    )
+    starter: bool = flag("--starter", N_("without a model, fetch the starter model"))
+
+
+@window("quick", words=N_("the small window to ask something in; to be bound to a key of your desktop's"))
+@window("", words=N_("Chat with your own llama-server, and have it remember."))
+@dataclass(frozen=True)
+class WindowOptions(Options):
+    starter: bool = flag("--starter", N_("without a model, fetch the starter model (98 MB) unasked"))
+    hidden: bool = flag("--hidden", N_("start in the tray, without opening the window"))
+
+
+@window("open", words=N_("open chats, models, documents and kvchat:// links in the window"))
+@dataclass(frozen=True)
+class OpenOptions(WindowOptions):
+    what: tuple[str, ...] = positional(
+        "FILE", N_("without any, the window; before files and links `open` may be left out"), (), nargs="*"
+    )
+
+
+@owner("ask", "answering:ask", N_("ask a question, or have a conversation on the terminal"))
+@dataclass(frozen=True)
+class AskOptions(EngineOptions, JsonOptions):
+    new: bool = flag("--new", N_("begin a new chat"), group="which")
+    chat_id: str | None = option("--chat", "ID", N_("go on with this chat (default: the newest)"), group="which")
+    system: str | None = option("--system", "TEXT", N_("system prompt of a new chat"), group="begins")
+    on: str | None = option(
+        "--on", "NAME", N_("begin a new chat on documents that were prepared under that name"), group="begins"
+    )
+    attach: tuple[Path, ...] = option(
+        "--attach", "FILE", N_("a text, PDF or picture; repeatable"), (), type=Path, action="append"
+    )
+    max_tokens: int | None = option(
+        "--max-tokens", "N", N_("stop the reply after N tokens"), type=setting("max_tokens", int)
+    )
+    temperature: float | None = option(
+        "--temperature", "T", N_("0 always takes the likeliest token"), type=setting("temperature", float)
+    )
+    seed: int | None = option("--seed", "N", N_("seed of the sampling"), type=setting("seed", int))
+    prompt: str | None = positional(
+        "PROMPT",
+        N_("the question; - reads standard input; without one, a conversation on the terminal"),
+        None,
+        nargs="?",
+    )
+
+    def ready(self) -> AskOptions:
+        """Read the question. `-`, or no prompt without a terminal, is read from standard input. Raises NoQuestion."""
+        if self.prompt is None and sys.stdin.isatty() and not self.as_json:
+            return self
+        prompt = read_question() if self.prompt is None or self.prompt == "-" else self.prompt
+        if not prompt.strip():
+            raise NoQuestion(
+                _("There is no question"), _("It is empty."), _("Write it behind the command, or - to read it.")
+            )
+        return replace(self, prompt=prompt)
+
+
+@owner(
+    "serve",
+    "answering:serve",
+    N_("let other programs use the engine, with its memory; prints “ready” and the address, and ends with Ctrl+C"),
+)
+@dataclass(frozen=True)
+class ServeOptions(EngineOptions):
+    host: str | None = option("--host", "ADDRESS", N_("where to listen (default: 127.0.0.1); any other needs a key"))
+    port: int | None = option("--port", "N", "default: 8737", type=setting("door_port", int))
+    slots: int | None = option("--slots", "N", N_("answer up to N requests side by side"), type=setting("slots", int))
+    key_file: Path | None = option(
+        "--key-file",
+        "FILE",
+        N_("a file only you may read; a line is a key, or a program's name, a colon and its key"),
+        type=Path,
+    )
+
+
+@owner("prepare", "prepared:prepare", N_("read documents once, for chats to begin on without reading them"))
+@dataclass(frozen=True)
+class PrepareOptions(EngineOptions):
+    paths: Sequence[Path] = positional(
+        "PATH", N_("files or folders; none: read again what is so called"), (), type=named_path, nargs="*"
+    )
+    name: str = option("--name", "NAME", N_("what it is called in the library"), "", required=True)
+
+
+@owner("prepared", "prepared:show_all", N_("list prepared documents and what they take and save"))
+@dataclass(frozen=True)
+class PreparedOptions(EngineOptions, JsonOptions):
+    pass
+
+
+@owner("prepared remove", "prepared:remove", N_("forget one"))
+@dataclass(frozen=True)
+class PreparedName(EngineOptions):
+    name: str = positional("NAME", N_("what it is called"))
+
+
+@apart("bench", "bench.speed:bench", N_("measure what save points bring with your own model"))
+@dataclass(frozen=True)
+class BenchOptions(EngineOptions, JsonOptions):
+    tokens: int | None = option("--tokens", "N", N_("length of the chat"), type=positive)
+    made_bytes: int | None = option(
+        "--size",
+        "BYTES",
+        N_("measure a chat of gigabytes instead, and the store alone with a made file of that size (2.15GB)"),
+        type=byte_count,
+        nargs="?",
+        const=SIZE_BYTES,
+    )
+
+
+owner("store", "store:show_all", N_("show, prune or verify the save points"))(JsonOptions)
+
+
+@owner("store prune", "store:prune", N_("delete the least valuable save points until the rest fits a size"))
+@dataclass(frozen=True)
+class PruneOptions(JsonOptions):
+    target_bytes: int = option(
+        "--to", "BYTES", N_("what may remain: 500MB, 2GB or bytes"), 0, type=byte_count, required=True
+    )
+    dry_run: bool = flag("--dry-run", N_("only tell what would be deleted"))
+
+
+owner("store verify", "store:verify", N_("hash every block again and set bad ones aside"))(JsonOptions)
+
+
+@owner("store forget", "store:forget", N_("delete the save points of another program"))
+@dataclass(frozen=True)
+class ProgramOptions(JsonOptions):
+    program: str = positional("PROGRAM", N_("its name, as the list has it"))
+
+
+here("engines", "engines:show_all", N_("list engines, try one out, fetch one for the graphics card"))(JsonOptions)
+
+
+@apart("engines test", "engines:test", N_("start one with a small model; save and restore"))
+@dataclass(frozen=True)
+class EngineToTest(JsonOptions):
+    path: str | None = positional(
+        "PATH", N_('a llama-server, or "embedded" (default: the one in use)'), None, type=str, nargs="?"
+    )
+
+
+@owner("engines get", "engines:get", N_("fetch one that uses the graphics card; Ctrl+C pauses, the same goes on"))
+@dataclass(frozen=True)
+class EngineToGet(JsonOptions):
+    backend: str | None = positional(
+        None,
+        N_("what it computes with (default: what suits the card)"),
+        None,
+        nargs="?",
+        choices=[backend.value.lower() for backend in Backend],
+    )
+
+
+@owner("engines remove", "engines:remove", N_("delete one that was fetched"))
+@dataclass(frozen=True)
+class EngineName(JsonOptions):
+    name: str = positional("NAME", N_("its name, as the list has it"))
+
+
+@apart("models", "models:show_all", N_("find models on this machine, search and fetch others"))
+@dataclass(frozen=True)
+class ModelsOptions(JsonOptions):
+    folders: tuple[Path, ...] = option(
+        "--folder", "DIR", N_("look here as well; may be repeated"), (), type=Path, action="append"
+    )
+
+
+here("models suggest", "models:suggest", N_("name a few models for this machine; nothing is asked of the network"))(
+    JsonOptions
+)
+
+
+@apart("models search", "models:search", N_("search Hugging Face"))
+@dataclass(frozen=True)
+class SearchWords(JsonOptions):
+    words: tuple[str, ...] = positional("WORDS", N_("what the name must contain"), (), nargs="+")
+
+
+@dataclass(frozen=True)
+class RepositoryOptions(Options):
+    repository: str = positional("OWNER/NAME[:QUANT]", N_("such as ggml-org/gemma-3-4b-it-GGUF:Q4_K_M"))
+
+
+@apart("models files", "models:files", N_("list the models in a repository, with sizes and whether they fit"))
+@dataclass(frozen=True)
+class FilesOptions(RepositoryOptions, JsonOptions):
+    pass
+
+
+@owner("models get", "models:get", N_("fetch a model; Ctrl+C pauses, the same command goes on"))
+@dataclass(frozen=True)
+class ModelToGet(RepositoryOptions):
+    use: bool = flag("--use", N_("make it the model to chat with"))
+
+
+@owner("models use", "models:use", N_("make a model that is here the one to chat with"))
+@dataclass(frozen=True)
+class ModelToUse(JsonOptions):
+    words: tuple[str, ...] = positional(
+        "NAME", N_("its name in the list or a part of it, or the path of a GGUF file"), (), nargs="+"
+    )
+
+
+@here("models token", "models:token", N_("keep an access token for gated models, read from standard input"))
+@dataclass(frozen=True)
+class TokenOptions(Options):
+    forget: bool = flag("--forget", N_("forget it"))
+
+
+here("chats", "chats:show_all", N_("list, show, rename or delete chats"))(JsonOptions)
+
+
+@here("chats show", "chats:show_one", N_("print one as Markdown; with --json all of it, as `export` writes it"))
+@dataclass(frozen=True)
+class OneChat(JsonOptions):
+    chat: str = positional("ID", N_("as the list has it; its first letters do"))
+
+
+@owner("chats rename", "chats:rename", N_("give one another title"))
+@dataclass(frozen=True)
+class RenameOptions(OneChat):
+    title: str = positional("TITLE", N_("the new one"))
+
+
+@owner("chats delete", "chats:delete", N_("delete some; for a while the window can have them back"))
+@dataclass(frozen=True)
+class SomeChats(JsonOptions):
+    chats: tuple[str, ...] = positional("ID", N_("as the list has it; its first letters do"), (), nargs="+")
+
+
+@here("search", "chats:search", N_("find words in all chats and what is attached to them"))
+@dataclass(frozen=True)
+class SearchOptions(JsonOptions):
+    words: tuple[str, ...] = positional(
+        "WORDS", N_('all of them, or beginnings; "in quotes" as they are'), (), nargs="+"
+    )
+
+
+@dataclass(frozen=True)
+class PassphraseOptions(Options):
+    passphrase_file: Path | None = option(
+        "--passphrase-file", "FILE", N_("its first line seals or opens the file; - is standard input"), type=Path
+    )
+
+
+@here("export", "chats:export", N_("write chats to a file"))
+@dataclass(frozen=True)
+class ExportOptions(PassphraseOptions):
+    target: Path = positional(
+        "FILE", N_("where to; its ending says in which form; - is standard output"), STANDARD_STREAM, type=Path
+    )
+    chat_id: str | None = option("--chat", "ID", N_("only this chat"))
+    form: str | None = option(
+        "--form",
+        None,
+        N_("json: complete, can be imported again; md: Markdown, several as a zip; html: one page"),
+        choices=[form.value for form in ExportForm],
+    )
+    with_memory: bool = flag(
+        "--with-memory", N_("with what the model has of --chat in memory, to go on elsewhere without reading it")
+    )
+
+
+@owner("import", "chats:take_in", N_("take chats in: kvchat, ChatGPT, Claude, Open WebUI, LM Studio"))
+@dataclass(frozen=True)
+class ImportOptions(PassphraseOptions):
+    files: tuple[Path, ...] = positional(
+        "FILE", N_("JSON files, zips, folders, or chats with their memory"), (), type=Path, nargs="+"
+    )
+    passphrase: str = ""
+
+    def ready(self) -> ImportOptions:
+        """Read the passphrase, and wait for files that hang in the data's owner's place. Raises NotThatWay."""
+        wait_for(self.files)
+        return replace(self, passphrase=read_passphrase(self.passphrase_file))
+
+
+@here("backup", "chats:backup", N_("write chats and settings into one zip"))
+@dataclass(frozen=True)
+class BackupOptions(Options):
+    target: Path = positional("FILE", N_("- is standard output"), STANDARD_STREAM, type=Path)
+
+
+@owner("restore", "chats:restore", N_("put a backup back; what it replaces is kept beside it"))
+@dataclass(frozen=True)
+class RestoreOptions(Options):
+    source: Path = positional("FILE", "", STANDARD_STREAM, type=Path)
+    with_engine: bool = flag("--with-engine", N_("also take the engine and its arguments from the backup's settings"))
+
+
+owner(
+    "repair",
+    "chats:repair_chats",
+    N_("where the chats' file is damaged: keep all that can be read, and what the newest automatic backup has"),
+)(Options)
+here("settings", "settings:show_all", N_("list the settings, look one up, change one"))(JsonOptions)
+
+
+@owner("settings reset", "settings:reset", N_("take what is usual again"))
+@here("settings get", "settings:show_one", N_("print one"))
+@dataclass(frozen=True)
+class SettingName(JsonOptions):
+    name: str = positional("NAME", N_("as the list has it"), choices=SETTING_NAMES)
+
+
+@owner("settings set", "settings:change", N_("change one"))
+@dataclass(frozen=True)
+class SettingValue(SettingName):
+    values: tuple[str, ...] = positional("VALUE", N_("a size as 20GB, a list as several values"), (), nargs="+")
+
+
+@here("doctor", "doctor:doctor", N_("show what kvchat found on this machine"))
+@dataclass(frozen=True)
+class DoctorOptions(JsonOptions):
+    model: Path | None = option(
+        "--model", "PATH", N_("a GGUF file to judge (default: the one in the settings)"), type=named_path
+    )
+    retest: bool = flag("--retest", N_("have the next start try out again whether restoring works here"))
+
+
+@here("completion", "arguments:print_completion", N_("print what makes a shell complete kvchat's commands"))
+@dataclass(frozen=True)
+class ShellOptions(Options):
+    shell: str = positional(None, 'for ~/.bashrc: eval "$(kvchat completion bash)"', choices=("bash", "zsh", "tcsh"))
+
+
+def parse(arguments: Sequence[str]) -> tuple[Command, Any]:
+    """The command and the options that a command line asks for. Exits where it makes no sense."""
+    given = vars(build_parser().parse_args(arguments))
+    command = COMMANDS[given["command"]]
+    known = [one.name for one in fields(command.options) if given.get(one.name) is not None]
+    values = {name: tuple(given[name]) if isinstance(given[name], list) else given[name] for name in known}
+    return command, command.options(**values)
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The parser for the whole command line. `command` is None when the app itself is wanted."""
-    speak_argparse()
-    parser = argparse.ArgumentParser(
-        "kvchat", description=_("Chat with your own llama-server, and have it remember."), epilog=_CODES
-    )
+    """The parser of the whole table. Its namespaces hold what was given and the name of the `command`."""
+    argparse._ = _  # type: ignore[attr-defined]  # it asks gettext's own domain: https://bugs.python.org/issue12711
+    title = _("commands (without one, the window)")
+    parser = argparse.ArgumentParser("kvchat", epilog=_(_CODES), argument_default=argparse.SUPPRESS)
     parser.add_argument("--version", action="version", version=f"kvchat {__version__}")
-    _flag(parser, "--starter", _("without a model, fetch the starter model (98 MB) unasked"))
-    _flag(parser, "--hidden", _("start in the tray, without opening the window"))
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", title=_("commands (without one, the window)"))
-    commands.add_parser("quick", help=_("the small window to ask something in; to be bound to a key of your desktop's"))
-    opened = commands.add_parser("open", help=_("open chats, models, documents and kvchat:// links in the window"))
-    _value(
-        opened, "what", "FILE", _("without any, the window; before files and links `open` may be left out"), nargs="*"
-    )
-    _add_ask(commands.add_parser("ask", help=_("ask a question, or have a conversation on the terminal")))
-    serve = _(
-        "let other programs use the engine, with its memory; prints “ready” and the address, and ends with Ctrl+C"
-    )
-    _add_serve(commands.add_parser("serve", help=serve))
-    _add_prepare(commands)
-    _add_bench(commands.add_parser("bench", help=_("measure what save points bring with your own model")))
-    _add_store(commands.add_parser("store", help=_("show, prune or verify the save points")))
-    _add_engines(commands.add_parser("engines", help=_("list engines, try one out, fetch one for the graphics card")))
-    _add_models(commands.add_parser("models", help=_("find models on this machine, search and fetch others")))
-    _add_chats(commands.add_parser("chats", help=_("list, show, rename or delete chats")))
-    search = commands.add_parser("search", help=_("find words in all chats and what is attached to them"))
-    _value(search, "words", "WORDS", _('all of them, or beginnings; "in quotes" as they are'), nargs="+")
-    _add_json(search)
-    _add_transfer(commands)
-    _add_settings(commands.add_parser("settings", help=_("list the settings, look one up, change one")))
-    doctor = commands.add_parser("doctor", help=_("show what kvchat found on this machine"))
-    _add_json(doctor)
-    _value(doctor, "--model", "PATH", _("a GGUF file to judge (default: the one in the settings)"), type=named_path)
-    _flag(doctor, "--retest", _("have the next start try out again whether restoring works here"))
-    shells = commands.add_parser("completion", help=_("print what makes a shell complete kvchat's commands"))
-    shells.add_argument(
-        "shell", choices=("bash", "zsh", "tcsh"), help='for ~/.bashrc: eval "$(kvchat completion bash)"'
-    )
-    explain_commands(parser)
+    _describe(parser, COMMANDS[""])
+    lists = {"": parser.add_subparsers(metavar="COMMAND", title=title)}
+    for command in COMMANDS.values():
+        if not command.name:
+            continue
+        before, _space, name = command.name.rpartition(" ")
+        made = lists[before].add_parser(name, help=_(command.words), argument_default=argparse.SUPPRESS)
+        _describe(made, command)
+        if command.name in _ACTIONS:
+            title = _(_ACTIONS[command.name])
+            lists[command.name] = made.add_subparsers(metavar="ACTION", title=title)
     return parser
 
 
-def filled(kind: type[T], namespace: argparse.Namespace, **instead: object) -> T:
-    """Options with what is on the command line under their fields' names, and `instead` of some of it."""
-    told = {field.name: getattr(namespace, field.name, None) for field in fields(kind)} | instead
-    given = {name: value for name, value in told.items() if value is not None}
-    return kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in given.items()})
+def _describe(parser: argparse.ArgumentParser, command: Command) -> None:
+    """Give the parser of a command its words and options."""
+    parser.description = _(command.words)
+    parser.set_defaults(command=command.name)
+    groups: dict[str, argparse._ActionsContainer] = {}
+    for one in fields(command.options):
+        if not one.metadata:
+            continue
+        more = dict(one.metadata)
+        name, group, words = more.pop("name", None), more.pop("group", None), more.pop("help")
+        if group and group not in groups:
+            groups[group] = parser.add_mutually_exclusive_group()
+        place = groups.get(group, parser)
+        if name:
+            place.add_argument(name, dest=one.name, help=_(words), **more)
+        else:
+            place.add_argument(one.name, help=_(words), **more)
 
 
-def ask_options(namespace: argparse.Namespace) -> options.AskOptions:
-    """The options of `ask`; `-`, or no prompt without a terminal, is read from standard input. Raises NoQuestion."""
-    talks = namespace.prompt is None and sys.stdin.isatty() and not namespace.as_json
-    prompt = "" if talks else standard_input() if namespace.prompt in (None, "-") else namespace.prompt
-    if not talks and not prompt.strip():
-        raise NoQuestion(
-            _("There is no question"), _("It is empty."), _("Write it behind the command, or - to read it.")
-        )
-    return filled(options.AskOptions, namespace, prompt=prompt)
+def print_completion(options: ShellOptions) -> int:
+    """Print what a shell has to read to complete kvchat's commands and options."""
+    import shtab
 
-
-def bench_options(namespace: argparse.Namespace) -> options.BenchOptions:
-    """The options of `bench`."""
-    tokens = namespace.tokens or (options.BenchOptions.tokens if namespace.made_bytes is None else SIZE_TOKENS)
-    size, made = namespace.made_bytes is not None, namespace.made_bytes or None
-    return filled(options.BenchOptions, namespace, tokens=tokens, size=size, made_bytes=made)
-
-
-def models_options(namespace: argparse.Namespace) -> options.ModelsOptions:
-    """The options of `models`."""
-    name = getattr(namespace, "repository", "")
-    repository, _, quantisation = (name, "", "") if "://" in name else name.partition(":")
-    what = repository or " ".join(getattr(namespace, "words", ()))
-    return filled(options.ModelsOptions, namespace, what=what, quantisation=quantisation)
-
-
-def export_options(namespace: argparse.Namespace) -> options.ExportOptions:
-    """The options of `export`."""
-    return filled(options.ExportOptions, namespace, form=ExportForm(namespace.form) if namespace.form else None)
-
-
-def _flag(parser: argparse._ActionsContainer, name: str, words: str, **more: Any) -> None:
-    parser.add_argument(name, action="store_true", help=words, **more)
-
-
-def _value(parser: argparse._ActionsContainer, name: str, metavar: str, words: str, **more: Any) -> None:
-    parser.add_argument(name, metavar=metavar, help=words, **{"type": text} | more)
-
-
-def _add_ask(parser: argparse.ArgumentParser) -> None:
-    which = parser.add_mutually_exclusive_group()
-    _flag(which, "--new", _("begin a new chat"))
-    _value(which, "--chat", "ID", _("go on with this chat (default: the newest)"), dest="chat_id")
-    _add_engine(parser)
-    begins = parser.add_mutually_exclusive_group()
-    _value(begins, "--system", "TEXT", _("system prompt of a new chat"))
-    _value(begins, "--on", "NAME", _("begin a new chat on documents that were prepared under that name"))
-    _value(parser, "--attach", "FILE", _("a text, PDF or picture; repeatable"), type=Path, action="append", default=[])
-    _value(parser, "--max-tokens", "N", _("stop the reply after N tokens"), type=setting("max_tokens", int))
-    likeliest = _("0 always takes the likeliest token")
-    _value(parser, "--temperature", "T", likeliest, type=setting("temperature", float))
-    _value(parser, "--seed", "N", _("seed of the sampling"), type=setting("seed", int))
-    _add_json(parser)
-    words = _("the question; - reads standard input; without one, a conversation on the terminal")
-    _value(parser, "prompt", "PROMPT", words, nargs="?")
-
-
-def _add_serve(parser: argparse.ArgumentParser) -> None:
-    _value(parser, "--host", "ADDRESS", _("where to listen (default: 127.0.0.1); any other needs a key"))
-    _value(parser, "--port", "N", "default: 8737", type=setting("door_port", int))
-    _add_engine(parser)
-    _value(parser, "--slots", "N", _("answer up to N requests side by side"), type=setting("slots", int))
-    keys = _("a file only you may read; a line is a key, or a program's name, a colon and its key")
-    _value(parser, "--key-file", "FILE", keys, type=Path)
-
-
-def _add_prepare(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    prepare = commands.add_parser("prepare", help=_("read documents once, for chats to begin on without reading them"))
-    _value(
-        prepare, "paths", "PATH", _("files or folders; none: read again what is so called"), type=named_path, nargs="*"
-    )
-    _value(prepare, "--name", "NAME", _("what it is called in the library"), required=True)
-    prepared = commands.add_parser("prepared", help=_("list prepared documents and what they take and save"))
-    removal = prepared.add_subparsers(dest="action", metavar="ACTION").add_parser("remove", help=_("forget one"))
-    _value(removal, "name", "NAME", _("what it is called"))
-    for parser in (prepare, prepared):
-        _add_engine(parser)
-    _add_json(prepared)
-
-
-def _add_bench(parser: argparse.ArgumentParser) -> None:
-    _add_engine(parser)
-    _value(parser, "--tokens", "N", _("length of the chat"), type=positive)
-    large = _("measure a chat of gigabytes instead, and the store alone with a made file of that size (2.15GB)")
-    _value(parser, "--size", "BYTES", large, dest="made_bytes", type=byte_count, nargs="?", const=0)
-    _add_json(parser)
-
-
-def _add_store(parser: argparse.ArgumentParser) -> None:
-    _add_json(parser)
-    actions = parser.add_subparsers(
-        dest="action", metavar="ACTION", title=_("actions (without one, the store is shown)")
-    )
-    prune = actions.add_parser("prune", help=_("delete the least valuable save points until the rest fits a size"))
-    left = _("what may remain: 500MB, 2GB or bytes")
-    _value(prune, "--to", "BYTES", left, dest="target_bytes", type=byte_count, required=True)
-    _flag(prune, "--dry-run", _("only tell what would be deleted"))
-    verify = actions.add_parser("verify", help=_("hash every block again and set bad ones aside"))
-    forget = actions.add_parser("forget", help=_("delete the save points of another program"))
-    forget.add_argument("program", metavar="PROGRAM", help=_("its name, as the list has it"))
-    _add_json(prune, verify, forget, default=argparse.SUPPRESS)  # see --starter
-
-
-def _add_engines(parser: argparse.ArgumentParser) -> None:
-    _add_json(parser)
-    actions = parser.add_subparsers(dest="action", metavar="ACTION", title=_("actions (without one, they are listed)"))
-    test = actions.add_parser("test", help=_("start one with a small model; save and restore"))
-    _value(test, "path", "PATH", _('a llama-server, or "embedded" (default: the one in use)'), type=str, nargs="?")
-    get = actions.add_parser("get", help=_("fetch one that uses the graphics card; Ctrl+C pauses, the same goes on"))
-    kinds = [backend.value.lower() for backend in Backend]
-    get.add_argument(
-        "backend", nargs="?", choices=kinds, help=_("what it computes with (default: what suits the card)")
-    )
-    remove = actions.add_parser("remove", help=_("delete one that was fetched"))
-    _value(remove, "name", "NAME", _("its name, as the list has it"))
-    _add_json(test, get, remove, default=argparse.SUPPRESS)
-
-
-def _add_chats(parser: argparse.ArgumentParser) -> None:
-    _add_json(parser)
-    actions = parser.add_subparsers(dest="action", metavar="ACTION", title=_("actions (without one, they are listed)"))
-    show = actions.add_parser("show", help=_("print one as Markdown; with --json all of it, as `export` writes it"))
-    rename = actions.add_parser("rename", help=_("give one another title"))
-    delete = actions.add_parser("delete", help=_("delete some; for a while the window can have them back"))
-    for action, many in ((show, 1), (rename, 1), (delete, "+")):
-        _value(action, "chats", "ID", _("as the list has it; its first letters do"), nargs=many)
-    _value(rename, "title", "TITLE", _("the new one"))
-    _add_json(show, rename, delete, default=argparse.SUPPRESS)
-
-
-def _add_settings(parser: argparse.ArgumentParser) -> None:
-    _add_json(parser)
-    actions = parser.add_subparsers(dest="action", metavar="ACTION", title=_("actions (without one, they are listed)"))
-    get, change = actions.add_parser("get", help=_("print one")), actions.add_parser("set", help=_("change one"))
-    reset = actions.add_parser("reset", help=_("take what is usual again"))
-    for action in (get, change, reset):
-        action.add_argument("name", metavar="NAME", choices=SETTING_NAMES, help=_("as the list has it"))
-    _value(change, "values", "VALUE", _("a size as 20GB, a list as several values"), nargs="+")
-    _add_json(get, change, reset, default=argparse.SUPPRESS)
-
-
-def _add_models(parser: argparse.ArgumentParser) -> None:
-    _add_json(parser)
-    folders = _("look here as well; may be repeated")
-    _value(parser, "--folder", "DIR", folders, dest="folders", type=Path, action="append")
-    title = _("actions (without one, the models on this machine are listed)")
-    actions = parser.add_subparsers(dest="action", metavar="ACTION", title=title)
-    suggest = actions.add_parser(
-        "suggest", help=_("name a few models for this machine; nothing is asked of the network")
-    )
-    search = actions.add_parser("search", help=_("search Hugging Face"))
-    _value(search, "words", "WORDS", _("what the name must contain"), nargs="+")
-    files = actions.add_parser("files", help=_("list the models in a repository, with sizes and whether they fit"))
-    get = actions.add_parser("get", help=_("fetch a model; Ctrl+C pauses, the same command goes on"))
-    _flag(get, "--use", _("make it the model to chat with"))
-    use = actions.add_parser("use", help=_("make a model that is here the one to chat with"))
-    _value(use, "words", "NAME", _("its name in the list or a part of it, or the path of a GGUF file"), nargs="+")
-    for action in (files, get):
-        _value(action, "repository", "OWNER/NAME[:QUANT]", _("such as ggml-org/gemma-3-4b-it-GGUF:Q4_K_M"))
-    token = actions.add_parser("token", help=_("keep an access token for gated models, read from standard input"))
-    _flag(token, "--forget", _("forget it"))
-    _add_json(suggest, search, files, use, default=argparse.SUPPRESS)
-
-
-def _add_json(*parsers: argparse.ArgumentParser, default: object = False) -> None:
-    for parser in parsers:
-        _flag(parser, "--json", _("print one JSON object instead"), dest="as_json", default=default)
-
-
-def _add_engine(parser: argparse.ArgumentParser) -> None:
-    _value(parser, "--model", "PATH", _("a GGUF file (default: the one in the settings)"), type=named_path)
-    _value(parser, "--engine", "PATH", _("a llama-server (default: the one kvchat finds)"), type=named_path)
-    # SUPPRESS: without it the subcommand's default would overrule a --starter given before the command.
-    _flag(parser, "--starter", _("without a model, fetch the starter model"), default=argparse.SUPPRESS)
-
-
-def _add_transfer(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    export = commands.add_parser("export", help=_("write chats to a file"))
-    _value(export, "target", "FILE", _("where to; its ending says in which form; - is standard output"), type=Path)
-    _value(export, "--chat", "ID", _("only this chat"), dest="chat_id")
-    forms = _("json: complete, can be imported again; md: Markdown, several as a zip; html: one page")
-    export.add_argument("--form", choices=[form.value for form in ExportForm], help=forms)
-    _flag(
-        export, "--with-memory", _("with what the model has of --chat in memory, to go on elsewhere without reading it")
-    )
-    take = commands.add_parser("import", help=_("take chats in: kvchat, ChatGPT, Claude, Open WebUI, LM Studio"))
-    _value(take, "files", "FILE", _("JSON files, zips, folders, or chats with their memory"), type=Path, nargs="+")
-    for one in (export, take):
-        _value(
-            one,
-            "--passphrase-file",
-            "FILE",
-            _("its first line seals or opens the file; - is standard input"),
-            type=Path,
-        )
-    backup = commands.add_parser("backup", help=_("write chats and settings into one zip"))
-    _value(backup, "target", "FILE", _("- is standard output"), type=Path)
-    restore = commands.add_parser("restore", help=_("put a backup back; what it replaces is kept beside it"))
-    restore.add_argument("source", type=Path, metavar="FILE")
-    _flag(restore, "--with-engine", _("also take the engine and its arguments from the backup's settings"))
-    words = _("where the chats' file is damaged: keep all that can be read, and what the newest automatic backup has")
-    commands.add_parser("repair", help=words)
+    print(shtab.complete(build_parser(), options.shell))
+    return 0

@@ -2,38 +2,50 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
-from kvchat.cli import owned
-from kvchat.cli.command_runtime import run_until_interrupted
-from kvchat.cli.options import EnginesOptions
-from kvchat.cli.terminal import say, show_progress
-from kvchat.engine.finding.discovery import EngineEntry, EngineLocation, find_engine, take_inventory, usable_engine
+from kvchat.cli.arguments import EngineName, EngineToGet, EngineToTest, JsonOptions
+from kvchat.cli.owned import Commands
+from kvchat.cli.terminal import say, show, show_progress
+from kvchat.engine.finding.discovery import EngineEntry, find_engine, take_inventory, usable_engine
 from kvchat.engine.finding.graphics import Backend, find_graphics, install_advice
 from kvchat.engine_host.fetching import EngineFetcher, FetchedEngine, Stage
 from kvchat.engine_host.setup import EngineSetup, trial_model
 from kvchat.engine_host.trial import Trial, TrialStep, try_engine
 from kvchat.errors import KvchatError
-from kvchat.settings import Settings, load_settings
-from kvchat.system.paths import Paths, resolve_paths
+from kvchat.settings import load_settings
+from kvchat.system.paths import resolve_paths
 from kvchat.words.language import _
 from kvchat.words.wording import size
 
 
-def run(options: EnginesOptions) -> int:
-    """List the engines, or try one. Returns the exit code: 1 where none can be used. Raises KvchatError."""
+def show_all(options: JsonOptions) -> int:
+    """List the engines; 1 where none can be used."""
     paths = resolve_paths()
-    settings = load_settings(paths.settings_file)
-    match options.action:
-        case "test":
-            return _test(paths, settings, options)
-        case "get" | "remove":
-            return owned.run("engines", options)
     fetched = EngineFetcher(paths.engines, lambda: None).fetched()
-    entries = take_inventory(settings.engine_path, [one.location for one in fetched])
-    print(json.dumps(_fields(entries, fetched), indent=2) if options.as_json else "\n".join(lines(entries, fetched)))
+    entries = take_inventory(load_settings(paths.settings_file).engine_path, [one.location for one in fetched])
+    graphics = find_graphics()
+    fields = {
+        "engines": [
+            {
+                "kind": entry.location.kind,
+                "path": entry.location.path,
+                "chosen": entry.chosen,
+                "version": entry.version,
+                "build": entry.build,
+                "backends": entry.backends,
+                "devices": entry.devices,
+                "problem": str(entry.problem) if entry.problem else None,
+            }
+            for entry in entries
+        ],
+        "fetched": [{"name": one.name, "path": one.location.path, "bytes": one.size} for one in fetched],
+        "graphics": graphics.makers,
+        "advice": install_advice(graphics),
+    }
+    show(options.as_json, fields, lines(entries, fetched))
     return 0 if any(entry.chosen for entry in entries) else 1
 
 
@@ -44,8 +56,8 @@ def lines(entries: tuple[EngineEntry, ...], fetched: Sequence[FetchedEngine] = (
         "  " + _("Fetched: {name} ({size}); `kvchat engines remove {name}`", name=one.name, size=size(one.size))
         for one in fetched
     ]
-    graphics = find_graphics()
     if not any(entry.backends for entry in entries):
+        graphics = find_graphics()
         cards = _(" and ").join(maker.value for maker in graphics.makers)
         told += [
             "",
@@ -68,46 +80,21 @@ def _entry_lines(entry: EngineEntry) -> Iterator[str]:
         yield "    " + _("the processor alone")
 
 
-def _fields(entries: tuple[EngineEntry, ...], fetched: Sequence[FetchedEngine]) -> dict[str, Any]:
-    """The list as JSON. Sizes in bytes."""
-    graphics = find_graphics()
-    return {
-        "engines": [
-            {
-                "kind": entry.location.kind.value,
-                "path": str(entry.location.path) if entry.location.path else None,
-                "chosen": entry.chosen,
-                "version": entry.version,
-                "build": entry.build,
-                "backends": list(entry.backends),
-                "devices": [vars(device) for device in entry.devices],
-                "problem": str(entry.problem) if entry.problem else None,
-            }
-            for entry in entries
-        ],
-        "fetched": [{"name": one.name, "path": str(one.location.path), "bytes": one.size} for one in fetched],
-        "graphics": [maker.value for maker in graphics.makers],
-        "advice": list(install_advice(graphics)),
-    }
-
-
-def _test(paths: Paths, settings: Settings, options: EnginesOptions) -> int:
-    location = _wanted(settings, options.path)
+async def test(options: EngineToTest, commands: Commands) -> int:
+    """Try the engine that was named, or the one kvchat would start; 1 where it does not work."""
+    settings = commands.settings
+    location = find_engine(options.path) if options.path else usable_engine(settings.engine_path)[0]
 
     def tell(step: TrialStep) -> None:
         if not options.as_json:
             _show_step(step)
 
     if not options.as_json:
-        print(location, flush=True)
-
-    async def test() -> int:
-        trial = await try_engine(location, trial_model(paths, settings), tell)
-        if options.as_json:
-            print(json.dumps(_trial_fields(location, trial), indent=2))
-        return 0 if trial.works else 1
-
-    return run_until_interrupted(test())
+        say(str(location))
+    trial = await try_engine(location, trial_model(commands.paths, settings), tell)
+    if options.as_json:
+        show(True, _trial_fields(location, trial), ())
+    return 0 if trial.works else 1
 
 
 def _show_step(step: TrialStep) -> None:
@@ -116,80 +103,78 @@ def _show_step(step: TrialStep) -> None:
         say(f"    {step.error.advice}")
 
 
-async def change(options: EnginesOptions, commands: owned.Commands) -> int:
-    """Fetch an engine or remove a fetched one. Returns the exit code. Raises KvchatError."""
+def _trial_fields(engine: object, trial: Trial) -> dict[str, Any]:
+    """A trial as JSON. `engine`: the one tried or, after a fetch, the one in use."""
+    steps = [{"name": step.name, "detail": step.detail, "failed": step.error is not None} for step in trial.steps]
+    return {"engine": str(engine), "works": trial.works, "steps": steps}
+
+
+@asynccontextmanager
+async def _setup(commands: Commands) -> AsyncIterator[EngineSetup]:
+    """The runtime's where it is open, else one that only changes the settings."""
     if commands.is_open:
-        return await _change((await commands.runtime()).engines, options, commands)
+        yield (await commands.runtime()).engines
+        return
 
     async def use(path: str | None) -> None:
         await commands.change_settings(engine_path=path)
 
     setup = EngineSetup(commands.paths, lambda: commands.settings, use)
     try:
-        return await _change(setup, options, commands)
+        yield setup
     finally:
         await setup.close()
 
 
-async def _change(setup: EngineSetup, options: EnginesOptions, commands: owned.Commands) -> int:
-    if options.action == "remove":
+async def remove(options: EngineName, commands: Commands) -> int:
+    """Remove a fetched engine."""
+    async with _setup(commands) as setup:
         await setup.remove(options.name)
-        say(json.dumps({"removed": options.name}) if options.as_json else _("{name} is removed.", name=options.name))
-        return 0
-    shown = 0
-    stage: Stage | None = None
+    show(options.as_json, {"removed": options.name}, [_("{name} is removed.", name=options.name)])
+    return 0
 
-    def tell() -> None:
-        nonlocal stage, shown
-        now = setup.fetching
-        if now is None or options.as_json:
-            return
-        if now.build and now.stage is not stage:
-            stage = now.stage
-            if stage is Stage.FETCHING:
-                say(
-                    _(
-                        "{name} ({size}) from {source}",
-                        name=now.build.name,
-                        size=size(now.build.size),
-                        source=setup.fetcher.source,
-                    ),
-                )
-            elif stage is Stage.TRYING:
-                say(_("Trying it out:"))
-        if now.build and now.stage in (Stage.FETCHING, Stage.CHECKING, Stage.UNPACKING):
-            show_progress(f"{_(now.stage.value).capitalize()}:", now.done, now.build.size)
-        for step in now.steps[shown:]:
-            _show_step(step)
-        shown = len(now.steps)
 
-    unsubscribe = setup.subscribe(tell)
+async def get(options: EngineToGet, commands: Commands) -> int:
+    """Fetch an engine and take it into use if it works, else 1."""
     wanted = next((backend for backend in Backend if backend.value.lower() == options.backend), None)
-    try:
-        trial = await setup.get(wanted)
-    finally:
-        unsubscribe()
+    async with _setup(commands) as setup:
+        unsubscribe = setup.subscribe(lambda: None if options.as_json else progress.tell())
+        progress = _Progress(setup)
+        try:
+            trial = await setup.get(wanted)
+        finally:
+            unsubscribe()
     if trial is None:
         raise KvchatError(_("The engine was not fetched"), _("It was cancelled, or another one is being fetched."))
     path = commands.settings.engine_path
-    if options.as_json:
-        say(json.dumps(_trial_fields(path, trial), indent=2))
-    elif trial.works:
-        say(_("In use now: {path}", path=path))
-    else:
-        say(_("It is not used; the engine you had stays. The same command tries it again without a download."))
+    used = _("In use now: {path}", path=path)
+    kept = _("It is not used; the engine you had stays. The same command tries it again without a download.")
+    show(options.as_json, _trial_fields(path, trial), [used if trial.works else kept])
     return 0 if trial.works else 1
 
 
-def _wanted(settings: Settings, path: str | None) -> EngineLocation:
-    """The engine that was named, or the one kvchat would start."""
-    return find_engine(path) if path else usable_engine(settings.engine_path)[0]
+class _Progress:
+    """Prints how far fetching is, each stage and step once."""
 
+    def __init__(self, setup: EngineSetup) -> None:
+        self._setup = setup
+        self._stage: Stage | None = None
+        self._shown = 0
 
-def _trial_fields(engine: object, trial: Trial) -> dict[str, Any]:
-    """A trial as JSON. `engine`: the one tried or, after a fetch, the one in use."""
-    return {
-        "engine": str(engine),
-        "works": trial.works,
-        "steps": [{"name": step.name, "detail": step.detail, "failed": step.error is not None} for step in trial.steps],
-    }
+    def tell(self) -> None:
+        """Print what is new."""
+        now = self._setup.fetching
+        if now is None:
+            return
+        if now.build and now.stage is not self._stage:
+            self._stage = now.stage
+            if now.stage is Stage.FETCHING:
+                build, source = now.build, self._setup.fetcher.source
+                say(_("{name} ({size}) from {source}", name=build.name, size=size(build.size), source=source))
+            elif now.stage is Stage.TRYING:
+                say(_("Trying it out:"))
+        if now.build and now.stage in (Stage.FETCHING, Stage.CHECKING, Stage.UNPACKING):
+            show_progress(f"{_(now.stage.value).capitalize()}:", now.done, now.build.size)
+        for step in now.steps[self._shown :]:
+            _show_step(step)
+        self._shown = len(now.steps)

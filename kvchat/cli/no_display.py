@@ -62,7 +62,7 @@ def find_problem(environment: Mapping[str, str] = os.environ) -> DisplayProblem 
     return _missing(needed) or _unreachable(environment)
 
 
-def run(problem: DisplayProblem, *, starter: bool) -> int:
+def explain(problem: DisplayProblem, *, starter: bool) -> int:
     """Say what is wrong. With `starter`, chat all the same: a loop on a terminal, one greeting elsewhere."""
     print(
         _("kvchat cannot open a window. {detail}\n  {advice}", detail=problem.detail, advice=problem.advice),
@@ -70,17 +70,15 @@ def run(problem: DisplayProblem, *, starter: bool) -> int:
     )
     if not starter:
         return 1
-    from kvchat.cli.options import AskOptions
+    from kvchat.cli.arguments import AskOptions
+    from kvchat.cli.options import COMMANDS
+    from kvchat.cli.owned import run
 
-    if not sys.stdin.isatty():
-        from kvchat.cli.talk import ask
-
-        print(_("Instead, one question to the starter model: {greeting}", greeting=GREETING), file=sys.stderr)
-        return ask.run(AskOptions(prompt=GREETING, new=True, max_tokens=GREETING_TOKENS, starter=True))
-    from kvchat.cli.talk import conversation
-
-    print(_("Chatting in the terminal instead."), file=sys.stderr)
-    return conversation.run(AskOptions(new=True, starter=True))
+    if sys.stdin.isatty():
+        print(_("Chatting in the terminal instead."), file=sys.stderr)
+        return run(COMMANDS["ask"], AskOptions(new=True, starter=True))
+    print(_("Instead, one question to the starter model: {greeting}", greeting=GREETING), file=sys.stderr)
+    return run(COMMANDS["ask"], AskOptions(prompt=GREETING, new=True, max_tokens=GREETING_TOKENS, starter=True))
 
 
 def _missing(libraries: Iterable[str]) -> DisplayProblem | None:

@@ -1,161 +1,117 @@
-"""What the user asked of a command, as values, and how values are read.
-
-What the functions that read one raise, argparse makes a usage message of.
-"""
+"""How a command and its options are described, and how single values are read."""
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, TypeVar
 
 from kvchat.errors import KvchatError
 from kvchat.settings import MOST_BYTES, MOST_CONTEXT, why_not
-from kvchat.transfer.exporting import ExportForm
+from kvchat.system.files import in_time, read_plain
 from kvchat.words.language import _, number
 from kvchat.words.wording import size
 
+STANDARD_STREAM = Path("-")
 MOST_QUESTION = 64_000_000  # bytes, as of a file that is attached
+MOST_PASSPHRASE = 64_000  # bytes of its file
 _UNREAD = re.compile("[\ud800-\udfff]")  # Python's surrogateescape
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}  # decimal, as all sizes kvchat shows
-
-
-@dataclass(frozen=True)
-class AskOptions:
-    """What `kvchat ask` is to ask. None means "not given": the settings or the model decide."""
-
-    prompt: str = ""  # empty: a conversation on the terminal
-    new: bool = False  # begin a new conversation
-    chat_id: str | None = None  # go on with this one; neither: go on with the newest, or begin the first
-    model: Path | None = None
-    engine: Path | None = None
-    system: str | None = None  # only for a new conversation
-    on: str | None = None  # prepared documents that a new conversation begins on, by name
-    max_tokens: int | None = None
-    temperature: float | None = None
-    seed: int | None = None
-    attach: tuple[Path, ...] = ()  # documents that go with the question
-    as_json: bool = False
-    starter: bool = False  # fetch the starter model if there is no model
-
-
-@dataclass(frozen=True)
-class ServeOptions:
-    """Where and with what `kvchat serve` serves. None means "not given": the settings decide."""
-
-    host: str | None = None
-    port: int | None = None
-    model: Path | None = None
-    engine: Path | None = None
-    starter: bool = False
-    slots: int | None = None  # requests that are answered side by side
-    key_file: Path | None = None
-
-
-@dataclass(frozen=True)
-class BenchOptions:
-    """What `kvchat bench` is to measure. None means "not given": the settings decide."""
-
-    model: Path | None = None
-    engine: Path | None = None
-    starter: bool = False
-    tokens: int = 3000  # about how long the conversation is
-    size: bool = False  # measure whether the store holds at the size of real chats
-    made_bytes: int | None = None  # how large the file made for that is
-    as_json: bool = False
-
-
-@dataclass(frozen=True)
-class PrepareOptions:
-    """What `kvchat prepare` is to read, or `kvchat prepared` to show or remove."""
-
-    paths: Sequence[Path] = ()  # none: what is called so is read again
-    name: str = ""
-    action: Literal["show", "remove"] = "show"
-    model: Path | None = None
-    engine: Path | None = None
-    starter: bool = False
-    as_json: bool = False
-
-
-@dataclass(frozen=True)
-class EnginesOptions:
-    """What `kvchat engines` is to do."""
-
-    action: Literal["list", "test", "get", "remove"] = "list"
-    path: str | None = None  # the engine to try; None: the one kvchat would start
-    backend: str | None = None  # what the one to get is to compute with; None: what suits the card best
-    name: str = ""  # of the one to remove
-    as_json: bool = False
-
-
-@dataclass(frozen=True)
-class StoreOptions:
-    """What `kvchat store` is to do with the save points."""
-
-    action: Literal["show", "prune", "verify", "forget"] = "show"
-    target_bytes: int = 0  # of a prune
-    dry_run: bool = False  # only tell what a prune would remove
-    as_json: bool = False
-    program: str = ""  # whose save points `forget` deletes
-
-
-@dataclass(frozen=True)
-class ChatsOptions:
-    """What `kvchat chats` is to do with the chats."""
-
-    action: Literal["list", "show", "rename", "delete"] = "list"
-    chats: tuple[str, ...] = ()  # ids, or beginnings of them
-    title: str = ""  # the new one
-    as_json: bool = False
-
-
-@dataclass(frozen=True)
-class SettingsOptions:
-    """What `kvchat settings` is to do with the settings."""
-
-    action: Literal["list", "get", "set", "reset"] = "list"
-    name: str = ""
-    values: tuple[str, ...] = ()
-    as_json: bool = False
-
-
-@dataclass(frozen=True)
-class ModelsOptions:
-    """What `kvchat models` is to look for or to fetch."""
-
-    action: Literal["list", "suggest", "search", "files", "get", "use", "token"] = "list"
-    what: str = ""  # the words of a search; the repository of `files` and `get`
-    quantisation: str = ""  # which file to get
-    use: bool = False  # make what was fetched the model to chat with
-    forget: bool = False  # the token
-    folders: tuple[Path, ...] = ()  # to look into besides those of the settings
-    as_json: bool = False
-
-
-@dataclass(frozen=True)
-class ExportOptions:
-    """What `kvchat export` is to write."""
-
-    target: Path
-    chat_id: str | None = None  # None: every conversation
-    form: ExportForm | None = None  # None: as the target's name says
-    with_memory: bool = False  # so that the chat is as quick elsewhere
-    passphrase_file: Path | None = None  # whose first line seals it
 
 
 class NoQuestion(KvchatError):
     """There is nothing that could be asked."""
 
 
+class NotThatWay(KvchatError):
+    """The options do not go together, or a file that they name is of no use."""
+
+
+class Place(Enum):
+    """Where a command is done."""
+
+    WINDOW = "window"  # by the application
+    HERE = "here"  # by a function of the options, in the main thread; it reads the data at most
+    APART = "apart"  # by a coroutine function of the options and `Commands`, without the data folder
+    OWNER = "owner"  # the same, in the process that owns the data folder
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a command is asked to do. None means "not given": the settings or the model decide."""
+
+    def ready(self) -> Any:
+        """Return the options with what only the process that was started can read. Raises KvchatError."""
+        return self
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command, or an action of one."""
+
+    place: Place
+    name: str  # as it is typed: "store prune"
+    does: str  # module and function in kvchat.cli
+    words: str
+    options: type[Options]
+
+    def function(self) -> Callable[..., Any]:
+        """What does it. Imports its module."""
+        module, _colon, function = self.does.partition(":")
+        found: Callable[..., Any] = getattr(importlib.import_module(f"kvchat.cli.{module}"), function)
+        return found
+
+
+COMMANDS: dict[str, Command] = {}  # by name, as `arguments` declares them
+_Kind = TypeVar("_Kind", bound=type[Options])
+
+
+def _command(place: Place, name: str, does: str, words: str) -> Callable[[_Kind], _Kind]:
+    """Decorate the options of a command with its name, the function that does it and its words of help."""
+
+    def declare(options: _Kind) -> _Kind:
+        COMMANDS[name] = Command(place, name, does, words, options)
+        return options
+
+    return declare
+
+
+here, apart, owner = (partial(_command, place) for place in (Place.HERE, Place.APART, Place.OWNER))
+window = partial(_command, Place.WINDOW, does="")
+
+
+# Fields of options. `more` is for argparse; fields of one `group` exclude each other.
+
+
+def option(name: str, metavar: str | None, words: str, default: Any = None, **more: Any) -> Any:
+    """A field given as `--name METAVAR`."""
+    return field(default=default, metadata={"name": name, "metavar": metavar, "help": words, "type": text} | more)
+
+
+def positional(metavar: str | None, words: str, default: Any = "", **more: Any) -> Any:
+    """A field given by its place."""
+    return field(default=default, metadata={"metavar": metavar, "help": words, "type": text, "default": None} | more)
+
+
+def flag(name: str, words: str, **more: Any) -> Any:
+    """A field that is True where `--name` is given."""
+    return field(default=False, metadata={"name": name, "help": words, "action": "store_true"} | more)
+
+
+# Readers of values. What they raise, argparse makes a usage message of.
+
+
 def positive(digits: str) -> int:
     """A whole number above zero, and none that nobody could wait for."""
-    value = int(digits)  # argparse makes a usage message of its ValueError
+    value = int(digits)
     if not 1 <= value <= MOST_CONTEXT:
         raise argparse.ArgumentTypeError(
             _("{digits} is not from 1 to {most_context}", digits=digits, most_context=number(MOST_CONTEXT))
@@ -189,7 +145,21 @@ def named_path(name: str) -> Path:
     return Path(name)
 
 
-def standard_input() -> str:
+def byte_count(words: str) -> int:
+    """A size as a user writes it: "2GB", "1.5 gb", "500M", "1000000"."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)B?\s*", words, re.IGNORECASE)
+    if match is None:
+        raise argparse.ArgumentTypeError(_("{words} is not a size; write it as 500MB or 2GB", words=repr(words)))
+    size_bytes = float(match[1]) * _UNITS[match[2].upper()]
+    if size_bytes > MOST_BYTES:
+        raise argparse.ArgumentTypeError(_("{words} is more than any disk has", words=repr(words)))
+    return round(size_bytes)
+
+
+# Readers of what is not on the command line itself.
+
+
+def read_question() -> str:
     """All of standard input as text. Raises NoQuestion for what nobody can ask."""
     given = sys.stdin.buffer.read(MOST_QUESTION + 1) if sys.stdin else b""
     if len(given) > MOST_QUESTION:
@@ -201,12 +171,28 @@ def standard_input() -> str:
     return given.decode("utf-8-sig", "replace").replace("\0", "")
 
 
-def byte_count(words: str) -> int:
-    """A size as a user writes it: "2GB", "1.5 gb", "500M", "1000000"."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)B?\s*", words, re.IGNORECASE)
-    if match is None:
-        raise argparse.ArgumentTypeError(_("{words} is not a size; write it as 500MB or 2GB", words=repr(words)))
-    size_bytes = float(match[1]) * _UNITS[match[2].upper()]
-    if size_bytes > MOST_BYTES:
-        raise argparse.ArgumentTypeError(_("{words} is more than any disk has", words=repr(words)))
-    return round(size_bytes)
+def read_passphrase(file: Path | None) -> str:
+    """The first line of the file; empty without one. Never from the command line, where others can read it."""
+    if file is None:
+        return ""
+    try:
+        whole = sys.stdin.readline() if file == STANDARD_STREAM else read_plain(file, MOST_PASSPHRASE).decode()
+    except (OSError, ValueError) as error:
+        raise NotThatWay(
+            _("The passphrase could not be read"), f"{file}: {error}.", _("Give a file of text.")
+        ) from error
+    passphrase = whole.partition("\n")[0].rstrip("\r")
+    if not passphrase:
+        raise NotThatWay(_("The passphrase is empty"), str(file), _("Write one into its first line."))
+    return passphrase
+
+
+def wait_for(files: tuple[Path, ...]) -> None:
+    """Raise NotThatWay for a file on a disk that hangs. Others are said to be bad by whoever reads them."""
+    for file in files:
+        try:
+            in_time(file.stat)
+        except TimeoutError as error:
+            raise NotThatWay(_("The file cannot be read"), f"{file}: {error.strerror}.") from error
+        except OSError:
+            continue

@@ -9,20 +9,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import importlib
 import os
 import queue
 import sys
 import threading
 import time
 import traceback
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvchat.cli.process import FAILED, INTERRUPTED, Ended
+from kvchat.cli.options import STANDARD_STREAM, Command, Place
+from kvchat.cli.process import FAILED, INTERRUPTED, Ended, hear_each_interrupt
 from kvchat.cli.terminal import Terminal, current_terminal, remark
 from kvchat.errors import KvchatError
 from kvchat.settings import Settings, load_settings, save_settings
@@ -34,28 +34,8 @@ from kvchat.words.language import _
 if TYPE_CHECKING:
     from kvchat.runtime import Runtime
 
-STANDARD_STREAM = Path("-")
-LASTING = ("serve", "talk")  # commands that go on until they are told to end
 _AGAIN_S = 0.1  # between two attempts while the owner starts or ends
 _LOOK_S = 0.3  # a signal that comes just before a wait, and any on Windows, is heard between two waits
-
-# By the command's name: the coroutine function that does it, given its options and the `Commands` it runs in.
-OWNED = {
-    "ask": "kvchat.cli.talk.ask:ask",
-    "talk": "kvchat.cli.talk.conversation:talk",
-    "serve": "kvchat.cli.serve.command:serve",
-    "prepare": "kvchat.cli.prepared:prepare",
-    "prepared": "kvchat.cli.prepared:prepared",
-    "store": "kvchat.cli.store:store",
-    "chats": "kvchat.cli.chats.command:change",
-    "settings": "kvchat.cli.settings:change",
-    "models": "kvchat.cli.models:change",
-    "engines": "kvchat.cli.engines:change",
-    "import": "kvchat.cli.transfer:take_in",
-    "restore": "kvchat.cli.transfer:restore",
-    "repair": "kvchat.cli.transfer:repair_chats",
-    "open": "",  # for a window alone
-}
 
 
 class InUse(KvchatError):
@@ -81,8 +61,9 @@ class Commands:
         self._loop = asyncio.get_running_loop()
         self._running: dict[asyncio.Task[None], Terminal] = {}
         self.own: Terminal | None = None  # of this process's own command
-        self._closed = False
+        self.lasts = False  # its command goes on until it is told to end
         self.begun = asyncio.Event()  # a command
+        self._closed = False
 
     @property
     def settings(self) -> Settings:
@@ -168,7 +149,7 @@ class Commands:
         await self.idle()
 
     def _begin(self, terminal: Terminal, name: str, options: object) -> None:
-        if self._closed or (name == "open" and not (self.show_window or self.name.split()[-1] in LASTING)):
+        if self._closed or (name == "open" and not (self.show_window or self.lasts)):
             terminal.send("gone")  # it has the folder in a moment
             return
         terminal.send("begun")
@@ -196,9 +177,14 @@ class Commands:
                 raise InUse(self.name, os.getpid())
             self.show_window(options)
             return 0
-        module, _colon, function = OWNED[name].partition(":")
-        run = getattr(await asyncio.to_thread(importlib.import_module, module), function)
-        return int(await run(options, self))
+        function = await asyncio.to_thread(_function, name)
+        return int(await function(options, self))
+
+
+def _function(name: str) -> Callable[[Any, Commands], Awaitable[int]]:
+    from kvchat.cli import options  # the first fills the table
+
+    return options.COMMANDS[name].function()
 
 
 def show_running_window(paths: Paths, request: StartRequest) -> bool:
@@ -216,19 +202,36 @@ class NotBegun(Exception):
     """The owner has ended before it began the command."""
 
 
-def run(name: str, options: object) -> int:
-    """Have the owner of the data do a command, or own it; the exit code. Raises KvchatError."""
-    paths = resolve_paths().ensure()
+def run(command: Command, options: Any) -> int:
+    """Do a command in its place; the exit code. Where the owner of the data does it and there is none, become it.
+
+    Raises KvchatError.
+    """
+    options, paths = options.ready(), resolve_paths()
+    if command.place is Place.HERE:
+        return int(command.function()(options))
+    if command.place is Place.APART:
+        return _attend_own(None, paths, command.name, options)
+    paths.ensure()
     while True:
-        ownership = Ownership(paths.data, f"kvchat {name}")
+        ownership = Ownership(paths.data, _title(command.name))
         if ownership.claim():
-            ours, theirs = Pipe()
-            threading.Thread(target=_own, args=(ownership, paths, name, theirs), name="owner", daemon=True).start()
-            return attend(ours, name, options, is_owner=True)
+            return _attend_own(ownership, paths, command.name, options)
         if (connection := connect(paths.data)) is not None:
             with contextlib.suppress(NotBegun):
-                return attend(connection, name, options)
+                return attend(connection, command.name, options)
         time.sleep(_AGAIN_S)
+
+
+def _title(name: str) -> str:
+    return f"kvchat {name.split()[0]}"
+
+
+def _attend_own(ownership: Ownership | None, paths: Paths, name: str, options: object) -> int:
+    """Run a command on a loop in another thread: this one hears signals, and reads and prints."""
+    ours, theirs = Pipe()
+    threading.Thread(target=_own, args=(ownership, paths, name, theirs), name="owner", daemon=True).start()
+    return attend(ours, name, options, is_owner=True)
 
 
 def attend(connection: Connection, name: str, options: object, *, is_owner: bool = False) -> int:
@@ -252,6 +255,8 @@ def attend(connection: Connection, name: str, options: object, *, is_owner: bool
                     print(text, end="", flush=True)
                 case ("err", text):
                     print(text, end="", file=sys.stderr, flush=True)
+                case ("converse",):
+                    hear_each_interrupt()
                 case ("read", prompt):
                     connection.send(("line", _line(prompt)))
                 case ("done", code):
@@ -292,33 +297,36 @@ def _receive(connection: Connection, messages: queue.SimpleQueue[tuple[Any, ...]
     connection.close()
 
 
-def _own(ownership: Ownership, paths: Paths, name: str, connection: Connection) -> None:
-    """Own the folder until this process's command and those of guests are done."""
+def _own(ownership: Ownership | None, paths: Paths, name: str, connection: Connection) -> None:
+    """Own the folder, unless it is not needed, until this process's command and those of guests are done."""
     terminal = Terminal(connection)
     try:
         asyncio.run(_serve(ownership, paths, name, terminal))
     finally:
-        ownership.release()
+        if ownership is not None:
+            ownership.release()
         terminal.send("gone")
 
 
-async def _serve(ownership: Ownership, paths: Paths, name: str, terminal: Terminal) -> None:
-    from kvchat.transfer.backup import finish_restore
-
+async def _serve(ownership: Ownership | None, paths: Paths, name: str, terminal: Terminal) -> None:
     asyncio.get_running_loop().set_default_executor(Threads())
-    commands = Commands(paths, f"kvchat {name}")
+    commands = Commands(paths, _title(name))
     commands.own = terminal
-    try:
-        await asyncio.to_thread(finish_restore, paths)
-    except KvchatError as error:
-        terminal.fail(error)
-        return
-    ownership.listen(commands.welcome)
+    if ownership is not None:
+        from kvchat.transfer.backup import finish_restore
+
+        try:
+            await asyncio.to_thread(finish_restore, paths)
+        except KvchatError as error:
+            terminal.fail(error)
+            return
+        ownership.listen(commands.welcome)
     threading.Thread(target=commands.serve, args=(terminal,), name="own-command", daemon=True).start()
     await commands.begun.wait()
     await commands.idle()
-    ownership.stop_listening()
-    await commands.idle()
+    if ownership is not None:
+        ownership.stop_listening()
+        await commands.idle()
     if commands.is_open:
         await (await commands.runtime()).close()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,27 +10,17 @@ from kvchat.chat.events import Event, LibraryChanged
 from kvchat.chat.prepared.library import Standing, TooLongToPrepare
 from kvchat.chat.prepared.record import Prepared
 from kvchat.chat.prepared.sources import CannotPrepare
-from kvchat.cli import owned
-from kvchat.cli.command_runtime import opened_runtime
-from kvchat.cli.options import PrepareOptions
-from kvchat.cli.terminal import columns, padded, remark, say, shows_progress
+from kvchat.cli.answering import opened_runtime
+from kvchat.cli.arguments import EngineOptions, PreparedName, PreparedOptions, PrepareOptions
+from kvchat.cli.owned import Commands
+from kvchat.cli.terminal import columns, padded, remark, say, show, shows_progress
 from kvchat.runtime import Runtime
 from kvchat.words.language import _, listed, number, several
 from kvchat.words.safe_text import calm
 from kvchat.words.wording import duration, roughly, size, timestamp
 
 
-def run_prepare(options: PrepareOptions) -> int:
-    """Read documents and keep what the model made of them. Returns the exit code. Raises KvchatError."""
-    return owned.run("prepare", options)
-
-
-def run_prepared(options: PrepareOptions) -> int:
-    """List what was prepared, or remove one. Returns the exit code. Raises KvchatError."""
-    return owned.run("prepared", options)
-
-
-async def prepare(options: PrepareOptions, commands: owned.Commands) -> int:
+async def prepare(options: PrepareOptions, commands: Commands) -> int:
     """Read documents. Returns the exit code. Raises KvchatError."""
     runtime = await opened_runtime(commands, options)
     library, meant = runtime.chat.library, await _meant(runtime, options)
@@ -103,13 +92,13 @@ def _fields(one: Standing, folder: Path) -> dict[str, Any]:
         "name": prepared.name,
         "paths": prepared.paths,
         "files": len(prepared.sources),
-        "place": str(folder),
+        "place": folder,
         "tokens": prepared.tokens,
         "bytes": one.bytes,
         "reading": one.time,
         "model": prepared.model,
         "context_size": prepared.context_size,
-        "read_at": prepared.created_at.isoformat() if prepared.is_read else None,
+        "read_at": prepared.created_at if prepared.is_read else None,
         "stale": bool(one.changes),
         "changes": one.changes.words if one.changes else "",
         "ready": not one.why_not,
@@ -134,21 +123,29 @@ def _row(one: Standing) -> tuple[str, ...]:
     )
 
 
-async def prepared(options: PrepareOptions, commands: owned.Commands) -> int:
-    """List what was prepared, or remove one. Returns the exit code. Raises KvchatError."""
-    runtime = await (opened_runtime(commands, options) if options.model or options.engine else commands.runtime())
-    library = runtime.chat.library
-    if options.action == "remove":
-        await library.remove(await library.named(options.name))
-        say(_("“{name}” is removed.", name=calm(options.name)))
-        return 0
+async def _opened(commands: Commands, options: EngineOptions) -> Runtime:
+    """The runtime, which needs a model only where one is named."""
+    return await (opened_runtime(commands, options) if options.model or options.engine else commands.runtime())
+
+
+async def show_all(options: PreparedOptions, commands: Commands) -> int:
+    """List what was prepared."""
+    runtime = await _opened(commands, options)
     usage = await runtime.save_points.usage()
-    shown = await library.standings(await runtime.engine.states_now(), usage.conversations)
+    standings = await runtime.chat.library.standings(await runtime.engine.states_now(), usage.conversations)
     folder = commands.paths.save_points
-    if options.as_json:
-        say(json.dumps({"prepared": [_fields(one, folder) for one in shown]}, ensure_ascii=False))
-    elif not shown:
-        say(_("Nothing is prepared. `kvchat prepare PATH... --name NAME` reads documents once, for chats to begin on."))
-    else:
-        say("\n".join([_("Kept in {save_points}", save_points=folder), *columns(list(map(_row, shown)))]))
+    lines = [
+        _("Nothing is prepared. `kvchat prepare PATH... --name NAME` reads documents once, for chats to begin on.")
+    ]
+    if standings:
+        lines = [_("Kept in {save_points}", save_points=folder), *columns(list(map(_row, standings)))]
+    show(options.as_json, {"prepared": [_fields(one, folder) for one in standings]}, lines)
+    return 0
+
+
+async def remove(options: PreparedName, commands: Commands) -> int:
+    """Forget one."""
+    library = (await _opened(commands, options)).chat.library
+    await library.remove(await library.named(options.name))
+    say(_("“{name}” is removed.", name=calm(options.name)))
     return 0

@@ -98,6 +98,14 @@ def listen() -> None:
     threading.Thread(target=_end_the_deaf, args=(ours, theirs, heard), name="signals", daemon=True).start()
 
 
+def hear_each_interrupt() -> None:
+    """From now on each Ctrl+C raises KeyboardInterrupt and ends nothing, in lines that are typed as well."""
+    signal.set_wakeup_fd(-1)  # that nobody comes to an end for it is no fault
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    with suppress(ImportError):  # Windows has its own
+        import readline  # noqa: F401  # input() edits lines with it
+
+
 def _end_the_deaf(ours: socket.socket, theirs: socket.socket, heard: threading.Event) -> None:
     """`theirs` is only kept open."""
     while number := ours.recv(1)[0]:

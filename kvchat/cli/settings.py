@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 from collections.abc import Sequence
 from typing import Any
 
-from kvchat.cli import owned
-from kvchat.cli.options import SettingsOptions, byte_count
-from kvchat.cli.terminal import columns, say
+from kvchat.cli.arguments import JsonOptions, SettingName, SettingValue
+from kvchat.cli.options import byte_count
+from kvchat.cli.owned import Commands
+from kvchat.cli.terminal import columns, show
 from kvchat.engine_host.setup import EngineSetup
 from kvchat.errors import KvchatError
 from kvchat.settings import NAMES, Settings, load_settings, why_not
@@ -24,50 +24,51 @@ class BadSetting(KvchatError):
     """There is no such setting, or it cannot have that value."""
 
 
-def run(options: SettingsOptions) -> int:
-    """Do it and print what came of it. Returns the exit code. Raises KvchatError."""
-    if options.action in ("set", "reset"):
-        return owned.run("settings", options)
-    settings = load_settings(resolve_paths().settings_file)
-    if options.action == "get":
-        value = getattr(settings, options.name)
-        print(json.dumps({options.name: value}) if options.as_json else _shown(value))
-    elif options.as_json:
-        print(json.dumps(dataclasses.asdict(settings), indent=2))
-    else:
-        usual = Settings()
-        rows = [
-            (name, _shown(value := getattr(settings, name)), "" if value == getattr(usual, name) else _("changed"))
-            for name in NAMES
-        ]
-        print("\n".join(columns(rows)))
+def show_all(options: JsonOptions) -> int:
+    """List them, and say which were changed."""
+    settings, usual = load_settings(resolve_paths().settings_file), Settings()
+    values = {name: getattr(settings, name) for name in NAMES}
+    rows = [
+        (name, _shown(value), "" if value == getattr(usual, name) else _("changed")) for name, value in values.items()
+    ]
+    show(options.as_json, values, columns(rows))
     return 0
 
 
-async def change(options: SettingsOptions, commands: owned.Commands) -> int:
-    """Set or reset one. Returns the exit code. Raises KvchatError."""
-    name, usual = options.name, getattr(Settings(), options.name)
-    value = usual if options.action == "reset" else _value(name, options.values)
-    why = why_not(name, value) if value != usual else ""
+def show_one(options: SettingName) -> int:
+    """Print one."""
+    value = getattr(load_settings(resolve_paths().settings_file), options.name)
+    show(options.as_json, {options.name: value}, [_shown(value)])
+    return 0
+
+
+async def reset(options: SettingName, commands: Commands) -> int:
+    """Take the default again."""
+    return await _put(options, getattr(Settings(), options.name), commands)
+
+
+async def change(options: SettingValue, commands: Commands) -> int:
+    """Set one. Raises BadSetting."""
+    name, value = options.name, _value(options.name, options.values)
+    why = why_not(name, value) if value != getattr(Settings(), name) else ""
     if not why and value and name in _JUDGED_BY_ENGINE:
-        why = await _engine_says(commands, name, value)
+        why = await EngineSetup(commands.paths, lambda: commands.settings, _unused).why_not(name, value)
     if why:
         raise BadSetting(
             _("{name} cannot be that", name=name),
             why,
             _("`kvchat settings reset {name}` takes what is usual.", name=name),
         )
-    await commands.change_settings(**{name: value})
-    say(json.dumps({name: value}) if options.as_json else f"{name}: {_shown(value)}")
+    return await _put(options, value, commands)
+
+
+async def _unused(path: str | None) -> None: ...
+
+
+async def _put(options: SettingName, value: Any, commands: Commands) -> int:
+    await commands.change_settings(**{options.name: value})
+    show(options.as_json, {options.name: value}, [f"{options.name}: {_shown(value)}"])
     return 0
-
-
-async def _engine_says(commands: owned.Commands, name: str, value: str) -> str:
-    """Why the engine in the settings would refuse it."""
-
-    async def unused(path: str | None) -> None: ...
-
-    return await EngineSetup(commands.paths, lambda: commands.settings, unused).why_not(name, value)
 
 
 def _value(name: str, words: Sequence[str]) -> Any:
@@ -98,6 +99,6 @@ def _shown(value: Any) -> str:
     """For a reader: a dash stands for "kvchat decides"."""
     if value is None or value == "" or value == ():
         return "-"
-    return (
-        json.dumps(value) if isinstance(value, bool) else ", ".join(value) if isinstance(value, tuple) else str(value)
-    )
+    if isinstance(value, bool):
+        return json.dumps(value)
+    return ", ".join(value) if isinstance(value, tuple) else str(value)

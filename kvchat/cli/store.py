@@ -5,17 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from kvchat.chat.prepared.record import all_prepared
 from kvchat.chat.record.database import Database
-from kvchat.cli import owned
-from kvchat.cli.options import StoreOptions
-from kvchat.cli.terminal import columns, padded, say, show_progress, width
+from kvchat.cli.arguments import JsonOptions, ProgramOptions, PruneOptions
+from kvchat.cli.owned import Commands
+from kvchat.cli.terminal import as_json, columns, padded, say, show, show_progress, width
 from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import (
     ConversationUsage,
@@ -40,49 +40,32 @@ Saved = Mapping[str, float]  # seconds, by conversation id
 TITLE_WIDTH = 40  # characters
 
 
-def run(options: StoreOptions) -> int:
-    """Do it and print what came of it.
+@dataclass(frozen=True)
+class _Opened:
+    """The store, and what the chats' file tells of it; nothing where that cannot be read."""
 
-    Returns the exit code: 1 when `verify` found something bad. Raises KvchatError where the store cannot be used.
-    """
-    return owned.run("store", options)
+    paths: Paths
+    settings: Settings
+    store: SavePointStore
+    titles: Titles
+    saved: Saved
 
 
-async def store(options: StoreOptions, commands: owned.Commands) -> int:
-    """As `run`. Without a runtime the store alone is opened: damaged chats keep nobody from it."""
+async def _do(commands: Commands, do: Callable[[_Opened], int]) -> int:
+    """Do it in a thread. Without a runtime the store alone is opened: damaged chats keep nobody from it."""
     async with commands.opening() as runtime:
-        settings = await asyncio.to_thread(lambda: commands.settings)
-        if runtime is not None:
-            return await asyncio.to_thread(_do, commands.paths, settings, runtime.save_points.store, options)
+        paths, settings = commands.paths, await asyncio.to_thread(lambda: commands.settings)
         # The warm tier's budget as in the app: without one, what a killed kvchat has left in memory would be given up.
-        store = await asyncio.to_thread(open_store, commands.paths, settings)
+        store = runtime.save_points.store if runtime else await asyncio.to_thread(open_store, paths, settings)
         try:
-            return await asyncio.to_thread(_do, commands.paths, settings, store, options)
+            return await asyncio.to_thread(lambda: do(_Opened(paths, settings, store, *_told_of(paths))))
         finally:
-            await asyncio.to_thread(store.close)
-
-
-def _do(paths: Paths, settings: Settings, store: SavePointStore, options: StoreOptions) -> int:
-    titles, saved = _told_of(paths)
-    match options.action:
-        case "show":
-            usage = dataclasses.replace(_timed(paths, store.usage()), chat_bytes=long_chat(settings))
-            fields = _usage_fields(usage, titles, saved)
-            say(json.dumps(fields) if options.as_json else "\n".join(usage_lines(usage, titles, saved)))
-            return 0
-        case "prune":
-            return _prune(paths, store, titles, options)
-        case "verify":
-            return _verify(store, titles, options.as_json)
-        case "forget":
-            return _forget(store, options)
+            if runtime is None:
+                await asyncio.to_thread(store.close)
 
 
 def _told_of(paths: Paths) -> tuple[Titles, Saved]:
-    """The titles, and the seconds that the replies say were saved.
-
-    None where their file cannot be read: the store can be kept all the same.
-    """
+    """The titles, and the seconds that the replies say were saved."""
     try:
         with closing(Database(paths.database)) as database:
             titles = {conversation.id: conversation.title for conversation in database.conversations()}
@@ -101,39 +84,66 @@ def _timed(paths: Paths, usage: StoreUsage) -> StoreUsage:
     return timed(usage, speeds)
 
 
-def _prune(paths: Paths, store: SavePointStore, titles: Titles, options: StoreOptions) -> int:
+async def show_all(options: JsonOptions, commands: Commands) -> int:
+    """Show what the save points take and bring."""
+
+    def do(opened: _Opened) -> int:
+        usage = dataclasses.replace(_timed(opened.paths, opened.store.usage()), chat_bytes=long_chat(opened.settings))
+        titles, saved = opened.titles, opened.saved
+        show(options.as_json, _usage_fields(usage, titles, saved), usage_lines(usage, titles, saved))
+        return 0
+
+    return await _do(commands, do)
+
+
+async def prune(options: PruneOptions, commands: Commands) -> int:
     """Show what goes, before it goes."""
-    plan = timed_plan(store.plan_prune(options.target_bytes), _timed(paths, store.usage()))
-    if not options.as_json:
-        say("\n".join(plan_lines(plan, titles, options.target_bytes, dry_run=options.dry_run)))
-    freed = store.prune(plan) if plan.save_point_ids and not options.dry_run else 0
-    if options.as_json:
-        say(json.dumps(_plan_fields(plan, titles, options, freed)))
-    elif freed:
-        say(_("Freed {freed}.", freed=size(freed)))
-    return 0
+
+    def do(opened: _Opened) -> int:
+        store, titles, target = opened.store, opened.titles, options.target_bytes
+        plan = timed_plan(store.plan_prune(target), _timed(opened.paths, opened.store.usage()))
+        if not options.as_json:
+            say("\n".join(plan_lines(plan, titles, target, dry_run=options.dry_run)))
+        freed = store.prune(plan) if plan.save_point_ids and not options.dry_run else 0
+        if options.as_json:
+            say(as_json(_plan_fields(plan, titles, options, freed)))
+        elif freed:
+            say(_("Freed {freed}.", freed=size(freed)))
+        return 0
+
+    return await _do(commands, do)
 
 
-def _verify(store: SavePointStore, titles: Titles, as_json: bool) -> int:
-    report = store.verify(partial(show_progress, _("Verifying:")))
-    left = {one.conversation_id: one.save_points for one in store.usage().conversations}
-    lines = [json.dumps(_report_fields(report, left, titles))] if as_json else report_lines(report, left, titles)
-    say("\n".join(lines))
-    return 0 if report.clean else 1
+async def verify(options: JsonOptions, commands: Commands) -> int:
+    """Hash every block again; 1 when something bad was found."""
+
+    def do(opened: _Opened) -> int:
+        report = opened.store.verify(partial(show_progress, _("Verifying:")))
+        left = {one.conversation_id: one.save_points for one in opened.store.usage().conversations}
+        fields = _report_fields(report, left, opened.titles)
+        show(options.as_json, fields, report_lines(report, left, opened.titles))
+        return 0 if report.clean else 1
+
+    return await _do(commands, do)
 
 
-def _forget(store: SavePointStore, options: StoreOptions) -> int:
+async def forget(options: ProgramOptions, commands: Commands) -> int:
     """Delete what is kept for a program. Raises KvchatError where nothing is."""
-    programs = sorted(filter(None, (program_of(one.conversation_id) for one in store.usage().conversations)))
-    if options.program not in programs:
-        there = listed(programs) or _("There are none")
-        raise KvchatError(
-            _("Nothing is kept for a program called “{program}”", program=options.program), f"{there}.", ""
-        )
-    freed = store.delete_conversation(kept_for(options.program))
-    fields = {"program": options.program, "bytes_freed": freed}
-    say(json.dumps(fields) if options.as_json else _("Freed {freed}.", freed=size(freed)))
-    return 0
+
+    def do(opened: _Opened) -> int:
+        kept = opened.store.usage().conversations
+        programs = sorted(filter(None, (program_of(one.conversation_id) for one in kept)))
+        if options.program not in programs:
+            there = listed(programs) or _("There are none")
+            raise KvchatError(
+                _("Nothing is kept for a program called “{program}”", program=options.program), f"{there}.", ""
+            )
+        freed = opened.store.delete_conversation(kept_for(options.program))
+        fields = {"program": options.program, "bytes_freed": freed}
+        show(options.as_json, fields, [_("Freed {freed}.", freed=size(freed))])
+        return 0
+
+    return await _do(commands, do)
 
 
 def usage_lines(usage: StoreUsage, titles: Titles, saved: Saved) -> list[str]:
@@ -161,7 +171,7 @@ def usage_lines(usage: StoreUsage, titles: Titles, saved: Saved) -> list[str]:
             _(
                 "{logical_bytes}; sharing saves {shared_savings}",
                 logical_bytes=size(usage.logical_bytes),
-                shared_savings=size(shared_savings(usage)),
+                shared_savings=size(_shared_savings(usage)),
             ),
         ),
         (_("Rows, each once"), size(usage.unique_rows_bytes)),
@@ -219,7 +229,7 @@ def _usage_row(one: ConversationUsage, titles: Titles, saved: Saved) -> tuple[st
     )
 
 
-def shared_savings(usage: StoreUsage) -> int:
+def _shared_savings(usage: StoreUsage) -> int:
     """Bytes that whole files would take beyond what the store takes."""
     return max(0, usage.logical_bytes - usage.physical_bytes)
 
@@ -286,16 +296,16 @@ def _usage_fields(usage: StoreUsage, titles: Titles, saved: Saved) -> dict[str, 
     """The store as JSON: sizes in bytes, times in seconds or ISO 8601."""
     return dataclasses.asdict(usage) | {
         "conversations": len(usage.conversations),
-        "shared_savings_bytes": shared_savings(usage),
+        "shared_savings_bytes": _shared_savings(usage),
         "by_conversation": [
             _named(one.conversation_id, titles, dataclasses.asdict(one))
-            | {"last_used_at": one.last_used_at.isoformat(), "seconds_saved": saved.get(one.conversation_id, 0.0)}
+            | {"seconds_saved": saved.get(one.conversation_id, 0.0)}
             for one in usage.conversations
         ],
     }
 
 
-def _plan_fields(plan: PrunePlan, titles: Titles, options: StoreOptions, freed: int) -> dict[str, Any]:
+def _plan_fields(plan: PrunePlan, titles: Titles, options: PruneOptions, freed: int) -> dict[str, Any]:
     return {
         "dry_run": options.dry_run,
         "target_bytes": options.target_bytes,

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
+import dataclasses
+import json
 import queue
 import sys
 import threading
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextvars import ContextVar
+from datetime import datetime
+from enum import Enum
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from kvchat.cli.process import INTERRUPTED
 from kvchat.errors import KvchatError
-from kvchat.words.language import N_, _
+from kvchat.words.language import _
 from kvchat.words.wording import size
 
 
@@ -129,6 +132,24 @@ def shows_progress() -> bool:
     return sys.stderr.isatty() if terminal is None else terminal.shows_progress
 
 
+def show(wants_json: bool, fields: object, lines: Iterable[str]) -> None:
+    """Print a result: its fields as JSON, or its lines."""
+    say(as_json(fields) if wants_json else "\n".join(lines))
+
+
+def as_json(fields: object) -> str:
+    """The fields as JSON: enums as their values, paths as text, times in ISO 8601."""
+
+    def plain(value: object) -> object:
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            return {one.name: getattr(value, one.name) for one in dataclasses.fields(value)}
+        if isinstance(value, Enum):
+            return value.value
+        return value.isoformat() if isinstance(value, datetime) else str(value)
+
+    return json.dumps(fields, default=plain, ensure_ascii=False, indent=2)
+
+
 def columns(rows: Sequence[tuple[str, ...]]) -> list[str]:
     """The rows as lines, indented, each column as wide as its widest entry."""
     widths = [max(map(width, column)) for column in zip(*rows, strict=True)]
@@ -151,28 +172,3 @@ def show_progress(what: str, done: int, total: int) -> None:
         amount = _("{done} of {total}", done=size(done), total=size(total)) if total else ""
         end = "\n" if total and done == total else ""
         remark(f"\r{what} {padded(amount, 24)}", end)
-
-
-# argparse's own words: it asks a catalogue for them that nobody has here, so it is given kvchat's.
-_ARGPARSE = (
-    *(N_("usage: "), N_("positional arguments"), N_("options"), N_("show this help message and exit")),
-    *(N_("show program's version number and exit"), N_("%(prog)s: error: %(message)s\n")),
-    *(N_("argument %(argument_name)s: %(message)s"), N_("the following arguments are required: %s")),
-    *(N_("unrecognized arguments: %s"), N_("invalid choice: %(value)r (choose from %(choices)s)")),
-    *(N_("invalid %(type)s value: %(value)r"), N_("expected one argument"), N_("not allowed with argument %s")),
-)
-
-
-def explain_commands(parser: argparse.ArgumentParser) -> None:
-    """Have the help of each command, and of theirs, begin with what the list of commands says of it."""
-    for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            for listed in action._choices_actions:
-                command = action.choices[listed.dest]
-                command.description = listed.help
-                explain_commands(command)
-
-
-def speak_argparse() -> None:
-    """Have argparse say its own words in the language in force."""
-    argparse._ = _  # type: ignore[attr-defined]

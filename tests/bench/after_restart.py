@@ -6,8 +6,9 @@ import dataclasses
 from dataclasses import dataclass
 
 from kvchat.chat.record.messages import Message, Role
-from kvchat.cli.bench.home import BenchHome, Reply, bench_home, say
-from kvchat.cli.options import BenchOptions
+from kvchat.cli.arguments import BenchOptions
+from kvchat.cli.bench.speed import BenchHome, Reply, bench_home
+from kvchat.cli.terminal import remark
 
 REPLY_TOKENS = 12
 QUESTIONS = ("Who was first?", "And who came after that?", "Was it a long day?")
@@ -50,24 +51,24 @@ async def measure(options: BenchOptions) -> AfterRestart:
 
 async def _measure(home: BenchHome, tokens: int) -> AfterRestart:
     chat = await home.runtime.chat.new_conversation(await home.notes(tokens))
-    say(f"Building a chat of about {tokens:,} tokens …")
+    remark(f"Building a chat of about {tokens:,} tokens …")
     for question in QUESTIONS[:2]:
         await home.ask(chat.id, question)
     hot = await home.ask(chat.id, QUESTIONS[2], keep=False)
 
-    say("The next turn, after a restart …")
+    remark("The next turn, after a restart …")
     await home.restart()
     following = await home.ask(chat.id, None)
-    say("Regenerating it, after a restart …")
+    remark("Regenerating it, after a restart …")
     await home.restart()
     again = await home.ask(chat.id, None)
-    say("Editing its question, after a restart …")
+    remark("Editing its question, after a restart …")
     await home.restart()
     asked = await _questions(home, chat.id)
-    edited = await home.edit(asked[2], EDITED)
-    say("A branch from an earlier turn, after a restart …")
+    edited = await home.reply(home.runtime.chat.edit(asked[2], EDITED, home.greedy))
+    remark("A branch from an earlier turn, after a restart …")
     await home.restart()
-    branch = await home.edit(asked[1], BRANCHED)
+    branch = await home.reply(home.runtime.chat.edit(asked[1], BRANCHED, home.greedy))
 
     named = {"next turn": following, "regenerate": again, "edit": edited, "branch": branch}
     steps = tuple(_step(name, reply) for name, reply in named.items())

@@ -10,7 +10,8 @@ from statistics import median
 
 from kvchat.chat.prepared.record import Prepared
 from kvchat.chat.record.messages import Receipt
-from kvchat.cli.bench.home import BenchHome, say
+from kvchat.cli.bench.speed import BenchHome
+from kvchat.cli.terminal import remark
 from tests.bench.sending import Sender, question
 
 CHATS, OWN_TOKENS, ROUNDS = 20, 100, 3
@@ -33,7 +34,7 @@ class Documents:
 
 async def documents(home: BenchHome, sender: Sender, tokens: int) -> Documents:
     """Prepare documents of so many tokens, then begin chats on them. Raises KvchatError."""
-    say(f"Reading documents of about {tokens:,} tokens …")
+    remark(f"Reading documents of about {tokens:,} tokens …")
     before = await home.runtime.save_points.usage()
     with tempfile.TemporaryDirectory(prefix="kvchat-bench-") as folder:
         file = Path(folder) / "notes.md"
@@ -44,14 +45,14 @@ async def documents(home: BenchHome, sender: Sender, tokens: int) -> Documents:
         await home.runtime.chat.idle()
         own = 0
         for number in range(CHATS):
-            say(f"Chat {number + 1} of {CHATS} …")
+            remark(f"Chat {number + 1} of {CHATS} …")
             chat = await library.begin(prepared)
             await home.ask(chat.id, f"{number}. {await home.notes(OWN_TOKENS, 1000 * number)}")
             own += home.saved[-1].tokens - prepared.tokens
         after = await home.runtime.save_points.usage()
         hot, first = list[Receipt](), list[Receipt]()
         for number in range(ROUNDS):
-            say(f"A new chat on them, round {number + 1} of {ROUNDS}: after a restart, hot …")
+            remark(f"A new chat on them, round {number + 1} of {ROUNDS}: after a restart, hot …")
             await home.restart()
             first.append(await _first(home, sender, prepared, 2 * number))
             hot.append(await _first(home, sender, prepared, 2 * number + 1))

@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 
 import psutil
 
-from kvchat.cli.bench.home import BenchFailed, BenchHome
+from kvchat.cli.bench.speed import BenchFailed, BenchHome
 from kvchat.engine import embedded
 from kvchat.engine.finding.discovery import EngineLocation
 from kvchat.engine.running.log import EngineLog
@@ -112,7 +112,8 @@ class Ours(Door):
 
     async def open(self, slots: int) -> Address:
         """All of kvchat, as after quitting."""
-        await self._home.restart(slots=slots)
+        self._home.settings = dataclasses.replace(self._home.settings, slots=slots)
+        await self._home.restart()
         return Address(await self._home.runtime.door.open("127.0.0.1", 0, {}))
 
     async def kill(self) -> None:

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
 
-from kvchat.cli.bench.home import THINGS, BenchFailed, bench_home, say
-from kvchat.cli.options import BenchOptions
-from kvchat.cli.terminal import columns
+from kvchat.cli.arguments import BenchOptions
+from kvchat.cli.bench.speed import THINGS, BenchFailed, bench_home
+from kvchat.cli.terminal import columns, remark
 from kvchat.system.paths import resolve_paths
 from kvchat.words.wording import duration, size
 from tests.bench.doors import Address, Answer, Body, Door, Ours, others
@@ -103,7 +103,7 @@ class _Run:
     async def figures(self, row_bytes: float) -> tuple[DoorFigures, Answer]:
         """All of them, and the tenth turn. `row_bytes`: of a token."""
         door = self.door
-        say(f"{door.name}: {TURNS} turns …")
+        remark(f"{door.name}: {TURNS} turns …")
         where = await door.open(1)
         cold = await self._turn(self.one, where)
         hot, restarted = [], []
@@ -116,11 +116,11 @@ class _Run:
         last, disk = hot[-1], await door.disk_bytes()
         overhead, first_byte = await self._overheads(where)
 
-        say(f"{door.name}: two clients …")
+        remark(f"{door.name}: two clients …")
         await self._turn(self.other, where)
         turns = (self.one, self.other) * ALTERNATIONS
         alternating = [await self._turn(client, where) for client in turns]
-        say(f"{door.name}: killed …")
+        remark(f"{door.name}: killed …")
         where, killed = await self._killed(where)
         in_two: list[Answer] = []
         if door.most_slots > 1:

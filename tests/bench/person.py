@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from statistics import median
 
 from kvchat.chat.record.messages import Receipt
-from kvchat.cli.bench.home import BenchHome, bench_home, say
-from kvchat.cli.options import BenchOptions
-from kvchat.cli.terminal import columns
+from kvchat.cli.arguments import BenchOptions
+from kvchat.cli.bench.speed import BenchHome, bench_home
+from kvchat.cli.terminal import columns, remark
 from kvchat.words.wording import duration, size
 from tests.bench.documents import Documents, documents
 from tests.bench.sending import Sender, Steps, question
@@ -85,12 +85,12 @@ async def measure(options: BenchOptions, parts: Sequence[str] = PARTS) -> Person
 async def _switch(home: BenchHome, sender: Sender, tokens: int) -> Switch:
     chat = (await home.runtime.chat.new_conversation(await home.notes(tokens))).id
     other = (await home.runtime.chat.new_conversation()).id
-    say(f"Building a chat of about {tokens:,} tokens …")
+    remark(f"Building a chat of about {tokens:,} tokens …")
     await home.ask(chat, question(0))
     await home.ask(other, question(1))
     hot, switched, at_once = list[Receipt](), list[Receipt](), list[Receipt]()
     for number in range(2, 2 + 4 * ROUNDS, 4):
-        say(f"Round {len(hot) + 1} of {ROUNDS}: hot, after a switch, and after one at once …")
+        remark(f"Round {len(hot) + 1} of {ROUNDS}: hot, after a switch, and after one at once …")
         home.runtime.chat.select(chat)
         await home.runtime.chat.idle()
         hot.append(await sender.write(chat, question(number)))
@@ -116,7 +116,7 @@ async def _switch(home: BenchHome, sender: Sender, tokens: int) -> Switch:
 async def _paste(home: BenchHome, sender: Sender) -> Paste:
     steps = Steps()
     home.runtime.events.subscribe(steps.hear)
-    say(f"A paste of {PASTE:,} tokens: sent at once, after it was read ahead, and in the middle of that …")
+    remark(f"A paste of {PASTE:,} tokens: sent at once, after it was read ahead, and in the middle of that …")
     chat = (await home.runtime.chat.new_conversation()).id
     await home.ask(chat, question(0))
     home.runtime.chat.select(chat)
@@ -148,7 +148,7 @@ async def _paste(home: BenchHome, sender: Sender) -> Paste:
 
 async def _busy(home: BenchHome, sender: Sender) -> None:
     """What is told beforehand counts from when something else has begun, with what was learned before that."""
-    say("What is told beforehand, while something else keeps all cores busy …")
+    remark("What is told beforehand, while something else keeps all cores busy …")
     chat = (await home.runtime.chat.new_conversation()).id
     for number, tokens in enumerate(BUSY_MESSAGES[:3]):
         await home.ask(chat, await home.notes(tokens, 50_000 + 1000 * number))

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from statistics import mean, median
 
 from kvchat.chat.record.messages import Role
-from kvchat.cli.bench.home import PEOPLE, REPLY_TOKENS, THINGS, BenchHome, Reply, bench_home, say, ttft, ttft_ratio
-from kvchat.cli.options import BenchOptions
-from kvchat.cli.terminal import columns
+from kvchat.cli.arguments import BenchOptions
+from kvchat.cli.bench.speed import PEOPLE, REPLY_TOKENS, THINGS, BenchHome, Reply, bench_home, ttft, ttft_ratio
+from kvchat.cli.terminal import columns, remark
 from kvchat.engine.speaking.wire import ChatMessage
 from kvchat.kvstore.savepoint import common_prefix
 from kvchat.words.wording import duration, size
@@ -50,7 +50,7 @@ async def measure(options: BenchOptions, chats: int) -> SharedPrompt:
 async def _measure(home: BenchHome, tokens: int, chats: int) -> SharedPrompt:
     system = await home.notes(tokens)
     for number in range(1, chats + 1):
-        say(f"Chat {number} of {chats} …")
+        remark(f"Chat {number} of {chats} …")
         text = await home.notes(OWN_TOKENS - REPLY_TOKENS, 1000 * number)
         await _new_chat(home, system, f"{number}. {text}", keep=True)
         home.check_saved(number)
@@ -58,14 +58,14 @@ async def _measure(home: BenchHome, tokens: int, chats: int) -> SharedPrompt:
 
     hot, restored, ahead = [], [], []
     for number in range(ROUNDS):
-        say(f"New chats, round {number + 1} of {ROUNDS}: after a restart, looked at after a restart, hot …")
+        remark(f"New chats, round {number + 1} of {ROUNDS}: after a restart, looked at after a restart, hot …")
         await home.restart()
         restored.append(await _new_chat(home, system, _question(3 * number), keep=False))
         await home.restart()
         ahead.append(await _new_chat(home, system, _question(3 * number + 1), keep=False, look=True))
         hot.append(await _new_chat(home, system, _question(3 * number + 2), keep=False))
 
-    say("A new chat without save points …")
+    remark("A new chat without save points …")
     await home.runtime.save_points.delete(None)
     await home.restart()
     cold = await _new_chat(home, system, _question(3 * ROUNDS), keep=False)

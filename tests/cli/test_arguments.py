@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import inspect
 import io
 import re
 from collections.abc import Iterator
@@ -12,12 +13,29 @@ import pytest
 
 import kvchat
 from kvchat.__main__ import main
-from kvchat.cli.arguments import ask_options, bench_options, build_parser
-from kvchat.cli.options import AskOptions, BenchOptions, NoQuestion
+from kvchat.cli.arguments import (
+    AskOptions,
+    BenchOptions,
+    FilesOptions,
+    JsonOptions,
+    ModelsOptions,
+    ModelToGet,
+    PreparedName,
+    ProgramOptions,
+    PruneOptions,
+    SearchWords,
+    SettingValue,
+    TokenOptions,
+    WindowOptions,
+    build_parser,
+    parse,
+)
+from kvchat.cli.options import COMMANDS, Command, NoQuestion, Options, Place
 
 
 def parse_ask(*arguments: str) -> AskOptions:
-    return ask_options(build_parser().parse_args(["ask", *arguments]))
+    options: AskOptions = parse(["ask", *arguments])[1].ready()
+    return options
 
 
 def test_a_bare_question_leaves_everything_else_open() -> None:
@@ -73,7 +91,7 @@ def test_a_shell_can_complete_every_command(shell: str, words: str, capsys: pyte
 
 
 def test_starter_may_stand_before_the_command() -> None:
-    assert ask_options(build_parser().parse_args(["--starter", "ask", "Hello"])).starter
+    assert parse(["--starter", "ask", "Hello"])[1].starter
 
 
 @pytest.mark.parametrize(
@@ -95,18 +113,37 @@ def test_nonsense_is_refused_with_a_usage_message(arguments: list[str], capsys: 
     assert "1 tokens" not in said
 
 
-def test_bench_options() -> None:
-    parser = build_parser()
-    assert bench_options(parser.parse_args(["bench"])) == BenchOptions()
-    told = bench_options(parser.parse_args(["bench", "--model", "m.gguf", "--tokens", "500", "--json"]))
-    assert told == BenchOptions(model=Path("m.gguf"), tokens=500, as_json=True)
-    large = bench_options(parser.parse_args(["bench", "--size", "2GB"]))
-    assert (large.size, large.made_bytes, large.tokens) == (True, 2_000_000_000, 16_384)
+@pytest.mark.parametrize(
+    ("words", "name", "options"),
+    [
+        ("--hidden", "", WindowOptions(hidden=True)),
+        ("bench", "bench", BenchOptions()),
+        ("bench --model m.gguf --tokens 500", "bench", BenchOptions(model=Path("m.gguf"), tokens=500)),
+        ("bench --size 2GB --json", "bench", BenchOptions(made_bytes=2_000_000_000, as_json=True)),
+        ("bench --size", "bench", BenchOptions(made_bytes=2_150_000_000)),
+        ("store --json", "store", JsonOptions(as_json=True)),
+        ("store forget zed", "store forget", ProgramOptions(program="zed")),
+        ("store verify --json", "store verify", JsonOptions(as_json=True)),
+        ("store --json verify", "store verify", JsonOptions(as_json=True)),
+        ("store prune --to 2GB --dry-run", "store prune", PruneOptions(target_bytes=2 * 10**9, dry_run=True)),
+        ("models --folder a --folder b", "models", ModelsOptions(folders=(Path("a"), Path("b")))),
+        ("models search gemma 3", "models search", SearchWords(words=("gemma", "3"))),
+        ("models get org/x:Q8_0 --use", "models get", ModelToGet(repository="org/x:Q8_0", use=True)),
+        ("models files org/x --json", "models files", FilesOptions(repository="org/x", as_json=True)),
+        ("models token --forget", "models token", TokenOptions(forget=True)),
+        ("prepared --model m remove x", "prepared remove", PreparedName(model=Path("m"), name="x")),
+        ("settings set model_folders a b", "settings set", SettingValue(name="model_folders", values=("a", "b"))),
+    ],
+)
+def test_words_become_options(words: str, name: str, options: Options) -> None:
+    command, told = parse(words.split())
+    assert (command.name, told) == (name, options)
 
 
-def test_no_command_means_the_app() -> None:
-    options = build_parser().parse_args(["--hidden"])
-    assert (options.command, options.hidden, options.starter) == (None, True, False)
+@pytest.mark.parametrize("command", COMMANDS.values(), ids=lambda command: command.name)
+def test_each_command_has_something_that_does_it(command: Command) -> None:
+    if command.place is not Place.WINDOW:
+        assert inspect.iscoroutinefunction(command.function()) is (command.place is not Place.HERE)
 
 
 @pytest.mark.parametrize("size", ["", "-1", "nan", "1e9", "9" * 400 + "TB", "2 QB", "10000000TB"])
@@ -116,10 +153,18 @@ def test_a_size_that_is_none_is_refused(size: str, capsys: pytest.CaptureFixture
     assert "usage: kvchat store prune" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("count", ["0", "-1", "1e3", "999999999999"])
-def test_a_measurement_that_would_never_end_is_refused(count: str) -> None:
-    with pytest.raises(SystemExit):
-        build_parser().parse_args(["bench", "--tokens", count])
+@pytest.mark.parametrize(
+    "words",
+    [
+        *(f"bench --tokens {count}" for count in ("0", "-1", "1e3", "999999999999")),
+        *("store prune", "store prune --to much", "store prune --to=-1", "store mend"),
+    ],
+)
+def test_nonsense_is_a_usage_error(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parse(words.split())
+    assert ended.value.code == 2
+    assert f"usage: kvchat {words.split()[0]}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("given", [b"", b" \n", b"\0", b"x" * 64_000_001], ids=["nothing", "space", "zero", "too much"])
@@ -187,5 +232,5 @@ def test_help_says_what_a_command_does_and_what_happens_without_one(capsys: pyte
     "command", [("serve",), ("prepare", "--name", "x"), ("prepared",), ("bench",), ("ask", "hello")]
 )
 def test_starter_which_is_advised_without_a_model_is_known_to_each_that_needs_one(command: tuple[str, ...]) -> None:
-    assert build_parser().parse_args([*command, "--starter"]).starter
-    assert not build_parser().parse_args(command).starter
+    assert parse([*command, "--starter"])[1].starter
+    assert not parse(command)[1].starter

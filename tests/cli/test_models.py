@@ -14,16 +14,13 @@ import keyring
 import pytest
 from keyring.backends import fail
 
-from kvchat.cli.arguments import build_parser, models_options
-from kvchat.cli.models import NoSuchFile, chosen_file, run
-from kvchat.cli.options import ModelsOptions
-from kvchat.errors import KvchatError
+from kvchat.__main__ import main
+from kvchat.cli.models import NoSuchFile, chosen_file
 from kvchat.library.memory.machine import DeviceMemory, MemoryFacts
 from kvchat.library.remote.hub import HubFile, HubPart, HubRepository
 from kvchat.library.remote.starter import SUGGESTIONS, tier_for
-from kvchat.settings import load_settings
+from kvchat.settings import Settings, load_settings, save_settings
 from kvchat.system.paths import resolve_paths
-from kvchat.words.language import speak
 from tests.library import fake_hub
 from tests.library.fake_hub import REVISION, TOKEN, FakeHub
 from tests.library.gguf_files import write_gguf
@@ -55,8 +52,8 @@ def served(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
         yield hub
 
 
-def told(capsys: pytest.CaptureFixture[str], **options: Any) -> dict[str, Any]:
-    assert run(ModelsOptions(as_json=True, **options)) == 0
+def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    assert main(["models", *arguments, "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert isinstance(answer, dict)
     return answer
@@ -68,24 +65,24 @@ def test_the_models_on_this_machine(home: Path, tmp_path: Path, capsys: pytest.C
     write_gguf(studio / "Thing-F32.gguf")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "half.gguf").write_bytes(b"GGUF")
-    found = told(capsys, folders=(tmp_path / "mine",))["models"]
+    found = told(capsys, "--folder", str(tmp_path / "mine"))["models"]
     thing, half = found
     assert (thing["name"], thing["source"], thing["verdict"]) == ("Thing-F32", "LM Studio", "fits")
     assert (thing["trained_context"], thing["quantisation"]) == (4096, "F32")
     assert half["problem"].startswith("The model file is not whole")
-    assert run(ModelsOptions(folders=(tmp_path / "mine",))) == 0
+    assert main(["models", "--folder", str(tmp_path / "mine")]) == 0
     text = capsys.readouterr().out
     assert "Thing-F32  F32" in text
     assert "half: The model file is not whole." in text
 
 
 def test_no_model_at_all_says_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(ModelsOptions()) == 0
+    assert main(["models"]) == 0
     assert "kvchat models suggest" in capsys.readouterr().out
 
 
 def test_suggestions_ask_nothing_of_the_network(served: FakeHub, capsys: pytest.CaptureFixture[str]) -> None:
-    answer = told(capsys, action="suggest")
+    answer = told(capsys, "suggest")
     assert answer["suggestions"]
     assert all(one["memory_gb"] == answer["memory_gb"] for one in answer["suggestions"])
     assert served.requests == []
@@ -101,13 +98,13 @@ def test_suggestions_suit_the_gpu(free: float, tier: int) -> None:
 
 
 def test_searched_listed_and_fetched(served: FakeHub, capsys: pytest.CaptureFixture[str]) -> None:
-    assert [one["repository"] for one in told(capsys, action="search", what="thing")["models"]] == [REPOSITORY]
-    files = told(capsys, action="files", what=f"https://huggingface.co/{REPOSITORY}")["files"]
+    assert [one["repository"] for one in told(capsys, "search", "thing")["models"]] == [REPOSITORY]
+    files = told(capsys, "files", f"https://huggingface.co/{REPOSITORY}")["files"]
     assert {(one["quantisation"], one["verdict"]) for one in files} == {("Q4_K_M", "fits"), ("Q8_0", "fits")}
-    for options in (ModelsOptions("search", "thing"), ModelsOptions("files", REPOSITORY)):
-        assert run(options) == 0
+    for arguments in (["search", "thing"], ["files", REPOSITORY]):
+        assert main(["models", *arguments]) == 0
         assert "Thing-7B" in capsys.readouterr().out
-    assert run(ModelsOptions("get", REPOSITORY, "q8_0", use=True)) == 0
+    assert main(["models", "get", f"{REPOSITORY}:q8_0", "--use"]) == 0
     path = resolve_paths().models / REPOSITORY / "Thing-7B-Q8_0.gguf"
     assert capsys.readouterr().out == f"{path}\n"
     assert load_settings(resolve_paths().settings_file).model_path == str(path)
@@ -115,19 +112,19 @@ def test_searched_listed_and_fetched(served: FakeHub, capsys: pytest.CaptureFixt
 
 
 def test_a_search_without_result_says_so(served: FakeHub, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(ModelsOptions("search", "unheard of")) == 0
+    assert main(["models", "search", "unheard", "of"]) == 0
     assert "unheard of" in capsys.readouterr().out
 
 
 def test_the_token_is_read_from_standard_input_and_used(
     served: FakeHub, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, catalogues: None
 ) -> None:
-    speak("de")
+    save_settings(resolve_paths().ensure().settings_file, Settings(language="de"))
     served.gated.add(REPOSITORY)
     monkeypatch.setattr(sys, "stdin", io.StringIO(f"{TOKEN}\n"))
-    assert run(ModelsOptions("token")) == 0
-    assert run(ModelsOptions("get", REPOSITORY)) == 0
-    assert run(ModelsOptions("token", forget=True)) == 0
+    assert main(["models", "token"]) == 0
+    assert main(["models", "get", REPOSITORY]) == 0
+    assert main(["models", "token", "--forget"]) == 0
     printed = capsys.readouterr()
     assert "Behalten in einer Datei, die nur du lesen darfst" in printed.out
     assert TOKEN not in printed.out + printed.err
@@ -159,27 +156,12 @@ def test_one_that_is_here_is_chosen_by_a_part_of_its_name_or_its_path(
     for path in (big, small, elsewhere):
         write_gguf(path)
     for name, path in (("heron-7b", big), ("HERON-1B", small), (str(elsewhere), elsewhere)):
-        assert told(capsys, action="use", what=name) == {"model_path": str(path)}
+        assert told(capsys, "use", name) == {"model_path": str(path)}
         assert load_settings(resolve_paths().settings_file).model_path == str(path)
-    with pytest.raises(KvchatError, match="Several models") as caught:
-        run(ModelsOptions(action="use", what="heron"))
-    assert "Heron" in caught.value.detail
-    with pytest.raises(KvchatError, match="There is no model"):
-        run(ModelsOptions(action="use", what="pelican"))
+    assert main(["models", "use", "heron"]) == 1
+    assert "There is: Heron-1B-Q8_0, Heron-7B-Q4_K_M" in capsys.readouterr().err
+    assert main(["models", "use", "pelican"]) == 1
     assert load_settings(resolve_paths().settings_file).model_path == str(elsewhere)
-
-
-def test_the_command_line() -> None:
-    def parse(*words: str) -> ModelsOptions:
-        return models_options(build_parser().parse_args(["models", *words]))
-
-    assert parse() == ModelsOptions()
-    assert parse("--folder", "a", "--folder", "b").folders == (Path("a"), Path("b"))
-    assert parse("search", "gemma", "3") == ModelsOptions("search", "gemma 3")
-    assert parse("get", "org/x:Q8_0", "--use") == ModelsOptions("get", "org/x", "Q8_0", use=True)
-    assert parse("get", "https://huggingface.co/org/x").what == "https://huggingface.co/org/x"
-    assert parse("files", "org/x", "--json").as_json
-    assert parse("token", "--forget").forget
 
 
 def test_the_list_opens_no_connection(home: Path) -> None:

@@ -58,5 +58,5 @@ def test_wayland_counts_once_its_socket_answers(tmp_path: Path) -> None:
 
 
 def test_without_starter_the_app_only_explains(capsys: pytest.CaptureFixture[str]) -> None:
-    assert no_display.run(DisplayProblem("No screen.", "Use kvchat ask."), starter=False) == 1
+    assert no_display.explain(DisplayProblem("No screen.", "Use kvchat ask."), starter=False) == 1
     assert capsys.readouterr().err == "kvchat cannot open a window. No screen.\n  Use kvchat ask.\n"

@@ -12,12 +12,10 @@ from typing import Any
 
 import pytest
 
+from kvchat.__main__ import main
 from kvchat.chat.record.database import Database
-from kvchat.cli.arguments import build_parser
-from kvchat.cli.arguments import filled as options_from
-from kvchat.cli.options import StoreOptions
-from kvchat.cli.store import plan_lines, run
-from kvchat.errors import KvchatError
+from kvchat.cli.arguments import parse
+from kvchat.cli.store import plan_lines
 from kvchat.kvstore.disk import tree_size
 from kvchat.kvstore.savepoint import PrunedConversation, PrunePlan
 from kvchat.session.restore_cost import Reading
@@ -71,9 +69,9 @@ def filled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Filled:
     return Filled(tmp_path, thesis, letter, letters_block)
 
 
-def told(capsys: pytest.CaptureFixture[str], **options: Any) -> tuple[int, dict[str, Any]]:
+def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict[str, Any]]:
     """The exit code and the JSON object."""
-    code = run(StoreOptions(as_json=True, **options))
+    code = main(["store", *arguments, "--json"])
     return code, json.loads(capsys.readouterr().out)
 
 
@@ -101,7 +99,7 @@ def test_the_text_names_every_conversation(filled: Filled, capsys: pytest.Captur
     bench = filled.open()
     bench.store.pin(filled.thesis, True)
     bench.store.close()
-    assert run(StoreOptions()) == 0
+    assert main(["store"]) == 0
     text = capsys.readouterr().out
     assert "3, in 2 chats" in text
     (thesis,) = [line for line in text.splitlines() if "My thesis on rivers" in line]
@@ -115,14 +113,14 @@ def test_other_programs_are_named_counted_and_forgotten(filled: Filled, capsys: 
     for start in (7000, 8000):
         bench.save("program/claude-cli", tuple(range(start, start + 300)))
     bench.store.close()
-    run(StoreOptions())
+    main(["store"])
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].endswith("5, in 2 chats and 1 program")
     assert any(line.startswith("Other programs") and line.endswith("allowed") for line in lines)
     assert any("Program: claude-cli" in line and "2 save points" in line for line in lines)
-    with pytest.raises(KvchatError, match="zed"):
-        run(StoreOptions("forget", program="zed"))
-    code, freed = told(capsys, action="forget", program="claude-cli")
+    assert main(["store", "forget", "zed"]) == 1
+    assert "zed" in capsys.readouterr().err
+    code, freed = told(capsys, "forget", "claude-cli")
     assert (code, freed["program"]) == (0, "claude-cli")
     assert freed["bytes_freed"] > 0
     assert sum(filled.left().values()) == 3
@@ -133,7 +131,7 @@ def test_a_dry_run_tells_and_removes_nothing(
 ) -> None:
     monkeypatch.setattr(Database, "readings", lambda self, model: [Reading(1000, 1000.0)])
     before = filled.kept.block_files()
-    assert run(StoreOptions("prune", 0, dry_run=True)) == 0
+    assert main(["store", "prune", "--to", "0", "--dry-run"]) == 0
     text = capsys.readouterr().out
     assert "Would delete 3 save points" in text
     assert text.count("starts cold") == 2
@@ -146,8 +144,8 @@ def test_a_prune_does_what_its_dry_run_said(filled: Filled, capsys: pytest.Captu
     _, before = told(capsys)
     on_disk = sum(map(tree_size, filled.kept.block_files()))
     target = before["physical_bytes"] - 10_000
-    _, plan = told(capsys, action="prune", target_bytes=target, dry_run=True)
-    _, done = told(capsys, action="prune", target_bytes=target)
+    _, plan = told(capsys, "prune", "--to", str(target), "--dry-run")
+    _, done = told(capsys, "prune", "--to", str(target))
     assert plan["save_points"] >= 1
     assert plan | {"dry_run": False} == done
     gone = {one["conversation_id"]: one for one in done["by_conversation"]}
@@ -165,7 +163,7 @@ def test_what_is_pinned_stays_and_that_is_said(filled: Filled, capsys: pytest.Ca
     bench = filled.open()
     bench.store.pin(filled.thesis, True)
     bench.store.close()
-    assert run(StoreOptions("prune", 0)) == 0
+    assert main(["store", "prune", "--to", "0"]) == 0
     text = capsys.readouterr().out
     assert text.index("A letter") < text.index("Freed"), "shown before it is gone"
     assert "what is pinned stays" in text
@@ -180,17 +178,17 @@ def test_a_time_that_is_not_known_is_not_called_none() -> None:
 
 
 def test_nothing_to_prune(filled: Filled, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(StoreOptions("prune", 10**9)) == 0
+    assert main(["store", "prune", "--to", "1GB"]) == 0
     assert capsys.readouterr().out.startswith("Nothing to delete")
     assert filled.left() == {filled.thesis: 2, filled.letter: 1}
 
 
 def test_a_clean_store_verifies(filled: Filled, capsys: pytest.CaptureFixture[str]) -> None:
-    code, report = told(capsys, action="verify")
+    code, report = told(capsys, "verify")
     files = filled.kept.block_files()
     assert (code, report["blocks"], report["bad_blocks"]) == (0, len(files), 0)
     assert report["bytes"] == sum(file.stat().st_size for file in files)
-    assert run(StoreOptions("verify")) == 0
+    assert main(["store", "verify"]) == 0
     assert "all are good" in capsys.readouterr().out
 
 
@@ -199,12 +197,12 @@ def test_a_bad_block_is_told_with_the_conversations_that_start_cold(
     filled: Filled, capsys: pytest.CaptureFixture[str], damage: str
 ) -> None:
     spoil(filled.letters_block, damage)
-    code, report = told(capsys, action="verify")
+    code, report = told(capsys, "verify")
     assert (code, report["bad_blocks"], report["clean"]) == (1, 1, False)
     (lost,) = report["by_conversation"]
     assert (lost["title"], lost["save_points"], lost["cold"]) == ("A letter", 1, True)
     assert filled.left() == {filled.thesis: 2, filled.letter: 0}
-    code, report = told(capsys, action="verify")
+    code, report = told(capsys, "verify")
     assert (code, report["clean"], report["by_conversation"]) == (0, True, [])
 
 
@@ -228,28 +226,8 @@ def test_in_a_process_of_its_own(filled: Filled) -> None:
     assert filled.left() == {filled.thesis: 2, filled.letter: 0}
 
 
-def parse(*arguments: str) -> StoreOptions:
-    return options_from(StoreOptions, build_parser().parse_args(["store", *arguments]))
-
-
-def test_the_command_line() -> None:
-    assert parse() == StoreOptions()
-    assert parse("forget", "zed") == StoreOptions("forget", program="zed")
-    assert parse("--json") == StoreOptions(as_json=True)
-    assert parse("verify", "--json") == parse("--json", "verify") == StoreOptions("verify", as_json=True)
-    assert parse("prune", "--to", "2GB", "--dry-run") == StoreOptions("prune", 2 * 10**9, dry_run=True)
-
-
 @pytest.mark.parametrize(
     ("text", "count"), [("0", 0), ("1000", 1000), ("500MB", 500 * 10**6), ("1.5 gb", 1_500_000_000), ("2K", 2000)]
 )
 def test_sizes(text: str, count: int) -> None:
-    assert parse("prune", "--to", text).target_bytes == count
-
-
-@pytest.mark.parametrize("arguments", [["prune"], ["prune", "--to", "much"], ["prune", "--to=-1"], ["mend"]])
-def test_nonsense_is_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        parse(*arguments)
-    assert ended.value.code == 2
-    assert "usage: kvchat store" in capsys.readouterr().err
+    assert parse(["store", "prune", "--to", text])[1].target_bytes == count

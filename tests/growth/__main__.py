@@ -8,8 +8,9 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvchat.cli.bench.home import PEOPLE, THINGS, BenchHome, bench_home, say
-from kvchat.cli.options import BenchOptions
+from kvchat.cli.arguments import BenchOptions
+from kvchat.cli.bench.speed import PEOPLE, THINGS, BenchHome, bench_home
+from kvchat.cli.terminal import remark
 from kvchat.words.wording import size
 from tests.growth.plot import Line, Panel, draw
 
@@ -38,15 +39,15 @@ def main() -> None:
     parser.add_argument("--plot", type=Path, metavar="FILE.svg")
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
-    growth = asyncio.run(_grow(BenchOptions(asked.model, asked.engine, tokens=asked.tokens), asked.turns))
+    growth = asyncio.run(_grow(BenchOptions(model=asked.model, engine=asked.engine), asked.tokens, asked.turns))
     if asked.plot:
         asked.plot.write_text(plot(growth), "utf-8")
     print(json.dumps(vars(growth)) if asked.json else summary(growth))
 
 
-async def _grow(options: BenchOptions, turns: int) -> Growth:
+async def _grow(options: BenchOptions, tokens: int, turns: int) -> Growth:
     async with bench_home(options, reply_tokens=REPLY_TOKENS) as home:
-        return await _measure(home, options.tokens, turns)
+        return await _measure(home, tokens, turns)
 
 
 async def _measure(home: BenchHome, system_tokens: int, turns: int) -> Growth:
@@ -55,7 +56,7 @@ async def _measure(home: BenchHome, system_tokens: int, turns: int) -> Growth:
     disk: list[int] = []
     written: list[int] = []
     for turn in range(1, turns + 1):
-        say(f"Turn {turn} of {turns} …")
+        remark(f"Turn {turn} of {turns} …")
         await home.ask(chat.id, _question(turn))
         home.check_saved(turn)
         usage = await home.runtime.save_points.usage()

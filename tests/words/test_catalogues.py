@@ -24,7 +24,7 @@ KEYWORDS = {**DEFAULT_KEYWORDS, "N_": None, "several": (2, 3), "pgettext": ((1, 
 MARKS = {"_", "N_", "several", "ngettext", "pgettext"}
 # What is told to developers, to other programs, to the model, or looks like words and is none.
 NOBODYS = re.compile(
-    r"""cli/(bench|doctor)/|diagnostics|cli/no_display.*hello|words/(folding|language|markdown|redaction|safe_text|wording)
+    r"""cli/(bench/|doctor)|diagnostics|cli/no_display.*hello|words/(folding|language|markdown|redaction|safe_text|wording)
     |engine/(embedded|parent_guard|finding/options|running/log|speaking/(errors|wire))|library/gguf/(header|kv_cache)
     |library/local/finder
     |gateway/(answering|crashes|work|dialects/|door/(app|checks)|metrics|models|medicine/(__init__|body|causes|partings))
@@ -37,7 +37,7 @@ NO_WORDS = re.compile(
     r"""^Conversation$|^(Enter|Esc|Up|Accept|Authorization|Connection|Host|Range|Bearer.*|None|Source|Reason)$
     |^(Apple|Intel|Metal|Vulkan|Microsoft|Links|Jan|Ollama|LM\ Studio|Hugging\ Face|(Hugging\ Face|llama\.cpp)\ cache)$
     |^(Library|Caches|Local|Roaming|Application\ Support)$|^xllamacpp|^bytes\ |^kvchat\ \{|^-+[a-z]+\ |^den:
-    |^ready\ |^GGUF
+    |^ready\ |^GGUF|^(chats|engines|models|prepared|settings|store)\ [a-z]+$
     |^(Hugging\ Face\ access\ token|llama-server\ key|door\ keys|kvchat\ (ask|serve)|kvchat\ starts\ )$
     |^(Exec=|dark,\ |light,\ |Label$|Notify$|table\ )|^\[Desktop\ Entry\]
     |^\s*(ALTER|ATTACH|BEGIN|CREATE|DELETE|DROP|INSERT|PRAGMA|REPLACE|UPDATE|VACUUM|AND|NOT|COMMIT)\ |SELECT

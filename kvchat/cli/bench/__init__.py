@@ -1,4 +1,1 @@
-"""`kvchat bench`: what save points bring on the user's own model and machine, all ratios from one run.
-
-Plots and studies of growth are no part of it: `tests/growth`.
-"""
+"""`kvchat bench`: what save points bring with the user's own model. Developers' benchmarks are in `tests/bench`."""

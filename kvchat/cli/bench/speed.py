@@ -1,4 +1,4 @@
-"""Without other options: how fast an answer comes, and what is written for it.
+"""`kvchat bench`: how fast an answer comes with the user's own model, and what is written for it.
 
 A conversation of about N tokens goes on for some short turns. Each is answered three times from the very same prompt:
 with its prefix in the slot (hot), after the engine was restarted, from memory (warm), and after all of kvchat was
@@ -7,22 +7,166 @@ restarted, from disk (restored). The last one is answered once more after the sa
 
 from __future__ import annotations
 
+import asyncio
+import dataclasses
+import tempfile
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 from statistics import median
 
-from kvchat.cli.bench.home import REPLY_TOKENS, BenchHome, Reply, bench_home, say, ttft, ttft_ratio
-from kvchat.cli.options import BenchOptions
-from kvchat.cli.terminal import columns
+from kvchat.chat.events import Event, QuestionNotStored, TurnFailed
+from kvchat.chat.record.messages import Message, Receipt
+from kvchat.cli.answering import NoModelForCommand, show_starter, with_options
+from kvchat.cli.arguments import BenchOptions
+from kvchat.cli.owned import Commands
+from kvchat.cli.terminal import columns, remark, show
+from kvchat.engine.speaking.wire import ChatMessage, Sampling
+from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import StoreUsage
+from kvchat.library.remote.starter import fetch_starter
+from kvchat.runtime import Runtime, open_runtime
+from kvchat.session.events import Saved
 from kvchat.session.proof import Source
+from kvchat.settings import Settings, load_settings
+from kvchat.system.paths import Paths, resolve_paths
 from kvchat.words.wording import duration, size
 
+TOKENS = 3000  # about how long the chat is
 QUESTIONS = (  # one for each round
     "Which of these notes was the first? Answer in one sentence.",
     "Which of these notes was the last? Answer in one sentence.",
     "Who of them left the most things? Answer in one sentence.",
 )
+PEOPLE = ("Ada", "Bram", "Chen", "Dana", "Elif", "Femi", "Goro", "Hana", "Ivan", "Juno", "Kofi", "Lena", "Mina")
+THINGS = ("river", "lamp", "garden", "letter", "bridge", "violin", "harbour", "engine", "orchard", "mirror")
+SAMPLE = 40  # notes whose tokens are counted
+REPLY_TOKENS = 32
+
+
+class BenchFailed(KvchatError):
+    """The benchmark could not be finished."""
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What the model said, and what it cost."""
+
+    text: str
+    receipt: Receipt
+
+
+class BenchHome:
+    """A running kvchat that can be restarted, whose replies are greedy. Made by `bench_home`."""
+
+    def __init__(self, paths: Paths, settings: Settings, runtime: Runtime, reply_tokens: int) -> None:
+        self._paths, self.settings = paths, settings  # the settings hold from the next restart on
+        self.greedy = Sampling(reply_tokens, temperature=0.0, seed=1)
+        self._error: KvchatError | None = None
+        self.runtime = self._heard(runtime)
+        self.saved: list[Saved] = []  # by every turn so far
+
+    async def ask(self, chat_id: str, text: str | None, *, keep: bool = True) -> Reply:
+        """Send a message, or the last one again; wait until what came of it is saved and absorbed.
+
+        Raises what went wrong.
+        """
+        chat = self.runtime.chat
+        if text is None:
+            return await self.reply(chat.retry(chat_id, self.greedy, keep=keep))
+        return await self.reply(chat.send(chat_id, text, self.greedy, keep=keep))
+
+    def check_saved(self, times: int) -> None:
+        """Raises BenchFailed unless so many turns were saved."""
+        if len(self.saved) != times:
+            raise BenchFailed("A chat could not be saved", "", "See `kvchat doctor` for the free disk space.")
+
+    async def reply(self, answering: asyncio.Future[Message | None]) -> Reply:
+        """Wait as `ask` does for what was begun otherwise."""
+        message = await answering
+        await self.runtime.chat.idle()
+        if message is None or message.receipt is None:
+            raise self._error or BenchFailed("The model gave no reply", "", "Try it with another model.")
+        return Reply(message.content, message.receipt)
+
+    async def notes(self, tokens: int, first: int = 1) -> str:
+        """A text of about `tokens` tokens in this model's vocabulary, its notes numbered from `first`."""
+        engine = (await self.runtime.engine.ready()).engine
+        per_note = len(await engine.prompt_tokens([ChatMessage("user", _numbered_notes(SAMPLE, first))])) / SAMPLE
+        return _numbered_notes(max(1, round(tokens / per_note)), first)
+
+    async def restart_engine(self) -> None:
+        """Another engine process; what is warm stays warm."""
+        await self.runtime.stop_engine()
+        await self.runtime.engine.ready()
+
+    async def restart(self) -> None:
+        """All of it anew, as after quitting: only what is on disk is left."""
+        await self.runtime.close()
+        self.runtime = self._heard(await open_runtime(self._paths, self.settings))
+        await self.runtime.engine.ready()
+
+    def _heard(self, runtime: Runtime) -> Runtime:
+        runtime.events.subscribe(self._hear)
+        return runtime
+
+    def _hear(self, event: Event) -> None:
+        match event:
+            case Saved():
+                self.saved.append(event)
+            case TurnFailed(error=error) | QuestionNotStored(error=error):
+                self._error = error
+
+
+@asynccontextmanager
+async def bench_home(
+    options: BenchOptions, context_size: int | None = None, reply_tokens: int = REPLY_TOKENS
+) -> AsyncIterator[BenchHome]:
+    """A kvchat on the disk the real save points are on; nothing of it is left afterwards. Raises KvchatError.
+
+    `context_size`: in tokens; None: as the settings say.
+    """
+    paths = resolve_paths()
+    settings = with_options(load_settings(paths.settings_file), options)
+    if not (settings.model_path or settings.engine_url):
+        if not options.starter:
+            raise NoModelForCommand
+        model = await fetch_starter(paths.ensure().models, show_starter)
+        settings = dataclasses.replace(settings, model_path=str(model))
+    context_size = context_size or settings.context_size
+    # One slot: what is measured is how a chat comes back into it.
+    settings = dataclasses.replace(settings, context_size=context_size, read_ahead="always", slots=1)
+    paths.ensure()
+    with tempfile.TemporaryDirectory(prefix="bench-", dir=paths.cache) as folder:
+        own = Paths(*(Path(folder) / name for name in ("config", "data", "cache", "state")))
+        home = BenchHome(own, settings, await open_runtime(own, settings), reply_tokens)
+        try:
+            yield home
+        finally:
+            await home.runtime.close()
+
+
+def ttft(replies: Sequence[Reply]) -> float:
+    """Their median time to the first token, in ms."""
+    return median(reply.receipt.ttft_ms for reply in replies)
+
+
+def ttft_ratio(replies: Sequence[Reply], hot: Sequence[Reply]) -> float:
+    """The median of the rounds' own ratios."""
+    pairs = zip(replies, hot, strict=True)
+    return median(one.receipt.ttft_ms / other.receipt.ttft_ms for one, other in pairs)
+
+
+def _numbered_notes(count: int, first: int) -> str:
+    """Deterministic prose that no two lines of which are alike."""
+    lines = [
+        f"Note {i}: on day {i * 7 % 365}, {PEOPLE[i % 13]} left the {THINGS[i % 10]} by the {THINGS[(i * 3 + 1) % 10]}"
+        f" and wrote down the number {i * 7919 % 10007}."
+        for i in range(first, first + count)
+    ]
+    return "Read these notes.\n" + "\n".join(lines)
 
 
 @dataclass(frozen=True)
@@ -70,17 +214,30 @@ class _Round:
         return self.hot.text == self.warm.text == self.restored.text
 
 
+async def bench(options: BenchOptions, commands: Commands) -> int:
+    """Measure and print; progress goes to standard error. Raises KvchatError."""
+    if options.made_bytes is not None:
+        from kvchat.cli.bench import size
+
+        result = await size.measure(options)
+        show(options.as_json, result, size.lines(result))
+    else:
+        figures = await measure(options)
+        show(options.as_json, figures, lines(figures))
+    return 0
+
+
 async def measure(options: BenchOptions) -> BenchResult:
     """Build the conversation, then answer short questions hot, warm and restored, and the last one cold as well.
 
     Raises KvchatError.
     """
     async with bench_home(options) as home:
-        return await _measure(home, options.tokens)
+        return await _measure(home, options.tokens or TOKENS)
 
 
 async def _measure(home: BenchHome, tokens: int) -> BenchResult:
-    say(f"Building a chat of about {tokens:,} tokens …")
+    remark(f"Building a chat of about {tokens:,} tokens …")
     chat_id = (await home.runtime.chat.new_conversation()).id
     await home.ask(chat_id, await home.notes(tokens - 2 * len(QUESTIONS) * REPLY_TOKENS))
     rounds = [await _round(home, chat_id, number) for number in range(len(QUESTIONS))]
@@ -88,7 +245,7 @@ async def _measure(home: BenchHome, tokens: int) -> BenchResult:
 
     rebuild = await home.runtime.save_points.measure_rebuild()
 
-    say("Cold: after a restart, without save points …")
+    remark("Cold: after a restart, without save points …")
     await home.runtime.save_points.delete(chat_id)
     await home.restart_engine()
     cold = await home.ask(chat_id, None, keep=False)
@@ -98,7 +255,7 @@ async def _measure(home: BenchHome, tokens: int) -> BenchResult:
 
 async def _round(home: BenchHome, chat_id: str, number: int) -> _Round:
     """Ask one question three times. The slot holds the turn boundary before it at first, the one after it at last."""
-    say(f"Round {number + 1} of {len(QUESTIONS)}: hot, then after a restart of the engine, then of everything …")
+    remark(f"Round {number + 1} of {len(QUESTIONS)}: hot, then after a restart of the engine, then of everything …")
     hot = await home.ask(chat_id, QUESTIONS[number], keep=False)
     await home.restart_engine()
     warm = await home.ask(chat_id, None, keep=False)

@@ -15,7 +15,7 @@ from pytestqt.qtbot import QtBot
 
 from kvchat.__main__ import _is_to_open
 from kvchat.chat.events import QuestionNotStored, TurnFailed
-from kvchat.cli.arguments import build_parser
+from kvchat.cli.arguments import parse
 from kvchat.errors import KvchatError
 from kvchat.system.owner import StartRequest
 from kvchat.system.session_bus import SessionBus
@@ -124,13 +124,12 @@ async def test_a_chat_that_travels_is_taken_in(
 def test_files_and_links_need_no_command(tmp_path: Path) -> None:
     file = tmp_path / "chat.kvchat"
     file.touch()
-    assert _is_to_open([str(file)])
-    assert _is_to_open(["kvchat://chat/a"])
-    assert not _is_to_open(["ask"])
-    assert not _is_to_open([str(tmp_path)])
-    assert not _is_to_open([])
-    assert build_parser().parse_args(["open", "a", "b"]).what == ["a", "b"]
-    assert build_parser().parse_args(["quick"]).command == "quick"
+    assert _is_to_open(str(file))
+    assert _is_to_open("kvchat://chat/a")
+    assert not _is_to_open("ask")
+    assert not _is_to_open(str(tmp_path))
+    assert parse(["open", "a", "b"])[1].what == ("a", "b")
+    assert parse(["quick"])[0].name == "quick"
 
 
 @pytest.fixture

@@ -1,65 +1,22 @@
-"""What `bench --size` measures with: a model with the KV cache of an 8B, and slot files that no engine saved.
-
-Both have random content: nothing in them repeats, and no store can make them smaller than they are.
-"""
+"""A model with the KV cache of an 8B and next to no weights, random: no store can make what it saves smaller."""
 
 from __future__ import annotations
 
-import struct
 from pathlib import Path
 
+import gguf
 import numpy as np
 import numpy.typing as npt
 
-from kvchat.cli.bench.home import BenchFailed
-from kvchat.kvstore.savepoint import Tokens
+from kvchat.cli.bench.size import HEAD, HEADS, LAYERS
 
-LAYERS, HEADS, HEAD = 32, 8, 128
-ROW = 2 * HEADS * HEAD  # bytes of one token's K, or V, of one layer in f16
-TOKEN_BYTES = 2 * LAYERS * ROW  # 128 KB, as of Llama-3.1-8B
 WIDTH = 256
 CONTEXT = 131_072
-_F16 = 1
-_AT_ONCE = 8192  # rows written at a time
 _Q4_BLOCK, _Q4_BYTES = 32, 18  # Q4_0: an f16 scale and 16 bytes of nibbles for 32 weights
 
 
-def write_slot_file(path: Path, tokens: Tokens) -> int:
-    """Write what an engine would save for these tokens (see kvstore/layout/parser.py); returns its size.
-
-    The rows of a token are the same in every file whose first tokens are as many: a longer file goes on from a
-    shorter one as a chat does.
-    """
-    words = [-1, 1, len(tokens), *tokens, 0]
-    cells = np.zeros((len(tokens), 3), "<i4")
-    cells[:, 0], cells[:, 1] = np.arange(len(tokens)), 1
-    with path.open("wb") as file:
-        file.write(struct.pack(f"<4sII{len(words)}i", b"qsgg", 4, len(words), *words))
-        file.write(struct.pack("<II", 1, len(tokens)) + cells.tobytes() + struct.pack("<IIII", 0, LAYERS, HEAD, HEAD))
-        for region in range(2 * LAYERS):
-            file.write(struct.pack("<iQ", _F16, ROW))
-            for first in range(0, len(tokens), _AT_ONCE):
-                file.write(_rows(region, first, min(_AT_ONCE, len(tokens) - first)))
-        return file.tell()
-
-
-def _rows(region: int, first: int, count: int) -> memoryview:
-    """Rows of consecutive tokens, each different from every other."""
-    rows = np.tile(np.random.default_rng(region).integers(0, 2**63, ROW // 8, dtype=np.int64), (count, 1))
-    rows += np.arange(first, first + count, dtype=np.int64)[:, None] * 0x9E3779B97F4A7C1
-    return rows.data.cast("B")
-
-
-def write_kv_model(out: Path) -> None:
-    """Write a llama of next to no weights (23 MB), random, that reads byte by byte, with an 8B's KV cache.
-
-    Raises BenchFailed without the package that writes GGUF files, OSError.
-    """
-    try:
-        import gguf
-    except ImportError as error:
-        advice = "Install it where kvchat is installed: pip install gguf"
-        raise BenchFailed("A package is missing", "The model to measure with is written by `gguf`.", advice) from error
+def write_kv_model(out: Path) -> Path:
+    """Write a llama (23 MB) that reads byte by byte, and return its path."""
     writer = gguf.GGUFWriter(out, "llama")
     kind = gguf.TokenType
     space = "\u2581"  # as the tokenizer writes it
@@ -94,6 +51,7 @@ def write_kv_model(out: Path) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+    return out
 
 
 def _matrices(vocabulary: int) -> list[tuple[str, int, int]]:

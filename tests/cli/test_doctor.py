@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from kvchat.__main__ import main
-from kvchat.cli.doctor.command import collect, run
-from kvchat.cli.doctor.report import RestoreReport, lines
+from kvchat.cli.doctor import RestoreReport, collect, lines
 from kvchat.engine.finding.discovery import NEEDED_OPTIONS
 from kvchat.kvstore.savepoint import Fingerprint
 from kvchat.library.gguf.facts import model_identity
@@ -76,14 +75,14 @@ def test_what_restoring_can_do_can_be_forgotten(
     paths: Paths, engine: Path, smollm2: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     save_settings(paths.settings_file, Settings(model_path=str(smollm2), engine_path=str(engine)))
-    assert run(retest=True) == 0  # there is nothing yet
+    assert main(["doctor", "--retest"]) == 0  # there is nothing yet
     assert not paths.restore_findings.exists()
     for model in (model_identity(smollm2), "another"):
         subject = Subject(Fingerprint(model, "f16", "f16", "auto", 1, ""), "version: 11434 (abc1234)")
         store_finding(paths.restore_findings, subject, Finding(Strategy.NONE, proved=True), 0.0)
-    run()
+    main(["doctor"])
     assert "Chats cannot be remembered here" in capsys.readouterr().out
-    run(retest=True)
+    main(["doctor", "--retest"])
     assert "not tried yet" in capsys.readouterr().out
     assert newest_finding(paths.restore_findings, "another") is not None
 
@@ -151,7 +150,7 @@ def test_json_and_text_and_exit_code(
     paths: Paths, engine: Path, smollm2: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     save_settings(paths.settings_file, Settings(model_path=str(smollm2), engine_path=str(engine)))
-    assert run(as_json=True) == 0
+    assert main(["doctor", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["engine"]["kind"] == "llama-server"
     assert report["context"]["tokens"] == 8192
@@ -159,7 +158,7 @@ def test_json_and_text_and_exit_code(
     assert report["tray"]["presence"] in ("available", "missing", "unknown")
     assert {entry["name"] for entry in report["directories"]} >= {"config", "data", "save points"}
     save_settings(paths.settings_file, Settings(model_path="/nowhere.gguf", engine_path=str(engine)))
-    assert run() == 1
+    assert main(["doctor"]) == 1
     assert "The model file is missing" in capsys.readouterr().out
 
 

@@ -1,13 +1,16 @@
-"""`kvchat bench --size`: small here; its figures are about what it is run with by hand."""
+"""`python -m tests.bench size`: small here; its figures are about what it is run with by hand."""
 
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from kvchat.cli.bench.made_files import TOKEN_BYTES, write_slot_file
+from kvchat.cli.bench.size import TOKEN_BYTES, write_slot_file
 from kvchat.kvstore.blocks.parser import parse_layout
 from tests.e2e.home import Home
 
@@ -28,7 +31,9 @@ def test_a_made_file_is_one_the_store_understands_and_a_longer_one_goes_on_from_
 def test_the_figures_are_told_and_no_model_is_needed(tmp_path: Path) -> None:
     home = Home(tmp_path / "home")
     home.write_settings(free_floor_bytes=0)
-    done = home.run("bench", "--size", "40MB", "--tokens", "300", "--json")
+    command = [sys.executable, "-m", "tests.bench", "size", "--size", "40MB", "--tokens", "300", "--json"]
+    environment = os.environ | {"KVCHAT_HOME": str(home.folder)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     figures = json.loads(done.stdout)
     wanted = "file_bytes restore_ms engine_restore_ms restore_ratio rebuild_ratio absorb_ratio warm_before_engine_ms"

@@ -10,7 +10,7 @@ import pytest
 from jeepney import message_bus
 from jeepney.io.blocking import Proxy, open_dbus_connection
 
-from kvchat.cli.doctor.desktop import Presence, find_keyring, find_tray
+from kvchat.cli.doctor import Presence, find_keyring, find_tray
 from tests.desktop_bus import display, session_bus
 
 WATCHER = "org.kde.StatusNotifierWatcher"

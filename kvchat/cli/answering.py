@@ -1,0 +1,381 @@
+"""`kvchat ask`: one question, or a conversation on the terminal. `kvchat serve`: answers for other programs.
+
+Runs the very turn that the window runs, without Qt: restore, stream, settle, save.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import os
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+from kvchat.chat.attachments import read_attachment
+from kvchat.chat.events import (
+    EngineChanged,
+    Event,
+    Notice,
+    QuestionNotStored,
+    ReplyDelta,
+    ReplyFinished,
+    TurnFailed,
+    WaitingForChat,
+)
+from kvchat.chat.options import NewChat
+from kvchat.chat.record.messages import Attachment, Message
+from kvchat.chat.turn.receipts import receipt_sentence
+from kvchat.cli.arguments import AskOptions, EngineOptions, ServeOptions
+from kvchat.cli.chats import named_chat
+from kvchat.cli.owned import Commands
+from kvchat.cli.terminal import as_json, current_terminal, remark, say, show_progress, shows_progress, shows_text
+from kvchat.engine.speaking.connection import EngineState, EngineStatus
+from kvchat.engine.speaking.errors import EngineFailure
+from kvchat.engine.speaking.wire import Sampling
+from kvchat.errors import KvchatError
+from kvchat.library.remote.starter import StarterProgress, StarterStage, fetch_starter
+from kvchat.runtime import Runtime
+from kvchat.session.events import MakingRoom, RestoreFailed, Saved, SaveSkipped
+from kvchat.settings import Settings
+from kvchat.words.language import N_, _, number, sentences
+from kvchat.words.safe_text import calm
+from kvchat.words.wording import one_line, roughly
+from kvchat.words.wording import size as size_in_words
+
+TOLD_OF_RECEIPT = (
+    *("ttft_ms", "restore_ms", "prefill_ms", "prompt_tokens", "cached_tokens", "predicted_tokens"),
+    "source",
+)
+WAITING = N_("Another reply is being written; waiting…")
+SAID_AFTER_S = 1.0  # so long a save goes on without a word
+PROMPT = "> "
+_ENDS = N_("Ctrl+C stops a reply, Ctrl+D ends.")
+
+
+class NoModelForCommand(KvchatError):
+    """A command that needs a model was given none."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            _("No model is chosen yet"),
+            "",
+            _("Give one with --model PATH, or add --starter to fetch the small starter model (98 MB)."),
+        )
+
+
+class EngineRuns(KvchatError):
+    """An engine was named, and kvchat runs with another."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            _("kvchat is running with its own engine"),
+            "",
+            _("Leave --engine out, choose the engine in its settings, or quit it first."),
+        )
+
+
+class GatewayElsewhere(KvchatError):
+    """Another kvchat has the data, and its API server."""
+
+    def __init__(self, name: str, pid: int) -> None:
+        super().__init__(
+            _("kvchat is running"),
+            _("{name} (process {pid}) has the engine; the model is not loaded a second time.", name=name, pid=pid),
+            _("Switch the API server on in its settings, or quit it first."),
+        )
+
+
+async def opened_runtime(commands: Commands, options: EngineOptions) -> Runtime:
+    """The runtime, with this call's model and engine where it is opened for this call. Raises KvchatError."""
+    if commands.is_open and options.engine:
+        raise EngineRuns
+    return await commands.runtime(await _chosen_settings(commands, options))
+
+
+async def _chosen_settings(commands: Commands, options: EngineOptions) -> Settings:
+    """The user's settings, with this call's model and engine in their place. Raises KvchatError without a model."""
+    settings = with_options(await asyncio.to_thread(lambda: commands.settings), options)
+    if settings.model_path or settings.engine_url:
+        return settings
+    if not options.starter and not await _starter_is_wanted():
+        raise NoModelForCommand
+    path = str(await fetch_starter(commands.paths.models, show_starter))
+    await commands.change_settings(model_path=path)
+    return dataclasses.replace(settings, model_path=path)
+
+
+def with_options(settings: Settings, options: EngineOptions) -> Settings:
+    """Return the settings with the model and the engine that a command names."""
+    if options.engine:
+        settings = dataclasses.replace(settings, engine_path=str(options.engine.absolute()), engine_url=None)
+    if options.model:
+        settings = dataclasses.replace(settings, model_path=str(options.model.absolute()), engine_url=None)
+    return settings
+
+
+async def _starter_is_wanted() -> bool:
+    """Ask on the terminal whether the user wants the starter model; nobody is asked elsewhere."""
+    terminal = current_terminal.get()
+    if terminal is None or not terminal.asks:
+        return False
+    answer = await terminal.read_line(_("No model is chosen yet. Fetch the small starter model, 98 MB? [Y/n]") + " ")
+    return answer is not None and answer.strip().lower() in ("", "y", "yes")
+
+
+def show_starter(progress: StarterProgress) -> None:
+    """Print how far the starter model is."""
+    show_progress(_("Starter model: {value}", value=_(progress.stage.value)), progress.done, progress.total or 0)
+    if progress.stage is StarterStage.READY and shows_progress():
+        remark("")
+
+
+async def serve(options: ServeOptions, commands: Commands) -> int:
+    """One engine and one store behind an address, until SIGINT or SIGTERM, which is no fault. Raises KvchatError."""
+    from kvchat.gateway.keys import read_key_file
+
+    if not commands.is_own:
+        raise GatewayElsewhere(commands.name, os.getpid())
+    commands.lasts = True
+    keys = await asyncio.to_thread(read_key_file, options.key_file) if options.key_file else None
+    settings = await _chosen_settings(commands, options)
+    settings = dataclasses.replace(
+        settings,
+        door=True,
+        door_host=options.host or settings.door_host,
+        door_port=options.port or settings.door_port,
+        slots=settings.slots if options.slots is None else options.slots,
+    )
+    runtime = await commands.runtime(settings)
+    runtime.events.subscribe(_hear)
+    if problem := runtime.save_points.problem:
+        remark(str(problem))
+    url = await runtime.door.open(settings.door_host, settings.door_port, keys)
+    await runtime.serve()
+    say(f"ready {url}")
+    with contextlib.suppress(asyncio.CancelledError):  # told to end, it has done what it was to do
+        await asyncio.Event().wait()
+    return 0
+
+
+def _hear(event: Event) -> None:
+    """Print what concerns every chat and program."""
+    match event:
+        case Notice(title=title, detail=detail):
+            remark(sentences(title, detail))
+        case EngineChanged(status=EngineStatus(EngineState.FAILED, EngineFailure() as failure)):
+            remark(str(failure))
+        case EngineChanged(status=EngineStatus(EngineState.STARTING, EngineFailure() as failure)):
+            remark(_("{title}. {detail} Trying again…", title=failure.title, detail=failure.detail))
+
+
+@dataclass
+class _Printer:
+    """Prints one chat's reply as it comes, and remembers what went wrong."""
+
+    as_json: bool
+    chat_id: str = ""
+    error: KvchatError | None = None
+    tells_saves: bool = True  # in a conversation they come while the next question is typed
+    heard: bool = False  # from the turn's beginning to its save; else another command is answered in the chat
+
+    def begin(self) -> None:
+        """Its turn begins."""
+        self.heard = True
+
+    def hear(self, event: Event) -> None:
+        """Take an event of the runtime's; those of other chats are not for this terminal."""
+        chat = getattr(event, "conversation_id", "")
+        if chat and (chat != self.chat_id or not (self.heard or isinstance(event, TurnFailed | QuestionNotStored))):
+            return
+        if isinstance(event, Saved | SaveSkipped):
+            self.heard = False
+        match event:
+            case ReplyDelta(text=text) if not self.as_json:
+                say(calm(text) if shows_text() else text, end="")
+            case ReplyFinished(receipt=receipt):
+                if not self.as_json:
+                    say()
+                    remark(receipt_sentence(receipt) if receipt else _("stopped"))
+            case WaitingForChat():
+                remark(_(WAITING))
+            case MakingRoom(done=False):
+                remark(_("making room for a longer chat..."))
+            case RestoreFailed(reason=reason):
+                remark(_("the save point was not used: {reason}", reason=reason.words))
+            case Saved(bytes=size, ms=ms) if self.tells_saves:
+                remark(_("saved {size} in {ms} ms", size=size_in_words(size), ms=number(ms)))
+            case SaveSkipped(reason=reason) if self.tells_saves:
+                remark(_("not saved: {reason}", reason=reason.words))
+            case TurnFailed(error=error) | QuestionNotStored(error=error):
+                self.error = error
+            case EngineChanged(status=EngineStatus(EngineState.FAILED)):
+                pass  # the turn fails with it
+            case _:
+                _hear(event)
+
+
+@dataclass
+class Talk:
+    """A chat on the terminal: made by `open_talk`, asked in, left."""
+
+    runtime: Runtime
+    chat_id: str
+    printer: _Printer
+    sampling: Sampling
+    attachments: tuple[Attachment, ...]  # go with the next question
+    new: NewChat | None  # the chat, until its first question is on disk
+
+    async def ask(self, question: str) -> Message | None:
+        """Have it answered, printed as it comes; None where it was not. Raises KvchatError.
+
+        Cancelled, it is stopped.
+        """
+        self.printer.error, attachments = None, self.attachments
+        self.attachments = ()
+        if self.runtime.chat.is_answering(self.chat_id):
+            remark(_(WAITING))
+        reply = await self.runtime.chat.send(
+            self.chat_id, question, self.sampling, attachments=attachments, new=self.new, waits=self.printer.begin
+        )
+        if self.new and await self.runtime.chat.conversation(self.chat_id):
+            self.new = None
+        if self.printer.error:
+            raise self.printer.error
+        return reply
+
+    def stop(self) -> None:
+        """End the reply; what has come of it is kept."""
+        self.runtime.chat.stop(self.chat_id)
+
+
+@contextlib.asynccontextmanager
+async def open_talk(options: AskOptions, commands: Commands) -> AsyncIterator[Talk]:
+    """The chat that was named, or a new one, with nothing asked in it yet. Raises KvchatError."""
+    runtime = await opened_runtime(commands, options)
+    printer = _Printer(options.as_json)
+    unsubscribe = runtime.events.subscribe(printer.hear)
+    try:
+        if problem := runtime.save_points.problem:
+            remark(str(problem))
+        attachments = tuple([await asyncio.to_thread(read_attachment, path) for path in options.attach])
+        chosen = await _conversation(runtime, options)
+        new = chosen if isinstance(chosen, NewChat) else None
+        printer.chat_id = chat_id = chosen.id if isinstance(chosen, NewChat) else chosen
+        if options.model is not None:
+            model = str(options.model)
+            if new is not None:
+                new = new.answered_by(model)
+            else:
+                await runtime.chat.use_model(chat_id, model)
+        sampling = Sampling(options.max_tokens, options.temperature, options.seed)
+        yield Talk(runtime, chat_id, printer, sampling, attachments, new)
+    finally:
+        unsubscribe()
+
+
+async def _conversation(runtime: Runtime, options: AskOptions) -> str | NewChat:
+    """The id of the conversation to go on with, or a new one."""
+    known = await runtime.chat.conversations()
+    if options.chat_id is not None:
+        return named_chat(known, options.chat_id).id
+    if options.on is not None:
+        return await _begun_on(runtime, options.on)
+    if known and not options.new:
+        return known[0].id
+    return await runtime.chat.new_chat(options.system)
+
+
+async def _begun_on(runtime: Runtime, name: str) -> NewChat:
+    """A new chat on what was prepared under that name; where it has to be read again that is said before."""
+    library = runtime.chat.library
+    one = await library.named(name)
+    usage = () if runtime.save_points.problem else (await runtime.save_points.usage()).conversations
+    for standing in await library.standings(await runtime.engine.states_now(), usage):
+        if standing.prepared.id == one.id and standing.why_not:
+            told, why = calm(name), standing.why_not
+            words = _("“{name}” is read first: {why}", name=told, why=why)
+            if standing.time:
+                time = roughly(standing.time)
+                words = _("“{name}” is read first in {time}: {why}", name=told, time=time, why=why)
+            remark(words)
+    return library.new_chat(one)
+
+
+async def ask(options: AskOptions, commands: Commands) -> int:
+    """Ask one question, whose reply goes to standard output; without one, converse. Raises KvchatError."""
+    if not options.prompt:
+        return await _converse(options, commands)
+    async with open_talk(options, commands) as talk:
+        error: KvchatError | None = None
+        reply: Message | None = None
+        try:
+            reply = await talk.ask(options.prompt)
+        except KvchatError as failed:
+            error = failed  # told when all is put away
+        if commands.is_own:
+            await _kept(talk.runtime)
+            if (finding := talk.runtime.engine.current.finding) and not finding.strategy.saves:
+                remark(finding.words)
+        if error:
+            raise error
+        if options.as_json and reply:
+            say(as_json(_answer(talk.chat_id, reply)))
+        return 0 if reply else 1
+
+
+def _answer(chat_id: str, reply: Message) -> dict[str, object]:
+    """The object `--json` prints. Times in ms."""
+    receipt = reply.receipt and {name: getattr(reply.receipt, name) for name in TOLD_OF_RECEIPT}
+    if reply.receipt and receipt:
+        why = reply.receipt.miss_reason
+        receipt |= {"miss_reason": why.english if why else None, "miss_code": why.code if why else None}
+    return {"chat_id": chat_id, "reply": reply.content, "receipt": receipt}
+
+
+async def _kept(runtime: Runtime) -> None:
+    """Wait until the reply is saved. Where that takes long it is said, and Ctrl+C ends kvchat without."""
+    idle = asyncio.ensure_future(runtime.chat.idle())
+    try:
+        await asyncio.wait({idle}, timeout=SAID_AFTER_S)
+        if not idle.done():
+            _tell_unfinished(runtime)
+        await idle
+    except asyncio.CancelledError:
+        runtime.give_up_saving()
+        raise
+
+
+def _tell_unfinished(runtime: Runtime) -> bool:
+    """Say what is still to be saved; False where nothing is."""
+    if (unfinished := runtime.unfinished) is None:
+        return False
+    words = _("saving the memory of this chat ({words}); Ctrl+C ends kvchat without it", words=unfinished.words)
+    remark(words)
+    return True
+
+
+async def _converse(options: AskOptions, commands: Commands) -> int:
+    """Answer one question after the other, warm in between, until Ctrl+D. Raises KvchatError when it cannot begin."""
+    terminal = current_terminal.get()
+    assert terminal is not None
+    commands.lasts = commands.is_own or commands.lasts
+    async with open_talk(options, commands) as talk:
+        talk.printer.tells_saves = False
+        terminal.send("converse")
+        terminal.stop = talk.stop
+        conversation = await talk.runtime.chat.conversation(talk.chat_id)
+        title = one_line(calm(conversation.title)) if conversation else ""
+        remark(f"{f'“{title}”. ' if title else ''}{_(_ENDS)}")
+        while (question := await terminal.read_line(PROMPT)) is not None:
+            if not question.strip():
+                remark(_(_ENDS))
+                continue
+            try:
+                await talk.ask(question)
+            except KvchatError as error:  # said; the next question may be asked
+                remark("\n  ".join(filter(None, (error.title, error.detail, error.advice))))
+        if commands.is_own and _tell_unfinished(talk.runtime):
+            terminal.stop = talk.runtime.give_up_saving
+            await talk.runtime.chat.idle()
+    return 0

@@ -1,0 +1,240 @@
+"""`kvchat chats`, `search`, `export`, `import`, `backup`, `restore` and `repair`: chats without a screen."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Sequence
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+
+from kvchat.chat.record.database import Database
+from kvchat.chat.record.messages import Conversation
+from kvchat.chat.search import FoundChat, find, index_some
+from kvchat.cli.arguments import (
+    BackupOptions,
+    ExportOptions,
+    ImportOptions,
+    JsonOptions,
+    OneChat,
+    RenameOptions,
+    RestoreOptions,
+    SearchOptions,
+    SomeChats,
+)
+from kvchat.cli.options import STANDARD_STREAM, NotThatWay, Options, read_passphrase
+from kvchat.cli.owned import Commands
+from kvchat.cli.terminal import columns, remark, say, show, show_progress, shows_text
+from kvchat.errors import KvchatError
+from kvchat.settings import load_settings
+from kvchat.store_service import open_store
+from kvchat.system.paths import Paths, resolve_paths
+from kvchat.transfer.backup import finish_restore, lay_ready, make_backup, write_backup
+from kvchat.transfer.exporting import ExportForm, export_file, write_export
+from kvchat.transfer.memory_file import export_with_memory
+from kvchat.transfer.repair import repair
+from kvchat.words.language import _, mark, number, several
+from kvchat.words.safe_text import calm
+from kvchat.words.wording import one_line, size, timestamp
+
+NOTHING_FOUND = 1  # as grep has it
+SHOWN = 8  # letters of an id: enough to name a chat by
+_MOST_CANDIDATES = 10
+_BOLD, _PLAIN = "\x1b[1m", "\x1b[0m"
+
+
+class NoSuchChat(KvchatError):
+    """No chat has that id, or several begin with it."""
+
+
+def named_chat(known: Sequence[Conversation], name: str) -> Conversation:
+    """Return the chat with that id, or the only one whose id begins with it. Raises NoSuchChat."""
+    found = [one for one in known if one.id == name] or [one for one in known if name and one.id.startswith(name)]
+    if len(found) == 1:
+        return found[0]
+    advice = _("`kvchat chats` lists them; write more of its id.")
+    if not found:
+        raise NoSuchChat(_("There is no chat {name}", name=name), "", advice)
+    shown = [f"{one.id[: max(SHOWN, len(name) + 4)]}  {one_line(calm(one.title))}" for one in found[:_MOST_CANDIDATES]]
+    more = [mark("…")] if len(found) > len(shown) else []
+    raise NoSuchChat(_("Several chats begin with {name}", name=name), "\n".join([*shown, *more]), advice)
+
+
+def _database(paths: Paths) -> closing[Database]:
+    """The chats' file: made, or brought to the newest format."""
+    return closing(Database(paths.ensure().database))
+
+
+def show_all(options: JsonOptions) -> int:
+    """List the chats, the newest first."""
+    with _database(resolve_paths()) as database:
+        known = database.conversations()
+    lines = columns(list(map(_row, known))) or [_("There are no chats yet: `kvchat ask` begins one.")]
+    show(options.as_json, {"chats": known}, lines)
+    return 0
+
+
+def _row(one: Conversation) -> tuple[str, ...]:
+    return one.id[:SHOWN], timestamp(one.updated_at), one_line(calm(one.title)), calm(one.folder or "")
+
+
+def show_one(options: OneChat) -> int:
+    """Print one, as `export` writes it."""
+    form = ExportForm.JSON if options.as_json else ExportForm.MARKDOWN
+    with _database(resolve_paths()) as database:
+        chat = named_chat(database.conversations(), options.chat)
+        write_export(database, [chat.id], form, sys.stdout.buffer, zipped=False)
+    return 0
+
+
+async def rename(options: RenameOptions, commands: Commands) -> int:
+    """Give a chat another title."""
+    chats = (await commands.runtime()).chat
+    meant = named_chat(await chats.conversations(), options.chat)
+    title = options.title.strip()
+    if not title:
+        raise NoSuchChat(_("A chat needs a title"), _("It is empty."), _("Write one behind the chat."))
+    await chats.rename(meant.id, title)
+    renamed = await chats.conversation(meant.id) or meant
+    show(options.as_json, {"chats": [renamed]}, ["  ".join(_row(renamed)).strip()])
+    return 0
+
+
+async def delete(options: SomeChats, commands: Commands) -> int:
+    """Delete chats, as in the window."""
+    runtime = await commands.runtime()
+    known = await runtime.chat.conversations()
+    meant = [named_chat(known, name) for name in options.chats]
+    await runtime.chat.organiser.delete([chat.id for chat in meant])
+    days = runtime.settings.keep_deleted_days
+    kept = (
+        _("for {keep_deleted_days} among", keep_deleted_days=several(days, "{count} day", "{count} days"))
+        if days
+        else _("no longer in")
+    )
+    count = several(len(meant), "{count} chat", "{count} chats")
+    words = _("{count} deleted; {kept} the recently deleted of the window.", count=count, kept=kept)
+    show(options.as_json, {"chats": meant}, [words])
+    return 0
+
+
+def search(options: SearchOptions) -> int:
+    """Print the chats that have these words: titles first, then the newest messages."""
+    with _database(resolve_paths()) as database:
+        while index_some(database):
+            pass
+        found = find(database, " ".join(options.words))
+    if found or options.as_json:
+        show(options.as_json, {"chats": found}, [_excerpt(one, marked=shows_text()) for one in found])
+    if not found:
+        remark(_("Nothing found."))
+    return 0 if found else NOTHING_FOUND
+
+
+def _excerpt(one: FoundChat, *, marked: bool) -> str:
+    title = f"{one.conversation_id}  {one_line(calm(one.title))}"
+    if not one.excerpt:
+        return title
+    line = one.excerpt
+    for start, end in reversed(one.marks) if marked else ():
+        line = f"{line[:start]}{_BOLD}{line[start:end]}{_PLAIN}{line[end:]}"
+    return f"{title}\n    {line}"
+
+
+def export(options: ExportOptions) -> int:
+    """Write one chat, or all."""
+    paths = resolve_paths()
+    if options.with_memory:
+        return _export_with_memory(paths, options)
+    if options.passphrase_file:
+        raise NotThatWay(_("Only a chat with its memory can be sealed with a passphrase"), "", "Add --with-memory.")
+    form = ExportForm(options.form) if options.form else ExportForm.of(options.target)
+    with _database(paths) as database:
+        known = database.conversations()
+        chosen = [one.id for one in ([named_chat(known, options.chat_id)] if options.chat_id else known)]
+        if options.target == STANDARD_STREAM:
+            write_export(database, chosen, form, sys.stdout.buffer, zipped=len(chosen) != 1)
+            return 0
+        count = export_file(database, chosen, form, options.target)
+    say(_("exported {count} to {target}", count=several(count, "{count} chat", "{count} chats"), target=options.target))
+    return 0
+
+
+def _export_with_memory(paths: Paths, options: ExportOptions) -> int:
+    if not options.chat_id or options.form or options.target == STANDARD_STREAM:
+        raise NotThatWay(
+            _("A chat with its memory goes alone, into a file of its own form"),
+            "",
+            _("Name the chat with --chat, and leave --form out."),
+        )
+    passphrase = read_passphrase(options.passphrase_file)
+    with _database(paths) as database, closing(open_store(paths, load_settings(paths.settings_file))) as store:
+        chat = named_chat(database.conversations(), options.chat_id)
+        telling = partial(show_progress, _("Exporting:"))
+        written = export_with_memory(database, store, chat.id, options.target, passphrase, telling)
+    sealed = _("sealed with the passphrase") if passphrase else _("readable by anyone who has the file")
+    say(
+        _(
+            "exported 1 chat with its memory, {written}, to {target}; {sealed}",
+            written=size(written),
+            target=options.target,
+            sealed=sealed,
+        )
+    )
+    return 0
+
+
+async def take_in(options: ImportOptions, commands: Commands) -> int:
+    """Take chats in; 1 when something could not be. What came with its memory is tried out."""
+    transfer = (await commands.runtime()).transfer
+    report = await transfer.take_in(options.files, lambda done, total: None, options.passphrase, start=True)
+    for problem in report.problems:
+        remark(str(problem))
+    say(
+        _(
+            "imported {count}, {known} were here already",
+            count=several(len(report.imported), "{count} chat", "{count} chats"),
+            known=number(report.known),
+        )
+    )
+    for words in report.told:
+        say(words)
+    return 1 if report.problems else 0
+
+
+def backup(options: BackupOptions) -> int:
+    """Back up chats and settings."""
+    paths = resolve_paths()
+    with _database(paths):
+        if options.target == STANDARD_STREAM:
+            write_backup(paths, sys.stdout.buffer)
+            return 0
+        facts = make_backup(paths, options.target)
+    say(
+        _(
+            "backed up {conversations}, {size}, to {target}",
+            conversations=several(facts.conversations, "{count} chat", "{count} chats"),
+            size=size(facts.size),
+            target=options.target,
+        )
+    )
+    return 0
+
+
+async def restore(options: RestoreOptions, commands: Commands) -> int:
+    """Put a backup back."""
+    async with commands.alone():
+        facts = await asyncio.to_thread(lay_ready, commands.paths, options.source, with_engine=options.with_engine)
+        replaced: Path | None = await asyncio.to_thread(finish_restore, commands.paths)
+    count = several(facts.conversations, "{count} chat", "{count} chats")
+    say(_("restored {conversations}; what was here is in {replaced}", conversations=count, replaced=replaced))
+    return 0
+
+
+async def repair_chats(options: Options, commands: Commands) -> int:
+    """Repair a damaged file of chats."""
+    async with commands.alone():
+        repaired = await asyncio.to_thread(repair, commands.paths)
+    say(repaired.words if repaired else _("The chats are whole; nothing was changed."))
+    return 0

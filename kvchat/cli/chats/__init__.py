@@ -1,1 +1,0 @@
-"""`kvchat chats` and `kvchat search`: what chats there are, and what stands in them."""

@@ -1,0 +1,368 @@
+"""`kvchat doctor`: what kvchat found on this machine, for the user and for bug reports."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+from kvchat import __version__
+from kvchat.cli import no_display
+from kvchat.cli.arguments import DoctorOptions
+from kvchat.cli.terminal import show
+from kvchat.engine.finding.arguments import parse_workers
+from kvchat.engine.finding.discovery import Device, build_identity, find_engine, list_devices, usable_engine
+from kvchat.engine_host.choice import memory_for
+from kvchat.errors import KvchatError
+from kvchat.kvstore.memory_files import MEMORY_FOLDER, Staged, place_in, staged_where
+from kvchat.library.gguf.facts import model_identity, read_facts
+from kvchat.library.gguf.kv_cache import kv_bytes_per_token
+from kvchat.library.memory.context_size import ContextChoice, ContextChooser
+from kvchat.library.memory.corrections import Circumstances, CorrectionBook
+from kvchat.library.memory.machine import MemoryFacts, available_memory, staging_room
+from kvchat.library.memory.placement import Demand
+from kvchat.library.memory.proposals import FULL_WINDOW
+from kvchat.session.restore_support import forget_model, newest_finding
+from kvchat.settings import Settings, load_settings
+from kvchat.store_service import limit_in_words, store_problem
+from kvchat.system.files import is_folder
+from kvchat.system.paths import Paths, resolve_paths
+from kvchat.words.wording import size as size_in_words
+
+FOLDERS = ("config", "data", "models", "save points", "state")
+SERVER = "server"  # an engine that kvchat neither starts nor can ask for its devices
+_ATTACHED = "run by yourself; kvchat talks to it and was told so in the settings"
+_LABEL_WIDTH = 14
+_TIMEOUT_S = 2.0
+_WATCHER = "org.kde.StatusNotifierWatcher"  # what StatusNotifierItem trays own on the session bus
+
+
+class Presence(Enum):
+    """Whether something is there, with an honest third answer."""
+
+    AVAILABLE = "available"
+    MISSING = "missing"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """An answer and how it was come by."""
+
+    presence: Presence
+    detail: str
+
+    def __str__(self) -> str:
+        return f"{self.presence.value}: {self.detail}"
+
+
+@dataclass(frozen=True)
+class EngineReport:
+    """The engine that would be started, or why there is none."""
+
+    found: bool
+    kind: str = ""
+    path: str | None = None  # None for the embedded engine
+    version: str = ""
+    build: str = ""  # what tells it from others, see probe.build_identity
+    devices: tuple[Device, ...] = ()
+    problem: str = ""
+
+
+@dataclass(frozen=True)
+class ModelReport:
+    """The model in the settings, or what is wrong with it. Size in bytes, context in tokens."""
+
+    path: str | None
+    usable: bool = False
+    name: str = ""
+    architecture: str = ""
+    quantisation: str = ""
+    size: int = 0
+    trained_context: int = 0
+    kv_bytes_per_token: float = 0.0
+    problem: str = ""
+
+
+@dataclass(frozen=True)
+class RestoreReport:
+    """What was found out about restoring with the model in the settings, and with which engine build."""
+
+    strategy: str
+    words: str
+    build: str
+
+
+@dataclass(frozen=True)
+class FolderReport:
+    """One of kvchat's folders."""
+
+    name: str
+    path: str
+    exists: bool
+    problem: str = ""  # why it cannot be used, and what is not done therefore
+
+
+@dataclass(frozen=True)
+class DoctorReport:
+    """Everything `kvchat doctor` tells. Sizes in bytes."""
+
+    version: str
+    python: str
+    system: str
+    engine: EngineReport
+    model: ModelReport
+    context: ContextChoice | None
+    restoring: RestoreReport | None  # None before an engine ran with this model
+    memory: MemoryFacts
+    display: Finding
+    tray: Finding
+    keyring: Finding
+    free_disk_bytes: int
+    free_floor_bytes: int
+    quota: str  # of the memory of chats, in words
+    staging: str  # where slot files go on their way to and from the engine, and why there
+    directories: tuple[FolderReport, ...]
+
+    @property
+    def healthy(self) -> bool:
+        """Nothing found is broken. A model that was never chosen is no fault."""
+        broken = self.engine.problem or self.model.problem or any(folder.problem for folder in self.directories)
+        return self.engine.found and not broken
+
+
+def doctor(options: DoctorOptions) -> int:
+    """Print the report, and first with `--retest` forget what was found out about restoring; 1 for a fault."""
+    paths = resolve_paths()
+    settings = load_settings(paths.settings_file)
+    if options.model is not None:
+        settings = dataclasses.replace(settings, model_path=str(options.model.absolute()))
+    if options.retest and settings.model_path:
+        forget_model(paths.restore_findings, model_identity(Path(settings.model_path)))
+    report = collect(paths, settings)
+    show(options.as_json, report, lines(report))
+    return 0 if report.healthy else 1
+
+
+def collect(paths: Paths, settings: Settings) -> DoctorReport:
+    """Look at everything. Blocks for a second or so: the engine is asked for its version and devices."""
+    engine, memory = _look_at_engine(settings)
+    model, context = _look_at_model(settings, memory, CorrectionBook(paths.memory_corrections), engine.build)
+    problem = no_display.find_problem()
+    return DoctorReport(
+        version=__version__,
+        python=platform.python_version(),
+        system=f"{platform.system()} {platform.release()} {platform.machine()}",
+        engine=engine,
+        model=model,
+        context=context,
+        restoring=_look_at_restoring(paths, model),
+        memory=memory,
+        display=Finding(Presence.MISSING, problem.detail)
+        if problem
+        else Finding(Presence.AVAILABLE, "a window can open"),
+        tray=find_tray(),
+        keyring=find_keyring(),
+        free_disk_bytes=shutil.disk_usage(_nearest_existing(paths.save_points)).free,
+        free_floor_bytes=settings.free_floor_bytes,
+        quota=limit_in_words(paths, settings),
+        staging=staged_where(MEMORY_FOLDER, staging_room(0)),
+        directories=_folders(paths, settings),
+    )
+
+
+def _look_at_engine(settings: Settings) -> tuple[EngineReport, MemoryFacts]:
+    """The engine, and the memory it can use: the computer's alone where the engine cannot be asked."""
+    if settings.engine_url:
+        return EngineReport(True, SERVER, settings.engine_url, _ATTACHED), available_memory()
+    try:
+        location = find_engine(settings.engine_path)
+    except KvchatError as error:
+        return EngineReport(found=False, problem=str(error)), available_memory()
+    try:
+        location, asked = usable_engine(settings.engine_path)
+        build, workers = build_identity(location, asked), parse_workers(settings.rpc_workers)
+        devices = list_devices(location, workers)
+        memory = memory_for(location, workers, Staged(place=place_in(MEMORY_FOLDER)))
+        told = EngineReport(True, version=asked.version, build=build, devices=devices)
+    except KvchatError as error:
+        told, memory = EngineReport(True, problem=str(error)), available_memory()
+    path = str(location.path) if location.path else None
+    return dataclasses.replace(told, kind=location.kind.value, path=path), memory
+
+
+def _look_at_model(
+    settings: Settings, memory: MemoryFacts, book: CorrectionBook, build: str
+) -> tuple[ModelReport, ContextChoice | None]:
+    if settings.model_path is None:
+        return ModelReport(None), None
+    try:
+        facts = read_facts(Path(settings.model_path))
+        learned = book.find(Circumstances(model_identity(facts.path), facts.size, build, memory.device_kind))
+    except KvchatError as error:
+        return ModelReport(settings.model_path, problem=str(error)), None
+    wanted, whole = settings.context_size, FULL_WINDOW in settings.engine_arguments.split()
+    context = ContextChooser(Demand(facts, settings.kv_type, whole, learned), memory).choose(wanted)
+    what = facts.name, facts.architecture, facts.quantisation, facts.size, facts.trained_context
+    row = kv_bytes_per_token(facts.kv, settings.kv_type, settings.kv_type)
+    return ModelReport(str(facts.path), True, *what, row), context
+
+
+def _look_at_restoring(paths: Paths, model: ModelReport) -> RestoreReport | None:
+    """The newest finding, of whichever engine build it is: one that does not run does not always tell its own."""
+    if not model.usable or model.path is None:
+        return None
+    if (newest := newest_finding(paths.restore_findings, model_identity(Path(model.path)))) is None:
+        return None
+    finding, build = newest
+    return RestoreReport(finding.strategy.value, finding.words, build)
+
+
+def _nearest_existing(path: Path) -> Path:
+    """The folder itself or, before the first start, the parent it will be made in."""
+    return next((folder for folder in (path, *path.parents) if is_folder(folder)), Path(path.anchor))
+
+
+def _folders(paths: Paths, settings: Settings) -> tuple[FolderReport, ...]:
+    problems = {"save points": store_problem(paths, settings)}
+    folders = [(name, getattr(paths, name.replace(" ", "_"))) for name in FOLDERS]
+    return tuple(FolderReport(name, str(path), is_folder(path), problems.get(name, "")) for name, path in folders)
+
+
+def find_tray(environment: Mapping[str, str] = os.environ) -> Finding:
+    """Ask for tray icons: a StatusNotifier host on the session bus, or an X11 system tray."""
+    if sys.platform != "linux":
+        return Finding(Presence.AVAILABLE, "part of the system")
+    bus = _bus_tray(environment)
+    if bus.presence is Presence.AVAILABLE or not environment.get("DISPLAY"):
+        return bus
+    x11 = _x11_tray(environment["DISPLAY"])
+    return x11 if x11.presence is not Presence.UNKNOWN else bus
+
+
+def _bus_tray(environment: Mapping[str, str]) -> Finding:
+    """Ask the session bus for the owner of the StatusNotifierWatcher name."""
+    address = environment.get("DBUS_SESSION_BUS_ADDRESS")
+    if not address:
+        return Finding(Presence.MISSING, "there is no session bus")
+    try:
+        from jeepney import DBusErrorResponse, message_bus
+        from jeepney.io.blocking import Proxy, open_dbus_connection
+    except ImportError:
+        return Finding(Presence.UNKNOWN, "jeepney, which would ask the session bus, is not installed")
+    try:
+        with closing(open_dbus_connection(bus=address)) as connection:
+            (owned,) = Proxy(message_bus, connection, timeout=_TIMEOUT_S).NameHasOwner(_WATCHER)
+    except (OSError, ValueError, RuntimeError, DBusErrorResponse) as error:
+        return Finding(Presence.UNKNOWN, f"the session bus does not answer: {error or type(error).__name__}")
+    if owned:
+        return Finding(Presence.AVAILABLE, "a StatusNotifier host is on the session bus")
+    return Finding(Presence.MISSING, "no StatusNotifier host is on the session bus")
+
+
+def _x11_tray(display: str) -> Finding:
+    """Ask the X server for the owner of its first screen's tray selection (freedesktop.org system tray protocol)."""
+    try:
+        x11 = ctypes.CDLL("libX11.so.6")
+    except OSError:
+        return Finding(Presence.UNKNOWN, "libX11 is not installed")
+    x11.XOpenDisplay.restype = ctypes.c_void_p
+    x11.XInternAtom.restype = x11.XGetSelectionOwner.restype = ctypes.c_ulong
+    x11.XGetSelectionOwner.argtypes = [ctypes.c_void_p, ctypes.c_ulong]
+    x11.XInternAtom.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int]
+    x11.XCloseDisplay.argtypes = [ctypes.c_void_p]
+    connection = x11.XOpenDisplay(display.encode())
+    if not connection:
+        return Finding(Presence.UNKNOWN, f"the X display {display} cannot be reached")
+    try:
+        owner = x11.XGetSelectionOwner(connection, x11.XInternAtom(connection, b"_NET_SYSTEM_TRAY_S0", 0))
+    finally:
+        x11.XCloseDisplay(connection)
+    if owner:
+        return Finding(Presence.AVAILABLE, f"the X display {display} has a system tray")
+    return Finding(Presence.MISSING, f"neither the session bus nor the X display {display} has a tray")
+
+
+def find_keyring() -> Finding:
+    """Ask for the system's keyring, which could keep secrets. Nothing is written or read."""
+    try:
+        import keyring
+        from keyring.backends import fail, null
+
+        backend = keyring.get_keyring()
+    except Exception as error:  # backends are plugins of other packages and may fail in their own ways
+        return Finding(Presence.UNKNOWN, f"the keyring failed: {error or type(error).__name__}")
+    if isinstance(backend, fail.Keyring | null.Keyring):
+        return Finding(Presence.MISSING, "no keyring service is running")
+    return Finding(Presence.AVAILABLE, backend.name)
+
+
+def lines(report: DoctorReport) -> list[str]:
+    """The report as a person reads it: labels to the left, one fact a line."""
+    disk, floor = size_in_words(report.free_disk_bytes), size_in_words(report.free_floor_bytes)
+    rows = [
+        ("kvchat", f"{report.version}, Python {report.python}, {report.system}"),
+        *_engine_rows(report.engine),
+        *_model_rows(report),
+        ("memory", f"{size_in_words(report.memory.available)} {'allowed here' if report.memory.limited else 'free'}"),
+        ("display", str(report.display)),
+        ("tray", str(report.tray)),
+        ("keyring", str(report.keyring)),
+        ("free disk", f"{disk}; below {floor} nothing is saved"),
+        ("limit", report.quota),
+        ("staging", report.staging),
+    ]
+    for folder in report.directories:
+        rows.append((folder.name, folder.path + ("" if folder.exists or folder.problem else " (not made yet)")))
+        if folder.problem:
+            rows.append(("", folder.problem))
+    return [f"{label:<{_LABEL_WIDTH}}{text}" for label, text in rows]
+
+
+def _engine_rows(engine: EngineReport) -> Iterator[tuple[str, str]]:
+    if not engine.found:
+        yield "engine", f"not found. {engine.problem}"
+        return
+    yield "engine", engine.path or "embedded"
+    if engine.problem:
+        yield "", engine.problem
+        return
+    yield "", engine.version
+    for device in engine.devices:
+        # The engine calls all of the computer's memory free; what is free is told under "memory".
+        tells_free = device.free_bytes and device.name != "CPU"
+        free = f", {size_in_words(device.free_bytes or 0)} free" if tells_free else ""
+        yield "device", f"{device.name}: {device.description}{free}"
+    if not engine.devices and engine.kind != SERVER:
+        yield "device", "the processor alone"
+
+
+def _model_rows(report: DoctorReport) -> Iterator[tuple[str, str]]:
+    """The model, the context chosen for it, and what was found out about restoring with it."""
+    model, context = report.model, report.context
+    if model.path is None:
+        yield "model", "none chosen yet"
+    elif not model.usable:
+        yield "model", model.problem
+    else:
+        yield "model", f"{model.name}: {model.architecture}, {model.quantisation}, {size_in_words(model.size)}"
+        yield "", model.path
+    if context is not None:
+        yield "context", context.in_full
+        if context.warning:
+            yield "", context.warning
+        for bar in context.bars:
+            yield "takes", f"{bar.place}: {bar.in_words}"
+    if report.restoring is not None:
+        yield "restoring", report.restoring.words
+        yield "", f"engine: {report.restoring.build}"
+    elif model.usable:
+        yield "restoring", "not tried yet: kvchat does that when it first starts an engine with this model"

@@ -1,1 +1,0 @@
-"""`kvchat serve`: the door for other programs, without a window."""
