@@ -41,14 +41,14 @@ from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.app.quick_window import QuickWindow
 from kvchat.ui.app.quitting import FinishingBox
 from kvchat.ui.app.tray import Tray
-from kvchat.ui.attachments.views import AttachmentView
+from kvchat.ui.attachments.chips import AttachmentView
 from kvchat.ui.base.speaking import speak_here
 from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.notices import BugReportDialog, ImportReportDialog
-from kvchat.ui.messages.reply_footer import ReceiptView
 from kvchat.ui.settings.other_programs import OtherProgramsPage
 from kvchat.ui.settings.presets import PresetsPage
 from kvchat.ui.sidebar.library_window import AddDialog
+from kvchat.ui.transcript.footer import ReceiptView
 from kvchat.ui.transcript.links import LinkDialog
 from kvchat.ui.widgets.layouts import ScrollPage, room_on_screen
 from kvchat.words import language

@@ -12,7 +12,7 @@ from kvchat.runtime import Runtime
 from kvchat.settings import Settings
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.base.theme import Look
-from kvchat.ui.messages.reply_view import ReplyView
+from kvchat.ui.transcript.reply_view import ReplyView
 from tests.running import opened
 from tests.ui.fake_runtime import FakeRuntime
 from tests.ui.waiting import until

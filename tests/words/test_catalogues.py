@@ -29,7 +29,7 @@ NOBODYS = re.compile(
     |library/local/finder
     |gateway/(answering|crashes|work|dialects/|door/(app|checks)|metrics|models|medicine/(__init__|body|causes|partings))
     |kvstore/(blocks|files|layout/(caches|header|layout|parser|plan|recipe)|index/(check|points|recipes|token_tree))
-    |ui/base/(icons|style_sheet|theme)|ui/rendering/(formulas|markdown|page_style|text_page)
+    |ui/base/(icons|style_sheet|theme)|ui/rendering/(formulas|markdown|text_page)
     |ui/(desktop/|programs/clients)|system/session_bus""",
     re.VERBOSE,
 )

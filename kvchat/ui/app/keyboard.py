@@ -27,12 +27,11 @@ from kvchat.chat.options import Preset
 from kvchat.runtime import Runtime
 from kvchat.ui.base.tasks import TaskRunner
 from kvchat.ui.base.theme import ZOOMS
-from kvchat.ui.chat.composer import Composer
-from kvchat.ui.chat.message_field import MessageField
+from kvchat.ui.chat.composer import Composer, MessageField
 from kvchat.ui.commands.palette import Palette, PaletteEntry
 from kvchat.ui.commands.shortcuts import SHORTCUTS, ShortcutSheet, install_shortcuts, shown_keys
 from kvchat.ui.controllers.chat import ChatController
-from kvchat.ui.messages.message_actions import MessageRequest, Request
+from kvchat.ui.transcript.footer import MessageRequest, Request
 from kvchat.ui.transcript.transcript import Transcript
 from kvchat.words.language import _
 

@@ -15,12 +15,10 @@ from kvchat.ui.app.window_place import WindowMemory, WindowPlace
 from kvchat.ui.base.building import column
 from kvchat.ui.base.icons import app_icon
 from kvchat.ui.base.theme import Look
-from kvchat.ui.chat.chat_page import ChatPage, DocumentsLine
+from kvchat.ui.chat.chat_page import ChatPage, DocumentsLine, Header
 from kvchat.ui.chat.composer import Composer
-from kvchat.ui.chat.context_meter import ContextMeter
 from kvchat.ui.chat.first_words import DraftWriter, FirstWords
-from kvchat.ui.chat.header import Header
-from kvchat.ui.chat.status_strip import StatusStrip
+from kvchat.ui.chat.status_strip import ContextMeter, StatusStrip
 from kvchat.ui.desktop.activation import let_to_front
 from kvchat.ui.sidebar.arrangement import arranged, folders_of
 from kvchat.ui.sidebar.conversation_list import Row
@@ -88,10 +86,10 @@ class MainWindow(QMainWindow):
     def _make_views(self) -> None:
         from kvchat.ui.base.tasks import TaskRunner
         from kvchat.ui.chat.cards import ContextCard, EngineCard
-        from kvchat.ui.chat.find_bar import FindBar
         from kvchat.ui.dialogs.engine_offer import EngineOffer
         from kvchat.ui.dialogs.notices import Notices
         from kvchat.ui.models.first_start import FirstStart
+        from kvchat.ui.transcript.find import FindBar
         from kvchat.ui.transcript.transcript import Transcript
 
         look = self._look

@@ -24,7 +24,7 @@ from kvchat.ui.controllers.chat import ChatController
 from kvchat.ui.controllers.views import ChatPresenter
 from kvchat.ui.desktop.activation import let_to_front, on_wayland
 from kvchat.ui.dialogs.panel import Panel
-from kvchat.ui.messages.message_actions import MessageRequest
+from kvchat.ui.transcript.footer import MessageRequest
 from kvchat.ui.transcript.transcript import Transcript
 from kvchat.ui.widgets.elided import ElidedLabel
 from kvchat.words.language import _

@@ -7,8 +7,7 @@ from typing import Protocol
 
 from PySide6.QtCore import QObject
 
-from kvchat.ui.chat.composer import Composer
-from kvchat.ui.chat.message_field import fits_field
+from kvchat.ui.chat.composer import Composer, fits_field
 
 PAUSE = "\n\n"  # between messages that are kept as one draft
 

@@ -20,11 +20,9 @@ from kvchat.chat.events import EngineChanged, Event
 from kvchat.chat.record.messages import Attachment
 from kvchat.errors import KvchatError
 from kvchat.runtime import Runtime
-from kvchat.ui.attachments.pictures import of_image, prepared
-from kvchat.ui.attachments.screenshot import take_screenshot
+from kvchat.ui.attachments.pictures import of_image, prepared, take_screenshot
 from kvchat.ui.base.tasks import TaskRunner
-from kvchat.ui.chat.composer import Composer
-from kvchat.ui.chat.message_field import local_files
+from kvchat.ui.chat.composer import Composer, local_files
 from kvchat.ui.controllers.sending import PASTED
 from kvchat.ui.dialogs.confirm import file_dialog
 from kvchat.ui.dialogs.notices import Notices

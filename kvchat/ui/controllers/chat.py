@@ -22,8 +22,8 @@ from kvchat.ui.controllers.sending import DraftController, Page, SendController
 from kvchat.ui.controllers.sidebar import SidebarController
 from kvchat.ui.controllers.views import ChatPresenter, Controller, TurnState, Views
 from kvchat.ui.dialogs.confirm import confirm
-from kvchat.ui.messages.message_actions import MessageRequest, Request
 from kvchat.ui.models.model_choice import ModelMenu
+from kvchat.ui.transcript.footer import MessageRequest, Request
 from kvchat.words.language import _, number
 
 MOST_TURNS = 20  # that are over and remembered all the same, for who comes back to them

@@ -30,7 +30,7 @@ from kvchat.runtime import Runtime
 from kvchat.session.events import Restored
 from kvchat.session.exchange import PromptTooLong
 from kvchat.ui.chat.cards import TOO_LONG
-from kvchat.ui.chat.message_field import LONG_PASTE
+from kvchat.ui.chat.composer import LONG_PASTE
 from kvchat.ui.controllers.chat import ChatController
 from kvchat.ui.controllers.sending import PASTED
 from kvchat.ui.controllers.views import Controller, Views

@@ -17,9 +17,8 @@ from kvchat.chat.record.database import Draft
 from kvchat.chat.record.messages import NOT_BEGUN, QUEUE, Attachment, MessageState
 from kvchat.errors import KvchatError
 from kvchat.runtime import Runtime
-from kvchat.ui.chat.composer import Composer
+from kvchat.ui.chat.composer import Composer, fits_field
 from kvchat.ui.chat.first_words import PAUSE
-from kvchat.ui.chat.message_field import fits_field
 from kvchat.ui.controllers.views import Controller, Views
 from kvchat.words.language import N_, _
 

@@ -17,16 +17,14 @@ from kvchat.session.exchange import PromptTooLong
 from kvchat.ui.base.tasks import ErrorHandler, TaskRunner
 from kvchat.ui.base.theme import Look
 from kvchat.ui.chat.cards import ContextCard, EngineCard
-from kvchat.ui.chat.chat_page import DocumentsLine
+from kvchat.ui.chat.chat_page import DocumentsLine, Header
 from kvchat.ui.chat.composer import Composer
-from kvchat.ui.chat.context_meter import ContextMeter
-from kvchat.ui.chat.find_bar import FindBar
-from kvchat.ui.chat.header import Header
-from kvchat.ui.chat.status_strip import StatusStrip
+from kvchat.ui.chat.status_strip import ContextMeter, StatusStrip
 from kvchat.ui.chat.turn_story import TurnStory
 from kvchat.ui.dialogs.notices import Notices
 from kvchat.ui.models.first_start import FirstStart
 from kvchat.ui.sidebar.sidebar import Sidebar
+from kvchat.ui.transcript.find import FindBar
 from kvchat.ui.transcript.transcript import Transcript
 
 

@@ -11,8 +11,8 @@ from kvchat.gateway.requests import Passage, Stage
 from kvchat.session.proof import Source
 from kvchat.ui.base.building import column, label, plain_text, row
 from kvchat.ui.base.theme import Look, code_font
-from kvchat.ui.messages.reply_footer import ReceiptView
 from kvchat.ui.programs.wording import chip_of, receipt_of, request_line, request_title, source_of
+from kvchat.ui.transcript.footer import ReceiptView
 from kvchat.ui.widgets.lists import Row, RowList, Tone
 from kvchat.ui.widgets.text_search import cursors_at, mark
 from kvchat.words.comparing import shared_text

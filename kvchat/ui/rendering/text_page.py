@@ -1,19 +1,47 @@
-"""A read-only text as tall as what it says: the transcript scrolls, its texts do not."""
+"""A read-only text as tall as what it says: the transcript scrolls, its texts do not. How all of them look."""
 
 from __future__ import annotations
 
+import copy
 import math
 import re
 from collections.abc import Iterable, Sequence
 
 from PySide6.QtCore import QByteArray, Qt, QUrl, Signal
-from PySide6.QtGui import QPaintEvent, QTextBlock, QTextOption, QWheelEvent
+from PySide6.QtGui import QFontMetricsF, QPaintEvent, QTextBlock, QTextOption, QWheelEvent
 from PySide6.QtWidgets import QFrame, QTextBrowser, QTextEdit, QWidget
 
-from kvchat.ui.rendering.formulas import FormulaLayer, fragments
-from kvchat.ui.rendering.markdown import Prose, Wide
-from kvchat.ui.rendering.page_style import PageStyle
-from kvchat.ui.widgets.text_search import part, select
+from kvchat.ui.base.theme import Look, code_font, page_font
+from kvchat.ui.rendering.formulas import FormulaLayer, Formulas, fragments
+from kvchat.ui.rendering.markdown import Markdown, Prose, Wide, prose_css
+from kvchat.ui.widgets.text_search import between, select
+
+_COLUMN_LETTERS = 16  # a table's column may be narrowed to so many letters before the table scrolls sideways
+
+
+class PageStyle:
+    """One theme's way of showing messages; made anew when the theme or the type changes."""
+
+    def __init__(self, look: Look, formulas: Formulas) -> None:
+        self.look = look
+        self.theme = look.theme
+        self.formulas = formulas
+        self.markdown = Markdown(look.theme)
+        self.css = prose_css(look.theme, look.type.mono, look.type.body - 1.25)
+        self.font = page_font(look.type.family, look.type.body)
+        self.code_font = code_font(look.type.mono, look.type.body - 0.75)
+        metrics = QFontMetricsF(self.font)
+        self.line_height = metrics.height() * 1.48  # pixels, as in prose_css
+        self.letter_width = metrics.averageCharWidth()
+        self.column_width = round(self.letter_width * _COLUMN_LETTERS)
+
+    def quieter(self) -> PageStyle:
+        """The same for what is not the reply itself, such as thinking."""
+        other = copy.copy(self)
+        other.font = page_font(self.look.type.family, self.look.type.base)
+        other.css = f"{self.css} p {{ color: {self.theme.muted} }}"
+        return other
+
 
 AIR = 4  # pixels below the last line, into which Arabic letters may reach
 FORMULA_PLACE = re.compile(r"<!--math:(\d+)-->")  # where a formula stands in a block's HTML
@@ -99,7 +127,7 @@ class TextPage(QTextBrowser):
         self.setHtml(as_lists(self.blocks, map(self._with_formulas, range(len(self.blocks)))))
         self.formulas.enter(self.document())
         end = max(anchor, head)
-        if words and part(words, 0, end) == part(self.toPlainText(), 0, end):
+        if words and between(words, 0, end) == between(self.toPlainText(), 0, end):
             select(self, anchor, head)
 
     def block_starts(self) -> list[int]:

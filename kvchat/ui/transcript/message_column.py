@@ -16,12 +16,12 @@ from PySide6.QtWidgets import QApplication, QScrollArea, QWidget
 
 from kvchat.chat.record.messages import Message
 from kvchat.ui.base.theme import Look
-from kvchat.ui.messages.copying import message_text
-from kvchat.ui.messages.reply_view import ReplyView
-from kvchat.ui.messages.user_view import UserView
 from kvchat.ui.rendering.formulas import Formulas
-from kvchat.ui.rendering.page_style import PageStyle
+from kvchat.ui.rendering.text_page import PageStyle
+from kvchat.ui.transcript.part_column import message_text
+from kvchat.ui.transcript.reply_view import ReplyView
 from kvchat.ui.transcript.tail import JumpButton, TranscriptTail
+from kvchat.ui.transcript.user_view import UserView
 from kvchat.ui.widgets.layouts import COLUMN_WIDTH
 
 

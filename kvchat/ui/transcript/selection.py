@@ -9,9 +9,9 @@ from PySide6.QtGui import QContextMenuEvent, QGuiApplication, QKeyEvent, QKeySeq
 from PySide6.QtWidgets import QMenu, QTextEdit
 from shiboken6 import isValid
 
-from kvchat.ui.messages.copying import selected_text
-from kvchat.ui.messages.message_view import MessageView
 from kvchat.ui.transcript.message_column import MessageColumn
+from kvchat.ui.transcript.message_view import MessageView
+from kvchat.ui.transcript.part_column import selected_text
 from kvchat.ui.widgets.text_search import select
 from kvchat.words.language import _
 

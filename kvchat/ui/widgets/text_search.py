@@ -20,7 +20,7 @@ _MOST_MARKED = 500  # places found that are marked; more would only slow it down
 _ICON, _AROUND = 12, 10  # pixels at 100 % text: the cross, and what the button has around it
 
 
-def part(text: str, start: int, end: int) -> str:
+def between(text: str, start: int, end: int) -> str:
     """The part of `text` between two positions of Qt's."""
     if text.isascii():
         return text[start:end]

@@ -15,7 +15,7 @@ from kvchat.errors import KvchatError
 from kvchat.session.proof import Source
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.base.speaking import tell_roles
-from kvchat.ui.messages.reply_footer import ReceiptView
+from kvchat.ui.transcript.footer import ReceiptView
 from tests.ui.every_window import furnish, open_all
 from tests.ui.fake_runtime import FakeRuntime
 from tests.ui.waiting import until

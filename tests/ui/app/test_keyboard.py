@@ -17,7 +17,7 @@ from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.chat.turn_story import Remark
 from kvchat.ui.commands.palette import Palette, best
 from kvchat.ui.commands.shortcuts import SHORTCUTS, ShortcutSheet, shown_keys
-from kvchat.ui.messages.reply_view import ReplyView
+from kvchat.ui.transcript.reply_view import ReplyView
 from kvchat.words.folding import folded
 from tests.ui.fake_runtime import FakeRuntime, a_receipt
 from tests.ui.waiting import until

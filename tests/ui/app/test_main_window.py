@@ -37,9 +37,9 @@ from kvchat.session.proof import Source, Verdict
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.confirm import ConfirmDialog
-from kvchat.ui.messages.reply_footer import Timeline
-from kvchat.ui.messages.reply_view import ReplyView
 from kvchat.ui.models.models_window import ModelsWindow
+from kvchat.ui.transcript.footer import Timeline
+from kvchat.ui.transcript.reply_view import ReplyView
 from kvchat.ui.widgets.lists import ROW
 from kvchat.words.wording import ALWAYS_KEEP, NEVER_KEEP, VERIFY_MEMORY
 from tests.ui.fake_runtime import FakeRuntime, a_receipt

@@ -23,9 +23,9 @@ from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.app.opening import Opener
 from kvchat.ui.app.quick_window import QuickWindow
 from kvchat.ui.base.theme import Look
-from kvchat.ui.messages.message_actions import MessageRequest, Request
-from kvchat.ui.messages.reply_view import ReplyView
 from kvchat.ui.models.models_window import ModelsWindow
+from kvchat.ui.transcript.footer import MessageRequest, Request
+from kvchat.ui.transcript.reply_view import ReplyView
 from tests.ui.fake_runtime import FakeRuntime
 from tests.ui.waiting import until
 

@@ -20,10 +20,10 @@ from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.base.icons import icon
 from kvchat.ui.base.theme import Look
 from kvchat.ui.commands.shortcuts import words_of
-from kvchat.ui.messages.user_view import UserView
 from kvchat.ui.models.model_choice import found_row
 from kvchat.ui.rendering.code_view import CodeView
 from kvchat.ui.rendering.text_page import TextPage
+from kvchat.ui.transcript.user_view import UserView
 from kvchat.ui.widgets.lists import sided
 from kvchat.words import language
 from kvchat.words.language import beside

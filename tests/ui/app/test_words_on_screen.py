@@ -27,7 +27,7 @@ from kvchat.session.proof import Source, Verdict
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.base.theme import Look
 from kvchat.ui.manual.manual_window import ManualWindow
-from kvchat.ui.messages.reply_footer import ReceiptView
+from kvchat.ui.transcript.footer import ReceiptView
 from kvchat.words import language
 from kvchat.words.reasons import Reason, ReasonCode
 from kvchat.words.wording import IN_PLAIN_WORDS

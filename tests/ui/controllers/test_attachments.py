@@ -23,12 +23,11 @@ from kvchat.engine_host.choice import CannotSee
 from kvchat.errors import KvchatError
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.app.quick_window import QuickWindow
-from kvchat.ui.attachments.chips import short_name
-from kvchat.ui.attachments.screenshot import RegionPicker
-from kvchat.ui.attachments.views import AttachmentView, PictureView
+from kvchat.ui.attachments.chips import AttachmentView, PictureView, short_name
+from kvchat.ui.attachments.pictures import RegionPicker
 from kvchat.ui.base.theme import Look
-from kvchat.ui.chat.message_field import ATTACHED_FROM, LONG_PASTE
-from kvchat.ui.messages.user_view import UserView
+from kvchat.ui.chat.composer import ATTACHED_FROM, LONG_PASTE
+from kvchat.ui.transcript.user_view import UserView
 from tests.desktop_bus import session_bus
 from tests.pictures import png
 from tests.ui.app.test_language import the_app

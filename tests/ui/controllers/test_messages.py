@@ -19,7 +19,7 @@ from kvchat.library.model_library import FoundModel
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.base.theme import Look
 from kvchat.ui.controllers.chat import MOST_TURNS
-from kvchat.ui.messages.message_view import MessageView
+from kvchat.ui.transcript.message_view import MessageView
 from tests.library.gguf_files import write_gguf
 from tests.ui.fake_runtime import FakeRuntime, a_receipt
 from tests.ui.waiting import until

@@ -10,7 +10,7 @@ from pytestqt.qtbot import QtBot
 from kvchat.chat.attachments import document_of_text
 from kvchat.chat.record.messages import Role
 from kvchat.ui.app.main_window import MainWindow
-from kvchat.ui.attachments.views import AttachmentView
+from kvchat.ui.attachments.chips import AttachmentView
 from tests.ui.fake_runtime import FakeRuntime
 from tests.ui.waiting import until
 

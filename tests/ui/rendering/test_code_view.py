@@ -10,10 +10,9 @@ from PySide6.QtGui import QGuiApplication
 from pytestqt.qtbot import QtBot
 
 from kvchat.ui.base.theme import DARK, Look
-from kvchat.ui.rendering.code_view import CodeView
+from kvchat.ui.rendering.code_view import CodeView, LineColours, Span
 from kvchat.ui.rendering.formulas import Formulas
-from kvchat.ui.rendering.highlight import LineColours, Span
-from kvchat.ui.rendering.page_style import PageStyle
+from kvchat.ui.rendering.text_page import PageStyle
 from tests.ui.waiting import LONG_MS
 
 SOURCE = '\n\ndef f():  # why\n    """Two\n    lines."""\n    return \'x\' + 1\n\n'
@@ -63,7 +62,7 @@ def test_colours_are_the_themes() -> None:
 @pytest.mark.parametrize("step", [1, 7, 40])
 def test_colours_of_code_that_grew_are_those_of_the_whole(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """However slow the machine is."""
-    monkeypatch.setattr("kvchat.ui.rendering.highlight._GROW_MS", 60_000.0)
+    monkeypatch.setattr("kvchat.ui.rendering.code_view._GROW_MS", 60_000.0)
     source = SOURCE * 60
     growing, whole = LineColours("python", DARK), LineColours("python", DARK)
     for end in range(0, len(source) + step, step):
@@ -91,7 +90,7 @@ def test_long_code_is_read_in_stretches_and_coloured_alike() -> None:
 @pytest.mark.parametrize("text", ["a " * 200_000, "a a a a a a a a\n" * 25_000], ids=["one line", "lines"])
 def test_code_that_takes_long_to_read_stays_plain(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Java's lexer would take hours for this."""
-    monkeypatch.setattr("kvchat.ui.rendering.highlight._WHOLE_S", 0.5)
+    monkeypatch.setattr("kvchat.ui.rendering.code_view._WHOLE_S", 0.5)
     colours = LineColours("java", DARK)
     assert colours.grow(text[:4_000])
     assert not colours.grow(text[:5_000]), "it was slow already"

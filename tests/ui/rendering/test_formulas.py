@@ -12,8 +12,7 @@ from kvchat.ui.base.theme import Look
 from kvchat.ui.rendering.formulas import Formulas, outline
 from kvchat.ui.rendering.markdown import Formula, Prose
 from kvchat.ui.rendering.markdown_stream import MarkdownStream
-from kvchat.ui.rendering.page_style import PageStyle
-from kvchat.ui.rendering.text_page import TextPage
+from kvchat.ui.rendering.text_page import PageStyle, TextPage
 from tests.ui.reading import MARKDOWN, blocks
 from tests.ui.waiting import LONG_MS
 

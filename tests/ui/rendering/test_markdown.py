@@ -12,8 +12,7 @@ from pytestqt.qtbot import QtBot
 from kvchat.ui.base.theme import Look
 from kvchat.ui.rendering.formulas import Formulas
 from kvchat.ui.rendering.markdown import Code, Prose, Wide, plain_blocks
-from kvchat.ui.rendering.page_style import PageStyle
-from kvchat.ui.rendering.text_page import TextPage
+from kvchat.ui.rendering.text_page import PageStyle, TextPage
 from kvchat.words.markdown import is_web_link
 from kvchat.words.safe_text import calm, spelled_out
 from tests.ui.reading import blocks, prose

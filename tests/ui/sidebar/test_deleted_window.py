@@ -11,10 +11,10 @@ from pytestqt.qtbot import QtBot
 from kvchat.chat.deletion import Deleted
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.dialogs.confirm import ConfirmDialog
-from kvchat.ui.messages.message_actions import MessageRequest, Request
 from kvchat.ui.settings.settings_window import SettingsWindow
 from kvchat.ui.settings.storage import StoragePage
 from kvchat.ui.sidebar.deleted_window import row_of
+from kvchat.ui.transcript.footer import MessageRequest, Request
 from kvchat.words.language import speak
 from tests.ui.fake_runtime import FakeRuntime
 from tests.ui.waiting import until

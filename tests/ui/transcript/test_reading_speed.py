@@ -15,7 +15,7 @@ from pytestqt.qtbot import QtBot
 
 from kvchat.chat.record.messages import MessageState, Role
 from kvchat.ui.base.theme import Look
-from kvchat.ui.messages.reply_view import ReplyView
+from kvchat.ui.transcript.reply_view import ReplyView
 from kvchat.ui.transcript.transcript import Transcript
 from tests.ui.reading import a_message
 from tests.ui.transcript.test_transcript import conversation

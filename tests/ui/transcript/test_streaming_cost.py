@@ -16,7 +16,7 @@ from kvchat.chat.events import Event, ReplyDelta
 from kvchat.engine.speaking.transport import PAUSE_S
 from kvchat.settings import Settings
 from kvchat.ui.base.theme import Look
-from kvchat.ui.messages.reply_view import ReplyView
+from kvchat.ui.transcript.reply_view import ReplyView
 from tests.engine_fixtures import FakeEngine
 from tests.ui.windows import begun
 

@@ -11,13 +11,12 @@ from PySide6.QtWidgets import QFrame, QStyle, QTextEdit, QWidget
 
 from kvchat.chat.record.messages import Message, MessageState
 from kvchat.ui.base.building import button, styled
-from kvchat.ui.messages.message_actions import Request
-from kvchat.ui.messages.message_view import AT_ONCE_MS, MessageView
-from kvchat.ui.messages.part_column import PartColumn
-from kvchat.ui.messages.reply_footer import ReceiptView, ReplyFooter
 from kvchat.ui.rendering.markdown import plain_blocks
 from kvchat.ui.rendering.markdown_stream import MarkdownStream
-from kvchat.ui.rendering.page_style import PageStyle
+from kvchat.ui.rendering.text_page import PageStyle
+from kvchat.ui.transcript.footer import ReceiptView, ReplyFooter, Request
+from kvchat.ui.transcript.message_view import AT_ONCE_MS, MessageView
+from kvchat.ui.transcript.part_column import PartColumn
 from kvchat.words.language import _, listed
 from kvchat.words.wording import rough_duration
 

@@ -1,29 +1,36 @@
-"""A message's parts one below the other: pages of prose, code, tables. Only what changed is laid out again."""
+"""A message's parts one below the other, pages of prose, code and tables, and what is copied out of them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from html import escape
 from itertools import takewhile
 
 from PySide6.QtCore import Signal
-from PySide6.QtGui import QResizeEvent
+from PySide6.QtGui import QResizeEvent, QTextBlock, QTextCursor, QTextDocument
 from PySide6.QtWidgets import QTextEdit, QWidget
 
+from kvchat.chat.record.messages import Message, Role
 from kvchat.ui.rendering.code_view import CodeView
-from kvchat.ui.rendering.markdown import Block, Code, Prose, Wide
-from kvchat.ui.rendering.page_style import PageStyle
-from kvchat.ui.rendering.text_page import TextPage, WidePage
+from kvchat.ui.rendering.formulas import FORMULA, fragments
+from kvchat.ui.rendering.markdown import Block, Code, Markdown, Prose, Wide
+from kvchat.ui.rendering.markdown_stream import MarkdownStream
+from kvchat.ui.rendering.text_page import FORMULA_PLACE, PageStyle, TextPage, WidePage, as_lists
+from kvchat.ui.widgets.text_search import between
 
 PAGE = 1_000  # characters of source after which a new page of prose begins: so much is laid out again at each update
 _INDENT = 24  # pixels, as for lists
 _GAP, _GAP_ITEM, _GAP_CARD, _GAP_HEADING = 6, 0, 10, 0  # above a part; a heading has its own air, a text some below
+_NO_WORDS = dict.fromkeys(map(ord, "\ufdd0\ufdd1\u2060"))  # Qt's signs where tables begin and end, TextPage's strut
+_OBJECT = "\ufffc"
+_TASK_BOXES = ("☐", "☑")
 
 Part = TextPage | CodeView
 Group = Sequence[Block]  # the blocks of one part
 
 
 class PartColumn(QWidget):
-    """Shows blocks."""
+    """Shows blocks; only the parts that changed are laid out again."""
 
     text_made = Signal(QTextEdit)  # a text in which one can select
     link_activated = Signal(str)
@@ -54,22 +61,22 @@ class PartColumn(QWidget):
         first = min(sum(1 for _ in same), self._ended)
         self._ended = max(len(self._groups) - len(open_blocks), 0)  # or some less: a text more is looked at again
         self.laid_out = len(self._groups) - first
-        for part in self.parts[len(self._groups) :]:
-            _remove(part)
+        for gone in self.parts[len(self._groups) :]:
+            _remove(gone)
         del self.parts[len(self._groups) :]
         for i in range(first, len(self._groups)):
-            self._show(i, self._groups[i], ended=not any(self._groups[i][0] is block for block in open_blocks))
+            self._show(i, ended=not any(self._groups[i][0] is block for block in open_blocks))
         self._changed(first)
 
     def show_formulas(self) -> bool:
-        """Some formulas are ready; whether any of them stands here."""
+        """Some formulas are ready; True if any of them stands here."""
         ready = [i for i, part in enumerate(self.parts) if isinstance(part, TextPage) and part.show_formulas()]
         if ready:
             self._changed(ready[0])
         return bool(ready)
 
     def natural_width(self) -> int:
-        """How wide the longest line of text is."""
+        """How wide the longest line of text is, in pixels."""
         widths = [0]
         for part in self.parts:
             if isinstance(part, TextPage):
@@ -103,7 +110,8 @@ class PartColumn(QWidget):
             indent, top = self._indent(i), (self._ends[i - 1] if i else 0) + self._gap(i)
             self.parts[i].setGeometry(indent, top, width - indent, self._ends[i] - top)
 
-    def _show(self, i: int, group: Group, *, ended: bool) -> None:
+    def _show(self, i: int, *, ended: bool) -> None:
+        group = self._groups[i]
         first = group[0]
         if i == len(self.parts):
             self.parts.append(self._new_part(first))
@@ -173,3 +181,105 @@ def _grouped(blocks: Iterable[Block]) -> list[Group]:
 def _remove(part: QWidget) -> None:
     part.setParent(None)
     part.deleteLater()
+
+
+def selected_text(text: QTextEdit) -> str:
+    cursor = text.textCursor()
+    source = text.formulas.source if isinstance(text, TextPage) else str
+    return _words_between(text.document(), cursor.selectionStart(), cursor.selectionEnd(), source)
+
+
+def selected_markdown(text: QTextEdit, blocks: Sequence[Block]) -> str:
+    """The Markdown of what is selected of a text that shows `blocks`.
+
+    Whole blocks, but just the words of a selection inside one.
+    """
+    if not blocks:
+        return selected_text(text)
+    if isinstance(blocks[0], Code):
+        words = selected_text(text)
+        whole = len(words) >= text.document().characterCount() - 1
+        return f"```{blocks[0].language}\n{blocks[0].text if whole else words}\n```"
+    assert isinstance(text, TextPage)
+    cursor = text.textCursor()
+    start, end = cursor.selectionStart(), cursor.selectionEnd()
+    starts = text.block_starts()
+    ends = [*starts[1:], text.document().characterCount()]
+    touched = [i for i in range(len(starts)) if starts[i] < end and ends[i] > start]
+    if len(touched) == 1 and (start > starts[touched[0]] or end < ends[touched[0]] - 1):
+        return selected_text(text)
+    chosen = [blocks[i] for i in touched]
+    ends_line = ("" if isinstance(block, Prose) and block.list_tag else "\n" for block in chosen)
+    return "".join(block.source + end for block, end in zip(chosen, ends_line, strict=True)).strip("\n")
+
+
+def message_text(markdown: Markdown, message: Message) -> str:
+    """All words of a message, read as `markdown` does."""
+    if message.role is Role.USER:
+        return message.content.strip("\n")
+    stream = MarkdownStream(markdown)
+    stream.feed(message.content)
+    stream.finish()
+    while stream.step():
+        pass
+    pieces: list[str] = []
+    run: list[Prose | Wide] = []
+    for block in (*stream.settled, None):
+        if isinstance(block, Prose):
+            run.append(block)
+            continue
+        if run:
+            pieces.append(_html_text(run))
+        run = []
+        if block is not None:
+            pieces.append(block.text if isinstance(block, Code) else _html_text([block]))
+    return "\n\n".join(pieces)
+
+
+def _html_text(blocks: Sequence[Prose | Wide]) -> str:
+    def with_sources(block: Prose | Wide) -> str:
+        return FORMULA_PLACE.sub(lambda found: escape(block.formulas[int(found[1])].source, quote=False), block.html)
+
+    document = QTextDocument()
+    document.setHtml(as_lists(blocks, map(with_sources, blocks)))
+    return _words_between(document, 0, document.characterCount(), str)
+
+
+def _words_between(document: QTextDocument, start: int, end: int, formula: Callable[[str], str]) -> str:
+    """The words from `start` to `end`: formulas as LaTeX, lists with their bullets, cells of a row side by side."""
+    words: list[str] = []
+    block = document.findBlock(start)
+    before: QTextBlock | None = None
+    while block.isValid() and block.position() < end:
+        if before is not None:
+            words.append("\t" if _same_row(before, block) else "\n")
+        if start <= block.position():
+            words.append(_bullet(block))
+        for fragment in fragments(block):
+            first, form = fragment.position(), fragment.charFormat()
+            piece = between(fragment.text(), max(start - first, 0), max(end - first, 0))
+            if piece and form.isImageFormat():
+                name = form.toImageFormat().name()
+                piece = piece.replace(_OBJECT, formula(name) if name.startswith(FORMULA) else "")
+            words.append(piece.replace("\u2028", "\n").replace("\xa0", " "))
+        before, block = block, block.next()
+    return "".join(words).translate(_NO_WORDS).strip("\n")
+
+
+def _bullet(block: QTextBlock) -> str:
+    items = block.textList()
+    if items is None or block.text().startswith(_TASK_BOXES):
+        return ""
+    number = items.itemText(block)
+    deep = "  " * (items.format().indent() - 1)
+    return f"{deep}{number} " if number[:1].isdigit() else f"{deep}- "
+
+
+def _same_row(before: QTextBlock, block: QTextBlock) -> bool:
+    """True if two blocks stand in different cells of one row."""
+    first, second = QTextCursor(before), QTextCursor(block)
+    table = first.currentTable()
+    if table is None or second.currentTable() != table:
+        return False
+    cell, following = table.cellAt(first), table.cellAt(second)
+    return cell.row() == following.row() and cell.column() != following.column()

@@ -12,10 +12,10 @@ from PySide6.QtCore import QSize
 from kvchat.chat.record.messages import MessageState, Role
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.base.theme import Look
-from kvchat.ui.messages.message_actions import MessageRequest, Request
-from kvchat.ui.messages.reply_view import ReplyView
 from kvchat.ui.rendering.code_view import CodeView
 from kvchat.ui.rendering.text_page import TextPage
+from kvchat.ui.transcript.footer import MessageRequest, Request
+from kvchat.ui.transcript.reply_view import ReplyView
 from kvchat.ui.transcript.transcript import Transcript
 from tests.ui.fake_runtime import FakeRuntime
 from tests.ui.waiting import until

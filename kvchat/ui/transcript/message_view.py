@@ -11,10 +11,9 @@ from PySide6.QtWidgets import QFrame, QPlainTextEdit, QTextEdit, QWidget
 from kvchat.chat.record.messages import Message, Role
 from kvchat.ui.attachments.chips import ChipRows
 from kvchat.ui.base.building import button, column, label, row, styled
-from kvchat.ui.messages.copying import selected_markdown
-from kvchat.ui.messages.message_actions import MessageActions, MessageRequest, Request
-from kvchat.ui.messages.part_column import PartColumn
-from kvchat.ui.rendering.page_style import PageStyle
+from kvchat.ui.rendering.text_page import PageStyle
+from kvchat.ui.transcript.footer import MessageActions, MessageRequest, Request
+from kvchat.ui.transcript.part_column import PartColumn, selected_markdown
 from kvchat.words.language import N_, _
 
 _FEWEST, _MOST = 2, 18  # lines

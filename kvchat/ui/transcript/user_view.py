@@ -11,11 +11,11 @@ from PySide6.QtWidgets import QFrame, QTextEdit, QWidget
 from kvchat.chat.record.messages import Message
 from kvchat.ui.attachments.chips import ChipRows
 from kvchat.ui.base.building import button, styled
-from kvchat.ui.messages.copying import selected_text
-from kvchat.ui.messages.message_actions import Request
-from kvchat.ui.messages.message_view import AT_ONCE_MS, MessageView
 from kvchat.ui.rendering.markdown import plain_blocks
-from kvchat.ui.rendering.page_style import PageStyle
+from kvchat.ui.rendering.text_page import PageStyle
+from kvchat.ui.transcript.footer import Request
+from kvchat.ui.transcript.message_view import AT_ONCE_MS, MessageView
+from kvchat.ui.transcript.part_column import selected_text
 from kvchat.ui.widgets.layouts import COLUMN_WIDTH
 from kvchat.words.language import _, several
 

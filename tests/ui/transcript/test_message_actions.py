@@ -12,7 +12,7 @@ from pytestqt.qtbot import QtBot
 
 from kvchat.chat.record.messages import Role
 from kvchat.ui.app.main_window import MainWindow
-from kvchat.ui.messages.message_actions import MessageActions, _QuietButton
+from kvchat.ui.transcript.footer import MessageActions
 from tests.ui.fake_runtime import FakeRuntime
 from tests.ui.waiting import until
 
@@ -49,8 +49,8 @@ async def test_a_tap_on_a_message_shows_what_can_be_done_and_a_second_one_does_i
     reply, question = (window.transcript.views[window.transcript.messages[row].id] for row in (1, 2))
     tap(reply, QPoint(20, 10))
     await until(lambda: [seen(window, row) for row in range(4)] == [False, True, False, True])
-    copy, edit = reply.action_row.findChildren(_QuietButton)[:2]
-    await until(lambda: edit.painted)
+    copy, edit = reply.action_row.findChildren(QToolButton)[:2]
+    await until(lambda: reply.action_row.painted)
     QApplication.clipboard().clear()
     tap(copy, copy.rect().center())
     assert QApplication.clipboard().text() == "Hello."
@@ -66,9 +66,9 @@ async def test_a_tap_where_the_buttons_are_not_seen_shows_them_and_presses_none(
 ) -> None:
     await talked(furnished, window)
     reply = window.transcript.views[window.transcript.messages[1].id]
-    edit = reply.action_row.findChildren(_QuietButton)[1]
+    edit = reply.action_row.findChildren(QToolButton)[1]
     tap(edit, edit.rect().center())
-    await until(lambda: seen(window, 1) and edit.painted)
+    await until(lambda: seen(window, 1) and reply.action_row.painted)
     assert reply.editor is None
     tap(edit, edit.rect().center())
     assert reply.editor is not None

@@ -1,0 +1,182 @@
+"""Finding words in the open chat: marks on the page and in its documents, and the bar that leads through them."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from PySide6.QtCore import QObject, Qt, Signal
+from PySide6.QtGui import QKeyEvent, QTextCursor
+from PySide6.QtWidgets import QFrame, QTextEdit, QWidget
+from shiboken6 import isValid
+
+from kvchat.chat.record.messages import searched_text
+from kvchat.ui.base.building import label, line_edit, row, styled, tool_button
+from kvchat.ui.base.icons import icon
+from kvchat.ui.base.theme import Look
+from kvchat.ui.transcript.message_column import MessageColumn
+from kvchat.ui.transcript.message_view import MessageView
+from kvchat.ui.widgets.text_search import cursors_at, mark
+from kvchat.words.folding import Term, has_terms, spans, terms_of
+from kvchat.words.language import _
+
+if TYPE_CHECKING:
+    from kvchat.ui.transcript.transcript import Transcript
+
+
+class HitMarks(QObject):
+    """The marked terms of one page, in what is there and what is still to come."""
+
+    cleared = Signal()
+
+    def __init__(self, page: MessageColumn, look: Look) -> None:
+        super().__init__(page)
+        self._page, self._look = page, look
+        self._terms: tuple[Term, ...] = ()
+        self._current: tuple[QTextEdit, int] | None = None  # where the reader was led: the text, and the position in it
+        look.changed.connect(self._show_again)  # no lambda, which would outlive the page
+
+    @property
+    def are_shown(self) -> bool:
+        return bool(self._terms)
+
+    def show_terms(self, terms: tuple[Term, ...]) -> None:
+        self._terms, self._current = terms, None
+        for view in self._page.views.values():
+            for text in view.texts:
+                self._mark(text)
+            self.watch_documents(view)
+
+    def clear(self) -> None:
+        if self._terms:
+            self.show_terms(())
+        self.cleared.emit()
+
+    def watch(self, text: QTextEdit) -> None:
+        text.textChanged.connect(lambda: self._mark(text))
+        self._mark(text)
+
+    def watch_documents(self, view: MessageView) -> None:
+        if view.chips is not None:
+            view.chips.show_terms(self._terms)
+
+    def open_document(self, message_id: str) -> None:
+        """Show the first of a message's documents that has the terms, at the first of them."""
+        view = self._page.views.get(message_id)
+        if view is not None and view.chips is not None:
+            view.chips.open_found()
+
+    def in_message(self, message_id: str) -> list[tuple[QTextEdit, QTextCursor]]:
+        """The marks of a message from above, and the texts they stand in."""
+        view = self._page.views.get(message_id)
+        return [(text, cursor) for text in (view.texts if view else ()) for cursor in self._cursors(text)]
+
+    def lead_to(self, text: QTextEdit, cursor: QTextCursor) -> None:
+        """Let one mark stand out from the others."""
+        before, self._current = self._current, (text, cursor.selectionStart())
+        if before is not None and isValid(before[0]):
+            self._mark(before[0])
+        self._mark(text)
+
+    def _show_again(self) -> None:
+        self.show_terms(self._terms)
+
+    def _cursors(self, text: QTextEdit) -> list[QTextCursor]:
+        words = text.toPlainText()
+        return cursors_at(text, words, spans(words, self._terms))
+
+    def _mark(self, text: QTextEdit) -> None:
+        if self._terms or text.property("marked"):
+            cursors = self._cursors(text)
+            current = self._current[1] if self._current and self._current[0] is text else None
+            mark(text, cursors, self._look.theme, current)
+            text.setProperty("marked", bool(cursors))
+
+
+class FindBar(QFrame):
+    """The words looked for, which of the messages that have them is in sight, and the buttons to the others."""
+
+    closed = Signal()
+
+    def __init__(self, look: Look, page: Transcript, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._look, self._page = look, page
+        self._hits: list[str] = []  # ids of the messages, from above
+        self._at = 0
+        self._spot, self._spots = 0, 0  # which of the marks of that message, and how many it has
+        styled(self, "notice")
+        self.setAccessibleName(_("Find in this chat"))
+        self.field, self.place = line_edit(_("Find in this chat"), _("Find in this chat")), label(kind="small")
+        self.field.textEdited.connect(lambda: self._look_for(None))
+        words = _("place found")
+        tips = _("Previous {words} (Shift+F3)", words=words), _("Next {words} (F3)", words=words)
+        self.previous_button = tool_button(_("Previous {words}", words=words), partial(self.step, -1), tip=tips[0])
+        self.next_button = tool_button(_("Next {words}", words=words), partial(self.step, 1), tip=tips[1])
+        self.close_button = tool_button(_("Close"), self.close_bar, tip=_("Close (Esc)"))
+        buttons = self.previous_button, self.next_button, self.close_button
+        row((self.field, 1), self.place, *buttons, on=self, spacing=4, margins=(10, 6, 6, 6))
+        page.marks.cleared.connect(self.hide)
+        look.changed.connect(self._restyle)
+        self._restyle()
+        self.hide()
+
+    def begin(self, query: str | None = None, message_id: str | None = None) -> None:
+        """Look for the query, first in this message; without one, let the user write it."""
+        self.show()
+        if query is None:
+            self.field.setFocus()
+            self.field.selectAll()
+        else:
+            self.field.setText(query)
+        self._look_for(message_id)
+
+    def step(self, by: int) -> None:
+        """Go to another place that has the words; after the last comes the first."""
+        if not self._hits:
+            return
+        self._spots = len(self._page.marks.in_message(self._hits[self._at]))  # it may be there in full only now
+        self._spot += by
+        if not 0 <= self._spot < self._spots:
+            self._at = (self._at + by) % len(self._hits)
+            self._spot = 0 if by > 0 else -1
+        self._show_place()
+
+    def close_bar(self) -> None:
+        self._page.marks.clear()
+        self.closed.emit()
+
+    def keyPressEvent(self, event: QKeyEvent) -> None:
+        if event.key() in (Qt.Key.Key_Return, Qt.Key.Key_Enter):
+            self.step(-1 if event.modifiers() & Qt.KeyboardModifier.ShiftModifier else 1)
+        else:
+            super().keyPressEvent(event)
+
+    def _look_for(self, message_id: str | None) -> None:
+        """The last message that has all words comes first, unless another is named."""
+        terms = terms_of(self.field.text())
+        self._hits = [m.id for m in self._page.messages if terms and has_terms(searched_text(m), terms)]
+        self._at = self._hits.index(message_id) if message_id in self._hits else len(self._hits) - 1
+        self._page.marks.show_terms(terms)
+        self._spot = 0
+        self._show_place()
+
+    def _show_place(self) -> None:
+        found = len(self._hits)
+        words = _("Not found") if self.field.text().strip() else ""
+        if found:
+            words = _("{at} of {found}", at=self._at + 1, found=found)
+        self._spots = self._page.show_message(self._hits[self._at], self._spot) if found else 0
+        if self._spot < 0:
+            self._spot = max(self._spots - 1, 0)
+        if self._spots > 1:
+            spot = _("{spot} of {spots}", spot=self._spot + 1, spots=self._spots)
+            words = _("{spot} in message {words}", spot=spot, words=words) if found > 1 else spot
+        self.place.setText(words)
+        self.place.setToolTip(_("Messages with all these words") if found else "")
+        for button in (self.previous_button, self.next_button):
+            button.setEnabled(found > 1 or self._spots > 1)
+
+    def _restyle(self) -> None:
+        buttons = (self.previous_button, "chevron-up"), (self.next_button, "chevron-down"), (self.close_button, "close")
+        for button, name in buttons:
+            button.setIcon(icon(name, self._look.theme.muted))

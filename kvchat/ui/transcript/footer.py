@@ -1,0 +1,300 @@
+"""Below a message: the buttons that ask for something, how a reply ended, and its receipt with the timeline."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from enum import Enum
+from typing import Any
+
+from PySide6.QtCore import QEvent, QObject, QRectF, Qt
+from PySide6.QtGui import QColor, QMouseEvent, QPainter, QPointingDevice
+from PySide6.QtWidgets import (
+    QBoxLayout,
+    QFrame,
+    QGridLayout,
+    QMenu,
+    QPushButton,
+    QSizePolicy,
+    QToolButton,
+    QVBoxLayout,
+    QWidget,
+)
+
+from kvchat.chat.record.messages import UNFINISHED, Message, MessageState, Receipt
+from kvchat.chat.turn.receipts import Phase, Span, model_of, receipt_details, receipt_line, receipt_sentence, timeline
+from kvchat.ui.base.building import beginning, button, column, label, row, styled, tool_button
+from kvchat.ui.base.icons import icon
+from kvchat.ui.base.theme import Look
+from kvchat.ui.rendering.text_page import PageStyle
+from kvchat.ui.widgets.controls import RoundBar, mix
+from kvchat.ui.widgets.elided import ElidedButton, ElidedLabel
+from kvchat.ui.widgets.layouts import FlowLayout, height_for_width
+from kvchat.words.language import N_, _, listed
+from kvchat.words.wording import date_of, day_short, duration, moment_of
+
+_LEAST, _GAP, _MARK = 3.0, 1.0, 8  # pixels: the shortest step, between two, and the side of what stands for one
+_BETWEEN = 6  # pixels between a reply's lines and its buttons
+_APART = 10  # pixels between how it ended and what can be done about it
+_STATE_WORDS = {
+    MessageState.EDITED: N_("You edited this reply."),
+    MessageState.STOPPED: N_("You stopped this reply."),
+    MessageState.LIMITED: N_("This reply reached its limit."),
+    MessageState.INTERRUPTED: N_("This reply was interrupted."),
+}
+
+
+class Request(Enum):
+    """Something to be done with a message."""
+
+    REGENERATE = "regenerate"  # another reply beside it
+    REGENERATE_WITH = "regenerate-with"  # the same by another model, which is chosen first
+    CONTINUE = "continue"  # the reply goes on
+    EDIT = "edit"  # other words in its place, on a branch of their own
+    FORK = "fork"  # a chat of its own goes on from here
+    DELETE = "delete"
+    SWITCH = "switch"  # to the branch beside it that begins with the message `text`
+
+
+@dataclass(frozen=True)
+class MessageRequest:
+    """A request and the message it is about."""
+
+    run: Request
+    message: Message
+    text: str = ""
+
+
+class MessageActions(QWidget):
+    """The time and a row of buttons, painted under the last message or near the mouse or the keys.
+
+    The row takes its room also while it is not painted, so that nothing moves.
+    """
+
+    def __init__(self, style: PageStyle, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._style = style
+        self._buttons: list[QToolButton] = []
+        self._always = self._near = False
+        self.painted = False  # as last seen on the screen
+        self.pager: list[QToolButton] = []  # to the branch before and after, where there are several
+        self._row = row(on=self, spacing=2, margins=0)
+
+    def add(self, glyph: str, words: str, act: Callable[[], object]) -> QToolButton:
+        picture = icon(glyph, self._style.theme.muted)
+        made = tool_button(words, lambda: act(), "quiet", icon=picture)
+        made.setFocusPolicy(Qt.FocusPolicy.StrongFocus)  # else a click would give the keyboard to the page
+        made.installEventFilter(self)
+        self._buttons.append(made)
+        self._row.addWidget(made)
+        return made
+
+    def add_time(self, at: datetime) -> None:
+        """Say before all buttons when the message was written: the time of day, or the day of an earlier one."""
+        local, now = at.astimezone(), datetime.now().astimezone()
+        day = day_short(local) if local.year == now.year else date_of(local)
+        time = label(f"{local:%H:%M}" if local.date() == now.date() else day, "small")
+        time.setToolTip(moment_of(at))
+        time.setAccessibleName(moment_of(at))
+        time.installEventFilter(self)
+        self._row.insertWidget(0, time)
+
+    def add_to(self, menu: QMenu) -> None:
+        """Offer what the buttons do, but for copying, in a menu."""
+        for shown in self._buttons[1:]:
+            if not shown.isHidden():
+                menu.addAction(shown.icon(), shown.toolTip(), shown.click)
+
+    def add_pager(self, position: int, count: int, go: Callable[[int], object]) -> None:
+        """Say which of several branches this is, counted from 0; `go` is called with another one's position."""
+        place = label(f"{position + 1} / {count}", "small")
+        place.setAccessibleName(_("Branch {position} of {count}", position=position + 1, count=count))
+        for glyph, words, to in (
+            ("chevron-left", _("Previous branch"), position - 1),
+            ("chevron-right", _("Next branch"), position + 1),
+        ):
+            picture = icon(glyph, self._style.theme.muted if 0 <= to < count else self._style.theme.line)
+            arrow = tool_button(words, lambda _=False, to=to: go(to), "quiet", icon=picture)
+            arrow.setEnabled(0 <= to < count)
+            self.pager.append(arrow)
+        for widget in (self.pager[0], place, self.pager[1]):
+            self._row.addWidget(widget)
+
+    @property
+    def seen(self) -> bool:
+        """True while the time and the buttons are painted."""
+        return self._near or self._always or any(shown.hasFocus() for shown in self._buttons)
+
+    def stay(self, always: bool) -> None:
+        self._always = always
+        self.update()
+
+    def reveal(self, near: bool) -> None:
+        """Show the row while the mouse, or the last tap, is on the message."""
+        self._near = near
+        self.update()
+
+    def eventFilter(self, watched: QObject, event: QEvent) -> bool:
+        match event.type():
+            case QEvent.Type.Paint:
+                self.painted = self.seen
+                return not self.painted
+            case QEvent.Type.FocusIn | QEvent.Type.FocusOut:
+                self.update()
+            case QEvent.Type.MouseButtonPress if isinstance(event, QMouseEvent) and not self.painted:
+                # A finger comes from nowhere: its first tap shows the row and presses nothing.
+                return event.pointerType() is QPointingDevice.PointerType.Finger
+        return False
+
+
+class TimelineBar(RoundBar):
+    """The steps side by side, each as wide as it was long; what was before Send is paler."""
+
+    def __init__(self, look: Look, steps: Sequence[Span], width: int = 200, height: int = 10) -> None:
+        super().__init__(look, width, height)
+        self._steps = steps
+
+    def paint_inside(self, painter: QPainter, box: QRectF) -> None:
+        room = box.width() - (_LEAST + _GAP) * len(self._steps)
+        whole, left = sum(step.ms for step in self._steps) or 1.0, box.left()
+        for number, step in enumerate(self._steps):
+            width = _LEAST + max(room, 0.0) * step.ms / whole
+            end = box.right() if number == len(self._steps) - 1 else left + width
+            painter.fillRect(QRectF(left, box.top(), end - left, box.height()), self._colour(step))
+            left = end + _GAP
+
+    def _colour(self, step: Span) -> QColor:
+        theme = self._look.theme
+        strong = {
+            Phase.LOADING: theme.code_name,
+            Phase.READING: theme.warn,
+            Phase.FIRST_TOKEN: theme.code_keyword,
+            Phase.WRITING: theme.accent,
+            Phase.SETTLING: theme.muted,
+            Phase.SAVING: theme.muted,
+        }[step.phase]
+        paler = step.before_send or step.phase is Phase.SAVING
+        return mix(strong, theme.code, 0.5) if paler else QColor(strong)
+
+
+class Timeline(QWidget):
+    """The bar and, below it, its legend."""
+
+    def __init__(self, look: Look, steps: Sequence[Span]) -> None:
+        super().__init__()
+        self.words = [f"{step.words} {duration(step.ms)}" for step in steps]
+        legend = FlowLayout(spacing=3)
+        for step, words in zip(steps, self.words, strict=True):
+            mark = TimelineBar(look, [step], _MARK, _MARK)
+            mark.setSizePolicy(QSizePolicy.Policy.Fixed, QSizePolicy.Policy.Fixed)
+            entry, middle = QWidget(), Qt.AlignmentFlag.AlignVCenter
+            row((mark, 0, middle), label(words, "small"), on=entry, spacing=5, margins=(0, 0, 9, 0))
+            legend.addWidget(entry)
+        column(TimelineBar(look, steps), legend, on=self, spacing=6, margins=(0, 0, 0, 6))
+        self.setAccessibleName(_("Timeline: {steps}", steps=listed(self.words)))
+
+
+class ReceiptView(QWidget):
+    """One receipt: a line that opens and folds its details."""
+
+    def __init__(self, receipt: Receipt, look: Look, below: QVBoxLayout | None = None) -> None:
+        """`below`: where the details go if there is more room than beneath the line."""
+        super().__init__()
+        self.receipt, self._look = receipt, look
+        line = receipt_line(receipt)
+        self.text = ("⚠ " if line.fault else "") + line.text
+        self.line = ElidedButton(kind="quiet")
+        self.line.setProperty("tone", "warn" if line.fault else "")
+        self.line.setCursor(Qt.CursorShape.PointingHandCursor)
+        self.line.clicked.connect(self.toggle)
+        self.details: QFrame | None = None
+        own = column(self.line, on=self, spacing=4, margins=0)
+        self._below = below or own
+        self._show_arrow()
+
+    @property
+    def is_open(self) -> bool:
+        return self.details is not None and not self.details.isHidden()
+
+    def toggle(self) -> None:
+        if self.details is None:
+            self.details = _details(self.receipt, self._look)
+            self._below.addWidget(self.details)
+            self.details.show()
+        else:
+            self.details.setVisible(self.details.isHidden())
+        self._show_arrow()
+
+    def _show_arrow(self) -> None:
+        arrow = "▾" if self.is_open else "◂" if self.isRightToLeft() else "▸"
+        self.line.set_text(self.text, arrow, receipt_sentence(self.receipt))
+        folded = _("Receipt: {text}, details folded", text=self.text)
+        self.line.setAccessibleName(_("Receipt: {text}, details open", text=self.text) if self.is_open else folded)
+
+
+class ReplyFooter(QWidget):
+    """The quiet lines under one reply that has ended."""
+
+    def __init__(self, message: Message, actions: QWidget, look: Look, *, retry: Any, go_on: Any) -> None:
+        """`retry` and `go_on` are called, or emitted, when that is asked for."""
+        super().__init__()
+        self.receipt: ReceiptView | None = None
+        self._go_on: QPushButton | None = None  # where it has not come to its end
+        self._lines, self._column = column(spacing=2), column(on=self, spacing=4, margins=0)
+        if message.state in _STATE_WORDS:
+            self._lines.addLayout(self._ending(message.state, retry, go_on))
+        if message.receipt is not None and look.numbers:
+            self.receipt = ReceiptView(message.receipt, look, self._column)
+            self._lines.addWidget(self.receipt)
+        elif message.receipt is not None and message.receipt.model_name:
+            model = ElidedLabel("small")
+            model.set_text(model_of(message.receipt))
+            self._lines.addWidget(model)
+        self._actions = actions
+        end = Qt.AlignmentFlag.AlignTop | Qt.AlignmentFlag.AlignRight
+        self._row = row((self._lines, 1), (actions, 0, end), spacing=_BETWEEN, margins=0)
+        self._column.addLayout(self._row)
+
+    def offer_to_go_on(self, last: bool) -> None:
+        """Only the last message can go on."""
+        if self._go_on is not None:
+            self._go_on.setVisible(last)
+
+    def heightForWidth(self, width: int) -> int:
+        """Stand the buttons below the lines where it is narrow. An opened receipt wraps."""
+        directions = QBoxLayout.Direction.LeftToRight, QBoxLayout.Direction.TopToBottom
+        beside = self._lines.minimumSize().width() + _BETWEEN + self._actions.minimumSizeHint().width()
+        self._row.setDirection(directions[width < beside])
+        return height_for_width(self._column, width)
+
+    def _ending(self, state: MessageState, retry: Any, go_on: Any) -> FlowLayout:
+        line = FlowLayout(spacing=_APART)
+        line.addWidget(label(_(_STATE_WORDS[state]), "small"))
+        if state is MessageState.INTERRUPTED:
+            line.addWidget(button(_("Try again"), retry, "link", name=_("Try this reply again")))
+        if state in UNFINISHED:
+            self._go_on = button(_("Continue"), go_on, "link", name=_("Continue this reply"))
+            self._go_on.hide()
+            line.addWidget(self._go_on)
+        return line
+
+
+def _details(receipt: Receipt, look: Look) -> QFrame:
+    frame = styled(QFrame(), "details")
+    grid = QGridLayout(frame)
+    grid.setHorizontalSpacing(18)  # and so far from the first, empty column begins what is a part of the line above
+    grid.setVerticalSpacing(4)
+    grid.setContentsMargins(14, 10, 14, 10)
+    grid.setColumnStretch(2, 1)
+    if steps := timeline(receipt):
+        grid.addWidget(Timeline(look, steps), 0, 0, 1, 3)
+    for line, (what, how_much) in enumerate(receipt_details(receipt), 1):
+        name, indented = label(what.strip(), "small", wraps=True), what.startswith(" ")
+        value = label(how_much, "small", wraps=True, selectable=True)
+        value.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Preferred)
+        for cell in (name, value):
+            cell.setAlignment(beginning() | Qt.AlignmentFlag.AlignTop)  # of several lines beside the first
+        grid.addWidget(name, line, int(indented), 1, 1 if indented else 2)
+        grid.addWidget(value, line, 2)
+    return frame
