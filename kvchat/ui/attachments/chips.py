@@ -1,4 +1,7 @@
-"""What goes with a message: documents as chips, pictures small as tiles, and the windows that they open in."""
+"""What goes with a message: documents as chips, pictures small as tiles, and the windows that they open in.
+
+Of the window's first picture: what decodes pictures is imported when there is one.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,6 @@ from PySide6.QtCore import QSize, Qt, QTimer, Signal
 from PySide6.QtGui import QIcon, QImage, QKeySequence, QPixmap, QShortcut, QTextCursor
 from PySide6.QtWidgets import QDialog, QFrame, QHBoxLayout, QScrollArea, QToolButton, QWidget
 
-from kvchat.chat.record.messages import Attachment
-from kvchat.ui.attachments.pictures import decoded
 from kvchat.ui.base.building import STRETCH, button, column, label, plain_text, row, styled, tool_button
 from kvchat.ui.base.icons import icon
 from kvchat.ui.base.theme import Look, code_font, restyle
@@ -30,6 +31,8 @@ HEIGHT, WIDEST, NARROWEST = 72, 144, 40  # pixels, of a tile
 _GAP = 4  # pixels
 _LOOK_MS = 15
 _NAME_LETTERS = 34
+_MOST_MARKS = 1000
+_AROUND, _SMALLEST, _LARGE = QSize(32, 32), QSize(320, 240), QSize(960, 680)
 _thread = ThreadPoolExecutor(1, thread_name_prefix="thumbnails")
 
 
@@ -159,8 +162,6 @@ class ChipRows(QWidget):
         return any(any_span(text, self._terms) for text in (attachment.name, attachment.text))
 
     def _open(self, attachment: Attachment) -> None:
-        from kvchat.ui.attachments.chips import AttachmentView, PictureView
-
         if attachment.data:
             PictureView(attachment, self.window()).open()
         else:
@@ -189,10 +190,6 @@ def short_name(name: str) -> str:
     name = one_line(name)
     half = (_NAME_LETTERS - 1) // 2
     return name if len(name) <= _NAME_LETTERS else f"{name[:half]}…{name[-half:]}"
-
-
-_MOST_MARKS = 1000
-_AROUND, _SMALLEST, _LARGE = QSize(32, 32), QSize(320, 240), QSize(960, 680)
 
 
 class AttachmentView(QDialog):
@@ -245,6 +242,8 @@ class PictureView(QDialog):
     """A picture in a window of its own."""
 
     def __init__(self, attachment: Attachment, parent: QWidget) -> None:
+        from kvchat.ui.attachments.pictures import decoded
+
         super().__init__(parent)
         self.setWindowTitle(attachment.name)
         self.picture = label(_("This picture cannot be shown."))

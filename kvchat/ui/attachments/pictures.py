@@ -8,9 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import threading
 from collections.abc import Iterator
-from typing import BinaryIO
 
 from PySide6.QtCore import QBuffer, QByteArray, QIODevice, QLoggingCategory, QPoint, QRect, QSize, Qt, QUrl, Signal
 from PySide6.QtGui import (
@@ -39,8 +37,7 @@ from kvchat.ui.desktop.activation import on_wayland
 from kvchat.ui.desktop.portal import Declined, request
 from kvchat.words.language import _
 
-# What decoders complain of in a stranger's picture is nothing to print; what cannot be decoded is told.
-_STDERR, _silencing = 2, threading.Lock()
+# What Qt complains of in a stranger's picture is nothing to print; what cannot be decoded is told.
 QLoggingCategory.setFilterRules("qt.gui.imageio*=false")
 
 FORMATS = frozenset((b"png", b"jpeg", b"webp", b"gif", b"bmp"))
@@ -48,6 +45,19 @@ LONGEST_SIDE = 1536  # pixels; models look at no more than about that
 MOST_MIB = 256  # that one picture may take in memory as it is decoded
 _PNG_MOST = 1_000_000  # bytes; beyond it, it is sent as JPEG
 _JPEG_QUALITY = 90
+_KEEPS_SHAPE, _SMOOTH = Qt.AspectRatioMode.KeepAspectRatio, Qt.TransformationMode.SmoothTransformation
+
+_REDRAW_S = 0.3  # until the desktop has drawn what was behind the window
+_PATIENCE_S = 120.0  # for the desktop's dialog; then the window comes back in any case
+_LEAST = 4  # pixels; a shorter drag is a click
+_STEP = 10  # pixels by which an arrow key moves or resizes the region
+_SHADE = QColor(0, 0, 0, 110)
+_ARROWS = {
+    Qt.Key.Key_Left: QPoint(-_STEP, 0),
+    Qt.Key.Key_Right: QPoint(_STEP, 0),
+    Qt.Key.Key_Up: QPoint(0, -_STEP),
+    Qt.Key.Key_Down: QPoint(0, _STEP),
+}
 
 
 def prepared(name: str, data: bytes) -> Attachment:
@@ -66,9 +76,9 @@ def prepared(name: str, data: bytes) -> Attachment:
 def of_image(name: str, image: QImage) -> Attachment:
     """A picture out of no file, such as one from the clipboard. Raises CannotAttach."""
     if max(image.width(), image.height()) > LONGEST_SIDE:
-        image = image.scaled(LONGEST_SIDE, LONGEST_SIDE, Qt.AspectRatioMode.KeepAspectRatio, _SMOOTH)
+        image = image.scaled(LONGEST_SIDE, LONGEST_SIDE, _KEEPS_SHAPE, _SMOOTH)
     data = _encoded(image, "PNG", -1)
-    return picture_of(name, data if len(data) <= _PNG_MOST else _encoded(image, "JPEG", _JPEG_QUALITY))
+    return picture_of(name, data if len(data) <= _PNG_MOST else _encoded(_opaque(image), "JPEG", _JPEG_QUALITY))
 
 
 def decoded(data: bytes, most: QSize) -> QImage | None:
@@ -77,60 +87,31 @@ def decoded(data: bytes, most: QSize) -> QImage | None:
     Of any thread.
     """
     with _reader(data) as reader:
-        size = reader.size()
-        if not _is_taken(reader):
+        if reader is None:
             return None
+        size = reader.size()
         if size.isValid() and max(size.width(), size.height()) > max(most.width(), most.height()):
-            reader.setScaledSize(size.scaled(_as_it_lies(reader, most), Qt.AspectRatioMode.KeepAspectRatio))
-        with _libpng_silent():
-            image = reader.read()
+            reader.setScaledSize(size.scaled(_as_it_lies(reader, most), _KEEPS_SHAPE))
+        image = reader.read()
         return None if image.isNull() else image
 
 
 def shape(data: bytes) -> QSize | None:
     """Width and height of the upright picture, as its header tells them; None for what is none."""
     with _reader(data) as reader:
-        size = reader.size()
-        return _as_it_lies(reader, size) if _is_taken(reader) and size.isValid() and not size.isEmpty() else None
+        return None if reader is None or reader.size().isEmpty() else _as_it_lies(reader, reader.size())
 
 
 @contextlib.contextmanager
-def _libpng_silent() -> Iterator[None]:
-    """Keep libpng, which Qt does not ask to be silent, from printing; what others print meanwhile is printed after."""
-    if not hasattr(os, "memfd_create"):  # elsewhere no window has a terminal
-        yield
-        return
-    with _silencing, contextlib.ExitStack() as afterwards:
-        with contextlib.suppress(OSError):  # nothing is printed anywhere
-            terminal, heard = os.dup(_STDERR), os.fdopen(os.memfd_create("stderr"), "r+b", buffering=0)
-            os.dup2(heard.fileno(), _STDERR)
-            afterwards.callback(_print_again, terminal, heard)
-        yield
-
-
-def _print_again(terminal: int, heard: BinaryIO) -> None:
-    os.dup2(terminal, _STDERR)
-    os.close(terminal)
-    with heard:
-        heard.seek(0)
-        for line in heard:
-            if not line.startswith(b"libpng "):
-                os.write(_STDERR, line)
-
-
-@contextlib.contextmanager
-def _reader(data: bytes) -> Iterator[QImageReader]:
+def _reader(data: bytes) -> Iterator[QImageReader | None]:
+    """None for a format that is not taken."""
     QImageReader.setAllocationLimit(MOST_MIB)
-    held = QByteArray(data)
-    buffer = QBuffer(held)
+    buffer = QBuffer()  # held as long as it is read from
+    buffer.setData(QByteArray(data))
     buffer.open(QIODevice.OpenModeFlag.ReadOnly)
     reader = QImageReader(buffer)
     reader.setAutoTransform(True)
-    yield reader
-
-
-def _is_taken(reader: QImageReader) -> bool:
-    return bytes(reader.format().data()) in FORMATS
+    yield reader if bytes(reader.format().data()) in FORMATS else None
 
 
 def _as_it_lies(reader: QImageReader, size: QSize) -> QSize:
@@ -139,34 +120,22 @@ def _as_it_lies(reader: QImageReader, size: QSize) -> QSize:
     return size.transposed() if turned else size
 
 
-def _encoded(image: QImage, kind: str, quality: int) -> bytes:
-    if kind == "JPEG" and image.hasAlphaChannel():  # what is transparent would be black
-        opaque = QImage(image.size(), QImage.Format.Format_RGB32)
-        opaque.fill(Qt.GlobalColor.white)
-        painter = QPainter(opaque)
+def _opaque(image: QImage) -> QImage:
+    """White below what is transparent, which JPEG would make black."""
+    if not image.hasAlphaChannel():
+        return image
+    opaque = QImage(image.size(), QImage.Format.Format_RGB32)
+    opaque.fill(Qt.GlobalColor.white)
+    with QPainter(opaque) as painter:
         painter.drawImage(0, 0, image)
-        painter.end()
-        image = opaque
+    return opaque
+
+
+def _encoded(image: QImage, kind: str, quality: int) -> bytes:
     buffer = QBuffer()
     buffer.open(QIODevice.OpenModeFlag.WriteOnly)
     image.save(buffer, kind, quality)  # type: ignore[call-overload]
     return bytes(buffer.data().data())
-
-
-_SMOOTH = Qt.TransformationMode.SmoothTransformation
-
-
-_REDRAW_S = 0.3  # until the desktop has drawn what was behind the window
-_PATIENCE_S = 120.0  # for the desktop's dialog; then the window comes back in any case
-_LEAST = 4  # pixels; a shorter drag is a click
-_STEP = 10  # pixels by which an arrow key moves or resizes the region
-_SHADE = QColor(0, 0, 0, 110)
-_ARROWS = {
-    Qt.Key.Key_Left: QPoint(-_STEP, 0),
-    Qt.Key.Key_Right: QPoint(_STEP, 0),
-    Qt.Key.Key_Up: QPoint(0, -_STEP),
-    Qt.Key.Key_Down: QPoint(0, _STEP),
-}
 
 
 class NoScreenshot(KvchatError):
@@ -261,15 +230,15 @@ class RegionPicker(QWidget):
         announce(self, self._hint.text())
 
     def paintEvent(self, event: QPaintEvent) -> None:
-        painter = QPainter(self)
-        painter.drawPixmap(self.rect(), self._picture)
-        painter.fillRect(self.rect(), _SHADE)
-        if not self.region.isEmpty():
-            ratio = self._picture.devicePixelRatio()
-            there = QRect(self.region.topLeft() * ratio, self.region.size() * ratio)
-            painter.drawPixmap(self.region, self._picture, there)
-            painter.setPen(QPen(Qt.GlobalColor.white, 2))
-            painter.drawRect(self.region)
+        with QPainter(self) as painter:
+            painter.drawPixmap(self.rect(), self._picture)
+            painter.fillRect(self.rect(), _SHADE)
+            if not self.region.isEmpty():
+                ratio = self._picture.devicePixelRatio()
+                there = QRect(self.region.topLeft() * ratio, self.region.size() * ratio)
+                painter.drawPixmap(self.region, self._picture, there)
+                painter.setPen(QPen(Qt.GlobalColor.white, 2))
+                painter.drawRect(self.region)
 
     def mousePressEvent(self, event: QMouseEvent) -> None:
         self._begun = event.position().toPoint()
@@ -302,6 +271,7 @@ class RegionPicker(QWidget):
             self._set(self.region.translated(by))
 
     def closeEvent(self, event: QCloseEvent) -> None:
+        """Nothing is taken."""
         super().closeEvent(event)
         self.region = QRect()
         self.chosen.emit()
