@@ -57,12 +57,10 @@ class Term:
 
     @property
     def expression(self) -> str:
-        """For FTS5."""
         return f'"{" ".join(self.words)}"' + (" *" if self.begins else "")
 
     @cached_property
     def pattern(self) -> re.Pattern[str]:
-        """For folded text."""
         before = "" if _alone(self.words[0][0]) else r"(?<![^\W_])"
         after = "" if self.begins or _alone(self.words[-1][-1]) else r"(?![^\W_])"
         return re.compile(before + r"[\W_]*".join(map(re.escape, self.words)) + after)

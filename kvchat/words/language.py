@@ -55,7 +55,6 @@ def speak(chosen: str, system: Iterable[str] = ()) -> str:
 
 
 def spoken() -> str:
-    """The one of LANGUAGES in force."""
     return _Spoken.language
 
 

@@ -36,19 +36,15 @@ class SafeRenderer(RendererHTML):
     """Rules by token type: hidden characters are shown, nothing is fetched, only web links are links."""
 
     def text(self, tokens: Sequence[Token], i: int, options: OptionsDict, env: Any) -> str:
-        """Prose."""
         return html.escape(calm(tokens[i].content))
 
     def code_inline(self, tokens: Sequence[Token], i: int, options: OptionsDict, env: Any) -> str:
-        """Code in a line."""
         return f"<code>{html.escape(spelled_out(tokens[i].content))}</code>"
 
     def fence(self, tokens: Sequence[Token], i: int, options: OptionsDict, env: Any) -> str:
-        """A block of code."""
         return f"<pre>{html.escape(spelled_out(tokens[i].content.rstrip()))}</pre>\n"
 
     def code_block(self, tokens: Sequence[Token], i: int, options: OptionsDict, env: Any) -> str:
-        """The same, indented."""
         return self.fence(tokens, i, options, env)
 
     def image(self, tokens: Sequence[Token], i: int, options: OptionsDict, env: Any) -> str:
@@ -62,20 +58,16 @@ class SafeRenderer(RendererHTML):
         return f'<a href="{html.escape(url)}">' if self.leads(url) else "<span>"
 
     def link_close(self, tokens: Sequence[Token], i: int, options: OptionsDict, env: Any) -> str:
-        """As it was opened."""
         opened = next(t for t in reversed(tokens[:i]) if t.type == "link_open" and t.level == tokens[i].level)
         return "</a>" if self.leads(str(opened.attrGet("href") or "")) else "</span>"
 
     def leads(self, url: str) -> bool:
-        """Whether this may be a link."""
         return is_web_link(url)
 
     def html_inline(self, tokens: Sequence[Token], i: int, options: OptionsDict, env: Any) -> str:
-        """No text gets here as HTML; the check box of a task does."""
         return "☑" if "checked=" in tokens[i].content else "☐"
 
     def math_inline(self, tokens: Sequence[Token], i: int, options: OptionsDict, env: Any) -> str:
-        """A formula as it was written."""
         return formula_source(f"{tokens[i].markup}{tokens[i].content}{tokens[i].info}")
 
     def math_block(self, tokens: Sequence[Token], i: int, options: OptionsDict, env: Any) -> str:
@@ -84,15 +76,12 @@ class SafeRenderer(RendererHTML):
         return f"<p>{formula_source(token.markup + token.content + (token.info if token.meta['closed'] else ''))}</p>"
 
     def footnote_ref(self, tokens: Sequence[Token], i: int, options: OptionsDict, env: Any) -> str:
-        """A note's number in the text."""
         return f"<sup>{html.escape(calm(tokens[i].meta['label']))}</sup>"
 
     def footnote_reference_open(self, tokens: Sequence[Token], i: int, options: OptionsDict, env: Any) -> str:
-        """A note, where it was written."""
         return f"<blockquote>{SafeRenderer.footnote_ref(self, tokens, i, options, env)} "
 
     def footnote_reference_close(self, tokens: Sequence[Token], i: int, options: OptionsDict, env: Any) -> str:
-        """Its end."""
         return "</blockquote>\n"
 
 

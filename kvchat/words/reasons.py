@@ -226,7 +226,6 @@ class Reason:
 
     @property
     def words(self) -> str:
-        """It in the language in force, to go on from a colon."""
         return self._worded(_, number, listed)
 
     @property

@@ -178,7 +178,6 @@ def day(when: float) -> str:
 
 
 def day_of(when: date) -> str:
-    """A day without its year: "22 November"."""
     return _("{day} {month}", day=when.day, month=_(_MONTHS[when.month - 1]))
 
 
@@ -189,20 +188,17 @@ def day_short(when: date) -> str:
 
 
 def date_of(when: date) -> str:
-    """A day with its year: "05 Nov 2026"."""
     words = pgettext("month in few letters", "{day} {month} {year}")
     return words.format(day=f"{when.day:02}", month=_(_SHORT_MONTHS[when.month - 1]), year=when.year)
 
 
 def moment_of(at: datetime) -> str:
-    """A moment to the minute, where this computer is: "22 November 2026, 14:05"."""
     local = at.astimezone()
     words = _("{day} {month} {year}, {time}")
     return words.format(day=local.day, month=_(_MONTHS[local.month - 1]), year=local.year, time=f"{local:%H:%M}")
 
 
 def percent(share: float) -> str:
-    """A share of one: "40 %"."""
     return _("{number} %", number=f"{100 * share:.0f}")
 
 
@@ -226,5 +222,4 @@ def tokens_short(count: int) -> str:
 
 
 def one_line(text: str) -> str:
-    """`text` without line breaks and runs of spaces."""
     return " ".join(text.split())

@@ -136,7 +136,6 @@ def engine_version(location: EngineLocation) -> str:
 
 
 def help_text(program: Path) -> str:
-    """What a llama-server prints for --help. Blocks; raises EngineNotFound when it cannot be run."""
     return _ask([str(program), "--help"])
 
 
@@ -203,7 +202,6 @@ _ADVICE = N_("Correct the engine path in the settings, or clear it so that kvcha
 
 
 def program_name() -> str:
-    """What a llama-server's file is called on this system."""
     return "llama-server.exe" if sys.platform == "win32" else "llama-server"
 
 

@@ -210,7 +210,6 @@ def missing_libraries(folder: Path) -> dict[str, str]:
 
 
 def _ldd(library: Path) -> str:
-    """What it prints, on either stream."""
     try:
         done = subprocess.run(
             ["ldd", str(library)],

@@ -202,7 +202,6 @@ class RunningServer:
     variables: tuple[tuple[str, str], ...] = ()  # LLAMA_ARG_*, which are options as well
 
     def value_of(self, *names: str) -> str | None:
-        """What follows an option, by any of its names."""
         for name, value in zip(self.arguments, self.arguments[1:], strict=False):
             if name.replace("_", "-") in names:
                 return value

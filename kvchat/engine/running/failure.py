@@ -51,7 +51,6 @@ def explain(outcome: Outcome, *, was_ready: bool = False) -> EngineFailure:
 
 
 def timed_out(seconds: float, lines: Sequence[str]) -> EngineFailure:
-    """The engine said nothing for so long while it loaded that it was given up."""
     return EngineFailure(
         FailureKind.TIMED_OUT,
         _("The engine did not come up"),
@@ -61,21 +60,18 @@ def timed_out(seconds: float, lines: Sequence[str]) -> EngineFailure:
 
 
 def ailing(error: EngineError) -> EngineFailure | None:
-    """What a failed request says of the process: a reason to start another one, or None."""
     if isinstance(error, EngineSilent):
         return hangs()
     return error.failure if isinstance(error, EngineBroken) else None  # gone: the process says why
 
 
 def hangs() -> EngineFailure:
-    """A ready engine that answers no more."""
     return EngineFailure(
         FailureKind.HANGS, _("The engine hung"), _("It did not answer for too long and was stopped."), _(LOG_ADVICE)
     )
 
 
 def foreign_server(port: int) -> EngineFailure:
-    """Somebody else answered on our port."""
     return EngineFailure(
         FailureKind.PORT_TAKEN,
         _("The engine's port was taken"),
@@ -85,20 +81,17 @@ def foreign_server(port: int) -> EngineFailure:
 
 
 def model_missing(path: Path) -> EngineFailure:
-    """The model's file is gone since the engine was chosen."""
     title, advice = _("The model file is missing"), _("It may have been moved: choose it again.")
     return EngineFailure(FailureKind.MODEL_MISSING, title, str(path), advice)
 
 
 def cannot_spawn(error: OSError) -> EngineFailure:
-    """Not even a process could be made."""
     return EngineFailure(
         FailureKind.EXITED, _("The engine could not be started"), str(error), _("Close some programs and try again.")
     )
 
 
 def bug(error: BaseException) -> EngineFailure:
-    """kvchat itself broke while it looked after the engine."""
     return EngineFailure(
         FailureKind.EXITED,
         _("kvchat lost track of the engine"),
@@ -108,7 +101,6 @@ def bug(error: BaseException) -> EngineFailure:
 
 
 def given_up(reason: EngineFailure, deaths: int) -> EngineFailure:
-    """The same reason, for an engine that is not started again."""
     if deaths < 2:
         return reason
     left_alone = _("It died {deaths} times, so it is left alone.", deaths=deaths)
@@ -116,7 +108,6 @@ def given_up(reason: EngineFailure, deaths: int) -> EngineFailure:
 
 
 def smaller(reason: EngineFailure, plan: LaunchPlan) -> EngineFailure:
-    """The same reason, for an engine that is started again with a smaller plan."""
     tokens, layers = number(plan.context_size), plan.gpu_layers
     advice = _("It is started again with {tokens} tokens.", tokens=tokens)
     if layers is not None:
@@ -127,7 +118,6 @@ def smaller(reason: EngineFailure, plan: LaunchPlan) -> EngineFailure:
 
 
 def _by_start(outcome: Outcome, lines: Sequence[str]) -> EngineFailure | None:
-    """It never really ran."""
     library = missing_library(lines)
     if library is not None or outcome.code == _WINDOWS_DLL_NOT_FOUND:
         return EngineFailure(
@@ -165,7 +155,6 @@ def _by_words(outcome: Outcome, lines: Sequence[str], was_ready: bool) -> Engine
 
 
 def _by_signal(outcome: Outcome, lines: Sequence[str]) -> EngineFailure | None:
-    """It said nothing that helps."""
     if outcome.signal is None:
         return None
     name = _signal_name(outcome.signal)
@@ -201,7 +190,6 @@ def _signal_name(number: int) -> str:
 
 
 def not_prepared() -> EngineFailure:
-    """A fault of kvchat's own before there was an engine."""
     return EngineFailure(
         FailureKind.EXITED,
         _("The engine could not be started"),

@@ -69,7 +69,6 @@ class EngineLog:
         self._rest = self._rest[:_LONGEST_LINE]
 
     def note(self, line: str) -> None:
-        """Add a line of kvchat's own, such as "engine started"."""
         self.end_line()
         self._add(line)
 
@@ -81,7 +80,6 @@ class EngineLog:
             self._add(rest)
 
     def close(self) -> None:
-        """Write the last lines and close the file, within `LAST_MOMENT_S`. Lines in memory stay. Not for the loop."""
         if self._file is not None:
             self._file.close()
 
@@ -119,7 +117,6 @@ class _LogFile:
         self._file: BinaryIO | None = None
 
     def add(self, line: str) -> None:
-        """Have the line written soon."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="engine log", daemon=True)
             self._thread.start()
@@ -127,7 +124,6 @@ class _LogFile:
             self._lines.put_nowait(line)
 
     def close(self) -> None:
-        """Write what waits; a line that comes later opens the file again."""
         if (thread := self._thread) is not None:
             with contextlib.suppress(queue.Full):
                 self._lines.put(None, timeout=LAST_MOMENT_S)
@@ -196,7 +192,6 @@ def with_levels(lines: Iterable[str]) -> Iterator[tuple[Level, str]]:
 
 
 def at_least(lines: Iterable[str], least: Level) -> list[str]:
-    """The lines that matter that much."""
     return [line for level, line in with_levels(lines) if level >= least]
 
 
@@ -237,7 +232,6 @@ class Buffer:
 
     @property
     def on_host(self) -> bool:
-        """Whether it is in the computer's own memory."""
         return _HOST_PLACE.match(self.place) is not None
 
 
@@ -250,7 +244,6 @@ class Allocations:
     flash_attention_refused: bool  # it was left to the engine, and the engine could not
 
     def bytes(self, purpose: Purpose, *, on_host: bool | None = None) -> int:
-        """What is taken for a purpose, everywhere or in the computer's memory or on GPUs alone."""
         return sum(
             buffer.bytes
             for buffer in self.buffers

@@ -150,7 +150,6 @@ class Invocation:
 
     @property
     def base_url(self) -> str:
-        """Where the engine is going to answer."""
         return f"http://{self.plan.host}:{self.plan.port}"
 
 

@@ -37,7 +37,6 @@ class Outcome:
 
     @property
     def signal(self) -> int | None:
-        """The signal it died of, None after an exit."""
         return -self.code if self.code < 0 else None
 
 
@@ -101,7 +100,6 @@ class EngineProcess:
 
     @property
     def running(self) -> bool:
-        """Whether it has not ended yet."""
         return not self._life.done()
 
     async def wait(self) -> Outcome:
@@ -111,7 +109,6 @@ class EngineProcess:
         return Outcome(code, said, self._rung, self._memory_ran_out)
 
     async def ended_within(self, seconds: float) -> bool:
-        """Wait so long at most; whether it has ended."""
         await asyncio.wait({self._life}, timeout=seconds)
         return not self.running
 

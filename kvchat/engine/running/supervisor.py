@@ -57,7 +57,6 @@ class Watch:
         self._news = asyncio.Event()
 
     def report(self, error: EngineError) -> None:
-        """A request went wrong; what only a new process can heal ends the watch."""
         reason = failure.ailing(error)
         if reason is not None and self._reported is None:
             self._reported = reason
@@ -149,7 +148,6 @@ class RestartPolicy:
     silence_s: float = 300.0  # a loading engine that prints nothing for so long hangs
 
     def delay_s(self, deaths: int) -> float:
-        """The wait after the n-th death: 1, 2, 4, 8 … seconds."""
         return min(self.first_delay_s * 2.0 ** (deaths - 1), self.longest_delay_s)
 
 
@@ -203,7 +201,6 @@ class EngineSupervisor(EngineConnection):
 
     @property
     def pid(self) -> int | None:
-        """The running engine process, None without one."""
         return self._process.pid if self._process is not None and self._process.running else None
 
     async def start(self, location: EngineLocation, plan: LaunchPlan, step_down: StepDown | None = None) -> None:
@@ -219,12 +216,10 @@ class EngineSupervisor(EngineConnection):
             self._task.add_done_callback(self._run_ended)
 
     async def stop(self) -> None:
-        """Stop the engine and wait until it is gone. Without one this does nothing."""
         async with self._serial:
             await self._end()
 
     async def close(self) -> None:
-        """Stop for good and close the log."""
         await self.stop()
         self.log.close()
 

@@ -104,7 +104,6 @@ class LlamaServerClient:
 
     @property
     def life(self) -> Life:
-        """The life of the engine process that this client talks to."""
         return self._http.life
 
     def begin_life(self) -> None:
@@ -112,7 +111,6 @@ class LlamaServerClient:
         self._http.life = Life()
 
     async def aclose(self) -> None:
-        """Drop all connections, once what a dead engine has said is read to its end."""
         await self._http.close()
 
     async def health(self, timeout_s: float = _HEALTH_S) -> Health:
@@ -136,7 +134,6 @@ class LlamaServerClient:
 
     @property
     def rows(self) -> SlotRows:
-        """Those of its slot."""
         return self._rows[self.slot]
 
     def on_slot(self, slot: int) -> LlamaServerClient:
@@ -170,7 +167,6 @@ class LlamaServerClient:
         await self._http.call("POST", "/apply-template", body)
 
     async def facts(self) -> ServerFacts:
-        """GET /props."""
         facts = wire.parse_facts(await self._http.call("GET", "/props"))
         self._prompts.learn_end(facts.end_token)
         return facts
@@ -204,7 +200,6 @@ class LlamaServerClient:
         return rendered, await self._prompts.of(rendered)
 
     async def text_tokens(self, text: str) -> tuple[int, ...]:
-        """The ids of a prompt that needs no template."""
         return await self._prompts.of(text)
 
     async def count_tokens(self, text: str) -> int:
@@ -240,12 +235,10 @@ class LlamaServerClient:
         return wire.parse_save(await self._slot("save", {"filename": filename}))
 
     async def restore_slot(self, filename: str) -> SlotRestore:
-        """POST /slots/N?action=restore."""
         self.rows.asked()
         return wire.parse_restore(await self._slot("restore", {"filename": filename}))
 
     async def erase_slot(self) -> None:
-        """POST /slots/N?action=erase."""
         self.rows.asked()
         await self._slot("erase", {})
 
@@ -287,7 +280,6 @@ class LlamaServerClient:
         return wire.prompt_body(messages, self._template)
 
     async def _rendered(self, body: Mapping[str, Any]) -> str:
-        """The prompt that the model's chat template makes of a request."""
         return str((await self._http.call("POST", "/apply-template", dict(body))).get("prompt"))
 
     def _picture_prompts(self) -> PicturePrompts:

@@ -59,7 +59,6 @@ class EngineConnection:
 
     @property
     def status(self) -> EngineStatus:
-        """What the engine is doing."""
         return self._status
 
     @property
@@ -85,7 +84,6 @@ class EngineConnection:
             await self._changed.wait()
 
     def _begin(self, client: LlamaServerClient, status: EngineStatus) -> None:
-        """An engine is ready."""
         self._client, self._life = client, client.life
         self._publish(status)
 

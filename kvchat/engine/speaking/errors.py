@@ -282,12 +282,10 @@ def broken(status: int, message: str) -> EngineFailure | None:
 
 
 def missing_library(lines: Sequence[str]) -> str | None:
-    """The line that names a library it lacks."""
     return _find(_MISSING_LIBRARY, lines)
 
 
 def out_of_memory(line: str) -> EngineFailure:
-    """Memory ran out, which `line` says."""
     return _OUT_OF_MEMORY.failure(line)
 
 
@@ -308,6 +306,5 @@ def _clean(line: str) -> str:
 
 
 def said_last(sentence: str, lines: Sequence[str]) -> str:
-    """The sentence, and what was said last."""
     line = last_error(lines)
     return _("{sentence} It said last: {line}", sentence=sentence, line=line) if line else sentence

@@ -49,7 +49,6 @@ class Answer:
         self._on_silence: Callable[[], None] | None = None
 
     def drop(self) -> None:
-        """Abort the connection, whoever reads from it."""
         self._writer.transport.abort()
 
     async def send(self, method: str, target: str, headers: Mapping[str, str], body: bytes) -> None:
@@ -67,7 +66,6 @@ class Answer:
             self._writer.write(data[at : at + _WRITE_BYTES])
 
     async def begin(self) -> None:
-        """Wait for its head, if it is not there yet."""
         while not self.status_code:
             if isinstance(head := await self._next(), h11.Response):
                 self.status_code = head.status_code
@@ -82,19 +80,16 @@ class Answer:
         return bool(self.status_code)
 
     async def read(self) -> bytes:
-        """The next piece of its body; empty at the end."""
         while not isinstance(event := await self._next(), h11.EndOfMessage):
             if isinstance(event, h11.Data):
                 return bytes(event.data)
         return b""
 
     async def aiter_raw(self) -> AsyncGenerator[bytes, None]:
-        """Its body, as it comes."""
         while data := await self.read():
             yield data
 
     async def aread(self) -> bytes:
-        """Its whole body."""
         return b"".join([data async for data in self.aiter_raw()])
 
     def read_in_batches(self, hurry: asyncio.Event, on_silence: Callable[[], None]) -> None:
@@ -175,13 +170,11 @@ class Transport:
     async def call(
         self, method: str, path: str, body: dict[str, Any] | None = None, *, timeout_s: float = _QUICK_S
     ) -> dict[str, Any]:
-        """The object that the server answers."""
         return wire.parse_object(await self.answer(method, path, body, timeout_s=timeout_s))
 
     async def answer(
         self, method: str, path: str, body: dict[str, Any] | None = None, *, timeout_s: float = _QUICK_S
     ) -> bytes:
-        """Whatever the server answers."""
         content = b"" if body is None else _json(body)
         async with self.passed_on(path, content, method=method, silence_s=timeout_s) as response:
             answer = await _whole(response)

@@ -62,7 +62,6 @@ async def take_vitals(pid: int | None, client: LlamaServerClient) -> Vitals:
 
 
 def together(slots: Sequence[SlotState]) -> SlotState | None:
-    """What those have that share one context; None without any."""
     if not slots:
         return None
     busy, tokens = any(slot.busy for slot in slots), sum(slot.tokens for slot in slots)

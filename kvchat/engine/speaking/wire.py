@@ -47,12 +47,10 @@ class Timings:
 
     @property
     def prompt_tokens(self) -> int:
-        """The whole prompt's length in tokens, cached part included."""
         return self.cache_n + self.prompt_n
 
     @property
     def tokens_per_second(self) -> float:
-        """Decode speed; 0 before the second token."""
         return 1000.0 * self.predicted_n / self.predicted_ms if self.predicted_ms > 1.0 else 0.0
 
 
@@ -116,7 +114,6 @@ class Sampling:
     grammar: str | None = None  # the same as GBNF; not with a schema
 
     def over(self, other: Sampling) -> Sampling:
-        """These values, and `other`'s for those that are left open."""
         own = {name: value for name, value in vars(self).items() if value is not None}
         return replace(other, **own)
 
@@ -163,7 +160,6 @@ class WireError:
 
 
 def messages_body(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
-    """Messages as the OpenAI-style API takes them."""
     return [
         {"role": message.role, "content": _content(message)}
         | ({"reasoning_content": message.thinking} if message.thinking else {})
@@ -205,7 +201,6 @@ def prefill_body(prompt: Sequence[int] | Body, slot: int = 0) -> Body:
 
 
 def _content(message: ChatMessage) -> str | list[dict[str, Any]]:
-    """Words alone are a string; with pictures it is a list of parts."""
     if not message.pictures:
         return message.content
     pictures = [{"type": "image_url", "image_url": {"url": picture.url}} for picture in message.pictures]
@@ -213,7 +208,6 @@ def _content(message: ChatMessage) -> str | list[dict[str, Any]]:
 
 
 def parse_object(text: str | bytes) -> dict[str, Any]:
-    """The JSON object in `text`; an empty one when it is something else."""
     try:
         value = parse_json(text)
     except ValueError:
@@ -259,7 +253,6 @@ def ends_stream(data: str) -> bool:
 
 
 def parse_progress(value: object) -> PromptProgress | None:
-    """The `prompt_progress` of an event."""
     if not isinstance(value, dict) or "total" not in value:
         return None
     return PromptProgress(_int(value, "total"), _int(value, "cache"), _int(value, "processed"))
@@ -279,12 +272,10 @@ def parse_timings(value: object) -> Timings | None:
 
 
 def parse_save(body: dict[str, Any]) -> SlotSave:
-    """The answer to `action=save`."""
     return SlotSave(_int(body, "n_saved"), _int(body, "n_written"))
 
 
 def parse_restore(body: dict[str, Any]) -> SlotRestore:
-    """The answer to `action=restore`."""
     return SlotRestore(_int(body, "n_restored"), _int(body, "n_read"))
 
 

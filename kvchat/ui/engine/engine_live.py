@@ -48,11 +48,9 @@ class LivePage(ScrollPage):
                 form.addRow(name, value)
 
     def value(self, key: str) -> str:
-        """What a row says."""
         return self._values[key].text()
 
     def show_engine(self, status: EngineStatus, location: str, model: str | None) -> None:
-        """Its state, where it is, and its model."""
         words, attempt = _(status.state.value), status.restart_attempt
         if attempt:
             words = _("{state}, restarted {times} times", state=words, times=attempt)
@@ -91,7 +89,6 @@ class LivePage(ScrollPage):
         self._say("process", str(vitals.pid) if vitals and vitals.pid is not None else _UNKNOWN)
 
     def hear(self, event: Event) -> None:
-        """What the turn is at, as it happens."""
         match event:
             case Prefilling(done=done, total=total):
                 self._say("now", _("reading, {done} of {total} tokens", done=number(done), total=number(total)))

@@ -47,7 +47,6 @@ class LogPage(QWidget):
         self.follow.toggled.connect(self._follow)
 
     def show_lines(self, lines: list[str]) -> None:
-        """What the log holds now."""
         if lines != self._lines:
             self._lines = lines
             self._show()

@@ -43,7 +43,6 @@ class EngineWindow(Panel):
         self._timer.timeout.connect(self.refresh)
 
     def show_page(self, page: QWidget) -> None:
-        """Come to the front, at this page."""
         self.tabs.setCurrentWidget(page)
         self.bring_forward()
 
@@ -73,12 +72,10 @@ class EngineWindow(Panel):
             self.refresh()
 
     def showEvent(self, event: QShowEvent) -> None:
-        """Follow what happens from now on."""
         super().showEvent(event)
         self.refresh()
         self._timer.start()
 
     def hideEvent(self, event: QHideEvent) -> None:
-        """Nobody looks: stop asking."""
         super().hideEvent(event)
         self._timer.stop()
