@@ -41,7 +41,6 @@ class Box:
 
     @property
     def centre(self) -> tuple[int, int]:
-        """The point to click at."""
         return self.x + self.width // 2, self.y + self.height // 2
 
 
@@ -54,7 +53,6 @@ class Node:
 
     @property
     def name(self) -> str:
-        """The accessible name."""
         return str(self._get("Accessible", "Name"))
 
     @property
@@ -64,66 +62,53 @@ class Node:
 
     @property
     def labels(self) -> list[Node]:
-        """The widgets that say what it is for."""
         relations = self._call("Accessible", "GetRelationSet")[0]
         found = [target for kind, targets in relations if kind == _LABELLED_BY for target in targets]
         return [Node(self.connection, DBusAddress(path, bus_name=name)) for name, path in found]
 
     @property
     def showing(self) -> bool:
-        """Whether it is on screen."""
         return self._state(_SHOWING)
 
     @property
     def active(self) -> bool:
-        """Whether it is the window that has the keyboard."""
         return self._state(_ACTIVE)
 
     @property
     def enabled(self) -> bool:
-        """Whether it can be used."""
         return self._state(_ENABLED)
 
     @property
     def focusable(self) -> bool:
-        """Whether the keyboard can go there."""
         return self._state(_FOCUSABLE)
 
     @property
     def focused(self) -> bool:
-        """Whether the keyboard goes there."""
         return self._state(_FOCUSED)
 
     @property
     def box(self) -> Box:
-        """Where it is on the screen."""
         return Box(*self._call("Component", "GetExtents", "u", (_SCREEN,))[0])
 
     @property
     def text(self) -> str:
-        """The whole text of a text widget. Raises Gone for one without text."""
         return str(self._call("Text", "GetText", "ii", (0, -1))[0])
 
     def set_text(self, text: str) -> None:
-        """Replace the text of an editable widget."""
         self._call("EditableText", "SetTextContents", "s", (text,))
 
     def press(self) -> None:
-        """Do the widget's first action, such as a button's "Press"."""
         self._call("Action", "DoAction", "i", (0,))
 
     def focus(self) -> None:
-        """Give it the keyboard."""
         self._call("Component", "GrabFocus")
 
     def children(self) -> list[Node]:
-        """The widgets inside."""
         found = self._call("Accessible", "GetChildren")[0]
         return [Node(self.connection, DBusAddress(path, bus_name=name)) for name, path in found if path != _NULL_PATH]
 
     @property
     def parent(self) -> Node:
-        """What it is in."""
         name, path = self._get("Accessible", "Parent")
         return Node(self.connection, DBusAddress(path, bus_name=name))
 
@@ -142,11 +127,9 @@ class Node:
         return [node for node in self.walk() if node.matches(role, name)]
 
     def find(self, role: str | None = None, name: str | None = None) -> Node | None:
-        """The first of `find_all`."""
         return next((node for node in self.walk() if node.matches(role, name)), None)
 
     def tree(self, indent: int = 0) -> list[str]:
-        """The widgets below as text, for a person to read."""
         try:
             own = f"{'  ' * indent}{self.role} {self.name!r}{'' if self.showing else ' (hidden)'}"
             return [own] + [line for child in self.children() for line in child.tree(indent + 1)]
@@ -154,7 +137,6 @@ class Node:
             return []
 
     def matches(self, role: str | None, name: str | None) -> bool:
-        """Whether it has this role and this name; None is any. What has gone has none."""
         try:
             return (role is None or self.role == role) and (name is None or self.name == name)
         except Gone:
@@ -190,11 +172,9 @@ class _Signals:
         _ask(accessibility, new_method_call(_DBUS, "AddMatch", "s", (rule.serialise(),)))
 
     def close(self) -> None:
-        """Listen no more."""
         self._connection.close()
 
     def _next(self, latest: float) -> Message:
-        """The next one. Raises TimeoutError at the time `latest`."""
         return self._connection.recv_until_filtered(self._queue, timeout=max(latest - time.monotonic(), 0.01))
 
 
@@ -233,7 +213,6 @@ class Focus(_Signals):
 
 
 def applications(accessibility: DBusConnection) -> list[Node]:
-    """All applications that can be read right now."""
     return Node(accessibility, _ROOT).children()
 
 

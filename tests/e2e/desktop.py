@@ -6,7 +6,6 @@ In tests it is a context manager. By hand, to look at the application:
     python -m tests.e2e.desktop shot screen.png     # and inside that shell: a picture of the screen
     python -m tests.e2e.desktop tree                # every widget, as a screen reader sees it
     python -m tests.e2e.desktop menu [LABEL]        # the tray menu; with LABEL, fire that entry
-    python -m tests.e2e.desktop icon icon.png       # the tray icon
 
 Needs the Debian packages xvfb, openbox, xdotool, dbus-daemon and at-spi2-core.
 """
@@ -58,34 +57,27 @@ class View:
 
     @cached_property
     def bus(self) -> DBusConnection:
-        """The private session bus."""
         return open_dbus_connection(self.environment["DBUS_SESSION_BUS_ADDRESS"])
 
     @cached_property
     def accessibility(self) -> DBusConnection:
-        """The bus of accessible applications."""
         return open_accessibility_bus(self.bus)
 
     def screenshot(self) -> Picture:
-        """The whole screen."""
         return from_framebuffer(Path(self.environment[FRAMEBUFFER]))
 
     def tray(self, seconds: float = 120.0) -> TrayItem:
-        """The one icon in the tray; waits for it."""
         return wait_until(lambda: tray_items(self.bus), seconds=seconds, what="an icon in the tray")[0]
 
     @cached_property
     def announcements(self) -> Announcements:
-        """What is said by itself since this was first asked for."""
         return Announcements(open_accessibility_bus(self.bus))
 
     @cached_property
     def focus(self) -> Focus:
-        """Where the keyboard went since this was first asked for."""
         return Focus(open_accessibility_bus(self.bus))
 
     def applications(self) -> list[Node]:
-        """The applications that can be read."""
         return applications(self.accessibility)
 
     def find(self, role: str | None = None, name: str | None = None, seconds: float = 120.0) -> Node:
@@ -106,17 +98,14 @@ class View:
         return [line for line in listed.split() if line.isdigit()]
 
     def click(self, node: Node) -> None:
-        """A left click in the middle of a widget."""
         x, y = node.box.centre
         self.xdotool("mousemove", str(x), str(y), "click", "1")
 
     def type(self, text: str) -> None:
-        """Type into whatever has the keyboard."""
         self._wait_for_keyboard()
         self.xdotool("type", "--delay", "2", "--", text)
 
     def key(self, *names: str) -> None:
-        """Press keys, named as xdotool does: Return, shift+Return, alt+F4 (which closes the window)."""
         self._wait_for_keyboard()
         self.xdotool("key", *names)
 
@@ -138,13 +127,11 @@ class View:
         wait_until(lambda: self.xdotool("getactivewindow", check=False).strip(), what="a window with the keyboard")
 
     def xdotool(self, *arguments: str, check: bool = True) -> str:
-        """Run xdotool on this display and return what it printed."""
         command = ["xdotool", *arguments]
         done = subprocess.run(command, env=self.environment, check=check, capture_output=True, text=True, timeout=240)
         return done.stdout
 
     def close_connections(self) -> None:
-        """Close what was opened to look."""
         for name in ("announcements", "focus", "accessibility", "bus"):
             connection = self.__dict__.pop(name, None)
             if connection is not None:
@@ -228,7 +215,6 @@ class Desktop(View):
 
 
 def missing_programs() -> list[str]:
-    """What has to be installed before a Desktop can be made."""
     return [program for program in PROGRAMS if shutil.which(program) is None]
 
 
@@ -296,14 +282,12 @@ def _unless_gone(look: Callable[[], T]) -> T | None:
 
 
 def main() -> int:
-    """The command line; see the top of the file."""
     parser = argparse.ArgumentParser(prog="python -m tests.e2e.desktop", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     run = commands.add_parser("run")
     run.add_argument("--size", default="1280x800")
     run.add_argument("program", nargs="+")
     commands.add_parser("shot").add_argument("file", type=Path)
-    commands.add_parser("icon").add_argument("file", type=Path)
     commands.add_parser("tree")
     commands.add_parser("menu").add_argument("label", nargs="?")
     options = parser.parse_args()
@@ -317,8 +301,6 @@ def main() -> int:
 def _look(view: View, options: argparse.Namespace) -> None:
     if options.command == "shot":
         view.screenshot().save(options.file)
-    elif options.command == "icon":
-        view.tray().icon().save(options.file)
     elif options.command == "tree":
         print("\n".join(line for application in view.applications() for line in application.tree()))
     elif options.label:

@@ -72,13 +72,11 @@ class Home:
 
     @property
     def kept(self) -> StoreContents:
-        """What the store keeps."""
         return StoreContents(self.folder)
 
     def run(
         self, *arguments: str, module: str = "kvchat", cwd: Path | None = None, timeout: float = 240.0
     ) -> subprocess.CompletedProcess[str]:
-        """Run `kvchat …`, or another module of the checkout, in a process of its own."""
         return subprocess.run(
             [*self.prefix, sys.executable, "-m", module, *arguments],
             cwd=cwd,
@@ -90,7 +88,6 @@ class Home:
         )
 
     def bench(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """Run `python -m tests.bench …`."""
         return self.run(*arguments, module="tests.bench", cwd=ROOT)
 
     def ask(self, *arguments: str) -> dict[str, Any]:

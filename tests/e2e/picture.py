@@ -38,17 +38,6 @@ def from_framebuffer(path: Path) -> Picture:
     return Picture(width, height, _pick(b"".join(rows), red=2, green=1, blue=0))
 
 
-def from_argb(width: int, height: int, argb: bytes) -> Picture:
-    """A tray pixmap: ARGB32 in network byte order, as org.kde.StatusNotifierItem sends it. Alpha is laid on grey."""
-    rgb = bytearray(_pick(argb, red=1, green=2, blue=3))
-    for pixel in range(width * height):
-        alpha = argb[4 * pixel]
-        for channel in range(3):
-            at = 3 * pixel + channel
-            rgb[at] = (rgb[at] * alpha + 128 * (255 - alpha)) // 255
-    return Picture(width, height, bytes(rgb))
-
-
 def _pick(pixels: bytes, *, red: int, green: int, blue: int) -> bytes:
     rgb = bytearray(len(pixels) // 4 * 3)
     for channel, source in enumerate((red, green, blue)):

@@ -80,7 +80,6 @@ class Serving:
         return list(reversed(told["last"]))
 
     def end(self, number: int = signal.SIGTERM) -> int:
-        """Tell it to end; its exit code."""
         self.process.send_signal(number)
         return self.process.wait()
 

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -162,20 +159,3 @@ def test_bench_of_a_person_begins_chats_on_prepared_documents(home: Home, tiny_m
     # Of so small a model what is written beside the rows counts; kept for each chat they would be four times as much.
     assert documents["disk_bytes"] < 1.2 * documents["unique_rows_bytes"], "the documents' rows are kept once"
     assert figures["prediction_error"] is not None
-
-
-def test_growth_over_many_turns_is_measured_and_drawn(
-    home: Home, tmp_path: Path, tiny_model: Callable[[str], Path]
-) -> None:
-    picture, turns = tmp_path / "turns.svg", 3
-    arguments = ("--turns", str(turns), "--tokens", "300", "--plot", str(picture))
-    command = [sys.executable, "-m", "tests.growth", "--json", *arguments, "--model", str(tiny_model("llama"))]
-    done = subprocess.run(command, capture_output=True, env=os.environ | {"KVCHAT_HOME": str(home.folder)}, check=True)
-    growth = json.loads(done.stdout)
-    series = [growth[name] for name in ("disk_bytes", "bytes_written", "whole_files_bytes", "last_file_bytes")]
-    assert [len(values) for values in series] == [turns] * 4
-    _, written, whole, last = series
-    assert whole[-1] == sum(last)
-    assert sorted(written) == written
-    assert written[-1] < whole[-1]
-    assert picture.read_text("utf-8").count("<polyline") == 5

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -50,7 +51,7 @@ def door_of(home: Home, model: Path, port: int = 0) -> Iterator[Serving]:
     arguments = "--model", str(model), *engine_arguments("llama-server")
     with serving(home, *arguments, port=port or free_port("127.0.0.1")) as at:
         yield at
-        assert at.end() == 0
+        assert at.end(signal.SIGINT) == 0
     assert "Traceback" not in at.errors.read_text("utf-8")
 
 
@@ -95,7 +96,8 @@ def _client_of_anthropic(door: Serving) -> Any:
 
 def _openai(door: Serving) -> GoesOn:
     client = _client_of_openai(door)
-    named = client.models.list().data[0].id
+    (named,) = (one.id for one in client.models.list())
+    assert named == starter_model().stem
     said: list[Any] = [{"role": "system", "content": SYSTEM}]
     for name in ("one", "two"):  # the model is small: it does as was done before
         called = {
@@ -128,8 +130,9 @@ def _openai(door: Serving) -> GoesOn:
     calls = [one for chunk in parts if chunk.choices for one in chunk.choices[0].delta.tool_calls or ()]
     assert "".join(one.function.arguments or "" for one in calls if one.function) == made.function.arguments
     said += [called.choices[0].message.model_dump(exclude_none=True)]
-    text = client.completions.create(prompt=SYSTEM, **greedy)
+    text = client.completions.create(prompt=SYSTEM, **greedy | {"model": "gpt-4o"})
     assert text.choices[0].text
+    assert text.model == named
 
     def goes_on(door: Serving) -> Iterator[str]:
         client = _client_of_openai(door)

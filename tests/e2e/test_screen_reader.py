@@ -85,7 +85,6 @@ class _Reader:
         self.unclear: dict[str, list[tuple[str, str]]] = {}
 
     def look(self, place: str, among: Iterable[Node] = ()) -> None:
-        """Note what is unclear of all that is on the screen, or of these."""
         if unclear := self.window.unclear(among):
             self.unclear[place] = unclear
 
@@ -102,7 +101,6 @@ class _Reader:
         wait_until(lambda: _is_gone(opened), what=f"the end of {title!r}")
 
     def do(self, action: str) -> None:
-        """Something of the palette, by its name."""
         main = self.desktop.find("frame", "kvchat")
         wait_until(lambda: main.active, what="the main window with the keyboard")
         self.desktop.key("ctrl+k")
@@ -113,7 +111,6 @@ class _Reader:
         self.desktop.key("Return")
 
     def settings(self) -> None:
-        """Each of the settings' pages, and a preset."""
         self.do("Settings…")
         with self.reading("Settings") as settings:
             for page in self.desktop.find("list", "Pages").find_all("list item"):
@@ -128,7 +125,6 @@ class _Reader:
                 pass
 
     def models(self) -> None:
-        """What there is of the models beside the list."""
         self.do("Models…")
         with self.reading("Models"):
             self.desktop.find("check box", "Get more").press()
@@ -139,7 +135,6 @@ class _Reader:
                 pass
 
     def menu(self, opening: Callable[[], object], name: str) -> None:
-        """A menu and what stands in it."""
         opening()
         item = wait_until(self._next_item, what=f"the menu {name!r}")
         self.look(f"menu: {name}", item.parent.walk())

@@ -15,8 +15,6 @@ from jeepney.bus_messages import message_bus
 from jeepney.io.blocking import DBusConnection, open_dbus_connection
 from jeepney.low_level import Message
 
-from tests.e2e.picture import Picture, from_argb
-
 WATCHER_NAME = "org.kde.StatusNotifierWatcher"
 WATCHER_PATH = "/StatusNotifierWatcher"
 ITEM_PATH = "/StatusNotifierItem"
@@ -36,7 +34,6 @@ class Watcher:
         self._thread.start()
 
     def join(self) -> None:
-        """Wait until the thread is gone; it goes when the bus goes."""
         self._thread.join(_ANSWER_SECONDS)
         self._connection.close()
 
@@ -81,7 +78,6 @@ class MenuEntry:
     children: tuple[MenuEntry, ...] = ()
 
     def lines(self, indent: int = 0) -> list[str]:
-        """The menu as text, for a person to read."""
         mark = "✓ " if self.checked else ""
         own = f"{'  ' * indent}{mark}{self.label or '────'}{'' if self.enabled else ' (disabled)'}"
         return [own] + [line for child in self.children for line in child.lines(indent + 1)]
@@ -97,26 +93,17 @@ class TrayItem:
         self._menu = DBusAddress(self.read("Menu"), bus_name=name, interface=MENU_INTERFACE)
 
     def read(self, name: str) -> Any:
-        """A property of the item, e.g. Title, Status, ToolTip."""
         return _call(self._connection, Properties(self._item).get(name))[0][1]
 
     @property
     def tool_tip(self) -> str:
-        """The tool tip's title and text in one."""
         _icon, _pixmaps, title, text = self.read("ToolTip")
         return " ".join(part for part in (title, text) if part)
 
-    def icon(self) -> Picture:
-        """The largest pixmap of the icon."""
-        width, height, argb = max(self.read("IconPixmap"), key=lambda pixmap: int(pixmap[0]))
-        return from_argb(width, height, argb)
-
     def activate(self) -> None:
-        """A left click on the icon."""
         _call(self._connection, new_method_call(self._item, "Activate", "ii", (0, 0)))
 
     def menu(self) -> tuple[MenuEntry, ...]:
-        """The menu as it would show now."""
         _call(self._connection, new_method_call(self._menu, "AboutToShow", "i", (0,)))
         _revision, root = _call(self._connection, new_method_call(self._menu, "GetLayout", "iias", (0, -1, [])))
         return _entry(root).children

@@ -121,7 +121,6 @@ class Scenario:
         living._runtime.events.subscribe(self._hear)
 
     async def run(self) -> None:
-        """Do it all, then write what was noted, and quit."""
         fault = ""
         try:
             await self._all()
@@ -211,7 +210,6 @@ class Scenario:
 
 
 def main(out: Path) -> None:
-    """Run kvchat, watched."""
     watch, start, show = ThreadWatch(), application.Application.start, MainWindow.showEvent
 
     def shown(self: MainWindow, event: Any) -> None:

@@ -37,11 +37,9 @@ class Window:
         self._output = output
 
     def composer(self, seconds: float = LONG) -> Node:
-        """The field one writes into; waits for it."""
         return self.desktop.find("text", "Message", seconds=seconds)
 
     def send(self, text: str) -> None:
-        """Write a message and press Enter."""
         composer = self.composer()
         composer.focus()
         composer.set_text(text)
@@ -66,11 +64,9 @@ class Window:
         return wait_until(look, seconds=seconds, pause=_GLANCE, what="a receipt")
 
     def names(self) -> list[str]:
-        """The accessible names of everything in the application."""
         return [name for node in self.nodes() if (name := _name(node))]
 
     def nodes(self) -> list[Node]:
-        """Every widget of the application."""
         return [node for application in self.desktop.applications() for node in application.walk()]
 
     def unclear(self, among: Iterable[Node] = ()) -> list[tuple[str, str]]:
@@ -102,11 +98,9 @@ class Window:
         self.strip_says("kept")
 
     def strip_says(self, words: str) -> None:
-        """Wait until the status strip says this."""
         wait_until(lambda: words in self.strip(), seconds=LONG, pause=_GLANCE, what=f"{words!r} in the strip")
 
     def strip(self) -> str:
-        """Everything the status strip says."""
         try:
             strip = self.desktop.find(name="Status")
             return " | ".join(node.name for node in strip.walk() if node.showing and node.name)
@@ -135,7 +129,6 @@ def open_window(desktop: Desktop, home: Home, *command: str | Path) -> Iterator[
 
 
 def left_behind(home: Home) -> list[psutil.Process]:
-    """The processes, engines included, that run with their state under `home`."""
     return [process for process in psutil.process_iter() if _home_of(process) == str(home.folder)]
 
 
