@@ -14,7 +14,8 @@ At the start
   FAKE_STRANGER_TIMES=N             the first N starts answer as somebody else's server: no key is asked for
   FAKE_SLOW_LOAD=SECONDS            load for so long, printing dots
   FAKE_MOST_CONTEXT=TOKENS          a larger --ctx-size runs out of memory, in llama.cpp's words
-  FAKE_MOST_LAYERS=N                so does a larger --n-gpu-layers
+  FAKE_MOST_LAYERS=N                --fit puts so many of its 5 layers on the GPU (default: all)
+  FAKE_GPU_FULL=1                   a load that uses the GPU runs out of memory
   FAKE_KV_MIB_PER_1K=N              log a KV buffer of so much for each 1024 tokens, and other buffers
   FAKE_NO_GPU=1                     --list-devices tells of none
   FAKE_VERSION=NUMBER               the build that --version tells (default: 0, unknown)
@@ -496,7 +497,7 @@ def parse_flags(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--api-key", default=os.environ.get("LLAMA_API_KEY", ""))
     lacking = switch("FAKE_LACKS").split()
     parser.add_argument("--parallel", type=int, default=1)
-    valued = "-ctk -ctv --cache-ram --threads --cors-origins --rpc --lora --fit --n-cpu-moe --n-gpu-layers"
+    valued = "-ctk -ctv --cache-ram --threads --cors-origins --rpc --lora --fit --fit-target --n-gpu-layers"
     for flag in (*valued.split(), "--verbosity", "--ctx-checkpoints"):
         if flag not in lacking:
             parser.add_argument(flag, type=int if flag in ("--n-gpu-layers", "--verbosity") else str)
@@ -548,16 +549,17 @@ def misbehave_at_start(flags: argparse.Namespace) -> None:
 def allocate(flags: argparse.Namespace) -> None:
     """Tell what memory is taken, and die where it does not suffice. The lines are those of b11434."""
     kv_mib = int(switch("FAKE_KV_MIB_PER_1K") or 0) * flags.ctx_size / 1024
-    layers = flags.n_gpu_layers or 0
+    layers = 0 if flags.n_gpu_layers == 0 or switch("FAKE_NO_GPU") else min(5, int(switch("FAKE_MOST_LAYERS") or 5))
     place = "FAKE0" if layers else "CPU"
     too_much = flags.ctx_size > int(switch("FAKE_MOST_CONTEXT") or sys.maxsize)
-    if too_much or layers > int(switch("FAKE_MOST_LAYERS") or sys.maxsize):
+    if too_much or (layers and switch("FAKE_GPU_FULL")):
         say(f"0.00.228.366 E ggml_backend_buft_alloc_buffer_n_default: failed to allocate {place} buffer of size 377")
         say("0.00.228.491 E llama_init_from_model: failed to initialize the context: failed to allocate buffer for kv")
         os._exit(1)
     if kv_mib and (getattr(flags, "verbosity", None) or 0) >= 4:
+        if not switch("FAKE_NO_GPU"):
+            say(f"0.00.260.000 I load_tensors: offloaded {layers}/5 layers to GPU")
         say(f"0.00.260.001 I load_tensors: {place:>12} model buffer size = {100:8.2f} MiB")
-        say(f"0.00.260.002 I llama_context: n_ctx                 = {flags.ctx_size}")
         say(f"0.00.260.003 I llama_kv_cache: {place:>10} KV buffer size = {kv_mib:8.2f} MiB")
         say(f"0.00.260.004 I sched_reserve: {place:>10} compute buffer size = {50:8.2f} MiB")
 

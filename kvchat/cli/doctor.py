@@ -26,10 +26,10 @@ from kvchat.kvstore.memory_files import MEMORY_FOLDER, Staged, place_in, staged_
 from kvchat.library.gguf.facts import model_identity, read_facts
 from kvchat.library.gguf.kv_cache import kv_bytes_per_token
 from kvchat.library.memory.context_size import ContextChoice, ContextChooser
-from kvchat.library.memory.corrections import Circumstances, CorrectionBook
+from kvchat.library.memory.demand import Demand
+from kvchat.library.memory.limits import Circumstances, LoadLimits
 from kvchat.library.memory.machine import MemoryFacts, available_memory, staging_room
-from kvchat.library.memory.placement import Demand
-from kvchat.library.memory.proposals import FULL_WINDOW
+from kvchat.library.memory.verdict import FULL_WINDOW
 from kvchat.session.restore_support import forget_model, newest_finding
 from kvchat.settings import Settings, load_settings
 from kvchat.store_service import limit_in_words, store_problem
@@ -155,7 +155,7 @@ def doctor(options: DoctorOptions) -> int:
 def collect(paths: Paths, settings: Settings) -> DoctorReport:
     """Look at everything. Blocks for a second or so: the engine is asked for its version and devices."""
     engine, memory = _look_at_engine(settings)
-    model, context = _look_at_model(settings, memory, CorrectionBook(paths.memory_corrections), engine.build)
+    model, context = _look_at_model(settings, memory, LoadLimits(paths.load_limits), engine.build)
     problem = no_display.find_problem()
     return DoctorReport(
         version=__version__,
@@ -200,17 +200,17 @@ def _look_at_engine(settings: Settings) -> tuple[EngineReport, MemoryFacts]:
 
 
 def _look_at_model(
-    settings: Settings, memory: MemoryFacts, book: CorrectionBook, build: str
+    settings: Settings, memory: MemoryFacts, limits: LoadLimits, build: str
 ) -> tuple[ModelReport, ContextChoice | None]:
     if settings.model_path is None:
         return ModelReport(None), None
     try:
         facts = read_facts(Path(settings.model_path))
-        learned = book.find(Circumstances(model_identity(facts.path), facts.size, build, memory.device_kind))
+        limit = limits.find(Circumstances(model_identity(facts.path), facts.size, build, memory.device_kind))
     except KvchatError as error:
         return ModelReport(settings.model_path, problem=str(error)), None
     wanted, whole = settings.context_size, FULL_WINDOW in settings.engine_arguments.split()
-    context = ContextChooser(Demand(facts, settings.kv_type, whole, learned), memory).choose(wanted)
+    context = ContextChooser(Demand(facts, settings.kv_type, whole, limit=limit), memory).choose(wanted)
     what = facts.name, facts.architecture, facts.quantisation, facts.size, facts.trained_context
     row = kv_bytes_per_token(facts.kv, settings.kv_type, settings.kv_type)
     return ModelReport(str(facts.path), True, *what, row), context

@@ -24,7 +24,7 @@ from kvchat.cli.terminal import columns, current_terminal, say, show, show_progr
 from kvchat.engine_host.choice import ModelJudge, look_at_capacity
 from kvchat.errors import KvchatError
 from kvchat.library.gguf.facts import read_facts
-from kvchat.library.memory.corrections import CorrectionBook
+from kvchat.library.memory.limits import LoadLimits
 from kvchat.library.memory.machine import available_memory
 from kvchat.library.memory.verdict import judge_size
 from kvchat.library.model_library import JudgedModel, ModelLibrary, UnreadableFolder
@@ -57,7 +57,7 @@ async def show_all(options: ModelsOptions, commands: Commands) -> int:
             raise NoSuchFile(_("There is no such folder"), str(folder), _("Name one that is there."))
     models: list[JudgedModel] = []
     settings = commands.settings
-    judge = ModelJudge(settings, look_at_capacity(settings), CorrectionBook(commands.paths.memory_corrections))
+    judge = ModelJudge(settings, look_at_capacity(settings), LoadLimits(commands.paths.load_limits))
     unreadable = await _library(commands, options.folders).find(judge, models.append)
     models.sort(key=lambda one: (one.judgement is None, one.model.name.lower()))
     show(options.as_json, {"models": list(map(_fields, models))}, list_lines(models, unreadable))

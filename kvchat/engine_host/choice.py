@@ -23,11 +23,10 @@ from kvchat.kvstore.savepoint import Fingerprint
 from kvchat.library.gguf.facts import FileStamps, GgufFacts, file_identity, file_stamps, model_identity, read_facts
 from kvchat.library.gguf.kv_cache import kv_bytes_per_token
 from kvchat.library.memory.context_size import ContextChoice, ContextChooser, slots_for
-from kvchat.library.memory.corrections import NOTHING_LEARNED, Circumstances, CorrectionBook, Corrections
+from kvchat.library.memory.demand import Demand
+from kvchat.library.memory.limits import Circumstances, LoadLimit, LoadLimits
 from kvchat.library.memory.machine import DeviceMemory, MemoryFacts, available_memory
-from kvchat.library.memory.placement import Demand
-from kvchat.library.memory.proposals import FULL_WINDOW, Proposal, Situation, proposals
-from kvchat.library.memory.verdict import Judgement, judge
+from kvchat.library.memory.verdict import FULL_WINDOW, Judgement, Proposal, Situation, judge, proposals
 from kvchat.library.model_files import display_name, projector_of
 from kvchat.session.restore_support import Strategy, Subject
 from kvchat.settings import Settings
@@ -98,7 +97,7 @@ class EngineChoice:
     build: str  # of the engine, see probe.build_identity
     memory: MemoryFacts
     circumstances: Circumstances
-    corrections: Corrections  # what was learned in them before
+    limit: LoadLimit | None  # what was learned in them before
     projector: str = ""  # its identity, where one is loaded
     projector_bytes: int = 0
 
@@ -124,35 +123,35 @@ class EngineChoice:
 
     def smaller(self) -> tuple[EngineChoice, ...]:
         """What to try instead, in this order, when the engine runs out of memory as it loads."""
-        contexts = ContextChooser(self._demand(self.corrections), self.memory).smaller(self.context)
+        contexts = ContextChooser(self._demand(self.limit), self.memory).smaller(self.context)
         ropes = [replace(self.fingerprint, rope=rope_factors(self.facts, context.tokens)) for context in contexts]
         return tuple(
             replace(self, plan=placed(self.plan, context), context=context, most=context, fingerprint=fingerprint)
             for context, fingerprint in zip(contexts, ropes, strict=True)
         )
 
-    def larger(self, tokens: int, memory: MemoryFacts, corrections: Corrections) -> ContextChoice | None:
+    def larger(self, tokens: int, memory: MemoryFacts, limit: LoadLimit | None) -> ContextChoice | None:
         """The next context size above `tokens` that fits into `memory`; None where none does, or the model ends there.
 
-        `corrections`: what is known since the engine was loaded.
+        `limit`: what is known since the engine was loaded.
         """
-        return ContextChooser(self._demand(corrections), memory).larger(tokens, self.context.placement)
+        return ContextChooser(self._demand(limit), memory).larger(tokens)
 
     def proposals(self, wanted: int | None) -> tuple[Proposal, ...]:
         """What would make the model fit better, each with its price. `wanted`: the user's own context size."""
-        demand, own = self._demand(self.corrections), self.plan.extra
+        demand, own = self._demand(self.limit), self.plan.extra
         takes_arguments = self.location.path is not None
         return proposals(Situation(self.most, demand, self.memory, wanted, own, takes_arguments=takes_arguments))
 
-    def _demand(self, corrections: Corrections) -> Demand:
+    def _demand(self, limit: LoadLimit | None) -> Demand:
         plan, swa_full = self.plan, FULL_WINDOW in self.plan.extra
-        return Demand(self.facts, plan.kv_type_k, swa_full, corrections, self.projector_bytes, plan.slots)
+        return Demand(self.facts, plan.kv_type_k, swa_full, self.projector_bytes, plan.slots, limit)
 
 
 def choose_engine(
     settings: Settings,
     slot_path: Path,
-    book: CorrectionBook | None = None,
+    limits: LoadLimits | None = None,
     *,
     sees: bool = False,
     needed: int = 0,
@@ -160,9 +159,9 @@ def choose_engine(
 ) -> EngineChoice:
     """Decide how to start an engine. Reads the model's header and asks the engine for its devices.
 
-    `book`: what earlier loads taught. `sees`: with the model's projector. `needed`: how many tokens the chats have that
-    are likely to be answered, the reply included; it grows when one needs more. `staged`: what the store has in memory.
-    Call it off the event loop. Raises KvchatError.
+    `limits`: what earlier loads taught. `sees`: with the model's projector. `needed`: how many tokens the chats have
+    that are likely to be answered, the reply included; it grows when one needs more. `staged`: what the store has in
+    memory. Call it off the event loop. Raises KvchatError.
     """
     if not settings.model_path:
         raise NoModel
@@ -177,9 +176,9 @@ def choose_engine(
     build = build_identity(location, asked)
     loaded = f"{identity} with {projector_name}" if projector else identity  # its buffers are logged as if the model's
     circumstances = Circumstances(loaded, facts.size, build, memory.device_kind)
-    corrections = book.find(circumstances) if book else NOTHING_LEARNED
+    limit = limits.find(circumstances) if limits else None
     swa_full = FULL_WINDOW in extra  # the user has sliding windows kept at full length
-    demand = Demand(facts, settings.kv_type, swa_full, corrections, projector_bytes)
+    demand = Demand(facts, settings.kv_type, swa_full, projector_bytes, limit=limit)
     left_out = options_to_leave_out(asked)
     most_slots = PROGRAMS_SLOTS if settings.door else WINDOW_SLOTS
     slots = 1 if "--kv-unified" in left_out else settings.slots or slots_for(demand, memory, most_slots)
@@ -221,7 +220,7 @@ def choose_engine(
         build,
         memory,
         circumstances,
-        corrections,
+        limit,
         projector_name,
         projector_bytes,
     )
@@ -242,14 +241,8 @@ def _weighed(projector: Path) -> tuple[int, str]:
 
 
 def placed(plan: LaunchPlan, context: ContextChoice) -> LaunchPlan:
-    """The plan with a choice's context size and offload."""
-    where = context.placement
-    return replace(
-        plan,
-        context_size=context.tokens,
-        gpu_layers=where.gpu_layers if where else None,
-        cpu_experts=where.cpu_experts if where else 0,
-    )
+    """The plan with a choice's context size, and what the GPUs may have of the model."""
+    return replace(plan, context_size=context.tokens, fit_target=context.fit_target, without_gpu=context.without_gpu)
 
 
 def promised_strategy(facts: GgufFacts, *, swa_full: bool) -> Strategy:
@@ -315,28 +308,28 @@ class Capacity:
 
 @dataclass(frozen=True)
 class ModelJudge:
-    """Judges models as they would be loaded here. Reads the book and, of models met before, samples of the weights."""
+    """Judges models as they would be loaded here. Reads samples of the weights of those that ran out of memory."""
 
     settings: Settings
     capacity: Capacity
-    book: CorrectionBook
+    limits: LoadLimits
 
     def __call__(self, facts: GgufFacts) -> Judgement:
         """Whether the model fits."""
         settings, projector = self.settings, projector_of(facts.path)
         swa_full = FULL_WINDOW in settings.engine_arguments.split()
         weighed = size_of(projector) if projector else 0
-        demand = Demand(facts, settings.kv_type, swa_full, self._learned(facts), weighed)
+        demand = Demand(facts, settings.kv_type, swa_full, weighed, limit=self._limit(facts))
         return judge(demand, self.capacity.memory, settings.context_size)
 
-    def _learned(self, facts: GgufFacts) -> Corrections:
+    def _limit(self, facts: GgufFacts) -> LoadLimit | None:
         build, device = self.capacity.build, self.capacity.memory.device_kind
-        if not self.book.knows(facts.size, build, device):  # telling which model it is takes far longer
-            return NOTHING_LEARNED
+        if not self.limits.knows(facts.size, build, device):  # telling which model it is takes far longer
+            return None
         try:
-            return self.book.find(Circumstances(model_identity(facts.path), facts.size, build, device))
+            return self.limits.find(Circumstances(model_identity(facts.path), facts.size, build, device))
         except KvchatError:
-            return NOTHING_LEARNED
+            return None
 
 
 def look_at_capacity(settings: Settings, staged: Staged = NOTHING_STAGED) -> Capacity:

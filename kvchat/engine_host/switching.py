@@ -22,14 +22,15 @@ from kvchat.kvstore.savepoint import Fingerprint
 from kvchat.kvstore.store import SavePointStore
 from kvchat.library.gguf.kv_cache import kv_bytes
 from kvchat.library.memory.context_size import ContextChoice
-from kvchat.library.memory.corrections import CorrectionBook
-from kvchat.library.memory.fitting import MemoryBar, given_back
-from kvchat.library.memory.proposals import Proposal
+from kvchat.library.memory.demand import MemoryBar, given_back
+from kvchat.library.memory.limits import LoadLimits
+from kvchat.library.memory.verdict import Proposal
 from kvchat.session.host import ReadyEngine
 from kvchat.session.restore_cost import BreakEven, RestoreCost
 from kvchat.session.restore_support import Findings
 from kvchat.settings import Settings, differ
 from kvchat.system.paths import Paths
+from kvchat.words.language import sentences
 
 # These need another engine process.
 RESTART_SETTINGS = (
@@ -222,7 +223,8 @@ class SwitchingHost:
     @property
     def context_reason(self) -> str:
         """Why that context size, in words; empty before an engine was chosen."""
-        return self.choice.context.reason if self.choice else ""
+        context = self.choice.context if self.choice else None
+        return sentences(context.reason, context.beside) if context else ""
 
     @property
     def context_warning(self) -> str:
@@ -248,7 +250,7 @@ class SwitchingHost:
 
     async def model_judge(self) -> ModelJudge:
         """Who says whether a model fits here."""
-        return ModelJudge(self._settings(), await self.capacity(), self.managed.memory.book)
+        return ModelJudge(self._settings(), await self.capacity(), self.managed.memory.limits)
 
     async def larger_context(self) -> ContextChoice | None:
         """The next larger context size that the model was trained for and that fits; None where there is none.
@@ -258,7 +260,7 @@ class SwitchingHost:
         choice, now = self.choice, self.context_size
         if choice is None or now is None:
             return None
-        return choice.larger(now, (await self.capacity()).memory, self.managed.memory.learned)
+        return choice.larger(now, (await self.capacity()).memory, self.managed.memory.limit)
 
     async def _change_models(self, model: str, *, restarts: bool) -> None:
         """Make `model` the one in use; where it runs, the settings may name another. Raises ModelMissing.
@@ -316,7 +318,7 @@ def make_hosts(parts: HostParts) -> SwitchingHost:
         folder,
         EngineSupervisor(log=parts.log, generations=generations),
         parts.findings,
-        EngineMemory(CorrectionBook(parts.paths.memory_corrections), parts.notify, parts.store),
+        EngineMemory(LoadLimits(parts.paths.load_limits), parts.notify, parts.store),
         parts.needed,
     )
     external = ExternalHost(parts.settings, folder, generations, parts.findings, lambda: _kept_key(parts.paths))

@@ -81,9 +81,9 @@ class Paths:
         return self.state / "engine.log"
 
     @property
-    def memory_corrections(self) -> Path:
-        """What earlier loads taught about the memory models take, JSON."""
-        return self.state / "memory.json"
+    def load_limits(self) -> Path:
+        """The context sizes at which models ran out of memory as they were loaded, JSON."""
+        return self.state / "load-limits.json"
 
     @property
     def restore_findings(self) -> Path:

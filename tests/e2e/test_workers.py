@@ -83,7 +83,6 @@ async def test_two_workers_share_a_model_and_its_save_points(
         *shares, _ = runtime.engine.memory_bars
         assert [bar.place for bar in shares] == [f"RPC0[{worker.address}]" for worker in workers]
         assert all(bar.measured and bar.weights and bar.kv for bar in shares)
-        assert "free on the other computers" in runtime.engine.context_reason
         await runtime.chat.idle()
     async with running(tmp_path, fake_engine, **runner) as runtime:
         told: list[Event] = []

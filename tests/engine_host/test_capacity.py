@@ -1,4 +1,4 @@
-"""Whether models fit is judged by what earlier loads of them taught."""
+"""Whether models fit is judged by which earlier loads of them ran out of memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kvchat.engine.speaking.errors import EngineFailed
 from kvchat.engine_host import choice as choosing
 from kvchat.engine_host.choice import Capacity, ModelJudge, look_at_capacity, memory_for
 from kvchat.library.gguf.facts import model_identity
-from kvchat.library.memory.corrections import Circumstances, CorrectionBook, Corrections
+from kvchat.library.memory.limits import Circumstances, LoadLimits
 from kvchat.library.memory.machine import MemoryFacts
 from kvchat.library.memory.verdict import Verdict
 from kvchat.settings import Settings
@@ -24,19 +24,19 @@ GB = 1_000_000_000
 HERE = Capacity(MemoryFacts(16 * GB), "version: 1")
 
 
-def test_what_a_load_taught_changes_the_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    facts, book = llama_8b(tmp_path), CorrectionBook(tmp_path / "memory.json")
-    judge = ModelJudge(Settings(), HERE, book)
+def test_a_load_that_ran_out_changes_the_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    facts, limits = llama_8b(tmp_path), LoadLimits(tmp_path / "limits.json")
+    judge = ModelJudge(Settings(), HERE, limits)
     assert judge(facts).verdict is Verdict.FITS
-    book.learn(Circumstances("another", facts.size + 1, "version: 1", "CPU"), Corrections(weights=4.0))
+    limits.learn(Circumstances("another", facts.size + 1, "version: 1", "CPU"), 4096, ran_out=True)
     with monkeypatch.context() as patch:  # weights are not read for a model that no load can have been of
         patch.setattr(choosing, "model_identity", lambda path: pytest.fail(f"{path} was read"))
         assert judge(facts).verdict is Verdict.FITS
-    book.learn(Circumstances("another", facts.size, "version: 1", "CPU"), Corrections(weights=4.0))
+    limits.learn(Circumstances("another", facts.size, "version: 1", "CPU"), 4096, ran_out=True)
     assert judge(facts).verdict is Verdict.FITS
-    book.learn(Circumstances(model_identity(facts.path), facts.size, "version: 1", "CPU"), Corrections(weights=4.0))
-    assert judge(facts).verdict is Verdict.NO
-    assert ModelJudge(Settings(), Capacity(HERE.memory, "version: 2"), book)(facts).verdict is Verdict.FITS
+    limits.learn(Circumstances(model_identity(facts.path), facts.size, "version: 1", "CPU"), 4096, ran_out=True)
+    assert judge(facts).verdict is Verdict.TIGHT
+    assert ModelJudge(Settings(), Capacity(HERE.memory, "version: 2"), limits)(facts).verdict is Verdict.FITS
 
 
 def test_an_engine_that_cannot_be_asked_leaves_the_computers_memory(tmp_path: Path, fake_engine: FakeEngine) -> None:

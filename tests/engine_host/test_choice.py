@@ -13,7 +13,7 @@ from kvchat.engine_host import choice as choosing
 from kvchat.engine_host.choice import EngineChoice, choose_engine, options_to_leave_out
 from kvchat.engine_host.managed import EngineMemory
 from kvchat.errors import KvchatError
-from kvchat.library.memory.corrections import CorrectionBook
+from kvchat.library.memory.limits import LoadLimits
 from kvchat.library.memory.machine import MemoryFacts
 from kvchat.settings import GB, Settings
 from kvchat.words.reasons import Reason, ReasonCode
@@ -99,7 +99,8 @@ def test_a_build_that_cannot_share_its_work_is_said(tmp_path: Path, fake_engine:
 
 def test_a_gpu_takes_the_whole_model_where_it_fits(tmp_path: Path, fake_engine: FakeEngine) -> None:
     choice = with_arguments(tmp_path, fake_engine)  # it sees a GPU with 512 MiB free
-    assert (choice.plan.gpu_layers, choice.plan.cpu_experts) == (choice.facts.block_count + 1, 0)
+    assert (choice.plan.fit_target, choice.plan.without_gpu) == (128 * 1024 * 1024, False)
+    assert not choice.context.beside
     assert [bar.place for bar in choice.context.bars] == ["FAKE0", "memory"]
 
 
@@ -142,7 +143,7 @@ def test_a_load_comes_before_chats_kept_ready(
     model = write_gguf(tmp_path / "model.gguf", dict(LLAMA))
     settings = Settings(model_path=str(model), engine_path=str(fake_engine.path))
     crowded = MemoryFacts(300_000_000, all_there_is=GB)
-    memory = EngineMemory(CorrectionBook(tmp_path / "memory.json"), lambda title, detail: None, bench.store)
+    memory = EngineMemory(LoadLimits(tmp_path / "memory.json"), lambda title, detail: None, bench.store)
     monkeypatch.setattr(choosing, "available_memory", lambda devices=(): crowded)
     choice = memory.choose(settings, tmp_path, sees=False, needed=0)
     (bar,) = choice.context.bars

@@ -11,7 +11,7 @@ import pytest
 from kvchat.chat.attachments import TOKENS_GUESSED, picture_of
 from kvchat.chat.events import QuestionNotStored, TurnFailed
 from kvchat.engine_host.choice import choose_engine
-from kvchat.library.memory.corrections import NOTHING_LEARNED, CorrectionBook, Corrections
+from kvchat.library.memory.limits import LoadLimits
 from tests.chat.stage import Stage
 from tests.engine_fixtures import FakeEngine
 from tests.library.gguf_files import LLAMA, write_gguf
@@ -106,11 +106,11 @@ def test_a_projector_takes_memory_and_is_no_part_of_what_a_state_means(
     assert seeing.subject != blind.subject  # whether restoring works is found out for each
     assert seeing.context.needed - blind.context.needed == 5_000_000
     assert choose_engine(stage.settings, tmp_path).plan == blind.plan
-    book = CorrectionBook(tmp_path / "book.json")
-    book.learn(seeing.circumstances, Corrections(compute=9.0))  # the projector's own buffers are in it
-    assert choose_engine(stage.settings, tmp_path, book).corrections == NOTHING_LEARNED
-    assert choose_engine(stage.settings, tmp_path, book, sees=True).corrections.compute == 9.0
-    larger = [choice.larger(2048, choice.memory, choice.corrections) for choice in (seeing, blind)]
+    limits = LoadLimits(tmp_path / "limits.json")
+    limits.learn(seeing.circumstances, 2048, ran_out=True)  # with the projector
+    assert choose_engine(stage.settings, tmp_path, limits).limit is None
+    assert choose_engine(stage.settings, tmp_path, limits, sees=True).limit is not None
+    larger = [choice.larger(2048, choice.memory, None) for choice in (seeing, blind)]
     assert larger[0]
     assert larger[1]
     assert larger[0].needed - larger[1].needed == 5_000_000

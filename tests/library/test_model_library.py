@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from kvchat.library.gguf.facts import GgufFacts
-from kvchat.library.memory.fitting import COMPUTER, MemoryBar, given_back
+from kvchat.library.memory.demand import COMPUTER, Demand, MemoryBar, given_back
 from kvchat.library.memory.machine import DeviceMemory, MemoryFacts
-from kvchat.library.memory.placement import Demand
 from kvchat.library.memory.verdict import Judgement, Verdict, judge
 from kvchat.library.model_library import JudgedModel, ModelLibrary
 from kvchat.library.places import Machine

@@ -10,7 +10,7 @@ from PySide6.QtWidgets import QMenu, QWidget
 from kvchat.chat.options import Preset
 from kvchat.chat.record.messages import Role
 from kvchat.kvstore.savepoint import ConversationUsage
-from kvchat.library.memory.fitting import COMPUTER, MemoryBar
+from kvchat.library.memory.demand import COMPUTER, MemoryBar
 from kvchat.session.proof import Source
 from kvchat.session.restore_cost import BreakEven
 from kvchat.session.restore_support import Finding, Strategy

@@ -51,11 +51,10 @@ from kvchat.gateway.requests import Passage
 from kvchat.kvstore.savepoint import ConversationUsage, PrunedConversation, PrunePlan, StoreUsage
 from kvchat.library.gguf.facts import GgufFacts
 from kvchat.library.memory.context_size import ContextChoice
-from kvchat.library.memory.corrections import CorrectionBook
-from kvchat.library.memory.fitting import MemoryBar
+from kvchat.library.memory.demand import MemoryBar
+from kvchat.library.memory.limits import LoadLimits
 from kvchat.library.memory.machine import MemoryFacts
-from kvchat.library.memory.proposals import Proposal
-from kvchat.library.memory.verdict import Judgement
+from kvchat.library.memory.verdict import Judgement, Proposal
 from kvchat.library.model_library import FoundModel, JudgedModel, ModelLibrary, UnreadableFolder
 from kvchat.runtime import Runtime
 from kvchat.session.proof import Source
@@ -757,7 +756,7 @@ class FakeEngine(SwitchingHost):
         return Capacity(self._runtime.memory)
 
     async def model_judge(self) -> ModelJudge:
-        book = CorrectionBook(self._runtime.paths.memory_corrections)
+        book = LoadLimits(self._runtime.paths.load_limits)
         return ModelJudge(self._runtime.settings, await self.capacity(), book)
 
     async def larger_context(self) -> ContextChoice | None:

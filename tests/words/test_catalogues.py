@@ -48,7 +48,7 @@ NO_WORDS = re.compile(
     |^(invalid|unknown)\ |V\ cache|\{asked|^attached\ |^\{self\.fingerprint|\{identity\}|^JSON\ schema\ error
     |^(Please\ summarise|Answer\ with|Write\ a\ title|Say\ hello|Item\ |Context\ size\ has|Recovered\ chat)
     |^(Extra\ data|Unterminated|Preset$|prepare\ comes|full\ window|for\ ~/)|\ broke(\ over.*)?$
-    |^(engine|external|inspecting|starting|memory)\ (engine|supervisor|ending|process|stream|the\ engine|corrections)
+    |^(engine|external|inspecting|starting|memory)\ (engine|supervisor|ending|process|stream|the\ engine|limits)
     |^the\ door$
     |^(it\ holds\ something\ else|its\ file\ was\ changed\ before)""",
     re.VERBOSE,

@@ -108,12 +108,10 @@ def given_up(reason: EngineFailure, deaths: int) -> EngineFailure:
 
 
 def smaller(reason: EngineFailure, plan: LaunchPlan) -> EngineFailure:
-    tokens, layers = number(plan.context_size), plan.gpu_layers
+    tokens = number(plan.context_size)
     advice = _("It is started again with {tokens} tokens.", tokens=tokens)
-    if layers is not None:
-        advice = _(
-            "It is started again with {tokens} tokens and {layers} layers on the GPU.", tokens=tokens, layers=layers
-        )
+    if plan.without_gpu:
+        advice = _("It is started again with {tokens} tokens and {layers} layers on the GPU.", tokens=tokens, layers=0)
     return dataclasses.replace(reason, advice=advice)
 
 

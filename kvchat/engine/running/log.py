@@ -217,8 +217,8 @@ _PURPOSES = {
 _BUFFER = re.compile(
     r":\s+(?P<place>\S+) (?:DSV4 \S+ )? *(?P<what>model|KV|RS|state|compute|output) buffer size += +(?P<mib>[\d.]+) MiB"
 )
-_CONTEXT = re.compile(r"llama_context: n_ctx += (?P<tokens>\d+)")
-_NO_FLASH_ATTENTION = re.compile(r"Flash Attention (not supported|was auto), set to disabled")
+_OFFLOADED = re.compile(r"load_tensors: offloaded (?P<layers>\d+)/(?P<all>\d+) layers to GPU")
+_EXPERTS_LEFT = re.compile(r"fit_impl: +- (?P<place>\S+) .*: +\d+ layers \( *(?P<experts>\d+) overflowing\)")  # --fit
 _HOST_PLACE = re.compile(r"CPU|.*_Host|BLAS", re.IGNORECASE)  # CPU_Mapped, CPU_REPACK; CUDA_Host is the computer's too
 
 
@@ -236,12 +236,25 @@ class Buffer:
 
 
 @dataclass(frozen=True)
+class Placement:
+    """What of a model the engine has put on the GPUs. Layers are counted as it does, with the output as one more."""
+
+    gpu_layers: int
+    all_layers: int
+    cpu_experts: int = 0  # of so many of these layers a mixture's experts are in the computer's memory all the same
+
+    @property
+    def whole(self) -> bool:
+        """True if everything that can be is on the GPUs."""
+        return self.gpu_layers == self.all_layers and self.cpu_experts == 0
+
+
+@dataclass(frozen=True)
 class Allocations:
     """What an engine reported while it loaded."""
 
     buffers: tuple[Buffer, ...]
-    context_size: int | None  # tokens
-    flash_attention_refused: bool  # it was left to the engine, and the engine could not
+    placement: Placement | None  # None: it computes on the processor alone, or does not tell
 
     def bytes(self, purpose: Purpose, *, on_host: bool | None = None) -> int:
         return sum(
@@ -259,17 +272,17 @@ class Allocations:
 def read_allocations(lines: Iterable[str]) -> Allocations | None:
     """The allocations in one engine's log; None where it reports none."""
     buffers: list[Buffer] = []
-    context_size = None
-    refused = False
+    placement = None
+    experts: dict[str, int] = {}  # by the GPU: the last that --fit says of each
     for line in lines:
         if match := _BUFFER.search(line):
             size = round(float(match["mib"]) * MIB)
             buffers.append(Buffer(match["place"], _PURPOSES[match["what"]], size))
-        elif match := _CONTEXT.search(line):
-            context_size = int(match["tokens"])
-        elif _NO_FLASH_ATTENTION.search(line):
-            refused = True
-    return Allocations(_counted_once(buffers), context_size, refused) if buffers else None
+        elif match := _EXPERTS_LEFT.search(line):
+            experts[match["place"]] = int(match["experts"])
+        elif match := _OFFLOADED.search(line):
+            placement = Placement(int(match["layers"]), int(match["all"]), sum(experts.values()))
+    return Allocations(_counted_once(buffers), placement) if buffers else None
 
 
 def _counted_once(buffers: list[Buffer]) -> tuple[Buffer, ...]:

@@ -7,6 +7,7 @@ import json
 import os
 import secrets
 import socket
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,7 +23,7 @@ OPTIONAL = (
     "--no-webui",
     "--cors-origins",
     "--fit",
-    "--n-cpu-moe",
+    "--fit-target",
     "--verbosity",
     "--ctx-checkpoints",
 )
@@ -40,6 +41,8 @@ CONTEXT_CHECKPOINTS = 2
 # prompt comes to what it does in one piece, in others to 0.2 nats beside (measured; its attention on a processor).
 BATCH_SIZE = 512
 
+MIB = 1024 * 1024
+
 ParameterValue = str | int | bool | tuple[str, ...]
 
 
@@ -55,8 +58,8 @@ class LaunchPlan:
     kv_type_k: str = "f16"
     kv_type_v: str = "f16"
     batch_size: int = BATCH_SIZE  # tokens
-    gpu_layers: int | None = None  # the output counted as one more; None: there is no GPU
-    cpu_experts: int = 0  # of the first so many layers a mixture's experts stay in the computer's memory
+    fit_target: int | None = None  # bytes that the engine leaves free on each GPU, placing the model; None: no GPU
+    without_gpu: bool = False  # nothing goes to the GPUs: their memory ran out
     projector: Path | None = None  # makes pictures into what the model reads
     slots: int = 1  # sequences side by side, which share the context
     rpc_workers: tuple[str, ...] = ()  # host:port of each rpc-server that shares the work
@@ -77,12 +80,13 @@ def llama_server_arguments(plan: LaunchPlan) -> list[str]:
         ("--jinja",),  # the default today; older builds render another prompt without it
         ("--no-webui",),
         ("--cors-origins", NO_ORIGIN),
-        ("--fit", "off"),  # kvchat decides what goes where, and shows it
+        # The engine decides what goes on the GPUs: it measures them. Without one it would read the header for nothing.
+        ("--fit", "off" if plan.fit_target is None else "on"),
         ("--verbosity", str(TRACE)),
         ("--ctx-checkpoints", str(CONTEXT_CHECKPOINTS)),
     ]
-    if plan.cpu_experts:
-        optional.append(("--n-cpu-moe", str(plan.cpu_experts)))
+    if plan.fit_target is not None:
+        optional.append(("--fit-target", str(plan.fit_target // MIB)))
     arguments = [
         *("--model", str(plan.model)),
         *("--host", plan.host),
@@ -95,8 +99,8 @@ def llama_server_arguments(plan: LaunchPlan) -> list[str]:
         *("-ctv", plan.kv_type_v),
         *(word for words in optional if words[0] not in plan.left_out for word in words),
     ]
-    if plan.gpu_layers is not None:
-        arguments += ["--n-gpu-layers", str(plan.gpu_layers)]
+    if plan.without_gpu:
+        arguments += ["--n-gpu-layers", "0"]
     if plan.projector is not None:
         arguments += ["--mmproj", str(plan.projector)]
     if plan.rpc_workers:
@@ -127,7 +131,7 @@ def embedded_parameters(plan: LaunchPlan) -> dict[str, ParameterValue]:
         "use_jinja": True,
         "ui": False,
         "cors_origins": NO_ORIGIN,
-        "fit_params": False,
+        "fit_params": sys.platform == "darwin",  # elsewhere it is built for the processor alone
         "verbosity": TRACE,
         "n_ctx_checkpoints": CONTEXT_CHECKPOINTS,
     }

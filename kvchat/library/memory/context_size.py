@@ -1,23 +1,32 @@
-"""Chooses context size and offload: as much as the model was trained for and memory holds, and says why in words.
+"""Chooses the context size: as much as the model was trained for and memory holds, and says why in words.
 
-kvchat alone decides this; the engine's own `--fit` is off, so that what is shown is what is done.
+Where a model does not fit on the GPUs, the engine's own `--fit` decides what goes there: it measures the devices. What
+it decided is read from its log (`ContextChoice.placed`). Sizes in bytes, contexts in tokens.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
-from kvchat.library.memory.fitting import ENOUGH_ON_DEVICE, STEP, Fitting, MemoryBar, margin, round_down
+from kvchat.engine.running.log import Placement
+from kvchat.library.memory.demand import Demand, MemoryBar, margin, spendable
 from kvchat.library.memory.machine import MemoryFacts
-from kvchat.library.memory.placement import Demand, Placement
-from kvchat.words.language import _, number, sentences
+from kvchat.words.language import _, ended, number, sentences
 from kvchat.words.wording import day
 from kvchat.words.wording import size as size_in_words
+
+STEP = 256  # tokens; llama.cpp rounds context sizes to it
+MINIMUM = 2048  # tokens; less is of little use for a conversation
+ENOUGH_ON_DEVICE = 16_384  # tokens; with that much on the GPU, memory beside it is not worth its slowness
+LEAST_BEGINNING, CHEAP = 8192, 512 * 1024 * 1024  # tokens; bytes of KV cache, laid out within about a second
+WORTHWHILE_PART = 8  # a context is raised by an eighth, or not at all
 
 
 @dataclass(frozen=True)
 class ContextChoice:
-    """A context size with its offload, and why. Sizes in bytes."""
+    """A context size, and why."""
 
     tokens: int
     reason: str  # a plain sentence
@@ -27,23 +36,42 @@ class ContextChoice:
     free: int  # what it is compared with
     fits: bool
     bars: tuple[MemoryBar, ...]
-    placement: Placement | None = None  # None: there is no GPU
+    beside: str = ""  # a sentence where part of the model runs beside a GPU
+    fit_target: int | None = None  # what `--fit` leaves free on each GPU; None: there is none to place anything on
+    without_gpu: bool = False  # nothing is to go to the GPUs: their memory ran out
     warning: str = ""  # one sentence, when the user's own choice is unwise
     by_user: bool = False  # the user's own size
 
     @property
     def in_full(self) -> str:
         """Why that size, and what the model takes with it."""
-        return sentences(self.reason, self.share)
+        return sentences(self.reason, self.beside, self.share)
 
-    @property
-    def beside_gpu(self) -> bool:
-        """Whether there is a GPU and part of the model runs beside it."""
-        return self.placement is not None and not self.placement.whole
+    def placed(self, placement: Placement | None, where: str) -> ContextChoice:
+        """The choice with what the engine has put on the GPUs; `where`: "the GPU". None: it did not tell."""
+        if placement is None:
+            return self
+        return replace(self, beside="" if placement.whole else _placement_sentence(placement, where))
 
 
-LEAST_BEGINNING, CHEAP = 8192, 512 * 1024 * 1024  # tokens; bytes of KV cache, laid out within about a second
-WORTHWHILE_PART = 8  # a context is raised by an eighth, or not at all
+def _placement_in_words(placement: Placement, where: str) -> str:
+    """What of the model is beside the computer's memory, as part of a sentence."""
+    layers, all_layers, experts = placement.gpu_layers, placement.all_layers, placement.cpu_experts
+    if layers == 0:
+        return _("nothing of the model fits on {where}", where=where)
+    if layers < all_layers:
+        return _(
+            "{gpu_layers} of its {all_layers} layers fit on {where}",
+            gpu_layers=layers,
+            all_layers=all_layers,
+            where=where,
+        )
+    return _("the experts of {cpu_experts} layers do not fit on {where}", cpu_experts=experts, where=where)
+
+
+def _placement_sentence(placement: Placement, where: str) -> str:
+    words = ended(_placement_in_words(placement, where))
+    return words[:1].upper() + words[1:]
 
 
 def slots_for(demand: Demand, memory: MemoryFacts, wanted: int) -> int:
@@ -63,16 +91,37 @@ class ContextChooser:
     """For a model as it is to be run, and the memory there is. Raises ValueError for an unknown KV type."""
 
     def __init__(self, demand: Demand, memory: MemoryFacts) -> None:
-        self._fit = Fitting(demand, memory)
         self._demand, self._memory, self._facts = demand, memory, demand.facts
+        self._least = min(MINIMUM, self._facts.trained_context)
+        self._trained = max(self._least, round_down(self._facts.trained_context))
+        limit = demand.limit.tokens if demand.limit else self._trained
+        self._most = max(self._least, min(self._trained, limit))
+        self._nothing = Placement(0, self._facts.block_count + 1)  # on the GPUs
+        self._without_gpu = False  # their memory ran out
+        self._bars = lru_cache(maxsize=None)(self._make_bars)
 
     def choose(self, wanted: int | None = None) -> ContextChoice:
         """The context size to launch the engine with. A `wanted` one is honoured, with a warning where it is unwise."""
         return self._automatic() if wanted is None else self._honour(wanted)
 
     def smaller(self, choice: ContextChoice) -> tuple[ContextChoice, ...]:
-        """What to try, in this order, when a load with `choice` ran out of memory, down to a floor."""
-        return tuple(self._stepped_down(tokens, placement, choice) for tokens, placement in self._steps_below(choice))
+        """What to try, in this order, when a load with `choice` ran out of memory: half the context again and again.
+
+        With a GPU, from ENOUGH_ON_DEVICE on, the model leaves it first.
+        """
+        steps, tokens = [], choice.tokens
+        if self._on_gpu(tokens):
+            floor = min(ENOUGH_ON_DEVICE, self._trained)
+            while tokens > floor:
+                tokens = max(floor, round_down(tokens // 2))
+                steps.append(self._stepped_down(tokens, choice))
+            self._without_gpu = True
+            steps.append(self._stepped_down(tokens, choice))
+        while tokens > self._least:
+            tokens = max(self._least, round_down(tokens // 2))
+            steps.append(self._stepped_down(tokens, choice))
+        self._without_gpu = False
+        return tuple(steps)
 
     def begin_with(self, most: ContextChoice, needed: int) -> ContextChoice:
         """How much of the context in `most` to lay out at first for chats of `needed` tokens; the rest follows later.
@@ -85,194 +134,203 @@ class ContextChooser:
         original = self._facts.original_context
         if original and most.tokens > original:
             size = max(size, original + STEP)  # beyond it keys are of another kind, and stay of that kind
-        on_gpu = most.placement is not None and most.placement.whole
-        if most.by_user or on_gpu or most.kv_bytes <= CHEAP or size >= most.tokens:
+        if most.by_user or self._whole(most.tokens) or most.kv_bytes <= CHEAP or size >= most.tokens:
             return most
         reason = _(
             "{reason} {size} are laid out so far, so that it is ready soon; it grows with your chats.",
             reason=most.reason,
             size=number(size),
         )
-        return self._choice(size, most.placement or self._fit.in_memory, reason)
+        return self._choice(size, reason)
 
-    def larger(self, tokens: int, placement: Placement | None) -> ContextChoice | None:
+    def larger(self, tokens: int) -> ContextChoice | None:
         """What to offer whose context of `tokens` is full: the largest that fits, up to twice as much.
 
-        `placement` is where the model is now; with less of it on the GPU only where nothing larger fits otherwise. None
-        where nothing worth a restart fits.
+        With part of the model beside the GPU only where nothing larger fits otherwise. None where nothing worth a
+        restart fits.
         """
-        most, worthwhile = min(2 * tokens, self._fit.trained), tokens + tokens // WORTHWHILE_PART
-        stays = placement if placement and self._memory.devices else self._fit.in_memory  # the GPU may be gone
-        for place in (lambda _: stays, self._fit.best_placement):
-            larger = self._fit.largest_fitting(most, place)
-            where = place(larger)
-            if larger >= worthwhile and self._fit.fits(larger, where):
-                needed, free = self._fit.compared(larger, where)
-                slower = (
-                    " " + _("Then {in_words}: slower.", in_words=where.in_words(self._memory.beside))
-                    if where != stays
-                    else ""
-                )
-                reason = _(
-                    "{larger} tokens take about {needed} of the {free} {place} once the engine has stopped.{slower}",
-                    larger=number(larger),
-                    needed=size_in_words(needed),
-                    free=size_in_words(free),
-                    place=self._place(where),
-                    slower=slower,
-                )
-                return self._choice(larger, where, reason)
+        most, worthwhile = min(2 * tokens, self._most), tokens + tokens // WORTHWHILE_PART
+        whole = self._whole(tokens)
+        for holds in (self._whole, self._fits) if whole else (self._fits,):
+            larger = self._largest(most, holds)
+            if larger < worthwhile or not holds(larger):
+                continue
+            needed, free = self._compared(larger)
+            slower = " " + self._beside_gpu(larger) if whole and not self._whole(larger) else ""
+            reason = _(
+                "{larger} tokens take about {needed} of the {free} {place} once the engine has stopped.{slower}",
+                larger=number(larger),
+                needed=size_in_words(needed),
+                free=size_in_words(free),
+                place=self._place(larger),
+                slower=slower,
+            )
+            return self._choice(larger, reason)
         return None
 
     def _automatic(self) -> ContextChoice:
-        """The size kvchat chooses."""
-        tokens, placement = self._fit.largest(self._fit.trained)
-        if not self._fit.fits(tokens, placement):
-            needed = size_in_words(self._fit.compared(tokens, placement)[0])
+        limit, most = self._demand.limit, self._most
+        tokens = self._largest(most, self._whole if self._memory.devices else self._fits)
+        if self._memory.devices and not (self._whole(tokens) and tokens >= min(most, ENOUGH_ON_DEVICE)):
+            tokens = self._largest(min(most, ENOUGH_ON_DEVICE), self._fits)
+        if not self._fits(tokens):
             reason = _(
                 "{tokens} tokens: the least that is of use, though even this may not fit. "
                 "With the chat the model takes about {needed}, and {sparable}.",
                 tokens=number(tokens),
-                needed=needed,
-                sparable=self._sparable(placement),
+                needed=size_in_words(self._compared(tokens)[0]),
+                sparable=self._sparable(tokens),
             )
-        elif self._memory.devices and not placement.whole:
-            length = _("a good length") if tokens >= min(self._fit.trained, ENOUGH_ON_DEVICE) else _("what fits")
-            reason = _(
-                "{tokens} tokens: {length} where {in_words}.{ran_out}",
-                tokens=number(tokens),
-                length=length,
-                in_words=placement.in_words(self._memory.beside),
-                ran_out=self._ran_out(placement),
-            )
-        elif tokens >= self._fit.trained:
+        elif tokens >= self._trained:
             reason = _("{tokens} tokens: all this model was trained for.", tokens=number(tokens))
         else:
-            trained = self._facts.trained_context
+            ran_out = ""
+            if limit and tokens >= most:
+                ran_out = " " + _(
+                    "More ran out of memory when it was tried; it is tried again from {until} on.",
+                    until=day(limit.until),
+                )
             reason = _(
                 "{tokens} tokens: what fits into memory; the model was trained for {trained}.{ran_out}",
                 tokens=number(tokens),
-                trained=number(trained),
-                ran_out=self._ran_out(placement),
+                trained=number(self._facts.trained_context),
+                ran_out=ran_out,
             )
-        return self._choice(tokens, placement, reason)
+        return self._choice(tokens, reason)
 
     def _honour(self, wanted: int) -> ContextChoice:
         """The user's own size, at least one step, with a warning where it is unwise."""
         tokens = max(STEP, wanted)
-        placement = self._fit.best_placement(tokens)
         reason = _("{tokens} tokens: your own choice.", tokens=number(tokens))
         warning = ""
-        if not self._fit.fits(tokens, placement):
-            needed = size_in_words(self._fit.compared(tokens, placement)[0])
-            spare = self._sparable(placement)
+        if not self._fits(tokens):
             warning = _(
                 "This may not fit: with the chat the model takes about {needed}, and {spare}.",
-                needed=needed,
-                spare=spare,
+                needed=size_in_words(self._compared(tokens)[0]),
+                spare=self._sparable(tokens),
             )
         elif tokens > self._facts.trained_context:
-            trained = self._facts.trained_context
             # b11434 caps the slot at the trained context, and allocates the rest in vain
             warning = _(
                 "The model was trained for {trained} tokens: newer engines stop there, older ones get lost.",
-                trained=number(trained),
+                trained=number(self._facts.trained_context),
             )
-        return replace(self._choice(tokens, placement, reason), warning=warning, by_user=True)
+        return replace(self._choice(tokens, reason), warning=warning, by_user=True)
 
-    def _stepped_down(self, tokens: int, placement: Placement, before: ContextChoice) -> ContextChoice:
+    def _stepped_down(self, tokens: int, before: ContextChoice) -> ContextChoice:
         """A smaller choice after `before` did not fit."""
-        more = (
-            number(before.tokens)
-            if tokens < before.tokens
-            else _("more of the model on {beside}", beside=self._memory.beside)
-        )
-        less = f"; {placement.in_words(self._memory.beside)}" if self._memory.devices and not placement.whole else ""
+        more = _("more of the model on {beside}", beside=self._memory.beside)
+        if tokens < before.tokens:
+            more = number(before.tokens)
+        less = f"; {_placement_in_words(self._nothing, self._memory.beside)}" if self._without_gpu else ""
         reason = _(
             "{tokens} tokens: memory ran out with {more}{less}.",
             tokens=number(tokens),
             more=more,
             less=less,
         )
-        return self._choice(tokens, placement, reason)
+        return replace(self._choice(tokens, reason), beside="")
 
-    def _steps_below(self, choice: ContextChoice) -> list[tuple[int, Placement]]:
-        """Half the context again and again; with a GPU, from ENOUGH_ON_DEVICE on, less of the model on it first."""
-        steps: list[tuple[int, Placement]] = []
-        tokens, placement = choice.tokens, choice.placement or self._fit.in_memory
+    def _largest(self, most: int, holds: Callable[[int], bool]) -> int:
+        """The largest multiple of STEP up to `most`, or `most` itself, that `holds`; the least when none does."""
+        if holds(most):
+            return most
+        fitting, too_much = 0, most // STEP + 1
+        while too_much - fitting > 1:
+            middle = (fitting + too_much) // 2
+            if holds(middle * STEP):
+                fitting = middle
+            else:
+                too_much = middle
+        return max(self._least, fitting * STEP)
 
-        def halve_down_to(floor: int) -> None:
-            nonlocal tokens
-            while tokens > floor:
-                tokens = max(floor, round_down(tokens // 2))
-                steps.append((tokens, placement))
+    def _fits(self, tokens: int) -> bool:
+        """True if every place keeps its margin."""
+        bars = self._bars(tokens, self._without_gpu)
+        if len(bars) > 1 and self._memory.is_shared:
+            return sum(bar.needed for bar in bars) <= spendable(min(bar.free for bar in bars))
+        return all(bar.fits for bar in bars)
 
-        if placement.gpu_layers:
-            halve_down_to(min(ENOUGH_ON_DEVICE, self._fit.trained))
-            for quarters in (3, 2, 1, 0):
-                placement = replace(placement, gpu_layers=placement.gpu_layers * quarters // (quarters + 1))
-                steps.append((tokens, placement))
-        halve_down_to(self._fit.least)
-        return steps
+    def _on_gpu(self, tokens: int) -> bool:
+        return any(bar.needed for bar in self._bars(tokens, self._without_gpu)[:-1])
 
-    def _place(self, placement: Placement) -> str:
+    def _whole(self, tokens: int) -> bool:
+        """True if all of the model fits on the GPUs."""
+        computer = self._bars(tokens, self._without_gpu)[-1]
+        beside = computer.kv or computer.weights > self._facts.weights.embedding
+        return not beside and self._on_gpu(tokens) and self._fits(tokens)
+
+    def _compared(self, tokens: int) -> tuple[int, int]:
+        """What is needed and what is free, in the place or places that decide."""
+        bars = self._bars(tokens, self._without_gpu)
+        deciding = bars[:-1] if self._whole(tokens) else bars
+        return sum(bar.needed for bar in deciding), sum(bar.free for bar in deciding)
+
+    def _place(self, tokens: int) -> str:
         """How a sentence about free memory ends."""
-        if placement.gpu_layers == 0:
+        if not self._on_gpu(tokens):
             return _("allowed here") if self._memory.limited else _("free")
-        if placement.whole:
+        if self._whole(tokens):
             return _("free on {beside}", beside=self._memory.beside)
         return _("free, {beside} included", beside=self._memory.beside)
 
-    def _sparable(self, placement: Placement) -> str:
+    def _beside_gpu(self, tokens: int) -> str:
+        """A sentence where there is a GPU and part of the model runs beside it; else nothing."""
+        if not self._memory.devices or self._whole(tokens):
+            return ""
+        return partly(self._memory) if self._on_gpu(tokens) else _placement_sentence(self._nothing, self._memory.beside)
+
+    def _sparable(self, tokens: int) -> str:
         """How much can be spared, as the end of a sentence."""
-        free = self._fit.compared(self._fit.least, placement)[1]
-        spare = size_in_words(max(0.0, self._fit.spendable(free)))
+        free = self._compared(tokens)[1]
         return _(
             "only {spare} of the {free} {place} can be spared",
-            spare=spare,
+            spare=size_in_words(spendable(free)),
             free=size_in_words(free),
-            place=self._place(placement),
+            place=self._place(tokens),
         )
 
-    def _share(self, tokens: int, placement: Placement) -> str:
-        """What the model takes of what there is with a chat of that length, as a sentence."""
-        needed, free = self._fit.compared(tokens, placement)
-        return _(
-            "With a chat of that length the model takes about {needed} of the {free} "
-            "{place}; {margin} of it is left alone.",
-            needed=size_in_words(needed),
-            free=size_in_words(free),
-            place=self._place(placement),
-            margin=size_in_words(margin(free)),
-        )
-
-    def _shared(self) -> str:
-        """A sentence where several chats lie side by side; else nothing."""
-        slots = self._demand.slots
-        if slots == 1:
-            return ""
-        return _("Up to {slots} chats share it side by side: each may use what the others leave.", slots=slots)
-
-    def _ran_out(self, placement: Placement) -> str:
-        """Another sentence where it is a load that ran out of memory that bounds the choice; else nothing."""
-        free, learned = self._fit.compared(self._fit.least, placement)[1], self._demand.corrections
-        if learned.limit * free >= free - margin(free):
-            return ""
-        return " " + _(
-            "More ran out of memory when it was tried; it is tried again from {until} on.", until=day(learned.until)
-        )
-
-    def _choice(self, tokens: int, placement: Placement, reason: str) -> ContextChoice:
-        found = self._fit.bars(tokens, placement)
-        needed, free = self._fit.compared(tokens, placement)
+    def _choice(self, tokens: int, reason: str) -> ContextChoice:
+        needed, free = self._compared(tokens)
+        shared = share = ""
+        if self._demand.slots > 1:
+            slots = self._demand.slots
+            shared = _("Up to {slots} chats share it side by side: each may use what the others leave.", slots=slots)
+        if self._fits(tokens):
+            share = _(
+                "With a chat of that length the model takes about {needed} of the {free} "
+                "{place}; {margin} of it is left alone.",
+                needed=size_in_words(needed),
+                free=size_in_words(free),
+                place=self._place(tokens),
+                margin=size_in_words(margin(free)),
+            )
+        # Half of what kvchat leaves: an estimate that is a little low moves no layer away from the GPU.
+        targets = [margin(device.free) // 2 for device in self._memory.devices if not self._without_gpu]
+        bars = self._bars(tokens, self._without_gpu)
         return ContextChoice(
             tokens=tokens,
-            reason=sentences(reason, self._shared()),
-            share=self._share(tokens, placement) if self._fit.fits(tokens, placement) else "",
-            kv_bytes=sum(bar.kv for bar in found),
+            reason=sentences(reason, shared),
+            share=share,
+            kv_bytes=sum(bar.kv for bar in bars),
             needed=needed,
             free=free,
-            fits=self._fit.fits(tokens, placement),
-            bars=found,
-            placement=placement if self._memory.devices else None,
+            fits=self._fits(tokens),
+            bars=bars,
+            beside=self._beside_gpu(tokens),
+            fit_target=min(targets, default=None),
+            without_gpu=self._without_gpu,
         )
+
+    def _make_bars(self, tokens: int, without_gpu: bool) -> tuple[MemoryBar, ...]:
+        return self._demand.bars(tokens, self._memory, on_gpu=not without_gpu)
+
+
+def partly(memory: MemoryFacts) -> str:
+    """A sentence: part of a model is not on the GPUs."""
+    return _("Part of it runs beside {beside}, which is slower.", beside=memory.beside)
+
+
+def round_down(tokens: int) -> int:
+    """To a whole number of steps."""
+    return tokens // STEP * STEP

@@ -25,11 +25,6 @@ class DeviceMemory:
         """What sort of device it is: "CUDA", "Vulkan", "RPC", …"""
         return self.name.partition("[")[0].rstrip("0123456789")
 
-    @property
-    def is_computers(self) -> bool:
-        """Whether this is the computer's own memory, as on Apple's chips."""
-        return self.kind in ("MTL", "Metal")
-
 
 @dataclass(frozen=True)
 class MemoryFacts:
@@ -45,6 +40,11 @@ class MemoryFacts:
     def device_free(self) -> int:
         """Free memory of all GPUs together."""
         return sum(device.free for device in self.devices)
+
+    @property
+    def is_shared(self) -> bool:
+        """True if the GPU's memory is the computer's own, as on Apple's chips."""
+        return bool(self.devices) and self.devices[0].kind in ("MTL", "Metal")
 
     @property
     def beside(self) -> str:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from kvchat.library.memory.context_size import ContextChooser
-from kvchat.library.memory.fitting import margin
+from kvchat.library.gguf.kv_cache import KV_TYPES
+from kvchat.library.memory.context_size import ContextChoice, ContextChooser, partly
+from kvchat.library.memory.demand import ENGINE_BYTES, Demand, spendable
 from kvchat.library.memory.machine import MemoryFacts
-from kvchat.library.memory.placement import ENGINE_BYTES, Demand
+from kvchat.settings import Settings
 from kvchat.words.language import N_, _, number, sentences
 from kvchat.words.wording import size as size_in_words
 
@@ -49,9 +52,7 @@ def judge(demand: Demand, memory: MemoryFacts, wanted: int | None = None) -> Jud
             Verdict.TIGHT,
             _("{tokens} tokens: your own choice. {warning}", tokens=number(own.tokens), warning=own.warning),
         )
-    if choice.beside_gpu:
-        return Judgement(Verdict.TIGHT, sentences(choice.in_full, _partly(memory)))
-    if choice.tokens < min(demand.facts.trained_context, COMFORTABLE):
+    if choice.beside or choice.tokens < min(demand.facts.trained_context, COMFORTABLE):
         return Judgement(Verdict.TIGHT, choice.in_full)
     return Judgement(Verdict.FITS, choice.in_full)
 
@@ -62,19 +63,125 @@ def judge_size(size: int, memory: MemoryFacts) -> Judgement:
     free = memory.device_free if memory.devices else memory.available
     where = _("free on {beside}", beside=memory.beside) if memory.devices else _("free")
     guess = _("A guess from the size of its files; {free} is {where}.", free=size_in_words(free), where=where)
-    if needed <= _spendable(free):
+    if needed <= spendable(free):
         return Judgement(Verdict.FITS, guess)
-    if memory.devices and needed <= _spendable(free + memory.available):
-        return Judgement(Verdict.TIGHT, sentences(guess, _partly(memory)))
-    if not memory.devices and size + ENGINE_BYTES <= _spendable(free):
+    if memory.devices and needed <= spendable(free + memory.available):
+        return Judgement(Verdict.TIGHT, sentences(guess, partly(memory)))
+    if not memory.devices and size + ENGINE_BYTES <= spendable(free):
         return Judgement(Verdict.TIGHT, _("{guess} Little room is left for a chat.", guess=guess))
     return Judgement(Verdict.NO, guess)
 
 
-def _spendable(free: int) -> int:
-    """What may be spent, a margin kept."""
-    return free - margin(free)
+SMALLER_KV = "q8_0"
+FULL_WINDOW = "--swa-full"
 
 
-def _partly(memory: MemoryFacts) -> str:
-    return _("Part of it runs beside {beside}, which is slower.", beside=memory.beside)
+@dataclass(frozen=True)
+class Proposal:
+    """A change of settings, what it gains and what it costs."""
+
+    title: str
+    gain: str  # a sentence
+    price: str  # a sentence
+    tokens: int = 0  # by which the context would be longer
+    bytes: int = 0  # memory set free at the context there is; negative: taken
+    kv_type: str | None = None  # the setting to change, or …
+    engine_argument: str | None = None  # … what to add to the engine's extra arguments
+
+    def taken(self, settings: Settings) -> Settings:
+        """The settings with this proposal in force."""
+        if self.kv_type is not None:
+            return dataclasses.replace(settings, kv_type=self.kv_type)
+        arguments = f"{settings.engine_arguments} {self.engine_argument}".strip()
+        return dataclasses.replace(settings, engine_arguments=arguments)
+
+
+@dataclass(frozen=True)
+class Situation:
+    """What proposals are made for: a choice, and everything it was made from."""
+
+    choice: ContextChoice
+    demand: Demand
+    memory: MemoryFacts
+    wanted: int | None  # the user's own context size
+    extra: Sequence[str]  # the user's own arguments for the engine
+    takes_arguments: bool  # the engine inside kvchat takes none
+
+    def otherwise(
+        self, *, kv_type: str | None = None, swa_full: bool = False, wanted: int | None = None
+    ) -> ContextChoice:
+        """The choice it would be, in part other."""
+        kv_type, swa_full = kv_type or self.demand.kv_type, swa_full or FULL_WINDOW in self.extra
+        demand = dataclasses.replace(self.demand, kv_type=kv_type, swa_full=swa_full, projector=0)
+        return ContextChooser(demand, self.memory).choose(wanted or self.wanted)
+
+
+def proposals(situation: Situation) -> tuple[Proposal, ...]:
+    """What may be proposed, the best first; often nothing."""
+    found = (_smaller_kv(situation), _full_window(situation))
+    return tuple(proposal for proposal in found if proposal is not None)
+
+
+def _smaller_kv(situation: Situation) -> Proposal | None:
+    """KV rows of 8.5 bits a value in place of 16 or 32."""
+    choice, facts = situation.choice, situation.demand.facts
+    per_block, _bytes = KV_TYPES[SMALLER_KV]
+    divides = facts.key_length % per_block == 0 and facts.value_length % per_block == 0
+    if situation.demand.kv_type not in ("f16", "bf16", "f32") or not divides:
+        return None
+    return _bought(
+        situation,
+        situation.otherwise(kv_type=SMALLER_KV),
+        situation.otherwise(kv_type=SMALLER_KV, wanted=choice.tokens),
+        Proposal(
+            _("Keep the context in less memory ({smaller_kv})", smaller_kv=SMALLER_KV),
+            "",
+            _("Replies may differ in small ways, and saved chats are read once more."),
+            kv_type=SMALLER_KV,
+        ),
+    )
+
+
+def _bought(situation: Situation, best: ContextChoice, same: ContextChoice, offer: Proposal) -> Proposal | None:
+    """The offer with what it gains; None where memory is plentiful and it would only cost.
+
+    `best`: the choice it leads to; `same`: with it, at the context size there is.
+    """
+    choice = situation.choice
+    tokens, freed = best.tokens - choice.tokens, choice.needed - same.needed
+    if tokens > 0:
+        gain = _("{tokens} more tokens of context fit into the same memory.", tokens=number(tokens))
+    elif best.fits and not choice.fits:
+        gain = _("The {tokens} tokens then fit.", tokens=number(best.tokens))
+    elif choice.beside and not best.beside:
+        gain = _("All of the model fits on {beside} then, which is faster.", beside=situation.memory.beside)
+    else:
+        return None
+    return dataclasses.replace(offer, gain=gain, tokens=tokens, bytes=freed)
+
+
+def _full_window(situation: Situation) -> Proposal | None:
+    """Sliding windows at full length: any point of a conversation can be gone back to. Only where it fits."""
+    choice, facts = situation.choice, situation.demand.facts
+    if facts.sliding_window is None or facts.is_recurrent or FULL_WINDOW in situation.extra:
+        return None
+    full = situation.otherwise(swa_full=True)
+    if not situation.takes_arguments or not full.fits:
+        return None
+    taken = situation.otherwise(swa_full=True, wanted=choice.tokens).kv_bytes - choice.kv_bytes
+    fewer = choice.tokens - full.tokens
+    price = _("It takes {taken} more memory at this context.", taken=size_in_words(taken))
+    if fewer > 0:
+        price = _(
+            "It takes {taken} more memory at this context, and the context would be {fewer} tokens shorter.",
+            taken=size_in_words(taken),
+            fewer=number(fewer),
+        )
+    return Proposal(
+        _("Keep whole sliding windows (--swa-full)"),
+        _("Editing or going back anywhere in a chat needs no reading again."),
+        price,
+        -fewer,
+        -taken,
+        engine_argument=FULL_WINDOW,
+    )

@@ -8,8 +8,8 @@ from PySide6.QtCore import QRectF, Qt, Signal
 from PySide6.QtGui import QColor, QPainter
 from PySide6.QtWidgets import QLabel, QWidget
 
-from kvchat.library.memory.fitting import COMPUTER, MemoryBar
-from kvchat.library.memory.proposals import Proposal
+from kvchat.library.memory.demand import COMPUTER, MemoryBar
+from kvchat.library.memory.verdict import Proposal
 from kvchat.ui.base.building import button, column, label, row, styled
 from kvchat.ui.base.theme import Look
 from kvchat.ui.widgets.controls import HEIGHT, RoundBar, mix

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from kvchat.engine.running.log import Purpose, read_allocations
+from kvchat.engine.running.log import Placement, Purpose, read_allocations
 
 MIB = 1024 * 1024
 
@@ -36,7 +36,7 @@ REPACKED = """\
 def test_a_gpu_load() -> None:
     found = read_allocations(GPU.splitlines())
     assert found is not None
-    assert (found.context_size, found.flash_attention_refused) == (8192, False)
+    assert found.placement == Placement(11, 17)
     assert found.bytes(Purpose.KV) == 256 * MIB
     assert found.bytes(Purpose.KV, on_host=False) == found.on("Vulkan0", Purpose.KV) == 160 * MIB
     assert found.bytes(Purpose.WEIGHTS, on_host=True) == round(303.85 * MIB)
@@ -47,14 +47,28 @@ def test_a_gpu_load() -> None:
     assert elsewhere.on("RPC", Purpose.KV) == 0
 
 
-def test_recurrent_state_counts_as_kv_and_refused_flash_attention_is_seen() -> None:
+def test_what_fit_decided_is_read_from_the_log() -> None:
+    """As b11434 writes it: common/fit.cpp, llama-model.cpp."""
+    name = "CUDA0 (NVIDIA GeForce RTX 3060)"
+    told = (
+        f"0.00.100.001 I common_params_fit_impl:   - {name}: 49 layers,   6000 MiB used,   6000 MiB free\n"
+        f"0.00.100.002 I common_params_fit_impl:   - {name}: 49 layers (12 overflowing), 11000 MiB used, 800 MiB free\n"
+        "0.00.200.001 I load_tensors: offloaded 49/49 layers to GPU\n"
+    )
+    found = read_allocations((told + REPACKED).splitlines())
+    assert found is not None
+    assert found.placement == Placement(49, 49, 12)
+    assert not found.placement.whole
+    found = read_allocations(f"0.00.200.001 I load_tensors: offloaded 33/33 layers to GPU\n{REPACKED}".splitlines())
+    assert found is not None
+    assert found.placement == Placement(33, 33)
+    assert found.placement.whole
+
+
+def test_recurrent_state_counts_as_kv() -> None:
     found = read_allocations(HYBRID.splitlines())
     assert found is not None
     assert found.bytes(Purpose.KV) == round(772.5 * MIB)
-    assert found.flash_attention_refused
-    was_auto = read_allocations(GPU.replace("set to enabled", "set to disabled").splitlines())
-    assert was_auto is not None
-    assert was_auto.flash_attention_refused
 
 
 def test_weights_repacked_for_the_processor_are_counted_once() -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -58,14 +59,15 @@ def test_what_a_build_does_not_know_is_left_out() -> None:
     assert "--kv-unified" in arguments
 
 
-def test_kvchat_alone_decides_what_goes_on_a_gpu() -> None:
+def test_the_engine_decides_what_goes_on_a_gpu_where_there_is_one() -> None:
     arguments = llama_server_arguments(PLAN)
     assert value_of("--fit", arguments) == "off"
-    assert not {"--n-gpu-layers", "--n-cpu-moe"} & set(arguments)
-    arguments = llama_server_arguments(replace(PLAN, gpu_layers=33, cpu_experts=12))
-    assert (value_of("--n-gpu-layers", arguments), value_of("--n-cpu-moe", arguments)) == ("33", "12")
-    assert value_of("--n-gpu-layers", llama_server_arguments(replace(PLAN, gpu_layers=0))) == "0"
-    assert embedded_parameters(PLAN)["fit_params"] is False
+    assert not {"--n-gpu-layers", "--fit-target"} & set(arguments)
+    arguments = llama_server_arguments(replace(PLAN, fit_target=400 * 1024 * 1024))
+    assert (value_of("--fit", arguments), value_of("--fit-target", arguments)) == ("on", "400")
+    assert "--n-gpu-layers" not in arguments
+    assert value_of("--n-gpu-layers", llama_server_arguments(replace(PLAN, without_gpu=True))) == "0"
+    assert embedded_parameters(PLAN)["fit_params"] is (sys.platform == "darwin")
 
 
 def test_the_engine_is_asked_to_tell_what_memory_it_takes() -> None:

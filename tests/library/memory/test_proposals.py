@@ -6,23 +6,24 @@ from pathlib import Path
 import pytest
 
 from kvchat.library.gguf.facts import GgufFacts, read_facts
-from kvchat.library.memory.corrections import NOTHING_LEARNED, Corrections
+from kvchat.library.memory.context_size import ContextChoice, ContextChooser
+from kvchat.library.memory.demand import Demand
 from kvchat.library.memory.machine import DeviceMemory, MemoryFacts
-from kvchat.library.memory.placement import Demand
-from kvchat.library.memory.proposals import Proposal, Situation, proposals
+from kvchat.library.memory.verdict import Proposal, Situation, proposals
 from kvchat.settings import Settings
 from tests.library.gguf_files import LLAMA, llama_8b, write_gguf
-from tests.library.memory.choosing import choose
 
 GB = 1_000_000_000
 
 
-def situation(
-    facts: GgufFacts, free: int, corrections: Corrections = NOTHING_LEARNED, kv_type: str = "f16"
-) -> Situation:
+def choose(facts: GgufFacts, memory: MemoryFacts, kv_type: str = "f16", wanted: int | None = None) -> ContextChoice:
+    return ContextChooser(Demand(facts, kv_type), memory).choose(wanted)
+
+
+def situation(facts: GgufFacts, free: int, kv_type: str = "f16") -> Situation:
     memory = MemoryFacts(free)
-    choice = choose(facts, memory, kv_type, corrections=corrections)
-    return Situation(choice, Demand(facts, kv_type, corrections=corrections), memory, None, (), takes_arguments=True)
+    choice = choose(facts, memory, kv_type)
+    return Situation(choice, Demand(facts, kv_type), memory, None, (), takes_arguments=True)
 
 
 @pytest.fixture
@@ -64,13 +65,13 @@ def test_a_wish_that_does_not_fit_may_fit_with_it(large: GgufFacts) -> None:
     assert (proposal.tokens, proposal.gain) == (0, "The 40,960 tokens then fit.")
 
 
-def test_more_of_the_model_on_the_gpu_is_worth_it(large: GgufFacts) -> None:
+def test_all_of_the_model_on_the_gpu_is_worth_it(large: GgufFacts) -> None:
     memory = MemoryFacts(64 * GB, devices=(DeviceMemory("CUDA0", 8 * GB),))
     choice = choose(large, memory, "f16", 32_768)
     assert choice.fits
-    assert choice.beside_gpu
+    assert choice.beside
     here = Situation(choice, Demand(large), memory, 32_768, (), takes_arguments=True)
-    assert "of the model fits on the GPU then, which is faster" in only(proposals(here)).gain
+    assert only(proposals(here)).gain == "All of the model fits on the GPU then, which is faster."
 
 
 def test_nothing_is_proposed_that_is_in_force_or_impossible(large: GgufFacts, tmp_path: Path) -> None:
@@ -78,15 +79,6 @@ def test_nothing_is_proposed_that_is_in_force_or_impossible(large: GgufFacts, tm
     assert proposals(situation(replace(large, key_length=80), 10 * GB)) == ()
     small = read_facts(write_gguf(tmp_path / "small.gguf", LLAMA | {"embedding_length": 128}))
     assert proposals(situation(small, 10 * GB)) == ()
-
-
-def test_refused_flash_attention_may_be_insisted_on(large: GgufFacts) -> None:
-    here = situation(large, 10 * GB, Corrections(flash_attention=False))
-    proposal = only(proposals(here))  # and no quantised KV cache, which needs it
-    assert proposal.tokens > 0
-    assert proposal.taken(Settings(engine_arguments="-t 2")).engine_arguments == "-t 2 -fa on"
-    assert proposals(replace(here, takes_arguments=False)) == ()
-    assert proposals(replace(here, extra=("-fa", "on"))) == ()
 
 
 def test_whole_windows_are_proposed_where_they_fit(sliding: GgufFacts) -> None:

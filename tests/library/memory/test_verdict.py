@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from kvchat.library.gguf.facts import GgufFacts
+from kvchat.library.memory.demand import Demand
 from kvchat.library.memory.machine import DeviceMemory, MemoryFacts
-from kvchat.library.memory.placement import Demand
 from kvchat.library.memory.verdict import Verdict, judge, judge_size
 from tests.library.gguf_files import llama_8b
 

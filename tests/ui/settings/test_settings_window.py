@@ -16,8 +16,8 @@ from kvchat.chat.events import SettingsChanged
 from kvchat.engine.speaking.connection import EngineState
 from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import ConversationUsage
-from kvchat.library.memory.fitting import COMPUTER, MemoryBar
-from kvchat.library.memory.proposals import Proposal
+from kvchat.library.memory.demand import COMPUTER, MemoryBar
+from kvchat.library.memory.verdict import Proposal
 from kvchat.session.restore_support import Finding, Strategy
 from kvchat.settings import GB, Settings
 from kvchat.ui.app.main_window import MainWindow
