@@ -43,7 +43,7 @@ from kvchat.words.safe_text import calm
 from kvchat.words.wording import size as size_in_words
 
 MAGIC = b"kvchat sealed "
-_EARLIER, _VERSION = b"1\n", b"2\n"  # what follows; the earlier one's key is sealed in age's own way
+_VERSION = b"1\n"
 _COST, _BLOCK = 1 << 18, 8  # of scrypt, as age has them
 _SALT, _NONCE, _SEALED_KEY = 16, bytes(12), 90  # bytes; whatever is sealed with a salt's key is sealed once
 
@@ -90,7 +90,7 @@ def opened(file: IO[bytes], passphrase: str) -> Iterator[IO[bytes]]:
     """
     try:
         key = pyrage.x25519.Identity.from_str(_unlocked(file, passphrase).decode())
-    except (InvalidTag, pyrage.DecryptError, pyrage.IdentityError, ValueError) as error:
+    except (InvalidTag, pyrage.IdentityError, ValueError) as error:
         raise WrongPassphrase from error
     reading, writing = os.pipe()
 
@@ -109,9 +109,9 @@ def opened(file: IO[bytes], passphrase: str) -> Iterator[IO[bytes]]:
 
 def _unlocked(file: IO[bytes], passphrase: str) -> bytes:
     """The file's key."""
-    if file.read(len(_VERSION)) == _EARLIER:
-        return bytes(pyrage.passphrase.decrypt(file.read(int.from_bytes(file.read(2), "big")), passphrase))
-    salt, sealed = file.read(_SALT), file.read(_SEALED_KEY)
+    version, salt, sealed = file.read(len(_VERSION)), file.read(_SALT), file.read(_SEALED_KEY)
+    if version != _VERSION:
+        raise ValueError
     return _lock(passphrase, salt).decrypt(_NONCE, sealed, None)
 
 

@@ -26,27 +26,23 @@ RECEIPT = (
 # What somebody wrote with each format: rows that the formats before had no place for.
 CHAT_ROWS = {
     1: f"""
-        INSERT INTO conversations VALUES ('c', 'Herons', 1, 1.0, 2.0, 'r');
-        INSERT INTO messages VALUES ('s', 'c', NULL, 'system', 'Be kind.', '', 'complete', 1.0, NULL, NULL);
-        INSERT INTO messages VALUES
-            ('q', 'c', 's', 'user', 'Where do herons sleep? 🜁', '', 'complete', 1.1, NULL, NULL);
-        INSERT INTO messages VALUES ('r', 'c', 'q', 'assistant', 'In trees.', 'hm', 'complete', 1.2, '{RECEIPT}', NULL);
-        INSERT INTO messages VALUES ('b', 'c', 'q', 'assistant', 'On one leg.', '', 'interrupted', 1.3, NULL, NULL)
+        INSERT INTO conversations
+            (id, title, title_by_user, created_at, updated_at, leaf_id, model, folder, on_top, used, deleted_s)
+            VALUES ('c', 'Herons', 1, 1.0, 2.0, 'r', '/models/m.gguf', 'Birds', 1, 3, 60);
+        INSERT INTO messages (id, conversation_id, parent_id, role, content, thinking, state, created_at, receipt)
+            VALUES ('s', 'c', NULL, 'system', 'Be kind.', '', 'complete', 1.0, NULL),
+            ('q', 'c', 's', 'user', 'Where do herons sleep? 🜁', '', 'complete', 1.1, NULL),
+            ('r', 'c', 'q', 'assistant', 'In trees.', 'hm', 'complete', 1.2, '{RECEIPT}'),
+            ('b', 'c', 'q', 'assistant', 'On one leg.', '', 'interrupted', 1.3, NULL);
+        INSERT INTO attachments VALUES ('q', 0, 'a.txt', 7, 'h', 'A lake.', x''), ('q', 1, 'a.png', 3, 'i', '', x'89');
+        INSERT INTO presets VALUES ('p', 'Brief', 'Be brief.', NULL, '', 0);
+        INSERT INTO drafts VALUES ('c', 'And storks');
+        INSERT INTO draft_attachments VALUES ('c', 0, 'b.txt', 7, 'j', 'A pond.', x'');
+        INSERT INTO deleted VALUES ('gone', 'c');
+        INSERT INTO removed (id, conversation_id, removed_at, leaf_id, title, rows)
+            VALUES ('away', 'c', 2.0, 'r', 'Herons', '{{"messages": [], "attachments": []}}');
+        INSERT INTO prepared (id, name, paths, sources, texts, created_at) VALUES ('d', 'docs', '[]', '[]', '[]', 1.0)
     """,
-    3: "INSERT INTO restore_findings VALUES ('{}', 'b6451', 'any', 1, '', 0, 1.0)",
-    4: "UPDATE conversations SET model = '/models/m.gguf'",
-    5: "INSERT INTO presets VALUES ('p', 'Brief', 'Be brief.', NULL, '', 0)",
-    6: "UPDATE conversations SET folder = 'Birds', on_top = 1",
-    8: "INSERT INTO attachments VALUES ('q', 0, 'a.txt', 7, 'h', 'A lake.')",
-    9: "INSERT INTO drafts VALUES ('c', 'And storks')",
-    11: "INSERT INTO attachments VALUES ('q', 1, 'a.png', 3, 'i', '', x'89504e')",
-    13: "INSERT INTO draft_attachments VALUES ('c', 0, 'b.txt', 7, 'j', 'A pond.', x'')",
-    14: "INSERT INTO deleted VALUES ('gone', 'c')",
-    15: "INSERT INTO removed VALUES ('away', 'c', 2.0, 'r', 'Herons', '{\"messages\": [], \"attachments\": []}')",
-    18: "INSERT INTO prepared (id, name, paths, sources, texts, created_at)"
-    " VALUES ('d', 'docs', '[]', '[]', '[]', 1.0)",
-    19: "INSERT INTO disk_by_day VALUES ('2026-11-22', 7, 20)",
-    20: "UPDATE conversations SET used = 3, deleted_s = 60, deleted_seen = 2.0",
 }
 # Two turns that share rows, and one file of unknown layout.
 INDEX_ROWS = {

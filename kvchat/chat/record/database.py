@@ -111,8 +111,6 @@ class Database(DatabaseFile):
             # The last first: SQLite follows a cascade no more than 1,000 messages deep.
             ids = [(row["id"],) for row in db.execute(query, (conversation_id,))]
             db.executemany("DELETE FROM messages WHERE id = ?", ids)
-            for table in ("drafts", "draft_attachments"):  # the chat's own draft goes with its row
-                db.execute(f"DELETE FROM {table} WHERE conversation_id = ?", (f"{QUEUE}{conversation_id}",))
             db.execute("DELETE FROM conversations WHERE id = ?", (conversation_id,))
             db.execute("INSERT OR IGNORE INTO deleted VALUES (?1, ?1)", (conversation_id,))
 

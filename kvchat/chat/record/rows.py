@@ -93,7 +93,6 @@ def receipt_of(text: Any) -> Receipt | None:
     """A stored receipt, without what a newer kvchat added; None where it cannot be read."""
     try:
         fields = json.loads(text)
-        fields["prefetched"] = fields.pop("restored_ahead", None) or fields.get("prefetched", False)  # its older name
         known = {name: value for name, value in fields.items() if name in _NUMBERS}
         reason = reason_of(known.get("miss_reason"))
         receipt = Receipt(**(known | {"source": Source(fields["source"]), "miss_reason": reason}))

@@ -125,8 +125,6 @@ def _take_row(db: sqlite3.Connection, table: str, types: dict[str, str], row: _R
     }
     if values.get("id") in deleted or values.get("message_id") in deleted:
         return
-    if table == "messages":
-        values.setdefault("place", -1)  # of an earlier format, see `_place`
     names, places = ", ".join(values), ", ".join("?" * len(values))
     try:
         db.execute(f"INSERT INTO {table} ({names}) VALUES ({places})", list(values.values()))
@@ -170,15 +168,6 @@ def _columns(db: sqlite3.Connection, query: str) -> dict[int, str]:
     return found
 
 
-def _place(db: sqlite3.Connection) -> None:
-    """Put messages of an earlier format in the order of their times, before all others of their chat."""
-    db.execute(
-        "UPDATE messages SET place = placed.nth FROM (SELECT id, row_number()"
-        " OVER (PARTITION BY conversation_id ORDER BY place, created_at, rowid) AS nth FROM messages) AS placed"
-        " WHERE placed.id = messages.id AND EXISTS (SELECT 1 FROM messages WHERE place = -1)"
-    )
-
-
 def _join(db: sqlite3.Connection) -> None:
     """Make one whole of what was found."""
     for link in ("other.id = messages.parent_id", "other.parent_id = messages.id"):
@@ -193,7 +182,6 @@ def _join(db: sqlite3.Connection) -> None:
         "UPDATE searched SET conversation_id = messages.conversation_id FROM messages"
         " WHERE messages.id = message_id AND searched.conversation_id <> messages.conversation_id"
     )
-    _place(db)
     orphans = (
         "SELECT DISTINCT conversation_id FROM messages WHERE conversation_id NOT IN (SELECT id FROM conversations)"
     )
