@@ -72,22 +72,22 @@ class Runtime:
         self.models.subscribe(self._download_changed)
         self.model = AnsweringModel(lambda: self.settings, self.engine, self.models, self._engine_settings)
         self.chat = ChatService(
-            database,
-            worker,
-            store,
-            self.engine,
-            self.events,
-            self.model.user_sampling,
-            self.model.for_new_chats,
-            self.model.own_sampling,
-            lambda: self.settings.keep_deleted_s,
-            self._why_not_read,
+            database=database,
+            worker=worker,
+            store=store,
+            host=self.engine,
+            events=self.events,
+            user_sampling=self.model.user_sampling,
+            model=self.model.for_new_chats,
+            model_sampling=self.model.own_sampling,
+            keep_deleted_s=lambda: self.settings.keep_deleted_s,
+            why_not_read=self._why_not_read,
         )
-        self.save_points = StoreService(paths, store, lambda: self.settings, self.chat.reading_speed)
+        self.save_points = StoreService(paths, store, lambda: self.settings, self.chat.parts.reading_speed)
         self.engines = EngineSetup(paths, lambda: self.settings, self.use_engine, self._notify)
         self.transfer = TransferService(paths, database, worker, self.events, store, self.chat.try_out)
         parts = self.chat.slots, self.engine, self.model, self.models
-        self.door = DoorService(paths, lambda: self.settings, *parts, self._notify, self.chat.absorb)
+        self.door = DoorService(paths, lambda: self.settings, *parts, self._notify, self.chat.parts.absorb)
         self.give_up_saving = self.chat.slots.finishing.cancel
         self._idle_stop = IdleStop(
             lambda: self.settings.idle_minutes, self.chat, self.engine, others_idle_s=lambda: self.door.idle_s

@@ -42,7 +42,6 @@ class CannotAttach(KvchatError):
 
 
 def is_picture(data: bytes) -> bool:
-    """Whether a file begins as pictures do."""
     return kind_of(data) is not None or data.startswith(_OTHERS) or (data[:4] == b"RIFF" and data[8:12] == b"WEBP")
 
 
@@ -81,7 +80,6 @@ logging.getLogger("pypdf").addHandler(logging.NullHandler())  # else it prints w
 
 
 def read_attachment(path: Path) -> Attachment:
-    """A file as text, or a picture as it is. Raises CannotAttach."""
     data = read_bytes(path)
     name = os.fsencode(path.name).decode("utf-8", "replace")  # what is no text cannot be stored
     return picture_of(name, data) if is_picture(data) else document_of_file(name, data)
@@ -102,7 +100,6 @@ def read_bytes(path: Path) -> bytes:
 
 
 def document_of_file(name: str, data: bytes) -> Attachment:
-    """What a file holds, as text. Raises CannotAttach."""
     return _attachment(name, data, _text(name, data))
 
 

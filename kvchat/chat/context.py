@@ -8,9 +8,8 @@ summary is an extension of the same prompt, made in the chat's slot.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from kvchat.chat.attachments import TOKENS_GUESSED, document_of_text
 from kvchat.chat.events import ConversationsChanged, MessagesChanged
@@ -101,12 +100,10 @@ class ContextUse:
 
     @property
     def over(self) -> bool:
-        """Whether the next message would be refused."""
         return self.used + self.waiting >= self.limit
 
     @property
     def tight(self) -> bool:
-        """Whether something has to be decided before the next message."""
         return self.free < 0
 
 
@@ -202,19 +199,15 @@ class _Case:
 
     @property
     def reserve(self) -> int:
-        """Tokens kept for a reply."""
         return self.engine.reserve(self.sampling.max_tokens)
 
     async def tokens(self, messages: Sequence[ChatMessage]) -> Tokens:
-        """The prompt that these messages make."""
         return await self.engine.engine.prompt_tokens(messages)
 
     def fits(self, prompt: Tokens) -> bool:
-        """Whether there is room for a reply after it."""
         return len(prompt) + self.reserve <= self.engine.limit
 
     async def sizes(self) -> list[int]:
-        """Each message's tokens, roughly."""
         count = self.engine.engine.count_tokens
         return [
             await count(prompt_content(message)) + TEMPLATE_TOKENS + TOKENS_GUESSED * len(pictures_of(message))
@@ -225,12 +218,8 @@ class _Case:
 class ContextService:
     """Counts with the engine's own tokenizer, and makes the branches that need less context."""
 
-    def __init__(
-        self, parts: TurnParts, is_answering: Callable[[str], bool], begin: Callable[[Coroutine[Any, Any, None]], None]
-    ) -> None:
-        """`begin` does something in the background."""
-        self._parts, self._begin_work = parts, begin
-        self._is_answering = is_answering
+    def __init__(self, parts: TurnParts, is_answering: Callable[[str], bool]) -> None:
+        self._parts, self._is_answering = parts, is_answering
         self._counted: tuple[object, int] | None = None  # the last branch that was counted, and its tokens
         self._documents: dict[tuple[str, str], _Count] = {}  # by model and the file's hash
 
@@ -255,7 +244,7 @@ class ContextService:
             waiting = max(len(ids) + end - used, 0)
         reserve = engine.reserve(self._parts.drawn(None, chosen.options).max_tokens)
         if engine.too_small(tokens := used + waiting + reserve):
-            self._begin_work(self._grow_ahead(conversation_id, chosen.model, tokens))
+            self._parts.background.begin(self._grow_ahead(conversation_id, chosen.model, tokens))
         return ContextUse(used, waiting, reserve, engine.limit, not exact)
 
     async def tokens_of(self, attachment: Attachment) -> tuple[int, bool]:
@@ -427,14 +416,12 @@ async def _prompt_size(engine: ReadyEngine, messages: Sequence[ChatMessage]) -> 
 
 
 async def _picture_tokens(engine: ReadyEngine, picture: Picture) -> int:
-    """What a picture adds to a prompt."""
     alone, shown = ChatMessage("user", "?"), ChatMessage("user", "?", pictures=(picture,))
     count = engine.engine.prompt_tokens
     return len(await count([shown])) - len(await count([alone]))
 
 
 def _used_last(database: Database, model: str | None) -> list[list[Message]]:
-    """The branches of the chats used last, of those that this model answers."""
     query = (
         f"SELECT id FROM conversations WHERE deleted_at IS NULL AND ifnull(model, ?1) IS ?1 {LAST_USED_FIRST} LIMIT ?2"
     )

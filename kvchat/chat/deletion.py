@@ -23,10 +23,9 @@ import contextlib
 import json
 import math
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
 
 from kvchat.chat.context import StillAnswering
 from kvchat.chat.events import ConversationsChanged, MessagesChanged, Notice
@@ -52,22 +51,19 @@ class PermanentDeletion:
     What cannot be deleted now is told once, and tried again: in this run, and at the next start.
     """
 
-    def __init__(self, parts: TurnParts, finder: Finder, begin: Callable[[Coroutine[Any, Any, None]], None]) -> None:
-        """`begin` does something in the background."""
-        self._parts, self._finder, self._begin = parts, finder, begin
+    def __init__(self, parts: TurnParts, finder: Finder) -> None:
+        self._parts, self._finder = parts, finder
         self._overwriting = False
         self._gone: set[str] = set()  # the ids of those whose words are to be overwritten
         self._again: asyncio.TimerHandle | None = None
         self._told = False
 
     async def left_behind(self) -> None:
-        """Forget what was deleted and could not go, or in a run that had no time for it."""
         with self._in_words():
             if deleted := await self._parts.worker.run(_deleted, self._parts.database):
                 await self.forget(deleted)
 
     def close(self) -> None:
-        """Try nothing again in this run."""
         if self._again is not None:
             self._again.cancel()
 
@@ -97,7 +93,7 @@ class PermanentDeletion:
             self._told = True
             self.close()
             loop = asyncio.get_running_loop()
-            self._again = loop.call_later(AGAIN_S, lambda: self._begin(self.left_behind()))
+            self._again = loop.call_later(AGAIN_S, lambda: self._parts.background.begin(self.left_behind()))
 
     async def _words(self, ids: Iterable[str]) -> None:
         """Many chats may go at once, and the index is written anew for all of them together."""
@@ -150,7 +146,6 @@ def forget_strangers(store: SavePointStore, database: Database) -> None:
 
 
 def _deleted(database: Database) -> dict[str, set[str]]:
-    """Of what something may still be kept: the ids of messages, or the chat's own, by conversation."""
     found: dict[str, set[str]] = {}
     for row in database.rows("SELECT conversation_id, id FROM deleted"):
         found.setdefault(row["conversation_id"], set()).add(row["id"])
@@ -178,7 +173,6 @@ class Deleted:
 
     @property
     def is_chat(self) -> bool:
-        """Whether it is a chat; else it is a message of one."""
         return self.id == self.conversation_id
 
 
@@ -191,21 +185,16 @@ class RecentlyDeleted:
         is_answering: Callable[[str], bool],
         purge_chat: Callable[[str], Awaitable[None]],
         purge_messages: Callable[[Mapping[str, set[str]]], Awaitable[None]],
-        begin: Callable[[Coroutine[Any, Any, None]], None],
         keep_s: Callable[[], float],
     ) -> None:
-        """The two that purge delete for good what the tables no longer have; `keep_s` is 0 where nothing is kept.
-
-        `begin` does something in the background.
-        """
-        self._parts, self._is_answering, self._begin, self._keep_s = parts, is_answering, begin, keep_s
+        """The two that purge delete for good what the tables no longer have; `keep_s` is 0 where nothing is kept."""
+        self._parts, self._is_answering, self._keep_s = parts, is_answering, keep_s
         self._purge_chat, self._purge_messages = purge_chat, purge_messages
         self._timer: asyncio.TimerHandle | None = None
         self._looks_at = 0.0  # of the loop's clock; Qt's loop gives timers that do not tell
         self._deleted_here: set[str] = set()  # in this run: without a time to keep it, it goes at the end of it
 
     async def entries(self) -> list[Deleted]:
-        """All that can be had back, the newest first."""
         return await self._parts.worker.run(entries, self._parts.database, self._kept_s)
 
     async def restore(self, entry: Deleted) -> None:
@@ -216,7 +205,6 @@ class RecentlyDeleted:
             await self.restore_messages(entry.conversation_id, entry.id)
 
     async def restore_chats(self, ids: Sequence[str]) -> None:
-        """Have chats back, as far as they are not gone for good."""
         await self._hide(ids, None)
         self._deleted_here.difference_update(ids)
         self._parts.events.publish(ConversationsChanged())
@@ -242,7 +230,6 @@ class RecentlyDeleted:
         self._parts.events.publish(ConversationsChanged())
 
     async def hide_chats(self, ids: Sequence[str]) -> None:
-        """These chats are deleted now."""
         await self._hide(ids, time.time())
         self.added(ids)
         self._parts.events.publish(ConversationsChanged())
@@ -263,16 +250,15 @@ class RecentlyDeleted:
         self._timer, self._looks_at = loop.call_at(at, self._look_now), at
 
     def close(self) -> None:
-        """The run is over: where nothing is kept, what was deleted in it goes now."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         if not self._keep_s() and self._deleted_here:
-            self._begin(self._let_go(set(self._deleted_here)))
+            self._parts.background.begin(self._let_go(set(self._deleted_here)))
 
     def _look_now(self) -> None:
         self._timer = None
-        self._begin(self._let_go())
+        self._parts.background.begin(self._let_go())
 
     async def _hide(self, ids: Sequence[str], at: float | None) -> None:
         statement = "UPDATE conversations SET deleted_at = ?, deleted_s = 0, deleted_seen = NULL WHERE id = ?"
@@ -296,7 +282,6 @@ class RecentlyDeleted:
 
 
 def entries(database: Database, keep_s: float) -> list[Deleted]:
-    """What was deleted and can be had back, the newest first. Raises StorageFailed."""
     now = time.time()
     seen = now, _most_s(keep_s)
     chats = f"""
@@ -352,19 +337,15 @@ class Organiser:
     """Puts chats where the user wants them. Belongs to the event loop's thread; all methods raise StorageFailed."""
 
     def __init__(self, parts: TurnParts, leave: Callable[[str], None], deleted: RecentlyDeleted) -> None:
-        """`leave` ends what goes on in a chat."""
         self._parts, self._leave, self._deleted = parts, leave, deleted
 
     async def move(self, ids: Sequence[str], folder: str | None) -> None:
-        """Put chats into a folder; with None into none."""
         await self._set(ids, "folder", (folder or "").strip() or None)
 
     async def keep_on_top(self, ids: Sequence[str], on_top: bool) -> None:
-        """Keep chats at the top of the list, or no longer."""
         await self._set(ids, "on_top", on_top)
 
     async def archive(self, ids: Sequence[str], archived: bool) -> None:
-        """Put chats away into the archive, or back."""
         await self._set(ids, "archived", archived)
 
     async def delete(self, ids: Sequence[str]) -> None:
@@ -374,7 +355,6 @@ class Organiser:
         await self._deleted.hide_chats(ids)
 
     async def undo_delete(self, ids: Sequence[str]) -> None:
-        """Bring deleted chats back, as far as they are not gone for good."""
         await self._deleted.restore_chats(ids)
 
     async def _set(self, ids: Sequence[str], column: str, value: str | float | None) -> None:

@@ -106,7 +106,6 @@ MOST_STOPS = 16  # words that end a reply
 
 
 def check(options: ChatOptions) -> None:
-    """Raises BadOptions for options out of their bounds."""
     sampling = options.sampling
     for name, bounds in RANGES.items():
         value = getattr(sampling, name)
@@ -142,7 +141,6 @@ def check_format(sampling: Sampling) -> None:
 
 
 def options_json(options: ChatOptions) -> str:
-    """The options as they are stored; empty where all is left to others."""
     sampling = {name: value for name, value in dataclasses.asdict(options.sampling).items() if value is not None}
     known = {"sampling": sampling, "template": dict(options.template)}
     return json.dumps({name: value for name, value in known.items() if value}) if any(known.values()) else ""
@@ -199,12 +197,10 @@ class PresetExists(KvchatError):
 
 
 def presets(database: Database) -> list[Preset]:
-    """All presets, by name. Raises StorageFailed."""
     return [_preset(row) for row in database.rows("SELECT * FROM presets ORDER BY name COLLATE NOCASE, name")]
 
 
 def of_a_new_chat(database: Database) -> tuple[AnswerSettings, list[Message]]:
-    """How a chat that has not begun is answered, and what it begins with."""
     preset = next((preset for preset in presets(database) if preset.is_default), None)
     if preset is None:
         return AnswerSettings(), []
@@ -232,7 +228,6 @@ def store_preset(database: Database, preset: Preset) -> Preset:
 
 
 def copy_name(name: str, taken: set[str]) -> str:
-    """A name for a duplicate: “Name copy”, “Name copy 2”, …"""
     base = _("{name} copy", name=name)
     return next(found for n in range(1, len(taken) + 2) if (found := base if n == 1 else f"{base} {n}") not in taken)
 
@@ -259,8 +254,6 @@ class NewChat:
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     def answered_by(self, model: str) -> NewChat:
-        """The same chat with another model, by its path."""
-
         def make(database: Database, id: str) -> None:
             self.make(database, id)
             remember_model(database, id, model, replace=True)
@@ -269,7 +262,6 @@ class NewChat:
 
 
 def begin_with(database: Database, title: str, preset: Preset, id: str = "") -> Conversation:
-    """A new conversation that begins with a preset. Raises StorageFailed."""
     with database.transaction():
         made = database.create_conversation(title, preset.system or None, id=id)
         store_options(database, made.id, preset.options)

@@ -46,11 +46,9 @@ class OptionsService:
         self._is_answering = is_answering
 
     async def answer_settings(self, conversation_id: str) -> AnswerSettings:
-        """How a conversation is answered."""
         return await self._parts.answer_settings(conversation_id)
 
     async def change(self, conversation_id: str, options: ChatOptions) -> None:
-        """Answer a conversation so from its next message on."""
         await self.check(options)
         before = (await self.answer_settings(conversation_id)).options.template
         if options.template != before and await self.begun(conversation_id):
@@ -58,11 +56,9 @@ class OptionsService:
         await self._parts.worker.run(store_options, self._parts.database, conversation_id, options)
 
     async def begun(self, conversation_id: str) -> bool:
-        """Whether anything has been said in a conversation."""
         return any(message.role is not Role.SYSTEM for message in await self._parts.branch(conversation_id))
 
     async def system_prompt(self, conversation_id: str) -> str:
-        """The system prompt of the current branch; empty without one."""
         branch = await self._parts.branch(conversation_id)
         return branch[0].content if branch and branch[0].role is Role.SYSTEM else ""
 
@@ -111,16 +107,13 @@ class OptionsService:
             ) from None
 
     async def presets(self) -> list[Preset]:
-        """All presets, by name."""
         return await self._parts.worker.run(presets, self._parts.database)
 
     async def store_preset(self, preset: Preset) -> Preset:
-        """Store a preset, new or changed."""
         await self.check(preset.options)
         return await self._parts.worker.run(store_preset, self._parts.database, preset)
 
     async def duplicate_preset(self, preset: Preset) -> Preset:
-        """A copy under another name."""
         taken = {one.name for one in await self.presets()}
         copy = replace(preset, id="", is_default=False, name=copy_name(preset.name, taken))
         return await self.store_preset(copy)
@@ -130,9 +123,7 @@ class OptionsService:
         await self._parts.worker.run(self._parts.database.write, "DELETE FROM presets WHERE id = ?", (preset.id,))
 
     async def default_preset(self) -> Preset | None:
-        """The preset that new chats begin with."""
         return next((preset for preset in await self.presets() if preset.is_default), None)
 
     async def begin(self, title: str, preset: Preset) -> Conversation:
-        """A new conversation that begins with a preset."""
         return await self._parts.worker.run(begin_with, self._parts.database, title, preset)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import ParamSpec, TypeVar
 
 from kvchat.chat.context import ContextService, StillAnswering
@@ -21,14 +22,14 @@ from kvchat.chat.record.tree import Removed
 from kvchat.chat.search import Finder
 from kvchat.chat.turn import turns
 from kvchat.chat.turn.forecasts import Forecasts
-from kvchat.chat.turn.imported_memory import Verifying, try_out
+from kvchat.chat.turn.imported_memory import TriedOut, Verifying, try_out
 from kvchat.chat.turn.preparing import Preparing
 from kvchat.chat.turn.titles import Titles
 from kvchat.chat.turn.turn import Turn
 from kvchat.chat.turn.turns import Turns
 from kvchat.chat.turn_parts import TurnParts, Unwritten
 from kvchat.engine.speaking.wire import ENGINE_DEFAULTS, Sampling
-from kvchat.kvstore.savepoint import StoreRefused
+from kvchat.kvstore.savepoint import Fingerprint, StoreRefused
 from kvchat.kvstore.store import SavePointStore
 from kvchat.session.host import EngineHost
 from kvchat.session.slots import Slots
@@ -45,50 +46,53 @@ class ChatService:
 
     def __init__(
         self,
+        *,
         database: Database,
         worker: Worker,
         store: SavePointStore,
         host: EngineHost,
         events: EventBus,
-        sampling: Callable[[], Sampling] = lambda: ENGINE_DEFAULTS,
+        user_sampling: Callable[[], Sampling] = lambda: ENGINE_DEFAULTS,
         model: Callable[[], str | None] = lambda: None,
-        defaults: Callable[[], Sampling] = lambda: ENGINE_DEFAULTS,
+        model_sampling: Callable[[], Sampling] = lambda: ENGINE_DEFAULTS,
         keep_deleted_s: Callable[[], float] = lambda: 0.0,
         why_not_read: Callable[[], Reason | None] = lambda: None,
     ) -> None:
-        """`sampling`: how the settings want replies drawn, `defaults`: how the model in use does.
+        """`user_sampling`: how the settings want replies drawn, `model_sampling`: how the model in use does.
 
         `model`: the path of the one that answers in a new chat. `keep_deleted_s`: for how long what was deleted can be
-        had back. `why_not_read`: why nothing is to be read before it is asked for; empty where it may be.
+        had back. `why_not_read`: why nothing is to be read before it is asked for; None where it may be.
         """
         self.events, self.slots = events, Slots(store)
         self._database, self._worker, self._store = database, worker, store
         self.unwritten = Unwritten(database, worker, events)
-        given = database, worker, host, self.slots, events, self.unwritten
-        self._parts = TurnParts(*given, defaults, sampling, model)
-        self.titles, self.forecasts = Titles(self._parts), Forecasts(self._parts)
-        self._background = Background(self.titles.hear)
-        begin, is_answering = self._background.begin, self.is_answering
-        self._preparing = Preparing(self._parts, self._background, why_not_read)
+        self._background = Background(lambda busy: self.titles.hear(busy))
+        self.parts = parts = TurnParts(
+            database=database,
+            worker=worker,
+            host=host,
+            slots=self.slots,
+            events=events,
+            unwritten=self.unwritten,
+            background=self._background,
+            model_sampling=model_sampling,
+            user_sampling=user_sampling,
+            new_chats_model=model,
+            why_not_read=why_not_read,
+        )
+        self.titles, self.forecasts = Titles(parts), Forecasts(parts)
         self.drafts, self.finder = Drafts(database, worker), Finder(database, worker)
-        self.context = ContextService(self._parts, is_answering, begin)
-        self.options = OptionsService(self._parts, self.is_answering)
-        self._permanent_deletion = PermanentDeletion(self._parts, self.finder, begin)
-        forget = self._permanent_deletion.forget
-        self.recently_deleted = RecentlyDeleted(self._parts, is_answering, self.delete, forget, begin, keep_deleted_s)
-        self.organiser = Organiser(self._parts, self.leave, self.recently_deleted)
-        self._turns = Turns(self._parts, self._background, self.context, model, self._preparing.begin)
-        self.library = Library(self._parts, begin, forget, model, self._preparing.begin)
-        self.ahead_of, self.go_first = self._turns.ahead_of, self._turns.go_first
-        self.rest_on, self.stop_reading_ahead = self._preparing.rest_on, self._preparing.stop
-        self.try_out = lambda *asked: try_out(self._parts, *asked)
-        self.verifying = Verifying(self._parts, why_not_read, self._preparing.begin)
-        self.absorb, self.reading_speed = self._parts.absorb, self._parts.reading_speed
-
-    @property
-    def busy(self) -> str | None:
-        """A conversation whose reply is being made right now, if any."""
-        return next(iter(self.answering), None)
+        self._preparing = Preparing(parts)
+        self.context = ContextService(parts, self.is_answering)
+        self.options = OptionsService(parts, self.is_answering)
+        self._turns = Turns(parts, self.context, over=self._preparing.begin)
+        self._permanent_deletion = PermanentDeletion(parts, self.finder)
+        self.recently_deleted = RecentlyDeleted(
+            parts, self.is_answering, self.delete, self._permanent_deletion.forget, keep_deleted_s
+        )
+        self.organiser = Organiser(parts, self.leave, self.recently_deleted)
+        self.library = Library(parts, self._permanent_deletion.forget, over=self._preparing.begin)
+        self.verifying = Verifying(parts, over=self._preparing.begin)
 
     @property
     def answering(self) -> tuple[str, ...]:
@@ -96,20 +100,42 @@ class ChatService:
         return self._turns.answering
 
     @property
+    def busy(self) -> str | None:
+        return next(iter(self.answering), None)
+
+    @property
     def idle_s(self) -> float:
         """For how long the engine has not been needed, in seconds."""
         return self._background.idle_s
 
     def is_answering(self, conversation_id: str) -> bool:
-        """Whether a reply in this conversation is being made or waits for its turn."""
+        """True if a reply in this conversation is being made or waits for its turn."""
         return self._turns.is_answering(conversation_id)
 
+    def ahead_of(self, conversation_id: str) -> str | None:
+        """The conversation that is answered while this one waits, None if it does not wait for another."""
+        return self._turns.ahead_of(conversation_id)
+
+    def go_first(self, conversation_id: str) -> None:
+        """Answer this conversation next: the reply that is being made is stopped, and can be continued."""
+        self._turns.go_first(conversation_id)
+
+    def rest_on(self, conversation_id: str | None) -> None:
+        """The user may be about to open this conversation, or none: what it needs is read from a slow disk."""
+        self._preparing.rest_on(conversation_id)
+
+    def stop_reading_ahead(self, conversation_id: str) -> None:
+        """Read nothing of this chat until it is selected again."""
+        self._preparing.stop(conversation_id)
+
+    async def try_out(self, conversation_id: str, fingerprint: Fingerprint, start: bool) -> TriedOut:
+        """As `imported_memory.try_out`."""
+        return await try_out(self.parts, conversation_id, fingerprint, start)
+
     async def conversations(self) -> list[Conversation]:
-        """All conversations, newest first."""
         return await self._worker.run(self._database.conversations)
 
     async def conversation(self, conversation_id: str) -> Conversation | None:
-        """One conversation, or None if there is none of that id."""
         return await self._worker.run(self._database.conversation, conversation_id)
 
     async def seconds_saved(self) -> dict[str, float]:
@@ -132,7 +158,6 @@ class ChatService:
         return NewChat(lambda database, id: begin_with(database, _(NEW_TITLE), begins, id))
 
     async def begin(self, preset: Preset) -> Conversation:
-        """Make an empty conversation that begins with a preset."""
         made = await self.options.begin(_(NEW_TITLE), preset)
         self.events.publish(ConversationsChanged())
         return made
@@ -149,7 +174,6 @@ class ChatService:
         self.events.publish(ConversationsChanged())
 
     async def relocate_model(self, old: str, new: str) -> None:
-        """A model is in another place now, for every conversation that used it."""
         await self._worker.run(self._database.write, "UPDATE conversations SET model = ? WHERE model = ?", (new, old))
         self.events.publish(ConversationsChanged())
 
@@ -163,7 +187,6 @@ class ChatService:
             await asyncio.to_thread(self._store.delete_conversation, conversation_id)
 
     def leave(self, conversation_id: str) -> None:
-        """End what goes on in a conversation that is about to go."""
         self.stop(conversation_id)
         self._turns.end_settling(conversation_id)
         self._preparing.leave(conversation_id)
@@ -178,7 +201,6 @@ class ChatService:
         self._preparing.write(conversation_id or NOT_BEGUN, draft, attachments)
 
     def engine_ready(self) -> None:
-        """An engine came up: restore what the user looks at."""
         self._background.used()
         if not self._turns.any:
             self._preparing.begin()
@@ -203,39 +225,41 @@ class ChatService:
         `waits`: it may wait for a reply that is being made in the chat, and this is called when its own begins; else
         there must be none.
         """
-        turn = self._turn(conversation_id, sampling, keep)
-        turn.waits = waits
-        return self._turns.begin(
-            turn,
+        turn = Turn(
+            self.parts,
+            conversation_id,
             lambda: turns.ask(self._database, conversation_id, text, attachments, new, drafts),
-            text,
-            attachments,
-            new is not None,
+            sampling,
+            keep=keep,
+            words=text,
+            attachments=attachments,
+            begins_chat=new is not None,
+            waits=waits,
         )
+        return self._turns.begin(turn)
 
     def retry(
         self, conversation_id: str, sampling: Sampling | None = None, *, keep: bool = True
     ) -> asyncio.Future[Message | None]:
         """Answer the last user message again, after a turn that failed or was interrupted."""
-        turn = self._turn(conversation_id, sampling, keep)
-        return self._turns.begin(turn, lambda: turns.answer_again(self._database, conversation_id))
+        begin = partial(turns.answer_again, self._database, conversation_id)
+        return self._turns.begin(Turn(self.parts, conversation_id, begin, sampling, keep=keep))
 
     def regenerate(self, reply: Message, sampling: Sampling | None = None) -> asyncio.Future[Message | None]:
         """Make another reply beside this one; what followed it stays in the tree, on its branch."""
-        turn = self._turn(reply.conversation_id, sampling)
-        return self._turns.begin(turn, lambda: turns.regenerate(self._database, reply))
+        begin = partial(turns.regenerate, self._database, reply)
+        return self._turns.begin(Turn(self.parts, reply.conversation_id, begin, sampling))
 
     def go_on(self, reply: Message, sampling: Sampling | None = None) -> asyncio.Future[Message | None]:
-        """Continue a reply from where it ended."""
-        turn = self._turn(reply.conversation_id, sampling)
-        return self._turns.begin(turn, lambda: turns.go_on(self._database, reply))
+        begin = partial(turns.go_on, self._database, reply)
+        return self._turns.begin(Turn(self.parts, reply.conversation_id, begin, sampling))
 
     def edit(
         self, question: Message, text: str, sampling: Sampling | None = None, *, keep: bool = True
     ) -> asyncio.Future[Message | None]:
         """Ask something else in a question's place; what followed it stays in the tree, on a branch of its own."""
-        turn = self._turn(question.conversation_id, sampling, keep)
-        return self._turns.begin(turn, lambda: turns.ask_instead(self._database, question, text), text)
+        begin = partial(turns.ask_instead, self._database, question, text)
+        return self._turns.begin(Turn(self.parts, question.conversation_id, begin, sampling, keep=keep, words=text))
 
     async def edit_reply(self, reply: Message, text: str) -> Message:
         """Put the user's words in a reply's place, without asking the model; the old one stays on its branch."""
@@ -251,7 +275,6 @@ class ChatService:
         return made
 
     async def switch(self, conversation_id: str, message_id: str) -> None:
-        """Go to the branch that leads through this message, to its newest end."""
         await self._change(conversation_id, tree.switch, self._database, conversation_id, message_id)
 
     async def delete_message(self, message: Message) -> Removed:
@@ -261,7 +284,6 @@ class ChatService:
         return removed
 
     async def put_back(self, removed: Removed) -> None:
-        """Undo `delete_message`."""
         await self.recently_deleted.restore_messages(removed.conversation_id, removed.id)
         self._preparing.changed(removed.conversation_id)
 
@@ -271,7 +293,6 @@ class ChatService:
         self.recently_deleted.look_after()
 
     def stop(self, conversation_id: str) -> None:
-        """Stop the running reply; what has come of it is kept."""
         self._turns.stop(conversation_id)
 
     def stop_all(self) -> None:
@@ -291,7 +312,7 @@ class ChatService:
         `stop` answers whether it did.
         """
         async with self.slots.alone():
-            await self._parts.absorb(patience_s=0.0)
+            await self.parts.absorb(patience_s=0.0)
             if await stop():
                 self.slots.forget()
 
@@ -303,9 +324,6 @@ class ChatService:
         self.recently_deleted.close()
         self.finder.close()
         self._permanent_deletion.close()
-
-    def _turn(self, conversation_id: str, sampling: Sampling | None, keep: bool = True) -> Turn:
-        return Turn(self._parts, conversation_id, sampling, keep=keep)
 
     async def _change(self, conversation_id: str, write: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Change the tree, between replies; then begin to restore what is on the page now. Raises StillAnswering."""

@@ -20,8 +20,9 @@ from kvchat.session.host import EngineHost
 from kvchat.session.restore_cost import ReadingSpeed
 from kvchat.session.slot import Slot
 from kvchat.session.slots import Slots
-from kvchat.system.concurrency import Worker
+from kvchat.system.concurrency import Background, Worker
 from kvchat.words.language import _
+from kvchat.words.reasons import Reason
 
 AGAIN_S = 5.0  # between two tries
 
@@ -35,17 +36,14 @@ class Unwritten:
         self._trying: asyncio.Task[None] | None = None
 
     def hold(self, reply: Message) -> None:
-        """Write this reply as it is, as soon as that is possible."""
         self._replies[reply.id] = reply
         if self._trying is None or self._trying.done():
             self._trying = asyncio.create_task(self._try())
 
     def holds(self, message_id: str) -> bool:
-        """True if this reply is not on disk as it should be."""
         return message_id in self._replies
 
     def shown(self, messages: Iterable[Message]) -> list[Message]:
-        """The messages from the disk, the held ones as they should be there."""
         return [self._whole(message) for message in messages]
 
     async def write(self) -> None:
@@ -56,7 +54,6 @@ class Unwritten:
             self._events.publish(MessagesChanged(reply.conversation_id))
 
     async def close(self) -> None:
-        """Try for the last time."""
         if self._trying is not None:
             self._trying.cancel()
         with contextlib.suppress(StorageFailed):
@@ -85,9 +82,11 @@ class TurnParts:
     slots: Slots
     events: EventBus
     unwritten: Unwritten
-    defaults: Callable[[], Sampling] = lambda: ENGINE_DEFAULTS  # how replies are drawn with the model in use
-    user_sampling: Callable[[], Sampling] = lambda: ENGINE_DEFAULTS  # and what the settings say of it
-    new_chats_model: Callable[[], str | None] = lambda: None  # path of the one that answers in a chat without a model
+    background: Background
+    model_sampling: Callable[[], Sampling]  # how replies are drawn with the model in use
+    user_sampling: Callable[[], Sampling]  # and what the settings say of it
+    new_chats_model: Callable[[], str | None]  # path of the one that answers in a chat without a model
+    why_not_read: Callable[[], Reason | None]  # why nothing is to be read ahead; None where it may be
 
     def exchange(self, slot: Slot, conversation_id: str) -> Exchange:
         """For whatever is asked of the engine for a conversation, and told of it, in a slot that is the caller's."""
@@ -99,14 +98,12 @@ class TurnParts:
         What they leave open is the model's. At temperature 0 nothing is added: that is what the model says itself.
         """
         chosen = (given or ENGINE_DEFAULTS).over(options.sampling).over(self.user_sampling())
-        return chosen if chosen.temperature == 0 else chosen.over(self.defaults())
+        return chosen if chosen.temperature == 0 else chosen.over(self.model_sampling())
 
     async def path(self, message_id: str) -> list[Message]:
-        """The messages from the first to this one; empty if it was deleted."""
         return await self.worker.run(self.database.path, message_id)
 
     async def branch(self, conversation_id: str) -> list[Message]:
-        """The messages from the first to the end of the conversation's current branch."""
         return await self.worker.run(self.database.branch, conversation_id)
 
     async def reading_speed(self, model: str) -> ReadingSpeed:
@@ -117,7 +114,6 @@ class TurnParts:
         return speed
 
     async def answer_settings(self, conversation_id: str) -> AnswerSettings:
-        """How the conversation is answered."""
         return self.with_model(await self.worker.run(answer_settings, self.database, conversation_id))
 
     async def beginning(self, conversation_id: str | None) -> tuple[AnswerSettings, list[Message]]:
@@ -128,7 +124,6 @@ class TurnParts:
         return await self.answer_settings(conversation_id), await self.branch(conversation_id)
 
     def with_model(self, chosen: AnswerSettings) -> AnswerSettings:
-        """Return these settings with the model for new chats where they name none."""
         return chosen if chosen.model else replace(chosen, model=self.new_chats_model())
 
     async def absorb(self, patience_s: float = ABSORBING_PATIENCE_S) -> None:

@@ -108,7 +108,6 @@ def _count(database: Path) -> int:
 
 
 def _write_zip(out: IO[bytes], files: Mapping[str, Path], facts: BackupFacts, progress: Progress) -> int:
-    """Returns how many bytes the files take in it."""
     entries: dict[str, Any] = {}
     done = 0
     with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -143,7 +142,6 @@ class BadBackup(KvchatError):
 
 
 def check_backup(source: Path) -> BackupFacts:
-    """Look at a backup without unpacking it. Raises BadBackup."""
     try:
         with open_zip(source) as archive:
             return _facts(source, archive, _manifest(archive))
@@ -184,19 +182,16 @@ def lay_ready(
 
 
 def _keep_own(paths: Paths, restored: Path, names: Iterable[str]) -> None:
-    """Put these of the present settings into those that were unpacked. Raises SettingsNotSaved."""
     own = load_settings(paths.settings_file)
     save_settings(restored, replace(load_settings(restored), **{name: getattr(own, name) for name in names}))
 
 
 def say_ready(paths: Paths, now: datetime) -> None:
-    """What was laid ready is all there. Raises OSError."""
     with whole_file(paths.data / RESTORING / _READY) as ready:
         ready.write_text(f"{now:%Y-%m-%dT%H-%M-%S}", "utf-8")
 
 
 def forget_waiting(paths: Paths) -> None:
-    """Give up a restore that was laid ready."""
     waiting = paths.data / RESTORING
     with suppress(OSError):
         (waiting / _READY).unlink()

@@ -88,7 +88,6 @@ def export_file(
 
 @contextlib.contextmanager
 def whole_export(target: Path, *, private: bool = False) -> Iterator[Path]:
-    """As `whole_file`. Raises ExportFailed."""
     try:
         with whole_file(target, private=private) as new:
             yield new
@@ -145,7 +144,6 @@ def _counted(items: Iterator[T], total: int, progress: Progress) -> Iterator[T]:
 
 
 def as_markdown(conversation: Conversation, branch: Sequence[Message]) -> str:
-    """One conversation's current branch as Markdown."""
     parts = [f"# {one_line(calm(conversation.title))}", f"*{timestamp(conversation.created_at)}*"]
     for message in branch:
         parts.append(f"## {_(SPEAKERS[message.role])}")
@@ -197,7 +195,6 @@ def _article(message: Message, reader: MarkdownIt) -> str:
 
 
 def _picture(attachment: Attachment) -> str:
-    """The picture itself: the page stands alone."""
     url = (
         f"data:image/{(kind_of(attachment.data) or 'png').lower()};base64,{base64.b64encode(attachment.data).decode()}"
     )

@@ -224,7 +224,6 @@ def _chatgpt_text(content: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _lm_studio_text(version: Mapping[str, Any]) -> tuple[str, str]:
-    """Text and thinking of a version: content blocks, in steps for replies."""
     text: list[str] = []
     thinking: list[str] = []
     steps = [_dict(step) for step in _list(version.get("steps"))] or [dict(version)]
@@ -257,7 +256,6 @@ def _without_reasoning(text: str) -> tuple[str, str]:
 
 
 def _attached(file: Mapping[str, Any]) -> str:
-    """A text file attached to a message, as part of it."""
     content = _text(file.get("extracted_content"))
     return f"{_text(file.get('file_name')) or 'attachment'}:\n\n{content}" if content.strip() else ""
 

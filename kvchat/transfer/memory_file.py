@@ -67,7 +67,6 @@ class WrongPassphrase(PassphraseNeeded):
 
 
 def seal(pieces: Iterable[bytes], out: IO[bytes], passphrase: str) -> None:
-    """Write the pieces so that only the passphrase opens them. Raises OSError and what making them raises."""
     key = pyrage.x25519.Identity.generate()
     salt = secrets.token_bytes(_SALT)
     out.write(MAGIC + _VERSION + salt + _lock(passphrase, salt).encrypt(_NONCE, str(key).encode(), None))
@@ -108,7 +107,6 @@ def opened(file: IO[bytes], passphrase: str) -> Iterator[IO[bytes]]:
 
 
 def _unlocked(file: IO[bytes], passphrase: str) -> bytes:
-    """The file's key."""
     version, salt, sealed = file.read(len(_VERSION)), file.read(_SALT), file.read(_SEALED_KEY)
     if version != _VERSION:
         raise ValueError
@@ -116,7 +114,6 @@ def _unlocked(file: IO[bytes], passphrase: str) -> bytes:
 
 
 def _lock(passphrase: str, salt: bytes) -> ChaCha20Poly1305:
-    """What seals the file's key."""
     return ChaCha20Poly1305(
         hashlib.scrypt(passphrase.encode(), salt=salt, n=_COST, r=_BLOCK, p=1, maxmem=1 << 30, dklen=32)
     )
@@ -194,7 +191,6 @@ class NothingKept(KvchatError):
 
 
 def memory_to_export(store: SavePointStore, conversation_id: str) -> Manifest:
-    """What there is to go with a chat. Raises NothingKept, StoreRefused."""
     store.absorb_pending()
     manifest = store.manifest(conversation_id)
     if manifest is None:
@@ -263,14 +259,12 @@ def is_memory_file(path: Path) -> bool:
 
 
 def holds_memory(path: Path) -> bool:
-    """True if the file is a chat with its memory; False if it cannot be read."""
     with suppress(OSError):
         return is_memory_file(path)
     return False
 
 
 def is_sealed(begin: bytes) -> bool:
-    """Whether a file that begins so needs a passphrase."""
     return begin.startswith(MAGIC)
 
 

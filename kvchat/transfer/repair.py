@@ -35,12 +35,10 @@ class Repaired:
 
     @property
     def title(self) -> str:
-        """In a line, what came of it."""
         return _("Your chats are repaired") if self.found.chats else _("No chat could be read")
 
     @property
     def words(self) -> str:
-        """What was found and what was lost, for the user."""
         found = self.found
         lines = [
             _(

@@ -118,7 +118,6 @@ def take_back(database: Database, conversation_id: str) -> None:
 
 
 def _attached(db: sqlite3.Connection, conversation_id: str) -> dict[str, Row]:
-    """What is attached to a conversation's messages, by message, as the key that it adds to their rows."""
     query = (
         "SELECT attachments.* FROM attachments JOIN messages ON messages.id = message_id"
         " WHERE conversation_id = ? ORDER BY position"
@@ -196,7 +195,6 @@ def _checked_attachment(attachment: Row, what: str) -> Row:
 
 
 def _checked_receipt(receipt: Any, what: str) -> str:
-    """The receipt as the database has it."""
     try:
         if receipt["source"] not in _SOURCES:
             raise ValueError
@@ -262,7 +260,6 @@ VERSION = 1
 
 
 def write_json(conversations: Iterable[Row], file: IO[str]) -> int:
-    """Write conversations, one at a time, and return how many. Raises OSError."""
     file.write(f'{{"format": "{FORMAT}", "version": {VERSION}, "conversations": [')
     count = 0
     for count, conversation in enumerate(conversations, 1):

@@ -42,8 +42,6 @@ class TransferService:
         self._store, self._try_out = store, try_out
 
     async def export(self, ids: Sequence[str], target: Path, progress: Progress) -> int:
-        """Write these conversations in the form the file's name asks for; returns how many. Raises ExportFailed."""
-
         def work(tell: Progress) -> int:
             with closing(Database(self._paths.database)) as beside:  # a connection of its own holds nobody up
                 return export_file(beside, ids, ExportForm.of(target), target, tell)
@@ -51,7 +49,6 @@ class TransferService:
         return await in_thread_with_progress(work, progress)
 
     async def memory_of(self, conversation_id: str) -> Manifest:
-        """What would go with the conversation. Raises NothingKept, StoreRefused."""
         return await asyncio.to_thread(memory_to_export, self._kept_in, conversation_id)
 
     async def export_with_memory(
@@ -100,14 +97,11 @@ class TransferService:
         return self._store
 
     async def back_up(self, target: Path, progress: Progress) -> BackupFacts:
-        """Write a backup. Raises BackupFailed."""
         return await in_thread_with_progress(lambda tell: make_backup(self._paths, target, tell), progress)
 
     async def check(self, source: Path) -> BackupFacts:
-        """What a backup holds. Raises BadBackup."""
         return await asyncio.to_thread(check_backup, source)
 
     async def lay_ready(self, source: Path, progress: Progress, *, with_engine: bool = False) -> BackupFacts:
-        """Have a backup take the data's place at the next start. Raises BadBackup."""
         work = partial(lay_ready, self._paths, source, with_engine=with_engine)
         return await in_thread_with_progress(work, progress)

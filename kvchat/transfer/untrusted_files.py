@@ -52,7 +52,6 @@ def open_zip(path: Path) -> Iterator[zipfile.ZipFile]:
 
 
 def is_zip(path: Path) -> bool:
-    """Whether a file is a zip, whatever its name. Raises OSError."""
     with open_plain(path) as file:
         return zipfile.is_zipfile(file)
 
@@ -147,7 +146,6 @@ class _Text:
             self._fill(_STEP)
 
     def skip(self, what: re.Pattern[str]) -> bool:
-        """Step over what stands here; False where something else does."""
         found = what.match(self._buffer, self.at)
         self.at = found.end() if found else self.at
         return found is not None

@@ -82,7 +82,6 @@ def read_rules(folder: Path) -> Rules | None:
 
 
 def _rule(line: bytes) -> Rule | None:
-    """The rule in a line; None where it holds none."""
     line = _without_trailing_spaces(line.removesuffix(b"\r"))
     if not line or line.startswith(b"#") or len(line) > MOST_RULE:
         return None

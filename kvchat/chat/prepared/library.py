@@ -84,7 +84,6 @@ class DocumentReader:
                 again = True  # what it died over is set aside
 
     async def _read(self, slot: Slot, wanted: Callable[[], bool]) -> Read | None:
-        """None if it was not `wanted` to the end."""
         exchange = Exchange(self._parts.slots, slot, self._parts.host, self._owner, self._hear)
         messages = prompt_messages([system_message([document.attachment for document in self._documents])])
         async with exchange.losses_explained():
@@ -111,7 +110,6 @@ class DocumentReader:
         return Read(engine.fingerprint, engine.context_size, len(boundary), ms)
 
     async def _to_the_end(self, lease: Lease, boundary: Tokens, wanted: Callable[[], bool]) -> bool:
-        """Read and save on from what there is of it; whether it came to the end."""
         loaded = await lease.load((*boundary, NEXT))
 
         async def keep(stop: Tokens) -> None:
@@ -126,7 +124,6 @@ class DocumentReader:
         )
 
     def _refuse(self, tokens: int, engine: ReadyEngine) -> NoReturn:
-        """Raises CannotPrepare: it is too long, and so much fits."""
         room = engine.limit - engine.reserve(None)
         letters = sum(len(document.text) for document in self._documents)
         fits, so_far = 0, 0
@@ -223,27 +220,15 @@ Forget = Callable[[Mapping[str, set[str]]], Coroutine[Any, Any, None]]
 class Library:
     """Belongs to the event loop's thread. Every method raises KvchatError."""
 
-    def __init__(
-        self,
-        parts: TurnParts,
-        begin: Callable[[Coroutine[Any, Any, None]], None],
-        forget: Forget,
-        model: Callable[[], str | None],
-        free: Callable[[], object],
-    ) -> None:
-        """`begin` does something in the background, `forget` deletes what is kept of somebody; `free`: the slot is.
-
-        `model`: the path of the one in use.
-        """
-        self._parts, self._begin, self._forget, self._model, self._free = parts, begin, forget, model, free
+    def __init__(self, parts: TurnParts, forget: Forget, over: Callable[[], object]) -> None:
+        """`forget` deletes what is kept of somebody; `over`: called when a slot was used for something else."""
+        self._parts, self._forget, self._over = parts, forget, over
         self.reading: dict[str, Reading] = {}  # by id
 
     async def all(self) -> list[Prepared]:
-        """What there is, by name."""
         return await self._parts.worker.run(record.all_prepared, self._parts.database)
 
     async def named(self, name: str) -> Prepared:
-        """The one of that name. Raises CannotPrepare."""
         found = next((one for one in await self.all() if one.name == name), None)
         if found is None:
             raise CannotPrepare(
@@ -271,7 +256,6 @@ class Library:
         return round(len(text) / LETTERS_A_TOKEN), False
 
     async def add(self, paths: Sequence[Path], name: str) -> Prepared:
-        """A new set, not read yet."""
         documents = await asyncio.to_thread(gather, paths)
         named = [str(path.absolute()) for path in paths]
         made = await self._parts.worker.run(record.add, self._parts.database, name, named, documents)
@@ -288,7 +272,7 @@ class Library:
             raise CannotPrepare(_("“{name}” is being read already", name=one.name), "", "")
         task, refused = asyncio.ensure_future(self._read(one)), False
         self.reading[one.id] = Reading(task)
-        self._begin(_over(task))
+        self._parts.background.begin(_over(task))
         self._changed()
         try:
             return await task
@@ -301,7 +285,7 @@ class Library:
             del self.reading[one.id]
             if refused:
                 await self.remove(one)
-            self._free()
+            self._over()
             self._changed()
 
     async def cancel(self, one: Prepared) -> None:
@@ -313,7 +297,6 @@ class Library:
             await self.remove(one)
 
     def stop(self) -> None:
-        """Read nothing any further, for now."""
         for reading in self.reading.values():
             reading.task.cancel()
 
@@ -329,17 +312,14 @@ class Library:
         await self._forget({one.owner: {one.owner}})
 
     async def begin(self, one: Prepared) -> Conversation:
-        """A new chat on what was read."""
         made = await self._parts.worker.run(record.begin_chat, self._parts.database, one)
         self._parts.events.publish(ConversationsChanged())
         return made
 
     def new_chat(self, one: Prepared) -> NewChat:
-        """A chat on what was read that begins with its first question."""
         return NewChat(lambda database, id: record.begin_chat(database, one, id))
 
     async def names(self) -> dict[str, str]:
-        """What is called how, by the owner of its save points."""
         rows = await self._parts.worker.run(self._parts.database.rows, "SELECT id, name FROM prepared")
         return {record.owner_of(row["id"]): str(row["name"]) for row in rows}
 
@@ -378,7 +358,6 @@ class Library:
         ]
 
     def time_left(self, one: Prepared) -> TimeRange | None:
-        """An estimate for one that is being read; None where it cannot be said."""
         reading = self.reading.get(one.id)
         return self._parts.slots.restore_cost.speed.forecast(reading.total - reading.done) if reading else None
 
@@ -399,7 +378,7 @@ class Library:
             sources=tuple(document.source for document in documents),
             label=label(read.fingerprint),
             fingerprint=read.fingerprint,
-            model=self._model() or "",
+            model=parts.new_chats_model() or "",
             context_size=read.context_size,
             tokens=read.tokens,
             read_ms=read.ms or one.read_ms,
@@ -408,7 +387,7 @@ class Library:
         await parts.worker.run(record.finish, parts.database, now, documents)
         if one.label and one.label != now.label:
             await parts.slots.discard_messages(one.owner, [one.label])
-        self._begin(parts.absorb())
+        self._parts.background.begin(parts.absorb())
         return now
 
     def _progress(self, prepared_id: str, done: int, total: int) -> None:
@@ -445,7 +424,6 @@ def _text(documents: Sequence[Document]) -> str:
 
 
 def _label(documents: Sequence[Document], fingerprint: Fingerprint) -> str:
-    """What the save points of these texts are called, read with that."""
     digest = blake3(repr(fingerprint).encode())
     for document in documents:
         digest.update(f"{document.source.name}\0{document.source.hash}\0".encode())

@@ -39,12 +39,10 @@ class Prepared:
 
     @property
     def owner(self) -> str:
-        """Whose its save points are."""
         return owner_of(self.id)
 
     @property
     def is_read(self) -> bool:
-        """Whether it was read to its end."""
         return bool(self.label)
 
 
@@ -54,7 +52,6 @@ def owner_of(prepared_id: str) -> str:
 
 
 def all_prepared(database: Database) -> list[Prepared]:
-    """All of them, by name."""
     query = (
         "SELECT id, name, paths, sources, label, fingerprint, model, context_size, tokens, read_ms, created_at"
         " FROM prepared ORDER BY name COLLATE NOCASE"
@@ -74,7 +71,6 @@ def add(database: Database, name: str, paths: Sequence[str], documents: Sequence
 
 
 def finish(database: Database, prepared: Prepared, documents: Sequence[Document]) -> None:
-    """It was read to its end, as these documents."""
     facts = json.dumps(dataclasses.asdict(prepared.fingerprint)) if prepared.fingerprint else None
     database.write(
         "UPDATE prepared SET sources = ?, texts = ?, label = ?, fingerprint = ?, model = ?, context_size = ?,"
@@ -94,7 +90,6 @@ def remove(database: Database, prepared: Prepared) -> None:
 
 
 def begin_chat(database: Database, prepared: Prepared, id: str = "") -> Conversation:
-    """A new conversation whose system message has the documents as they were read last."""
     row = next(iter(database.rows("SELECT texts FROM prepared WHERE id = ?", (prepared.id,))), None)
     if row is None:
         raise CannotPrepare(_("“{name}” is no longer in the library", name=prepared.name), "", _("Prepare it again."))
@@ -118,7 +113,6 @@ def begun_on(database: Database, conversation_id: str) -> tuple[str | None, list
 
 
 def system_message(documents: Sequence[Attachment]) -> Message:
-    """What every chat on these documents begins with."""
     return new_message("", Role.SYSTEM, INSTRUCTION, attachments=documents)
 
 

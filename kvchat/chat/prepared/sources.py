@@ -51,7 +51,6 @@ class Document:
 
     @property
     def attachment(self) -> Attachment:
-        """As it goes with a message."""
         return Attachment(self.source.name, self.source.size, self.source.hash, self.text)
 
 
@@ -198,7 +197,6 @@ def _is_ignored(path: Path, rules: _Rules, *, is_folder: bool) -> bool:
 
 
 def _rules_above(folder: Path) -> _Rules:
-    """What the repository that a folder lies in says of it."""
     above = [folder, *folder.parents]
     root = next((number for number, one in enumerate(above) if (one / ".git").exists()), 0)
     return tuple(rule for one in reversed(above[1 : root + 1]) for rule in _rules_of(one))

@@ -152,7 +152,6 @@ def _drop_deleted(backup: Path, file: Path) -> None:
 
 
 def _attached(target: Path, file: Path) -> sqlite3.Connection:
-    """`target`, with the chats in `file` as `live`, which are only read."""
     db = sqlite3.connect(target, timeout=10.0, isolation_level=None, uri=True)
     try:
         db.execute("PRAGMA secure_delete = ON")

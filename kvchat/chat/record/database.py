@@ -72,14 +72,12 @@ class Database(DatabaseFile):
         return [conversation_of(row) for row in rows]
 
     def conversation(self, conversation_id: str) -> Conversation | None:
-        """One conversation, or None if there is none of that id."""
         found = self.rows("SELECT * FROM conversations WHERE id = ? AND deleted_at IS NULL", (conversation_id,))
         return conversation_of(found[0]) if found else None
 
     def create_conversation(
         self, title: str, system: str | None = None, attachments: Sequence[Attachment] = (), *, id: str = ""
     ) -> Conversation:
-        """A new conversation, with a system message if given, and what is attached to that."""
         now, conversation_id = _now(), id or uuid.uuid4().hex
         with self.transaction() as db:
             db.execute(
@@ -105,7 +103,6 @@ class Database(DatabaseFile):
         )
 
     def delete(self, conversation_id: str) -> None:
-        """Delete a conversation and its messages."""
         query = "SELECT id FROM messages WHERE conversation_id = ? ORDER BY rowid DESC"
         with self.transaction() as db:
             # The last first: SQLite follows a cascade no more than 1,000 messages deep.
@@ -115,7 +112,6 @@ class Database(DatabaseFile):
             db.execute("INSERT OR IGNORE INTO deleted VALUES (?1, ?1)", (conversation_id,))
 
     def branch(self, conversation_id: str) -> list[Message]:
-        """The messages from the root to the conversation's leaf, oldest first."""
         with self.reading() as db:
             leaf = leaf_of(db, conversation_id)
         return self.path(leaf) if leaf is not None else []
@@ -166,11 +162,9 @@ class Database(DatabaseFile):
                 raise doubted(self.file, str(error)) from error
 
     def set_leaf(self, conversation_id: str, message_id: str) -> None:
-        """Make one of the conversation's messages the end of its current branch."""
         self.write("UPDATE conversations SET leaf_id = ? WHERE id = ?", (message_id, conversation_id))
 
     def update_reply(self, message: Message) -> None:
-        """Write a reply's text, thinking, state and receipt as they are now."""
         receipt = receipt_json(message.receipt) if message.receipt else None
         self.write(
             "UPDATE messages SET content = ?, thinking = ?, state = ?, receipt = ? WHERE id = ?",
@@ -178,7 +172,6 @@ class Database(DatabaseFile):
         )
 
     def update_receipt(self, message_id: str, receipt: Receipt) -> None:
-        """Write what is known of a reply's cost by now."""
         self.write("UPDATE messages SET receipt = ? WHERE id = ?", (receipt_json(receipt), message_id))
 
     def reopen(self, message: Message) -> None:
@@ -228,7 +221,6 @@ class Database(DatabaseFile):
             return True
 
     def set_awaits_model(self, question_id: str, awaits: bool) -> None:
-        """Note whether a question is answered once there is a model."""
         self.write("UPDATE messages SET writer = ? WHERE id = ?", (AWAITS_MODEL if awaits else SAID_HERE, question_id))
 
     def interrupt_abandoned(self) -> int:
@@ -251,7 +243,6 @@ class Database(DatabaseFile):
         return bool(self.rows(query, (text, reply_id))[0][0])
 
     def seconds_saved(self) -> dict[str, float]:
-        """The time spared by what was remembered, by conversation: the sum of what its replies' receipts say."""
         query = """
             SELECT conversation_id, sum(CASE WHEN json_valid(receipt) THEN receipt ->> '$.saved_ms' END) / 1000
             FROM messages WHERE receipt IS NOT NULL GROUP BY conversation_id
@@ -276,7 +267,6 @@ class Database(DatabaseFile):
         return [Reading(int(tokens), float(ms)) for tokens, ms, _at in self.rows(query, (model,)) if tokens and ms]
 
     def restore_ms_per_byte(self) -> float | None:
-        """The median of the last restores that receipts tell of; None without any."""
         query = """
             SELECT CAST(receipt ->> '$.restore_ms' AS REAL) / (receipt ->> '$.restored_bytes') FROM messages
             WHERE rowid > (SELECT max(rowid) FROM messages) - 1000
@@ -296,7 +286,6 @@ def leaf_of(db: sqlite3.Connection, conversation_id: str) -> str | None:
 
 
 def _checked_leaf(db: sqlite3.Connection, conversation_id: str) -> str | None:
-    """The conversation's leaf. Raises ConversationGone."""
     there = "SELECT 1 FROM conversations WHERE id = ? AND deleted_at IS NULL"
     if not db.execute(there, (conversation_id,)).fetchone():
         raise ConversationGone
@@ -344,12 +333,10 @@ class Drafts:
         self._worker = worker
 
     async def all(self) -> dict[str, str]:
-        """Every draft there is."""
         rows = await self._worker.run(self._database.rows, "SELECT * FROM drafts")
         return {text_of(row["conversation_id"]): text_of(row["text"]) for row in rows}
 
     async def attached(self) -> dict[str, tuple[Attachment, ...]]:
-        """What waits with them."""
         found: dict[str, tuple[Attachment, ...]] = {}
         for row in await self._worker.run(self._database.rows, "SELECT * FROM draft_attachments ORDER BY position"):
             id = text_of(row["conversation_id"])

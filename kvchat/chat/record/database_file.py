@@ -79,7 +79,6 @@ class DatabaseFile:
             doubt_of(self.file).unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Close the file."""
         self._connection.close()
 
     def write_through(self) -> None:
@@ -88,7 +87,6 @@ class DatabaseFile:
             self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
 
     def rows(self, query: str, values: Sequence[object] = ()) -> list[sqlite3.Row]:
-        """What a query finds."""
         with self.reading() as db:
             return db.execute(query, values).fetchall()
 

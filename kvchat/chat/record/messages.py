@@ -118,7 +118,6 @@ def new_message(
     state: MessageState = MessageState.COMPLETE,
     attachments: Sequence[Attachment] = (),
 ) -> Message:
-    """A message that is not stored yet."""
     now = datetime.now(UTC)
     return Message("", conversation_id, parent_id, role, content, "", state, now, attachments=tuple(attachments))
 

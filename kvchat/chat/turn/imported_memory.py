@@ -114,11 +114,9 @@ class CannotVerify(KvchatError):
 class Verifying:
     """Imported memory, one chat after the other. Belongs to the event loop's thread."""
 
-    def __init__(
-        self, parts: TurnParts, why_not_read: Callable[[], Reason | None], verified: Callable[[], None]
-    ) -> None:
-        """`why_not_read`: as for `Preparing`. `verified`: called when a slot may hold another chat than before."""
-        self._parts, self._why_not_read, self._verified = parts, why_not_read, verified
+    def __init__(self, parts: TurnParts, over: Callable[[], None]) -> None:
+        """`over`: called when a slot may hold another chat than before."""
+        self._parts, self._over = parts, over
         self._put_off: set[str] = set()  # chats that are not tried again in spare time
         self._under_way: set[str] = set()  # chats that are being verified
 
@@ -139,7 +137,6 @@ class Verifying:
         return True
 
     def leave(self, conversation_id: str) -> None:
-        """Stop verifying a chat that is being deleted."""
         self._under_way.discard(conversation_id)
 
     async def in_spare_time(self) -> None:
@@ -147,7 +144,7 @@ class Verifying:
 
         What was read by then is kept, and the next attempt goes on from it.
         """
-        if await asyncio.to_thread(self._why_not_read):
+        if await asyncio.to_thread(self._parts.why_not_read):
             return
         try:
             waiting = await asyncio.to_thread(self._parts.slots.store.imported)
@@ -190,7 +187,7 @@ class Verifying:
                 slot.forget()  # it is erased before it is used again
         await slots.in_order(asyncio.to_thread(slots.store.delete_imported, conversation_id))
         parts.events.publish(ConversationsChanged())
-        self._verified()
+        self._over()
 
     async def _read(self, conversation_id: str, most_ms: float, slot: Slot, wanted: Callable[[], bool]) -> bool:
         """Read the chat on from what is genuine of it, and save it; False if it was not `wanted` to the end."""

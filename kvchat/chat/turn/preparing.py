@@ -35,7 +35,6 @@ from kvchat.session.proof import Loaded
 from kvchat.session.reading import Keep, nothing, read_and_keep
 from kvchat.session.restore_cost import LEAST_GAIN
 from kvchat.session.slot import Slot
-from kvchat.system.concurrency import Background
 from kvchat.words.reasons import Reason, ReasonCode
 
 PAUSE_S = 0.6  # a draft that has not changed for so long is read
@@ -74,9 +73,8 @@ class _Work:
 class Preparing:
     """In spare time, in the background. Belongs to the event loop's thread."""
 
-    def __init__(self, parts: TurnParts, background: Background, why_not_read: Callable[[], Reason | None]) -> None:
-        """`why_not_read`: why nothing is to be read ahead; None where it may be."""
-        self._parts, self._background, self._why_not_read = parts, background, why_not_read
+    def __init__(self, parts: TurnParts) -> None:
+        self._parts = parts
         self._target: _Target | None = None
         self._stopped: str | None = None  # the chat that the user does not want to be read now
         self._due = asyncio.Event()  # there is something to prepare, perhaps
@@ -116,7 +114,7 @@ class Preparing:
         if conversation_id != self._rested_on:
             self._rested_on = conversation_id
             if conversation_id is not None:
-                self._background.begin(self._warm_up(conversation_id))
+                self._parts.background.begin(self._warm_up(conversation_id))
 
     def leave(self, conversation_id: str) -> None:
         """A conversation is about to go."""
@@ -140,7 +138,7 @@ class Preparing:
         self._parts.slots.end(Rank.PREPARE, but=self._target.conversation_id if self._target else None)
         if self._target and not self._running:
             self._running = True
-            self._background.begin(self._prepare_all())
+            self._parts.background.begin(self._prepare_all())
 
     def _forget_timer(self) -> None:
         if self._timer is not None:
@@ -173,7 +171,7 @@ class Preparing:
 
     async def _stays(self, target: _Target) -> bool:
         """Whether it is still on show after a moment, and may be read."""
-        if reason := await asyncio.to_thread(self._why_not_read):  # a battery may answer late
+        if reason := await asyncio.to_thread(self._parts.why_not_read):  # a battery may answer late
             if reason != self._told and (target.attachments or len(target.draft) >= AT_ONCE):
                 self._told = reason
                 self._parts.events.publish(NotReadAhead(target.conversation_id, reason))
@@ -245,7 +243,7 @@ class Preparing:
 
         read = await self._read(work, [work.boundary], loaded, keep, draft=False)
         if read:
-            self._background.begin(self._parts.absorb())
+            self._parts.background.begin(self._parts.absorb())
         return read
 
     async def _read(

@@ -72,7 +72,6 @@ class Span:
 
     @property
     def words(self) -> str:
-        """What it was."""
         return _(_AHEAD.get(self.phase, self.phase.value) if self.before_send else self.phase.value)
 
 
@@ -112,17 +111,14 @@ def where_from(verdict: Verdict, cached: int, prompt: int, earlier: int = 0) -> 
 
 
 def verdict_of(receipt: Receipt) -> Verdict:
-    """What a receipt says of where its prompt came from."""
     return Verdict(receipt.source, receipt.hollow, receipt.miss_reason)
 
 
 def where_told(receipt: Receipt) -> str:
-    """As `where_from`, of a receipt."""
     return where_from(verdict_of(receipt), receipt.cached_tokens, receipt.prompt_tokens, receipt.earlier_tokens)
 
 
 def receipt_line(receipt: Receipt) -> ReceiptLine:
-    """The receipt as it stands under a reply."""
     where = where_told(receipt)
     if receipt.hollow:
         where = f"{where}: {_(UNUSED)}"
@@ -132,7 +128,6 @@ def receipt_line(receipt: Receipt) -> ReceiptLine:
 
 
 def model_of(receipt: Receipt) -> str:
-    """Return the name of the model that wrote the reply; empty where it is not known."""
     return calm(receipt.model_name)
 
 
@@ -155,7 +150,6 @@ def receipt_sentence(receipt: Receipt) -> str:
 
 
 def _had(receipt: Receipt) -> list[str]:
-    """What need not be read after Send, and why."""
     ahead, before = receipt.read_ahead_tokens, receipt.cached_tokens - receipt.read_ahead_tokens
     had = []
     if before and (receipt.source is Source.HOT or (receipt.source is Source.AHEAD and not receipt.restore_ms)):

@@ -35,7 +35,6 @@ class Draft:
 
     @property
     def empty(self) -> bool:
-        """Whether nothing of the reply has come yet."""
         return not self.text and not self.thinking
 
     def take(self, chunk: ChatChunk, now: float) -> None:
@@ -120,7 +119,6 @@ class ReplyWriter:
 
     @property
     def predicted_tokens(self) -> int:
-        """Tokens of the reply that its steps have brought so far."""
         return sum(step.timings.predicted_n for step in self._steps)
 
     def answered(self, step: Step | None) -> None:
@@ -141,7 +139,6 @@ class ReplyWriter:
 
     @contextlib.asynccontextmanager
     async def written_along(self) -> AsyncIterator[None]:
-        """Write the reply to the disk as it grows."""
         flusher = asyncio.create_task(self._flush_regularly())
         try:
             yield
@@ -150,7 +147,6 @@ class ReplyWriter:
             await asyncio.wait([flusher])
 
     async def finish(self, state: MessageState, receipt: Receipt | None) -> Message:
-        """Write the reply as it is now, for good."""
         self.message = self.draft.written_into(self.before, state, receipt or self.before.receipt)
         await self._worker.run(self._database.update_reply, self.message)
         return self.message

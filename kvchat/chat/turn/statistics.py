@@ -60,18 +60,15 @@ class Statistics:
 
     @cached_property
     def days(self) -> tuple[date, ...]:
-        """The days to be shown, up to today."""
         first = min((one.day for one in self.replies), default=self.today)
         back = min(max((self.today - first).days, LEAST_DAYS - 1), MOST_DAYS - 1)
         return tuple(self.today - timedelta(days=ago) for ago in range(back, -1, -1))
 
     @cached_property
     def count(self) -> int:
-        """How many replies there were."""
         return sum(one.count for one in self.replies)
 
     def on(self, day: date) -> tuple[int, float]:
-        """How many replies there were that day, and the seconds they saved."""
         some = [one for one in self.replies if one.day == day]
         return sum(one.count for one in some), sum(one.saved_s for one in some)
 

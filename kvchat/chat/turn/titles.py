@@ -59,12 +59,10 @@ class _Attempt:
 
     @property
     def end(self) -> str | None:
-        """The last message that the title may be about."""
         return self.branch[-1].id if self.branch else None
 
     @property
     def title(self) -> str | None:
-        """What the answer comes to."""
         said = " ".join(
             text[:_READ_CHARACTERS] for m in self.branch for text in (m.content, *(a.text for a in m.attachments))
         )
@@ -93,16 +91,13 @@ class Titles:
             self._timer = asyncio.get_running_loop().call_later(IDLE_S, self.come)
 
     def come(self) -> None:
-        """There is time now: begin to name the chats in the slots, those that wait for that."""
         if self._wanted():
             self._background.begin(self._name_all(self._parts.slots.owners()))
 
     async def idle(self) -> None:
-        """Wait until no title is being made."""
         await self._background.idle()
 
     def close(self) -> None:
-        """Name nothing any more."""
         self._wanted = lambda: False
         self.hear(True)
 
@@ -137,7 +132,6 @@ class Titles:
                 parts.events.publish(ConversationsChanged())
 
     async def _attempt(self, conversation_id: str) -> _Attempt:
-        """Ask the model, if that can be done now."""
         parts = self._parts
         attempt = _Attempt(conversation_id, await parts.branch(conversation_id))
         if attempt.branch and attempt.branch[-1].state in (MessageState.COMPLETE, MessageState.EDITED):
@@ -202,7 +196,6 @@ class Titles:
 
 
 def is_due(database: Database, conversation_id: str) -> bool:
-    """Whether the model may find this chat a title. Raises StorageFailed."""
     query = "SELECT 1 FROM conversations WHERE id = ? AND title_due AND deleted_at IS NULL"
     return bool(database.rows(query, (conversation_id,)))
 

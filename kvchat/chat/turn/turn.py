@@ -14,6 +14,7 @@ from kvchat.chat.record.database import ConversationGone
 from kvchat.chat.record.database_file import StorageFailed
 from kvchat.chat.record.messages import (
     UNFINISHED,
+    Attachment,
     Message,
     MessageState,
     Receipt,
@@ -48,13 +49,28 @@ class Beginning:
 class Turn:
     """The answer to one question. It reads the path to that question, whatever else is said meanwhile."""
 
-    def __init__(self, parts: TurnParts, conversation_id: str, sampling: Sampling | None, *, keep: bool = True) -> None:
-        """The beginning is set before `run`. With `keep` false the turn ends after the reply, unsettled and unsaved.
+    def __init__(
+        self,
+        parts: TurnParts,
+        conversation_id: str,
+        begin: Callable[[], Beginning],
+        sampling: Sampling | None,
+        *,
+        keep: bool = True,
+        words: str | None = None,
+        attachments: tuple[Attachment, ...] = (),
+        begins_chat: bool = False,
+        waits: Callable[[], None] | None = None,
+    ) -> None:
+        """`begin` puts on disk what it begins with, of which `words` and `attachments` are new, or all of the chat.
 
-        That is for measuring.
+        With `keep` false the turn ends after the reply, unsettled and unsaved: that is for measuring.
         """
         self.conversation_id = conversation_id
-        self.beginning: Beginning | None = None
+        self.begin, self.words, self.attachments, self.begins_chat = begin, words, attachments, begins_chat
+        self.beginning: Beginning | None = None  # set before `run`
+        self.model: str | None = None  # path of the one that answers, known before it waits
+        self.waits = waits  # called when it begins; None: its chat must be at rest
         self.answered = False  # the reply is over; the turn may still be saving
         self._answering = Interruption()
         self._tell = parts.events.of_chat(conversation_id)
@@ -62,7 +78,6 @@ class Turn:
         self._settling = Settling(self._tell)
         self._stopped = False
         self.behind_another = False  # another reply comes first
-        self.waits: Callable[[], None] | None = None  # called when it begins; None: its chat must be at rest
         self._sent_at = time.perf_counter()
         self._queued_s = 0.0
         self._sampling = sampling  # wishes for this reply alone
@@ -72,7 +87,6 @@ class Turn:
         self._reply: ReplyWriter | None = None
 
     def stop(self) -> None:
-        """End the reply now, or before it begins; what has come of it is kept."""
         self._stopped = True
         self._answering.interrupt()
 
@@ -82,12 +96,10 @@ class Turn:
 
     @property
     def stopped(self) -> bool:
-        """Whether the reply was to end."""
         return self._stopped
 
     @property
     def answering(self) -> bool:
-        """Whether the reply is being made right now."""
         return self._answering.task is not None
 
     async def run(self, done: Callable[[Message | None], None]) -> None:
@@ -127,7 +139,6 @@ class Turn:
         return ()
 
     async def _answer(self) -> Message | None:
-        """The reply, whole or as far as Stop let it come."""
         if self._stopped:
             return None
         try:
@@ -138,7 +149,6 @@ class Turn:
         return message if message is not None else await self._close_reply(MessageState.STOPPED)
 
     async def _stream(self) -> Message | None:
-        """From the stored question to the whole reply on disk."""
         assert self.beginning is not None
         parts, exchange, unfinished = self._parts, self._exchange, self.beginning.unfinished
         path = await parts.path(unfinished.id if unfinished else self.beginning.question_id)
@@ -163,7 +173,6 @@ class Turn:
         return await self._close_reply(MessageState.LIMITED if limited else MessageState.COMPLETE)
 
     async def _say(self, request: Request, reply: ReplyWriter) -> None:
-        """Have the engine answer, without the echo of what is there already."""
         last = request.messages[-1]
         echo = Echo(last.content, last.thinking) if last.role == Role.ASSISTANT.value else None
         try:
@@ -189,7 +198,6 @@ class Turn:
         return SystemPrompt(system.id, is_shared)
 
     async def _recall_rate(self) -> float | None:
-        """What earlier replies of this model measured, in ms a token."""
         parts, engine = self._parts, self._exchange.engine
         return (await parts.reading_speed(engine.fingerprint.model)).ms_per_token if engine else None
 

@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
 from kvchat.chat.context import ContextService, StillAnswering
 from kvchat.chat.events import (
     ConversationsChanged,
-    EventBus,
     MessagesChanged,
     QuestionNotStored,
     TurnFailed,
@@ -30,7 +27,6 @@ from kvchat.chat.record.titles import title_from
 from kvchat.chat.turn.turn import Beginning, Turn
 from kvchat.chat.turn_parts import TurnParts
 from kvchat.errors import KvchatError
-from kvchat.system.concurrency import Background
 from kvchat.words.language import _
 
 
@@ -76,7 +72,6 @@ def ask_instead(database: Database, question: Message, text: str) -> Beginning:
 
 
 def answer_again(database: Database, conversation_id: str) -> Beginning:
-    """The branch's last question once more. Raises NothingToAnswer."""
     return _last_question(database, database.branch(conversation_id))
 
 
@@ -101,100 +96,31 @@ def _last_question(database: Database, path: list[Message]) -> Beginning:
     return Beginning(questions[-1].id)
 
 
-@dataclass(eq=False)
-class _Waiting:
-    """A turn that waits."""
+class Turns:
+    """Begins turns, stops them, and knows which are still there. Belongs to the event loop's thread.
 
-    conversation_id: str
-    model: str | None
-
-
-class TurnQueue:
-    """First come, first served, unless somebody is put first: as many at a time as there are slots, one in each chat.
-
-    And all with one model: an engine has no other beside it. Belongs to the event loop's thread.
+    First come, first served, unless somebody is put first: as many at a time as there are slots, one in each chat. And
+    all with one model: an engine has no other beside it.
     """
 
-    def __init__(self, events: EventBus, slots: Callable[[], int]) -> None:
-        self._events, self._slots = events, slots
-        self._waiting: list[_Waiting] = []
-        self._now: dict[str, str | None] = {}  # the chats that are answered, and their models
+    def __init__(self, parts: TurnParts, context: ContextService, over: Callable[[], None]) -> None:
+        """`over`: called when a turn is over."""
+        self._parts, self._context, self._over = parts, context, over
+        self._turns: list[Turn] = []  # all there are, until their save is over
+        self._waiting: list[Turn] = []  # the next first
+        self._running: dict[str, Turn] = {}  # by chat
         self._moved = asyncio.Event()
-
-    def ahead_of(self, conversation_id: str) -> str | None:
-        """A conversation that is answered while this one waits for a slot, None if it does not wait for another."""
-        me = next((one for one in self._waiting if one.conversation_id == conversation_id), None)
-        return next(iter(self._now)) if me and self._full(me) and conversation_id not in self._now else None
-
-    def put_first(self, conversation_id: str) -> None:
-        """Of those that wait, this conversation is the next."""
-        self._waiting.sort(key=lambda one: one.conversation_id != conversation_id)
-        self.move()
-
-    @contextlib.asynccontextmanager
-    async def turn(self, conversation_id: str, model: str | None) -> AsyncIterator[None]:
-        """Its turn, when it comes: until the end of this context it counts as answered."""
-        me = _Waiting(conversation_id, model)
-        self._waiting.append(me)
-        try:
-            while self._full(me) or self._next is not me:
-                if (ahead := self.ahead_of(conversation_id)) is not None:
-                    self._events.publish(WaitingForChat(conversation_id, ahead))
-                await self._moved.wait()
-        finally:
-            self._waiting.remove(me)
-        self._now[conversation_id] = model
-        self.move()
-        try:
-            yield
-        finally:
-            del self._now[conversation_id]
-            self.move()
-
-    def move(self) -> None:
-        """Have everybody look where they stand."""
-        self._moved.set()
-        self._moved = asyncio.Event()
-
-    def _full(self, me: _Waiting) -> bool:
-        return len(self._now) >= self._slots() or any(model != me.model for model in self._now.values())
-
-    @property
-    def _next(self) -> _Waiting | None:
-        """The first whose chat is not answered now."""
-        return next((one for one in self._waiting if one.conversation_id not in self._now), None)
-
-
-class Turns:
-    """Begins them, stops them, and knows which are still there."""
-
-    def __init__(
-        self,
-        parts: TurnParts,
-        background: Background,
-        context: ContextService,
-        model: Callable[[], str | None],
-        over: Callable[[], None],
-    ) -> None:
-        """`model`: the path of the one that answers in a conversation that has none yet. `over`: a turn is over."""
-        self._parts, self._background, self._context, self._model = parts, background, context, model
-        self._over = over
-        self._line = TurnQueue(parts.events, lambda: len(parts.slots.all))
-        parts.slots.changed = self._line.move
-        self._turns: list[Turn] = []  # running or waiting, until their save is over
+        parts.slots.changed = self._move
 
     @property
     def any(self) -> bool:
-        """Whether there are any, those included that only save."""
         return bool(self._turns)
 
     @property
     def answering(self) -> tuple[str, ...]:
-        """The conversations whose replies are being made right now."""
         return tuple(turn.conversation_id for turn in self._turns if turn.answering)
 
     def is_answering(self, conversation_id: str) -> bool:
-        """Whether a reply in this conversation is being made or waits for its turn."""
         return any(turn.conversation_id == conversation_id and not turn.answered for turn in self._turns)
 
     def stop(self, conversation_id: str | None = None) -> None:
@@ -205,12 +131,15 @@ class Turns:
 
     def ahead_of(self, conversation_id: str) -> str | None:
         """The conversation that is answered while this one waits, None if it does not wait for another."""
-        return self._line.ahead_of(conversation_id)
+        turn = next((turn for turn in self._waiting if turn.conversation_id == conversation_id), None)
+        if turn is None or conversation_id in self._running or not self._is_full(turn):
+            return None
+        return next(iter(self._running))
 
     def go_first(self, conversation_id: str) -> None:
-        """Answer this conversation next: the reply that is being made is stopped, and can be continued."""
-        other = self._line.ahead_of(conversation_id)
-        self._line.put_first(conversation_id)
+        other = self.ahead_of(conversation_id)
+        self._waiting.sort(key=lambda turn: turn.conversation_id != conversation_id)
+        self._move()
         if other is not None:
             self.stop(other)
 
@@ -220,18 +149,8 @@ class Turns:
             if turn.conversation_id == conversation_id and turn.answered:
                 turn.supersede()
 
-    def begin(
-        self,
-        turn: Turn,
-        begin: Callable[[], Beginning],
-        words: str | None = None,
-        attachments: tuple[Attachment, ...] = (),
-        new: bool = False,
-    ) -> asyncio.Future[Message | None]:
-        """Begin a turn with what `begin` puts on disk, of which `words` and `attachments` are new, or all of the chat.
-
-        The future ends with the reply, or None if there is none.
-        """
+    def begin(self, turn: Turn) -> asyncio.Future[Message | None]:
+        """Begin a turn. The future ends with the reply, or None if there is none."""
         turn.behind_another = any(
             other.conversation_id != turn.conversation_id or not other.answered for other in self._turns
         )
@@ -239,26 +158,20 @@ class Turns:
         reply: asyncio.Future[Message | None] = asyncio.get_running_loop().create_future()
         if turn.waits is not None:  # another command may be answered in the chat: `stop` would end that one, too
             reply.add_done_callback(lambda reply: turn.stop() if reply.cancelled() else None)
-        self._background.begin(self._run(turn, partial(self._stored, turn, begin, words, attachments, new), reply))
+        self._parts.background.begin(self._run(turn, reply))
         return reply
 
-    async def _run(
-        self,
-        turn: Turn,
-        stored: Callable[[], Awaitable[Beginning | None]],
-        reply: asyncio.Future[Message | None],
-    ) -> None:
-        """Answer a turn. `stored` puts its beginning on disk."""
-
+    async def _run(self, turn: Turn, reply: asyncio.Future[Message | None]) -> None:
         def done(message: Message | None) -> None:
             if not reply.done():
                 reply.set_result(message)
 
         try:
-            turn.beginning = await stored()
+            turn.beginning = await self._stored(turn)
             if turn.beginning is not None:
                 with self._parts.slots.wanted_by(turn.conversation_id):
-                    async with self._line.turn(turn.conversation_id, await self._chosen_model(turn)):
+                    turn.model = await self._chosen_model(turn)
+                    async with self._its_turn(turn):
                         if turn.waits is not None:
                             await self._stand_last(turn)
                             if not turn.stopped:
@@ -269,49 +182,12 @@ class Turns:
         except StorageFailed as error:  # of the settings it is answered with; the turn tells its own
             self._parts.events.publish(TurnFailed(turn.conversation_id, error))
         finally:
-            await self._give_up(turn, reply)
+            if turn.beginning is not None and not (reply.done() and reply.result()):
+                await self._give_up(turn, turn.beginning)
             done(None)
             self._turns.remove(turn)
 
-    def _put_on_disk(self, conversation_id: str, begin: Callable[[], Beginning], model: str | None) -> Beginning:
-        """The beginning, and the model that answers, all or nothing. On the database's thread."""
-        with self._parts.database.transaction():
-            beginning = begin()
-            if model:
-                remember_model(self._parts.database, conversation_id, model, replace=False)
-            return beginning
-
-    async def _stand_last(self, turn: Turn) -> None:
-        """Have a question that waited come behind the reply it waited for."""
-        assert turn.beginning is not None
-        with contextlib.suppress(StorageFailed):  # it is where it was, and answered there
-            others = (other for other in self._turns if other.waits and not (other is turn or other.answered))
-            waiting = {other.beginning.question_id for other in others if other.beginning}
-            where = turn.beginning.question_id, waiting
-            if await self._parts.worker.run(self._parts.database.stand_last, *where):
-                self._parts.events.publish(MessagesChanged(turn.conversation_id))
-
-    async def _give_up(self, turn: Turn, reply: asyncio.Future[Message | None]) -> None:
-        """Nobody waits any more for the answer to a question that has none, unless it is for a model."""
-        if turn.beginning is not None and not (reply.done() and reply.result()):
-            with contextlib.suppress(StorageFailed):
-                model, question = await self._chosen_model(turn), turn.beginning.question_id
-                there = model is not None and await asyncio.to_thread(Path(model).exists)
-                awaits = not (there or turn.stopped)
-                await self._parts.worker.run(self._parts.database.set_awaits_model, question, awaits)
-
-    async def _chosen_model(self, turn: Turn) -> str | None:
-        """The path of the model that answers in the turn's conversation; None without one. Raises StorageFailed."""
-        return (await self._parts.answer_settings(turn.conversation_id)).model or self._model()
-
-    async def _stored(
-        self,
-        turn: Turn,
-        begin: Callable[[], Beginning],
-        words: str | None,
-        attachments: tuple[Attachment, ...],
-        new: bool,
-    ) -> Beginning | None:
+    async def _stored(self, turn: Turn) -> Beginning | None:
         """The turn's beginning, on disk before anything else happens.
 
         None where it could not be stored: the words go back to the sender.
@@ -323,15 +199,76 @@ class Turns:
                 raise StillAnswering
             self.end_settling(conversation_id)
             await parts.unwritten.write()
-            if attachments:
-                await self._context.check_fits(None if new else conversation_id, words or "", attachments)
-            beginning = await parts.worker.run(self._put_on_disk, conversation_id, begin, self._model())
+            if turn.attachments:
+                chat = None if turn.begins_chat else conversation_id
+                await self._context.check_fits(chat, turn.words or "", turn.attachments)
+            beginning = await parts.worker.run(self._put_on_disk, turn, parts.new_chats_model())
         except KvchatError as error:
-            if words is None:
+            if turn.words is None:
                 parts.events.publish(TurnFailed(conversation_id, error))
             else:
-                parts.events.publish(QuestionNotStored(conversation_id, words, error, attachments))
+                parts.events.publish(QuestionNotStored(conversation_id, turn.words, error, turn.attachments))
             return None
         parts.events.publish(ConversationsChanged())
         parts.events.publish(MessagesChanged(conversation_id))
         return beginning
+
+    def _put_on_disk(self, turn: Turn, model: str | None) -> Beginning:
+        with self._parts.database.transaction():
+            beginning = turn.begin()
+            if model:
+                remember_model(self._parts.database, turn.conversation_id, model, replace=False)
+            return beginning
+
+    @contextlib.asynccontextmanager
+    async def _its_turn(self, turn: Turn) -> AsyncIterator[None]:
+        """Wait for it: until the end of this context its chat counts as answered."""
+        self._waiting.append(turn)
+        try:
+            while self._is_full(turn) or self._next is not turn:
+                if (ahead := self.ahead_of(turn.conversation_id)) is not None:
+                    self._parts.events.publish(WaitingForChat(turn.conversation_id, ahead))
+                await self._moved.wait()
+        finally:
+            self._waiting.remove(turn)
+        self._running[turn.conversation_id] = turn
+        self._move()
+        try:
+            yield
+        finally:
+            del self._running[turn.conversation_id]
+            self._move()
+
+    def _is_full(self, turn: Turn) -> bool:
+        others = self._running.values()
+        return len(others) >= len(self._parts.slots.all) or any(other.model != turn.model for other in others)
+
+    @property
+    def _next(self) -> Turn | None:
+        return next((turn for turn in self._waiting if turn.conversation_id not in self._running), None)
+
+    def _move(self) -> None:
+        """Have everybody look where they stand."""
+        self._moved.set()
+        self._moved = asyncio.Event()
+
+    async def _stand_last(self, turn: Turn) -> None:
+        """Have a question that waited come behind the reply it waited for."""
+        assert turn.beginning is not None
+        with contextlib.suppress(StorageFailed):  # it is where it was, and answered there
+            others = (other for other in self._turns if other.waits and not (other is turn or other.answered))
+            waiting = {other.beginning.question_id for other in others if other.beginning}
+            where = turn.beginning.question_id, waiting
+            if await self._parts.worker.run(self._parts.database.stand_last, *where):
+                self._parts.events.publish(MessagesChanged(turn.conversation_id))
+
+    async def _give_up(self, turn: Turn, beginning: Beginning) -> None:
+        """Nobody waits any more for the answer to a question that has none, unless it is for a model."""
+        with contextlib.suppress(StorageFailed):
+            model = await self._chosen_model(turn)
+            there = model is not None and await asyncio.to_thread(Path(model).exists)
+            awaits = not (there or turn.stopped)
+            await self._parts.worker.run(self._parts.database.set_awaits_model, beginning.question_id, awaits)
+
+    async def _chosen_model(self, turn: Turn) -> str | None:
+        return (await self._parts.answer_settings(turn.conversation_id)).model
