@@ -28,8 +28,8 @@ from kvchat.library.memory.limits import LoadLimits
 from kvchat.library.memory.machine import available_memory
 from kvchat.library.memory.verdict import judge_size
 from kvchat.library.model_library import JudgedModel, ModelLibrary, UnreadableFolder
+from kvchat.library.remote.downloader import Downloader, Order
 from kvchat.library.remote.hub import HubFile, HubRepository, repository_in
-from kvchat.library.remote.hub_download import Order, fetch_model
 from kvchat.library.remote.starter import suggestions_for, tier_for
 from kvchat.settings import load_settings
 from kvchat.system.files import is_folder
@@ -175,11 +175,15 @@ async def get(options: ModelToGet, commands: Commands) -> int:
     repository = await hub.repository(name)
     file = chosen_file(repository, quantisation)
 
-    def tell(done: int, checking: bool) -> None:
+    def tell(done: int, rate: float, checking: bool) -> None:
         show_progress(_("Checking:") if checking else _("Fetching:"), done, file.size)
 
     order = Order(repository.repository, repository.revision, file)
-    path = await fetch_model(order, commands.paths.models, hub, tell)
+    downloader = Downloader("models")
+    try:
+        path = await downloader.fetch(order, commands.paths.models, hub, tell)
+    finally:
+        await downloader.close()
     say(str(path))
     if options.use:
         await _use(commands, path)

@@ -64,12 +64,10 @@ class BaseHost(ABC):
 
     @property
     def sees(self) -> bool:
-        """Whether the engine that runs can be shown pictures."""
         return self.known is not None and self.known.sees and self.is_ready()
 
     @property
     def secrets(self) -> tuple[str, ...]:
-        """What must not be shown to anybody: the engine's key."""
         client = self._connection.client
         return (client.key,) if client is not None and client.key else ()
 
@@ -88,7 +86,6 @@ class BaseHost(ABC):
         return self.status.state is EngineState.READY
 
     def recovers(self) -> bool:
-        """After a loss: whether an engine is there or coming up by itself."""
         return self.status.state in (EngineState.STARTING, EngineState.LOADING, EngineState.READY)
 
     @abstractmethod
@@ -118,7 +115,6 @@ class BaseHost(ABC):
             await self._findings.learn(subject, finding, known.finding)
 
     async def forget_finding(self) -> None:
-        """Try restoring out again when an engine is inspected next."""
         if self._subject is not None:
             await self._findings.forget(self._subject)
 

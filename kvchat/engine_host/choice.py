@@ -246,7 +246,6 @@ def placed(plan: LaunchPlan, context: ContextChoice) -> LaunchPlan:
 
 
 def promised_strategy(facts: GgufFacts, *, swa_full: bool) -> Strategy:
-    """What a model's architecture promises (see llama.cpp's llama_memory_i)."""
     if facts.is_recurrent:  # whatever a window beside it lacks, recurrent state cannot be completed
         return Strategy.SETTLE
     if facts.sliding_window is not None:
@@ -265,7 +264,6 @@ def with_file_stamps(meaning: str, folder: Path) -> str:
 
 
 def options_to_leave_out(asked: EngineProbe) -> frozenset[str]:
-    """What this build does not know, or takes to mean something else."""
     if asked.options is None:
         return frozenset()
     # At the levels of the year before, 4 would write whole conversations into the log.
@@ -315,7 +313,6 @@ class ModelJudge:
     limits: LoadLimits
 
     def __call__(self, facts: GgufFacts) -> Judgement:
-        """Whether the model fits."""
         settings, projector = self.settings, projector_of(facts.path)
         swa_full = FULL_WINDOW in settings.engine_arguments.split()
         weighed = size_of(projector) if projector else 0

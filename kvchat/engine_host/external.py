@@ -74,7 +74,6 @@ class ExternalHost(BaseHost):
 
     @property
     def engine_pid(self) -> int | None:
-        """The server's process, if it is on this computer and may be looked into."""
         return self._process.pid if self._process else None
 
     async def start(self) -> None:
@@ -93,7 +92,6 @@ class ExternalHost(BaseHost):
             await self._connection.connect(ServerAddress(url, await asyncio.to_thread(self._key)))
 
     async def stop(self) -> None:
-        """Let go of the server. It goes on running."""
         async with self._lock:
             self._override = None
             await self._connection.stop()

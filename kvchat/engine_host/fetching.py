@@ -23,9 +23,8 @@ from kvchat.engine.finding.discovery import EngineKind, EngineLocation, program_
 from kvchat.engine.finding.graphics import Backend, Graphics
 from kvchat.engine_host.trial import Trial, TrialStep, try_engine
 from kvchat.errors import KvchatError
-from kvchat.library.remote.downloads import LoopThread, Meter
+from kvchat.library.remote.downloader import Downloader, Order
 from kvchat.library.remote.github import REPOSITORY, EngineBuild, GitHub, backend_of, builds_for
-from kvchat.library.remote.hub_download import Order, fetch_model
 from kvchat.system.archives import UnsafeArchive, unpack
 from kvchat.system.concurrency import in_thread
 from kvchat.system.files import size_of
@@ -75,7 +74,6 @@ class FetchedEngine:
 
     @property
     def location(self) -> EngineLocation:
-        """Its program."""
         return EngineLocation(EngineKind.LLAMA_SERVER, self.folder / program_name())
 
 
@@ -87,11 +85,10 @@ class EngineFetcher:
         self._engines, self._trial_model = engines, trial_model
         self._downloads = engines / ".downloads"
         self._github = GitHub()
-        self._thread = LoopThread("engines")
+        self._downloader = Downloader("engines")
 
     @property
     def source(self) -> str:
-        """Where they come from, for a browser."""
         return self._github.page(REPOSITORY)
 
     def fetched(self) -> tuple[FetchedEngine, ...]:
@@ -103,7 +100,7 @@ class EngineFetcher:
         if not graphics.makers:
             why = _("The engine inside kvchat does as well as any on the processor.")
             raise NoSuchEngine(_("No graphics card was found"), why, _("If there is one, install its driver first."))
-        releases = await asyncio.wrap_future(self._thread.start(self._github.releases(REPOSITORY)))
+        releases = await self._downloader.run(self._github.releases(REPOSITORY))
         builds = builds_for(graphics, releases)
         for build in builds:
             if wanted in (None, build.backend):
@@ -156,19 +153,15 @@ class EngineFetcher:
 
     async def close(self) -> None:
         """Stop a download; what has arrived is kept."""
-        await asyncio.to_thread(self._thread.close)
+        await self._downloader.close()
 
     async def _download(self, build: EngineBuild, tell: Callable[[Fetching], None]) -> None:
-        loop = asyncio.get_running_loop()
-
         def report(done: int, rate: float, checking: bool) -> None:
-            stage = Stage.CHECKING if checking else Stage.FETCHING
-            loop.call_soon_threadsafe(tell, Fetching(stage, build, done, rate))
+            tell(Fetching(Stage.CHECKING if checking else Stage.FETCHING, build, done, rate))
 
         await asyncio.to_thread(self._make_room, build)
         tell(Fetching(Stage.FETCHING, build))
-        work = fetch_model(build.order, self._downloads, self._github, Meter(report))
-        await asyncio.wrap_future(self._thread.start(work))
+        await self._downloader.fetch(build.order, self._downloads, self._github, report)
 
     def _make_room(self, build: EngineBuild) -> None:
         """Forget what was begun of others, and see whether there is room for this one. Raises EngineNotStored."""
@@ -224,7 +217,6 @@ class EngineFetcher:
         self._forget(order)
 
     def _forget(self, order: Order) -> None:
-        """Delete the archives."""
         for part in order.file.parts:
             with contextlib.suppress(OSError):
                 order.target(self._downloads, part).unlink(missing_ok=True)

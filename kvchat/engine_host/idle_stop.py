@@ -45,7 +45,6 @@ class IdleStop:
                     await self._ended.wait()
 
     def end(self) -> None:
-        """Look no more."""
         self._ended.set()
 
     async def _stop(self) -> bool:

@@ -101,7 +101,6 @@ class ManagedHost(BaseHost):
             await self._connection.start(choice.location, choice.plan, self._step_down)
 
     async def stop(self) -> None:
-        """Stop the engine by the ladder."""
         async with self._lock:
             self._override = None
             await self._connection.stop()
@@ -113,7 +112,6 @@ class ManagedHost(BaseHost):
             await self._connection.stop()
 
     async def close(self) -> None:
-        """Stop for good."""
         self._closed = True
         async with self._lock:
             self._override = None
@@ -245,7 +243,6 @@ class EngineMemory:
         return choice
 
     def starts(self, choice: EngineChoice) -> None:
-        """An engine is about to be started with this choice."""
         self.limit = choice.limit
         self.bars, self._smaller, self._ran_out = choice.context.bars, iter(choice.smaller()), None
 

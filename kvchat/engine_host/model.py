@@ -49,7 +49,6 @@ class AnsweringModel:
         return self.name_of(self.path) if self.path else None
 
     def name_of(self, model: str) -> str:
-        """The name of the model at this path, for the screen. Reads no file."""
         return shown_name(Path(model))
 
     def name_in(self, conversation: Conversation | None) -> str | None:
@@ -71,7 +70,6 @@ class AnsweringModel:
 
     @property
     def repository(self) -> str | None:
-        """Where on Hugging Face the model came from, if kvchat fetched it from there."""
         return self._library.repository_of(Path(self.path)) if self.path else None
 
     def for_new_chats(self) -> str | None:
@@ -88,7 +86,6 @@ class AnsweringModel:
         return recommended_sampling(self._host.choice.facts) if self._host.choice else ENGINE_DEFAULTS
 
     async def default_sampling(self, model: str | None) -> Sampling:
-        """How replies are drawn with a model where nothing else is set."""
         facts = await self._facts_of(model)
         return self.user_sampling().over(recommended_sampling(facts) if facts else ENGINE_DEFAULTS)
 

@@ -69,12 +69,10 @@ class SwitchingHost:
 
     @property
     def is_external(self) -> bool:
-        """Whether the engine is one that the user runs."""
         return self.current is self.external
 
     @property
     def status(self) -> EngineStatus:
-        """What the engine is doing."""
         return self.current.status
 
     @property
@@ -105,20 +103,16 @@ class SwitchingHost:
         await self.current.check_vision(model)
 
     def recovers(self) -> bool:
-        """After a loss: whether an engine is there or coming up by itself."""
         return self.current.recovers()
 
     def may_rest(self) -> bool:
-        """Whether stopping the engine would free memory that kvchat takes."""
         return self.current is self.managed and self.managed.is_ready()
 
     async def start(self) -> None:
-        """Start, or attach. What goes wrong ends up in the status."""
         await self._change_hosts()
         await self.current.start()
 
     async def stop(self) -> None:
-        """Stop the engine, or let go of the server."""
         await self.current.stop()
 
     async def rest(self) -> None:
@@ -128,7 +122,6 @@ class SwitchingHost:
             await self.managed.rest()
 
     async def close(self) -> None:
-        """Stop for good."""
         await self.external.stop()
         await self.managed.close()
 
@@ -174,7 +167,6 @@ class SwitchingHost:
         )
 
     async def note_restore(self, *, hollow: bool) -> None:
-        """A restore in a real turn held, or proved hollow."""
         await self.current.note_restore(hollow=hollow)
 
     async def explain_loss(self, error: EngineError) -> EngineError:
@@ -206,7 +198,6 @@ class SwitchingHost:
 
     @property
     def may_retest(self) -> bool:
-        """Whether restoring was found not to work, and may be tried out again."""
         finding = self.current.finding
         return finding is not None and not finding.strategy.saves
 
@@ -249,7 +240,6 @@ class SwitchingHost:
         return replace(capacity, memory=given_back(capacity.memory, self.memory_bars))
 
     async def model_judge(self) -> ModelJudge:
-        """Who says whether a model fits here."""
         return ModelJudge(self._settings(), await self.capacity(), self.managed.memory.limits)
 
     async def larger_context(self) -> ContextChoice | None:

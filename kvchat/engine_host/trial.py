@@ -50,7 +50,6 @@ class Trial:
 
     @property
     def works(self) -> bool:
-        """Whether nothing failed."""
         return all(step.error is None for step in self.steps)
 
 
@@ -176,7 +175,6 @@ async def _reason(supervisor: EngineSupervisor, error: EngineError) -> EngineErr
 
 
 async def _say_a_word(engine: LlamaServerClient) -> Timings | None:
-    """The timings of a short greedy reply."""
     timings = None
     question = [ChatMessage("user", "Say hello.")]
     stream = engine.chat(question, Sampling(max_tokens=8, temperature=0.0))

@@ -5,7 +5,7 @@
 fits, tight or no, by the context size that would be chosen and what loads of that model have taught.
 
 `hub.py` speaks to Hugging Face with `huggingface_hub`'s sessions, headers and errors, imported at the first
-request. `hub_download.py` writes the bytes itself, because `hf_hub_download` cannot go on after an interruption:
+request. `downloader.py` writes the bytes itself, because `hf_hub_download` cannot go on after an interruption:
 `<name>.part` and `<name>.download` lie beside the model's place until every hash is right. `downloads.py` runs them
 one after the other on a loop of their own thread.
 """

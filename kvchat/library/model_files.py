@@ -194,7 +194,6 @@ def _tells_something(folder: str) -> bool:
 
 
 def _folder_name(folder: str) -> str:
-    """A folder's name, in the Hugging Face cache that of its repository."""
     return folder.removeprefix("models--").replace("--", "/") if folder.startswith("models--") else folder
 
 

@@ -21,9 +21,9 @@ from kvchat.library.gguf.facts import GgufFacts, NotAModel, part_name, read_fact
 from kvchat.library.memory.verdict import Judgement
 from kvchat.library.model_files import ModelFile, identity_of, model_files
 from kvchat.library.places import ModelFolder, Source, model_folders, this_machine
+from kvchat.library.remote.downloader import Order
 from kvchat.library.remote.downloads import Download, Downloads
 from kvchat.library.remote.hub import Hub, HubFile, HubRepository, TokenStore
-from kvchat.library.remote.hub_download import Order
 from kvchat.system.concurrency import in_thread
 from kvchat.system.files import read_json, size_of, whole_file
 from kvchat.system.paths import Paths, expanded
@@ -249,7 +249,6 @@ class ModelFinder:
         cache.save(complete=not stop.is_set())
 
     def _met_before(self, file: ModelFile) -> bool:
-        """Whether another path has led to this file already."""
         identity = identity_of(file.path)
         known = identity in self._seen
         self._seen |= {identity} if identity else set()  # one that is missing is told as such

@@ -50,7 +50,6 @@ class Machine:
 
     @property
     def cache(self) -> Path:
-        """The user's folder for caches."""
         if self.platform == "darwin":
             return self.home / "Library" / "Caches"
         if self.platform == "win32":
@@ -66,7 +65,6 @@ class Machine:
 
 
 def this_machine() -> Machine:
-    """The machine this process runs on."""
     return Machine(os.environ, Path.home(), sys.platform)
 
 
@@ -203,7 +201,6 @@ def known_name(path: Path) -> str | None:
 
 
 def _layers(manifest: Path) -> dict[str, str]:
-    """The digest of each layer by its media type."""
     try:
         content: Any = read_json(manifest)
         return {str(layer["mediaType"]): str(layer["digest"]) for layer in content["layers"]}
@@ -221,7 +218,6 @@ def _blob(folder: Path, digest: str) -> Path | None:
 
 
 def _name(parts: tuple[str, ...]) -> str:
-    """The name a manifest's place stands for."""
     *where, model, tag = parts
     shown = [part for part, usual in zip(where, (_HOME_REGISTRY, _HOME_NAMESPACE), strict=False) if part != usual]
     return "/".join([*shown, f"{model}:{tag}"])

@@ -20,9 +20,9 @@ from kvchat.engine_host import setup as engine_setup
 from kvchat.engine_host.fetching import EngineNotStored, Fetching, NoSuchEngine, Stage
 from kvchat.engine_host.setup import EngineSetup
 from kvchat.errors import KvchatError
-from kvchat.library.remote import hub_download
+from kvchat.library.remote import downloader
+from kvchat.library.remote.downloader import DownloadFailed
 from kvchat.library.remote.hub import HubError, Unreachable
-from kvchat.library.remote.hub_download import DownloadFailed
 from kvchat.settings import Settings
 from kvchat.system.paths import Paths
 from tests.engine_fixtures import FakeEngine
@@ -68,7 +68,7 @@ async def home(
     monkeypatch.setattr(engine_setup, "find_graphics", lambda: Graphics("linux", (Maker.NVIDIA,)))
     monkeypatch.setattr(engine_setup, "installed_starter", lambda: None)
     monkeypatch.setattr(fetching_module.builds_for, "__defaults__", ("x86_64",))
-    monkeypatch.setattr(hub_download, "WAITS_S", (0.0, 0.0))
+    monkeypatch.setattr(downloader, "WAITS_S", (0.0, 0.0))
     program = fake_engine.path.read_bytes()
     engine = tarred({"llama-b11457/llama-server": program, "llama-b11457/libggml-cuda.so": bytes(300_000)})
     libraries = tarred({f"{LIBRARIES}/libcudart.so.12": b"cuda", f"{LIBRARIES}/libcublas.so.12": b"blas"})

@@ -123,7 +123,6 @@ class GgufFacts:
 
     @property
     def is_recurrent(self) -> bool:
-        """Whether any layer keeps recurrent state."""
         return self.kv.has_state
 
 
@@ -160,7 +159,6 @@ def _read_whole(path: Path) -> GgufHeader:
 
 
 def unreadable(path: Path, error: OSError) -> NotAModel:
-    """The error for a model file that is there and cannot be read."""
     return NotAModel(
         _("The model file cannot be read"), f"{path}: {error.strerror}", _("Check its permissions and its disk.")
     )

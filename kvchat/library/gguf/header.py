@@ -222,7 +222,6 @@ class _Cursor:
         return number
 
     def string(self) -> str:
-        """The next string."""
         length = self.number(_U64)
         if length > STRING_LIMIT:
             raise HeaderFault("a string is impossibly long")
@@ -266,7 +265,6 @@ class GgufFields:
         return value if isinstance(value, int) else default
 
     def has(self, key: str) -> bool:
-        """Whether the header has such a value at all."""
         return f"{self.prefix}.{key}" in self.values
 
     def listed(self, key: str) -> tuple[int, ...] | None:

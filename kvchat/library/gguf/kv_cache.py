@@ -89,7 +89,6 @@ class KvLayout:
 
     @property
     def has_state(self) -> bool:
-        """Whether any layer is recurrent."""
         return any(layer.state for layer in self.layers)
 
 
@@ -187,7 +186,6 @@ def _row(fields: GgufFields, heads: int, slides: bool, indexed: bool) -> tuple[i
 
 
 def head_lengths(fields: GgufFields) -> tuple[int, int]:
-    """Values in one head's key and value."""
     heads = next((count for count in fields.per_layer("attention.head_count", 1) if count), 0)
     heads = heads or fields.number("attention.head_count")
     length = fields.number("embedding_length") // heads if heads else 0

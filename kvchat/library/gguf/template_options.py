@@ -64,7 +64,6 @@ _COMPARED = r"(?<![\w.]){name}(?:\s*\|\s*lower)?\s*(?:[!=]=\s*({text})|(?:not\s+
 
 
 def words_in(template: str) -> tuple[TemplateWord, ...]:
-    """The known options that a chat template asks for."""
     tags = _CODE.findall(_COMMENT.sub("", template))
     code, bare = " ".join(tags), " ".join(_TEXT.sub("''", tag) for tag in tags)
     names = [option.name for option in _KNOWN if re.search(_VARIABLE.format(name=option.name), bare)]

@@ -44,7 +44,6 @@ class ContextChoice:
 
     @property
     def in_full(self) -> str:
-        """Why that size, and what the model takes with it."""
         return sentences(self.reason, self.beside, self.share)
 
     def placed(self, placement: Placement | None, where: str) -> ContextChoice:
@@ -261,13 +260,11 @@ class ContextChooser:
         return not beside and self._on_gpu(tokens) and self._fits(tokens)
 
     def _compared(self, tokens: int) -> tuple[int, int]:
-        """What is needed and what is free, in the place or places that decide."""
         bars = self._bars(tokens, self._without_gpu)
         deciding = bars[:-1] if self._whole(tokens) else bars
         return sum(bar.needed for bar in deciding), sum(bar.free for bar in deciding)
 
     def _place(self, tokens: int) -> str:
-        """How a sentence about free memory ends."""
         if not self._on_gpu(tokens):
             return _("allowed here") if self._memory.limited else _("free")
         if self._whole(tokens):
@@ -281,7 +278,6 @@ class ContextChooser:
         return partly(self._memory) if self._on_gpu(tokens) else _placement_sentence(self._nothing, self._memory.beside)
 
     def _sparable(self, tokens: int) -> str:
-        """How much can be spared, as the end of a sentence."""
         free = self._compared(tokens)[1]
         return _(
             "only {spare} of the {free} {place} can be spared",
@@ -327,7 +323,6 @@ class ContextChooser:
 
 
 def partly(memory: MemoryFacts) -> str:
-    """A sentence: part of a model is not on the GPUs."""
     return _("Part of it runs beside {beside}, which is slower.", beside=memory.beside)
 
 

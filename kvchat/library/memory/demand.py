@@ -19,12 +19,10 @@ MARGIN_LEAST = 256 * 1024 * 1024  # bytes
 
 
 def margin(free: int) -> int:
-    """Of so much free memory, what is left for everything else."""
     return min(free, round(max(MARGIN_LEAST, MARGIN_SHARE * free)))
 
 
 def spendable(free: int) -> int:
-    """Of so much free memory, what a model may take."""
     return free - margin(free)
 
 
@@ -44,7 +42,6 @@ class MemoryBar:
 
     @property
     def needed(self) -> int:
-        """What the model takes here."""
         return self.weights + self.kv + self.compute + self.other
 
     @property

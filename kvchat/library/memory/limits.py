@@ -44,7 +44,6 @@ class Circumstances:
 
     @property
     def key(self) -> str:
-        """One string for all of it."""
         return f"{self.model}{_about(self.size, self.build, self.device)}"
 
 
@@ -99,5 +98,4 @@ class LoadLimits:
 
 
 def _about(size: int, build: str, device: str) -> str:
-    """How a key ends, whichever model of that size it is about."""
     return f"|{size}|{build}|{device}"

@@ -38,7 +38,6 @@ class MemoryFacts:
 
     @property
     def device_free(self) -> int:
-        """Free memory of all GPUs together."""
         return sum(device.free for device in self.devices)
 
     @property

@@ -89,7 +89,6 @@ class Proposal:
     engine_argument: str | None = None  # … what to add to the engine's extra arguments
 
     def taken(self, settings: Settings) -> Settings:
-        """The settings with this proposal in force."""
         if self.kv_type is not None:
             return dataclasses.replace(settings, kv_type=self.kv_type)
         arguments = f"{settings.engine_arguments} {self.engine_argument}".strip()
@@ -110,7 +109,6 @@ class Situation:
     def otherwise(
         self, *, kv_type: str | None = None, swa_full: bool = False, wanted: int | None = None
     ) -> ContextChoice:
-        """The choice it would be, in part other."""
         kv_type, swa_full = kv_type or self.demand.kv_type, swa_full or FULL_WINDOW in self.extra
         demand = dataclasses.replace(self.demand, kv_type=kv_type, swa_full=swa_full, projector=0)
         return ContextChooser(demand, self.memory).choose(wanted or self.wanted)

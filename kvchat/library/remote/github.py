@@ -22,8 +22,8 @@ from urllib.parse import quote, urlsplit
 from kvchat import __version__
 from kvchat.engine.finding.graphics import Backend, Graphics, suiting
 from kvchat.errors import KvchatError
+from kvchat.library.remote.downloader import Order
 from kvchat.library.remote.hub import MOST_ANSWER, TIMEOUT_S, HubError, HubFile, HubPart, Unreachable
-from kvchat.library.remote.hub_download import Order
 from kvchat.system.files import collect, parse_json
 from kvchat.words.language import _
 from kvchat.words.wording import size as size_in_words
@@ -65,7 +65,6 @@ class GitHub:
                 ) from error
 
     def page(self, repository: str) -> str:
-        """Where a repository's releases can be looked at."""
         return f"{_server()}/{repository}/releases"
 
     @contextlib.asynccontextmanager
@@ -222,7 +221,6 @@ def _builds(release: Release, backend: Backend, system: str, machine: str) -> It
 
 
 def _libraries(path: str, tag: str, release: Release) -> list[HubPart]:
-    """CUDA's libraries for a build, if they come in a file of their own."""
     names = {f"cudart-{path}", f"cudart-{path.replace(f'{tag}-', '', 1)}"}
     return [file for file in release.files if file.path in names][:1]
 

@@ -91,7 +91,6 @@ class HubFile:
 
     @property
     def projector(self) -> HubPart | None:
-        """What lets it see or hear."""
         return next((part for part in self.parts if is_projector(part.path)), None)
 
 
@@ -115,11 +114,9 @@ class Hub:
 
     @property
     def endpoint(self) -> str:
-        """Where requests go."""
         return (os.environ.get("HF_ENDPOINT") or HOME).rstrip("/")
 
     def page(self, repository: str) -> str:
-        """A repository's page, for a browser."""
         return f"{self.endpoint}/{repository}"
 
     async def search(self, text: str) -> tuple[HubModel, ...]:
@@ -256,7 +253,6 @@ def _info(entry: dict[str, Any]) -> ModelInfo:
 
 @contextlib.contextmanager
 def _sense(what: str) -> Any:
-    """Say in words that an answer is not what the Hub would answer."""
     try:
         yield
     except (ValueError, KeyError, TypeError, AttributeError) as error:

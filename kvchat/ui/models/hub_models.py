@@ -76,12 +76,10 @@ class ModelsHub(QWidget):
         self._show_rows("", [], back=False)
 
     def open(self) -> None:
-        """Show suggestions, if there is nothing on show yet."""
         if not self.list.rows:
             self._panel.run(self._suggest())
 
     def open_repository(self, repository: str, quantisation: str = "") -> None:
-        """List the files of a repository, one of them selected."""
         self._ask(self._list_files(repository, quantisation))
 
     def _search(self) -> None:
@@ -95,7 +93,6 @@ class ModelsHub(QWidget):
             self._ask(self._suggest())
 
     def _ask(self, run: Coroutine[Any, Any, None]) -> None:
-        """One question at a time: a new one ends the one before."""
         if self._asking is not None:
             self._asking.cancel()
         self.access.hide()

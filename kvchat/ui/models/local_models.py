@@ -91,11 +91,9 @@ class ModelsHere(QWidget):
         return menu
 
     def add_folder(self, folder: str) -> None:
-        """Look into one more folder from now on."""
         self._choose([*self._runtime.settings.model_folders, folder])
 
     def drop_folder(self, folder: str) -> None:
-        """Look there no more."""
         self._choose([one for one in self._runtime.settings.model_folders if one != folder])
 
     def _ask_folder(self) -> None:
@@ -133,7 +131,6 @@ class ModelsHere(QWidget):
         self._say(unreadable)
 
     def refresh(self) -> None:
-        """Show what was found, and which of it is in use now."""
         words = self.filter.text().lower().split()
         path = self._runtime.settings.model_path
         rows = [found_row(one, Path(path) if path else None) for one in sorted(self._models, key=in_order)]
@@ -215,6 +212,5 @@ class ModelNotDeleted(KvchatError):
 
 
 def _to_trash(file: Path) -> bool:
-    """Whether it is gone from its place."""
     QFile.moveToTrash(str(file))  # what it returns differs between versions of PySide
     return not file.exists()

@@ -57,7 +57,6 @@ class ModelBox(ChoiceBox):
             self.choose(model)
 
     def choose(self, model: str) -> None:
-        """Choose this one, found or not."""
         if self.findData(model) < 0:
             self.addItem(self._runtime.model.name_of(model), model)
         self.setCurrentIndex(self.findData(model))
@@ -133,7 +132,6 @@ def _fits_not(one: JudgedModel) -> bool:
 
 
 async def _found_here(runtime: Runtime) -> list[JudgedModel]:
-    """The models on this computer, judged by what is free now."""
     found: list[JudgedModel] = []
     judge = await runtime.engine.model_judge()
     await runtime.models.find(judge, found.append, runtime.settings.model_path)
@@ -179,14 +177,12 @@ def in_order(one: JudgedModel) -> tuple[bool, str, int]:
 
 
 def suggestion_row(one: Suggestion, memory: MemoryFacts) -> Row:
-    """A model worth trying."""
     judgement = judge_size(one.size, memory)
     words = _("{why} {quantisation}, about {size}.", why=_(one.why), quantisation=one.quantisation, size=size(one.size))
     return Row(one, one.repository, words, *_chip(judgement), judgement.reason)
 
 
 def result_row(one: HubModel) -> Row:
-    """A repository that a search has found."""
     parts = [
         _("{downloads} downloads a month", downloads=number(one.downloads)),
         _("{likes} likes", likes=number(one.likes)),

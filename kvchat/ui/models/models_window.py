@@ -46,12 +46,10 @@ class ModelsWindow(Panel):
         self._connect()
 
     def open_here(self) -> None:
-        """Come to the front with the models on this computer."""
         self._come(self.here)
         self.here.list.setFocus()
 
     def open_repository(self, repository: str) -> None:
-        """Come to the front with the files of a repository, to choose one."""
         self._come(self.hub)
         self.hub.open_repository(repository)
 
@@ -176,7 +174,6 @@ class DownloadsView(ScrollPage):
         self.hide()
 
     def show_download(self, download: Download) -> None:
-        """Show a download as it stands."""
         view = self.views.get(download.path)
         if view is None:
             view = self.views[download.path] = DownloadView(self)
@@ -185,7 +182,6 @@ class DownloadsView(ScrollPage):
         self._fit()
 
     def drop(self, path: Path) -> None:
-        """Take a download away."""
         view = self.views.pop(path, None)
         if view is not None:
             view.hide()

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest_asyncio
 
+from kvchat.library.remote.downloader import Order
 from kvchat.library.remote.downloads import Download, Downloads, DownloadState
 from kvchat.library.remote.hub import Hub, HubFile, HubPart
-from kvchat.library.remote.hub_download import Order
 from tests.library.fake_hub import REVISION, FakeHub
-from tests.library.remote.test_hub_download import CONTENT, REPOSITORY, files_in, order
+from tests.library.remote.test_downloader import CONTENT, REPOSITORY, files_in, order
 
 
 class Watched:

@@ -29,9 +29,9 @@ from kvchat.chat.record.messages import QUEUE, MessageState, Role
 from kvchat.engine.speaking.connection import EngineState
 from kvchat.engine.speaking.errors import EngineError, EngineFailure, FailureKind
 from kvchat.errors import KvchatError
+from kvchat.library.remote.downloader import Order
 from kvchat.library.remote.downloads import Download, DownloadState
 from kvchat.library.remote.hub import HubFile, HubPart
-from kvchat.library.remote.hub_download import Order
 from kvchat.session.events import Restored, Restoring
 from kvchat.session.proof import Source, Verdict
 from kvchat.ui.app.main_window import MainWindow

@@ -17,10 +17,10 @@ from pathlib import Path
 
 import pytest
 
+from kvchat.library.remote import downloader
 from kvchat.library.remote import hub as hub_module
-from kvchat.library.remote import hub_download
+from kvchat.library.remote.downloader import DownloadFailed, Order, discard, fetch_model, unfinished_orders
 from kvchat.library.remote.hub import AccessNeeded, Hub, HubError, HubFile, HubPart, Unreachable
-from kvchat.library.remote.hub_download import DownloadFailed, Order, discard, fetch_model, unfinished_orders
 from tests.library.fake_hub import REVISION, TOKEN, FakeHub
 
 REPOSITORY = "org/Thing-7B-GGUF"
@@ -31,7 +31,7 @@ CONTENT = random.Random(0).randbytes(3_000_000)
 @pytest.fixture
 def hub(served: FakeHub, monkeypatch: pytest.MonkeyPatch) -> Hub:
     served.repositories[REPOSITORY] = {FILE: CONTENT}
-    monkeypatch.setattr(hub_download, "WAITS_S", (0.0, 0.0))
+    monkeypatch.setattr(downloader, "WAITS_S", (0.0, 0.0))
     return Hub(lambda: None)
 
 
@@ -123,8 +123,8 @@ KILLED = """
 import asyncio, sys
 from pathlib import Path
 from kvchat.library.remote.hub import Hub
-from kvchat.library.remote.hub_download import fetch_model
-from tests.library.remote.test_hub_download import order
+from kvchat.library.remote.downloader import fetch_model
+from tests.library.remote.test_downloader import order
 asyncio.run(fetch_model(order(), Path(sys.argv[1]), Hub(lambda: None), lambda done, checking: None))
 """
 
@@ -251,7 +251,7 @@ async def test_little_disk_space_is_told_before_a_byte_is_fetched(
     hub: Hub, served: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usage = namedtuple("usage", "total used free")
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10**9, 0, hub_download.SPARE_ROOM + 2_000_000))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10**9, 0, downloader.SPARE_ROOM + 2_000_000))
     with pytest.raises(DownloadFailed, match="not enough disk space"):
         await fetched(hub, tmp_path)
     assert served.requests == []
@@ -261,13 +261,13 @@ async def test_little_disk_space_is_told_before_a_byte_is_fetched(
 
 
 def test_a_disk_that_fills_up_is_told(tmp_path: Path) -> None:
-    error = hub_download.disk_failure(tmp_path, OSError(errno.ENOSPC, "No space left on device"))
+    error = downloader.disk_failure(tmp_path, OSError(errno.ENOSPC, "No space left on device"))
     assert error.title == "The disk is full"
     assert "is kept" in error.advice
 
 
 async def test_a_file_too_large_for_plain_requests_is_told(hub: Hub, tmp_path: Path) -> None:
-    part = HubPart("huge.gguf", hub_download.LARGEST + 1, "0" * 64)
+    part = HubPart("huge.gguf", downloader.LARGEST + 1, "0" * 64)
     huge = Order(REPOSITORY, REVISION, HubFile("huge", "", (part,)))
     with pytest.raises(DownloadFailed, match="too large") as caught:
         await fetched(hub, tmp_path, huge)
@@ -295,8 +295,8 @@ async def test_killed_while_the_parts_were_put_in_place(hub: Hub, served: FakeHu
     names = [f"Thing-Q8_0-{number:05}-of-00002.gguf" for number in (1, 2)]
     served.repositories[REPOSITORY] = dict.fromkeys(names, CONTENT)
     wanted = order(*names)
-    hub_download._order_file(wanted, tmp_path).parent.mkdir(parents=True)
-    hub_download._write(wanted, hub_download._order_file(wanted, tmp_path))
+    downloader._order_file(wanted, tmp_path).parent.mkdir(parents=True)
+    downloader._write(wanted, downloader._order_file(wanted, tmp_path))
     first, second = wanted.file.parts
     wanted.target(tmp_path, first).write_bytes(CONTENT)
     wanted.partial(tmp_path, second).write_bytes(CONTENT)
@@ -305,7 +305,7 @@ async def test_killed_while_the_parts_were_put_in_place(hub: Hub, served: FakeHu
     await fetched(hub, tmp_path, left)
     assert files_in(tmp_path) == [f"{REPOSITORY}/{name}" for name in names]
     assert served.requests == [], "all of it was there"
-    hub_download._write(wanted, hub_download._order_file(wanted, tmp_path))  # and once more, right before the end
+    downloader._write(wanted, downloader._order_file(wanted, tmp_path))  # and once more, right before the end
     assert list(unfinished_orders(tmp_path)) == []
     await fetched(hub, tmp_path, wanted)
     assert files_in(tmp_path) == [f"{REPOSITORY}/{name}" for name in names]

@@ -16,14 +16,17 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+import threading
+import time
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from kvchat.errors import KvchatError
 from kvchat.library.remote.hub import HubError, HubFile, HubPart, Unreachable
+from kvchat.system.concurrency import LAST_MOMENT_S
 from kvchat.system.files import read_json, size_of, whole_file
 from kvchat.words.language import _
 from kvchat.words.wording import size as size_in_words
@@ -38,6 +41,11 @@ SPARE_ROOM = 500_000_000  # bytes of disk that a download leaves free
 WAITS_S = (1.0, 2.0, 4.0, 8.0, 16.0)  # before each new attempt, as long as no byte comes
 LARGEST = 50_000_000_000  # bytes; the Hub gives larger files only to clients of its Xet protocol
 
+TELL_EVERY_S = 0.2
+RATE_OVER_S = 5.0  # the rate shown is the mean over about so long
+
+T = TypeVar("T")
+Report = Callable[[int, float, bool], object]  # bytes, bytes per second, whether they are being checked, not fetched
 DoneBytes = Callable[[int, bool], None]  # bytes so far of all files; whether they are being checked, not fetched
 
 
@@ -157,7 +165,6 @@ class _Fetch:
             raise self._damaged()
 
     async def _take_up(self, file: Any) -> None:
-        """Hash what is there already."""
         if size_of(self._path) > self._part.size:
             self._begin_anew(file)
         with self._path.open("rb") as reader:
@@ -225,23 +232,19 @@ def _after(before: int, told: DoneBytes) -> DoneBytes:
     return lambda done, checking: told(before + done, checking)
 
 
+_in_hand: set[Path] = set()  # the first files of what is being fetched
+
+
 @contextlib.contextmanager
 def _alone(target: Path) -> Iterator[None]:
-    """Keep another kvchat from fetching the same model at the same time."""
-    from filelock import FileLock, Timeout  # not needed to start the app, and slow to import
-
-    lock = _beside(target, ".lock")
+    """Keep a second fetch of the same files from writing into the first."""
+    if target in _in_hand:
+        raise DownloadFailed(_("This is being fetched already"), _("Another kvchat does it."), _("Wait for it."))
+    _in_hand.add(target)
     try:
-        with FileLock(lock, timeout=0):
-            try:
-                yield
-            finally:
-                with contextlib.suppress(OSError):  # Windows deletes no open file
-                    lock.unlink()
-    except Timeout:
-        raise DownloadFailed(
-            _("This is being fetched already"), _("Another kvchat does it."), _("Wait for it.")
-        ) from None
+        yield
+    finally:
+        _in_hand.discard(target)
 
 
 def _check_room(order: Order, models: Path) -> None:
@@ -311,3 +314,87 @@ def _read(path: Path) -> Order | None:
         return Order(str(raw["repository"]), str(raw["revision"]), file) if parts else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
+
+
+class Downloader:
+    """Fetches on a loop of its own thread, which begins with the first: hashing holds nobody up."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+
+    async def fetch(self, order: Order, folder: Path, origin: Origin, report: Report) -> Path:
+        """Fetch what is missing of an order, check its hashes, and put it in its place; returns its first file.
+
+        `report` is called on the caller's loop. Cancelling leaves what has arrived, to be taken up again, and ends when
+        the files are let go of. Raises HubError, DownloadFailed.
+        """
+        caller = asyncio.get_running_loop()
+        meter = _Meter(lambda done, rate, checking: caller.call_soon_threadsafe(report, done, rate, checking))
+        return await self.run(fetch_model(order, folder, origin, meter))
+
+    async def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine there. Cancelling cancels it, and waits until it has ended."""
+        if self._loop is None:
+            self._loop = asyncio.SelectorEventLoop()
+            self._thread = threading.Thread(target=self._loop.run_forever, name=self._name, daemon=True)
+            self._thread.start()
+        ended = threading.Event()
+
+        async def until_it_ends() -> T:
+            try:
+                return await work
+            finally:
+                ended.set()
+
+        future = asyncio.run_coroutine_threadsafe(until_it_ends(), self._loop)
+        try:
+            return await asyncio.wrap_future(future)
+        except asyncio.CancelledError:
+            await asyncio.to_thread(ended.wait, LAST_MOMENT_S)
+            raise
+
+    async def close(self) -> None:
+        """Cancel what runs, wait for it to end, and end the thread."""
+        await asyncio.to_thread(self._close)
+
+    def _close(self) -> None:
+        if self._loop is None or self._thread is None:
+            return
+        asyncio.run_coroutine_threadsafe(_cancel_others(), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+        self._loop = self._thread = None
+
+
+async def _cancel_others() -> None:
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
+    await asyncio.get_running_loop().shutdown_default_executor()
+
+
+class _Meter:
+    """Turns every chunk's bytes into a few reports a second: bytes, bytes per second, whether they are checked only."""
+
+    def __init__(self, report: Report) -> None:
+        self._report = report
+        self._told_at = 0.0
+        self._looks: list[tuple[float, int]] = []  # when, and bytes by then
+
+    def __call__(self, done: int, checking: bool) -> None:
+        """As `DoneBytes`."""
+        now = time.monotonic()
+        if now - self._told_at < TELL_EVERY_S:
+            return
+        self._told_at = now
+        if checking:
+            self._looks.clear()
+        self._looks = [(at, by_then) for at, by_then in self._looks if now - at <= RATE_OVER_S]
+        self._looks.append((now, done))
+        began, first = self._looks[0]
+        with contextlib.suppress(RuntimeError):  # the caller's loop is closed
+            self._report(done, (done - first) / (now - began) if now > began else 0.0, checking)
