@@ -87,14 +87,6 @@ def test_facts_of_this_version_and_an_older_one() -> None:
     assert wire.parse_facts({"n_ctx": 512}).context_size == 512
 
 
-def test_slot_answers() -> None:
-    saved = wire.parse_save({"n_saved": 59, "n_written": 1361076, "timings": {"save_ms": 1.25}})
-    assert saved == wire.SlotSave(59, 1361076)
-    restored = wire.parse_restore({"n_restored": 59, "n_read": 9, "timings": {"restore_ms": 0.5}})
-    assert restored == wire.SlotRestore(59, 9)
-    assert wire.parse_save({}) == wire.SlotSave(0, 0)
-
-
 def test_tokens() -> None:
     assert wire.parse_tokens(b'{"tokens": [1, 2]}') == (1, 2)
     assert wire.parse_tokens(b'{"tokens": [{"id": 1}]}') is None
@@ -111,11 +103,8 @@ def test_a_chat_request_is_pinned_and_shows_its_numbers() -> None:
     assert body["id_slot"] == 0
     assert body["stream"] is body["cache_prompt"] is body["return_progress"] is body["timings_per_token"] is True
     assert not {"max_tokens", "temperature", "seed"} & body.keys()
-
-
-def test_sampling_that_is_zero_is_sent() -> None:
-    body = wire.chat_body({}, Sampling(max_tokens=5, temperature=0.0, seed=0))
-    assert (body["max_tokens"], body["temperature"], body["seed"]) == (5, 0.0, 0)
+    zeros = wire.chat_body({}, Sampling(max_tokens=5, temperature=0.0, seed=0))
+    assert (zeros["max_tokens"], zeros["temperature"], zeros["seed"]) == (5, 0.0, 0)
 
 
 def test_thinking_travels_only_when_there_is_some() -> None:
