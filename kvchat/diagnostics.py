@@ -12,7 +12,7 @@ from kvchat.engine.speaking.connection import EngineStatus
 from kvchat.engine.speaking.vitals import Vitals
 from kvchat.engine_host.choice import EngineChoice
 from kvchat.settings import Settings
-from kvchat.words.redaction import Person, redact
+from kvchat.words.safe_text import Person, redact
 from kvchat.words.wording import per_second, size
 
 _LOG_LINES = 200  # of the engine's last ones

@@ -41,7 +41,7 @@ from kvchat.system.paths import Paths
 from kvchat.transfer.service import TransferService
 from kvchat.words.language import _
 from kvchat.words.reasons import Reason, ReasonCode
-from kvchat.words.redaction import this_person
+from kvchat.words.safe_text import this_person
 
 SAVE_PATIENCE_S = 15.0  # an engine that writes nothing for so long hangs
 

@@ -1,12 +1,17 @@
-"""Characters that would make text look other than it is: invisible ones, control codes, bidi overrides.
+"""Text made safe: to be shown, without characters that make it look other than it is; to be passed on, without secrets.
 
-What is shown and exported goes through here; what is stored, and what the model reads, stays as it was.
+What is shown and exported goes through `calm` or `spelled_out`; what is stored, and what the model reads, stays as it
+was. Reports go through `redact`. Pure.
 """
 
 from __future__ import annotations
 
+import getpass
 import re
-from pathlib import PurePath
+import socket
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path, PurePath
 
 # Embeddings, overrides and isolates (UAX #9) reorder what stands beside them; the rest has no width at all.
 # Marks that honest text needs stay: LRM, RLM and ALM in Arabic and Hebrew, ZWJ and ZWNJ in emoji and Persian.
@@ -108,3 +113,49 @@ def _name(char: str) -> str:
     if 0xE0020 <= code <= 0xE007E:
         return f"TAG {chr(code - 0xE0000)}"
     return _HIDDEN.get(char, f"U+{code:04X}")
+
+
+_REMOVED = "‹removed›"
+
+# What comes before stays, what follows goes.
+_AFTER = re.compile(
+    r"(?P<before>Authorization:\s*(?:Bearer\s+)?|Bearer\s+|--(?:api-key|hf-token)[= ]\s*|-hft\s+"
+    r"|\b\w*(?:(?:API|ENGINE)_?KEY|(?:HF|HUB|ACCESS|AUTH)_?TOKEN|SECRET|PASSWORD)\b[\"']?\s*[=:]\s*[\"']?)(?P<secret>[^\s\"',;]+)",
+    re.IGNORECASE,
+)
+_LOOKS_SECRET = re.compile(r"\bhf_[A-Za-z0-9]{8,}|\bsk-[A-Za-z0-9_-]{16,}|\bgh[pousr]_[A-Za-z0-9]{16,}")
+_IN_URL = re.compile(r"(?<=://)[^/\s:@]+(?::[^/\s@]*)?@")
+_SHORTEST_NAME = 3  # a shorter one would take letters out of other words
+
+
+@dataclass(frozen=True)
+class Person:
+    """Who uses this computer."""
+
+    home: str
+    user: str
+    host: str
+
+
+def this_person() -> Person:
+    """The user of this process; empty where the system does not tell."""
+    try:
+        user = getpass.getuser()
+    except (OSError, KeyError, ImportError):
+        user = ""
+    return Person(str(Path.home()), user, socket.gethostname())
+
+
+def redact(text: str, person: Person, secrets: Iterable[str] = ()) -> str:
+    """The text without them. `secrets` are further ones known to the caller, such as the engine's key."""
+    for secret in sorted(filter(None, secrets), key=len, reverse=True):
+        text = text.replace(secret, _REMOVED)
+    text = _LOOKS_SECRET.sub(_REMOVED, text)
+    text = _IN_URL.sub(f"{_REMOVED}@", text)
+    text = _AFTER.sub(rf"\g<before>{_REMOVED}", text)
+    if len(person.home) > 1:
+        text = re.sub(rf"{re.escape(person.home)}(?![\w.-])", "~", text)
+    for name, word in ((person.user, "‹user›"), (person.host, "‹computer›")):
+        if len(name) >= _SHORTEST_NAME:
+            text = re.sub(rf"(?<![\w-]){re.escape(name)}(?![\w-])", word, text, flags=re.IGNORECASE)
+    return text

@@ -24,11 +24,10 @@ KEYWORDS = {**DEFAULT_KEYWORDS, "N_": None, "several": (2, 3), "pgettext": ((1, 
 MARKS = {"_", "N_", "several", "ngettext", "pgettext"}
 # What is told to developers, to other programs, to the model, or looks like words and is none.
 NOBODYS = re.compile(
-    r"""cli/(bench/|doctor)|diagnostics|cli/no_display.*hello|words/(folding|language|markdown|redaction|safe_text|wording)
-    |engine/(embedded|parent_guard|finding/options|running/log|speaking/(errors|wire))|library/gguf/(header|kv_cache)
-    |library/local/finder
-    |gateway/(answering|crashes|work|dialects/|door/(app|checks)|metrics|models|medicine/(__init__|body|causes|partings))
-    |kvstore/(blocks|files|layout/(caches|header|layout|parser|plan|recipe)|index/(check|points|recipes|token_tree))
+    r"""cli/(bench/|doctor)|diagnostics|cli/no_display.*hello|words/(folding|language|markdown|safe_text|wording)
+    |engine/(embedded|parent_guard|running/log|speaking/(errors|wire))|library/gguf/(header|kv_cache)
+    |gateway/(answering|checks|crashes|dialects/|gateway|medicine/|metrics|models|server|work)
+    |kvstore/(blocks|files|index|layout|memory_files|process_locks|staging)
     |ui/base/(icons|style_sheet|theme)|ui/rendering/(formulas|markdown|text_page)
     |ui/(desktop/|programs/clients)|system/session_bus""",
     re.VERBOSE,
@@ -43,6 +42,7 @@ NO_WORDS = re.compile(
     |^\s*(ALTER|ATTACH|BEGIN|CREATE|DELETE|DROP|INSERT|PRAGMA|REPLACE|UPDATE|VACUUM|AND|NOT|COMMIT)\ |SELECT
     |FROM|WHERE|ORDER\ BY|\bDESC\b|ifnull|conversation_id
     |[<>]|^export\ |text/html|default-src|color-scheme|^\{"|^root\ ::=|^Expecting|^\^llamacpp|^:\ kvchat|typeof
+    |^(Get|Metered)$|^4:\ trace$|^\{asked\.version\}|^read\ by\ \{READER\}$
     |^Screenshot$|^background:|^The\ answer\ is\ too|^all\ programs$
     |cuda|GGML|gguf_init|HTTP\ server|^/health
     |^(invalid|unknown)\ |V\ cache|\{asked|^attached\ |^\{self\.fingerprint|\{identity\}|^JSON\ schema\ error
@@ -56,7 +56,8 @@ NO_WORDS = re.compile(
 BETWEEN = ", ", " · "
 # Lists that are for nobody to read: of columns, of what is typed as it is shown, of what a program sent, a key.
 NO_LIST = re.compile(
-    r"chat/(record/rows|recovery/)|cli/settings|finding/probe|kvstore/index/usage|medicine/rules|presets/options|words/reasons"
+    r"chat/(record/(automatic_backups|rows|salvage)|recovery/)|cli/settings|finding/discovery|gateway/gateway"
+    r"|kvstore/index/usage|medicine/rules|presets/options|words/reasons"
 )
 
 

@@ -20,7 +20,7 @@ from kvchat.ui.base.theme import Look, page_font
 from kvchat.ui.widgets.elided import breakable
 from kvchat.ui.widgets.layouts import GivingWay, RoomyDialog
 from kvchat.words.language import N_, _, number, sentences
-from kvchat.words.redaction import redact, this_person
+from kvchat.words.safe_text import redact, this_person
 
 _AT_MOST = 3
 _INFO_MS = 12_000

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,9 @@ from kvchat.engine.finding.graphics import (
     find_graphics,
     install_advice,
     linux_makers,
+    missing_libraries,
     suiting,
+    why_no_card,
 )
 
 
@@ -60,3 +64,75 @@ def test_what_an_engine_can_compute_with() -> None:
     both = Graphics("linux", (Maker.NVIDIA, Maker.AMD))
     assert suiting(both) == (Backend.CUDA, Backend.VULKAN, Backend.ROCM)
     assert suiting(Graphics("linux", ())) == ()
+
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="ldd is Linux's")
+
+NOT_FOUND = "\tlinux-vdso.so.1 (0x00007ffd)\n\t{0} => not found\n\tlibc.so.6 => /lib/libc.so.6 (0x00007f)\n"
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Path:
+    """The folder of an engine."""
+    folder = tmp_path / "engine"
+    folder.mkdir()
+    for name in ("llama-server", "libggml-cuda.so", "libggml-cpu-haswell.so"):
+        (folder / name).write_bytes(b"")
+    return folder
+
+
+def ldd_prints(folder: Path, monkeypatch: pytest.MonkeyPatch, text: str, of: str = "libggml-cuda.so") -> None:
+    program = folder / "bin" / "ldd"
+    program.parent.mkdir()
+    (program.parent / "text").write_text(text, "utf-8")
+    program.write_text(
+        f'#!/bin/sh\ncase "$1" in *{of}) while read -r l; do echo "$l"; done < "${{0%/*}}/text";; esac\n'
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
+
+
+@pytest.mark.parametrize(
+    ("library", "words"),
+    [
+        ("libcuda.so.1", "It lacks libcuda.so.1. That comes with NVIDIA’s own driver"),
+        ("libvulkan.so.1", "libvulkan1"),
+        ("libgomp.so.1", "libgomp1"),
+        ("libamdhip64.so.7", "AMD’s ROCm"),
+        ("libsycl.so.8", "Intel’s oneAPI"),
+        ("libsomething.so.3", "It lacks libsomething.so.3."),
+    ],
+)
+def test_the_library_is_named_and_what_brings_it(
+    engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library: str, words: str
+) -> None:
+    ldd_prints(tmp_path, monkeypatch, NOT_FOUND.format(library))
+    assert words in why_no_card(engine / "llama-server", Backend.CUDA).detail
+
+
+def test_a_library_that_lies_beside_is_not_lacking(
+    engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ldd_prints(tmp_path, monkeypatch, NOT_FOUND.format("libcublas.so.12"))
+    assert list(missing_libraries(engine)) == ["libcublas.so.12"]
+    (engine / "libcublas.so.12").write_bytes(b"")
+    assert missing_libraries(engine) == {}
+
+
+def test_a_system_that_is_too_old(engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "./llama-server: /lib/libc.so.6: version `GLIBC_2.38' not found (required by ./llama-server)\n"
+    ldd_prints(tmp_path, monkeypatch, text, of="llama-server")
+    assert "newer Linux than this one: GLIBC 2.38" in why_no_card(engine / "llama-server", Backend.CUDA).detail
+
+
+@pytest.mark.parametrize("backend", Backend)
+def test_with_all_libraries_it_is_the_driver(engine: Path, tmp_path: Path, backend: Backend) -> None:
+    assert missing_libraries(tmp_path) == {}
+    error = why_no_card(tmp_path / "llama-server", backend)
+    assert error.title == "The engine does not see the graphics card"
+    assert error.detail.endswith(".")
+
+
+def test_a_real_library_lacks_nothing() -> None:
+    """The real ldd on a real program: every line of what is there ends with an address."""
+    assert missing_libraries(Path("/bin")) == {}
