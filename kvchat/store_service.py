@@ -13,7 +13,7 @@ from pathlib import Path
 from kvchat.errors import KvchatError
 from kvchat.kvstore.parts import default_quota
 from kvchat.kvstore.savepoint import Bounds, PrunePlan, RebuildSpeed, StoreUsage
-from kvchat.kvstore.store import BlockStore, NoStore, SavePointStore
+from kvchat.kvstore.store import BlockStore, NoStore, SavePointStore, check_store
 from kvchat.library.gguf.facts import GgufFacts, read_facts
 from kvchat.library.gguf.kv_cache import kv_bytes
 from kvchat.library.memory.machine import staging_room
@@ -102,13 +102,15 @@ def open_store_or_none(paths: Paths, settings: Settings) -> SavePointStore:
         return NoStore(KvchatError(_("The folder for save points cannot be used."), f"{paths.save_points}: {error}."))
 
 
-def store_problem(paths: Paths, settings: Settings) -> str:
-    """Why no store can be had; empty where there is one, or none was made yet."""
+def store_problem(paths: Paths) -> str:
+    """Why no store can be had; empty where there is one, or none was made yet. Only looks."""
     if not os.path.lexists(paths.save_points) and (is_folder(paths.cache) or not os.path.lexists(paths.cache)):
         return ""
-    store = open_store_or_none(paths, settings)
-    store.close()
-    return str(store.problem or "")
+    try:
+        check_store(paths.save_points)
+    except KvchatError as error:
+        return str(NoStore(error).problem)
+    return ""
 
 
 def models_in(usage: StoreUsage) -> set[str]:

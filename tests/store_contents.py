@@ -44,7 +44,7 @@ class StoreContents:
         with self._index() as db:
             if db is None:
                 return 0
-            return int(db.execute("SELECT count(*) FROM save_points WHERE owner IS NULL").fetchone()[0])
+            return int(db.execute("SELECT count(*) FROM save_points WHERE link_id IS NOT NULL").fetchone()[0])
 
     def block_files(self) -> list[Path]:
         """The files of all blocks."""

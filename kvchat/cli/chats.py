@@ -27,8 +27,7 @@ from kvchat.cli.options import STANDARD_STREAM, NotThatWay, Options, read_passph
 from kvchat.cli.owned import Commands
 from kvchat.cli.terminal import columns, remark, say, show, show_progress, shows_text
 from kvchat.errors import KvchatError
-from kvchat.settings import load_settings
-from kvchat.store_service import open_store
+from kvchat.kvstore.store import KeptMemory
 from kvchat.system.paths import Paths, resolve_paths
 from kvchat.transfer.backup import finish_restore, lay_ready, make_backup, write_backup
 from kvchat.transfer.exporting import ExportForm, export_file, write_export
@@ -169,10 +168,12 @@ def _export_with_memory(paths: Paths, options: ExportOptions) -> int:
             _("Name the chat with --chat, and leave --form out."),
         )
     passphrase = read_passphrase(options.passphrase_file)
-    with _database(paths) as database, closing(open_store(paths, load_settings(paths.settings_file))) as store:
+    with _database(paths) as database:
         chat = named_chat(database.conversations(), options.chat_id)
         telling = partial(show_progress, _("Exporting:"))
-        written = export_with_memory(database, store, chat.id, options.target, passphrase, telling)
+        written = export_with_memory(
+            database, KeptMemory(paths.save_points), chat.id, options.target, passphrase, telling
+        )
     sealed = _("sealed with the passphrase") if passphrase else _("readable by anyone who has the file")
     say(
         _(

@@ -232,7 +232,7 @@ def _nearest_existing(path: Path) -> Path:
 
 
 def _folders(paths: Paths, settings: Settings) -> tuple[FolderReport, ...]:
-    problems = {"save points": store_problem(paths, settings)}
+    problems = {"save points": store_problem(paths)}
     folders = [(name, getattr(paths, name.replace(" ", "_"))) for name in FOLDERS]
     return tuple(FolderReport(name, str(path), is_folder(path), problems.get(name, "")) for name, path in folders)
 

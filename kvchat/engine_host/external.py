@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,7 +24,7 @@ from kvchat.engine.speaking.wire import ServerFacts
 from kvchat.engine_host.base import BaseHost
 from kvchat.engine_host.choice import CannotSee, promised_strategy, with_file_stamps
 from kvchat.errors import KvchatError
-from kvchat.kvstore import disk, process_locks
+from kvchat.kvstore import disk
 from kvchat.kvstore.savepoint import Fingerprint
 from kvchat.library.gguf.facts import GgufFacts, model_identity, read_facts
 from kvchat.library.gguf.kv_cache import kv_bytes_per_token
@@ -194,8 +193,6 @@ def states_of(process: RunningServer | None, facts: ServerFacts) -> ServerStates
     if process is None or folder is None:
         return None
     disk.remove_stale_for_engine(folder)  # of a kvchat that was killed
-    with contextlib.suppress(OSError):
-        process_locks.hold(folder)  # until this one ends
     try:
         return _read_states(process, folder, facts)
     except KvchatError:  # a model kvchat cannot read is no reason not to chat with it

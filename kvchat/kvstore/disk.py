@@ -11,9 +11,10 @@ from pathlib import Path
 
 from blake3 import blake3
 
-from kvchat.kvstore import process_locks
+from kvchat.system.paths import resolve_paths
 
 _CHUNK = 1 << 20
+_RUN = secrets.token_hex(8)  # of this process
 
 
 def private_folder(folder: Path) -> Path:
@@ -24,7 +25,7 @@ def private_folder(folder: Path) -> Path:
 
 
 def listing(folder: Path) -> list[Path]:
-    """What lies in the folder; nothing when the folder is gone or cannot be read."""
+    """Return the entries of a folder; none when it is gone or cannot be read."""
     try:
         return list(folder.iterdir())
     except OSError:
@@ -80,33 +81,33 @@ def _copy(source: Path, target: Path) -> None:
 
 
 def temporary_name() -> str:
-    """A fresh name that says which process it belongs to, see `process_locks`."""
-    return f"{process_locks.run_id()}-{secrets.token_hex(4)}"
+    return secrets.token_hex(8)
 
 
 def name_for_engine() -> str:
-    """A fresh name in a folder that an engine saves into, which may be the user's own: it says that it is kvchat's."""
-    return f"kvchat-{temporary_name()}"
+    """A fresh name in a folder that an engine saves into, which may be the user's own: it says whose file it is."""
+    return f"{_own_prefix()}{_RUN}-{secrets.token_hex(4)}"
 
 
 def remove_stale_for_engine(folder: Path) -> None:
-    """Delete what processes that are gone named by `name_for_engine`, and nothing else. What resists stays."""
-    died = process_locks.died(folder)
-    remove_stale(folder, folder, "kvchat-")
-    process_locks.forget(died)
+    """Delete what earlier processes named by `name_for_engine`, and nothing else. What resists stays.
 
-
-def remove_stale(folder: Path, locks: Path, beginning: str = "") -> bool:
-    """Delete the entries of `folder` named by `temporary_name` in processes that are gone; whether there was any.
-
-    What resists stays.
+    They are gone: one process owns the data folder, which the names are for.
     """
-    names = [entry for entry in listing(folder) if entry.name.startswith(beginning)]
-    gone = [entry for entry in names if process_locks.is_gone(entry.name, locks)]
-    for entry in gone:
-        with contextlib.suppress(OSError):
-            shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
-    return bool(gone)
+    for entry in listing(folder):
+        if entry.name.startswith(_own_prefix()) and not entry.name.startswith(f"{_own_prefix()}{_RUN}"):
+            remove(entry)
+
+
+def _own_prefix() -> str:
+    home = str(resolve_paths().data).encode()
+    return f"kvchat-{blake3(home).hexdigest(length=4)}-"
+
+
+def remove(path: Path) -> None:
+    """Delete a file, or a folder and all in it, as far as that can be."""
+    with contextlib.suppress(OSError):
+        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
 
 
 def allotted(found: os.stat_result) -> int:

@@ -14,14 +14,21 @@ from blake3 import blake3
 
 from kvchat.kvstore.audience import imported
 from kvchat.kvstore.blocks.block_files import BlockFiles
-from kvchat.kvstore.blocks.layout import CacheRows, Region, RowMap, Run
-from kvchat.kvstore.blocks.recipe import RESIDUE, RESIDUE_CHUNK, BlockUse, Recipe, RecipeError, check_whole
-from kvchat.kvstore.housekeeping import Housekeeping
+from kvchat.kvstore.blocks.recipe import (
+    RESIDUE,
+    RESIDUE_CHUNK,
+    BlockUse,
+    Recipe,
+    RecipeError,
+    check_whole,
+    row_map_facts,
+    row_map_of,
+)
 from kvchat.kvstore.index import points as index_points
 from kvchat.kvstore.index import recipes as index_recipes
-from kvchat.kvstore.index.points import NewPoint
-from kvchat.kvstore.parts import check_room, in_words, not_written
-from kvchat.kvstore.savepoint import Fingerprint, NotSaved, StoreRefused, Tokens, common_prefix
+from kvchat.kvstore.index import usage as index_usage
+from kvchat.kvstore.parts import Parts, in_words, not_written
+from kvchat.kvstore.savepoint import Fingerprint, NotSaved, SavePoint, StoreRefused, Tokens, common_prefix
 from kvchat.words.language import N_, _
 from kvchat.words.reasons import Reason, ReasonCode
 
@@ -29,6 +36,11 @@ FORMAT, VERSION = "kvchat-memory", 1
 _MOST = 1 << 50  # of any number in it
 _MOST_TOKEN = 1 << 31
 _BLOCK_NAME = 32  # bytes
+MOST_POINTS = 100  # of a conversation, the newest; the blocks of the last hold all but what states cannot be cut to
+_PIECE = 1 << 20  # bytes
+_GONE = N_("A part of the memory of this chat was deleted or damaged meanwhile."), "", N_("Try again, or leave it out.")
+
+Contents = Iterator[tuple[bytes, Iterable[bytes]]]  # a block's name, and what it holds in pieces
 
 
 class BadMemory(ValueError):
@@ -81,11 +93,7 @@ def to_json(manifest: Manifest) -> dict[str, Any]:
                 "message_id": point.message_id,
                 "prefill_ms": point.prefill_ms,
                 "file_size": recipe.file_size,
-                "caches": [
-                    [[[r.offset, r.row_size] for r in one.regions], [[r.row, r.position, r.rows] for r in one.runs]]
-                    for one in recipe.row_map.caches
-                ],
-                "breaks": recipe.row_map.breaks,
+                "row_map": row_map_facts(recipe.row_map),
                 "uses": [[numbers[u.block], u.cache, u.row, u.rows, u.skip, u.position] for u in recipe.uses],
             }
         )
@@ -124,18 +132,13 @@ def _point(entry: Any, blocks: Sequence[tuple[bytes, int]], before: Tokens) -> C
     tokens = (*before[:shared], *(_number(one, -_MOST_TOKEN, _MOST_TOKEN) for one in entry["tokens"]))
     if shared > len(before) or not tokens or not isinstance(message_id, str | None):
         raise BadMemory(_("a save point is of no tokens"))
-    caches = tuple(
-        CacheRows(tuple(Region(*_numbers(one, 2)) for one in regions), tuple(Run(*_numbers(one, 3)) for one in runs))
-        for regions, runs in entry["caches"]
-    )
     uses = []
     for number, cache, *place in entry["uses"]:
         row, rows, skip, position = _numbers(place, 4)
         if cache == RESIDUE and rows > RESIDUE_CHUNK:
             raise BadMemory(_("a block unpacks to more than a block can hold"))
         uses.append(BlockUse(*blocks[_number(number)], _number(cache, RESIDUE), row, rows, skip, position))
-    row_map = RowMap(caches, tuple(_number(one) for one in entry["breaks"]))
-    recipe = Recipe(_number(entry["file_size"], 1), row_map, tuple(uses))
+    recipe = Recipe(_number(entry["file_size"], 1), row_map_of(entry["row_map"]), tuple(uses))
     check_whole(recipe)
     return CarriedPoint(tokens, message_id, _duration(entry["prefill_ms"]), recipe)
 
@@ -165,140 +168,117 @@ def _duration(value: Any) -> float:
     return float(value)
 
 
-MOST_POINTS = 100  # of a conversation, the newest; the blocks of the last hold all but what states cannot be cut to
-_PIECE = 1 << 20  # bytes
-_GONE = N_("A part of the memory of this chat was deleted or damaged meanwhile."), "", N_("Try again, or leave it out.")
+def manifest(db: sqlite3.Connection, conversation_id: str) -> Manifest | None:
+    """As `BlockStore.manifest`."""
+    messages = index_recipes.absorbed_of(db, conversation_id)
+    newest = index_points.load(db, max(messages)) if messages else None
+    carried: list[CarriedPoint] = []
+    for point_id, message_id in [*messages.items()][-MOST_POINTS:]:
+        point, recipe = index_points.load(db, point_id), None
+        with contextlib.suppress(RecipeError):
+            recipe = index_recipes.load_recipe(db, point_id)
+        if newest and point and recipe and point.fingerprint == newest.fingerprint:
+            before = carried[-1].tokens if carried else ()
+            shared = common_prefix(before, point.tokens)  # numbers that are there need not be there twice
+            tokens = before[:shared] + point.tokens[shared:]
+            carried.append(CarriedPoint(tokens, message_id, point.prefill_ms, recipe))
+    return Manifest(newest.fingerprint, tuple(carried)) if newest and carried else None
 
-Contents = Iterator[tuple[bytes, Iterable[bytes]]]  # a block's name, and what it holds in pieces
+
+def contents(blocks: BlockFiles, manifest: Manifest) -> Contents:
+    """As `BlockStore.contents`."""
+    for name, size in manifest.blocks.items():
+        yield name, _content(blocks, name, size)
 
 
-class Exchange(Housekeeping):
-    """The block store as far as memory leaves it and comes in. Safe for threads and processes."""
+def _content(blocks: BlockFiles, name: bytes, size: int) -> Iterator[bytes]:
+    digest, read = blake3(), 0
+    try:
+        with blocks.path(name).open("rb", buffering=0) as file:
+            while piece := file.read(_PIECE):
+                digest.update(piece)
+                read += len(piece)
+                yield piece
+    except OSError as error:
+        raise StoreRefused(*_GONE) from error
+    if read != size or digest.digest() != name:
+        raise StoreRefused(*_GONE)
 
-    @in_words()
-    def manifest(self, conversation_id: str) -> Manifest | None:
-        """What is kept of a conversation for the model that answered last; None if that is nothing.
 
-        What still waits to be absorbed is not among it.
-        """
-        with self._parts.index.read() as db:
-            messages = index_recipes.absorbed_of(db, conversation_id)
-            newest = index_points.load(db, max(messages)) if messages else None
-            fingerprint = newest.fingerprint if newest else None
-            carried: list[CarriedPoint] = []
-            for point_id, message_id in [*messages.items()][-MOST_POINTS:]:
-                if found := _carried(db, point_id, message_id, fingerprint):
-                    before = carried[-1].tokens if carried else ()
-                    shared = common_prefix(before, found.tokens)  # numbers that are there need not be there twice
-                    carried.append(replace(found, tokens=before[:shared] + found.tokens[shared:]))
-        return Manifest(fingerprint, tuple(carried)) if fingerprint and carried else None
+def bring(parts: Parts, conversation_id: str, manifest: Manifest, contents: Contents) -> tuple[int, int]:
+    """As `BlockStore.bring`; returns the bytes that were new, and the newest save point. Keeps to no bounds."""
+    files = parts.blocks.beside()  # what is new here must not go with what another thread gives up
+    new = sum(size for name, size in manifest.blocks.items() if files.claim(name, size) is None)
+    parts.check_room(max(point.recipe.file_size for point in manifest.points), 0)
+    parts.check_room(new, new)
+    try:
+        written, xxh3 = _receive(files, manifest, contents)
+        return written, _record(parts, conversation_id, manifest, files, xxh3, written)
+    except OSError as error:
+        raise not_written(error) from error
+    finally:
+        with contextlib.suppress(StoreRefused), in_words():
+            parts.drop_unknown(list(files.new))
 
-    def contents(self, manifest: Manifest) -> Contents:
-        """Its blocks, each proved at its end. Raises StoreRefused."""
+
+def _receive(files: BlockFiles, manifest: Manifest, contents: Contents) -> tuple[int, dict[bytes, bytes]]:
+    """Have all blocks on disk; how many bytes were written, and the fast hashes of those."""
+    missing, total, xxh3 = dict(manifest.blocks), 0, {}
+    for name, content in contents:
+        size = missing.pop(name, None)
+        if size is None:
+            raise BadMemory(_("it holds a block twice, or one that it does not need"))
+        if files.claim(name, size) is not None:
+            continue
+        written = files.write(_at_most(content, size))
+        if written.block != name or written.size != size:
+            files.drop(written)
+            raise BadMemory(_("a part of it is damaged"))
+        total += files.put(written)
+        xxh3[name] = written.xxh3
+    if missing:
+        raise BadMemory(_("a part of it is missing"))
+    return total, xxh3
+
+
+@in_words(saving=True)
+def _record(
+    parts: Parts,
+    conversation_id: str,
+    manifest: Manifest,
+    files: BlockFiles,
+    xxh3: dict[bytes, bytes],
+    written: int,
+) -> int:
+    """Write the save points into the index, all or none; the newest."""
+    audience, now = imported(conversation_id), parts.clock()
+    with parts.index.write() as db:
+        if index_points.never_save(db, conversation_id):
+            raise NotSaved(Reason(ReasonCode.NEVER_SAVED))
+        there: dict[bytes, int] = {}
         for name, size in manifest.blocks.items():
-            yield name, self._content(name, size)
-
-    def _content(self, name: bytes, size: int) -> Iterator[bytes]:
-        digest, read = blake3(), 0
-        try:
-            with self._parts.blocks.path(name).open("rb", buffering=0) as file:
-                while piece := file.read(_PIECE):
-                    digest.update(piece)
-                    read += len(piece)
-                    yield piece
-        except OSError as error:
-            raise StoreRefused(*_GONE) from error
-        if read != size or digest.digest() != name:
-            raise StoreRefused(*_GONE)
-
-    def bring(self, conversation_id: str, manifest: Manifest, contents: Contents) -> int:
-        """Take in a conversation's save points, for it alone; returns the bytes that were new. All of them, or nothing.
-
-        Of blocks that are here already the content is not asked for. `contents` may raise what it likes; it is read to
-        its end. Raises BadMemory where it does not hold what the manifest says, StoreRefused where it is not to be
-        kept or there is no room for it.
-        """
-        parts = self._parts
-        files = parts.blocks.beside()  # what is new here must not go with what another thread gives up
-        new = sum(size for name, size in manifest.blocks.items() if files.claim(name, size) is None)
-        bounds, free = parts.bounds, parts.free_bytes()
-        check_room(max(point.recipe.file_size for point in manifest.points), 0, free, bounds.quota, bounds.free_floor)
-        check_room(new, new, free, bounds.quota, bounds.free_floor)
-        try:
-            written, xxh3 = self._receive(files, manifest, contents)
-            newest = self._record(conversation_id, manifest, files, xxh3, written)
-        except OSError as error:
-            raise not_written(error) from error
-        finally:
-            with contextlib.suppress(StoreRefused), in_words():
-                parts.drop_unknown(list(files.new))
-        with in_words():
-            self._enforce(protected=newest)
-        return written
-
-    def _receive(self, files: BlockFiles, manifest: Manifest, contents: Contents) -> tuple[int, dict[bytes, bytes]]:
-        """Have all blocks on disk; how many bytes were written, and the fast hashes of those."""
-        missing, total, xxh3 = dict(manifest.blocks), 0, {}
-        for name, content in contents:
-            size = missing.pop(name, None)
-            if size is None:
-                raise BadMemory(_("it holds a block twice, or one that it does not need"))
-            if files.claim(name, size) is not None:
-                continue
-            written = files.write(_at_most(content, size))
-            if written.block != name or written.size != size:
-                files.drop(written)
-                raise BadMemory(_("a part of it is damaged"))
-            total += files.put(written)
-            xxh3[name] = written.xxh3
-        if missing:
-            raise BadMemory(_("a part of it is missing"))
-        return total, xxh3
-
-    @in_words(saving=True)
-    def _record(
-        self, conversation_id: str, manifest: Manifest, files: BlockFiles, xxh3: dict[bytes, bytes], written: int
-    ) -> str:
-        """Write the save points into the index, all or none; the newest."""
-        parts = self._parts
-        with parts.index.write() as db:
-            if index_points.never_save(db, conversation_id):
-                raise NotSaved(Reason(ReasonCode.NEVER_SAVED))
-            on_disk = {name: files.claim(name, size) for name, size in manifest.blocks.items()}
-            there = {name: taken for name, taken in on_disk.items() if taken is not None}
-            if len(there) < len(on_disk):
+            if (taken := files.claim(name, size)) is None:
                 raise StoreRefused(*_GONE)
-            index_points.count_written(db, parts.today(), written)
-            for one in manifest.points:
-                new = NewPoint(
-                    conversation_id,
-                    one.message_id,
-                    manifest.fingerprint,
-                    one.tokens,
-                    one.recipe.file_size,
-                    one.prefill_ms,
-                    parts.clock(),
-                    imported(conversation_id),
-                )
-                point = index_points.add_staged(db, new, parts.staging.owner)
-                index_recipes.store_recipe(db, int(point.id), one.recipe, there)
-                index_points.delete(db, index_points.same_place(db, int(point.id)))
-            index_recipes.learn_hashes(db, xxh3)
-        files.settle(there)
-        return point.id
-
-
-def _carried(
-    db: sqlite3.Connection, point_id: int, message_id: str | None, fingerprint: Fingerprint | None
-) -> CarriedPoint | None:
-    """The save point, if it is of that fingerprint and whole."""
-    point = index_points.load(db, point_id)
-    if point is None or point.fingerprint != fingerprint:
-        return None
-    with contextlib.suppress(RecipeError):
-        if recipe := index_recipes.load_recipe(db, point_id):
-            return CarriedPoint(point.tokens, message_id, point.prefill_ms, recipe)
-    return None
+            there[name] = taken
+        index_usage.count_written(db, parts.today(), written)
+        for one in manifest.points:
+            uses = tuple(replace(use, xxh3=xxh3.get(use.block, b"")) for use in one.recipe.uses)
+            new = SavePoint(
+                "",
+                conversation_id,
+                manifest.fingerprint,
+                one.tokens,
+                one.recipe.file_size,
+                now,
+                now,
+                one.prefill_ms,
+                audience,
+            )
+            newest = int(index_points.add_staged(db, new, one.message_id).id)
+            index_recipes.store_recipe(db, newest, replace(one.recipe, uses=uses), there)
+            index_points.delete(db, index_points.same_place(db, newest))
+    files.settle(there)
+    return newest
 
 
 def _at_most(content: Iterable[bytes], size: int) -> Iterator[bytes]:

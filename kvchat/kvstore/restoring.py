@@ -11,17 +11,16 @@ from pathlib import Path
 from kvchat.kvstore import disk
 from kvchat.kvstore.audience import readable_by
 from kvchat.kvstore.blocks import header as slotfile
-from kvchat.kvstore.blocks.plan import CannotCompose, Plan, size_of, whole
-from kvchat.kvstore.blocks.planning import prefix_plan, windows_plan
-from kvchat.kvstore.blocks.rebuild import Hashes, Unusable, compose
+from kvchat.kvstore.blocks.plan import CannotCompose, Plan, cut, size_of, whole, with_masked_rows
+from kvchat.kvstore.blocks.rebuild import Unusable, compose, stored_layout
 from kvchat.kvstore.blocks.recipe import Recipe, RecipeError
 from kvchat.kvstore.index import points as index_points
 from kvchat.kvstore.index import recipes as index_recipes
 from kvchat.kvstore.index import token_tree
-from kvchat.kvstore.index.check import CorruptIndex
+from kvchat.kvstore.index import usage as index_usage
 from kvchat.kvstore.index.index import IndexFailed, IndexLost
-from kvchat.kvstore.index.notes import index_lost_at
-from kvchat.kvstore.parts import BRIEF_S, Damage, Parts, in_words
+from kvchat.kvstore.index.schema import CorruptIndex
+from kvchat.kvstore.parts import Parts
 from kvchat.kvstore.savepoint import (
     CancelCheck,
     Cancelled,
@@ -43,20 +42,15 @@ WORTH_RESTORING = 32  # tokens; any two conversations under one chat template ma
 
 
 class Restoring:
-    """The block store as far as it finds save points and gives their files. Safe for threads and processes."""
+    """Finds save points and gives their files. Safe for threads."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
-        self._learned: list[Hashes] = []
 
     def find(
         self, fingerprint: Fingerprint, prompt: Tokens, *, can_cut: bool, conversation_id: str
     ) -> RestorePlan | Miss:
-        """The plan that leaves the least of the prompt to prefill, or why there is none.
-
-        Of all save points that `conversation_id` may reuse (`kvchat.kvstore.audience`). Without `can_cut` only those
-        all of whose tokens begin the prompt count.
-        """
+        """As `BlockStore.find`."""
         try:
             with self._parts.index.read() as db:
                 kind = index_points.fingerprint_id(db, fingerprint)
@@ -64,22 +58,13 @@ class Restoring:
                 if plan := self._best(db, trees, prompt, can_cut=can_cut):
                     return plan
                 return Miss(_why_nothing(db, conversation_id, fingerprint, kind, prompt))
-        except IndexLost:
-            return Miss(Reason(ReasonCode.INDEX_LOST))
-        except IndexFailed as error:
-            return Miss(Reason(ReasonCode.NOT_READABLE, {"error": str(error)}))
+        except (IndexLost, IndexFailed) as error:
+            return Miss(_unreadable(error))
 
     def stage(
         self, plan: RestorePlan, slot_path: Path, *, window: int = 0, cancelled: CancelCheck = never
     ) -> StagedFile | Miss:
-        """Put the plan's slot file, verified, into the engine's slot folder.
-
-        A plan for a part is composed for exactly that where the layout allows, else given whole for the engine to cut
-        back: StagedFile.n_tokens says how many tokens it holds. `window`: tokens of the model's sliding window, where
-        the engine uses the file only with one more row (see `with_masked_rows`).
-        A bad block is set aside with every save point that needs it, now or when no other process writes any more, and
-        answered with a Miss. Raises Cancelled, soon after `cancelled` turns true and without leaving a file.
-        """
+        """As `BlockStore.stage`."""
         target = slot_path / f"{disk.name_for_engine()}.slot"
         try:
             if cancelled():
@@ -88,18 +73,23 @@ class Restoring:
             _prove(target, plan.save_point.tokens[:n_tokens])
             self._parts.used[int(plan.save_point.id)] = self._parts.clock()
         except (_Gone, Unusable, RecipeError, IndexLost, IndexFailed, OSError) as error:
-            self._parts.staging.unstage(target)
+            self._parts.staging.unstage(target, engine_done=True)
             return Miss(self._why_not(plan, error))
         return StagedFile(plan.save_point, target, n_tokens, tier)
 
-    def unstage(self, staged: StagedFile) -> None:
-        """The engine is done with the staged file."""
-        self._parts.staging.unstage(staged.path)
+    def complete_window(self, window: Window, cancelled: CancelCheck) -> None:
+        """Make the file that a restore of a sliding-window model needs, and keep that warm. For a background thread.
 
-    @in_words()
-    def set_aside(self, save_point: SavePoint, reason: Reason) -> None:
-        """Take a save point out of use, because the engine refused it or its restore proved hollow."""
-        self._parts.lose(save_point.id, reason, tell=False)
+        Where there is damage nothing is done: the restore that meets it deals with it. Raises IndexLost, IndexFailed.
+        """
+        if not self._parts.staging.in_memory:
+            return
+        with contextlib.suppress(Unusable, RecipeError, OSError, Cancelled):
+            with self._parts.index.read() as db:
+                point = index_points.load(db, int(window.point_id))
+                recipe = index_recipes.load_recipe(db, int(window.point_id))
+            if point is not None and recipe is not None:
+                self._make_whole(point, recipe, window.tokens, None, cancelled)
 
     def _best(
         self, db: sqlite3.Connection, trees: Sequence[int], prompt: Tokens, *, can_cut: bool
@@ -123,10 +113,9 @@ class Restoring:
 
         A state that cannot be cut must leave the engine a token to evaluate.
         """
-        owner = self._parts.staging.owner
-        ids = token_tree.at(db, place.node_id, owner) if place.whole and (can_cut or place.shared < prompt) else []
+        ids = token_tree.at(db, place.node_id) if place.whole and (can_cut or place.shared < prompt) else []
         ids.sort(key=lambda one: self._parts.staging.warm(str(one)) is None)
-        beyond = token_tree.below(db, place.node_id, owner, barren) if can_cut and not ids else None
+        beyond = token_tree.below(db, place.node_id, barren) if can_cut and not ids else None
         chosen = ids[0] if ids else beyond
         return index_points.load(db, chosen) if chosen is not None else None
 
@@ -137,102 +126,79 @@ class Restoring:
 
     def _put(self, plan: RestorePlan, target: Path, window: int, cancelled: CancelCheck) -> tuple[int, Tier]:
         """Make the file at `target`; returns how many tokens it holds and where it came from."""
-        parts, point = self._parts, plan.save_point
+        parts, point, n_tokens = self._parts, plan.save_point, plan.tokens_used
         if (plan.tier is Tier.WARM or plan.whole) and parts.staging.give(point.id, window, target):
             return point.n_tokens, Tier.WARM
         with parts.index.read() as db:
             recipe = index_recipes.load_recipe(db, int(point.id))
-        if recipe is not None:
-            return self._make(plan, recipe, window, target, cancelled), Tier.DISK
-        if parts.staging.give(point.id, 0, target):  # not absorbed yet: the engine itself cuts it back
-            return point.n_tokens, Tier.WARM
-        raise _Gone
-
-    def _complete_window(self, window: Window, cancelled: CancelCheck) -> None:
-        """Make the file that a restore of a sliding-window model needs, and keep that warm. For a background thread.
-
-        Where there is damage nothing is done: the restore that meets it deals with it. Raises IndexLost, IndexFailed.
-        """
-        if not self._parts.staging.in_memory:
-            return
-        with contextlib.suppress(Unusable, RecipeError, OSError, Cancelled):
-            with self._parts.index.read() as db:
-                point = index_points.load(db, int(window.point_id))
-                recipe = index_recipes.load_recipe(db, int(window.point_id))
-            if point is not None and recipe is not None:
-                self._make_whole(point, recipe, window.tokens, None, cancelled)
-
-    def _remember_hashes(self) -> None:
-        """Write down what restores have learned of blocks that an earlier version wrote. For a background thread."""
-        with self._parts.index.write() as db:
-            while self._learned:
-                index_recipes.learn_hashes(db, self._learned.pop())
-
-    def _make(self, plan: RestorePlan, recipe: Recipe, window: int, target: Path, cancelled: CancelCheck) -> int:
-        """Put the file together; returns how many tokens it holds. What cannot be cut here the engine itself cuts."""
-        parts, n_tokens = self._parts, plan.tokens_used
-        with contextlib.suppress(CannotCompose):
-            if not plan.whole:
-                pieces = prefix_plan(recipe, n_tokens, parts.blocks)
+        if recipe is None:
+            if parts.staging.give(point.id, 0, target):  # not absorbed yet: the engine itself cuts it back
+                return point.n_tokens, Tier.WARM
+            raise _Gone
+        if not plan.whole:
+            with contextlib.suppress(CannotCompose):
+                pieces = cut(stored_layout(recipe, parts.blocks), n_tokens)
                 parts.staging.hand(self._composed(pieces, recipe, target, cancelled), target)
-                return n_tokens
-        self._make_whole(plan.save_point, recipe, window, target, cancelled)
-        return plan.save_point.n_tokens
+                return n_tokens, Tier.DISK
+        self._make_whole(point, recipe, window, target, cancelled)  # what cannot be cut here the engine itself cuts
+        return point.n_tokens, Tier.DISK
 
     def _make_whole(
         self, point: SavePoint, recipe: Recipe, window: int, target: Path | None, cancelled: CancelCheck
     ) -> None:
         """The file, with the row its windows lack, at `target` if somebody waits; warm if it can be."""
-        staging = self._parts.staging
+        parts = self._parts
         plan = whole(recipe.file_size)
         if window:
             with contextlib.suppress(CannotCompose):  # as short as its windows, or of unknown layout
-                plan = windows_plan(recipe, window, self._parts.blocks)
+                plan = with_masked_rows(stored_layout(recipe, parts.blocks), window)
         file = self._composed(plan, recipe, target, cancelled)
         if target is not None:
-            staging.hand(file, target)
+            parts.staging.hand(file, target)
         if file != target:
-            staging.keep(point.id, file, window, waits=False)
-            staging.trim(self._parts.unabsorbed())
+            parts.staging.keep(point.id, file, window, waits=False)
+            parts.staging.trim(parts.unabsorbed())
 
     def _composed(self, plan: Plan, recipe: Recipe, target: Path | None, cancelled: CancelCheck) -> Path:
         """The planned file. If memory cannot hold it after all, the disk may. Raises as `compose` does."""
-        parts = self._parts
+        parts, gives_way = self._parts, target is None
         file = parts.staging.blank(size_of(plan), target, parts.unabsorbed())
         try:
-            hashes = compose(plan, (recipe,), parts.blocks, file, cancelled, gives_way=target is None)
+            compose(plan, recipe, parts.blocks, file, cancelled, gives_way=gives_way)
         except OSError:
             if not parts.staging.is_in_memory(file):
                 raise
             file = parts.staging.blank_on_disk()
-            hashes = compose(plan, (recipe,), parts.blocks, file, cancelled, gives_way=target is None)
-        self._learned.append(hashes)
+            compose(plan, recipe, parts.blocks, file, cancelled, gives_way=gives_way)
         return file
 
     def _why_not(self, plan: RestorePlan, error: Exception) -> Reason:
         """Why the plan came to nothing; what is bad is set aside."""
-        point_id = plan.save_point.id
+        parts, point_id = self._parts, plan.save_point.id
+        if isinstance(error, OSError):
+            return Reason(ReasonCode.NOT_STAGED, {"error": str(error.strerror)})
+        if isinstance(error, IndexLost | IndexFailed):
+            return _unreadable(error)
         try:
-            if isinstance(error, OSError):
-                return Reason(ReasonCode.NOT_STAGED, {"error": str(error.strerror)})
-            if isinstance(error, IndexLost):
-                return Reason(ReasonCode.INDEX_LOST)
-            if isinstance(error, IndexFailed):
-                return Reason(ReasonCode.NOT_READABLE, {"error": str(error)})
-            with self._parts.index.read() as db:
+            with parts.index.read() as db:
                 there = index_points.load(db, int(point_id)) is not None
-                reason = index_points.loss_of(db, int(point_id))
-            if not there or isinstance(error, _Gone):
-                return reason or Reason(ReasonCode.DELETED_MEANWHILE)
-            bad = error.bad if isinstance(error, Unusable) else ()
-            self._parts.damaged.append(Damage(point_id, Reason(ReasonCode.ERROR, {"message": str(error)}), bad))
-            with contextlib.suppress(IndexFailed):  # while others write it waits for `tidy`
-                self._parts.set_damaged_aside(BRIEF_S)
-            with self._parts.index.read() as db:
-                reason = index_points.loss_of(db, int(point_id))
-            return reason or Reason(ReasonCode.PART_DAMAGED, {"error": str(error)})
+            if there and isinstance(error, Unusable) and error.bad:
+                parts.put_aside(error.bad)
+            elif there and not isinstance(error, _Gone):
+                parts.lose(point_id, Reason(ReasonCode.ERROR, {"message": str(error)}), tell=True)
+            with parts.index.read() as db:
+                reason = index_usage.loss_of(db, int(point_id))
         except (IndexLost, IndexFailed) as second:
             return Reason(ReasonCode.NOT_READABLE, {"error": str(second)})
+        if reason is None and there and not isinstance(error, _Gone):
+            return Reason(ReasonCode.PART_DAMAGED, {"error": str(error)})
+        return reason or Reason(ReasonCode.DELETED_MEANWHILE)
+
+
+def _unreadable(error: IndexLost | IndexFailed) -> Reason:
+    if isinstance(error, IndexLost):
+        return Reason(ReasonCode.INDEX_LOST)
+    return Reason(ReasonCode.NOT_READABLE, {"error": str(error)})
 
 
 def _prove(slot_file: Path, tokens: Tokens) -> None:
@@ -248,7 +214,7 @@ class _Gone(Exception):
 
 
 def worth_restoring(shared: int, saved: int, prompt: int) -> bool:
-    """Whether a save point of `saved` tokens is worth reading back for `shared` leading tokens of the prompt.
+    """True if a save point of `saved` tokens is worth reading back for `shared` leading tokens of the prompt.
 
     Fewer than 32 tokens are only worth it where one of the two is itself so short that they are half of it.
     """
@@ -260,7 +226,7 @@ def _why_nothing(
 ) -> Reason:
     """Why no save point can be used: of a chat, or of one of a program's many."""
     program = bool(program_of(conversation_id))
-    note = index_points.newest_loss(db, conversation_id, kind)
+    note = index_usage.newest_loss(db, conversation_id, kind)
     if note is not None:
         return note
     others = index_points.fingerprints_of(db, conversation_id)
@@ -279,6 +245,6 @@ def _why_nothing(
             return Reason(ReasonCode.OTHER_MODEL)
         return Reason(ReasonCode.OTHER_SETTINGS, {"settings": differences})
     nothing = Reason(ReasonCode.NOTHING_ALIKE if program else ReasonCode.NOTHING_SAVED)
-    if lost_at := index_lost_at(db):
+    if lost_at := index_usage.index_lost_at(db):
         return Reason(ReasonCode.INDEX_LOST_ON, {"reason": nothing, "day": f"{lost_at:%Y-%m-%d}"})
     return nothing

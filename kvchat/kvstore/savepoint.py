@@ -268,9 +268,9 @@ class Bounds:
         """Bytes on disk that other programs may keep, beyond what chats keep as well: half of all."""
         return self.quota // 2
 
-    def of(self, conversation_id: str | None) -> int:
-        """What one save point may take at most."""
-        return self.programs if program_of(conversation_id or "") else self.quota
+    def of(self, conversation_id: str) -> int:
+        """The most bytes that one save point may take."""
+        return self.programs if program_of(conversation_id) else self.quota
 
 
 CancelCheck = Callable[[], bool]  # asked again and again, from any thread, by slow work: once true, it ends early

@@ -8,21 +8,29 @@ container's 64 MB of /dev/shm, goes by way of the disk.
 from __future__ import annotations
 
 import contextlib
-import shutil
 import sys
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from kvchat.kvstore import disk, memory_files, process_locks
-from kvchat.kvstore.memory_files import MemoryPool, MemoryRoom, Staged, WarmFile
+from kvchat.kvstore import disk, memory_files
+from kvchat.kvstore.memory_files import MemoryPool, MemoryRoom, Staged
 from kvchat.system.files import size_of
 
 
+@dataclass(frozen=True)
+class _WarmFile:
+    """A save point's slot file, and how it looked when it was put here."""
+
+    path: Path
+    stamp: tuple[int, ...]
+    window: int  # of so many tokens, which it was given the missing row for; 0: as it was saved
+
+
 class Staging:
-    """This process's staging folders. Safe for threads. Raises OSError from what makes or moves files.
+    """The store's staging folders. Safe for threads. Raises OSError from what makes or moves files.
 
     Slot files of save points stay warm: in memory as long as there is room, the last used longest; on disk the last
     one, for which the engine then waits no longer than for its own reading. None is read before the engine gets it:
@@ -33,49 +41,48 @@ class Staging:
         """`folder` is on disk; what may lie in memory, `room` says whenever it matters."""
         self._lock = threading.RLock()
         self._room, self._memory_root = room, memory_folder
-        self._warm: OrderedDict[str, WarmFile] = OrderedDict()
+        self._warm: OrderedDict[str, _WarmFile] = OrderedDict()
         self._given: dict[Path, Path] = {}  # the engine's name for a file, and the file
-        usable = room(0) > 0 and memory_files.can_link(disk.private_folder(folder))
-        private = memory_files.private_folder_in(memory_folder, folder) if usable else None
-        self.roots = [disk.private_folder(folder)] + ([private] if private else [])
-        self.locks = folder  # says which processes are there, see `process_locks`
-        process_locks.hold(folder)
-        self.owner = disk.temporary_name()
-        self._own = disk.private_folder(folder / self.owner)
-        self._memory = MemoryPool(private / self.owner, room) if private else None
-        self.in_memory = private is not None  # whether anything may lie there at all
+        self._read_on: set[Path] = set()  # an engine may still be reading these: none is written over
+        self._folder = disk.private_folder(folder)
+        private = memory_files.private_folder_in(memory_folder, folder) if room(0) > 0 and self._can_link() else None
+        self._memory = MemoryPool(private, room) if private else None
+
+    @property
+    def in_memory(self) -> bool:
+        """True if anything may lie in memory at all."""
+        return self._memory is not None
 
     def slot_folder(self) -> Path:
         """A fresh private folder for one engine."""
-        return disk.private_folder(self._own / disk.temporary_name())
+        return disk.private_folder(self._folder / disk.temporary_name())
 
-    def adopt(self, owner: str, point_id: str, size: int) -> bool:
-        """Take over a slot file that a process which is gone has left in memory; False if there is none, whole.
+    def take_over(self, waiting: Mapping[str, int]) -> set[str]:
+        """Adopt what a process that was killed has left in memory, delete all else of it; the save points adopted.
 
-        Not from disk: after a power cut a file there may have its length and not its bytes.
+        `waiting`: bytes of each save point that was not absorbed. From disk none is taken: after a power cut a file
+        there may have its length and not its bytes.
         """
-        if self._memory is None:
-            return False
-        left = self._memory.folder.parent / owner / f"{point_id}.slot"
-        with contextlib.suppress(OSError):
-            if left.stat().st_size == size:
-                self.keep(point_id, left.rename(self._memory.new()))
-                return True
-        return False
-
-    def sweep(self) -> bool:
-        """Delete the folders of processes that are gone; whether there was any."""
-        return True in [disk.remove_stale(root, self.locks) for root in self.roots]
+        adopted = set[str]()
+        for left in disk.listing(self._memory.folder) if self._memory else ():
+            if left.suffix == ".slot" and size_of(left) == waiting.get(left.stem, -1):
+                self.keep(left.stem, left)
+                adopted.add(left.stem)
+            else:
+                disk.remove(left)
+        for left in disk.listing(self._folder):
+            disk.remove(left)
+        return adopted
 
     def close(self) -> None:
-        """Delete this process's folders."""
-        shutil.rmtree(self._own, ignore_errors=True)
-        process_locks.let_go(self.locks)
+        """Delete all that is here."""
+        for left in disk.listing(self._folder):
+            disk.remove(left)
         if self._memory is not None:
             self._memory.close()
 
     def expect(self, place: Path, size: int, unabsorbed: frozenset[str]) -> bool:
-        """An engine is going to save about so much at `place`: have it go to memory, if there is room; whether it will.
+        """An engine is going to save about so much at `place`: have it go to memory, if there is room; True if it will.
 
         Not in a folder that is not from `slot_folder`: its server may not see this one's memory.
         """
@@ -122,23 +129,22 @@ class Staging:
             if (memory := self._memory) is None:
                 return self.blank_on_disk()
             if not memory.spare and not memory.fits(size) and (unused := self._unused(memory, unabsorbed)):
-                memory.spare.append(self._warm.pop(unused[0]).path)  # it has to go for room anyway
-            spare = memory.take_spare() or memory.new()
+                self.give_back(self._warm.pop(unused[0]).path)  # it has to go for room anyway
+            spare = memory.take_spare()
             if not self._make_room(memory, size - size_of(spare), unabsorbed):
                 self.give_back(spare)
                 return self.blank_on_disk()
             return spare
 
-    def has_room(self, size: int) -> bool:
-        """Whether so much more may lie in memory, as it was planned for an engine."""
-        return self._memory is not None and self._memory.most != sys.maxsize and self._memory.fits(size)
-
     def blank_on_disk(self) -> Path:
         """As `blank`, whatever memory has room for."""
-        return self._own / disk.temporary_name()
+        return self._folder / disk.temporary_name()
+
+    def has_room(self, size: int) -> bool:
+        """True if so much more may lie in memory, as it was planned for an engine."""
+        return self._memory is not None and self._memory.most != sys.maxsize and self._memory.fits(size)
 
     def is_in_memory(self, file: Path) -> bool:
-        """Whether it is a file of this process in memory."""
         return self._memory is not None and file.parent == self._memory.folder
 
     def prepare(self, size: int, cancelled: Callable[[], bool]) -> None:
@@ -151,7 +157,7 @@ class Staging:
         if memory is None or not size or memory.most == sys.maxsize:
             return
         with self._lock, contextlib.suppress(OSError):
-            file = memory.take_spare() or memory.new()
+            file = memory.take_spare()
             fits = memory.fits(size - size_of(file))
             if fits or size_of(file):
                 memory.spare.append(file)  # from now on: who needs one before it is ready takes it as far as it is
@@ -168,10 +174,10 @@ class Staging:
         """The file is the save point's, whole: it is warm from now on. `waits`: it is not absorbed yet."""
         with self._lock:
             if waits:
-                file = file.rename(file.with_name(f"{point_id}.slot"))  # as `adopt` looks for it
+                file = file.rename(file.with_name(f"{point_id}.slot"))  # as `take_over` looks for it
                 file.chmod(0o600)
             before = self._warm.pop(point_id, None)
-            self._warm[point_id] = WarmFile(file, memory_files.stamp(file), window)
+            self._warm[point_id] = _WarmFile(file, memory_files.stamp(file), window)
             if before is not None:
                 self.give_back(before.path)
 
@@ -184,6 +190,11 @@ class Staging:
                     self._warm.move_to_end(point_id)
                     return warm.path
             return None
+
+    def has_warm(self, point_id: str, *, on_disk: bool = False) -> bool:
+        """True if a save point has a warm file, which is not looked at; `on_disk`: one that lies there."""
+        warm = self._warm.get(point_id)
+        return warm is not None and not (on_disk and warm.path.parent != self._folder)
 
     def give(self, point_id: str, window: int, target: Path) -> bool:
         """Put the warm file at `target`; False if there is none, or none with the row that such a window lacks."""
@@ -206,15 +217,31 @@ class Staging:
                 self._restamp(file)
             self._given[target] = file
 
-    def unstage(self, target: Path) -> None:
-        """Take the name away again. A file that is nobody's then is one to spare."""
+    def unstage(self, target: Path, *, engine_done: bool) -> None:
+        """Take the name away again. A file that is nobody's then is one to spare.
+
+        Unless the engine may still be reading it: it was asked to restore, and nobody waited for its answer.
+        """
         with self._lock:
             file = self._given.pop(target, None)
             with contextlib.suppress(OSError):  # one that is held open (Windows) goes when its slot folder does
                 target.unlink()
             if file is not None:
                 self._restamp(file)
+                if not engine_done:
+                    self._read_on.add(file)
                 self.give_back(file)
+
+    def give_back(self, file: Path) -> None:
+        """What `blank` gave, or an engine was given, is perhaps no longer needed."""
+        with self._lock:
+            if file in self._given.values() or any(warm.path == file for warm in self._warm.values()):
+                return
+            if self._memory is not None and self.is_in_memory(file) and file.exists() and file not in self._read_on:
+                self._memory.spare.append(file)
+            elif self.is_in_memory(file) or file.parent == self._folder:
+                self._read_on.discard(file)
+                memory_files.delete(file)
 
     def drop(self, point_id: str) -> None:
         """Delete a warm file, and what is left of others in files to spare."""
@@ -234,7 +261,7 @@ class Staging:
             if self._memory is not None:
                 self._memory.most = self._memory.most if most is None else most
                 self._make_room(self._memory, 0, unabsorbed)
-            on_disk = [name for name, warm in self._warm.items() if warm.path.parent == self._own]
+            on_disk = [name for name, warm in self._warm.items() if warm.path.parent == self._folder]
             for name in on_disk if disk_too else on_disk[:-1]:
                 if name not in unabsorbed:
                     memory_files.delete(self._warm.pop(name).path)
@@ -242,26 +269,34 @@ class Staging:
     def staged(self, unabsorbed: frozenset[str]) -> Staged:
         """What of it can go at once, and how much could lie in memory at all."""
         with self._lock:
-            memory, warm = self._memory, self._warm
-            return memory.staged(warm[one].path for one in self._unused(memory, unabsorbed)) if memory else Staged()
+            if self._memory is None:
+                return Staged()
+            can_go = self._can_go(self._memory, self._unused(self._memory, unabsorbed))
+            return Staged(can_go, memory_files.place_in(self._memory.folder, self._memory.bytes()))
 
     def bytes(self, *, disk_too: bool = False) -> int:
         """Bytes in memory, of warm files and those to spare; `disk_too`: and of all that is staged on disk."""
         with self._lock:
-            return (self._memory.bytes() if self._memory else 0) + (disk.tree_size(self._own) if disk_too else 0)
-
-    def has_warm(self, point_id: str, *, on_disk: bool = False) -> bool:
-        """Whether there is a warm file of a save point, which is not looked at; `on_disk`: one that lies there."""
-        warm = self._warm.get(point_id)
-        return warm is not None and not (on_disk and warm.path.parent != self._own)
+            in_memory = self._memory.bytes() if self._memory else 0
+            return in_memory + (disk.tree_size(self._folder) if disk_too else 0)
 
     def in_words(self) -> str:
         """Where files are staged, and why there."""
         held, room = self.bytes(), self._memory.room if self._memory else self._room
         return memory_files.staged_where(self._memory_root, room(held), held)
 
+    def _can_link(self) -> bool:
+        """True if a file in the folder can be a link to one elsewhere: not on every file system."""
+        link = self._folder / disk.temporary_name()
+        try:
+            link.symlink_to(self._folder)
+            link.unlink()
+        except OSError:
+            return False
+        return True
+
     def _is_own(self, place: Path) -> bool:
-        return place.parent.parent == self._own
+        return place.parent.parent == self._folder
 
     def _unused(self, memory: MemoryPool, unabsorbed: frozenset[str]) -> list[str]:
         """The save points whose files in memory can go, the longest unused first."""
@@ -272,25 +307,18 @@ class Staging:
             if warm.path.parent == memory.folder and name not in unabsorbed and warm.path not in busy
         ]
 
+    def _can_go(self, memory: MemoryPool, unused: list[str]) -> int:
+        """Bytes of the files to spare and of these save points' files."""
+        return sum(map(size_of, [*memory.spare, *(self._warm[name].path for name in unused)]))
+
     def _make_room(self, memory: MemoryPool, size: int, unabsorbed: frozenset[str]) -> bool:
-        """Make room for so many bytes more, if that can be; whether there is."""
+        """Make room for so many bytes more, if that can be; True if there is."""
         unused = self._unused(memory, unabsorbed)
-        can_go = memory.staged(self._warm[name].path for name in unused).disposable
-        if size > 0 and not memory.fits(size - can_go):
+        if size > 0 and not memory.fits(size - self._can_go(memory, unused)):
             return False
         while not memory.fits(size) and (memory.spare or unused):
             memory_files.delete(memory.spare.pop() if memory.spare else self._warm.pop(unused.pop(0)).path)
         return memory.fits(size)
-
-    def give_back(self, file: Path) -> None:
-        """What `blank` gave, or an engine was given, is perhaps no longer needed."""
-        with self._lock:
-            if file in self._given.values() or any(warm.path == file for warm in self._warm.values()):
-                return
-            if self._memory is not None and self.is_in_memory(file) and file.exists():
-                self._memory.spare.append(file)
-            elif file.parent == self._own:
-                memory_files.delete(file)
 
     def _restamp(self, file: Path) -> None:
         """A name more or less changes a file's times; only we give it names."""

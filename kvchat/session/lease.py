@@ -182,18 +182,20 @@ class Holding:
             self._store.stage, plan, engine.slot_path, window=engine.window_to_complete, cancelled=cancelled.is_set
         )
         staging = asyncio.ensure_future(work)
+        engine_done = False
         try:
             yield await asyncio.shield(staging)
+            engine_done = True
         finally:
             cancelled.set()
-            await to_its_end(self._unstage(staging))  # whoever is cancelled twice would leave the file
+            await to_its_end(self._unstage(staging, engine_done))  # whoever is cancelled twice would leave the file
 
-    async def _unstage(self, staging: asyncio.Future[StagedFile | Miss]) -> None:
+    async def _unstage(self, staging: asyncio.Future[StagedFile | Miss], engine_done: bool) -> None:
         """What came of staging is gone again; nothing, where it was cancelled in time."""
         with contextlib.suppress(Cancelled):
             staged = await staging
             if not isinstance(staged, Miss):
-                await asyncio.to_thread(self._store.unstage, staged)
+                await asyncio.to_thread(self._store.unstage, staged, engine_done=engine_done)
 
 
 async def _may_be_its_fault(error: EngineError) -> bool:

@@ -44,6 +44,11 @@ def migrate(
         if keep_copy and version(connection) > 0:
             back_up(connection, path.with_name(f"{path.name}.before-{len(steps)}"))
         _apply_missing(connection, steps)
+    check_version(connection, path, steps, too_new)
+
+
+def check_version(connection: sqlite3.Connection, path: Path, steps: Sequence[Step], too_new: str) -> None:
+    """Raise DatabaseTooNew, titled `too_new`, if the database's format is newer than these steps. Only reads."""
     if version(connection) > len(steps):
         raise DatabaseTooNew(too_new, path, version(connection), len(steps))
 

@@ -33,7 +33,7 @@ from kvchat.chat.turn.imported_memory import TriedOut
 from kvchat.errors import KvchatError
 from kvchat.kvstore.exchange import BadMemory, Contents, Manifest, from_json, to_json
 from kvchat.kvstore.savepoint import Fingerprint
-from kvchat.kvstore.store import SavePointStore
+from kvchat.kvstore.store import KeptMemory, SavePointStore
 from kvchat.system.concurrency import Progress
 from kvchat.system.files import open_plain
 from kvchat.transfer.exporting import ExportForm, whole_export, write_export
@@ -190,7 +190,7 @@ class NothingKept(KvchatError):
         super().__init__(_("Nothing is kept of this chat that could go with it"), "", advice)
 
 
-def memory_to_export(store: SavePointStore, conversation_id: str) -> Manifest:
+def memory_to_export(store: SavePointStore | KeptMemory, conversation_id: str) -> Manifest:
     store.absorb_pending()
     manifest = store.manifest(conversation_id)
     if manifest is None:
@@ -200,7 +200,7 @@ def memory_to_export(store: SavePointStore, conversation_id: str) -> Manifest:
 
 def export_with_memory(
     database: Database,
-    store: SavePointStore,
+    store: SavePointStore | KeptMemory,
     conversation_id: str,
     target: Path,
     passphrase: str = "",
@@ -229,7 +229,9 @@ def _told(pieces: Iterable[bytes], total: int, progress: Progress) -> Iterator[b
         progress(min(done, total), total)
 
 
-def _pieces(database: Database, store: SavePointStore, conversation_id: str, manifest: Manifest) -> Iterator[bytes]:
+def _pieces(
+    database: Database, store: SavePointStore | KeptMemory, conversation_id: str, manifest: Manifest
+) -> Iterator[bytes]:
     chats = io.BytesIO()
     write_export(database, [conversation_id], ExportForm.JSON, chats)
     yield from _member(_CHATS, len(chats.getvalue()), [chats.getvalue()])

@@ -70,7 +70,6 @@ class ReasonCode(StrEnum):
     NOT_STAGED = "not-staged", N_("its file could not be put into the engine's folder ({error})")
     PART_DAMAGED = "part-damaged", N_("a part of its memory was damaged ({error})")
     NO_STORE = "no-store", N_("the memory of chats cannot be kept for now")
-    NOT_YET = "not-yet", N_("another program is writing to the memory of chats just now")
     NEEDS_PROJECTOR = (
         "needs-projector",
         N_("what is kept of it goes on with pictures, and the model was loaded without what it sees with"),

@@ -48,13 +48,18 @@ CHAT_ROWS = {
 INDEX_ROWS = {
     1: """
         INSERT INTO fingerprints VALUES (1, '{}');
+        INSERT INTO trees VALUES (1, 1, 'chats');
+        INSERT INTO nodes VALUES (1, 1, 0, x'01', 1, x'01000000');
         INSERT INTO conversations (id, name) VALUES (1, 'thesis'), (2, 'letter');
-        INSERT INTO save_points
-            (id, conversation_id, fingerprint_id, node_id, n_tokens, file_size, prefill_ms, created_at, last_used_at)
-            VALUES (1, 1, 1, 1, 9, 5100, 0, 0, 0), (2, 2, 1, 1, 9, 5100, 0, 0, 0), (3, 2, 1, 1, 9, 70, 0, 0, 0);
-        INSERT INTO blocks VALUES (1, x'01', 5000, 0), (2, x'02', 100, 1), (3, x'03', 90, 1), (4, x'04', 70, 1);
-        INSERT INTO block_uses VALUES (1, 0, 1, 0, 0, 1, 0, 0), (1, 1, 2, -1, 0, 1, 0, 0), (2, 0, 1, 0, 0, 1, 0, 0),
-            (2, 1, 3, -1, 0, 1, 0, 0), (3, 0, 4, -1, 0, 1, 0, 0)
+        INSERT INTO blocks (id, name, size, residue, xxh3, disk_bytes)
+            SELECT column1, CAST(printf('%032d', column1) AS BLOB), column2, column3, x'', column4
+            FROM (VALUES (1, 5000, 0, 8192), (2, 100, 1, 4096), (3, 90, 1, 4096), (4, 70, 0, 4096));
+        INSERT INTO links VALUES (1, 0, 1, 0, 0, 1, 0, 0), (2, 1, 2, -1, 0, 1, 0, 0), (3, 1, 3, -1, 0, 1, 0, 0),
+            (4, 0, 4, -1, 0, 1, 0, 0);
+        INSERT INTO save_points (id, conversation_id, fingerprint_id, node_id, n_tokens, file_size, prefill_ms,
+            created_at, last_used_at, row_map, seal, link_id) VALUES (1, 1, 1, 1, 1, 5100, 0, 0, 0, x'', x'', 2),
+            (2, 2, 1, 1, 1, 5100, 0, 0, 0, x'', x'', 3), (3, 2, 1, 1, 1, 70, 0, 0, 0, x'', x'', 4);
+        INSERT INTO held VALUES (1, 1, 1), (2, 1, 1), (1, 2, 1), (3, 2, 1), (4, 2, 1)
     """,
 }
 

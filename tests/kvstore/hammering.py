@@ -25,7 +25,7 @@ def tokens_of(dice: random.Random) -> tuple[int, ...]:
 
 
 def hammer(folder: Path, seed: int, quota: int) -> None:
-    """Save, find, stage, prune, delete and verify in random order, as several kvchats might."""
+    """Save, find, stage, prune, delete and verify in random order."""
     dice = random.Random(seed)
     bench = Bench(folder, HYBRID, quota=quota, memory=100_000 * (seed % 2))
     for number in count():

@@ -1,7 +1,7 @@
 """How long lookups and deletions take among very many chats: `python -m tests.kvstore.many_chats [CHATS]`.
 
 Prints a line for each, in ms, the worst of a few, with the processor time. The chats share a template of 20 tokens, a
-system prompt of 300, or one of 1,800; each has a save point for each of its turns, some waiting in another process.
+system prompt of 300, or one of 1,800; each has a save point for each of its turns, some of them not absorbed.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from kvchat.kvstore.audience import CHATS as CHATS_AUDIENCE
 from kvchat.kvstore.blocks.layout import CacheRows, Region, RowMap, Run
 from kvchat.kvstore.blocks.recipe import BlockUse, Recipe
 from kvchat.kvstore.index import points as index_points
 from kvchat.kvstore.index import recipes as index_recipes
 from kvchat.kvstore.index.token_tree import pack_tokens
-from kvchat.kvstore.savepoint import Miss, RestorePlan, Tokens
+from kvchat.kvstore.savepoint import Miss, RestorePlan, SavePoint, Tokens
 from tests.kvstore.slot_files import FINGERPRINT
 from tests.kvstore.true_files import Bench
 
@@ -44,8 +45,9 @@ def fill(bench: Bench, chats: int) -> None:
             blocks = [pack_tokens([number, place, *range(6)]) for place in range(TURNS)]
             for place in range(TURNS):
                 tokens, name = turn(number, place), f"chat {number}"
-                new = index_points.NewPoint(name, f"{name} {place}", FINGERPRINT, tokens, 10**6, 1.0, bench.clock())
-                point = index_points.add_staged(db, new, "another")
+                now = bench.clock()
+                new = SavePoint("", name, FINGERPRINT, tokens, 10**6, now, now, 1.0, CHATS_AUDIENCE)
+                point = index_points.add_staged(db, new, f"{name} {place}")
                 if number % 50 == 49:
                     continue
                 uses = tuple(BlockUse(b, 16_384, 0, 40 * n, 40, 0, 40 * n) for n, b in enumerate(blocks[: place + 1]))

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvchat.kvstore.parts import GB, BadFiles, check_room, default_quota
-from kvchat.kvstore.savepoint import NotSaved
+from kvchat.kvstore.parts import GB, BadFiles, default_quota
+from kvchat.kvstore.savepoint import Bounds, NotSaved
 from kvchat.words.reasons import ReasonCode
+from tests.kvstore.true_files import Bench
 
 
 def test_the_default_quota_grows_with_the_model_and_the_disk() -> None:
@@ -40,11 +41,14 @@ def test_what_is_set_aside_stays_within_three_files_and_a_tenth(files: list[tupl
         assert sum(size for _, size in by_age[: len(left) + 1]) > quota * 0.1
 
 
-def test_room_is_refused_at_the_floor_and_not_before() -> None:
-    check_room(100, 100, free=200, quota=100, floor=100)
+def test_room_is_refused_at_the_floor_and_not_before(tmp_path: Path) -> None:
+    bench = Bench(tmp_path / "store", quota=100, free=200)
+    parts = bench.store._parts
+    parts.bounds = Bounds(quota=100, free_floor=100)
+    parts.check_room(100, 100)
     with pytest.raises(NotSaved) as nearly_full:
-        check_room(100, 101, free=200, quota=100, floor=100)
+        parts.check_room(100, 101)
     with pytest.raises(NotSaved) as too_large:
-        check_room(101, 0, free=200, quota=100, floor=100)
+        parts.check_room(101, 0)
     codes = [one.value.reason.code for one in (nearly_full, too_large)]
     assert codes == [ReasonCode.DISK_NEARLY_FULL, ReasonCode.OVER_LIMIT]

@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-import sqlite3
-from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from kvchat.kvstore.audience import audience_of, imported, is_imported, readable_by
-from kvchat.kvstore.index import points as index_points
-from kvchat.kvstore.index import token_tree
-from kvchat.kvstore.index.index import Index
-from kvchat.kvstore.index.schema import MIGRATIONS
 from kvchat.kvstore.savepoint import Miss, RestorePlan
-from kvchat.system.migrations import migrate
-from tests.kvstore.slot_files import FINGERPRINT
 from tests.kvstore.slot_files import line as text
 from tests.kvstore.true_files import Bench
 
@@ -83,37 +75,3 @@ def test_a_deleted_chat_leaves_nothing_to_a_program(bench: Bench) -> None:
     bench.save(AGENT, text(310))
     bench.store.delete_conversation("letter")
     assert [(one.conversation_id, one.save_points) for one in bench.store.usage().conversations] == [(AGENT, 1)]
-
-
-def test_an_index_from_before_is_parted_by_owner(tmp_path: Path) -> None:
-    path, prompt = tmp_path / "index.db", text(600)
-    with closing(sqlite3.connect(path, isolation_level=None)) as db:
-        migrate(db, path, MIGRATIONS[:8], "", keep_copy=False)
-        db.execute("INSERT INTO fingerprints VALUES (1, ?)", (index_points._facts(FINGERPRINT),))
-        names = ("letter", AGENT, DOCUMENTS, "thesis")
-        db.executemany("INSERT INTO conversations (id, name) VALUES (?, ?)", enumerate(names, 1))
-        for number, segment in enumerate(token_tree._chain(token_tree.pack_tokens(prompt)), 1):
-            values = number, number - 1, segment.name, segment.end, segment.packed
-            db.execute("INSERT INTO nodes VALUES (?, 1, ?, ?, ?, ?)", values)
-        ends = ((1, 3), (2, 3), (2, 1), (3, 2), (4, 1))  # conversation, node
-        for conversation, node in ends:
-            db.execute(
-                "INSERT INTO save_points (conversation_id, fingerprint_id, node_id, n_tokens, owner, file_size,"
-                " prefill_ms, created_at, last_used_at) VALUES (?, 1, ?, 1, 'staging', 1, 0, 0, 0)",
-                (conversation, node),
-            )
-    index = Index(path, lambda damaged: pytest.fail("it is whole"))
-    with index.read() as db:
-        found = {}
-        for reader in ("letter", "other", AGENT, EDITOR):
-            trees = index_points.trees(db, 1, readable_by(reader))
-            places = list(token_tree.whole_places(db, trees, prompt))
-            ids = {point for place in places for point in token_tree.at(db, place.node_id, "staging")}
-            found[reader] = sorted(ids)
-        lengths = [
-            len(token_tree.tokens_of(db, row[0])) for row in db.execute("SELECT node_id FROM save_points ORDER BY id")
-        ]
-        index.check()
-    index.close()
-    assert found == {"letter": [1, 4, 5], "other": [1, 4, 5], AGENT: [2, 3, 4], EDITOR: [4]}
-    assert lengths == [600, 600, 256, 512, 256]

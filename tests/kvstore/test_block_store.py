@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import sqlite3
 import stat
 import threading
-from contextlib import closing
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -14,17 +12,15 @@ from typing import Any
 
 import pytest
 
-from kvchat.kvstore import disk
 from kvchat.kvstore.blocks import positioned
 from kvchat.kvstore.blocks.plan import with_masked_rows
-from kvchat.kvstore.index import index
 from kvchat.kvstore.savepoint import Bounds, Cancelled, Miss, RestorePlan, StagedFile, StoreRefused, Tier, Tokens
 from kvchat.kvstore.saving import Window
 from kvchat.kvstore.store import SavePointStore
 from kvchat.words.reasons import Reason, ReasonCode
 from tests.kvstore.blocks.test_plan import made
 from tests.kvstore.slot_files import FINGERPRINT, parse_bytes
-from tests.kvstore.true_files import FULL, HYBRID, WINDOW, Bench, Model, die
+from tests.kvstore.true_files import FULL, HYBRID, WINDOW, Bench, Model
 
 
 @pytest.fixture
@@ -89,17 +85,13 @@ def test_a_file_of_unknown_layout_comes_back_too(bench: Bench) -> None:
     assert bench.restored(text(120)) == data
 
 
-def test_the_file_is_warm_before_it_is_absorbed_and_found_by_nobody_else(bench: Bench) -> None:
+def test_the_file_is_warm_before_it_is_absorbed(bench: Bench) -> None:
     point = bench.take("thesis", text(100))
     plan = plan_of(bench.find(text(120)))
     assert (plan.save_point, plan.tokens_used, plan.tier) == (point, 100, Tier.WARM)
     assert bench.restored(text(120)) == bench.model.slot_file(text(100))
-    other = bench.open()
-    assert isinstance(other.find(FINGERPRINT, text(120), can_cut=True, conversation_id="thesis"), Miss)
-    bench.store.absorb_pending()
-    found = other.find(FINGERPRINT, text(120), can_cut=True, conversation_id="thesis")
-    assert plan_of(found).save_point.id == point.id
-    other.close()
+    bench.reopen()
+    assert plan_of(bench.find(text(120))).save_point.id == point.id
 
 
 def test_closing_absorbs_what_waits(bench: Bench) -> None:
@@ -128,7 +120,7 @@ def test_in_memory_files_stay_warm_within_the_budget(tmp_path: Path) -> None:
 def test_a_warm_file_someone_changed_is_not_given_to_the_engine(tmp_path: Path, seen: bool) -> None:
     bench = Bench(tmp_path / "store", memory=10**9)
     bench.save("thesis", text(300))
-    (warm,) = (tmp_path / "memory").glob("*/*/*.slot")
+    (warm,) = (tmp_path / "memory").glob("*/*.slot")
     before = warm.stat()
     warm.write_bytes(bytes(before.st_size))
     if not seen:
@@ -239,10 +231,10 @@ def test_a_file_taken_while_the_windows_are_asked_for_is_not_forgotten(tmp_path:
             assert go.wait(240)
             return super().setdefault(key, default or [])
 
-    bench.store._windows = Slow()
+    bench.store._saving._windows = Slow()
     taken: list[tuple[Window, ...]] = []
     taking = threading.Thread(target=bench.take, args=("thesis", text(120)))
-    asking = threading.Thread(target=lambda: taken.append(bench.store._take_windows()))
+    asking = threading.Thread(target=lambda: taken.append(bench.store._saving.take_windows()))
     taking.start()
     assert adding.wait(240)
     asking.start()
@@ -250,7 +242,7 @@ def test_a_file_taken_while_the_windows_are_asked_for_is_not_forgotten(tmp_path:
     go.set()
     taking.join()
     asking.join()
-    told = [window for windows in (*taken, bench.store._take_windows()) for window in windows]
+    told = [window for windows in (*taken, bench.store._saving.take_windows()) for window in windows]
     assert [window.tokens for window in told] == [WINDOW.window]
 
 
@@ -270,7 +262,7 @@ def test_a_file_with_the_row_its_window_lacks_is_warm_before_anyone_asks(
     for length in lengths:
         bench.take("thesis", text(length))
     bench.store.absorb_pending()
-    assert len(list((tmp_path / "memory").glob("*/*/*.slot"))) == 1, "no engine can use the others"
+    assert len(list((tmp_path / "memory").glob("*/*.slot"))) == 1, "no engine can use the others"
     assert all(ways), "nobody waits for any of it"
     plan = plan_of(bench.find(text(130)))
     again = RestorePlan(plan.save_point, plan.tokens_used, Tier.DISK, plan.bytes)
@@ -451,34 +443,13 @@ def test_everything_is_private(bench: Bench) -> None:
 def test_a_crashed_process_that_staged_in_memory_costs_nothing(tmp_path: Path) -> None:
     bench = Bench(tmp_path / "store", memory=10**9)
     bench.take("thesis", text(300))
-    owner = bench.store._parts.staging.owner
-    (own,) = (tmp_path / "memory").glob("*/" + owner)
-    die()
+    (left,) = (tmp_path / "memory").glob("*/*.slot")
+    (tmp_path / "memory" / left.parent.name / "begun").write_bytes(b"a part")
     bench.store = bench.open()
     bench.slots = bench.store.staging_folder()
     assert bench.restored(text(310)) == FULL.slot_file(text(300))
     assert bench.store.absorb_pending().save_points == 1
-    assert not own.exists()
-
-
-def test_a_file_from_another_file_system_is_copied_while_others_may_write_the_index(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(index, "LOCK_WAIT_S", 0.1)
-    other = bench.open()  # another process
-    copied: list[Path] = []
-
-    def copy_slowly(source: Path, target: Path) -> None:
-        other.pin("another", True)  # it would fail if the index were locked
-        target.write_bytes(source.read_bytes())
-        source.unlink()
-        copied.append(target)
-
-    monkeypatch.setattr(disk, "move", copy_slowly)
-    bench.take("thesis", text(100))
-    assert len(copied) == 1
-    assert not copied[0].exists()
-    assert bench.restored(text(120)) == bench.model.slot_file(text(100))
+    assert not list((tmp_path / "memory").glob("*/begun"))
 
 
 def test_what_nobody_waits_for_any_more_ends_and_leaves_nothing(bench: Bench) -> None:
@@ -489,21 +460,3 @@ def test_what_nobody_waits_for_any_more_ends_and_leaves_nothing(bench: Bench) ->
     with pytest.raises(Cancelled):
         bench.store.stage(plan_of(bench.find(text(400))), bench.slots, cancelled=lambda: True)
     assert not list(bench.slots.iterdir())
-
-
-def test_a_start_does_not_wait_until_another_process_has_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What a killed one has left is looked after in the background, as soon as that can be."""
-    bench = Bench(tmp_path / "store", memory=10**9)
-    bench.take("thesis", text(300))
-    die()
-    monkeypatch.setattr("kvchat.kvstore.index.index.FIRST_WAIT_S", 20.0)
-    with closing(sqlite3.connect(bench.folder / "index.db", isolation_level=None)) as another:
-        another.execute("BEGIN IMMEDIATE")
-        bench.store = bench.open()
-        bench.slots = bench.store.staging_folder()
-        assert isinstance(bench.find(text(310)), Miss), "what waits for it is not there yet"
-        another.execute("ROLLBACK")
-    bench.store.prepare().result()
-    assert bench.restored(text(310)) == FULL.slot_file(text(300))

@@ -15,12 +15,13 @@ from typing import TypeVar
 
 import pytest
 
+from kvchat.kvstore.audience import CHATS
 from kvchat.kvstore.blocks.layout import CacheRows, Region, RowMap, Run
 from kvchat.kvstore.blocks.recipe import BlockUse, Recipe
 from kvchat.kvstore.index import points as index_points
 from kvchat.kvstore.index import recipes as index_recipes
 from kvchat.kvstore.index.token_tree import pack_tokens
-from kvchat.kvstore.savepoint import RestorePlan
+from kvchat.kvstore.savepoint import RestorePlan, SavePoint
 from tests.kvstore.many_chats import measure
 from tests.kvstore.slot_files import FINGERPRINT
 from tests.kvstore.true_files import Bench, Model
@@ -73,8 +74,9 @@ def test_a_lookup_and_the_panel_are_quick_among_100_000_blocks(tmp_path: Path) -
             names = [pack_tokens([number, place, *range(6)]) for place in range(BLOCKS_EACH)]
             for turn in range(TURNS):
                 tokens = system + tuple(range(10_000 + 300 * number, 10_198 + 300 * number + turn))
-                new = index_points.NewPoint(f"chat {number}", None, FINGERPRINT, tokens, 10**6, 1.0, bench.clock())
-                point = index_points.add_staged(db, new, "nobody")
+                now = bench.clock()
+                new = SavePoint("", f"chat {number}", FINGERPRINT, tokens, 10**6, now, now, 1.0, CHATS)
+                point = index_points.add_staged(db, new, None)
                 there = names[: BLOCKS_EACH + turn + 1 - TURNS]
                 uses = tuple(BlockUse(name, 16_384, 0, 40 * n, 40, 0, 40 * n) for n, name in enumerate(there))
                 recipe = Recipe(10**6, row_map, uses)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from kvchat.kvstore import disk
 from kvchat.kvstore.blocks import positioned
 from kvchat.kvstore.savepoint import Bounds, Miss, RestorePlan, StagedFile, StoreRefused, Tier, Tokens, program_of
 from kvchat.kvstore.store import BlockStore
@@ -29,7 +30,7 @@ def text(length: int, start: int = 1) -> Tokens:
 
 
 def in_memory(bench: Bench) -> list[Path]:
-    return [path for path in (bench.folder.parent / "memory").glob("*/*/*") if path.is_file()]
+    return [path for path in (bench.folder.parent / "memory").glob("*/*") if path.is_file()]
 
 
 def stage(bench: Bench, tokens: Tokens) -> StagedFile:
@@ -52,7 +53,7 @@ def test_a_file_is_written_over_in_place_but_never_one_that_is_read(tmp_path: Pa
     second = stage(bench, text(300, start=1001))
     assert [(path, path.stat().st_ino) for path in in_memory(bench)] == [(file, file.stat().st_ino)], "no new pages"
     with second.path.open("rb") as engine:  # which was told to restore it, and whose answer nobody waited for
-        bench.store.unstage(second)
+        bench.store.unstage(second, engine_done=False)
         third = stage(bench, text(300, start=2001))
         assert engine.read() == FULL.slot_file(text(300, start=1001))
     assert bench.read(third) == FULL.slot_file(text(300, start=2001))
@@ -246,6 +247,22 @@ def test_where_no_links_can_be_made_it_goes_by_way_of_the_disk(tmp_path: Path, m
     assert in_memory(bench) == []
     bench.reopen()
     assert bench.restored(text(310)) == FULL.slot_file(text(300))
+
+
+def test_what_a_killed_kvchat_left_in_a_servers_folder_goes_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(disk, "_RUN", "0123456789abcdef")
+    left = disk.name_for_engine()
+    monkeypatch.setenv("KVCHAT_HOME", str(tmp_path / "another"))
+    anothers = disk.name_for_engine()
+    monkeypatch.undo()
+    mine = disk.name_for_engine()
+    for name in (left, mine, anothers, "of-the-user"):
+        (tmp_path / name).touch()
+    (tmp_path / f"{left}-folder").mkdir()
+    disk.remove_stale_for_engine(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {mine, anothers, "of-the-user"}
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from kvchat.kvstore import disk
 from kvchat.kvstore.savepoint import Miss, RestorePlan, StagedFile, Tier
-from tests.kvstore.true_files import FULL, HYBRID, WINDOW, Bench, Model, die
+from tests.kvstore.true_files import FULL, HYBRID, WINDOW, Bench, Model
 
 pytestmark = pytest.mark.slow
 conversations = st.sampled_from(["thesis", "letter"])
@@ -69,7 +69,6 @@ class StoreMachine(RuleBasedStateMachine):
         """End without a word: what was staged belongs to a process that is gone."""
         parts = self.bench.store._parts
         parts.index.close()
-        die()
         self.bench.store = self.bench.open()
         self.bench.slots = self.bench.store.staging_folder()
 
@@ -113,7 +112,7 @@ class StoreMachine(RuleBasedStateMachine):
             staged = dict(
                 db.execute(
                     "SELECT name, sum(file_size) FROM save_points s JOIN conversations c ON c.id = conversation_id"
-                    " WHERE owner IS NOT NULL GROUP BY 1"
+                    " WHERE link_id IS NULL GROUP BY 1"
                 ).fetchall()
             )
             row_bytes = db.execute("SELECT coalesce(sum(size * NOT residue), 0) FROM blocks").fetchone()[0]

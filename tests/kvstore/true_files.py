@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from kvchat.kvstore import disk, process_locks
+from kvchat.kvstore import disk
 from kvchat.kvstore.savepoint import Bounds, Fingerprint, Miss, RestorePlan, SavePoint, StagedFile, Tokens
 from kvchat.kvstore.store import BlockStore
 from kvchat.words.reasons import Reason, ReasonCode
@@ -101,13 +101,6 @@ def _noise(states: npt.NDArray[np.uint64], row_size: int, salt: int) -> bytes:
     return mixed.tobytes()
 
 
-def die() -> None:
-    """What this process holds is let go of, as when it is killed, and what it made is another process's from now on."""
-    for lock, _ in process_locks._held.values():
-        lock.release()
-    process_locks._begin()
-
-
 class Clock:
     """A clock that goes on by a second whenever it is read."""
 
@@ -136,7 +129,7 @@ class Bench:
         self.slots = self.store.staging_folder()
 
     def open(self) -> BlockStore:
-        """Open the folder once more, as another process would."""
+        """Open the folder, as a next process would."""
         (self.folder.parent / "memory").mkdir(parents=True, exist_ok=True)
         return BlockStore(
             self.folder,
@@ -225,7 +218,7 @@ class Bench:
 
     def besides(self) -> int:
         """Bytes that everything else of the store takes on disk for long: the index, the folders."""
-        warm = sum(disk.tree_size(path) for path in (self.folder / "staging").glob("*/*.slot"))
+        warm = sum(disk.tree_size(path) for path in (self.folder / "staging").glob("*.slot"))
         return disk.tree_size(self.folder) - self.on_disk() - warm
 
 

@@ -7,6 +7,7 @@ its block gets its name when it is written.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -16,27 +17,30 @@ from pathlib import Path
 
 from kvchat.kvstore.blocks import positioned
 from kvchat.kvstore.blocks.block_files import BlockFiles, Changed, Written, pack_residue
-from kvchat.kvstore.blocks.layout import RowMap, Run, Span
+from kvchat.kvstore.blocks.layout import CacheRows, RowMap, Run, Span
 from kvchat.kvstore.blocks.recipe import (
     RESIDUE,
     BlockUse,
-    Earlier,
     Recipe,
     RecipeError,
-    RowSpan,
     cut_at_blocks,
-    known_rows,
     residue_chunks,
     residue_parts,
     residue_spans,
     row_parts,
-    samples_of,
-    spans_of,
-    unchanged_of,
 )
 from kvchat.kvstore.savepoint import CancelCheck, never
 
 _FLUSHING = 4  # threads that wait for the disk, while others compute
+
+
+@dataclass(frozen=True)
+class Earlier:
+    """An absorbed save point that begins with the same tokens."""
+
+    recipe: Recipe
+    shared: int  # leading tokens
+    unchanged: int = 0  # of those, how many have rows that are the engine's very same ones: see `take_apart`
 
 
 @dataclass(frozen=True)
@@ -73,12 +77,7 @@ def take_apart(
         row_map, residue = RowMap(), residue_spans(RowMap(), size)
     with slot_file.open("rb", buffering=0) as file:
         work = _Work(file, row_map, residue, blocks, cancelled, gives_way)
-        spans = [
-            span
-            for number, cache in enumerate(row_map.caches)
-            for run in cache.runs
-            for span in spans_of(number, run, known_rows(before, number, cache), unchanged_of(before, number, cache))
-        ]
+        spans = [span for number, cache in enumerate(row_map.caches) for span in _spans(number, cache, before)]
         uses, new = work.reuse(spans)
         written = work.write(new, list(residue_chunks(residue, row_map.breaks)))
     now = slot_file.stat()
@@ -106,7 +105,7 @@ class _Work:
     def reuse(self, spans: Sequence[RowSpan]) -> tuple[list[BlockUse], list[tuple[int, Run]]]:
         """The spans that are in known blocks, and the runs that are not, as long as can be."""
         known = [span for span in spans if span.known]
-        samples = samples_of(known)
+        samples = _samples(known)
         if samples and len(self._same(samples)) == len(samples):
             believed = [span for span in known if span.unchanged and self._there(span)]
             reused = believed + self._same([span for span in known if not span.unchanged])
@@ -153,10 +152,10 @@ class _Work:
         cache, use, run = self._row_map.caches[span.cache], span.known, span.run
         parts, block_rows = row_parts(cache, run.row, run.rows), use.size // cache.row_bytes
         if run.rows == block_rows:
-            digests = positioned.Digests(name=use.xxh3 is None)
+            digests = positioned.Digests(name=False)
             for piece in self._pieces(parts, buffer):
                 digests.add(piece)
-            return digests.xxh3 == use.xxh3 if use.xxh3 is not None else digests.name == use.block
+            return digests.xxh3 == use.xxh3
         start, skip = 0, use.skip + run.position - use.position
         half = len(buffer) // 2
         try:
@@ -230,3 +229,54 @@ class _Work:
 def _goes_on(run: Run, span: RowSpan) -> bool:
     """Whether a span's rows and tokens follow a run's."""
     return (run.row + run.rows, run.position + run.rows) == (span.run.row, span.run.position)
+
+
+@dataclass(frozen=True)
+class RowSpan:
+    """Rows of a cache of the file."""
+
+    cache: int
+    run: Run
+    known: BlockUse | None  # rows that are in a block already, according to the save point that comes before
+    unchanged: bool  # they are believed to be, see `take_apart`
+
+    def use(self) -> BlockUse:
+        """The rows as part of the known block."""
+        assert self.known is not None
+        run, skip = self.run, self.known.skip + self.run.position - self.known.position
+        return replace(self.known, cache=self.cache, row=run.row, rows=run.rows, skip=skip, position=run.position)
+
+
+def _spans(number: int, cache: CacheRows, before: Earlier | None) -> Iterator[RowSpan]:
+    """A cache's rows in parts, each with what the earlier save point has of the same tokens, if anything."""
+    known: list[BlockUse] = []
+    unchanged = 0
+    theirs = before.recipe.row_map.caches[number : number + 1] if before else ()
+    if before and theirs and [r.row_size for r in theirs[0].regions] == [r.row_size for r in cache.regions]:
+        known = [use for use in before.recipe.uses if use.cache == number and use.position < before.shared]
+        known.sort(key=lambda use: use.position)
+        unchanged = before.unchanged if cache.kind == theirs[0].kind == "full" else 0
+    for run in cache.runs:
+        done, end = run.position, run.position + run.rows
+
+        def part(first: int, last: int, use: BlockUse | None, run: Run = run) -> RowSpan:
+            return RowSpan(number, Run(run.row + first - run.position, first, last - first), use, last <= unchanged)
+
+        for use in known:
+            first, last = max(done, use.position), min(end, use.position + use.rows, before.shared if before else 0)
+            if first < last:
+                if first > done:
+                    yield part(done, first, None)
+                yield part(first, last, use)
+                done = last
+        if done < end:
+            yield part(done, end, None)
+
+
+def _samples(known: Sequence[RowSpan]) -> list[RowSpan]:
+    """Of the unchanged spans of each cache the last and another: what is read of them."""
+    of_caches: dict[int, list[RowSpan]] = {}
+    for span in known:
+        if span.unchanged:
+            of_caches.setdefault(span.cache, []).append(span)
+    return [one for spans in of_caches.values() for one in (spans[-1], *random.sample(spans[:-1], len(spans) > 1))]

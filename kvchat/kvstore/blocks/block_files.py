@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import time
 import zlib
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -70,20 +69,12 @@ class BlockFiles:
         return self._folder / name[:2] / name
 
     def claim(self, block: bytes, size: int) -> int | None:
-        """The bytes the block takes on disk if it is there with that size, else None.
-
-        It then counts as new, so that no sweep takes it for a leftover. Its content is not read: that is done whenever
-        it is used.
-        """
-        path = self.path(block)
+        """The bytes the block takes on disk if it is there with that size, else None. Its content is not read."""
         try:
-            found = path.stat()
-            if found.st_size != size:
-                return None
-            os.utime(path)
+            found = self.path(block).stat()
         except FileNotFoundError:
             return None
-        return disk.allotted(found)
+        return disk.allotted(found) if found.st_size == size else None
 
     def on_disk(self, block: bytes) -> int:
         """The bytes the block takes on disk."""
@@ -165,20 +156,21 @@ class BlockFiles:
         with contextlib.suppress(FileNotFoundError):
             self.path(block).unlink()
 
-    def leftovers(self, known: Collection[bytes], older_than_s: float) -> Iterator[bytes]:
-        """The blocks that are not `known`, last written or claimed longer ago than that; not those written just now."""
-        limit = time.time() - older_than_s
+    def leftovers(self, known: Collection[bytes]) -> Iterator[bytes]:
+        """The blocks that are not `known`, but for those written just now."""
         for folder in disk.listing(self._folder):
             for path in disk.listing(folder):
-                if not _NAME.fullmatch(path.name) or (name := bytes.fromhex(path.name)) in known or name in self.new:
-                    continue
-                with contextlib.suppress(OSError):
-                    if path.stat().st_mtime <= limit:
-                        yield name
+                if (
+                    _NAME.fullmatch(path.name)
+                    and (name := bytes.fromhex(path.name)) not in known
+                    and name not in self.new
+                ):
+                    yield name
 
-    def sweep_temporary(self, locks: Path) -> None:
-        """Delete what processes that are gone left half-written."""
-        disk.remove_stale(self._temporary, locks)
+    def sweep_temporary(self) -> None:
+        """Delete what a process that was killed left half-written."""
+        for path in disk.listing(self._temporary):
+            disk.remove(path)
 
 
 def _write_all(descriptor: int, data: bytes | memoryview) -> None:
@@ -196,15 +188,14 @@ def pack_residue(raw: bytes, *, deflate: bool) -> tuple[bytes, bytes]:
     return _RAW, raw
 
 
-def read_residue(use: BlockUse, blocks: BlockFiles) -> tuple[bytes, bytes]:
-    """The bytes of a block of residue, proved, and its XXH3. Raises DamagedBlock."""
+def read_residue(use: BlockUse, blocks: BlockFiles) -> bytes:
+    """The bytes of a block of residue, proved. Raises DamagedBlock."""
     try:
         with blocks.path(use.block).open("rb") as file:
             stored = file.read(min(use.size, RESIDUE_CHUNK + 1) + 1)
     except OSError as error:
         raise DamagedBlock from error
-    xxh3 = xxhash.xxh3_128(stored).digest()
-    if xxh3 != use.xxh3 and blake3(stored).digest() != use.block:
+    if xxhash.xxh3_128(stored).digest() != use.xxh3 and blake3(stored).digest() != use.block:
         raise DamagedBlock
     if stored[:1] == _RAW:
         raw = stored[1:]
@@ -214,7 +205,7 @@ def read_residue(use: BlockUse, blocks: BlockFiles) -> tuple[bytes, bytes]:
         raise DamagedBlock
     if len(raw) != use.rows:
         raise DamagedBlock
-    return raw, xxh3
+    return raw
 
 
 def _shrinks(raw: bytes) -> bool:

@@ -1,6 +1,6 @@
 """Plans for slot files that were never saved: cut to a prefix, or with the row that a sliding window lacks.
 
-Pure functions on layouts. A plan is the new file as a sequence of literal bytes and ranges of the sources;
+Pure functions on layouts. A plan is the new file as a sequence of literal bytes and ranges of the stored one;
 `blocks/rebuild.py` carries it out.
 """
 
@@ -8,48 +8,25 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 
 from kvchat.kvstore.blocks.layout import AttentionCache, Checkpoint, Header, Layout, RecurrentState, Span
 
-
-@dataclass(frozen=True)
-class Inline:
-    """Bytes that stand in the plan itself."""
-
-    data: bytes
-
-    @property
-    def size(self) -> int:
-        """How many bytes."""
-        return len(self.data)
-
-
-@dataclass(frozen=True)
-class Copy:
-    """A range of the plan's source number `source`."""
-
-    source: int
-    span: Span
-
-    @property
-    def size(self) -> int:
-        """How many bytes."""
-        return self.span.size
-
-
-Piece = Inline | Copy
+Piece = bytes | Span  # of the plan itself, or a range of the stored file
 Plan = tuple[Piece, ...]
 
 
-def whole(size: int) -> Plan:
-    """A file of so many bytes as it was saved."""
-    return (Copy(0, Span(0, size)),)
+def piece_size(piece: Piece) -> int:
+    return piece.size if isinstance(piece, Span) else len(piece)
 
 
 def size_of(plan: Plan) -> int:
     """Bytes of the file that the plan makes."""
-    return sum(piece.size for piece in plan)
+    return sum(map(piece_size, plan))
+
+
+def whole(size: int) -> Plan:
+    """A file of so many bytes as it was saved."""
+    return (Span(0, size),)
 
 
 class CannotCompose(Exception):
@@ -90,13 +67,13 @@ def with_masked_rows(layout: Layout, window: int) -> Plan:
             yield from _rows(cache, n_tokens)
             return
         cell = struct.pack("<ii", max(0, n_tokens - window - 2), 1) + bytes(cache.cell_size - 8)
-        yield Inline(struct.pack("<II", 1, cache.rows + 1) + cell)
-        yield Copy(0, cache.cells)
-        yield Copy(0, cache.data_head)
+        yield struct.pack("<II", 1, cache.rows + 1) + cell
+        yield cache.cells
+        yield cache.data_head
         for region in cache.regions:
-            yield Copy(0, region.head)
-            yield Inline(bytes(region.row_size))
-            yield Copy(0, Span(region.offset, cache.rows * region.row_size))
+            yield region.head
+            yield bytes(region.row_size)
+            yield Span(region.offset, cache.rows * region.row_size)
 
     return _compose(layout, n_tokens, with_masked_row)
 
@@ -104,7 +81,7 @@ def with_masked_rows(layout: Layout, window: int) -> Plan:
 def _compose(layout: Layout, n_tokens: int, rows: Callable[[AttentionCache, int], Iterator[Piece]]) -> Plan:
     pieces: list[Piece] = list(_header(layout.header, n_tokens))
     for cache in layout.caches:
-        pieces += [Copy(0, cache.span)] if isinstance(cache, RecurrentState) else rows(cache, n_tokens)
+        pieces += [cache.span] if isinstance(cache, RecurrentState) else rows(cache, n_tokens)
     kept = [checkpoint for checkpoint in layout.checkpoints if checkpoint.n_tokens <= n_tokens]
     pieces += _checkpoints(layout, kept)
     return joined(pieces)
@@ -112,53 +89,53 @@ def _compose(layout: Layout, n_tokens: int, rows: Callable[[AttentionCache, int]
 
 def _header(header: Header, n_tokens: int) -> Iterator[Piece]:
     """Magic and version as they are, then the first tokens in the same wrapping; pictures only if all tokens are."""
-    yield Copy(0, Span(0, 8))
+    yield Span(0, 8)
     media = header.media
     if header.wrapped:
         words = 3 + n_tokens + (media.size // 4 if media else 1)
-        yield Inline(struct.pack("<IiII", words, -1, 1, n_tokens))
+        yield struct.pack("<IiII", words, -1, 1, n_tokens)
     else:
-        yield Inline(struct.pack("<I", n_tokens))
-    yield Copy(0, Span(header.tokens.offset, 4 * n_tokens))
+        yield struct.pack("<I", n_tokens)
+    yield Span(header.tokens.offset, 4 * n_tokens)
     if media is not None:
-        yield Copy(0, media)
+        yield media
     elif header.wrapped:
-        yield Inline(struct.pack("<I", 0))
+        yield struct.pack("<I", 0)
 
 
 def _rows(cache: AttentionCache, n_tokens: int) -> Iterator[Piece]:
     """A cache with the rows of the first tokens, in their order."""
     runs = cache.runs_between(0, n_tokens)
-    yield Inline(struct.pack("<II", 1, sum(run.rows for run in runs)))
+    yield struct.pack("<II", 1, sum(run.rows for run in runs))
     for run in runs:
-        yield Copy(0, Span(cache.cells.offset + run.row * cache.cell_size, run.rows * cache.cell_size))
-    yield Copy(0, cache.data_head)
+        yield Span(cache.cells.offset + run.row * cache.cell_size, run.rows * cache.cell_size)
+    yield cache.data_head
     for region in cache.regions:
-        yield Copy(0, region.head)
+        yield region.head
         for run in runs:
-            yield Copy(0, Span(region.offset + run.row * region.row_size, run.rows * region.row_size))
+            yield Span(region.offset + run.row * region.row_size, run.rows * region.row_size)
 
 
 def _checkpoints(layout: Layout, kept: Sequence[Checkpoint]) -> Iterator[Piece]:
     if layout.checkpoint_head is None or not kept:
         return  # without any, servers write no appendix
-    yield Copy(0, Span(layout.checkpoint_head.offset, 8))
-    yield Inline(struct.pack("<I", len(kept)))
+    yield Span(layout.checkpoint_head.offset, 8)
+    yield struct.pack("<I", len(kept))
     for checkpoint in kept:
-        yield Copy(0, checkpoint.span)
+        yield checkpoint.span
 
 
 def joined(pieces: Iterable[Piece]) -> Plan:
     """The same bytes in as few pieces as possible, none of them empty."""
     plan: list[Piece] = []
     for piece in pieces:
-        if not piece.size:
+        before = plan[-1] if plan else None
+        if not piece_size(piece):
             continue
-        match plan[-1] if plan else None, piece:
-            case Inline(before), Inline(data):
-                plan[-1] = Inline(before + data)
-            case Copy(source, before), Copy(same, span) if source == same and before.end == span.offset:
-                plan[-1] = Copy(source, Span(before.offset, before.size + span.size))
-            case _:
-                plan.append(piece)
+        if isinstance(before, bytes) and isinstance(piece, bytes):
+            plan[-1] = before + piece
+        elif isinstance(before, Span) and isinstance(piece, Span) and before.end == piece.offset:
+            plan[-1] = Span(before.offset, before.size + piece.size)
+        else:
+            plan.append(piece)
     return tuple(plan)

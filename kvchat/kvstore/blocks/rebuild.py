@@ -1,8 +1,7 @@
 """Putting slot files together out of blocks, several at a time, each proved on its way before anyone may use the file.
 
-There is one path: a plan says which bytes of which stored files make the new one, and a file as it was saved is the
-plan that takes all of one. Every block is proved by its hash, the recipe by its seal, and every byte is written once:
-that is what the hash of a whole file would say, which earlier versions kept as well.
+There is one path: a plan says which bytes of a stored file make the new one, and a file as it was saved is the plan
+that takes all of it. Every block is proved by its hash, the recipe by its seal, and every byte is written once.
 """
 
 from __future__ import annotations
@@ -16,14 +15,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from io import FileIO
-from itertools import chain
 from pathlib import Path
 
 from kvchat.kvstore import disk, memory_files
 from kvchat.kvstore.blocks import positioned
 from kvchat.kvstore.blocks.block_files import BlockFiles, DamagedBlock, read_residue
-from kvchat.kvstore.blocks.layout import Span
-from kvchat.kvstore.blocks.plan import Copy, Inline, Plan
+from kvchat.kvstore.blocks.layout import Layout, Span, UnknownLayout
+from kvchat.kvstore.blocks.parser import parse
+from kvchat.kvstore.blocks.plan import CannotCompose, Plan, piece_size, size_of, whole
 from kvchat.kvstore.blocks.recipe import (
     RESIDUE,
     BlockUse,
@@ -39,7 +38,6 @@ from kvchat.kvstore.savepoint import CancelCheck, never
 _MOST_AT_ONCE = 256  # places that one call reads into; systems take 1024
 _WORTH_ASKING = 1 << 16  # bytes
 _Goals = list[tuple[int | None, int]]  # where bytes go, None for nowhere, and how many
-Hashes = dict[bytes, bytes]  # the XXH3 of blocks
 
 
 @dataclass(frozen=True)
@@ -59,49 +57,48 @@ class Unusable(Exception):
         self.bad = bad
 
 
-def rebuild(recipe: Recipe, blocks: BlockFiles, target: Path, cancelled: CancelCheck = never) -> Hashes:
+def rebuild(recipe: Recipe, blocks: BlockFiles, target: Path, cancelled: CancelCheck = never) -> None:
     """Put the original file together at `target`, byte for byte. As `compose`."""
-    return compose((Copy(0, Span(0, recipe.file_size)),), (recipe,), blocks, target, cancelled)
+    compose(whole(recipe.file_size), recipe, blocks, target, cancelled)
 
 
 def compose(
     plan: Plan,
-    sources: Sequence[Recipe],
+    recipe: Recipe,
     blocks: BlockFiles,
     target: Path,
     cancelled: CancelCheck = never,
     *,
     gives_way: bool = False,
-) -> Hashes:
-    """Carry out a plan over stored slot files. Returns the XXH3 of blocks of which the recipes did not know it.
+) -> None:
+    """Carry out a plan over a stored slot file.
 
     `target` is made with mode 0600, or written over in place: to give a file in memory new pages takes longer than
     everything else, and into those that are there, mapped, several threads read at once. `gives_way`: nobody waits
     for it. Raises Unusable after looking at every block, OSError where `target` cannot be written, and Cancelled.
     On any failure no file is left.
     """
-    copies: list[list[tuple[Span, int]]] = [[] for _ in sources]
+    copies: list[tuple[Span, int]] = []
     offset = 0
-    with _written_over(target, sum(part.size for part in plan), sources, blocks) as out:
-        for part in plan:
-            if isinstance(part, Inline):
-                positioned.write_at(out.file, part.data, offset)
+    with _written_over(target, size_of(plan), recipe, blocks) as out:
+        for piece in plan:
+            if isinstance(piece, Span):
+                copies.append((piece, offset))
             else:
-                copies[part.source].append((part.span, offset))
-            offset += part.size
-        jobs = list(chain.from_iterable(map(_jobs, sources, map(Placement, copies))))
+                positioned.write_at(out.file, piece, offset)
+            offset += piece_size(piece)
+        jobs = list(_jobs(recipe, Placement(copies)))
         ahead = dict(zip(jobs, jobs[positioned.threads() :], strict=False))
         do = partial(_carry_out, ahead=ahead, blocks=blocks, out=out)
-        learned = positioned.in_parallel(jobs, do, cancelled, gives_way=gives_way)
+        positioned.in_parallel(jobs, do, cancelled, gives_way=gives_way)
         out.file.truncate(offset)
-    return {job.use.block: xxh3 for job, xxh3 in zip(jobs, learned, strict=True) if xxh3}
 
 
 class Placement:
-    """Where some of a source's bytes go in the new file."""
+    """Where some of a stored file's bytes go in the new file."""
 
     def __init__(self, copies: Sequence[tuple[Span, int]]) -> None:
-        """`copies`: spans of the source, none overlapping another, and the offset each goes to."""
+        """`copies`: spans of the stored file, none overlapping another, and the offset each goes to."""
         self._copies = sorted(copies, key=lambda copy: copy[0].offset)
         self._starts = [span.offset for span, _ in self._copies]
         self.size = sum(span.size for span, _ in self._copies)
@@ -157,33 +154,28 @@ def _jobs(recipe: Recipe, placement: Placement) -> Iterator[_Job]:
         raise RecipeError("its recipe leaves a hole")
 
 
-def _carry_out(
-    job: _Job, buffer: memoryview, *, ahead: dict[_Job, _Job], blocks: BlockFiles, out: _Out
-) -> bytes | None:
-    """Do a job; returns the block's XXH3 if that was not known. Raises DamagedBlock."""
+def _carry_out(job: _Job, buffer: memoryview, *, ahead: dict[_Job, _Job], blocks: BlockFiles, out: _Out) -> None:
+    """Do a job. Raises DamagedBlock."""
     use = job.use
     if job in ahead:
         positioned.will_need(blocks.path(ahead[job].use.block))
     if use.cache == RESIDUE:
-        raw, xxh3 = read_residue(use, blocks)
-        _scatter_bytes(raw, job.goals, out.file)
-        return None if xxh3 == use.xxh3 else xxh3
+        _scatter_bytes(read_residue(use, blocks), job.goals, out.file)
+        return
     try:
         with blocks.path(use.block).open("rb", buffering=0) as file:
             if os.fstat(file.fileno()).st_size != use.size:
                 raise DamagedBlock
-            if use.xxh3 is not None:
-                digests = positioned.Digests(name=False)
-                _scatter(file, job, out, buffer, digests)
-                if digests.xxh3 == use.xxh3:
-                    return None
+            digests = positioned.Digests(name=False)
+            _scatter(file, job, out, buffer, digests)
+            if digests.xxh3 == use.xxh3:
+                return
             digests = positioned.Digests()  # it is the name that counts, and the index, too, may have been damaged
             _scatter(file, job, out, buffer, digests)
     except FileNotFoundError as error:
         raise DamagedBlock from error
     if digests.name != use.block:
         raise DamagedBlock
-    return digests.xxh3
 
 
 def _scatter(file: FileIO, job: _Job, out: _Out, buffer: memoryview, digests: positioned.Digests) -> None:
@@ -257,21 +249,66 @@ class _Out:
 
 
 @contextmanager
-def _written_over(target: Path, size: int, sources: Sequence[Recipe], blocks: BlockFiles) -> Iterator[_Out]:
+def _written_over(target: Path, size: int, recipe: Recipe, blocks: BlockFiles) -> Iterator[_Out]:
     """The private file, open; whatever goes wrong it is deleted, and damage is looked into."""
     try:
         with memory_files.open_private(target) as file:
             yield _Out(target, file, size)
     except (DamagedBlock, RecipeError, IndexError) as error:
         memory_files.delete(target)
-        raise Unusable(bad_blocks([use for recipe in sources for use in recipe.uses], blocks)) from error
+        raise Unusable(_bad_blocks(recipe, blocks)) from error
     except BaseException:
         memory_files.delete(target)
         raise
 
 
-def bad_blocks(uses: Sequence[BlockUse], blocks: BlockFiles) -> tuple[BadBlock, ...]:
+def _bad_blocks(recipe: Recipe, blocks: BlockFiles) -> tuple[BadBlock, ...]:
     """Hash every block of a recipe and name the bad ones."""
-    sizes = {use.block: use.size for use in uses}
+    sizes = {use.block: use.size for use in recipe.uses}
     faults = ((block, size, blocks.fault(block, size)) for block, size in sizes.items())
     return tuple(BadBlock(block, size, fault) for block, size, fault in faults if fault)
+
+
+def stored_layout(recipe: Recipe, blocks: BlockFiles) -> Layout:
+    """The layout of a stored slot file, read from its residue alone. Raises CannotCompose, Unusable."""
+    if not recipe.row_map.caches:
+        raise CannotCompose("its layout is unknown")
+    try:
+        return parse(recipe.file_size, _Residue(recipe, blocks).read)
+    except UnknownLayout as error:
+        raise CannotCompose(str(error)) from error
+    except DamagedBlock as damage:
+        raise Unusable(_bad_blocks(recipe, blocks)) from damage
+
+
+class _Residue:
+    """Reads a stored slot file wherever it has no rows; one block of residue is in memory at a time."""
+
+    def __init__(self, recipe: Recipe, blocks: BlockFiles) -> None:
+        self._blocks = blocks
+        self._places: list[tuple[Span, int, BlockUse]] = []  # in the file, where it begins in its block, and that
+        residue = residue_spans(recipe.row_map, recipe.file_size)
+        for use in recipe.uses:
+            start = 0
+            for part in residue_parts(residue, use.row, use.rows) if use.cache == RESIDUE else ():
+                self._places.append((part, start, use))
+                start += part.size
+        self._places.sort(key=lambda place: place[0].offset)
+        self._read: tuple[BlockUse, bytes] | None = None
+
+    def read(self, offset: int, count: int) -> bytes:
+        """The bytes there, as far as they are residue."""
+        found = bytearray()
+        for part, start, use in self._places:
+            if part.offset <= offset < part.end and count:
+                taken = min(count, part.end - offset)
+                begin = start + offset - part.offset
+                found += self._block(use)[begin : begin + taken]
+                offset += taken
+                count -= taken
+        return bytes(found)
+
+    def _block(self, use: BlockUse) -> bytes:
+        if self._read is None or self._read[0] != use:
+            self._read = (use, read_residue(use, self._blocks))
+        return self._read[1]

@@ -8,11 +8,11 @@ residue holds up to 4 MiB of the residue's bytes, in file order. A file of unkno
 from __future__ import annotations
 
 import json
-import random
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Any
 
 from blake3 import blake3
 
@@ -22,6 +22,7 @@ BLOCK_ROWS = 256
 RESIDUE = -1  # the `cache` of a block of residue
 RESIDUE_CHUNK = 4 << 20
 _MAX_MAP_BYTES = 64_000_000
+_MOST = 1 << 50  # of any number in a row map
 
 
 class RecipeError(Exception):
@@ -39,7 +40,7 @@ class BlockUse:
     rows: int  # how many; of residue: bytes
     skip: int  # rows of the block before them
     position: int  # token position of the first row; of residue: 0
-    xxh3: bytes | None = field(default=None, compare=False)  # XXH3-128 of the block file; None if nobody computed it
+    xxh3: bytes = field(default=b"", compare=False)  # XXH3-128 of the block file; empty where it is not known
 
 
 @dataclass(frozen=True)
@@ -49,21 +50,12 @@ class Recipe:
     file_size: int
     row_map: RowMap
     uses: tuple[BlockUse, ...]
-    file_hash: bytes = b""  # BLAKE3 of the file, in recipes of earlier versions: part of their seal
 
     def seal(self) -> bytes:
         """A hash over the whole recipe: an index that was damaged must not put rows in the wrong place."""
-        facts = [self.file_size, self.file_hash.hex(), [_use_facts(use) for use in self.uses]]
+        uses = [[use.block.hex(), use.size, use.cache, use.row, use.rows, use.skip, use.position] for use in self.uses]
+        facts = [self.file_size, uses]
         return blake3(pack_row_map(self.row_map) + json.dumps(facts).encode()).digest(length=16)
-
-
-@dataclass(frozen=True)
-class Earlier:
-    """An absorbed save point that begins with the same tokens."""
-
-    recipe: Recipe
-    shared: int  # leading tokens
-    unchanged: int = 0  # of those, how many have rows that are the engine's very same ones: see `take_apart`
 
 
 def residue_spans(row_map: RowMap, file_size: int) -> tuple[Span, ...]:
@@ -143,94 +135,42 @@ def cut_at_blocks(run: Run) -> Iterator[Run]:
         done += rows
 
 
-@dataclass(frozen=True)
-class RowSpan:
-    """Rows of a cache of the file."""
-
-    cache: int
-    run: Run
-    known: BlockUse | None  # rows that are in a block already, according to the save point that comes before
-    unchanged: bool  # they are believed to be, see `take_apart`
-
-    def use(self) -> BlockUse:
-        """The rows as part of the known block."""
-        assert self.known is not None
-        run, skip = self.run, self.known.skip + self.run.position - self.known.position
-        return replace(self.known, cache=self.cache, row=run.row, rows=run.rows, skip=skip, position=run.position)
+def row_map_facts(row_map: RowMap) -> list[Any]:
+    """The row map as values for JSON."""
+    caches = [
+        [[[r.offset, r.row_size] for r in cache.regions], [[r.row, r.position, r.rows] for r in cache.runs]]
+        for cache in row_map.caches
+    ]
+    return [caches, list(row_map.breaks)]
 
 
-def known_rows(before: Earlier | None, number: int, cache: CacheRows) -> list[BlockUse]:
-    """The earlier save point's rows of this cache at the shared positions, by position."""
-    if before is None or number >= len(before.recipe.row_map.caches):
-        return []
-    theirs = before.recipe.row_map.caches[number]
-    if [region.row_size for region in theirs.regions] != [region.row_size for region in cache.regions]:
-        return []
-    mine = [use for use in before.recipe.uses if use.cache == number and use.position < before.shared]
-    mine.sort(key=lambda use: use.position)
-    return [replace(use, rows=min(use.rows, before.shared - use.position)) for use in mine]
+def row_map_of(facts: Any) -> RowMap:
+    """The row map out of `row_map_facts`, which anybody may have written. Raises RecipeError."""
+    try:
+        caches, breaks = facts
+        rows = tuple(
+            CacheRows(tuple(Region(*_numbers(one)) for one in regions), tuple(Run(*_numbers(one)) for one in runs))
+            for regions, runs in caches
+        )
+        return RowMap(rows, tuple(_numbers(breaks)))
+    except (ValueError, TypeError) as error:
+        raise RecipeError("it does not say where rows lie") from error
 
 
-def unchanged_of(before: Earlier | None, number: int, cache: CacheRows) -> int:
-    """How many leading tokens' rows of this cache are believed to be those of the earlier save point."""
-    if before is None or number >= len(before.recipe.row_map.caches):
-        return 0
-    return before.unchanged if cache.kind == before.recipe.row_map.caches[number].kind == "full" else 0
-
-
-def spans_of(number: int, run: Run, known: Sequence[BlockUse], unchanged: int) -> Iterator[RowSpan]:
-    """The run in parts, each with the rows known at its positions."""
-    done = run.position
-    end = run.position + run.rows
-
-    def part(first: int, last: int, one: BlockUse | None) -> RowSpan:
-        return RowSpan(number, Run(run.row + first - run.position, first, last - first), one, last <= unchanged)
-
-    for one in known:
-        first = max(done, one.position)
-        last = min(end, one.position + one.rows)
-        if first >= last:
-            continue
-        if first > done:
-            yield part(done, first, None)
-        yield part(first, last, one)
-        done = last
-    if done < end:
-        yield part(done, end, None)
-
-
-def samples_of(known: Sequence[RowSpan]) -> list[RowSpan]:
-    """Of the unchanged spans of each cache the last and another: what is read of them."""
-    of_caches: dict[int, list[RowSpan]] = {}
-    for span in known:
-        if span.unchanged:
-            of_caches.setdefault(span.cache, []).append(span)
-    return [one for spans in of_caches.values() for one in (spans[-1], *random.sample(spans[:-1], len(spans) > 1))]
+def _numbers(values: list[Any]) -> list[int]:
+    if not all(type(value) is int and 0 <= value < _MOST for value in values):
+        raise ValueError
+    return values
 
 
 def pack_row_map(row_map: RowMap) -> bytes:
     """The row map as compressed JSON."""
-    facts = [
-        [cache.kind, [[r.offset, r.row_size] for r in cache.regions], [[r.row, r.position, r.rows] for r in cache.runs]]
-        for cache in row_map.caches
-    ]
-    return zlib.compress(json.dumps([facts, row_map.breaks], separators=(",", ":")).encode(), 6)
+    return zlib.compress(json.dumps(row_map_facts(row_map), separators=(",", ":")).encode(), 6)
 
 
 def unpack_row_map(packed: bytes) -> RowMap:
     """The row map out of `pack_row_map`. Raises RecipeError."""
     try:
-        facts, breaks = json.loads(zlib.decompressobj().decompress(packed, _MAX_MAP_BYTES))
-        caches = [
-            CacheRows(tuple(Region(*pair) for pair in regions), tuple(Run(*run) for run in runs))
-            for _, regions, runs in facts
-        ]
-        if [cache.kind for cache in caches] != [kind for kind, _, _ in facts]:
-            raise RecipeError("its recipe was changed")
-    except (ValueError, TypeError, zlib.error) as error:
+        return row_map_of(json.loads(zlib.decompressobj().decompress(packed, _MAX_MAP_BYTES)))
+    except (ValueError, zlib.error) as error:
         raise RecipeError("its recipe was changed") from error
-    return RowMap(tuple(caches), tuple(breaks))
-
-
-def _use_facts(use: BlockUse) -> list[int | str]:
-    return [use.block.hex(), use.size, use.cache, use.row, use.rows, use.skip, use.position]

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from kvchat.kvstore.blocks.recipe import RESIDUE, BlockUse, Recipe, RecipeError, pack_row_map, unpack_row_map
-from kvchat.kvstore.index.check import CorruptIndex
 
 _START = 0
 _COLUMNS = "block_id, cache, first_row, n_rows, skip, position"
@@ -24,40 +23,35 @@ def store_recipe(db: sqlite3.Connection, point_id: int, recipe: Recipe, on_disk:
 
     `on_disk` are the bytes that each block takes on disk.
     """
-    row = db.execute("SELECT conversation_id, link_id FROM save_points WHERE id = ?", (point_id,)).fetchone()
+    row = db.execute("SELECT conversation_id FROM save_points WHERE id = ?", (point_id,)).fetchone()
     if row is None:
         return False
     some_rows = bool(recipe.row_map.caches)  # without any the layout is unknown, and all of it counts as rows
     db.executemany(
         "INSERT INTO blocks (name, size, residue, disk_bytes, xxh3) VALUES (?, ?, ?, ?, ?)"
-        " ON CONFLICT (name) DO UPDATE SET xxh3 = excluded.xxh3 WHERE excluded.xxh3 IS NOT NULL",
+        " ON CONFLICT (name) DO UPDATE SET xxh3 = excluded.xxh3 WHERE excluded.xxh3 <> x''",
         {(u.block, u.size, some_rows and u.cache == RESIDUE, on_disk[u.block], u.xxh3) for u in recipe.uses},
     )
     link_id = _add(db, _path(db, recipe))
     hold_recipe(db, link_id, row[0])
-    if row[1] is not None:
-        release_recipe(db, row[1], row[0])
     recipe = replace(recipe, uses=_in_file_order(recipe.uses))
-    facts = (recipe.file_size, recipe.file_hash, pack_row_map(recipe.row_map), recipe.seal(), link_id, point_id)
     db.execute(
-        "UPDATE save_points SET owner = NULL, file_size = ?, file_hash = ?, row_map = ?, seal = ?, link_id = ?"
-        " WHERE id = ?",
-        facts,
+        "UPDATE save_points SET file_size = ?, row_map = ?, seal = ?, link_id = ? WHERE id = ?",
+        (recipe.file_size, pack_row_map(recipe.row_map), recipe.seal(), link_id, point_id),
     )
     return True
 
 
 def load_recipe(db: sqlite3.Connection, point_id: int) -> Recipe | None:
     """The recipe of an absorbed save point, None without. Raises RecipeError if it is not what was stored."""
-    row = db.execute(
-        "SELECT file_size, file_hash, row_map, seal, link_id FROM save_points WHERE id = ? AND owner IS NULL",
-        (point_id,),
-    ).fetchone()
+    query = "SELECT file_size, row_map, seal, link_id FROM save_points WHERE id = ? AND link_id IS NOT NULL"
+    row = db.execute(query, (point_id,)).fetchone()
     if row is None:
         return None
-    uses = [BlockUse(*use) for use in _path_to(db, row[4])]
-    recipe = Recipe(row[0], unpack_row_map(row[2]), _in_file_order(uses), row[1])
-    if recipe.seal() != row[3]:
+    file_size, row_map, seal, link_id = row
+    uses = [BlockUse(*use) for use in _path_to(db, link_id)]
+    recipe = Recipe(file_size, unpack_row_map(row_map), _in_file_order(uses))
+    if recipe.seal() != seal:
         raise RecipeError("its recipe was changed")
     return recipe
 
@@ -66,14 +60,9 @@ def absorbed_of(db: sqlite3.Connection, conversation_id: str) -> dict[int, str |
     """The absorbed save points of a conversation, the oldest first, and the last message that each holds."""
     query = (
         "SELECT s.id, message_id FROM save_points s JOIN conversations c ON c.id = s.conversation_id"
-        " WHERE name = ? AND owner IS NULL ORDER BY s.id"
+        " WHERE name = ? AND link_id IS NOT NULL ORDER BY s.id"
     )
     return dict(db.execute(query, (conversation_id,)).fetchall())
-
-
-def learn_hashes(db: sqlite3.Connection, xxh3: Mapping[bytes, bytes]) -> None:
-    """Write down the fast hashes of blocks."""
-    db.executemany("UPDATE blocks SET xxh3 = ?2 WHERE name = ?1", list(xxh3.items()))
 
 
 def unused_blocks(db: sqlite3.Connection, limit: int) -> list[tuple[int, bytes, int]]:
@@ -93,18 +82,10 @@ def _path(db: sqlite3.Connection, recipe: Recipe) -> list[_Link]:
         return 1, use.cache % (len(kinds) + 1), use.row, 0
 
     names = {use.block for use in recipe.uses}
-    ids = {name: _block_id(db, name) for name in names}
+    ids = {name: db.execute("SELECT id FROM blocks WHERE name = ?", (name,)).fetchone()[0] for name in names}
     return [
         (ids[use.block], use.cache, use.row, use.rows, use.skip, use.position) for use in sorted(recipe.uses, key=moves)
     ]
-
-
-def _block_id(db: sqlite3.Connection, name: bytes) -> int:
-    """Of a block that is there, or was just written down. Raises CorruptIndex."""
-    row = db.execute("SELECT id FROM blocks WHERE name = ?", (name,)).fetchone()
-    if row is None:
-        raise CorruptIndex
-    return int(row[0])
 
 
 def _in_file_order(uses: Iterable[BlockUse]) -> tuple[BlockUse, ...]:

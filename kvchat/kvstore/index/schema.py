@@ -1,4 +1,4 @@
-"""The index's schema as numbered steps, see kvchat.system.migrations.
+"""The index's schema as numbered steps (see kvchat.system.migrations), and what each row of it must be.
 
 Token lists are kept as a tree of segments (see token_tree), so that what many share is kept, and compared, once.
 Recipes are paths in a tree of links, so that the uses of blocks which many turns share are kept once as well.
@@ -8,12 +8,22 @@ Times are seconds since 1970.
 
 from __future__ import annotations
 
+import json
 import sqlite3
-from itertools import groupby
+from contextlib import closing
+from dataclasses import fields
+from datetime import UTC, datetime
+from functools import cache
+from pathlib import Path
 
-from kvchat.system.migrations import Step
+from kvchat.kvstore.savepoint import Fingerprint
+from kvchat.system.migrations import Step, migrate
 
 SEGMENT, TOKEN_BYTES = 256, 4  # most tokens of a node in the tree, and bytes of each
+_MOST = 1 << 50  # of bytes and milliseconds; a sum of 8,000 of these still fits
+_SUM = f"BETWEEN -{4096 * _MOST} AND {4096 * _MOST}"
+_LATEST = 1 << 34  # seconds since 1970
+_LONGEST = 1 << 31  # tokens
 
 # Counts everything anew out of recipes and blocks: where the sums are right, only reading is done.
 RECOUNT = """
@@ -48,84 +58,90 @@ RECOUNT = """
     UPDATE sums SET written = (SELECT coalesce(sum(bytes), 0) FROM written)
 """
 
-_USES = (
-    "SELECT save_point_id, block_id, cache, first_row, n_rows, skip, position FROM block_uses"
-    " ORDER BY save_point_id, cache < 0, position, cache, first_row"
-)
-
-
-def _links_for_uses(db: sqlite3.Connection) -> None:
-    """To the sixth format: a save point's uses become a path of links, of which it shares what others begin with."""
-    known: dict[tuple[int, ...], int] = {}
-    for point_id, uses in groupby(db.execute(_USES).fetchall(), lambda row: row[0]):
-        link_id = 0
-        for use in uses:
-            place = (link_id, *use[1:])
-            if place not in known:
-                known[place] = len(known) + 1
-                db.execute("INSERT INTO links VALUES (?, ?, ?, ?, ?, ?, ?, ?)", (known[place], *place))
-            link_id = known[place]
-        db.execute("UPDATE save_points SET link_id = ? WHERE id = ?", (link_id, point_id))
-
-
+# The tables are strict and checked: what a damaged file holds is told by SQLite's own checks (see `is_sane`).
 MIGRATIONS: tuple[Step, ...] = (
-    # 1: save points, their recipes, the token tree, what was lost, and what was written
-    """
-    CREATE TABLE fingerprints (id INTEGER PRIMARY KEY, facts TEXT NOT NULL UNIQUE);
-    CREATE TABLE nodes (
+    f"""
+    CREATE TABLE fingerprints (id INTEGER PRIMARY KEY, facts TEXT NOT NULL UNIQUE) STRICT;
+    CREATE TABLE trees (  -- a token tree for each audience: what others may not reuse is not found
         id INTEGER PRIMARY KEY,
         fingerprint_id INTEGER NOT NULL REFERENCES fingerprints (id),
-        parent_id INTEGER NOT NULL,  -- 0 for the first segment
+        audience TEXT NOT NULL,
+        UNIQUE (fingerprint_id, audience)
+    ) STRICT;
+    CREATE TABLE nodes (
+        id INTEGER PRIMARY KEY,
+        tree_id INTEGER NOT NULL REFERENCES trees (id),
+        parent_id INTEGER NOT NULL CHECK (parent_id BETWEEN 0 AND id - 1),  -- 0 for the first segment
         name BLOB NOT NULL,
-        n_tokens INTEGER NOT NULL,  -- up to the end of the segment
-        packed BLOB NOT NULL,
-        UNIQUE (fingerprint_id, name)
-    );
-    CREATE INDEX nodes_of_parent ON nodes (parent_id, fingerprint_id);
+        n_tokens INTEGER NOT NULL CHECK (n_tokens BETWEEN 1 AND {_LONGEST}),  -- up to the end of the segment
+        packed BLOB NOT NULL CHECK (length(packed) BETWEEN {TOKEN_BYTES} AND {SEGMENT * TOKEN_BYTES}
+            AND length(packed) % {TOKEN_BYTES} = 0),
+        UNIQUE (tree_id, name)
+    ) STRICT;
+    CREATE INDEX nodes_of_parent ON nodes (parent_id, tree_id, packed);
     CREATE TABLE conversations (
         id INTEGER PRIMARY KEY,
         name TEXT NOT NULL UNIQUE,
-        pinned INTEGER NOT NULL DEFAULT 0,
-        never_save INTEGER NOT NULL DEFAULT 0,
-        saved_ms REAL NOT NULL DEFAULT 0  -- prefill that restores have spared it
-    );
-    CREATE TABLE save_points (
-        id INTEGER PRIMARY KEY AUTOINCREMENT,
-        conversation_id INTEGER NOT NULL REFERENCES conversations (id),
-        fingerprint_id INTEGER NOT NULL REFERENCES fingerprints (id),
-        node_id INTEGER NOT NULL REFERENCES nodes (id),
-        n_tokens INTEGER NOT NULL,
-        owner TEXT,  -- the process whose staging folder alone holds the file, NULL once it is absorbed
-        file_size INTEGER NOT NULL,
-        file_hash BLOB,
-        row_map BLOB,
-        seal BLOB,
-        prefill_ms REAL NOT NULL,
-        created_at REAL NOT NULL,
-        last_used_at REAL NOT NULL,
-        uses INTEGER NOT NULL DEFAULT 0
-    );
-    CREATE INDEX save_points_of_conversation ON save_points (conversation_id, fingerprint_id);
-    CREATE INDEX save_points_of_node ON save_points (node_id);
-    CREATE INDEX save_points_of_owner ON save_points (owner) WHERE owner IS NOT NULL;
+        pinned INTEGER NOT NULL DEFAULT 0 CHECK (pinned IN (0, 1)),
+        never_save INTEGER NOT NULL DEFAULT 0 CHECK (never_save IN (0, 1)),
+        held_bytes INTEGER NOT NULL DEFAULT 0 CHECK (held_bytes {_SUM}),  -- of its blocks, on disk
+        exclusive_bytes INTEGER NOT NULL DEFAULT 0 CHECK (exclusive_bytes {_SUM})  -- of those nobody else holds
+    ) STRICT;
     CREATE TABLE blocks (
         id INTEGER PRIMARY KEY,
-        name BLOB NOT NULL UNIQUE,
-        size INTEGER NOT NULL,
-        residue INTEGER NOT NULL
-    );
-    CREATE TABLE block_uses (
-        save_point_id INTEGER NOT NULL REFERENCES save_points (id),
-        number INTEGER NOT NULL,
+        name BLOB NOT NULL UNIQUE CHECK (length(name) = 32),
+        size INTEGER NOT NULL CHECK (size BETWEEN 0 AND {_MOST}),
+        residue INTEGER NOT NULL CHECK (residue IN (0, 1)),  -- no rows; of unknown layout all blocks count as rows
+        xxh3 BLOB NOT NULL,  -- proves at a restore that it is what it was, some times as fast as its name
+        disk_bytes INTEGER NOT NULL CHECK (disk_bytes BETWEEN 0 AND {_MOST}),  -- as the file system allots them
+        holders INTEGER NOT NULL DEFAULT 0  -- conversations
+    ) STRICT;
+    CREATE INDEX blocks_unused ON blocks (id) WHERE holders = 0;
+    CREATE TABLE links (
+        id INTEGER PRIMARY KEY,
+        parent_id INTEGER NOT NULL CHECK (parent_id BETWEEN 0 AND id - 1),  -- the use before this one, 0 for the first
         block_id INTEGER NOT NULL REFERENCES blocks (id),
         cache INTEGER NOT NULL,
         first_row INTEGER NOT NULL,
         n_rows INTEGER NOT NULL,
         skip INTEGER NOT NULL,
-        position INTEGER NOT NULL,
-        PRIMARY KEY (save_point_id, number)
-    ) WITHOUT ROWID;
-    CREATE INDEX block_uses_of_block ON block_uses (block_id, save_point_id);
+        position INTEGER NOT NULL
+    ) STRICT;
+    CREATE INDEX links_of_parent ON links (parent_id, block_id);
+    CREATE INDEX links_of_block ON links (block_id);
+    CREATE TABLE save_points (
+        id INTEGER PRIMARY KEY AUTOINCREMENT,
+        conversation_id INTEGER NOT NULL REFERENCES conversations (id),
+        message_id TEXT,  -- it ends in that message, and goes with it
+        fingerprint_id INTEGER NOT NULL REFERENCES fingerprints (id),
+        node_id INTEGER NOT NULL REFERENCES nodes (id),
+        n_tokens INTEGER NOT NULL CHECK (n_tokens BETWEEN 1 AND {_LONGEST}),
+        file_size INTEGER NOT NULL CHECK (file_size BETWEEN 1 AND {_MOST}),
+        prefill_ms REAL NOT NULL CHECK (prefill_ms BETWEEN 0 AND {_MOST}),
+        created_at REAL NOT NULL CHECK (created_at BETWEEN 0 AND {_LATEST}),
+        last_used_at REAL NOT NULL CHECK (last_used_at BETWEEN 0 AND {_LATEST}),
+        row_map BLOB,
+        seal BLOB,
+        link_id INTEGER REFERENCES links (id),  -- the last use of its recipe; NULL: its file in staging is all there is
+        CHECK (link_id IS NULL OR (row_map IS NOT NULL AND seal IS NOT NULL))
+    ) STRICT;
+    CREATE INDEX save_points_of_conversation ON save_points (conversation_id, fingerprint_id);
+    CREATE INDEX save_points_of_node ON save_points (node_id, last_used_at);
+    CREATE INDEX save_points_of_link ON save_points (link_id) WHERE link_id IS NOT NULL;
+    CREATE INDEX save_points_staged ON save_points (id) WHERE link_id IS NULL;
+    CREATE INDEX save_points_by_use ON save_points (last_used_at);
+    CREATE TABLE held (  -- the links on the paths of each conversation's save points
+        link_id INTEGER NOT NULL REFERENCES links (id),
+        conversation_id INTEGER NOT NULL REFERENCES conversations (id),
+        n INTEGER NOT NULL,  -- links that follow and are held by it, and save points of it that end here
+        PRIMARY KEY (link_id, conversation_id)
+    ) STRICT, WITHOUT ROWID;
+    CREATE TABLE holdings (  -- the blocks of each conversation
+        block_id INTEGER NOT NULL REFERENCES blocks (id),
+        conversation_id INTEGER NOT NULL REFERENCES conversations (id),
+        uses INTEGER NOT NULL,
+        PRIMARY KEY (block_id, conversation_id)
+    ) STRICT, WITHOUT ROWID;
     CREATE TABLE losses (
         id INTEGER PRIMARY KEY,
         save_point_id INTEGER NOT NULL,
@@ -135,42 +151,36 @@ MIGRATIONS: tuple[Step, ...] = (
         block BLOB,  -- the bad block that was set aside, if it was one
         lost_at REAL NOT NULL,
         told INTEGER NOT NULL
-    );
+    ) STRICT;
     CREATE INDEX losses_of_conversation ON losses (conversation, fingerprint_id);
-    CREATE TABLE written (day TEXT PRIMARY KEY, bytes INTEGER NOT NULL) WITHOUT ROWID
-    """,
-    # 2: what blocks take on disk, who holds them, and sums (counted by 7); of unknown layout all blocks count as rows
-    """
-    ALTER TABLE blocks ADD COLUMN disk_bytes INTEGER NOT NULL DEFAULT 0;  -- as the file system allots them
-    ALTER TABLE blocks ADD COLUMN holders INTEGER NOT NULL DEFAULT 0;  -- conversations
-    ALTER TABLE conversations ADD COLUMN held_bytes INTEGER NOT NULL DEFAULT 0;  -- of its blocks, on disk
-    ALTER TABLE conversations ADD COLUMN exclusive_bytes INTEGER NOT NULL DEFAULT 0;  -- of those nobody else holds
-    CREATE TABLE holdings (
-        block_id INTEGER NOT NULL REFERENCES blocks (id),
-        conversation_id INTEGER NOT NULL REFERENCES conversations (id),
-        uses INTEGER NOT NULL,
-        PRIMARY KEY (block_id, conversation_id)
-    ) WITHOUT ROWID;
-    CREATE TABLE sums (row_bytes INTEGER NOT NULL, disk_bytes INTEGER NOT NULL);  -- over all blocks; one row
-    INSERT INTO sums VALUES (0, 0);
-    UPDATE blocks SET disk_bytes = (size + 4095) / 4096 * 4096;  -- until the next verify looks
-    UPDATE blocks SET residue = 0 WHERE id IN (SELECT block_id FROM block_uses WHERE save_point_id IN
-        (SELECT save_point_id FROM block_uses GROUP BY save_point_id HAVING max(cache) < 0));
+    CREATE TABLE written (
+        day TEXT PRIMARY KEY NOT NULL,
+        bytes INTEGER NOT NULL CHECK (bytes BETWEEN 0 AND {_MOST})
+    ) STRICT, WITHOUT ROWID;
+    CREATE TABLE marks (name TEXT PRIMARY KEY NOT NULL, value TEXT NOT NULL) STRICT, WITHOUT ROWID;
+    CREATE TABLE sums (  -- one row
+        row_bytes INTEGER NOT NULL CHECK (row_bytes {_SUM}),  -- of all blocks
+        disk_bytes INTEGER NOT NULL CHECK (disk_bytes {_SUM}),
+        points INTEGER NOT NULL,
+        logical_bytes INTEGER NOT NULL CHECK (logical_bytes {_SUM}),  -- of all slot files
+        written INTEGER NOT NULL CHECK (written {_SUM})  -- bytes, ever
+    ) STRICT;
+    INSERT INTO sums VALUES (0, 0, 0, 0, 0);
     CREATE TRIGGER block_added AFTER INSERT ON blocks BEGIN
         UPDATE sums SET row_bytes = row_bytes + NEW.size * NOT NEW.residue, disk_bytes = disk_bytes + NEW.disk_bytes;
     END;
     CREATE TRIGGER block_removed AFTER DELETE ON blocks BEGIN
         UPDATE sums SET row_bytes = row_bytes - OLD.size * NOT OLD.residue, disk_bytes = disk_bytes - OLD.disk_bytes;
     END;
-    CREATE TRIGGER use_added AFTER INSERT ON block_uses BEGIN
-        INSERT INTO holdings SELECT NEW.block_id, conversation_id, 1 FROM save_points WHERE id = NEW.save_point_id
+    CREATE TRIGGER held_added AFTER INSERT ON held BEGIN
+        INSERT INTO holdings SELECT block_id, NEW.conversation_id, 1 FROM links WHERE id = NEW.link_id
             ON CONFLICT DO UPDATE SET uses = uses + 1;
     END;
-    CREATE TRIGGER use_removed AFTER DELETE ON block_uses BEGIN
-        UPDATE holdings SET uses = uses - 1 WHERE block_id = OLD.block_id
-            AND conversation_id = (SELECT conversation_id FROM save_points WHERE id = OLD.save_point_id);
-        DELETE FROM holdings WHERE block_id = OLD.block_id AND uses = 0
-            AND conversation_id = (SELECT conversation_id FROM save_points WHERE id = OLD.save_point_id);
+    CREATE TRIGGER held_removed AFTER DELETE ON held BEGIN
+        UPDATE holdings SET uses = uses - 1 WHERE conversation_id = OLD.conversation_id
+            AND block_id = (SELECT block_id FROM links WHERE id = OLD.link_id);
+        DELETE FROM holdings WHERE uses = 0 AND conversation_id = OLD.conversation_id
+            AND block_id = (SELECT block_id FROM links WHERE id = OLD.link_id);
     END;
     CREATE TRIGGER holding_added AFTER INSERT ON holdings BEGIN
         UPDATE blocks SET holders = holders + 1 WHERE id = NEW.block_id;
@@ -189,65 +199,6 @@ MIGRATIONS: tuple[Step, ...] = (
         UPDATE conversations SET exclusive_bytes = exclusive_bytes + disk_bytes FROM blocks
             WHERE blocks.id = OLD.block_id AND holders = 1 AND conversations.id = (SELECT conversation_id FROM holdings
                 WHERE block_id = OLD.block_id LIMIT 1);
-    END
-    """,
-    # 3: which message a save point ends in, so that it goes with that; NULL: kept by an older version
-    """
-    ALTER TABLE save_points ADD COLUMN message_id TEXT
-    """,
-    # 4: a second, fast hash of each block, which proves at a restore that it is what it was; NULL: not computed yet
-    """
-    ALTER TABLE blocks ADD COLUMN xxh3 BLOB
-    """,
-    # 5: recipes as paths in a tree; children of a node in order; sums, and what is to be found without a scan
-    """
-    CREATE TABLE links (
-        id INTEGER PRIMARY KEY,  -- larger than the parent's
-        parent_id INTEGER NOT NULL,  -- the use before this one, 0 for the first
-        block_id INTEGER NOT NULL REFERENCES blocks (id),
-        cache INTEGER NOT NULL,
-        first_row INTEGER NOT NULL,
-        n_rows INTEGER NOT NULL,
-        skip INTEGER NOT NULL,
-        position INTEGER NOT NULL
-    );
-    CREATE INDEX links_of_parent ON links (parent_id, block_id);
-    CREATE INDEX links_of_block ON links (block_id);
-    CREATE TABLE held (  -- the links on the paths of each conversation's save points
-        link_id INTEGER NOT NULL REFERENCES links (id),
-        conversation_id INTEGER NOT NULL REFERENCES conversations (id),
-        n INTEGER NOT NULL,  -- links that follow and are held by it, and save points of it that end here
-        PRIMARY KEY (link_id, conversation_id)
-    ) WITHOUT ROWID;
-    CREATE TABLE marks (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
-    ALTER TABLE save_points ADD COLUMN link_id INTEGER;  -- the last use of its recipe
-    ALTER TABLE sums ADD COLUMN points INTEGER NOT NULL DEFAULT 0;
-    ALTER TABLE sums ADD COLUMN logical_bytes INTEGER NOT NULL DEFAULT 0;  -- of all slot files
-    ALTER TABLE sums ADD COLUMN written INTEGER NOT NULL DEFAULT 0;  -- bytes, ever
-    CREATE INDEX save_points_of_link ON save_points (link_id) WHERE link_id IS NOT NULL;
-    CREATE INDEX blocks_unused ON blocks (id) WHERE holders = 0;
-    DROP INDEX save_points_of_node;
-    CREATE INDEX save_points_of_node ON save_points (node_id, last_used_at);
-    DROP INDEX nodes_of_parent;
-    CREATE INDEX nodes_of_parent ON nodes (parent_id, fingerprint_id, packed);
-    DROP TRIGGER use_added;
-    DROP TRIGGER use_removed
-    """,
-    # 6: the uses there were become paths
-    _links_for_uses,
-    # 7: from here on the sums follow by themselves again
-    f"""
-    DROP TABLE block_uses;
-    {RECOUNT};
-    CREATE TRIGGER held_added AFTER INSERT ON held BEGIN
-        INSERT INTO holdings SELECT block_id, NEW.conversation_id, 1 FROM links WHERE id = NEW.link_id
-            ON CONFLICT DO UPDATE SET uses = uses + 1;
-    END;
-    CREATE TRIGGER held_removed AFTER DELETE ON held BEGIN
-        UPDATE holdings SET uses = uses - 1 WHERE conversation_id = OLD.conversation_id
-            AND block_id = (SELECT block_id FROM links WHERE id = OLD.link_id);
-        DELETE FROM holdings WHERE uses = 0 AND conversation_id = OLD.conversation_id
-            AND block_id = (SELECT block_id FROM links WHERE id = OLD.link_id);
     END;
     CREATE TRIGGER point_added AFTER INSERT ON save_points BEGIN
         UPDATE sums SET points = points + 1, logical_bytes = logical_bytes + NEW.file_size;
@@ -265,48 +216,65 @@ MIGRATIONS: tuple[Step, ...] = (
         UPDATE sums SET written = written + NEW.bytes - OLD.bytes;
     END
     """,
-    # 8: what was not used for long, and what was used last
-    """
-    CREATE INDEX save_points_by_use ON save_points (last_used_at)
-    """,
-    # 9: a token tree for each audience (see kvchat.kvstore.audience): what others may not reuse is not found
-    """
-    CREATE TABLE trees (
-        id INTEGER PRIMARY KEY,
-        fingerprint_id INTEGER NOT NULL REFERENCES fingerprints (id),
-        audience TEXT NOT NULL,
-        UNIQUE (fingerprint_id, audience)
-    );
-    CREATE TEMP TABLE placed AS SELECT s.id AS point_id, node_id, fingerprint_id, CASE
-        WHEN name GLOB 'program/*' THEN name WHEN name GLOB 'prepared:*' THEN 'shared' ELSE 'chats' END AS audience
-        FROM save_points s JOIN conversations c ON c.id = conversation_id;
-    INSERT INTO trees (fingerprint_id, audience) SELECT DISTINCT fingerprint_id, audience FROM temp.placed;
-    CREATE TEMP TABLE wanted AS
-        WITH RECURSIVE up (tree_id, node_id) AS (
-            SELECT t.id, node_id FROM temp.placed JOIN trees t USING (fingerprint_id, audience)
-            UNION SELECT tree_id, parent_id FROM up JOIN nodes ON id = node_id WHERE parent_id <> 0
-        )
-        SELECT tree_id, node_id, row_number() OVER (ORDER BY node_id, tree_id) AS new_id FROM up;
-    CREATE INDEX temp.wanted_nodes ON wanted (node_id, tree_id);
-    CREATE TEMP TABLE segments AS SELECT new_id, w.tree_id, parent_id, name, n_tokens, packed
-        FROM temp.wanted w JOIN nodes n ON n.id = w.node_id;
-    UPDATE save_points SET node_id = new_id FROM temp.placed p JOIN trees t USING (fingerprint_id, audience)
-        JOIN temp.wanted w ON w.node_id = p.node_id AND w.tree_id = t.id WHERE p.point_id = save_points.id;
-    DROP TABLE nodes;
-    CREATE TABLE nodes (
-        id INTEGER PRIMARY KEY,
-        tree_id INTEGER NOT NULL REFERENCES trees (id),
-        parent_id INTEGER NOT NULL,  -- 0 for the first segment
-        name BLOB NOT NULL,
-        n_tokens INTEGER NOT NULL,  -- up to the end of the segment
-        packed BLOB NOT NULL,
-        UNIQUE (tree_id, name)
-    );
-    INSERT INTO nodes SELECT s.new_id, s.tree_id, coalesce(w.new_id, 0), name, n_tokens, packed FROM temp.segments s
-        LEFT JOIN temp.wanted w ON w.node_id = parent_id AND w.tree_id = s.tree_id;
-    CREATE INDEX nodes_of_parent ON nodes (parent_id, tree_id, packed);
-    DROP TABLE temp.placed;
-    DROP TABLE temp.wanted;
-    DROP TABLE temp.segments
-    """,
 )
+_TEXTS = (
+    *(("conversations", "name"), ("trees", "audience"), ("save_points", "message_id")),
+    *(("losses", "reason"), ("losses", "conversation")),
+)
+
+
+class CorruptIndex(ValueError):
+    """What was read from the index cannot have been put there."""
+
+
+def is_sane(db: sqlite3.Connection) -> bool:
+    """True if the file is whole and each row can be true. A file that cannot be looked at is taken to be so."""
+    try:
+        if db.execute("PRAGMA quick_check(1)").fetchone()[0] != "ok" or _schema(db) != _schema_as_made():
+            return False
+        if db.execute("PRAGMA foreign_key_check").fetchone():
+            return False
+        if db.execute("SELECT count(*) FROM sums").fetchone()[0] != 1:
+            return False
+        for (facts,) in db.execute("SELECT facts FROM fingerprints"):
+            fingerprint_of(facts)
+        for table, column in _TEXTS:
+            db.execute(f"SELECT DISTINCT {column} FROM {table}").fetchall()  # fetching it decodes it
+    except sqlite3.OperationalError as error:
+        code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
+        return code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_NOMEM)
+    except (sqlite3.Error, ValueError, TypeError):
+        return False
+    return True
+
+
+def _schema(db: sqlite3.Connection) -> set[tuple[str, str, str]]:
+    """What there is, and what the triggers do: nobody else tells when one of those is not what it was."""
+    return set(db.execute("SELECT type, name, coalesce(sql, '') FROM main.sqlite_master").fetchall())
+
+
+@cache
+def _schema_as_made() -> set[tuple[str, str, str]]:
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as db:
+        migrate(db, Path(), MIGRATIONS, "", keep_copy=False)
+        return _schema(db)
+
+
+def moment(seconds: float) -> datetime:
+    """A stored time as a datetime. Raises CorruptIndex."""
+    try:
+        return datetime.fromtimestamp(seconds, UTC)
+    except (ValueError, TypeError, OverflowError, OSError) as error:
+        raise CorruptIndex from error
+
+
+def fingerprint_of(facts: str) -> Fingerprint:
+    """A fingerprint out of what is stored of it. Raises CorruptIndex."""
+    try:
+        fingerprint = Fingerprint(**json.loads(facts))
+    except (ValueError, TypeError) as error:
+        raise CorruptIndex from error
+    for one in fields(fingerprint):
+        if not isinstance(getattr(fingerprint, one.name), int if one.name == "streams" else str):
+            raise CorruptIndex
+    return fingerprint

@@ -17,11 +17,9 @@ from itertools import groupby
 import numpy as np
 from blake3 import blake3
 
-from kvchat.kvstore.index.check import CorruptIndex
-from kvchat.kvstore.index.schema import SEGMENT, TOKEN_BYTES
+from kvchat.kvstore.index.schema import SEGMENT, TOKEN_BYTES, CorruptIndex
 from kvchat.kvstore.savepoint import Tokens
 
-NOBODY = ""  # an owner without staged save points: only absorbed ones are found
 _ROOT = 0
 _HASH_BYTES = 16  # names are compared with the real token ids before they are believed
 _NAMES_EACH = 500  # SQLite's limit on parameters is 999 in old versions
@@ -142,15 +140,15 @@ def _places(db: sqlite3.Connection, tree_id: int, packed: bytes, after: _After) 
             yield Place(parent_id, end, True, end)
 
 
-def below(db: sqlite3.Connection, node_id: int, owner: str, barren: set[int]) -> int | None:
-    """A save point at the node or beyond it; only absorbed ones and those of `owner`. None without.
+def below(db: sqlite3.Connection, node_id: int, barren: set[int], *, absorbed: bool = False) -> int | None:
+    """A save point at the node or beyond it, with `absorbed` only one that is. None without.
 
     `barren`: nodes known to lead to none; more are added.
     """
-    query = "SELECT id FROM save_points WHERE node_id = ? AND (owner IS NULL OR owner = ?) LIMIT 1"
+    query = f"SELECT id FROM save_points WHERE node_id = ? {'AND link_id IS NOT NULL ' * absorbed}LIMIT 1"
 
     def there(node_id: int) -> int | None:
-        row = db.execute(query, (node_id, owner)).fetchone()
+        row = db.execute(query, (node_id,)).fetchone()
         return int(row[0]) if row else None
 
     return first_below(db, node_id, there, barren)
@@ -200,13 +198,10 @@ def ways_on(db: sqlite3.Connection, nodes: Sequence[int]) -> dict[int, int]:
     return {node: ways[node] for node in nodes}
 
 
-def at(db: sqlite3.Connection, node_id: int, owner: str) -> list[int]:
-    """The save points exactly at the node, the last used first; only absorbed ones and those of `owner`."""
-    query = (
-        "SELECT id FROM save_points WHERE node_id = ? AND (owner IS NULL OR owner = ?)"
-        " ORDER BY last_used_at DESC LIMIT ?"
-    )
-    return [int(row[0]) for row in db.execute(query, (node_id, owner, _MOST_AT))]
+def at(db: sqlite3.Connection, node_id: int) -> list[int]:
+    """The save points exactly at the node, the last used first."""
+    query = "SELECT id FROM save_points WHERE node_id = ? ORDER BY last_used_at DESC LIMIT ?"
+    return [int(row[0]) for row in db.execute(query, (node_id, _MOST_AT))]
 
 
 def _path(db: sqlite3.Connection, tree_id: int, packed: bytes) -> list[tuple[int, int]]:

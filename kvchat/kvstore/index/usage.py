@@ -1,22 +1,24 @@
-"""What the index says about sizes: usage for the panel, candidates for eviction. Within the caller's transaction."""
+"""What the index says of sizes, of what was lost and of what is new: within the caller's transaction."""
 
 from __future__ import annotations
 
 import json
 import sqlite3
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from datetime import datetime
 
 import numpy as np
 
 from kvchat.kvstore.audience import IMPORTED
-from kvchat.kvstore.index import token_tree
-from kvchat.kvstore.index.check import CorruptIndex, moment
+from kvchat.kvstore.index import points, token_tree
 from kvchat.kvstore.index.eviction import Candidate, Needs, Numbers
-from kvchat.kvstore.index.points import lost_for
-from kvchat.kvstore.index.schema import RECOUNT
-from kvchat.kvstore.savepoint import PROGRAM, ConversationUsage, Loss
+from kvchat.kvstore.index.schema import RECOUNT, CorruptIndex, moment
+from kvchat.kvstore.savepoint import PROGRAM, ConversationUsage, Loss, Unseen
 from kvchat.system.migrations import statements
+from kvchat.words.reasons import Reason, ReasonCode, reason_of
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,7 @@ def by_conversation(db: sqlite3.Connection) -> list[ConversationUsage]:
     rows = db.execute(
         "SELECT name, count(s.id), coalesce(max(last_used_at), 0),"
         " pinned, never_save, held_bytes, exclusive_bytes,"
-        " coalesce(sum(CASE WHEN owner IS NULL THEN 0 ELSE file_size END), 0)"
+        " coalesce(sum(CASE WHEN link_id IS NULL THEN file_size ELSE 0 END), 0)"
         " FROM conversations c LEFT JOIN save_points s ON c.id = s.conversation_id"
         " GROUP BY c.id HAVING count(s.id) > 0 OR pinned OR never_save"
     )
@@ -91,9 +93,9 @@ def by_conversation(db: sqlite3.Connection) -> list[ConversationUsage]:
 
 
 def ends(db: sqlite3.Connection, conversations: Sequence[str]) -> list[sqlite3.Row]:
-    """Of each save point of these: its number, conversation, message, fingerprint as text, tokens, bytes, and owner."""
+    """Each save point of these: number, conversation, message, fingerprint as text, tokens, bytes."""
     query = (
-        "SELECT s.id, name, message_id, facts, n_tokens, file_size, owner FROM conversations c"
+        "SELECT s.id, name, message_id, facts, n_tokens, file_size FROM conversations c"
         " JOIN save_points s ON s.conversation_id = c.id JOIN fingerprints f ON f.id = fingerprint_id"
         " WHERE name IN (SELECT value FROM json_each(?))"
     )
@@ -105,8 +107,7 @@ def candidates(db: sqlite3.Connection, protected: int | None) -> tuple[list[Cand
     rows = db.execute(
         "SELECT s.id, name, fingerprint_id, prefill_ms, created_at, last_used_at, pinned OR s.id IS ?, message_id,"
         " link_id, CASE WHEN name GLOB ? THEN node_id END"
-        " FROM save_points s JOIN conversations c ON c.id = s.conversation_id WHERE owner IS NULL"
-        " AND link_id IS NOT NULL ORDER BY s.id",
+        " FROM save_points s JOIN conversations c ON c.id = s.conversation_id WHERE link_id IS NOT NULL ORDER BY s.id",
         (protected, f"{PROGRAM}*"),
     ).fetchall()
     links, parents, blocks = _columns(db, "SELECT id, parent_id, block_id FROM links ORDER BY 1", 3)
@@ -130,13 +131,9 @@ def held_by_programs(db: sqlite3.Connection) -> int:
     return int(db.execute(query, (f"{PROGRAM}*",)).fetchone()[0])
 
 
-def untold_losses(db: sqlite3.Connection) -> tuple[Loss, ...]:
-    """What was lost and the user has not been told; from now on they have."""
-    rows = db.execute(
-        "SELECT conversation, count(*), max(reason) FROM losses WHERE NOT told GROUP BY conversation, reason"
-    ).fetchall()
-    db.execute("UPDATE losses SET told = 1 WHERE NOT told")
-    return tuple(Loss(name, points, lost_for(reason)) for name, points, reason in rows)
+def count_written(db: sqlite3.Connection, day: str, written: int) -> None:
+    """Add to the bytes written on a day."""
+    db.execute("INSERT INTO written VALUES (?1, ?2) ON CONFLICT (day) DO UPDATE SET bytes = bytes + ?2", (day, written))
 
 
 def _places(known: Numbers, wanted: Numbers) -> Numbers:
@@ -156,3 +153,101 @@ def _columns(db: sqlite3.Connection, query: str, count: int) -> list[Numbers]:
     names = ", ".join(f"c{number}" for number in range(count))
     row = db.execute(f"WITH t ({names}) AS ({query}) SELECT {', '.join(columns)} FROM t").fetchone()
     return [np.fromstring(text or "", np.int64, sep=",") for text in row]
+
+
+def lose(
+    db: sqlite3.Connection, point_ids: Sequence[int], reason: Reason, now: datetime, *, tell: bool, block: bytes | None
+) -> None:
+    """Delete save points and remember why: `find` answers with the reason, and the user is told once if `tell`."""
+    for point_id in point_ids:
+        db.execute(
+            "INSERT INTO losses (save_point_id, conversation, fingerprint_id, reason, block, lost_at, told)"
+            " SELECT save_points.id, name, fingerprint_id, ?, ?, ?, ? FROM save_points"
+            " JOIN conversations ON conversations.id = conversation_id WHERE save_points.id = ?",
+            (json.dumps(asdict(reason)), block, now.timestamp(), not tell, point_id),
+        )
+    points.delete(db, point_ids)
+
+
+def loss_of(db: sqlite3.Connection, point_id: int) -> Reason | None:
+    """Why a save point was taken out of use, None if it was not."""
+    row = db.execute("SELECT reason FROM losses WHERE save_point_id = ?", (point_id,)).fetchone()
+    return _reason(row[0]) if row else None
+
+
+def newest_loss(db: sqlite3.Connection, conversation_id: str, kind: int | None) -> Reason | None:
+    """Why a conversation has no save point for a fingerprint, None if it never had one."""
+    query = "SELECT reason FROM losses WHERE conversation = ? AND fingerprint_id = ? ORDER BY id DESC LIMIT 1"
+    row = db.execute(query, (conversation_id, kind)).fetchone()
+    return _reason(row[0]) if row else None
+
+
+def bad_blocks(db: sqlite3.Connection, conversation_id: str) -> frozenset[str]:
+    """The file names of bad blocks that held some of a conversation."""
+    query = "SELECT block FROM losses WHERE block IS NOT NULL AND conversation = ?"
+    return frozenset(block.hex() for (block,) in db.execute(query, (conversation_id,)))
+
+
+def untold_losses(db: sqlite3.Connection) -> tuple[Loss, ...]:
+    """What was lost and the user has not been told; from now on they have."""
+    rows = db.execute(
+        "SELECT conversation, count(*), max(reason) FROM losses WHERE NOT told GROUP BY conversation, reason"
+    ).fetchall()
+    db.execute("UPDATE losses SET told = 1 WHERE NOT told")
+    return tuple(Loss(name, points, _reason(reason)) for name, points, reason in rows)
+
+
+def _reason(stored: str) -> Reason:
+    """The reason of a loss, as far as it can be read."""
+    with suppress(ValueError, RecursionError):
+        if reason := reason_of(json.loads(stored)):
+            return reason
+    return Reason(ReasonCode.SET_ASIDE)
+
+
+def note_index_loss(db: sqlite3.Connection) -> None:
+    """From now on it is known that there was an index before this one."""
+    _mark(db, "lost", str(time.time()))
+
+
+def index_lost_at(db: sqlite3.Connection) -> datetime | None:
+    """When the index before this one was lost; None if that never happened."""
+    at = _marked(db, "lost")
+    return moment(float(at)) if at is not None else None
+
+
+def untold_index_loss(db: sqlite3.Connection) -> tuple[Loss, ...]:
+    """The loss of the whole index, which is one of no one chat, once."""
+    if index_lost_at(db) is None or _marked(db, "told") is not None:
+        return ()
+    _mark(db, "told", "")
+    return (Loss("", 0, Reason(ReasonCode.INDEX_LOST)),)
+
+
+def unseen(db: sqlite3.Connection, by: str) -> Unseen:
+    """The messages in which save points end that have been added since `seen`, by conversation."""
+    who, _, upto = (_marked(db, "seen") or "").rpartition(" ")
+    last = int(upto) if who == by and by else 0
+    query = (
+        "SELECT DISTINCT name, message_id FROM save_points s JOIN conversations c ON c.id = s.conversation_id"
+        " WHERE s.id > ?"
+    )
+    found: dict[str, set[str]] = {}
+    for name, message_id in db.execute(query, (last,)):
+        found.setdefault(name, set()).update([message_id] if message_id is not None else [])
+    newest = db.execute("SELECT coalesce(max(id), 0) FROM save_points").fetchone()[0]
+    return Unseen({name: frozenset(ids) for name, ids in found.items()}, max(last, newest))
+
+
+def seen(db: sqlite3.Connection, by: str, what: Unseen) -> None:
+    """Those have been looked at."""
+    _mark(db, "seen", f"{by} {what.upto}")
+
+
+def _marked(db: sqlite3.Connection, name: str) -> str | None:
+    row = db.execute("SELECT value FROM marks WHERE name = ?", (name,)).fetchone()
+    return row[0] if row else None
+
+
+def _mark(db: sqlite3.Connection, name: str, value: str) -> None:
+    db.execute("INSERT OR REPLACE INTO marks VALUES (?, ?)", (name, value))

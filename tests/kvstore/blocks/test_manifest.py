@@ -52,7 +52,7 @@ HARMS: dict[str, Harm] = {
     "rows beyond their block": lambda d: POINT(d)["uses"][0].__setitem__(4, 10_000),
     "a place that is half a number": lambda d: POINT(d)["uses"][0].__setitem__(2, 0.5),
     "a part of three numbers": lambda d: POINT(d)["uses"][0].pop(),
-    "a region behind the end": lambda d: POINT(d)["caches"][0][0][0].__setitem__(0, 1 << 40),
+    "a region behind the end": lambda d: POINT(d)["row_map"][0][0][0][0].__setitem__(0, 1 << 40),
     "no time at all": lambda d: POINT(d).update(prefill_ms=float("nan")),
     "a message that is a number": lambda d: POINT(d).update(message_id=7),
     "no fingerprint": lambda d: d.pop("fingerprint"),

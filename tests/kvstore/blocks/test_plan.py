@@ -9,8 +9,6 @@ import pytest
 from kvchat.kvstore.blocks.layout import Span
 from kvchat.kvstore.blocks.plan import (
     CannotCompose,
-    Copy,
-    Inline,
     Plan,
     cut,
     joined,
@@ -22,12 +20,9 @@ from tests.kvstore.slot_files import parse_bytes
 WINDOW = 32  # of the tiny models
 
 
-def made(plan: Plan, *sources: bytes) -> bytes:
-    """The file a plan makes of these."""
-    return b"".join(
-        piece.data if isinstance(piece, Inline) else sources[piece.source][piece.span.offset : piece.span.end]
-        for piece in plan
-    )
+def made(plan: Plan, stored: bytes) -> bytes:
+    """The file a plan makes of this one."""
+    return b"".join(stored[piece.offset : piece.end] if isinstance(piece, Span) else piece for piece in plan)
 
 
 @pytest.mark.parametrize("n_tokens", [40, 256])
@@ -91,7 +86,5 @@ def test_checkpoints_of_later_tokens_are_left_out() -> None:
 
 
 def test_plans_are_joined() -> None:
-    plan = joined(
-        [Inline(b"ab"), Inline(b""), Inline(b"c"), Copy(0, Span(0, 5)), Copy(0, Span(5, 20)), Copy(1, Span(3, 2))]
-    )
-    assert plan == (Inline(b"abc"), Copy(0, Span(0, 25)), Copy(1, Span(3, 2)))
+    plan = joined([b"ab", b"", b"c", Span(0, 5), Span(5, 20), Span(3, 2)])
+    assert plan == (b"abc", Span(0, 25), Span(3, 2))

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import os
 import random
-import sqlite3
+import shutil
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, nullcontext, suppress
+from contextlib import suppress
 from pathlib import Path
+from threading import Barrier
 
 import pytest
 
 from kvchat.kvstore import disk
-from kvchat.kvstore.index import index as index_module
-from kvchat.kvstore.index import recipes as index_recipes
-from kvchat.kvstore.index.check import CorruptIndex
-from kvchat.kvstore.index.index import LOCK_WAIT_S, Index, IndexLost
+from kvchat.kvstore.index.index import Index, IndexLost
 from kvchat.kvstore.savepoint import Miss, RestorePlan, StagedFile, StoreRefused
 from kvchat.words.reasons import Reason, ReasonCode
-from tests.kvstore.true_files import WINDOW, Bench, Model
+from tests.kvstore.true_files import Bench, Model
 
 
 def scribble(path: Path, seed: int) -> None:
@@ -29,48 +27,57 @@ def scribble(path: Path, seed: int) -> None:
     path.write_bytes(data)
 
 
-def test_two_that_meet_a_damaged_index_set_it_aside_once(tmp_path: Path) -> None:
+def test_two_threads_that_meet_a_damaged_index_set_it_aside_once(tmp_path: Path) -> None:
     set_aside: list[Path] = []
 
     def take(path: Path) -> None:
         set_aside.append(path.rename(path.with_name(f"bad {len(set_aside)}")))
 
-    path = tmp_path / "index.db"
-    one, two = Index(path, take), Index(path, take)
-    with one.write() as db:
+    path, query = tmp_path / "index.db", "SELECT name FROM conversations"
+    index, reads = Index(path, take), Barrier(2)
+    with index.write() as db:
         db.execute("INSERT INTO conversations (name) VALUES ('before')")
-    one.shrink()
-    with two.read() as db:
-        assert db.execute("SELECT name FROM conversations").fetchall() == [("before",)]
-    damaged = two._file()
+    index.shrink()
     with path.open("r+b") as file:
         file.write(os.urandom(10_000))
-    with pytest.raises(IndexLost), one.read() as db:
-        db.execute("SELECT name FROM conversations").fetchall()
-    with one.write() as db:
-        db.execute("INSERT INTO conversations (name) VALUES ('after')")
-    two._renew(damaged)  # it has met the damage at the same time
-    for index in (one, two):
+
+    def look() -> None:
         with index.read() as db:
-            assert db.execute("SELECT name FROM conversations").fetchall() == [("after",)]
-        index.close()
+            reads.wait()
+            db.execute(query).fetchall()
+
+    with ThreadPoolExecutor(2) as pool:
+        looks = [pool.submit(look) for _ in range(2)]
+    assert [type(one.exception()) for one in looks] == [IndexLost, IndexLost]
+    with index.write() as db:
+        db.execute("INSERT INTO conversations (name) VALUES ('after')")
+    with index.read() as db:
+        assert db.execute(query).fetchall() == [("after",)]
+    index.close()
     assert len(set_aside) == 1
 
 
+def test_an_index_goes_on_when_somebody_empties_the_cache(tmp_path: Path) -> None:
+    index = Index(tmp_path / "cache" / "index.db", lambda damaged: None)
+    with index.read() as db:
+        assert db.execute("SELECT count(*) FROM conversations").fetchone() == (0,)
+    shutil.rmtree(tmp_path / "cache")
+    with index.write() as db:
+        db.execute("INSERT INTO conversations (name) VALUES ('after')")
+    with index.read() as db:
+        assert db.execute("SELECT name FROM conversations").fetchall() == [("after",)]
+    assert index.fresh
+    index.close()
+
+
 def test_who_looks_something_up_waits_for_nobody_who_writes(tmp_path: Path) -> None:
-    """Not for another process, nor for another thread of this one that waits for it."""
     bench = Bench(tmp_path / "store")
     bench.save("thesis", tuple(range(1, 300)))
-    bench.store._parts.index.patience_s = 0.2
-    with closing(sqlite3.connect(bench.folder / "index.db", isolation_level=None)) as other:
-        other.execute("BEGIN IMMEDIATE")
-        with bench.store._parts.index._writing, ThreadPoolExecutor() as pool:
-            plan = pool.submit(bench.find, tuple(range(1, 320))).result()
-            assert isinstance(plan, RestorePlan)
-            staged = pool.submit(bench.store.stage, plan, bench.slots).result()
-            assert isinstance(staged, StagedFile)
-        with pytest.raises(StoreRefused):
-            bench.store.delete_conversation("thesis")
+    with bench.store._parts.index.write(), ThreadPoolExecutor() as pool:
+        plan = pool.submit(bench.find, tuple(range(1, 320))).result()
+        assert isinstance(plan, RestorePlan)
+        staged = pool.submit(bench.store.stage, plan, bench.slots).result()
+        assert isinstance(staged, StagedFile)
     before = bench.clock.now
     (usage,) = bench.store.usage().conversations
     assert usage.last_used_at <= before, "and yet it was noted when it was used"
@@ -78,72 +85,25 @@ def test_who_looks_something_up_waits_for_nobody_who_writes(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("damage", ["block", "recipe"])
-@pytest.mark.parametrize("by_a_thread", [False, True])
-def test_who_meets_damage_on_the_way_to_an_answer_waits_for_nobody_who_writes(
-    tmp_path: Path, damage: str, by_a_thread: bool
-) -> None:
-    """What is bad is set aside when nobody is in the way; until then the chat is read again."""
+def test_what_a_restore_finds_bad_is_set_aside_and_told(tmp_path: Path, damage: str) -> None:
     bench = Bench(tmp_path / "store")
     point = bench.save("thesis", tuple(range(1, 300)))
     bench.reopen()
-    index = bench.store._parts.index
-    index.patience_s = 2.0
     if damage == "block":
         for block in bench.block_files():
             block.write_bytes(b"x" * block.stat().st_size)
     else:
-        with index.write() as db:
+        with bench.store._parts.index.write() as db:
             db.execute("UPDATE links SET skip = skip + 1")
     plan = bench.find(tuple(range(1, 320)))
     assert isinstance(plan, RestorePlan)
-    with closing(sqlite3.connect(bench.folder / "index.db", isolation_level=None)) as other:
-        other.execute("BEGIN IMMEDIATE")
-        with index._writing if by_a_thread else nullcontext(), ThreadPoolExecutor() as pool:
-            missed = pool.submit(bench.store.stage, plan, bench.slots).result()
-            assert isinstance(missed, Miss)
-            assert missed.reason.code is ReasonCode.PART_DAMAGED
-        assert list(bench.slots.iterdir()) == []
-    bench.store.absorb_pending()
+    missed = bench.store.stage(plan, bench.slots)
+    assert isinstance(missed, Miss)
+    assert missed.reason.code is ReasonCode.SET_ASIDE
+    assert list(bench.slots.iterdir()) == []
     assert [loss.conversation_id for loss in bench.store.losses()] == [point.conversation_id]
-    assert isinstance(bench.find(tuple(range(1, 320))), Miss)
+    assert bench.find(tuple(range(1, 320))) == missed
     assert bench.store.verify().clean
-
-
-@pytest.mark.parametrize("absorbs", [False, True])
-def test_what_has_to_be_absorbed_before_an_engine_gets_it_waits_for_nobody_who_writes(
-    tmp_path: Path, absorbs: bool
-) -> None:
-    """Of a sliding-window model; `absorbs`: it is being done in the background, and that waits."""
-    bench = Bench(tmp_path / "store", WINDOW, memory=10**9, sliding=WINDOW.window)
-    bench.save("thesis", tuple(range(1, 100)))
-    bench.take("thesis", tuple(range(1, 130)))
-    plan = bench.find(tuple(range(1, 140)))
-    assert isinstance(plan, RestorePlan)
-    with (
-        closing(sqlite3.connect(bench.folder / "index.db", isolation_level=None)) as other,
-        ThreadPoolExecutor() as pool,
-    ):
-        other.execute("BEGIN IMMEDIATE")
-        background = pool.submit(bench.store.absorb_pending) if absorbs else None
-        missed = bench.store.stage(plan, bench.slots, window=WINDOW.window)
-        assert missed == Miss(Reason(ReasonCode.NOT_YET))
-        assert background is None or not background.done(), "it was waited for"
-        other.execute("ROLLBACK")
-    bench.store.absorb_pending()
-    assert isinstance(bench.store.stage(plan, bench.slots, window=WINDOW.window), StagedFile)
-    assert bench.store.usage().save_points == 2
-
-
-def test_a_start_with_nothing_new_waits_for_nobody_who_writes(tmp_path: Path) -> None:
-    bench = Bench(tmp_path / "store")
-    bench.save("thesis", tuple(range(1, 300)))
-    bench.store.seen("it", bench.store.unseen("it"))
-    bench.store._parts.index.patience_s = 0.2
-    with closing(sqlite3.connect(bench.folder / "index.db", isolation_level=None)) as other:
-        other.execute("BEGIN IMMEDIATE")
-        bench.store.seen("it", bench.store.unseen("it"))
-        with pytest.raises(StoreRefused):
-            bench.store.seen("another", bench.store.unseen("another"))
 
 
 def test_an_index_that_was_taken_away_is_told_like_a_damaged_one(tmp_path: Path) -> None:
@@ -204,7 +164,7 @@ def test_what_turns_share_is_in_the_index_once(tmp_path: Path) -> None:
 
 
 BIG_TABLES = ("save_points", "nodes", "blocks", "links", "held", "holdings", "losses", "conversations", "written")
-NO_SCANS = ("blocks_unused", "save_points_of_owner", "save_points_by_use")  # of few, or of the first row
+NO_SCANS = ("blocks_unused", "save_points_staged", "save_points_by_use")  # of few, or of the first row
 
 
 def test_nothing_between_a_question_and_its_answer_goes_through_a_whole_table(tmp_path: Path) -> None:
@@ -247,40 +207,13 @@ def test_nothing_between_a_question_and_its_answer_goes_through_a_whole_table(tm
 def test_what_deleted_save_points_took_is_given_back(tmp_path: Path) -> None:
     index = Index(tmp_path / "index.db", lambda damaged: None)
     with index.write() as db:
-        db.execute("INSERT INTO nodes VALUES (1, 1, 0, x'01', 9, zeroblob(1000000))")
+        db.execute("INSERT INTO conversations (name) VALUES (hex(zeroblob(500000)))")
     with index.write() as db:
-        db.execute("DELETE FROM nodes")
+        db.execute("DELETE FROM conversations")
     assert disk.tree_size(tmp_path) > 1_000_000
     index.shrink()
     assert disk.tree_size(tmp_path) < 350_000  # empty, it takes some 30 pages
     index.close()
-
-
-def test_whoever_opens_it_while_another_process_writes_does_not_wait_for_that_time_and_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(index_module, "FIRST_WAIT_S", 0.1)
-    bench = Bench(tmp_path / "store")
-    bench.save("thesis", tuple(range(1, 300)))
-    bench.store.close()
-    with closing(sqlite3.connect(bench.folder / "index.db", isolation_level=None)) as other:
-        other.execute("BEGIN IMMEDIATE")
-        store = bench.open()
-        index = store._parts.index
-        with pytest.raises(StoreRefused):
-            store.pin("thesis", True)
-        assert index.patience_s < LOCK_WAIT_S
-        other.execute("ROLLBACK")
-    store.pin("thesis", True)
-    assert index.patience_s == LOCK_WAIT_S
-    store.close()
-
-
-def test_a_block_that_a_damaged_index_does_not_know_is_told_as_damage() -> None:
-    with closing(sqlite3.connect(":memory:")) as db:
-        db.execute("CREATE TABLE blocks (id INTEGER PRIMARY KEY, name BLOB)")
-        with pytest.raises(CorruptIndex):
-            index_recipes._block_id(db, bytes(32))
 
 
 @pytest.mark.parametrize("stored", ["its memory was set aside: a block was damaged", '{"code": "newer", "places": {}}'])
