@@ -16,8 +16,7 @@ from kvchat.chat.events import SettingsChanged
 from kvchat.chat.record.database import Database
 from kvchat.engine.speaking.connection import EngineState
 from kvchat.engine.speaking.errors import EngineFailed
-from kvchat.kvstore import parts
-from kvchat.kvstore.housekeeping import Housekeeping
+from kvchat.kvstore import housekeeping, parts
 from kvchat.kvstore.savepoint import StoreRefused
 from kvchat.runtime import Runtime, open_runtime
 from kvchat.settings import GB, Settings, SettingsNotSaved, load_settings
@@ -110,7 +109,7 @@ async def test_a_start_allows_what_is_kept_and_goes_through_no_chats(
     bench.save(chat.id, line(300))
     bench.store.close()
     monkeypatch.setattr(parts, "DEFAULT_QUOTA", 1)
-    monkeypatch.setattr(Housekeeping, "usage", lambda store: pytest.fail("it goes through all chats"))
+    monkeypatch.setattr(housekeeping, "usage", lambda parts: pytest.fail("it goes through all chats"))
     runtime = await open_runtime(paths, Settings())
     monkeypatch.undo()
     usage = await runtime.save_points.usage()

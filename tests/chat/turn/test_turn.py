@@ -15,9 +15,8 @@ from kvchat.chat.record.messages import Message, MessageState, Receipt, Role
 from kvchat.engine.speaking import vitals
 from kvchat.engine.speaking.connection import EngineState
 from kvchat.kvstore import saving
-from kvchat.kvstore.blocks.absorb import Absorbed, take_apart
+from kvchat.kvstore.blocks.absorb import Absorbed, Earlier, take_apart
 from kvchat.kvstore.blocks.layout import RowMap
-from kvchat.kvstore.blocks.recipe import Earlier
 from kvchat.session.events import Restored, RestoreFailed, Saved, SaveSkipped, Saving
 from kvchat.session.proof import Source
 from kvchat.session.restore_cost import LEAST_GAIN, RestoreCost
