@@ -22,7 +22,7 @@ from kvchat.engine.speaking.vitals import Vitals
 from kvchat.engine_host.idle_stop import IdleStop
 from kvchat.engine_host.model import AnsweringModel
 from kvchat.engine_host.setup import EngineSetup
-from kvchat.engine_host.switching import HostParts, make_hosts
+from kvchat.engine_host.switching import make_hosts
 from kvchat.kvstore.savepoint import StoreRefused
 from kvchat.kvstore.store import SavePointStore
 from kvchat.library.gguf.facts import read_facts
@@ -64,10 +64,17 @@ class Runtime:
         self._worker, self._database, self._store = worker, database, store
         self._log = EngineLog(paths.engine_log)
         findings = Findings(paths.restore_findings, self._notify)
-        given = paths, self._engine_settings, store, findings, self._log
-        told = self._take_model, self._engine_changed, self._notify
-        hosts = HostParts(*given, *told, lambda: self.chat.context.tokens_needed(self._engine_settings().model_path))
-        self.engine = make_hosts(hosts)
+        self.engine = make_hosts(
+            paths=paths,
+            settings=self._engine_settings,
+            store=store,
+            findings=findings,
+            log=self._log,
+            take_model=self._take_model,
+            changed=self._engine_changed,
+            notify=self._notify,
+            needed=lambda: self.chat.context.tokens_needed(self._engine_settings().model_path),
+        )
         self.models = ModelLibrary(paths, lambda: self.settings.model_folders)
         self.models.subscribe(self._download_changed)
         self.model = AnsweringModel(lambda: self.settings, self.engine, self.models, self._engine_settings)

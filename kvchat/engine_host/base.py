@@ -59,7 +59,6 @@ class BaseHost(ABC):
 
     @property
     def context_size(self) -> int | None:
-        """The context size the running engine reported, in tokens; None until it was asked for its facts."""
         return self.known.context_size if self.known and self.is_ready() else None
 
     @property
@@ -77,12 +76,10 @@ class BaseHost(ABC):
         """The running engine process; None without one, or where it is not known."""
 
     async def vitals(self) -> Vitals | None:
-        """How the running engine is doing; None without a ready one."""
         client = self._connection.client
         return await take_vitals(self.engine_pid, client) if client is not None else None
 
     def is_ready(self) -> bool:
-        """Whether `ready` would answer at once."""
         return self.status.state is EngineState.READY
 
     def recovers(self) -> bool:

@@ -107,7 +107,6 @@ class EngineChoice:
 
     @property
     def promised(self) -> Strategy:
-        """What restoring should do with this model and these options; the self-test finds out whether it does."""
         return promised_strategy(self.facts, swa_full=FULL_WINDOW in self.plan.extra)
 
     @property
@@ -241,7 +240,6 @@ def _weighed(projector: Path) -> tuple[int, str]:
 
 
 def placed(plan: LaunchPlan, context: ContextChoice) -> LaunchPlan:
-    """The plan with a choice's context size, and what the GPUs may have of the model."""
     return replace(plan, context_size=context.tokens, fit_target=context.fit_target, without_gpu=context.without_gpu)
 
 

@@ -76,7 +76,6 @@ class ExternalHost(BaseHost):
         return self._process.pid if self._process else None
 
     async def start(self) -> None:
-        """Look for the server in the settings. What goes wrong ends up in the status."""
         async with self._lock:
             if self.status.state not in DOWN:
                 return

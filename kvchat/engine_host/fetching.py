@@ -152,7 +152,6 @@ class EngineFetcher:
         await asyncio.to_thread(delete)
 
     async def close(self) -> None:
-        """Stop a download; what has arrived is kept."""
         await self._downloader.close()
 
     async def _download(self, build: EngineBuild, tell: Callable[[Fetching], None]) -> None:
@@ -190,7 +189,6 @@ class EngineFetcher:
             )
 
     def _unpack(self, order: Order, stop: threading.Event) -> None:
-        """Put the engine together beside its place, then into it; what was downloaded goes when that is done."""
         target = self._engines / order.file.name
         try:
             with tempfile.TemporaryDirectory(prefix=".new-", dir=self._engines, ignore_cleanup_errors=True) as name:

@@ -59,7 +59,6 @@ class ManagedHost(BaseHost):
 
     @property
     def engine_pid(self) -> int | None:
-        """The running engine process, None without one."""
         return self._connection.pid
 
     async def check_vision(self, model: str | None) -> None:
@@ -196,7 +195,6 @@ class ManagedHost(BaseHost):
         self._told()
 
     def _step_down(self) -> LaunchPlan | None:
-        """After a load that ran out of memory: the next smaller choice's plan, None at the floor."""
         smaller = self.memory.ran_out(self.choice) if self.choice else None
         if smaller is None:
             return None
@@ -279,7 +277,6 @@ class EngineMemory:
         self._notify(_("Memory ran out while the model loaded"), detail)
 
     async def close(self) -> None:
-        """Wait until what was learned is written."""
         if self._learning:
             await self._learning
 

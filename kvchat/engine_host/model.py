@@ -41,7 +41,6 @@ class AnsweringModel:
 
     @property
     def name(self) -> str | None:
-        """The model's name for the screen, None without a model."""
         settings = self._settings()
         if settings.engine_url:
             server = self._host.external.server
@@ -52,18 +51,15 @@ class AnsweringModel:
         return shown_name(Path(model))
 
     def name_in(self, conversation: Conversation | None) -> str | None:
-        """The name of the model that answers in a conversation, or in a new one; None without one."""
         model = conversation.model if conversation and conversation.model else self._settings().model_path
         return self.name if self._settings().engine_url or model is None else self.name_of(model)
 
     @property
     def is_there(self) -> bool:
-        """Whether there is something to chat with: a model was chosen, or the user runs a server."""
         return bool(self._settings().model_path or self._settings().engine_url)
 
     @property
     def is_missing(self) -> bool:
-        """Whether the engine could not start because the model's file is gone."""
         status = self._host.status
         gone = status.failure is not None and status.failure.kind is FailureKind.MODEL_MISSING
         return gone and status.state is EngineState.FAILED
@@ -90,7 +86,6 @@ class AnsweringModel:
         return self.user_sampling().over(recommended_sampling(facts) if facts else ENGINE_DEFAULTS)
 
     async def template_options(self, model: str | None) -> tuple[TemplateOption, ...]:
-        """What can be chosen of a model's chat template; nothing of a model that cannot be read."""
         facts = await self._facts_of(model)
         return known_options(facts.template_words) if facts else ()
 

@@ -113,12 +113,10 @@ class EngineSetup:
         await self.fetcher.remove(name)
 
     async def close(self) -> None:
-        """Stop fetching; what has arrived is kept."""
         self.cancel_fetch()
         await self.fetcher.close()
 
     def cancel_fetch(self) -> None:
-        """Stop fetching; what has arrived is kept."""
         self._fetch.interrupt()
 
     def _tell(self, fetching: Fetching | None) -> None:
@@ -129,8 +127,6 @@ class EngineSetup:
             listener()
 
     async def engines(self) -> tuple[EngineEntry, ...]:
-        """The engines of this computer, the one in the settings first."""
-
         def look() -> tuple[EngineEntry, ...]:
             fetched = [one.location for one in self.fetcher.fetched()]
             return take_inventory(self._settings().engine_path, fetched)
@@ -138,7 +134,6 @@ class EngineSetup:
         return await asyncio.to_thread(look)
 
     async def try_out(self, location: EngineLocation, tell: Callable[[TrialStep], None]) -> Trial:
-        """Start it with a small model, say a word, save and restore; `tell` hears each step."""
         model = await asyncio.to_thread(trial_model, self._paths, self._settings())
         return await try_engine(location, model, tell)
 

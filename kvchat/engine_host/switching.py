@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from kvchat.engine.running.log import EngineLog
@@ -87,13 +87,11 @@ class SwitchingHost:
 
     @property
     def location(self) -> str:
-        """Where the engine that runs, or ran last, is; empty before there was one."""
         if self.is_external:
             return self._settings().engine_url or ""
         return str(self.managed.choice.location) if self.managed.choice else ""
 
     def is_ready(self, model: str | None = None, *, sees: bool = False) -> bool:
-        """Whether `ready` would answer at once."""
         fits = (model is None or not self._runs_another(model)) and (self.current.sees or not sees)
         return self.current.is_ready() and fits
 
@@ -116,7 +114,6 @@ class SwitchingHost:
         await self.current.stop()
 
     async def rest(self) -> None:
-        """Stop kvchat's own engine until somebody asks for one."""
         await self._change_hosts()
         if self.current is self.managed:
             await self.managed.rest()
@@ -170,16 +167,13 @@ class SwitchingHost:
         await self.current.note_restore(hollow=hollow)
 
     async def explain_loss(self, error: EngineError) -> EngineError:
-        """After EngineGone: the reason in the host's words, once it knows it."""
         return await self.current.explain_loss(error)
 
     @property
     def log_lines(self) -> list[str]:
-        """The engine's own output, newest last, bounded."""
         return list(self._log.lines)
 
     async def vitals(self) -> Vitals | None:
-        """How the engine is doing at this moment; None without a ready one."""
         return await self.current.vitals()
 
     @property
@@ -192,7 +186,6 @@ class SwitchingHost:
 
     @property
     def restoring(self) -> str:
-        """What restoring can do with the engine and the model that run, in words; empty before that is known."""
         finding = self.current.finding
         return finding.words if finding else ""
 
@@ -213,13 +206,11 @@ class SwitchingHost:
 
     @property
     def context_reason(self) -> str:
-        """Why that context size, in words; empty before an engine was chosen."""
         context = self.choice.context if self.choice else None
         return sentences(context.reason, context.beside) if context else ""
 
     @property
     def context_warning(self) -> str:
-        """What is unwise about the user's own context size, in words; empty where nothing is."""
         return self.choice.context.warning if self.choice else ""
 
     @property
@@ -267,7 +258,6 @@ class SwitchingHost:
             await self.managed.stop()
 
     def _runs_another(self, model: str) -> bool:
-        """Whether kvchat's own engine runs, or was asked to run, with another model than this."""
         return self._running_model not in (None, model)
 
     @property
@@ -285,36 +275,31 @@ class SwitchingHost:
             self.current = wanted
 
 
-@dataclass(frozen=True)
-class HostParts:
-    """What hosts are made of."""
+def make_hosts(
+    *,
+    paths: Paths,
+    settings: Callable[[], Settings],
+    store: SavePointStore,
+    findings: Findings,
+    log: EngineLog,
+    take_model: Callable[[str], None],
+    changed: Callable[[EngineStatus], None],
+    notify: Callable[[str, str], None],
+    needed: Callable[[], Awaitable[int]],
+) -> SwitchingHost:
+    """Both hosts, and what goes from one to the other.
 
-    paths: Paths
-    settings: Callable[[], Settings]
-    store: SavePointStore
-    findings: Findings
-    log: EngineLog
-    take_model: Callable[[str], None]  # puts another model into the settings
-    changed: Callable[[EngineStatus], None]  # hears of the host in use
-    notify: Callable[[str, str], None]
-    needed: Callable[[], Awaitable[int]]  # tokens that the chats have that are likely to be answered
+    `take_model` puts another model into the settings, `changed` hears of the host in use, `needed` is how many tokens
+    the chats have that are likely to be answered.
+    """
+    generations, folder = itertools.count(1), store.staging_folder()
+    supervisor = EngineSupervisor(log=log, generations=generations)
+    memory = EngineMemory(LoadLimits(paths.load_limits), notify, store)
 
+    def key() -> str:
+        kept = server_key(paths).load()
+        return kept[0] if kept else ""
 
-def make_hosts(parts: HostParts) -> SwitchingHost:
-    """Both, and what goes from one to the other."""
-    generations, folder = itertools.count(1), parts.store.staging_folder()
-    managed = ManagedHost(
-        parts.settings,
-        folder,
-        EngineSupervisor(log=parts.log, generations=generations),
-        parts.findings,
-        EngineMemory(LoadLimits(parts.paths.load_limits), parts.notify, parts.store),
-        parts.needed,
-    )
-    external = ExternalHost(parts.settings, folder, generations, parts.findings, lambda: _kept_key(parts.paths))
-    return SwitchingHost(parts.settings, parts.take_model, managed, external, parts.changed, parts.log)
-
-
-def _kept_key(paths: Paths) -> str:
-    kept = server_key(paths).load()
-    return kept[0] if kept else ""
+    managed = ManagedHost(settings, folder, supervisor, findings, memory, needed)
+    external = ExternalHost(settings, folder, generations, findings, key)
+    return SwitchingHost(settings, take_model, managed, external, changed, log)

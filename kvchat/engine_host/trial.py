@@ -142,7 +142,6 @@ async def _run(location: EngineLocation, asked: EngineProbe, model: Path, done: 
 
 
 async def _self_test(engine: LlamaServerClient, generation: int, plan: LaunchPlan) -> Finding:
-    """What restoring can do with it, found out as before a first turn."""
     promised, window, per_token = Strategy.PLAIN, None, 0.0
     with contextlib.suppress(KvchatError):  # the engine has loaded it all the same
         facts = await asyncio.to_thread(read_facts, plan.model)

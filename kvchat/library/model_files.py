@@ -160,14 +160,12 @@ def _preferred(projector: str) -> tuple[bool, str]:
 
 
 def _bare(name: str) -> str:
-    """A file name without quantisation, parts and other words that do not name the model."""
     part = part_name(name)
     stem = part.stem if part else name
     return _PROJECTOR_NOISE.sub("", stem.lower())
 
 
 def is_projector(name: str) -> bool:
-    """Whether a file name is that of a multimodal projector, by the convention all publishers follow."""
     return "mmproj" in name.lower()
 
 

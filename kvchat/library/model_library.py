@@ -102,7 +102,6 @@ class ModelLibrary:
             listener(download)
 
     async def close(self) -> None:
-        """Stop the downloads; what has arrived is kept."""
         await self.downloads.close()
 
 

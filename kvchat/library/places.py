@@ -57,7 +57,6 @@ class Machine:
         return self.variable("XDG_CACHE_HOME") or self.home / ".cache"
 
     def variable(self, name: str) -> Path | None:
-        """The folder an environment variable names, None where it is unset or empty."""
         value = self.environment.get(name)
         if not value:
             return None
@@ -144,7 +143,6 @@ def _text(path: Path) -> str:
 
 
 def _json_entry(path: Path, name: str) -> str:
-    """A text entry of another program's JSON file; empty where there is none."""
     try:
         entry = read_json(path, 1_000_000).get(name)
     except (OSError, ValueError, AttributeError):
@@ -196,7 +194,6 @@ def name_of_blob(path: Path) -> str | None:
 
 
 def known_name(path: Path) -> str | None:
-    """As `name_of_blob`, without reading: None as well for a blob that nobody has looked up."""
     return _names.get(path)
 
 

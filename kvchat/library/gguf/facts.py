@@ -27,43 +27,13 @@ from kvchat.system.files import NotAFile, open_plain, stamp_of
 from kvchat.words.language import _
 
 # llama_ftype in llama.cpp's include/llama.h, as people name the files.
-FILE_TYPES = {
-    0: "F32",
-    1: "F16",
-    2: "Q4_0",
-    3: "Q4_1",
-    7: "Q8_0",
-    8: "Q5_0",
-    9: "Q5_1",
-    10: "Q2_K",
-    11: "Q3_K_S",
-    12: "Q3_K_M",
-    13: "Q3_K_L",
-    14: "Q4_K_S",
-    15: "Q4_K_M",
-    16: "Q5_K_S",
-    17: "Q5_K_M",
-    18: "Q6_K",
-    19: "IQ2_XXS",
-    20: "IQ2_XS",
-    21: "Q2_K_S",
-    22: "IQ3_XS",
-    23: "IQ3_XXS",
-    24: "IQ1_S",
-    25: "IQ4_NL",
-    26: "IQ3_S",
-    27: "IQ3_M",
-    28: "IQ2_S",
-    29: "IQ2_M",
-    30: "IQ4_XS",
-    31: "IQ1_M",
-    32: "BF16",
-    36: "TQ1_0",
-    37: "TQ2_0",
-    38: "MXFP4",
-    39: "NVFP4",
-    40: "Q1_0",
-}
+_FILE_TYPES = (
+    "0:F32 1:F16 2:Q4_0 3:Q4_1 7:Q8_0 8:Q5_0 9:Q5_1 10:Q2_K 11:Q3_K_S 12:Q3_K_M 13:Q3_K_L 14:Q4_K_S "
+    "15:Q4_K_M 16:Q5_K_S 17:Q5_K_M 18:Q6_K 19:IQ2_XXS 20:IQ2_XS 21:Q2_K_S 22:IQ3_XS 23:IQ3_XXS 24:IQ1_S "
+    "25:IQ4_NL 26:IQ3_S 27:IQ3_M 28:IQ2_S 29:IQ2_M 30:IQ4_XS 31:IQ1_M 32:BF16 36:TQ1_0 37:TQ2_0 38:MXFP4 "
+    "39:NVFP4 40:Q1_0"
+)
+FILE_TYPES = {int(number): name for number, name in (entry.split(":") for entry in _FILE_TYPES.split())}
 MOST_BLOCKS = 4096  # far more layers than any model has; keeps a damaged header from asking for endless lists
 _EXPERTS = re.compile(r"ffn_(up|down|gate_up|gate)_(ch|)exps")  # LLM_FFN_EXPS_REGEX in common/common.h: --n-cpu-moe
 _LAYER_TENSOR = re.compile(r"blk\.(?P<layer>\d{1,9})\.")
@@ -185,7 +155,6 @@ def _not_gguf(path: Path, fault: HeaderFault) -> NotAModel:
 
 
 def _check_kind(values: Mapping[str, Value]) -> None:
-    """Raise NotAModel for GGUF files that are no language model by themselves."""
     kind, architecture = _text(values, "general.type"), _text(values, "general.architecture")
     fields = GgufFields(values, architecture)
     if kind == "mmproj" or architecture == "clip":
@@ -287,7 +256,6 @@ def _weights(headers: Sequence[GgufHeader], blocks: int) -> Weights:
 
 
 def _quantisation(header: GgufHeader) -> str:
-    """The file's own word for its type, or else the type that most of its bytes have."""
     named = FILE_TYPES.get(GgufFields(header.values, "general").number("file_type", -1))
     if named:
         return named
@@ -359,7 +327,6 @@ def file_identity(path: Path) -> str:
 
 
 def _add_part(digest: blake3, path: Path, header_size: int) -> None:
-    """Feed one file's size, first `header_size` bytes and samples into the digest."""
     with open_plain(path) as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(0)
@@ -373,5 +340,4 @@ def _add_part(digest: blake3, path: Path, header_size: int) -> None:
 
 
 def file_stamps(files: Sequence[Path]) -> FileStamps:
-    """The stamp of each; zeros for one that is gone."""
     return tuple(stamp_of(file) for file in files)

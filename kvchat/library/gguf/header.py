@@ -159,7 +159,6 @@ def _align(position: int, values: Mapping[str, Value]) -> int:
 
 
 def _read_value(cursor: _Cursor, values: dict[str, Value], array_lengths: dict[str, int]) -> None:
-    """Read one key and its value into the mapping it belongs to."""
     key = cursor.string()
     kind = cursor.number(_U32)
     if kind != _ARRAY:
@@ -204,20 +203,17 @@ class _Cursor:
         self.position = 0
 
     def take(self, n: int) -> bytes:
-        """The next `n` bytes."""
         start = self.position
         self.skip(n)
         self._reach(self.position)
         return bytes(self._buffer[start : self.position])
 
     def skip(self, n: int) -> None:
-        """Step over `n` bytes."""
         self.position += n
         if self.position > self._file_size:
             raise CutShort("the file ends inside its header")
 
     def number(self, layout: struct.Struct) -> int:
-        """The next unsigned number."""
         number: int = layout.unpack(self.take(layout.size))[0]
         return number
 
@@ -258,7 +254,6 @@ class GgufFields:
     prefix: str
 
     def number(self, key: str, default: int = 0) -> int:
-        """A whole number; of a per-layer list its largest, so that estimates err on the high side."""
         value = self.values.get(f"{self.prefix}.{key}")
         if isinstance(value, tuple):
             return max((entry for entry in value if isinstance(entry, int)), default=default)

@@ -93,7 +93,6 @@ class KvLayout:
 
 
 def kv_layout(fields: GgufFields) -> KvLayout:
-    """The KV layout of the model with these header fields."""
     blocks = fields.number("block_count")
     kv_heads = kv_heads_per_layer(fields, blocks)
     attends, recurs, notes = _kinds(fields, kv_heads)
@@ -145,7 +144,6 @@ def _kinds(fields: GgufFields, kv_heads: tuple[int, ...]) -> tuple[list[bool], l
 def _unknown_hybrid(
     fields: GgufFields, attends: list[bool], kv_heads: tuple[int, ...]
 ) -> tuple[list[bool], list[bool], list[str]]:
-    """The kinds of layers of an architecture that is not known and has recurrent state."""
     recurs = _by_period(fields, len(attends)) if _names_period(fields) else [heads == 0 for heads in kv_heads]
     if any(recurs):
         return [attention and not recurs[layer] for layer, attention in enumerate(attends)], recurs, []
@@ -318,7 +316,6 @@ def kv_estimate(layout: KvLayout, n_ctx: int, kv_type_k: str = "f16", kv_type_v:
 
 
 def padded(tokens: int) -> int:
-    """`tokens` as llama.cpp rounds context sizes."""
     return -(-tokens // CELL_PADDING) * CELL_PADDING
 
 
@@ -328,7 +325,6 @@ def window_cells(window: int, n_ctx: int) -> int:
 
 
 def row_bytes(layer: LayerKv, kv_type_k: str, kv_type_v: str) -> float:
-    """Bytes one token takes in one layer."""
     return type_bytes(kv_type_k, layer.keys) + type_bytes(kv_type_v, layer.values)
 
 

@@ -54,7 +54,6 @@ class ContextChoice:
 
 
 def _placement_in_words(placement: Placement, where: str) -> str:
-    """What of the model is beside the computer's memory, as part of a sentence."""
     layers, all_layers, experts = placement.gpu_layers, placement.all_layers, placement.cpu_experts
     if layers == 0:
         return _("nothing of the model fits on {where}", where=where)
@@ -217,7 +216,6 @@ class ContextChooser:
         return replace(self._choice(tokens, reason), warning=warning, by_user=True)
 
     def _stepped_down(self, tokens: int, before: ContextChoice) -> ContextChoice:
-        """A smaller choice after `before` did not fit."""
         more = _("more of the model on {beside}", beside=self._memory.beside)
         if tokens < before.tokens:
             more = number(before.tokens)
@@ -231,7 +229,6 @@ class ContextChooser:
         return replace(self._choice(tokens, reason), beside="")
 
     def _largest(self, most: int, holds: Callable[[int], bool]) -> int:
-        """The largest multiple of STEP up to `most`, or `most` itself, that `holds`; the least when none does."""
         if holds(most):
             return most
         fitting, too_much = 0, most // STEP + 1
@@ -327,5 +324,4 @@ def partly(memory: MemoryFacts) -> str:
 
 
 def round_down(tokens: int) -> int:
-    """To a whole number of steps."""
     return tokens // STEP * STEP

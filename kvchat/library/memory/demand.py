@@ -51,7 +51,6 @@ class MemoryBar:
 
     @property
     def in_words(self) -> str:
-        """The bar as one line of text."""
         parts = (
             (self.weights, _("weights")),
             (self.kv, _("KV cache")),
@@ -65,7 +64,6 @@ class MemoryBar:
 
     @property
     def fits(self) -> bool:
-        """True if the margin stays untouched."""
         return self.needed <= self.free - self.margin
 
 

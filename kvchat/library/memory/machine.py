@@ -139,7 +139,6 @@ def _inactive_file(path: Path) -> int:
 
 
 def _number_in(path: Path) -> int | None:
-    """The number a one-line file holds; None for "max" or no such file."""
     try:
         return int(path.read_text("ascii"))
     except (OSError, ValueError):

@@ -115,7 +115,6 @@ class Situation:
 
 
 def proposals(situation: Situation) -> tuple[Proposal, ...]:
-    """What may be proposed, the best first; often nothing."""
     found = (_smaller_kv(situation), _full_window(situation))
     return tuple(proposal for proposal in found if proposal is not None)
 

@@ -81,7 +81,6 @@ class Order:
         return models.joinpath(*pieces)
 
     def partial(self, models: Path, part: HubPart) -> Path:
-        """Where the bytes of a file lie until the model is whole."""
         return _beside(self.target(models, part), ".part")
 
     def is_here(self, models: Path) -> bool:
@@ -89,7 +88,6 @@ class Order:
         return all(size_of(self.target(models, part)) == part.size for part in self.file.parts)
 
     def done(self, models: Path) -> int:
-        """How many bytes have been fetched already."""
         return sum(
             min(part.size, max(size_of(self.partial(models, part)), size_of(self.target(models, part))))
             for part in self.file.parts
@@ -206,7 +204,6 @@ class _Fetch:
             )
 
     def _damaged(self) -> DownloadFailed:
-        """The bytes are not those that were ordered; they are of no use."""
         self._path.unlink()
         return DownloadFailed(
             _("The download arrived damaged"),
@@ -280,7 +277,6 @@ def _check_room(order: Order, models: Path) -> None:
 
 
 def disk_failure(folder: Path, error: OSError) -> DownloadFailed:
-    """Why nothing can be written in a folder, in words."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return DownloadFailed(
             _("The disk is full"),
@@ -306,7 +302,6 @@ def _write(order: Order, path: Path) -> None:
 
 
 def _read(path: Path) -> Order | None:
-    """The order in a file; None where it makes no sense."""
     try:
         raw = read_json(path)
         parts = tuple(HubPart(str(one["path"]), int(one["size"]), str(one["sha256"])) for one in raw["file"]["parts"])
@@ -386,7 +381,6 @@ class _Meter:
         self._looks: list[tuple[float, int]] = []  # when, and bytes by then
 
     def __call__(self, done: int, checking: bool) -> None:
-        """As `DoneBytes`."""
         now = time.monotonic()
         if now - self._told_at < TELL_EVERY_S:
             return

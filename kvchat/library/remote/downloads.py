@@ -41,12 +41,10 @@ class Download:
 
     @property
     def total(self) -> int:
-        """Bytes of the whole model."""
         return self.order.file.size
 
     @property
     def seconds_left(self) -> float | None:
-        """How long it will still take, None while that is not known."""
         return (self.total - self.done) / self.rate if self.rate > 0 else None
 
 
@@ -64,7 +62,6 @@ class Downloads:
         self._known: dict[Path, Download] = {}
 
     def all(self) -> tuple[Download, ...]:
-        """All downloads known, in the order they were begun."""
         return tuple(self._known.values())
 
     async def find_unfinished(self) -> None:
@@ -87,7 +84,6 @@ class Downloads:
         return path
 
     def pause(self, path: Path) -> None:
-        """Stop a download; what has arrived is kept."""
         if self._stop(path):
             self._set(dataclasses.replace(self._known[path], state=DownloadState.PAUSED, rate=0.0))
 
@@ -101,7 +97,6 @@ class Downloads:
             await asyncio.to_thread(discard, known.order, self._models)
 
     async def close(self) -> None:
-        """Stop everything; what has arrived is kept."""
         for path in tuple(self._running):
             self._stop(path)
         if self._ending:

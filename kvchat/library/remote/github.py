@@ -168,12 +168,10 @@ class EngineBuild:
 
     @property
     def name(self) -> str:
-        """What its folder is called: "llama.cpp-b11457-cuda-12.8"."""
         return self.order.file.name
 
     @property
     def size(self) -> int:
-        """Bytes to download."""
         return self.order.file.size
 
 
@@ -253,7 +251,6 @@ async def newer_tag() -> str:
 
 
 def _due(asked: Path) -> bool:
-    """Whether it is time to ask; then it counts as asked, whatever comes of it."""
     with contextlib.suppress(OSError):
         if asked.exists() and 0 <= time.time() - asked.stat().st_mtime < ASK_EVERY_S:
             return False

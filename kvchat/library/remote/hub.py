@@ -86,7 +86,6 @@ class HubFile:
 
     @property
     def size(self) -> int:
-        """Bytes of all parts."""
         return sum(part.size for part in self.parts)
 
     @property
@@ -329,13 +328,11 @@ class TokenStore:
         self._looked = False
 
     def load(self) -> AccessToken | None:
-        """The token kvchat keeps, or else the one the user has given to Hugging Face's own tools. Remembered."""
         if not self._looked:
             self._loaded, self._looked = self._look(), True
         return self._loaded
 
     def value(self) -> str | None:
-        """The token alone, for a request."""
         found = self.load()
         return found.value if found else None
 
@@ -358,6 +355,5 @@ class TokenStore:
         return self._kept.save(value).value
 
     def forget(self) -> None:
-        """Forget the token kvchat keeps, wherever it is."""
         self._looked = False
         self._kept.forget()

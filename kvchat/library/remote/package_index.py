@@ -132,7 +132,6 @@ def newest_wheel(page_url: str, content_type: str, page: str) -> IndexFile | Non
 
 
 def _json_files(page_url: str, page: str) -> Iterable[IndexFile]:
-    """The files of a PEP 691 page that are not yanked."""
     try:
         return [
             IndexFile(

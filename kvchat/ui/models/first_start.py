@@ -127,7 +127,6 @@ class FirstStart(QWidget):
         self._show_fetching(self.is_fetching)
 
     def open_file_dialog(self) -> None:
-        """Let the user pick a GGUF file; the choice comes as `pick_requested`."""
         open_gguf_dialog(self, self.pick_requested.emit)
 
     def fetch_starter(self) -> None:
@@ -180,7 +179,6 @@ def starter_words(*, here: bool) -> str:
 
 
 def open_gguf_dialog(parent: QWidget, on_pick: Callable[[Path], object]) -> None:
-    """Let the user pick a GGUF file; returns at once."""
     one = QFileDialog.FileMode.ExistingFile
     dialog = file_dialog(parent, _("Choose a model file"), one, _("Models (*.gguf);;All files (*)"))
     dialog.fileSelected.connect(lambda name: on_pick(Path(name)))

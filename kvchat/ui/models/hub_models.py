@@ -212,7 +212,6 @@ class TokenDialog(Panel):
         column(*parts, on=self, spacing=10, margins=(24, 20, 24, 18))
 
     def showEvent(self, event: QShowEvent) -> None:
-        """Say what is kept already."""
         super().showEvent(event)
         fit_height(self, _LETTERS)
         self.field.setFocus()

@@ -68,7 +68,6 @@ class ModelsHere(QWidget):
         self.refresh()
 
     def look(self) -> None:
-        """Look again, unless that is going on."""
         if not self._looking:
             self._looking = True
             self._panel.run(self._look())

@@ -42,7 +42,6 @@ class ModelBox(ChoiceBox):
 
     @property
     def path(self) -> str | None:
-        """The path of the model that is chosen; None where there is none, or it is a server's."""
         chosen: str | None = self.currentData()
         return chosen
 
@@ -62,7 +61,6 @@ class ModelBox(ChoiceBox):
         self.setCurrentIndex(self.findData(model))
 
     async def look(self) -> None:
-        """Offer what else is on this computer and can be used."""
         if not self.isEnabled():
             return
         chips: dict[str, str] = {}

@@ -66,7 +66,6 @@ class ModelsWindow(Panel):
         self.run(self._find_downloads())
 
     def open_token(self) -> TokenDialog:
-        """Ask for the access token."""
         if self._token is None:
             self._token = TokenDialog(self._runtime.models.token, self._look, self.runner, self)
         self._token.bring_forward()
@@ -214,7 +213,6 @@ class DownloadView(QFrame):
         column(above, self.bar, self.words, on=self, spacing=6, margins=(14, 10, 10, 10))
 
     def show_download(self, download: Download) -> None:
-        """Show it as it stands."""
         self.download = download
         name, state = download.order.file.name, download.state
         self.name.set_text(name)
