@@ -37,25 +37,47 @@ from kvchat.ui.widgets.text_search import position, select
 from kvchat.words.language import _, number
 from kvchat.words.safe_text import calm, spelled_out
 
-Span = tuple[int, int, str]  # start and length within a line, colour
 _REACH = 6_000  # characters that may be read again when code grows
 _GROW_MS = 15.0  # and how long that may take
 _STRETCH = 60_000  # characters that are read together of code that has ended
+_LONGEST_LINE = 2_000  # characters looked at and shown of a line; the copy button gives it whole
 _WHOLE_S = 3.0  # so long all of a text may take
 _SLOW_S, _ALL_SLOW_S = 0.025, 0.25  # a token that takes longer is slow, and all slow ones together may take so long
 
+_LINE_HEIGHT = 128.0  # per cent
+_PIECE_MS = 6.0  # painting may take so long at a time
+_LINES_PAINTED = 50  # in one step of that
+_LOOK_MS = 30  # how often the thread is asked whether it is done
+_LONGEST = 400_000  # characters; longer code stays plain
+_COPIED_MS = 1500
+_LEFT, _TOP, _RIGHT, _BOTTOM, _GAP = 14, 6, 8, 9, 4  # pixels around the card’s parts
+_thread = ThreadPoolExecutor(1, thread_name_prefix="colours")
+
+Span = tuple[int, int, str]  # start and length within a line, colour
+
 
 class LineColours:
-    """The colours of a code's lines. `spans[i]` are those of line i that are not plain."""
+    """The colours of a code's lines, in the theme's few tones. `spans[i]` are those of line i that are not plain."""
 
     def __init__(self, language: str, theme: Theme) -> None:
         self.spans: list[list[Span]] = []
         self._language = language
         self._lexer = _lexer(language)
         self._slow = False  # this code takes long to read: it stays plain while it grows
-        self._tones = _tones(theme)
-        self._safe = 0  # where lexing may begin again while the code grows: no token was open there
-        self._safe_line = 0
+        self._tones: dict[_TokenType, str] = {
+            Comment: theme.code_comment,
+            String: theme.code_string,
+            Number: theme.code_number,
+            Literal: theme.code_number,
+            Keyword: theme.code_keyword,
+            Name.Function: theme.code_name,
+            Name.Class: theme.code_name,
+            Name.Builtin: theme.code_name,
+            Name.Decorator: theme.code_keyword,
+            Name.Tag: theme.code_keyword,
+            Name.Attribute: theme.code_name,
+        }
+        self._safe = self._safe_line = 0  # where lexing may begin again while the code grows: no token was open there
 
     def grow(self, text: str) -> range:
         """Colour what is new in `text`, which begins as it did last time; the lines whose colours may have changed.
@@ -123,39 +145,12 @@ class LineColours:
         return self._tones.get(kind, "")
 
 
-def _tones(theme: Theme) -> dict[_TokenType, str]:
-    return {
-        Comment: theme.code_comment,
-        String: theme.code_string,
-        Number: theme.code_number,
-        Literal: theme.code_number,
-        Keyword: theme.code_keyword,
-        Name.Function: theme.code_name,
-        Name.Class: theme.code_name,
-        Name.Builtin: theme.code_name,
-        Name.Decorator: theme.code_keyword,
-        Name.Tag: theme.code_keyword,
-        Name.Attribute: theme.code_name,
-    }
-
-
 def _lexer(language: str) -> Lexer | None:
-    """Pygments' lexer; None for an unknown language, whose code is plain."""
+    """None for an unknown language, whose code is plain."""
     try:
         return get_lexer_by_name(language, stripnl=False, ensurenl=False) if language else None
     except ClassNotFound:
         return None
-
-
-_LINE_HEIGHT = 128.0  # per cent
-_LONGEST_LINE = 2_000  # characters shown of a line; the copy button gives it whole
-_PIECE_MS = 6.0  # painting may take so long at a time
-_LINES_PAINTED = 50  # in one step of that
-_LOOK_MS = 30  # how often the thread is asked whether it is done
-_LONGEST = 400_000  # characters; longer code stays plain
-_COPIED_MS = 1500
-_LEFT, _TOP, _RIGHT, _BOTTOM, _GAP = 14, 6, 8, 9, 4  # pixels around the card’s parts
-_thread = ThreadPoolExecutor(1, thread_name_prefix="colours")
 
 
 class CodeText(QTextEdit):
@@ -206,7 +201,7 @@ class CodeText(QTextEdit):
         chosen = self.textCursor()
         anchor, head = chosen.anchor(), chosen.position()
         cursor.insertText(lines[len(there) :])
-        if anchor != head:  # what ended where the code ended would have grown with it
+        if anchor != head:  # a selection that ended where the code ended would have grown with it
             select(self, anchor, head)
         self._shown = text.rfind("\n") + 1
         self._paint(changed.start, changed.stop)

@@ -24,25 +24,28 @@ from kvchat.ui.transcript.tail import JumpButton, TranscriptTail
 from kvchat.ui.transcript.user_view import UserView
 from kvchat.ui.widgets.layouts import COLUMN_WIDTH
 
+_GAP, _GAP_AFTER_USER = 22, 4  # below a message; the buttons under the user's leave room already
+_LEFT, _TOP, _RIGHT, _BOTTOM = 24, 20, 24, 28
+_AT_END = 40  # pixels from the end that still count as being there
+_AHEAD, _MOST = 40, 120  # messages: the nearest ones get their widgets before they are seen; no more have any
+
+View = UserView | ReplyView
+
 
 class RowHeights:
     """Heights of rows one below the other, with gaps included in them."""
 
     def __init__(self) -> None:
-        self._heights: list[int] = []
-        self._measured: list[bool] = []
+        self.heights: list[int] = []
+        self.measured: list[bool] = []  # else the height is guessed
         self._ends: list[int] = []  # of each row; empty: to be added up again
 
     def __len__(self) -> int:
-        return len(self._heights)
-
-    def __getitem__(self, row: int) -> int:
-        return self._heights[row]
+        return len(self.heights)
 
     @property
     def total(self) -> int:
-        ends = self._sums()
-        return ends[-1] if ends else 0
+        return self.top(len(self))
 
     def top(self, row: int) -> int:
         """Where a row begins; for one beyond the last, where the last ends."""
@@ -50,44 +53,27 @@ class RowHeights:
 
     def at(self, position: int) -> int:
         """The row at a position; the nearest for one outside. There must be rows."""
-        return min(max(bisect_right(self._sums(), position), 0), len(self._heights) - 1)
-
-    def is_measured(self, row: int) -> bool:
-        return self._measured[row]
+        return min(max(bisect_right(self._sums(), position), 0), len(self) - 1)
 
     def measure(self, row: int, height: int) -> int:
-        """A row's height is known now; by how much it differs from what it was taken for."""
-        change = height - self._heights[row]
-        self._measured[row] = True
+        """A row's height is known now. Returns by how much it differs from what it was taken for."""
+        change = height - self.heights[row]
+        self.measured[row] = True
         if change:
-            self._heights[row] = height
+            self.heights[row] = height
             self._ends = []
         return change
 
     def keep(self, rows: int, more: Sequence[int]) -> None:
         """Keep the first `rows` rows; the guessed heights of new ones come after them."""
-        self._heights[rows:] = more
-        self._measured[rows:] = [False] * len(more)
+        self.heights[rows:] = more
+        self.measured[rows:] = [False] * len(more)
         self._ends = []
 
-    def doubt(self, row: int) -> None:
-        self._measured[row] = False
-
-    def doubt_all(self) -> None:
-        self._measured = [False] * len(self._heights)
-
     def _sums(self) -> list[int]:
-        if len(self._ends) != len(self._heights):
-            self._ends = list(accumulate(self._heights))
+        if len(self._ends) != len(self):
+            self._ends = list(accumulate(self.heights))
         return self._ends
-
-
-_GAP, _GAP_AFTER_USER = 22, 4  # below a message; the buttons under the user's leave room already
-_LEFT, _TOP, _RIGHT, _BOTTOM = 24, 20, 24, 28
-_AT_END = 40  # pixels from the end that still count as being there
-_AHEAD, _MOST = 40, 120  # messages: the nearest ones get their widgets before they are seen; no more have any
-
-View = UserView | ReplyView
 
 
 class MessageColumn(QScrollArea):
@@ -102,7 +88,7 @@ class MessageColumn(QScrollArea):
         self.setVerticalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOn)  # its place is kept: nothing moves
         self.verticalScrollBar().setEnabled(False)  # unseen until there is something to scroll
         self.verticalScrollBar().rangeChanged.connect(lambda low, high: self.verticalScrollBar().setEnabled(high > low))
-        self._messages: list[Message] = []
+        self.messages: Sequence[Message] = []
         self._rows = RowHeights()
         self._row_of: dict[str, int] = {}
         self.views: dict[str, View] = {}  # of the messages that have one now
@@ -120,10 +106,6 @@ class MessageColumn(QScrollArea):
         self._filler = QTimer(self, singleShot=True)
         self._filler.timeout.connect(self._fill_ahead)
         self.verticalScrollBar().valueChanged.connect(self._scrolled)
-
-    @property
-    def messages(self) -> Sequence[Message]:
-        return self._messages
 
     def row_of(self, message_id: str) -> int | None:
         """The row of a message; None if it is not on this page."""
@@ -182,9 +164,9 @@ class MessageColumn(QScrollArea):
     def _show_rows(self, messages: list[Message]) -> None:
         """Show these. Those at the beginning that were there before keep their heights and widgets."""
         same = sum(
-            1 for _ in takewhile(lambda pair: pair[0].id == pair[1].id, zip(self._messages, messages, strict=False))
+            1 for _ in takewhile(lambda pair: pair[0].id == pair[1].id, zip(self.messages, messages, strict=False))
         )
-        self._messages = messages
+        self.messages = messages
         self._rows.keep(same, [self._guess(message) for message in messages[same:]])
         self._row_of = {message.id: row for row, message in enumerate(messages)}
         self._drop([id for id in self.views if id not in self._row_of])
@@ -193,7 +175,7 @@ class MessageColumn(QScrollArea):
         """Show nothing, and follow the end of what comes."""
         self._drop(list(self.views))
         self._rows.keep(0, [])
-        self._messages, self._row_of = [], {}
+        self.messages, self._row_of = [], {}
         self._follow = True
 
     def _column_width(self) -> int:
@@ -231,20 +213,20 @@ class MessageColumn(QScrollArea):
                 self._view(row)
             for id, view in self.views.items():
                 row = self._row_of[id]
-                if not self._rows.is_measured(row):
+                if not self._rows.measured[row]:
                     changed |= self._measure(row, view, width) != 0
         return top
 
     def _anchor(self, top: int) -> int:
         """The row that keeps its place: the first in sight that the reader may know already."""
         in_sight = self._rows_between(self._clamped(top), self._clamped(top) + self.viewport().height())
-        views = ((row, self.views.get(self._messages[row].id)) for row in in_sight)
+        views = ((row, self.views.get(self.messages[row].id)) for row in in_sight)
         return next((row for row, view in views if view is not None and view.complete), in_sight.start)
 
     def _measure(self, row: int, view: View, width: int) -> int:
         height = view.heightForWidth(width) + _gap_below(view)
         if not view.complete:
-            height = max(height, self._rows[row])
+            height = max(height, self._rows.heights[row])
         return self._rows.measure(row, height)
 
     def _clamped(self, top: int) -> int:
@@ -265,17 +247,17 @@ class MessageColumn(QScrollArea):
         left = max((area - width) // 2, _LEFT)
         for id, view in self.views.items():
             row = self._row_of[id]
-            view.setGeometry(left, _TOP + self._rows.top(row), width, self._rows[row] - _gap_below(view))
+            view.setGeometry(left, _TOP + self._rows.top(row), width, self._rows.heights[row] - _gap_below(view))
         self.tail.setGeometry(left, _TOP + self._rows.total, width, self._tail_height)
         self._ground.resize(area, max(self._height(), self.viewport().height()))
         bar.setValue(top)
 
     def _view(self, row: int) -> View:
-        message = self._messages[row]
+        message = self.messages[row]
         view = self.views.get(message.id)
         if view is None:
             view = self.views[message.id] = self._new_view(message)
-            self._rows.doubt(row)
+            self._rows.measured[row] = False
         return view
 
     def _editing(self) -> set[str]:
@@ -284,7 +266,7 @@ class MessageColumn(QScrollArea):
     def _view_changed(self, message_id: str) -> None:
         row = self._row_of.get(message_id)
         if row is not None and message_id in self.views:
-            self._rows.doubt(row)
+            self._rows.measured[row] = False
             self._arrange()
 
     def _fill_ahead(self) -> None:
@@ -295,7 +277,7 @@ class MessageColumn(QScrollArea):
         begin = max(min(first - _AHEAD // 2, len(self._rows) - _AHEAD), 0)
         around = range(begin, min(begin + _AHEAD, len(self._rows)))
         wanted = sorted(around, key=lambda row: abs(row - first))
-        missing = next((row for row in wanted if self._messages[row].id not in self.views), None)
+        missing = next((row for row in wanted if self.messages[row].id not in self.views), None)
         if missing is not None:
             self._view(missing)
             self._arrange()
@@ -328,12 +310,12 @@ class MessageColumn(QScrollArea):
     def _new_width(self) -> None:
         value = self.verticalScrollBar().value()
         row = self._rows.at(value - _TOP)
-        into = (value - _TOP - self._rows.top(row)) / max(self._rows[row], 1)
-        self._rows.doubt_all()
-        in_sight = {self._messages[near].id for near in self._rows_between(value, value + self.viewport().height())}
+        into = (value - _TOP - self._rows.top(row)) / max(self._rows.heights[row], 1)
+        self._rows.measured = [False] * len(self._rows)
+        in_sight = {self.messages[near].id for near in self._rows_between(value, value + self.viewport().height())}
         self._drop([id for id in self.views if id not in in_sight | self._editing()])
         self._measure(row, self._view(row), self._column_width())
-        self._arrange(_TOP + self._rows.top(row) + round(into * self._rows[row]) - value)
+        self._arrange(_TOP + self._rows.top(row) + round(into * self._rows.heights[row]) - value)
 
 
 def _gap_below(view: View) -> int:

@@ -14,9 +14,16 @@ from kvchat.ui.base.building import button, column, label, row, styled
 from kvchat.ui.rendering.text_page import PageStyle
 from kvchat.ui.transcript.footer import MessageActions, MessageRequest, Request
 from kvchat.ui.transcript.part_column import PartColumn, selected_markdown
-from kvchat.words.language import N_, _
+from kvchat.words.language import _
 
-_FEWEST, _MOST = 2, 18  # lines
+_FEWEST, _MOST = 2, 18  # lines of the editor
+_NAME_LETTERS = 80
+AT_ONCE_MS = 16.0  # a long message is made in pieces, each taking so long
+
+
+def short(name: str) -> str:
+    """A message's accessible name, which may begin with all of its text."""
+    return shorten(name[: 2 * _NAME_LETTERS], _NAME_LETTERS, placeholder="…")
 
 
 class MessageEditor(QFrame):
@@ -78,12 +85,6 @@ class MessageEditor(QFrame):
         self.button.setEnabled(bool(self.field.toPlainText().strip()))
 
 
-_NAME_LETTERS = 80
-AT_ONCE_MS = 16.0  # a long message is made in pieces, each taking so long
-_ASKING_ANEW = N_("Send"), N_("What followed stays on a branch of its own.")  # the button's word, and what it means
-_ANSWERING_ANEW = N_("Save"), N_("The old reply stays on a branch of its own.")
-
-
 class MessageView(QWidget):
     """What both kinds of messages have. `begin` makes the parts, once the signals are connected."""
 
@@ -98,7 +99,7 @@ class MessageView(QWidget):
         super().__init__(parent)
         self.message = message
         self.style_in_use = style
-        self.name_it(name)
+        self.setAccessibleName(short(name))
         self.column = PartColumn(style, name)
         self.column.text_made.connect(self.text_made)
         self.column.link_activated.connect(self.link_activated)
@@ -121,9 +122,6 @@ class MessageView(QWidget):
     def texts(self) -> list[QTextEdit]:
         return self.column.texts
 
-    def name_it(self, words: str) -> None:
-        self.setAccessibleName(shorten(words[: 2 * _NAME_LETTERS], _NAME_LETTERS, placeholder="…"))
-
     def begin(self) -> None:
         """Show the message, or as much of a long one as is made at once."""
         raise NotImplementedError
@@ -140,15 +138,11 @@ class MessageView(QWidget):
         if self.editor is not None:
             return
         asks = self.message.role is Role.USER
-        action, hint = map(_, _ASKING_ANEW if asks else _ANSWERING_ANEW)
-        self.editor = MessageEditor(
-            self.message.content.strip("\n") if words is None else words,
-            self.style_in_use.font,
-            action,
-            hint,
-            enter=asks,
-            parent=self,
-        )
+        action, hint = _("Save"), _("The old reply stays on a branch of its own.")
+        if asks:
+            action, hint = _("Send"), _("What followed stays on a branch of its own.")
+        text = self.message.content.strip("\n") if words is None else words
+        self.editor = MessageEditor(text, self.style_in_use.font, action, hint, enter=asks, parent=self)
         self.editor.done.connect(lambda text: self._request(Request.EDIT, text))
         self.editor.given_up.connect(self.end_edit)
         self.editor.changed.connect(self.changed)

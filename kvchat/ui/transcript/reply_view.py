@@ -15,12 +15,16 @@ from kvchat.ui.rendering.markdown import plain_blocks
 from kvchat.ui.rendering.markdown_stream import MarkdownStream
 from kvchat.ui.rendering.text_page import PageStyle
 from kvchat.ui.transcript.footer import ReceiptView, ReplyFooter, Request
-from kvchat.ui.transcript.message_view import AT_ONCE_MS, MessageView
+from kvchat.ui.transcript.message_view import AT_ONCE_MS, MessageView, short
 from kvchat.ui.transcript.part_column import PartColumn
 from kvchat.words.language import _, listed
 from kvchat.words.wording import rough_duration
 
-_LEFT, _ABOVE, _BELOW = 16, 4, 4  # pixels around the words
+_LEFT, _ABOVE, _BELOW = 16, 4, 4  # pixels around the words of thinking
+_RENDER_MS = 100  # streaming text is gathered this long before it is drawn
+_RENDER_MOST_MS = 800
+_RENDER_SHARE = 8  # drawing may take one part in so many of the time
+_PART_GAP = 6  # pixels between thinking, text and footer
 
 
 class ThinkingView(QWidget):
@@ -95,12 +99,6 @@ class ThinkingView(QWidget):
             self._words.show_blocks(settled, [last])
 
 
-_RENDER_MS = 100  # streaming text is gathered this long before it is drawn
-_RENDER_MOST_MS = 800
-_RENDER_SHARE = 8  # drawing may take one part in so many of the time
-_PART_GAP = 6  # pixels between thinking, text and footer
-
-
 class ReplyView(MessageView):
     """A reply: folded thinking, text and code, how it ended, the receipt."""
 
@@ -118,14 +116,14 @@ class ReplyView(MessageView):
         self._timer = QTimer(self, singleShot=True)
         self._timer.timeout.connect(self.render_now)
         self.column.setParent(self)
-        self.action_row.add("copy", _("Copy the reply"), lambda: QGuiApplication.clipboard().setText(self.text))
-        self.action_row.add("edit", _("Edit the reply"), self.edit)
-        self.action_row.add("again", _("Regenerate the reply"), lambda: self._request(Request.REGENERATE))
-        with_another = _("Regenerate with another model")
-        self.action_row.add("swap", with_another, lambda: self._request(Request.REGENERATE_WITH))
-        self._go_on = self.action_row.add("go-on", _("Continue the reply"), lambda: self._request(Request.CONTINUE))
-        self.action_row.add("fork", _("Fork into a new chat"), lambda: self._request(Request.FORK))
-        self.action_row.add("trash", _("Delete the reply and what follows"), lambda: self._request(Request.DELETE))
+        add, ask = self.action_row.add, self._request
+        add("copy", _("Copy the reply"), lambda: QGuiApplication.clipboard().setText(self.text))
+        add("edit", _("Edit the reply"), self.edit)
+        add("again", _("Regenerate the reply"), lambda: ask(Request.REGENERATE))
+        add("swap", _("Regenerate with another model"), lambda: ask(Request.REGENERATE_WITH))
+        self._go_on = add("go-on", _("Continue the reply"), self._continue)
+        add("fork", _("Fork into a new chat"), lambda: ask(Request.FORK))
+        add("trash", _("Delete the reply and what follows"), lambda: ask(Request.DELETE))
         self._last = False
 
     @property
@@ -172,7 +170,7 @@ class ReplyView(MessageView):
         if not self.streaming or len(message.content) + len(message.thinking) > len(self.text) + len(self.thinking):
             self.text, self.thinking = message.content, message.thinking
         if not self.streaming:
-            self.name_it(_("Reply: {text}", text=self.text))
+            self.setAccessibleName(short(_("Reply: {text}", text=self.text)))
         self._show_ending()
         self.render_now()
 
@@ -210,6 +208,9 @@ class ReplyView(MessageView):
         if self._more:
             self._timer.start(self._timer.interval() if self.streaming and not self._again else 0)
         self.changed.emit()
+
+    def _continue(self) -> None:
+        self._request(Request.CONTINUE)
 
     def _parts(self) -> list[QWidget]:
         return [part for part in (self._fold, self.column, self.footer) if part is not None]
@@ -253,18 +254,14 @@ class ReplyView(MessageView):
             self.footer.deleteLater()
             self.footer = None
         self.action_row.setVisible(not self.streaming)
-        if not self.streaming:
-            self.footer = ReplyFooter(
-                self.message,
-                self.action_row,
-                self.style_in_use.look,
-                retry=self.retry_requested,
-                go_on=lambda: self._request(Request.CONTINUE),
-            )
-            self.footer.setParent(self)
-            if self.receipt is not None:
-                self.receipt.line.clicked.connect(self.opened)
-                if opened:
-                    self.receipt.toggle()
-            self.footer.offer_to_go_on(self._last)
-            self.footer.setVisible(self.editor is None)
+        if self.streaming:
+            return
+        look, retry = self.style_in_use.look, self.retry_requested
+        self.footer = ReplyFooter(self.message, self.action_row, look, retry=retry, go_on=self._continue)
+        self.footer.setParent(self)
+        if self.receipt is not None:
+            self.receipt.line.clicked.connect(self.opened)
+            if opened:
+                self.receipt.toggle()
+        self.footer.offer_to_go_on(self._last)
+        self.footer.setVisible(self.editor is None)

@@ -46,9 +46,6 @@ class Selection(QObject):
         if self._head is not None and self._is_between(view.message.id):
             text.selectAll()
 
-    def watch_view(self, view: MessageView) -> None:
-        view.installEventFilter(self)
-
     def clear(self) -> None:
         for view in self._page.views.values():
             for text in view.texts:
@@ -63,10 +60,10 @@ class Selection(QObject):
         return {spot.message_id for spot in (self._anchor, self._head) if spot is not None}
 
     def as_text(self) -> str:
-        return "\n\n".join(filter(None, self._pieces(markdown=False)))
+        return self._joined(markdown=False)
 
     def as_markdown(self) -> str:
-        return "\n\n".join(filter(None, self._pieces(markdown=True)))
+        return self._joined(markdown=True)
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
         view: QObject | None = watched
@@ -182,20 +179,18 @@ class Selection(QObject):
         row = self._page.row_of(message_id)
         return len(rows) == 2 and row is not None and rows[0] < row < rows[1]
 
-    def _pieces(self, *, markdown: bool) -> list[str]:
-        """What is selected of each text or message, from above."""
+    def _joined(self, *, markdown: bool) -> str:
+        """Everything that is selected, from above."""
         pieces: list[str] = []
         rows = [row for id in self.pinned() if (row := self._page.row_of(id)) is not None]
-        if not rows:
-            return []
-        for message in self._page.messages[min(rows) : max(rows) + 1]:
+        for message in self._page.messages[min(rows) : max(rows) + 1] if rows else ():
             view = self._page.views.get(message.id)
             if view is None or self._is_between(message.id):
                 pieces.append(self._page.whole_message(message, markdown=markdown))
                 continue
             selected = [text for text in view.texts if text.textCursor().hasSelection()]
             pieces += [view.markdown_of(text) if markdown else selected_text(text) for text in selected]
-        return pieces
+        return "\n\n".join(filter(None, pieces))
 
     def _key(self, text: QTextEdit, view: MessageView, event: QKeyEvent) -> bool:
         if event.matches(QKeySequence.StandardKey.Copy):
@@ -230,6 +225,7 @@ class Selection(QObject):
     def _open_menu(self, text: QTextEdit | None, view: MessageView, event: QContextMenuEvent) -> None:
         menu = QMenu(text or view)
         menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        whole = self._page.whole_message
         some, link = False, ""
         if text is not None:
             self._adopt(text, view)
@@ -239,8 +235,8 @@ class Selection(QObject):
             menu.addAction(_("Copy as text"), lambda: _put(self.as_text()))
             menu.addAction(_("Copy as Markdown"), lambda: _put(self.as_markdown()))
         else:
-            menu.addAction(_("Copy message as text"), lambda: self._copy_message(view, markdown=False))
-            menu.addAction(_("Copy message as Markdown"), lambda: self._copy_message(view, markdown=True))
+            menu.addAction(_("Copy message as text"), lambda: _put(whole(view.message, markdown=False)))
+            menu.addAction(_("Copy message as Markdown"), lambda: _put(whole(view.message, markdown=True)))
         if link:
             menu.addAction(_("Copy the link’s address"), lambda: _put(link))
         menu.addSeparator()
@@ -249,9 +245,6 @@ class Selection(QObject):
             menu.addSeparator()
             view.action_row.add_to(menu)
         menu.popup(event.globalPos())
-
-    def _copy_message(self, view: MessageView, *, markdown: bool) -> None:
-        _put(self._page.whole_message(view.message, markdown=markdown))
 
 
 def _put(words: str) -> None:

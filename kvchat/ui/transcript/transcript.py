@@ -25,15 +25,19 @@ from kvchat.ui.transcript.tail import JUMP_ROOM
 from kvchat.ui.transcript.user_view import UserView
 from kvchat.words.language import _
 
+_MOST_SAID = 2000  # letters of a reply that are said by themselves
+_AROUND = 12  # pixels left around what is scrolled to
+_GATHER_MS = 30  # formulas that are ready are gathered so long before they are shown
 
-def takes_tab(widget: QWidget) -> bool:
+
+def _takes_tab(widget: QWidget) -> bool:
     wanted = widget.focusPolicy().value & Qt.FocusPolicy.TabFocus.value
     return bool(wanted) and widget.isVisible() and widget.isEnabled()
 
 
-def stops_in(area: QWidget) -> list[QWidget]:
+def _stops_in(area: QWidget) -> list[QWidget]:
     """Where Tab stops in an area, itself included, in reading order: line by line, each from the left."""
-    stops = list(filter(takes_tab, _family(area)))
+    stops = list(filter(_takes_tab, _family(area)))
     boxes = {stop: QRect(stop.mapTo(area, QPoint(0, 0)), stop.size()) for stop in stops}
     stops.sort(key=lambda stop: boxes[stop].top())
     line = dict.fromkeys(stops, 0)
@@ -42,30 +46,12 @@ def stops_in(area: QWidget) -> list[QWidget]:
     return sorted(stops, key=lambda stop: (line[stop], boxes[stop].left()))
 
 
-def next_in_window(page: QWidget, forwards: bool) -> QWidget | None:
-    """What is next in the window of a page, in the order in which it was built; the page is one stop."""
-    here = QApplication.focusWidget()
-    family = list(_family(page.window(), closed=page))
-    start = family.index(here) if here in family else family.index(page)
-    around = [*family[start + 1 :], *family[:start]]
-    return next(filter(takes_tab, around if forwards else reversed(around)), None)
-
-
-def set_focus(stop: QWidget, forwards: bool) -> None:
-    stop.setFocus(Qt.FocusReason.TabFocusReason if forwards else Qt.FocusReason.BacktabFocusReason)
-
-
 def _family(widget: QWidget, closed: QWidget | None = None) -> Iterator[QWidget]:
     """A widget and those in it, to be seen or not, in the order in which they came; `closed` is not looked into."""
     yield widget
     for child in widget.children() if widget is not closed else ():
         if isinstance(child, QWidget) and not child.isWindow():
             yield from _family(child, closed)
-
-
-_MOST_SAID = 2000  # letters of a reply that are said by themselves
-_AROUND = 12  # pixels left around what is scrolled to
-_GATHER_MS = 30  # formulas that are ready are gathered so long before they are shown
 
 
 class Transcript(MessageColumn):
@@ -101,6 +87,7 @@ class Transcript(MessageColumn):
         self.update_messages(messages)
 
     def update_messages(self, messages: Sequence[Message]) -> None:
+        """The same conversation, some messages new or changed."""
         shown = [message for message in messages if message.role is not Role.SYSTEM]
         self._show_rows(shown)
         for id, view in list(self.views.items()):  # what grows may bring others into sight
@@ -120,6 +107,7 @@ class Transcript(MessageColumn):
             view.set_live(text, thinking, thinking_ms)
 
     def edit(self, message_id: str) -> None:
+        """Let the user write this message anew."""
         row = self._row_of.get(message_id)
         if row is not None:
             view = self._view(row)
@@ -133,7 +121,7 @@ class Transcript(MessageColumn):
             self.views[message_id].end_edit()
 
     def show_pending(self, words: str, *, waits: bool = False) -> None:
-        """What happens before the first token; empty hides it. `waits`: for another chat, which may be put off."""
+        """Say what happens before the first token. `waits`: for another chat, which may be put off."""
         self.tail.say_pending(words)
         self.tail.first.setVisible(waits and bool(words))
         self._fit_tail()
@@ -143,6 +131,11 @@ class Transcript(MessageColumn):
         self.tail.failure.show_error(error, model)
         self._fit_tail()
 
+    def show_unanswered(self, unanswered: bool) -> None:
+        """The quiet offer to answer a last message that has no reply."""
+        self.tail.unanswered.setVisible(unanswered)
+        self._fit_tail()
+
     def announce_reply(self, message_id: str) -> None:
         """Have a reply that has ended read to who uses a screen reader; the beginning, if it is long."""
         view = self.views.get(message_id)
@@ -150,14 +143,10 @@ class Transcript(MessageColumn):
             said = "\n".join(text.toPlainText() for text in view.column.texts)
             announce(self, _("Reply: {text}", text=shorten(said, _MOST_SAID, placeholder="…")))
 
-    def show_unanswered(self, unanswered: bool) -> None:
-        self.tail.unanswered.setVisible(unanswered)
-        self._fit_tail()
-
     def show_message(self, message_id: str, number: int = 0) -> int:
         """Bring a message into sight: its mark of that number (−1: the last), or else its beginning.
 
-        How many marks it has.
+        Returns how many marks it has.
         """
         row = self._row_of.get(message_id)
         if row is None:
@@ -178,47 +167,37 @@ class Transcript(MessageColumn):
     def focusNextPrevChild(self, next: bool) -> bool:
         """Tab goes through the messages as they stand, then on to what is below the page."""
         here = QApplication.focusWidget()
-        if here is None or not (self.isVisible() and self.isAncestorOf(here)):
-            stop = None
-        elif here is self:
+        stop: QWidget | None = None
+        if here is self:
             stop = self._stop_in_sight(forwards=True) if next else None
-        elif not takes_tab(here):  # Qt looks for who gets the keys of what it hides, maybe while messages are placed
-            stop = self
-        else:
-            stop = self._stop_beside(here, next) or (None if next else self)
+        elif here is not None and self.isVisible() and self.isAncestorOf(here):
+            # Qt looks for who gets the keys of what it hides, maybe while messages are placed.
+            stop = self if not _takes_tab(here) else self._stop_beside(here, next) or (None if next else self)
         return self._give_keys(stop, next) if stop is not None else self.step_in_window(next)
 
     def step_in_window(self, forwards: bool) -> bool:
-        """Go to what is next in the window, where the page is one stop; whether there is something."""
-        stop = next_in_window(self, forwards)
+        """Go to what is next in the window, in the order in which it was built; the page is one stop there."""
+        here, family = QApplication.focusWidget(), list(_family(self.window(), closed=self))
+        start = family.index(here if here in family else self)
+        around = [*family[start + 1 :], *family[:start]]
+        stop = next(filter(_takes_tab, around if forwards else reversed(around)), None)
         if stop is self and not forwards:
             stop = self._stop_in_sight(forwards=False) or self
         return stop is not None and self._give_keys(stop, forwards)
 
-    def _drop(self, ids: Sequence[str]) -> None:
-        """What is being written in their places is kept."""
-        for id in ids:
-            editor = self.views[id].editor
-            if editor is not None:
-                self._edits[id] = editor.field.toPlainText()
-        super()._drop(ids)
-
-    def _pinned(self) -> set[str]:
-        return self.selection.pinned()
-
     def _give_keys(self, stop: QWidget, forwards: bool) -> bool:
-        set_focus(stop, forwards)
+        stop.setFocus(Qt.FocusReason.TabFocusReason if forwards else Qt.FocusReason.BacktabFocusReason)
         if self._ground.isAncestorOf(stop):
             self._show_span(stop.mapTo(self._ground, QPoint(0, 0)).y(), stop.height())
         return True
 
     def _stop_beside(self, here: QWidget, forwards: bool) -> QWidget | None:
         """Where Tab goes from a place on the page, None beyond its ends. Messages on the way get their widgets."""
-        end = len(self._messages)
+        end = len(self.messages)
         places = {self._row_of[id]: view for id, view in self.views.items()} | {end: self.tail, end + 1: self._jump}
         begin = next(place for place, area in places.items() if area.isAncestorOf(here))
         for place in range(begin, end + 2) if forwards else range(begin, -1, -1):
-            stops = stops_in(self._placed_view(place) if place < end else places[place])[:: 1 if forwards else -1]
+            stops = _stops_in(self._placed_view(place) if place < end else places[place])[:: 1 if forwards else -1]
             stops = stops[stops.index(here) + 1 :] if place == begin else stops
             if stops:
                 return stops[0]
@@ -228,13 +207,13 @@ class Transcript(MessageColumn):
         """The first place in sight where Tab can stop, or the last."""
         top, sight = self.verticalScrollBar().value(), self.viewport().rect()
         areas = [*map(self._placed_view, self._rows_between(top, top + sight.height())), self.tail, self._jump]
-        stops = [stop for area in areas for stop in stops_in(area)][:: 1 if forwards else -1]
+        stops = [stop for area in areas for stop in _stops_in(area)][:: 1 if forwards else -1]
         seen = (s for s in stops if sight.intersects(QRect(s.mapTo(self, QPoint(0, 0)), s.size())))
         return next(seen, None)
 
     def _placed_view(self, row: int) -> View:
         view = self._view(row)
-        if not self._rows.is_measured(row):
+        if not self._rows.measured[row]:
             self._arrange()
         return view
 
@@ -246,6 +225,17 @@ class Transcript(MessageColumn):
         to_top, to_bottom = top - _AROUND, top + height + _AROUND - area
         self.scroll_by((to_top if (top < above) == (height <= area) else to_bottom) - above)
 
+    def _drop(self, ids: Sequence[str]) -> None:
+        """Keep what is being written in their places."""
+        for id in ids:
+            editor = self.views[id].editor
+            if editor is not None:
+                self._edits[id] = editor.field.toPlainText()
+        super()._drop(ids)
+
+    def _pinned(self) -> set[str]:
+        return self.selection.pinned()
+
     def _new_view(self, message: Message) -> View:
         view: View
         if message.role is Role.USER:
@@ -254,11 +244,9 @@ class Transcript(MessageColumn):
             view = ReplyView(self._style, message, self._ground)
             view.retry_requested.connect(self.retry_requested)
         view.requested.connect(self._pass_on)
-        view.text_made.connect(lambda text: self.selection.watch(text, view))
-        view.text_made.connect(self.marks.watch)
-        view.text_made.connect(self._watch_links)
+        view.text_made.connect(lambda text: self._watch(text, view))
         view.link_activated.connect(lambda url: ask_to_open(self.window(), url))
-        self.selection.watch_view(view)
+        view.installEventFilter(self.selection)  # for its menu beside the texts
         self.marks.watch_documents(view)
         view.begin()
         if self._live is not None and self._live[0] == message.id and isinstance(view, ReplyView) and view.streaming:
@@ -271,9 +259,21 @@ class Transcript(MessageColumn):
             view.edit(self._edits.pop(message.id))
         self._tell_place(view)
         if self._came_by and message.id == self._came_by[0]:
-            self._focus_pager(view, self._came_by[1])
+            wanted, other = view.action_row.pager[:: -1 if self._came_by[1] else 1]
+            (wanted if wanted.isEnabled() else other).setFocus()
             self._came_by = None
         return view
+
+    def _watch(self, text: QTextEdit, view: View) -> None:
+        """One more text to select, search and follow links in."""
+        self.selection.watch(text, view)
+        self.marks.watch(text)
+        if isinstance(text, TextPage):
+            text.link_reached.connect(lambda: self._show_link(text))
+
+    def _show_link(self, text: TextPage) -> None:
+        link = text.cursorRect()
+        self._show_span(text.mapTo(self._ground, link.topLeft()).y(), link.height())
 
     def _hold(self, message_id: str) -> None:
         """What the reader unfolds stays where it is and grows downwards; the last reply's end stays in sight."""
@@ -285,17 +285,9 @@ class Transcript(MessageColumn):
         if self._follow:
             self._arrange()
 
-    def _watch_links(self, text: QTextEdit) -> None:
-        if isinstance(text, TextPage):
-            text.link_reached.connect(lambda: self._show_link(text))
-
-    def _show_link(self, text: TextPage) -> None:
-        link = text.cursorRect()
-        self._show_span(text.mapTo(self._ground, link.topLeft()).y(), link.height())
-
     def _tell_place(self, view: View) -> None:
         if isinstance(view, ReplyView):
-            view.set_last(self._row_of[view.message.id] == len(self._messages) - 1)
+            view.set_last(self._row_of[view.message.id] == len(self.messages) - 1)
 
     def _pass_on(self, requested: MessageRequest) -> None:
         """Somebody who goes through branches by key finds the same button again in the next one."""
@@ -303,10 +295,6 @@ class Transcript(MessageColumn):
         if requested.run is Request.SWITCH and any(button.hasFocus() for button in pager):
             self._came_by = requested.text, siblings.index(requested.text) > siblings.index(requested.message.id)
         self.message_requested.emit(requested)
-
-    def _focus_pager(self, view: View, forwards: bool) -> None:
-        wanted, other = view.action_row.pager[:: -1 if forwards else 1]
-        (wanted if wanted.isEnabled() else other).setFocus()
 
     def _show_formulas(self) -> None:
         for view in list(self.views.values()):

@@ -42,11 +42,10 @@ class UserView(MessageView):
         if message.attachments:
             self.chips = ChipRows(style.look, self._bubble)
             self.chips.show_attachments(message.attachments, removable=False)
-        self.action_row.add(
-            "copy", _("Copy this message"), lambda: QGuiApplication.clipboard().setText(message.content)
-        )
-        self.action_row.add("edit", _("Edit this message"), self.edit)
-        self.action_row.add("trash", _("Delete this message and what follows"), lambda: self._request(Request.DELETE))
+        add = self.action_row.add
+        add("copy", _("Copy this message"), lambda: QGuiApplication.clipboard().setText(message.content))
+        add("edit", _("Edit this message"), self.edit)
+        add("trash", _("Delete this message and what follows"), lambda: self._request(Request.DELETE))
         self._blocks = plain_blocks(message.content.strip("\n"))
         self._has_words = bool(message.content.strip()) or not message.attachments
         self._made = 0
@@ -55,11 +54,10 @@ class UserView(MessageView):
 
     @property
     def complete(self) -> bool:
-        """Whether all of the message is on the page that is to be seen."""
+        """True once all that is to be seen of the message is on the page."""
         return self._made == len(self._blocks) or (self.folded and self._is_long)
 
     def begin(self) -> None:
-        """Show the message, or as much of a long one as is made at once."""
         until = time.thread_time() + AT_ONCE_MS / 1000
         while not self.complete and time.thread_time() < until:
             self._made += 1

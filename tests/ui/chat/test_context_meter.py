@@ -85,13 +85,6 @@ async def test_a_nearly_full_context_offers_three_ways_out(runtime: FakeRuntime,
     assert card.isHidden()
 
 
-async def test_no_larger_context_is_offered_than_fits(runtime: FakeRuntime, window: MainWindow) -> None:
-    runtime.larger = None
-    window.chat.open(furnish(runtime, ContextUse(31_500, 0, 2048, 32_768)))
-    await until(window.context_card.isVisible)
-    assert window.context_card.larger.isHidden()
-
-
 async def test_a_chat_that_nothing_here_can_hold_says_what_could(runtime: FakeRuntime, window: MainWindow) -> None:
     runtime.larger = None
     chat = runtime.chat.add("Long")
@@ -100,6 +93,7 @@ async def test_a_chat_that_nothing_here_can_hold_says_what_could(runtime: FakeRu
     window.chat.open(chat.id)
     await until(window.context_card.isVisible)
     assert window.context_card.drop.isHidden()
+    assert window.context_card.larger.isHidden(), "no larger one fits"
     assert "a model with a larger context" in window.context_card.advice.text()
     assert not window.context_card.new.isHidden()  # not only "Not now"
     window.context_card.new.click()

@@ -56,37 +56,34 @@ def words(story: TurnStory) -> list[str]:
         (Saved(137_000_000, 6100, 310), Remark("kept 137 MB", "", 1)),
         (SaveSkipped(Reason(ReasonCode.DISK_FULL)), Remark("not kept: the disk is full", "warn")),
         (TurnFailed("c", KvchatError("No")), Remark("failed", "bad")),
+        (
+            ReplyFinished("c", "m", a_receipt(Source.COLD, miss_reason=Reason(ReasonCode.FIRST_REPLY))),
+            Remark("first reply", "", 2),
+        ),
+        (Speed("c", 0.0, 6000), None),  # not measured
     ],
 )
-def test_each_event_in_words(event: TurnEvent, expected: Remark) -> None:
-    assert told(event).remarks == (expected,)
-
-
-def test_a_speed_that_was_not_measured_is_not_told() -> None:
-    assert told(Speed("c", 0.0, 6000)).remarks == ()
+def test_each_event_in_words(event: TurnEvent, expected: Remark | None) -> None:
+    assert told(event).remarks == ((expected,) if expected else ())
 
 
 def test_a_chat_is_remembered_only_when_the_first_token_proved_it() -> None:
     before = told(*A_RESTORE)
     assert before.remarks[0].tone == ""
     assert "remembered" not in before.remarks[0].text
-    after = told(*A_RESTORE, FirstToken("c", 310, 5906, 5918, FROM_DISK, 21.4))
-    assert after.remarks[0] == Remark("remembered: 136 MB in 21 ms", "good", 2)
 
 
-def test_a_hollow_restore_is_a_fault() -> None:
-    story = told(*A_RESTORE, FirstToken("c", 34_600, 12, 5918, HOLLOW))
-    assert story.remarks[0] == Remark("read again: what was loaded was not used", "warn")
-
-
-def test_the_smaller_part_of_a_prompt_is_remembered_in_part() -> None:
-    story = told(*A_RESTORE, FirstToken("c", 9000, 5906, 15918, FROM_DISK, 21.4))
-    assert story.remarks[0] == Remark("remembered in part: 136 MB in 21 ms", "", 2)
-
-
-def test_a_short_prompt_that_is_all_cached_is_remembered() -> None:
-    story = told(*A_RESTORE, FirstToken("c", 100, 2990, 3000, FROM_DISK))
-    assert story.remarks[0].tone == "good"
+@pytest.mark.parametrize(
+    ("first", "expected"),
+    [
+        (FirstToken("c", 310, 5906, 5918, FROM_DISK, 21.4), Remark("remembered: 136 MB in 21 ms", "good", 2)),
+        (FirstToken("c", 9000, 5906, 15918, FROM_DISK, 21.4), Remark("remembered in part: 136 MB in 21 ms", "", 2)),
+        (FirstToken("c", 100, 2990, 3000, FROM_DISK), Remark("remembered: 136 MB", "good", 2)),
+        (FirstToken("c", 34_600, 12, 5918, HOLLOW), Remark("read again: what was loaded was not used", "warn")),
+    ],
+)
+def test_the_first_token_says_what_of_the_restore_was_used(first: FirstToken, expected: Remark) -> None:
+    assert told(*A_RESTORE, first).remarks[0] == expected
 
 
 def test_a_hollow_restore_is_the_same_fault_wherever_it_is_told() -> None:
@@ -134,11 +131,6 @@ def test_at_the_end_the_strip_has_the_receipt_s_figures() -> None:
     assert words(story) == ["remembered: 136 MB", "first word after 1.05 s", "6.7 tokens/s", "kept 137 MB"]
 
 
-def test_the_first_reply_is_not_said_to_be_read_again() -> None:
-    receipt = a_receipt(Source.COLD, miss_reason=Reason(ReasonCode.FIRST_REPLY))
-    assert words(told(ReplyFinished("c", "m", receipt))) == ["first reply"]
-
-
 def test_reading_gives_a_fraction_and_ends_with_the_first_token() -> None:
     story = told(Prefilling("c", 2959, 5918, 0))
     assert story.fraction == 0.5
@@ -176,12 +168,9 @@ def test_a_restore_that_ran_ahead_is_still_told_after_send() -> None:
     story.begin()
     assert words(story) == ["loaded 136 MB in 21 ms"]
     assert story.pending == "One moment…"
-
-
-def test_send_forgets_the_turn_before() -> None:
-    story = told(Saved(137_000_000, 6100, 310))
+    story.tell(Saved(137_000_000, 6100, 310))
     story.begin()
-    assert words(story) == []
+    assert words(story) == [], "the turn before is forgotten"
 
 
 def test_room_for_a_longer_chat_is_told_while_it_is_made() -> None:

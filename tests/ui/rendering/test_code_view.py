@@ -112,12 +112,6 @@ def test_colours_are_found_beside_the_window(view: CodeView, qtbot: QtBot, monke
     assert threading.main_thread() not in found_by
 
 
-def test_an_unknown_language_is_plain() -> None:
-    colours = LineColours("no-such-language", DARK)
-    assert colours.whole("x <- 1") == []
-    assert colours.grow("x <- 1") == range(0)
-
-
 def test_code_grows_without_being_made_again(view: CodeView, qtbot: QtBot) -> None:
     source = "".join(f"x_{i} = 'text'\n" for i in range(100))
     view.show_code(source[:1000], ended=False)

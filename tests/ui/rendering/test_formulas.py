@@ -106,14 +106,6 @@ def test_a_page_shows_the_source_until_the_formula_is_set(look: Look, qtbot: QtB
     assert not page.show_formulas()
 
 
-def test_each_formula_is_set_once(qtbot: QtBot) -> None:
-    known = Formulas()
-    formula = Formula("y_8", False, "$y_8$")
-    with qtbot.waitSignal(known.ready, timeout=LONG_MS):
-        assert not known.is_known(formula)
-    assert known.is_known(formula)
-
-
 def drawn(page: TextPage) -> QImage:
     """The page as it is seen, its formulas waited for."""
     while page.formulas.awaited:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from PySide6.QtCore import QPoint, Qt
+from PySide6.QtCore import QPoint
 from PySide6.QtGui import QPointingDevice
 from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QApplication, QLabel, QToolButton, QWidget
-from pytestqt.qtbot import QtBot
 
 from kvchat.chat.record.messages import Role
 from kvchat.ui.app.main_window import MainWindow
@@ -72,22 +71,6 @@ async def test_a_tap_where_the_buttons_are_not_seen_shows_them_and_presses_none(
     assert reply.editor is None
     tap(edit, edit.rect().center())
     assert reply.editor is not None
-
-
-async def test_tab_comes_to_the_buttons_and_shows_them(
-    furnished: FakeRuntime, window: MainWindow, qtbot: QtBot
-) -> None:
-    await talked(furnished, window)
-    view = window.transcript.views[window.transcript.messages[1].id]
-    window.transcript.setFocus()
-    for _ in range(40):
-        here = QApplication.focusWidget()
-        assert here is not None
-        qtbot.keyClick(here, Qt.Key.Key_Tab)
-        here = QApplication.focusWidget()
-        if isinstance(here, QToolButton) and view.isAncestorOf(here):
-            break
-    assert seen(window, 1)
 
 
 async def test_a_message_says_when_it_was_written(furnished: FakeRuntime, window: MainWindow) -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from PySide6.QtCore import QEvent, QObject, QPoint, Qt
-from PySide6.QtGui import QContextMenuEvent, QImage
+from PySide6.QtGui import QContextMenuEvent
 from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QApplication, QMenu, QWidget
 from pytestqt.qtbot import QtBot
@@ -102,12 +102,6 @@ def test_what_is_found_or_selected_in_a_folded_message_is_unfolded(page: Transcr
 def test_a_message_that_is_not_long_is_not_folded(page: Transcript) -> None:
     page.show_conversation([a_message("q", Role.USER, "\n".join(f"Line {i}" for i in range(13)))])
     assert not the_question(page).more.isVisible()
-
-
-def ink(widget: QWidget) -> int:
-    """How many colours there are to be seen of it."""
-    picture: QImage = widget.grab().toImage()
-    return len({picture.pixel(x, y) for x in range(picture.width()) for y in range(picture.height())})
 
 
 def test_the_last_reply_s_actions_are_always_seen(page: Transcript) -> None:
