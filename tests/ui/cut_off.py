@@ -20,7 +20,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from kvchat.ui.widgets.elided import ElidedButton, ElidedLabel
+from kvchat.ui.widgets.layouts import ElidedButton, ElidedLabel
 
 _SLACK = 2  # pixels by which figures for one text differ
 

@@ -45,11 +45,11 @@ from kvchat.ui.attachments.chips import AttachmentView
 from kvchat.ui.base.speaking import speak_here
 from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.notices import BugReportDialog, ImportReportDialog
+from kvchat.ui.rendering.text_page import LinkDialog
 from kvchat.ui.settings.other_programs import OtherProgramsPage
 from kvchat.ui.settings.presets import PresetsPage
 from kvchat.ui.sidebar.library_window import AddDialog
 from kvchat.ui.transcript.footer import ReceiptView
-from kvchat.ui.transcript.links import LinkDialog
 from kvchat.ui.widgets.layouts import ScrollPage, room_on_screen
 from kvchat.words import language
 from kvchat.words.folding import terms_of

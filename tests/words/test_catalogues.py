@@ -28,7 +28,7 @@ NOBODYS = re.compile(
     |engine/(embedded|parent_guard|running/log|speaking/(errors|wire))|library/gguf/(header|kv_cache)
     |gateway/(answering|checks|crashes|dialects/|gateway|medicine/|metrics|models|server|work)
     |kvstore/(blocks|files|index|layout|memory_files|process_locks|staging)
-    |ui/base/(icons|style_sheet|theme)|ui/rendering/(formulas|markdown|text_page)
+    |ui/base/(icons|style_sheet|theme)|ui/rendering/(formulas|markdown)
     |ui/(desktop/|programs/clients)|system/session_bus""",
     re.VERBOSE,
 )

@@ -26,7 +26,7 @@ from kvchat.ui.desktop.activation import let_to_front, on_wayland
 from kvchat.ui.dialogs.panel import Panel
 from kvchat.ui.transcript.footer import MessageRequest
 from kvchat.ui.transcript.transcript import Transcript
-from kvchat.ui.widgets.elided import ElidedLabel
+from kvchat.ui.widgets.layouts import ElidedLabel
 from kvchat.words.language import _
 
 _WIDTH, _HEIGHT = 640, 480  # pixels at 100 % text; as high once something is asked

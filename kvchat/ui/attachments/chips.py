@@ -16,8 +16,7 @@ from PySide6.QtWidgets import QDialog, QFrame, QHBoxLayout, QScrollArea, QToolBu
 from kvchat.ui.base.building import STRETCH, button, column, label, plain_text, row, styled, tool_button
 from kvchat.ui.base.icons import icon
 from kvchat.ui.base.theme import Look, code_font, restyle
-from kvchat.ui.widgets.elided import plain_tip
-from kvchat.ui.widgets.layouts import FlowLayout
+from kvchat.ui.widgets.layouts import FlowLayout, plain_tip
 from kvchat.ui.widgets.text_search import cursors_at, mark
 from kvchat.words.folding import Term, any_span, spans
 from kvchat.words.language import _

@@ -57,6 +57,19 @@ _GLYPHS = {
 }
 
 _SIDED = {"sidebar", "go-on", "chevron-left", "chevron-right"}  # they point to where lines begin or end
+# The logo on a 32 x 32 grid; edges fall on even numbers, so that 16 px stays crisp.
+_BUBBLE = "M8 2 H24 A6 6 0 0 1 30 8 V18 A6 6 0 0 1 24 24 H15 L8 30 V24 A6 6 0 0 1 2 18 V8 A6 6 0 0 1 8 2 Z"
+_OUTLINE = (
+    "M8.3 3.3 H23.7 A5 5 0 0 1 28.7 8.3 V17.7 A5 5 0 0 1 23.7 22.7 H14.5 L9.3 27.2 V22.7 H8.3"
+    " A5 5 0 0 1 3.3 17.7 V8.3 A5 5 0 0 1 8.3 3.3 Z"
+)
+_LOWER_HALF = "M2 13 H30 V18 A6 6 0 0 1 24 24 H15 L8 30 V24 A6 6 0 0 1 2 18 Z"
+_RIBBON = "M18 2 H24 V17 L21 14 L18 17 Z"
+_DOTS = "".join(f"M{x - 2.4} 13 a2.4 2.4 0 1 0 4.8 0 a2.4 2.4 0 1 0 -4.8 0 Z" for x in (8.6, 16, 23.4))
+_BANG = "M14 6 H18 L17.4 14.5 H14.6 Z M13.9 18.6 a2.1 2.1 0 1 0 4.2 0 a2.1 2.1 0 1 0 -4.2 0 Z"
+# Middle tones: at least 3:1 against both a white and a near-black panel.
+TEAL, GREY, RED = "#12907e", "#7c847f", "#d9483b"
+_GOLD = "#f2b84b"
 
 
 def icon(name: str, colour: str) -> QIcon:
@@ -134,22 +147,6 @@ def _in_all_sizes(svg: str) -> QIcon:
     for side in _DESKTOP_SIZES:
         result.addPixmap(_picture(svg, side, side))
     return result
-
-
-# The logo on a 32 x 32 grid; edges fall on even numbers, so that 16 px stays crisp.
-_BUBBLE = "M8 2 H24 A6 6 0 0 1 30 8 V18 A6 6 0 0 1 24 24 H15 L8 30 V24 A6 6 0 0 1 2 18 V8 A6 6 0 0 1 8 2 Z"
-_OUTLINE = (
-    "M8.3 3.3 H23.7 A5 5 0 0 1 28.7 8.3 V17.7 A5 5 0 0 1 23.7 22.7 H14.5 L9.3 27.2 V22.7 H8.3"
-    " A5 5 0 0 1 3.3 17.7 V8.3 A5 5 0 0 1 8.3 3.3 Z"
-)
-_LOWER_HALF = "M2 13 H30 V18 A6 6 0 0 1 24 24 H15 L8 30 V24 A6 6 0 0 1 2 18 Z"
-_RIBBON = "M18 2 H24 V17 L21 14 L18 17 Z"
-_DOTS = "".join(f"M{x - 2.4} 13 a2.4 2.4 0 1 0 4.8 0 a2.4 2.4 0 1 0 -4.8 0 Z" for x in (8.6, 16, 23.4))
-_BANG = "M14 6 H18 L17.4 14.5 H14.6 Z M13.9 18.6 a2.1 2.1 0 1 0 4.2 0 a2.1 2.1 0 1 0 -4.2 0 Z"
-
-# Middle tones: at least 3:1 against both a white and a near-black panel.
-TEAL, GREY, RED = "#12907e", "#7c847f", "#d9483b"
-_GOLD = "#f2b84b"
 
 
 class LogoState(Enum):

@@ -23,6 +23,34 @@ _FALLBACK_FONTS = ("DejaVu Sans", "Bitstream Vera Sans", "Sans Serif", "sans-ser
 _BETTER_MONO = ("JetBrains Mono", "Adwaita Mono", "Fira Code", "Noto Sans Mono", "Source Code Pro", "DejaVu Sans Mono")
 _FRAME = 127  # percent: what Fusion makes of it is the colour itself
 ZOOMS = (70, 80, 90, 100, 110, 125, 150, 175, 200)  # percent; the steps of Ctrl++ and Ctrl+-
+# A row for each field after the name, a column for each theme; the strong ones are for who asks for more contrast.
+_COLOURS = """
+    page         #fdfdfb #1a1c1b #ffffff #000000
+    sidebar      #f5f5f1 #141615 #ffffff #000000
+    raised       #ffffff #222524 #ffffff #0b0d0c
+    bubble       #eeefe9 #2a2e2c #f2f2ee #161918
+    hover        #ebebe5 #2c312f #e9e9e4 #1c211f
+    selected     #e2e6de #353d39 #d8e2d8 #243029
+    selection    #c6e8e0 #1b423b #c8ebe2 #123a33
+    line         #e3e3dc #303533 #5a5f5a #a5aca7
+    text         #1d211e #e8eae6 #000000 #ffffff
+    muted        #5f655f #a0a7a2 #383d38 #d3d8d4
+    accent       #0c6e60 #56c9b0 #004a3f #7fe8d0
+    on_accent    #ffffff #07231d #ffffff #000000
+    warn         #8a5300 #e8b45a #5c3600 #ffd080
+    warn_soft    #fbf0da #382d18 #fff4de #2b2008
+    mark         #fbe08c #483810 #ffe99a #443300
+    bad          #b3261e #f2897f #8a0f0a #ffb3ab
+    bad_soft     #fbe9e7 #3c2321 #ffeeec #33110f
+    code         #f4f4ef #131514 #ffffff #000000
+    code_keyword #8a2f6b #e39ac6 #6b1050 #ffc0e6
+    code_string  #2f6b2a #9fd08a #1c4a17 #c2efae
+    code_number  #a04a00 #f0b072 #6e3000 #ffcf9e
+    code_comment #5f655f #a0a7a2 #383d38 #d3d8d4
+    code_name    #1f5aa6 #8dbcf5 #0d3b78 #b9d8ff
+"""
+_NAMES = ("light", "dark", "light, strong", "dark, strong")
+_ROWS = {name: colours for name, *colours in map(str.split, _COLOURS.strip().splitlines())}
 
 
 @dataclass(frozen=True)
@@ -55,34 +83,6 @@ class Theme:
     code_name: str
 
 
-# A row for each field after the name, a column for each theme; the strong ones are for who asks for more contrast.
-_COLOURS = """
-    page         #fdfdfb #1a1c1b #ffffff #000000
-    sidebar      #f5f5f1 #141615 #ffffff #000000
-    raised       #ffffff #222524 #ffffff #0b0d0c
-    bubble       #eeefe9 #2a2e2c #f2f2ee #161918
-    hover        #ebebe5 #2c312f #e9e9e4 #1c211f
-    selected     #e2e6de #353d39 #d8e2d8 #243029
-    selection    #c6e8e0 #1b423b #c8ebe2 #123a33
-    line         #e3e3dc #303533 #5a5f5a #a5aca7
-    text         #1d211e #e8eae6 #000000 #ffffff
-    muted        #5f655f #a0a7a2 #383d38 #d3d8d4
-    accent       #0c6e60 #56c9b0 #004a3f #7fe8d0
-    on_accent    #ffffff #07231d #ffffff #000000
-    warn         #8a5300 #e8b45a #5c3600 #ffd080
-    warn_soft    #fbf0da #382d18 #fff4de #2b2008
-    mark         #fbe08c #483810 #ffe99a #443300
-    bad          #b3261e #f2897f #8a0f0a #ffb3ab
-    bad_soft     #fbe9e7 #3c2321 #ffeeec #33110f
-    code         #f4f4ef #131514 #ffffff #000000
-    code_keyword #8a2f6b #e39ac6 #6b1050 #ffc0e6
-    code_string  #2f6b2a #9fd08a #1c4a17 #c2efae
-    code_number  #a04a00 #f0b072 #6e3000 #ffcf9e
-    code_comment #5f655f #a0a7a2 #383d38 #d3d8d4
-    code_name    #1f5aa6 #8dbcf5 #0d3b78 #b9d8ff
-"""
-_NAMES = ("light", "dark", "light, strong", "dark, strong")
-_ROWS = {name: colours for name, *colours in map(str.split, _COLOURS.strip().splitlines())}
 LIGHT, DARK, LIGHT_STRONG, DARK_STRONG = (
     Theme(theme, **{field: colours[column] for field, colours in _ROWS.items()}) for column, theme in enumerate(_NAMES)
 )

@@ -7,7 +7,7 @@ from kvchat.engine.speaking.connection import EngineState, EngineStatus
 from kvchat.engine.speaking.errors import FailureKind
 from kvchat.library.memory.context_size import ContextChoice
 from kvchat.ui.base.theme import restyle
-from kvchat.ui.widgets.card import Card
+from kvchat.ui.widgets.controls import Card
 from kvchat.words.language import N_, _, number
 from kvchat.words.wording import tokens_short
 

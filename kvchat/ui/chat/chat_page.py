@@ -16,9 +16,8 @@ from kvchat.ui.base.theme import Look, restyle
 from kvchat.ui.chat.composer import Composer
 from kvchat.ui.chat.status_strip import ContextMeter
 from kvchat.ui.commands.shortcuts import words_of
-from kvchat.ui.widgets.card import Card
-from kvchat.ui.widgets.elided import ElidedButton, ElidedLabel
-from kvchat.ui.widgets.layouts import COLUMN_WIDTH, GivingWay, ScrollPage
+from kvchat.ui.widgets.controls import Card
+from kvchat.ui.widgets.layouts import COLUMN_WIDTH, ElidedButton, ElidedLabel, GivingWay, ScrollPage
 from kvchat.words.language import _, beside, listed
 
 if TYPE_CHECKING:
@@ -27,6 +26,8 @@ if TYPE_CHECKING:
     from kvchat.ui.transcript.transcript import Transcript
 
 _MODEL_WIDTH = 260  # pixels at most, at 100 % text
+_LEAST_LETTERS, _MOST_LETTERS = 40, 64  # of a notice, about so many to a line
+_GAP, _SCROLL_BAR = 10, 10  # pixels
 
 
 class Header(QWidget):
@@ -163,10 +164,6 @@ def _menu_button(name: str, menu: QMenu) -> QPushButton:
 
     menu.aboutToHide.connect(leave)
     return made
-
-
-_LEAST_LETTERS, _MOST_LETTERS = 40, 64  # of a notice, about so many to a line
-_GAP, _SCROLL_BAR = 10, 10  # pixels
 
 
 class DocumentsLine(ElidedButton):

@@ -14,7 +14,7 @@ from kvchat.ui.attachments.chips import ChipRows, short_name
 from kvchat.ui.base.building import button, column, label, row, styled, tool_button
 from kvchat.ui.base.icons import icon
 from kvchat.ui.base.theme import Look, page_font, restyle
-from kvchat.ui.widgets.elided import ElidedLabel
+from kvchat.ui.widgets.layouts import ElidedLabel
 from kvchat.words.language import _, listed, sentences
 from kvchat.words.wording import one_line
 
@@ -25,6 +25,7 @@ LONG_PASTE = 4000  # characters; from so many on a paste may as well be a docume
 ATTACHED_FROM = 20_000  # characters; what is longer is attached unless the user wants it in the message
 # What the field can lay out at each key without holding up the window: 50,000 characters without a space took 70 ms.
 MOST_TEXT, MOST_LINE = 100_000, 8_000
+_MOST_LINES = 8
 
 
 class MessageField(QPlainTextEdit):
@@ -116,9 +117,6 @@ class QueuedMessage(QFrame):
         """Say whether it is sent by itself: while the reply before it is being made."""
         self.state.setText(_("Sent after this reply:") if waiting else _("Not sent yet:"))
         self.send.setVisible(not waiting)
-
-
-_MOST_LINES = 8
 
 
 class Composer(QWidget):

@@ -15,7 +15,7 @@ from kvchat.ui.base.building import label, progress_bar, row, tool_button
 from kvchat.ui.base.icons import icon
 from kvchat.ui.base.theme import Look, Theme, restyle
 from kvchat.ui.widgets.controls import RoundBar, mix
-from kvchat.ui.widgets.elided import ElidedLabel, plain_tip
+from kvchat.ui.widgets.layouts import ElidedLabel, plain_tip
 from kvchat.words.language import _, beside, number
 from kvchat.words.wording import tokens_short
 
@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from kvchat.chat.context import ContextUse
     from kvchat.chat.turn.forecasts import Forecast
     from kvchat.ui.chat.turn_story import Remark
+
+_GAP = 18  # pixels between remarks
+_STOP = 14  # pixels, at 100 % text
+_BETWEEN = 16  # pixels between the strip's parts
 
 
 class ContextBar(RoundBar):
@@ -98,11 +102,6 @@ def _explained(use: ContextUse) -> str:
         waiting=number(use.waiting),
         reserve=number(use.reserve),
     )
-
-
-_GAP = 18  # pixels between remarks
-_STOP = 14  # pixels, at 100 % text
-_BETWEEN = 16  # pixels between the strip's parts
 
 
 class EngineDot(QWidget):

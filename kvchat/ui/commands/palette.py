@@ -11,7 +11,7 @@ from PySide6.QtGui import QKeyEvent
 from PySide6.QtWidgets import QDialog, QListWidget, QListWidgetItem, QWidget
 
 from kvchat.ui.base.building import column, label, line_edit, row
-from kvchat.ui.widgets.elided import ElidedLabel
+from kvchat.ui.widgets.layouts import ElidedLabel
 from kvchat.words.folding import folded
 from kvchat.words.language import _, listed
 

@@ -19,7 +19,7 @@ from kvchat.library.remote.github import about
 from kvchat.ui.base.building import button, column, label, progress_bar, row
 from kvchat.ui.base.theme import Look, restyle
 from kvchat.ui.dialogs.metered import ask_if_metered
-from kvchat.ui.widgets.card import Card
+from kvchat.ui.widgets.controls import Card
 from kvchat.ui.widgets.entries import ChoiceBox
 from kvchat.ui.widgets.layouts import FlowLayout
 from kvchat.words.language import N_, _, beside, listed, sentences

@@ -17,8 +17,7 @@ from kvchat.ui.base.building import STRETCH, button, column, label, plain_text, 
 from kvchat.ui.base.icons import icon
 from kvchat.ui.base.speaking import announce
 from kvchat.ui.base.theme import Look, page_font
-from kvchat.ui.widgets.elided import breakable
-from kvchat.ui.widgets.layouts import GivingWay, RoomyDialog
+from kvchat.ui.widgets.layouts import GivingWay, RoomyDialog, breakable
 from kvchat.words.language import N_, _, number, sentences
 from kvchat.words.safe_text import redact, this_person
 

@@ -23,9 +23,8 @@ from kvchat.ui.dialogs.confirm import file_dialog
 from kvchat.ui.dialogs.engine_offer import EngineOffer, Start
 from kvchat.ui.dialogs.metered import ask_if_metered
 from kvchat.ui.models.model_choice import found_row
-from kvchat.ui.widgets.card import Card
-from kvchat.ui.widgets.elided import ElidedButton
-from kvchat.ui.widgets.layouts import ScrollPage
+from kvchat.ui.widgets.controls import Card
+from kvchat.ui.widgets.layouts import ElidedButton, ScrollPage
 from kvchat.words.language import _, beside
 from kvchat.words.wording import size
 

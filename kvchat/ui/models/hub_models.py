@@ -32,7 +32,7 @@ from kvchat.ui.dialogs.confirm import fit_height
 from kvchat.ui.dialogs.metered import ask_if_metered
 from kvchat.ui.dialogs.panel import Panel
 from kvchat.ui.models.model_choice import file_row, result_row, suggestion_row
-from kvchat.ui.widgets.card import Card
+from kvchat.ui.widgets.controls import Card
 from kvchat.ui.widgets.lists import Row, RowList
 from kvchat.ui.widgets.text_search import ClearableField
 from kvchat.words.language import N_, _, listed

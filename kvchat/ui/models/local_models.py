@@ -22,7 +22,7 @@ from kvchat.ui.dialogs.confirm import confirm, file_dialog
 from kvchat.ui.dialogs.panel import Panel
 from kvchat.ui.models.first_start import starter_words
 from kvchat.ui.models.model_choice import found_row, in_order
-from kvchat.ui.widgets.card import Card
+from kvchat.ui.widgets.controls import Card
 from kvchat.ui.widgets.layouts import at_end
 from kvchat.ui.widgets.lists import Row, RowList
 from kvchat.ui.widgets.text_search import ClearableField

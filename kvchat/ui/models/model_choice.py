@@ -21,8 +21,8 @@ from kvchat.runtime import Runtime
 from kvchat.ui.base.building import left_to_right
 from kvchat.ui.base.tasks import TaskRunner
 from kvchat.ui.base.theme import Look
-from kvchat.ui.widgets.elided import plain_tip
 from kvchat.ui.widgets.entries import ChoiceBox
+from kvchat.ui.widgets.layouts import plain_tip
 from kvchat.ui.widgets.lists import Row, Tone
 from kvchat.words.language import N_, _, beside, ended, number
 from kvchat.words.wording import size, tokens_short

@@ -20,8 +20,7 @@ from kvchat.ui.dialogs.metered import ask_if_metered
 from kvchat.ui.dialogs.panel import Panel
 from kvchat.ui.models.hub_models import ModelsHub, TokenDialog
 from kvchat.ui.models.local_models import ModelsHere
-from kvchat.ui.widgets.elided import ElidedLabel
-from kvchat.ui.widgets.layouts import ScrollPage
+from kvchat.ui.widgets.layouts import ElidedLabel, ScrollPage
 from kvchat.words.language import _, beside, listed
 from kvchat.words.wording import rough_duration, size
 

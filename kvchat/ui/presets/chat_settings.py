@@ -18,8 +18,8 @@ from kvchat.ui.models.model_choice import ModelBox
 from kvchat.ui.presets.options_form import FormValues
 from kvchat.ui.presets.options_panel import OptionsPanel
 from kvchat.ui.presets.preset_dialog import PresetDialog
-from kvchat.ui.widgets.elided import ElidedLabel
 from kvchat.ui.widgets.entries import ChoiceBox
+from kvchat.ui.widgets.layouts import ElidedLabel
 from kvchat.words.language import N_, _
 
 _WORDS = N_("An empty field is left to the model; what stands there faintly is used then.")

@@ -11,7 +11,7 @@ from kvchat.gateway.requests import Passage, Stage
 from kvchat.ui.base.building import column, label, progress_bar, row
 from kvchat.ui.base.theme import Look
 from kvchat.ui.programs.wording import holder_of, stage_of
-from kvchat.ui.widgets.elided import ElidedLabel
+from kvchat.ui.widgets.layouts import ElidedLabel
 from kvchat.words.language import _, several
 from kvchat.words.wording import tokens_short
 

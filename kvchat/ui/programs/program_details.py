@@ -14,8 +14,8 @@ from kvchat.ui.base.building import column, label, progress_bar
 from kvchat.ui.base.theme import Look
 from kvchat.ui.programs.wording import told_of
 from kvchat.ui.widgets.controls import Switch
-from kvchat.ui.widgets.elided import ElidedLabel
 from kvchat.ui.widgets.entries import Entry
+from kvchat.ui.widgets.layouts import ElidedLabel
 from kvchat.words.language import N_, _, number, sentences
 from kvchat.words.reasons import Reason, ReasonCode
 

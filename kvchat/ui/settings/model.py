@@ -8,8 +8,8 @@ from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.panel import Panel
 from kvchat.ui.settings.memory import MemoryEntry
 from kvchat.ui.settings.page import SettingsPage
-from kvchat.ui.widgets.elided import breakable
 from kvchat.ui.widgets.entries import TOKENS, ChoiceEntry, Entry, NumberEntry
+from kvchat.ui.widgets.layouts import breakable
 from kvchat.words.language import N_, _, sentences
 
 _KV_TYPES = (("f16", N_("Exact (f16)")), ("q8_0", N_("Half the memory (q8_0)")), ("q4_0", N_("A quarter (q4_0)")))

@@ -21,8 +21,8 @@ from kvchat.ui.dialogs.confirm import confirm
 from kvchat.ui.dialogs.panel import Panel
 from kvchat.ui.settings.page import SettingsPage
 from kvchat.ui.storage.usage_summary import expiry_in_words, plan_in_words
-from kvchat.ui.widgets.elided import breakable
 from kvchat.ui.widgets.entries import DAYS, GIGABYTES, Entry, NumberEntry
+from kvchat.ui.widgets.layouts import breakable
 from kvchat.words.language import N_, _, sentences, several
 from kvchat.words.wording import MEMORY_OF_CHATS, STORAGE, size
 

@@ -28,7 +28,7 @@ from kvchat.ui.commands.shortcuts import add_keep_actions, words_of
 from kvchat.ui.sidebar.arrangement import Arrangement, Order, with_headings
 from kvchat.ui.sidebar.conversation_list import ChatList, ConversationDelegate, ConversationModel, Row
 from kvchat.ui.sidebar.search_panel import SearchPanel
-from kvchat.ui.widgets.elided import ElidedButton
+from kvchat.ui.widgets.layouts import ElidedButton
 from kvchat.ui.widgets.lists import ROW
 from kvchat.words.language import _, pgettext, several
 from kvchat.words.wording import STORAGE, VERIFY_MEMORY, one_line, size_of

@@ -8,7 +8,7 @@ measured: it held the window up longer for code and tables, which could not scro
 one document only. Only messages near the reader have widgets (`message_column.py`); the others are guessed heights,
 and the first known row in sight keeps its place while they are found out. Widgets are made in any order, so Tab asks
 each time what stands next. Nothing is loaded, hidden characters are taken out of prose and named in code, as in what is
-exported to be read and in a document's view (`words/safe_text.py`), links ask (`links.py`).
+exported to be read and in a document's view (`words/safe_text.py`), links ask (`text_page.py`).
 
 What is searched for is marked by `find.py`, in texts still to come as well; its bar goes from hit to hit,
 `attachments/chips.py` shows those in a document.

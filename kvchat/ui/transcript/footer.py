@@ -29,8 +29,7 @@ from kvchat.ui.base.icons import icon
 from kvchat.ui.base.theme import Look
 from kvchat.ui.rendering.text_page import PageStyle
 from kvchat.ui.widgets.controls import RoundBar, mix
-from kvchat.ui.widgets.elided import ElidedButton, ElidedLabel
-from kvchat.ui.widgets.layouts import FlowLayout, height_for_width
+from kvchat.ui.widgets.layouts import ElidedButton, ElidedLabel, FlowLayout, height_for_width
 from kvchat.words.language import N_, _, listed
 from kvchat.words.wording import date_of, day_short, duration, moment_of
 

@@ -11,7 +11,7 @@ from kvchat.errors import KvchatError
 from kvchat.ui.base.building import STRETCH, button, column, label, row, styled
 from kvchat.ui.base.icons import icon
 from kvchat.ui.base.theme import Look
-from kvchat.ui.widgets.card import Card
+from kvchat.ui.widgets.controls import Card
 from kvchat.ui.widgets.layouts import height_for_width
 from kvchat.words.language import _
 

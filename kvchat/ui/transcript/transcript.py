@@ -14,15 +14,14 @@ from kvchat.chat.record.messages import Message, Role
 from kvchat.errors import KvchatError
 from kvchat.ui.base.speaking import announce
 from kvchat.ui.base.theme import Look
-from kvchat.ui.rendering.text_page import PageStyle, TextPage
+from kvchat.ui.rendering.text_page import PageStyle, TextPage, ask_to_open
 from kvchat.ui.transcript.find import HitMarks
 from kvchat.ui.transcript.footer import MessageRequest, Request
-from kvchat.ui.transcript.links import ask_to_open
 from kvchat.ui.transcript.message_column import MessageColumn, View
+from kvchat.ui.transcript.message_view import UserView
 from kvchat.ui.transcript.reply_view import ReplyView
 from kvchat.ui.transcript.selection import Selection
 from kvchat.ui.transcript.tail import JUMP_ROOM
-from kvchat.ui.transcript.user_view import UserView
 from kvchat.words.language import _
 
 _MOST_SAID = 2000  # letters of a reply that are said by themselves

@@ -1,19 +1,24 @@
-"""Small controls that Qt lacks or cannot draw in every theme and text size: a switch, a round bar, a copy button."""
+"""Small controls that Qt lacks or cannot draw in every theme and text size: switch, round bar, copy button, card."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any, Literal
 
 from PySide6.QtCore import QPoint, QRectF, QSize, Qt, QTimer
-from PySide6.QtGui import QColor, QGuiApplication, QPainter, QPainterPath, QPaintEvent, QPen
-from PySide6.QtWidgets import QCheckBox, QPushButton, QSizePolicy, QWidget
+from PySide6.QtGui import QColor, QGuiApplication, QHideEvent, QPainter, QPainterPath, QPaintEvent, QPen, QShowEvent
+from PySide6.QtWidgets import QCheckBox, QFrame, QPushButton, QSizePolicy, QWidget
 
+from kvchat.ui.base.building import button, column, label, styled
+from kvchat.ui.base.speaking import announce
 from kvchat.ui.base.theme import Look
-from kvchat.words.language import _
+from kvchat.ui.widgets.layouts import FlowLayout
+from kvchat.words.language import _, sentences
 
 HEIGHT = 14  # pixels of a round bar, unless a subclass says otherwise
 _WIDTH, _HEIGHT, _GAP = 38, 22, 3  # pixels of a switch at 100 % text; the gap is between the track and the knob
 _SAID_MS = 1500  # "Copied"
+_SETTLES_MS = 300  # what is shown for a moment only is not announced
 
 
 class Switch(QCheckBox):
@@ -108,3 +113,59 @@ class CopyButton(QPushButton):
         QGuiApplication.clipboard().setText(self._text())
         self.setText(_("Copied"))
         self._back.start()
+
+
+class Card(QFrame):
+    """Title, detail, advice, and a row of buttons."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._announced = ""
+        self._soon = QTimer(self, singleShot=True, interval=_SETTLES_MS)
+        self._soon.timeout.connect(self._announce)
+        styled(self, "card")
+        self.title, self.detail, self.advice = said = [
+            label(kind=one, wraps=True, selectable=True) for one in ("strong", "", "muted")
+        ]
+        for one in said:
+            one.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Minimum)
+        self._button_row = QWidget()
+        self._button_row.hide()
+        self.buttons = FlowLayout(self._button_row)
+        self.buttons.setContentsMargins(0, 6, 0, 0)
+        column(*said, self._button_row, on=self, spacing=5, margins=(18, 14, 18, 14))
+
+    def say(self, title: str, detail: str, advice: str) -> None:
+        for one, words in ((self.title, title), (self.detail, detail), (self.advice, advice)):
+            one.setText(words)
+            one.setVisible(bool(words))
+        self.setAccessibleName(sentences(title, detail, advice))
+        self._soon.start()
+
+    def showEvent(self, event: QShowEvent) -> None:
+        super().showEvent(event)
+        self._soon.start()
+
+    def hideEvent(self, event: QHideEvent) -> None:
+        """Shown again, it is news again."""
+        super().hideEvent(event)
+        if not event.spontaneous():
+            self._announced = ""
+
+    def _announce(self) -> None:
+        if self.isVisible() and self.accessibleName() != self._announced:
+            self._announced = self.accessibleName()
+            announce(self, self._announced, urgent=self.property("tone") == "bad")
+
+    def offer(self, *wanted: QPushButton | Literal[False]) -> None:
+        for place in range(self.buttons.count()):
+            item = self.buttons.itemAt(place)
+            if item is not None and (one := item.widget()) is not None:
+                one.setVisible(one in wanted)
+        self._button_row.setVisible(any(wanted))
+
+    def add_button(self, words: str, kind: str = "", on_click: Any = None) -> QPushButton:
+        made = button(words, on_click, kind)
+        self.buttons.addWidget(made)
+        self._button_row.show()
+        return made

@@ -31,13 +31,14 @@ from PySide6.QtWidgets import (
 )
 
 from kvchat.ui.base.theme import Look
-from kvchat.ui.widgets.elided import plain_tip
+from kvchat.ui.widgets.layouts import plain_tip
 from kvchat.words.language import listed
 from kvchat.words.wording import one_line
 
 Index = QModelIndex | QPersistentModelIndex
 ROW = Qt.ItemDataRole.UserRole
 _PAD, _GAP = 9, 4  # pixels around and between the two lines of a Row
+Box = TypeVar("Box", QRect, QRectF)
 
 
 class Titled(Protocol):
@@ -119,9 +120,6 @@ def _runs(places: Sequence[int]) -> list[tuple[int, int]]:
         else:
             runs.append((place, place))
     return runs
-
-
-Box = TypeVar("Box", QRect, QRectF)
 
 
 def sided(option: QStyleOptionViewItem, box: Box) -> Box:

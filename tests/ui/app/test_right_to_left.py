@@ -23,7 +23,7 @@ from kvchat.ui.commands.shortcuts import words_of
 from kvchat.ui.models.model_choice import found_row
 from kvchat.ui.rendering.code_view import CodeView
 from kvchat.ui.rendering.text_page import TextPage
-from kvchat.ui.transcript.user_view import UserView
+from kvchat.ui.transcript.message_view import UserView
 from kvchat.ui.widgets.lists import sided
 from kvchat.words import language
 from kvchat.words.language import beside

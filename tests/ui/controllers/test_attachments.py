@@ -27,7 +27,7 @@ from kvchat.ui.attachments.chips import AttachmentView, PictureView, short_name
 from kvchat.ui.attachments.pictures import RegionPicker
 from kvchat.ui.base.theme import Look
 from kvchat.ui.chat.composer import ATTACHED_FROM, LONG_PASTE
-from kvchat.ui.transcript.user_view import UserView
+from kvchat.ui.transcript.message_view import UserView
 from tests.desktop_bus import session_bus
 from tests.pictures import png
 from tests.ui.app.test_language import the_app

@@ -16,11 +16,11 @@ from kvchat.chat.record.messages import Role
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.attachments.chips import ChipRows
 from kvchat.ui.base.theme import Look
+from kvchat.ui.rendering.text_page import ask_to_open
 from kvchat.ui.transcript.footer import MessageRequest, Request
-from kvchat.ui.transcript.links import ask_to_open
+from kvchat.ui.transcript.message_view import UserView
 from kvchat.ui.transcript.reply_view import ReplyView
 from kvchat.ui.transcript.transcript import Transcript
-from kvchat.ui.transcript.user_view import UserView
 from kvchat.words.folding import terms_of
 from tests.ui.fake_runtime import FakeRuntime, a_receipt
 from tests.ui.reading import a_message

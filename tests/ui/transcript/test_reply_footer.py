@@ -7,7 +7,7 @@ from dataclasses import replace
 from kvchat.chat.record.messages import Role
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.transcript.reply_view import ReplyView
-from kvchat.ui.widgets.elided import ElidedLabel
+from kvchat.ui.widgets.layouts import ElidedLabel
 from tests.ui.fake_runtime import FakeRuntime, a_receipt
 from tests.ui.waiting import until
 

@@ -11,7 +11,7 @@ from pytestqt.qtbot import QtBot
 
 from kvchat.chat.record.messages import MessageState, Role
 from kvchat.ui.app.main_window import MainWindow
-from kvchat.ui.transcript.links import LinkDialog
+from kvchat.ui.rendering.text_page import LinkDialog
 from kvchat.ui.transcript.reply_view import ReplyView
 from kvchat.ui.transcript.transcript import Transcript
 from tests.ui.fake_runtime import FakeRuntime, a_receipt

@@ -17,12 +17,10 @@ from kvchat.chat.record.messages import Message, MessageState, Role
 from kvchat.settings import Settings
 from kvchat.ui.base import theme
 from kvchat.ui.base.theme import Look
-from kvchat.ui.rendering.text_page import TextPage
-from kvchat.ui.transcript.links import LinkDialog, real_place
-from kvchat.ui.transcript.message_view import MessageView
+from kvchat.ui.rendering.text_page import LinkDialog, TextPage, real_place
+from kvchat.ui.transcript.message_view import MessageView, UserView
 from kvchat.ui.transcript.reply_view import ReplyView, ThinkingView
 from kvchat.ui.transcript.transcript import Transcript
-from kvchat.ui.transcript.user_view import UserView
 from kvchat.ui.widgets.text_search import select
 from tests.ui.fake_runtime import a_receipt
 from tests.ui.reading import a_message
