@@ -393,7 +393,7 @@ def test_few_widgets_are_styled_anew_when_the_text_size_changes(
     page.resize(850, 700)
     page.show()
     page.show_conversation(conversation(40))
-    qtbot.waitUntil(lambda: len(page.views) > 20)
+    qtbot.waitUntil(lambda: len(page.views) > 20, timeout=LONG_MS)
     styled: list[int] = []
     whole = theme._nothing_collected
 
