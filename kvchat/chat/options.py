@@ -15,7 +15,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import sqlite3
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -150,7 +149,11 @@ def options_from(text: str) -> ChatOptions:
     """The options in a stored text; what makes no sense there is left out."""
     try:
         stored = json.loads(text or "{}")
-        options = ChatOptions(_sampling(stored.get("sampling", {})), _template(stored.get("template", {})))
+        template = stored.get("template", {}).items()
+        options = ChatOptions(
+            _sampling(stored.get("sampling", {})),
+            tuple(sorted((str(name), value) for name, value in template if isinstance(value, bool | str))),
+        )
         check(options)
     except (ValueError, TypeError, AttributeError, RecursionError, KvchatError):
         return ChatOptions()
@@ -173,10 +176,6 @@ def _sampling(stored: dict[str, Any]) -> Sampling:
     return Sampling(**values)
 
 
-def _template(stored: dict[str, Any]) -> TemplateOptions:
-    return tuple(sorted((str(name), value) for name, value in stored.items() if isinstance(value, bool | str)))
-
-
 @dataclass(frozen=True)
 class Preset:
     """What a chat can begin with. An empty `id`: not stored yet."""
@@ -197,7 +196,14 @@ class PresetExists(KvchatError):
 
 
 def presets(database: Database) -> list[Preset]:
-    return [_preset(row) for row in database.rows("SELECT * FROM presets ORDER BY name COLLATE NOCASE, name")]
+    return [
+        Preset(
+            row["name"], row["system"], row["model"], options_from(row["options"]), bool(row["is_default"]), row["id"]
+        )
+        for row in database.rows(
+            "SELECT name, system, model, options, is_default, id FROM presets ORDER BY name COLLATE NOCASE, name"
+        )
+    ]
 
 
 def of_a_new_chat(database: Database) -> tuple[AnswerSettings, list[Message]]:
@@ -274,9 +280,3 @@ def remember_model(database: Database, conversation_id: str, model: str, *, repl
     """Have `model` answer in a conversation; without `replace` only if it has none yet. Raises StorageFailed."""
     statement = "UPDATE conversations SET model = ? WHERE id = ? AND (? OR model IS NULL)"
     database.write(statement, (model, conversation_id, replace))
-
-
-def _preset(row: sqlite3.Row) -> Preset:
-    return Preset(
-        row["name"], row["system"], row["model"], options_from(row["options"]), bool(row["is_default"]), row["id"]
-    )

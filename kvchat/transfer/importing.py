@@ -112,11 +112,27 @@ def import_paths(
 
 @dataclass(frozen=True)
 class _Entry:
-    """One conversation in a file, or why a file has none."""
+    """What may be a conversation in a file, or why a file has none."""
 
     where: str
-    row: Callable[[], Row]
+    value: Any = None
+    own: bool = False  # as kvchat writes them
+    name: str = ""  # stands for an id that is missing
+    fault: str = ""
     memory: MemoryFile | None = None  # that comes with it
+
+    def row(self) -> Row:
+        """Raises BadConversation and RecursionError."""
+        if self.fault:
+            raise BadConversation(self.fault)
+        if self.own:
+            if not isinstance(self.value, dict):
+                raise BadConversation(_("it is not a chat"))
+            return with_own_ids(self.value)
+        parser = foreign_parser(self.value)
+        if parser is None:
+            raise BadConversation(_("it is not a chat in any form that kvchat knows"))
+        return parser(self.value, self.name)
 
 
 def _entries(path: Path, passphrase: str) -> Iterator[_Entry]:
@@ -141,7 +157,7 @@ def _entries(path: Path, passphrase: str) -> Iterator[_Entry]:
         else:
             yield from _in_file(path.name, partial(open_plain, path))
     except ZIP_FAULTS as error:
-        yield _Entry(path.name, _raiser(_reason(error)))
+        yield _Entry(path.name, fault=_reason(error))
 
 
 def _members(archive: zipfile.ZipFile) -> list[zipfile.ZipInfo]:
@@ -165,28 +181,12 @@ def _in_file(name: str, opened: Callable[[], IO[bytes]]) -> Iterator[_Entry]:
                 where = name if piece.alone else _("{name}, chat {count}", name=name, count=count)
                 if title := _title(piece.value):
                     where += " " + _("“{name}”", name=title)
-                yield _Entry(where, _reader(piece.value, name if piece.alone else f"{name}:{count}", own=piece.own))
+                yield _Entry(where, piece.value, piece.own, name if piece.alone else f"{name}:{count}")
             if not count:
                 raise ValueError(_("it holds no chats"))
     except (*ZIP_FAULTS, MemoryError) as error:
         rest = "; " + _("the {count} before that are taken in", count=number(count)) if count > 1 else ""
-        yield _Entry(name, _raiser(_reason(error) + rest))
-
-
-def _reader(entry: Any, name: str, *, own: bool) -> Callable[[], Row]:
-    if own:
-        return (lambda: with_own_ids(entry)) if isinstance(entry, dict) else _raiser(_("it is not a chat"))
-    parser = foreign_parser(entry)
-    if parser is None:
-        return _raiser(_("it is not a chat in any form that kvchat knows"))
-    return lambda: parser(entry, name)
-
-
-def _raiser(reason: str) -> Callable[[], Row]:
-    def fail() -> Row:
-        raise BadConversation(reason)
-
-    return fail
+        yield _Entry(name, fault=_reason(error) + rest)
 
 
 def _title(entry: Any) -> str:

@@ -14,8 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.chat import deletion as forgetting
-from kvchat.chat import deletion as recently_deleted
+from kvchat.chat import deletion
 from kvchat.chat.events import Notice
 from kvchat.chat.record import automatic_backups
 from kvchat.chat.record.automatic_backups import back_up, backups_of
@@ -77,7 +76,7 @@ async def test_a_deleted_message_is_nowhere_when_it_cannot_be_undone(
     chat = await asked(stage)
     assert {file.name.partition(".")[0] for file in traces(stage)} >= {"conversations", "index"}
     assert backups_of(stage.runtime.paths.database)[0] in traces(stage)
-    monkeypatch.setattr(recently_deleted, "UNDO_S", 0)
+    monkeypatch.setattr(deletion, "UNDO_S", 0)
     await keep_deleted(stage, 0)
     _, _, question, _ = await stage.runtime.chat.messages(chat)
     await stage.runtime.chat.delete_message(question)
@@ -94,7 +93,7 @@ async def test_a_message_put_back_keeps_its_save_points(stage: Stage) -> None:
     removed = await stage.runtime.chat.delete_message(before[2])
     assert len(stage.save_points()) == 2
     await stage.runtime.chat.put_back(removed)
-    assert rows(stage, "removed") == 0
+    assert rows(stage, "removed") == rows(stage, "deleted") == 0
     assert await stage.runtime.chat.messages(chat) == before
     await stage.runtime.close()
     assert len(stage.save_points()) == 2
@@ -121,52 +120,22 @@ async def killed(stage: Stage) -> None:
     await stage.runtime.close()
 
 
-async def test_a_run_that_was_killed_leaves_nothing_of_a_deleted_message(stage: Stage, smollm2: Path) -> None:
+@pytest.mark.parametrize("what", ["message", "chat"])
+async def test_a_run_that_was_killed_leaves_nothing_of_what_was_deleted(stage: Stage, smollm2: Path, what: str) -> None:
     chat = await asked(stage)
-    await stage.runtime.chat.delete_message((await stage.runtime.chat.messages(chat))[2])
+    if what == "chat":
+        await stage.runtime.chat.organiser.delete([chat])
+    else:
+        await stage.runtime.chat.delete_message((await stage.runtime.chat.messages(chat))[2])
     await killed(stage)
     let_days_pass(stage, 8)
     assert len(stage.save_points()) == 2
     async with Stage(stage.home, stage.fake, smollm2) as again:
-        assert len(again.save_points()) == 1
+        assert len(again.save_points()) == (what == "message")
         again.runtime.chat.forget_left_behind()
         await again.runtime.chat.idle()
         assert traces(again) == []
         assert rows(again, "deleted") == 0
-
-
-async def test_a_run_that_was_killed_leaves_nothing_of_a_deleted_chat(stage: Stage, smollm2: Path) -> None:
-    chat = await asked(stage)
-    await stage.runtime.chat.organiser.delete([chat])
-    await killed(stage)
-    let_days_pass(stage, 8)
-    async with Stage(stage.home, stage.fake, smollm2) as again:
-        again.runtime.chat.forget_left_behind()
-        await again.runtime.chat.idle()
-        assert traces(again) == []
-        assert rows(again, "deleted") == 0
-
-
-async def test_save_points_of_an_older_version_go_with_a_deleted_message_after_a_kill(
-    stage: Stage, smollm2: Path
-) -> None:
-    chat = await asked(stage)
-    await stage.runtime.chat.delete_message((await stage.runtime.chat.messages(chat))[2])
-    await killed(stage)
-    let_days_pass(stage, 8)
-    with contextlib.closing(sqlite3.connect(stage.home / "cache" / "savepoints" / "index.db")) as index, index:
-        index.execute("UPDATE save_points SET message_id = NULL")
-    async with Stage(stage.home, stage.fake, smollm2) as again:
-        again.runtime.chat.forget_left_behind()
-        await again.runtime.chat.idle()
-        assert again.save_points() == []
-
-
-async def test_what_was_put_back_is_not_forgotten_at_the_next_start(stage: Stage) -> None:
-    chat = await asked(stage)
-    question = (await stage.runtime.chat.messages(chat))[2]
-    await stage.runtime.chat.put_back(await stage.runtime.chat.delete_message(question))
-    assert rows(stage, "deleted") == rows(stage, "removed") == 0
 
 
 def rows(stage: Stage, table: str) -> int:
@@ -204,6 +173,12 @@ async def test_many_that_go_at_once_are_overwritten_together(stage: Stage, monke
     assert len(calls) == 2
 
 
+async def title_of(stage: Stage, chat: str) -> str:
+    conversation = await stage.runtime.chat.conversation(chat)
+    assert conversation is not None
+    return conversation.title
+
+
 async def test_the_title_goes_with_the_question_it_was_made_of(stage: Stage) -> None:
     chat = await stage.chat("Be brief.")
     await stage.answered(chat, SECRET)
@@ -211,14 +186,9 @@ async def test_the_title_goes_with_the_question_it_was_made_of(stage: Stage) -> 
     await stage.runtime.chat.edit(question, "Another question")
     removed = await stage.runtime.chat.delete_message(question)
 
-    async def title() -> str:
-        conversation = await stage.runtime.chat.conversation(chat)
-        assert conversation is not None
-        return conversation.title
-
-    assert await title() == "Another question"
+    assert await title_of(stage, chat) == "Another question"
     await stage.runtime.chat.put_back(removed)
-    assert await title() == SECRET
+    assert await title_of(stage, chat) == SECRET
     await stage.runtime.chat.idle()
     assert reply.id in {row["id"] for row in removed.rows}
 
@@ -227,19 +197,14 @@ async def test_a_title_by_the_model_goes_with_the_words_it_has_from_a_message(st
     chat = await asked(stage)
     database = stage.runtime._database
 
-    async def title() -> str:
-        conversation = await stage.runtime.chat.conversation(chat)
-        assert conversation is not None
-        return conversation.title
-
     _, first, question, last = await stage.runtime.chat.messages(chat)
     for made, left in (("River and garden", "River and garden"), ("The quokka's river", title_from(QUESTION))):
         titles.make_due(database, chat)
         assert titles.settle(database, chat, made, first.id)
         removed = await stage.runtime.chat.delete_message(question)
-        assert await title() == left
+        assert await title_of(stage, chat) == left
         await stage.runtime.chat.put_back(removed)
-        assert await title() == made
+        assert await title_of(stage, chat) == made
     titles.make_due(database, chat)
     await stage.runtime.chat.delete_message(question)
     assert not titles.settle(database, chat, "Made of a quokka before it went", last.id)
@@ -271,7 +236,7 @@ async def test_what_cannot_be_deleted_is_told_once_and_tried_again(
         return delete(conversation_id)
 
     monkeypatch.setattr(store, "delete_conversation", refuse_at_first)
-    monkeypatch.setattr(forgetting, "AGAIN_S", 0.01)
+    monkeypatch.setattr(deletion, "AGAIN_S", 0.01)
     await stage.runtime.chat.delete(chat)
     await stage.until(lambda: not rows(stage, "deleted"))
     await stage.runtime.chat.idle()

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import pyrage
 import pytest
 
 from kvchat.chat.record.database import Database
@@ -26,7 +25,6 @@ from kvchat.transfer.memory_file import (
     export_with_memory,
     is_memory_file,
     is_sealed,
-    opened,
     seal,
     told_of,
 )
@@ -283,17 +281,6 @@ def test_other_threads_go_on_while_a_passphrase_is_worked_on(tmp_path: Path) -> 
     over.set()
     thread.join()
     assert after - before > 20
-
-
-@pytest.mark.slow
-def test_what_an_earlier_version_sealed_opens() -> None:
-    key = pyrage.x25519.Identity.generate()
-    sealed = pyrage.passphrase.encrypt(str(key).encode(), SECRET)
-    body = b"1\n" + len(sealed).to_bytes(2, "big") + sealed + pyrage.encrypt(b"words", [key.to_public()])
-    with opened(io.BytesIO(body), SECRET) as plain:
-        assert plain.read() == b"words"
-    with pytest.raises(WrongPassphrase), opened(io.BytesIO(body), "wrong"):
-        pass
 
 
 def test_a_chat_of_which_nothing_is_kept(make: Made, tmp_path: Path) -> None:

@@ -203,7 +203,6 @@ class Preparing:
             return False
 
     async def _work(self, work: _Work, read: bool) -> bool:
-        """In the slot."""
         lease, boundary = work.lease, work.boundary
         if len(boundary) >= lease.engine.context_size:
             return False  # room is made for it when it is answered

@@ -76,7 +76,7 @@ class Turn:
         self._tell = parts.events.of_chat(conversation_id)
         self._exchange: Exchange  # once it has a slot
         self._settling = Settling(self._tell)
-        self._stopped = False
+        self.stopped = False  # the reply was to end
         self.behind_another = False  # another reply comes first
         self._sent_at = time.perf_counter()
         self._queued_s = 0.0
@@ -87,16 +87,12 @@ class Turn:
         self._reply: ReplyWriter | None = None
 
     def stop(self) -> None:
-        self._stopped = True
+        self.stopped = True
         self._answering.interrupt()
 
     def supersede(self) -> None:
         """The conversation's next message makes settling pointless; a save that has begun goes on."""
         self._settling.supersede()
-
-    @property
-    def stopped(self) -> bool:
-        return self._stopped
 
     @property
     def answering(self) -> bool:
@@ -139,13 +135,16 @@ class Turn:
         return ()
 
     async def _answer(self) -> Message | None:
-        if self._stopped:
+        if self.stopped:
             return None
         try:
             async with self._exchange.losses_explained():
                 message = await self._answering.run(self._stream())
         except EngineRefused as refusal:
-            raise self._in_words(refusal) from refusal
+            if (self._drawn.grammar or self._drawn.json_schema) and "grammar" in refusal.message:
+                raise FormatRefused(refusal.message) from refusal
+            advice = _("Try again. If it happens every time, the model's chat template may not suit this chat.")
+            raise EngineError(_("The engine would not answer"), refusal.message, advice) from refusal
         return message if message is not None else await self._close_reply(MessageState.STOPPED)
 
     async def _stream(self) -> Message | None:
@@ -275,26 +274,11 @@ class Turn:
                 async with self._exchange.losses_explained():
                     boundary = partial(lease.boundary, prompt_messages(path))
                     await self._settling.run(lease, boundary, reply.id, going_on)
-                await self._note_settling(reply)
-            if not await parts.path(reply.id):  # deleted meanwhile, perhaps by another process
-                await parts.slots.discard_messages(self.conversation_id, [reply.id])
+            if reply.receipt is not None and self._settling.settle_ms:
+                settle_ms, save_ms = self._settling.settle_ms, self._settling.save_ms or None
+                receipt = replace(reply.receipt, settle_ms=settle_ms, save_ms=save_ms)
+                with contextlib.suppress(StorageFailed):  # the reply is on disk, with all that matters of it
+                    await parts.worker.run(parts.database.update_receipt, reply.id, receipt)
+                    parts.events.publish(MessagesChanged(self.conversation_id))
         except KvchatError as error:
             parts.events.publish(SaveSkipped(why_not_saved(error), conversation_id=self.conversation_id))
-
-    async def _note_settling(self, reply: Message) -> None:
-        """The receipt says what came after the reply, too."""
-        parts, settling = self._parts, self._settling
-        if reply.receipt is not None and settling.settle_ms:
-            receipt = replace(reply.receipt, settle_ms=settling.settle_ms, save_ms=settling.save_ms or None)
-            with contextlib.suppress(StorageFailed):  # the reply is on disk, with all that matters of it
-                await parts.worker.run(parts.database.update_receipt, reply.id, receipt)
-                parts.events.publish(MessagesChanged(self.conversation_id))
-
-    def _in_words(self, refusal: EngineRefused) -> KvchatError:
-        if (self._drawn.grammar or self._drawn.json_schema) and "grammar" in refusal.message:
-            return FormatRefused(refusal.message)
-        return EngineError(
-            _("The engine would not answer"),
-            refusal.message,
-            _("Try again. If it happens every time, the model's chat template may not suit this chat."),
-        )

@@ -313,22 +313,6 @@ async def test_a_second_message_while_one_is_answered_goes_back(stage: Stage) ->
     assert [m.role for m in await stage.runtime.chat.messages(chat)] == [Role.USER, Role.ASSISTANT]
 
 
-async def test_a_conversation_deleted_by_another_process_leaves_no_files(stage: Stage) -> None:
-    chat = await stage.chat()
-    stage.fake.set(FAKE_HOLD_DURING="stream")
-    future = stage.runtime.chat.send(chat, "one " * 30)
-    await stage.until(lambda: stage.of(ReplyDelta))
-    connection = sqlite3.connect(stage.home / "data" / "conversations.db")
-    connection.execute("PRAGMA foreign_keys = ON")
-    connection.execute("DELETE FROM conversations")
-    connection.commit()
-    connection.close()
-    stage.fake.set(FAKE_HOLD_DURING=None)
-    await future
-    await stage.runtime.chat.idle()
-    assert not stage.save_points()
-
-
 async def test_stopping_the_engine_stops_the_replies_that_wait_too(stage: Stage) -> None:
     first, second = await stage.chat(), await stage.chat()
     stage.fake.set(FAKE_HOLD_DURING="stream")

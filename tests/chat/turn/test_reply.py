@@ -14,9 +14,3 @@ def test_thinking_is_timed_from_its_first_token_to_the_first_of_the_reply() -> N
     draft.take(ChatChunk(text="Yes"), now=22.3)
     draft.take(ChatChunk(text="."), now=30.0)
     assert draft.thinking_ms == 12_300.0
-
-
-def test_a_reply_without_thinking_has_no_duration_of_it() -> None:
-    draft = Draft()
-    draft.take(ChatChunk(text="Yes"), now=1.0)
-    assert draft.thinking_ms is None
