@@ -95,7 +95,6 @@ class ContextUse:
 
     @property
     def free(self) -> int:
-        """What is left; negative where the next reply may not fit."""
         return self.limit - self.used - self.waiting - self.reserve
 
     @property
@@ -407,7 +406,6 @@ async def _count(engine: ReadyEngine, text: str) -> _Count:
 
 
 async def _prompt_size(engine: ReadyEngine, messages: Sequence[ChatMessage]) -> int:
-    """A prompt's tokens; pictures are guessed where the engine does not see."""
     if engine.sees or not needs_vision(messages):
         return len(await engine.engine.prompt_tokens(messages))
     words = [replace(message, pictures=()) for message in messages]

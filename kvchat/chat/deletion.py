@@ -241,13 +241,18 @@ class RecentlyDeleted:
 
     def look_after(self, seconds: float = 0.0) -> None:
         """Look then, and every now and then from there on, for what has been kept long enough."""
+
+        def look() -> None:
+            self._timer = None
+            self._parts.background.begin(self._let_go())
+
         loop = asyncio.get_running_loop()
         at = loop.time() + min(seconds, _LOOK_EVERY_S)
         if self._timer is not None:
             if self._looks_at <= at:
                 return
             self._timer.cancel()
-        self._timer, self._looks_at = loop.call_at(at, self._look_now), at
+        self._timer, self._looks_at = loop.call_at(at, look), at
 
     def close(self) -> None:
         if self._timer is not None:
@@ -255,10 +260,6 @@ class RecentlyDeleted:
             self._timer = None
         if not self._keep_s() and self._deleted_here:
             self._parts.background.begin(self._let_go(set(self._deleted_here)))
-
-    def _look_now(self) -> None:
-        self._timer = None
-        self._parts.background.begin(self._let_go())
 
     async def _hide(self, ids: Sequence[str], at: float | None) -> None:
         statement = "UPDATE conversations SET deleted_at = ?, deleted_s = 0, deleted_seen = NULL WHERE id = ?"

@@ -206,7 +206,12 @@ class EventBus:
             try:
                 listener(event)
             except Exception as error:
-                _report(error, event)
+                try:
+                    loop = asyncio.get_running_loop()
+                except RuntimeError:
+                    raise error from None
+                message = f"A listener broke over {type(event).__name__}"
+                loop.call_exception_handler({"message": message, "exception": error})
 
     def of_chat(self, conversation_id: str) -> Tell:
         """What hears a session whose owner is this conversation."""
@@ -216,11 +221,3 @@ class EventBus:
                 self.publish(replace(event, conversation_id=conversation_id))
 
         return tell
-
-
-def _report(error: Exception, event: Event) -> None:
-    try:
-        loop = asyncio.get_running_loop()
-    except RuntimeError:
-        raise error from None
-    loop.call_exception_handler({"message": f"A listener broke over {type(event).__name__}", "exception": error})

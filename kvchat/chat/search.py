@@ -73,7 +73,6 @@ def excerpt(text: str, terms: Sequence[Term], *, markdown: bool) -> Excerpt | No
 
 
 def beginning(text: str, terms: Sequence[Term] = ()) -> Excerpt:
-    """A text's first words."""
     line = one_line(calm(text[: _BEFORE + _AFTER + _MARGIN]))[: _BEFORE + _AFTER]
     return Excerpt(line, tuple(spans(line, terms)))
 
@@ -86,11 +85,7 @@ def plain(piece: str, *, code: bool = False) -> str:
 
 def _prose(piece: str) -> str:
     rows = _ROW.sub(lambda row: row[0].replace("|", " "), _LINE.sub("", piece))
-    return _INLINE.sub(_kept, rows)
-
-
-def _kept(found: re.Match[str]) -> str:
-    return found["code"] or found["words"] or found["escaped"] or ""
+    return _INLINE.sub(lambda found: found["code"] or found["words"] or found["escaped"] or "", rows)
 
 
 MOST_CHATS = 100  # shown for one search
@@ -157,7 +152,6 @@ class Finder:
             more = await self._worker.run(merge_some, self._database, _PAGES)
 
     def close(self) -> None:
-        """Leave the rest for the next time."""
         if self._indexing is not None:
             self._indexing.cancel()
 
@@ -255,7 +249,6 @@ class _Excerpts:
         self._spent_s = 0.0
 
     def found(self, conversation_id: str, messages: tuple[str, ...]) -> FoundChat:
-        """A chat, and the line around the hit in the newest of the messages."""
         chat = self._db.execute("SELECT title FROM conversations WHERE id = ?", (conversation_id,)).fetchone()
         title = calm(text_of(chat["title"])) if chat else ""
         row = None

@@ -96,7 +96,6 @@ class ChatService:
 
     @property
     def answering(self) -> tuple[str, ...]:
-        """The conversations whose replies are being made right now."""
         return self._turns.answering
 
     @property
@@ -109,7 +108,6 @@ class ChatService:
         return self._background.idle_s
 
     def is_answering(self, conversation_id: str) -> bool:
-        """True if a reply in this conversation is being made or waits for its turn."""
         return self._turns.is_answering(conversation_id)
 
     def ahead_of(self, conversation_id: str) -> str | None:
@@ -139,7 +137,6 @@ class ChatService:
         return await self._worker.run(self._database.conversation, conversation_id)
 
     async def seconds_saved(self) -> dict[str, float]:
-        """The time spared by what was remembered, by conversation, as its replies' receipts say it."""
         return await self._worker.run(self._database.seconds_saved)
 
     async def messages(self, conversation_id: str) -> list[Message]:
@@ -193,7 +190,6 @@ class ChatService:
         self.verifying.leave(conversation_id)
 
     def select(self, conversation_id: str) -> None:
-        """The user looks at this conversation now: begin at once to restore its save point, in the background."""
         self._preparing.select(conversation_id)
 
     def prepare(self, conversation_id: str | None, draft: str, attachments: tuple[Attachment, ...] = ()) -> None:

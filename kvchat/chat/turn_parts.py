@@ -44,7 +44,14 @@ class Unwritten:
         return message_id in self._replies
 
     def shown(self, messages: Iterable[Message]) -> list[Message]:
-        return [self._whole(message) for message in messages]
+        shown = []
+        for message in messages:
+            if held := self._replies.get(message.id):
+                message = replace(
+                    message, content=held.content, thinking=held.thinking, state=held.state, receipt=held.receipt
+                )
+            shown.append(message)
+        return shown
 
     async def write(self) -> None:
         """Write what is held. Raises StorageFailed: it is held on."""
@@ -65,12 +72,6 @@ class Unwritten:
             with contextlib.suppress(StorageFailed):
                 await self.write()
 
-    def _whole(self, message: Message) -> Message:
-        held = self._replies.get(message.id)
-        if held is None:
-            return message
-        return replace(message, content=held.content, thinking=held.thinking, state=held.state, receipt=held.receipt)
-
 
 @dataclass(frozen=True)
 class TurnParts:
@@ -89,7 +90,6 @@ class TurnParts:
     why_not_read: Callable[[], Reason | None]  # why nothing is to be read ahead; None where it may be
 
     def exchange(self, slot: Slot, conversation_id: str) -> Exchange:
-        """For whatever is asked of the engine for a conversation, and told of it, in a slot that is the caller's."""
         return Exchange(self.slots, slot, self.host, conversation_id, self.events.of_chat(conversation_id))
 
     def drawn(self, given: Sampling | None, options: ChatOptions) -> Sampling:

@@ -13,7 +13,7 @@ import shutil
 import sqlite3
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -59,7 +59,6 @@ class BackupFacts:
 
 
 def engine_of(settings: Settings) -> tuple[str, ...]:
-    """What answers by these settings; empty texts where they say nothing of it."""
     return tuple(getattr(settings, name) or "" for name in WHAT_ANSWERS)
 
 
@@ -86,25 +85,17 @@ def write_backup(paths: Paths, out: IO[bytes], progress: Progress = lambda done,
     """The same into a file that is open. Raises OSError, sqlite3.Error and what `progress` raises."""
     with tempfile.TemporaryDirectory(prefix="kvchat-backup-") as folder:
         database = Path(folder) / "conversations.db"
-        _copy_database(paths.database, database, progress)
+        with closing(sqlite3.connect(paths.database)) as live:
+            migrations.back_up(live, database, lambda: progress(0, 0))
+        with closing(sqlite3.connect(database)) as copy:
+            copy.execute("PRAGMA journal_mode = DELETE")
+            chats = int(copy.execute("SELECT count(*) FROM conversations").fetchone()[0])
         files = {DATABASE: database}  # the copy, not the live one
         if paths.settings_file.is_file():
             files[SETTINGS] = paths.settings_file
         unpacked = sum(file.stat().st_size for file in files.values())
-        facts = BackupFacts(datetime.now(UTC), _count(database), 0, unpacked)
+        facts = BackupFacts(datetime.now(UTC), chats, 0, unpacked)
         return replace(facts, size=_write_zip(out, files, facts, progress))
-
-
-def _copy_database(source: Path, target: Path, progress: Progress) -> None:
-    with closing(sqlite3.connect(source)) as live:
-        migrations.back_up(live, target, lambda: progress(0, 0))
-    with closing(sqlite3.connect(target)) as copy:
-        copy.execute("PRAGMA journal_mode = DELETE")
-
-
-def _count(database: Path) -> int:
-    with closing(sqlite3.connect(database)) as db:
-        return int(db.execute("SELECT count(*) FROM conversations").fetchone()[0])
 
 
 def _write_zip(out: IO[bytes], files: Mapping[str, Path], facts: BackupFacts, progress: Progress) -> int:
@@ -170,7 +161,9 @@ def lay_ready(
                 done = _unpack(archive, name, entry, waiting, done, lambda so_far: progress(so_far, facts.unpacked))
         _check_database(waiting / DATABASE)
         if SETTINGS in manifest["files"]:
-            _keep_own(paths, waiting / SETTINGS, _DOOR if with_engine else (*_DOOR, *WHAT_ANSWERS))
+            own, restored = load_settings(paths.settings_file), load_settings(waiting / SETTINGS)
+            kept = {name: getattr(own, name) for name in (_DOOR if with_engine else (*_DOOR, *WHAT_ANSWERS))}
+            save_settings(waiting / SETTINGS, replace(restored, **kept))
         progress(facts.unpacked, facts.unpacked)
         say_ready(paths, datetime.now(UTC))
         return facts
@@ -179,11 +172,6 @@ def lay_ready(
     finally:
         if not (waiting / _READY).exists():
             forget_waiting(paths)
-
-
-def _keep_own(paths: Paths, restored: Path, names: Iterable[str]) -> None:
-    own = load_settings(paths.settings_file)
-    save_settings(restored, replace(load_settings(restored), **{name: getattr(own, name) for name in names}))
 
 
 def say_ready(paths: Paths, now: datetime) -> None:

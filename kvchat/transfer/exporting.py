@@ -19,7 +19,7 @@ from typing import IO, Any, TypeVar
 from markdown_it import MarkdownIt
 
 from kvchat.chat.record.database import Database
-from kvchat.chat.record.messages import Attachment, Conversation, Message, Role
+from kvchat.chat.record.messages import Conversation, Message, Role
 from kvchat.engine.speaking.pictures import kind_of
 from kvchat.errors import KvchatError
 from kvchat.system.concurrency import Progress
@@ -59,7 +59,6 @@ class ExportForm(Enum):
 
     @staticmethod
     def of(target: Path) -> ExportForm:
-        """The form a file's name asks for; JSON where it asks for none."""
         suffix = target.suffix.lower()
         return {".md": ExportForm.MARKDOWN, ".zip": ExportForm.MARKDOWN, ".html": ExportForm.HTML}.get(
             suffix, ExportForm.JSON
@@ -180,29 +179,24 @@ def file_name(conversation: Conversation, suffix: str) -> str:
 
 
 def _article(message: Message, reader: MarkdownIt) -> str:
-    thinking, title = "", _("Thinking")
+    parts = [f'<h2 class="speaker">{_(SPEAKERS[message.role])}</h2>']
     if message.thinking.strip():
-        thinking = f"<details><summary>{title}</summary>{_plain(calm(message.thinking))}</details>"
-    attached = "".join(
-        _picture(attachment)
-        if attachment.data
-        else f"<details><summary>{html.escape(calm(attachment.name))}</summary>{_document(attachment)}</details>"
-        for attachment in message.attachments
+        parts.append(_folded(_("Thinking"), calm(message.thinking)))
+    for attachment in message.attachments:
+        name = html.escape(calm(attachment.name))
+        if attachment.data:  # the picture itself: the page stands alone
+            kind, data = (kind_of(attachment.data) or "png").lower(), base64.b64encode(attachment.data).decode()
+            parts.append(f'<p><img src="data:image/{kind};base64,{data}" alt="{name}"></p>')
+        else:
+            parts.append(_folded(name, shown_document(attachment.name, attachment.text)))
+    parts.append(
+        _rendered(message.content, reader) if message.role is Role.ASSISTANT else _plain(calm(message.content))
     )
-    body = _rendered(message.content, reader) if message.role is Role.ASSISTANT else _plain(calm(message.content))
-    heading = f'<h2 class="speaker">{_(SPEAKERS[message.role])}</h2>'
-    return f'<article class="{message.role.value}" dir="auto">{heading}{thinking}{attached}{body}</article>\n'
+    return f'<article class="{message.role.value}" dir="auto">{"".join(parts)}</article>\n'
 
 
-def _picture(attachment: Attachment) -> str:
-    url = (
-        f"data:image/{(kind_of(attachment.data) or 'png').lower()};base64,{base64.b64encode(attachment.data).decode()}"
-    )
-    return f'<p><img src="{url}" alt="{html.escape(calm(attachment.name))}"></p>'
-
-
-def _document(attachment: Attachment) -> str:
-    return _plain(shown_document(attachment.name, attachment.text))
+def _folded(title: str, text: str) -> str:
+    return f"<details><summary>{title}</summary>{_plain(text)}</details>"
 
 
 def _rendered(text: str, reader: MarkdownIt) -> str:

@@ -136,7 +136,6 @@ class _Entry:
 
 
 def _entries(path: Path, passphrase: str) -> Iterator[_Entry]:
-    """What may be conversations under a path, and what cannot be read."""
     try:
         if in_time(path.is_dir):
             files = sorted(itertools.islice(path.rglob("*.json"), MOST_CHATS + 1))

@@ -291,7 +291,6 @@ class MemoryFile:
         self._members = _members(stream)
 
     def chats(self) -> IO[bytes]:
-        """The chat, as JSON; to be asked for first. Raises BadMemory."""
         return io.BytesIO(self._whole(_CHATS))
 
     def bring(

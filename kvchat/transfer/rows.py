@@ -150,7 +150,6 @@ def _message_row(row: sqlite3.Row) -> Row:
 
 
 def _checked(conversation: Row) -> tuple[Row, list[Row]]:
-    """The conversation's own values and its messages', clean. Raises BadConversation."""
     messages = conversation.get("messages")
     if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
         raise BadConversation(_("it has no list of messages"))

@@ -16,6 +16,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, BinaryIO
 
@@ -132,7 +133,9 @@ class _Text:
         self._ended = False
         self._read = self._line = self._column = 0  # characters so far; where the window begins
         self._numbers = 0
-        self._decode = json.JSONDecoder(parse_float=self._float, parse_int=self._int).raw_decode
+        self._decode = json.JSONDecoder(
+            parse_float=partial(self._counted, float), parse_int=partial(self._counted, int)
+        ).raw_decode
         self._fill(_STEP)
 
     def next(self) -> str:
@@ -193,15 +196,8 @@ class _Text:
         if sum(self._buffer.count(sign, self.at) for sign in '{["') > MOST_PARTS:
             raise TooMuch(_("one chat in it has more than {most_parts} parts", most_parts=number(MOST_PARTS)))
 
-    def _float(self, digits: str) -> float:
-        self._count_number()
-        return float(digits)
-
-    def _int(self, digits: str) -> int:
-        self._count_number()
-        return int(digits)
-
-    def _count_number(self) -> None:
+    def _counted(self, kind: type[int] | type[float], digits: str) -> float:
         self._numbers += 1
         if self._numbers > MOST_PARTS:
             raise TooMuch(_("one chat in it has more than {most_parts} numbers", most_parts=number(MOST_PARTS)))
+        return kind(digits)

@@ -242,18 +242,15 @@ class Library:
         """Estimate the cost of preparing these. `now`: the engine's fingerprint and longest context; None: unknown."""
         fingerprint, limit = now or (None, None)
         documents = await asyncio.to_thread(gather, paths)
-        text = await asyncio.to_thread(_text, documents)
+        message = record.system_message([document.attachment for document in documents])
+        text = await asyncio.to_thread(prompt_content, message)  # names and separators are most of it in small files
         room = limit - min(RESERVE_MOST, limit // RESERVE_SHARE) if limit else None
-        tokens, counted = await self._count(text, room)
-        return Estimate(len(documents), tokens, await self._time(tokens, fingerprint), room, counted)
-
-    async def _count(self, text: str, room: int | None) -> tuple[int, bool]:
-        """The tokens of a text, and whether an engine has counted them, as far as there is room for them."""
+        tokens, counted = round(len(text) / LETTERS_A_TOKEN), False
         if room is not None and self._parts.host.is_ready():
             with contextlib.suppress(KvchatError):
                 engine = (await self._parts.host.ready()).engine
-                return (await count_until(engine.count_tokens, text, room))[0], True
-        return round(len(text) / LETTERS_A_TOKEN), False
+                tokens, counted = (await count_until(engine.count_tokens, text, room))[0], True
+        return Estimate(len(documents), tokens, await self._time(tokens, fingerprint), room, counted)
 
     async def add(self, paths: Sequence[Path], name: str) -> Prepared:
         documents = await asyncio.to_thread(gather, paths)
@@ -289,7 +286,6 @@ class Library:
             self._changed()
 
     async def cancel(self, one: Prepared) -> None:
-        """Read it no further; a set that was never read goes."""
         if (reading := self.reading.get(one.id)) is not None:
             reading.task.cancel()
             await asyncio.wait([reading.task])
@@ -416,11 +412,6 @@ def why_not_ready(one: Prepared, usage: ConversationUsage | None, now: Fingerpri
     if usage is None or not usage.save_points:
         return _("its memory was deleted")
     return ""
-
-
-def _text(documents: Sequence[Document]) -> str:
-    """Join documents as the model reads them, names and separators included: in small files those are most of it."""
-    return prompt_content(record.system_message([document.attachment for document in documents]))
 
 
 def _label(documents: Sequence[Document], fingerprint: Fingerprint) -> str:

@@ -137,8 +137,11 @@ def _has_changed(source: Source) -> bool:
 def _document(path: Path, name: str, *, named: bool) -> Document | None:
     """A file's text; None for one of a folder's that has none. Raises CannotAttach for one that was named."""
     try:
-        if not named and _is_binary(path):
-            return None
+        if not named:
+            with path.open("rb") as file:
+                head = file.read(_HEAD)
+            if b"\0" in head and not head.startswith((b"%PDF-", b"\xff\xfe", b"\xfe\xff")):
+                return None
         changed = path.stat().st_mtime_ns if path.exists() else 0  # before it is read: what changes meanwhile is seen
         data = read_bytes(path)
         if is_picture(data):
@@ -149,12 +152,6 @@ def _document(path: Path, name: str, *, named: bool) -> Document | None:
             raise
         return None
     return Document(Source(str(path), read.name, read.size, changed, read.hash), read.text)
-
-
-def _is_binary(path: Path) -> bool:
-    with path.open("rb") as file:
-        head = file.read(_HEAD)
-    return b"\0" in head and not head.startswith((b"%PDF-", b"\xff\xfe", b"\xfe\xff"))
 
 
 def _files(paths: Iterable[Path]) -> Iterator[tuple[Path, str, bool]]:

@@ -164,28 +164,24 @@ def prompt_content(message: Message) -> str:
 
     Whoever asks something else about the same documents then asks an extension of what was read already.
     """
-    documents = [_document(attachment) for attachment in message.attachments if not attachment.data]
+    documents = []
+    for attachment in message.attachments:
+        if not attachment.data:
+            name = attachment.name.replace('"', "'")
+            documents.append(f'<document name="{name}">\n{attachment.text.strip()}\n</document>')
     return "\n\n".join(part for part in (*documents, message.content) if part)
 
 
 def searched_text(message: Message) -> str:
-    """What a search looks through of a message: its words, and the documents' names and texts."""
     documents = [part for attachment in message.attachments for part in (attachment.name, attachment.text)]
     return "\n".join(part for part in (message.content, *documents) if part)
 
 
 def pictures_of(message: Message) -> tuple[Picture, ...]:
-    """What the model is shown with a message."""
     return tuple(Picture(attachment.data) for attachment in message.attachments if attachment.data)
 
 
-def _document(attachment: Attachment) -> str:
-    name = attachment.name.replace('"', "'")
-    return f'<document name="{name}">\n{attachment.text.strip()}\n</document>'
-
-
 def needs_vision(messages: Sequence[ChatMessage]) -> bool:
-    """Whether the model is shown pictures with these messages."""
     return any(message.pictures for message in messages)
 
 

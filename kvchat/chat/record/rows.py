@@ -24,7 +24,6 @@ _NUMBERS = {field.name: str(field.type) for field in dataclasses.fields(Receipt)
 
 
 def conversation_of(row: sqlite3.Row) -> Conversation:
-    """A row of `conversations`."""
     return Conversation(
         id=text_of(row["id"]),
         title=calm(text_of(row["title"])),
@@ -40,7 +39,6 @@ def conversation_of(row: sqlite3.Row) -> Conversation:
 
 
 def message_of(row: sqlite3.Row) -> Message:
-    """A row of `messages`."""
     receipt = receipt_of(row["receipt"]) if row["receipt"] else None
     return Message(
         id=text_of(row["id"]),
@@ -57,7 +55,6 @@ def message_of(row: sqlite3.Row) -> Message:
 
 
 def attachment_of(row: sqlite3.Row | Mapping[str, Any]) -> Attachment:
-    """A row of `attachments` or `draft_attachments`."""
     size, data = row["size"], row["data"]
     return Attachment(
         text_of(row["name"]),
@@ -85,7 +82,6 @@ def state_of(value: Any) -> MessageState:
 
 
 def receipt_json(receipt: Receipt) -> str:
-    """A receipt as it is stored."""
     return json.dumps(dataclasses.asdict(receipt) | {"source": receipt.source.value})
 
 
@@ -115,7 +111,6 @@ def time_of(value: Any) -> datetime:
 
 
 def insert_attachments(db: sqlite3.Connection, message_id: str, attachments: Sequence[Attachment]) -> None:
-    """Store what goes with a message, in the transaction that stores the message."""
     db.executemany(
         "INSERT INTO attachments (message_id, position, name, size, hash, text, data) VALUES (?, ?, ?, ?, ?, ?, ?)",
         [(message_id, i, a.name, a.size, a.hash, a.text, a.data) for i, a in enumerate(attachments)],
@@ -123,7 +118,6 @@ def insert_attachments(db: sqlite3.Connection, message_id: str, attachments: Seq
 
 
 def with_attachments(db: sqlite3.Connection, messages: list[Message]) -> list[Message]:
-    """The messages with what was attached to them."""
     found: dict[str, list[Attachment]] = {}
     ids = json.dumps([message.id for message in messages])
     query = "SELECT * FROM attachments WHERE message_id IN (SELECT value FROM json_each(?)) ORDER BY position"

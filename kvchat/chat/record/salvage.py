@@ -102,7 +102,6 @@ def _take(db: sqlite3.Connection, source: Path, known: dict[str, str | None], *,
 
 
 def _gone(db: sqlite3.Connection) -> set[str]:
-    """The messages and chats that were deleted."""
     removed = (
         "SELECT value ->> '$.id' FROM removed, json_each(removed.rows, '$.messages') WHERE json_valid(removed.rows)"
     )
@@ -142,7 +141,6 @@ def _mend(db: sqlite3.Connection, values: _Row) -> None:
 
 
 def _fitting(value: Any, kind: str, default: float | None) -> Any:
-    """The value as its column should have it."""
     if kind == "TEXT" and isinstance(value, bytes):
         return value.decode("utf-8", "replace")
     if kind == "TEXT" and value is not None:
@@ -169,7 +167,6 @@ def _columns(db: sqlite3.Connection, query: str) -> dict[int, str]:
 
 
 def _join(db: sqlite3.Connection) -> None:
-    """Make one whole of what was found."""
     for link in ("other.id = messages.parent_id", "other.parent_id = messages.id"):
         db.execute(  # a message that does not know its chat any more is of its neighbour's
             f"UPDATE messages SET conversation_id = other.conversation_id FROM messages AS other WHERE {link}"

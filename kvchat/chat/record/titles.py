@@ -55,7 +55,7 @@ def title_in(answer: str, said: str) -> str | None:
     title = _bare(_visible(next(iter(_lines(answer)), "")))
     if not _short(title):
         title = _SUBTITLE.split(title, maxsplit=1)[0]
-    if not _short(title) or title[-1] in _GOES_ON or not _is_about(title, said):
+    if not _short(title) or title[-1] in _GOES_ON or not words_said(title, [said]) - _words(REQUEST):
         return None
     return title
 
@@ -67,7 +67,6 @@ def _lines(answer: str) -> list[str]:
 
 
 def _visible(line: str) -> str:
-    """The line without control, bidi and other hidden characters, with single spaces."""
     shown = (c if c in _JOINERS or unicodedata.category(c)[0] != "C" else " " * (c == "\t") for c in line)
     return " ".join("".join(shown).split())
 
@@ -88,11 +87,6 @@ def _short(title: str) -> bool:
     return 0 < len(title) <= MOST_CHARACTERS and len(title.split()) <= MOST_WORDS
 
 
-def _is_about(title: str, said: str) -> bool:
-    """Whether a word of the title, or how it begins, was said; the request's own words do not count."""
-    return bool(words_said(title, [said]) - _words(REQUEST))
-
-
 def words_said(title: str, texts: Iterable[str]) -> set[str]:
     """The words of the title, folded, that were said there, if only as they begin."""
     left, said = _words(title), set[str]()
@@ -105,5 +99,4 @@ def words_said(title: str, texts: Iterable[str]) -> set[str]:
 
 
 def _words(text: str) -> set[str]:
-    """The words, folded; each character of a script without spaces is one."""
     return set(_WORD.findall(spread(text).lower()))

@@ -62,7 +62,6 @@ class Removed:
 
     @property
     def id(self) -> str:
-        """The first message's."""
         return str(self.rows[0]["id"])
 
     @property
@@ -230,7 +229,6 @@ def _keep(db: sqlite3.Connection, removed: Removed) -> None:
 
 
 def _removed(row: sqlite3.Row) -> Removed | None:
-    """None where the row is damaged."""
     try:
         kept = json.loads(row["rows"])
         attachments = tuple(entry | {"data": base64.b64decode(entry["data"])} for entry in kept["attachments"])
@@ -268,7 +266,6 @@ def _set_leaf(db: sqlite3.Connection, conversation_id: str, message_id: str | No
 
 
 def _set_title(db: sqlite3.Connection, conversation_id: str, title: str) -> None:
-    """But for one that the user gave."""
     db.execute("UPDATE conversations SET title = ? WHERE id = ? AND NOT title_by_user", (title, conversation_id))
 
 

@@ -37,7 +37,6 @@ class Forecast:
 
     @property
     def noticeable(self) -> bool:
-        """Whether the wait is worth a word."""
         return self.wait is not None and self.wait.most >= NOTICEABLE_S
 
     @property
@@ -122,7 +121,10 @@ class Forecasts:
                 for one in kept.get(chat, ())
                 if (one.fingerprint == engine.fingerprint if engine else one.fingerprint.model == last)
             ]
-            forecast = _of_chat(branch, fits, self._held(chat, engine), speed, await self._restore_rate())
+            slot = parts.slots.of(chat)
+            contents = slot.known(engine) if slot and engine else None
+            held = len(contents.tokens) if contents else None
+            forecast = _of_chat(branch, fits, held, speed, await self._restore_rate())
             if len(branch) == 1 and branch[0].upto is None:  # what it begins on may be kept for others, too
                 forecast = await self.of_message(chat, "") or forecast
             forecasts[chat] = forecast
@@ -156,14 +158,7 @@ class Forecasts:
         except EngineError:
             return None
 
-    def _held(self, chat: str, engine: ReadyEngine | None) -> int | None:
-        """How many tokens of a chat the slot holds; None where that is another's."""
-        slot = self._parts.slots.of(chat)
-        contents = slot.known(engine) if slot and engine else None
-        return len(contents.tokens) if contents else None
-
     async def _engine(self, model: str | None) -> ReadyEngine | None:
-        """The one that is ready with this model, if one is."""
         if not self._parts.host.is_ready(model):
             return None
         try:

@@ -73,7 +73,6 @@ async def try_out(parts: TurnParts, conversation_id: str, fingerprint: Fingerpri
 
 
 async def _tried(lease: Lease, messages: list[ChatMessage], fingerprint: Fingerprint) -> TriedOut:
-    """Raises KvchatError where the engine fails."""
     differences = fingerprint.differences(lease.engine.fingerprint)
     if differences:
         return TriedOut(reason=Reason(ReasonCode.OTHER_ENGINE, {"differences": differences}))
@@ -179,7 +178,6 @@ class Verifying:
         return await self._parts.slots.run(rank, conversation_id, work, wait=asked_for)
 
     async def _replace(self, conversation_id: str) -> None:
-        """Delete what was imported of a chat that was read."""
         parts, slots = self._parts, self._parts.slots
         await parts.absorb()
         for slot in slots.all:

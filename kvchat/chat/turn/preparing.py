@@ -54,7 +54,6 @@ class _Target:
 
     @property
     def message(self) -> Message:
-        """The draft as the message it would be."""
         return new_message(self.conversation_id, Role.USER, self.draft, attachments=self.attachments)
 
 
@@ -127,12 +126,10 @@ class Preparing:
             self.begin()
 
     def stop(self, conversation_id: str) -> None:
-        """Read nothing of this chat until it is selected again."""
         self._stopped = conversation_id
         self._parts.slots.end()
 
     def begin(self) -> None:
-        """Begin to prepare what is on show, if there is anything."""
         self._forget_timer()
         self._due.set()
         self._parts.slots.end(Rank.PREPARE, but=self._target.conversation_id if self._target else None)
@@ -231,7 +228,6 @@ class Preparing:
         return remembers and self._not_kept.get(work.lease.owner) != len(work.boundary)
 
     async def _read_history(self, work: _Work, loaded: Loaded) -> bool:
-        """Read what is missing of the chat, and save it."""
         lease, label = work.lease, work.branch[-1].id
 
         async def keep(stop: Tokens) -> None:

@@ -145,7 +145,9 @@ def receipt_sentence(receipt: Receipt) -> str:
     else:
         parts.append(listed([several(read, "read {count} new token", "read {count} new tokens"), *_had(receipt)]))
         if receipt.saved_ms is not None and receipt.saved_ms >= _LEAST_SAVING_MS:
-            parts.append(_("saved about {time}", time=_rounded(receipt.saved_ms)))
+            saved_s = receipt.saved_ms / 1000  # an estimate shows no more digits than it is worth
+            time = _("{seconds} s", seconds=f"{saved_s:.0f}") if 10 <= saved_s < 100 else duration(receipt.saved_ms)
+            parts.append(_("saved about {time}", time=time))
     return beside([*parts, *_waits(receipt)])
 
 
@@ -174,11 +176,13 @@ def receipt_details(receipt: Receipt) -> tuple[tuple[str, str], ...]:
         read=number(read),
         kept=number(cached),
     )
+    ahead = _("{tokens} in {time}", tokens=_tokens(receipt.read_ahead_tokens), time=duration(receipt.read_ahead_ms))
+    ahead = _("{what} (before you pressed Send, not counted)", what=ahead)
     reading = _("{time} for {tokens}", time=duration(receipt.prefill_ms), tokens=_tokens(read))
     lines = [
         (_("Time to first token"), duration(receipt.ttft_ms)),
         ("  " + _("Loading (restore)"), _restore(receipt)),
-        *([("  " + _("Read ahead"), _ahead(receipt))] if receipt.read_ahead_tokens else []),
+        *([("  " + _("Read ahead"), ahead)] if receipt.read_ahead_tokens else []),
         ("  " + _("Reading (prefill)"), reading),
         ("  " + _("First token and the rest"), duration(receipt.first_token_ms)),
         (_("Prompt"), prompt),
@@ -225,13 +229,3 @@ def _restore(receipt: Receipt) -> str:
     if receipt.restored_bytes:
         words = _("{size} in {time}", size=size(receipt.restored_bytes), time=words)
     return _("{what} (before you pressed Send, not counted)", what=words) if receipt.prefetched else words
-
-
-def _ahead(receipt: Receipt) -> str:
-    tokens, time = _tokens(receipt.read_ahead_tokens), duration(receipt.read_ahead_ms)
-    return _("{what} (before you pressed Send, not counted)", what=_("{tokens} in {time}", tokens=tokens, time=time))
-
-
-def _rounded(ms: float) -> str:
-    """An estimate shows no more digits than it is worth."""
-    return _("{seconds} s", seconds=f"{ms / 1000:.0f}") if 10_000 <= ms < 100_000 else duration(ms)

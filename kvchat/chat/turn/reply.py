@@ -127,7 +127,6 @@ class ReplyWriter:
         self._steps += [step] if step else []
 
     def asked(self, loaded: Loaded | None, engine_wait_s: float) -> None:
-        """The request went out, the slot made ready for it so; None: not yet, or not any more."""
         self._asked, self._engine_wait_s, self._heard_at = loaded is not None, engine_wait_s, time.perf_counter()
         if loaded is None:
             return
@@ -237,7 +236,6 @@ class ReplyWriter:
             self._events.publish(Speed(conversation, draft.timings.tokens_per_second, used))
 
     def _tell_silence(self) -> None:
-        """Say that nothing comes, if that is longer than usual."""
         if not self._asked:
             return
         silent, usual = time.perf_counter() - self._heard_at, 4 * self._longest_gap_s
@@ -246,7 +244,6 @@ class ReplyWriter:
             self._events.publish(Silent(self.message.conversation_id, silent))
 
     def _heard(self) -> None:
-        """Something came: how long that took is what is usual here."""
         now = time.perf_counter()
         gap, self._heard_at = now - self._heard_at, now
         if self._silent:

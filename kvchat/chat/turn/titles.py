@@ -79,11 +79,9 @@ class Titles:
         self._background = Background()
 
     def begin(self, wanted: Callable[[], bool]) -> None:
-        """From now on chats may be named, if they are `wanted` to be at that moment."""
         self._wanted = wanted
 
     def hear(self, busy: bool) -> None:
-        """There is something else to do from now on, or no longer."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -92,7 +90,7 @@ class Titles:
 
     def come(self) -> None:
         if self._wanted():
-            self._background.begin(self._name_all(self._parts.slots.owners()))
+            self._background.begin(self._name_in_spare_time(self._parts.slots.owners()))
 
     async def idle(self) -> None:
         await self._background.idle()
@@ -115,21 +113,18 @@ class Titles:
             raise NoTitle(asked=attempt.answer is not None)
         parts.events.publish(ConversationsChanged())
 
-    async def _name_all(self, conversation_ids: list[str]) -> None:
-        for conversation_id in conversation_ids:
-            await self._name_in_spare_time(conversation_id)
-
-    async def _name_in_spare_time(self, conversation_id: str) -> None:
-        """Find the chat a title. Where that fails nobody is told: it has one already."""
+    async def _name_in_spare_time(self, conversation_ids: list[str]) -> None:
+        """Find the chats titles. Where that fails nobody is told: each has one already."""
         parts = self._parts
-        with contextlib.suppress(KvchatError):
-            if not await parts.worker.run(is_due, parts.database, conversation_id) or not self._wanted():
-                return
-            attempt = await self._attempt(conversation_id)
-            if attempt.answer is not None and await parts.worker.run(
-                settle, parts.database, conversation_id, attempt.title, attempt.end
-            ):
-                parts.events.publish(ConversationsChanged())
+        for id in conversation_ids:
+            with contextlib.suppress(KvchatError):
+                if not await parts.worker.run(is_due, parts.database, id) or not self._wanted():
+                    continue
+                attempt = await self._attempt(id)
+                if attempt.answer is None:
+                    continue
+                if await parts.worker.run(settle, parts.database, id, attempt.title, attempt.end):
+                    parts.events.publish(ConversationsChanged())
 
     async def _attempt(self, conversation_id: str) -> _Attempt:
         parts = self._parts

@@ -225,7 +225,7 @@ class Turns:
         """Wait for it: until the end of this context its chat counts as answered."""
         self._waiting.append(turn)
         try:
-            while self._is_full(turn) or self._next is not turn:
+            while self._is_full(turn) or self._next() is not turn:
                 if (ahead := self.ahead_of(turn.conversation_id)) is not None:
                     self._parts.events.publish(WaitingForChat(turn.conversation_id, ahead))
                 await self._moved.wait()
@@ -243,7 +243,6 @@ class Turns:
         others = self._running.values()
         return len(others) >= len(self._parts.slots.all) or any(other.model != turn.model for other in others)
 
-    @property
     def _next(self) -> Turn | None:
         return next((turn for turn in self._waiting if turn.conversation_id not in self._running), None)
 
