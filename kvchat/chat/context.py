@@ -30,7 +30,6 @@ from kvchat.chat.turn_parts import TurnParts
 from kvchat.engine.speaking.tokenizing import count_until
 from kvchat.engine.speaking.wire import ChatMessage, Picture, Sampling
 from kvchat.errors import KvchatError
-from kvchat.kvstore.savepoint import Tokens
 from kvchat.session.allocator import Rank
 from kvchat.session.exchange import Exchange, Request
 from kvchat.session.host import RESERVE_MOST, ReadyEngine
@@ -157,10 +156,8 @@ def split_branch(branch: Sequence[Message], sizes: Sequence[int], budget: int) -
 
 
 SUMMARY_REQUEST = "Please summarise our conversation so far, so that we can go on from your summary alone."
-PART, LEAST_PART = (
-    N_("Beginning of {name}"),
-    64,
-)  # a document that was cut to fit; tokens below which that makes no sense
+PART = N_("Beginning of {name}")  # a document that was cut to fit
+LEAST_PART = 64  # tokens; cutting it to fewer makes no sense
 USED_LAST = 3  # chats that are likely to be answered next: there is room for each of them from the start
 BUDGET_SHARES = (2, 4, 8, 0)  # the last turns may have one in so many tokens of the context; 0: the last turn alone
 
@@ -179,12 +176,7 @@ class NoSummary(KvchatError):
         super().__init__(_("The model wrote no summary"), "", _("Try again, or leave the middle out instead."))
 
 
-@dataclass(frozen=True)
-class _Count:
-    """The tokens of a text; not exact where counting ended early."""
-
-    tokens: int
-    exact: bool = True
+_Count = tuple[int, bool]  # tokens of a text; whether they were counted to its end
 
 
 @dataclass(frozen=True)
@@ -195,23 +187,14 @@ class _Case:
     chosen: AnswerSettings
     sampling: Sampling
     branch: list[Message]
+    sizes: list[int]  # each message's tokens, roughly
 
     @property
     def reserve(self) -> int:
         return self.engine.reserve(self.sampling.max_tokens)
 
-    async def tokens(self, messages: Sequence[ChatMessage]) -> Tokens:
-        return await self.engine.engine.prompt_tokens(messages)
-
-    def fits(self, prompt: Tokens) -> bool:
-        return len(prompt) + self.reserve <= self.engine.limit
-
-    async def sizes(self) -> list[int]:
-        count = self.engine.engine.count_tokens
-        return [
-            await count(prompt_content(message)) + TEMPLATE_TOKENS + TOKENS_GUESSED * len(pictures_of(message))
-            for message in self.branch
-        ]
+    async def fits(self, messages: Sequence[ChatMessage]) -> bool:
+        return len(await self.engine.engine.prompt_tokens(messages)) + self.reserve <= self.engine.limit
 
 
 class ContextService:
@@ -234,27 +217,28 @@ class ContextService:
             return None
         engine = (await self._parts.host.ready(chosen.model)).rendering(chosen.options.template)
         used = await self._used(engine, branch) if conversation_id else 0
-        counts = [await _count(engine, draft)] if draft.strip() or attachments else []
+        counts = []
+        if draft.strip() or attachments:
+            counts.append(await count_until(engine.engine.count_tokens, draft, engine.limit))
         counts += [await self._document(engine, attachment) for attachment in attachments]
-        waiting, exact = sum(count.tokens + TEMPLATE_TOKENS for count in counts), all(count.exact for count in counts)
+        waiting, exact = sum(tokens + TEMPLATE_TOKENS for tokens, _ in counts), all(exact for _, exact in counts)
         new = prompt_messages([*branch, new_message("", Role.USER, draft, attachments=attachments)])
         if counts and exact and used + waiting < engine.limit and not needs_vision(new):
             ids, end = await engine.engine.growing_tokens(new)
             waiting = max(len(ids) + end - used, 0)
         reserve = engine.reserve(self._parts.drawn(None, chosen.options).max_tokens)
         if engine.too_small(tokens := used + waiting + reserve):
-            self._parts.background.begin(self._grow_ahead(conversation_id, chosen.model, tokens))
+            self._parts.background.begin(self._grow_ahead(conversation_id or "", chosen.model, tokens))
         return ContextUse(used, waiting, reserve, engine.limit, not exact)
 
-    async def tokens_of(self, attachment: Attachment) -> tuple[int, bool]:
+    async def tokens_of(self, attachment: Attachment) -> _Count:
         """Its tokens, and whether they were counted.
 
         They are estimated without an engine that is ready for it, and where it has far more than the context holds.
         """
         if not self._parts.host.is_ready(sees=bool(attachment.data)):
             return TOKENS_GUESSED if attachment.data else len(attachment.text.encode()) // BYTES_PER_TOKEN, False
-        count = await self._document(await self._parts.host.ready(), attachment)
-        return count.tokens, count.exact
+        return await self._document(await self._parts.host.ready(), attachment)
 
     async def check_fits(self, conversation_id: str | None, draft: str, attachments: Sequence[Attachment]) -> None:
         """Before documents are sent, or only attached: raises DocumentsTooLong if they cannot fit.
@@ -301,10 +285,9 @@ class ContextService:
         """
         async with self._parts.slots.needed(conversation_id) as slot:  # it may be another model than the one in use
             case = await self._begin(conversation_id, slot)
-            sizes = await case.sizes()
             for share in BUDGET_SHARES:
-                split = split_branch(case.branch, sizes, case.engine.limit // share if share else 0)
-                if case.fits(await case.tokens(prompt_messages([*split.opening, *split.recent]))):
+                split = split_branch(case.branch, case.sizes, case.engine.limit // share if share else 0)
+                if await case.fits(prompt_messages([*split.opening, *split.recent])):
                     await self._branch_off(split, ())
                     return len(split.middle)
         raise NothingToDrop
@@ -317,8 +300,15 @@ class ContextService:
         """
         async with self._parts.slots.needed(conversation_id) as slot:
             case = await self._begin(conversation_id, slot)
-            split = split_branch(case.branch, await case.sizes(), case.engine.limit // 4)
-            split, messages = await self._summarisable(case, split)
+            split = split_branch(case.branch, case.sizes, case.engine.limit // 4)
+            while True:  # as much of the middle as can be read with room for the summary
+                messages = [*prompt_messages([*split.opening, *split.middle]), ChatMessage("user", SUMMARY_REQUEST)]
+                if await case.fits(messages):
+                    break
+                last = max(i for i, message in enumerate(split.middle) if message.role is Role.USER)
+                if not last:
+                    raise NothingToDrop
+                split = Split(split.opening, split.middle[:last], split.middle[last:] + split.recent)
             plain = replace(case.sampling, max_tokens=case.reserve, stop=None, json_schema=None, grammar=None)
             said: list[str] = []
             exchange = self._parts.exchange(slot, conversation_id)
@@ -339,58 +329,58 @@ class ContextService:
             return 0
         return max(map(tokens_guessed, branches), default=0) + RESERVE_MOST
 
-    async def _grow_ahead(self, conversation_id: str | None, model: str | None, tokens: int) -> None:
-        """Have the engine started again with room for what is not sent yet, if nobody needs it now."""
-        owner, request = conversation_id or "", Request((), model=model)
-        with contextlib.suppress(KvchatError):  # whoever asks for the engine next is told
-            await self._parts.slots.run(
-                Rank.GROW,
-                owner,
-                lambda slot, _: self._parts.exchange(slot, owner).with_room(request, tokens),
-                wait=False,
-            )
-
     async def _begin(self, conversation_id: str, slot: Slot) -> _Case:
         if self._is_answering(conversation_id):
             raise StillAnswering
-        chosen = await self._parts.answer_settings(conversation_id)
-        branch = await self._parts.branch(conversation_id)
-        exchange = Exchange(self._parts.slots, slot, self._parts.host, conversation_id)
+        parts = self._parts
+        chosen, branch = await parts.answer_settings(conversation_id), await parts.branch(conversation_id)
+        exchange = Exchange(parts.slots, slot, parts.host, conversation_id)
         request = Request(prompt_messages(branch), model=chosen.model, template=chosen.options.template)
-        return _Case((await exchange.ready(request)).engine, chosen, self._parts.drawn(None, chosen.options), branch)
+        engine = (await exchange.ready(request)).engine
+        sizes = [
+            await engine.engine.count_tokens(prompt_content(message))
+            + TEMPLATE_TOKENS
+            + TOKENS_GUESSED * len(pictures_of(message))
+            for message in branch
+        ]
+        return _Case(engine, chosen, parts.drawn(None, chosen.options), branch, sizes)
+
+    async def _grow_ahead(self, owner: str, model: str | None, tokens: int) -> None:
+        """Have the engine started again with room for what is not sent yet, if nobody needs it now."""
+
+        async def grow(slot: Slot, _wanted: Callable[[], bool]) -> None:
+            await self._parts.exchange(slot, owner).with_room(Request((), model=model), tokens)
+
+        with contextlib.suppress(KvchatError):  # whoever asks for the engine next is told
+            await self._parts.slots.run(Rank.GROW, owner, grow, wait=False)
 
     async def _document(self, engine: ReadyEngine, attachment: Attachment) -> _Count:
         if attachment.data and not engine.sees:
-            return _Count(TOKENS_GUESSED)
+            return TOKENS_GUESSED, True
         key = (engine.fingerprint.model, attachment.hash)
         known = self._documents.get(key)
-        if known is None or (not known.exact and known.tokens <= engine.limit):
-            known = self._documents[key] = (
-                _Count(await _picture_tokens(engine, Picture(attachment.data)))
-                if attachment.data
-                else await _count(engine, attachment.text)
-            )
+        if known is None or (not known[1] and known[0] <= engine.limit):
+            if attachment.data:  # what a picture adds to a prompt
+                count, picture = engine.engine.prompt_tokens, Picture(attachment.data)
+                shown = len(await count([ChatMessage("user", "?", pictures=(picture,))]))
+                known = shown - len(await count([ChatMessage("user", "?")])), True
+            else:
+                known = await count_until(engine.engine.count_tokens, attachment.text, engine.limit)
+            self._documents[key] = known
         return known
 
     async def _used(self, engine: ReadyEngine, branch: Sequence[Message]) -> int:
+        """A branch's tokens; pictures are guessed where the engine does not see."""
         messages = prompt_messages(branch)
         if not messages:
             return 0
-        key = (engine.generation, tuple(messages))
+        key, guess = (engine.generation, tuple(messages)), 0
         if self._counted is None or self._counted[0] != key:
-            self._counted = (key, await _prompt_size(engine, messages))
+            if not engine.sees:
+                guess = TOKENS_GUESSED * sum(len(message.pictures) for message in messages)
+                messages = [replace(message, pictures=()) for message in messages]
+            self._counted = key, len(await engine.engine.prompt_tokens(messages)) + guess
         return self._counted[1]
-
-    async def _summarisable(self, case: _Case, split: Split) -> tuple[Split, list[ChatMessage]]:
-        """As much of the middle as can be read with room for the summary. Raises NothingToDrop."""
-        middle, recent = split.middle, split.recent
-        while middle:
-            messages = [*prompt_messages([*split.opening, *middle]), ChatMessage("user", SUMMARY_REQUEST)]
-            if case.fits(await case.tokens(messages)):
-                return Split(split.opening, middle, recent), messages
-            last = max(i for i, message in enumerate(middle) if message.role is Role.USER)
-            middle, recent = middle[:last], middle[last:] + recent
-        raise NothingToDrop
 
     async def _branch_off(self, split: Split, said: Sequence[Message]) -> None:
         parts, conversation_id = self._parts, split.recent[0].conversation_id
@@ -399,24 +389,6 @@ class ContextService:
         await parts.worker.run(branch_of_copies, parts.database, parent, copies, split.recent[-1].id)
         parts.events.publish(MessagesChanged(conversation_id))
         parts.events.publish(ConversationsChanged())
-
-
-async def _count(engine: ReadyEngine, text: str) -> _Count:
-    return _Count(*await count_until(engine.engine.count_tokens, text, engine.limit))
-
-
-async def _prompt_size(engine: ReadyEngine, messages: Sequence[ChatMessage]) -> int:
-    if engine.sees or not needs_vision(messages):
-        return len(await engine.engine.prompt_tokens(messages))
-    words = [replace(message, pictures=()) for message in messages]
-    guess = TOKENS_GUESSED * sum(len(message.pictures) for message in messages)
-    return len(await engine.engine.prompt_tokens(words)) + guess
-
-
-async def _picture_tokens(engine: ReadyEngine, picture: Picture) -> int:
-    alone, shown = ChatMessage("user", "?"), ChatMessage("user", "?", pictures=(picture,))
-    count = engine.engine.prompt_tokens
-    return len(await count([shown])) - len(await count([alone]))
 
 
 def _used_last(database: Database, model: str | None) -> list[list[Message]]:
