@@ -144,7 +144,7 @@ async def test_the_estimate_is_close_to_what_the_real_engines_take(
         (estimated,), (measured,) = runtime.engine.choice.context.bars, runtime.engine.memory_bars
         assert measured.measured
         assert measured.kv == estimated.kv == 8192 * 23_040
-        assert measured.needed == pytest.approx(estimated.needed, rel=0.1)
+        assert measured.needed == pytest.approx(estimated.needed, rel=0.03)
 
 
 @pytest.mark.engine

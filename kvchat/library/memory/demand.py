@@ -131,18 +131,16 @@ class Demand:
         return MemoryBar(COMPUTER, free, kept, weights, kv, compute, other, staging=staging)
 
     def _compute(self, tokens: int) -> int:
-        """llama.cpp's compute buffer: room for a micro-batch inside a layer, or for its logits, whichever is larger.
+        """llama.cpp's compute buffer: room for a micro-batch inside a layer. Factors measured on b11434, rounded up.
 
-        The factors are measured on b11434, rounded up. It keeps one row of logits, builds of the year before a whole
-        micro-batch of them (measured on Vulkan): counted.
+        Builds of the year before keep the logits of a whole micro-batch as well: the margin has room for them.
         """
         facts = self.facts
         activations = 5 * facts.embedding_length + 3 * facts.inner_length + 2 * facts.heads * facts.key_length
         size = 4 * BATCH_SIZE * activations
         if any(layer.keys for layer in facts.kv.layers):
             size += BATCH_SIZE * 2 * padded(tokens)  # f16 mask
-        logits = 4 * BATCH_SIZE * (facts.vocabulary_size + facts.embedding_length)
-        return max(size, logits)
+        return size
 
     def _inputs(self, tokens: int) -> int:
         """What a GPU is fed from: mask and embeddings of a micro-batch, in the computer's memory (measured on Vulkan).
