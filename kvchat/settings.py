@@ -1,8 +1,8 @@
 """The user's settings: one JSON file, read tolerantly, written whole.
 
-One frozen value and one table of rules: what a file may hold is what the window accepts, and `why_not` says why not. A
-change is in force at once and told as `SettingsChanged`; what the engine is started with waits for its next start. What
-would take save points away is shown before it is done.
+One table: each setting's default, rule, label and help. What a file may hold is what the window accepts, and `why_not`
+says why not. A change is in force at once and told as `SettingsChanged`; what the engine is started with waits for its
+next start. What would take save points away is shown before it is done.
 """
 
 from __future__ import annotations
@@ -14,78 +14,356 @@ import math
 import os
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from kvchat.errors import KvchatError
 from kvchat.system.files import read_json, whole_file
-from kvchat.words.language import LANGUAGES, SYSTEM, _, number, several
-from kvchat.words.wording import size
+from kvchat.words.language import LANGUAGES, N_, SYSTEM, _, number, several
+from kvchat.words.wording import NUMBERS, size
 
 GB = 1_000_000_000
 MB = 1_000_000
 KV_TYPE_NAMES = frozenset(("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1"))
-LEAST_ZOOM, MOST_ZOOM = 60, 250  # percent
-THEMES = frozenset(("system", "light", "dark"))
-ENGINE_STARTS = frozenset(("app", "message"))
-READ_AHEAD = frozenset(("auto", "always", "never"))
+ZOOMS = (70, 80, 90, 100, 110, 125, 150, 175, 200)  # percent; the steps of Ctrl++ and Ctrl+-
 HIGHEST_TEMPERATURE = 5.0  # beyond it a model says nothing but noise
 LEAST_CONTEXT, MOST_CONTEXT = 256, 2**24  # tokens; llama.cpp's least step, and more than any model was trained for
-MOST_SLOTS = 8  # chats side by side
-LEAST_QUOTA, MOST_BYTES = 100 * MB, 10**18  # bytes; more than any disk has, and less than SQLite counts
-MOST_TOKENS = 2**31 - 1  # of a reply; llama.cpp's int32_t
-MOST_DAYS = 3650
-MOST_IDLE_MINUTES = 7 * 24 * 60
-
-
+MOST_BYTES = 10**18  # more than any disk has, and less than SQLite counts
 _MOST_FILE = 4_000_000  # bytes of the file
+
+Rule = Callable[[Any], str]  # why a value is refused, as a sentence; empty for a good one
+Choices = tuple[tuple[Any, str], ...]  # values with their words
+UNITS: dict[str, Callable[[float], str]] = {  # how numbers are written
+    "": number,
+    "%": "{:.0f} %".format,
+    "bytes": size,
+    "days": lambda count: several(int(count), "{count} day", "{count} days"),
+    "minutes": lambda count: several(int(count), "{count} minute", "{count} minutes"),
+    "tokens": lambda count: several(int(count), "{count} token", "{count} tokens"),
+}
+
+
+def _whole(least: int, most: float = math.inf, unit: str = "") -> Rule:
+    def rule(value: Any) -> str:
+        if not isinstance(value, int) or isinstance(value, bool):
+            return _("This must be a whole number.")
+        if value < least:
+            return _("This must be at least {words}.", words=UNITS[unit](least))
+        return _("This must be at most {words}.", words=UNITS[unit](most)) if value > most else ""
+
+    return rule
+
+
+def _one_of(choices: Iterable[str]) -> Rule:
+    known = sorted(choices)
+    return lambda value: (
+        "" if isinstance(value, str) and value in known else _("This must be one of {choices}.", choices=known)
+    )
+
+
+def _switch(value: Any) -> str:
+    return "" if isinstance(value, bool) else _("This must be true or false.")
+
+
+def _path(value: Any) -> str:
+    try:
+        fits = isinstance(value, str) and b"\0" not in os.fsencode(value)
+    except UnicodeEncodeError:  # half a character, which JSON can hold and no name
+        fits = False
+    return "" if fits else _("This must be a path.")
+
+
+def _text(value: Any) -> str:
+    return "" if isinstance(value, str) and not re.search("[\0\ud800-\udfff]", value) else _("This must be text.")
+
+
+def _paths(value: Any) -> str:
+    if not isinstance(value, tuple):
+        return _("This must be a list of paths.")
+    return next((why for path in value if (why := _path(path))), "")
+
+
+def _temperature(value: Any) -> str:
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= HIGHEST_TEMPERATURE:
+        return ""
+    return _("This must be a number from 0 to {highest_temperature}.", highest_temperature=f"{HIGHEST_TEMPERATURE:.0f}")
+
+
+@dataclass(frozen=True)
+class About:
+    """What is known of a setting: its rule, and how it looks on its page of the settings window."""
+
+    rule: Rule
+    page: str = ""  # one of the pages in `ui/settings`; without it, the setting has no entry of its own
+    label: str = ""
+    help: str = ""
+    choices: Choices = ()
+    unit: str = ""  # of UNITS
+    example: str = ""  # of a text, which the engine judges
+    empty: str = ""  # words in the field of a number that kvchat decides
+    reset: str = ""  # words of the button that brings the default back; else they are made of it
+
+
+def _setting(default: Any, rule: Rule, page: str = "", label: str = "", help: str = "", **more: Any) -> Any:
+    return field(default=default, metadata={"about": About(rule, page, label, help, **more)})
+
+
+def _number(default: Any, least: int, most: float, *entry: str, unit: str = "", **more: Any) -> Any:
+    return _setting(default, _whole(least, most, unit), *entry, unit=unit, **more)
+
+
+def _choice(default: str, choices: Choices, *entry: str) -> Any:
+    return _setting(default, _one_of(value for value, _words in choices), *entry, choices=choices)
 
 
 @dataclass(frozen=True)
 class Settings:
     """What the user chose. None means "kvchat decides"."""
 
-    model_path: str | None = None
-    model_folders: tuple[str, ...] = ()  # where to look for models, besides the places other programs keep theirs
-    engine_path: str | None = None  # or "embedded"
-    engine_url: str | None = None  # of a llama-server the user runs: it is used instead of one of kvchat's own
-    engine_arguments: str = ""  # the user's own, for llama-server, as a shell takes them
-    rpc_workers: str = ""  # host:port of other computers' rpc-servers, parted by commas
-    engine_start: str = "app"  # the engine starts with the app, or with the first message
-    idle_minutes: int | None = None  # without a message for so long, the engine stops; None: it stays
-    context_size: int | None = None  # tokens
-    slots: int = 0  # so many chats side by side in the engine; 0: kvchat decides
-    kv_type: str = "f16"
-    quota_bytes: int | None = None  # default: as kvstore.admission.default_quota has it
-    free_floor_bytes: int = 2 * GB  # below this much free disk space nothing is saved
-    max_age_days: int | None = None  # save points not used for so long are deleted; None: kept until the quota is full
-    keep_deleted_days: int = 7  # so long deleted chats and messages can be had back; 0: only until Undo goes
-    theme: str = "system"  # system, light or dark
-    language: str = SYSTEM  # or one of LANGUAGES
-    zoom: int = 100  # the size of all text, in percent
-    show_numbers: bool = True  # receipts under replies, and figures in the strip
-    read_ahead: str = "auto"  # what is not sent yet: on mains and with kvchat's own engine, always, or never
-    quick_key: bool = False  # a key of the whole desktop's opens the small window to ask something in
-    model_titles: bool = True  # the model names new chats when it has nothing else to do
-    update_notice: bool = False  # GitHub is asked once a day whether there is a newer kvchat
-    temperature: float | None = None  # sampling; None: the engine's default
-    max_tokens: int | None = None  # the longest reply, in tokens; None: as long as the model goes on
-    seed: int | None = None
-    door: bool = False  # other programs may use the engine
-    door_host: str = "127.0.0.1"  # the address they find it at; any but this computer's own needs a key
-    door_port: int = 8737
-    door_any_model: bool = True  # an unknown model name means the one in use; else it is refused
-    door_share: bool = False  # all programs share one memory
-    door_origins: str = ""  # web pages that may use it, parted by commas
-    door_rules: tuple[
-        str, ...
-    ] = ()  # what is mended of programs' prompts: the program and the rule, each "zed hold-clock"
+    theme: str = _choice(
+        "system",
+        (("system", N_("Like the system")), ("light", N_("Light")), ("dark", N_("Dark"))),
+        "general",
+        N_("Theme"),
+        N_("Light or dark, or whatever your desktop uses right now."),
+    )
+    language: str = _choice(
+        SYSTEM,
+        ((SYSTEM, N_("Like the system")), *LANGUAGES.items()),
+        "general",
+        N_("Language"),
+        N_("Of kvchat’s own words, when it starts the next time. In a chat, write as you like."),
+    )
+    zoom: int = _number(
+        100,
+        60,
+        250,
+        "general",
+        N_("Text size"),
+        N_("Of all text. Ctrl++ and Ctrl+− change it in the main window, Ctrl+0 sets it back."),
+        unit="%",
+        choices=tuple((percent, f"{percent} %") for percent in ZOOMS),
+    )
+    show_numbers: bool = _setting(
+        True,
+        _switch,
+        "general",
+        NUMBERS,
+        N_("How long each reply took and where its chat came from, below it and in the line at the bottom."),
+    )
+    model_titles: bool = _setting(
+        True,
+        _switch,
+        "general",
+        N_("Let the model name chats"),
+        N_("In the language of the chat, when it has nothing else to do. A name you gave stays."),
+    )
+    read_ahead: str = _choice(
+        "auto",
+        (("auto", N_("Automatically")), ("always", N_("Always")), ("never", N_("Never"))),
+        "general",
+        N_("Read before you send"),
+        N_(
+            "While you look at a chat or write, the engine reads what it will need, and then answers at once. "
+            "Automatically: not on battery, and not with a server of your own. Of a draft nothing is kept."
+        ),
+    )
+    quick_key: bool = _setting(
+        False,
+        _switch,
+        "general",
+        N_("Ask from anywhere"),
+        N_(
+            "{key} opens a small window to ask something in, whatever you are at. On Wayland your desktop asks "
+            "which key it shall be."
+        ),
+    )
+    engine_start: str = _choice(
+        "app",
+        (("app", N_("With kvchat")), ("message", N_("With the first message"))),
+        "general",
+        N_("Start the engine"),
+        N_("With the first message saves memory until you need it; that message waits until the model is loaded."),
+    )
+    idle_minutes: int | None = _number(
+        None,
+        1,
+        7 * 24 * 60,
+        "general",
+        N_("Stop the engine when idle"),
+        N_(
+            "After so long without a message the model’s memory is freed. The next message brings it back, and "
+            "your chats come back from disk."
+        ),
+        unit="minutes",
+        empty=N_("never"),
+        reset=N_("Never"),
+    )
+    update_notice: bool = _setting(
+        False,
+        _switch,
+        "general",
+        N_("Tell me of a newer kvchat"),
+        N_("Asks GitHub once a day, and shows where it is. Nothing is fetched or installed."),
+    )
+
+    model_path: str | None = _setting(None, _path)
+    model_folders: tuple[str, ...] = _setting((), _paths)  # besides the places other programs keep their models
+    context_size: int | None = _number(
+        None,
+        LEAST_CONTEXT,
+        MOST_CONTEXT,
+        "model",
+        N_("Context size"),
+        N_("How much of a chat the model has in view at once. More takes more memory."),
+        unit="tokens",
+        empty=N_("kvchat decides"),
+        reset=N_("Let kvchat decide"),
+    )
+    slots: int = _number(
+        0,
+        0,
+        8,
+        "model",
+        N_("Chats side by side"),
+        N_(
+            "So many of the chats used last stay in the model’s view at once: going back to one of them takes no time, "
+            "and as many can be answered at a time. They share the context size, and each slows the others a little."
+        ),
+        choices=((0, N_("kvchat decides")), (1, N_("One")), (2, N_("Two")), (4, N_("Four"))),
+    )
+    kv_type: str = _setting(
+        "f16",
+        _one_of(KV_TYPE_NAMES),
+        "model",
+        N_("Precision of the memory of chats"),
+        N_(
+            "With less precision longer chats fit, and replies may suffer a little. What was kept with another "
+            "precision cannot be used until you change it back. In the field’s terms: the type of the KV cache."
+        ),
+        choices=(
+            ("f16", N_("Exact (f16)")),
+            ("q8_0", N_("Half the memory (q8_0)")),
+            ("q4_0", N_("A quarter (q4_0)")),
+        ),
+    )
+    temperature: float | None = _setting(None, _temperature)  # None: the engine's default
+    max_tokens: int | None = _number(None, 1, 2**31 - 1, unit="tokens")  # the longest reply; llama.cpp's int32_t
+    seed: int | None = _number(None, -1, 2**32 - 1)  # llama.cpp's uint32_t; -1 is a random one
+
+    engine_path: str | None = _setting(None, _path)  # or "embedded"
+    engine_url: str | None = _setting(
+        None,
+        _text,
+        "engine",
+        N_("Use a llama-server that you run yourself"),
+        N_(
+            "kvchat then starts no engine of its own, and never stops yours. Chats are remembered only if the server "
+            "runs on this computer and was started with --slot-save-path."
+        ),
+        example="http://127.0.0.1:8080",
+    )
+    rpc_workers: str = _setting(
+        "",
+        _text,
+        "engine",
+        N_("Share the work with other computers"),
+        N_(
+            "For models larger than one computer: the name and port of each rpc-server, parted by commas. What travels "
+            "between them is not encrypted."
+        ),
+        example="den:50052, attic:50052",
+    )
+    engine_arguments: str = _setting(
+        "",
+        _text,
+        "engine",
+        N_("Extra arguments"),
+        N_("For llama-server, as on its command line. Those that kvchat needs itself are refused."),
+        example="--threads 8",
+    )
+
+    quota_bytes: int | None = _number(  # default: as kvstore.admission.default_quota has it
+        None,
+        100 * MB,
+        MOST_BYTES,
+        "storage",
+        N_("Limit"),
+        unit="bytes",
+        empty=N_("kvchat decides"),
+        reset=N_("Let kvchat decide"),
+    )
+    free_floor_bytes: int = _number(2 * GB, 0, MOST_BYTES, "storage", N_("Keep free"), unit="bytes")
+    max_age_days: int | None = _number(  # None: kept until the quota is full
+        None,
+        1,
+        3650,
+        "storage",
+        N_("Maximum age"),
+        N_("What was not used for so long is deleted. Messages always stay."),
+        unit="days",
+        empty=N_("no limit"),
+        reset=N_("No limit"),
+    )
+    keep_deleted_days: int = _number(
+        7,
+        0,
+        3650,
+        "storage",
+        N_("Keep what was deleted"),
+        N_(
+            "For so long a deleted chat or message can be had back; then it goes for good, from the search and the "
+            "memory of chats as well. With 0 it goes in a moment."
+        ),
+        unit="days",
+    )
+
+    door: bool = _setting(
+        False,
+        _switch,
+        "programs",
+        N_("Let other programs in"),
+        N_(
+            "Editors and agents on this computer can ask the model too. What they ask is remembered as your chats are, "
+            "so that they answer at once, after a restart as well."
+        ),
+    )
+    door_any_model: bool = _setting(
+        True,
+        _switch,
+        "programs",
+        N_("Answer to any model’s name"),
+        N_(
+            "Programs that insist on a name such as gpt-4o get the model in use. Off: they are told which models "
+            "there are."
+        ),
+    )
+    door_share: bool = _setting(
+        False,
+        _switch,
+        "programs",
+        N_("Share memory between programs"),
+        N_(
+            "Programs reuse what others asked, so that less is read again. Each can then find out what the others "
+            "asked."
+        ),
+    )
+    door_port: int = _number(
+        8737, 1, 65_535, "programs", N_("Port"), N_("Another one, where that is taken by something else.")
+    )
+    door_host: str = _setting("127.0.0.1", _text)  # any address but this computer's own needs a key
+    door_origins: str = _setting("", _text)  # web pages that may use it, parted by commas
+    door_rules: tuple[str, ...] = _setting((), _paths)  # mend programs' prompts: program and rule, "zed hold-clock"
 
     @property
     def keep_deleted_s(self) -> float:
         """For how long what was deleted can be had back, in seconds."""
         return self.keep_deleted_days * 86_400.0
+
+
+ABOUT: dict[str, About] = {one.name: one.metadata["about"] for one in dataclasses.fields(Settings)}
+NAMES = tuple(ABOUT)
 
 
 class SettingsNotSaved(KvchatError):
@@ -127,7 +405,7 @@ def save_settings(path: Path, settings: Settings) -> None:
         raw = None
         with contextlib.suppress(OSError, ValueError):
             raw = read_json(path, _MOST_FILE)
-        newer = {name: value for name, value in raw.items() if name not in _RULES} if isinstance(raw, dict) else {}
+        newer = {name: value for name, value in raw.items() if name not in ABOUT} if isinstance(raw, dict) else {}
         with whole_file(path) as new:
             new.write_text(json.dumps(newer | dataclasses.asdict(settings), indent=2), "utf-8")
     except OSError as error:
@@ -136,7 +414,7 @@ def save_settings(path: Path, settings: Settings) -> None:
 
 def why_not(name: str, value: Any) -> str:
     """Why the setting `name` cannot have this value, as a sentence; empty where it can."""
-    return _RULES[name](value)
+    return ABOUT[name].rule(value)
 
 
 def differ(one: Settings, other: Settings, names: Iterable[str]) -> bool:
@@ -147,110 +425,4 @@ def differ(one: Settings, other: Settings, names: Iterable[str]) -> bool:
 def _known_fields(raw: dict[str, Any]) -> dict[str, Any]:
     """The entries of `raw` that are settings, have a setting's type and a value that makes sense."""
     plain = {name: tuple(value) if isinstance(value, list) else value for name, value in raw.items()}
-    return {name: value for name, value in plain.items() if name in _RULES and not why_not(name, value)}
-
-
-_Rule = Callable[[Any], str]
-
-
-def _whole(least: int, most: float = math.inf, words: Callable[[float], str] = number) -> _Rule:
-    def rule(value: Any) -> str:
-        if not isinstance(value, int) or isinstance(value, bool):
-            return _("This must be a whole number.")
-        if value < least:
-            return _("This must be at least {words}.", words=words(least))
-        return _("This must be at most {words}.", words=words(most)) if value > most else ""
-
-    return rule
-
-
-def _one_of(choices: frozenset[str]) -> _Rule:
-    return lambda value: (
-        ""
-        if isinstance(value, str) and value in choices
-        else _("This must be one of {choices}.", choices=sorted(choices))
-    )
-
-
-def _switch(value: Any) -> str:
-    return "" if isinstance(value, bool) else _("This must be true or false.")
-
-
-def _path(value: Any) -> str:
-    try:
-        fits = isinstance(value, str) and b"\0" not in os.fsencode(value)
-    except UnicodeEncodeError:  # half a character, which JSON can hold and no name
-        fits = False
-    return "" if fits else _("This must be a path.")
-
-
-def _text(value: Any) -> str:
-    return "" if isinstance(value, str) and not re.search("[\0\ud800-\udfff]", value) else _("This must be text.")
-
-
-def _paths(value: Any) -> str:
-    if not isinstance(value, tuple):
-        return _("This must be a list of paths.")
-    return next((why for path in value if (why := _path(path))), "")
-
-
-def _temperature(value: Any) -> str:
-    fits = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= HIGHEST_TEMPERATURE
-    return (
-        ""
-        if fits
-        else _(
-            "This must be a number from 0 to {highest_temperature}.", highest_temperature=f"{HIGHEST_TEMPERATURE:.0f}"
-        )
-    )
-
-
-def _minutes(count: float) -> str:
-    return several(int(count), "{count} minute", "{count} minutes")
-
-
-def _days(count: float) -> str:
-    return several(int(count), "{count} day", "{count} days")
-
-
-def _tokens(count: float) -> str:
-    return several(int(count), "{count} token", "{count} tokens")
-
-
-_RULES: dict[str, _Rule] = {
-    "model_path": _path,
-    "model_folders": _paths,
-    "engine_path": _path,
-    "engine_url": _text,
-    "engine_arguments": _text,
-    "rpc_workers": _text,
-    "engine_start": _one_of(ENGINE_STARTS),
-    "idle_minutes": _whole(1, MOST_IDLE_MINUTES, _minutes),
-    "context_size": _whole(LEAST_CONTEXT, MOST_CONTEXT, _tokens),
-    "slots": _whole(0, MOST_SLOTS),
-    "kv_type": _one_of(KV_TYPE_NAMES),
-    "quota_bytes": _whole(LEAST_QUOTA, MOST_BYTES, size),
-    "free_floor_bytes": _whole(0, MOST_BYTES, size),
-    "max_age_days": _whole(1, MOST_DAYS, _days),
-    "keep_deleted_days": _whole(0, MOST_DAYS, _days),
-    "theme": _one_of(THEMES),
-    "language": _one_of(frozenset((SYSTEM, *LANGUAGES))),
-    "zoom": _whole(LEAST_ZOOM, MOST_ZOOM, "{:.0f} %".format),
-    "show_numbers": _switch,
-    "read_ahead": _one_of(READ_AHEAD),
-    "quick_key": _switch,
-    "model_titles": _switch,
-    "update_notice": _switch,
-    "temperature": _temperature,
-    "max_tokens": _whole(1, MOST_TOKENS, _tokens),
-    "seed": _whole(-1, 2**32 - 1),  # llama.cpp's uint32_t; -1 is a random one
-    "door": _switch,
-    "door_host": _text,
-    "door_port": _whole(1, 65_535),
-    "door_any_model": _switch,
-    "door_share": _switch,
-    "door_origins": _text,
-    "door_rules": _paths,
-}
-
-NAMES = tuple(_RULES)
+    return {name: value for name, value in plain.items() if name in ABOUT and not why_not(name, value)}

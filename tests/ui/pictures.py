@@ -249,7 +249,7 @@ async def _beside(runtime: FakeRuntime, window: MainWindow) -> AsyncIterator[tup
     side = window.side_windows
     settings = side.open_settings(OtherProgramsPage.name)
     settings.page(OtherProgramsPage).change("door", True)
-    await until(lambda: settings.page(OtherProgramsPage).key.field.text())
+    await until(lambda: settings.page(OtherProgramsPage).key_entry.field.text())
     for page in settings.pages:
         settings.show_page(page.name)
         yield f"settings {page.name}", settings

@@ -25,8 +25,8 @@ from shiboken6 import isValid
 
 from kvchat.chat.options import Preset
 from kvchat.runtime import Runtime
+from kvchat.settings import ZOOMS
 from kvchat.ui.base.tasks import TaskRunner
-from kvchat.ui.base.theme import ZOOMS
 from kvchat.ui.chat.composer import Composer, MessageField
 from kvchat.ui.commands.palette import Palette, PaletteEntry
 from kvchat.ui.commands.shortcuts import SHORTCUTS, ShortcutSheet, install_shortcuts, shown_keys

@@ -282,7 +282,7 @@ class MainWindow(QMainWindow):
 
     def open_settings_of(self, id: str | None) -> None:
         """Open the settings of a conversation; without an id, of the one about to begin."""
-        from kvchat.ui.presets.chat_settings import Subject
+        from kvchat.ui.settings.chat_settings import Subject
 
         conversations = self.chat.conversations
         known = conversations.conversation(id)

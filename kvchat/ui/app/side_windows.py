@@ -15,8 +15,8 @@ from kvchat.ui.controllers.sidebar import SidebarController
 from kvchat.ui.engine.engine_window import EngineWindow
 from kvchat.ui.manual.manual_window import ManualWindow
 from kvchat.ui.models.models_window import ModelsWindow
-from kvchat.ui.presets.chat_settings import ChatSettings, Subject
 from kvchat.ui.programs.programs_window import ProgramsWindow
+from kvchat.ui.settings.chat_settings import ChatSettings, Subject
 from kvchat.ui.settings.other_programs import OtherProgramsPage
 from kvchat.ui.settings.presets import PresetsPage
 from kvchat.ui.settings.settings_window import SettingsWindow

@@ -22,7 +22,6 @@ _BETTER_FONTS = ("Inter", "Adwaita Sans", "Noto Sans", "Cantarell", "Source Sans
 _FALLBACK_FONTS = ("DejaVu Sans", "Bitstream Vera Sans", "Sans Serif", "sans-serif")
 _BETTER_MONO = ("JetBrains Mono", "Adwaita Mono", "Fira Code", "Noto Sans Mono", "Source Code Pro", "DejaVu Sans Mono")
 _FRAME = 127  # percent: what Fusion makes of it is the colour itself
-ZOOMS = (70, 80, 90, 100, 110, 125, 150, 175, 200)  # percent; the steps of Ctrl++ and Ctrl+-
 # A row for each field after the name, a column for each theme; the strong ones are for who asks for more contrast.
 _COLOURS = """
     page         #fdfdfb #1a1c1b #ffffff #000000

@@ -20,7 +20,7 @@ from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.confirm import confirm, file_dialog
 from kvchat.ui.dialogs.engine_offer import PROMISE, EngineOffer, cards
 from kvchat.ui.dialogs.panel import Panel
-from kvchat.ui.settings.page import SettingsPage, TextEntry
+from kvchat.ui.settings.page import SettingsPage
 from kvchat.ui.widgets.entries import ChoiceBox, Entry
 from kvchat.ui.widgets.layouts import FlowLayout
 from kvchat.words.language import N_, _, listed, mark, sentences
@@ -29,20 +29,12 @@ from kvchat.words.wording import size
 _DECIDES = N_("kvchat decides")
 _NOT_LOOKED = N_("The program that runs the model. kvchat takes the first it finds that is good enough.")
 _TRIAL = N_("Starts it beside the one that runs, with the smallest model at hand; takes some seconds.")
-_YOURS = N_(
-    "kvchat then starts no engine of its own, and never stops yours. Chats are remembered only if the server runs on "
-    "this computer and was started with --slot-save-path."
-)
-_WORKERS = N_(
-    "For models larger than one computer: the name and port of each rpc-server, parted by commas. What travels between "
-    "them is not encrypted."
-)
 
 
 class EnginePage(SettingsPage):
     """Engines are looked for when the page comes on show, when one was fetched or chosen, and on request."""
 
-    name = N_("Engine")
+    name, key = N_("Engine"), "engine"
 
     def __init__(self, runtime: Runtime, look: Look, panel: Panel) -> None:
         super().__init__(runtime, look, panel)
@@ -60,21 +52,16 @@ class EnginePage(SettingsPage):
         self.card = self.add(Entry(_("Use your graphics card"), _(PROMISE), self.offer, wide=True))
         self.fetched = self.add(FetchedEntry(self))
         panel.follow(self._engines.subscribe, self._hear_fetching)
-        title = _("Use a llama-server that you run yourself")
-        url = TextEntry(self, "engine_url", title, _(_YOURS), example="http://127.0.0.1:8080", empty=None)
-        self.url, self.key = self.add(url), self.add(KeyEntry(self))
-        title = _("Share the work with other computers")
-        self.workers = self.add(TextEntry(self, "rpc_workers", title, _(_WORKERS), example="den:50052, attic:50052"))
-        words = _("For llama-server, as on its command line. Those that kvchat needs itself are refused.")
-        extra = TextEntry(self, "engine_arguments", _("Extra arguments"), words, example="--threads 8")
-        self.arguments = self.add(extra)
+        self.add_settings(through="engine_url")
+        self.key_entry = self.add(KeyEntry(self))
+        self.add_settings()
         self.box.setAccessibleDescription(_("What kvchat starts; the list below says what each engine is"))
         self.box.activated.connect(lambda index: self._choose(self.box.itemData(index)))
 
     def refresh(self) -> None:
         """Show what is in force; look for engines where another one is."""
         super().refresh()
-        self.key.setVisible(self.runtime.settings.engine_url is not None)  # of use with a server alone
+        self.key_entry.setVisible(self.runtime.settings.engine_url is not None)  # of use with a server alone
         self._show_engines()
         if self.isVisible() and self._looked_with != (self.runtime.settings.engine_path,):
             self._begin_to_look()

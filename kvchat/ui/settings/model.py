@@ -1,38 +1,44 @@
-"""Settings, Model and context: which model, how much it can hold in mind, and how exactly."""
+"""Settings, Model and context: which model, how much it can hold in mind, and the memory that takes."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from PySide6.QtCore import QRectF, Qt, Signal
+from PySide6.QtGui import QColor, QPainter
+from PySide6.QtWidgets import QLabel, QWidget
+
+from kvchat.library.memory.demand import COMPUTER, MemoryBar
+from kvchat.library.memory.verdict import Proposal
 from kvchat.runtime import Runtime
-from kvchat.ui.base.building import button
+from kvchat.settings import ABOUT
+from kvchat.ui.base.building import button, column, label, row, styled
 from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.panel import Panel
-from kvchat.ui.settings.memory import MemoryEntry
 from kvchat.ui.settings.page import SettingsPage
-from kvchat.ui.widgets.entries import TOKENS, ChoiceEntry, Entry, NumberEntry
+from kvchat.ui.widgets.controls import HEIGHT, RoundBar, mix
+from kvchat.ui.widgets.entries import Entry
 from kvchat.ui.widgets.layouts import breakable
-from kvchat.words.language import N_, _, sentences
+from kvchat.words.language import N_, _, beside, listed, sentences
+from kvchat.words.wording import CHATS_READY, size
 
-_KV_TYPES = (("f16", N_("Exact (f16)")), ("q8_0", N_("Half the memory (q8_0)")), ("q4_0", N_("A quarter (q4_0)")))
-_PRECISION = N_(
-    "With less precision longer chats fit, and replies may suffer a little. What was kept with another precision "
-    "cannot be used until you change it back. In the field’s terms: the type of the KV cache."
-)
-
-_SLOTS = ((0, N_("kvchat decides")), (1, N_("One")), (2, N_("Two")), (4, N_("Four")))
-_SIDE_BY_SIDE = N_(
-    "So many of the chats used last stay in the model’s view at once: going back to one of them takes no time, and as "
-    "many can be answered at a time. They share the context size, and each slows the others a little."
-)
+_LEAST = 3.0  # pixels; a part that is there is seen
+_NAMES = (
+    N_("the model"),
+    N_("room for the chat"),
+    N_("working space"),
+    CHATS_READY,
+)  # weights, KV cache, buffers, staging
+_TONES = (1.0, 0.6, 0.3)  # of the accent
 
 
 class ModelPage(SettingsPage):
     """The model and its memory."""
 
-    name = N_("Model and context")
+    name, key = N_("Model and context"), "model"
 
     def __init__(self, runtime: Runtime, look: Look, panel: Panel) -> None:
         super().__init__(runtime, look, panel)
-        change = self.change
         choose = button(_("Choose another…"), lambda: self.leads_to.emit("models"), name=_("Choose another model"))
         self.model = self.add(Entry(_("Model"), "", choose))
         self.retest = button(
@@ -42,14 +48,10 @@ class ModelPage(SettingsPage):
             tip=_("The engine starts again for that"),
         )
         self.restoring = self.add(Entry(_("Chats after a restart"), "", self.retest))
-        default, reset = _("kvchat decides"), _("Let kvchat decide")
-        context = NumberEntry("context_size", _("Context size"), "", TOKENS, change, default=default, reset=reset)
-        self.context = self.add(context)
-        self.slots = self.add(ChoiceEntry(look, "slots", _("Chats side by side"), _(_SIDE_BY_SIDE), _SLOTS, change))
+        self.add_settings(through="slots")
         self.memory = self.add(MemoryEntry(look))
         self.memory.taken.connect(lambda proposal: self.apply(proposal.taken(runtime.settings)))
-        title = _("Precision of the memory of chats")
-        self.kv_type = self.add(ChoiceEntry(look, "kv_type", title, _(_PRECISION), _KV_TYPES, change))
+        self.add_settings()
 
     def refresh(self) -> None:
         """Model and context are the runtime's to say."""
@@ -60,8 +62,127 @@ class ModelPage(SettingsPage):
         self.restoring.say(engine.restoring)
         self.restoring.setVisible(bool(engine.restoring))
         self.retest.setVisible(engine.may_retest)
-        words = _("How much of a chat the model has in view at once. More takes more memory.")
         known = sentences(engine.context_reason, engine.context_warning)
-        self.context.say("\n\n".join(part for part in (words, known) if part))
+        words = _(ABOUT["context_size"].help)
+        self.settings["context_size"].say("\n\n".join(part for part in (words, known) if part))
         offers = () if engine.restart_pending else engine.memory_proposals  # they are about the engine that runs
         self.memory.show_memory(engine.memory_bars, offers)
+
+
+class MemoryEntry(Entry):
+    """A bar for each memory, and below them the proposals with their price."""
+
+    taken = Signal(object)  # the Proposal the user wants
+
+    def __init__(self, look: Look) -> None:
+        self._look = look
+        self._shown: tuple[Sequence[MemoryBar], Sequence[Proposal]] = ((), ())
+        self._holder = QWidget()
+        self._column = column(on=self._holder, spacing=12, margins=0)
+        super().__init__(_("Memory"), _("What the model takes."), self._holder, wide=True)
+        look.changed.connect(self._restyle)  # a lambda would be called when this is gone
+
+    def show_memory(self, bars: Sequence[MemoryBar], proposals: Sequence[Proposal]) -> None:
+        """Show these; without a bar there is nothing to show at all."""
+        self.setVisible(bool(bars))
+        if (bars, proposals) == self._shown:
+            return
+        self._shown = (bars, proposals)
+        measured = any(bar.measured for bar in bars)
+        self.say(
+            _("What the engine has taken, as it says itself.") if measured else _("An estimate from before the load.")
+        )
+        self._fill(bars, proposals)
+
+    def _restyle(self) -> None:
+        self._fill(*self._shown)
+
+    def _fill(self, bars: Sequence[MemoryBar], proposals: Sequence[Proposal]) -> None:
+        while (item := self._column.takeAt(0)) is not None:
+            widget = item.widget()
+            if widget is not None:
+                widget.hide()
+                widget.deleteLater()
+        for bar in bars:
+            self._column.addWidget(MemoryPicture(self._look, bar))
+        for proposal in proposals:
+            self._column.addWidget(self._offer(proposal))
+
+    def _offer(self, proposal: Proposal) -> QWidget:
+        title, words = (
+            label(proposal.title, wraps=True),
+            label(sentences(proposal.gain, proposal.price), "small", wraps=True),
+        )
+        use = button(_("Use"), lambda: self.taken.emit(proposal), name=_("Use: {title}", title=proposal.title))
+        use.setAutoDefault(False)
+        use.setAccessibleDescription(words.text())
+        offer, top = QWidget(), Qt.AlignmentFlag.AlignTop
+        row((column(title, words, spacing=2), 1), (use, 0, top), on=offer, spacing=24, margins=0)
+        return offer
+
+
+class MemoryPicture(QWidget):
+    """One memory: its name, the bar, and the bar in figures."""
+
+    def __init__(self, look: Look, bar: MemoryBar) -> None:
+        super().__init__()
+        name = _("This computer’s memory") if bar.place == COMPUTER else bar.place
+        free = _("{free} free before the load", free=size(bar.free))
+        caption = label(beside((name, free)), "small", wraps=True)  # in two labels it was cut on a small screen
+        legend = styled(QLabel(" &nbsp; ".join(_legend(look, bar)), wordWrap=True), "small")
+        column(caption, _Bar(look, bar), legend, on=self, spacing=4, margins=0)
+        taken = listed(f"{_(part)} {size(count)}" for part, count in zip(_NAMES, _parts(bar), strict=True) if count)
+        self.setAccessibleName(
+            _(
+                "{name}: {taken}; left alone {margin} of {free} free",
+                name=name,
+                taken=taken,
+                margin=size(bar.margin),
+                free=size(bar.free),
+            )
+        )
+
+
+class _Bar(RoundBar):
+    """As long as the free memory; from the left what the model takes, at the right end the margin."""
+
+    def __init__(self, look: Look, bar: MemoryBar) -> None:
+        super().__init__(look)
+        self._bar = bar
+
+    def paint_inside(self, painter: QPainter, box: QRectF) -> None:
+        """Parts after each other; the margin is hatched, and the model's part of it too where it does not fit."""
+        theme, bar = self._look.theme, self._bar
+        painter.fillRect(box, QColor(theme.line))
+        scale = box.width() / max(bar.free, bar.needed, 1)
+        left = 0.0
+        for count, colour in zip(_parts(bar), _colours(self._look), strict=True):
+            width = max(count * scale, _LEAST) if count else 0.0
+            painter.fillRect(QRectF(left, 0, width, box.height()), colour)
+            left += width
+        margin = bar.margin * scale
+        painter.setClipRect(QRectF(box.right() - margin, 0, margin, box.height()), Qt.ClipOperation.IntersectClip)
+        painter.setPen(QColor(theme.muted if bar.fits else theme.warn))
+        for x in range(int(box.right() - margin) - HEIGHT, int(box.right()) + 1, 5):
+            painter.drawLine(x, HEIGHT, x + HEIGHT, 0)
+
+
+def _parts(bar: MemoryBar) -> tuple[int, int, int, int]:
+    return bar.weights, bar.kv, bar.compute + bar.other, bar.staging
+
+
+def _colours(look: Look) -> tuple[QColor, ...]:
+    """The model's parts in the accent; what gives way to it in a colour of no weight."""
+    theme = look.theme
+    return (*(mix(theme.accent, theme.page, tone) for tone in _TONES), mix(theme.muted, theme.page, 0.5))
+
+
+def _legend(look: Look, bar: MemoryBar) -> list[str]:
+    """Each part as rich text: a square in its colour, its name and size."""
+    parts = zip(_parts(bar), _colours(look), _NAMES, strict=True)
+    words = [_entry(colour.name(), f"{_(name)} {size(count)}") for count, colour, name in parts if count]
+    return [*words, _entry(look.theme.muted, _("left alone {margin}", margin=size(bar.margin)), "▨")]
+
+
+def _entry(colour: str, words: str, sign: str = "■") -> str:
+    return f'<span style="color:{colour}">{sign}</span>&nbsp;{words.replace(" ", "&nbsp;")}'

@@ -21,55 +21,32 @@ from kvchat.ui.dialogs.panel import Panel
 from kvchat.ui.programs.clients import CLIENTS, Access, Client
 from kvchat.ui.settings.page import SettingsPage
 from kvchat.ui.widgets.controls import CopyButton
-from kvchat.ui.widgets.entries import ChoiceBox, Entry, Notation, NumberEntry, SwitchEntry
+from kvchat.ui.widgets.entries import ChoiceBox, Entry
 from kvchat.ui.widgets.layouts import FlowLayout
 from kvchat.words.language import N_, _
 
-_WHAT = N_(
-    "Editors and agents on this computer can ask the model too. What they ask is remembered as your chats are, so that "
-    "they answer at once, after a restart as well."
-)
-_ANY = N_(
-    "Programs that insist on a name such as gpt-4o get the model in use. Off: they are told which models there are."
-)
 _KEY = N_("Who shows it is let in. Every program may use the same one.")
 _OWN = N_("A program with a key of its own is known by it, and can be shut out alone.")
-_SHARE = N_(
-    "Programs reuse what others asked, so that less is read again. Each can then find out what the others asked."
-)
 _SET_UP = N_("The lines that have it ask here. When they are copied the key is in them.")
 _HIDDEN = "•" * 12
-
-
-def _read_port(text: str) -> int:
-    if not text.strip().isdecimal():
-        raise ValueError(_("This must be a whole number, such as 8737."))
-    return int(text)
-
-
-_PORT = Notation("", str, _read_port)
 
 
 class OtherProgramsPage(SettingsPage):
     """Only the switch while nobody is let in."""
 
-    name = N_("Other programs")
+    name, key = N_("Other programs"), "programs"
 
     def __init__(self, runtime: Runtime, look: Look, panel: Panel) -> None:
         super().__init__(runtime, look, panel)
         self.keys: Mapping[str, str] = {}  # by program
-        self.door = self.add(SwitchEntry(look, "door", _("Let other programs in"), _(_WHAT), self.change))
+        self.add_settings(through="door")
         self.address = self.add(AddressEntry())
-        self.key = self.add(KeyEntry(self))
+        self.key_entry = self.add(KeyEntry(self))
         self.lines = self.add(LinesEntry(self))
-        any_model = SwitchEntry(look, "door_any_model", _("Answer to any model’s name"), _(_ANY), self.change)
-        self.any_model = self.add(any_model)
+        self.add_settings(through="door_any_model")
         self.own = self.add(OwnKeysEntry(self))
-        share = SwitchEntry(look, "door_share", _("Share memory between programs"), _(_SHARE), self.change)
-        self.share = self.add(share)
-        reset = _("Back to {door_port}", door_port=Settings().door_port)
-        words = _("Another one, where that is taken by something else.")
-        self.port = self.add(NumberEntry("door_port", _("Port"), words, _PORT, self.change, reset=reset))
+        self.add_settings()
+        self._inside = self.entries[1:]  # of use once somebody is let in
         self.show_programs = button(_("Show…"), lambda: self.leads_to.emit("programs"), name=_("Show the programs"))
         words = _("What each has asked, how much of it was remembered, and what had it read again.")
         self.programs = self.add(Entry(_("Programs"), words, self.show_programs))
@@ -82,7 +59,7 @@ class OtherProgramsPage(SettingsPage):
         """Show what is in force; the keys follow."""
         super().refresh()
         on = self.runtime.settings.door
-        for entry in (self.address, self.key, self.lines, self.any_model, self.own, self.share, self.port):
+        for entry in self._inside:
             entry.setVisible(on)
         self.address.show_url(self.runtime.door.url)
         self._show_keys()
@@ -128,7 +105,7 @@ class OtherProgramsPage(SettingsPage):
             self.refresh()
 
     def _show_keys(self) -> None:
-        self.key.show_key(self.keys.get(EVERYBODY, ""))
+        self.key_entry.show_key(self.keys.get(EVERYBODY, ""))
         self.own.show_keys({name: key for name, key in self.keys.items() if name != EVERYBODY})
         self.lines.show_lines()
 
@@ -240,7 +217,7 @@ class LinesEntry(Entry):
     def show_lines(self) -> None:
         """Those of the program that was chosen, with the key only where that is on show."""
         access, look = self._page.access, self._page.look
-        shown = access if self._page.key.is_open or not access.key else replace(access, key=_HIDDEN)
+        shown = access if self._page.key_entry.is_open or not access.key else replace(access, key=_HIDDEN)
         self.where.setText(_(self.client.where))
         lines = self.client.lines(shown)
         self.text.setFont(code_font(look.type.mono, look.type.small))

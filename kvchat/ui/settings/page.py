@@ -7,24 +7,27 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from PySide6.QtCore import Signal
+from PySide6.QtGui import QKeySequence
 from PySide6.QtWidgets import QFrame, QWidget
 
 from kvchat.runtime import Runtime
-from kvchat.settings import Settings
+from kvchat.settings import ABOUT, UNITS, About, Settings
 from kvchat.ui.base.building import STRETCH, button, column, label, line_edit, row, styled
 from kvchat.ui.base.theme import Look
+from kvchat.ui.desktop.global_key import KEY
 from kvchat.ui.dialogs.panel import Panel
-from kvchat.ui.widgets.entries import Entry, FieldEntry
+from kvchat.ui.widgets.entries import NOTATIONS, Change, ChoiceEntry, Entry, FieldEntry, NumberEntry, SwitchEntry
 from kvchat.ui.widgets.layouts import ScrollPage
-from kvchat.words.language import _
+from kvchat.words.language import _, several
 
 E = TypeVar("E", bound=Entry)
 
 
 class SettingsPage(ScrollPage):
-    """A page; subclasses name it and `add` their entries. What is changed is put into force and stored at once."""
+    """A page; subclasses name it and add their entries. What is changed is put into force and stored at once."""
 
-    name = ""
+    name = ""  # on screen
+    key = ""  # in the table of settings
     leads_to = Signal(str)  # another window: "models", "storage" or "programs"
 
     def __init__(self, runtime: Runtime, look: Look, panel: Panel) -> None:
@@ -32,6 +35,8 @@ class SettingsPage(ScrollPage):
         super().__init__("settingsPage")
         self.runtime, self.look, self.panel = runtime, look, panel
         self.entries: list[Entry] = []
+        self.settings: dict[str, Any] = {}  # the entries of settings, by name
+        self._left = [name for name, about in ABOUT.items() if about.page == self.key]
         self.setAccessibleName(_(self.name))
         parts = label(_(self.name), "title"), 6, STRETCH
         self._column = column(*parts, on=self.ground, spacing=0, margins=(28, 22, 28, 22))
@@ -46,6 +51,35 @@ class SettingsPage(ScrollPage):
         self._column.insertWidget(end, entry)
         self.entries.append(entry)
         return entry
+
+    def add_settings(self, through: str = "") -> None:
+        """Put the next settings of the page's below, all or as far as one."""
+        while self._left:
+            name = self._left.pop(0)
+            self.settings[name] = self.add(self._entry(name, ABOUT[name]))
+            if name == through:
+                return
+
+    def _entry(self, name: str, about: About) -> Entry:
+        default = getattr(Settings(), name)
+        key = QKeySequence(KEY).toString(QKeySequence.SequenceFormat.NativeText)
+        title, words = _(about.label), _(about.help, key=key)
+        if about.choices:
+            return ChoiceEntry(self.look, name, title, words, about.choices, self.change)
+        if isinstance(default, bool):
+            return SwitchEntry(self.look, name, title, words, self.change)
+        if isinstance(default, str) or about.example:
+            return TextEntry(self, name, title, words, example=about.example, empty=default)
+        if about.reset:
+            reset = _(about.reset)
+        elif about.unit == "days":
+            reset = several(default, "Back to {count} day", "Back to {count} days")
+        elif about.unit:
+            reset = _("Back to {size}", size=UNITS[about.unit](default))
+        else:
+            reset = _("Back to {door_port}", door_port=default)
+        change: Change = self.change
+        return NumberEntry(name, title, words, NOTATIONS[about.unit], change, default=_(about.empty), reset=reset)
 
     def run(self, run: Coroutine[Any, Any, Any]) -> None:
         """Start what the user asked for; what fails is told in the window."""
@@ -75,14 +109,11 @@ class TextEntry(FieldEntry):
     """A setting that is a text: a wide field, a button that empties it. The runtime's parts judge what is typed."""
 
     def __init__(
-        self, page: SettingsPage, name: str, title: str, words: str, *, example: str, empty: str | None = ""
+        self, page: SettingsPage, name: str, title: str, words: str, *, example: str, empty: str | None
     ) -> None:
         """`example` stands in the empty field, `empty` is the setting's value then."""
-        field, self.clear = (
-            line_edit(title, example),
-            button(_("Clear"), lambda: self._clear(), "link", name=_("{title}: clear", title=title)),
-        )
-        holder = QWidget()
+        field, holder = line_edit(title, example), QWidget()
+        self.clear = button(_("Clear"), lambda: self._clear(), "link", name=_("{title}: clear", title=title))
         row((field, 1), self.clear, on=holder, spacing=10, margins=0)
         super().__init__(name, title, words, field, holder, wide=True)
         self._page, self._empty = page, empty

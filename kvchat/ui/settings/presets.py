@@ -1,30 +1,135 @@
-"""Settings, Presets: what chats can begin with."""
+"""Presets: the panel that fills in options, the dialog of one preset, and the settings page that lists them."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
-from PySide6.QtCore import Qt
+from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QShowEvent
-from PySide6.QtWidgets import QListWidget, QListWidgetItem, QWidget
+from PySide6.QtWidgets import QLayout, QListWidget, QListWidgetItem, QWidget
 
-from kvchat.chat.options import Preset
+from kvchat.chat.options import BadOptions, Preset
 from kvchat.runtime import Runtime
-from kvchat.ui.base.building import button, column, label, styled
+from kvchat.ui.base.building import STRETCH, button, column, label, line_edit, row, styled
+from kvchat.ui.base.tasks import TaskRunner
 from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.confirm import confirm
 from kvchat.ui.dialogs.panel import Panel
-from kvchat.ui.presets.preset_dialog import PresetDialog
+from kvchat.ui.settings.options_form import FormValues, OptionsForm
 from kvchat.ui.settings.page import SettingsPage
-from kvchat.ui.widgets.entries import Entry
-from kvchat.ui.widgets.layouts import FlowLayout
-from kvchat.words.language import N_, _
+from kvchat.ui.widgets.entries import ChoiceBox, Entry
+from kvchat.ui.widgets.layouts import FlowLayout, ScrollPage
+from kvchat.words.language import N_, _, ended, sentences
 
 _WORDS = N_(
     "A preset is a system prompt with settings for creativity and style and, if you wish, a model. A chat takes one "
     "over from its chat settings; new chats begin with the default one."
 )
+
+
+class OptionsPanel(Panel):
+    """Subclasses call `_build` with what stands above the form, and take what it holds with `_take`."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        look: Look,
+        runner: TaskRunner,
+        title: str,
+        parent: QWidget | None,
+        size: tuple[int, int],
+        least: tuple[int, int],
+    ) -> None:
+        super().__init__(look, runner, title, parent, size=size, least=least)
+        self._runtime, self.form = runtime, OptionsForm(look)
+        self.save, self._leave = button(_("Save"), self._save, "primary"), button(_("Cancel"), self.close)
+        self.save.setDefault(True)  # Enter in a field saves
+
+    async def _offer(self, model: str | None, is_meant: Callable[[], bool], *, begun: bool = False) -> bool:
+        """Show what can be chosen with a model, if it is still the one that `is_meant` by then; whether it was."""
+        offered = await self._runtime.model.template_options(model)
+        defaults = await self._runtime.model.default_sampling(model)
+        if is_meant():
+            self.form.offer(offered, defaults, begun=begun)
+        return is_meant()
+
+    def come(self) -> None:
+        """To the front; nothing can be saved before the form is filled."""
+        self.save.setEnabled(False)
+        self.bring_forward()
+
+    def _take(self, values: FormValues) -> None:
+        """Save was pressed, and what stands in the form makes sense."""
+        raise NotImplementedError
+
+    def _save(self) -> None:
+        if (values := self._read()) is not None:
+            self._take(values)
+
+    def _read(self) -> FormValues | None:
+        """What stands in the form; None if it makes no sense, which is said there."""
+        try:
+            values = self.form.read()
+        except BadOptions as error:
+            self.form.refuse(ended(sentences(error.title, error.detail)))
+            return None
+        self.form.refuse("")
+        return values
+
+    def _build(self, *above: QWidget | QLayout) -> None:
+        """Put everything in its place; Tab goes from above to below."""
+        scroll = ScrollPage("settingsPage")
+        column(self.form, on=scroll.ground, margins=(24, 4, 24, 12))
+        top = column(*above, spacing=8, margins=(24, 18, 24, 8))
+        below = row(STRETCH, self._leave, self.save, spacing=8, margins=(24, 10, 24, 16))
+        column(top, (scroll, 1), below, on=self, spacing=0, margins=0)
+
+
+class PresetDialog(OptionsPanel):
+    """Makes a preset or changes one."""
+
+    stored = Signal()
+
+    def __init__(self, runtime: Runtime, look: Look, runner: TaskRunner, parent: QWidget | None = None) -> None:
+        super().__init__(runtime, look, runner, _("Preset"), parent, (580, 640), (440, 360))
+        self._preset = Preset("")
+        self.setWindowModality(Qt.WindowModality.WindowModal)  # what it was opened from waits
+        self.name, self.with_model = line_edit(_("Name"), _("Name")), ChoiceBox(look, _("Model"))
+        self._build(self.notices, self.name, self.with_model)
+
+    def edit(self, preset: Preset) -> None:
+        """Come to the front with a preset."""
+        self._preset = preset
+        self.name.setText(preset.name)
+        model = preset.model or self._runtime.settings.model_path
+        self.with_model.clear()
+        self.with_model.addItem(_("Answered by whichever model is in use"), None)
+        if model is not None:
+            self.with_model.addItem(
+                _("Always answered by {name_of}", name_of=self._runtime.model.name_of(model)), model
+            )
+        self.with_model.setCurrentIndex(1 if preset.model else 0)
+        self.come()
+        self.name.setFocus()
+        self.name.selectAll()
+        self.run(self._load(preset, model))
+
+    async def _load(self, preset: Preset, model: str | None) -> None:
+        if await self._offer(model, lambda: preset == self._preset):
+            self.form.fill(FormValues(preset.system, preset.options))
+            self.save.setEnabled(True)
+
+    def _take(self, values: FormValues) -> None:
+        name, model = self.name.text().strip() or _("Preset"), self.with_model.currentData()
+        self.run(
+            self._store(replace(self._preset, name=name, system=values.system, model=model, options=values.options))
+        )
+
+    async def _store(self, preset: Preset) -> None:
+        await self._runtime.chat.options.store_preset(preset)
+        self.stored.emit()
+        self.close()
 
 
 class PresetsPage(SettingsPage):

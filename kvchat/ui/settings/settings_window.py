@@ -1,7 +1,8 @@
-"""The settings window: its pages in a list, one of them on show, and what waits for the engine's next start."""
+"""The settings window: its pages in a list, the general one, and what waits for the engine's next start."""
 
 from __future__ import annotations
 
+import asyncio
 from typing import ClassVar, TypeVar
 
 from PySide6.QtCore import QRect, QSize, Qt, Signal
@@ -10,23 +11,60 @@ from PySide6.QtWidgets import QFrame, QListWidget, QListWidgetItem, QStackedWidg
 
 from kvchat.chat.events import EngineChanged, Event, SettingsChanged
 from kvchat.runtime import Runtime
+from kvchat.settings import Settings
+from kvchat.system.login import can_start_at_login, start_at_login, starts_at_login
 from kvchat.ui.base.building import STRETCH, button, column, label, row, styled
 from kvchat.ui.base.tasks import TaskRunner
 from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.panel import Panel
 from kvchat.ui.settings.engines import EnginePage
-from kvchat.ui.settings.general import GeneralPage
 from kvchat.ui.settings.model import ModelPage
 from kvchat.ui.settings.other_programs import OtherProgramsPage
 from kvchat.ui.settings.page import SettingsPage
 from kvchat.ui.settings.presets import PresetsPage
 from kvchat.ui.settings.storage import StoragePage
-from kvchat.words.language import _
+from kvchat.ui.widgets.entries import SwitchEntry
+from kvchat.words.language import N_, _
 
 P = TypeVar("P", bound=SettingsPage)
 
 _PAGE_PADDING = 16  # pixels above and below a page's name together
 _LIST_PADDING = 66  # and beside it, with the list's own
+
+
+class GeneralPage(SettingsPage):
+    """What is neither the model's nor the disk's."""
+
+    name, key = N_("General"), "general"
+
+    def __init__(self, runtime: Runtime, look: Look, panel: Panel) -> None:
+        super().__init__(runtime, look, panel)
+        self.add_settings(through="quick_key")
+        self.login = self.add(LoginEntry(look, self))
+        self.add_settings()
+
+
+class LoginEntry(SwitchEntry):
+    """Whether kvchat starts with the session. Not one of kvchat's settings: the desktop knows."""
+
+    def __init__(self, look: Look, page: SettingsPage) -> None:
+        words = _("In the tray, without opening its window. Your chats are then ready when you are.")
+        super().__init__(look, "", _("Start at login"), words, lambda _, on: page.run(self._change(on)))
+        self._page = page
+
+    def refresh(self, settings: Settings) -> None:
+        """Show how it is now, where that can be changed from here."""
+        self.setVisible(can_start_at_login())
+        self._page.run(self._show_now())
+
+    async def _show_now(self) -> None:
+        self.switch.setChecked(await asyncio.to_thread(starts_at_login))
+
+    async def _change(self, on: bool) -> None:
+        try:
+            await asyncio.to_thread(start_at_login, on)
+        finally:
+            self.refresh(self._page.runtime.settings)
 
 
 class SettingsWindow(Panel):

@@ -7,6 +7,7 @@ import shutil
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from PySide6.QtCore import QUrl
 from PySide6.QtGui import QDesktopServices
@@ -21,15 +22,10 @@ from kvchat.ui.dialogs.confirm import confirm
 from kvchat.ui.dialogs.panel import Panel
 from kvchat.ui.settings.page import SettingsPage
 from kvchat.ui.storage.usage_summary import expiry_in_words, plan_in_words
-from kvchat.ui.widgets.entries import DAYS, GIGABYTES, Entry, NumberEntry
+from kvchat.ui.widgets.entries import Entry
 from kvchat.ui.widgets.layouts import breakable
-from kvchat.words.language import N_, _, sentences, several
+from kvchat.words.language import _, sentences, several
 from kvchat.words.wording import MEMORY_OF_CHATS, STORAGE, size
-
-_DELETED = N_(
-    "For so long a deleted chat or message can be had back; then it goes for good, from the search and the memory of "
-    "chats as well. With 0 it goes in a moment."
-)
 
 
 class FolderNotOpened(KvchatError):
@@ -46,24 +42,13 @@ class FolderNotOpened(KvchatError):
 class StoragePage(SettingsPage):
     """The store's bounds, and the folders. Nothing is removed without being shown first."""
 
-    name = STORAGE
+    name, key = STORAGE, "storage"
 
     def __init__(self, runtime: Runtime, look: Look, panel: Panel) -> None:
         super().__init__(runtime, look, panel)
         show = button(_("Show…"), lambda: self.leads_to.emit("storage"), name=_("Show the memory of chats"))
         self.add(Entry(_(MEMORY_OF_CHATS), _("Each chat’s share of the disk, and what is to be kept."), show))
-        ask, default, reset = self._ask_first, _("kvchat decides"), _("Let kvchat decide")
-        self.quota = self.add(NumberEntry("quota_bytes", _("Limit"), "", GIGABYTES, ask, default=default, reset=reset))
-        reset = _("Back to {size}", size=size(Settings().free_floor_bytes))
-        self.floor = self.add(NumberEntry("free_floor_bytes", _("Keep free"), "", GIGABYTES, self.change, reset=reset))
-        default, reset = _("no limit"), _("No limit")
-        words = _("What was not used for so long is deleted. Messages always stay.")
-        self.age = self.add(
-            NumberEntry("max_age_days", _("Maximum age"), words, DAYS, ask, default=default, reset=reset)
-        )
-        title, usual = _("Keep what was deleted"), Settings().keep_deleted_days
-        reset = several(usual, "Back to {count} day", "Back to {count} days")
-        self.deleted = self.add(NumberEntry("keep_deleted_days", title, _(_DELETED), DAYS, self.change, reset=reset))
+        self.add_settings()
         paths = runtime.paths
         for title, folder, words in (
             (_(MEMORY_OF_CHATS), paths.save_points, _("This folder may be deleted at any time.")),
@@ -88,8 +73,8 @@ class StoragePage(SettingsPage):
             "goes first. Left to kvchat it is {limit} here.",
             limit=size(usual),
         )
-        self.quota.say(sentences(help, _("The limit now {words}.", words=words) if words else ""))
-        self.floor.say(
+        self.settings["quota_bytes"].say(sentences(help, _("The limit now {words}.", words=words) if words else ""))
+        self.settings["free_floor_bytes"].say(
             _("When less than this is free on the disk, nothing more is kept. {free} are free now.", free=size(free))
         )
 
@@ -103,8 +88,14 @@ class StoragePage(SettingsPage):
         runtime = self.runtime
         return store_bounds(runtime.paths, replace(runtime.settings, quota_bytes=chosen)).quota
 
-    def _ask_first(self, name: str, value: int | None) -> None:
-        self.run(self._change_quota(value) if name == self.quota.name else self._change_age(value))
+    def change(self, name: str, value: Any) -> None:
+        """What would delete something at once is done only after that was shown."""
+        if name == "quota_bytes":
+            self.run(self._change_quota(value))
+        elif name == "max_age_days":
+            self.run(self._change_age(value))
+        else:
+            super().change(name, value)
 
     async def _change_quota(self, chosen: int | None) -> None:
         """A lower quota takes save points away at once: only after they were shown."""
@@ -114,33 +105,33 @@ class StoragePage(SettingsPage):
             if plan.save_point_ids:
                 words = sentences(plan_in_words(plan, quota), _("Messages stay."))
                 self._ask(
-                    self.quota,
+                    "quota_bytes",
                     _("Lower the limit to {limit}?", limit=size(quota)),
                     words,
                     _("Lower the limit"),
                     chosen,
                 )
                 return
-        self.change("quota_bytes", chosen)
+        super().change("quota_bytes", chosen)
 
     async def _change_age(self, days: int | None) -> None:
         """So does a lower age."""
         before = self.runtime.settings.max_age_days
         if days is None or (before is not None and days >= before):
-            self.change("max_age_days", days)
+            super().change("max_age_days", days)
             return
         words = expiry_in_words(await self.runtime.save_points.usage(), days, datetime.now(UTC))
         self._ask(
-            self.age,
+            "max_age_days",
             several(days, "Delete what was not used for {count} day?", "Delete what was not used for {count} days?"),
             words,
             _("Delete"),
             days,
         )
 
-    def _ask(self, entry: NumberEntry, title: str, words: str, action: str, value: int | None) -> None:
-        dialog = confirm(self.panel, title, words, action, lambda: self.change(entry.name, value))
-        dialog.rejected.connect(lambda: entry.restore(self.runtime.settings))
+    def _ask(self, name: str, title: str, words: str, action: str, value: int | None) -> None:
+        dialog = confirm(self.panel, title, words, action, lambda: super(StoragePage, self).change(name, value))
+        dialog.rejected.connect(lambda: self.settings[name].restore(self.runtime.settings))
 
     def _place(self, title: str, folder: Path, words: str) -> Entry:
         show = button(_("Open folder"), lambda: self._open(folder), name=_("Open the folder: {title}", title=title))

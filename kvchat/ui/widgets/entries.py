@@ -58,10 +58,18 @@ def _read_size(text: str) -> int:
     return round(float(found[1]) * _SCALES[found[2].lower()])
 
 
+def _read_port(text: str) -> int:
+    if not text.strip().isdecimal():
+        raise ValueError(_("This must be a whole number, such as 8737."))
+    return int(text)
+
+
 TOKENS = _whole_number(N_("tokens"), r"(\d+)(k?)(?:tokens?)?", N_("a number of tokens, such as 8192 or 32K"))
 DAYS = _whole_number(N_("days"), r"(\d+)()(?:days?)?", N_("a whole number of days, such as 90"))
 MINUTES = _whole_number(N_("min"), r"(\d+)()(?:min|minutes?)?", N_("a whole number of minutes, such as 15"))
 GIGABYTES = Notation(N_("GB"), lambda count: with_marks(f"{count / GB:.10g}"), _read_size)
+PORT = Notation("", str, _read_port)
+NOTATIONS = {"tokens": TOKENS, "days": DAYS, "minutes": MINUTES, "bytes": GIGABYTES, "": PORT}  # by unit of a setting
 
 
 class Entry(QWidget):

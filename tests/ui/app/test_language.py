@@ -12,7 +12,7 @@ from kvchat.application import Application
 from kvchat.runtime import Runtime
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.base.theme import Look
-from kvchat.ui.settings.general import GeneralPage
+from kvchat.ui.settings.settings_window import GeneralPage
 from kvchat.words.language import spoken
 from tests.ui.fake_runtime import FakeRuntime
 from tests.ui.waiting import until

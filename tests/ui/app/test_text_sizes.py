@@ -20,13 +20,14 @@ from kvchat.chat.context import ContextUse
 from kvchat.chat.options import Preset
 from kvchat.chat.record.messages import Role
 from kvchat.errors import KvchatError
+from kvchat.settings import ZOOMS
 from kvchat.ui.app import window_place
 from kvchat.ui.app.main_window import MainWindow
-from kvchat.ui.base.theme import ZOOMS, Look
+from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs import panel
 from kvchat.ui.dialogs.confirm import confirm
-from kvchat.ui.presets.chat_settings import ChatSettings
 from kvchat.ui.rendering.text_page import LinkDialog
+from kvchat.ui.settings.chat_settings import ChatSettings
 from kvchat.ui.settings.model import ModelPage
 from kvchat.ui.settings.other_programs import OtherProgramsPage
 from kvchat.ui.settings.presets import PresetsPage
@@ -190,7 +191,10 @@ async def test_the_settings(furnished: FakeRuntime, wide: MainWindow) -> None:
         needed = metrics.boundingRect(room, Qt.TextFlag.TextWordWrap, page.name)
         assert needed.width() <= room.width()
         assert needed.height() <= room.height()
-    for entry in (settings.page(StoragePage).quota, settings.page(StoragePage).age):
+    for entry in (
+        settings.page(StoragePage).settings["quota_bytes"],
+        settings.page(StoragePage).settings["max_age_days"],
+    ):
         words = entry.field.placeholderText()
         assert entry.field.fontMetrics().horizontalAdvance(words) + 16 <= entry.field.width()
     dialog = settings.page(PresetsPage).open(furnished.chat.options.stored[0])
@@ -225,7 +229,7 @@ async def test_the_other_windows(furnished: FakeRuntime, wide: MainWindow) -> No
     programs_made_up(furnished)
     settings = wide.side_windows.open_settings(OtherProgramsPage.name)
     settings.page(OtherProgramsPage).change("door", True)
-    await until(lambda: settings.page(OtherProgramsPage).key.field.text())
+    await until(lambda: settings.page(OtherProgramsPage).key_entry.field.text())
     for window in (
         engine,
         settings,

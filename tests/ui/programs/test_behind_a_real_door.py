@@ -42,8 +42,8 @@ async def test_from_the_switch_to_the_receipt(tmp_path: Path, settings: Settings
         page = shown.window.side_windows.open_settings(OtherProgramsPage.name).page(OtherProgramsPage)
         assert not page.address.isVisible()
         page.change("door", True)
-        await shown.until(lambda: page.key.field.text() and page.address.field.text())
-        page.key.copy.click()
+        await shown.until(lambda: page.key_entry.field.text() and page.address.field.text())
+        page.key_entry.copy.click()
         page.lines.copy.click()
         assert page.access.key in QGuiApplication.clipboard().text()
         headers = {"authorization": f"Bearer {page.access.key}", "user-agent": "opencode/1.18.33"}

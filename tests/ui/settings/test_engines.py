@@ -207,35 +207,35 @@ async def test_what_cannot_be_used_is_refused_in_place_and_kept_to_be_corrected(
     page: EnginePage, runtime: FakeRuntime, qtbot: QtBot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(FakeEngines, "refuse", "--port is not for you to set here.")
-    typed(qtbot, page.arguments, "--port 1")
-    await until(page.arguments.refusal.isVisible)
-    assert page.arguments.refusal.text() == "--port is not for you to set here."
+    typed(qtbot, page.settings["engine_arguments"], "--port 1")
+    await until(page.settings["engine_arguments"].refusal.isVisible)
+    assert page.settings["engine_arguments"].refusal.text() == "--port is not for you to set here."
     assert runtime.settings.engine_arguments == ""
     page.refresh()
-    assert page.arguments.field.text() == "--port 1"
+    assert page.settings["engine_arguments"].field.text() == "--port 1"
     monkeypatch.setattr(FakeEngines, "refuse", "")
-    typed(qtbot, page.arguments, "--threads 2")
+    typed(qtbot, page.settings["engine_arguments"], "--threads 2")
     await until(lambda: runtime.settings.engine_arguments == "--threads 2")
-    assert not page.arguments.refusal.isVisible()
-    page.arguments.clear.click()
+    assert not page.settings["engine_arguments"].refusal.isVisible()
+    page.settings["engine_arguments"].clear.click()
     await until(lambda: runtime.settings.engine_arguments == "")
 
 
 async def test_a_server_and_its_key(page: EnginePage, runtime: FakeRuntime, qtbot: QtBot) -> None:
-    assert not page.key.isVisible()
-    typed(qtbot, page.url, "http://127.0.0.1:8080")
+    assert not page.key_entry.isVisible()
+    typed(qtbot, page.settings["engine_url"], "http://127.0.0.1:8080")
     await until(lambda: runtime.settings.engine_url == "http://127.0.0.1:8080")
     page.refresh()
-    assert page.key.isVisible()
-    qtbot.keyClicks(page.key.field, "s3cret")
-    qtbot.keyClick(page.key.field, Qt.Key.Key_Return)
+    assert page.key_entry.isVisible()
+    qtbot.keyClicks(page.key_entry.field, "s3cret")
+    qtbot.keyClick(page.key_entry.field, Qt.Key.Key_Return)
     await until(lambda: runtime.engines.kept == "s3cret")
-    assert page.key.field.text() == ""
-    assert "keyring" in page.key.words.text()
-    page.key.forget.click()
+    assert page.key_entry.field.text() == ""
+    assert "keyring" in page.key_entry.words.text()
+    page.key_entry.forget.click()
     await until(lambda: runtime.engines.kept is None)
-    page.url.clear.click()
+    page.settings["engine_url"].clear.click()
     await until(lambda: runtime.settings.engine_url is None)
     runtime.settings = replace(runtime.settings)
     page.refresh()
-    assert not page.key.isVisible()
+    assert not page.key_entry.isVisible()

@@ -27,16 +27,24 @@ def page_of(window: MainWindow) -> OtherProgramsPage:
 async def switched_on(window: MainWindow, runtime: FakeRuntime) -> OtherProgramsPage:
     page = page_of(window)
     page.change("door", True)
-    await until(lambda: page.key.field.text())
+    await until(lambda: page.key_entry.field.text())
     return page
 
 
 async def test_off_there_is_only_the_switch(runtime: FakeRuntime, window: MainWindow) -> None:
     page = page_of(window)
     assert not runtime.settings.door
-    hidden = page.address, page.key, page.lines, page.any_model, page.own, page.share, page.port
+    hidden = (
+        page.address,
+        page.key_entry,
+        page.lines,
+        page.settings["door_any_model"],
+        page.own,
+        page.settings["door_share"],
+        page.settings["door_port"],
+    )
     assert not any(entry.isVisible() for entry in hidden)
-    assert page.door.isVisible()
+    assert page.settings["door"].isVisible()
 
 
 async def test_switched_on_there_is_an_address_and_a_key(runtime: FakeRuntime, window: MainWindow) -> None:
@@ -46,33 +54,33 @@ async def test_switched_on_there_is_an_address_and_a_key(runtime: FakeRuntime, w
     assert page.address.words.text() == "Reached from this computer alone."
     assert runtime.door.kept_keys == {"": "kv-everybody-1"}
     page.change("door", False)
-    await until(lambda: not page.key.isVisible())
+    await until(lambda: not page.key_entry.isVisible())
     page.change("door", True)
-    await until(page.key.isVisible)
+    await until(page.key_entry.isVisible)
     assert runtime.door.kept_keys == {"": "kv-everybody-1"}, "the key stays as it was"
 
 
 async def test_the_key_is_shown_only_when_asked_for(runtime: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
     page = await switched_on(window, runtime)
-    assert page.key.field.echoMode() is QLineEdit.EchoMode.Password
+    assert page.key_entry.field.echoMode() is QLineEdit.EchoMode.Password
     assert "kv-everybody-1" not in page.lines.text.toPlainText()
     qtbot.mouseClick(button(page, "Copy the key"), LEFT)
     assert QGuiApplication.clipboard().text() == "kv-everybody-1"
-    assert page.key.copy.text() == "Copied"
-    await until(lambda: page.key.copy.text() == "Copy")
+    assert page.key_entry.copy.text() == "Copied"
+    await until(lambda: page.key_entry.copy.text() == "Copy")
     qtbot.mouseClick(button(page, "Show the key"), LEFT)
-    assert page.key.field.echoMode() is QLineEdit.EchoMode.Normal
+    assert page.key_entry.field.echoMode() is QLineEdit.EchoMode.Normal
     assert "kv-everybody-1" in page.lines.text.toPlainText()
     window.side_windows.open_settings().close()
-    assert page.key.field.echoMode() is QLineEdit.EchoMode.Password
+    assert page.key_entry.field.echoMode() is QLineEdit.EchoMode.Password
 
 
 async def test_the_key_is_renewed_after_a_question(runtime: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
     page = await switched_on(window, runtime)
-    qtbot.mouseClick(page.key.renew, LEFT)
+    qtbot.mouseClick(page.key_entry.renew, LEFT)
     dialog = next(one for one in page.panel.findChildren(ConfirmDialog) if one.isVisible())
     qtbot.mouseClick(button(dialog, "Make a new key"), LEFT)
-    await until(lambda: page.key.field.text() == "kv-everybody-2")
+    await until(lambda: page.key_entry.field.text() == "kv-everybody-2")
 
 
 async def test_the_lines_of_each_program_are_copied_with_the_key(
@@ -114,10 +122,10 @@ async def test_a_program_gets_a_key_of_its_own_that_can_be_taken_back(
 async def test_a_port_is_a_number(runtime: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
     page = await switched_on(window, runtime)
     for text, refused in (("eighty", True), ("0", True), ("8740", False)):
-        page.port.field.selectAll()
-        qtbot.keyClicks(page.port.field, text)
-        qtbot.keyClick(page.port.field, Qt.Key.Key_Return)
-        assert bool(page.port.refusal.text()) == refused
+        page.settings["door_port"].field.selectAll()
+        qtbot.keyClicks(page.settings["door_port"].field, text)
+        qtbot.keyClick(page.settings["door_port"].field, Qt.Key.Key_Return)
+        assert bool(page.settings["door_port"].refusal.text()) == refused
     await until(lambda: page.address.field.text().endswith(":8740"))
 
 

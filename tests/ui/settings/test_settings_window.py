@@ -24,10 +24,8 @@ from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.confirm import ConfirmDialog
 from kvchat.ui.models.models_window import ModelsWindow
-from kvchat.ui.settings.general import GeneralPage
-from kvchat.ui.settings.memory import MemoryPicture
-from kvchat.ui.settings.model import ModelPage
-from kvchat.ui.settings.settings_window import SettingsWindow
+from kvchat.ui.settings.model import MemoryPicture, ModelPage
+from kvchat.ui.settings.settings_window import GeneralPage, SettingsWindow
 from kvchat.ui.settings.storage import StoragePage
 from kvchat.ui.storage.storage_panel import StoragePanel
 from kvchat.ui.widgets.entries import NumberEntry
@@ -77,7 +75,7 @@ async def test_opens_by_key_and_walks_its_pages_whose_controls_have_names_and_he
         qtbot.keyClick(settings.list, Qt.Key.Key_Down)
         assert settings.page(page).isVisible()
         assert settings.list.currentItem().text() == page.name
-    await until(lambda: settings.page(StoragePage).floor.words.text())  # once the disk was asked
+    await until(lambda: settings.page(StoragePage).settings["free_floor_bytes"].words.text())  # once the disk was asked
     qtbot.keyClick(settings, Qt.Key.Key_Escape)
     assert not settings.isVisible()
     for kind in (QAbstractButton, QLineEdit, QComboBox):
@@ -119,7 +117,7 @@ async def test_what_is_on_or_off_has_a_switch(
         for box in settings.page(page).findChildren(QComboBox):
             values = {box.itemData(number) for number in range(box.count())}
             assert values != {True, False}, box.accessibleName()
-    switch = settings.page(GeneralPage).titles.switch
+    switch = settings.page(GeneralPage).settings["model_titles"].switch
     before = runtime.settings.model_titles
     assert (switch.isChecked(), switch.accessibleName()) == (before, "Let the model name chats")
     qtbot.keyClick(switch, Qt.Key.Key_Space)
@@ -135,7 +133,7 @@ async def test_what_is_on_or_off_has_a_switch(
 async def test_the_theme_applies_at_once(
     runtime: FakeRuntime, settings: SettingsWindow, look: Look, qtbot: QtBot
 ) -> None:
-    box = settings.page(GeneralPage).theme.box
+    box = settings.page(GeneralPage).settings["theme"].box
     box.setFocus()
     qtbot.keyClick(box, Qt.Key.Key_End)
     await until(lambda: runtime.settings.theme == "dark")
@@ -146,18 +144,18 @@ async def test_the_theme_applies_at_once(
 async def test_when_the_engine_runs_and_what_others_change(
     runtime: FakeRuntime, settings: SettingsWindow, qtbot: QtBot
 ) -> None:
-    qtbot.keyClick(settings.page(GeneralPage).start.box, Qt.Key.Key_Down)
+    qtbot.keyClick(settings.page(GeneralPage).settings["engine_start"].box, Qt.Key.Key_Down)
     await until(lambda: runtime.settings.engine_start == "message")
-    typed(qtbot, settings.page(GeneralPage).idle, "15")
+    typed(qtbot, settings.page(GeneralPage).settings["idle_minutes"], "15")
     await until(lambda: runtime.settings.idle_minutes == 15)
-    qtbot.mouseClick(settings.page(GeneralPage).idle.reset, LEFT)
+    qtbot.mouseClick(settings.page(GeneralPage).settings["idle_minutes"].reset, LEFT)
     await until(lambda: runtime.settings.idle_minutes is None)
     assert not settings.pending.isVisible()
     runtime.settings = Settings(theme="light", quota_bytes=5 * GB, kv_type="q5_1")
     runtime.events.publish(SettingsChanged())
-    assert settings.page(GeneralPage).theme.box.currentData() == "light"
-    assert settings.page(StoragePage).quota.field.text() == "5"
-    assert settings.page(ModelPage).kv_type.box.currentText() == "q5_1"
+    assert settings.page(GeneralPage).settings["theme"].box.currentData() == "light"
+    assert settings.page(StoragePage).settings["quota_bytes"].field.text() == "5"
+    assert settings.page(ModelPage).settings["kv_type"].box.currentText() == "q5_1"
 
 
 async def test_the_model_s_long_name_what_is_unwise_and_where_restoring_does_not_work(
@@ -171,7 +169,7 @@ async def test_the_model_s_long_name_what_is_unwise_and_where_restoring_does_not
     await until(lambda: ("retest_restoring",) in runtime.calls)
     runtime.warning = "This may not fit: with the chat the model takes about 31 GB."
     runtime.set_engine(EngineState.READY)
-    assert runtime.warning in settings.page(ModelPage).context.words.text()
+    assert runtime.warning in settings.page(ModelPage).settings["context_size"].words.text()
     runtime.settings = Settings(model_path=f"/models/{'Qwen3VeryLong' * 12}.gguf")
     runtime.events.publish(SettingsChanged())
     settings.resize(settings.minimumSize())
@@ -183,7 +181,7 @@ async def test_a_context_size_of_one_s_own_waits_for_the_engine(
     runtime: FakeRuntime, settings: SettingsWindow, qtbot: QtBot
 ) -> None:
     settings.show_page(ModelPage.name)
-    entry = settings.page(ModelPage).context
+    entry = settings.page(ModelPage).settings["context_size"]
     assert "Chats are remembered here" in settings.page(ModelPage).restoring.words.text()
     assert not settings.page(ModelPage).retest.isVisible()
     assert runtime.engine.context_reason in entry.words.text()
@@ -243,7 +241,7 @@ async def test_nonsense_is_refused_in_place_and_gone_when_the_window_opens_again
     runtime: FakeRuntime, settings: SettingsWindow, qtbot: QtBot
 ) -> None:
     settings.show_page(ModelPage.name)
-    entry = settings.page(ModelPage).context
+    entry = settings.page(ModelPage).settings["context_size"]
     for text, reason in (
         ("100", "This must be at least 256 tokens."),
         ("99999999", "This must be at most 16,777,216 tokens."),
@@ -259,19 +257,19 @@ async def test_nonsense_is_refused_in_place_and_gone_when_the_window_opens_again
     await until(lambda: runtime.settings.context_size == 4096)
     assert not entry.refusal.isVisible()
     settings.show_page(StoragePage.name)
-    typed(qtbot, settings.page(StoragePage).age, "0")
-    assert settings.page(StoragePage).age.refusal.isVisible()
+    typed(qtbot, settings.page(StoragePage).settings["max_age_days"], "0")
+    assert settings.page(StoragePage).settings["max_age_days"].refusal.isVisible()
     settings.close()
     settings.show_page()
-    assert settings.page(StoragePage).age.field.text() == ""
-    assert not settings.page(StoragePage).age.refusal.isVisible()
+    assert settings.page(StoragePage).settings["max_age_days"].field.text() == ""
+    assert not settings.page(StoragePage).settings["max_age_days"].refusal.isVisible()
 
 
 async def test_what_is_being_typed_is_not_overwritten(
     runtime: FakeRuntime, settings: SettingsWindow, qtbot: QtBot
 ) -> None:
     settings.show_page(StoragePage.name)
-    field = settings.page(StoragePage).floor.field
+    field = settings.page(StoragePage).settings["free_floor_bytes"].field
     settings.activateWindow()
     field.setFocus()
     await until(field.hasFocus)
@@ -281,7 +279,7 @@ async def test_what_is_being_typed_is_not_overwritten(
     assert field.text() == "3"
     qtbot.keyClick(field, Qt.Key.Key_Tab)
     await until(lambda: runtime.settings.free_floor_bytes == 3 * GB)
-    qtbot.mouseClick(settings.page(StoragePage).floor.reset, LEFT)
+    qtbot.mouseClick(settings.page(StoragePage).settings["free_floor_bytes"].reset, LEFT)
     await until(lambda: runtime.settings.free_floor_bytes == 2 * GB)
 
 
@@ -292,25 +290,25 @@ async def test_a_lower_quota_and_a_maximum_age_say_first_what_they_delete(
         used = datetime.now(UTC) - timedelta(days=days)
         runtime.keep(ConversationUsage(id, 900_000_000, 9, used, 900_000_000, reading=TimeRange(40, 40)))
     settings.show_page(StoragePage.name)
-    typed(qtbot, settings.page(StoragePage).age, "30")
+    typed(qtbot, settings.page(StoragePage).settings["max_age_days"], "30")
     await until(lambda: asking(settings))
     assert not applied(runtime)
     qtbot.mouseClick(question(settings).yes, LEFT)
     await until(lambda: runtime.settings.max_age_days == 30)
-    qtbot.mouseClick(settings.page(StoragePage).age.reset, LEFT)
+    qtbot.mouseClick(settings.page(StoragePage).settings["max_age_days"].reset, LEFT)
     await until(lambda: runtime.settings.max_age_days is None and not asking(settings))
     before = applied(runtime)
-    typed(qtbot, settings.page(StoragePage).quota, "500 MB")
+    typed(qtbot, settings.page(StoragePage).settings["quota_bytes"], "500 MB")
     await until(lambda: asking(settings))
     assert question(settings).accessibleName() == "Lower the limit to 500 MB?"
     qtbot.mouseClick(question(settings).keep, LEFT)
-    await until(lambda: settings.page(StoragePage).quota.field.text() == "")
+    await until(lambda: settings.page(StoragePage).settings["quota_bytes"].field.text() == "")
     assert applied(runtime) == before
-    typed(qtbot, settings.page(StoragePage).quota, "500 MB")
+    typed(qtbot, settings.page(StoragePage).settings["quota_bytes"], "500 MB")
     await until(lambda: asking(settings))
     qtbot.mouseClick(question(settings).yes, LEFT)
     await until(lambda: runtime.settings.quota_bytes == GB // 2)
-    typed(qtbot, settings.page(StoragePage).quota, "7.5")
+    typed(qtbot, settings.page(StoragePage).settings["quota_bytes"], "7.5")
     await until(lambda: runtime.settings.quota_bytes == 7.5 * GB)
 
 
@@ -350,7 +348,7 @@ async def test_what_fails_is_told_here_and_not_behind(
 ) -> None:
     runtime.refuse = KvchatError("The engine could not be stopped")
     settings.show_page(ModelPage.name)
-    typed(qtbot, settings.page(ModelPage).context, "4096")
+    typed(qtbot, settings.page(ModelPage).settings["context_size"], "4096")
     await until(settings.pending.isVisible)
     qtbot.mouseClick(settings.restart, LEFT)
     await until(lambda: settings.notices.on_show)

@@ -17,9 +17,8 @@ from kvchat.library.model_library import FoundModel
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.confirm import ConfirmDialog
-from kvchat.ui.presets.chat_settings import ChatSettings, Subject
-from kvchat.ui.presets.preset_dialog import PresetDialog
-from kvchat.ui.settings.presets import PresetsPage
+from kvchat.ui.settings.chat_settings import ChatSettings, Subject
+from kvchat.ui.settings.presets import PresetDialog, PresetsPage
 from tests.library.gguf_files import write_gguf
 from tests.ui.fake_runtime import FakeModel, FakeRuntime
 from tests.ui.waiting import until

@@ -15,9 +15,8 @@ from kvchat.ui.base.tasks import TaskRunner
 from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.confirm import confirm
 from kvchat.ui.models.model_choice import ModelBox
-from kvchat.ui.presets.options_form import FormValues
-from kvchat.ui.presets.options_panel import OptionsPanel
-from kvchat.ui.presets.preset_dialog import PresetDialog
+from kvchat.ui.settings.options_form import FormValues
+from kvchat.ui.settings.presets import OptionsPanel, PresetDialog
 from kvchat.ui.widgets.entries import ChoiceBox
 from kvchat.ui.widgets.layouts import ElidedLabel
 from kvchat.words.language import N_, _
