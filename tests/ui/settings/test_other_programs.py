@@ -34,17 +34,8 @@ async def switched_on(window: MainWindow, runtime: FakeRuntime) -> OtherPrograms
 async def test_off_there_is_only_the_switch(runtime: FakeRuntime, window: MainWindow) -> None:
     page = page_of(window)
     assert not runtime.settings.door
-    hidden = (
-        page.address,
-        page.key_entry,
-        page.lines,
-        page.settings["door_any_model"],
-        page.own,
-        page.settings["door_share"],
-        page.settings["door_port"],
-    )
-    assert not any(entry.isVisible() for entry in hidden)
-    assert page.settings["door"].isVisible()
+    shown = [entry for entry in page.entries if entry.isVisible()]
+    assert shown == [page.settings["door"], page.programs]
 
 
 async def test_switched_on_there_is_an_address_and_a_key(runtime: FakeRuntime, window: MainWindow) -> None:
