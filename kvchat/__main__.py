@@ -57,7 +57,6 @@ def _main(arguments: Sequence[str], ready: Callable[[], None] = lambda: None) ->
 
 
 def _asked(arguments: Sequence[str], ready: Callable[[], None]) -> int:
-    """Do what the arguments ask for."""
     from kvchat.cli.arguments import parse
     from kvchat.cli.options import Place
     from kvchat.settings import load_settings

@@ -104,7 +104,6 @@ class _Qt(QApplication):
     asked = Signal(StartRequest)
 
     def event(self, event: QEvent) -> bool:
-        """A file, or a link."""
         if isinstance(event, QFileOpenEvent):
             self.asked.emit(StartRequest((event.url().toString(),)))
             return True
@@ -119,12 +118,10 @@ class _Loop(qasync.QEventLoop):  # type: ignore[misc]  # it has no types
         self.display_gone = self._stopped = False
 
     def stop(self) -> None:
-        """End `run_forever`."""
         self._stopped = True
         super().stop()
 
     def run_forever(self) -> int:
-        """Run until `stop`."""
         self._stopped = False
         while True:
             result: int = super().run_forever()
@@ -146,14 +143,12 @@ class _Requests:
         self._fulfil: Callable[[StartRequest], None] | None = None
 
     def hear(self, request: StartRequest) -> None:
-        """One more."""
         if self._fulfil is None:
             self._waiting.append(request)
         else:
             self._fulfil(request)
 
     def begin(self, fulfil: Callable[[StartRequest], None]) -> None:
-        """There is a window now."""
         self._fulfil = fulfil
         for request in self._waiting:
             fulfil(request)
@@ -232,8 +227,7 @@ def _told_to_end(quitting: asyncio.Event) -> None:
 
 def _has_chats_to_show(settings: Settings, paths: Paths) -> bool:
     """Whether the window will show chats, and not what leads to a model."""
-    has_model = bool(settings.model_path or settings.engine_url)
-    return has_model and paths.database.exists()
+    return bool(settings.model_path or settings.engine_url) and paths.database.exists()
 
 
 class _FirstDrafts:
@@ -260,7 +254,6 @@ class _FirstDrafts:
             window.show_first(chats, await Drafts(database, self._worker).all(), self)
 
     def keep(self, conversation_id: str, text: str) -> None:
-        """Put a draft on disk."""
         self._unkept[conversation_id] = text
         if self._writing is None or self._writing.done():
             self._writing = asyncio.get_running_loop().create_task(self._write())

@@ -90,17 +90,14 @@ class Application:
         elif not (self._tray.icon.isVisible() and self._tray.icon.isSystemTrayAvailable()):
             self._window.showMinimized()  # a tray may still come up; until then this is how one finds it
         await self._window.start()
-        self._watch_updates()
+        state, wanted = self._runtime.paths.state, lambda: self._runtime.settings.update_notice
+        self._window.runner.start(watch_updates(state, wanted, self._window.notices.tell_of_version))
         gc.enable()
         gc.freeze()  # else each whole pass of the collector goes through all of Qt's classes, and holds everything up
         await self._runtime.begin()
         self.opener.hold_key()
         if starter and not self._runtime.settings.model_path:
             self._window.first_start.fetch_starter()
-
-    def _watch_updates(self) -> None:
-        state, wanted = self._runtime.paths.state, lambda: self._runtime.settings.update_notice
-        self._window.runner.start(watch_updates(state, wanted, self._window.notices.tell_of_version))
 
     def _hear(self, event: Event) -> None:
         if isinstance(event, SettingsChanged) and self._runtime.settings.language != self._chosen:
@@ -165,18 +162,16 @@ class Application:
         """Nothing that goes wrong in the background goes unseen."""
         error = context.get("exception")
         if isinstance(error, BaseException):
-            self._show_bug(error)
+            self._window.notices.show_bug(error)
         else:
             loop.default_exception_handler(context)
-
-    def _show_bug(self, error: BaseException) -> None:
-        self._window.notices.show_bug(error)
 
 
 class SpentTimers(QObject):
     """Lets timers go that were cancelled: qasync keeps each, with its callback's context, until it would have rung.
 
-    A reply has a time limit for each piece that is read, and each would be kept for the minutes of that limit.
+    A reply has a time limit for each piece that is read, and each would be kept for the minutes of that limit. They are
+    in private attributes: https://github.com/CabbageDevelopment/qasync/blob/v0.28.0/src/qasync/__init__.py.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, parent: QObject | None = None) -> None:

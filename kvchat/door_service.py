@@ -99,7 +99,6 @@ class DoorService:
 
     @property
     def in_engine(self) -> tuple[InEngine, ...]:
-        """What each slot holds."""
         held = ((slot.number, slot.contents) for slot in self.slots.all)
         return tuple(InEngine(n, one.owner, len(one.tokens)) for n, one in held if one is not None)
 
@@ -117,7 +116,6 @@ class DoorService:
         return frozenset(rule for name, _, rule in chosen if name == program)
 
     async def keys(self) -> dict[str, str]:
-        """The user's keys by program."""
         return await asyncio.to_thread(DoorKeys(self.paths).load)
 
     async def make_key(self, program: str = EVERYBODY) -> None:
@@ -158,7 +156,6 @@ class DoorService:
                 self.notify(error.title, error.told)
 
     async def changed(self, before: Settings, after: Settings) -> None:
-        """Other settings are in force."""
         if self._follows and differ(before, after, DOOR_SETTINGS):
             await self.follow()
 
@@ -169,7 +166,6 @@ class DoorService:
             return self.url
 
     async def idle(self) -> None:
-        """Wait until nothing is answered or saved."""
         if self._gateway is not None:
             await self._gateway.answering.background.idle()
 
@@ -178,7 +174,6 @@ class DoorService:
         return contextlib.nullcontext() if self._gateway is None else self._gateway.answering.stopped()
 
     async def close(self) -> None:
-        """Shut it for good."""
         self._closed = True
         async with self._changing:
             self.url = None

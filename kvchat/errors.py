@@ -23,5 +23,4 @@ class KvchatError(Exception):
 
     @property
     def told(self) -> str:
-        """What stands below the title."""
         return sentences(self.detail, self.advice)

@@ -14,7 +14,7 @@ from kvchat.chat.record.automatic_backups import DailyBackups
 from kvchat.chat.record.database import Database
 from kvchat.chat.service import ChatService
 from kvchat.chat.turn.statistics import Statistics, read_statistics
-from kvchat.diagnostics import Facts, report
+from kvchat.diagnostics import report
 from kvchat.door_service import DoorService
 from kvchat.engine.running.log import EngineLog
 from kvchat.engine.speaking.connection import DOWN, EngineState, EngineStatus
@@ -41,7 +41,7 @@ from kvchat.system.paths import Paths
 from kvchat.transfer.service import TransferService
 from kvchat.words.language import _
 from kvchat.words.reasons import Reason, ReasonCode
-from kvchat.words.safe_text import this_person
+from kvchat.words.safe_text import redact, this_person
 
 SAVE_PATIENCE_S = 15.0  # an engine that writes nothing for so long hangs
 
@@ -50,25 +50,26 @@ class Runtime:
     """A running kvchat without its window. Made by `open_runtime`, ended by `close`."""
 
     def __init__(
-        self,
-        paths: Paths,
-        settings: Settings,
-        database: Database,
-        worker: Worker,
-        store: SavePointStore,
+        self, *, paths: Paths, settings: Settings, database: Database, worker: Worker, store: SavePointStore
     ) -> None:
-        self.paths, self.settings = paths, settings
-        self._stops = 0  # how often the engine was to be stopped
-        self._loaded_model: str | None = None  # path of a chat's own model, in place of the one chosen for new chats
-        self.events = EventBus()
+        self.paths, self.settings, self.events = paths, settings, EventBus()
         self._worker, self._database, self._store = worker, database, store
         self._log = EngineLog(paths.engine_log)
-        findings = Findings(paths.restore_findings, self._notify)
+        self._stops = 0  # how often the engine was to be stopped
+        self._loaded_model: str | None = None  # path of a chat's own model, in place of the one chosen for new chats
+        self._closed = False
+        self._storing_settings = asyncio.Lock()
+        self._background = Background()
+        self._backups = DailyBackups(paths.database, self._notify)
+
+        def in_force() -> Settings:
+            return self.settings
+
         self.engine = make_hosts(
             paths=paths,
             settings=self._engine_settings,
             store=store,
-            findings=findings,
+            findings=Findings(paths.restore_findings, self._notify),
             log=self._log,
             take_model=self._take_model,
             changed=self._engine_changed,
@@ -77,7 +78,9 @@ class Runtime:
         )
         self.models = ModelLibrary(paths, lambda: self.settings.model_folders)
         self.models.subscribe(self._download_changed)
-        self.model = AnsweringModel(lambda: self.settings, self.engine, self.models, self._engine_settings)
+        self.model = AnsweringModel(
+            settings=in_force, host=self.engine, library=self.models, engine_settings=self._engine_settings
+        )
         self.chat = ChatService(
             database=database,
             worker=worker,
@@ -90,19 +93,38 @@ class Runtime:
             keep_deleted_s=lambda: self.settings.keep_deleted_s,
             why_not_read=self._why_not_read,
         )
-        self.save_points = StoreService(paths, store, lambda: self.settings, self.chat.parts.reading_speed)
-        self.engines = EngineSetup(paths, lambda: self.settings, self.use_engine, self._notify)
-        self.transfer = TransferService(paths, database, worker, self.events, store, self.chat.try_out)
-        parts = self.chat.slots, self.engine, self.model, self.models
-        self.door = DoorService(paths, lambda: self.settings, *parts, self._notify, self.chat.parts.absorb)
-        self.give_up_saving = self.chat.slots.finishing.cancel
-        self._idle_stop = IdleStop(
-            lambda: self.settings.idle_minutes, self.chat, self.engine, others_idle_s=lambda: self.door.idle_s
+        self.save_points = StoreService(
+            paths=paths, store=store, settings=in_force, speed=self.chat.parts.reading_speed
         )
-        self._closed = False
-        self._backups = DailyBackups(paths.database, self._notify)
-        self._storing_settings = asyncio.Lock()
-        self._background = Background()
+        self.engines = EngineSetup(paths=paths, settings=in_force, use=self.use_engine, notify=self._notify)
+        self.transfer = TransferService(
+            paths=paths,
+            database=database,
+            worker=worker,
+            events=self.events,
+            store=store,
+            try_out=self.chat.try_out,
+        )
+        self.door = DoorService(
+            paths=paths,
+            settings=in_force,
+            slots=self.chat.slots,
+            host=self.engine,
+            model=self.model,
+            models=self.models,
+            notify=self._notify,
+            absorb=self.chat.parts.absorb,
+        )
+        self._idle_stop = IdleStop(
+            minutes=lambda: self.settings.idle_minutes,
+            chat=self.chat,
+            host=self.engine,
+            others_idle_s=lambda: self.door.idle_s,
+        )
+
+    def give_up_saving(self) -> None:
+        """Keep nothing that is not kept yet: `close` waits for no save."""
+        self.chat.slots.finishing.cancel()
 
     async def raise_context(self, tokens: int) -> None:
         """Ask for a larger context size and start the engine with it; save points stay good."""
@@ -133,8 +155,8 @@ class Runtime:
     async def diagnostics(self) -> str:
         """What somebody who helps needs to know, as text to copy, with nothing private in it."""
         vitals = await self.engine_vitals()
-        facts = Facts(self.settings, self.engine.status, self.engine.choice, vitals, self._log.lines)
-        return report(facts, this_person(), self.engine.current.secrets)
+        text = report(self.settings, self.engine.status, self.engine.choice, vitals, self._log.lines)
+        return redact(text, this_person(), self.engine.current.secrets)
 
     async def begin(self) -> None:
         """For an app that stays: start the engine now or with the first message, and let it rest when nobody uses it.
@@ -173,7 +195,6 @@ class Runtime:
             await self.engine.stop()
 
     async def restart_engine(self) -> None:
-        """Stop, then start, unless somebody stops it meanwhile."""
         stops = self._stops + 1
         await self.stop_engine()
         if self._stops == stops:
@@ -332,4 +353,4 @@ async def open_runtime(paths: Paths, settings: Settings) -> Runtime:
             await asyncio.to_thread(keep_within_bounds, paths, settings, store)  # what has grown too old since goes
     if settings.model_path:
         await asyncio.to_thread(name_of_blob, Path(settings.model_path))
-    return Runtime(paths, settings, database, worker, store)
+    return Runtime(paths=paths, settings=settings, database=database, worker=worker, store=store)

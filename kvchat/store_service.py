@@ -153,11 +153,9 @@ class StoreService:
 
     @property
     def problem(self) -> KvchatError | None:
-        """Why nothing is kept, None if all is well."""
         return self.store.problem
 
     async def usage(self) -> StoreUsage:
-        """What the save points cost on disk."""
         usage = await asyncio.to_thread(self.store.usage)
         usage = timed(usage, {model: await self._speed(model) for model in models_in(usage)})
         return replace(usage, chat_bytes=await asyncio.to_thread(long_chat, self._settings()))
@@ -177,7 +175,6 @@ class StoreService:
         return timed_plan(await asyncio.to_thread(self.store.plan_prune, target_bytes), await self.usage())
 
     async def prune(self, plan: PrunePlan) -> int:
-        """Carry a plan out; returns the bytes freed."""
         return await asyncio.to_thread(self.store.prune, plan)
 
     async def pin(self, conversation_id: str, pinned: bool) -> None:
@@ -189,6 +186,5 @@ class StoreService:
         await asyncio.to_thread(self.store.never_save, conversation_id, never)
 
     async def keep_to(self, settings: Settings) -> None:
-        """Put the bounds of these settings into force, and prune to them at once."""
         if self.problem is None:
             await asyncio.to_thread(keep_within_bounds, self._paths, settings, self.store)

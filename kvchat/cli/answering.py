@@ -124,7 +124,6 @@ async def _starter_is_wanted() -> bool:
 
 
 def show_starter(progress: StarterProgress) -> None:
-    """Print how far the starter model is."""
     show_progress(_("Starter model: {value}", value=_(progress.stage.value)), progress.done, progress.total or 0)
     if progress.stage is StarterStage.READY and shows_progress():
         remark("")
@@ -180,7 +179,6 @@ class _Printer:
     heard: bool = False  # from the turn's beginning to its save; else another command is answered in the chat
 
     def begin(self) -> None:
-        """Its turn begins."""
         self.heard = True
 
     def hear(self, event: Event) -> None:
@@ -325,7 +323,6 @@ async def ask(options: AskOptions, commands: Commands) -> int:
 
 
 def _answer(chat_id: str, reply: Message) -> dict[str, object]:
-    """The object `--json` prints. Times in ms."""
     receipt = reply.receipt and {name: getattr(reply.receipt, name) for name in TOLD_OF_RECEIPT}
     if reply.receipt and receipt:
         why = reply.receipt.miss_reason

@@ -409,6 +409,10 @@ def parse(arguments: Sequence[str]) -> tuple[Command, Any]:
     return command, command.options(**values)
 
 
+def command_named(name: str) -> Command:
+    return COMMANDS[name]
+
+
 def build_parser() -> argparse.ArgumentParser:
     """The parser of the whole table. Its namespaces hold what was given and the name of the `command`."""
     argparse._ = _  # type: ignore[attr-defined]  # it asks gettext's own domain: https://bugs.python.org/issue12711
@@ -430,7 +434,6 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def _describe(parser: argparse.ArgumentParser, command: Command) -> None:
-    """Give the parser of a command its words and options."""
     parser.description = _(command.words)
     parser.set_defaults(command=command.name)
     groups: dict[str, argparse._ActionsContainer] = {}

@@ -66,7 +66,6 @@ def _database(paths: Paths) -> closing[Database]:
 
 
 def show_all(options: JsonOptions) -> int:
-    """List the chats, the newest first."""
     with _database(resolve_paths()) as database:
         known = database.conversations()
     lines = columns(list(map(_row, known))) or [_("There are no chats yet: `kvchat ask` begins one.")]
@@ -79,7 +78,6 @@ def _row(one: Conversation) -> tuple[str, ...]:
 
 
 def show_one(options: OneChat) -> int:
-    """Print one, as `export` writes it."""
     form = ExportForm.JSON if options.as_json else ExportForm.MARKDOWN
     with _database(resolve_paths()) as database:
         chat = named_chat(database.conversations(), options.chat)
@@ -88,7 +86,6 @@ def show_one(options: OneChat) -> int:
 
 
 async def rename(options: RenameOptions, commands: Commands) -> int:
-    """Give a chat another title."""
     chats = (await commands.runtime()).chat
     meant = named_chat(await chats.conversations(), options.chat)
     title = options.title.strip()
@@ -101,7 +98,6 @@ async def rename(options: RenameOptions, commands: Commands) -> int:
 
 
 async def delete(options: SomeChats, commands: Commands) -> int:
-    """Delete chats, as in the window."""
     runtime = await commands.runtime()
     known = await runtime.chat.conversations()
     meant = [named_chat(known, name) for name in options.chats]
@@ -142,7 +138,6 @@ def _excerpt(one: FoundChat, *, marked: bool) -> str:
 
 
 def export(options: ExportOptions) -> int:
-    """Write one chat, or all."""
     paths = resolve_paths()
     if options.with_memory:
         return _export_with_memory(paths, options)
@@ -205,7 +200,6 @@ async def take_in(options: ImportOptions, commands: Commands) -> int:
 
 
 def backup(options: BackupOptions) -> int:
-    """Back up chats and settings."""
     paths = resolve_paths()
     with _database(paths):
         if options.target == STANDARD_STREAM:
@@ -224,7 +218,6 @@ def backup(options: BackupOptions) -> int:
 
 
 async def restore(options: RestoreOptions, commands: Commands) -> int:
-    """Put a backup back."""
     async with commands.alone():
         facts = await asyncio.to_thread(lay_ready, commands.paths, options.source, with_engine=options.with_engine)
         replaced: Path | None = await asyncio.to_thread(finish_restore, commands.paths)
@@ -234,7 +227,6 @@ async def restore(options: RestoreOptions, commands: Commands) -> int:
 
 
 async def repair_chats(options: Options, commands: Commands) -> int:
-    """Repair a damaged file of chats."""
     async with commands.alone():
         repaired = await asyncio.to_thread(repair, commands.paths)
     say(repaired.words if repaired else _("The chats are whole; nothing was changed."))

@@ -127,7 +127,6 @@ async def _setup(commands: Commands) -> AsyncIterator[EngineSetup]:
 
 
 async def remove(options: EngineName, commands: Commands) -> int:
-    """Remove a fetched engine."""
     async with _setup(commands) as setup:
         await setup.remove(options.name)
     show(options.as_json, {"removed": options.name}, [_("{name} is removed.", name=options.name)])
@@ -162,7 +161,6 @@ class _Progress:
         self._shown = 0
 
     def tell(self) -> None:
-        """Print what is new."""
         now = self._setup.fetching
         if now is None:
             return

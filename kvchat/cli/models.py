@@ -65,7 +65,6 @@ async def show_all(options: ModelsOptions, commands: Commands) -> int:
 
 
 def list_lines(models: Sequence[JudgedModel], unreadable: Sequence[UnreadableFolder]) -> list[str]:
-    """The models for a reader."""
     rows = [
         (
             one.model.name,
@@ -114,7 +113,6 @@ def _fields(one: JudgedModel) -> dict[str, Any]:
 
 
 def suggest(options: JsonOptions) -> int:
-    """Name a few for this machine."""
     memory = look_at_capacity(load_settings(resolve_paths().settings_file)).memory
     tier, fitting = tier_for(memory), suggestions_for(memory)
     rows = [
@@ -133,7 +131,6 @@ def suggest(options: JsonOptions) -> int:
 
 
 async def search(options: SearchWords, commands: Commands) -> int:
-    """Search Hugging Face."""
     what = " ".join(options.words)
     found = await _library(commands).hub.search(what)
     rows = [
@@ -150,7 +147,6 @@ async def search(options: SearchWords, commands: Commands) -> int:
 
 
 async def files(options: FilesOptions, commands: Commands) -> int:
-    """List the models in a repository."""
     name, _quantisation = _parts(options.repository)
     repository = await _library(commands).hub.repository(name)
     memory = look_at_capacity(commands.settings).memory
@@ -169,7 +165,6 @@ async def files(options: FilesOptions, commands: Commands) -> int:
 
 
 async def get(options: ModelToGet, commands: Commands) -> int:
-    """Fetch a model."""
     name, quantisation = _parts(options.repository)
     hub = _library(commands).hub
     repository = await hub.repository(name)
@@ -261,7 +256,6 @@ def _parts(text: str) -> tuple[str, str]:
 
 
 def token(options: TokenOptions) -> int:
-    """Keep an access token, or forget it."""
     paths = resolve_paths()
     kept = ModelLibrary(paths, lambda: ()).token
     if options.forget:

@@ -70,15 +70,14 @@ def explain(problem: DisplayProblem, *, starter: bool) -> int:
     )
     if not starter:
         return 1
-    from kvchat.cli.arguments import AskOptions
-    from kvchat.cli.options import COMMANDS
+    from kvchat.cli.arguments import AskOptions, command_named
     from kvchat.cli.owned import run
 
     if sys.stdin.isatty():
         print(_("Chatting in the terminal instead."), file=sys.stderr)
-        return run(COMMANDS["ask"], AskOptions(new=True, starter=True))
+        return run(command_named("ask"), AskOptions(new=True, starter=True))
     print(_("Instead, one question to the starter model: {greeting}", greeting=GREETING), file=sys.stderr)
-    return run(COMMANDS["ask"], AskOptions(prompt=GREETING, new=True, max_tokens=GREETING_TOKENS, starter=True))
+    return run(command_named("ask"), AskOptions(prompt=GREETING, new=True, max_tokens=GREETING_TOKENS, starter=True))
 
 
 def _missing(libraries: Iterable[str]) -> DisplayProblem | None:
@@ -100,7 +99,6 @@ def _package(library: str) -> str:
 
 
 def _loads(name: str) -> bool:
-    """Whether the dynamic linker finds this shared object and all it depends on."""
     try:
         ctypes.CDLL(name)
     except OSError:

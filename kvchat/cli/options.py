@@ -64,7 +64,6 @@ class Command:
     options: type[Options]
 
     def function(self) -> Callable[..., Any]:
-        """What does it. Imports its module."""
         module, _colon, function = self.does.partition(":")
         found: Callable[..., Any] = getattr(importlib.import_module(f"kvchat.cli.{module}"), function)
         return found

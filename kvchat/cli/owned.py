@@ -53,7 +53,6 @@ class Commands:
     """Runs commands over one runtime. Belongs to the event loop's thread, but for `welcome`."""
 
     def __init__(self, paths: Paths, name: str) -> None:
-        """`name` is what this process is called."""
         self.paths, self.name = paths, name
         self.show_window: Callable[[StartRequest], None] | None = None  # in a process that has one
         self._runtime: Runtime | None = None
@@ -77,7 +76,6 @@ class Commands:
 
     @property
     def is_open(self) -> bool:
-        """True once there is a runtime."""
         return self._runtime is not None
 
     async def runtime(self, settings: Settings | None = None) -> Runtime:
@@ -136,7 +134,6 @@ class Commands:
             terminal.close()
 
     async def idle(self) -> None:
-        """Wait until all commands are done."""
         while self._running:
             await asyncio.wait(self._running)
 
@@ -182,9 +179,9 @@ class Commands:
 
 
 def _function(name: str) -> Callable[[Any, Commands], Awaitable[int]]:
-    from kvchat.cli import options  # the first fills the table
+    from kvchat.cli.arguments import command_named
 
-    return options.COMMANDS[name].function()
+    return command_named(name).function()
 
 
 def show_running_window(paths: Paths, request: StartRequest) -> bool:

@@ -21,7 +21,6 @@ from kvchat.words.wording import duration, roughly, size, timestamp
 
 
 async def prepare(options: PrepareOptions, commands: Commands) -> int:
-    """Read documents. Returns the exit code. Raises KvchatError."""
     runtime = await opened_runtime(commands, options)
     library, meant = runtime.chat.library, await _meant(runtime, options)
 
@@ -107,7 +106,6 @@ def _fields(one: Standing, folder: Path) -> dict[str, Any]:
 
 
 def _row(one: Standing) -> tuple[str, ...]:
-    """A set for a reader."""
     prepared, seconds = one.prepared, roughly(one.time) if one.time else _("an unknown time")
     return (
         calm(prepared.name),
@@ -129,7 +127,6 @@ async def _opened(commands: Commands, options: EngineOptions) -> Runtime:
 
 
 async def show_all(options: PreparedOptions, commands: Commands) -> int:
-    """List what was prepared."""
     runtime = await _opened(commands, options)
     usage = await runtime.save_points.usage()
     standings = await runtime.chat.library.standings(await runtime.engine.states_now(), usage.conversations)
@@ -144,7 +141,6 @@ async def show_all(options: PreparedOptions, commands: Commands) -> int:
 
 
 async def remove(options: PreparedName, commands: Commands) -> int:
-    """Forget one."""
     library = (await _opened(commands, options)).chat.library
     await library.remove(await library.named(options.name))
     say(_("“{name}” is removed.", name=calm(options.name)))

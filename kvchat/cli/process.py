@@ -147,19 +147,15 @@ class _Told(io.RawIOBase):
         self.fault: OSError | None = None
 
     def writable(self) -> bool:
-        """It is."""
         return True
 
     def fileno(self) -> int:
-        """Its descriptor."""
         return self._raw.fileno()
 
     def isatty(self) -> bool:
-        """Whether somebody sits before it."""
         return self._raw.isatty()
 
     def write(self, data: bytes) -> int:  # type: ignore[override]  # any buffer
-        """Write as much as there is room for."""
         if self.fault is None:
             try:
                 return self._raw.write(data) or 0

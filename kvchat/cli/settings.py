@@ -25,7 +25,6 @@ class BadSetting(KvchatError):
 
 
 def show_all(options: JsonOptions) -> int:
-    """List them, and say which were changed."""
     settings, usual = load_settings(resolve_paths().settings_file), Settings()
     values = {name: getattr(settings, name) for name in NAMES}
     rows = [
@@ -36,19 +35,16 @@ def show_all(options: JsonOptions) -> int:
 
 
 def show_one(options: SettingName) -> int:
-    """Print one."""
     value = getattr(load_settings(resolve_paths().settings_file), options.name)
     show(options.as_json, {options.name: value}, [_shown(value)])
     return 0
 
 
 async def reset(options: SettingName, commands: Commands) -> int:
-    """Take the default again."""
     return await _put(options, getattr(Settings(), options.name), commands)
 
 
 async def change(options: SettingValue, commands: Commands) -> int:
-    """Set one. Raises BadSetting."""
     name, value = options.name, _value(options.name, options.values)
     why = why_not(name, value) if value != getattr(Settings(), name) else ""
     if not why and value and name in _JUDGED_BY_ENGINE:

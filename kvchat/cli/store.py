@@ -85,8 +85,6 @@ def _timed(paths: Paths, usage: StoreUsage) -> StoreUsage:
 
 
 async def show_all(options: JsonOptions, commands: Commands) -> int:
-    """Show what the save points take and bring."""
-
     def do(opened: _Opened) -> int:
         usage = dataclasses.replace(_timed(opened.paths, opened.store.usage()), chat_bytes=long_chat(opened.settings))
         titles, saved = opened.titles, opened.saved

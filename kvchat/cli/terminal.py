@@ -49,12 +49,10 @@ class Terminal:
 
     @property
     def shows_text(self) -> bool:
-        """True if standard output is a terminal."""
         return self._is_tty[1]
 
     @property
     def shows_progress(self) -> bool:
-        """True if standard error is a terminal."""
         return self._is_tty[2]
 
     def receive(self) -> tuple[Any, ...]:
@@ -63,7 +61,6 @@ class Terminal:
         return message
 
     def hear(self, message: tuple[Any, ...]) -> None:
-        """Take a message of the client's."""
         match message:
             case ("line", line):
                 self._lines.put_nowait(line)
@@ -83,15 +80,12 @@ class Terminal:
         self._outbox.put(message)
 
     def done(self, code: int) -> None:
-        """The command has ended."""
         self.send("done", code)
 
     def fail(self, error: KvchatError) -> None:
-        """The command has failed."""
         self.send("failed", error.title, error.detail, error.advice)
 
     def close(self) -> None:
-        """Send what is left, then hang up."""
         self._outbox.put(None)
 
     def _send_all(self) -> None:
@@ -121,13 +115,11 @@ def remark(text: str, end: str = "\n") -> None:
 
 
 def shows_text() -> bool:
-    """True if standard output is a terminal."""
     terminal = current_terminal.get()
     return sys.stdout.isatty() if terminal is None else terminal.shows_text
 
 
 def shows_progress() -> bool:
-    """True if standard error is a terminal."""
     terminal = current_terminal.get()
     return sys.stderr.isatty() if terminal is None else terminal.shows_progress
 

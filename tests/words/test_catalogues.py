@@ -57,7 +57,7 @@ BETWEEN = ", ", " · "
 # Lists that are for nobody to read: of columns, of what is typed as it is shown, of what a program sent, a key.
 NO_LIST = re.compile(
     r"chat/(record/(automatic_backups|rows|salvage)|recovery/)|cli/settings|finding/discovery|gateway/gateway"
-    r"|kvstore/index/usage|medicine/rules|presets/options|words/reasons"
+    r"|kvstore/index/usage|medicine/rules|settings/options|words/reasons"
 )
 
 

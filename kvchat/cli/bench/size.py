@@ -145,7 +145,6 @@ async def _engine_alone(home: BenchHome) -> float:
 
 
 def lines(result: Size) -> list[str]:
-    """The figures for a reader."""
     own = f"({result.restore_ratio:.2f} times the engine's own part)"
     rows = [
         (f"Restore of {size(result.file_bytes)} from disk", f"{duration(result.restore_ms)}   {own}"),
@@ -217,7 +216,6 @@ class _Made:
         self._copy = self._slots / "copy.slot"
 
     def measure(self) -> StoreAlone:
-        """Once through everything."""
         original = self._folder / "original.slot"
         remark(f"The store alone: a made file of {size(len(self._tokens) * TOKEN_BYTES)} …")
         made_bytes = write_slot_file(original, self._tokens)

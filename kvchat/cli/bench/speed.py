@@ -149,7 +149,6 @@ async def bench_home(
 
 
 def ttft(replies: Sequence[Reply]) -> float:
-    """Their median time to the first token, in ms."""
     return median(reply.receipt.ttft_ms for reply in replies)
 
 
@@ -293,7 +292,6 @@ def _result(home: BenchHome, rounds: list[_Round], cold: Reply, row: float, rebu
 
 
 def lines(result: BenchResult) -> list[str]:
-    """The figures for a reader."""
     times_faster = result.cold_ttft_ms / result.restored_ttft_ms
     restored = (
         f"{duration(result.restored_ttft_ms)}   ({result.restored_ratio:.2f} times hot;"

@@ -56,7 +56,6 @@ class ChatSettings(OptionsPanel):
         self._build(self.title, words, self.notices, model, self.preset, below)
 
     def show_subject(self, subject: Subject) -> None:
-        """Show how a conversation is answered."""
         self._subject = subject
         self.title.set_text(subject.title)
         self.keep.setEnabled(False)

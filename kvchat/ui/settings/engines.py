@@ -67,13 +67,11 @@ class EnginePage(SettingsPage):
             self._begin_to_look()
 
     def showEvent(self, event: Any) -> None:
-        """There may be others than the last time."""
         super().showEvent(event)
         self._looked_with = ()
         self.refresh()
 
     def look_again(self) -> None:
-        """Ask every engine there is."""
         self.engine.say(_("Looking for engines…"))
         self._begin_to_look()
 
@@ -119,7 +117,6 @@ class EnginePage(SettingsPage):
             self.offer.show_choices(graphics)
 
     def open_file_dialog(self) -> None:
-        """Let the user point at a llama-server."""
         dialog = file_dialog(self, _("Choose a llama-server"), QFileDialog.FileMode.ExistingFile)
         dialog.fileSelected.connect(self._choose)
         dialog.open()
@@ -128,7 +125,6 @@ class EnginePage(SettingsPage):
         self.change("engine_path", path)
 
     async def _try(self) -> None:
-        """Each step is shown as it is done."""
         told: list[str] = []
 
         def tell(step: TrialStep) -> None:
@@ -163,7 +159,6 @@ class FetchedEntry(Entry):
         )
 
     def show_engines(self, engines: Sequence[FetchedEngine]) -> None:
-        """Those there are now."""
         while item := self._rows.takeAt(0):
             if widget := item.widget():
                 widget.deleteLater()
@@ -221,7 +216,6 @@ class KeyEntry(Entry):
         self.show_keeper(None)
 
     def show_keeper(self, keeper: Keeper | None) -> None:
-        """Where the key lies now."""
         self.say(
             _("Kept in {place}. It is used when the engine starts next.", place=_(keeper.value))
             if keeper

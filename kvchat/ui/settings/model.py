@@ -63,8 +63,8 @@ class ModelPage(SettingsPage):
         self.restoring.setVisible(bool(engine.restoring))
         self.retest.setVisible(engine.may_retest)
         known = sentences(engine.context_reason, engine.context_warning)
-        words = _(ABOUT["context_size"].help)
-        self.settings["context_size"].say("\n\n".join(part for part in (words, known) if part))
+        about = ABOUT["context_size"]
+        self.settings["context_size"].say("\n\n".join(part for part in (_(about.help), known) if part))
         offers = () if engine.restart_pending else engine.memory_proposals  # they are about the engine that runs
         self.memory.show_memory(engine.memory_bars, offers)
 

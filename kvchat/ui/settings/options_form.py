@@ -109,7 +109,6 @@ class OptionsForm(QWidget):
         self._choose(chosen)
 
     def fill(self, values: FormValues) -> None:
-        """Show these values."""
         sampling = values.options.sampling
         self.system.setPlainText(values.system)
         for name, field in self.numbers.items():
@@ -151,7 +150,6 @@ class OptionsForm(QWidget):
         self.refusal.setVisible(bool(reason))
 
     def _reset(self) -> None:
-        """Leave all sampling to the model again."""
         self.fill(FormValues(self.system.toPlainText(), ChatOptions(template=self._chosen())))
 
     def _chosen(self) -> TemplateOptions:

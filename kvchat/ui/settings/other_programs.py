@@ -56,7 +56,6 @@ class OtherProgramsPage(SettingsPage):
         self.run(self._change(name, value))
 
     def refresh(self) -> None:
-        """Show what is in force; the keys follow."""
         super().refresh()
         on = self.runtime.settings.door
         for entry in self._inside:
@@ -67,7 +66,6 @@ class OtherProgramsPage(SettingsPage):
             self.run(self.load_keys())
 
     def showEvent(self, event: Any) -> None:
-        """Ask for the keys."""
         super().showEvent(event)
         self.refresh()
 
@@ -82,7 +80,6 @@ class OtherProgramsPage(SettingsPage):
         )
 
     async def load_keys(self) -> None:
-        """Ask for the keys and show them."""
         self.keys = await self.runtime.door.keys()
         self._show_keys()
 
@@ -121,7 +118,6 @@ class AddressEntry(Entry):
         super().__init__(_("Address"), "", holder, wide=True)
 
     def show_url(self, url: str | None) -> None:
-        """The address, or that there is none yet."""
         self.field.setText(url or "")
         self.copy.setEnabled(url is not None)
         if url is None:
@@ -150,11 +146,9 @@ class KeyEntry(Entry):
 
     @property
     def is_open(self) -> bool:
-        """Whether the key can be read."""
         return self.field.echoMode() is QLineEdit.EchoMode.Normal
 
     def show_key(self, key: str) -> None:
-        """Show this one, as dots."""
         self._key = key
         self.field.setText(key)
         self._reveal(self.is_open and bool(key))
@@ -164,7 +158,6 @@ class KeyEntry(Entry):
             one.setVisible(bool(key))
 
     def restore(self, settings: Settings) -> None:
-        """Nobody looks any more."""
         self._reveal(False)
 
     def _toggle(self) -> None:
@@ -210,7 +203,6 @@ class LinesEntry(Entry):
 
     @property
     def client(self) -> Client:
-        """The program that was chosen."""
         chosen: Client = self.box.currentData()
         return chosen
 
@@ -245,7 +237,6 @@ class OwnKeysEntry(Entry):
         self.field.returnPressed.connect(self._make)
 
     def show_keys(self, keys: Mapping[str, str]) -> None:
-        """A row for each."""
         for old in self.rows.values():
             old.hide()
             old.deleteLater()
@@ -254,7 +245,6 @@ class OwnKeysEntry(Entry):
             self._list.addWidget(one)
 
     def restore(self, settings: Settings) -> None:
-        """What was typed and not made."""
         self.field.clear()
 
     def _key_row(self, name: str, key: str) -> QWidget:

@@ -42,7 +42,6 @@ class SettingsPage(ScrollPage):
         self._column = column(*parts, on=self.ground, spacing=0, margins=(28, 22, 28, 22))
 
     def add(self, entry: E) -> E:
-        """Put an entry below those there are."""
         end = self._column.count() - 1  # before the stretch
         if self.entries:
             entry.above = _hairline()
@@ -86,7 +85,6 @@ class SettingsPage(ScrollPage):
         self.panel.run(run)
 
     def change(self, name: str, value: Any) -> None:
-        """Put one setting into force and store it."""
         self.apply(replace(self.runtime.settings, **{name: value}))
 
     def apply(self, settings: Settings) -> None:
@@ -95,7 +93,6 @@ class SettingsPage(ScrollPage):
             self.run(self.runtime.apply_settings(settings))
 
     def refresh(self) -> None:
-        """Show what is in force."""
         for entry in self.entries:
             entry.refresh(self.runtime.settings)
 

@@ -60,7 +60,6 @@ class OptionsPanel(Panel):
         self.bring_forward()
 
     def _take(self, values: FormValues) -> None:
-        """Save was pressed, and what stands in the form makes sense."""
         raise NotImplementedError
 
     def _save(self) -> None:
@@ -99,7 +98,6 @@ class PresetDialog(OptionsPanel):
         self._build(self.notices, self.name, self.with_model)
 
     def edit(self, preset: Preset) -> None:
-        """Come to the front with a preset."""
         self._preset = preset
         self.name.setText(preset.name)
         model = preset.model or self._runtime.settings.model_path
@@ -161,16 +159,13 @@ class PresetsPage(SettingsPage):
         self._show_buttons()
 
     def showEvent(self, event: QShowEvent) -> None:
-        """Ask for the presets."""
         super().showEvent(event)
         self.load()
 
     def load(self) -> None:
-        """Ask for the presets anew."""
         self.run(self._load())
 
     def open(self, preset: Preset | None) -> PresetDialog | None:
-        """Change a preset, or make one."""
         if preset is None:
             return None
         if self._dialog is None:

@@ -122,12 +122,10 @@ class SettingsWindow(Panel):
         self.list.setFocus()
 
     def showEvent(self, event: QShowEvent) -> None:
-        """Show what is in force, and what changes from now on."""
         super().showEvent(event)
         self._refresh()
 
     def hideEvent(self, event: QHideEvent) -> None:
-        """Nobody looks."""
         super().hideEvent(event)
         for page in self.findChildren(SettingsPage):
             page.forget()
@@ -149,7 +147,6 @@ class SettingsWindow(Panel):
         row(self.list, (right, 1), on=self, spacing=0, margins=0)
 
     def _build_pending(self) -> QWidget:
-        """The bar that offers to restart the engine."""
         frame, holder = styled(QFrame(), "notice"), QWidget()
         words = label(_("The engine uses what you changed when it starts next."), wraps=True)
         self.restart = button(_("Restart engine now"), lambda: self.run(self._runtime.restart_engine()), "primary")

@@ -115,7 +115,6 @@ class StoragePage(SettingsPage):
         super().change("quota_bytes", chosen)
 
     async def _change_age(self, days: int | None) -> None:
-        """So does a lower age."""
         before = self.runtime.settings.max_age_days
         if days is None or (before is not None and days >= before):
             super().change("max_age_days", days)
