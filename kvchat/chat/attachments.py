@@ -29,9 +29,16 @@ from kvchat.system.files import NotAFile, TooLarge, read_plain
 from kvchat.words.language import _, number
 from kvchat.words.wording import size as size_in_words
 
+MOST_BYTES = 64_000_000
+PDF_PATIENCE_S = 60.0
+_HEAD = 16_384  # bytes that are looked at to tell text from what is not
+_OFFICE = frozenset((".docx", ".xlsx", ".pptx", ".odt", ".ods", ".odp", ".doc", ".xls", ".ppt", ".epub"))
 MOST_PICTURE_BYTES = 10_000_000
 TOKENS_GUESSED = 1000  # for one picture, until the model has counted it: it takes 256 to 3,000
 _OTHERS = (b"II*\0", b"MM\0*")  # TIFF
+
+
+logging.getLogger("pypdf").addHandler(logging.NullHandler())  # else it prints what it does not like about a file
 
 
 class CannotAttach(KvchatError):
@@ -68,15 +75,6 @@ def picture_of(name: str, data: bytes) -> Attachment:
         )
         raise CannotAttach(name, words, advice if width * height else _("Save it anew, and attach that."))
     return Attachment(name, len(data), blake3(data).hexdigest(), "", data)
-
-
-MOST_BYTES = 64_000_000
-PDF_PATIENCE_S = 60.0
-_HEAD = 16_384  # bytes that are looked at to tell text from what is not
-_OFFICE = frozenset((".docx", ".xlsx", ".pptx", ".odt", ".ods", ".odp", ".doc", ".xls", ".ppt", ".epub"))
-
-
-logging.getLogger("pypdf").addHandler(logging.NullHandler())  # else it prints what it does not like about a file
 
 
 def read_attachment(path: Path) -> Attachment:

@@ -36,6 +36,11 @@ from kvchat.session.host import RESERVE_MOST, ReadyEngine
 from kvchat.session.slot import Slot
 from kvchat.words.language import N_, _, number, sentences
 
+SUMMARY_REQUEST = "Please summarise our conversation so far, so that we can go on from your summary alone."
+PART = N_("Beginning of {name}")  # a document that was cut to fit
+LEAST_PART = 64  # tokens; cutting it to fewer makes no sense
+USED_LAST = 3  # chats that are likely to be answered next: there is room for each of them from the start
+BUDGET_SHARES = (2, 4, 8, 0)  # the last turns may have one in so many tokens of the context; 0: the last turn alone
 BYTES_PER_TOKEN = 4  # roughly, until an engine counts
 TEMPLATE_TOKENS = 8  # what a chat template puts around one message, roughly
 
@@ -153,13 +158,6 @@ def split_branch(branch: Sequence[Message], sizes: Sequence[int], budget: int) -
     if cut <= opening:
         raise NothingToDrop
     return Split(tuple(branch[:opening]), tuple(branch[opening:cut]), tuple(branch[cut:]))
-
-
-SUMMARY_REQUEST = "Please summarise our conversation so far, so that we can go on from your summary alone."
-PART = N_("Beginning of {name}")  # a document that was cut to fit
-LEAST_PART = 64  # tokens; cutting it to fewer makes no sense
-USED_LAST = 3  # chats that are likely to be answered next: there is room for each of them from the start
-BUDGET_SHARES = (2, 4, 8, 0)  # the last turns may have one in so many tokens of the context; 0: the last turn alone
 
 
 class StillAnswering(KvchatError):

@@ -33,6 +33,9 @@ from kvchat.transfer.untrusted_files import ZIP_FAULTS, open_zip
 from kvchat.words.language import _
 from kvchat.words.wording import size as size_in_words
 
+_READY = "ready"  # written last into the folder that waits
+_MOST_MANIFEST = 16_000_000  # bytes
+_DOOR = ("door", "door_host", "door_port", "door_origins")  # who is let in
 FORMAT = "kvchat-backup"
 VERSION = 1
 MANIFEST = "manifest.json"
@@ -121,11 +124,6 @@ def _write_zip(out: IO[bytes], files: Mapping[str, Path], facts: BackupFacts, pr
         }
         archive.writestr(MANIFEST, json.dumps(manifest, indent=1))
         return sum(member.compress_size for member in archive.infolist())
-
-
-_READY = "ready"  # written last into the folder that waits
-_MOST_MANIFEST = 16_000_000  # bytes
-_DOOR = ("door", "door_host", "door_port", "door_origins")  # who is let in
 
 
 class BadBackup(KvchatError):

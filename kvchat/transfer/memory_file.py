@@ -42,6 +42,10 @@ from kvchat.words.language import N_, _, number, sentences, several
 from kvchat.words.safe_text import calm
 from kvchat.words.wording import size as size_in_words
 
+_CHATS, _MEMORY, _BLOCKS = "chats.json", "memory.json", "blocks/"
+_PIECE = 1 << 20  # bytes
+NOT_VERIFIED = N_("kvchat cannot see whether it is genuine, so it serves this chat alone.")
+_CUT_OFF = N_("it is cut off or damaged")
 MAGIC = b"kvchat sealed "
 _VERSION = b"1\n"
 _COST, _BLOCK = 1 << 18, 8  # of scrypt, as age has them
@@ -143,12 +147,6 @@ class _Joined(io.RawIOBase):
         buffer[:taken] = self._left[:taken]
         self._left = self._left[taken:]
         return taken
-
-
-_CHATS, _MEMORY, _BLOCKS = "chats.json", "memory.json", "blocks/"
-_PIECE = 1 << 20  # bytes
-NOT_VERIFIED = N_("kvchat cannot see whether it is genuine, so it serves this chat alone.")
-_CUT_OFF = N_("it is cut off or damaged")
 
 
 @dataclass(frozen=True)

@@ -41,6 +41,8 @@ from kvchat.words.language import _, listed, number
 from kvchat.words.reasons import Reason, ReasonCode
 from kvchat.words.wording import TimeRange, percent, tokens_short
 
+LETTERS_A_TOKEN = 3.6  # of English and code, roughly, before an engine has counted
+SURE_SHARE = 0.5  # of a guessed number of tokens there are at least so many
 STEP_MS = 500.0  # a step takes about so long: there are many of them, and small ones take longer in all
 
 
@@ -150,10 +152,6 @@ class DocumentReader:
     def _hear(self, event: SessionEvent) -> None:
         if isinstance(event, SaveSkipped):
             self._why_not_saved = event.reason.in_a_sentence
-
-
-LETTERS_A_TOKEN = 3.6  # of English and code, roughly, before an engine has counted
-SURE_SHARE = 0.5  # of a guessed number of tokens there are at least so many
 
 
 @dataclass(frozen=True)
