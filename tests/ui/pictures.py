@@ -45,6 +45,7 @@ from kvchat.ui.attachments.chips import AttachmentView
 from kvchat.ui.base.speaking import speak_here
 from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.notices import BugReportDialog, ImportReportDialog
+from kvchat.ui.presets.chat_settings import ChatSettings
 from kvchat.ui.rendering.text_page import LinkDialog
 from kvchat.ui.settings.other_programs import OtherProgramsPage
 from kvchat.ui.settings.presets import PresetsPage
@@ -266,8 +267,8 @@ async def _beside(runtime: FakeRuntime, window: MainWindow) -> AsyncIterator[tup
     yield "preset", preset
     settings.close()
     window.open_chat_settings()
-    chat = side._chat_settings
-    assert chat is not None
+    chat = side._made[ChatSettings]
+    assert isinstance(chat, ChatSettings)
     await until(chat.save.isEnabled)
     yield "chat settings", chat
     storage = side.open_storage()

@@ -167,7 +167,7 @@ def _menu_button(name: str, menu: QMenu) -> QPushButton:
 
 
 class DocumentsLine(ElidedButton):
-    """What a chat stands on; it leads to the library."""
+    """The documents that a chat stands on; it leads to the library."""
 
     def __init__(self, look: Look) -> None:
         super().__init__("quiet")

@@ -13,7 +13,7 @@ from PySide6.QtWidgets import QFrame, QSizePolicy, QToolTip, QWidget
 from kvchat.engine.speaking.connection import EngineState
 from kvchat.ui.base.building import label, progress_bar, row, tool_button
 from kvchat.ui.base.icons import icon
-from kvchat.ui.base.theme import Look, Theme, restyle
+from kvchat.ui.base.theme import Look, restyle
 from kvchat.ui.widgets.controls import RoundBar, mix
 from kvchat.ui.widgets.layouts import ElidedLabel, plain_tip
 from kvchat.words.language import _, beside, number
@@ -123,15 +123,16 @@ class EngineDot(QWidget):
         self.update()
 
     def paintEvent(self, event: QPaintEvent) -> None:
-        painter = QPainter(self)
-        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
-        theme = self._look.theme
-        colour = QColor(theme.warn if self._silent else _state_colour(self._state, theme))
-        painter.setPen(colour)
-        if self._state in (EngineState.READY, EngineState.FAILED) and not self._silent:
-            painter.setBrush(colour)
-        painter.drawEllipse(QRectF(self.rect()).adjusted(0.75, 0.75, -0.75, -0.75))
-        painter.end()
+        theme, off = self._look.theme, (EngineState.STOPPED, EngineState.STOPPING, EngineState.RESTING)
+        colour = theme.muted if self._state in off else theme.accent
+        if self._state is EngineState.FAILED:
+            colour = theme.bad
+        with QPainter(self) as painter:
+            painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+            painter.setPen(QColor(theme.warn if self._silent else colour))
+            if self._state in (EngineState.READY, EngineState.FAILED) and not self._silent:
+                painter.setBrush(QColor(colour))
+            painter.drawEllipse(QRectF(self.rect()).adjusted(0.75, 0.75, -0.75, -0.75))
 
 
 class Remarks(QWidget):
@@ -175,18 +176,18 @@ class Remarks(QWidget):
         return QSize(60, self.fontMetrics().height())
 
     def paintEvent(self, event: QPaintEvent) -> None:
-        painter = QPainter(self)
-        metrics = self.fontMetrics()
+        metrics, theme = self.fontMetrics(), self._look.theme
+        tones = {"good": theme.accent, "warn": theme.warn, "bad": theme.bad, "live": theme.text}
         y = (self.height() + metrics.ascent() - metrics.descent()) / 2
         right = float(self.width())
-        for remark in reversed(self.fitting(self.width())):
-            wide = metrics.horizontalAdvance(remark.text)
-            text = metrics.elidedText(remark.text, Qt.TextElideMode.ElideRight, math.ceil(right))
-            painter.setPen(QColor(_tone_colour(remark.tone, self._look.theme)))
-            left = max(right - wide, 0.0)
-            painter.drawText(QPointF(self.width() - left - wide if self.isRightToLeft() else left, y), text)
-            right -= wide + _GAP
-        painter.end()
+        with QPainter(self) as painter:
+            for remark in reversed(self.fitting(self.width())):
+                wide = metrics.horizontalAdvance(remark.text)
+                text = metrics.elidedText(remark.text, Qt.TextElideMode.ElideRight, math.ceil(right))
+                painter.setPen(QColor(tones.get(remark.tone, theme.muted)))
+                left = max(right - wide, 0.0)
+                painter.drawText(QPointF(self.width() - left - wide if self.isRightToLeft() else left, y), text)
+                right -= wide + _GAP
 
 
 class StatusStrip(QFrame):
@@ -281,14 +282,3 @@ class StatusStrip(QFrame):
         self.dot.fit()
         self.dot.update()
         self.remarks.update()
-
-
-def _state_colour(state: EngineState, theme: Theme) -> str:
-    if state is EngineState.FAILED:
-        return theme.bad
-    off = (EngineState.STOPPED, EngineState.STOPPING, EngineState.RESTING)
-    return theme.muted if state in off else theme.accent
-
-
-def _tone_colour(tone: str, theme: Theme) -> str:
-    return {"good": theme.accent, "warn": theme.warn, "bad": theme.bad, "live": theme.text}.get(tone, theme.muted)

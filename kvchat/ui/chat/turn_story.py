@@ -12,12 +12,7 @@ from kvchat.words.language import N_, _, mark, number, several
 from kvchat.words.reasons import Reason
 from kvchat.words.wording import READ, READ_AGAIN, duration, per_second, percent, size
 
-_RANKS = {
-    "speed": 0,
-    "save": 1,
-    "restore": 2,
-    "ahead": 2,
-}  # the rest, 3: above all the time to the first word, and faults
+_RANKS = {"speed": 0, "save": 1, "restore": 2, "ahead": 2}  # the rest, 3: above all the time to the first word, faults
 # What it waits for: the remark, if any, and what stands where the reply will be.
 _WAITING: dict[type[chat.TurnEvent], tuple[str, str]] = {
     session.WaitingForEngine: (N_("waiting for the engine"), N_("Waiting for the engine…")),
@@ -93,7 +88,12 @@ class TurnStory:
             case chat.ReadingAhead() | chat.NotReadAhead():
                 self._tell_ahead(event)
             case chat.FirstToken():
-                self._tell_first_token(event)
+                self._fresh()
+                self._reading_ended()
+                if (verdict := event.verdict) is not None:
+                    where = where_from(verdict, event.cached_tokens, event.prompt_tokens, event.earlier_tokens)
+                    self._say_where(verdict, where, event.restore_ms)
+                self._say("ttft", _("first word after {ttft_ms}", ttft_ms=duration(event.ttft_ms)))
             case chat.Speed(tokens_per_second=speed) if speed:  # 0 before it was measured
                 self._say("speed", per_second(speed), "live")
             case chat.Silent(seconds=seconds):
@@ -148,14 +148,6 @@ class TurnStory:
             self._say("ahead", several(event.done, "{count} token read ahead", "{count} tokens read ahead"))
         else:
             self._remarks.pop("ahead", None)
-
-    def _tell_first_token(self, event: chat.FirstToken) -> None:
-        self._fresh()
-        self._reading_ended()
-        if event.verdict is not None:
-            where = where_from(event.verdict, event.cached_tokens, event.prompt_tokens, event.earlier_tokens)
-            self._say_where(event.verdict, where, event.restore_ms)
-        self._say("ttft", _("first word after {ttft_ms}", ttft_ms=duration(event.ttft_ms)))
 
     def _tell_end(self, event: chat.ReplyFinished | chat.TurnFailed) -> None:
         self.end()

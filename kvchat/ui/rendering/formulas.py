@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
+from itertools import accumulate
 from xml.etree import ElementTree
 
 from PySide6.QtCore import QByteArray, QObject, QPointF, QRect, QRectF, QSize, Qt, QUrl, Signal
@@ -41,7 +42,7 @@ _INK = "#010203"  # stands for the colour until it is known
 _LONGEST = 1_500  # characters; what is longer is no formula to be read
 _DEEPEST = 30  # braces inside braces, far below Python's recursion limit
 _UNBRACED = re.compile(r"(\\math(?:bb|cal|frak|bf|rm|sf|tt|it|scr))\s+([A-Za-z0-9])")  # latex2mathml overlooks them
-_LOST = ("\\mathop",)  # what it leaves out without a word
+_LOST = "\\mathop"  # it leaves that out without a word
 # Scripts the mathematical font has no letters for: everything from Hebrew on but symbols and mathematical letters.
 _NO_GLYPHS = re.compile("[\u0590-\u1fff\u2c00-\U0001d3ff\U0001d800-\U0010ffff]")
 _SCALE = 1.12  # STIX letters are smaller than an interface font's of the same size
@@ -57,7 +58,6 @@ class Outline:
     descent: float
 
     def in_colour(self, colour: str) -> str:
-        """The SVG in `colour` ("#rrggbb")."""
         return self.svg.replace(_INK, colour)
 
 
@@ -78,12 +78,11 @@ class Place:
         image = QImage(size, QImage.Format.Format_ARGB32_Premultiplied)
         image.setDevicePixelRatio(ratio)
         image.fill(Qt.GlobalColor.transparent)
-        painter = QPainter(image)
         outline, em = self.outline, self.em
         top, height = self.ascent - outline.ascent * em, (outline.ascent + outline.descent) * em
-        renderer = QSvgRenderer(QByteArray(outline.in_colour(colour).encode()))
-        renderer.render(painter, QRectF(0, top, outline.width * em, height))
-        painter.end()
+        with QPainter(image) as painter:
+            renderer = QSvgRenderer(QByteArray(outline.in_colour(colour).encode()))
+            renderer.render(painter, QRectF(0, top, outline.width * em, height))
         return image
 
 
@@ -100,7 +99,7 @@ class Formulas(QObject):
         self.destroyed.connect(lambda: thread.shutdown(wait=False, cancel_futures=True))
 
     def is_known(self, formula: Formula) -> bool:
-        """Whether it is settled how the formula looks; asks for it if not."""
+        """True once it is settled how the formula looks; asks for it if not."""
         key = (formula.tex, formula.display)
         if key in self._outlines:
             return True
@@ -138,7 +137,8 @@ class Formulas(QObject):
 
 def outline(tex: str, display: bool) -> Outline | None:
     """The formula drawn; None for one that cannot be drawn in full, which is better shown as it was written."""
-    if len(tex) > _LONGEST or _depth(tex) > _DEEPEST or _NO_GLYPHS.search(tex) or any(word in tex for word in _LOST):
+    depths = accumulate((letter == "{") - (letter == "}") for letter in tex[:_LONGEST])
+    if len(tex) > _LONGEST or max(depths, default=0) > _DEEPEST or _NO_GLYPHS.search(tex) or _LOST in tex:
         return None
     try:
         from ziamath.config import config  # not at the top: most replies have no formula
@@ -158,14 +158,6 @@ def outline(tex: str, display: bool) -> Outline | None:
     margin = drawn.margin
     width, ascent, descent = box.xmax - box.xmin + 2 * margin, box.ymax + margin, margin - box.ymin
     return Outline(svg, width / _EM, ascent / _EM, descent / _EM)
-
-
-def _depth(tex: str) -> int:
-    depth = deepest = 0
-    for letter in tex:
-        depth += (letter == "{") - (letter == "}")
-        deepest = max(deepest, depth)
-    return deepest
 
 
 class FormulaLayer:
@@ -199,12 +191,11 @@ class FormulaLayer:
         return f'{_STRUT}<img src="{name}" {size} style="vertical-align:middle; font-size:{place.font_size}px">'
 
     def enter(self, document: QTextDocument) -> None:
-        """The document has been made of that HTML."""
         for number in range(len(self._formulas)):
             document.addResource(QTextDocument.ResourceType.ImageResource.value, QUrl(f"{FORMULA}{number}"), _nothing())
 
     def have_come(self) -> bool:
-        """Whether some of those that are awaited are set now."""
+        """True if some of those that are awaited are set now."""
         return any(map(self._all.is_known, self.awaited))
 
     def source(self, name: str) -> str:

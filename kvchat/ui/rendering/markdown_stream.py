@@ -45,7 +45,7 @@ class _Fence:
         self.text += "".join(f"{line[lead:]}\n" for line, lead in zip(lines, leads, strict=True))
 
     def code(self, last: str = "", closing: str = "") -> Code:
-        """The block as it is now, with a line that is not whole yet."""
+        """The block as it is now; `last` is a line that is not whole yet."""
         text = (self.text + last).rstrip()
         return Code(self.language, text, f"{self.opening}\n{text}\n{closing or self.delimiter}\n")
 
@@ -73,7 +73,7 @@ class MarkdownStream:
         self.finished = True
 
     def step(self) -> bool:
-        """Read the next slice; whether there is more to read. Never takes long, whatever the text is."""
+        """Read the next slice; False once nothing is left to read. Never takes long, whatever the text is."""
         self._tail += self._unread[self._at : self._at + SLICE]
         self._at += SLICE
         more = self._at < len(self._unread)
@@ -83,7 +83,7 @@ class MarkdownStream:
         return more
 
     def _read_fence(self, last: bool) -> bool:
-        """Read on in an open code block; whether it ended with text behind it."""
+        """Read on in an open code block; True if it ended with text behind it."""
         fence = self._fence
         assert fence is not None
         *lines, rest = self._tail.split("\n")
@@ -101,7 +101,7 @@ class MarkdownStream:
         return closing is not None
 
     def _read_units(self, last: bool) -> bool:
-        """Read the tail; whether it is to be read again, having become shorter."""
+        """Read the tail; True if it is to be read again, having become shorter."""
         env = _copy(self._env)
         units = self._numbered(self._markdown.units(self._tail, env, streaming=not last))
         starts = _line_starts(self._tail)
@@ -146,7 +146,7 @@ class MarkdownStream:
         return [block for unit in units for block in self._markdown.blocks(unit, source, env)]
 
     def _go_on(self, unit: Unit) -> bool:
-        """The tail begins with `unit` now: whether another way of reading it is due."""
+        """The tail begins with `unit` now; True if another way of reading it is due."""
         if unit.kind == "fence" and (opened := _FENCE.match(self._tail)):
             words = opened[3].split()
             self._fence = _Fence(opened[0].rstrip("\n"), len(opened[1]), opened[2], words[0].lower() if words else "")
@@ -227,18 +227,13 @@ def _table_pieces(unit: Unit, source: str) -> list[str]:
 
 
 def _is_open_formula(token: Token) -> bool:
-    """Whether this may still become a formula, or else a part of the paragraph before it."""
+    """True if this may still become a formula, or else a part of the paragraph before it."""
     return token.type == "math_block" and not token.meta["closed"]
 
 
 def _line_starts(text: str) -> list[int]:
     """Where each line begins; the last entry is where one begins that has not ended, at the text's end if all have."""
-    starts = [0]
-    at = text.find("\n")
-    while at >= 0:
-        starts.append(at + 1)
-        at = text.find("\n", at + 1)
-    return starts
+    return [0, *(newline.end() for newline in re.finditer("\n", text))]
 
 
 def _source(text: str, starts: list[int], unit: Unit) -> str:

@@ -129,7 +129,7 @@ class TextPage(QTextBrowser):
             self._show()
 
     def show_formulas(self) -> bool:
-        """Some formulas are ready: show those that this page waits for. Whether there were any."""
+        """Some formulas are ready: show those that this page waits for. True if there were any."""
         ready = self.formulas.have_come()
         if ready:
             self._show()

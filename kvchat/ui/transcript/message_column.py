@@ -171,13 +171,6 @@ class MessageColumn(QScrollArea):
         self._row_of = {message.id: row for row, message in enumerate(messages)}
         self._drop([id for id in self.views if id not in self._row_of])
 
-    def _forget_rows(self) -> None:
-        """Show nothing, and follow the end of what comes."""
-        self._drop(list(self.views))
-        self._rows.keep(0, [])
-        self.messages, self._row_of = [], {}
-        self._follow = True
-
     def _column_width(self) -> int:
         return max(min(self._look.px(COLUMN_WIDTH), self.viewport().width() - _LEFT - _RIGHT), 100)
 

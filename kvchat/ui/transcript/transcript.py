@@ -81,7 +81,9 @@ class Transcript(MessageColumn):
         """Show another conversation, from its end."""
         self.selection.clear()
         self.marks.clear()
-        self._forget_rows()
+        self._drop(list(self.views))
+        self._show_rows([])
+        self._follow = True
         self._live = None
         self.update_messages(messages)
 
@@ -187,7 +189,7 @@ class Transcript(MessageColumn):
     def _give_keys(self, stop: QWidget, forwards: bool) -> bool:
         stop.setFocus(Qt.FocusReason.TabFocusReason if forwards else Qt.FocusReason.BacktabFocusReason)
         if self._ground.isAncestorOf(stop):
-            self._show_span(stop.mapTo(self._ground, QPoint(0, 0)).y(), stop.height())
+            self._show_inside(stop, stop.rect())
         return True
 
     def _stop_beside(self, here: QWidget, forwards: bool) -> QWidget | None:
@@ -216,8 +218,9 @@ class Transcript(MessageColumn):
             self._arrange()
         return view
 
-    def _show_span(self, top: int, height: int) -> None:
-        """Scroll, if need be, to what stands there on the ground: to all of it, or to its nearer end."""
+    def _show_inside(self, widget: QWidget, box: QRect) -> None:
+        """Scroll, if need be, to a place in a widget: to all of it, or to its nearer end."""
+        top, height = widget.mapTo(self._ground, box.topLeft()).y(), box.height()
         above, area = self.verticalScrollBar().value(), self.viewport().height()
         if min(top + height, above + area) - max(top, above) >= min(height, area // 2):
             return
@@ -268,11 +271,7 @@ class Transcript(MessageColumn):
         self.selection.watch(text, view)
         self.marks.watch(text)
         if isinstance(text, TextPage):
-            text.link_reached.connect(lambda: self._show_link(text))
-
-    def _show_link(self, text: TextPage) -> None:
-        link = text.cursorRect()
-        self._show_span(text.mapTo(self._ground, link.topLeft()).y(), link.height())
+            text.link_reached.connect(lambda: self._show_inside(text, text.cursorRect()))
 
     def _hold(self, message_id: str) -> None:
         """What the reader unfolds stays where it is and grows downwards; the last reply's end stays in sight."""

@@ -115,7 +115,7 @@ class Entry(QWidget):
         self.refusal.setVisible(bool(reason))
 
     def refresh(self, settings: Settings) -> None:
-        """Show what is in force."""
+        """Show the values in force."""
 
     def restore(self, settings: Settings) -> None:
         """Forget what was typed and not taken."""
