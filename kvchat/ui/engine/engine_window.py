@@ -1,20 +1,189 @@
-"""A look inside the engine: how it is doing, and what it says."""
+"""A look inside the engine: how it is doing, in numbers that are looked up while somebody looks, and what it says."""
 
 from __future__ import annotations
 
 from PySide6.QtCore import Qt, QTimer
 from PySide6.QtGui import QGuiApplication, QHideEvent, QShowEvent
-from PySide6.QtWidgets import QTabWidget, QWidget
+from PySide6.QtWidgets import QCheckBox, QFormLayout, QLabel, QPlainTextEdit, QTabWidget, QWidget
 
-from kvchat.chat.events import EngineChanged, Event
+from kvchat.chat.events import EngineChanged, Event, FirstToken, Prefilling, ReplyFinished, Speed
+from kvchat.engine.running.log import Level, at_least
+from kvchat.engine.speaking.connection import EngineState, EngineStatus
+from kvchat.engine.speaking.vitals import Vitals
 from kvchat.runtime import Runtime
-from kvchat.ui.base.building import STRETCH, button, column, row
+from kvchat.ui.base.building import STRETCH, button, column, label, plain_text, progress_bar, row
 from kvchat.ui.base.tasks import TaskRunner
-from kvchat.ui.base.theme import Look
+from kvchat.ui.base.theme import Look, page_font
 from kvchat.ui.dialogs.panel import Panel
-from kvchat.ui.engine.engine_live import LivePage
-from kvchat.ui.engine.engine_log import LogPage
-from kvchat.words.language import _
+from kvchat.ui.widgets.entries import ChoiceBox
+from kvchat.ui.widgets.layouts import ScrollPage
+from kvchat.ui.widgets.text_search import TextSearch
+from kvchat.words.language import N_, _, number, sentences
+from kvchat.words.wording import per_second, size, tokens_short
+
+_ROWS = (
+    ("state", N_("Engine")),
+    ("model", N_("Model")),
+    ("now", N_("Now")),
+    ("context", N_("Context used")),
+    ("prefill", N_("Reading")),
+    ("decode", N_("Writing")),
+    ("memory", N_("Memory in use")),
+    ("graphics", N_("Graphics memory in use")),
+    ("process", N_("Process")),
+)
+_UNKNOWN = "–"
+
+
+class LivePage(ScrollPage):
+    """Rows of a name and a number."""
+
+    def __init__(self) -> None:
+        super().__init__("page")
+        self._values: dict[str, QLabel] = {}
+        self.used = progress_bar(_("Context used"))
+        self.used.setFixedWidth(260)
+        form = QFormLayout(self.ground, horizontalSpacing=28, verticalSpacing=9)
+        form.setContentsMargins(4, 6, 4, 0)
+        for key, words in ((key, _(words)) for key, words in _ROWS):
+            value = self._values[key] = label(_UNKNOWN, wraps=True, selectable=True)
+            value.setAccessibleName(words)
+            name = label(words, "muted")
+            name.setAlignment(Qt.AlignmentFlag.AlignTop)  # of several lines beside the first
+            if key == "context":
+                form.addRow(name, column(value, (self.used, 0, Qt.AlignmentFlag.AlignLeft), spacing=5))
+            else:
+                form.addRow(name, value)
+
+    def value(self, key: str) -> str:
+        return self._values[key].text()
+
+    def show_engine(self, status: EngineStatus, location: str, model: str | None) -> None:
+        words, attempt = _(status.state.value), status.restart_attempt
+        if attempt:
+            words = _("{state}, restarted {times} times", state=words, times=attempt)
+        if status.failure is not None:
+            words += f"\n{sentences(status.failure.title, status.failure.detail)}"
+        self._say("state", "\n".join(part for part in (words, location) if part))
+        self._say("model", model or _("none"))
+        if status.state is not EngineState.READY:
+            self._say("now", _UNKNOWN)
+
+    def show_vitals(self, vitals: Vitals | None) -> None:
+        """What was looked up; None: there is no engine."""
+        slot = vitals.slot if vitals else None
+        self.used.setVisible(slot is not None)
+        if slot:
+            self._say(
+                "context",
+                _(
+                    "{tokens} of {context_size} tokens",
+                    tokens=tokens_short(slot.tokens),
+                    context_size=tokens_short(slot.context_size),
+                ),
+            )
+            self.used.setRange(0, max(1, slot.context_size))
+            self.used.setValue(slot.tokens)
+            if slot.busy and self.value("now") in (_UNKNOWN, _("idle")):
+                self._say("now", _("busy"))
+            elif not slot.busy:
+                self._say("now", _("idle"))
+        else:
+            self._say("context", _UNKNOWN)
+        self._say("prefill", _rate(vitals.speed.prefill if vitals else None))
+        self._say("decode", _rate(vitals.speed.decode if vitals else None))
+        self._say("memory", _bytes(vitals.memory if vitals else None))
+        self._say("graphics", _bytes(vitals.graphics_memory if vitals else None))
+        self._say("process", str(vitals.pid) if vitals and vitals.pid is not None else _UNKNOWN)
+
+    def hear(self, event: Event) -> None:
+        match event:
+            case Prefilling(done=done, total=total):
+                self._say("now", _("reading, {done} of {total} tokens", done=number(done), total=number(total)))
+            case FirstToken():
+                self._say("now", _("writing"))
+            case Speed(tokens_per_second=rate) if rate:
+                self._say("now", _("writing, {rate}", rate=per_second(rate)))
+            case ReplyFinished():
+                self._say("now", _("idle"))
+
+    def _say(self, key: str, words: str) -> None:
+        self._values[key].setText(words)
+
+
+def _rate(rate: float | None) -> str:
+    return _("{rate} on average", rate=per_second(rate)) if rate is not None else _UNKNOWN
+
+
+def _bytes(count: int | None) -> str:
+    return size(count) if count is not None else _UNKNOWN
+
+
+_LEVELS = ((Level.DETAIL, N_("Everything")), (Level.WARNING, N_("Warnings and errors")), (Level.ERROR, N_("Errors")))
+
+
+class LogPage(QWidget):
+    """Shows the lines it is given. Scrolling up stops following; the box, or the end, begins it again."""
+
+    def __init__(self, look: Look) -> None:
+        super().__init__()
+        self._lines: list[str] = []
+        self._shown: list[str] = []
+        self._showing = False
+        self.level = ChoiceBox(look)
+        self.level.setAccessibleName(_("Which lines"))
+        for level, words in _LEVELS:
+            self.level.addItem(_(words), level.value)
+        self.follow = QCheckBox(_("Follow"))
+        self.follow.setChecked(True)
+        self.follow.setAccessibleDescription(_("Stay at the newest line"))
+        self.copy = button(_("Copy"), self._copy, name=_("Copy the log"))
+        self.text = plain_text(_("Engine log"), page_font(look.type.mono, look.type.small))
+        self.text.setTextInteractionFlags(
+            Qt.TextInteractionFlag.TextSelectableByMouse | Qt.TextInteractionFlag.TextSelectableByKeyboard
+        )
+        self.text.setLayoutDirection(Qt.LayoutDirection.LeftToRight)  # what an engine says is English
+        self.text.setLineWrapMode(QPlainTextEdit.LineWrapMode.NoWrap)
+        self.search = TextSearch(look, _("Search the log"), self.text)
+        below = row(self.level, self.follow, self.search.found, STRETCH, self.copy, spacing=10)
+        column(self.search, below, (self.text, 1), on=self, spacing=10, margins=0)
+        self.text.verticalScrollBar().valueChanged.connect(self._scrolled)
+        self.search.reached.connect(lambda: self.follow.setChecked(False))
+        self.level.activated.connect(lambda _: self._show())
+        self.follow.toggled.connect(self._follow)
+
+    def show_lines(self, lines: list[str]) -> None:
+        if lines != self._lines:
+            self._lines = lines
+            self._show()
+
+    def _show(self) -> None:
+        """Only what is new is added, so that a selection stays."""
+        wanted = at_least(self._lines, Level(self.level.currentData()))
+        bar = self.text.verticalScrollBar()
+        at = bar.value()
+        self._showing = True
+        if self._shown and wanted[: len(self._shown)] == self._shown:
+            if added := wanted[len(self._shown) :]:
+                self.text.appendPlainText("\n".join(added))
+        else:
+            self.text.setPlainText("\n".join(wanted))
+        self._shown = wanted
+        self.search.mark_all()
+        bar.setValue(bar.maximum() if self.follow.isChecked() else at)
+        self._showing = False
+
+    def _scrolled(self, value: int) -> None:
+        if not self._showing:  # then it was the reader
+            self.follow.setChecked(value >= self.text.verticalScrollBar().maximum() - 1)
+
+    def _follow(self, on: bool) -> None:
+        if on:
+            self.text.verticalScrollBar().setValue(self.text.verticalScrollBar().maximum())
+
+    def _copy(self) -> None:
+        QGuiApplication.clipboard().setText("\n".join(self._shown))
+
 
 _REFRESH_MS = 1000
 
