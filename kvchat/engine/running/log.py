@@ -13,7 +13,7 @@ import queue
 import re
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum, IntEnum
 from pathlib import Path
@@ -39,7 +39,7 @@ class EngineLog:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._rest = ""
         self._quotes = False  # it has quoted a request: lines of that may still come
-        self._listeners: list[Callable[[str], None]] = []
+        self.added = 0  # lines so far
         self.bytes_seen = 0  # grows with every sign of life, a progress dot without a line end included
 
     @property
@@ -55,10 +55,10 @@ class EngineLog:
         starts = [number for number, line in enumerate(lines) if line.startswith(START)]
         return lines[starts[-1] :] if starts else lines
 
-    def subscribe(self, listener: Callable[[str], None]) -> Callable[[], None]:
-        """Call `listener` with each finished line; returns the function that ends it."""
-        self._listeners.append(listener)
-        return lambda: self._listeners.remove(listener) if listener in self._listeners else None
+    def added_since(self, before: int) -> tuple[str, ...]:
+        """Those of the last lines that were added since `added` was `before`."""
+        more = min(self.added - before, len(self._lines))
+        return tuple(self._lines)[-more:] if more > 0 else ()
 
     def feed(self, data: bytes) -> None:
         """Take output as it comes, cut anywhere."""
@@ -90,12 +90,10 @@ class EngineLog:
         self._quotes = self._quotes or _QUOTES.search(line) is not None
         if kept is None:
             return
-        line = kept
-        self._lines.append(line)
+        self.added += 1
+        self._lines.append(kept)
         if self._file is not None:
-            self._file.add(line)
-        for listener in tuple(self._listeners):
-            listener(line)
+            self._file.add(kept)
 
     def _without_request(self, line: str) -> str | None:
         """The line without what it quotes of a request; None for one that may be part of a quotation.

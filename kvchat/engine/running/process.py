@@ -8,8 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -105,8 +104,8 @@ class EngineProcess:
     async def wait(self) -> Outcome:
         """Wait until it ended and its output is read. May be called by many, and cancelled, without harm."""
         await asyncio.shield(self._life)
-        code, said = self._transport.get_returncode() or 0, tuple(self._events.last_lines)
-        return Outcome(code, said, self._rung, self._memory_ran_out)
+        said = self._log.added_since(self._events.added_before)[-_LAST_LINES:]
+        return Outcome(self._transport.get_returncode() or 0, said, self._rung, self._memory_ran_out)
 
     async def ended_within(self, seconds: float) -> bool:
         await asyncio.wait({self._life}, timeout=seconds)
@@ -176,7 +175,6 @@ class EngineProcess:
                 self._kill()
             self._transport.close()
             self._log.end_line()
-            self._events.unsubscribe()
 
 
 class _Events(asyncio.SubprocessProtocol):
@@ -185,13 +183,8 @@ class _Events(asyncio.SubprocessProtocol):
     def __init__(self, log: EngineLog) -> None:
         self.exited = asyncio.Event()
         self.output_ended = asyncio.Event()
-        self.last_lines: deque[str] = deque(maxlen=_LAST_LINES)
-        self.unsubscribe: Callable[[], None] = lambda: None
+        self.added_before = log.added
         self._log = log
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Before any output: a process may have said its last word before anybody waits for it."""
-        self.unsubscribe = self._log.subscribe(self.last_lines.append)
 
     def pipe_data_received(self, fd: int, data: bytes) -> None:
         self._log.feed(data)

@@ -24,19 +24,11 @@ def test_lines_are_put_together_however_they_are_cut() -> None:
 def test_memory_is_bounded_in_lines_and_in_line_length() -> None:
     log = EngineLog(lines=3)
     log.feed(b"1\n2\n3\n4\n")
-    assert log.lines == ("2", "3", "4")
+    assert log.lines == log.added_since(0) == ("2", "3", "4")
+    assert (log.added_since(3), log.added_since(4)) == (("4",), ())
     for _ in range(100):
         log.feed(b"x" * 1000)
     assert len(log.lines[-1]) <= 4_000
-
-
-def test_listeners_hear_finished_lines_until_they_leave() -> None:
-    log, heard = EngineLog(), []
-    leave = log.subscribe(heard.append)
-    log.feed(b"a\nb")
-    leave()
-    log.feed(b"c\n")
-    assert heard == ["a"]
 
 
 def test_the_file_is_private_and_bounded(tmp_path: Path) -> None:
@@ -112,18 +104,18 @@ CUDA error: out of memory
 @pytest.mark.parametrize("size", [1, 7, 10_000])
 def test_nothing_of_a_refused_request_is_kept(tmp_path: Path, size: int) -> None:
     """The engine prints a grammar that does not parse, and what it says of messages it refuses."""
-    log, heard, shown, data = EngineLog(tmp_path / "engine.log"), list[str](), set[str](), QUOTED.encode()
-    log.subscribe(heard.append)
+    log, shown, data = EngineLog(tmp_path / "engine.log"), set[str](), QUOTED.encode()
     for at in range(0, len(data), size):
         log.feed(data[at : at + size])
         shown |= set(log.lines[-1:])
     log.close()
     written = (tmp_path / "engine.log").read_text("utf-8").splitlines()
-    assert list(log.lines) == heard == written
+    heard = log.added_since(0)
+    assert list(log.lines) == list(heard) == written
     assert not [line for line in (*heard, *shown) if "unspeakable" in line]
     for kept in ("all slots are idle", "failed to parse grammar", "got exception: …", "stop processing", "GGML_ASSERT"):
         assert any(kept in line for line in heard), kept
-    assert heard[-3:] == [QUOTED.splitlines()[-3], "  what(): …", "CUDA error: out of memory"]
+    assert heard[-3:] == (QUOTED.splitlines()[-3], "  what(): …", "CUDA error: out of memory")
 
 
 # What a build of early 2026 logs with 11 of 17 layers on a Vulkan device.
