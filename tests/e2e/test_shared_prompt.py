@@ -1,4 +1,4 @@
-"""Models whose states cannot be cut: the third chat with one system prompt starts warm, even after a restart."""
+"""Chats that begin alike start warm even after a restart: with a document at the front, with a system prompt."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from kvchat.chat.attachments import document_of_text
 from kvchat.kvstore.savepoint import common_prefix
 from kvchat.session.proof import Source
 from tests.e2e.restarts import GREEDY, SYSTEM, App, receipt
 from tests.store_contents import StoreContents
 
 pytestmark = pytest.mark.e2e
+
+DOCUMENT = document_of_text("river.md", "\n".join(f"{n}. The river bends at stone {n * 7 % 101}." for n in range(60)))
 
 
 @pytest.mark.parametrize(
@@ -21,6 +24,7 @@ pytestmark = pytest.mark.e2e
 async def test_the_third_chat_with_a_system_prompt_starts_warm(
     tmp_path: Path, tiny_model: Callable[[str], Path], architecture: str, engine: str
 ) -> None:
+    """Where states cannot be cut, the second chat saves where the prompt ends."""
     app = App(tmp_path / "home", tiny_model(architecture), engine)
     replies = []
     for question in ("Which is the longest bridge?", "And the shortest?", "How many notes are there?"):
@@ -41,3 +45,24 @@ async def test_the_third_chat_with_a_system_prompt_starts_warm(
     cold = App(tmp_path / "cold", tiny_model(architecture), engine)
     chat = await cold.new(SYSTEM)
     assert (await cold.once(lambda runtime: runtime.chat.send(chat, question, GREEDY))).content == replies[2].content
+
+
+async def test_the_same_document_in_another_chat_is_warm(tmp_path: Path, smollm2: Path) -> None:
+    app = App(tmp_path / "home", smollm2, "llama-server")
+    cold = App(tmp_path / "cold", smollm2, "llama-server")
+    replies = []
+    for app_used, question in (
+        (app, "How many bends?"),
+        (app, "Which stone is first?"),
+        (cold, "Which stone is first?"),
+    ):
+        chat = await app_used.new()
+        replies.append(
+            await app_used.once(
+                lambda runtime, c=chat, q=question: runtime.chat.send(c, q, GREEDY, attachments=(DOCUMENT,))
+            )
+        )
+    first, second, alone = (receipt(reply) for reply in replies)
+    assert (first.source, second.source, alone.source) == (Source.COLD, Source.DISK, Source.COLD)
+    assert second.cached_tokens >= 0.95 * second.prompt_tokens, second
+    assert replies[1].content == replies[2].content
