@@ -70,7 +70,6 @@ def move(source: Path, target: Path) -> None:
 
 
 def _copy(source: Path, target: Path) -> None:
-    """Copy the content; a copy that fails half-way is removed."""
     try:
         with source.open("rb") as read, os.fdopen(os.open(target, os.O_WRONLY | os.O_CREAT, 0o600), "wb") as write:
             shutil.copyfileobj(read, write, _CHUNK)
@@ -105,7 +104,6 @@ def _own_prefix() -> str:
 
 
 def remove(path: Path) -> None:
-    """Delete a file, or a folder and all in it, as far as that can be."""
     with contextlib.suppress(OSError):
         shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
 

@@ -71,17 +71,14 @@ class Manifest:
 
     @property
     def bytes(self) -> int:
-        """Of all blocks."""
         return sum(self.blocks.values())
 
     @property
     def n_tokens(self) -> int:
-        """Of the longest save point."""
         return max(len(point.tokens) for point in self.points)
 
 
 def to_json(manifest: Manifest) -> dict[str, Any]:
-    """The manifest as values for JSON."""
     numbers = {name: number for number, name in enumerate(manifest.blocks)}
     points, before = [], Tokens()
     for point in manifest.points:
@@ -169,7 +166,6 @@ def _duration(value: Any) -> float:
 
 
 def manifest(db: sqlite3.Connection, conversation_id: str) -> Manifest | None:
-    """As `BlockStore.manifest`."""
     messages = index_recipes.absorbed_of(db, conversation_id)
     newest = index_points.load(db, max(messages)) if messages else None
     carried: list[CarriedPoint] = []
@@ -186,7 +182,6 @@ def manifest(db: sqlite3.Connection, conversation_id: str) -> Manifest | None:
 
 
 def contents(blocks: BlockFiles, manifest: Manifest) -> Contents:
-    """As `BlockStore.contents`."""
     for name, size in manifest.blocks.items():
         yield name, _content(blocks, name, size)
 

@@ -86,7 +86,6 @@ def enforce(parts: Parts, protected: int | None = None) -> None:
 
 
 def _expire(parts: Parts, days: float, protected: int | None, *, programs: bool) -> None:
-    """Give up what was not used for so long."""
     limit = parts.clock() - timedelta(days=days)
     with parts.index.read() as db:
         old = index_points.unused_since(db, limit.timestamp(), protected, programs=programs)
@@ -112,7 +111,6 @@ def deleted(parts: Parts, point_ids: Sequence[int]) -> int:
 
 
 def verify(parts: Parts, progress: Callable[[int, int], None]) -> VerifyReport:
-    """As `BlockStore.verify`."""
     parts.index.check()
     parts.collect()  # killed while it deleted, a process leaves rows of blocks that nobody needs and that are gone
     wrong: dict[str, Reason] = {}
@@ -146,7 +144,6 @@ def verify(parts: Parts, progress: Callable[[int, int], None]) -> VerifyReport:
 
 
 def measure_rebuild(parts: Parts, rounds: int) -> RebuildSpeed | None:
-    """As `BlockStore.measure_rebuild`."""
     with parts.index.read() as db:
         point = index_points.largest(db)
         recipe = index_recipes.load_recipe(db, point) if point is not None else None

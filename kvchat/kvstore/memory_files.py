@@ -69,7 +69,6 @@ class MemoryPool:
         return held
 
     def room(self, held: int) -> int:
-        """How many bytes may lie here now, where so many do."""
         return min(self.most, self._room(held))
 
     def fits(self, size: int) -> bool:
@@ -78,7 +77,6 @@ class MemoryPool:
         return held + size <= self.room(held) and size + SLACK <= disk.free_bytes(self.folder)
 
     def take_spare(self) -> Path:
-        """The largest file to spare, else a new name."""
         if not self.spare:
             return self.new()
         largest = max(self.spare, key=size_of)
@@ -120,7 +118,6 @@ class Mapped:
     """The bytes of a private file, mapped, and the file, open; as long as one of them is used."""
 
     def __init__(self, file: FileIO, size: int) -> None:
-        """`file` is at least that large."""
         self.file = FileIO(os.dup(file.fileno()), "r+")
         self.bytes = mmap.mmap(file.fileno(), size)
         self._start = ctypes.c_char.from_buffer(self.bytes)
@@ -138,7 +135,6 @@ class Mapped:
             self.have_ready(offset, length)
 
     def have_ready(self, offset: int, length: int) -> None:
-        """Have these pages at hand, as far as the system can."""
         first = offset - offset % mmap.PAGESIZE
         place = ctypes.c_void_p(ctypes.addressof(self._start) + first)
         _libc().madvise(place, ctypes.c_size_t(offset + length - first), _POPULATE_READ)

@@ -78,7 +78,6 @@ class BadFiles:
                 disk.remove(path)
 
     def delete(self, names: frozenset[str] | None = None) -> int:
-        """Delete these files, or all; returns the bytes freed."""
         freed = 0
         for path in disk.listing(self._folder):
             if names is None or path.name in names:
@@ -214,7 +213,6 @@ class Parts:
 
 
 def not_written(error: OSError) -> NotSaved:
-    """The refusal for a fault of the disk while writing."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return NotSaved(Reason(ReasonCode.DISK_FULL), _("Make room on the disk."))
     return NotSaved(Reason(ReasonCode.NOT_WRITTEN, {"error": error.strerror or str(error)}))

@@ -50,7 +50,6 @@ class Restoring:
     def find(
         self, fingerprint: Fingerprint, prompt: Tokens, *, can_cut: bool, conversation_id: str
     ) -> RestorePlan | Miss:
-        """As `BlockStore.find`."""
         try:
             with self._parts.index.read() as db:
                 kind = index_points.fingerprint_id(db, fingerprint)
@@ -64,7 +63,6 @@ class Restoring:
     def stage(
         self, plan: RestorePlan, slot_path: Path, *, window: int = 0, cancelled: CancelCheck = never
     ) -> StagedFile | Miss:
-        """As `BlockStore.stage`."""
         target = slot_path / f"{disk.name_for_engine()}.slot"
         try:
             if cancelled():
@@ -173,7 +171,6 @@ class Restoring:
         return file
 
     def _why_not(self, plan: RestorePlan, error: Exception) -> Reason:
-        """Why the plan came to nothing; what is bad is set aside."""
         parts, point_id = self._parts, plan.save_point.id
         if isinstance(error, OSError):
             return Reason(ReasonCode.NOT_STAGED, {"error": str(error.strerror)})

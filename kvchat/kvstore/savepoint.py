@@ -18,7 +18,6 @@ PROGRAM = "program/"  # begins what save points of other programs are kept under
 
 
 def kept_for(program: str) -> str:
-    """What a program's save points are kept under."""
     return PROGRAM + program
 
 
@@ -66,7 +65,6 @@ class SavePoint:
 
     @property
     def n_tokens(self) -> int:
-        """The token position of this save point."""
         return len(self.tokens)
 
 
@@ -96,7 +94,7 @@ class RestorePlan:
 
     @property
     def whole(self) -> bool:
-        """Whether the prompt goes on from exactly this save point."""
+        """True if the prompt goes on from exactly this save point."""
         return self.tokens_used == self.save_point.n_tokens
 
 
@@ -191,12 +189,10 @@ class PrunePlan:
 
     @property
     def cold(self) -> list[PrunedConversation]:
-        """The chats that must be read again."""
         return [one for one in self.conversations if not one.save_points_left and not program_of(one.conversation_id)]
 
     @property
     def reading(self) -> TimeRange | None:
-        """An estimate of reading them all again; None where it is not known."""
         return added(one.reading for one in self.cold)
 
 
@@ -237,7 +233,6 @@ class VerifyReport:
 
     @property
     def clean(self) -> bool:
-        """Whether every block is what its name says."""
         return self.bad_blocks == 0
 
 
@@ -251,7 +246,6 @@ class RebuildSpeed:
 
     @property
     def ratio(self) -> float:
-        """The speed of the rebuild, hash included, by that of the copy."""
         return self.copy_ms / self.rebuild_ms
 
 
@@ -281,7 +275,6 @@ class Cancelled(Exception):
 
 
 def never() -> bool:
-    """Not to be cancelled."""
     return False
 
 
@@ -298,7 +291,6 @@ class NotSaved(StoreRefused):
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    """How many leading tokens two sequences share."""
     shared = min(len(a), len(b))
     if tuple(a[:shared]) == tuple(b[:shared]):
         return shared

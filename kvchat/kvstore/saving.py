@@ -58,7 +58,6 @@ class Saving:
 
     @in_words(saving=True)
     def check_room(self, size: int, conversation_id: str, place: Path | None, state: State | None) -> None:
-        """As `BlockStore.check_room`."""
         parts, audience = self._parts, audience_of(conversation_id)
         with parts.index.read() as db:
             if index_points.never_save(db, conversation_id):
@@ -234,7 +233,6 @@ def _check_saved(slot_file: Path, expected: Tokens, expected_size: int | None) -
 
 
 def _not_kept(size: int, n_tokens: int, before: Earlier | None) -> int:
-    """About how many bytes of a slot file are not kept yet."""
     return size * (n_tokens - before.shared) // n_tokens if before else size
 
 

@@ -50,11 +50,9 @@ class Staging:
 
     @property
     def in_memory(self) -> bool:
-        """True if anything may lie in memory at all."""
         return self._memory is not None
 
     def slot_folder(self) -> Path:
-        """A fresh private folder for one engine."""
         return disk.private_folder(self._folder / disk.temporary_name())
 
     def take_over(self, waiting: Mapping[str, int]) -> set[str]:
@@ -75,7 +73,6 @@ class Staging:
         return adopted
 
     def close(self) -> None:
-        """Delete all that is here."""
         for left in disk.listing(self._folder):
             disk.remove(left)
         if self._memory is not None:
@@ -96,7 +93,6 @@ class Staging:
             return True
 
     def forget(self, place: Path) -> None:
-        """Nothing was saved at `place` after all, or nothing that is of use."""
         with contextlib.suppress(OSError):
             memory_files.delete(self._in_memory_at(place) or place)
 
@@ -137,11 +133,9 @@ class Staging:
             return spare
 
     def blank_on_disk(self) -> Path:
-        """As `blank`, whatever memory has room for."""
         return self._folder / disk.temporary_name()
 
     def has_room(self, size: int) -> bool:
-        """True if so much more may lie in memory, as it was planned for an engine."""
         return self._memory is not None and self._memory.most != sys.maxsize and self._memory.fits(size)
 
     def is_in_memory(self, file: Path) -> bool:
@@ -267,7 +261,6 @@ class Staging:
                     memory_files.delete(self._warm.pop(name).path)
 
     def staged(self, unabsorbed: frozenset[str]) -> Staged:
-        """What of it can go at once, and how much could lie in memory at all."""
         with self._lock:
             if self._memory is None:
                 return Staged()
@@ -281,7 +274,6 @@ class Staging:
             return in_memory + (disk.tree_size(self._folder) if disk_too else 0)
 
     def in_words(self) -> str:
-        """Where files are staged, and why there."""
         held, room = self.bytes(), self._memory.room if self._memory else self._room
         return memory_files.staged_where(self._memory_root, room(held), held)
 
@@ -308,7 +300,6 @@ class Staging:
         ]
 
     def _can_go(self, memory: MemoryPool, unused: list[str]) -> int:
-        """Bytes of the files to spare and of these save points' files."""
         return sum(map(size_of, [*memory.spare, *(self._warm[name].path for name in unused)]))
 
     def _make_room(self, memory: MemoryPool, size: int, unabsorbed: frozenset[str]) -> bool:

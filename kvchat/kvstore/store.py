@@ -281,7 +281,6 @@ class BlockStore:
         return self._parts.staging.staged(self._parts.unabsorbed())
 
     def staged_bytes(self) -> int:
-        """Bytes of what is staged or warm now, in memory and on disk."""
         return self._parts.staging.bytes(disk_too=True)
 
     @in_words()
@@ -339,12 +338,10 @@ class BlockStore:
 
     @in_words()
     def usage(self) -> StoreUsage:
-        """What is kept, by conversation, the largest first."""
         return housekeeping.usage(self._parts)
 
     @in_words()
     def kept(self, conversations: Sequence[str]) -> dict[str, tuple[Kept, ...]]:
-        """What is kept of each of these."""
         staging, kept = self._parts.staging, dict[str, tuple[Kept, ...]]()
         with self._parts.index.read() as db:
             rows = index_usage.ends(db, conversations)
@@ -371,13 +368,11 @@ class BlockStore:
 
     @in_words()
     def set_bounds(self, bounds: Bounds) -> None:
-        """Put new bounds into force, and prune to them at once."""
         self._parts.bounds = bounds
         housekeeping.enforce(self._parts)
 
     @in_words()
     def pin(self, conversation_id: str, pinned: bool) -> None:
-        """Never prune a conversation's save points, or allow it again."""
         with self._parts.index.write() as db:
             index_points.set_flag(db, conversation_id, pinned=pinned)
 
@@ -425,7 +420,6 @@ class BlockStore:
 
     @in_words()
     def imported(self) -> set[str]:
-        """The conversations some of whose memory came from elsewhere."""
         with self._parts.index.read() as db:
             return index_usage.with_imported(db)
 
@@ -463,7 +457,6 @@ class BlockStore:
 
     @in_words()
     def seen(self, by: str, what: Unseen) -> None:
-        """All of that has been looked at."""
         with self._parts.index.write() as db:
             index_usage.seen(db, by, what)
 
@@ -540,7 +533,6 @@ class KeptMemory:
             return exchange.manifest(db, conversation_id)
 
     def contents(self, manifest: Manifest) -> Contents:
-        """As `BlockStore.contents`."""
         return exchange.contents(BlockFiles(self._folder / BLOCKS), manifest)
 
 

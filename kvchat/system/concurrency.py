@@ -31,22 +31,18 @@ class Background:
 
     @property
     def idle_s(self) -> float:
-        """For how long there has been no work, in seconds."""
         return 0.0 if self._tasks else time.monotonic() - self._used_at
 
     def begin(self, work: Coroutine[Any, Any, None]) -> None:
-        """Do it, beside whatever else is done."""
         self._hear(True)
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
 
     def used(self) -> None:
-        """Count the idle time from now on."""
         self._used_at = time.monotonic()
 
     async def idle(self) -> None:
-        """Wait until all of it is over, with what it has begun meanwhile."""
         while self._tasks:
             await asyncio.wait(self._tasks)
 
@@ -73,7 +69,6 @@ class Caller(Protocol):
 
 
 def call_here(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-    """The `Caller` for who is on the right thread already."""
     return function(*args, **kwargs)
 
 
@@ -97,7 +92,6 @@ class Worker:
         return self._executor.submit(function, *args, **kwargs).result()
 
     def close(self) -> None:
-        """Finish what is queued, then end the thread."""
         self._executor.shutdown(wait=True)
 
 

@@ -40,7 +40,6 @@ class NotAFile(OSError):
 
 
 def size_of(path: Path) -> int:
-    """Bytes of a file; 0 where it cannot be looked at."""
     try:
         return path.stat().st_size
     except OSError:
@@ -102,7 +101,6 @@ async def collect(pieces: AsyncIterable[bytes], most: int) -> bytes:
 
 
 def is_folder(path: Path) -> bool:
-    """Whether there is a folder of that name, as far as it can be found out."""
     try:
         return in_time(path.is_dir)
     except OSError:  # a name too long, or nothing answers
@@ -155,19 +153,15 @@ class _Patient(io.RawIOBase):
         self._hangs = False
 
     def readable(self) -> bool:
-        """It is."""
         return True
 
     def seekable(self) -> bool:
-        """It is."""
         return True
 
     def fileno(self) -> int:
-        """Its descriptor."""
         return self._descriptor
 
     def readinto(self, buffer: bytearray) -> int:  # type: ignore[override]  # any writable buffer
-        """Fill the buffer as far as one read does."""
         try:
             read = in_time(lambda: os.read(self._descriptor, min(len(buffer), _PIECE)))
         except TimeoutError:
@@ -179,7 +173,6 @@ class _Patient(io.RawIOBase):
         return len(read)
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        """Go to another place."""
         return os.lseek(self._descriptor, offset, whence)
 
     def close(self) -> None:
@@ -190,7 +183,6 @@ class _Patient(io.RawIOBase):
 
 
 def _kind(mode: int) -> str:
-    """What is not a file, in words."""
     if stat.S_ISDIR(mode):
         return _("a folder")
     if stat.S_ISFIFO(mode):

@@ -36,12 +36,11 @@ class LoginNotChanged(KvchatError):
 
 
 def can_start_at_login() -> bool:
-    """Whether that can be arranged from here: what is in a Flatpak sees nothing of the desktop's own files."""
+    """True if that can be arranged from here: what is in a Flatpak sees nothing of the desktop's own files."""
     return "FLATPAK_ID" not in os.environ
 
 
 def starts_at_login() -> bool:
-    """Whether kvchat starts when this user logs in."""
     try:
         if sys.platform == "win32":
             return bool(_run_key_value())
@@ -67,7 +66,6 @@ def start_at_login(on: bool) -> None:
 
 
 def command() -> list[str]:
-    """What starts this kvchat again, as one would type it."""
     if image := os.environ.get("APPIMAGE"):  # what runs lies in a place of this run's own
         return [image]
     program = Path(sys.executable)
@@ -81,7 +79,6 @@ def _is_bundle() -> bool:
 
 
 def _home() -> dict[str, str]:
-    """A kvchat with a folder of its own starts with that."""
     return {"KVCHAT_HOME": os.environ["KVCHAT_HOME"]} if os.environ.get("KVCHAT_HOME") else {}
 
 

@@ -52,7 +52,6 @@ class StartRequest:
 
 
 def start_request(what: tuple[str, ...] = (), *, quick: bool = False) -> StartRequest:
-    """The request of this process, which was started with these words."""
     here = tuple(name if "://" in name else os.path.abspath(name) for name in what)  # noqa: PTH100 - no link is followed
     token = os.environ.get("XDG_ACTIVATION_TOKEN") or os.environ.get("DESKTOP_STARTUP_ID", "")
     return StartRequest(here, quick, token)
@@ -71,14 +70,12 @@ class Ownership:
     """Ownership of one data folder, which must exist. Where no lock can be made there, everybody owns it."""
 
     def __init__(self, folder: Path, name: str) -> None:
-        """`name` is what this process is called."""
         self._folder, self._name = folder, name
         self._lock = FileLock(folder / "owner.lock", timeout=0, mode=0o600, thread_local=False)
         self._listener: Listener | None = None
         self._private: str | None = None  # a folder for the socket, where the data folder cannot hold one
 
     def claim(self) -> bool:
-        """Become the owner; False if another process is."""
         try:
             self._lock.acquire()
         except Timeout:
@@ -112,7 +109,6 @@ class Ownership:
             shutil.rmtree(self._private, ignore_errors=True)
 
     def release(self) -> None:
-        """Let another process have the folder."""
         self.stop_listening()
         self._lock.release()
 

@@ -47,17 +47,14 @@ class Paths:
 
     @property
     def settings_file(self) -> Path:
-        """The user's settings, JSON."""
         return self.config / "settings.json"
 
     @property
     def database(self) -> Path:
-        """The conversations, SQLite."""
         return self.data / "conversations.db"
 
     @property
     def models(self) -> Path:
-        """Models kvchat fetched itself."""
         return self.data / "models"
 
     @property
@@ -77,7 +74,6 @@ class Paths:
 
     @property
     def engine_log(self) -> Path:
-        """The engine's own output, bounded."""
         return self.state / "engine.log"
 
     @property
@@ -87,7 +83,6 @@ class Paths:
 
     @property
     def restore_findings(self) -> Path:
-        """The findings about restoring with each model and engine, JSON."""
         return self.state / "findings.json"
 
     def ensure(self) -> Paths:

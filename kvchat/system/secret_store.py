@@ -52,7 +52,6 @@ class SecretStore:
         return Keeper.FILE
 
     def forget(self) -> None:
-        """Keep it no longer, wherever it is."""
         self._file.unlink(missing_ok=True)
         with contextlib.suppress(Exception):  # not there, or no keyring
             import keyring
@@ -69,7 +68,7 @@ class SecretStore:
             return None
 
     def _to_keyring(self, value: str) -> bool:
-        """Whether the keyring has taken it: read back, for the null backend takes everything and keeps nothing."""
+        """True if the keyring has taken it: read back, for the null backend takes everything and keeps nothing."""
         try:
             import keyring
 

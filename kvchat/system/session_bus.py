@@ -91,7 +91,6 @@ class SessionBus:
         return str((await self._connected()).unique_name)
 
     async def close(self) -> None:
-        """Hear nothing any more."""
         for task in (tasks := list(self._tasks)):
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -124,7 +124,6 @@ class _Work:
         return [span.use() for span in reused], new
 
     def _there(self, span: RowSpan) -> bool:
-        """Whether its block is there."""
         assert span.known is not None
         return self._blocks.claim(span.known.block, span.known.size) is not None
 
@@ -147,7 +146,7 @@ class _Work:
         return [span for span, same in zip(spans, answers, strict=True) if same]
 
     def _equal(self, span: RowSpan, buffer: memoryview) -> bool:
-        """Whether rows of the file are the bytes of a known block, or of some rows of it."""
+        """True if rows of the file are the bytes of a known block, or of some rows of it."""
         assert span.known is not None
         cache, use, run = self._row_map.caches[span.cache], span.known, span.run
         parts, block_rows = row_parts(cache, run.row, run.rows), use.size // cache.row_bytes
@@ -227,7 +226,6 @@ class _Work:
 
 
 def _goes_on(run: Run, span: RowSpan) -> bool:
-    """Whether a span's rows and tokens follow a run's."""
     return (run.row + run.rows, run.position + run.rows) == (span.run.row, span.run.position)
 
 
@@ -241,14 +239,12 @@ class RowSpan:
     unchanged: bool  # they are believed to be, see `take_apart`
 
     def use(self) -> BlockUse:
-        """The rows as part of the known block."""
         assert self.known is not None
         run, skip = self.run, self.known.skip + self.run.position - self.known.position
         return replace(self.known, cache=self.cache, row=run.row, rows=run.rows, skip=skip, position=run.position)
 
 
 def _spans(number: int, cache: CacheRows, before: Earlier | None) -> Iterator[RowSpan]:
-    """A cache's rows in parts, each with what the earlier save point has of the same tokens, if anything."""
     known: list[BlockUse] = []
     unchanged = 0
     theirs = before.recipe.row_map.caches[number : number + 1] if before else ()

@@ -64,7 +64,6 @@ class BlockFiles:
         return BlockFiles(self._folder, sync=self._sync)
 
     def path(self, block: bytes) -> Path:
-        """Where the block lies, whether it is there or not."""
         name = block.hex()
         return self._folder / name[:2] / name
 
@@ -77,7 +76,6 @@ class BlockFiles:
         return disk.allotted(found) if found.st_size == size else None
 
     def on_disk(self, block: bytes) -> int:
-        """The bytes the block takes on disk."""
         return disk.allotted(self.path(block).stat())
 
     def write(self, content: Iterable[bytes | memoryview]) -> Written:
@@ -119,13 +117,11 @@ class BlockFiles:
         return written.size
 
     def drop(self, written: Written) -> None:
-        """Delete what is not to be a block after all."""
         if written.temporary is not None:
             with contextlib.suppress(OSError):
                 written.temporary.unlink(missing_ok=True)
 
     def settle(self, names: Iterable[bytes]) -> None:
-        """These blocks are in a recipe."""
         for name in names:
             self.new.pop(name, None)
 
@@ -152,7 +148,6 @@ class BlockFiles:
         return total
 
     def remove(self, block: bytes) -> None:
-        """Delete a block; one that is gone already is fine."""
         with contextlib.suppress(FileNotFoundError):
             self.path(block).unlink()
 
@@ -209,7 +204,7 @@ def read_residue(use: BlockUse, blocks: BlockFiles) -> bytes:
 
 
 def _shrinks(raw: bytes) -> bool:
-    """Whether deflating is worth the time, judged by a sample from the middle."""
+    """True if deflating is worth the time, judged by a sample from the middle."""
     middle = max(0, len(raw) // 2 - _SAMPLE // 2)
     sample = raw[middle : middle + _SAMPLE]
     return len(zlib.compress(sample, 1)) < _WORTH_DEFLATING * len(sample)

@@ -88,7 +88,7 @@ def _unwrap(words: Words) -> Words:
 
 
 def stands_for(words: Words, expected: Tokens) -> bool:
-    """Whether a slot file's words are these tokens.
+    """True if a slot file's words are these tokens.
 
     Of a picture (ids below PLACEHOLDER) only its place can be told, and words the engine puts around it are part of it.
     """

@@ -27,7 +27,6 @@ class Span:
 
     @property
     def end(self) -> int:
-        """The offset of the first byte behind it."""
         return self.offset + self.size
 
 
@@ -43,7 +42,6 @@ class Header:
 
     @property
     def n_tokens(self) -> int:
-        """How many tokens the file stands for."""
         return self.tokens.size // 4
 
 
@@ -56,7 +54,6 @@ class Region:
 
     @property
     def head(self) -> Span:
-        """Type and row size, which stand before the rows."""
         return Span(self.offset - 12, 12)
 
 
@@ -81,22 +78,19 @@ class CacheRows:
 
     @property
     def rows(self) -> int:
-        """Rows in each region."""
         return sum(run.rows for run in self.runs)
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one token's rows in all regions."""
         return sum(region.row_size for region in self.regions)
 
     @property
     def first_position(self) -> int:
-        """The oldest token whose rows are here."""
         return min((run.position for run in self.runs), default=0)
 
     @property
     def kind(self) -> Literal["full", "swa"]:
-        """Whether the oldest tokens' rows are here, or a sliding window has left them behind."""
+        """True if the oldest tokens' rows are here, or a sliding window has left them behind."""
         return "swa" if self.first_position > 0 else "full"
 
     def runs_between(self, first: int, last: int) -> tuple[Run, ...]:
@@ -119,7 +113,6 @@ class AttentionCache(CacheRows):
 
     @property
     def head(self) -> Span:
-        """Number of streams (always 1) and of cells."""
         return Span(self.cells.offset - 8, 8)
 
     @property
@@ -136,7 +129,6 @@ class AttentionCache(CacheRows):
 
     @property
     def end(self) -> int:
-        """The offset of the first byte behind it."""
         return [*self.spans][-1].end
 
 
@@ -158,7 +150,6 @@ class RecurrentState:
 
     @property
     def end(self) -> int:
-        """The offset of the first byte behind it."""
         return self.span.end
 
 
@@ -189,22 +180,18 @@ class Layout:
 
     @property
     def n_tokens(self) -> int:
-        """How many tokens the file stands for."""
         return self.header.n_tokens
 
     @property
     def attention(self) -> tuple[AttentionCache, ...]:
-        """The caches that hold rows per token."""
         return tuple(cache for cache in self.caches if isinstance(cache, AttentionCache))
 
     @property
     def recurrent(self) -> RecurrentState | None:
-        """The recurrent state, if the model has one."""
         return next((cache for cache in self.caches if isinstance(cache, RecurrentState)), None)
 
     @property
     def windows(self) -> tuple[AttentionCache, ...]:
-        """The sliding-window caches that no longer hold the oldest tokens."""
         return tuple(cache for cache in self.attention if cache.kind == "swa")
 
     @property

@@ -79,7 +79,7 @@ class SlotBytes:
         return packed.unpack(self.take(offset, packed.size, what))
 
     def caches_end(self, offset: int) -> bool:
-        """Whether no cache begins here, but the checkpoints, or nothing."""
+        """True if no cache begins here, but the checkpoints, or nothing."""
         if offset == self.size:
             return True
         return self.words(offset, "I", "what follows the caches") == (CHECKPOINT_MAGIC,)

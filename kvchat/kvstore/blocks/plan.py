@@ -20,12 +20,10 @@ def piece_size(piece: Piece) -> int:
 
 
 def size_of(plan: Plan) -> int:
-    """Bytes of the file that the plan makes."""
     return sum(map(piece_size, plan))
 
 
 def whole(size: int) -> Plan:
-    """A file of so many bytes as it was saved."""
     return (Span(0, size),)
 
 

@@ -85,20 +85,17 @@ class Digests:
         self._xxh3 = xxhash.xxh3_128()
 
     def add(self, piece: memoryview | bytes) -> None:
-        """Go on with these bytes."""
         if self._blake3 is not None:
             self._blake3.update(piece)
         self._xxh3.update(piece)
 
     @property
     def name(self) -> bytes:
-        """The BLAKE3."""
         assert self._blake3 is not None
         return self._blake3.digest()
 
     @property
     def xxh3(self) -> bytes:
-        """The XXH3-128."""
         return self._xxh3.digest()
 
 
@@ -114,7 +111,6 @@ def will_need(path: Path) -> None:
 
 
 def threads() -> int:
-    """How many threads move a file's blocks."""
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     return min(_MOST_THREADS, cores)
 

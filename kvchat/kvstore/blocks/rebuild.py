@@ -214,7 +214,6 @@ def _gulps(goals: _Goals, most: int) -> Iterator[_Goals]:
 
 
 def _scatter_bytes(data: bytes, goals: _Goals, out: FileIO) -> None:
-    """Write the bytes where they belong, one after the other."""
     done = 0
     view = memoryview(data)
     for target, length in goals:

@@ -42,7 +42,7 @@ class Candidate(NamedTuple):
 
     @property
     def is_end(self) -> bool:
-        """Whether it is where a program's thread ends, or what several begin with."""
+        """True if it is where a program's thread ends, or what several begin with."""
         return self.goes_on is not None and self.goes_on != 1
 
 
@@ -94,7 +94,6 @@ def plan_programs(candidates: Sequence[Candidate], needs: Needs, target: int, no
 
 
 def _held(needs: Needs) -> list[float]:
-    """The bytes each candidate holds."""
     sums: list[float] = []
     for parent, size in zip(needs.parents.tolist(), needs.sizes[needs.blocks].tolist(), strict=True):
         sums.append(size + (sums[parent] if parent >= 0 else 0))

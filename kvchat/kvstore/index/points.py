@@ -17,7 +17,6 @@ _OF_CHAT = "SELECT s.id FROM save_points s JOIN conversations c ON c.id = s.conv
 
 
 def fingerprint_id(db: sqlite3.Connection, fingerprint: Fingerprint) -> int | None:
-    """The number of a fingerprint, None if nothing was ever saved under it."""
     row = db.execute("SELECT id FROM fingerprints WHERE facts = ?", (_facts(fingerprint),)).fetchone()
     return int(row[0]) if row else None
 
@@ -35,14 +34,12 @@ def trees(db: sqlite3.Connection, kind: int | None, audiences: Sequence[str]) ->
 
 
 def conversation_key(db: sqlite3.Connection, conversation_id: str) -> int:
-    """The number of a conversation, a new one if need be."""
     db.execute("INSERT OR IGNORE INTO conversations (name) VALUES (?)", (conversation_id,))
     row = db.execute("SELECT id FROM conversations WHERE name = ?", (conversation_id,)).fetchone()
     return int(row[0])
 
 
 def never_save(db: sqlite3.Connection, conversation_id: str) -> bool:
-    """True if the user chose never to save a conversation."""
     row = db.execute("SELECT never_save FROM conversations WHERE name = ?", (conversation_id,)).fetchone()
     return bool(row and row[0])
 
@@ -78,7 +75,6 @@ def add_staged(db: sqlite3.Connection, new: SavePoint, message_id: str | None) -
 
 
 def load(db: sqlite3.Connection, point_id: int) -> SavePoint | None:
-    """A save point by its number, None when it is gone."""
     row = db.execute(
         "SELECT conversations.name, facts, node_id, file_size, created_at, last_used_at, prefill_ms, audience"
         " FROM save_points JOIN conversations ON conversations.id = conversation_id"
@@ -166,7 +162,6 @@ def staged(db: sqlite3.Connection) -> dict[int, int]:
 
 
 def fingerprints_of(db: sqlite3.Connection, conversation_id: str) -> list[Fingerprint]:
-    """The fingerprints under which a conversation has save points, the newest last."""
     rows = db.execute(
         "SELECT facts FROM save_points s JOIN conversations c ON c.id = s.conversation_id JOIN fingerprints f"
         " ON f.id = s.fingerprint_id WHERE c.name = ? GROUP BY f.id ORDER BY max(s.created_at)",
@@ -176,7 +171,6 @@ def fingerprints_of(db: sqlite3.Connection, conversation_id: str) -> list[Finger
 
 
 def points_of(db: sqlite3.Connection, conversation_id: str | None) -> list[int]:
-    """The save points of a conversation, or all."""
     if conversation_id is None:
         return _numbers(db, "SELECT id FROM save_points")
     return _numbers(db, _OF_CHAT, conversation_id)
@@ -194,7 +188,6 @@ def points_for(db: sqlite3.Connection, audience: str) -> list[int]:
 
 
 def largest(db: sqlite3.Connection) -> int | None:
-    """The absorbed save point with the largest slot file, None without any."""
     query = "SELECT id FROM save_points WHERE link_id IS NOT NULL ORDER BY file_size DESC LIMIT 1"
     return next(iter(_numbers(db, query)), None)
 

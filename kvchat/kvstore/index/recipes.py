@@ -57,7 +57,6 @@ def load_recipe(db: sqlite3.Connection, point_id: int) -> Recipe | None:
 
 
 def absorbed_of(db: sqlite3.Connection, conversation_id: str) -> dict[int, str | None]:
-    """The absorbed save points of a conversation, the oldest first, and the last message that each holds."""
     query = (
         "SELECT s.id, message_id FROM save_points s JOIN conversations c ON c.id = s.conversation_id"
         " WHERE name = ? AND link_id IS NOT NULL ORDER BY s.id"
@@ -147,7 +146,6 @@ def _path_to(db: sqlite3.Connection, link_id: int) -> list[sqlite3.Row]:
 
 
 def users_of(db: sqlite3.Connection, block: bytes) -> list[int]:
-    """The save points that use a block."""
     query = """
         WITH RECURSIVE down (id) AS (
             SELECT links.id FROM links JOIN blocks b ON b.id = block_id WHERE b.name = ?

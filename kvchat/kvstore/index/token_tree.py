@@ -199,7 +199,6 @@ def ways_on(db: sqlite3.Connection, nodes: Sequence[int]) -> dict[int, int]:
 
 
 def at(db: sqlite3.Connection, node_id: int) -> list[int]:
-    """The save points exactly at the node, the last used first."""
     query = "SELECT id FROM save_points WHERE node_id = ? ORDER BY last_used_at DESC LIMIT ?"
     return [int(row[0]) for row in db.execute(query, (node_id, _MOST_AT))]
 
@@ -217,7 +216,6 @@ def _path(db: sqlite3.Connection, tree_id: int, packed: bytes) -> list[tuple[int
 
 
 def _known(db: sqlite3.Connection, tree_id: int, segments: Sequence[_Segment]) -> Iterator[tuple[int, bytes]]:
-    """The nodes of these segments that the tree has."""
     for start in range(0, len(segments), _NAMES_EACH):
         names = [segment.name for segment in segments[start : start + _NAMES_EACH]]
         wanted = ",".join("?" * len(names))
@@ -277,18 +275,15 @@ def _that_begin(db: sqlite3.Connection, parent: _Parent, rest: bytes) -> Iterato
 
 
 def pack_tokens(tokens: Sequence[int]) -> bytes:
-    """Token ids as int32 little endian."""
     return np.asarray(tokens, dtype="<i4").tobytes()
 
 
 def _unpack_tokens(packed: bytes) -> Tokens:
-    """The token ids out of `pack_tokens`."""
     tokens: list[int] = np.frombuffer(packed, dtype="<i4").tolist()
     return tuple(tokens)
 
 
 def _shared_tokens(one: bytes, other: bytes) -> int:
-    """How many leading tokens two packed lists share."""
     width = min(len(one), len(other))
     if one[:width] == other[:width]:
         return width // TOKEN_BYTES

@@ -34,7 +34,6 @@ class Totals:
 
 
 def totals(db: sqlite3.Connection, today: str) -> Totals:
-    """The sums."""
     query = "SELECT points, logical_bytes, row_bytes, disk_bytes, written FROM sums"
     points, logical, rows, on_disk, written = db.execute(query).fetchone()
     row = db.execute("SELECT bytes FROM written WHERE day = ?", (today,)).fetchone()
@@ -53,7 +52,6 @@ def recount(db: sqlite3.Connection, on_disk: Mapping[bytes, int]) -> None:
 
 
 def with_imported(db: sqlite3.Connection) -> set[str]:
-    """The conversations some of whose memory came from elsewhere."""
     query = "SELECT audience FROM trees t WHERE audience GLOB ? AND EXISTS (SELECT 1 FROM nodes WHERE tree_id = t.id)"
     return {audience.removeprefix(IMPORTED) for (audience,) in db.execute(query, (f"{IMPORTED}*",))}
 
@@ -132,7 +130,6 @@ def held_by_programs(db: sqlite3.Connection) -> int:
 
 
 def count_written(db: sqlite3.Connection, day: str, written: int) -> None:
-    """Add to the bytes written on a day."""
     db.execute("INSERT INTO written VALUES (?1, ?2) ON CONFLICT (day) DO UPDATE SET bytes = bytes + ?2", (day, written))
 
 
@@ -170,7 +167,6 @@ def lose(
 
 
 def loss_of(db: sqlite3.Connection, point_id: int) -> Reason | None:
-    """Why a save point was taken out of use, None if it was not."""
     row = db.execute("SELECT reason FROM losses WHERE save_point_id = ?", (point_id,)).fetchone()
     return _reason(row[0]) if row else None
 
@@ -183,7 +179,6 @@ def newest_loss(db: sqlite3.Connection, conversation_id: str, kind: int | None) 
 
 
 def bad_blocks(db: sqlite3.Connection, conversation_id: str) -> frozenset[str]:
-    """The file names of bad blocks that held some of a conversation."""
     query = "SELECT block FROM losses WHERE block IS NOT NULL AND conversation = ?"
     return frozenset(block.hex() for (block,) in db.execute(query, (conversation_id,)))
 
@@ -206,7 +201,6 @@ def _reason(stored: str) -> Reason:
 
 
 def note_index_loss(db: sqlite3.Connection) -> None:
-    """From now on it is known that there was an index before this one."""
     _mark(db, "lost", str(time.time()))
 
 
@@ -240,7 +234,6 @@ def unseen(db: sqlite3.Connection, by: str) -> Unseen:
 
 
 def seen(db: sqlite3.Connection, by: str, what: Unseen) -> None:
-    """Those have been looked at."""
     _mark(db, "seen", f"{by} {what.upto}")
 
 
