@@ -20,16 +20,13 @@ from kvchat.kvstore.store import SavePointStore
 from kvchat.words.reasons import Reason, ReasonCode
 from tests.kvstore.blocks.test_plan import made
 from tests.kvstore.slot_files import FINGERPRINT, parse_bytes
+from tests.kvstore.slot_files import line as text
 from tests.kvstore.true_files import FULL, HYBRID, WINDOW, Bench, Model
 
 
 @pytest.fixture
 def bench(tmp_path: Path) -> Bench:
     return Bench(tmp_path / "store")
-
-
-def text(length: int, start: int = 1) -> Tokens:
-    return tuple(range(start, start + length))
 
 
 def plan_of(result: RestorePlan | Miss) -> RestorePlan:

@@ -10,16 +10,13 @@ import pytest
 
 from kvchat.chat.deletion import forget_strangers
 from kvchat.chat.record.database import Database
-from kvchat.kvstore.savepoint import Bounds, Miss, StoreRefused, Tokens, program_of
+from kvchat.kvstore.savepoint import Bounds, Miss, StoreRefused, program_of
 from kvchat.words.reasons import Reason, ReasonCode
+from tests.kvstore.slot_files import line as text
 from tests.kvstore.true_files import FULL, HYBRID, Bench, Model
 
 BIG = Model(layers=8, row_size=512)
 AGENT, EDITOR = "program/claude-cli", "program/zed"
-
-
-def text(length: int, start: int = 1) -> Tokens:
-    return tuple(range(start, start + length))
 
 
 def left(bench: Bench) -> dict[str, int]:

@@ -18,15 +18,12 @@ from kvchat.kvstore.blocks import positioned
 from kvchat.kvstore.savepoint import Bounds, Miss, RestorePlan, StagedFile, StoreRefused, Tier, Tokens, program_of
 from kvchat.kvstore.store import BlockStore
 from tests.kvstore.slot_files import FINGERPRINT
+from tests.kvstore.slot_files import line as text
 from tests.kvstore.true_files import FULL, Bench, Model
 from tests.store_contents import flip_a_byte
 
 REPOSITORY = Path(__file__).parents[2]
 linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has files in memory")
-
-
-def text(length: int, start: int = 1) -> Tokens:
-    return tuple(range(start, start + length))
 
 
 def in_memory(bench: Bench) -> list[Path]:

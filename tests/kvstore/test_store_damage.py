@@ -14,15 +14,12 @@ import pytest
 
 from kvchat.kvstore import disk
 from kvchat.kvstore.savepoint import Miss, RestorePlan, StagedFile
+from tests.kvstore.slot_files import line as text
 from tests.kvstore.true_files import FULL, HYBRID, Bench, Model
 
 REPOSITORY = Path(__file__).parents[2]
 KILLS, MUTATIONS = 100, 1000
 QUOTA = 1_000_000  # of which the index takes more than half
-
-
-def text(length: int, start: int = 1) -> tuple[int, ...]:
-    return tuple(range(start, start + length))
 
 
 def killed(forker: subprocess.Popen[str], seed: int, dice: random.Random) -> None:

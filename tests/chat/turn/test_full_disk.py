@@ -49,7 +49,6 @@ async def test_a_bad_save_point_that_cannot_be_set_aside_costs_no_reply(
     await stage.runtime.close()
     stage.fake.set(**{switch: 1})
     async with Stage(stage.home, stage.fake, smollm2) as again:
-        monkeypatch.setattr("kvchat.kvstore.restoring.index_points.count_use", lambda *_: None)
         monkeypatch.setattr("kvchat.kvstore.parts.Parts.lose", _refuses)
         reply = await again.ask(chat, "And then?")
         monkeypatch.undo()

@@ -15,6 +15,7 @@ from kvchat.kvstore import memory_files
 from kvchat.kvstore.blocks import positioned
 from kvchat.kvstore.savepoint import Cancelled, Grown, Miss, RestorePlan, SavePoint, StagedFile, Tier, Tokens
 from tests.kvstore.slot_files import FINGERPRINT
+from tests.kvstore.slot_files import line as text
 from tests.kvstore.true_files import FULL, HYBRID, WINDOW, Bench, Model
 
 BIG = Model(layers=8, row_size=512)
@@ -66,10 +67,6 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> Passes:
     monkeypatch.setattr(positioned.Digests, "add", hashing)
     monkeypatch.setattr(positioned, "threads", lambda: 1)  # the counters are no more than numbers
     return counted
-
-
-def text(length: int, start: int = 1) -> Tokens:
-    return tuple(range(start, start + length))
 
 
 def save(bench: Bench, tokens: Tokens, grown: Grown | None = None, data: bytes | None = None) -> SavePoint:

@@ -17,13 +17,10 @@ from kvchat.kvstore.blocks import absorb, positioned
 from kvchat.kvstore.blocks.block_files import BlockFiles, Written
 from kvchat.kvstore.savepoint import AbsorbReport
 from kvchat.words.reasons import Reason, ReasonCode
+from tests.kvstore.slot_files import line as text
 from tests.kvstore.true_files import FULL, Bench, Model
 
 BIG = Model(layers=4, row_size=384)
-
-
-def text(length: int, start: int = 1) -> tuple[int, ...]:
-    return tuple(range(start, start + length))
 
 
 def at_the_third_block(monkeypatch: pytest.MonkeyPatch, happens: Callable[[], None]) -> None:
