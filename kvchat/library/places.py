@@ -150,6 +150,8 @@ def _json_entry(path: Path, name: str) -> str:
     return entry if isinstance(entry, str) else ""
 
 
+# models/manifests/<registry>/<namespace>/<model>/<tag> is JSON with a list of layers; models/blobs/sha256-<hex> are the
+# layers (Ollama's server/modelpath.go and docs/faq.md). The blob of the model layer is a GGUF file. Nothing is written.
 MODEL = "application/vnd.ollama.image.model"
 PROJECTOR = "application/vnd.ollama.image.projector"
 _HOME_REGISTRY, _HOME_NAMESPACE = "registry.ollama.ai", "library"  # what Ollama leaves out of a name

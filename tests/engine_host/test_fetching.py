@@ -184,15 +184,6 @@ async def test_no_network(home: Home, github: FakeHub, monkeypatch: pytest.Monke
     await refused(home, HubError)
 
 
-async def test_a_connection_that_breaks_off_goes_on_where_it_was(home: Home, github: FakeHub) -> None:
-    github.cut_after = [200, 30]
-    trial = await home.setup.get()
-    assert trial is not None
-    assert trial.works
-    ranges = [request.headers.get("range") for request in github.downloads]
-    assert "bytes=200-" in ranges
-
-
 async def test_cancelled_it_goes_on_later(home: Home, github: FakeHub) -> None:
     github.hold_at = 0
     work = asyncio.ensure_future(home.setup.get())

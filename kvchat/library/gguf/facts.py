@@ -271,6 +271,7 @@ def _text(values: Mapping[str, Value], key: str) -> str:
     return value if isinstance(value, str) else ""
 
 
+# `name-00001-of-00003.gguf` and so on, as llama-gguf-split writes them.
 _PART_NAME = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.IGNORECASE)
 
 

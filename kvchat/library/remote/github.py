@@ -1,7 +1,22 @@
-"""GitHub: what the newest releases of a repository have, and their files. Nothing is asked unless a method is called.
+"""GitHub: the newest releases of a repository, llama.cpp's builds for a graphics card, and newer kvchats.
+
+Nothing is asked unless a method is called; for a newer kvchat once a day at most, where that is wanted.
 
 The releases, their files' names, sizes and `digest`: https://docs.github.com/en/rest/releases/releases#list-releases;
 where a file lies: https://docs.github.com/en/repositories/releasing-projects-on-github/linking-to-releases
+
+The builds' names: https://github.com/ggml-org/llama.cpp/blob/master/.github/workflows/release.yml; as of b11457 they
+are `llama-b11457-bin-ubuntu-cuda-12.8-x64.tar.gz`, `…-ubuntu-vulkan-x64.tar.gz`, `…-win-cuda-12.4-x64.zip`,
+`…-win-rocm-10.0-x64.zip` (`…-win-hip-radeon-x64.zip` before), `…-win-sycl-x64.zip`, `…-macos-arm64.tar.gz`. CUDA's own
+libraries are in a file beside: `cudart-llama-b11457-bin-ubuntu-cuda-12.8-x64.tar.gz`, on Windows without the build; for
+Linux since https://github.com/ggml-org/llama.cpp/pull/28186. Every build is a preview on GitHub; what is not one, as
+v0.7.0, has no builds, only the name of one (https://github.com/ggml-org/llama.cpp/pull/27485).
+
+The wheels of xllamacpp's indexes (https://xorbitsai.github.io/xllamacpp/whl/cu128 and others) are no source. They hold
+the same llama.cpp, and GitHub knows their hashes, but one for CUDA on Linux leaves CUDA's libraries out and depends on
+no package that has them (https://github.com/xorbitsai/xllamacpp/blob/main/setup.py and pyproject.toml; its workflow
+build-wheel-cuda-hip.yaml repairs those for ROCm and Vulkan alone): they run where CUDA is installed, these here where
+NVIDIA's driver is. Nor can they take the user's own arguments or share the work.
 """
 
 from __future__ import annotations

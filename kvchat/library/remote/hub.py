@@ -320,7 +320,11 @@ class AccessToken:
 
 
 class TokenStore:
-    """Reads, keeps and forgets the token. A keyring may ask the user to unlock it: use this off the event loop."""
+    """Reads, keeps and forgets the token, in the system's keyring or in a file that only the user may read.
+
+    A keyring may ask the user to unlock it: use this off the event loop. The token itself never goes into a log, an
+    error or a repr.
+    """
 
     def __init__(self, config: Path) -> None:
         self._kept = SecretStore(ACCOUNT, config / FILE_NAME)

