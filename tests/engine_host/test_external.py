@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
@@ -19,6 +17,7 @@ from kvchat.engine.speaking.client import Health, LlamaServerClient
 from kvchat.engine.speaking.connection import EngineState
 from kvchat.engine.speaking.vitals import SlotState
 from kvchat.engine_host.external import server_key, slot_for_us
+from kvchat.kvstore import disk
 from kvchat.library.model_files import display_name
 from kvchat.runtime import Runtime, open_runtime
 from kvchat.session.proof import Source
@@ -91,14 +90,6 @@ async def test_a_conversation_outlives_the_servers_restart_and_the_server_outliv
         assert not list(fake.plan.slot_path.glob("*.slot"))
 
 
-@pytest.fixture
-def gone() -> int:
-    """The id of a process that is no more."""
-    with subprocess.Popen([sys.executable, "-c", ""]) as process:
-        pass
-    return process.pid
-
-
 @sees_processes
 async def test_a_slot_that_another_program_uses_is_not_touched_when_the_server_is_met(
     tmp_path: Path, fake: FakeEngine
@@ -136,21 +127,22 @@ def test_the_last_free_slot_is_ours(slots: list[tuple[bool, int]], chosen: tuple
 
 @sees_processes
 async def test_what_a_killed_kvchat_left_in_the_servers_folder_goes_and_nothing_else(
-    tmp_path: Path, fake: FakeEngine, gone: int
+    tmp_path: Path, fake: FakeEngine
 ) -> None:
-    mark = f"kvchat-{gone}-0123abcd-4567cdef"
-    left = [fake.plan.slot_path / name for name in (f"{mark}.slot", f"kvchat-{os.getpid()}-0123abcd-4567cdef.slot")]
-    theirs_own = [fake.plan.slot_path / name for name in ("mine.slot", f"{gone}-mine.slot", "kvchat-notes.slot")]
-    alive = fake.plan.slot_path / f"kvchat-{os.getppid()}-0123abcd-4567cdef.slot"
-    folder = fake.plan.slot_path / f"{mark}-x"
+    of_this_run = disk.name_for_engine()
+    of_our_data_folder = "-".join(of_this_run.split("-")[:2])
+    left = fake.plan.slot_path / f"{of_our_data_folder}-0123456789abcdef-4567cdef.slot"
+    folder = fake.plan.slot_path / f"{of_our_data_folder}-0123456789abcdef-4567cdef-x"
     (folder / "store").mkdir(parents=True)
-    for file in (*left, *theirs_own, alive):
+    another_kvchat = "kvchat-00000000-0123456789abcdef-4567cdef.slot"
+    kept = ("mine.slot", "kvchat-notes.slot", another_kvchat, f"{of_this_run}.slot")
+    stay = {fake.plan.slot_path / name for name in kept}
+    for file in (left, *stay):
         file.write_bytes(b"rows")
     with serving(fake) as theirs:
         async with attached(tmp_path, theirs.address.url) as runtime:
             await runtime.engine.ready()
-        ours = {file for file in fake.plan.slot_path.iterdir() if file.suffix == ".lock"}  # while this process lives
-        assert set(fake.plan.slot_path.iterdir()) - ours == {*theirs_own, alive}
+        assert set(fake.plan.slot_path.iterdir()) == stay
 
 
 async def test_without_a_folder_it_chats_and_saves_nothing(tmp_path: Path, fake: FakeEngine) -> None:
