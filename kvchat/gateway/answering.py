@@ -24,13 +24,12 @@ from kvchat.gateway.mending import Mending
 from kvchat.gateway.requests import MOST_NAME, Passage, Passages, Stage
 from kvchat.gateway.work import GaveWay, TooSlow, Work
 from kvchat.kvstore.savepoint import Tokens, common_prefix
-from kvchat.session.events import SessionEvent
+from kvchat.session.events import nobody
 from kvchat.session.exchange import Exchange, Request
 from kvchat.session.host import EngineHost, ReadyEngine
 from kvchat.session.lease import Lease
-from kvchat.session.reading import TAIL
 from kvchat.session.settling import Settling
-from kvchat.session.slot import Slot
+from kvchat.session.slot import TAIL, Slot
 from kvchat.session.slots import Slots
 from kvchat.system.concurrency import Background, apart
 
@@ -58,7 +57,6 @@ class Catalogue:
     _looked_at: float = field(default=-LOOKED_S)
 
     async def all(self) -> list[Model]:
-        """The one in use first."""
         now, ours = time.monotonic(), self.in_use()
         if now - self._looked_at >= LOOKED_S:
             self._found, self._looked_at = await self.look(), now
@@ -84,14 +82,12 @@ class Catalogue:
         raise Refused(404, f"There is no model “{name[:100]}”. {there}", "model_not_found")
 
     async def listed(self) -> dict[str, Any]:
-        """As `/v1/models` has it, for OpenAI's clients and Anthropic's."""
         data = [as_json(model) for model in await self.all()]
         ends = {"first_id": data[0]["id"], "last_id": data[-1]["id"]} if data else {}
         return {"object": "list", "data": data, "has_more": False} | ends
 
 
 def as_json(model: Model) -> dict[str, Any]:
-    """One model, in the words of both dialects."""
     openai = {"id": model.name, "object": "model", "created": 0, "owned_by": "kvchat"}
     return openai | {"type": "model", "display_name": model.name, "created_at": "1970-01-01T00:00:00Z"}
 
@@ -127,7 +123,6 @@ class Answering:
         return sum(1 for work in self._works if not work.outlet.ended)
 
     def begin(self, path: str, asked: Asked, passage: Passage) -> Work:
-        """Begin to answer; what goes out comes to the work's outlet."""
         work = Work(path, asked, passage)
         passage.model, passage.stream = asked.model[:MOST_NAME], asked.stream
         work.outlet.sent = lambda: setattr(passage, "first_ms", passage.ms())
@@ -184,14 +179,12 @@ class Answering:
         engine: ReadyEngine | None = None
         if self.host.is_ready(request.model, sees=request.sees):  # else there is none to ask, nor anything in a slot
             engine = await self.host.ready(request.model, sees=request.sees)
-            if before := self._goes_on_from(work, engine):
-                work.key = before.key
-                if await self._answer_in_a_slot(work, request, engine, before):
-                    return
+            before = self._goes_on_from(work, engine)
+            if before and await self._answer_in_a_slot(work, request, engine, before):
+                return
             self.crashes.watch(engine.engine.life)
             async with self.crashes.asking(passage.program):
                 await work.render(engine)
-        work.key = self._key(work)
         while not await self._answer_in_a_slot(work, request, engine):
             self.passages.moved(passage, Stage.QUEUED)
 
@@ -205,14 +198,14 @@ class Answering:
         asked, passage = work.asked, work.passage
         async with contextlib.AsyncExitStack() as held:
             ids = (before or work).prompt.ids
-            slot = await held.enter_async_context(self.slots.needed(work.key, ids, window=False))
+            slot = await held.enter_async_context(self.slots.needed(passage.owner, ids, window=False))
             if before and (engine is None or self._goes_on_from(work, engine, slot) is not before):
                 return False
             await held.enter_async_context(self.crashes.asking(passage.program))
             passage.slot, passage.queue_ms = slot.number, passage.queue_ms or passage.ms()
             if asked.several:
                 await held.enter_async_context(self.slots.alone(slot))
-            exchange = Exchange(self.slots, slot, self.host, passage.owner, partial(_hear, passage))
+            exchange = Exchange(self.slots, slot, self.host, passage.owner)
             forwarder = Forwarder(
                 *(work, request, exchange, self.passages.moved, self.mending, self.crashes, self._heads),
                 ahead=before is not None,
@@ -236,7 +229,6 @@ class Answering:
         return True
 
     def _remember(self, slot: Slot, work: Work) -> None:
-        """Remember the request that was answered in a slot, unless it is very large."""
         self._last.pop(slot, None)
         if len(work.asked.raw) <= MOST_REMEMBERED:
             self._last[slot] = work
@@ -256,22 +248,12 @@ class Answering:
                 return before
         return None
 
-    def _key(self, work: Work) -> str:
-        """Those that go on from one another are the same: the next makes settling after the one before pointless."""
-        ids = work.prompt.ids
-        for other in reversed(self._works):
-            before = other.prompt.ids
-            ours = other.passage.owner == work.passage.owner
-            if other.outlet.ended and before and ours and common_prefix(before, ids) >= len(before) - TAIL:
-                return other.key
-        return f"{work.passage.owner}#{work.passage.id}"
-
     async def _keep(self, work: Work, slot: Slot, lease: Lease, heard: Heard | None) -> None:
         """Settle where the next request will begin, and save; where that is not known, what was read."""
         reply, asked = heard.reply if heard else None, work.asked
         if asked.several or not work.prompt.ids or slot.contents is None:
             return
-        settling = Settling(partial(_hear, work.passage))
+        settling = Settling(nobody)
         with self.slots.settling(slot, settling.supersede, settling.hurry):
             try:
                 await settling.run(lease, partial(_boundary, lease, asked, reply))
@@ -288,13 +270,8 @@ async def _boundary(lease: Lease, asked: Asked, reply: Json | None) -> Tokens:
 
 
 def _seen(asked: Asked) -> tuple[ChatMessage, ...]:
-    """What says of a request whether the model has to see."""
     try:
         pictures = pictures_in(asked)
     except Unconvertible:  # the engine says why
         return ()
     return (ChatMessage("user", "", pictures=pictures),) if pictures else ()
-
-
-def _hear(passage: Passage, event: SessionEvent) -> None:
-    """What a session tells of a request is in its receipt."""

@@ -47,7 +47,7 @@ class Checks:
         return frozenset(("localhost", own, f"{own.partition('.')[0]}.local", self.host.lower()))
 
     def check_way(self, headers: Headers) -> None:
-        """Whether it comes by a name of this computer's, and from no web page that is not allowed. Raises Refused."""
+        """True if it comes by a name of this computer's, and from no web page that is not allowed. Raises Refused."""
         if not self._is_ours(headers.get("host", "")):
             raise Refused(403, "This name is not this computer's.", "permission_error")
         origin, site = headers.get("origin"), headers.get("sec-fetch-site")
@@ -72,11 +72,10 @@ class Checks:
         return program
 
     def is_owner(self, headers: Headers) -> bool:
-        """True if the key is the owner's, who may see what all programs ask."""
         return self.keys.is_owner(_shown(headers))
 
     def _is_ours(self, host: str) -> bool:
-        """Whether a Host header names this computer. An address is no name that could be made to lead elsewhere."""
+        """True if a Host header names this computer. An address is no name that could be made to lead elsewhere."""
         match = _HOST.fullmatch(host)
         name = match["name"] if match else ""
         try:
@@ -87,13 +86,12 @@ class Checks:
 
 
 def _shown(headers: Headers) -> str:
-    """The key that came with a request."""
     scheme, _, key = headers.get("authorization", "").partition(" ")
     return key.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
 
 
 def is_loopback(host: str) -> bool:
-    """Whether nobody but this computer can reach that address."""
+    """True if nobody but this computer can reach that address."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -101,7 +101,6 @@ class Crashes:
         self._life = None
 
     def left(self, program: str) -> None:
-        """A client hung up on what may be at the engine."""
         if self._asking[program]:
             self._left[program] = self._clock()
 

@@ -118,26 +118,24 @@ class Forwarder:
 
     @property
     def _reserve(self) -> int:
-        """Tokens that are kept for the answer."""
         limits = (self.work.asked.body.get(name) for name in LIMITS)
         limit = next((limit for limit in limits if isinstance(limit, int) and limit > 0), None)
         return self.lease.engine.reserve(limit)
 
     @property
     def _as_it_is(self) -> Loaded:
-        """What the slot is to it if nothing is loaded."""
         return unchanged(self.lease.engine, self.lease.slot.known(self.lease.engine), self.work.prompt.ids)
 
     @property
     def _goes_on(self) -> bool:
-        """Whether it goes on from what the slot holds: nothing is to be loaded, and little to be read."""
+        """True if it goes on from what the slot holds: nothing is to be loaded, and little to be read."""
         contents, ids, held = self.lease.slot.contents, self.work.prompt.ids, self._as_it_is.expected_cached
         little = LEAST_STEPS if contents and held == len(contents.tokens) else LEAST_GAIN
         return self._known and held > 0 and len(ids) - held < little
 
     @property
     def _known(self) -> bool:
-        """Whether it is one prompt, whose ids are known, and that fits: only such a one is looked for and kept."""
+        """True if it is one prompt, whose ids are known, and that fits: only such a one is looked for and kept."""
         return not self.work.asked.several and 0 < len(self.work.prompt.ids) < self.lease.engine.context_size
 
     @property
@@ -284,7 +282,6 @@ class Forwarder:
             self.work.outlet.whole(200, self._headers(answer) | headers_of(passage.receipt()), body)
 
     async def _take(self, answer: Answer, heard: Heard) -> bytes:
-        """Pass the answer on, or collect it."""
         outlet = self.work.outlet
         if heard.stream:
             outlet.begin(200, self._headers(answer) | {"cache-control": "no-cache"})
@@ -363,5 +360,5 @@ class Forwarder:
 
 
 def _is_little(found: int, prompt: int) -> bool:
-    """Whether what was found is no more than any two prompts have in common."""
+    """True if what was found is no more than any two prompts have in common."""
     return found < LEAST_GAIN <= prompt - found

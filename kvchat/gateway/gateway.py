@@ -100,7 +100,6 @@ class Gateway:
 
     @property
     def url(self) -> str | None:
-        """Where it is to be found; None while it is closed."""
         if self.door is None or self._listening is None:
             return None
         host = f"[{self.door.host}]" if ":" in self.door.host else self.door.host
@@ -126,7 +125,6 @@ class Gateway:
                 self._listening = None
 
     def forget(self, program: str) -> None:
-        """Forget all that is known of a program's past requests."""
         self.passages.forget(program)
         self.answering.mending.forget(program)
 
@@ -175,7 +173,6 @@ class Gateway:
 
 
 def _app(gateway: Gateway, checks: Checks) -> ASGIApp:
-    """The door as an ASGI application."""
     answers = _Answers(gateway, checks)
     routes: list[BaseRoute] = [
         *(Route(path, answers.health) for path in OPEN),
@@ -274,7 +271,6 @@ class _Answers:
         return JSONResponse(self._gateway.as_json(None if request.scope["is_owner"] else request.scope["program"]))
 
     async def generate(self, form: Form, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer what takes a slot."""
         answering, program = self._gateway.answering, scope["program"]
         if (many := answering.under_way) >= MOST_UNDER_WAY:
             words = f"{many} requests are waiting already."
@@ -293,7 +289,6 @@ class _Answers:
                 work.leave()
 
     async def aside(self, form: Form, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer what the engine answers without a slot."""
         try:
             async with self._body(scope, receive) as raw:
                 await _understood(form, raw)

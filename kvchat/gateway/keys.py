@@ -47,7 +47,6 @@ class Keys:
         return program in self._keys
 
     def is_owner(self, shown: str) -> bool:
-        """True for the owner's key, which lies in the data folder."""
         return bool(self._owner) and hmac.compare_digest(self._owner, shown.encode("utf-8", "replace"))
 
     def program_of(self, shown: str) -> str | None:
@@ -69,7 +68,6 @@ class DoorKeys:
         self._store = SecretStore(_ACCOUNT, paths.config / "door-keys")
 
     def load(self) -> dict[str, str]:
-        """The keys by program; empty where there are none."""
         kept = self._store.load()
         try:
             named = json.loads(kept[0]) if kept else {}

@@ -64,11 +64,9 @@ class Medicine:
         return Treated(text.encode(), after, tuple(changes)) if changes else Treated(raw, body)
 
     def knows(self, program: str, model: str, prompt: Prompt) -> bool:
-        """Whether the program has asked anything like it before, as far as is remembered."""
         return self._recent.closest((program, model), prompt) is not None
 
     def remember(self, program: str, model: str, prompt: Prompt) -> None:
-        """The program has asked this before, in another run."""
         self._recent.keep((program, model), prompt, None)
 
     def compare(self, program: str, model: str, prompt: Prompt) -> Parting | None:
@@ -105,14 +103,12 @@ class Medicine:
         return {first: spared} if spared > 0 else {}
 
     def forget(self, program: str | None = None) -> None:
-        """Forget a program, or all."""
         self._recent.forget(program)
         for name in [name for name in self._held if program in (None, name)]:
             del self._held[name]
 
 
 def _short(change: Change) -> Change:
-    """The change as it is remembered with the request."""
     before, after, needle = (text[:_MOST_TOLD] for text in (change.before, change.after, change.needle))
     return replace(change, before=before, after=after, needle=needle)
 
@@ -123,7 +119,6 @@ BEFORE, BEHIND, LEAST_FOUND = 64, 160, 40  # tokens around a parting that are as
 
 
 def no_rules(_: str) -> Collection[str]:
-    """None are on."""
     return ()
 
 
@@ -135,7 +130,6 @@ class Mending:
         self._treating = asyncio.Lock()  # one request after the other, as they came
 
     async def treated(self, asked: Asked, passage: Passage) -> Asked:
-        """The request as it is to be rendered and passed on."""
         rules = self._rules(passage.program)
         if not rules or asked.form in (Form.PLAIN, Form.COMPLETION):  # those have no template
             return asked
@@ -169,7 +163,6 @@ class Mending:
             passage.mended = self._medicine.credits(treated, prompt, passage.cached)
 
     def forget(self, program: str) -> None:
-        """Nothing of what a program has asked is known any more."""
         self._medicine.forget(program)
 
 

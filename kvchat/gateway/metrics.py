@@ -36,7 +36,6 @@ class Metrics:
         passages.subscribe(self._count)
 
     def text(self) -> bytes:
-        """In Prometheus' text format."""
         return generate_latest(self._registry)
 
     def _count(self, passage: Passage) -> None:

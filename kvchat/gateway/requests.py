@@ -87,17 +87,15 @@ class Passage:
     _began: float = field(default_factory=time.perf_counter, repr=False)
 
     def ms(self) -> float:
-        """Since it came."""
         return 1000 * (time.perf_counter() - self._began)
 
     @property
     def owner(self) -> str:
-        """Whose its state is in the slots and in the store."""
         return kept_for(self.kept_with or self.program)
 
     @property
     def was_known(self) -> bool:
-        """Whether the program has asked before what begins like it, as far as is remembered."""
+        """True if the program has asked before what begins like it, as far as is remembered."""
         return not self.unheard and (self.parting is None or self.parting.at >= ABOUT)
 
     @property
@@ -148,7 +146,6 @@ _LOST = {
 
 
 def headers_of(receipt: dict[str, object]) -> dict[str, str]:
-    """It as an answer's headers can hold it."""
     told = {f"x-kvchat-{name}": str(value)[:MOST_HEADER] for name, value in receipt.items()}
     return {name: "".join(c if " " <= c <= "~" else "?" for c in words) for name, words in told.items()}
 
@@ -170,7 +167,6 @@ class Passages:
         return lambda: self._listeners.remove(listener) if listener in self._listeners else None
 
     def begin(self, program: str, dialect: str) -> Passage:
-        """A request has come."""
         passage = Passage(next(self._numbers), program, dialect, time.time())
         passage.kept_with = ALL_PROGRAMS if self._shares() else ""
         self.under_way.append(passage)
@@ -189,7 +185,6 @@ class Passages:
         self._tell(passage)
 
     def forget(self, program: str) -> None:
-        """Those of a program that are over."""
         kept = [one for one in self.last if one.program != program]
         self.last.clear()
         self.last.extend(kept)
@@ -215,7 +210,6 @@ class Sum:
     ms: float = 0.0
 
     def add(self, tokens: int, ms: float, times: int = 1) -> None:
-        """Once more."""
         self.times, self.tokens, self.ms = self.times + times, self.tokens + tokens, self.ms + ms
 
 
@@ -232,7 +226,6 @@ class Total:
     mended: dict[str, Sum] = field(default_factory=dict)  # spared, by rule
 
     def add(self, other: Total) -> None:
-        """With those of another day."""
         self.requests += other.requests
         self.prompt += other.prompt
         self.cached += other.cached
@@ -245,7 +238,6 @@ class Total:
 
     @property
     def share(self) -> float:
-        """Of the prompts' tokens, what was found."""
         return self.cached / self.prompt if self.prompt else 0.0
 
 
@@ -274,7 +266,6 @@ class Totals:
             del self._days[old]
 
     def by_program(self) -> dict[str, Total]:
-        """Of all days that are kept."""
         found: dict[str, Total] = {}
         for _, programs in sorted(self._days.items()):
             for program, total in programs.items():
@@ -282,16 +273,13 @@ class Totals:
         return found
 
     def forget(self, program: str) -> None:
-        """The user wants to see it no longer."""
         for programs in self._days.values():
             programs.pop(program, None)
 
     def text(self) -> str:
-        """What `write` is to write."""
         return json.dumps({day: {name: asdict(one) for name, one in some.items()} for day, some in self._days.items()})
 
     def write(self, text: str) -> None:
-        """Off the event loop. Raises OSError."""
         with self._writing, whole_file(self._file, private=True) as new:
             new.write_text(text, "utf-8")
 

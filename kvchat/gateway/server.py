@@ -38,7 +38,6 @@ class _Connection(H11Protocol):
         self._waiting = waiting
 
     def connection_made(self, transport: Any) -> None:
-        """Somebody has come."""
         if len(self.connections) >= MOST_CONNECTIONS:
             longest = next(iter(self._waiting), None)
             if longest is None:
@@ -51,7 +50,6 @@ class _Connection(H11Protocol):
         self._waits()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """They have gone."""
         self._waiting.pop(self, None)
         if self._head is not None:
             self._head.cancel()
@@ -59,7 +57,6 @@ class _Connection(H11Protocol):
             super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """They say something."""
         if self.transport is not None:
             before = self.cycle
             super().data_received(data)
@@ -68,17 +65,14 @@ class _Connection(H11Protocol):
             self._waits()
 
     def on_response_complete(self) -> None:
-        """They have been answered."""
         super().on_response_complete()
         self._waits()
 
     def pause_writing(self) -> None:
-        """They do not take what they are answered."""
         super().pause_writing()
         self._waits()
 
     def resume_writing(self) -> None:
-        """They do."""
         super().resume_writing()
         self._waits()
 
@@ -113,7 +107,6 @@ class _Server(Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Signals are the app's."""
         yield
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
@@ -141,7 +134,6 @@ class Listening:
 
     @property
     def connections(self) -> int:
-        """How many are open."""
         return len(self._server.server_state.connections)
 
     async def close(self) -> None:

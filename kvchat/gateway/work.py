@@ -35,7 +35,6 @@ class Outlet:
         self.sent: Callable[[], None] = lambda: None  # told when the first byte has gone out
 
     def begin(self, status: int, headers: Mapping[str, str]) -> None:
-        """The answer's head."""
         self.begun = True
         encoded = [(name.encode(), value.encode("latin-1", "replace")) for name, value in headers.items()]
         self._arrived.put_nowait({"type": "http.response.start", "status": status, "headers": encoded})
@@ -48,7 +47,6 @@ class Outlet:
         self._arrived.put_nowait({"type": "http.response.body", "body": data, "more_body": True})
 
     def end(self) -> None:
-        """That was all of it."""
         if not self.ended:
             self.ended = True
             if self.begun:
@@ -56,20 +54,17 @@ class Outlet:
             self._arrived.put_nowait(None)
 
     def whole(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
-        """An answer in one piece."""
         self.begin(status, dict(headers) | {"content-length": str(len(body))})
         self.write(body)
         self.end()
 
     def refuse(self, status: int, error: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> None:
-        """An answer that is none; after the head is out it can only break off."""
         if not self.begun:
             body = json.dumps(error, ensure_ascii=False).encode()
             self.whole(status, {"content-type": "application/json"} | dict(headers or {}), body)
         self.end()
 
     async def deliver(self, receive: Receive, send: Send) -> None:
-        """Send all of it, as long as the client is there."""
         sending = asyncio.ensure_future(self._send(send))
         leaving = asyncio.ensure_future(_left(receive))
         try:
@@ -94,7 +89,6 @@ class Outlet:
 
 
 async def _left(receive: Receive) -> None:
-    """Once the client has gone."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
@@ -114,7 +108,6 @@ class Work:
     asked: Asked
     passage: Passage
     outlet: Outlet = field(default_factory=Outlet)
-    key: str = ""  # who it is among those that want a slot: those that go on from one another are the same
     prompt: Prompt = UNKNOWN
     rendered_by: int = 0  # generation of the engine that made the prompt
     answered: bool = False  # to the last word, though the answer's end may not be out yet

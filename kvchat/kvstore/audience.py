@@ -24,7 +24,7 @@ _PREPARED = "prepared:"  # begins the owner of prepared documents
 def audience_of(owner: str) -> str:
     """The audience of what is computed for this owner: a chat, a program, or prepared documents."""
     if owner.startswith(PROGRAM):
-        return owner.partition("#")[0]  # one of a program's conversations
+        return owner
     return SHARED if owner.startswith(_PREPARED) else CHATS
 
 
@@ -40,7 +40,7 @@ def is_imported(audience: str | None) -> bool:
 
 def readable_by(owner: str) -> tuple[str, ...]:
     """The audiences whose states this owner may reuse."""
-    own, owner = audience_of(owner), owner.partition("#")[0]
+    own = audience_of(owner)
     return (own, SHARED, imported(owner)) if own == CHATS else tuple(dict.fromkeys((own, SHARED)))
 
 

@@ -1,8 +1,9 @@
 """Who has which slot: whoever is waited for; and in spare time whatever else there is to do, the most urgent first.
 
-The one place that decides, for all slots. What is done in spare time ends when somebody is waited for, and the less
-urgent when something more urgent comes; who made it begins it again if it is still of use. Slots do not share
-computing: however many there are, one thing is computed in spare time, and nothing beside somebody who is waited for.
+The one place that decides, for all slots: whose turn it is, which slot they get, and when they give it up. What is done
+in spare time ends when somebody is waited for, and the less urgent when something more urgent comes; who made it begins
+it again if it is still of use. Slots do not share computing: however many there are, one thing is computed in spare
+time, and nothing beside somebody who is waited for.
 """
 
 from __future__ import annotations
@@ -10,24 +11,31 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from enum import IntEnum
+from enum import Enum, IntEnum
 from typing import Any, TypeVar
 
-from kvchat.kvstore.savepoint import Tokens
+from kvchat.kvstore.savepoint import Tokens, common_prefix
 from kvchat.session.host import ReadyEngine
 from kvchat.session.restore_cost import LEAST_GAIN, RestoreCost
-from kvchat.session.slot import Slot, SlotContents
+from kvchat.session.slot import TAIL, Slot, SlotContents
 from kvchat.system.concurrency import Interruption
 
+R = TypeVar("R")
+
 ABSORBING_PATIENCE_S = 10.0  # for so long what was saved lies in memory, if something else goes on and on
+SETTLING_PATIENCE_S = 1.0  # for so long one owner waits for another's settling: most take less, and are saved
+SETTLING_MOST_S = 10.0  # no program waits longer for another's
+DEAR_S = 0.25  # what takes as long to be read again is worth settling and saving
+WINDOW_USED_S = 600.0  # so long after it was used last the window is still thought of
+
+Ends = Callable[[], object]
 
 
 class Rank(IntEnum):
-    """What nobody waits for, the most urgent first."""
+    """What is done in spare time, for nobody waits for it; the most urgent first."""
 
-    SETTLE = 0  # an answer's slot is brought to the turn boundary and saved: else the answer is read again
     GROW = 1  # the engine is started again with more room
     TRY_OUT = 2  # memory that came with a chat is tried out: somebody looks at how that goes
     PREPARE = 3  # what the user looks at and writes is restored and read
@@ -39,14 +47,23 @@ class Rank(IntEnum):
     WARM_UP = 8  # what may be restored next is read from a slow disk
 
 
-R = TypeVar("R")
+class State(Enum):
+    """How far somebody is who wants a slot, or has one."""
 
-SETTLING_PATIENCE_S = 1.0  # for so long one owner waits for another's settling: most take less, and are saved
-SETTLING_MOST_S = 10.0  # no program waits longer for another's
-DEAR_S = 0.25  # what takes as long to be read again is worth settling and saving
-WINDOW_USED_S = 600.0  # so long after it was used last the window is still thought of
+    ASKS = "asks"  # it is waited for, and has none yet
+    ANSWERS = "answers"  # it is waited for, in a slot
+    SETTLES = "settles"  # in a slot still: what was answered is settled and saved, which nobody waits for
+    STANDS_BY = "stands by"  # for spare time
+    WORKS = "works"  # in a slot, in spare time
 
-Ends = Callable[[], object]
+
+@dataclass(eq=False)
+class _Turn:
+    """A chat that is to be answered, from when it is asked until what it leaves is saved."""
+
+    owner: str
+    model: str | None
+    begun: bool = False
 
 
 @dataclass(eq=False)
@@ -54,11 +71,13 @@ class _Use:
     """Somebody who wants a slot, or has one."""
 
     owner: str
-    rank: Rank | None = None  # None: it is waited for
-    end: Ends = lambda: None  # ends what is done in spare time early
+    state: State = State.ASKS
+    rank: Rank = Rank.GROW  # of what is done in spare time
+    end: Ends = lambda: None  # ends what nobody waits for early
     hurry: Ends = lambda: None  # as `end`, of settling that another owner waits for
     lost_s: float = 0.0  # reading again what it settles would take so long
     prompt: Tokens = ()
+    after: tuple[_Use, ...] = ()  # of the same program: those whose prompts its own goes on from
     window: bool = True  # whoever waits sits at the window
     beside: bool = False  # it computes nothing, and so may be done beside what is waited for
     wanted: bool = True  # false: it is to end where it may be ended well
@@ -67,9 +86,12 @@ class _Use:
 
     @property
     def slot(self) -> Slot | None:
-        """That it has."""
         given = self.given
         return given.result() if given.done() and not given.cancelled() else None
+
+    def goes_on_from(self, other: _Use) -> bool:
+        """True if it is the next request of the same conversation: settling and saving that one is of no use then."""
+        return self.owner == other.owner and (self.window or self is other or other in self.after)
 
 
 class Allocator:
@@ -77,11 +99,10 @@ class Allocator:
 
     def __init__(self, restore_cost: RestoreCost) -> None:
         self.all = [Slot(0)]  # as many as the engine has, once one has said so
-        self.changed: Callable[[], None] = lambda: None  # there are more or fewer
         self.restore_cost = restore_cost
         self._can_cut = True  # states
-        self._wanting: list[str] = []  # the owners that are waited for, whether they have a slot or not
-        self._asking: list[_Use] = []  # for a slot: those that are waited for, the window's first
+        self._turns: list[_Turn] = []  # of chats: those that wait, the next first, and those that are answered
+        self._asking: list[_Use] = []  # for a slot: the window's first
         self._waiting: list[_Use] = []  # for spare time
         self._using: list[_Use] = []  # a slot
         self._changing: list[tuple[_Use | None, asyncio.Future[None]]] = []  # the engine, the first now or soon
@@ -89,23 +110,24 @@ class Allocator:
         self._stops = 0  # of the engine, under way: meanwhile no slot is given
         self._moved = asyncio.Event()
 
+    # What there is
+
     @property
     def free(self) -> bool:
-        """Whether nobody has a slot or waits for one."""
-        return not (self._using or self._asking or self._wanting)
+        """True if nobody has a slot or waits for one."""
+        return not (self._using or self._asking or self._turns)
 
     def of(self, owner: str) -> Slot | None:
         """The slot that holds this owner's state, if one does."""
         return next((slot for slot in self.all if slot.holds() == owner), None)
 
     def owners(self) -> list[str]:
-        """Whose state is in them, the one used last first."""
         slots = sorted(self.all, key=lambda slot: -slot.used_at)
         return [owner for slot in slots if (owner := slot.holds()) is not None]
 
     def best(self, owner: str, prompt: Tokens, engine: ReadyEngine) -> tuple[SlotContents | None, int]:
         """What is in the slot that `needed` would give for this prompt, and how many of its tokens that serves."""
-        slot = self.of(owner) or self._choose(owner, prompt, self.all, ())
+        slot = self.of(owner) or self._choose(_Use(owner, prompt=prompt), self.all, ())
         contents = slot.readable(engine, owner) if slot else None
         return contents, contents.serves(prompt, engine.can_cut) if contents else 0
 
@@ -118,22 +140,70 @@ class Allocator:
             self.all = [slot, *others[: many - 1]]
             for number, one in enumerate(self.all):
                 one.number = number
-            self.changed()
+            self.move()
 
-    @contextlib.contextmanager
-    def wanted_by(self, owner: str) -> Iterator[None]:
-        """Somebody waits for a slot, for this owner, or has it: meanwhile nothing is computed in spare time.
+    def forget(self) -> None:
+        """Nothing is known of any slot any more."""
+        for slot in self.all:
+            slot.forget()
 
-        What is being done ends: for the same owner where it may be ended well, for a restore is of use to it; for
-        another at once or, if it is settling and in the way, after some patience.
+    def saved_soon(self, owner: str, prompt: Tokens) -> int:
+        """Count the tokens of the owner's prompt that are served by what is being settled and saved."""
+        settled = [use.slot for use in self._using if use.state is State.SETTLES and use.slot is not None]
+        contents = [slot.contents for slot in settled if slot.contents and slot.is_readable_by(owner)]
+        return max((one.serves(prompt, self._can_cut) for one in contents), default=0)
+
+    # The turns of chats
+
+    @contextlib.asynccontextmanager
+    async def turn(
+        self, owner: str, model: str | None, waits: Callable[[str], object] = lambda other: None
+    ) -> AsyncIterator[None]:
+        """A chat's turn to be answered: first come, first served, unless one is put first.
+
+        As many at a time as there are slots, one in each chat, and all with one model: an engine has no other beside
+        it. `waits` is told of another chat that is answered while this one waits. Meanwhile nothing is computed in
+        spare time. What is being done ends: for the same owner where it may be ended well, for a restore is of use to
+        it; for another at once or, if it is settling and in the way, after some patience.
         """
-        self._wanting.append(owner)
-        self._make_way(owner)
+        me, told = _Turn(owner, model), ""
+        self._turns.append(me)
+        self._make_way(owner, waits=any(use.owner == owner for use in self._asking))
         try:
+            while not self._may_begin(me):
+                if (ahead := self.ahead_of(owner)) is not None and ahead != told:
+                    told = ahead
+                    waits(ahead)
+                await self._moved.wait()
+            me.begun = True
+            self._turns.remove(me)
+            self._turns.append(me)  # behind those that began before
+            self.move()
             yield
         finally:
-            self._wanting.remove(owner)
+            self._turns.remove(me)
             self._deal()
+
+    def ahead_of(self, owner: str) -> str | None:
+        """A chat that is answered while this one waits for a slot, None if it does not wait for another."""
+        answered = [turn.owner for turn in self._turns if turn.begun]
+        me = next((turn for turn in self._turns if turn.owner == owner and not turn.begun), None)
+        return answered[0] if me and owner not in answered and self._is_full_for(me) else None
+
+    def put_first(self, owner: str) -> None:
+        self._turns.sort(key=lambda turn: turn.owner != owner)
+        self.move()
+
+    def _may_begin(self, me: _Turn) -> bool:
+        answered = {turn.owner for turn in self._turns if turn.begun}
+        following = next((turn for turn in self._turns if not turn.begun and turn.owner not in answered), None)
+        return following is me and not self._is_full_for(me)
+
+    def _is_full_for(self, me: _Turn) -> bool:
+        models = [turn.model for turn in self._turns if turn.begun]
+        return len(models) >= len(self.all) or any(model != me.model for model in models)
+
+    # A slot
 
     @contextlib.asynccontextmanager
     async def needed(self, owner: str, prompt: Tokens = (), *, window: bool = True) -> AsyncIterator[Slot]:
@@ -141,12 +211,14 @@ class Allocator:
 
         The owner's own, or, of a `prompt`, the one that holds most of it; else an empty one, else the one that was left
         alone longest. Whoever sits at the `window` goes first, and one slot of several is left to it; of its owners
-        each has no more than one.
+        each has no more than one. A program's requests are one conversation where their prompts go on from each other.
         """
         use = _Use(owner, prompt=prompt, window=window)
+        if not window:
+            use.after = tuple(other for other in self._using if other.owner == owner and _extends(prompt, other.prompt))
         self._asking = sorted([*self._asking, use], key=lambda use: not use.window)
         self._deal()
-        self._make_way(owner, window=window)
+        self._make_way(owner, use, waits=use in self._asking)
         try:
             yield await use.given
         finally:
@@ -168,8 +240,8 @@ class Allocator:
         nothing, and so may be done while others are answered in other slots.
         """
         steps = Interruption()
-        me = _Use(owner, rank, steps.interrupt, beside=beside)
-        less_urgent = [use for use in self._using if use.rank is not None and use.rank > rank]
+        me = _Use(owner, State.STANDS_BY, rank, steps.interrupt, beside=beside)
+        less_urgent = [use for use in self._using if use.state is State.WORKS and use.rank > rank]
         for use in less_urgent:
             self._end(use)
         self._waiting.append(me)
@@ -181,6 +253,25 @@ class Allocator:
             return await steps.run(work(slot, lambda: me.wanted)) if me.wanted else None
         finally:
             self._leave(me)
+
+    @contextlib.contextmanager
+    def settling(self, slot: Slot, end: Ends, hurry: Ends | None = None) -> Iterator[None]:
+        """What the holder of the slot does from now on nobody waits for; `end` ends it early, for another `hurry`.
+
+        Other programs wait for it up to a tenth of what reading it all again would take.
+        """
+        me = next(use for use in self._using if use.slot is slot)
+        lost_ms = self.restore_cost.prefill_ms(len(slot.contents.tokens)) if slot.contents else 0.0
+        me.state, me.end, me.hurry, me.lost_s = State.SETTLES, end, hurry or end, lost_ms / 1000
+        try:
+            if self._crowded or self._changing:
+                self._later(me, window=bool(self._changing or self._turns) or any(u.window for u in self._asking))
+            self._deal()
+            yield
+        finally:
+            me.state = State.ANSWERS
+
+    # All slots
 
     @contextlib.asynccontextmanager
     async def alone(self, slot: Slot | None = None) -> AsyncIterator[None]:
@@ -194,8 +285,7 @@ class Allocator:
         self._changing.append(entry)
         if me is not None and slot is not None:
             me.idle, slot.claim = True, 0
-        for use in [use for use in self._using if use is not me and use.rank is not None]:
-            self._later(use, window=True) if use.rank is Rank.SETTLE else self._end(use)
+        self._end_all(use for use in tuple(self._using) if use is not me)
         self._deal()
         try:
             await entry[1]
@@ -209,119 +299,109 @@ class Allocator:
     @contextlib.contextmanager
     def giving_none(self) -> Iterator[Awaitable[None]]:
         """No slot is given any more, whoever asks; gives what waits until those that are in use are left."""
+
+        async def left() -> None:
+            while self._using:
+                await self._moved.wait()
+
         self._stops += 1
         try:
-            yield self._left()
+            yield left()
         finally:
             self._stops -= 1
             self._deal()
 
-    async def _left(self) -> None:
-        while self._using:
-            await self._moved.wait()
-
-    @contextlib.contextmanager
-    def settling(self, slot: Slot, end: Ends, hurry: Ends | None = None) -> Iterator[None]:
-        """What the holder of the slot does from now on nobody waits for; `end` ends it early, for another `hurry`.
-
-        Other programs wait for it up to a tenth of what reading it all again would take.
-        """
-        me = next(use for use in self._using if use.slot is slot)
-        lost_ms = self.restore_cost.prefill_ms(len(slot.contents.tokens)) if slot.contents else 0.0
-        me.rank, me.end, me.hurry, me.lost_s = Rank.SETTLE, end, hurry or end, lost_ms / 1000
-        try:
-            if self._crowded or self._changing:
-                self._later(me, window=bool(self._changing or self._wanting) or any(u.window for u in self._asking))
-            self._deal()
-            yield
-        finally:
-            me.rank = None
-
     async def apart(self, owners: Collection[str]) -> None:
-        """Once no slot is in the hands of these owners: what is done for them in spare time ends."""
+        """Wait until no slot is in the hands of these owners: what is done for them in spare time ends."""
         while theirs := [use for use in self._using if use.owner in owners]:
-            for use in theirs:
-                if use.rank is Rank.SETTLE:
-                    self._later(use, window=True)
-                elif use.rank is not None:
-                    self._end(use)
+            self._end_all(theirs)
             await self._moved.wait()
 
     async def quiet(self, rank: Rank, patience_s: float) -> None:
         """Wait, but no longer than so long, until nobody needs a slot and nothing more urgent is done."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(patience_s):
-                while not self.free or any(use.rank is not None and use.rank < rank for use in self._waiting):
+                while not self.free or any(use.rank < rank for use in self._waiting):
                     await self._moved.wait()
-
-    def saved_soon(self, owner: str, prompt: Tokens) -> int:
-        """Count the tokens of the owner's prompt that are served by what is being settled and saved."""
-        settled = [use.slot for use in self._using if use.rank is Rank.SETTLE and use.slot is not None]
-        contents = [slot.contents for slot in settled if slot.contents and slot.is_readable_by(owner)]
-        return max((one.serves(prompt, self._can_cut) for one in contents), default=0)
-
-    async def moved(self) -> None:
-        """Until somebody has come or gone."""
-        await self._moved.wait()
-
-    def at_the_window(self) -> Iterator[bool]:
-        """Of each reply that is waited for there whether its words come already."""
-        for use in (*self._asking, *self._using):
-            if use.window and use.rank is None:
-                yield use.slot is not None and use.slot.talks
-
-    @property
-    def window_used(self) -> bool:
-        """Whether somebody sits at the window, or did a moment ago."""
-        now = any(use.window for use in (*self._asking, *self._using))
-        return now or time.monotonic() - self._window_at < WINDOW_USED_S
-
-    @property
-    def kept_from_the_window(self) -> bool:
-        """Whether somebody there waits for a slot that only a program could leave, or for all to change the engine."""
-        owners = {use.owner for use in self._using}
-        asked = sum(use.window and use.owner not in owners for use in self._asking)
-        soon = sum(use.rank is not None or (use.slot is not None and use.slot.leaving) for use in self._using)
-        return asked > soon or any(me is not None and me.window for me, _ in self._changing)
 
     def end(self, rank: Rank | None = None, *, but: str | None = None) -> None:
         """End what is done in spare time, of a rank or any but settling; `but` that owner's ends between two steps."""
         for use in self._using:
-            if use.rank not in (None, Rank.SETTLE) and rank in (None, use.rank):
+            if use.state is State.WORKS and rank in (None, use.rank):
                 use.wanted = False
                 if use.owner != but:
                     use.end()
+
+    # The window
 
     def talks(self, slot: Slot) -> None:
         """The words of a reply come."""
         slot.talks = True
         self.move()
 
-    def forget(self) -> None:
-        """Nothing is known of any slot any more."""
-        for slot in self.all:
-            slot.forget()
+    def at_the_window(self) -> Iterator[bool]:
+        """Of each reply that is waited for there whether its words come already."""
+        for use in (*self._asking, *self._using):
+            if use.window and use.state in (State.ASKS, State.ANSWERS):
+                yield use.slot is not None and use.slot.talks
+
+    @property
+    def window_used(self) -> bool:
+        """True if somebody sits at the window, or did a moment ago."""
+        now = any(use.window for use in (*self._asking, *self._using))
+        return now or time.monotonic() - self._window_at < WINDOW_USED_S
+
+    @property
+    def kept_from_the_window(self) -> bool:
+        """True if somebody there waits for a slot that only a program could leave, or for all to change the engine."""
+        owners = {use.owner for use in self._using}
+        asked = sum(use.window and use.owner not in owners for use in self._asking)
+        soon = sum(use.state is not State.ANSWERS or (use.slot is not None and use.slot.leaving) for use in self._using)
+        return asked > soon or any(me is not None and me.window for me, _ in self._changing)
+
+    # How it is decided
+
+    async def moved(self) -> None:
+        """Wait until somebody has come or gone."""
+        await self._moved.wait()
+
+    def move(self) -> None:
+        """Have everybody who waits look again."""
+        self._moved.set()
+        self._moved = asyncio.Event()
 
     @property
     def _crowded(self) -> bool:
-        """Whether more are waited for than there are slots."""
-        there = [*self._asking, *(use for use in self._using if use.rank in (None, Rank.SETTLE))]
-        to_come = set(self._wanting) - {use.owner for use in there}
+        there = [*self._asking, *(use for use in self._using if use.state is not State.WORKS)]
+        to_come = {turn.owner for turn in self._turns} - {use.owner for use in there}
         return len(there) + len(to_come) > len(self.all)
 
-    def _make_way(self, owner: str, *, window: bool = True) -> None:
-        """Somebody is waited for, and needs a slot or all that the engine can do."""
-        crowded = self._crowded or any(use.owner == owner for use in self._asking)
-        for use in [use for use in self._using if use.rank is not None]:
-            if use.rank is Rank.SETTLE:
-                theirs = window or all(one.owner == owner for one in self._asking[:1])  # the slot, next
-                if use.owner == owner and (theirs or use.lost_s < DEAR_S):
+    def _make_way(self, owner: str, asks: _Use | None = None, *, waits: bool) -> None:
+        """Somebody is waited for, and needs a slot or all that the engine can do.
+
+        `asks`: the request, once a slot is asked for. `waits`: it has none yet.
+        """
+        crowded, window = self._crowded or waits, asks is None or asks.window
+        for use in tuple(self._using):
+            if use.state is State.SETTLES:
+                follows = asks.goes_on_from(use) if asks else use.owner == owner
+                # It has the slot next, or nothing is lost.
+                is_next = window or all(one.goes_on_from(use) for one in self._asking[:1])
+                if follows and (is_next or use.lost_s < DEAR_S):
                     self._end(use)
                 elif crowded:
                     self._later(use, window=window)
-            elif use.owner == owner and use.rank is Rank.PREPARE:
-                use.wanted = False
-            elif crowded or not use.beside:
+            elif use.state is State.WORKS:
+                if use.owner == owner and use.rank is Rank.PREPARE:
+                    use.wanted = False
+                elif crowded or not use.beside:
+                    self._end(use)
+
+    def _end_all(self, uses: Iterable[_Use]) -> None:
+        for use in uses:
+            if use.state is State.SETTLES:
+                self._later(use, window=True)
+            elif use.state is State.WORKS:
                 self._end(use)
 
     @staticmethod
@@ -346,53 +426,48 @@ class Allocator:
         asyncio.get_running_loop().call_soon(self._deal)  # whoever made it may go on with it
 
     def _deal(self, *, spare: bool = True) -> None:
-        """Give the free slots to those who are next."""
         if self._changing:
             me, all_idle = self._changing[0]
             if not all_idle.done() and all(use is me or use.idle for use in self._using):
                 all_idle.set_result(None)
         elif not self._stops:
             for use in tuple(self._asking):
-                self._give(use, self._asking)
-            if spare and not self._asking and all(use.rank in (None, Rank.SETTLE) for use in self._using):
-                busy = bool(self._using or self._wanting)
-                for use in sorted(self._waiting, key=lambda use: use.rank or Rank.SETTLE):
-                    if (use.beside or not busy) and self._give(use, self._waiting):
+                if self._give(use):
+                    self._asking.remove(use)
+            if spare and not self._asking and all(use.state is not State.WORKS for use in self._using):
+                busy = bool(self._using or self._turns)
+                for use in sorted(self._waiting, key=lambda use: use.rank):
+                    if (use.beside or not busy) and self._give(use):
+                        self._waiting.remove(use)
                         break
         self.move()
 
-    def move(self) -> None:
-        """Have everybody who waits look again."""
-        self._moved.set()
-        self._moved = asyncio.Event()
-
-    def _give(self, use: _Use, waiting: list[_Use]) -> bool:
-        """A free slot, if there is one for it, and it has not gone away."""
+    def _give(self, use: _Use) -> bool:
         if use.given.done():
             return False
-        taken = {other.slot: other.rank for other in self._using}
+        taken = {other.slot: other.state for other in self._using}
         free = [slot for slot in self.all if slot not in taken]
-        soon = [slot for slot, rank in taken.items() if slot is not None and rank not in (None, Rank.SETTLE)]
-        programs = sum(not other.window and other.rank is None for other in self._using)
+        soon = [slot for slot, state in taken.items() if slot is not None and state is State.WORKS]
+        programs = sum(not other.window and other.state is State.ANSWERS for other in self._using)
         if not use.window and programs and programs >= len(self.all) - self.window_used:
             return False  # one is left to the window, where there are several and it is used
-        if any(one.owner == use.owner and (use.window or one.rank is Rank.SETTLE) for one in self._using):
+        if any(use.goes_on_from(other) and (use.window or other.state is State.SETTLES) for other in self._using):
             return False  # its own, a moment later: its state is there
-        slot = self._choose(use.owner, use.prompt, free, soon)
+        slot = self._choose(use, free, soon)
         if slot is None or slot not in free:
             return False
-        waiting.remove(use)
+        use.state = State.WORKS if use.state is State.STANDS_BY else State.ANSWERS
         self._using.append(use)
         slot.taken(window=use.window)
         self._window_at = time.monotonic() if use.window else self._window_at
         use.given.set_result(slot)
         return True
 
-    def _choose(self, owner: str, prompt: Tokens, free: Sequence[Slot], soon: Sequence[Slot]) -> Slot | None:
-        """Of the slots that are free, or will be soon."""
-        if not prompt and (own := self.of(owner)) in (*free, *soon):
+    def _choose(self, use: _Use, free: Sequence[Slot], soon: Sequence[Slot]) -> Slot | None:
+        prompt = use.prompt
+        if use.window and not prompt and (own := self.of(use.owner)) in (*free, *soon):
             return own
-        readable = [slot for slot in (*free, *soon) if slot.is_readable_by(owner)] if prompt else ()
+        readable = [slot for slot in (*free, *soon) if slot.is_readable_by(use.owner)] if prompt else ()
         served = {slot: self._served(slot, prompt) for slot in readable}
         extended = [slot for slot in served if slot.contents and served[slot] == len(slot.contents.tokens)]
         if extended:
@@ -409,3 +484,8 @@ class Allocator:
         contents = slot.contents
         served = contents.serves(prompt, self._can_cut) if contents else 0
         return served if contents and served >= max(LEAST_GAIN, len(contents.tokens) // 2) else 0
+
+
+def _extends(prompt: Tokens, before: Tokens) -> bool:
+    """True if a prompt begins with one before it, but for the last tokens: those begin a reply."""
+    return bool(before) and common_prefix(before, prompt) >= max(len(before) - TAIL, 1)

@@ -88,5 +88,4 @@ SessionEvent = (
 Tell = Callable[[SessionEvent], None]
 
 
-def nobody(event: SessionEvent) -> None:
-    """Nobody listens."""
+def nobody(event: SessionEvent) -> None: ...

@@ -63,7 +63,6 @@ class Request:
 
     @property
     def sees(self) -> bool:
-        """Whether the model is shown pictures."""
         return any(message.pictures for message in self.messages)
 
 
@@ -93,7 +92,6 @@ class Exchange:
 
     @property
     def engine(self) -> ReadyEngine | None:
-        """The engine that was ready last."""
         return self.lease.engine if self.lease else None
 
     async def answer(self, request: Request, hear: Hear) -> None:
@@ -197,7 +195,6 @@ class Exchange:
                 await self.prove(self.timings)
 
     async def prove(self, timings: Timings) -> Step:
-        """Judge what was loaded by the engine's counts."""
         verdict = await self._leased.prove(self.loaded, timings.cache_n, timings.prompt_tokens)
         self.step = Step(self.loaded, timings, verdict)
         if self.loaded.restore:
@@ -237,7 +234,7 @@ class Exchange:
 
     @property
     def outgrown(self) -> bool:
-        """Whether the last answer ended because the context is full, and may go on: in a larger one, or alone."""
+        """True if the last answer ended because the context is full, and may go on: in a larger one, or alone."""
         engine = self.engine
         if self.crowded_out:
             return True
@@ -245,7 +242,6 @@ class Exchange:
 
     @property
     def full(self) -> bool:
-        """Whether the last answer ended because the context is full."""
         if self.engine is None or self.timings is None or self.finish_reason != "length":
             return False
         used = self.timings.prompt_tokens + self.timings.predicted_n

@@ -35,7 +35,6 @@ class ReadyEngine:
 
     @property
     def limit(self) -> int:
-        """How many tokens a chat may have: what is laid out now may be less."""
         return max(self.context_size, self.most_context)
 
     def cannot_hold(self, letters: int) -> bool:
@@ -47,7 +46,7 @@ class ReadyEngine:
         return min(max_tokens or RESERVE_MOST, self.limit // RESERVE_SHARE)
 
     def too_small(self, tokens: int) -> bool:
-        """Whether it has no room for so many tokens, and may have more."""
+        """True if it has no room for so many tokens, and may have more."""
         return self.context_size < min(tokens, self.limit)
 
     def on_slot(self, place: int) -> ReadyEngine:
@@ -60,7 +59,6 @@ class ReadyEngine:
 
     @property
     def can_cut(self) -> bool:
-        """Whether a state can be cut back to any prefix."""
         return self.finding.strategy.can_cut
 
     @property
@@ -74,7 +72,6 @@ class ReadyEngine:
 
     @property
     def saves(self) -> bool:
-        """Whether saving is of any use."""
         return self.finding.strategy.saves
 
 
@@ -91,12 +88,10 @@ class EngineHost(Protocol):
         """
         ...
 
-    def is_ready(self, model: str | None = None, *, sees: bool = False) -> bool:
-        """Whether `ready` would answer at once."""
-        ...
+    def is_ready(self, model: str | None = None, *, sees: bool = False) -> bool: ...
 
     async def check_vision(self, model: str | None = None) -> None:
-        """Whether that model, or the one in use, can be shown pictures. Raises a KvchatError that says why not."""
+        """True if that model, or the one in use, can be shown pictures. Raises a KvchatError that says why not."""
         ...
 
     def recovers(self) -> bool:

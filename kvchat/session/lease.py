@@ -6,14 +6,13 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
 
 from kvchat.engine.speaking.errors import EngineError, EngineGone, EngineRefused
-from kvchat.engine.speaking.wire import ChatMessage, PromptProgress, SlotSave, Timings
+from kvchat.engine.speaking.wire import ChatMessage, PromptProgress, Timings
 from kvchat.kvstore import disk
 from kvchat.kvstore.audience import NOBODY, audience_of, is_imported
 from kvchat.kvstore.savepoint import (
@@ -37,15 +36,32 @@ from kvchat.session.slots import Slots
 from kvchat.system.concurrency import to_its_end
 from kvchat.words.reasons import Reason, ReasonCode
 
+NEXT = -1  # stands for the first token of whatever comes after a boundary
+# Two next messages that differ from their very first character: what both prompts share ends before either begins.
+BOUNDARY_PROBES = ("A", "7")
 
-class Holding:
-    """A slot in an owner's hands, on one engine process; as long as the slot is the owner's."""
+
+def why_not_saved(error: Exception) -> Reason:
+    if isinstance(error, NotSaved):
+        return error.reason
+    return Reason(ReasonCode.ERROR, {"message": error.message if isinstance(error, EngineRefused) else str(error)})
+
+
+class Lease:
+    """A slot in an owner's hands, on one engine process: loaded, read into, and saved."""
 
     def __init__(self, slots: Slots, slot: Slot, engine: ReadyEngine, owner: str, tell: Tell) -> None:
         self.slots, self.slot, self.engine, self.owner = slots, slot, engine.on_slot(slot.number), owner
         self._store, self._tell = slots.store, tell
         slot.of_process(engine.generation)
         slot.audience = audience_of(owner) if slot.audience is None else slot.audience
+
+    @property
+    def keeps(self) -> bool:
+        """True if saving is of any use: to the engine, and there is where to keep it."""
+        return self.engine.saves and self._store.problem is None
+
+    # Who may go on from its rows
 
     async def take_over(self, reader: str = "") -> None:
         """Erase the slot unless its rows may serve the owner: the engine would go on from whatever begins alike.
@@ -85,13 +101,23 @@ class Holding:
                 return not other.claim
             return common_prefix(other.contents.tokens, prompt) + (other.number < mine.number) >= len(prompt)
 
-        while rivals := [one for one in self.slots.all if is_rival(one)]:
+        while rivals := [slot for slot in self.slots.all if is_rival(slot)]:
             for other in rivals:
                 if not other.claim:
                     await self._empty(other)
                     other.audience = mine.audience
             if any(other.claim for other in rivals):
                 await self.slots.moved()
+
+    async def _empty(self, slot: Slot) -> None:
+        """Erase a slot; nobody may read it until it is said who. Raises EngineGone."""
+        slot.forget()
+        slot.audience = NOBODY
+        engine = self.engine.on_slot(slot.number).engine
+        try:
+            await engine.erase_slot()
+        except EngineRefused:  # a server without slot files: one token takes the place of all
+            await engine.prefill((0,))
 
     @contextlib.asynccontextmanager
     async def at_risk(self, reason: ReasonCode = ReasonCode.FAILED_OVER_USE) -> AsyncIterator[None]:
@@ -106,14 +132,67 @@ class Holding:
             point = self.slot.suspect
             if point is not None and await _may_be_its_fault(error):
                 error.over_restore, self.slot.suspect = Reason(reason), None
-                await self.set_aside(point, error.over_restore)
+                await self._set_aside(point, error.over_restore)
                 if isinstance(error, EngineRefused):
                     self.slot.emptied()
                     with contextlib.suppress(EngineError):  # one that is gone has nothing in it
                         await self.engine.engine.erase_slot()
             raise
 
-    async def restore(self, plan: RestorePlan) -> RestoreRecord | Miss:
+    # Loading
+
+    async def load(self, prompt: Tokens, reserve: int = 0, *, afresh: Reason | None = None, reader: str = "") -> Loaded:
+        """Make the slot hold the state that leaves the least of `prompt` to prefill, with room for it.
+
+        `reserve`: tokens that are to follow it. `afresh`: why nothing is to be restored this time. `reader`: whose
+        memory may serve it, if not the owner's. Never raises for a bad save point: that is set aside and the prompt is
+        simply prefilled. Raises EngineGone if the engine dies over it.
+        """
+        cost, slot, reader = self.slots.restore_cost, self.slot, reader or self.owner
+        cost.use_model(self.engine.fingerprint.model)
+        await self.slots.context.room(slot, self.engine, min(len(prompt) + reserve, self.engine.context_size))
+        held = slot.readable(self.engine, reader)
+        if afresh:
+            await self.take_over(reader)
+            return replace(unchanged(self.engine, held, prompt), miss_reason=afresh)
+        ready = await plan(self._store, self.engine, reader, held, prompt, cost.worth_trying)
+        if ready.restore is None:
+            await self.take_over(reader)
+            return ready.as_it_is
+        outcome = await self._restore(ready.restore)
+        if isinstance(outcome, Miss):
+            await self.take_over()
+            self._tell(RestoreFailed(outcome.reason))
+            return Loaded(0, None, miss_reason=outcome.reason)
+        cost.learn_restore(outcome.bytes, outcome.ms)
+        tokens = outcome.save_point.tokens[: outcome.n_tokens]
+        slot.hold(SlotContents(self.engine.generation, self.owner, tokens, exact=True, unproved=outcome))
+        self._tell(Restored(outcome.bytes, outcome.n_tokens, outcome.ms))
+        return Loaded(ready.had, outcome, miss_reason=None)
+
+    async def load_boundary(self, boundary: Tokens) -> Loaded:
+        """As `load`, for whatever comes after a turn boundary.
+
+        A state that cannot be cut serves only prompts that are longer: the boundary alone would find an older one.
+        """
+        return await self.load((*boundary, NEXT))
+
+    async def wait_for_others(self, prompt: Tokens) -> None:
+        """Wait until other slots' answers are saved, if that leaves less of the prompt to read than all that is kept.
+
+        Not longer than half of what reading it would take.
+        """
+        slots, held = self.slots, self.slot.readable(self.engine, self.owner)
+        had, soon = unchanged(self.engine, held, prompt).expected_cached, partial(slots.saved_soon, self.owner, prompt)
+        if not self.keeps or soon() - had < LEAST_GAIN:
+            return
+        had = max(had, await self._found(prompt))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(slots.restore_cost.prefill_ms(soon() - had) / 2000):
+                while soon() - had >= LEAST_GAIN:
+                    await slots.moved()
+
+    async def _restore(self, plan: RestorePlan) -> RestoreRecord | Miss:
         """Stage and restore; a failed restore leaves an empty slot. Raises EngineGone if the engine dies over it."""
         engine, slot, point = self.engine.engine, self.slot, plan.save_point
         self._tell(Restoring(plan.bytes, plan.tokens_used))
@@ -134,11 +213,11 @@ class Holding:
                 reason = Reason(ReasonCode.REFUSED, {"message": refusal.message})
                 slot.emptied()
                 if not refusal.over_restore:
-                    await self.set_aside(point, reason)
+                    await self._set_aside(point, reason)
                 return Miss(reason)
         if answer.n_restored != staged.n_tokens:
             reason = Reason(ReasonCode.LOADED_LESS, {"loaded": answer.n_restored, "tokens": staged.n_tokens})
-            await self.set_aside(point, reason)
+            await self._set_aside(point, reason)
             await engine.erase_slot()
             slot.emptied()
             return Miss(reason)
@@ -146,30 +225,6 @@ class Holding:
         self._note_save_point(point, staged.n_tokens)
         slot.audience = point.audience if is_imported(point.audience) else audience_of(self.owner)
         return RestoreRecord(point, staged.n_tokens, staged.tier, answer.n_read, 1000 * (finished - started), finished)
-
-    async def set_aside(self, point: SavePoint, reason: Reason) -> None:
-        """Take a save point out of use. A store that cannot even do that must not cost the reply: it is tried again."""
-
-        async def set_aside() -> None:
-            with contextlib.suppress(StoreRefused):
-                await asyncio.to_thread(self._store.set_aside, point, reason)
-
-        await self.slots.soon(set_aside())
-
-    def _note_save_point(self, point: SavePoint, tokens: int) -> None:
-        """What the slot holds now is a save point's: its rows need not be saved again."""
-        self.slot.save_point = point.id
-        self.engine.engine.rows.count_as_saved(tokens)
-
-    async def _empty(self, slot: Slot) -> None:
-        """Erase a slot; nobody may read it until it is said who. Raises EngineGone."""
-        slot.forget()
-        slot.audience = NOBODY
-        engine = self.engine.on_slot(slot.number).engine
-        try:
-            await engine.erase_slot()
-        except EngineRefused:  # a server without slot files: one token takes the place of all
-            await engine.prefill((0,))
 
     @contextlib.asynccontextmanager
     async def _staged(self, plan: RestorePlan) -> AsyncIterator[StagedFile | Miss]:
@@ -182,103 +237,20 @@ class Holding:
             self._store.stage, plan, engine.slot_path, window=engine.window_to_complete, cancelled=cancelled.is_set
         )
         staging = asyncio.ensure_future(work)
+
+        async def unstage() -> None:
+            with contextlib.suppress(Cancelled):  # in time: nothing came of it
+                staged = await staging
+                if not isinstance(staged, Miss):
+                    await asyncio.to_thread(self._store.unstage, staged, engine_done=engine_done)
+
         engine_done = False
         try:
             yield await asyncio.shield(staging)
             engine_done = True
         finally:
             cancelled.set()
-            await to_its_end(self._unstage(staging, engine_done))  # whoever is cancelled twice would leave the file
-
-    async def _unstage(self, staging: asyncio.Future[StagedFile | Miss], engine_done: bool) -> None:
-        """What came of staging is gone again; nothing, where it was cancelled in time."""
-        with contextlib.suppress(Cancelled):
-            staged = await staging
-            if not isinstance(staged, Miss):
-                await asyncio.to_thread(self._store.unstage, staged, engine_done=engine_done)
-
-
-async def _may_be_its_fault(error: EngineError) -> bool:
-    """True if what the slot held may be why a request failed: no engine was stopped or killed, nor out of room."""
-    if isinstance(error, EngineRefused):
-        return error.by_engine
-    killed = isinstance(error, EngineGone) and error.life and await error.life.ends_soon() and not error.life.crashed
-    return not killed
-
-
-NEXT = -1  # stands for the first token of whatever comes after a boundary
-# Two next messages that differ from their very first character: what both prompts share ends before either begins.
-BOUNDARY_PROBES = ("A", "7")
-
-R = TypeVar("R")
-
-
-def why_not_saved(error: Exception) -> Reason:
-    """Why nothing was kept, from what was raised over it."""
-    if isinstance(error, NotSaved):
-        return error.reason
-    return Reason(ReasonCode.ERROR, {"message": error.message if isinstance(error, EngineRefused) else str(error)})
-
-
-class Lease(Holding):
-    """A held slot that is loaded, read into, and saved."""
-
-    @property
-    def keeps(self) -> bool:
-        """Whether saving is of any use: to the engine, and there is where to keep it."""
-        return self.engine.saves and self._store.problem is None
-
-    async def load(self, prompt: Tokens, reserve: int = 0, *, afresh: Reason | None = None, reader: str = "") -> Loaded:
-        """Make the slot hold the state that leaves the least of `prompt` to prefill, with room for it.
-
-        `reserve`: tokens that are to follow it. `afresh`: why nothing is to be restored this time. `reader`: whose
-        memory may serve it, if not the owner's. Never raises for a bad save point: that is set aside and the prompt is
-        simply prefilled. Raises EngineGone if the engine dies over it.
-        """
-        cost, slot, reader = self.slots.restore_cost, self.slot, reader or self.owner
-        cost.use_model(self.engine.fingerprint.model)
-        await self.slots.context.room(slot, self.engine, min(len(prompt) + reserve, self.engine.context_size))
-        held = slot.readable(self.engine, reader)
-        if afresh:
-            await self.take_over(reader)
-            return replace(unchanged(self.engine, held, prompt), miss_reason=afresh)
-        ready = await plan(self.slots.store, self.engine, reader, held, prompt, cost.worth_trying)
-        if ready.restore is None:
-            await self.take_over(reader)
-            return ready.as_it_is
-        outcome = await self.restore(ready.restore)
-        if isinstance(outcome, Miss):
-            await self.take_over()
-            self._tell(RestoreFailed(outcome.reason))
-            return Loaded(0, None, miss_reason=outcome.reason)
-        cost.learn_restore(outcome.bytes, outcome.ms)
-        tokens = outcome.save_point.tokens[: outcome.n_tokens]
-        slot.hold(SlotContents(self.engine.generation, self.owner, tokens, exact=True, unproved=outcome))
-        self._tell(Restored(outcome.bytes, outcome.n_tokens, outcome.ms))
-        return Loaded(ready.had, outcome, miss_reason=None)
-
-    async def wait_for_others(self, prompt: Tokens) -> None:
-        """Once other slots' answers are saved, where that leaves less of the prompt to read than all that is kept yet.
-
-        Not longer than half of what reading it would take.
-        """
-        slots, held = self.slots, self.slot.readable(self.engine, self.owner)
-        had, soon = unchanged(self.engine, held, prompt).expected_cached, partial(slots.saved_soon, self.owner, prompt)
-        if not self.keeps or soon() - had < LEAST_GAIN:
-            return
-        best = await found(slots.store, self.engine, self.owner, prompt)
-        had = max(had, 0 if isinstance(best, Miss) else best.tokens_used)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(slots.restore_cost.prefill_ms(soon() - had) / 2000):
-                while soon() - had >= LEAST_GAIN:
-                    await slots.moved()
-
-    async def load_boundary(self, boundary: Tokens) -> Loaded:
-        """As `load`, for whatever comes after a turn boundary.
-
-        A state that cannot be cut serves only prompts that are longer: the boundary alone would find an older one.
-        """
-        return await self.load((*boundary, NEXT))
+            await to_its_end(unstage())  # whoever is cancelled twice would leave the file
 
     async def prove(self, loaded: Loaded, cached: int, prompt: int) -> Verdict:
         """Judge a load by the request that followed: `cached` of its `prompt` tokens came from the engine's cache.
@@ -290,9 +262,16 @@ class Lease(Holding):
         if verdict.miss_reason == Reason(ReasonCode.NOT_REUSED) and not cached and len(self.slots.all) > 1:
             verdict = replace(verdict, miss_reason=Reason(ReasonCode.PURGED))
         if verdict.hollow and loaded.restore and verdict.miss_reason:
-            await self.set_aside(loaded.restore.save_point, verdict.miss_reason)
+            await self._set_aside(loaded.restore.save_point, verdict.miss_reason)
             self._tell(RestoreFailed(verdict.miss_reason, hollow=True))
         return verdict
+
+    async def _set_aside(self, point: SavePoint, reason: Reason) -> None:
+        """Take a save point out of use. A store that cannot even do that must not cost the reply: it is tried again."""
+        with contextlib.suppress(StoreRefused):
+            await self.slots.write(self._store.set_aside, point, reason)
+
+    # Reading
 
     def note(self, tokens: Tokens, *, exact: bool = False, loaded: Loaded | None = None) -> None:
         """The slot now holds at least these tokens; `loaded` if nothing has proved yet that it does."""
@@ -329,25 +308,27 @@ class Lease(Holding):
         self.slot.suspect = None
         return timings
 
+    # Saving
+
     async def is_kept(self, boundary: Tokens) -> bool:
-        """Whether there is a save point exactly there, or one that can be cut to it."""
-        return await self._kept(boundary) is not None
+        return await self._found((*boundary, NEXT)) >= len(boundary)
 
     async def cost_of_return(self, boundary: Tokens) -> float | None:
         """An estimate in ms of restoring a boundary; None where nothing is kept of it."""
-        plan = await self._kept(boundary)
-        return None if plan is None else plan.bytes * (self.slots.restore_cost.restore_ms_per_byte or 0.0)
+        best = await found(self._store, self.engine, self.owner, (*boundary, NEXT))
+        if isinstance(best, Miss) or best.tokens_used < len(boundary):
+            return None
+        return best.bytes * (self.slots.restore_cost.restore_ms_per_byte or 0.0)
 
-    async def _kept(self, boundary: Tokens) -> RestorePlan | None:
-        best = await found(self.slots.store, self.engine, self.owner, (*boundary, NEXT))
-        return None if isinstance(best, Miss) or best.tokens_used < len(boundary) else best
+    async def _found(self, prompt: Tokens) -> int:
+        best = await found(self._store, self.engine, self.owner, prompt)
+        return 0 if isinstance(best, Miss) else best.tokens_used
 
     async def save(
         self, boundary: Tokens, *, label: str | None = None, tell: bool = True, audience: str | None = None
     ) -> SavePoint | None:
         """Save the settled slot and hand the file to the store; None, and an event that says why, if it was not kept.
 
-        None as well where the store takes it later (`Slots.soon`).
         `label`: what of the owner's it goes with, as a message. `tell` false: nothing is said of one that was kept.
         `audience`: if not that of the slot. Raises EngineGone if the engine dies while saving.
         """
@@ -355,78 +336,70 @@ class Lease(Holding):
         if not engine.remembers(len(boundary)):
             return None
         rows, path = engine.engine.rows, engine.slot_path / f"{disk.name_for_engine()}.slot"
-        written = await self._unless_refused(path, self._written(path, boundary))
-        if written is None:
+        try:
+            written = await self._written(path, boundary)
+            grown = Grown(self.slot.save_point, rows.kept) if rows.kept else None
+            prefill_ms, audience = self.slots.restore_cost.prefill_ms(len(boundary)), audience or self.slot.audience
+            state = self.owner, engine.fingerprint, boundary, written, prefill_ms, engine.window_to_complete
+            point = await self.slots.write(store.take, path, *state, label, grown, audience)
+        except (StoreRefused, EngineRefused, OSError) as error:
+            self._tell(SaveSkipped(why_not_saved(error)))
             return None
-        grown = Grown(self.slot.save_point, rows.kept) if rows.kept else None
-        audience, prefill_ms = audience or self.slot.audience, self.slots.restore_cost.prefill_ms(len(boundary))
-        state = self.owner, engine.fingerprint, boundary, written, prefill_ms
-        taking = asyncio.to_thread(store.take, path, *state, engine.window_to_complete, label, grown, audience)
-
-        async def take() -> SavePoint | None:
-            point = await self._unless_refused(path, taking)
-            if point and tell:
-                self._tell(Saved(point.size, point.n_tokens, 1000 * (time.perf_counter() - started)))
-            return point
-
-        point = await self.slots.soon(take())
-        if point:
-            self._note_save_point(point, len(boundary))
-        else:
-            rows.count_as_saved(0)  # which save point it is is not known
+        self._note_save_point(point, len(boundary))
+        if tell:
+            self._tell(Saved(point.size, point.n_tokens, 1000 * (time.perf_counter() - started)))
         return point
 
     async def keep_what_was_read(self, label: str | None = None) -> bool:
-        """Save what the slot is known to hold, if that would take long to be read again; whether that is kept now.
+        """Save what the slot is known to hold, if that would take long to be read again; true if that is kept now.
 
         A state that cannot be cut only where nothing else is in the slot. Raises EngineGone and EngineRefused.
         """
-        contents, cost = self.slot.known(self.engine), self.slots.restore_cost
+        contents = self.slot.known(self.engine)
         if not contents or contents.owner != self.owner or not self.keeps:
             return False
         if not (contents.exact or self.engine.can_cut):
             return False
-        best = await found(self.slots.store, self.engine, self.owner, (*contents.tokens, NEXT))
-        kept = 0 if isinstance(best, Miss) else best.tokens_used
-        if cost.prefill_ms(len(contents.tokens) - kept) < LONG_MS:
+        missing = len(contents.tokens) - await self._found((*contents.tokens, NEXT))
+        if self.slots.restore_cost.prefill_ms(missing) < LONG_MS:
             return False
         await self.settle(contents.tokens)
         return await to_its_end(self.save(contents.tokens, label=label, tell=False)) is not None
 
     async def _written(self, path: Path, boundary: Tokens) -> int:
-        """Have the slot written to `path`; bytes. Raises StoreRefused, EngineRefused and EngineGone."""
-        finishing, ready = self.slots.finishing, self.engine
+        """Have the slot written to `path`; bytes. Nothing is left there where that fails.
+
+        If memory could not hold it after all, the disk may. Raises StoreRefused, EngineRefused and EngineGone.
+        """
+        finishing, ready, answer = self.slots.finishing, self.engine, None
         if finishing.cancelled.is_set():
             raise NotSaved(Reason(ReasonCode.NOT_WAITED_FOR))
-        expected_bytes = int(len(boundary) * ready.kv_bytes_per_token)
-        state = ready.fingerprint, boundary
-        await asyncio.to_thread(self._store.check_room, expected_bytes, self.owner, path, state)
-        with finishing.saving(expected_bytes, path):
-            answer = await self._saved(path)
-        if answer.n_saved != len(boundary):
-            raise NotSaved(Reason(ReasonCode.HELD_LESS, {"held": answer.n_saved, "tokens": len(boundary)}))
+        size = int(len(boundary) * ready.kv_bytes_per_token)
+        try:
+            await asyncio.to_thread(self._store.check_room, size, self.owner, path, (ready.fingerprint, boundary))
+            with finishing.saving(size, path):
+                with contextlib.suppress(EngineRefused):
+                    async with self.at_risk():
+                        answer = await ready.engine.save_slot(path.name)
+                if answer is None or not answer.n_written:
+                    await asyncio.to_thread(self._store.forget, path)
+                    answer = await ready.engine.save_slot(path.name)
+            if answer.n_saved != len(boundary):
+                raise NotSaved(Reason(ReasonCode.HELD_LESS, {"held": answer.n_saved, "tokens": len(boundary)}))
+        except BaseException:
+            await asyncio.to_thread(self._store.forget, path)
+            raise
         return answer.n_written
 
-    async def _unless_refused(self, path: Path, work: Coroutine[Any, Any, R]) -> R | None:
-        """What comes of a step of saving; None where it was refused, which is told, and nothing is left at `path`."""
-        try:
-            return await work
-        except BaseException as error:
-            await asyncio.to_thread(self._store.forget, path)
-            if not isinstance(error, StoreRefused | EngineRefused | OSError):
-                raise
-            self._tell(SaveSkipped(why_not_saved(error)))
-            return None
+    def _note_save_point(self, point: SavePoint, tokens: int) -> None:
+        """What the slot holds now is a save point's: its rows need not be saved again."""
+        self.slot.save_point = point.id
+        self.engine.engine.rows.count_as_saved(tokens)
 
-    async def _saved(self, path: Path) -> SlotSave:
-        """Have the engine save the slot. If memory could not hold that after all, the disk may."""
-        engine = self.engine.engine
-        try:
-            async with self.at_risk():
-                answer = await engine.save_slot(path.name)
-        except EngineRefused:
-            answer = None
-        if answer is None or not answer.n_written:
-            await asyncio.to_thread(self._store.forget, path)
-            answer = await engine.save_slot(path.name)
-        return answer
+
+async def _may_be_its_fault(error: EngineError) -> bool:
+    """True if what the slot held may be why a request failed: no engine was stopped or killed, nor out of room."""
+    if isinstance(error, EngineRefused):
+        return error.by_engine
+    killed = isinstance(error, EngineGone) and error.life and await error.life.ends_soon() and not error.life.crashed
+    return not killed

@@ -13,14 +13,13 @@ from kvchat.kvstore.savepoint import Tokens
 from kvchat.session.lease import NEXT, Lease
 from kvchat.session.proof import Loaded, ReadAhead
 from kvchat.session.restore_cost import LEAST_MEASURED, LEAST_TOLD
-from kvchat.session.slot import SlotContents
+from kvchat.session.slot import TAIL, SlotContents
 from kvchat.system.concurrency import to_its_end
 
 STEP_MS = 250.0  # a step takes about so long
 PART_MS = 20_000.0  # what is read in so long is saved
 FIRST_PART, LEAST_PART = 8192, 1024  # tokens: where no rate is known, and at least
 FIRST_STEP, LEAST_STEP, MOST_STEP = 16, 8, 2048  # tokens: where no rate is known, and at all
-TAIL = 16  # tokens that are left to a request where reading is slow
 WHOLE_STEP = LEAST_MEASURED
 _LONGER = 2.0  # by so much a whole step may take longer than it should, before it is not made
 _DEARER = 3.0  # by so much a token may take longer in a smaller one
@@ -31,12 +30,10 @@ Turn = Callable[[], contextlib.AbstractAsyncContextManager[bool]]  # around a st
 
 
 def at_once() -> contextlib.AbstractAsyncContextManager[bool]:
-    """Every step at once."""
     return contextlib.nullcontext(True)
 
 
-async def nothing(tokens: Tokens) -> None:
-    """Keep none of it."""
+async def nothing(tokens: Tokens) -> None: ...
 
 
 @dataclass

@@ -120,7 +120,6 @@ class RestoreCost:
 
     @property
     def restore_ms_per_byte(self) -> float | None:
-        """The median of the last restores."""
         return statistics.median(self._restores) if self._restores else None
 
     def speed_of(self, model: str) -> ReadingSpeed:
@@ -141,7 +140,7 @@ class RestoreCost:
         return self.speed.ms(tokens) or 0.0
 
     def worth(self, gain: int, size: int) -> bool:
-        """Whether restoring `size` bytes beats reading `gain` tokens. Until both were measured, it is tried."""
+        """True if restoring `size` bytes beats reading `gain` tokens. Until both were measured, it is tried."""
         if gain < LEAST_GAIN:
             return False
         rate = self.speed.ms_per_token

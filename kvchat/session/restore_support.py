@@ -35,17 +35,14 @@ class Strategy(Enum):
 
     @property
     def can_cut(self) -> bool:
-        """Whether a state can be cut back to any prefix."""
         return self is Strategy.PLAIN  # after a restore --swa-full reaches back no further than the window (b11434)
 
     @property
     def saves(self) -> bool:
-        """Whether saving is of any use."""
         return self is not Strategy.NONE
 
     @property
     def more_careful(self) -> Strategy:
-        """The next one that asks less of the engine."""
         return _MORE_CAREFUL.get(self, Strategy.NONE)
 
 
@@ -67,7 +64,6 @@ class Finding:
 
     @property
     def words(self) -> str:
-        """What it means for the user, in sentences."""
         if not self.strategy.saves:
             words = _("Chats cannot be remembered here: they are read again, and nothing is kept of them.")
         elif self.proved:
@@ -126,7 +122,6 @@ class Findings:
         return None
 
     async def forget(self, subject: Subject) -> None:
-        """Try it out again when an engine comes up next."""
         await asyncio.to_thread(_keep, self._file, lambda row: not _is_about(row, subject))
 
     async def learn(self, subject: Subject, finding: Finding, before: Finding | None = None) -> None:
@@ -148,7 +143,6 @@ def newest_finding(file: Path, model: str) -> tuple[Finding, str] | None:
 
 
 def forget_model(file: Path, model: str) -> None:
-    """Forget every finding for a model, by its identity."""
     _keep(file, lambda row: row["fingerprint"].get("model") != model)
 
 
@@ -170,7 +164,6 @@ def _keep(file: Path, wanted: Callable[[dict[str, Any]], bool], *new: dict[str, 
 
 
 def _read(file: Path) -> list[dict[str, Any]]:
-    """The newest first, without what makes no sense."""
     with suppress(OSError, ValueError):
         rows = read_json(file, _MOST_BYTES)
         return [row for row in rows if _makes_sense(row)] if isinstance(rows, list) else []

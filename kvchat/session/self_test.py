@@ -115,7 +115,6 @@ class _Trial:
         return None
 
     async def _fault(self, strategy: Strategy, text: Tokens, length: int) -> Reason | None:
-        """What does not work of a strategy, None if it holds."""
         host = replace(self._host, finding=Finding(strategy, proved=False))
         lease = Lease(self._slots, self._slots.all[0], host, _NAME, self._hear)
         saved, following, other = text[:length], text[length : length + NEXT], text[length + NEXT :]
@@ -138,7 +137,6 @@ class _Trial:
         return None
 
     async def _save(self, lease: Lease, tokens: Tokens) -> None:
-        """As at the end of a turn."""
         lease.slot.forget()
         await lease.settle(tokens)
         point = await lease.save(tokens)

@@ -33,7 +33,6 @@ class Settling:
         self.settle_ms, self.save_ms = 0.0, 0.0  # what either took so far
 
     def supersede(self) -> None:
-        """The owner's next request makes settling pointless."""
         self._goes_on = not self._superseded
         self.hurry()
 
@@ -76,7 +75,6 @@ class Settling:
             await self._save(lease, end, label, tell=False)
 
     async def _settled(self, lease: Lease, tokens: Tokens) -> bool:
-        """Whether the slot now holds exactly these tokens."""
         size = int(len(tokens) * lease.engine.kv_bytes_per_token) if lease.keeps else 0
         began_at = time.perf_counter()
         with lease.slots.finishing.reading(size) as tell:

@@ -19,6 +19,7 @@ from kvchat.session.proof import NOTHING_AHEAD, NOTHING_LOADED, Loaded, ReadAhea
 from kvchat.session.restore_cost import LEAST_GAIN
 from kvchat.words.reasons import Reason, ReasonCode
 
+TAIL = 16  # tokens at a prompt's end: they begin a reply, and are left to the request where reading is slow
 _USES = itertools.count(1)
 
 
@@ -60,11 +61,9 @@ class Slot:
         self.suspect: SavePoint | None = None  # restored into it, and no request has come to its end since
 
     def taken(self, *, window: bool) -> None:
-        """Somebody uses it from now on."""
         self.used_at, self.window, self.talks = next(_USES), window, False
 
     def left(self) -> None:
-        """Nobody uses it any more."""
         if self.claim:
             self.at_most = max(self.at_most, self.claim) if self.contents is None or not self.contents.exact else 0
         self.claim, self.talks, self.leaving = 0, False, False
@@ -82,20 +81,17 @@ class Slot:
         return max(self.at_most, len(self.contents.tokens) if self.contents else 0)
 
     def holds(self, generation: int | None = None) -> str | None:
-        """Whose state is in it (of that engine process, if given)."""
         contents = self.contents
         if contents is None or (generation is not None and contents.generation != generation):
             return None
         return contents.owner
 
     def known(self, engine: ReadyEngine) -> SlotContents | None:
-        """Its contents, if this process still has them."""
         if self.holds(engine.generation) is None:
             self.forget()
         return self.contents
 
     def readable(self, engine: ReadyEngine, owner: str) -> SlotContents | None:
-        """Its contents, if this process still has them and this owner may go on from them."""
         contents = self.known(engine)
         return contents if contents and self.is_readable_by(owner) else None
 
@@ -104,23 +100,19 @@ class Slot:
         return self.audience is None or self.audience in readable_by(owner)
 
     def proved(self) -> None:
-        """What was restored into it has shown what it was worth."""
         self.suspect = None
         if self.contents:
             self.contents = replace(self.contents, unproved=None)
 
     def hold(self, contents: SlotContents) -> None:
-        """This is in it now."""
         self.contents = contents
         if contents.exact:
             self.at_most = 0
 
     def emptied(self) -> None:
-        """Nothing is in it any more."""
         self.contents, self.at_most, self.suspect = None, 0, None
 
     def forget(self) -> None:
-        """Nothing is known of it any more."""
         if self.contents:
             self.at_most = max(self.at_most, len(self.contents.tokens))
         self.contents = None
@@ -135,7 +127,6 @@ class Plan:
 
     @property
     def had(self) -> int:
-        """How many of the prompt's tokens need not be read."""
         return self.restore.tokens_used if self.restore else self.as_it_is.expected_cached
 
 

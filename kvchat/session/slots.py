@@ -17,7 +17,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from kvchat.engine.speaking.errors import EngineError
 from kvchat.kvstore.savepoint import AbsorbReport
@@ -28,6 +28,9 @@ from kvchat.session.restore_cost import RestoreCost
 from kvchat.session.slot import Slot
 from kvchat.words.language import _
 from kvchat.words.wording import rough_duration, size
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 _ENGINE_S_PER_BYTE, _STORE_S_PER_BYTE = 1e-9, 2e-9  # until this computer has shown its own
 
@@ -41,7 +44,6 @@ class Unfinished:
 
     @property
     def words(self) -> str:
-        """As "2.1 GB, about 12 s"."""
         return _("{bytes}, about {seconds}", bytes=size(self.bytes), seconds=rough_duration(self.seconds))
 
 
@@ -55,7 +57,6 @@ class _Step:
 
     @property
     def written(self) -> int:
-        """Bytes that the engine has written of it."""
         try:
             return self.path.stat().st_size if self.path else 0
         except OSError:
@@ -130,13 +131,11 @@ class Finishing:
 
     @contextlib.contextmanager
     def absorbing(self) -> Iterator[None]:
-        """The store is about to take apart what waits."""
         size, self._waiting = self._waiting, 0
         with self._running(_Step(size, None, time.monotonic())):
             yield
 
     def left(self) -> Unfinished | None:
-        """What is still to be done, None when it is nothing."""
         steps, rates, ahead = self._steps, self._rates, sum(self._ahead)
         waiting = self._waiting + ahead + sum(step.size for step in steps if step.path)
         if not steps and not waiting:
@@ -175,7 +174,7 @@ class SharedContext:
         self._erasing: set[asyncio.Task[None]] = set()
 
     def crowded(self, slot: Slot) -> bool:
-        """Whether a program is to leave this slot: somebody at the window waits for one, or for room that it takes."""
+        """True if a program is to leave this slot: somebody at the window waits for one, or for room that it takes."""
         waited_for = self._allocator.kept_from_the_window or any(other.window for other in self._waiting)
         return not slot.window and (slot.leaving or waited_for)
 
@@ -190,9 +189,7 @@ class SharedContext:
                 await self._allocator.moved()
             slot.claim = tokens  # from now on: whoever sits at the window may come before the rest is done
             self._make_room(slot, engine)
-            if (
-                self._erasing
-            ):  # shared with other waiters, whom a cancelled one must not harm: `gather` would cancel them
+            if self._erasing:  # shared with other waiters: `gather` would cancel it with one of them
                 await asyncio.wait(self._erasing)
         finally:
             self._waiting.remove(slot)
@@ -205,7 +202,7 @@ class SharedContext:
             self._make_room(slot, engine)
 
     def _fits(self, slot: Slot, engine: ReadyEngine, tokens: int) -> bool:
-        """Whether it does beside those that are answered. Alone it always does: the engine says what is too long."""
+        """True if it does beside those that are answered. Alone it always does: the engine says what is too long."""
         claimed = sum(other.claim for other in self._others(slot))
         return not claimed or claimed + tokens + MARGIN <= engine.context_size
 
@@ -257,10 +254,6 @@ class Steps:
             yield not slot.leaving
 
 
-SOON_S = 0.5  # a free list takes milliseconds
-R = TypeVar("R")
-
-
 class Slots(Allocator):
     """The slots, with all that their owners share. Belongs to the event loop's thread."""
 
@@ -270,51 +263,33 @@ class Slots(Allocator):
         self.finishing = Finishing()
         self.context = SharedContext(self)
         self.steps = Steps(self, self.context)
-        self._written: asyncio.Task[Any] | None = None  # what was last begun to be written into the store's list
+        self._in_turn = asyncio.Lock()  # first come, first served
+        self._writing: set[asyncio.Future[Any]] = set()
 
-    async def soon(self, work: Coroutine[Any, Any, R]) -> R | None:
-        """Have something written into the store's list, after what is being written; None if that takes longer.
+    def write(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[R]:
+        """Have the store write something, after what it was asked before; it goes on if nobody awaits it any more."""
 
-        Another process may be writing there, and whoever waits for an answer waits for the slot: it goes on by itself.
-        """
-        written = self.in_order(work)
-        await asyncio.wait({written}, timeout=SOON_S)
-        return written.result() if written.done() else None
+        async def in_turn() -> R:
+            async with self._in_turn:
+                return await asyncio.to_thread(function, *args, **kwargs)
 
-    def in_order(self, work: Coroutine[Any, Any, R]) -> asyncio.Task[R]:
-        """Have something written into the store's list, after what is being written."""
-        before = self._written
-
-        async def in_order() -> R:
-            if before is not None:
-                await asyncio.wait({before})
-            return await work
-
-        self._written = written = asyncio.ensure_future(in_order())
-        return written
-
-    async def written(self) -> None:
-        """Once nothing is being written any more."""
-        if self._written is not None:
-            await asyncio.wait({self._written})
+        writing = asyncio.ensure_future(in_turn())
+        self._writing.add(writing)
+        writing.add_done_callback(self._writing.discard)
+        return asyncio.shield(writing)
 
     async def absorb(self) -> AbsorbReport:
         """Let the store take apart what was saved. Not under a lock: slots go on meanwhile. Raises StoreRefused."""
         with self.finishing.absorbing():
-            await self.written()
             report = await asyncio.to_thread(self.store.absorb_pending, self.finishing.cancelled.is_set)
         losses = await asyncio.to_thread(self.store.losses)
         return replace(report, refused=(*report.refused, *(loss.reason for loss in losses)))
 
     def discard(self, owner: str) -> asyncio.Future[int]:
-        """Delete everything the store keeps of an owner that is gone.
-
-        Call it while the owner has no slot. The deletion goes on if whoever awaits it is cancelled.
-        """
+        """Delete everything the store keeps of an owner that is gone. Call it while the owner has no slot."""
         if slot := self.of(owner):
             slot.forget()
-        return asyncio.shield(self.in_order(asyncio.to_thread(self.store.delete_conversation, owner)))
+        return self.write(self.store.delete_conversation, owner)
 
     def discard_messages(self, owner: str, labels: Collection[str]) -> asyncio.Future[int]:
-        """What was saved under these labels goes, of an owner that stays. As `discard`."""
-        return asyncio.shield(self.in_order(asyncio.to_thread(self.store.delete_messages, owner, labels)))
+        return self.write(self.store.delete_messages, owner, labels)

@@ -265,14 +265,13 @@ async def test_whoever_waits_for_a_deletion_may_be_cancelled(stage: Stage) -> No
     chat = await stage.chat()
     await stage.answered(chat)
     assert stage.save_points()
-    slots, writing = stage.runtime.chat.slots, asyncio.Event()
-    slots.in_order(writing.wait())
-    deletion = slots.discard(chat)
-    waiting = asyncio.gather(deletion)
+    slots, writing = stage.runtime.chat.slots, threading.Event()
+    slots.write(writing.wait)
+    waiting = asyncio.gather(slots.discard(chat))
     await asyncio.sleep(0)
     waiting.cancel()
     writing.set()
-    await slots.written()
+    await slots.write(lambda: None)
     assert not stage.save_points()
 
 

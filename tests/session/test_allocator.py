@@ -12,6 +12,7 @@ from typing import cast
 
 import pytest
 
+from kvchat.kvstore.savepoint import Tokens
 from kvchat.kvstore.store import SavePointStore
 from kvchat.session import allocator
 from kvchat.session import slots as sharing
@@ -93,7 +94,7 @@ class Crowd:
 
     async def reply(self, owner: str, *, window: bool) -> None:
         await self.pause()
-        with self.slots.wanted_by(owner) if window else contextlib.nullcontext():
+        async with self.slots.turn(owner, "a model") if window else contextlib.nullcontext():
             while not await self.answered(owner, window=window):
                 pass  # it has given way to the window
         self.done += 1
@@ -152,7 +153,7 @@ async def test_whatever_comes_when_every_reply_is_given(count: int, seed: int) -
     crowd = Crowd(slots, seed)
     replies = [crowd.reply(f"chat {n}", window=True) for n in range(6)]
     replies += [crowd.reply("program", window=False) for _ in range(4)]
-    spare = [crowd.spare(rank, f"chat {n % 3}") for n, rank in enumerate([*Rank][1:6] * 2)]
+    spare = [crowd.spare(rank, f"chat {n % 3}") for n, rank in enumerate([*Rank][:5] * 2)]
     rest = [crowd.change(None), slots.apart(["chat 1", "chat 2"])]
     rest += [crowd.impatient(f"one who leaves {n}") for n in range(3)]
     async with asyncio.timeout(20):
@@ -264,12 +265,12 @@ async def test_other_programs_wait_longer_for_settling_than_the_window(monkeypat
 
 async def test_what_goes_on_from_what_is_settling_waits_for_its_slot_though_another_is_empty() -> None:
     """It would have to be restored there, and the context would hold it twice."""
-    slots, ended = pool(2), asyncio.Event()
+    slots, ended, prompt = pool(2), asyncio.Event(), tuple(range(100))
     async with asyncio.timeout(5):
-        async with slots.needed("program#1", window=False) as slot:
+        async with slots.needed("program", prompt, window=False) as slot:
             with slots.settling(slot, ended.set):
-                follows = asyncio.create_task(first_slot(slots, "program#1"))
-                other = await asyncio.create_task(first_slot(slots, "program#2"))
+                follows = asyncio.create_task(first_slot(slots, "program", (*prompt, 7)))
+                other = await asyncio.create_task(first_slot(slots, "program", (*prompt[:40], 7)))
                 await ended.wait()
                 assert not follows.done()
         assert (await follows, other) == (slots.all[0], slots.all[1])
@@ -280,7 +281,7 @@ async def test_what_is_settling_is_not_lost_where_another_has_the_slot_before_it
     ms_per_token: float,
 ) -> None:
     """That would have to read all of it again; unless it is read sooner than saved."""
-    slots, ended, order = pool(1), list[str](), list[str]()
+    slots, ended, order, prompt = pool(1), list[str](), list[str](), tuple(range(1000))
     slots.restore_cost.speed.learn(1000, 1000 * ms_per_token, 0)
     over = asyncio.Event()
 
@@ -289,12 +290,12 @@ async def test_what_is_settling_is_not_lost_where_another_has_the_slot_before_it
         over.set()
 
     async def program(name: str) -> None:
-        async with slots.needed(name, window=False):
+        async with slots.needed(name, (*prompt, 7), window=False):
             order.append(name)
 
     async with asyncio.timeout(5):
-        async with slots.needed("one", window=False) as slot:
-            hold(slots, one=tuple(range(1000)))
+        async with slots.needed("one", prompt, window=False) as slot:
+            hold(slots, one=prompt)
             with slots.settling(slot, partial(end, "for its next"), partial(end, "for another")):
                 waiting = [asyncio.create_task(program(name)) for name in ("two", "one")]
                 await over.wait()
@@ -310,8 +311,8 @@ async def test_a_free_slot_is_given_while_another_program_is_settling() -> None:
             assert await first_slot(slots, "two") is not slot
 
 
-async def first_slot(slots: Slots, owner: str) -> Slot:
-    async with slots.needed(owner, (1, 2, 3), window=False) as slot:
+async def first_slot(slots: Slots, owner: str, prompt: Tokens = (1, 2, 3)) -> Slot:
+    async with slots.needed(owner, prompt, window=False) as slot:
         return slot
 
 
@@ -383,3 +384,38 @@ async def test_fewer_slots_than_before_are_shared_by_those_that_wait() -> None:
     async with asyncio.timeout(5):
         await asyncio.gather(turn("a"), turn("b"))
     assert order == [("a", 0, 1), ("a", 0, 1), ("b", 0, 1), ("b", 0, 1)]
+
+
+async def test_turns_are_one_in_each_chat_first_come_first_served_unless_one_is_put_first() -> None:
+    slots, order, told = pool(1), list[str](), list[str]()
+
+    async def turn(owner: str, name: str) -> None:
+        async with slots.turn(owner, "a model", told.append):
+            order.append(name)
+            await steps(20)
+
+    async with asyncio.timeout(5):
+        turns = [asyncio.create_task(turn(owner, f"{owner}{n}")) for n, owner in enumerate("abac")]
+        await steps()
+        assert (slots.ahead_of("b"), slots.ahead_of("a")) == ("a", None)
+        slots.put_first("c")
+        await asyncio.gather(*turns)
+    assert order == ["a0", "c3", "b1", "a2"]
+    assert told[:2] == ["a", "a"]
+
+
+async def test_turns_with_another_model_wait_until_there_is_nobody_with_the_first() -> None:
+    slots, order, go = pool(2), list[str](), asyncio.Event()
+
+    async def turn(owner: str, model: str) -> None:
+        async with slots.turn(owner, model):
+            order.append(owner)
+            await go.wait()
+
+    turns = [asyncio.create_task(turn(*one)) for one in (("a", "small"), ("b", "large"), ("c", "small"))]
+    await steps()
+    assert order == ["a"], "c would have it wait for ever"
+    go.set()
+    async with asyncio.timeout(5):
+        await asyncio.gather(*turns)
+    assert order == ["a", "b", "c"]

@@ -9,7 +9,7 @@ from typing import Any, cast
 from kvchat.kvstore.audience import audience_of
 from kvchat.kvstore.savepoint import Tokens
 from kvchat.kvstore.store import SavePointStore
-from kvchat.session.lease import Holding
+from kvchat.session.lease import Lease
 from kvchat.session.slot import Slot, SlotContents
 from kvchat.session.slots import Slots
 
@@ -38,13 +38,13 @@ class Erasing:
         self.erased.append(self.number)
 
 
-def held(slots: Slots, number: int, owner: str, tokens: Tokens, engine: Erasing) -> Holding:
+def held(slots: Slots, number: int, owner: str, tokens: Tokens, engine: Erasing) -> Lease:
     """A program's slot, in its hands."""
     slot = slots.all[number]
     slot.of_process(1)
     slot.claim, slot.audience = 1, audience_of(owner)
     slot.contents = SlotContents(1, owner, tokens, exact=True)
-    return Holding(slots, slot, cast(Any, engine), owner, lambda event: None)
+    return Lease(slots, slot, cast(Any, engine), owner, lambda event: None)
 
 
 def pool() -> Slots:

@@ -183,7 +183,7 @@ class Verifying:
         for slot in slots.all:
             if slot.audience == imported(conversation_id) and not slot.claim:
                 slot.forget()  # it is erased before it is used again
-        await slots.in_order(asyncio.to_thread(slots.store.delete_imported, conversation_id))
+        await slots.write(slots.store.delete_imported, conversation_id)
         parts.events.publish(ConversationsChanged())
         self._over()
 

@@ -69,7 +69,6 @@ class Turn:
         self.conversation_id = conversation_id
         self.begin, self.words, self.attachments, self.begins_chat = begin, words, attachments, begins_chat
         self.beginning: Beginning | None = None  # set before `run`
-        self.model: str | None = None  # path of the one that answers, known before it waits
         self.waits = waits  # called when it begins; None: its chat must be at rest
         self.answered = False  # the reply is over; the turn may still be saving
         self._answering = Interruption()

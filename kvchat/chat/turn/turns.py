@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from kvchat.chat.context import ContextService, StillAnswering
@@ -97,20 +97,12 @@ def _last_question(database: Database, path: list[Message]) -> Beginning:
 
 
 class Turns:
-    """Begins turns, stops them, and knows which are still there. Belongs to the event loop's thread.
-
-    First come, first served, unless somebody is put first: as many at a time as there are slots, one in each chat. And
-    all with one model: an engine has no other beside it.
-    """
+    """Begins turns, stops them, and knows which are still there. Belongs to the event loop's thread."""
 
     def __init__(self, parts: TurnParts, context: ContextService, over: Callable[[], None]) -> None:
         """`over`: called when a turn is over."""
         self._parts, self._context, self._over = parts, context, over
         self._turns: list[Turn] = []  # all there are, until their save is over
-        self._waiting: list[Turn] = []  # the next first
-        self._running: dict[str, Turn] = {}  # by chat
-        self._moved = asyncio.Event()
-        parts.slots.changed = self._move
 
     @property
     def any(self) -> bool:
@@ -131,15 +123,11 @@ class Turns:
 
     def ahead_of(self, conversation_id: str) -> str | None:
         """The conversation that is answered while this one waits, None if it does not wait for another."""
-        turn = next((turn for turn in self._waiting if turn.conversation_id == conversation_id), None)
-        if turn is None or conversation_id in self._running or not self._is_full(turn):
-            return None
-        return next(iter(self._running))
+        return self._parts.slots.ahead_of(conversation_id)
 
     def go_first(self, conversation_id: str) -> None:
         other = self.ahead_of(conversation_id)
-        self._waiting.sort(key=lambda turn: turn.conversation_id != conversation_id)
-        self._move()
+        self._parts.slots.put_first(conversation_id)
         if other is not None:
             self.stop(other)
 
@@ -169,14 +157,16 @@ class Turns:
         try:
             turn.beginning = await self._stored(turn)
             if turn.beginning is not None:
-                with self._parts.slots.wanted_by(turn.conversation_id):
-                    turn.model = await self._chosen_model(turn)
-                    async with self._its_turn(turn):
-                        if turn.waits is not None:
-                            await self._stand_last(turn)
-                            if not turn.stopped:
-                                turn.waits()
-                        await turn.run(done)
+                chat, events = turn.conversation_id, self._parts.events
+                model = await self._chosen_model(turn)
+                async with self._parts.slots.turn(
+                    chat, model, lambda ahead: events.publish(WaitingForChat(chat, ahead))
+                ):
+                    if turn.waits is not None:
+                        await self._stand_last(turn)
+                        if not turn.stopped:
+                            turn.waits()
+                    await turn.run(done)
                 self._over()
                 await self._parts.absorb()
         except StorageFailed as error:  # of the settings it is answered with; the turn tells its own
@@ -219,37 +209,6 @@ class Turns:
             if model:
                 remember_model(self._parts.database, turn.conversation_id, model, replace=False)
             return beginning
-
-    @contextlib.asynccontextmanager
-    async def _its_turn(self, turn: Turn) -> AsyncIterator[None]:
-        """Wait for it: until the end of this context its chat counts as answered."""
-        self._waiting.append(turn)
-        try:
-            while self._is_full(turn) or self._next() is not turn:
-                if (ahead := self.ahead_of(turn.conversation_id)) is not None:
-                    self._parts.events.publish(WaitingForChat(turn.conversation_id, ahead))
-                await self._moved.wait()
-        finally:
-            self._waiting.remove(turn)
-        self._running[turn.conversation_id] = turn
-        self._move()
-        try:
-            yield
-        finally:
-            del self._running[turn.conversation_id]
-            self._move()
-
-    def _is_full(self, turn: Turn) -> bool:
-        others = self._running.values()
-        return len(others) >= len(self._parts.slots.all) or any(other.model != turn.model for other in others)
-
-    def _next(self) -> Turn | None:
-        return next((turn for turn in self._waiting if turn.conversation_id not in self._running), None)
-
-    def _move(self) -> None:
-        """Have everybody look where they stand."""
-        self._moved.set()
-        self._moved = asyncio.Event()
 
     async def _stand_last(self, turn: Turn) -> None:
         """Have a question that waited come behind the reply it waited for."""

@@ -83,23 +83,21 @@ class Asked:
 
     @property
     def stream(self) -> bool:
-        """Whether the answer is wanted as it comes."""
         return self.body.get("stream") is True
 
     @property
     def model(self) -> str:
-        """The model it names, empty where it names none."""
         name = self.body.get("model")
         return name if isinstance(name, str) else ""
 
     @property
     def is_large(self) -> bool:
-        """Whether looking through it may hold others up."""
+        """True if looking through it may hold others up."""
         return len(self.raw) > MUCH
 
     @cached_property
     def several(self) -> bool:
-        """Whether several answers are wanted, which take a slot each, or vectors, which take those they like."""
+        """True if several answers are wanted, which take a slot each, or vectors, which take those they like."""
         prompt = self.body.get("prompt")
         prompts = len(prompt) if self.form is Form.COMPLETION and isinstance(prompt, list) and _texts(prompt) else 1
         return self.form is Form.PLAIN or prompts > 1 or not self._wants_one
@@ -123,7 +121,7 @@ class Asked:
                 raise Refused(400, "The prompt has token ids that no vocabulary has.")
 
     def goes_on_from(self, before: Asked) -> bool:
-        """Whether its prompt most likely begins with all of that one's, and has little more."""
+        """True if its prompt most likely begins with all of that one's, and has little more."""
         listed = {Form.COMPLETION: "prompt", Form.RESPONSES: "input"}.get(self.form, "messages")
         said, then = self.body.get(listed), before.body.get(listed)
         if self.form is not before.form or not isinstance(said, list | str) or not isinstance(then, type(said)):
@@ -190,7 +188,6 @@ class Asked:
 
 
 def understood(form: Form, raw: bytes) -> Asked:
-    """A request's body. Raises NotJson."""
     try:
         text = raw.decode("utf-8-sig")
         body = _Patient().decode(text) if len(raw) > MUCH else json.loads(text)
@@ -263,7 +260,7 @@ def _responses_next(output: Sequence[Any], words: str) -> Json:
 
 
 def _texts(prompt: Sequence[Any]) -> bool:
-    """Whether it is a list of prompts; ids and texts in one list are one prompt, a text may come with its pictures."""
+    """True if it is a list of prompts; ids and texts in one list are one prompt, a text may come with its pictures."""
     return not any(isinstance(one, int) for one in prompt) and any(isinstance(one, str | list | dict) for one in prompt)
 
 

@@ -75,7 +75,6 @@ def _said(message: Json) -> list[Json]:
 
 
 def _result(content: Any) -> Any:
-    """What a tool answered: words alone are a string."""
     if isinstance(content, str):
         return content
     parts: list[Json] = []

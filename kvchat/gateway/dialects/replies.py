@@ -203,7 +203,6 @@ class Heard:
                 self.whole = True
 
     def _whole(self, body: Json) -> None:
-        """An answer in one piece."""
         self._count(body)
         match self.form:
             case Form.CHAT | Form.COMPLETION:
@@ -237,7 +236,6 @@ class Heard:
 
 
 def _finished(block: Json) -> Json:
-    """A block of a stream, as one in an answer of one piece."""
     if block.get("type") != "tool_use" or "partial_json" not in block:
         return block
     told = {name: value for name, value in block.items() if name != "partial_json"}

@@ -48,7 +48,6 @@ class Place:
     role: str = ""
 
     def cause(self, code: ReasonCode) -> Reason:
-        """What happened at this message."""
         return Reason(code, {"number": self.number + 1, "role": self.role[:_LONGEST_NAME]})
 
 
@@ -154,7 +153,6 @@ def _option(one: Contents, name: str) -> object:
 
 
 def _of_tools(before: Contents, now: Contents) -> Reason:
-    """What happened to the tool list."""
     if not before.tools:
         return Reason(ReasonCode.TOOLS_CHANGED)
     theirs, ours = dict(before.tools), dict(now.tools)
@@ -175,7 +173,6 @@ def _change(code: ReasonCode, names: list[str]) -> Reason:
 
 
 def _of_messages(before: tuple[Message, ...], now: tuple[Message, ...], place: Place) -> Reason:
-    """What happened to the message that is another one."""
     number = place.number
     ours = now[number]
     theirs = before[number] if number < len(before) else Message("", "")

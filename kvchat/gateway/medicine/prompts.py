@@ -59,7 +59,6 @@ class Contents:
 
     @property
     def bytes(self) -> int:
-        """Return what its texts take in memory."""
         said = (text for message in self.messages for text in (message.role, message.text, message.reasoning))
         told = (text for tool in self.tools for text in tool)
         return sum(map(getsizeof, (*self.system, *told, *said)))
@@ -196,7 +195,7 @@ class Prompt:
         return len(np.intersect1d(self.sketch, other.sketch, assume_unique=True)) / smaller if smaller else 0.0
 
     def goes_on_from(self, other: Prompt) -> bool:
-        """Whether nothing of the other would have to be read again for this one."""
+        """True if nothing of the other would have to be read again for this one."""
         return self.shares(other) >= min(len(self), max(len(other) - _REPLY_HEAD, 1))
 
 
@@ -256,7 +255,6 @@ class RecentPrompts:
         return best
 
     def keep(self, whose: Whose, prompt: Prompt, instead: Prompt | None) -> None:
-        """Keep a prompt, `instead` of one that it goes on from."""
         kept = self._kept.setdefault(whose, OrderedDict())
         for key in [key for key, one in kept.items() if one is instead]:
             del kept[key]
@@ -271,6 +269,5 @@ class RecentPrompts:
                 del self._kept[oldest]
 
     def forget(self, program: str | None) -> None:
-        """Forget a program, or all."""
         for whose in [whose for whose in self._kept if program in (None, whose[0])]:
             del self._kept[whose]

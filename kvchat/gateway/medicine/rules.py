@@ -31,12 +31,10 @@ class Located:
 
     @property
     def value(self) -> Any:
-        """The value itself."""
         return _decode(self.text, self.start)[0]
 
     @property
     def source(self) -> str:
-        """As it stands in the text."""
         return self.text[self.start : self.end]
 
     def members(self) -> dict[str, Located]:
@@ -80,7 +78,6 @@ class Edit:
 
 
 def located(text: str) -> Located:
-    """The whole of a well-formed JSON text."""
     start = _skip(text, 0)
     return Located(text, start, _decode(text, start)[1])
 
@@ -114,7 +111,6 @@ _MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct",
 
 
 def masked(text: str) -> str:
-    """The text without what its clocks say: equal for two that differ in nothing else."""
     return CLOCK.sub("⏲", text)
 
 
@@ -142,7 +138,7 @@ def telling_now(text: str, now: datetime) -> list[re.Match[str]]:
 
 
 def has_date(clock: str) -> bool:
-    """Whether it tells more than a time of the day."""
+    """True if it tells more than a time of the day."""
     return re.search(r"\d{4}", clock) is not None and not re.fullmatch(_TIME, clock, re.IGNORECASE)
 
 
@@ -192,7 +188,7 @@ class Held:
     told: OrderedDict[tuple[str, str], int] = field(default_factory=OrderedDict)  # what stood where, as it came
 
     def differs(self, rule: str, where: str, before: str) -> bool:
-        """Whether that stands there for the first time since something else did; it is remembered."""
+        """True if that stands there for the first time since something else did; it is remembered."""
         last = self.told.pop((rule, where), None)
         self.told[rule, where] = hash(before)
         _trim(self.told)
@@ -281,7 +277,6 @@ RULES: dict[str, Rule] = {
 
 
 def apply(name: str, body: Located, held: Held, now: datetime) -> list[tuple[Edit, Change]]:
-    """What a rule has to change in a body. Raises whatever comes of a body without the shape of a request."""
     return list(_DO[name](body, held, now))
 
 
@@ -317,7 +312,6 @@ def _texts(content: Located) -> Iterator[Located]:
 
 
 def _line(text: str, match: re.Match[str], said: str) -> str:
-    """The line around a clock, as if that said so."""
     start, end = text.rfind("\n", 0, match.start()) + 1, text.find("\n", match.end())
     rest = text[match.end() : len(text) if end < 0 else end]
     return f"{text[max(start, match.start() - 120) : match.start()]}{said}{rest[:120]}"

@@ -25,7 +25,6 @@ class Access:
 
     @property
     def v1(self) -> str:
-        """The address as OpenAI's clients want it."""
         return f"{self.url}/v1"
 
     @property

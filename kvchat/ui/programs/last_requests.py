@@ -39,7 +39,6 @@ class LastRequests(QWidget):
         look.changed.connect(self._look_anew)
 
     def show_requests(self, requests: Sequence[Passage]) -> None:
-        """Show these."""
         self._requests = {one.id: one for one in requests[:_MOST]}
         self.setVisible(bool(requests))
         self.list.show_rows([_row(one) for one in self._requests.values()])
@@ -100,7 +99,6 @@ class LastRequests(QWidget):
         return made
 
     def _look_anew(self) -> None:
-        """The texts in another size, and what is marked in other colours."""
         self._shown = None
         self._show_current()
         self._fit()

@@ -46,7 +46,6 @@ class ProgramDetails(QWidget):
         self._fit()
 
     def show_program(self, name: str, total: Total, on: Collection[str]) -> None:
-        """Show this program, with the rules that are on."""
         for rule, switch in self.rules.items():
             lost = Sum()
             for one in (one for cause, one in total.misses.items() if MENDED_BY.get(ReasonCode(cause)) == rule):
@@ -91,11 +90,10 @@ class RuleSwitch(Entry):
 
     @property
     def on(self) -> bool:
-        """Whether it is on, as it is shown."""
         return self.switch.isChecked()
 
     def show_rule(self, *, on: bool, spared: Sum | None, lost: Sum) -> None:
-        """Whether it is on, and what came of it; `lost`: what was read again for want of it."""
+        """True if it is on, and what came of it; `lost`: what was read again for want of it."""
         self.switch.setChecked(on)
         words = [self._words]
         if spared:

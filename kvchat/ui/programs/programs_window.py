@@ -64,7 +64,6 @@ class ProgramsWindow(Panel):
         look.changed.connect(self._fit)
 
     def refresh(self) -> None:
-        """Show what is known now."""
         door = self._door
         self._totals = door.totals.by_program()
         some, is_open = bool(self._totals or door.under_way or door.last), self._runtime.settings.door
@@ -82,7 +81,6 @@ class ProgramsWindow(Panel):
         self._show_current()
 
     def showEvent(self, event: QShowEvent) -> None:
-        """Show what there is, and what changes from now on."""
         super().showEvent(event)
         self._leave.setFocus()
         self.refresh()
@@ -97,7 +95,6 @@ class ProgramsWindow(Panel):
             self._soon.start()
 
     def _show_current(self) -> None:
-        """What there is to say of the program that is chosen."""
         chosen = self.list.current
         name = str(chosen.value) if chosen else ""
         total = self._totals.get(name)
@@ -108,7 +105,6 @@ class ProgramsWindow(Panel):
         self.forget.setEnabled(total is not None)
 
     def _switch(self, rule: str, on: bool) -> None:
-        """A rule, for the program that is chosen."""
         chosen = self.list.current
         if chosen is None:
             return
@@ -133,7 +129,6 @@ class ProgramsWindow(Panel):
         self.refresh()
 
     def _fit(self) -> None:
-        """The list is as high as its rows, up to a few."""
         rows = min(max(len(self.list.rows), 1), _MOST_SHOWN)
         height = self.list.sizeHintForRow(0) if self.list.rows else self._look.px(54)
         self.list.setFixedHeight(rows * max(height, 1) + 2 * self.list.frameWidth() + self._look.px(6))

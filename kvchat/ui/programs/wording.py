@@ -24,7 +24,6 @@ _LEAST_SAVED_MS = 1000.0
 
 
 def stage_of(passage: Passage) -> str:
-    """What is being done for a request."""
     if passage.stage is Stage.READING and passage.prompt:
         left = passage.prompt - (passage.found or 0)
         return _("reading, {read} of {left} tokens", read=number(passage.read), left=number(left))
@@ -37,7 +36,6 @@ def holder_of(owner: str, titles: Mapping[str, str]) -> str:
 
 
 def program_line(total: Total, now: datetime) -> str:
-    """A program in a line."""
     parts = [several(total.requests, "{count} request", "{count} requests")]
     if total.last_at:
         parts.append(_("the last one {when}", when=since(datetime.fromtimestamp(total.last_at, UTC), now)))
@@ -52,7 +50,6 @@ def found_share(total: Total) -> str:
 
 
 def all_together(totals: Sequence[Total]) -> str:
-    """All programs in a sentence."""
     prompt, cached = sum(one.prompt for one in totals), sum(one.cached for one in totals)
     programs = several(len(totals), "{count} program", "{count} programs")
     requests = sum(one.requests for one in totals)
@@ -69,7 +66,6 @@ def told_of(one: Sum) -> str:
 
 
 def request_title(passage: Passage) -> str:
-    """A request by when it came and what for."""
     at = datetime.fromtimestamp(passage.at).astimezone()
     today = at.date() == datetime.now().date()
     when, model = f"{at:%H:%M:%S}" if today else moment_of(at), passage.model or _("the model in use")
@@ -77,7 +73,6 @@ def request_title(passage: Passage) -> str:
 
 
 def request_line(passage: Passage) -> str:
-    """A request in a line."""
     if passage.stage in _ENDED:
         status = f" ({passage.status})" if passage.status >= 400 else ""
         return f"{_(_ENDED[passage.stage])}{status}"
@@ -123,7 +118,6 @@ def _first_word_ms(passage: Passage) -> float:
 
 
 def source_of(passage: Passage) -> Source:
-    """Where its prompt came from."""
     return next((one for one in Source if one.value == passage.source), Source.COLD)
 
 
