@@ -48,31 +48,24 @@ class Settling:
 
         `going_on`: the history with its last reply open, if that may be continued. Raises EngineGone.
         """
-        try:
-            await self._run(lease, boundary, label, going_on)
-        except EngineRefused as refusal:
-            self._tell(SaveSkipped(why_not_saved(refusal)))
-
-    async def _run(self, lease: Lease, find: Boundary, label: str | None, going_on: Sequence[ChatMessage]) -> None:
         engine = lease.engine
         contents = lease.slot.known(engine)
         keeps = lease.keeps and engine.remembers(len(contents.tokens) if contents else 0)
-        if keeps:
-            self._tell(Saving())
-            if going_on and not engine.can_cut:
-                await self._save_where_it_goes_on(lease, label, going_on)
-        boundary = await self._unless_superseded(find()) or ()
-        settled = bool(boundary) and await self._settled(lease, boundary)
-        if settled and keeps:
-            await self._save(lease, boundary, label)
-        elif keeps and (self._goes_on or not await lease.keep_what_was_read(label)):
-            self._tell(SaveSkipped(Reason(ReasonCode.NEXT_MESSAGE)))
-
-    async def _save_where_it_goes_on(self, lease: Lease, label: str | None, going_on: Sequence[ChatMessage]) -> None:
-        """Also save at the very end of a reply that may be continued: the turn boundary is beyond."""
-        end = await self._unless_superseded(lease.engine.engine.prompt_tokens(going_on))
-        if end and await self._settled(lease, end):
-            await self._save(lease, end, label, tell=False)
+        try:
+            if keeps:
+                self._tell(Saving())
+                if going_on and not engine.can_cut:  # the turn boundary is beyond where it may be continued
+                    end = await self._unless_superseded(engine.engine.prompt_tokens(going_on))
+                    if end and await self._settled(lease, end):
+                        await self._save(lease, end, label, tell=False)
+            at = await self._unless_superseded(boundary()) or ()
+            settled = bool(at) and await self._settled(lease, at)
+            if settled and keeps:
+                await self._save(lease, at, label)
+            elif keeps and (self._goes_on or not await lease.keep_what_was_read(label)):
+                self._tell(SaveSkipped(Reason(ReasonCode.NEXT_MESSAGE)))
+        except EngineRefused as refusal:
+            self._tell(SaveSkipped(why_not_saved(refusal)))
 
     async def _settled(self, lease: Lease, tokens: Tokens) -> bool:
         size = int(len(tokens) * lease.engine.kv_bytes_per_token) if lease.keeps else 0

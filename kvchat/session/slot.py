@@ -148,10 +148,21 @@ async def plan(
         return Plan(as_it_is)  # its own turn boundary, or beyond it: nothing can leave less
     if held and held > len(prompt) - LEAST_GAIN:  # nothing is worth a restore: it need not be looked for
         return Plan(as_it_is)
-    best = await _best(store, engine, owner, prompt, lambda gain, size: worth(gain - held, size))
-    if isinstance(best, Miss):
-        return Plan(as_it_is if held else replace(as_it_is, miss_reason=best.reason))
-    return Plan(as_it_is, best)
+    if not engine.saves:
+        miss = Reason(ReasonCode.NO_RESTORING)
+    elif not engine.remembers(len(prompt)):
+        miss = Reason(ReasonCode.TOO_SHORT)
+    else:
+        best = await found(store, engine, owner, prompt)
+        if isinstance(best, Miss):
+            miss = best.reason
+        elif not worth(best.tokens_used - held, best.bytes):
+            miss = Reason(ReasonCode.NOT_WORTH_IT)
+        elif not engine.sees and min(best.save_point.tokens) <= FIRST_ID:  # the engine would refuse a good state
+            miss = Reason(ReasonCode.NEEDS_PROJECTOR)
+        else:
+            return Plan(as_it_is, best)
+    return Plan(as_it_is if held else replace(as_it_is, miss_reason=miss))
 
 
 def unchanged(engine: ReadyEngine, contents: SlotContents | None, prompt: Tokens) -> Loaded:
@@ -167,20 +178,3 @@ async def found(store: SavePointStore, engine: ReadyEngine, owner: str, prompt: 
     return await asyncio.to_thread(
         store.find, engine.fingerprint, prompt, can_cut=engine.can_cut, conversation_id=owner
     )
-
-
-async def _best(
-    store: SavePointStore, engine: ReadyEngine, owner: str, prompt: Tokens, worth: Callable[[int, int], bool]
-) -> RestorePlan | Miss:
-    if not engine.saves:
-        return Miss(Reason(ReasonCode.NO_RESTORING))
-    if not engine.remembers(len(prompt)):
-        return Miss(Reason(ReasonCode.TOO_SHORT))
-    best = await found(store, engine, owner, prompt)
-    if isinstance(best, Miss):
-        return best
-    if not worth(best.tokens_used, best.bytes):
-        return Miss(Reason(ReasonCode.NOT_WORTH_IT))
-    if not engine.sees and min(best.save_point.tokens) <= FIRST_ID:  # the engine would refuse a good state
-        return Miss(Reason(ReasonCode.NEEDS_PROJECTOR))
-    return best

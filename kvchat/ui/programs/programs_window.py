@@ -2,29 +2,187 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 
 from PySide6.QtCore import Qt, QTimer, Signal
 from PySide6.QtGui import QShowEvent
-from PySide6.QtWidgets import QWidget
+from PySide6.QtWidgets import QGridLayout, QProgressBar, QVBoxLayout, QWidget
 
 from kvchat.chat.events import EngineChanged, Event, SettingsChanged
-from kvchat.gateway.requests import Total
+from kvchat.door_service import InEngine
+from kvchat.gateway.medicine.causes import MENDED_BY
+from kvchat.gateway.medicine.rules import RULES, Rule
+from kvchat.gateway.requests import Passage, Stage, Sum, Total
 from kvchat.runtime import Runtime
-from kvchat.ui.base.building import STRETCH, button, column, label, row
+from kvchat.ui.base.building import STRETCH, button, column, label, progress_bar, row
 from kvchat.ui.base.tasks import TaskRunner
 from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.confirm import confirm
 from kvchat.ui.dialogs.panel import Panel
 from kvchat.ui.programs.last_requests import LastRequests
-from kvchat.ui.programs.live_rows import LiveRows
-from kvchat.ui.programs.program_details import ProgramDetails
-from kvchat.ui.programs.wording import all_together, found_share, program_line
-from kvchat.ui.widgets.layouts import ScrollPage
+from kvchat.ui.programs.wording import all_together, found_share, holder_of, program_line, stage_of, told_of
+from kvchat.ui.widgets.controls import Switch
+from kvchat.ui.widgets.entries import Entry
+from kvchat.ui.widgets.layouts import ElidedLabel, ScrollPage
 from kvchat.ui.widgets.lists import Row, RowList, Tone
-from kvchat.words.language import N_, _
+from kvchat.words.language import N_, _, number, sentences, several
+from kvchat.words.reasons import Reason, ReasonCode
+from kvchat.words.wording import tokens_short
+
+_MOST_CAUSES = 6
+_MOST = 12  # rows; the rest is counted
+_NAME_WIDTH, _BAR_WIDTH = 140, 90  # pixels at 100 % text
+
+
+class LiveRows(QWidget):
+    """A line each. Lines are kept and filled anew: it changes many times a second."""
+
+    def __init__(self, look: Look) -> None:
+        super().__init__()
+        self._look = look
+        self.rows: list[LiveRow] = []
+        self.more = label(kind="small")
+        self._lines: QVBoxLayout = column(spacing=4)
+        column(
+            label(_("In the engine now"), "strong"), self._lines, self.more, on=self, spacing=6, margins=(0, 0, 0, 10)
+        )
+
+    def show_now(self, under_way: Sequence[Passage], in_engine: Sequence[InEngine], titles: Mapping[str, str]) -> None:
+        """Requests first; what nobody asks for just now after them."""
+        busy = {one.slot for one in under_way if one.stage is not Stage.QUEUED}
+        told = [(one.program, stage_of(one), _done(one)) for one in under_way]
+        for one in in_engine:
+            if one.place not in busy and one.tokens:
+                words = _("ready, {tokens} tokens", tokens=tokens_short(one.tokens))
+                told.append((holder_of(one.owner, titles), words, None))
+        while len(self.rows) < min(len(told), _MOST):
+            self.rows.append(LiveRow(self._look))
+            self._lines.addWidget(self.rows[-1])
+        for at, line in enumerate(self.rows):
+            line.setVisible(at < len(told))
+            if at < len(told):
+                line.say(*told[at])
+        self.more.setText(several(len(told) - _MOST, "and {count} other", "and {count} others"))
+        self.more.setVisible(len(told) > _MOST)
+        self.setVisible(bool(told))
+
+
+class LiveRow(QWidget):
+    """Who, what, and how far."""
+
+    def __init__(self, look: Look) -> None:
+        super().__init__()
+        self._look = look
+        self.name, self.words = ElidedLabel(), ElidedLabel("muted")
+        self.bar: QProgressBar = progress_bar(_("How much is read"))
+        row(self.name, (self.words, 1), self.bar, on=self, spacing=12, margins=0)
+        look.changed.connect(self._fit)
+        self._fit()
+
+    def say(self, name: str, words: str, done: float | None) -> None:
+        """Show this; `done` is a share, None where nothing is read."""
+        self.name.set_text(name)
+        self.words.set_text(words)
+        self.bar.setVisible(done is not None)
+        self.bar.setValue(round(1000 * (done or 0.0)))
+
+    def _fit(self) -> None:
+        self.name.setFixedWidth(self._look.px(_NAME_WIDTH))
+        self.bar.setFixedWidth(self._look.px(_BAR_WIDTH))
+
+
+def _done(passage: Passage) -> float | None:
+    if passage.stage is not Stage.READING or not passage.prompt:
+        return None
+    return min(1.0, ((passage.found or 0) + passage.read) / passage.prompt)
+
+
+class ProgramDetails(QWidget):
+    """Causes with bars, then a switch for each rule."""
+
+    rule_wanted = Signal(str, bool)  # its name, and whether it is to be on
+
+    def __init__(self, look: Look) -> None:
+        super().__init__()
+        self._look = look
+        self.causes = QGridLayout()
+        self.causes.setHorizontalSpacing(14)
+        self.causes.setVerticalSpacing(5)
+        self.causes.setColumnStretch(0, 1)
+        self._shown: object = None
+        self.rules = {name: RuleSwitch(look, rule) for name, rule in RULES.items()}
+        for name, switch in self.rules.items():
+            switch.wanted.connect(lambda on, name=name: self.rule_wanted.emit(name, on))
+        why, mend = label(_("Why it was read again"), "strong"), label(_("What can be done about it"), "strong")
+        column(why, self.causes, 6, mend, *self.rules.values(), on=self, spacing=6, margins=(0, 10, 0, 0))
+        look.changed.connect(self._fit)
+        self._fit()
+
+    def show_program(self, name: str, total: Total, on: Collection[str]) -> None:
+        for rule, switch in self.rules.items():
+            lost = Sum()
+            for one in (one for cause, one in total.misses.items() if MENDED_BY.get(ReasonCode(cause)) == rule):
+                lost.add(one.tokens, one.ms, one.times)
+            switch.show_rule(on=rule in on, spared=total.mended.get(rule), lost=lost)
+        if self._shown != (name, total.misses):
+            self._shown = name, {cause: Sum(one.times, one.tokens, one.ms) for cause, one in total.misses.items()}
+            self._fill(total)
+
+    def _fill(self, total: Total) -> None:
+        while (item := self.causes.takeAt(0)) is not None:
+            if (widget := item.widget()) is not None:
+                widget.hide()
+                widget.deleteLater()
+        causes = sorted(total.misses.items(), key=lambda one: (-one[1].ms, -one[1].tokens))
+        if not causes:
+            self.causes.addWidget(
+                label(_("Nothing of what it sent had to be read twice."), "muted", wraps=True), 0, 0, 1, 3
+            )
+        most = max((one.tokens for _, one in causes), default=1) or 1
+        for line, (cause, one) in enumerate(causes[:_MOST_CAUSES]):
+            reason = Reason(ReasonCode(cause)).words
+            words, bar = ElidedLabel(), progress_bar(f"{reason}: {told_of(one)}")
+            words.set_text(reason[:1].upper() + reason[1:])
+            bar.setValue(1000 * one.tokens // most)
+            self.causes.addWidget(words, line, 0)
+            self.causes.addWidget(bar, line, 1)
+            self.causes.addWidget(label(told_of(one)), line, 2, Qt.AlignmentFlag.AlignRight)
+
+    def _fit(self) -> None:
+        self.causes.setColumnMinimumWidth(1, self._look.px(110))
+
+
+class RuleSwitch(Entry):
+    """One rule: what it does, its switch, what it has spared or would have."""
+
+    wanted = Signal(bool)
+
+    def __init__(self, look: Look, rule: Rule) -> None:
+        self._words = _(rule.words)
+        self.switch = Switch(look, _(rule.title), self._words)
+        super().__init__(_(rule.title), self._words, self.switch)
+        self.switch.clicked.connect(self.wanted)
+
+    @property
+    def on(self) -> bool:
+        return self.switch.isChecked()
+
+    def show_rule(self, *, on: bool, spared: Sum | None, lost: Sum) -> None:
+        """True if it is on, and what came of it; `lost`: what was read again for want of it."""
+        self.switch.setChecked(on)
+        words = [self._words]
+        if spared:
+            tokens, came_to = number(spared.tokens), told_of(spared)
+            words.append(_("Has spared {tokens} tokens ({came_to}).", tokens=tokens, came_to=came_to))
+        if lost.times and not on:
+            tokens, came_to = number(lost.tokens), told_of(lost)
+            words.append(
+                _("For want of it {tokens} tokens were read again ({came_to}).", tokens=tokens, came_to=came_to)
+            )
+        self.say(sentences(*words))
+
 
 _EMPTY = N_(
     "No program has asked anything yet. Editors and agents on this computer can use the model that is loaded here, and "
