@@ -12,7 +12,7 @@ Below the chat: no conversation, no message, no database, no Qt. An owner is a t
   before other programs, and in spare time what is most urgent (`Rank`). Slots
   do not share computing: beside somebody who is waited for nothing is read ahead, but a chat may be restored. Two
   conversations never mix, and none has two slots. What changes the engine has all slots to itself; who waits for that
-  uses its own no more, so two never wait for each other. Turns stand in line (`chat/turn/turns.py`), and one that
+  uses its own no more, so two never wait for each other. Turns stand in line (`Allocator.turn`), and one that
   waits can be put first. A `Slot` remembers what it holds (whose, which tokens, of which engine process:
   `generation`), and what is there already is never restored into it.
 - **One context** (`session/slots.py`). The engine purges idle slots as it likes, fails all requests that together are
@@ -42,6 +42,6 @@ Below the chat: no conversation, no message, no database, no Qt. An owner is a t
   (`session/slots.py`).
 - **Save.** The engine writes into a slot folder; the store takes the file only if its header holds exactly the
   boundary's tokens and its size is what the engine said. An empty slot or another conversation's tokens are never
-  kept. Where another process keeps the store's list busy, the slot does not wait: the file is taken when that is
-  over (`Slots.soon`), before anything of the chat is deleted and before kvchat ends.
+  kept. What the store writes it writes in the order it was asked (`Slots.write`): a chat's last file before the chat's
+  deletion.
 """
