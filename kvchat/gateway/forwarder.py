@@ -107,6 +107,7 @@ class Forwarder:
         too_small = self.lease.engine.too_small(len(self.work.prompt.ids) + self._reserve)
         if not self.work.prompt.ids or not (answered or (self._goes_on and not too_small)):
             raise GaveWay
+        self.lease.slots.reads(self.lease.slot, self.work.prompt.ids)
         await self.mending.compare(self.work, self.lease)
         self.exchange.loaded = self._as_it_is
         self._found()

@@ -16,7 +16,7 @@ from kvchat.gateway.dialects.asked import Asked, Form
 from kvchat.gateway.dialects.prompts import Prompt as Rendered
 from kvchat.gateway.medicine import causes
 from kvchat.gateway.medicine.prompts import Parting, Prompt, RecentPrompts
-from kvchat.gateway.medicine.rules import RULES, Change, Held, apply, edited, located
+from kvchat.gateway.medicine.rules import RULES, Change, Held, edited, located
 from kvchat.gateway.requests import Passage, Sum, Total, is_lost
 from kvchat.gateway.work import Work
 from kvchat.kvstore.savepoint import Miss, StoreRefused, Tokens, common_prefix
@@ -55,7 +55,7 @@ class Medicine:
         try:
             text, changes = raw.decode(), list[Change]()
             for name in wanted:
-                if done := apply(name, located(text), held, now):
+                if done := list(RULES[name].changes(located(text), held, now)):
                     text = edited(text, [edit for edit, _ in done])
                     changes += [_short(change) for _, change in done]
             after = located(text).value if changes else body

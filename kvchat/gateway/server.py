@@ -1,4 +1,10 @@
-"""Listens: uvicorn in the event loop that there is, within bounds that no number of clients can break."""
+"""Listens: uvicorn in the event loop that there is, within bounds that no number of clients can break.
+
+uvicorn has no public way to bound its connections, so `_Connection` relies on `connections`, `cycle`, `conn` and `flow`
+of its H11Protocol, `_Server` on `capture_signals`, `main_loop` and `servers` of its Server; as in
+https://github.com/encode/uvicorn/blob/0.54.0/uvicorn/protocols/http/h11_impl.py and …/uvicorn/server.py. Where one of
+them is gone tests/gateway/test_door.py and test_attacks.py fail.
+"""
 
 from __future__ import annotations
 

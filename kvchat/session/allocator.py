@@ -271,6 +271,12 @@ class Allocator:
         finally:
             me.state = State.ANSWERS
 
+    def reads(self, slot: Slot, prompt: Tokens) -> None:
+        """Tell the prompt of the slot's holder, if it was not known when the slot was given."""
+        for use in self._using:
+            if use.slot is slot:
+                use.prompt = prompt
+
     # All slots
 
     @contextlib.asynccontextmanager

@@ -166,6 +166,8 @@ class Rule:
     name: str  # as it is stored
     title: str
     words: str  # one sentence
+    # What it has to change in a body. Raises whatever comes of a body without the shape of a request.
+    changes: Callable[[Located, Held, datetime], Iterator[tuple[Edit, Change]]]
 
 
 @dataclass(frozen=True)
@@ -195,10 +197,7 @@ class Held:
         return last is not None and last != hash(before)
 
 
-Changed = Iterator[tuple[Edit, Change]]
-
-
-def billing_header(body: Located, held: Held, now: datetime) -> Changed:
+def billing_header(body: Located, held: Held, now: datetime) -> Iterator[tuple[Edit, Change]]:
     """Without the line, or the whole block where it has nothing else."""
     system = body.members().get("system")
     if system is None:
@@ -222,7 +221,7 @@ def billing_header(body: Located, held: Held, now: datetime) -> Changed:
         yield Edit(system.start, system.end, rest), _without_header(held, match.group())
 
 
-def hold_clock(body: Located, held: Held, now: datetime) -> Changed:
+def hold_clock(body: Located, held: Held, now: datetime) -> Iterator[tuple[Edit, Change]]:
     """With the date and time that were told first, in the system prompt and the first message, for a day."""
     left = _LOOKED_AT
     for where, place in _fixed_texts(body):
@@ -249,10 +248,6 @@ def hold_clock(body: Located, held: Held, now: datetime) -> Changed:
         yield Edit(place.start, place.end, json.dumps(new, ensure_ascii=False)), change
 
 
-_DO: dict[str, Callable[[Located, Held, datetime], Changed]] = {
-    BILLING_HEADER: billing_header,
-    HOLD_CLOCK: hold_clock,
-}
 RULES: dict[str, Rule] = {
     rule.name: rule
     for rule in (
@@ -263,6 +258,7 @@ RULES: dict[str, Rule] = {
                 "Claude Code puts a number that is another one with each request before everything else; the model is "
                 "not told it."
             ),
+            billing_header,
         ),
         Rule(
             HOLD_CLOCK,
@@ -271,13 +267,10 @@ RULES: dict[str, Rule] = {
                 "The date and time that the program tells the model first stay for 24 hours, so the model may be a day "
                 "behind."
             ),
+            hold_clock,
         ),
     )
 }
-
-
-def apply(name: str, body: Located, held: Held, now: datetime) -> list[tuple[Edit, Change]]:
-    return list(_DO[name](body, held, now))
 
 
 def _without_header(held: Held, header: str) -> Change:
