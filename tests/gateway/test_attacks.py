@@ -10,8 +10,6 @@ import random
 import socket
 import sys
 from asyncio.subprocess import PIPE
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -24,11 +22,9 @@ from kvchat.gateway.dialects.asked import Form, understood
 from kvchat.gateway.dialects.replies import Heard
 from kvchat.gateway.keys import Keys
 from kvchat.session.slot import Slot
-from kvchat.settings import Settings
 from tests.engine_fixtures import FakeEngine
 from tests.gateway.corpus import REQUESTS
-from tests.gateway.doors import OpenDoor, chat_body, door
-from tests.library.gguf_files import LLAMA, write_gguf
+from tests.gateway.doors import OpenDoor, chat_body
 
 HOST = b"Host: localhost\r\n"
 GET = b"GET /v1/models HTTP/1.1\r\n" + HOST
@@ -81,14 +77,6 @@ for _ in range(int(sys.argv[2])):
 print("all are there", flush=True)
 sys.stdin.read()
 """
-
-
-@pytest.fixture
-async def at(tmp_path: Path, fake_engine: FakeEngine) -> AsyncIterator[OpenDoor]:
-    model = write_gguf(tmp_path / "heron.gguf", dict(LLAMA))
-    settings = Settings(model_path=str(model), engine_path=str(fake_engine.path), context_size=4096, free_floor_bytes=0)
-    async with door(tmp_path / "home", settings) as one:
-        yield one
 
 
 async def status_of(at: OpenDoor, said: bytes) -> int:

@@ -36,7 +36,6 @@ from tests.engine.waiting import until
 from tests.engine_fixtures import FakeEngine
 from tests.gateway.corpus import REQUESTS
 from tests.gateway.doors import OpenDoor, chat_body, door
-from tests.library.gguf_files import LLAMA, write_gguf
 
 BOMB = "boom"
 CRASHED = EngineFailure(FailureKind.CRASHED, "", "", "")
@@ -45,12 +44,12 @@ KILLED = EngineFailure(FailureKind.KILLED, "", "", "")
 
 
 @pytest.fixture
-async def at(tmp_path: Path, fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[OpenDoor]:
+async def at(
+    tmp_path: Path, settings: Settings, fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[OpenDoor]:
     """A door with four slots, on an engine that crashes at a word and is started again at once."""
     monkeypatch.setattr(RestartPolicy, "delay_s", lambda *_: 0.0)
     fake_engine.set(FAKE_DIE_ON=BOMB, FAKE_REPLY="word " * 10)
-    model = write_gguf(tmp_path / "heron.gguf", dict(LLAMA))
-    settings = Settings(model_path=str(model), engine_path=str(fake_engine.path), context_size=4096, free_floor_bytes=0)
     async with door(tmp_path / "home", replace(settings, slots=4)) as one:
         await one.chat("Hello")
         await one.settled()

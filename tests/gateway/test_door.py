@@ -39,18 +39,6 @@ from tests.library.gguf_files import LLAMA, write_gguf
 from tests.store_contents import StoreContents
 
 
-@pytest.fixture
-def settings(tmp_path: Path, fake_engine: FakeEngine) -> Settings:
-    model = write_gguf(tmp_path / "heron.gguf", dict(LLAMA))
-    return Settings(model_path=str(model), engine_path=str(fake_engine.path), context_size=4096, free_floor_bytes=0)
-
-
-@pytest.fixture
-async def at(tmp_path: Path, settings: Settings) -> AsyncIterator[OpenDoor]:
-    async with door(tmp_path / "home", settings) as one:
-        yield one
-
-
 async def test_a_port_that_another_program_has_is_told() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -154,15 +142,8 @@ async def test_a_client_cannot_choose_the_slot(at: OpenDoor, fake_engine: FakeEn
     assert (body["id_slot"], body["cache_prompt"]) == (0, True)
 
 
-@pytest.fixture
-async def strict(tmp_path: Path, settings: Settings) -> AsyncIterator[OpenDoor]:
-    """A door that refuses unknown model names."""
-    async with door(tmp_path / "home", replace(settings, door_any_model=False)) as one:
-        yield one
-
-
-async def test_refusals_have_the_dialects_own_shape(strict: OpenDoor) -> None:
-    at = strict
+async def test_refusals_have_the_dialects_own_shape(at: OpenDoor) -> None:
+    await at.runtime.apply_settings(replace(at.runtime.settings, door_any_model=False))
     for path, shape in (("/v1/chat/completions", "openai"), ("/v1/messages", "anthropic"), ("/v1/responses", "openai")):
         for body, status in ((b"{bad", 400), (b"[]", 400), (b'{"model": "gpt-4o", "messages": []}', 404)):
             answer = await at.client.post(path, content=body)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -25,23 +25,14 @@ from tests.engine_fixtures import FakeEngine
 from tests.gateway import agents
 from tests.gateway.corpus import TEMPLATE
 from tests.gateway.doors import OpenDoor, door, receipt_in
-from tests.library.gguf_files import LLAMA, write_gguf
 
 TODAY, TOMORROW = (f"{datetime.now() + timedelta(days=days):%a %b %d %Y}" for days in (0, 1))
 AGENTS = {"/v1/messages": "claude-cli/2.1.177 (external, cli)", "/v1/chat/completions": "opencode/1.18.33"}
 
 
 @pytest.fixture
-def settings(tmp_path: Path, fake_engine: FakeEngine) -> Settings:
-    model = write_gguf(tmp_path / "heron.gguf", dict(LLAMA))
-    settings = Settings(model_path=str(model), engine_path=str(fake_engine.path), context_size=8192, free_floor_bytes=0)
-    return replace(settings, door_any_model=True)
-
-
-@pytest.fixture
-async def at(tmp_path: Path, settings: Settings) -> AsyncIterator[OpenDoor]:
-    async with door(tmp_path / "home", settings) as one:
-        yield one
+def settings(settings: Settings) -> Settings:
+    return replace(settings, context_size=8192, door_any_model=True)
 
 
 def real(folder: Path, model: Path, engine: EngineLocation, template: str = TEMPLATE, more: str = "") -> Settings:
