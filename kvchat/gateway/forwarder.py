@@ -69,7 +69,7 @@ class Forwarder:
             self.ahead = False  # the next time it is known
             return await self._forward_ahead()
         if self.work.rendered_by != self.lease.engine.generation:
-            await self.work.render(self.lease.engine)
+            await self._render()
         if self.work.passage.found is None:  # else it begins again
             await self.mending.compare(self.work, self.lease)
         wanted = len(self.work.prompt.ids) + self._reserve
@@ -103,15 +103,18 @@ class Forwarder:
 
     async def _catch_up(self, *, answered: bool) -> None:
         """Find the ids of a prompt that was passed on before, and what the slot was to it."""
-        await self.work.render(self.lease.engine)
+        await self._render()
         too_small = self.lease.engine.too_small(len(self.work.prompt.ids) + self._reserve)
         if not self.work.prompt.ids or not (answered or (self._goes_on and not too_small)):
             raise GaveWay
-        self.lease.slots.reads(self.lease.slot, self.work.prompt.ids)
         await self.mending.compare(self.work, self.lease)
         self.exchange.loaded = self._as_it_is
         self._found()
         self._note_loaded()
+
+    async def _render(self) -> None:
+        await self.work.render(self.lease.engine)
+        self.lease.slots.reads(self.lease.slot, self.work.prompt.ids)
 
     def _note_loaded(self) -> None:
         loaded = self.exchange.loaded

@@ -272,10 +272,12 @@ class Allocator:
             me.state = State.ANSWERS
 
     def reads(self, slot: Slot, prompt: Tokens) -> None:
-        """Tell the prompt of the slot's holder, if it was not known when the slot was given."""
-        for use in self._using:
-            if use.slot is slot:
-                use.prompt = prompt
+        """Tell the prompt of the program that has the slot, if it was not known when the slot was given."""
+        me = next(use for use in self._using if use.slot is slot)
+        me.prompt = prompt
+        for use in self._asking:
+            if use.owner == me.owner and _extends(use.prompt, prompt):
+                use.after = (*use.after, me)
 
     # All slots
 
