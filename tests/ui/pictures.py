@@ -18,7 +18,6 @@ from pathlib import Path
 from unittest.mock import patch
 
 import qasync
-from kvchat.ui.presets.chat_settings import ChatSettings
 from PySide6.QtCore import QPoint, QRect, QSize, Qt
 from PySide6.QtGui import QColor, QImage, QPainter, QPixmap
 from PySide6.QtWidgets import QApplication, QDialog, QMenu, QProgressDialog, QWidget
@@ -47,6 +46,7 @@ from kvchat.ui.base.speaking import speak_here
 from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.notices import BugReportDialog, ImportReportDialog
 from kvchat.ui.rendering.text_page import LinkDialog
+from kvchat.ui.settings.chat_settings import ChatSettings
 from kvchat.ui.settings.other_programs import OtherProgramsPage
 from kvchat.ui.settings.presets import PresetsPage
 from kvchat.ui.sidebar.library_window import AddDialog

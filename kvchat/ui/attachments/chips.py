@@ -1,4 +1,4 @@
-"""What goes with a message: documents as chips, pictures small as tiles, and the windows that they open in.
+"""A message's attachments: documents as chips, pictures small as tiles, and the windows that they open in.
 
 Of the window's first picture: what decodes pictures is imported when there is one.
 """

@@ -1,1 +1,1 @@
-"""What all of the window is drawn with: colours, theme, style sheet, fonts, icons. Knows no chat and no runtime."""
+"""The window's colours, theme, style sheet, fonts, icons and plain widgets. Knows no chat and no runtime."""

@@ -1,4 +1,4 @@
-"""What nearly every widget is built with: a label, a button, a field, a row, a column."""
+"""Makers of plain widgets and layouts: a label, a button, a field, a row, a column."""
 
 from __future__ import annotations
 

@@ -150,7 +150,7 @@ def _in_all_sizes(svg: str) -> QIcon:
 
 
 class LogoState(Enum):
-    """What the tray shows."""
+    """A state that the tray shows."""
 
     STOPPED = "stopped"
     LOADING = "loading"

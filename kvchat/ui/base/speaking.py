@@ -1,4 +1,4 @@
-"""What is said: the window's language, and what a screen reader is told beyond what Qt's own widgets say."""
+"""The window's language, and what a screen reader is told beyond what Qt's own widgets say."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is told without being asked: the context meter under the composer, and the strip at the window's bottom."""
+"""The context meter under the composer, and the status strip at the window's bottom."""
 
 from __future__ import annotations
 

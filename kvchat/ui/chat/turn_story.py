@@ -1,4 +1,4 @@
-"""What the strip says about a conversation's current turn: events in, words out. No Qt."""
+"""The strip's remarks about a conversation's current turn: events in, words out. No Qt."""
 
 from __future__ import annotations
 
@@ -203,7 +203,7 @@ class TurnStory:
 
 
 def waiting_words(title: str, other: TurnStory, reply: str) -> str:
-    """What stands where a reply will be that waits for another chat's: for which one, and how far that is."""
+    """The line in place of a reply that waits for another chat's: which chat, and how far its reply is."""
     far = _("writing its reply")
     if other.fraction is not None:
         far = _("reading {share}", share=percent(other.fraction))

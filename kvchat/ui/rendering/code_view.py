@@ -281,8 +281,8 @@ class CodeView(QFrame):
         self.copy_button.setCursor(Qt.CursorShape.PointingHandCursor)
         for part in (self._label, self.copy_button):
             part.setParent(self)
-        self._copied = QTimer(self, singleShot=True, interval=_COPIED_MS)
-        self._copied.timeout.connect(lambda: self._show_copied(False))
+        self._back = QTimer(self, singleShot=True, interval=_COPIED_MS)
+        self._back.timeout.connect(lambda: self._show_copied(False))
         self._show_copied(False)
 
     def show_code(self, text: str, *, ended: bool) -> None:
@@ -307,7 +307,7 @@ class CodeView(QFrame):
     def _copy(self) -> None:
         QGuiApplication.clipboard().setText(self.text)
         self._show_copied(True)
-        self._copied.start()
+        self._back.start()
 
     def _show_copied(self, done: bool) -> None:
         self.copy_button.setText(_("Copied") if done else _("Copy"))

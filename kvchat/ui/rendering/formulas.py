@@ -177,7 +177,7 @@ class FormulaLayer:
         self._images: dict[int, QImage] = {}  # of those that were seen
 
     def html(self, formula: Formula, tag: str) -> str:
-        """What stands for one more formula in the document, in a block that begins with `tag`."""
+        """Return the HTML for one more formula of the document, in a block that begins with `tag`."""
         if not self._all.is_known(formula):
             self.awaited.add(formula)
             return formula_source(formula.source)
@@ -242,7 +242,7 @@ class FormulaLayer:
 
 @cache
 def _nothing() -> QImage:
-    """What QTextDocument draws for a formula."""
+    """The empty picture that QTextDocument draws for a formula."""
     image = QImage(1, 1, QImage.Format.Format_ARGB32_Premultiplied)
     image.fill(Qt.GlobalColor.transparent)
     return image

@@ -58,7 +58,7 @@ class Code:
 
 @dataclass(frozen=True)
 class Wide:
-    """What may be wider than the page, a table or a displayed formula, as HTML like Prose."""
+    """A table or a displayed formula, which may be wider than the page, as HTML like Prose."""
 
     html: str
     source: str
@@ -97,7 +97,7 @@ class Markdown:
         return list(_units(self._parser.parse(text, env)))
 
     def blocks(self, unit: Unit, source: str, env: Env) -> list[Block]:
-        """What a unit, which was written as `source`, looks like; more than one block if it is an item with code."""
+        """Render a unit, written as `source`; more than one block if it is a list item with code."""
         first = unit.tokens[0]
         if is_too_deep(unit.tokens):
             return [plain_block(source)]
@@ -226,7 +226,7 @@ def renderer_class(theme: Theme, *, links_within: bool = False) -> type[SafeRend
     """A renderer in these colours. `links_within`: those to another place of the same text are links, too."""
 
     class Renderer(SafeRenderer):
-        """What QTextDocument needs written otherwise; formulas stand as `<!--math:i-->`."""
+        """Writes HTML as QTextDocument needs it; formulas stand as `<!--math:i-->`."""
 
         def leads(self, url: str) -> bool:
             return super().leads(url) or (links_within and url.startswith("#"))
@@ -288,7 +288,7 @@ def renderer_class(theme: Theme, *, links_within: bool = False) -> type[SafeRend
 
 
 def _direction(tokens: Sequence[Token]) -> str:
-    """What a table needs whose words, the first of these, are written from right to left; else nothing."""
+    """Return the attributes of a table whose first words run from right to left; else nothing."""
     words = next((token.content for token in tokens if token.type == "inline" and token.content.strip()), "")
     strong = (kind for kind in map(bidirectional, words) if kind in ("L", "R", "AL"))
     return ' dir="rtl" align="right"' if next(strong, "L") != "L" else ""

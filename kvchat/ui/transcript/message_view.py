@@ -94,7 +94,7 @@ class MessageEditor(QFrame):
 
 
 class MessageView(QWidget):
-    """What both kinds of messages have. `begin` makes the parts, once the signals are connected."""
+    """Base of both kinds of messages. `begin` makes the parts, once the signals are connected."""
 
     accessible_role = QAccessible.Role.Grouping
     changed = Signal()  # it may be taller or shorter

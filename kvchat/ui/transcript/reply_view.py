@@ -175,7 +175,7 @@ class ReplyView(MessageView):
         self.render_now()
 
     def set_last(self, last: bool) -> None:
-        """Whether it is the last message: only then can it go on."""
+        """Offer to continue the reply only while it is the last message."""
         self._last = last
         self.action_row.stay(last)
         self._go_on.setVisible(last)

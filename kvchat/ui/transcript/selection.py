@@ -29,7 +29,7 @@ class Spot:
 
 
 class Selection(QObject):
-    """What is selected on the page, in one text or over several."""
+    """The selection on the page, in one text or over several."""
 
     def __init__(self, page: MessageColumn) -> None:
         super().__init__(page)

@@ -274,7 +274,7 @@ class Transcript(MessageColumn):
             text.link_reached.connect(lambda: self._show_inside(text, text.cursorRect()))
 
     def _hold(self, message_id: str) -> None:
-        """What the reader unfolds stays where it is and grows downwards; the last reply's end stays in sight."""
+        """Keep in place what the reader unfolds, which grows downwards; the last reply's end stays in sight."""
         follow, bar = self._follow, self.verticalScrollBar()
         is_last = self.row_of(message_id) == len(self.messages) - 1
         self._follow = follow and is_last and isinstance(self.views.get(message_id), ReplyView)

@@ -73,7 +73,7 @@ NOTATIONS = {"tokens": TOKENS, "days": DAYS, "minutes": MINUTES, "bytes": GIGABY
 
 
 class Entry(QWidget):
-    """What a page is made of. The control stands to the right of the words, or below them where it is `wide`."""
+    """One line of a settings page. The control stands to the right of the words, or below them where it is `wide`."""
 
     def __init__(self, title: str, words: str, control: QWidget, *, wide: bool = False) -> None:
         super().__init__()

@@ -42,7 +42,7 @@ Box = TypeVar("Box", QRect, QRectF)
 
 
 class Titled(Protocol):
-    """What every row has."""
+    """Any row: it has a first line."""
 
     @property
     def title(self) -> str:
@@ -112,7 +112,7 @@ class ItemModel(QAbstractListModel, Generic[R]):
 
 
 def _runs(places: Sequence[int]) -> list[tuple[int, int]]:
-    """Numbers in ascending order as runs, each from its first to its last."""
+    """Group ascending numbers into runs, each from its first to its last."""
     runs: list[tuple[int, int]] = []
     for place in places:
         if runs and runs[-1][1] == place - 1:
@@ -144,7 +144,7 @@ def write(painter: QPainter, option: QStyleOptionViewItem, box: QRect, words: st
 
 
 class ItemDelegate(QStyledItemDelegate):
-    """Draws a row. Subclasses draw what stands on the ground."""
+    """Draws a row: subclasses its contents, this the ground."""
 
     shows_selection = True
 
@@ -165,7 +165,7 @@ class ItemDelegate(QStyledItemDelegate):
         return small
 
     def paint_ground(self, painter: QPainter, option: QStyleOptionViewItem) -> None:
-        """What says that the row is selected, below the pointer, or has the keys."""
+        """Show that the row is selected, below the pointer, or has the keys."""
         theme, state = self.look.theme, option.state
         selected = self.shows_selection and state & QStyle.StateFlag.State_Selected
         if selected or state & QStyle.StateFlag.State_MouseOver:
@@ -198,7 +198,7 @@ class ItemList(QListView):
 
 
 class Tone(Enum):
-    """What a chip's colour says."""
+    """The meaning of a chip's colour."""
 
     PLAIN = "plain"
     GOOD = "good"
