@@ -4,14 +4,23 @@ import asyncio
 import contextlib
 import gc
 import os
+import socket
+import ssl
 import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
+from datetime import UTC, datetime, timedelta
 from itertools import pairwise
+from pathlib import Path
 
 import psutil
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.x509.oid import NameOID
 
 from kvchat.engine.running.plan import free_port
 from kvchat.engine.running.supervisor import EngineSupervisor
@@ -36,7 +45,9 @@ async def client(fake_engine: FakeEngine) -> AsyncIterator[LlamaServerClient]:
 
 
 @contextlib.asynccontextmanager
-async def scripted(status: int, body: str) -> AsyncIterator[tuple[LlamaServerClient, list[str]]]:
+async def scripted(
+    status: int, body: str, tls: ssl.SSLContext | None = None
+) -> AsyncIterator[tuple[LlamaServerClient, list[str]]]:
     """A client of a server that answers everything so, and the heads of the requests it saw."""
     seen: list[str] = []
 
@@ -45,9 +56,9 @@ async def scripted(status: int, body: str) -> AsyncIterator[tuple[LlamaServerCli
             seen.append((await reader.readuntil(b"\r\n\r\n")).decode())
             writer.write(f"HTTP/1.1 {status} So\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode())
 
-    server = await asyncio.start_server(answer, "127.0.0.1", 0)
-    port = server.sockets[0].getsockname()[1]
-    async with server, contextlib.aclosing(LlamaServerClient(f"http://127.0.0.1:{port}", "secret")) as client:
+    server = await asyncio.start_server(answer, "localhost", 0, family=socket.AF_INET, ssl=tls)
+    url = f"http{'s' if tls else ''}://localhost:{server.sockets[0].getsockname()[1]}"
+    async with server, contextlib.aclosing(LlamaServerClient(url, "secret")) as client:
         yield client, seen
 
 
@@ -257,6 +268,36 @@ async def test_the_key_is_not_shown_to_a_server_that_asks_for_none() -> None:
             await client.verify()
     assert len(seen) == 2
     assert all(client.key not in head for head in seen)
+
+
+async def test_a_reply_over_https_from_a_server_whose_certificate_is_trusted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "certificate.pem"
+    file.write_bytes(self_signed())
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(file)
+    body = 'data: {"choices": [{"delta": {"content": "Hello"}}]}\n\ndata: [DONE]\n\n'
+    async with scripted(200, body, tls) as (client, seen):
+        with pytest.raises(EngineGone):
+            await all_chunks(client)
+        monkeypatch.setattr(transport, "_certificates", lambda: ssl.create_default_context(cafile=file))
+        assert [chunk.text for chunk in await all_chunks(client)] == ["Hello"]
+        assert "Authorization: Bearer secret" in seen[0]
+
+
+def self_signed() -> bytes:
+    """Key and certificate of localhost, as PEM."""
+    key, name = (
+        ec.generate_private_key(ec.SECP256R1()),
+        x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")]),
+    )
+    now = datetime.now(UTC)
+    builder = x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+    builder = builder.not_valid_before(now - timedelta(days=1)).not_valid_after(now + timedelta(days=1))
+    builder = builder.add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
+    certificate = builder.sign(key, hashes.SHA256()).public_bytes(Encoding.PEM)
+    return certificate + key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
 
 
 @pytest.mark.parametrize(
