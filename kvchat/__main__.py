@@ -22,9 +22,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return child
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else whoever started it wants it deaf
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # while all is imported there is nothing to clean up
-    from kvchat.cli import process
+    from kvchat.cli.terminal import listen, run_process
 
-    return process.run(lambda: _main(sys.argv[1:], process.listen))
+    return run_process(lambda: _main(sys.argv[1:], listen))
 
 
 def _child(arguments: list[str]) -> int | None:

@@ -22,8 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvchat.cli.options import STANDARD_STREAM, Command, Place
-from kvchat.cli.process import FAILED, INTERRUPTED, Ended, hear_each_interrupt
-from kvchat.cli.terminal import Terminal, current_terminal, remark
+from kvchat.cli.terminal import FAILED, INTERRUPTED, Ended, Terminal, current_terminal, hear_each_interrupt, remark
 from kvchat.errors import KvchatError
 from kvchat.settings import Settings, load_settings, save_settings
 from kvchat.system.concurrency import Threads

@@ -220,7 +220,7 @@ def test_a_token_that_is_none_is_no_fault(environment: dict[str, str]) -> None:
 def test_threads_share_what_is_taken_of_memory() -> None:
     many = """
 import ctypes, threading
-from kvchat.cli import process
+from kvchat.cli.terminal import run_process
 def work():
     libc, all_there = ctypes.CDLL(None), threading.Barrier(8)
     def take():
@@ -231,7 +231,7 @@ def work():
     for thread in threads: thread.join()
     libc.malloc_stats()
     return 0
-process.run(work)
+run_process(work)
 """
     done = subprocess.run([sys.executable, "-c", many], capture_output=True, check=True, timeout=60)
     assert 1 <= done.stderr.count(b"Arena ") <= 2

@@ -11,7 +11,7 @@ import platformdirs.windows
 import pytest
 
 from kvchat.__main__ import main
-from kvchat.cli import process
+from kvchat.cli import terminal
 from kvchat.system.paths import NoHome, expanded, resolve_paths
 
 
@@ -42,7 +42,7 @@ def test_without_a_home_it_is_said(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.usefixtures("homeless")
 def test_a_folder_for_kvchat_alone_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KVCHAT_HOME", str(tmp_path))
-    process.make_at_home()
+    terminal.make_at_home()
     assert Path.home() == tmp_path
     monkeypatch.delenv("HOME")  # which monkeypatch knows nothing of
 
