@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 
+from kvchat.errors import KvchatError
 from kvchat.kvstore.blocks import positioned
 from kvchat.kvstore.blocks.plan import with_masked_rows
 from kvchat.kvstore.savepoint import Bounds, Cancelled, Miss, RestorePlan, StagedFile, StoreRefused, Tier, Tokens
 from kvchat.kvstore.saving import Window
-from kvchat.kvstore.store import SavePointStore
+from kvchat.kvstore.store import KeptMemory, SavePointStore, check_store
 from kvchat.words.reasons import Reason, ReasonCode
 from tests.kvstore.blocks.test_plan import made
 from tests.kvstore.slot_files import FINGERPRINT, parse_bytes
@@ -457,3 +458,30 @@ def test_what_nobody_waits_for_any_more_ends_and_leaves_nothing(bench: Bench) ->
     with pytest.raises(Cancelled):
         bench.store.stage(plan_of(bench.find(text(400))), bench.slots, cancelled=lambda: True)
     assert not list(bench.slots.iterdir())
+
+
+def test_who_only_looks_leaves_the_store_of_another_process_as_it_is(bench: Bench) -> None:
+    bench.save("thesis", text(300))
+    bench.take("thesis", text(400))
+    check_store(bench.folder)
+    kept = KeptMemory(bench.folder)
+    manifest = kept.manifest("thesis")
+    assert manifest is not None
+    assert manifest == bench.store.manifest("thesis")
+    assert {name: len(b"".join(content)) for name, content in kept.contents(manifest)} == manifest.blocks
+    assert kept.manifest("letter") is None
+    assert bench.restored(text(410)) == FULL.slot_file(text(400)), "what waits is still there"
+    assert KeptMemory(bench.folder.parent / "none").manifest("thesis") is None
+
+
+@pytest.mark.parametrize("trouble", ["newer", "a file"])
+def test_who_only_looks_says_why_no_store_can_be_had(bench: Bench, trouble: str) -> None:
+    folder = bench.folder
+    if trouble == "newer":
+        with bench.store._parts.index.write() as db:
+            db.execute("INSERT INTO migrations VALUES (999, 0)")
+    else:
+        folder = bench.folder.parent / "file"
+        folder.touch()
+    with pytest.raises(KvchatError):
+        check_store(folder)

@@ -35,7 +35,6 @@ class Header:
     """Magic, state version, and the token list."""
 
     span: Span
-    version: int
     wrapped: bool  # -1, 1, n, tokens, n_media, media… as newer servers write it, or the bare tokens
     tokens: Span  # the token ids alone, 4 bytes each
     media: Span | None = None  # n_media and what follows it, where there are pictures
@@ -109,7 +108,6 @@ class AttentionCache(CacheRows):
 
     cells: Span  # metadata of each row, `cell_size` bytes each
     cell_size: int  # 12, or 24 where cells carry M-RoPE positions and their token
-    types: tuple[int, ...]  # ggml type ids of K and, where there is V, of V
 
     @property
     def head(self) -> Span:
@@ -145,8 +143,6 @@ class RecurrentState:
     """The recurrent layers' state after the last token: nothing in it belongs to one token alone."""
 
     span: Span
-    position: int  # of the last token it has seen
-    layers: int  # recurrent ones
 
     @property
     def end(self) -> int:

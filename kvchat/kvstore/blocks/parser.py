@@ -117,14 +117,14 @@ class CacheReader:
         cells = Span(offset + 8, n_cells * cell_size)
         runs = self._cell_runs(cells, cell_size)
         try:
-            regions, types = self._regions(cells.end, n_cells, with_v)
+            regions = self._regions(cells.end, n_cells, with_v)
         except UnknownLayout as failure:
             failure.at = cells.end  # the cells at least were right, so this is what is wrong with the file
             raise
-        return AttentionCache(regions, runs, cells, cell_size, types)
+        return AttentionCache(regions, runs, cells, cell_size)
 
-    def _regions(self, offset: int, n_cells: int, with_v: bool) -> tuple[tuple[Region, ...], tuple[int, ...]]:
-        """The rows behind a cache's cells, K of all layers, then V if there is any; and the types of both."""
+    def _regions(self, offset: int, n_cells: int, with_v: bool) -> tuple[Region, ...]:
+        """The rows behind a cache's cells, K of all layers, then V if there is any."""
         v_trans, n_layer, _, _ = self._file.words(offset, "IIII", "a cache's head")
         if v_trans != 0:
             raise UnknownLayout("V is transposed (flash attention is off)")
@@ -144,7 +144,7 @@ class CacheReader:
                 end += 12 + n_cells * row_size
                 if end > self._file.size:
                     raise UnknownLayout("it ends within the rows")
-        return tuple(regions), tuple(types)
+        return tuple(regions)
 
     def _cell_runs(self, cells: Span, cell_size: int) -> tuple[Run, ...]:
         """Check every cell, and say in runs which tokens they are of."""
@@ -184,7 +184,7 @@ class CacheReader:
         layers = len(rows) // 2
         if not rows or len(rows) % 2 or len(set(rows[:layers])) > 1 or len(set(rows[layers:])) > 1:
             raise UnknownLayout("recurrent layers of an unknown form")
-        return RecurrentState(Span(offset, end - offset), position, layers)
+        return RecurrentState(Span(offset, end - offset))
 
 
 def _runs(positions: npt.NDArray[np.int32]) -> tuple[Run, ...]:
@@ -269,7 +269,7 @@ class _Parser:
         if span.end > self._file.size:
             raise UnknownLayout("it ends within the token list")
         if count < 4 or self._file.words(12, "i", "the token list") != (WRAPPED,):
-            return Header(span, version, wrapped=False, tokens=Span(12, 4 * count))
+            return Header(span, wrapped=False, tokens=Span(12, 4 * count))
         wrapping, n_tokens = self._file.words(16, "II", "the token list")
         if wrapping != WRAPPED_VERSION or n_tokens > count - 4:
             raise UnknownLayout("its token list has an unknown form")
@@ -278,7 +278,7 @@ class _Parser:
         if (n_media > 0) != (n_tokens < count - 4):
             raise UnknownLayout("its token list has an unknown form")
         media = Span(tokens.end, span.end - tokens.end) if n_media else None
-        return Header(span, version, wrapped=True, tokens=tokens, media=media)
+        return Header(span, wrapped=True, tokens=tokens, media=media)
 
     def _chains(self, offset: int, before: tuple[Cache, ...]) -> Iterator[tuple[tuple[Cache, ...], _End]]:
         """All ways to read the file from here to its end."""
