@@ -16,6 +16,7 @@ from kvchat.session.restore_cost import BreakEven
 from kvchat.session.restore_support import Finding, Strategy
 from kvchat.settings import GB
 from kvchat.ui.app.main_window import MainWindow
+from kvchat.ui.settings.chat_settings import ChatSettings
 from kvchat.ui.settings.model import ModelPage
 from kvchat.ui.settings.presets import PresetsPage
 from tests.ui.fake_runtime import FakeRuntime, a_receipt, counted
@@ -43,7 +44,7 @@ def furnish(runtime: FakeRuntime) -> None:
     for source in Source:
         runtime.chat.write("thesis", Role.USER, "Which lake is deepest?")
         runtime.chat.write("thesis", Role.ASSISTANT, "Baikal.", receipt=a_receipt(source, queue_wait_ms=4000.0))
-    runtime.chat.options.stored.append(Preset("Terse", "Be brief.", id="p"))
+    runtime.chat.keep(Preset("Terse", "Be brief."))
 
 
 async def open_all(runtime: FakeRuntime, window: MainWindow) -> list[QWidget]:
@@ -67,8 +68,7 @@ async def open_all(runtime: FakeRuntime, window: MainWindow) -> list[QWidget]:
     window.open_chat_settings()
     dialog = settings.page(PresetsPage).open(Preset("Terse", "Be brief."))
     sheet, palette = window.keyboard.open_sheet(), window.keyboard.open_palette()
-    chat = side._chat_settings
-    assert chat is not None
+    (chat,) = window.findChildren(ChatSettings)
     for menu in window.findChildren(QMenu):
         menu.aboutToShow.emit()
     beside = settings, storage, saved, programs, engine, models, manual, deleted, library, chat

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, date, datetime
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
+from typing import TypeVar
 
 from kvchat.chat.context import ContextService, ContextUse
-from kvchat.chat.deletion import Deleted, Organiser, RecentlyDeleted
 from kvchat.chat.events import (
     ConversationsChanged,
     EngineChanged,
@@ -22,17 +22,17 @@ from kvchat.chat.events import (
     ReplyFinished,
     SettingsChanged,
 )
-from kvchat.chat.options import AnswerSettings, ChatOptions, NewChat, Preset, check
-from kvchat.chat.options_service import OptionsService
+from kvchat.chat.options import NewChat, Preset, store_preset
 from kvchat.chat.prepared.library import Estimate, Ground, Library, Reading, Standing
 from kvchat.chat.prepared.record import Prepared
 from kvchat.chat.prepared.sources import Changes
 from kvchat.chat.prepared.sources import Source as DocumentSource
-from kvchat.chat.record.database import Draft, Drafts
-from kvchat.chat.record.messages import Attachment, Conversation, Message, MessageState, Receipt, Role, searched_text
+from kvchat.chat.record import tree
+from kvchat.chat.record.database import Database, Draft
+from kvchat.chat.record.messages import Attachment, Conversation, Message, MessageState, Receipt, Role
 from kvchat.chat.record.tree import Removed
-from kvchat.chat.search import Finder, Found, FoundChat
 from kvchat.chat.service import ChatService
+from kvchat.chat.turn import turns
 from kvchat.chat.turn.forecasts import Forecast, Forecasts
 from kvchat.chat.turn.statistics import KINDS, Replies, Statistics
 from kvchat.chat.turn.titles import Titles
@@ -40,7 +40,7 @@ from kvchat.door_service import DoorService, InEngine
 from kvchat.engine.finding.discovery import Device, EngineEntry, EngineKind, EngineLocation
 from kvchat.engine.speaking.connection import EngineState, EngineStatus
 from kvchat.engine.speaking.vitals import Vitals
-from kvchat.engine.speaking.wire import ENGINE_DEFAULTS, Sampling
+from kvchat.engine.speaking.wire import Sampling
 from kvchat.engine_host.choice import Capacity, ModelJudge
 from kvchat.engine_host.model import AnsweringModel
 from kvchat.engine_host.setup import EngineSetup
@@ -57,18 +57,20 @@ from kvchat.library.memory.machine import MemoryFacts
 from kvchat.library.memory.verdict import Judgement, Proposal
 from kvchat.library.model_library import FoundModel, JudgedModel, ModelLibrary, UnreadableFolder
 from kvchat.runtime import Runtime
+from kvchat.session.host import EngineHost
 from kvchat.session.proof import Source
 from kvchat.session.restore_cost import BreakEven
 from kvchat.session.restore_support import Finding, Strategy
 from kvchat.settings import GB, Settings, differ
-from kvchat.store_service import StoreService
+from kvchat.store_service import StoreService, open_store_or_none
+from kvchat.system.concurrency import Worker
 from kvchat.system.paths import Paths, resolve_paths
 from kvchat.system.secret_store import Keeper
-from kvchat.words.folding import has_terms, spans, terms_of
 from kvchat.words.wording import READ_AGAIN, TimeRange
 
 NOW = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
 TODAY = NOW.date()
+R = TypeVar("R")
 
 
 def a_receipt(source: Source = Source.DISK, **changes: object) -> Receipt:
@@ -151,109 +153,20 @@ class FakeForecasts(Forecasts):
         return Source.DISK if self._runtime.usage_of(id).save_points else Source.COLD
 
 
-class FakeOptions(OptionsService):
-    """Options, system prompts and presets in memory."""
-
-    def __init__(self, chat: FakeChat) -> None:
-        self.chat = chat
-        self.chosen_by_chat: dict[str, AnswerSettings] = {}
-        self.systems: dict[str, str] = {}
-        self.stored: list[Preset] = []
-
-    async def answer_settings(self, conversation_id: str) -> AnswerSettings:
-        return self.chosen_by_chat.get(conversation_id, AnswerSettings())
-
-    async def change(self, conversation_id: str, options: ChatOptions) -> None:
-        self.chosen_by_chat[conversation_id] = AnswerSettings(None, options)
-
-    async def begun(self, conversation_id: str) -> bool:
-        return bool(self.chat.said[conversation_id])
-
-    async def system_prompt(self, conversation_id: str) -> str:
-        return self.systems.get(conversation_id, "")
-
-    async def change_system_prompt(self, conversation_id: str, text: str) -> bool:
-        self.systems[conversation_id] = text
-        return await self.begun(conversation_id)
-
-    async def check(self, options: ChatOptions) -> None:
-        check(options)
-
-    async def presets(self) -> list[Preset]:
-        return sorted(self.stored, key=lambda preset: preset.name)
-
-    async def store_preset(self, preset: Preset) -> Preset:
-        kept = replace(preset, id=preset.id or f"p{len(self.stored)}")
-        others = [one for one in self.stored if one.id != kept.id]
-        self.stored = [*(replace(one, is_default=one.is_default and not kept.is_default) for one in others), kept]
-        return kept
-
-    async def delete_preset(self, preset: Preset) -> None:
-        self.stored = [one for one in self.stored if one.id != preset.id]
-
-    async def default_preset(self) -> Preset | None:
-        return next((one for one in self.stored if one.is_default), None)
-
-
-class FakeFinder(Finder):
-    """Looks at every message there is."""
-
-    def __init__(self, chat: FakeChat) -> None:
-        self._chat = chat
-        self.complete = True
-
-    async def find(self, query: str) -> Found:
-        terms = terms_of(query)
-        found = []
-        for one in await self._chat.conversations():
-            said = [m for m in self._chat.said[one.id] if terms and has_terms(searched_text(m), terms)]
-            if said:
-                ids = tuple(message.id for message in reversed(said))
-                excerpt = said[-1].content[:120]
-                in_document = not has_terms(said[-1].content, terms)
-                found.append(
-                    FoundChat(
-                        one.id,
-                        one.title,
-                        ids,
-                        excerpt,
-                        tuple(spans(excerpt, terms)),
-                        in_document,
-                    )
-                )
-        return Found(tuple(found), self.complete)
-
-    def begin_indexing(self) -> None:
-        pass
-
-
-class FakeDrafts(Drafts):
-    """Drafts in memory."""
-
-    def __init__(self) -> None:
-        self.kept: dict[str, str] = {}
-        self.kept_attached: dict[str, tuple[Attachment, ...]] = {}
-
-    async def attached(self) -> dict[str, tuple[Attachment, ...]]:
-        return dict(self.kept_attached)
-
-    async def all(self) -> dict[str, str]:
-        return dict(self.kept)
-
-    async def keep(self, drafts: Mapping[str, str], attached: Mapping[str, tuple[Attachment, ...]]) -> None:
-        self.kept |= drafts
-        self.kept_attached |= attached
-
-
 class FakeTitles(Titles):
     """A model that has the same name for every chat."""
 
     def __init__(self, chat: FakeChat) -> None:
         self._chat = chat
 
+    def close(self) -> None:
+        pass
+
+    def hear(self, busy: bool) -> None:
+        pass
+
     async def name(self, conversation_id: str) -> None:
-        self._chat.by_id[conversation_id] = replace(self._chat.by_id[conversation_id], title="Named by the model")
-        self._chat.events.publish(ConversationsChanged())
+        self._chat.change(conversation_id, title="Named by the model")
 
 
 class FakeDocuments(Library):
@@ -325,177 +238,82 @@ class FakeDocuments(Library):
         return self._chat.add(one.name)
 
 
-class FakeRecentlyDeleted(RecentlyDeleted):
-    """Chats that were deleted, in memory."""
-
-    def __init__(self, chat: FakeChat) -> None:
-        self._chat = chat
-        self.deleted: dict[str, Conversation] = {}
-
-    async def entries(self) -> list[Deleted]:
-        return [
-            Deleted(one.id, one.id, one.title, len(self._chat.said[one.id]), "", NOW, NOW + timedelta(days=7))
-            for one in reversed(self.deleted.values())
-        ]
-
-    async def restore(self, entry: Deleted) -> None:
-        self._chat.calls.append(("restore", entry.id))
-        await self.restore_chats([entry.id])
-
-    async def delete_now(self, wanted: Sequence[Deleted]) -> None:
-        self._chat.calls.append(("delete now", *(entry.id for entry in wanted)))
-        for entry in wanted:
-            del self.deleted[entry.id]
-        self._chat.events.publish(ConversationsChanged())
-
-    async def hide_chats(self, ids: Sequence[str]) -> None:
-        self.deleted |= {id: self._chat.by_id.pop(id) for id in ids}
-        self._chat.events.publish(ConversationsChanged())
-
-    async def restore_chats(self, ids: Sequence[str]) -> None:
-        self._chat.by_id |= {id: self.deleted.pop(id) for id in ids}
-        self._chat.events.publish(ConversationsChanged())
-
-
-class FakeOrganiser(Organiser):
-    """Moves the conversations in memory."""
-
-    def __init__(self, chat: FakeChat) -> None:
-        self._chat = chat
-
-    async def move(self, ids: Sequence[str], folder: str | None) -> None:
-        self._change(ids, folder=folder)
-
-    async def keep_on_top(self, ids: Sequence[str], on_top: bool) -> None:
-        self._change(ids, on_top=on_top)
-
-    async def archive(self, ids: Sequence[str], archived: bool) -> None:
-        self._change(ids, archived=archived)
-
-    async def delete(self, ids: Sequence[str]) -> None:
-        self._chat.calls.append(("delete", *ids))
-        await self._chat.recently_deleted.hide_chats(ids)
-
-    async def undo_delete(self, ids: Sequence[str]) -> None:
-        await self._chat.recently_deleted.restore_chats(ids)
-
-    def _change(self, ids: Sequence[str], **changes: object) -> None:
-        for id in ids:
-            self._chat.by_id[id] = replace(self._chat.by_id[id], **changes)  # type: ignore[arg-type]
-        self._chat.events.publish(ConversationsChanged())
-
-
 class FakeChat(ChatService):
-    """Conversations in memory. A sent message waits until the test plays the reply."""
+    """The real chats on disk, of which no turn asks an engine: a sent message waits until the test plays the reply."""
 
-    def __init__(self, events: EventBus) -> None:
-        self.events = events
-        self.by_id: dict[str, Conversation] = {}
-        self.options: FakeOptions = FakeOptions(self)
-        self.said: dict[str, list[Message]] = {}
-        self.branches: dict[str, list[Message]] = {}  # what is on the page after a switch to that message
+    def __init__(self, paths: Paths, events: EventBus, host: EngineHost) -> None:
         self.calls: list[tuple[str, ...]] = []
+        self._running: dict[str, asyncio.Future[Message | None]] = {}
+        self._live: dict[str, Message] = {}  # replies that are coming, by conversation
+        self._going_on: set[str] = set()  # replies of which nothing new has come yet
         self.ahead: str | None = None  # is answered, and the others wait
-        self.drafts: FakeDrafts = FakeDrafts()
-        self.context: FakeContext = FakeContext(self.calls)
-        self.verifying = SimpleNamespace(verify=self._verify)
-        self.finder: FakeFinder = FakeFinder(self)
-        self.recently_deleted: FakeRecentlyDeleted = FakeRecentlyDeleted(self)
-        self.organiser: FakeOrganiser = FakeOrganiser(self)
-        self.titles: FakeTitles = FakeTitles(self)
-        self.library: FakeDocuments = FakeDocuments(self)
-        self._ids = count(1)
         self.disk = asyncio.Lock()  # held by a test: no conversation begins meanwhile
         self.refuse: KvchatError | None = None  # raised instead of beginning a conversation
         self.counted = Statistics((), TODAY)
-        self._running: dict[str, asyncio.Future[Message | None]] = {}
-        self._going_on: set[str] = set()  # replies of which nothing new has come yet
+        self._ids = count(1)
+        worker = Worker("chats")
+        database, store = worker.call(Database, paths.database), open_store_or_none(paths, Settings())
+        parts = {"database": database, "worker": worker, "store": store, "host": host, "events": events}
+        super().__init__(**parts, keep_deleted_s=lambda: 7 * 86_400.0)  # type: ignore[arg-type]
+        self.context: FakeContext = FakeContext(self.calls)
+        self.titles: FakeTitles = FakeTitles(self)
+        self.library: FakeDocuments = FakeDocuments(self)
+        self.verifying = SimpleNamespace(verify=self._verify, leave=lambda chat: None)  # type: ignore[assignment]
 
-    @property
-    def answering(self) -> tuple[str, ...]:
-        return tuple(self._running)
-
-    @property
-    def busy(self) -> str | None:
-        return next(iter(self._running), None)
-
-    def is_answering(self, conversation_id: str) -> bool:
-        return conversation_id in self._running
-
-    def ahead_of(self, conversation_id: str) -> str | None:  # type: ignore[override]
+    def ahead_of(self, conversation_id: str) -> str | None:
         return self.ahead if conversation_id != self.ahead else None
 
-    async def _verify(self, conversation_id: str) -> bool:
-        self.calls.append(("verify", conversation_id))
-        return True
-
-    def go_first(self, conversation_id: str) -> None:  # type: ignore[override]
+    def go_first(self, conversation_id: str) -> None:
         self.calls.append(("go_first", conversation_id))
-
-    async def conversations(self) -> list[Conversation]:
-        return sorted(self.by_id.values(), key=lambda one: one.updated_at, reverse=True)
-
-    async def conversation(self, conversation_id: str) -> Conversation | None:
-        return self.by_id.get(conversation_id)
-
-    async def messages(self, conversation_id: str) -> list[Message]:
-        return list(self.said.get(conversation_id, []))
-
-    async def seconds_saved(self) -> dict[str, float]:
-        receipts = {id: [m.receipt for m in said if m.receipt] for id, said in self.said.items()}
-        return {id: sum(one.saved_ms or 0.0 for one in found) / 1000 for id, found in receipts.items()}
-
-    async def new_conversation(self, system: str | None = None) -> Conversation:
-        await asyncio.sleep(0)  # as the database would, let others run meanwhile
-        self.calls.append(("new",))
-        async with self.disk:
-            if self.refuse is not None:
-                raise self.refuse
-        return self.add("New chat")
-
-    async def new_chat(self, system: str | None = None) -> NewChat:
-        await asyncio.sleep(0)  # as the database would, let others run meanwhile
-        self.calls.append(("new",))
-        async with self.disk:
-            if self.refuse is not None:
-                raise self.refuse
-        return NewChat(lambda database, id: None, f"c{next(self._ids)}")
-
-    async def begin(self, preset: Preset) -> Conversation:
-        made = self.add("New chat")
-        self.options.systems[made.id] = preset.system
-        await self.options.change(made.id, preset.options)
-        return made
-
-    async def rename(self, conversation_id: str, title: str) -> None:
-        self.calls.append(("rename", conversation_id, title))
-        self.by_id[conversation_id] = replace(self.by_id[conversation_id], title=title, title_by_user=True)
-        self.events.publish(ConversationsChanged())
-
-    async def use_model(self, conversation_id: str, model: str) -> None:
-        self.calls.append(("use_model", conversation_id, model))
-        self.by_id[conversation_id] = replace(self.by_id[conversation_id], model=model)
-        self.events.publish(ConversationsChanged())
-
-    async def relocate_model(self, old: str, new: str) -> None:
-        self.calls.append(("relocate_model", old, new))
-
-    async def delete(self, conversation_id: str) -> None:
-        self.calls.append(("delete", conversation_id))
-        del self.by_id[conversation_id], self.said[conversation_id]
-        self.events.publish(ConversationsChanged())
-
-    def select(self, conversation_id: str) -> None:
-        self.calls.append(("select", conversation_id))
-
-    def prepare(self, conversation_id: str | None, draft: str, attachments: tuple[Attachment, ...] = ()) -> None:
-        self.drafted = conversation_id, draft, attachments
 
     def rest_on(self, conversation_id: str | None) -> None:
         self.calls.append(("rest on", conversation_id or ""))
 
     def stop_reading_ahead(self, conversation_id: str) -> None:
         self.calls.append(("stop reading ahead", conversation_id))
+
+    @property
+    def answering(self) -> tuple[str, ...]:
+        return tuple(self._running)
+
+    def is_answering(self, conversation_id: str) -> bool:
+        return conversation_id in self._running
+
+    async def _verify(self, conversation_id: str) -> bool:
+        self.calls.append(("verify", conversation_id))
+        return True
+
+    async def new_conversation(self, system: str | None = None) -> Conversation:
+        await self._begun()
+        return await super().new_conversation(system)
+
+    async def new_chat(self, system: str | None = None) -> NewChat:
+        await self._begun()
+        return await super().new_chat(system)
+
+    async def _begun(self) -> None:
+        self.calls.append(("new",))
+        async with self.disk:
+            if self.refuse is not None:
+                raise self.refuse
+
+    async def rename(self, conversation_id: str, title: str) -> None:
+        self.calls.append(("rename", conversation_id, title))
+        await super().rename(conversation_id, title)
+
+    async def use_model(self, conversation_id: str, model: str) -> None:
+        self.calls.append(("use_model", conversation_id, model))
+        await super().use_model(conversation_id, model)
+
+    async def relocate_model(self, old: str, new: str) -> None:
+        self.calls.append(("relocate_model", old, new))
+        await super().relocate_model(old, new)
+
+    def select(self, conversation_id: str) -> None:
+        self.calls.append(("select", conversation_id))
+
+    def prepare(self, conversation_id: str | None, draft: str, attachments: tuple[Attachment, ...] = ()) -> None:
+        self.drafted = conversation_id, draft, attachments
 
     def send(
         self,
@@ -507,78 +325,48 @@ class FakeChat(ChatService):
         keep: bool = True,
         new: NewChat | None = None,
         drafts: Sequence[Draft] = (),
+        waits: Callable[[], None] | None = None,
     ) -> asyncio.Future[Message | None]:
         self.calls.append(("send", conversation_id, text))
-        if new is not None and conversation_id not in self.by_id:
-            self.add("New chat", id=new.id)
-        for draft in drafts:
-            self.drafts.kept[draft.conversation_id] = draft.text
-            if draft.attachments or draft.conversation_id in self.drafts.kept_attached:
-                self.drafts.kept_attached[draft.conversation_id] = draft.attachments
-        if not self.said[conversation_id]:
-            self.by_id[conversation_id] = replace(self.by_id[conversation_id], title=text[:60])
-        self.write(conversation_id, Role.USER, text, attachments=attachments)
-        self.events.publish(ConversationsChanged())
+        self._do(turns.ask, conversation_id, text, attachments, new, drafts)
         return self._begin(conversation_id)
 
     def retry(
-        self, conversation_id: str, sampling: Sampling = ENGINE_DEFAULTS, *, keep: bool = True
+        self, conversation_id: str, sampling: Sampling | None = None, *, keep: bool = True
     ) -> asyncio.Future[Message | None]:
         self.calls.append(("retry", conversation_id))
         return self._begin(conversation_id)
 
     def regenerate(self, reply: Message, sampling: Sampling | None = None) -> asyncio.Future[Message | None]:
         self.calls.append(("regenerate", reply.id))
-        self._cut(reply)
+        self._do(turns.regenerate, reply)
         return self._begin(reply.conversation_id)
 
     def go_on(self, reply: Message, sampling: Sampling | None = None) -> asyncio.Future[Message | None]:
         self.calls.append(("go on", reply.id))
-        self.said[reply.conversation_id][-1] = replace(reply, state=MessageState.STREAMING)
+        self._do(Database.reopen, reply)
+        self._live[reply.conversation_id] = replace(reply, state=MessageState.STREAMING)
         self._going_on.add(reply.id)
-        self.events.publish(MessagesChanged(reply.conversation_id))
         return self._begin(reply.conversation_id)
 
     def edit(
         self, question: Message, text: str, sampling: Sampling | None = None, *, keep: bool = True
     ) -> asyncio.Future[Message | None]:
         self.calls.append(("edit", question.id, text))
-        self._cut(question)
-        self.write(question.conversation_id, Role.USER, text)
+        self._do(turns.ask_instead, question, text)
         return self._begin(question.conversation_id)
 
     async def edit_reply(self, reply: Message, text: str) -> Message:
         self.calls.append(("edit reply", reply.id, text))
-        self._cut(reply)
-        return self.write(reply.conversation_id, Role.ASSISTANT, text, state=MessageState.EDITED)
-
-    async def fork(self, reply: Message) -> str:
-        said = self.said[reply.conversation_id]
-        made = self.add(self.by_id[reply.conversation_id].title)
-        for message in said[: [one.id for one in said].index(reply.id) + 1]:
-            self.write(made.id, message.role, message.content)
-        return made.id
+        return await super().edit_reply(reply, text)
 
     async def switch(self, conversation_id: str, message_id: str) -> None:
         self.calls.append(("switch", message_id))
-        self.said[conversation_id] = self.branches[message_id]
-        self.events.publish(MessagesChanged(conversation_id))
+        await super().switch(conversation_id, message_id)
 
     async def delete_message(self, message: Message) -> Removed:
         self.calls.append(("delete message", message.id))
-        gone = self._cut(message)
-        self.events.publish(MessagesChanged(message.conversation_id))
-        return Removed(message.conversation_id, None, "", tuple({"message": one} for one in gone), ())
-
-    async def put_back(self, removed: Removed) -> None:
-        self.said[removed.conversation_id] += [row["message"] for row in removed.rows]
-        self.events.publish(MessagesChanged(removed.conversation_id))
-
-    def _cut(self, message: Message) -> list[Message]:
-        said = self.said[message.conversation_id]
-        row = [one.id for one in said].index(message.id)
-        self.said[message.conversation_id] = said[:row]
-        return said[row:]
+        return await super().delete_message(message)
 
     def stop(self, conversation_id: str) -> None:
         self.calls.append(("stop", conversation_id))
@@ -587,15 +375,42 @@ class FakeChat(ChatService):
 
     # What a test uses to set the stage and to play the engine.
 
+    def _do(self, function: Callable[..., R], *args: object) -> R:
+        """Return what a function of the database's thread returns, at once."""
+        return self._worker.call(function, self._database, *args)
+
+    @property
+    def by_id(self) -> dict[str, Conversation]:
+        return {one.id: one for one in self._do(Database.conversations)}
+
+    def said(self, conversation_id: str) -> list[Message]:
+        """The messages of the current branch, as the page would get them."""
+        return self._do(tree.current_branch, conversation_id)
+
+    def draft(self, conversation_id: str) -> str:
+        """The draft on disk; empty without one."""
+        rows = self._do(Database.rows, "SELECT text FROM drafts WHERE conversation_id = ?", (conversation_id,))
+        return str(rows[0]["text"]) if rows else ""
+
+    def system(self, conversation_id: str) -> str:
+        first = self._do(Database.branch, conversation_id)[:1]
+        return "".join(message.content for message in first if message.role is Role.SYSTEM)
+
+    def keep(self, preset: Preset) -> Preset:
+        return self._do(store_preset, preset)
+
+    def change(self, conversation_id: str, **values: object) -> None:
+        """Change columns of a conversation."""
+        columns = ", ".join(f"{name} = ?" for name in values)
+        statement = f"UPDATE conversations SET {columns} WHERE id = ?"
+        self._do(Database.write, statement, (*values.values(), conversation_id))
+        self.events.publish(ConversationsChanged())
+
     def add(self, title: str, *, id: str | None = None) -> Conversation:
         """One more conversation, the newest."""
-        number = next(self._ids)
-        when = NOW + timedelta(seconds=number)  # all of one day: the list has one heading
-        conversation_id = Conversation(id or f"c{number}", title, False, when, when, None)
-        self.by_id[conversation_id.id] = conversation_id
-        self.said[conversation_id.id] = []
+        made = self._worker.call(self._database.create_conversation, title, id=id or f"c{next(self._ids)}")
         self.events.publish(ConversationsChanged())
-        return conversation_id
+        return made
 
     def write(
         self,
@@ -607,45 +422,47 @@ class FakeChat(ChatService):
         state: MessageState = MessageState.COMPLETE,
         receipt: Receipt | None = None,
         attachments: tuple[Attachment, ...] = (),
+        below: str | None = "",
     ) -> Message:
-        """One more message on disk."""
-        id = f"m{next(self._ids)}"
-        message = Message(
-            id, conversation_id, None, role, content, thinking, state, NOW, receipt, attachments=attachments
-        )
-        self.said[conversation_id].append(message)
+        """One more message on disk, `below` one of that id or the last one."""
+        last = self._do(Database.branch, conversation_id)[-1:]
+        parent = (last[0].id if last else None) if below == "" else below
+        made = self._do(Database.append, conversation_id, parent, role, content, state, attachments)
+        if thinking or receipt:
+            made = replace(made, thinking=thinking, receipt=receipt)
+            self._do(Database.update_reply, made)
         self.events.publish(MessagesChanged(conversation_id))
-        return message
+        return made
 
     def say(self, conversation_id: str, text: str = "", thinking: str = "") -> None:
         """Stream a piece of the reply; the first one makes the message, or has the whole of one that goes on."""
-        last = self.said[conversation_id][-1]
-        if last.state is not MessageState.STREAMING:
-            last = self.write(conversation_id, Role.ASSISTANT, "", state=MessageState.STREAMING)
+        last = self._live.get(conversation_id) or self.write(
+            conversation_id, Role.ASSISTANT, "", state=MessageState.STREAMING
+        )
         before = (last.content, last.thinking) if last.id in self._going_on else ("", "")
         self._going_on.discard(last.id)
-        self.events.publish(ReplyDelta(conversation_id, last.id, before[0] + text, before[1] + thinking))
         whole = replace(last, content=last.content + text, thinking=last.thinking + thinking)
-        self.said[conversation_id][-1] = whole
+        self._live[conversation_id] = whole
+        self._do(Database.update_reply, whole)
+        self.events.publish(ReplyDelta(conversation_id, last.id, before[0] + text, before[1] + thinking))
 
     def finish(
         self, conversation_id: str, receipt: Receipt | None, state: MessageState = MessageState.COMPLETE
     ) -> None:
         """End the running reply."""
-        future = self._running.pop(conversation_id)
-        last = self.said[conversation_id][-1]
-        if last.state is MessageState.STREAMING:
+        future, last = self._running.pop(conversation_id), self._live.pop(conversation_id, None)
+        if last is not None:
             last = replace(last, state=state, receipt=receipt)
-            self.said[conversation_id][-1] = last
+            self._do(Database.update_reply, last)
             self.events.publish(ReplyFinished(conversation_id, last.id, receipt))
-            future.set_result(last)
-        else:
-            future.set_result(None)
+        future.set_result(last)
         self.events.publish(MessagesChanged(conversation_id))
 
     def _begin(self, conversation_id: str) -> asyncio.Future[Message | None]:
         future: asyncio.Future[Message | None] = asyncio.get_running_loop().create_future()
         self._running[conversation_id] = future
+        self.events.publish(MessagesChanged(conversation_id))
+        self.events.publish(ConversationsChanged())
         return future
 
 
@@ -713,6 +530,9 @@ class FakeEngine(SwitchingHost):
     @property
     def status(self) -> EngineStatus:
         return self._runtime.status
+
+    def is_ready(self, model: str | None = None, *, sees: bool = False) -> bool:
+        return False
 
     async def states_now(self, model: str | None = None) -> None:
         return None
@@ -921,9 +741,6 @@ class FakeRuntime(Runtime):
         self.paths.ensure()
         self.settings = Settings(model_path=f"/models/{model}.gguf" if model else None)
         self.events = EventBus()
-        self.chat: FakeChat = FakeChat(self.events)
-        self.forecasts = FakeForecasts(self)
-        self.chat.forecasts = self.forecasts
         self.models: FakeLibrary = FakeLibrary(self.paths)
         self.memory = MemoryFacts(16 * GB)
         self.loaded: str | None = None  # path of the model in the engine, where it is not the chosen one
@@ -945,6 +762,8 @@ class FakeRuntime(Runtime):
         self.refuse: KvchatError | None = None  # raised by the next wish that can fail
         self.vitals: Vitals | None = None
         self.engine: FakeEngine = FakeEngine(self)
+        self.chat: FakeChat = FakeChat(self.paths, self.events, self.engine)
+        self.chat.forecasts = self.forecasts = FakeForecasts(self)
         self.model: FakeModel = FakeModel(self)
         self.save_points: FakeStore = FakeStore(self)
         self.engines = FakeEngines(self.paths, lambda: self.settings, self.use_engine)

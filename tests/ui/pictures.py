@@ -113,7 +113,7 @@ def prepared(folder: Path) -> FakeRuntime:
     chat.write("long", Role.ASSISTANT, "That is Benxi", state=MessageState.STOPPED)
     chat.write("he", Role.USER, HEBREW)
     chat.write("he", Role.ASSISTANT, ANSWER, receipt=a_receipt())
-    chat.options.stored.append(Preset("A preset with a name that is rather long 量子 🍜", "x", id="p2"))
+    chat.keep(Preset("A preset with a name that is rather long 量子 🍜", "x"))
     runtime.log = ["0.00.100.000 I build: 11434", "0.00.300.000 W a warning", "0.00.300.001 E an error"]
     runtime.vitals = Vitals(4711, 2_000_000_000, None, SlotState(False, 512, 2048), vitals.Speed(800.0, 41.4))
     runtime.models.there = [
@@ -261,7 +261,7 @@ async def _beside(runtime: FakeRuntime, window: MainWindow) -> AsyncIterator[tup
                 yield f"settings {page.name} {part + 1}", settings
     settings.close()
     settings = side.open_settings()
-    preset = settings.page(PresetsPage).open(runtime.chat.options.stored[0])
+    preset = settings.page(PresetsPage).open((await runtime.chat.options.presets())[0])
     assert preset is not None
     await until(preset.save.isEnabled)
     yield "preset", preset
@@ -269,6 +269,7 @@ async def _beside(runtime: FakeRuntime, window: MainWindow) -> AsyncIterator[tup
     window.open_chat_settings()
     chat = side._made[ChatSettings]
     assert isinstance(chat, ChatSettings)
+    (chat,) = window.findChildren(ChatSettings)
     await until(chat.save.isEnabled)
     yield "chat settings", chat
     storage = side.open_storage()

@@ -62,7 +62,7 @@ async def test_after_copying_code(furnished: FakeRuntime, window: MainWindow, qt
 
 async def test_after_every_button_of_a_message(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
     await opened(window)
-    reply = window.transcript.views[furnished.chat.said["lakes"][1].id]
+    reply = window.transcript.views[furnished.chat.said("lakes")[1].id]
     for name in ("Copy the reply", "Regenerate the reply"):
         click(qtbot, button(reply, name))
         await at_home(window, qtbot)
@@ -72,7 +72,7 @@ async def test_after_an_edit_given_up_and_after_one_sent(
     furnished: FakeRuntime, window: MainWindow, qtbot: QtBot
 ) -> None:
     await opened(window)
-    question = window.transcript.views[furnished.chat.said["lakes"][0].id]
+    question = window.transcript.views[furnished.chat.said("lakes")[0].id]
     for key in (Qt.Key.Key_Escape, Qt.Key.Key_Return):
         click(qtbot, button(question, "Edit this message"))
         assert question.editor is not None
@@ -91,7 +91,7 @@ async def test_after_stop(furnished: FakeRuntime, window: MainWindow, qtbot: QtB
     furnished.chat.say("lakes", "One")
     await until(lambda: window.composer.button.accessibleName() == "Stop")
     click(qtbot, window.composer.button)
-    await until(lambda: furnished.chat.said["lakes"][-1].state is MessageState.STOPPED)
+    await until(lambda: furnished.chat.said("lakes")[-1].state is MessageState.STOPPED)
     await at_home(window, qtbot)
     window.composer.take("Again")
     qtbot.keyClick(window.composer.editor, Qt.Key.Key_Return)
@@ -127,7 +127,7 @@ async def test_what_is_typed_elsewhere_goes_into_the_message(
 ) -> None:
     await opened(window)
     page = window.transcript
-    reply = page.views[furnished.chat.said["lakes"][1].id]
+    reply = page.views[furnished.chat.said("lakes")[1].id]
     places = [page, *reply.texts, window.header.more, window.composer.attach, reply.action_row.findChild(QToolButton)]
     for i, place in enumerate(places):
         assert place is not None

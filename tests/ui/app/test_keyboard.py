@@ -288,6 +288,6 @@ async def test_a_slash_begins_a_chat_with_a_preset(furnished: FakeRuntime, windo
     assert shown is not None
     qtbot.keyClicks(shown.field, "tra")
     qtbot.keyClick(shown.field, Qt.Key.Key_Return)
-    await until(lambda: window.chat.current in furnished.chat.options.systems)
-    assert furnished.chat.options.systems[window.chat.current or ""] == "You are a Translator."
+    await until(lambda: furnished.chat.system(window.chat.current or ""))
+    assert furnished.chat.system(window.chat.current or "") == "You are a Translator."
     assert window.composer.draft == ""

@@ -24,6 +24,7 @@ from kvchat.chat.events import (
     TurnFailed,
     WaitingForChat,
 )
+from kvchat.chat.record.database import Database
 from kvchat.chat.record.database_file import StorageFailed
 from kvchat.chat.record.messages import QUEUE, MessageState, Role
 from kvchat.engine.speaking.connection import EngineState
@@ -80,7 +81,7 @@ def entry(menu: QMenu, words: str, *, fill: bool = True) -> QAction:
 
 async def settled(window: MainWindow, runtime: FakeRuntime) -> None:
     """The open conversation stands on the page."""
-    wanted = len(runtime.chat.said[window.chat.current or ""])
+    wanted = len(runtime.chat.said(window.chat.current or ""))
     await until(lambda: len(window.transcript.views) == wanted, "the messages")
 
 
@@ -583,9 +584,9 @@ async def test_an_open_receipt_stays_open_when_it_learns_what_came_after_the_rep
     receipt = replies(window)[0].receipt
     assert receipt is not None
     receipt.line.click()
-    last = furnished.chat.said["thesis"][-1]
+    last = furnished.chat.said("thesis")[-1]
     known = replace(last.receipt, settle_ms=220.0, save_ms=90.0)  # type: ignore[type-var]
-    furnished.chat.said["thesis"][-1] = replace(last, receipt=known)
+    furnished.chat._do(Database.update_receipt, last.id, known)
     furnished.events.publish(MessagesChanged("thesis"))
     await until(lambda: (view := replies(window)[0].receipt) is not None and view.receipt == known)
     receipt = replies(window)[0].receipt
@@ -687,12 +688,12 @@ async def test_in_a_narrow_window_the_strip_still_tells_the_turn(furnished: Fake
 
 async def test_long_conversations_open_at_their_end(furnished: FakeRuntime, window: MainWindow) -> None:
     for i in range(100):
-        furnished.chat.said["jeju"].append(furnished.chat.write("thesis", Role.USER, f"Question {i}"))
+        furnished.chat.said("jeju").append(furnished.chat.write("thesis", Role.USER, f"Question {i}"))
     window.chat.open("jeju")
     bar = window.transcript.verticalScrollBar()
     await until(lambda: bar.maximum() > 0 and bar.value() == bar.maximum())
     assert "All about Thesis, chapter 3." not in [reply.text for reply in replies(window)]
-    assert furnished.chat.said["jeju"][-1].id in window.transcript.views
+    assert furnished.chat.said("jeju")[-1].id in window.transcript.views
 
 
 async def test_the_reader_is_not_pulled_away_while_a_reply_comes(furnished: FakeRuntime, window: MainWindow) -> None:
@@ -808,8 +809,8 @@ async def test_a_chat_that_waits_says_for_which_and_can_go_first(furnished: Fake
 
 async def test_what_is_done_in_the_first_picture_is_kept(furnished: FakeRuntime, look: Look, qtbot: QtBot) -> None:
     newest, other = (chat.id for chat in (await furnished.chat.conversations())[:2])
-    drafts = furnished.chat.drafts.kept
-    drafts |= {other: "Before: ", newest: "Of another day"}
+    drafts = {other: "Before: ", newest: "Of another day"}
+    await furnished.chat.drafts.keep(drafts, {})
     window = MainWindow(look, furnished.paths.config)
     qtbot.addWidget(window)
     window.show()
@@ -830,7 +831,7 @@ async def test_what_is_done_in_the_first_picture_is_kept(furnished: FakeRuntime,
     assert window.composer.draft == "Before: typed early"
     assert window.composer.button.isEnabled()
     await window.finish()
-    assert drafts[newest] == "Of another day, and more"
+    assert furnished.chat.draft(newest) == "Of another day, and more"
 
 
 async def test_what_is_sent_in_the_first_picture_is_sent_one_reply_after_the_other(
@@ -850,13 +851,13 @@ async def test_what_is_sent_in_the_first_picture_is_sent_one_reply_after_the_oth
     window.join(furnished)
     await window.start()
     await until(lambda: ("send", chat, "one") in furnished.chat.calls)
-    kept = furnished.chat.drafts.kept
-    assert (window.composer.draft, kept[chat]) == ("three", "three")
-    assert (window.composer.waiting.words.whole, kept[QUEUE + chat]) == ("two", "two")
+    kept = furnished.chat.draft
+    assert (window.composer.draft, kept(chat)) == ("three", "three")
+    assert (window.composer.waiting.words.whole, kept(QUEUE + chat)) == ("two", "two")
     furnished.chat.say(chat, "Well")
     furnished.chat.finish(chat, None)
     await until(lambda: ("send", chat, "two") in furnished.chat.calls)
-    assert (window.composer.draft, kept[QUEUE + chat]) == ("three", "")
+    assert (window.composer.draft, kept(QUEUE + chat)) == ("three", "")
     await window.finish()
 
 
@@ -886,7 +887,7 @@ async def test_what_cannot_be_kept_is_told_and_stays_to_be_kept(
     window = joined(runtime, look)
     window.show()
     await window.start()
-    kept, keep = runtime.chat.drafts.kept, runtime.chat.drafts.keep
+    kept, keep = runtime.chat.draft, runtime.chat.drafts.keep
 
     async def refuse(*_: object) -> None:
         raise StorageFailed("Your chats could not be read or written", "database or disk is full")
@@ -897,7 +898,7 @@ async def test_what_cannot_be_kept_is_told_and_stays_to_be_kept(
     if room == "at once":
         monkeypatch.setattr(runtime.chat.drafts, "keep", keep)
         window.chat.drafts._again.start(0)
-        await until(lambda: kept.get("") == "precious", "what is tried again")
+        await until(lambda: kept("") == "precious", "what is tried again")
         await window.finish()
     else:
         with pytest.raises(StorageFailed):  # who quits is told

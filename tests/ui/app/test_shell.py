@@ -218,5 +218,5 @@ async def test_the_preset_window_holds_what_is_behind_it_and_enter_saves(
     dialog.form.numbers["temperature"].setText("1")
     qtbot.keyClick(dialog.name, Qt.Key.Key_Return)
     await until(lambda: not dialog.isVisible())
-    assert [preset.name for preset in furnished.chat.options.stored] == ["New preset"]
+    assert [preset.name for preset in await furnished.chat.options.presets()] == ["New preset"]
     settings.close()

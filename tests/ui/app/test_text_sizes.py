@@ -56,7 +56,7 @@ def furnished(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytes
         runtime.chat.write(id, Role.USER, "Why?")
         runtime.chat.write(id, Role.ASSISTANT, "Because. " * 40, receipt=a_receipt())
         runtime.kept[id] = 1_136_000_000
-    runtime.chat.options.stored = [Preset("A preset with a name that is rather long 量子 🍜", "x", id="p1")]
+    runtime.chat.keep(Preset("A preset with a name that is rather long 量子 🍜", "x"))
     runtime.chat.counted = counted()
     runtime.chat.context.now = ContextUse(5_906, 0, 2_048, 32_768)
     return runtime
@@ -197,7 +197,7 @@ async def test_the_settings(furnished: FakeRuntime, wide: MainWindow) -> None:
     ):
         words = entry.field.placeholderText()
         assert entry.field.fontMetrics().horizontalAdvance(words) + 16 <= entry.field.width()
-    dialog = settings.page(PresetsPage).open(furnished.chat.options.stored[0])
+    dialog = settings.page(PresetsPage).open((await furnished.chat.options.presets())[0])
     assert dialog is not None
     await until(dialog.save.isEnabled)
     await whole(dialog, "a preset")

@@ -209,7 +209,7 @@ async def test_a_long_paste_before_all_is_imported_is_attached_then(runtime: Fak
 
 async def test_a_draft_too_long_to_lay_out_is_an_attachment_after_a_start(runtime: FakeRuntime, look: Look) -> None:
     chat = runtime.chat.add("One").id
-    runtime.chat.drafts.kept = {chat: "x" * 1_000_000, "": "a usual one"}
+    await runtime.chat.drafts.keep({chat: "x" * 1_000_000, "": "a usual one"}, {})
     window = MainWindow(look, runtime.paths.config)
     window.join(runtime)
     await window.start()
@@ -218,8 +218,8 @@ async def test_a_draft_too_long_to_lay_out_is_an_attachment_after_a_start(runtim
     assert not window.composer.draft
     assert window.chat.drafts.of(None) == "a usual one"
     await window.finish()
-    assert runtime.chat.drafts.kept[chat] == ""
-    assert [one.size for one in runtime.chat.drafts.kept_attached[chat]] == [1_000_000]
+    assert runtime.chat.draft(chat) == ""
+    assert [one.size for one in (await runtime.chat.drafts.attached())[chat]] == [1_000_000]
     window.deleteLater()
 
 
@@ -266,8 +266,8 @@ async def test_a_file_belongs_to_the_chat_it_was_attached_in_and_send_waits_for_
     assert window.composer.draft == "What is in them?"
     assert "will be sent" in window.composer.reading.text()
     disk.set()
-    await until(lambda: runtime.chat.said[first])
-    assert [a.name for a in runtime.chat.said[first][0].attachments] == ["notes.md", "more.md"]
+    await until(lambda: runtime.chat.said(first))
+    assert [a.name for a in runtime.chat.said(first)[0].attachments] == ["notes.md", "more.md"]
     assert not window.composer.draft
 
 
@@ -285,7 +285,7 @@ async def test_what_could_not_be_read_is_not_sent_without_it(
     await until(lambda: window.notices.on_show)
     assert "“bin.dat” cannot be attached" in window.notices.on_show[0].words[0]
     assert window.composer.draft == "What is it?"
-    assert not runtime.chat.said[first]
+    assert not runtime.chat.said(first)
     window.chat.open(second)
     assert not window.notices.on_show, "it is of the other chat"
     assert not window.composer.reading.isVisible()
@@ -353,8 +353,8 @@ async def test_the_quick_window_attaches_as_the_main_window_does(
     await until(lambda: all("tokens" in chip.count.text() for chip in composer.chips.chips))
     composer.editor.setPlainText("What is in them?")
     composer.button.click()
-    await until(lambda: any(runtime.chat.said.values()))
-    [question] = [said[0] for said in runtime.chat.said.values() if said]
+    await until(lambda: [call for call in runtime.chat.calls if call[0] == "send"])
+    [question] = runtime.chat.said(quick.current() or "")
     assert sorted(a.name for a in question.attachments) == ["Pasted text.txt", "notes.md"]
     assert not composer.chips.attachments
     error = KvchatError("Your chats could not be read or written", "The disk is full.")

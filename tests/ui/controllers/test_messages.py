@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -35,13 +34,16 @@ def furnished(runtime: FakeRuntime) -> FakeRuntime:
     chat.add("Lakes", id="lakes")
     for number, text in enumerate(("Which lake is deepest?", "And the largest?")):
         chat.write("lakes", Role.USER, text)
-        state = MessageState.STOPPED if number else MessageState.COMPLETE
-        chat.write("lakes", Role.ASSISTANT, f"Reply {number}.", state=state, receipt=a_receipt())
-    last = chat.said["lakes"][-1]
-    ids = ("before", last.id, "after")
-    chat.said["lakes"][-1] = replace(last, siblings=ids)
-    for id in ids:
-        chat.branches[id] = [*chat.said["lakes"][:-1], replace(last, id=id, content=f"Reply {id}.", siblings=ids)]
+        if not number:
+            chat.write("lakes", Role.ASSISTANT, "Reply 0.", receipt=a_receipt())
+    question = chat.said("lakes")[-1].id
+    for text, state in (
+        ("Reply before.", MessageState.COMPLETE),
+        ("Reply 1.", MessageState.STOPPED),
+        ("Reply after.", MessageState.COMPLETE),
+    ):
+        chat.write("lakes", Role.ASSISTANT, text, state=state, receipt=a_receipt(), below=question)
+    chat.change("lakes", leaf_id=chat.said("lakes")[-1].siblings[1])
     return runtime
 
 
@@ -53,7 +55,7 @@ async def views(window: MainWindow, count: int = 4) -> list[MessageView]:
 
 
 def said(runtime: FakeRuntime) -> list[Message]:
-    return runtime.chat.said["lakes"]
+    return runtime.chat.said("lakes")
 
 
 async def test_a_question_is_written_anew_in_its_place(
@@ -139,7 +141,8 @@ async def test_branches_are_gone_through_by_key(furnished: FakeRuntime, window: 
     reply = (await views(window))[3]
     assert [one.isEnabled() for one in reply.action_row.pager] == [True, True]
     qtbot.mouseClick(button(reply, "Next branch"), LEFT)
-    await until(lambda: "after" in window.transcript.views)
+    before, after = reply.message.siblings[0], reply.message.siblings[2]
+    await until(lambda: after in window.transcript.views)
     shown = (await views(window))[3]
     assert [one.isEnabled() for one in shown.action_row.pager] == [True, False]
     back = shown.action_row.pager[0]
@@ -149,7 +152,7 @@ async def test_branches_are_gone_through_by_key(furnished: FakeRuntime, window: 
     back = (await views(window))[3].action_row.pager[0]
     assert back.hasFocus()
     qtbot.keyClick(back, Qt.Key.Key_Space)
-    await until(lambda: "before" in window.transcript.views)
+    await until(lambda: before in window.transcript.views)
     assert (await views(window))[3].action_row.pager[1].hasFocus(), "there is nothing before it"
 
 
@@ -159,7 +162,7 @@ async def test_delete_can_be_undone(furnished: FakeRuntime, window: MainWindow, 
     await views(window, 1)
     await until(lambda: window.notices.on_show, "the offer to undo")
     notice = window.notices.on_show[0]
-    assert notice.words[0] == "Deleted the message and 2 that followed it"
+    assert notice.words[0] == "Deleted the message and 4 that followed it"
     qtbot.mouseClick(button(notice, "Undo"), LEFT)
     await views(window)
     assert said(furnished) == before
@@ -170,16 +173,16 @@ async def test_a_draft_stays_on_disk_until_its_words_are_in_the_chat(
     runtime: FakeRuntime, window: MainWindow, qtbot: QtBot
 ) -> None:
     """Else who pulls the plug between the two loses them."""
-    kept = runtime.chat.drafts.kept
+    kept = runtime.chat.draft
     qtbot.keyClicks(window.composer.editor, "precious")
-    await until(lambda: kept.get("") == "precious")
+    await until(lambda: kept("") == "precious")
     async with runtime.chat.disk:
         qtbot.keyClick(window.composer.editor, Qt.Key.Key_Return)
         await until(lambda: ("new",) in runtime.chat.calls)
         assert window.composer.draft == ""
         await window.chat.drafts.keep()
-        assert kept[""] == "precious"
-    await until(lambda: runtime.chat.drafts.kept[""] == "")
+        assert kept("") == "precious"
+    await until(lambda: runtime.chat.draft("") == "")
 
 
 async def test_what_a_window_remembers_of_turns_does_not_grow_with_the_chats(
@@ -206,7 +209,7 @@ async def test_drafts_are_there_again_in_the_next_window(furnished: FakeRuntime,
     qtbot.keyClicks(window.composer.editor, "Another beginning")
     await window.finish()
     window.deleteLater()
-    assert furnished.chat.drafts.kept == {"lakes": "Unsent words", "": "Another beginning"}
+    assert await furnished.chat.drafts.all() == {"lakes": "Unsent words", "": "Another beginning"}
     again = joined(furnished, look)
     await again.start()
     assert again.composer.draft == "Unsent words"
@@ -214,11 +217,12 @@ async def test_drafts_are_there_again_in_the_next_window(furnished: FakeRuntime,
     again.new_conversation()
     assert again.composer.draft == "Another beginning"
     qtbot.keyClick(again.composer.editor, Qt.Key.Key_Return)
-    await until(lambda: furnished.chat.drafts.kept[""] == "", "what was sent is no draft")
+    await until(lambda: not furnished.chat.draft(""), "what was sent is no draft")
     again.chat.open("lakes")
     assert again.composer.chips.attachments == (note,)
     qtbot.keyClick(again.composer.editor, Qt.Key.Key_Return)
-    await until(lambda: furnished.chat.drafts.kept_attached == {"lakes": ()}, "nor what was sent with it")
+    await until(lambda: furnished.chat.said("lakes")[-1].attachments == (note,))
+    assert await furnished.chat.drafts.attached() == {}, "nor what was sent with it"
     await again.finish()
     again.deleteLater()
 

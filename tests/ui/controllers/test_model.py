@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -29,7 +28,7 @@ GONE = "/models/Lost & Found-7B.gguf"
 def runtime(runtime: FakeRuntime) -> FakeRuntime:
     for title, model in (("One", "/models/Other-1B.gguf"), ("Two", GONE)):
         conversation = runtime.chat.add(title)
-        runtime.chat.by_id[conversation.id] = replace(conversation, model=model)
+        runtime.chat.change(conversation.id, model=model)
     return runtime
 
 
@@ -56,7 +55,7 @@ async def test_a_model_chosen_for_new_chats_leaves_the_open_chat_alone(
     chat = runtime.chat.add("Rivers")
     runtime.chat.write(chat.id, Role.USER, "Where?")
     runtime.chat.write(chat.id, Role.ASSISTANT, "Here.")
-    runtime.chat.by_id[chat.id] = replace(chat, model="/models/Other-1B.gguf")
+    runtime.chat.change(chat.id, model="/models/Other-1B.gguf")
     window.chat.open(chat.id)
     await until(lambda: len(window.transcript.messages) == 2 and window.header.model.toolTip() == "Other-1B")
     path = tmp_path / "Fifth-5B.gguf"
@@ -86,6 +85,7 @@ async def test_a_missing_model_offers_others(runtime: FakeRuntime, window: MainW
         False,
     ], shown
     assert card.use_current.accessibleName() == "Use SmolLM2-135M-Instruct"
+    await until(lambda: window.transcript.messages)
     card.use_current.click()
     await until(lambda: ("retry", "c2") in runtime.chat.calls)
     assert ("use_model", "c2", "/models/SmolLM2-135M-Instruct.gguf") in runtime.chat.calls

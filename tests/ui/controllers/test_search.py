@@ -102,21 +102,21 @@ async def test_enter_opens_the_first_and_escape_shows_the_chats_again(
 
 
 async def test_nothing_found_and_an_unfinished_index_are_said(
-    furnished: FakeRuntime, window: MainWindow, qtbot: QtBot
+    furnished: FakeRuntime, window: MainWindow, qtbot: QtBot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    furnished.chat.finder.complete = False
+    monkeypatch.setattr("kvchat.chat.search.index_some", lambda database: True)
+    monkeypatch.setattr(furnished.chat.finder, "begin_indexing", lambda: None)
     await search(window, qtbot, "xyzzy")
     assert window.sidebar.search.words.text() == "Nothing found. Older messages are still being read."
-    furnished.chat.finder.complete = True
+    monkeypatch.undo()
     await until(lambda: window.sidebar.search.words.text() == "Nothing found.", "the rest of the index")
 
 
 async def test_a_hit_on_another_branch_goes_there(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
-    other = furnished.chat.said["other"]
-    hidden = furnished.chat.write("other", Role.USER, "A hidden gnu")
-    furnished.chat.branches[hidden.id] = [hidden]
+    shown = furnished.chat.said("other")[-1]
+    hidden = furnished.chat.write("other", Role.USER, "A hidden gnu", below=shown.parent_id)
+    await furnished.chat.switch("other", shown.id)
     await search(window, qtbot, "gnu")
-    other.remove(hidden)
     window.chat.open("alps")
     qtbot.keyClick(window.sidebar.search.field, Qt.Key.Key_Return)
     await until(lambda: marked(window) == ["gnu"], "the branch")
@@ -193,7 +193,7 @@ async def test_a_hit_in_a_document_shows_it_there(furnished: FakeRuntime, window
     assert shown.text.textCursor().block().text() == "platypuses"
     assert shown.place.text() == "2 of 2"
     shown.close()
-    view = window.transcript.views[furnished.chat.said["other"][-1].id]
+    view = window.transcript.views[furnished.chat.said("other")[-1].id]
     assert view.chips is not None
     assert view.chips.chips[0].property("found") == "true"
     window.find_bar.close_bar()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import closing
 from pathlib import Path
 
@@ -131,7 +132,7 @@ async def test_it_outlives_the_window_and_is_sent_once(furnished: FakeRuntime, l
     async with on_show(furnished, look) as window:
         chat = await answering(window, furnished, qtbot)
         enter(qtbot, window.composer, "later")
-    assert furnished.chat.drafts.kept[QUEUE + chat] == "later"
+    assert furnished.chat.draft(QUEUE + chat) == "later"
     furnished.chat._running.clear()  # as after a restart
     async with on_show(furnished, look) as window:
         await until(lambda: window.composer.waiting.isVisible() and window.composer.waiting.send.isVisible())
@@ -141,7 +142,7 @@ async def test_it_outlives_the_window_and_is_sent_once(furnished: FakeRuntime, l
         await until(lambda: len(sent(furnished)) == 2)
         furnished.chat.finish(chat, None)
         await window.chat.drafts.keep()
-        assert furnished.chat.drafts.kept[QUEUE + chat] == "", "nothing is left that could be sent again"
+        assert furnished.chat.draft(QUEUE + chat) == "", "nothing is left that could be sent again"
         assert sent(furnished) == ["first", "later"]
 
 
@@ -149,7 +150,13 @@ async def test_it_comes_back_with_the_first_message_of_a_chat_that_could_not_beg
     furnished: FakeRuntime, window: MainWindow, qtbot: QtBot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     window.new_conversation()
-    monkeypatch.setattr(furnished.chat, "write", lambda *_, **__: None)  # the disk is slow
+
+    def slow(chat: str, text: str, **_: object) -> asyncio.Future[None]:
+        furnished.chat.calls.append(("send", chat, text))
+        future = furnished.chat._running[chat] = asyncio.get_running_loop().create_future()
+        return future  # type: ignore[return-value]
+
+    monkeypatch.setattr(furnished.chat, "send", slow)
     enter(qtbot, window.composer, "first")
     await until(lambda: sent(furnished) == ["first"])
     enter(qtbot, window.composer, "second")

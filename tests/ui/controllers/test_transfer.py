@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import Iterator
 from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 from PySide6.QtCore import Qt
@@ -38,16 +38,12 @@ CLAUDE = {"uuid": "m", "sender": "human", "text": "Hello", "created_at": "2025-0
 
 
 @pytest.fixture
-def kept(runtime: FakeRuntime) -> Iterator[FakeRuntime]:
-    """Two chats, in a real database as well."""
-    database, worker = Database(runtime.paths.database), Worker("test")
+def kept(runtime: FakeRuntime) -> FakeRuntime:
     for title in ("Trip to Jeju", "Thesis: chapter 3/4"):
-        conversation = database.create_conversation(title)
-        runtime.chat.add(title, id=conversation.id)
-    runtime.transfer = TransferService(runtime.paths, database, worker, runtime.events)
-    yield runtime
-    worker.close()
-    database.close()
+        runtime.chat.add(title, id=uuid4().hex)
+    chat = runtime.chat
+    runtime.transfer = TransferService(runtime.paths, chat._database, chat._worker, runtime.events)
+    return runtime
 
 
 def choose(window: MainWindow, words: str) -> None:
@@ -109,15 +105,6 @@ async def test_imported_chats_are_shown_whatever_was_looked_at(
     window.sidebar.search.field.setText("Jeju")
     if window.sidebar.isVisible():
         window.place.toggle_sidebar()
-    take_in = kept.transfer.take_in
-
-    async def and_tell(paths: list[Path], tell: Progress, passphrase: str) -> ImportReport:
-        report = await take_in(paths, tell, passphrase)
-        for number, id in enumerate(report.imported):
-            kept.chat.add(f"Chat {number}", id=id)
-        return report
-
-    kept.transfer.take_in = and_tell  # type: ignore[method-assign,assignment]
     choose(window, "Import chats…")
     pick(window, tmp_path / "theirs.json")
     await until(lambda: "Imported 3 chats" in notices(window))
@@ -229,7 +216,6 @@ async def test_a_chat_that_was_deleted_is_back_where_it_is_imported_again(
         json.dumps([{"uuid": "1", "name": "One", "chat_messages": [CLAUDE]}]), "utf-8"
     )
     [id] = (await kept.transfer.take_in([tmp_path / "theirs.json"], lambda done, total: None)).imported
-    kept.chat.add("One", id=id)
     await kept.chat.recently_deleted.hide_chats([id])
     await until(lambda: id not in window.chat.conversations.titles)
     choose(window, "Import chats…")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.chat.options import AnswerSettings, ChatOptions, Preset
+from kvchat.chat.options import ChatOptions, Preset
 from kvchat.chat.record.messages import Role
 from kvchat.engine.speaking.wire import Sampling
 from kvchat.library.gguf.facts import read_facts
@@ -68,8 +68,8 @@ async def test_what_is_entered_is_the_conversation_s_own(runtime: FakeRuntime, p
     panel.save.click()
     await until(lambda: not panel.isVisible())
     requested = ChatOptions(Sampling(temperature=0.3, top_k=20, stop=("END", "FIN")), (("enable_thinking", False),))
-    assert runtime.chat.options.chosen_by_chat["c1"].options == requested
-    assert runtime.chat.options.systems["c1"] == "Be brief."
+    assert (await runtime.chat.options.answer_settings("c1")).options == requested
+    assert runtime.chat.system("c1") == "Be brief."
     await opened(panel)
     assert form.read().options == requested
     form.reset.click()
@@ -113,9 +113,9 @@ async def test_another_system_prompt_asks_where_something_was_said(runtime: Fake
     panel.form.system.setPlainText("Be brief.")
     panel.save.click()
     (dialog,) = panel.findChildren(ConfirmDialog)
-    assert runtime.chat.options.systems == {}
+    assert runtime.chat.system("c1") == ""
     dialog.yes.click()
-    await until(lambda: runtime.chat.options.systems == {"c1": "Be brief."})
+    await until(lambda: runtime.chat.system("c1") == "Be brief.")
 
 
 async def test_a_preset_fills_the_fields(runtime: FakeRuntime, panel: ChatSettings) -> None:
@@ -125,7 +125,7 @@ async def test_a_preset_fills_the_fields(runtime: FakeRuntime, panel: ChatSettin
     panel.preset.activated.emit(1)
     assert panel.form.system.toPlainText() == "Speak in rhymes."
     assert panel.form.numbers["temperature"].text() == "1.2"
-    assert runtime.chat.options.chosen_by_chat.get("c1", AnswerSettings()) == AnswerSettings()  # not before Save
+    assert (await runtime.chat.options.answer_settings("c1")).options == ChatOptions()  # not before Save
 
 
 async def test_a_chat_begins_with_its_settings(runtime: FakeRuntime, window: MainWindow) -> None:
@@ -135,8 +135,8 @@ async def test_a_chat_begins_with_its_settings(runtime: FakeRuntime, window: Mai
     await until(panel.save.isEnabled)
     panel.form.system.setPlainText("Be brief.")
     panel.save.click()
-    await until(lambda: window.chat.current == "c2")
-    assert runtime.chat.options.systems["c2"] == "Be brief."
+    await until(lambda: window.chat.current not in (None, "c1"))
+    assert runtime.chat.system(window.chat.current or "") == "Be brief."
 
 
 @pytest.fixture

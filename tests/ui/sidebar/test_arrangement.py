@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -64,9 +63,9 @@ async def test_a_heading_is_no_chat(furnished: FakeRuntime, window: MainWindow, 
     """Keys, clicks and the mouse pass over it."""
     old = datetime(2020, 1, 1, tzinfo=UTC)
     for id in "ab":
-        furnished.chat.by_id[id] = replace(furnished.chat.by_id[id], updated_at=old)
+        furnished.chat.change(id, updated_at=old.timestamp())
     for id in "cd":
-        furnished.chat.by_id[id] = replace(furnished.chat.by_id[id], updated_at=datetime.now(UTC))
+        furnished.chat.change(id, updated_at=datetime.now(UTC).timestamp())
     await window.chat.conversations.reload()
     view, model = window.sidebar.list, window.sidebar.model
     titles = [row.title for row in model.rows]

@@ -41,9 +41,9 @@ async def test_ctrl_z_has_back_what_was_deleted_last_long_after_the_notice(
     await until(lambda: window.chat.current == "d")
     await until(lambda: len(window.transcript.messages) == 1)
     window.messages.handle(MessageRequest(Request.DELETE, window.transcript.messages[0]))
-    await until(lambda: not furnished.chat.said["d"])
+    await until(lambda: not furnished.chat.said("d") and window.notices.can_undo)
     undo(window, qtbot)
-    await until(lambda: len(furnished.chat.said["d"]) == 1)
+    await until(lambda: len(furnished.chat.said("d")) == 1)
     undo(window, qtbot)  # there is nothing left to undo
     assert not window.notices.on_show
 
@@ -52,7 +52,7 @@ async def test_ctrl_z_is_the_field_s_while_it_has_something_to_undo(
     furnished: FakeRuntime, window: MainWindow, qtbot: QtBot
 ) -> None:
     qtbot.keyClick(window.sidebar.list, Qt.Key.Key_Delete)
-    await until(lambda: set(furnished.chat.by_id) == {"a", "b", "c"})
+    await until(lambda: window.notices.can_undo)
     window.composer.focus()
     qtbot.keyClicks(window.composer.editor, "typed")
     undo(window, qtbot)
@@ -65,8 +65,8 @@ async def test_ctrl_z_is_the_field_s_while_it_has_something_to_undo(
 async def test_the_window_gives_back_and_lets_go_for_good(
     furnished: FakeRuntime, window: MainWindow, qtbot: QtBot
 ) -> None:
-    await furnished.chat.organiser.delete(["a"])
-    await furnished.chat.organiser.delete(["b", "c"])
+    for chat in "abc":
+        await furnished.chat.organiser.delete([chat])
     window.header.requested.emit("deleted")
     panel = window.side_windows.open_deleted()
     await until(lambda: [row.title for row in panel.list.rows] == ["Chat c", "Chat b", "Chat a"])
@@ -81,7 +81,7 @@ async def test_the_window_gives_back_and_lets_go_for_good(
     question = next(d for d in panel.findChildren(ConfirmDialog) if d.isVisible())
     assert "cannot be had back" in question.findChildren(type(panel.words))[1].text()
     question.yes.click()
-    await until(lambda: ("delete now", "c") in furnished.chat.calls)
+    await until(lambda: [row.title for row in panel.list.rows] == ["Chat a"])
     panel.all.click()
     next(d for d in panel.findChildren(ConfirmDialog) if d.isVisible()).yes.click()
     await until(panel.empty.isVisible)

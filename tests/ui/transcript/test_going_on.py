@@ -84,13 +84,13 @@ async def test_stop_and_continue_look_as_after_a_restart(
         """The reply that runs comes to its end, looked at now and then and in the end."""
         for i, piece in enumerate(pieces(text[at:], 7)):
             chat.say("lakes", piece)
-            id = chat.said["lakes"][-1].id
+            id = chat.said("lakes")[-1].id
             await until(partial(page.views.__contains__, id))
             if i % 12 == 0 and name != "late definitions":  # read at once, they are found a line sooner
                 fresh = await restarted(runtime, look, id, page.size())
                 assert await seen(page, id) == fresh, f"going on from {at}, piece {i}"
         chat.finish("lakes", None)
-        id = chat.said["lakes"][-1].id
+        id = chat.said("lakes")[-1].id
         await until(partial(ended, page, id))
         assert await seen(page, id) == await restarted(runtime, look, id, page.size())
 
@@ -103,15 +103,15 @@ async def test_stop_and_continue_look_as_after_a_restart(
         chat.say("lakes", thinking="Hm, which one?" if number % 2 else "")
         for piece in pieces(text[:at]):
             chat.say("lakes", piece)
-        id = chat.said["lakes"][-1].id
+        id = chat.said("lakes")[-1].id
         await until(partial(page.views.__contains__, id))
         assert await seen(page, id) == await restarted(runtime, look, id, page.size())
         window.chat.stop()
         await until(partial(ended, page, id))
         assert await seen(page, id) == await restarted(runtime, look, id, page.size())
-        page.message_requested.emit(MessageRequest(Request.CONTINUE, chat.said["lakes"][-1]))
+        page.message_requested.emit(MessageRequest(Request.CONTINUE, chat.said("lakes")[-1]))
         await grows(at)
-        page.message_requested.emit(MessageRequest(Request.REGENERATE, chat.said["lakes"][-1]))
+        page.message_requested.emit(MessageRequest(Request.REGENERATE, chat.said("lakes")[-1]))
         chat.say("lakes", text[:at])
         await grows(at)
         await chat.delete("lakes")

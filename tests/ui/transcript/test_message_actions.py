@@ -89,4 +89,4 @@ async def test_a_message_says_when_it_was_written(furnished: FakeRuntime, window
         assert time.text() == words
         made.deleteLater()
     time = row.findChild(QLabel)
-    assert str(furnished.chat.said["d"][0].created_at.year) in time.toolTip()
+    assert str(furnished.chat.said("d")[0].created_at.year) in time.toolTip()
