@@ -8,7 +8,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import threading
 from collections.abc import Iterator
+from typing import BinaryIO
 
 from PySide6.QtCore import QBuffer, QByteArray, QIODevice, QLoggingCategory, QPoint, QRect, QSize, Qt, QUrl, Signal
 from PySide6.QtGui import (
@@ -37,7 +39,8 @@ from kvchat.ui.desktop.activation import on_wayland
 from kvchat.ui.desktop.portal import Declined, request
 from kvchat.words.language import _
 
-# What Qt complains of in a stranger's picture is nothing to print; what cannot be decoded is told.
+# What decoders complain of in a stranger's picture is nothing to print; what cannot be decoded is told.
+_STDERR, _silencing = 2, threading.Lock()
 QLoggingCategory.setFilterRules("qt.gui.imageio*=false")
 
 FORMATS = frozenset((b"png", b"jpeg", b"webp", b"gif", b"bmp"))
@@ -92,7 +95,8 @@ def decoded(data: bytes, most: QSize) -> QImage | None:
         size = reader.size()
         if size.isValid() and max(size.width(), size.height()) > max(most.width(), most.height()):
             reader.setScaledSize(size.scaled(_as_it_lies(reader, most), _KEEPS_SHAPE))
-        image = reader.read()
+        with _libpng_silent():
+            image = reader.read()
         return None if image.isNull() else image
 
 
@@ -100,6 +104,30 @@ def shape(data: bytes) -> QSize | None:
     """Width and height of the upright picture, as its header tells them; None for what is none."""
     with _reader(data) as reader:
         return None if reader is None or reader.size().isEmpty() else _as_it_lies(reader, reader.size())
+
+
+@contextlib.contextmanager
+def _libpng_silent() -> Iterator[None]:
+    """Keep libpng, which Qt does not ask to be silent, from printing; what others print meanwhile is printed after."""
+    if not hasattr(os, "memfd_create"):  # elsewhere no window has a terminal
+        yield
+        return
+    with _silencing, contextlib.ExitStack() as afterwards:
+        with contextlib.suppress(OSError):  # nothing is printed anywhere
+            terminal, heard = os.dup(_STDERR), os.fdopen(os.memfd_create("stderr"), "r+b", buffering=0)
+            os.dup2(heard.fileno(), _STDERR)
+            afterwards.callback(_print_again, terminal, heard)
+        yield
+
+
+def _print_again(terminal: int, heard: BinaryIO) -> None:
+    os.dup2(terminal, _STDERR)
+    os.close(terminal)
+    with heard:
+        heard.seek(0)
+        for line in heard:
+            if not line.startswith(b"libpng "):
+                os.write(_STDERR, line)
 
 
 @contextlib.contextmanager

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import struct
+import subprocess
+import sys
 from dataclasses import replace
 from random import Random
 
@@ -84,3 +86,12 @@ def test_a_turned_photo_is_upright(qapp: QApplication) -> None:
     small = decoded(photo, QSize(10, 10))
     assert small is not None
     assert small.size() == QSize(5, 10)
+
+
+def test_a_damaged_picture_prints_nothing(qapp: QApplication) -> None:
+    data = bytearray(of_image("p.png", QImage(64, 64, QImage.Format.Format_RGB32)).data)
+    data[len(data) // 2] ^= 0xFF  # a checksum fails
+    program = "import sys; from PySide6.QtCore import QSize; from kvchat.ui.attachments.pictures import decoded;"
+    program += "decoded(sys.stdin.buffer.read(), QSize(99, 99))"
+    done = subprocess.run([sys.executable, "-c", program], input=bytes(data), capture_output=True, check=True)
+    assert not done.stderr
