@@ -53,7 +53,7 @@ class State(Enum):
     ASKS = "asks"  # it is waited for, and has none yet
     ANSWERS = "answers"  # it is waited for, in a slot
     SETTLES = "settles"  # in a slot still: what was answered is settled and saved, which nobody waits for
-    STANDS_BY = "stands by"  # for spare time
+    STANDS_BY = "stands-by"  # for spare time
     WORKS = "works"  # in a slot, in spare time
 
 
