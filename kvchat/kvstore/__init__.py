@@ -52,7 +52,7 @@ One process has the folder; another one may read (`KeptMemory`, `check_store`).
 - **Memory that travels** (`exchange.py`). Recipes and tokens of a conversation leave as a
   manifest, its blocks after it. What comes in is bounded, each block proved by its name, and in the index as a whole or
   not at all. Nobody can see from a state whether it is what the model makes of its tokens, so it serves that
-  conversation alone, and what grows from it too, until the chat is read anew (`chat/turn/verifying.py`).
+  conversation alone, and what grows from it too, until the chat is read anew (`chat/turn/imported_memory.py`).
 - **Integrity.** Block files are there before the transaction that refers to them; deletion re-checks inside one. A
   bad block is set aside, what needed it is gone from the index, and the user is told once. A file is given to an
   engine only if its header stands for the chat's tokens. What a killed process left is swept or adopted at the next

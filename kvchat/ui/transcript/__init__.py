@@ -14,6 +14,6 @@ What is searched for is marked by `find.py`, in texts still to come as well; its
 `attachments/chips.py` shows those in a document.
 
 What is being written belongs to a chat: draft, attachments (also those still being read: Send waits for them,
-`controllers/attachments.py`), an edit that was begun. `app/focus_home.py` gives the message being written the
+`controllers/attachments.py`), an edit that was begun. `app/keyboard.py` gives the message being written the
 keyboard after a click, and what is typed elsewhere in the window, with input methods too.
 """
