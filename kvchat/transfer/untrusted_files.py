@@ -196,8 +196,8 @@ class _Text:
         if sum(self._buffer.count(sign, self.at) for sign in '{["') > MOST_PARTS:
             raise TooMuch(_("one chat in it has more than {most_parts} parts", most_parts=number(MOST_PARTS)))
 
-    def _counted(self, kind: type[int] | type[float], digits: str) -> float:
+    def _counted(self, parse: type[int] | type[float], digits: str) -> float:
         self._numbers += 1
         if self._numbers > MOST_PARTS:
             raise TooMuch(_("one chat in it has more than {most_parts} numbers", most_parts=number(MOST_PARTS)))
-        return kind(digits)
+        return parse(digits)
