@@ -36,6 +36,8 @@ async def talked(runtime: FakeRuntime, window: MainWindow) -> None:
         runtime.chat.write("d", role, words)
     window.chat.open(None)
     window.chat.open("d")
+    assert window.chat._opening is not None
+    await window.chat._opening  # what was being read before it would be shown anew by that
     await until(lambda: len(window.transcript.messages) == 4 and len(window.transcript.views) == 4)
 
 
