@@ -267,8 +267,6 @@ async def _beside(runtime: FakeRuntime, window: MainWindow) -> AsyncIterator[tup
     yield "preset", preset
     settings.close()
     window.open_chat_settings()
-    chat = side._made[ChatSettings]
-    assert isinstance(chat, ChatSettings)
     (chat,) = window.findChildren(ChatSettings)
     await until(chat.save.isEnabled)
     yield "chat settings", chat
