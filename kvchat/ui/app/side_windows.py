@@ -44,12 +44,12 @@ class SideWindows(QObject):
         self._conversations = conversations
         self._made: dict[Callable[..., QWidget], Any] = {}
 
-    def _window(self, kind: Callable[..., W], join: Callable[[W], object] = lambda made: None) -> W:
+    def _window(self, make: Callable[..., W], join: Callable[[W], object] = lambda made: None) -> W:
         """Return the one window of that kind; when it is made, `join` connects it."""
-        if kind not in self._made:
-            self._made[kind] = kind(*self._parts)
-            join(self._made[kind])
-        window: W = self._made[kind]
+        if make not in self._made:
+            self._made[make] = make(*self._parts)
+            join(self._made[make])
+        window: W = self._made[make]
         return window
 
     def open_storage(self) -> StoragePanel:

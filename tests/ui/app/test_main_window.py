@@ -359,7 +359,7 @@ async def test_dots_say_where_a_conversation_is(furnished: FakeRuntime, window: 
     furnished.kept = {"jeju": 136_000_000}
     window.chat.conversations.reload_soon()
     await until(lambda: sources(window) == [Source.HOT, Source.DISK])
-    assert window.sidebar.usage_button.text() == "Storage 136 MB of 20 GB"
+    await until(lambda: window.sidebar.usage_button.text() == "Storage 136 MB of 20 GB")
     furnished.set_engine(EngineState.STOPPED)
     await until(lambda: sources(window)[0] is Source.COLD)
 
@@ -688,7 +688,7 @@ async def test_in_a_narrow_window_the_strip_still_tells_the_turn(furnished: Fake
 
 async def test_long_conversations_open_at_their_end(furnished: FakeRuntime, window: MainWindow) -> None:
     for i in range(100):
-        furnished.chat.said("jeju").append(furnished.chat.write("thesis", Role.USER, f"Question {i}"))
+        furnished.chat.write("jeju", Role.USER, f"Question {i}")
     window.chat.open("jeju")
     bar = window.transcript.verticalScrollBar()
     await until(lambda: bar.maximum() > 0 and bar.value() == bar.maximum())

@@ -23,7 +23,7 @@ pytestmark = [
 
 def test_chats_of_a_newer_kvchat_are_left_alone_and_the_box_does_not_hold_the_session_up(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
-    path = earlier("chats", 19, tmp_path / "data" / "conversations.db")
+    path = earlier("chats", 1, tmp_path / "data" / "conversations.db")
     with closing(sqlite3.connect(path)) as db:
         db.execute("PRAGMA journal_mode = WAL")
         db.execute("INSERT INTO migrations VALUES (999, 0)")

@@ -82,7 +82,7 @@ async def test_a_nearly_full_context_offers_three_ways_out(runtime: FakeRuntime,
     runtime.chat.context.summary.set()
     await until(lambda: any("4 messages were summed up" in n.words[0] for n in window.notices.on_show))
     card.later.click()
-    assert card.isHidden()
+    await until(card.isHidden)
 
 
 async def test_a_chat_that_nothing_here_can_hold_says_what_could(runtime: FakeRuntime, window: MainWindow) -> None:
