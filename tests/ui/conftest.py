@@ -29,10 +29,13 @@ class _Timer(_SimpleTimer):
 
     Between set-up, test and end pytest-qt has Qt handle its events. What is in the middle of something would go on
     there, and fail where it asks for the loop that runs: a door that opens or closes, whatever a busy machine delays.
+    Nor within a step of a task: `qtbot.mouseMove` has Qt handle its events, and asyncio refuses to begin another task
+    there, which would then never begin.
     """
 
     def timerEvent(self, event: QTimerEvent) -> None:
-        if self._stopped or asyncio.events._get_running_loop() is not None:
+        loop = asyncio.events._get_running_loop()
+        if self._stopped or (loop is not None and asyncio.current_task(loop) is None):
             super().timerEvent(event)  # else it rings again
 
 

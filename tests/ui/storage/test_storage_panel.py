@@ -230,6 +230,7 @@ async def test_a_prune_that_fails_is_told_and_else_does_exactly_the_plan_in_view
 
 
 async def test_a_slider_on_its_way_asks_once(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
+    await window.chat.conversations.reload()
     panel = await opened(window)
     await slid(panel, qtbot, 0.3)
     asked = [call[1] for call in furnished.calls if call[0] == "plan_prune"]
@@ -297,10 +298,10 @@ async def test_opens_at_once_with_two_thousand_conversations(runtime: FakeRuntim
         used = datetime.now(UTC) - timedelta(hours=i)
         runtime.keep(ConversationUsage(conversation.id, 1_000_000 + i, 12, used, 900_000 + i, 100_000, 30.0))
     await until(lambda: window.sidebar.list.model().rowCount() == 2001)
-    began = time.process_time()
+    began = time.thread_time()
     panel = await opened(window, 2000)
     panel.grab()
-    took = time.process_time() - began
+    took = time.thread_time() - began
     print(f"the disk panel opened and was drawn in {took * 1000:.0f} ms with 2,000 chats")
     assert took < OPENS_WITHIN_S
     assert 0 < len(panel.list.buttons) < 30
