@@ -17,6 +17,7 @@ DEEPEST = 8  # folders below the one chosen; the Hugging Face cache needs 4
 _QUANTISATION = r"(?:ud[-_.])?(?:iq\d\w*|q\d\w*|t?q\d_\d|bf16|f16|f32|fp16|fp32|mxfp4\w*|nvfp4)"
 _TRAILING_QUANTISATION = re.compile(rf"[-_.]{_QUANTISATION}$", re.IGNORECASE)
 _PROJECTOR_NOISE = re.compile(rf"mmproj|model|gguf|{_QUANTISATION}|[^a-z0-9]+")
+_REVISION_OR_QUANTISATION = re.compile(rf"snapshots|[0-9a-f]{{7,64}}|(?i:{_QUANTISATION})")
 _TELLS_NOTHING = frozenset(("model", "ggml-model", "weights", "gguf"))
 
 OnUnreadable = Callable[[Path, OSError], None]
@@ -34,7 +35,7 @@ class ModelFile:
 
 
 def model_files(folder: ModelFolder, on_unreadable: OnUnreadable, stop: Event) -> Iterator[ModelFile]:
-    """The models below a folder, until `stop` is set. A missing folder has none; what may not be read is told."""
+    """Yield the models below a folder, until `stop` is set. A missing folder has none."""
     if folder.source is Source.FILE:
         yield from _one_file(folder.path)
         return
@@ -47,23 +48,23 @@ def model_files(folder: ModelFolder, on_unreadable: OnUnreadable, stop: Event) -
 
 def _one_file(path: Path) -> Iterator[ModelFile]:
     try:
-        names = sorted(one.name for one in path.parent.iterdir() if one.suffix.lower() == ".gguf")
+        names = sorted(file.name for file in path.parent.iterdir() if file.suffix.lower() == ".gguf")
     except OSError:
         return
     if path.name not in names:  # without the ending, or not there
-        yield from [ModelFile(path, (path,), Source.FILE, display_name(path))] if path.is_file() else []
+        if path.is_file():
+            yield ModelFile(path, (path,), Source.FILE, display_name(path))
         return
-    yield from (
-        model for model in _in_one_folder(path.parent, names, Source.FILE) if path in (model.path, *model.parts)
-    )
+    models = _in_one_folder(path.parent, names, Source.FILE)
+    yield from (model for model in models if path in (model.path, *model.parts))
 
 
 def projector_of(model: Path) -> Path | None:
-    """The projector that lies with a model, by the names; None where there is none. Looks at the disk."""
+    """Return the projector that lies with a model, by the names; None without one. Looks at the disk."""
     found = _one_file(model)
     if model.parent.name == "blobs":
-        found = (one for one in _of_ollama(model.parent.parent, lambda *_: None) if one.path == model)
-    return next((one.projector for one in found), None)
+        found = (file for file in _of_ollama(model.parent.parent, lambda *_: None) if file.path == model)
+    return next((file.projector for file in found), None)
 
 
 def _of_ollama(folder: Path, on_unreadable: OnUnreadable) -> Iterator[ModelFile]:
@@ -77,7 +78,7 @@ def _of_ollama(folder: Path, on_unreadable: OnUnreadable) -> Iterator[ModelFile]
 
 
 def _gguf_names(top: Path, on_unreadable: OnUnreadable, stop: Event) -> Iterator[tuple[Path, list[str]]]:
-    """Each folder with GGUF files in it, and their names. Links to folders are followed, none twice."""
+    """Yield each folder with GGUF files in it, and their names. Links to folders are followed, none twice."""
 
     def told(error: OSError) -> None:
         if not isinstance(error, FileNotFoundError | NotADirectoryError):
@@ -104,7 +105,7 @@ def _gguf_names(top: Path, on_unreadable: OnUnreadable, stop: Event) -> Iterator
 
 
 def identity_of(path: Path) -> tuple[int, int] | None:
-    """What a file or folder is, whatever links lead to it; None where it cannot be looked at."""
+    """Return device and inode, the same whatever links lead there; None if it cannot be looked at."""
     try:
         found = path.stat()
     except OSError:
@@ -113,7 +114,7 @@ def identity_of(path: Path) -> tuple[int, int] | None:
 
 
 def _in_order(place: Path, folders: list[str]) -> list[str]:
-    """By name; of a Hugging Face repository's snapshots the one first that `main` points to."""
+    """Sort by name; of a Hugging Face repository's snapshots the one first that `main` points to."""
     if place.name != "snapshots":
         return sorted(folders)
     try:
@@ -140,23 +141,19 @@ def _in_one_folder(place: Path, names: list[str], source: Source) -> Iterator[Mo
 
 
 def projector_for(model: str, models: list[str], projectors: list[str]) -> str | None:
-    """The projector that belongs to a model file in one folder, by their names; None where none can be told.
+    """Return the projector that belongs to a model file in one folder, by their names.
 
     A projector named after no model ("mmproj-F16.gguf") belongs to all, if they are one model in several sizes.
     """
     key = _bare(model)
-    for projector in sorted(projectors, key=_preferred):
+    # F16 before others: projectors are small, and the engine reads it everywhere.
+    for projector in sorted(projectors, key=lambda name: ("f16" not in name.lower().replace("bf16", ""), name)):
         named = _bare(projector)
         if named == key or (not named and len({_bare(other) for other in models}) == 1):
             return projector
         if named and (key.startswith(named) or named.startswith(key)):
             return projector
     return None
-
-
-def _preferred(projector: str) -> tuple[bool, str]:
-    """16 bits before others: projectors are small, and the engine reads F16 everywhere."""
-    return ("f16" not in projector.lower().replace("bf16", ""), projector)
 
 
 def _bare(name: str) -> str:
@@ -175,27 +172,18 @@ def shown_name(path: Path) -> str:
 
 
 def display_name(path: Path) -> str:
-    """What to call a model file: its name without suffix, or its folder's where that tells nothing."""
+    """Name a model after its file without suffix, or after its folder where the file's name tells nothing."""
     part = part_name(path.name)
     stem = Path(part.stem).name if part else path.stem
     if _TRAILING_QUANTISATION.sub("", stem).lower() not in _TELLS_NOTHING:
         return stem
-    return next((_folder_name(name) for name in reversed(path.parent.parts) if _tells_something(name)), stem)
-
-
-def _tells_something(folder: str) -> bool:
-    """Whether a folder is named after what is in it, not after a revision or a quantisation."""
-    empty = (
-        folder == "snapshots" or re.fullmatch(r"[0-9a-f]{7,64}", folder) or re.fullmatch(_QUANTISATION, folder.lower())
-    )
-    return not empty
-
-
-def _folder_name(folder: str) -> str:
-    return folder.removeprefix("models--").replace("--", "/") if folder.startswith("models--") else folder
+    for folder in reversed(path.parent.parts):
+        if not _REVISION_OR_QUANTISATION.fullmatch(folder):
+            return folder.removeprefix("models--").replace("--", "/") if folder.startswith("models--") else folder
+    return stem
 
 
 def quantisation_in(name: str) -> str:
-    """The quantisation a file name ends with, such as "Q4_K_M" or "UD-Q4_K_XL"; empty where it names none."""
+    """Return the quantisation a file name ends with, such as "Q4_K_M" or "UD-Q4_K_XL"; "" without one."""
     match = _TRAILING_QUANTISATION.search(name)
     return match[0][1:].upper() if match else ""

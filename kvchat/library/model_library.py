@@ -7,17 +7,16 @@ import contextlib
 import dataclasses
 import json
 import threading
-import types
-import typing
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from threading import Event
 from typing import Any
 
 from kvchat.errors import KvchatError
-from kvchat.library.gguf.facts import GgufFacts, NotAModel, part_name, read_facts
+from kvchat.library.gguf.facts import GgufFacts, NotAModel, Weights, part_name, read_facts
+from kvchat.library.gguf.kv_cache import KvLayout, LayerKv
+from kvchat.library.gguf.template_options import TemplateWord
 from kvchat.library.memory.verdict import Judgement
 from kvchat.library.model_files import ModelFile, identity_of, model_files
 from kvchat.library.places import ModelFolder, Source, model_folders, this_machine
@@ -72,7 +71,7 @@ class ModelLibrary:
         return await in_thread(look)
 
     async def usable(self) -> list[FoundModel]:
-        """The models on disk that can be used, however they fit. Can be cancelled."""
+        """List the models on disk that can be used, however they fit. Can be cancelled."""
         return await in_thread(lambda stop: [model for model in self._finder(None).models(stop) if model.facts])
 
     def download(self, repository: HubRepository, file: HubFile) -> Path:
@@ -80,7 +79,7 @@ class ModelLibrary:
         return self.downloads.begin(Order(repository.repository, repository.revision, file))
 
     def is_here(self, repository: HubRepository, file: HubFile) -> bool:
-        """Whether kvchat has fetched that model already. Raises HubError for an impossible file name."""
+        """Return True if kvchat has fetched that model. Raises HubError for an impossible file name."""
         return Order(repository.repository, repository.revision, file).is_here(self._paths.models)
 
     def _finder(self, in_use: str | None) -> ModelFinder:
@@ -90,7 +89,7 @@ class ModelLibrary:
         return ModelFinder(folders, self._paths.model_facts)
 
     def repository_of(self, path: Path) -> str | None:
-        """The repository a model was fetched from, told by where it lies; None for one that kvchat did not fetch."""
+        """Return the repository a model was fetched from, by its place; None for one that kvchat did not fetch."""
         try:
             owner, name, *_, _ = path.relative_to(self._paths.models).parts
         except ValueError:
@@ -105,8 +104,13 @@ class ModelLibrary:
         await self.downloads.close()
 
 
-READER = 1  # raise it when `read_facts` reads the same fields in another way
-Stamp = list[list[int]]
+READER = 2  # raise it when `read_facts` reads the same fields in another way
+# Facts that were written with other fields are read anew.
+_SHAPE = [str(READER)] + [
+    f"{kind.__name__}.{field.name}: {field.type}"
+    for kind in (GgufFacts, KvLayout, LayerKv, Weights, TemplateWord)
+    for field in dataclasses.fields(kind)
+]
 
 
 class FactsCache:
@@ -117,21 +121,25 @@ class FactsCache:
 
     def __init__(self, file: Path) -> None:
         self._file = file
-        self._entries = _load(file)
+        self._entries: dict[str, dict[str, Any]] = {}
         self._used: dict[str, dict[str, Any]] = {}
         self._changed = False
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):  # missing or damaged
+            content = read_json(file)
+            models = content["models"].items() if content["fields"] == _SHAPE else ()
+            self._entries = {path: entry for path, entry in models if {"stamp", "facts"} <= entry.keys()}
 
     def facts(self, path: Path, parts: Sequence[Path]) -> GgufFacts:
-        """The facts of the model at `path`, whose files are `parts`. Raises NotAModel, which is not remembered."""
+        """Return the facts of the model at `path`, whose files are `parts`. Raises NotAModel, which is not kept."""
         key, stamp = str(path), _stamps(parts)
         entry = self._entries.get(key)
         if entry is None or stamp is None or entry["stamp"] != stamp:
-            plain = json.dumps(dataclasses.asdict(read_facts(path)), default=str)  # paths as text
-            entry = {"stamp": stamp, "facts": json.loads(plain)}
+            facts = read_facts(path)
+            entry = {"stamp": stamp, "facts": dataclasses.asdict(facts)}
             self._changed = True
+        else:
+            facts = _facts_of(entry["facts"])
         self._used[key] = entry
-        facts = _rebuilt(GgufFacts, entry["facts"])
-        assert isinstance(facts, GgufFacts)
         return facts
 
     def save(self, *, complete: bool) -> None:
@@ -142,55 +150,29 @@ class FactsCache:
         with contextlib.suppress(OSError):  # it only saves time
             self._file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             with whole_file(self._file) as new:
-                new.write_text(json.dumps({"fields": list(_shape(GgufFacts)), "models": kept}), "utf-8")
+                new.write_text(json.dumps({"fields": _SHAPE, "models": kept}, default=str), "utf-8")
 
 
-def _load(file: Path) -> dict[str, dict[str, Any]]:
-    """The entries of the file; none where it is missing, damaged, or of a version with other facts."""
+def _stamps(parts: Sequence[Path]) -> list[list[int]] | None:
+    """What changes when a file is replaced, written to, or made readable; None if one cannot be looked at."""
     try:
-        content = read_json(file)
-        if content["fields"] != list(_shape(GgufFacts)):
-            return {}
-        return {path: entry for path, entry in content["models"].items() if {"stamp", "facts"} <= entry.keys()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return {}
-
-
-def _stamps(parts: Sequence[Path]) -> Stamp | None:
-    """What changes when a file is replaced, written to, or made readable; None where one cannot be looked at."""
-    try:
-        found = [part.stat() for part in parts]
+        stats = [part.stat() for part in parts]
     except OSError:
         return None
-    return [[one.st_size, one.st_mtime_ns, one.st_ctime_ns, one.st_ino] for one in found]
+    return [[stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino] for stat in stats]
 
 
-@cache
-def _shape(kind: type) -> tuple[str, ...]:
-    """The fields of a dataclass and of those in it, with their types: facts of another shape are read anew."""
-    lines: list[str] = [f"read by {READER}"]
-    for name, hint in typing.get_type_hints(kind).items():
-        lines.append(f"{kind.__name__}.{name}: {hint}")
-        for nested in typing.get_args(hint) or (hint,):
-            if isinstance(nested, type) and dataclasses.is_dataclass(nested):
-                lines += _shape(nested)
-    return tuple(lines)
-
-
-def _rebuilt(hint: Any, value: Any) -> Any:
-    """A value of the type `hint` from what JSON has made of it."""
-    kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-    if isinstance(value, dict):
-        made = next(kind for kind in kinds if isinstance(kind, type) and dataclasses.is_dataclass(kind))
-        hints = _hints(made)
-        return made(**{name: _rebuilt(hints[name], entry) for name, entry in value.items()})
-    if isinstance(value, list):
-        listed = next(kind for kind in kinds if typing.get_origin(kind) is tuple)
-        return tuple(_rebuilt(typing.get_args(listed)[0], entry) for entry in value)
-    return Path(value) if Path in kinds and value is not None else value
-
-
-_hints = cache(typing.get_type_hints)
+def _facts_of(plain: dict[str, Any]) -> GgufFacts:
+    """Rebuild facts from what JSON has made of `dataclasses.asdict`."""
+    kv, weights = plain["kv"], plain["weights"]
+    rebuilt = {
+        "path": Path(plain["path"]),
+        "kv": KvLayout(tuple(LayerKv(**layer) for layer in kv["layers"]), kv["window"], tuple(kv["notes"])),
+        "weights": Weights(**weights | {name: tuple(weights[name]) for name in ("layers", "experts")}),
+        "parts": tuple(map(Path, plain["parts"])),
+        "template_words": tuple(TemplateWord(word["name"], tuple(word["values"])) for word in plain["template_words"]),
+    }
+    return GgufFacts(**plain | rebuilt)
 
 
 @dataclass(frozen=True)
@@ -207,7 +189,7 @@ class FoundModel:
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """Its own files: all parts, and what it sees with unless another model lies there that may see with it."""
+        """All its parts, and its projector unless another model lies there that may use it."""
         part = part_name(self.path.name)
         parts = [self.path.with_name(name) for name in part.all_names] if part else [self.path]
         others = set(self.path.parent.glob("*.gguf")) - {*parts, self.projector}
@@ -215,7 +197,7 @@ class FoundModel:
 
     @property
     def may_be_deleted(self) -> bool:
-        """Whether it lies in kvchat's folders or the user's, and not in another program's, which keeps a list."""
+        """True if it lies in kvchat's folders or the user's: another program keeps a list of its own."""
         return self.source in (Source.KVCHAT, Source.CHOSEN, Source.FILE)
 
 
@@ -234,24 +216,19 @@ class ModelFinder:
         self.unreadable: list[UnreadableFolder] = []  # known when the look is over
         self._folders = folders
         self._cache_file = cache_file
-        self._seen: set[tuple[int, int]] = set()
 
     def models(self, stop: Event) -> Iterator[FoundModel]:
-        """Each model once, whatever links lead to it, until `stop` is set."""
-        cache = FactsCache(self._cache_file)
+        """Yield each model once, whatever links lead to it, until `stop` is set."""
+        cache, seen = FactsCache(self._cache_file), set[tuple[int, int] | None]()
         for folder in self._folders:
             for file in model_files(folder, self._cannot_read, stop):
                 if stop.is_set():
                     break
-                if not self._met_before(file):
+                identity = identity_of(file.path)
+                if identity is None or identity not in seen:  # each one that is missing is reported
+                    seen.add(identity)
                     yield _look_at(file, cache)
         cache.save(complete=not stop.is_set())
-
-    def _met_before(self, file: ModelFile) -> bool:
-        identity = identity_of(file.path)
-        known = identity in self._seen
-        self._seen |= {identity} if identity else set()  # one that is missing is told as such
-        return known
 
     def _cannot_read(self, path: Path, error: OSError) -> None:
         self.unreadable.append(UnreadableFolder(path, error.strerror or str(error)))

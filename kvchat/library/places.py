@@ -10,10 +10,11 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 from kvchat.system.files import read_json, read_plain
 from kvchat.words.language import N_
@@ -68,7 +69,7 @@ def this_machine() -> Machine:
 
 
 def model_folders(own: Path, chosen: Sequence[Path], machine: Machine) -> tuple[ModelFolder, ...]:
-    """All folders to look into; where the same file is met twice, the earlier folder's name for it counts."""
+    """List all folders to look into; where the same file is met twice, the earlier folder's name for it counts."""
     found = [ModelFolder(Source.KVCHAT, own), *(ModelFolder(Source.CHOSEN, path) for path in chosen)]
     for source, places in _PLACES.items():
         found += [ModelFolder(source, path) for path in places(machine)]
@@ -77,13 +78,14 @@ def model_folders(own: Path, chosen: Sequence[Path], machine: Machine) -> tuple[
 
 def _lm_studio(machine: Machine) -> Iterator[Path]:
     homes = [machine.home / ".lmstudio", machine.home / ".cache" / "lm-studio"]
-    pointer = _text(machine.home / ".lmstudio-home-pointer").strip()
-    if pointer:
-        homes.insert(0, Path(pointer))
+    with suppress(OSError, UnicodeDecodeError):
+        if pointer := read_plain(machine.home / ".lmstudio-home-pointer", 1_000_000).decode().strip():
+            homes.insert(0, Path(pointer))
     for home in homes:
-        moved = _json_entry(home / "settings.json", "downloadsFolder")
-        if moved:
-            yield Path(moved)
+        with suppress(OSError, ValueError, AttributeError):
+            moved = read_json(home / "settings.json", 1_000_000).get("downloadsFolder")
+            if moved and isinstance(moved, str):
+                yield Path(moved)
         yield home / "models"
 
 
@@ -135,21 +137,6 @@ _PLACES = {
 }
 
 
-def _text(path: Path) -> str:
-    try:
-        return read_plain(path, 1_000_000).decode()
-    except (OSError, UnicodeDecodeError):
-        return ""
-
-
-def _json_entry(path: Path, name: str) -> str:
-    try:
-        entry = read_json(path, 1_000_000).get(name)
-    except (OSError, ValueError, AttributeError):
-        return ""
-    return entry if isinstance(entry, str) else ""
-
-
 # models/manifests/<registry>/<namespace>/<model>/<tag> is JSON with a list of layers; models/blobs/sha256-<hex> are the
 # layers (Ollama's server/modelpath.go and docs/faq.md). The blob of the model layer is a GGUF file. Nothing is written.
 MODEL = "application/vnd.ollama.image.model"
@@ -157,8 +144,7 @@ PROJECTOR = "application/vnd.ollama.image.projector"
 _HOME_REGISTRY, _HOME_NAMESPACE = "registry.ollama.ai", "library"  # what Ollama leaves out of a name
 
 
-@dataclass(frozen=True)
-class OllamaModel:
+class OllamaModel(NamedTuple):
     """A model as a manifest names it."""
 
     name: str  # as Ollama says it, e.g. "llama3.2:3b"
@@ -167,14 +153,16 @@ class OllamaModel:
 
 
 def ollama_models(folder: Path) -> Iterator[OllamaModel]:
-    """The models of one Ollama folder, by name. Manifests that make no sense are passed over. Raises OSError."""
+    """Yield the models of one Ollama folder by name, but not those of senseless manifests. Raises OSError."""
     manifests = folder / "manifests"
     list(manifests.iterdir())  # rglob would be silent about a folder that may not be read
     for path in sorted(manifests.rglob("*")):
         place = path.relative_to(manifests).parts
         if len(place) < 2 or not path.is_file():
             continue
-        layers = _layers(path)
+        layers: dict[str, str] = {}
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            layers = {str(layer["mediaType"]): str(layer["digest"]) for layer in read_json(path)["layers"]}
         blob = _blob(folder, layers.get(MODEL, ""))
         if blob is not None:
             _names[blob] = _name(place)
@@ -185,7 +173,7 @@ _names: dict[Path, str | None] = {}  # of the blobs that were looked up, or came
 
 
 def name_of_blob(path: Path) -> str | None:
-    """Ollama's name for a blob, None for a file that is no blob of Ollama's. Reads files once."""
+    """Return Ollama's name for a blob, None for a file that is no blob of Ollama's. Reads files once."""
     if path not in _names and path.parent.name == "blobs" and path.name.startswith("sha256"):
         _names[path] = None
         try:
@@ -199,16 +187,8 @@ def known_name(path: Path) -> str | None:
     return _names.get(path)
 
 
-def _layers(manifest: Path) -> dict[str, str]:
-    try:
-        content: Any = read_json(manifest)
-        return {str(layer["mediaType"]): str(layer["digest"]) for layer in content["layers"]}
-    except (OSError, ValueError, KeyError, TypeError):
-        return {}
-
-
 def _blob(folder: Path, digest: str) -> Path | None:
-    """The file of a digest, "sha256:<hex>"; None for what is no digest."""
+    """Return the file of a digest, "sha256:<hex>"; None for anything else."""
     kind, _, number = digest.partition(":")
     if kind != "sha256" or not number.isalnum():
         return None

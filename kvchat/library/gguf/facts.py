@@ -24,7 +24,7 @@ from kvchat.library.gguf.header import (
 from kvchat.library.gguf.kv_cache import KvLayout, head_lengths, kv_layout
 from kvchat.library.gguf.template_options import TemplateWord, words_in
 from kvchat.system.files import NotAFile, open_plain, stamp_of
-from kvchat.words.language import _
+from kvchat.words.language import N_, _
 
 # llama_ftype in llama.cpp's include/llama.h, as people name the files.
 _FILE_TYPES = (
@@ -35,6 +35,10 @@ _FILE_TYPES = (
 )
 FILE_TYPES = {int(number): name for number, name in (entry.split(":") for entry in _FILE_TYPES.split())}
 MOST_BLOCKS = 4096  # far more layers than any model has; keeps a damaged header from asking for endless lists
+_MADE_FOR_A_MODEL = {
+    "adapter": N_("This is a LoRA adapter, not a model"),
+    "imatrix": N_("This is an importance matrix, not a model"),
+}
 _EXPERTS = re.compile(r"ffn_(up|down|gate_up|gate)_(ch|)exps")  # LLM_FFN_EXPS_REGEX in common/common.h: --n-cpu-moe
 _LAYER_TENSOR = re.compile(r"blk\.(?P<layer>\d{1,9})\.")
 
@@ -88,7 +92,7 @@ class GgufFacts:
 
     @property
     def sliding_window(self) -> int | None:
-        """Tokens a sliding window reaches back; None for a model without one."""
+        """Tokens that a sliding window reaches back; None for a model without one."""
         return self.kv.window or None
 
     @property
@@ -97,7 +101,7 @@ class GgufFacts:
 
 
 def read_facts(path: Path) -> GgufFacts:
-    """The facts of the model at `path`, checked to be whole. Takes some hundredths of a second.
+    """Read the facts of the model at `path` and check that it is whole. Takes some hundredths of a second.
 
     For a split model give the first part; the others must lie beside it. Raises NotAModel.
     """
@@ -108,7 +112,7 @@ def read_facts(path: Path) -> GgufFacts:
 
 
 def _read_whole(path: Path) -> GgufHeader:
-    """The header of a file that is a GGUF and as long as it should be. Raises NotAModel."""
+    """Read the header of a GGUF file that is as long as its header asks for. Raises NotAModel."""
     try:
         header = read_header(path)
         size = path.stat().st_size
@@ -163,24 +167,21 @@ def _check_kind(values: Mapping[str, Value]) -> None:
             _("It is a multimodal projector (mmproj)."),
             _("Choose the model file that came with it."),
         )
-    if kind == "adapter":
-        raise NotAModel(_("This is a LoRA adapter, not a model"), "", _("Choose the model that it was made for."))
-    if kind == "imatrix":
-        raise NotAModel(_("This is an importance matrix, not a model"), "", _("Choose the model that it was made for."))
+    if kind in _MADE_FOR_A_MODEL:
+        raise NotAModel(_(_MADE_FOR_A_MODEL[kind]), "", _("Choose the model that it was made for."))
     if not architecture or not fields.number("context_length"):
         raise NotAModel(
             _("This is not a language model"),
             _("The GGUF file names no architecture and trained context."),
             _("Choose a text model."),
         )
+    nonsense = ""
     if not 0 < fields.number("block_count") <= MOST_BLOCKS:
-        raise NotAModel(
-            _("This is not a GGUF model"), _("Its number of layers makes no sense."), _("Download it again.")
-        )
-    if any(count < 0 for count in fields.per_layer("attention.head_count_kv", MOST_BLOCKS)):
-        raise NotAModel(
-            _("This is not a GGUF model"), _("Its number of heads makes no sense."), _("Download it again.")
-        )
+        nonsense = _("Its number of layers makes no sense.")
+    elif any(count < 0 for count in fields.per_layer("attention.head_count_kv", MOST_BLOCKS)):
+        nonsense = _("Its number of heads makes no sense.")
+    if nonsense:
+        raise NotAModel(_("This is not a GGUF model"), nonsense, _("Download it again."))
     if "bert" in architecture or architecture in ("t5encoder", "gemma-embedding"):
         raise NotAModel(
             _("This is an embedding model"), _("It makes vectors of text and cannot chat."), _("Choose a chat model.")
@@ -188,7 +189,7 @@ def _check_kind(values: Mapping[str, Value]) -> None:
 
 
 def _parts(path: Path, values: Mapping[str, Value]) -> tuple[Path, ...]:
-    """All files of the model, `path` being the first. Raises NotAModel when `path` is a later part."""
+    """Return all files of the model whose first is `path`. Raises NotAModel for a later part."""
     count = GgufFields(values, "split").number("count")
     if count < 2:
         return (path,)
@@ -285,12 +286,11 @@ class PartName:
 
     @property
     def all_names(self) -> tuple[str, ...]:
-        """The names of all parts, in order."""
         return tuple(f"{self.stem}-{number:05}-of-{self.count:05}.gguf" for number in range(1, self.count + 1))
 
 
 def part_name(name: str) -> PartName | None:
-    """What a file name says about being a part; None for a file that is a whole model. Folders in it are kept."""
+    """Parse the name of one part of a model; None for the name of a whole one. Folders in it are kept."""
     match = _PART_NAME.fullmatch(name)
     return PartName(match["stem"], int(match["number"]), int(match["count"])) if match else None
 
@@ -303,7 +303,7 @@ _HEADER_BYTES = 1024 * 1024  # read whole of a file whose header is not looked i
 
 
 def model_identity(path: Path) -> str:
-    """A BLAKE3 digest, in hex, of a model's sizes, its whole header and 64 evenly spaced samples of 64 KiB.
+    """Return a BLAKE3 digest, in hex, of a model's sizes, its whole header and 64 evenly spaced samples of 64 KiB.
 
     Hashing all of a 16 GB model would keep the user waiting for its read from disk at every start. Samples are enough:
     another quantisation or architecture differs in size and header, and a fine-tune changes nearly every weight, so
@@ -321,7 +321,7 @@ def model_identity(path: Path) -> str:
 
 
 def file_identity(path: Path) -> str:
-    """The same of a file that is no model by itself, such as a projector. Raises OSError."""
+    """Return the same for a file that is no model by itself, such as a projector. Raises OSError."""
     digest = blake3()
     _add_part(digest, path, _HEADER_BYTES)
     return digest.hexdigest()

@@ -7,6 +7,7 @@ Format: docs/gguf.md in ggml-org/ggml, versions 2 and 3, little-endian.
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -110,11 +111,8 @@ class TensorInfo:
         """Its size in the file; 0 for a type this reader does not know."""
         if self.type not in TENSOR_TYPES:
             return 0
-        weights = 1
-        for length in self.shape:
-            weights *= length
         _, per_block, block_bytes = TENSOR_TYPES[self.type]
-        return weights // per_block * block_bytes
+        return math.prod(self.shape) // per_block * block_bytes
 
 
 @dataclass(frozen=True)
@@ -133,7 +131,7 @@ class GgufHeader:
 
 
 def read_header(path: Path) -> GgufHeader:
-    """The header of the GGUF file at `path`. Raises OSError, HeaderFault, or CutShort when the header itself is cut."""
+    """Read the header of a GGUF file. Raises OSError, HeaderFault, or CutShort when the header itself is cut."""
     with open_plain(path) as file:
         cursor = _Cursor(file, path.stat().st_size)
         if cursor.take(4) != MAGIC:
@@ -147,15 +145,10 @@ def read_header(path: Path) -> GgufHeader:
         for _ in range(n_values):
             _read_value(cursor, values, array_lengths)
         tensors = tuple(_read_tensor(cursor) for _ in range(n_tensors))
-        return GgufHeader(values, array_lengths, tensors, _align(cursor.position, values))
-
-
-def _align(position: int, values: Mapping[str, Value]) -> int:
-    """`position` rounded up to the file's alignment, where the tensor data begins."""
-    alignment = values.get("general.alignment", DEFAULT_ALIGNMENT)
-    if not isinstance(alignment, int) or alignment < 1:
-        raise HeaderFault("bad alignment")
-    return -(-position // alignment) * alignment
+        alignment = values.get("general.alignment", DEFAULT_ALIGNMENT)
+        if not isinstance(alignment, int) or alignment < 1:
+            raise HeaderFault("bad alignment")
+        return GgufHeader(values, array_lengths, tensors, -(-cursor.position // alignment) * alignment)
 
 
 def _read_value(cursor: _Cursor, values: dict[str, Value], array_lengths: dict[str, int]) -> None:
@@ -248,7 +241,7 @@ class _Cursor:
 
 @dataclass(frozen=True)
 class GgufFields:
-    """With the prefix "llama", `fields.number("block_count")` is the header's `llama.block_count`."""
+    """The fields of one prefix: with "llama", `number("block_count")` is the header's `llama.block_count`."""
 
     values: Mapping[str, Value]
     prefix: str
@@ -263,17 +256,14 @@ class GgufFields:
         return f"{self.prefix}.{key}" in self.values
 
     def listed(self, key: str) -> tuple[int, ...] | None:
-        """A list of whole numbers or flags as it stands there; None where there is none."""
+        """Return a list of whole numbers or flags; None if the field is no list."""
         value = self.values.get(f"{self.prefix}.{key}")
         if not isinstance(value, tuple):
             return None
         return tuple(entry if isinstance(entry, int) else 0 for entry in value)
 
     def per_layer(self, key: str, layers: int, default: int = 0) -> tuple[int, ...]:
-        """One number per layer, from a list or from one number for all.
-
-        A list that is too short is filled up with its largest number.
-        """
+        """Return one number per layer; a list that is too short is filled up with its largest number."""
         listed = self.listed(key)
         if listed is None:
             return (self.number(key, default),) * layers

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from kvchat.engine.running.plan import BATCH_SIZE
 from kvchat.library.gguf.header import TENSOR_TYPES, GgufFields
@@ -94,7 +95,8 @@ class KvLayout:
 
 def kv_layout(fields: GgufFields) -> KvLayout:
     blocks = fields.number("block_count")
-    kv_heads = kv_heads_per_layer(fields, blocks)
+    heads_key = "attention.head_count_kv" if fields.has("attention.head_count_kv") else "attention.head_count"
+    kv_heads = fields.per_layer(heads_key, blocks)
     attends, recurs, notes = _kinds(fields, kv_heads)
     slides, window_note = _sliding_layers(fields, blocks, recurs)
     if window_note:
@@ -110,7 +112,7 @@ def kv_layout(fields: GgufFields) -> KvLayout:
 
 
 def _kinds(fields: GgufFields, kv_heads: tuple[int, ...]) -> tuple[list[bool], list[bool], list[str]]:
-    """For each layer whether it has attention and whether it has recurrent state, and what had to be assumed."""
+    """Return which layers have attention, which have recurrent state, and notes on what had to be assumed."""
     architecture, blocks = fields.prefix, len(kv_heads)
     trunk = blocks - fields.number("nextn_predict_layers")  # the layers after it predict further tokens, unused here
     if not 0 < trunk <= blocks:
@@ -138,39 +140,23 @@ def _kinds(fields: GgufFields, kv_heads: tuple[int, ...]) -> tuple[list[bool], l
     attends = [in_trunk[layer] and layer < shared_from for layer in range(blocks)]
     if not _state_values(fields):
         return attends, [False] * blocks, []
-    return _unknown_hybrid(fields, attends, kv_heads)
-
-
-def _unknown_hybrid(
-    fields: GgufFields, attends: list[bool], kv_heads: tuple[int, ...]
-) -> tuple[list[bool], list[bool], list[str]]:
-    recurs = _by_period(fields, len(attends)) if _names_period(fields) else [heads == 0 for heads in kv_heads]
+    names_period = fields.has("attention.recurrent_layers") or fields.has("full_attention_interval")
+    recurs = _by_period(fields, blocks) if names_period else [heads == 0 for heads in kv_heads]
     if any(recurs):
         return [attention and not recurs[layer] for layer, attention in enumerate(attends)], recurs, []
-    return attends, [True] * len(attends), [_("every layer is counted both as attention and as recurrent")]
-
-
-def _names_period(fields: GgufFields) -> bool:
-    return fields.has("attention.recurrent_layers") or fields.has("full_attention_interval")
+    return attends, [True] * blocks, [_("every layer is counted both as attention and as recurrent")]
 
 
 def _by_period(fields: GgufFields, blocks: int) -> list[bool]:
-    """Which layers are recurrent where the file lists them or says that every n-th is attention."""
+    """Return which layers are recurrent, as the file lists them or by the interval of attention layers."""
     if fields.has("attention.recurrent_layers"):
         return [flag != 0 for flag in fields.per_layer("attention.recurrent_layers", blocks)]
     period = fields.number("full_attention_interval") or _HYBRID_PERIODS.get(fields.prefix, 1)
     return [(layer + 1) % period != 0 for layer in range(blocks)]
 
 
-def kv_heads_per_layer(fields: GgufFields, blocks: int) -> tuple[int, ...]:
-    """KV heads of each layer; as many as there are heads where the file does not tell."""
-    if fields.has("attention.head_count_kv"):
-        return fields.per_layer("attention.head_count_kv", blocks)
-    return fields.per_layer("attention.head_count", blocks)
-
-
 def _row(fields: GgufFields, heads: int, slides: bool, indexed: bool) -> tuple[int, int]:
-    """Values in one token's K and V row of one attention layer with so many KV heads."""
+    """Return the values in one token's K and V row of an attention layer with so many KV heads."""
     key_length, value_length = head_lengths(fields)
     if slides:
         key_length = fields.number("attention.key_length_swa", key_length)
@@ -191,7 +177,7 @@ def head_lengths(fields: GgufFields) -> tuple[int, int]:
 
 
 def _indexed_layers(fields: GgufFields, blocks: int) -> list[bool]:
-    """Which layers keep, if they attend, keys of a sparse-attention indexer of their own."""
+    """Return which layers keep, if they attend, keys of a sparse-attention indexer of their own."""
     if fields.prefix in _INDEX_IN_LISTED:
         return [listed != 0 for listed in fields.per_layer("attention.indexer.types", blocks, default=1)]
     first = fields.number("leading_dense_block_count") if fields.prefix == "minimax-m3" else 0
@@ -217,7 +203,7 @@ def _state_values(fields: GgufFields) -> int:
 
 
 def _sliding_layers(fields: GgufFields, blocks: int, recurs: list[bool]) -> tuple[list[bool], str]:
-    """Which layers have a sliding window, and what had to be assumed."""
+    """Return which layers have a sliding window, and a note on what had to be assumed."""
     architecture, key = fields.prefix, "attention.sliding_window_pattern"
     none = [False] * blocks
     if not _window_tokens(fields):
@@ -260,9 +246,8 @@ CELL_PADDING = 256  # tokens; llama.cpp rounds contexts and sliding windows' cac
 STATE_BYTES = 4  # recurrent state is f32 whatever the KV type
 
 
-@dataclass(frozen=True)
-class KvEstimate:
-    """What a KV cache takes in memory, in bytes."""
+class KvEstimate(NamedTuple):
+    """The size of a KV cache in bytes."""
 
     per_token: float  # grows with the context
     fixed: int  # sliding windows and recurrent state: the same however long the conversation
@@ -289,10 +274,7 @@ def layer_bytes(
     swa_full: bool = False,
     slots: int = 1,
 ) -> tuple[int, ...]:
-    """The same for each layer by itself, with so many slots that share the context.
-
-    Raises ValueError for an unknown KV type.
-    """
+    """Return the same for each layer, with `slots` that share the context. Raises ValueError for an unknown KV type."""
     cells = padded(n_ctx)
     window = cells if swa_full else window_cells(slots * layout.window, cells)
     return tuple(
@@ -320,17 +302,15 @@ def padded(tokens: int) -> int:
 
 
 def window_cells(window: int, n_ctx: int) -> int:
-    """Tokens a sliding-window layer keeps (llama_kv_cache_iswa, without --swa-full)."""
+    """Return how many tokens a sliding-window layer keeps (llama_kv_cache_iswa, without --swa-full)."""
     return padded(min(n_ctx, window + BATCH_SIZE))
 
 
 def row_bytes(layer: LayerKv, kv_type_k: str, kv_type_v: str) -> float:
-    return type_bytes(kv_type_k, layer.keys) + type_bytes(kv_type_v, layer.values)
-
-
-def type_bytes(kv_type: str, values: int) -> float:
-    """Bytes that many values take in a KV type. Raises ValueError for an unknown type."""
-    if kv_type not in KV_TYPES:
-        raise ValueError(f"unknown KV type {kv_type!r}")
-    per_block, block_bytes = KV_TYPES[kv_type]
-    return values * block_bytes / per_block
+    total = 0.0
+    for kv_type, values in ((kv_type_k, layer.keys), (kv_type_v, layer.values)):
+        if kv_type not in KV_TYPES:
+            raise ValueError(f"unknown KV type {kv_type!r}")
+        per_block, block_bytes = KV_TYPES[kv_type]
+        total += values * block_bytes / per_block
+    return total

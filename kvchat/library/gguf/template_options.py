@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvchat.words.language import N_
 
@@ -71,27 +71,25 @@ def words_in(template: str) -> tuple[TemplateWord, ...]:
 
 
 def known_options(words: Iterable[TemplateWord]) -> tuple[TemplateOption, ...]:
-    """The options of these names, of several that mean the same the first.
+    """Return the options of these names; of several with the same meaning, the first.
 
     Where a template names values of its own, those can be chosen and no others.
     """
     named = {word.name: word.values for word in words}
     found: dict[str, TemplateOption] = {}
     for option in _KNOWN:
-        if option.name in named:
-            found.setdefault(option.words, _with_values(option, named[option.name]))
+        if option.name not in named or option.words in found:
+            continue
+        values = named[option.name]
+        if values and not isinstance(option.choices[0][0], bool):
+            choices = tuple((value, _WORDS.get(value, value.replace("_", " ").capitalize())) for value in values)
+            option = replace(option, choices=choices)
+        found[option.words] = option
     return tuple(found.values())
 
 
-def _with_values(option: TemplateOption, values: tuple[str, ...]) -> TemplateOption:
-    if not values or isinstance(option.choices[0][0], bool):
-        return option
-    choices = tuple((value, _WORDS.get(value, value.replace("_", " ").capitalize())) for value in values)
-    return TemplateOption(option.name, option.words, choices)
-
-
 def _values(name: str, code: str) -> tuple[str, ...]:
-    """The texts that a template compares a variable with, from the least to the most where that is known."""
+    """Return the texts that a template compares a variable with, from the least to the most where that is known."""
     found: set[str] = set()
     for compared in re.finditer(_COMPARED.format(name=name, text=_TEXT.pattern), code, re.DOTALL):
         found |= {one or other for one, other in _TEXT.findall(compared[0])}

@@ -47,7 +47,7 @@ class ContextChoice:
         return sentences(self.reason, self.beside, self.share)
 
     def placed(self, placement: Placement | None, where: str) -> ContextChoice:
-        """The choice with what the engine has put on the GPUs; `where`: "the GPU". None: it did not tell."""
+        """Add what the engine has put on the GPUs; `where`: "the GPU". None: the log did not tell."""
         if placement is None:
             return self
         return replace(self, beside="" if placement.whole else _placement_sentence(placement, where))
@@ -73,7 +73,7 @@ def _placement_sentence(placement: Placement, where: str) -> str:
 
 
 def slots_for(demand: Demand, memory: MemoryFacts, wanted: int) -> int:
-    """How many chats to have side by side: as many as are `wanted`, as long as that costs the context but a trifle.
+    """Return how many chats to have side by side: up to `wanted`, as long as the context stays nearly as large.
 
     With full attention a slot takes no memory, with sliding windows or recurrent state one more window or state.
     """
@@ -86,7 +86,7 @@ def slots_for(demand: Demand, memory: MemoryFacts, wanted: int) -> int:
 
 
 class ContextChooser:
-    """For a model as it is to be run, and the memory there is. Raises ValueError for an unknown KV type."""
+    """Chooses for one model and the memory there is. Raises ValueError for an unknown KV type."""
 
     def __init__(self, demand: Demand, memory: MemoryFacts) -> None:
         self._demand, self._memory, self._facts = demand, memory, demand.facts
@@ -96,14 +96,16 @@ class ContextChooser:
         self._most = max(self._least, min(self._trained, limit))
         self._nothing = Placement(0, self._facts.block_count + 1)  # on the GPUs
         self._without_gpu = False  # their memory ran out
-        self._bars = lru_cache(maxsize=None)(self._make_bars)
+        self._cached_bars = lru_cache(maxsize=None)(
+            lambda tokens, without_gpu: demand.bars(tokens, memory, on_gpu=not without_gpu)
+        )
 
     def choose(self, wanted: int | None = None) -> ContextChoice:
-        """The context size to launch the engine with. A `wanted` one is honoured, with a warning where it is unwise."""
+        """Choose the size to launch the engine with. A `wanted` one is honoured, with a warning where it is unwise."""
         return self._automatic() if wanted is None else self._honour(wanted)
 
     def smaller(self, choice: ContextChoice) -> tuple[ContextChoice, ...]:
-        """What to try, in this order, when a load with `choice` ran out of memory: half the context again and again.
+        """Return what to try after a load with `choice` ran out of memory: half the context again and again.
 
         With a GPU, from ENOUGH_ON_DEVICE on, the model leaves it first.
         """
@@ -122,7 +124,7 @@ class ContextChooser:
         return tuple(steps)
 
     def begin_with(self, most: ContextChoice, needed: int) -> ContextChoice:
-        """How much of the context in `most` to lay out at first for chats of `needed` tokens; the rest follows later.
+        """Choose how much of the context in `most` to lay out at first for chats of `needed` tokens.
 
         An engine fills its whole KV cache with zeros before it is ready: 8 GB took 17 s on two cores, 1 GB 1.2 s
         (measured). So it begins with one and a half times what is needed, in powers of two. All of it is laid out at
@@ -142,7 +144,7 @@ class ContextChooser:
         return self._choice(size, reason)
 
     def larger(self, tokens: int) -> ContextChoice | None:
-        """What to offer whose context of `tokens` is full: the largest that fits, up to twice as much.
+        """Choose what to offer when a context of `tokens` is full: the largest that fits, up to twice as much.
 
         With part of the model beside the GPU only where nothing larger fits otherwise. None where nothing worth a
         restart fits.
@@ -197,7 +199,6 @@ class ContextChooser:
         return self._choice(tokens, reason)
 
     def _honour(self, wanted: int) -> ContextChoice:
-        """The user's own size, at least one step, with a warning where it is unwise."""
         tokens = max(STEP, wanted)
         reason = _("{tokens} tokens: your own choice.", tokens=number(tokens))
         warning = ""
@@ -240,24 +241,27 @@ class ContextChooser:
                 too_much = middle
         return max(self._least, fitting * STEP)
 
+    def _bars(self, tokens: int) -> tuple[MemoryBar, ...]:
+        return self._cached_bars(tokens, self._without_gpu)
+
     def _fits(self, tokens: int) -> bool:
         """True if every place keeps its margin."""
-        bars = self._bars(tokens, self._without_gpu)
+        bars = self._bars(tokens)
         if len(bars) > 1 and self._memory.is_shared:
             return sum(bar.needed for bar in bars) <= spendable(min(bar.free for bar in bars))
         return all(bar.fits for bar in bars)
 
     def _on_gpu(self, tokens: int) -> bool:
-        return any(bar.needed for bar in self._bars(tokens, self._without_gpu)[:-1])
+        return any(bar.needed for bar in self._bars(tokens)[:-1])
 
     def _whole(self, tokens: int) -> bool:
         """True if all of the model fits on the GPUs."""
-        computer = self._bars(tokens, self._without_gpu)[-1]
+        computer = self._bars(tokens)[-1]
         beside = computer.kv or computer.weights > self._facts.weights.embedding
         return not beside and self._on_gpu(tokens) and self._fits(tokens)
 
     def _compared(self, tokens: int) -> tuple[int, int]:
-        bars = self._bars(tokens, self._without_gpu)
+        bars = self._bars(tokens)
         deciding = bars[:-1] if self._whole(tokens) else bars
         return sum(bar.needed for bar in deciding), sum(bar.free for bar in deciding)
 
@@ -269,7 +273,7 @@ class ContextChooser:
         return _("free, {beside} included", beside=self._memory.beside)
 
     def _beside_gpu(self, tokens: int) -> str:
-        """A sentence where there is a GPU and part of the model runs beside it; else nothing."""
+        """Return a sentence where part of the model runs beside a GPU; else ""."""
         if not self._memory.devices or self._whole(tokens):
             return ""
         return partly(self._memory) if self._on_gpu(tokens) else _placement_sentence(self._nothing, self._memory.beside)
@@ -300,7 +304,7 @@ class ContextChooser:
             )
         # Half of what kvchat leaves: an estimate that is a little low moves no layer away from the GPU.
         targets = [margin(device.free) // 2 for device in self._memory.devices if not self._without_gpu]
-        bars = self._bars(tokens, self._without_gpu)
+        bars = self._bars(tokens)
         return ContextChoice(
             tokens=tokens,
             reason=sentences(reason, shared),
@@ -314,9 +318,6 @@ class ContextChooser:
             fit_target=min(targets, default=None),
             without_gpu=self._without_gpu,
         )
-
-    def _make_bars(self, tokens: int, without_gpu: bool) -> tuple[MemoryBar, ...]:
-        return self._demand.bars(tokens, self._memory, on_gpu=not without_gpu)
 
 
 def partly(memory: MemoryFacts) -> str:

@@ -46,7 +46,7 @@ class MemoryBar:
 
     @property
     def unused(self) -> int:
-        """What is left beside the margin and what is staged; 0 where the model needs the margin or more."""
+        """What the model, staging and the margin leave."""
         return max(0, self.free - self.margin - self.needed - self.staging)
 
     @property
@@ -68,7 +68,7 @@ class MemoryBar:
 
 
 def given_back(memory: MemoryFacts, bars: tuple[MemoryBar, ...]) -> MemoryFacts:
-    """The memory there will be once the model of these bars has gone.
+    """Return the memory there will be once the model of these bars has gone.
 
     Weights in the computer's memory are pages of their file, which count as free already.
     """
@@ -90,7 +90,7 @@ class Demand:
     limit: LoadLimit | None = None  # what a load taught that ran out of memory
 
     def bars(self, tokens: int, memory: MemoryFacts, *, on_gpu: bool = True) -> tuple[MemoryBar, ...]:
-        """One bar for each GPU, and last the one of the computer's memory. `on_gpu`: the GPUs may be used.
+        """Return one bar for each GPU, and last the one of the computer's memory. `on_gpu`: the GPUs may be used.
 
         An estimate: where all of it does not fit on the GPUs, llama.cpp's `--fit` decides what stays beside them, a
         mixture's experts first, then whole layers with their KV cache. It spreads layers over GPUs by their free
@@ -131,7 +131,7 @@ class Demand:
         return MemoryBar(COMPUTER, free, kept, weights, kv, compute, other, staging=staging)
 
     def _compute(self, tokens: int) -> int:
-        """llama.cpp's compute buffer: room for a micro-batch inside a layer. Factors measured on b11434, rounded up.
+        """Estimate llama.cpp's compute buffer: room for a micro-batch inside a layer (measured on b11434, rounded up).
 
         Builds of the year before keep the logits of a whole micro-batch as well: the margin has room for them.
         """
@@ -143,7 +143,7 @@ class Demand:
         return size
 
     def _inputs(self, tokens: int) -> int:
-        """What a GPU is fed from: mask and embeddings of a micro-batch, in the computer's memory (measured on Vulkan).
+        """Estimate what feeds a GPU: mask and embeddings of a micro-batch, in the computer's memory (measured: Vulkan).
 
         Layers beside the GPU add next to nothing: it computes their prefill too, and decoding needs one row.
         """

@@ -25,11 +25,10 @@ class LoadLimit:
 
     tokens: int
     times: int  # that it ran out, a day and more apart
-    at: float  # the last time, in seconds since 1970
+    at: float  # the last time, in seconds since 1970; `until`, too
 
     @property
     def until(self) -> float:
-        """How long it is kept to, in seconds since 1970."""
         return self.at + DAY_S * min(2.0 ** min(self.times - 1, 16), MOST_DAYS)
 
 
@@ -55,7 +54,7 @@ class LoadLimits:
         self._file, self._clock = file, clock
 
     def find(self, circumstances: Circumstances) -> LoadLimit | None:
-        """The limit that is kept to now; None where there is none, or more is to be tried again."""
+        """Return the limit in force; None where there is none, or more is to be tried again."""
         entry = self._entries().get(circumstances.key)
         return entry if entry is not None and self._in_force(entry) else None
 
@@ -64,9 +63,10 @@ class LoadLimits:
         return any(key.endswith(_about(size, build, device)) for key in self._entries())
 
     def learn(self, circumstances: Circumstances, tokens: int, *, ran_out: bool) -> LoadLimit | None:
-        """A load with so many tokens did suffice, perhaps after a larger one ran out; returns the limit now in force.
+        """Learn from a load with so many tokens that did suffice; `ran_out`: after a larger one did not.
 
-        One that took more than the limit lifts it. A file that cannot be written costs another load that runs out.
+        A load that took more than the limit lifts it. Returns the limit now in force. A file that cannot be written
+        costs another load that runs out.
         """
         entries = self._entries()
         before = entries.pop(circumstances.key, None)

@@ -22,7 +22,7 @@ class DeviceMemory:
 
     @property
     def kind(self) -> str:
-        """What sort of device it is: "CUDA", "Vulkan", "RPC", …"""
+        """The sort of device: "CUDA", "Vulkan", "RPC", …"""
         return self.name.partition("[")[0].rstrip("0123456789")
 
 
@@ -47,7 +47,7 @@ class MemoryFacts:
 
     @property
     def beside(self) -> str:
-        """What there is beside the computer's own memory and processor, in words; "" without."""
+        """Words for the GPUs and other computers; "" without."""
         elsewhere = [device.kind == "RPC" for device in self.devices]
         words = {
             False: several(elsewhere.count(False), "the GPU", "the GPUs"),
@@ -57,7 +57,7 @@ class MemoryFacts:
 
     @property
     def device_kind(self) -> str:
-        """What sort of device a model runs on here: "CUDA", "Vulkan", …; "CPU" without a GPU."""
+        """The sort of device a model runs on: "CUDA", "Vulkan", …; "CPU" without a GPU."""
         return self.devices[0].kind if self.devices else "CPU"
 
     def with_staging(self, disposable: int, place: int) -> MemoryFacts:
@@ -67,7 +67,7 @@ class MemoryFacts:
         return replace(self, available=available, all_there_is=all_there_is, staging_place=place)
 
     def staging_beside(self, needed: int, margin: int) -> int:
-        """How many bytes of slot files may lie in memory beside a model that needs so much, and a margin.
+        """Return how many bytes of slot files may lie in memory beside a model's need and a margin.
 
         A quarter of the memory, as long as a sixteenth, or 4 GB where that is less, stays free as well.
         """
@@ -146,7 +146,7 @@ def _number_in(path: Path) -> int | None:
 
 
 def on_battery() -> bool:
-    """Whether this computer runs on its battery; False where that is not to be known, as without a /sys."""
+    """Return True if this computer runs on its battery; False where that is unknown, as without a /sys."""
     try:
         battery = psutil.sensors_battery()
     except OSError:

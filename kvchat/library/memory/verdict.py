@@ -1,8 +1,7 @@
-"""Whether a model can run on this machine, in one word: fits, tight, no."""
+"""Judges if a model can run on this machine: fits, tight, no; and proposes settings that would help."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -36,7 +35,7 @@ class Judgement:
 
 
 def judge(demand: Demand, memory: MemoryFacts, wanted: int | None = None) -> Judgement:
-    """A model whose header is known: by the context size that would be chosen for it, or by the user's own.
+    """Judge a model whose header is known by the context size that would be chosen for it, or by the user's own.
 
     The projector in `demand` is loaded as well when there are pictures to see.
     """
@@ -58,7 +57,7 @@ def judge(demand: Demand, memory: MemoryFacts, wanted: int | None = None) -> Jud
 
 
 def judge_size(size: int, memory: MemoryFacts) -> Judgement:
-    """A model of which only the size of its files is known, in bytes: a guess, and said to be one."""
+    """Judge a model by nothing but the size of its files, in bytes; the reason says that it is a guess."""
     needed = round(size * (1 + OVERHEAD_SHARE)) + ENGINE_BYTES
     free = memory.device_free if memory.devices else memory.available
     where = _("free on {beside}", beside=memory.beside) if memory.devices else _("free")
@@ -90,14 +89,14 @@ class Proposal:
 
     def taken(self, settings: Settings) -> Settings:
         if self.kv_type is not None:
-            return dataclasses.replace(settings, kv_type=self.kv_type)
+            return replace(settings, kv_type=self.kv_type)
         arguments = f"{settings.engine_arguments} {self.engine_argument}".strip()
-        return dataclasses.replace(settings, engine_arguments=arguments)
+        return replace(settings, engine_arguments=arguments)
 
 
 @dataclass(frozen=True)
 class Situation:
-    """What proposals are made for: a choice, and everything it was made from."""
+    """A choice and everything it was made from."""
 
     choice: ContextChoice
     demand: Demand
@@ -110,42 +109,23 @@ class Situation:
         self, *, kv_type: str | None = None, swa_full: bool = False, wanted: int | None = None
     ) -> ContextChoice:
         kv_type, swa_full = kv_type or self.demand.kv_type, swa_full or FULL_WINDOW in self.extra
-        demand = dataclasses.replace(self.demand, kv_type=kv_type, swa_full=swa_full, projector=0)
+        demand = replace(self.demand, kv_type=kv_type, swa_full=swa_full, projector=0)
         return ContextChooser(demand, self.memory).choose(wanted or self.wanted)
 
 
 def proposals(situation: Situation) -> tuple[Proposal, ...]:
-    found = (_smaller_kv(situation), _full_window(situation))
-    return tuple(proposal for proposal in found if proposal is not None)
+    return tuple(filter(None, (_smaller_kv(situation), _full_window(situation))))
 
 
 def _smaller_kv(situation: Situation) -> Proposal | None:
-    """KV rows of 8.5 bits a value in place of 16 or 32."""
+    """Propose KV rows of 8.5 bits a value in place of 16 or 32, unless memory is plentiful."""
     choice, facts = situation.choice, situation.demand.facts
     per_block, _bytes = KV_TYPES[SMALLER_KV]
     divides = facts.key_length % per_block == 0 and facts.value_length % per_block == 0
     if situation.demand.kv_type not in ("f16", "bf16", "f32") or not divides:
         return None
-    return _bought(
-        situation,
-        situation.otherwise(kv_type=SMALLER_KV),
-        situation.otherwise(kv_type=SMALLER_KV, wanted=choice.tokens),
-        Proposal(
-            _("Keep the context in less memory ({smaller_kv})", smaller_kv=SMALLER_KV),
-            "",
-            _("Replies may differ in small ways, and saved chats are read once more."),
-            kv_type=SMALLER_KV,
-        ),
-    )
-
-
-def _bought(situation: Situation, best: ContextChoice, same: ContextChoice, offer: Proposal) -> Proposal | None:
-    """The offer with what it gains; None where memory is plentiful and it would only cost.
-
-    `best`: the choice it leads to; `same`: with it, at the context size there is.
-    """
-    choice = situation.choice
-    tokens, freed = best.tokens - choice.tokens, choice.needed - same.needed
+    best = situation.otherwise(kv_type=SMALLER_KV)
+    tokens = best.tokens - choice.tokens
     if tokens > 0:
         gain = _("{tokens} more tokens of context fit into the same memory.", tokens=number(tokens))
     elif best.fits and not choice.fits:
@@ -154,11 +134,18 @@ def _bought(situation: Situation, best: ContextChoice, same: ContextChoice, offe
         gain = _("All of the model fits on {beside} then, which is faster.", beside=situation.memory.beside)
     else:
         return None
-    return dataclasses.replace(offer, gain=gain, tokens=tokens, bytes=freed)
+    return Proposal(
+        _("Keep the context in less memory ({smaller_kv})", smaller_kv=SMALLER_KV),
+        gain,
+        _("Replies may differ in small ways, and saved chats are read once more."),
+        tokens,
+        choice.needed - situation.otherwise(kv_type=SMALLER_KV, wanted=choice.tokens).needed,
+        kv_type=SMALLER_KV,
+    )
 
 
 def _full_window(situation: Situation) -> Proposal | None:
-    """Sliding windows at full length: any point of a conversation can be gone back to. Only where it fits."""
+    """Propose sliding windows at full length, which let a chat go back to any point, where they fit."""
     choice, facts = situation.choice, situation.demand.facts
     if facts.sliding_window is None or facts.is_recurrent or FULL_WINDOW in situation.extra:
         return None

@@ -73,7 +73,7 @@ class Order:
     file: HubFile
 
     def target(self, models: Path, part: HubPart | None = None) -> Path:
-        """Where a file of the model belongs, models/owner/name/path. Raises HubError where that leads elsewhere."""
+        """Return a file's place, models/owner/name/path. Raises HubError where that leads elsewhere."""
         inside = PurePosixPath((part or self.file.parts[0]).path)
         pieces = (*self.repository.split("/"), *inside.parts)
         if inside.is_absolute() or any(piece in ("", ".", "..") or set(piece) & set('\\:*?"<>|\0') for piece in pieces):
@@ -84,7 +84,7 @@ class Order:
         return _beside(self.target(models, part), ".part")
 
     def is_here(self, models: Path) -> bool:
-        """Whether all files of the model are in their places, by their sizes. Raises HubError as `target` does."""
+        """Return True if all files of the model are in their places, by their sizes. Raises HubError as `target`."""
         return all(size_of(self.target(models, part)) == part.size for part in self.file.parts)
 
     def done(self, models: Path) -> int:
@@ -95,7 +95,7 @@ class Order:
 
 
 def unfinished_orders(models: Path) -> Iterator[Order]:
-    """The downloads below a folder that were begun and not finished; hidden folders are left out."""
+    """Yield the downloads below a folder that were begun and not finished; hidden folders are left out."""
     for path in sorted(models.rglob(f"*{ORDER_SUFFIX}")):
         if any(piece.startswith(".") for piece in path.relative_to(models).parts):
             continue
@@ -126,13 +126,18 @@ async def fetch_model(order: Order, models: Path, origin: Origin, told: DoneByte
             return target
         target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with _alone(target):
-            _forget_another(order, models)
+            begun = _read(_order_file(order, models))
+            if begun is not None and begun.file != order.file:  # parts of another version would fail in the end
+                for part in order.file.parts:
+                    order.partial(models, part).unlink(missing_ok=True)
             _check_room(order, models)
             _write(order, _order_file(order, models))
             before, fetched = 0, []
             for part in order.file.parts:
                 if size_of(order.target(models, part)) != part.size:  # else a kill came while all were put in place
-                    await _Fetch(order, part, models, origin, _after(before, told)).run()
+                    await _Fetch(
+                        order, part, models, origin, lambda done, checking, b=before: told(b + done, checking)
+                    ).run()
                     fetched.append(part)
                 before += part.size
             for part in fetched:
@@ -144,7 +149,7 @@ async def fetch_model(order: Order, models: Path, origin: Origin, told: DoneByte
 
 
 class _Fetch:
-    """One file on its way: the bytes written and their hash go together."""
+    """Fetches one file: the bytes written and their hash go together."""
 
     def __init__(self, order: Order, part: HubPart, models: Path, origin: Origin, told: DoneBytes) -> None:
         self._order, self._part, self._origin, self._told = order, part, origin, told
@@ -215,18 +220,6 @@ class _Fetch:
         file.seek(0)
         file.truncate()
         self._done, self._hash = 0, hashlib.sha256()
-
-
-def _forget_another(order: Order, models: Path) -> None:
-    """Drop what has arrived of another version of these files: it would only be found out at the end."""
-    begun = _read(_order_file(order, models))
-    if begun is not None and begun.file != order.file:
-        for part in order.file.parts:
-            order.partial(models, part).unlink(missing_ok=True)
-
-
-def _after(before: int, told: DoneBytes) -> DoneBytes:
-    return lambda done, checking: told(before + done, checking)
 
 
 _in_hand: set[Path] = set()  # the first files of what is being fetched
@@ -304,7 +297,7 @@ def _write(order: Order, path: Path) -> None:
 def _read(path: Path) -> Order | None:
     try:
         raw = read_json(path)
-        parts = tuple(HubPart(str(one["path"]), int(one["size"]), str(one["sha256"])) for one in raw["file"]["parts"])
+        parts = tuple(HubPart(str(p["path"]), int(p["size"]), str(p["sha256"])) for p in raw["file"]["parts"])
         file = HubFile(str(raw["file"]["name"]), str(raw["file"]["quantisation"]), parts)
         return Order(str(raw["repository"]), str(raw["revision"]), file) if parts else None
     except (OSError, ValueError, KeyError, TypeError):

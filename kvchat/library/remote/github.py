@@ -30,6 +30,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlsplit
@@ -65,13 +66,13 @@ class GitHub:
     name = "GitHub"
 
     async def releases(self, repository: str) -> tuple[Release, ...]:
-        """The newest releases of "owner/name", previews too, the newest first. Raises HubError."""
+        """Return the newest releases of "owner/name", previews too, the newest first. Raises HubError."""
         base = (os.environ.get("GITHUB_API_URL") or "https://api.github.com").rstrip("/")
         accept = {"Accept": "application/vnd.github+json", "X-GitHub-Api-Version": "2022-11-28"}
         async with self._answer(f"{base}/repos/{repository}/releases?per_page={MOST_RELEASES}", accept) as response:
             try:
                 listed = parse_json(await collect(response.aiter_bytes(), MOST_ANSWER))
-                return tuple(_release(one) for one in listed if not one["draft"])
+                return tuple(_release(release) for release in listed if not release["draft"])
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 raise HubError(
                     _("The answer makes no sense"),
@@ -91,7 +92,7 @@ class GitHub:
 
     @contextlib.asynccontextmanager
     async def _answer(self, url: str, headers: Mapping[str, str]) -> AsyncIterator[httpx2.Response]:
-        """A good answer, its body not yet read; every failure in words, those while the body is read too."""
+        """Send a request; yield a good answer whose body is to be read. Raises HubError, while it is read too."""
         import httpx2
 
         # Bytes have to come as they lie: compressed ones cannot be counted.
@@ -139,13 +140,13 @@ def _unreachable(why: str) -> Unreachable:
     return Unreachable(_("GitHub cannot be reached"), why, _("Check the internet connection and try again."))
 
 
-def _release(one: dict[str, Any]) -> Release:
+def _release(told: dict[str, Any]) -> Release:
     files = [
         HubPart(str(asset["name"]), int(asset["size"]), str(asset["digest"]).removeprefix(_SHA256))
-        for asset in one["assets"]
+        for asset in told["assets"]
         if str(asset.get("digest") or "").startswith(_SHA256) and asset.get("state", "uploaded") == "uploaded"
     ]
-    return Release(str(one["tag_name"]), tuple(files), bool(one["prerelease"]))
+    return Release(str(told["tag_name"]), tuple(files), bool(told["prerelease"]))
 
 
 REPOSITORY = "ggml-org/llama.cpp"
@@ -191,7 +192,7 @@ class EngineBuild:
 
 
 def about(backend: Backend, system: str = sys.platform) -> str:
-    """How much there would be to download, in words: "about 770 MB"; empty where that is not known."""
+    """Return how much there would be to download, in words: "about 770 MB"; "" if that is not known."""
     count = _ABOUT.get((system, backend))
     return _("about {count}", count=size_in_words(count)) if count else ""
 
@@ -199,17 +200,16 @@ def about(backend: Backend, system: str = sys.platform) -> str:
 def builds_for(
     graphics: Graphics, releases: Sequence[Release], machine: str = platform.machine()
 ) -> tuple[EngineBuild, ...]:
-    """The newest build of each kind that suits these cards, the best kind first. `releases`: the newest first."""
-    found = []
-    for backend in suiting(graphics):
-        builds = (build for release in releases for build in _builds(release, backend, graphics.system, machine))
-        if build := next(builds, None):
-            found.append(build)
-    return tuple(found)
+    """Return the newest build of each kind that suits these cards, the best kind first. `releases`: newest first."""
+    newest = (
+        next((build for release in releases for build in _builds(release, backend, graphics.system, machine)), None)
+        for backend in suiting(graphics)
+    )
+    return tuple(filter(None, newest))
 
 
 def backend_of(name: str) -> Backend | None:
-    """What an engine kvchat fetched computes with, by its folder's name; None for a name of another kind."""
+    """Return the backend of an engine kvchat fetched, by its folder's name; None for a name of another kind."""
     return _kind("-".join(name.split("-")[2:]))
 
 
@@ -218,7 +218,7 @@ def _kind(flavour: str) -> Backend | None:
 
 
 def _builds(release: Release, backend: Backend, system: str, machine: str) -> Iterable[EngineBuild]:
-    """Those of one release, the one that runs with most drivers first: the oldest version of what it computes with."""
+    """List the builds of one release; first the oldest version of the backend, which runs with most drivers."""
     wanted, found = (_SYSTEMS.get(system), _MACHINES.get(machine.lower())), []
     for file in release.files:
         match = _NAME.fullmatch(file.path)
@@ -226,20 +226,12 @@ def _builds(release: Release, backend: Backend, system: str, machine: str) -> It
             continue
         flavour = match[3] or ("metal" if system == "darwin" else "")
         if _kind(flavour) is backend:
-            name = f"llama.cpp-{match[1]}-{flavour}"
-            parts = (file, *_libraries(file.path, match[1], release))
-            order = Order(REPOSITORY, release.tag, HubFile(name, "", parts))
-            found.append((_flavour_version(flavour), EngineBuild(backend, order)))
-    return [build for _, build in sorted(found, key=lambda one: one[0])]
-
-
-def _libraries(path: str, tag: str, release: Release) -> list[HubPart]:
-    names = {f"cudart-{path}", f"cudart-{path.replace(f'{tag}-', '', 1)}"}
-    return [file for file in release.files if file.path in names][:1]
-
-
-def _flavour_version(flavour: str) -> tuple[tuple[int, ...], str]:
-    return tuple(int(number) for number in re.findall(r"\d+", flavour)), flavour
+            names = {f"cudart-{file.path}", f"cudart-{file.path.replace(f'{match[1]}-', '', 1)}"}
+            libraries = [file for file in release.files if file.path in names][:1]
+            named = HubFile(f"llama.cpp-{match[1]}-{flavour}", "", (file, *libraries))
+            version = tuple(map(int, re.findall(r"\d+", flavour)))
+            found.append((version, flavour, EngineBuild(backend, Order(REPOSITORY, release.tag, named))))
+    return [build for *_, build in sorted(found, key=itemgetter(0, 1))]
 
 
 _KVCHAT = "kvchat/kvchat"
@@ -249,7 +241,7 @@ _ASKED = "asked-for-updates"  # in the state folder; its time is when that was
 
 
 async def watch_updates(state: Path, wanted: Callable[[], bool], tell: Callable[[str, str], None]) -> None:
-    """Without end: `tell` of a newer version, by its number and the page it is on, whenever one was found."""
+    """Look for newer versions for ever; `tell` of each by its number and its page."""
     while True:
         if wanted() and _due(state / _ASKED):
             with contextlib.suppress(KvchatError):  # nobody asked for it now: tomorrow is another day
@@ -259,7 +251,7 @@ async def watch_updates(state: Path, wanted: Callable[[], bool], tell: Callable[
 
 
 async def newer_tag() -> str:
-    """The newest release's tag if it is newer than this kvchat, else nothing. Raises KvchatError."""
+    """Return the newest release's tag if it is newer than this kvchat, else "". Raises KvchatError."""
     tags = [release.tag for release in await GitHub().releases(_KVCHAT) if not release.preview]
     newest = max(tags, key=_version_order, default="")
     return newest if _version_order(newest) > _version_order(__version__) else ""
@@ -275,5 +267,5 @@ def _due(asked: Path) -> bool:
 
 
 def _version_order(tag: str) -> tuple[int, ...]:
-    """What versions are ordered by; a tag of another form comes before all."""
+    """Return the sort key of a version; a tag of another form comes before all."""
     return tuple(map(int, match[1].split("."))) if (match := re.fullmatch(r"v?(\d+(?:\.\d+)*)", tag)) else ()

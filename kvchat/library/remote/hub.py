@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import os
 import re
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path, PurePosixPath
@@ -151,7 +151,7 @@ class Hub:
     async def _answer(
         self, path: str, query: Mapping[str, Any], repository: str, headers: Mapping[str, str] | None = None
     ) -> AsyncIterator[httpx2.Response]:
-        """A good answer, its body not yet read; every failure in words, those while the body is read too."""
+        """Send a request; yield a good answer whose body is to be read. Raises HubError, while it is read too."""
         library = await asyncio.to_thread(_library)
         token = await asyncio.to_thread(self._token)
         import httpx2
@@ -213,7 +213,7 @@ class Hub:
 
 
 def repository_in(text: str) -> str | None:
-    """The repository that a text names: "owner/name", or an address of Hugging Face's that leads to it."""
+    """Return the repository that a text names: "owner/name", or an address of Hugging Face's that leads to it."""
     text = text.strip()
     if "://" in text:
         text = "/".join(urlsplit(text).path.strip("/").split("/")[:2])
@@ -221,7 +221,7 @@ def repository_in(text: str) -> str | None:
 
 
 def _why_unreachable(error: Exception, host: str) -> str:
-    """What kept a request from its answer, as a sentence. The system's own words help nobody here."""
+    """Say in a sentence what kept a request from its answer. The system's own words help nobody here."""
     import httpx2
 
     match error:
@@ -235,7 +235,7 @@ def _why_unreachable(error: Exception, host: str) -> str:
 
 
 def _library() -> ModuleType:
-    """huggingface_hub's helpers, imported at first use. It is kept from telling the Hub what else is installed."""
+    """Import huggingface_hub's helpers, kept from telling the Hub what else is installed."""
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     import huggingface_hub.hf_api
     import huggingface_hub.utils
@@ -263,21 +263,22 @@ def _sense(what: str) -> Any:
 
 
 def _files(info: ModelInfo) -> tuple[HubFile, ...]:
-    """The models among a repository's files. Files without a hash, and split models with a part missing, are none."""
+    """List the models among a repository's files, without those that lack a hash or a part."""
     parts = {
-        one.rfilename: HubPart(one.rfilename, one.size or one.lfs.size, one.lfs.sha256)
-        for one in info.siblings or ()
-        if one.lfs is not None and one.rfilename.lower().endswith(".gguf")
+        file.rfilename: HubPart(file.rfilename, file.size or file.lfs.size, file.lfs.sha256)
+        for file in info.siblings or ()
+        if file.lfs is not None and file.rfilename.lower().endswith(".gguf")
     }
     parts = {path: part for path, part in parts.items() if _is_sound(part)}
     models = {path: part for path, part in parts.items() if not is_projector(path)}
     files = []
-    for path, part in models.items():
-        split, with_it = part_name(path), _projector(path, parts)
-        if split is None:
-            files.append(_file(path.removesuffix(".gguf"), [part, *with_it]))
-        elif split.number == 1 and models.keys() >= set(split.all_names):
-            files.append(_file(split.stem, [*(parts[name] for name in split.all_names), *with_it]))
+    for path in models:
+        split = part_name(path)
+        names = split.all_names if split else (path,)
+        if path == names[0] and models.keys() >= set(names):
+            name = (split.stem if split else path.removesuffix(".gguf")).rpartition("/")[2]
+            own = [parts[name] for name in names]
+            files.append(HubFile(name, quantisation_in(name), (*own, *_projector(path, parts))))
     return tuple(sorted(files, key=lambda file: (file.size, file.name)))
 
 
@@ -289,17 +290,13 @@ def _is_sound(part: HubPart) -> bool:
 
 
 def _projector(model: str, parts: Mapping[str, HubPart]) -> list[HubPart]:
-    """The projector that belongs to a model, from the same folder: on this computer they are found side by side."""
+    """Return the projector that belongs to a model, from the same folder, where the finder looks for it later."""
     folder = model.rpartition("/")[0]
     beside = {path.rpartition("/")[2]: part for path, part in parts.items() if path.rpartition("/")[0] == folder}
     projectors = [name for name in beside if is_projector(name)]
-    name = projector_for(model.rpartition("/")[2], [one for one in beside if one not in projectors], projectors)
+    models = [name for name in beside if name not in projectors]
+    name = projector_for(model.rpartition("/")[2], models, projectors)
     return [beside[name]] if name else []
-
-
-def _file(stem: str, parts: Iterable[HubPart]) -> HubFile:
-    name = stem.rsplit("/", 1)[-1]
-    return HubFile(name, quantisation_in(name), tuple(parts))
 
 
 ACCOUNT = "Hugging Face access token"

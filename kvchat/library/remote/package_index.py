@@ -47,7 +47,7 @@ class PackageIndex:
         self._newest: dict[str, IndexFile] = {}  # by project, once its page was read
 
     async def newest(self, project: str) -> Order:
-        """An order of the newest wheel of a project. Raises HubError."""
+        """Make an order of the newest wheel of a project. Raises HubError."""
         wheel = await self._wheel(project)
         size = wheel.size
         if size is None:
@@ -86,7 +86,7 @@ class PackageIndex:
     async def _answer(
         self, project: str, url: str, headers: Mapping[str, str], method: str = "GET"
     ) -> AsyncIterator[httpx2.Response]:
-        """A good answer, its body not yet read; every failure in words, those while the body is read too."""
+        """Send a request; yield a good answer whose body is to be read. Raises HubError, while it is read too."""
         import httpx2
 
         bundle = self._settings.get("cert")
@@ -117,7 +117,7 @@ class PackageIndex:
 
 
 def newest_wheel(page_url: str, content_type: str, page: str) -> IndexFile | None:
-    """The wheel with the highest version on a project's page that has a SHA-256 and is not yanked; None without one.
+    """Find the wheel with the highest version on a project's page that has a SHA-256 and is not yanked.
 
     Raises ValueError for a page that is neither PEP 691 JSON nor PEP 503 HTML.
     """
@@ -128,7 +128,8 @@ def newest_wheel(page_url: str, content_type: str, page: str) -> IndexFile | Non
     else:
         raise ValueError(_("the page is of type {content_type}", content_type=content_type or _("unknown")))
     wheels = [file for file in listed if file.filename.endswith(".whl") and file.sha256]
-    return max(wheels, key=lambda file: _version(file.filename), default=None)
+    # The numbers of the version are enough to order a project's plain releases.
+    return max(wheels, key=lambda file: tuple(map(int, re.findall(r"\d+", file.filename.split("-")[1]))), default=None)
 
 
 def _json_files(page_url: str, page: str) -> Iterable[IndexFile]:
@@ -171,17 +172,12 @@ class _Anchors(HTMLParser):
 
 
 def _plain_name(path: str) -> str:
-    """The last part of a path, so that no index can name a file outside the folder it is meant for."""
+    """Return the last part of a path, so that no index can name a file outside the folder it is meant for."""
     return re.split(r"[/\\]", path)[-1]
 
 
-def _version(filename: str) -> tuple[int, ...]:
-    """The numbers of a wheel's version: enough to order a project's plain releases."""
-    return tuple(int(number) for number in re.findall(r"\d+", filename.split("-")[1]))
-
-
 def pip_settings(environment: Mapping[str, str]) -> dict[str, str]:
-    """What the user has set for pip of index-url, cert and proxy, in the environment or a pip.conf."""
+    """Return pip's index-url, cert and proxy, as far as the environment or a pip.conf sets them."""
     found: dict[str, str] = {}
     for path in reversed(_pip_configs(environment)):
         parser = configparser.ConfigParser(interpolation=None)
@@ -196,7 +192,7 @@ def pip_settings(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _pip_configs(environment: Mapping[str, str]) -> list[Path]:
-    """Where pip looks for its configuration, the strongest first (pip's user guide, "Configuration")."""
+    """List pip's configuration files, the strongest first (pip's user guide, "Configuration")."""
     home = Path(environment.get("HOME") or environment.get("USERPROFILE") or Path.home())
     named = environment.get("PIP_CONFIG_FILE")
     if named == os.devnull:

