@@ -9,7 +9,7 @@ from kvchat.engine.finding.discovery import EngineKind, EngineLocation
 from kvchat.engine.running.log import EngineLog, Purpose, read_allocations
 from kvchat.engine.running.plan import LaunchPlan
 from kvchat.engine.running.supervisor import EngineSupervisor
-from kvchat.library.gguf.facts import GgufFacts, read_facts
+from kvchat.library.gguf.facts import read_facts
 from kvchat.library.gguf.kv_cache import (
     KV_TYPES,
     KvEstimate,
@@ -20,11 +20,6 @@ from kvchat.library.gguf.kv_cache import (
 )
 from tests.library.gguf_files import LLAMA, write_gguf
 from tests.models import engine_program, tiny_model
-
-
-@pytest.fixture
-def llama(tmp_path: Path) -> GgufFacts:
-    return read_facts(write_gguf(tmp_path / "llama.gguf"))
 
 
 def test_smollm2_exactly(smollm2: Path) -> None:
@@ -62,9 +57,9 @@ def test_kv_types_are_those_of_llama_cpp() -> None:
         assert size == gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[name.upper()]]
 
 
-def test_unknown_kv_type_is_refused(llama: GgufFacts) -> None:
+def test_unknown_kv_type_is_refused(smollm2: Path) -> None:
     with pytest.raises(ValueError, match="q3_5"):
-        kv_bytes_per_token(llama.kv, "q3_5")
+        kv_bytes_per_token(read_facts(smollm2).kv, "q3_5")
 
 
 def test_a_sliding_window_is_no_longer_than_the_context(tmp_path: Path) -> None:
@@ -99,9 +94,15 @@ def test_hybrids_count_attention_in_attention_layers_alone(tmp_path: Path) -> No
     assert silent.kv.notes
 
 
-def test_shared_layers_keep_no_rows(tmp_path: Path) -> None:
-    facts = read_facts(write_gguf(tmp_path / "m.gguf", LLAMA | {"attention.shared_kv_layers": 3}))
-    assert kv_bytes_per_token(facts.kv) == 2 * 2 * 16 * 2
+@pytest.mark.parametrize(
+    ("field", "architecture", "layers"),
+    [({"attention.shared_kv_layers": 3}, "llama", 1), ({"nextn_predict_layers": 1}, "glm4moe", 3)],
+)
+def test_layers_that_are_shared_or_only_predict_further_tokens_keep_no_rows(
+    tmp_path: Path, field: dict[str, int], architecture: str, layers: int
+) -> None:
+    facts = read_facts(write_gguf(tmp_path / "m.gguf", LLAMA | field, architecture=architecture))
+    assert kv_bytes_per_token(facts.kv) == layers * 2 * 2 * 16 * 2
 
 
 def test_latent_attention_keeps_one_compressed_row(tmp_path: Path) -> None:
@@ -133,8 +134,3 @@ def test_windows_of_known_architectures(tmp_path: Path) -> None:
     assert window("phi3", 2, sliding_window=2047) == (0, [False, False])
     assert window("exaone4", 4, sliding_window=4096) == (0, [False] * 4)
     assert window("llama", 2, sliding_window=0) == (0, [False, False])
-
-
-def test_layers_that_only_predict_further_tokens_keep_nothing(tmp_path: Path) -> None:
-    facts = read_facts(write_gguf(tmp_path / "m.gguf", LLAMA | {"nextn_predict_layers": 1}, architecture="glm4moe"))
-    assert kv_bytes_per_token(facts.kv) == 3 * 2 * 2 * 16 * 2

@@ -50,10 +50,6 @@ def test_slots_are_had_where_they_cost_the_context_a_trifle(large: GgufFacts, tm
     assert reason.endswith("Up to 2 chats share it side by side: each may use what the others leave.")
 
 
-def test_no_needless_cap(large: GgufFacts) -> None:
-    assert choose(large, PLENTY).tokens == 131_072
-
-
 def test_as_much_as_fits_and_not_a_step_more(large: GgufFacts) -> None:
     memory = MemoryFacts(10 * GB)
     choice = choose(large, memory)
@@ -62,11 +58,8 @@ def test_as_much_as_fits_and_not_a_step_more(large: GgufFacts) -> None:
     assert choice.needed <= 9 * GB < choose(large, memory, wanted=choice.tokens + STEP).needed
     assert choice.reason.startswith(f"{choice.tokens:,} tokens: what fits into memory; ")
     assert "trained for 131,072" in choice.reason
-
-
-def test_a_smaller_kv_type_makes_room_for_more(large: GgufFacts) -> None:
-    memory = MemoryFacts(10 * GB)
-    assert choose(large, memory, "q8_0").tokens > 1.7 * choose(large, memory).tokens
+    assert choose(large, memory, "q8_0").tokens > 1.7 * choice.tokens
+    assert "allowed here" in choose(large, MemoryFacts(10 * GB, limited=True)).share
 
 
 def test_more_memory_never_means_less_context(large: GgufFacts) -> None:
@@ -84,31 +77,22 @@ def test_too_little_memory_gets_the_minimum_and_is_told(large: GgufFacts) -> Non
     assert "only 3.6 GB of the 4 GB free can be spared" in choice.reason
 
 
-def test_a_small_trained_context_is_the_least(tmp_path: Path) -> None:
-    facts = read_facts(write_gguf(tmp_path / "small.gguf", LLAMA | {"context_length": 1000}))
-    assert choose(facts, PLENTY).tokens == 1000
-    assert choose(facts, MemoryFacts(0)).tokens == 1000
-
-
-def test_a_crooked_trained_context_is_rounded_down(tmp_path: Path) -> None:
-    facts = read_facts(write_gguf(tmp_path / "odd.gguf", LLAMA | {"context_length": 5000}))
-    assert choose(facts, PLENTY).tokens == 4864
+@pytest.mark.parametrize(("trained", "most", "least"), [(1000, 1000, 1000), (5000, 4864, MINIMUM)])
+def test_a_small_trained_context_is_the_least_and_a_crooked_one_is_rounded_down(
+    tmp_path: Path, trained: int, most: int, least: int
+) -> None:
+    facts = read_facts(write_gguf(tmp_path / "small.gguf", LLAMA | {"context_length": trained}))
+    assert (choose(facts, PLENTY).tokens, choose(facts, MemoryFacts(0)).tokens) == (most, least)
 
 
 def test_the_users_wish_is_honoured(large: GgufFacts) -> None:
     fine = choose(large, PLENTY, wanted=4000)
     assert (fine.tokens, fine.warning) == (4000, "")
     assert "your own choice" in fine.reason
-    beyond = choose(large, PLENTY, wanted=200_000)
-    assert beyond.tokens == 200_000
-    assert "trained for 131,072" in beyond.warning
-    crowded = choose(large, MemoryFacts(8 * GB), wanted=100_000)
-    assert crowded.tokens == 100_000
-    assert crowded.warning.startswith("This may not fit")
-
-
-def test_a_container_limit_is_named(large: GgufFacts) -> None:
-    assert "allowed here" in choose(large, MemoryFacts(10 * GB, limited=True)).share
+    for tokens, free, words in ((200_000, 500 * GB, "trained for 131,072"), (100_000, 8 * GB, "This may not fit")):
+        unwise = choose(large, MemoryFacts(free), wanted=tokens)
+        assert unwise.tokens == tokens
+        assert words in unwise.warning
 
 
 def test_a_gpu_with_room_decides_alone(large: GgufFacts) -> None:
@@ -266,9 +250,3 @@ def test_a_larger_context_leaves_the_gpu_only_where_nothing_larger_fits_on_it(la
     assert not roomy.beside
     assert narrow.beside
     assert narrow.reason.endswith(narrow.beside)
-
-
-def test_a_rough_estimate_is_called_one(tmp_path: Path) -> None:
-    fields = LLAMA | {"attention.sliding_window": 512}
-    facts = read_facts(write_gguf(tmp_path / "new.gguf", fields, architecture="brandnew"))
-    assert "takes about" in choose(facts, PLENTY).share

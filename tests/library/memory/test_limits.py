@@ -58,12 +58,9 @@ def test_a_load_that_takes_more_lifts_it_and_one_that_takes_less_does_not(limits
     assert limits.learn(HERE, 8192, ran_out=False) == limits.find(HERE) is not None
     assert limits.learn(HERE, 8448, ran_out=False) is None
     assert limits.find(HERE) is None
-
-
-def test_a_date_to_come_is_not_believed(limits: LoadLimits, clock: Clock) -> None:
     limits.learn(HERE, 8192, ran_out=True)
     clock.now -= 60
-    assert limits.find(HERE) is None
+    assert limits.find(HERE) is None, "a date to come is not believed"
 
 
 def test_the_newest_are_kept(limits: LoadLimits, monkeypatch: pytest.MonkeyPatch) -> None:

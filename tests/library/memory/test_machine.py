@@ -15,6 +15,8 @@ from kvchat.library.memory.machine import (
 )
 
 MIB = 1024 * 1024
+GB = 1_000_000_000
+V2, V1 = "sys/fs/cgroup", "sys/fs/cgroup/memory"
 
 
 def test_available_memory_without_limits_is_the_computers(tmp_path: Path) -> None:
@@ -34,45 +36,30 @@ def fake_group(root: Path, cgroup: str, folder: str, **files: str) -> None:
 
 
 def test_cgroup_v2_limit_of_a_parent_counts_and_page_cache_does_not(tmp_path: Path) -> None:
-    fake_group(tmp_path, "0::/outer/inner\n", "sys/fs/cgroup/outer/inner", memory__max="max\n", memory__current="9\n")
-    stat = f"anon 5\ninactive_file {20 * MIB}\n"
-    fake_group(
-        tmp_path,
-        "0::/outer/inner\n",
-        "sys/fs/cgroup/outer",
-        memory__max=f"{100 * MIB}\n",
-        memory__current=f"{70 * MIB}\n",
-        memory__stat=stat,
-    )
+    group, stat = "0::/outer/inner\n", f"anon 5\ninactive_file {20 * MIB}\n"
+    fake_group(tmp_path, group, f"{V2}/outer/inner", memory__max="max\n", memory__current="9\n")
+    limits = {"memory__max": f"{100 * MIB}\n", "memory__current": f"{70 * MIB}\n", "memory__stat": stat}
+    fake_group(tmp_path, group, f"{V2}/outer", **limits)
     assert cgroup_room(tmp_path) == 50 * MIB
     memory = available_memory(root=tmp_path)
     assert (memory.available, memory.limited) == (50 * MIB, True)
 
 
-def test_cgroup_v1_limit(tmp_path: Path) -> None:
-    fake_group(
-        tmp_path,
-        "5:cpu,cpuacct:/box\n4:memory:/box\n",
-        "sys/fs/cgroup/memory/box",
-        memory__limit_in_bytes=f"{64 * MIB}\n",
-        memory__usage_in_bytes=f"{24 * MIB}\n",
-    )
-    assert cgroup_room(tmp_path) == 40 * MIB
-
-
-def test_no_cgroup_limit(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("cgroup", "folder", "files", "room"),
+    [
+        ("5:cpu,cpuacct:/box\n4:memory:/box\n", f"{V1}/box", (f"{64 * MIB}\n", f"{24 * MIB}\n"), 40 * MIB),
+        ("4:memory:/\n", V1, ("9223372036854771712", "9"), None),
+        ("0::/\n", V2, ("max\n", "9\n"), None),
+    ],
+)
+def test_cgroup_limits(tmp_path: Path, cgroup: str, folder: str, files: tuple[str, str], room: int | None) -> None:
     assert cgroup_room(tmp_path) is None
-    fake_group(tmp_path, "0::/\n", "sys/fs/cgroup", memory__max="max\n", memory__current="9\n")
-    assert cgroup_room(tmp_path) is None
-    huge = tmp_path / "v1"
-    fake_group(
-        huge,
-        "4:memory:/\n",
-        "sys/fs/cgroup/memory",
-        memory__limit_in_bytes="9223372036854771712",
-        memory__usage_in_bytes="9",
-    )
-    assert cgroup_room(huge) is None
+    names = ("memory__max", "memory__current")
+    if folder.startswith(V1):
+        names = ("memory__limit_in_bytes", "memory__usage_in_bytes")
+    fake_group(tmp_path, cgroup, folder, **dict(zip(names, files, strict=True)))
+    assert cgroup_room(tmp_path) == room
 
 
 def test_what_is_beside_the_computer_in_words() -> None:
@@ -84,9 +71,6 @@ def test_what_is_beside_the_computer_in_words() -> None:
     assert beside("RPC0[den:1]") == "the other computer"
     assert beside("RPC0[den:1]", "RPC0[attic:1]", "CUDA0") == "the other computers and the GPU"
     assert DeviceMemory("RPC0[den:1]", 1).kind == "RPC"
-
-
-GB = 1_000_000_000
 
 
 @pytest.mark.parametrize(

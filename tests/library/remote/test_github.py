@@ -1,0 +1,213 @@
+"""GitHub: which build suits which card, by the names of llama.cpp's releases, and whether there is a newer kvchat."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from kvchat.engine.finding.graphics import Backend, Graphics, Maker
+from kvchat.library.remote import github as github_module
+from kvchat.library.remote.github import REPOSITORY, GitHub, Release, about, backend_of, builds_for
+from kvchat.library.remote.hub import HubError, HubPart, Unreachable
+from tests.library.fake_hub import FakeHub
+
+# The names of a real release, b11457.
+NAMES = """
+cudart-llama-b11457-bin-ubuntu-cuda-12.8-x64.tar.gz cudart-llama-b11457-bin-ubuntu-cuda-13.4-arm64.tar.gz
+cudart-llama-b11457-bin-ubuntu-cuda-13.4-x64.tar.gz cudart-llama-bin-win-cuda-12.4-x64.zip
+cudart-llama-bin-win-cuda-13.4-x64.zip llama-b11457-bin-macos-arm64.tar.gz llama-b11457-bin-macos-x64.tar.gz
+llama-b11457-bin-ubuntu-arm64.tar.gz llama-b11457-bin-ubuntu-cuda-13.4-x64.tar.gz
+llama-b11457-bin-ubuntu-cuda-12.8-x64.tar.gz llama-b11457-bin-ubuntu-cuda-13.4-arm64.tar.gz
+llama-b11457-bin-ubuntu-openvino-2026.4-x64.tar.gz llama-b11457-bin-ubuntu-rocm-10.0-x64.tar.gz
+llama-b11457-bin-ubuntu-s390x.tar.gz llama-b11457-bin-ubuntu-sycl-fp16-x64.tar.gz
+llama-b11457-bin-ubuntu-sycl-fp32-x64.tar.gz llama-b11457-bin-ubuntu-vulkan-arm64.tar.gz
+llama-b11457-bin-ubuntu-vulkan-x64.tar.gz llama-b11457-bin-ubuntu-x64.tar.gz llama-b11457-bin-win-cpu-x64.zip
+llama-b11457-bin-win-cuda-12.4-x64.zip llama-b11457-bin-win-cuda-13.4-arm64.zip llama-b11457-bin-win-cuda-13.4-x64.zip
+llama-b11457-bin-win-opencl-adreno-arm64.zip llama-b11457-bin-win-rocm-10.0-x64.zip llama-b11457-bin-win-sycl-x64.zip
+llama-b11457-bin-win-vulkan-x64.zip llama-b11457-xcframework.zip
+"""
+NEWEST = Release("b11457", tuple(HubPart(name, 10, "0" * 64) for name in NAMES.split()))
+OLD = Release("b10240", (HubPart("llama-b10240-bin-win-hip-radeon-x64.zip", 10, "0" * 64),))
+
+
+def files(system: str, *makers: Maker, machine: str = "x86_64", releases: tuple[Release, ...] = (NEWEST,)) -> list[str]:
+    builds = builds_for(Graphics(system, makers), releases, machine)
+    return [" + ".join(part.path for part in build.order.file.parts) for build in builds]
+
+
+@pytest.mark.parametrize(
+    ("system", "makers", "machine", "expected"),
+    [
+        (
+            "linux",
+            (Maker.NVIDIA, Maker.INTEL),
+            "x86_64",
+            [
+                "llama-b11457-bin-ubuntu-cuda-12.8-x64.tar.gz + cudart-llama-b11457-bin-ubuntu-cuda-12.8-x64.tar.gz",
+                "llama-b11457-bin-ubuntu-vulkan-x64.tar.gz",
+                "llama-b11457-bin-ubuntu-sycl-fp16-x64.tar.gz",
+            ],
+        ),
+        (
+            "linux",
+            (Maker.NVIDIA,),
+            "aarch64",
+            [
+                "llama-b11457-bin-ubuntu-cuda-13.4-arm64.tar.gz"
+                " + cudart-llama-b11457-bin-ubuntu-cuda-13.4-arm64.tar.gz",
+                "llama-b11457-bin-ubuntu-vulkan-arm64.tar.gz",
+            ],
+        ),
+        (
+            "linux",
+            (Maker.AMD,),
+            "x86_64",
+            ["llama-b11457-bin-ubuntu-vulkan-x64.tar.gz", "llama-b11457-bin-ubuntu-rocm-10.0-x64.tar.gz"],
+        ),
+        (
+            "win32",
+            (Maker.NVIDIA,),
+            "AMD64",
+            [
+                "llama-b11457-bin-win-cuda-12.4-x64.zip + cudart-llama-bin-win-cuda-12.4-x64.zip",
+                "llama-b11457-bin-win-vulkan-x64.zip",
+            ],
+        ),
+        (
+            "win32",
+            (Maker.INTEL,),
+            "AMD64",
+            ["llama-b11457-bin-win-vulkan-x64.zip", "llama-b11457-bin-win-sycl-x64.zip"],
+        ),
+        ("darwin", (Maker.APPLE,), "arm64", ["llama-b11457-bin-macos-arm64.tar.gz"]),
+        ("linux", (), "x86_64", []),
+        ("linux", (Maker.AMD,), "riscv64", []),
+    ],
+)
+def test_what_suits_the_card_comes_first(
+    system: str, makers: tuple[Maker, ...], machine: str, expected: list[str]
+) -> None:
+    assert files(system, *makers, machine=machine) == expected
+
+
+def test_an_older_release_has_what_the_newest_lacks() -> None:
+    """A build of a release may fail; the others are published all the same."""
+    newest = Release("b11457", tuple(file for file in NEWEST.files if "rocm" not in file.path))
+    assert files("win32", Maker.AMD, releases=(newest, OLD)) == [
+        "llama-b11457-bin-win-vulkan-x64.zip",
+        "llama-b10240-bin-win-hip-radeon-x64.zip",
+    ]
+
+
+def test_names_and_sizes() -> None:
+    builds = builds_for(Graphics("linux", (Maker.NVIDIA,)), (NEWEST,), "x86_64")
+    assert [(build.name, build.size) for build in builds] == [
+        ("llama.cpp-b11457-cuda-12.8", 20),
+        ("llama.cpp-b11457-vulkan", 10),
+    ]
+    assert [backend_of(build.name) for build in builds] == [Backend.CUDA, Backend.VULKAN]
+    assert backend_of("llama.cpp-b1-metal") is Backend.METAL
+    assert backend_of("llama.cpp-b1-hip-radeon") is Backend.ROCM
+    assert backend_of("mine") is None
+    assert about(Backend.CUDA, "linux") == "about 770 MB"
+    assert about(Backend.METAL, "linux") == ""
+
+
+async def test_github_is_asked_and_files_without_a_hash_are_none(github: FakeHub) -> None:
+    github.releases = {"b2": {"one.zip": b"1"}, "v1": {"two.zip": b"22"}}
+    github.claims["one.zip"] = "f" * 64
+    assert await GitHub().releases(REPOSITORY) == (
+        Release("b2", (HubPart("one.zip", 1, "f" * 64),), preview=True),
+        Release("v1", (HubPart("two.zip", 2, "785f3ec7eb32f30b90cd0fcf3657d388b5ff4297f2f9716ff66e9b69c05ddd09"),)),
+    )
+    asked = github.requests[0]
+    assert asked.path == "/repos/ggml-org/llama.cpp/releases?per_page=10"
+    assert asked.headers["accept"] == "application/vnd.github+json"
+
+
+@pytest.mark.parametrize(
+    ("status", "kind", "words"),
+    [
+        (404, HubError, "no such file"),
+        (403, HubError, "patience"),
+        (429, HubError, "patience"),
+        (502, Unreachable, "502"),
+    ],
+)
+async def test_refusals_in_words(github: FakeHub, status: int, kind: type[HubError], words: str) -> None:
+    github.status = status
+    with pytest.raises(kind) as caught:
+        await GitHub().releases(REPOSITORY)
+    assert words in str(caught.value)
+
+
+async def test_a_hotels_page_and_no_network(github: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    github.makes_sense = False
+    with pytest.raises(HubError, match="makes no sense"):
+        await GitHub().releases(REPOSITORY)
+    monkeypatch.setenv("GITHUB_API_URL", "http://127.0.0.1:9")
+    with pytest.raises(Unreachable, match="GitHub cannot be reached"):
+        await GitHub().releases(REPOSITORY)
+
+
+def released(github: FakeHub, *tags: str) -> None:
+    github.releases = {tag: {"kvchat.deb": b"x"} for tag in tags}
+
+
+@pytest.mark.parametrize(
+    ("tags", "newest"),
+    [
+        (("v0.0.9",), ""),
+        (("v0.1.0",), ""),
+        (("v0.10.0", "v0.9.1", "v0.1.0"), "v0.10.0"),
+        (("nightly", "v1.0"), "v1.0"),
+        (("v2.0", "v1.0"), "v1.0"),
+        (("nightly",), ""),
+        ((), ""),
+    ],
+)
+async def test_the_newest_release_counts_if_it_is_newer(github: FakeHub, tags: tuple[str, ...], newest: str) -> None:
+    released(github, *tags)
+    github.previews = r"v2\.0"
+    assert await github_module.newer_tag() == newest
+
+
+async def test_it_is_told_where_it_is_and_nothing_is_asked_again_for_a_day(
+    github: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    released(github, "v9.0.0")
+    monkeypatch.setattr(github_module, "_LOOK_EVERY_S", 0.001)
+    told: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
+    looks, wanted = asyncio.Semaphore(0), False
+
+    def is_wanted() -> bool:
+        looks.release()
+        return wanted
+
+    async def looked(times: int) -> None:
+        for _ in range(times):
+            await looks.acquire()
+
+    watching = asyncio.create_task(
+        github_module.watch_updates(tmp_path, is_wanted, lambda *what: told.put_nowait(what))
+    )
+    await looked(3)
+    assert not github.requests, "nobody wants to know"
+    wanted = True
+    assert await told.get() == ("9.0.0", f"{github.url}/kvchat/kvchat/releases/tag/v9.0.0")
+    await looked(5)
+    assert [request.path.partition("?")[0] for request in github.requests] == ["/repos/kvchat/kvchat/releases"]
+    assert "cookie" not in github.requests[0].headers
+    yesterday = time.time() - github_module.ASK_EVERY_S
+    os.utime(tmp_path / "asked-for-updates", (yesterday, yesterday))
+    github.status = 503
+    while len(github.requests) < 2:
+        await looked(1)
+    await looked(5)
+    assert told.empty(), "what cannot be asked is not told"
+    assert len(github.requests) == 2
+    watching.cancel()
