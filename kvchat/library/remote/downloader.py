@@ -135,9 +135,7 @@ async def fetch_model(order: Order, models: Path, origin: Origin, told: DoneByte
             before, fetched = 0, []
             for part in order.file.parts:
                 if size_of(order.target(models, part)) != part.size:  # else a kill came while all were put in place
-                    await _Fetch(
-                        order, part, models, origin, lambda done, checking, b=before: told(b + done, checking)
-                    ).run()
+                    await _Fetch(order, part, models, origin, told, before).run()
                     fetched.append(part)
                 before += part.size
             for part in fetched:
@@ -149,10 +147,11 @@ async def fetch_model(order: Order, models: Path, origin: Origin, told: DoneByte
 
 
 class _Fetch:
-    """Fetches one file: the bytes written and their hash go together."""
+    """Fetches one file: the bytes written and their hash go together. `before`: bytes of the files before it."""
 
-    def __init__(self, order: Order, part: HubPart, models: Path, origin: Origin, told: DoneBytes) -> None:
-        self._order, self._part, self._origin, self._told = order, part, origin, told
+    def __init__(self, order: Order, part: HubPart, models: Path, origin: Origin, told: DoneBytes, before: int) -> None:
+        self._order, self._part, self._origin = order, part, origin
+        self._told, self._before = told, before
         self._path = order.partial(models, part)
         self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._done = 0
@@ -174,7 +173,7 @@ class _Fetch:
             while chunk := reader.read(CHUNK):
                 self._hash.update(chunk)
                 self._done += len(chunk)
-                self._told(self._done, True)
+                self._told(self._before + self._done, True)
                 await asyncio.sleep(0)  # a cancellation arrives here
 
     async def _fetch_rest(self, file: Any) -> None:
@@ -202,7 +201,7 @@ class _Fetch:
                 file.write(chunk)
                 self._hash.update(chunk)
                 self._done += len(chunk)
-                self._told(self._done, False)
+                self._told(self._before + self._done, False)
         if self._done < part.size:
             raise Unreachable(
                 _("The download broke off"), _("{path} came only in part.", path=part.path), _("Try again.")
