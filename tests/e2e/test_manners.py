@@ -22,12 +22,12 @@ def desktop() -> Iterator[Desktop]:
         yield made
 
 
-def test_a_quick_question_by_tray_key_and_command_and_what_is_opened_with_kvchat(
+def test_a_quick_question_by_tray_and_command_and_what_is_opened_with_kvchat(
     desktop: Desktop, tmp_path: Path, smollm2: Path
 ) -> None:
     home, notes = Home(tmp_path / "home"), tmp_path / "notes.txt"
     notes.write_text("The heron stands in the reeds.")
-    home.write_settings(model_path=str(smollm2), max_tokens=12, quick_key=True, **GREEDY)
+    home.write_settings(model_path=str(smollm2), max_tokens=12, **GREEDY)
 
     def start(*words: str) -> None:
         environment = desktop.environment | {"KVCHAT_HOME": str(home.folder)}
@@ -48,7 +48,7 @@ def test_a_quick_question_by_tray_key_and_command_and_what_is_opened_with_kvchat
         assert first[0]["content"]
         desktop.key("Escape")
         wait_until(lambda: not desktop.windows(), what="the small window's end")
-        desktop.xdotool("key", "ctrl+alt+k")
+        start("quick")
         desktop.find(name="Quick question")
         desktop.type("And cheese?")
         desktop.key("Return")
