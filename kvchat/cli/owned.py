@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import os
 import queue
+import signal
 import sys
 import threading
 import time
@@ -22,7 +23,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvchat.cli.options import STANDARD_STREAM, Command, Place
-from kvchat.cli.terminal import FAILED, INTERRUPTED, Ended, Terminal, current_terminal, hear_each_interrupt, remark
+from kvchat.cli.terminal import (
+    FAILED,
+    INTERRUPTED,
+    Ended,
+    Terminal,
+    current_terminal,
+    remark,
+    take_each_interrupt,
+    take_signals,
+)
 from kvchat.errors import KvchatError
 from kvchat.settings import Settings, load_settings, save_settings
 from kvchat.system.concurrency import Threads
@@ -239,37 +249,57 @@ def attend(connection: Connection, name: str, options: object, *, is_owner: bool
         connection.send((name, _absolute(options), str(Path.cwd()), tuple(map(_is_terminal, range(3)))))
     messages: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
     threading.Thread(target=_receive, args=(connection, messages), name="messages", daemon=True).start()
-    begun = False
+    begun = converses = reads = False
     code: int | None = None
     failed: KvchatError | None = None
-    while True:
+
+    def take(number: int) -> None:
+        if not reads:
+            # put() may interrupt get() in this thread. An exception could lose a message, or escape between two.
+            messages.put(("signal", number))
+        elif converses and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        else:
+            raise Ended(number)
+
+    take_signals(take)
+    while is_owner or (code is None and not failed):
         try:
-            match messages.get(timeout=_LOOK_S):
-                case ("begun",):
-                    begun = True
-                case ("out", text):
-                    print(text, end="", flush=True)
-                case ("err", text):
-                    print(text, end="", file=sys.stderr, flush=True)
-                case ("converse",):
-                    hear_each_interrupt()
-                case ("read", prompt):
-                    connection.send(("line", _line(prompt)))
-                case ("done", code):
-                    pass
-                case ("failed", title, detail, advice):
-                    failed = KvchatError(title, detail, advice)
-                case ("gone",):
-                    break
+            message = messages.get(timeout=_LOOK_S)
         except queue.Empty:
             continue
-        except KeyboardInterrupt as pressed:
-            if code is not None or failed:
-                return INTERRUPTED
-            with contextlib.suppress(OSError):
-                connection.send(("end", pressed.code) if isinstance(pressed, Ended) else ("stop",))
-        if not is_owner and (code is not None or failed):
-            break
+        match message:
+            case ("begun",):
+                begun = True
+            case ("out", text):
+                print(text, end="", flush=True)
+            case ("err", text):
+                print(text, end="", file=sys.stderr, flush=True)
+            case ("converse",):
+                converses = True
+                take_each_interrupt(take)
+            case ("read", prompt):
+                try:
+                    reads = True
+                    line = _line(prompt)
+                except Ended as ended:
+                    reads = False
+                    take(ended.number)
+                    continue
+                reads = False
+                connection.send(("line", line))
+            case ("signal", number):
+                if code is not None or failed:
+                    return INTERRUPTED
+                with contextlib.suppress(OSError):
+                    stops = converses and number == signal.SIGINT
+                    connection.send(("stop",) if stops else ("end", 128 + number))
+            case ("done", code):
+                pass
+            case ("failed", title, detail, advice):
+                failed = KvchatError(title, detail, advice)
+            case ("gone",):
+                break
     with contextlib.suppress(OSError):
         connection.send(("bye",))
     if failed:

@@ -187,7 +187,7 @@ class Ended(KeyboardInterrupt):
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
-        self.code = 128 + number
+        self.number, self.code = number, 128 + number
 
 
 def run_process(work: Callable[[], int]) -> NoReturn:
@@ -238,35 +238,48 @@ def listen() -> None:
 
     They end it all the same where the main thread cannot hear them, in a folder that is gone.
     """
-    heard = threading.Event()
-
-    def hear(number: int, frame: FrameType | None) -> None:
-        heard.set()
-        for one in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(one, signal.SIG_DFL)
-        raise Ended(number)
-
     for number in (signal.SIGINT, signal.SIGTERM):
         if signal.getsignal(number) is signal.SIG_DFL:
-            signal.signal(number, hear)
+            signal.signal(number, _hear)
     ours, theirs = socket.socketpair()
     theirs.setblocking(False)
     signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
-    threading.Thread(target=_end_the_deaf, args=(ours, theirs, heard), name="signals", daemon=True).start()
+    threading.Thread(target=_end_the_deaf, args=(ours, theirs), name="signals", daemon=True).start()
 
 
-def hear_each_interrupt() -> None:
-    """From now on each Ctrl+C raises KeyboardInterrupt and ends nothing, in lines that are typed as well."""
+def _hear(number: int, frame: FrameType | None) -> None:
+    _heard.set()
+    for one in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(one, signal.SIG_DFL)
+    _take_signal(number)
+
+
+def _raise_ended(number: int) -> None:
+    raise Ended(number)
+
+
+_heard = threading.Event()
+_take_signal: Callable[[int], object] = _raise_ended
+
+
+def take_signals(take: Callable[[int], object]) -> None:
+    """Have `take` called in the main thread, between any two of its steps, in place of raising Ended."""
+    global _take_signal
+    _take_signal = take
+
+
+def take_each_interrupt(take: Callable[[int], object]) -> None:
+    """From now on call `take` with each Ctrl+C, which ends nothing, in lines that are typed as well."""
     signal.set_wakeup_fd(-1)  # that nobody comes to an end for it is no fault
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGINT, lambda number, frame: take(number))
     with suppress(ImportError):  # Windows has its own
         import readline  # noqa: F401  # input() edits lines with it
 
 
-def _end_the_deaf(ours: socket.socket, theirs: socket.socket, heard: threading.Event) -> None:
+def _end_the_deaf(ours: socket.socket, theirs: socket.socket) -> None:
     """`theirs` is only kept open."""
     while number := ours.recv(1)[0]:
-        if number in (signal.SIGINT, signal.SIGTERM) and not heard.wait(DEAF_S):
+        if number in (signal.SIGINT, signal.SIGTERM) and not _heard.wait(DEAF_S):
             os._exit(128 + number)
 
 
