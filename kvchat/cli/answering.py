@@ -152,6 +152,7 @@ async def serve(options: ServeOptions, commands: Commands) -> int:
     url = await runtime.door.open(settings.door_host, settings.door_port, keys)
     await runtime.serve()
     say(f"ready {url}")
+    runtime.events.subscribe(_report_engine_failure)  # from now on: a failure before is raised
     with contextlib.suppress(asyncio.CancelledError):  # told to end, it has done what it was to do
         await asyncio.Event().wait()
     return 0
@@ -162,10 +163,14 @@ def _hear(event: Event) -> None:
     match event:
         case Notice(title=title, detail=detail):
             remark(sentences(title, detail))
-        case EngineChanged(status=EngineStatus(EngineState.FAILED, EngineFailure() as failure)):
-            remark(str(failure))
         case EngineChanged(status=EngineStatus(EngineState.STARTING, EngineFailure() as failure)):
             remark(_("{title}. {detail} Trying again…", title=failure.title, detail=failure.detail))
+
+
+def _report_engine_failure(event: Event) -> None:
+    match event:
+        case EngineChanged(status=EngineStatus(EngineState.FAILED, EngineFailure() as failure)):
+            remark(sentences(failure.title, failure.detail, failure.advice))
 
 
 @dataclass
