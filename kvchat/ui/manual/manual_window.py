@@ -23,7 +23,17 @@ _LEAST_SIDE, _ABOVE = 28, 12  # pixels beside the text, and above it and a headi
 _ROW_PADDING, _LIST_PADDING = 10, 66  # pixels around a heading in the list, with the list's own
 
 
-_SOURCE = (files(__package__) / "en.md").read_text("utf-8")  # with the program's own modules, not when it is opened
+_TOPICS = "using", "engines-and-models", "api-server", "command-line", "troubleshooting", "measurements"
+
+
+def _read(topic: str) -> str:
+    """Return a topic's text, with its headings one level deeper except in the first topic."""
+    text = (files(__package__) / f"{topic}.md").read_text("utf-8")
+    return text if topic == _TOPICS[0] else re.sub(r"^#", "##", text, flags=re.MULTILINE)
+
+
+# Read at start, so that the GUI thread reads no file later. Links from topic to topic lead within the one page.
+_SOURCE = re.sub(r"\]\([a-z-]+\.md#", "](#", "\n".join(map(_read, _TOPICS)))
 
 
 def source() -> str:
