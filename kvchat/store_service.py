@@ -12,7 +12,7 @@ from pathlib import Path
 
 from kvchat.errors import KvchatError
 from kvchat.kvstore.parts import default_quota
-from kvchat.kvstore.savepoint import Bounds, PrunePlan, RebuildSpeed, StoreUsage
+from kvchat.kvstore.savepoint import Bounds, PrunePlan, StoreUsage
 from kvchat.kvstore.store import BlockStore, NoStore, SavePointStore, check_store
 from kvchat.library.gguf.facts import GgufFacts, read_facts
 from kvchat.library.gguf.kv_cache import kv_bytes
@@ -159,10 +159,6 @@ class StoreService:
         usage = await asyncio.to_thread(self.store.usage)
         usage = timed(usage, {model: await self._speed(model) for model in models_in(usage)})
         return replace(usage, chat_bytes=await asyncio.to_thread(long_chat, self._settings()))
-
-    async def measure_rebuild(self) -> RebuildSpeed | None:
-        """How fast the largest save point is rebuilt from its blocks; None without one."""
-        return await asyncio.to_thread(self.store.measure_rebuild)
 
     async def delete(self, conversation_id: str | None) -> int:
         """Delete one conversation's save points, or all; returns the bytes freed."""

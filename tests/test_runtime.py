@@ -16,8 +16,9 @@ from kvchat.chat.events import SettingsChanged
 from kvchat.chat.record.database import Database
 from kvchat.engine.speaking.connection import EngineState
 from kvchat.engine.speaking.errors import EngineFailed
-from kvchat.kvstore import housekeeping, parts
+from kvchat.kvstore import parts
 from kvchat.kvstore.savepoint import StoreRefused
+from kvchat.kvstore.store import BlockStore
 from kvchat.runtime import Runtime, open_runtime
 from kvchat.settings import GB, Settings, SettingsNotSaved, load_settings
 from kvchat.system.paths import resolve_paths
@@ -109,7 +110,7 @@ async def test_a_start_allows_what_is_kept_and_goes_through_no_chats(
     bench.save(chat.id, line(300))
     bench.store.close()
     monkeypatch.setattr(parts, "DEFAULT_QUOTA", 1)
-    monkeypatch.setattr(housekeeping, "usage", lambda parts: pytest.fail("it goes through all chats"))
+    monkeypatch.setattr(BlockStore, "usage", lambda store: pytest.fail("it goes through all chats"))
     runtime = await open_runtime(paths, Settings())
     monkeypatch.undo()
     usage = await runtime.save_points.usage()
@@ -119,7 +120,7 @@ async def test_a_start_allows_what_is_kept_and_goes_through_no_chats(
 
 
 async def test_a_maximum_age_takes_what_is_older_and_a_theme_takes_nothing(runtime: Runtime) -> None:
-    runtime._store._parts.clock = lambda: datetime.now(UTC) + timedelta(days=3)
+    runtime._store.clock = lambda: datetime.now(UTC) + timedelta(days=3)
     await runtime.apply_settings(replace(runtime.settings, theme="dark"))
     assert await kept(runtime) == {"a", "b"}
     await runtime.save_points.pin("b", True)

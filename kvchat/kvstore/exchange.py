@@ -24,10 +24,8 @@ from kvchat.kvstore.blocks.recipe import (
     row_map_facts,
     row_map_of,
 )
-from kvchat.kvstore.index import points as index_points
-from kvchat.kvstore.index import recipes as index_recipes
-from kvchat.kvstore.index import usage as index_usage
-from kvchat.kvstore.parts import Parts, in_words, not_written
+from kvchat.kvstore.index import points, recipes, usage
+from kvchat.kvstore.parts import StoreBase, in_words, not_written
 from kvchat.kvstore.savepoint import Fingerprint, NotSaved, SavePoint, StoreRefused, Tokens, common_prefix
 from kvchat.words.language import N_, _
 from kvchat.words.reasons import Reason, ReasonCode
@@ -166,13 +164,13 @@ def _duration(value: Any) -> float:
 
 
 def manifest(db: sqlite3.Connection, conversation_id: str) -> Manifest | None:
-    messages = index_recipes.absorbed_of(db, conversation_id)
-    newest = index_points.load(db, max(messages)) if messages else None
+    messages = recipes.absorbed_of(db, conversation_id)
+    newest = points.load(db, max(messages)) if messages else None
     carried: list[CarriedPoint] = []
     for point_id, message_id in [*messages.items()][-MOST_POINTS:]:
-        point, recipe = index_points.load(db, point_id), None
+        point, recipe = points.load(db, point_id), None
         with contextlib.suppress(RecipeError):
-            recipe = index_recipes.load_recipe(db, point_id)
+            recipe = recipes.load_recipe(db, point_id)
         if newest and point and recipe and point.fingerprint == newest.fingerprint:
             before = carried[-1].tokens if carried else ()
             shared = common_prefix(before, point.tokens)  # numbers that are there need not be there twice
@@ -200,20 +198,20 @@ def _content(blocks: BlockFiles, name: bytes, size: int) -> Iterator[bytes]:
         raise StoreRefused(*_GONE)
 
 
-def bring(parts: Parts, conversation_id: str, manifest: Manifest, contents: Contents) -> tuple[int, int]:
+def bring(store: StoreBase, conversation_id: str, manifest: Manifest, contents: Contents) -> tuple[int, int]:
     """As `BlockStore.bring`; returns the bytes that were new, and the newest save point. Keeps to no bounds."""
-    files = parts.blocks.beside()  # what is new here must not go with what another thread gives up
+    files = store.blocks.beside()  # what is new here must not go with what another thread gives up
     new = sum(size for name, size in manifest.blocks.items() if files.claim(name, size) is None)
-    parts.check_room(max(point.recipe.file_size for point in manifest.points), 0)
-    parts.check_room(new, new)
+    store.require_room(max(point.recipe.file_size for point in manifest.points), 0)
+    store.require_room(new, new)
     try:
         written, xxh3 = _receive(files, manifest, contents)
-        return written, _record(parts, conversation_id, manifest, files, xxh3, written)
+        return written, _record(store, conversation_id, manifest, files, xxh3, written)
     except OSError as error:
         raise not_written(error) from error
     finally:
         with contextlib.suppress(StoreRefused), in_words():
-            parts.drop_unknown(list(files.new))
+            store.drop_unknown(list(files.new))
 
 
 def _receive(files: BlockFiles, manifest: Manifest, contents: Contents) -> tuple[int, dict[bytes, bytes]]:
@@ -238,7 +236,7 @@ def _receive(files: BlockFiles, manifest: Manifest, contents: Contents) -> tuple
 
 @in_words(saving=True)
 def _record(
-    parts: Parts,
+    store: StoreBase,
     conversation_id: str,
     manifest: Manifest,
     files: BlockFiles,
@@ -246,16 +244,16 @@ def _record(
     written: int,
 ) -> int:
     """Write the save points into the index, all or none; the newest."""
-    audience, now = imported(conversation_id), parts.clock()
-    with parts.index.write() as db:
-        if index_points.never_save(db, conversation_id):
+    audience, now = imported(conversation_id), store.clock()
+    with store.index.write() as db:
+        if points.never_save(db, conversation_id):
             raise NotSaved(Reason(ReasonCode.NEVER_SAVED))
         there: dict[bytes, int] = {}
         for name, size in manifest.blocks.items():
             if (taken := files.claim(name, size)) is None:
                 raise StoreRefused(*_GONE)
             there[name] = taken
-        index_usage.count_written(db, parts.today(), written)
+        usage.count_written(db, store.today(), written)
         for one in manifest.points:
             uses = tuple(replace(use, xxh3=xxh3.get(use.block, b"")) for use in one.recipe.uses)
             new = SavePoint(
@@ -269,9 +267,9 @@ def _record(
                 one.prefill_ms,
                 audience,
             )
-            newest = int(index_points.add_staged(db, new, one.message_id).id)
-            index_recipes.store_recipe(db, newest, replace(one.recipe, uses=uses), there)
-            index_points.delete(db, index_points.same_place(db, newest))
+            newest = int(points.add_staged(db, new, one.message_id).id)
+            recipes.store_recipe(db, newest, replace(one.recipe, uses=uses), there)
+            points.delete(db, points.same_place(db, newest))
     files.settle(there)
     return newest
 

@@ -1,176 +1,246 @@
-"""Housekeeping: what there is and what it takes, keeping to the bounds, verifying and measuring."""
+"""Housekeeping: what is kept and what it takes, deleting, keeping to the bounds, verifying."""
 
 from __future__ import annotations
 
 import contextlib
-import shutil
-import time
-from collections.abc import Callable, Sequence
+import sqlite3
+from collections.abc import Callable, Collection, Sequence
 from datetime import timedelta
-from functools import partial
-from statistics import median
 
-from kvchat.kvstore import disk
-from kvchat.kvstore.blocks.rebuild import BadBlock, Unusable, rebuild
+from kvchat.kvstore import audience, disk
+from kvchat.kvstore.blocks.rebuild import BadBlock
 from kvchat.kvstore.blocks.recipe import RecipeError
-from kvchat.kvstore.index import eviction
-from kvchat.kvstore.index import points as index_points
-from kvchat.kvstore.index import recipes as index_recipes
-from kvchat.kvstore.index import usage as index_usage
-from kvchat.kvstore.parts import Parts
-from kvchat.kvstore.savepoint import PrunePlan, RebuildSpeed, StoreUsage, VerifyReport
+from kvchat.kvstore.index import eviction, points, recipes, usage
+from kvchat.kvstore.index.schema import fingerprint_of
+from kvchat.kvstore.parts import BLOCKS, INDEX, StoreBase, in_words
+from kvchat.kvstore.savepoint import Bounds, Kept, Loss, PrunePlan, StoreUsage, Tier, Unseen, VerifyReport
 from kvchat.words.reasons import Reason, ReasonCode
 
 PROGRAMS_AGE_DAYS = 14.0  # agents come back to a thread within days, or never; what they all begin with is used daily
 
 
-def usage(parts: Parts) -> StoreUsage:
-    parts.tidy()
-    occupied = parts.occupied()
-    with parts.index.read() as db:
-        conversations = tuple(index_usage.by_conversation(db))
-        totals = index_usage.totals(db, parts.today())
-    return StoreUsage(
-        conversations=conversations,
-        set_aside_bytes=parts.bad_files.size(),
-        quota_bytes=parts.bounds.quota,
-        programs_quota_bytes=parts.bounds.programs,
-        free_bytes=parts.free_bytes(),
-        free_floor_bytes=parts.bounds.free_floor,
-        save_points=totals.save_points,
-        logical_bytes=totals.logical,
-        physical_bytes=occupied,
-        other_bytes=max(0, occupied - totals.disk),
-        unique_rows_bytes=totals.rows,
-        bytes_written=totals.written,
-        bytes_written_today=totals.written_today,
-        warm_bytes=parts.staging.bytes(),
-        staged=parts.staging.in_words(),
-    )
+class Housekeeping(StoreBase):
+    """The part of the store that says what there is, and keeps to the bounds."""
 
+    @in_words()
+    def usage(self) -> StoreUsage:
+        self.tidy()
+        occupied = self.occupied()
+        with self.index.read() as db:
+            conversations = tuple(usage.by_conversation(db))
+            totals = usage.totals(db, self.today())
+        return StoreUsage(
+            conversations=conversations,
+            set_aside_bytes=self.bad_files.size(),
+            quota_bytes=self.bounds.quota,
+            programs_quota_bytes=self.bounds.programs,
+            free_bytes=self.free_bytes(),
+            free_floor_bytes=self.bounds.free_floor,
+            save_points=totals.save_points,
+            logical_bytes=totals.logical,
+            physical_bytes=occupied,
+            other_bytes=max(0, occupied - totals.disk),
+            unique_rows_bytes=totals.rows,
+            bytes_written=totals.written,
+            bytes_written_today=totals.written_today,
+            warm_bytes=self.staging.bytes(),
+            staged=self.staging.in_words(),
+        )
 
-def plan_prune(parts: Parts, target_bytes: int, protected: int | None = None) -> PrunePlan:
-    with parts.index.read() as db:
-        found, needs = index_usage.candidates(db, protected)
-    now = parts.clock().timestamp()
-    return eviction.plan_prune(found, needs, parts.occupied(), target_bytes, now)
+    @in_words()
+    def occupied(self) -> int:
+        """Return the bytes that the store takes on disk: blocks, index, what is staged or set aside, and folders."""
+        with self.index.read() as db:
+            blocks = usage.totals(db, self.today()).disk
+        blocks += sum(list(self.blocks.new.values()))
+        others = sum(disk.tree_size(path) for path in disk.listing(self.folder) if path.name != BLOCKS)
+        return disk.allotted(self.folder.stat()) + blocks + self.blocks.folders_size() + others
 
+    @in_words()
+    def kept(self, conversations: Sequence[str]) -> dict[str, tuple[Kept, ...]]:
+        kept = dict[str, tuple[Kept, ...]]()
+        with self.index.read() as db:
+            rows = usage.ends(db, conversations)
+            fingerprints = {facts: fingerprint_of(facts) for facts in {row[3] for row in rows}}
+        for point_id, name, message_id, facts, tokens, size in rows:
+            tier = Tier.WARM if self.staging.has_warm(str(point_id)) else Tier.DISK
+            kept[name] = (*kept.get(name, ()), Kept(message_id, fingerprints[facts], tokens, size, tier))
+        return kept
 
-def prune(parts: Parts, plan: PrunePlan, reason: ReasonCode) -> int:
-    return give_up(parts, [int(one) for one in plan.save_point_ids], reason)
+    @in_words()
+    def losses(self) -> tuple[Loss, ...]:
+        """Return what turned out bad since the last call: the user is told once."""
+        with self.index.write() as db:
+            return usage.untold_losses(db) + usage.untold_index_loss(db)
 
+    @in_words()
+    def unseen(self, by: str) -> Unseen:
+        """Return what has been kept since `seen` was last called by the same; all, if another called it since."""
+        with self.index.read() as db:
+            return usage.unseen(db, by)
 
-def enforce(parts: Parts, protected: int | None = None) -> None:
-    """Keep to the bounds: what is too old goes, then what was set aside, then the least valuable.
+    @in_words()
+    def seen(self, by: str, what: Unseen) -> None:
+        with self.index.write() as db:
+            usage.seen(db, by, what)
 
-    Other programs have bounds of their own within them.
-    """
-    bounds = parts.bounds
-    _expire(parts, PROGRAMS_AGE_DAYS, protected, programs=True)
-    if bounds.max_age_days is not None:
-        _expire(parts, bounds.max_age_days, protected, programs=False)
-    with parts.index.read() as db:
-        too_much = index_usage.held_by_programs(db) > bounds.programs
-        found, needs = index_usage.candidates(db, protected) if too_much else ([], None)
-    if needs is not None:
-        plan = eviction.plan_programs(found, needs, bounds.programs, parts.clock().timestamp())
-        prune(parts, plan, ReasonCode.PRUNED)
-    parts.bad_files.trim(bounds.quota)
-    if parts.occupied() > bounds.quota:
-        parts.staging.trim(parts.unabsorbed(), disk_too=True)
-    if parts.occupied() > bounds.quota:
-        parts.bad_files.delete()
-    if parts.occupied() > bounds.quota:
-        plan = plan_prune(parts, bounds.quota, protected)
-        prune(parts, plan, ReasonCode.PRUNED)
+    @in_words()
+    def pin(self, conversation_id: str, pinned: bool) -> None:
+        with self.index.write() as db:
+            points.set_flag(db, conversation_id, pinned=pinned)
 
+    @in_words()
+    def never_save(self, conversation_id: str, never: bool) -> None:
+        """Never save a conversation, or allow it again. What is saved of it stays until it is deleted."""
+        with self.index.write() as db:
+            points.set_flag(db, conversation_id, never=never)
 
-def _expire(parts: Parts, days: float, protected: int | None, *, programs: bool) -> None:
-    limit = parts.clock() - timedelta(days=days)
-    with parts.index.read() as db:
-        old = index_points.unused_since(db, limit.timestamp(), protected, programs=programs)
-    give_up(parts, old, ReasonCode.EXPIRED)
+    # Deleting; each method returns the bytes freed
 
+    @in_words()
+    def delete_conversation(self, conversation_id: str) -> int:
+        """Delete all that is kept of a conversation. What other conversations begin with as well becomes theirs."""
+        with self.index.write() as db:
+            ids = points.hand_over(db, points.points_of(db, conversation_id))
+            points.delete(db, ids)
+            bad = _set_aside_of(db, conversation_id)
+            points.forget(db, conversation_id)
+        return self._deleted(ids) + self.bad_files.delete(bad)
 
-def give_up(parts: Parts, point_ids: Sequence[int], reason: ReasonCode) -> int:
-    """Delete save points and remember why; returns the bytes freed."""
-    if not point_ids:
-        return 0
-    with parts.index.write() as db:
-        index_usage.lose(db, point_ids, Reason(reason), parts.clock(), tell=False, block=None)
-    return deleted(parts, point_ids)
+    @in_words()
+    def delete_all(self) -> int:
+        """Delete every save point and everything set aside."""
+        with self.index.write() as db:
+            ids = points.points_of(db, None)
+            points.delete(db, ids)
+            points.forget(db, None)
+        return self._deleted(ids) + self.bad_files.delete() + self.sweep()
 
+    @in_words()
+    def delete_messages(self, conversation_id: str, message_ids: Collection[str]) -> int:
+        """Delete what is kept of these messages of a conversation, and its save points that name no message.
 
-def deleted(parts: Parts, point_ids: Sequence[int]) -> int:
-    """The index has these no longer: free what was kept for them alone; returns the bytes freed."""
-    for point_id in point_ids:
-        parts.staging.drop(str(point_id))
-    freed = parts.collect()
-    parts.index.shrink()
-    return freed
+        What others begin with as well, in any conversation, becomes theirs.
+        """
+        with self.index.write() as db:
+            ids = points.hand_over(db, points.points_of_messages(db, conversation_id, message_ids))
+            points.delete(db, ids)
+            bad = _set_aside_of(db, conversation_id)
+        return self._deleted(ids) + self.bad_files.delete(bad)
 
+    @in_words()
+    def imported(self) -> set[str]:
+        with self.index.read() as db:
+            return usage.with_imported(db)
 
-def verify(parts: Parts, progress: Callable[[int, int], None]) -> VerifyReport:
-    parts.index.check()
-    parts.collect()  # killed while it deleted, a process leaves rows of blocks that nobody needs and that are gone
-    wrong: dict[str, Reason] = {}
-    with parts.index.read() as db:
-        blocks = db.execute("SELECT name, size FROM blocks").fetchall()
-        for point_id in index_points.points_of(db, None):
-            try:
-                index_recipes.load_recipe(db, point_id)
-            except RecipeError as error:
-                wrong[str(point_id)] = Reason(ReasonCode.ERROR, {"message": str(error)})
-    done, total = 0, sum(size for _, size in blocks)
-    bad: list[BadBlock] = []
-    measured: dict[bytes, int] = {}
-    for name, size in blocks:
-        if fault := parts.blocks.fault(name, size):
-            bad.append(BadBlock(name, size, fault))
-        else:
-            with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
-                measured[name] = parts.blocks.on_disk(name)
-        done += size
-        progress(done, total)
-    parts.put_aside(bad)
-    with parts.index.write() as db:
-        index_usage.recount(db, measured)
-    for wrong_id, reason in wrong.items():
-        parts.lose(wrong_id, reason, tell=True)
-    parts.sweep()
-    with parts.index.write() as db:
-        lost = index_usage.untold_losses(db)
-    return VerifyReport(len(blocks), total, len(bad) + len(wrong), lost)
+    @in_words()
+    def delete_imported(self, conversation_id: str) -> int:
+        """Delete what came with a conversation from elsewhere, and what grew from it."""
+        with self.index.write() as db:
+            ids = points.points_for(db, audience.imported(conversation_id))
+            points.delete(db, ids)
+        return self._deleted(ids)
 
+    @in_words()
+    def plan_prune(self, target_bytes: int, protected: int | None = None) -> PrunePlan:
+        """Return what pruning to a size would remove. Removes nothing."""
+        with self.index.read() as db:
+            found, needs = usage.candidates(db, protected)
+        return eviction.plan_prune(found, needs, self.occupied(), target_bytes, self.clock().timestamp())
 
-def measure_rebuild(parts: Parts, rounds: int) -> RebuildSpeed | None:
-    with parts.index.read() as db:
-        point = index_points.largest(db)
-        recipe = index_recipes.load_recipe(db, point) if point is not None else None
-    if recipe is None:
-        return None
-    original, unabsorbed = parts.staging.blank_on_disk(), parts.unabsorbed()
-    rebuilds: list[float] = []
-    copies: list[float] = []
-    try:
-        rebuild(recipe, parts.blocks, original)
-        for number in range(2 * rounds):
-            target = parts.staging.blank(recipe.file_size, None, unabsorbed)
-            if number % 2:
-                copy = target.with_name(disk.temporary_name())  # a new file, as every copy is
-                copies.append(_ms(partial(shutil.copyfile, original, copy)))
-                copy.unlink()
+    @in_words()
+    def prune(self, plan: PrunePlan, reason: ReasonCode = ReasonCode.PRUNED_BY_USER) -> int:
+        """Carry a plan out, as far as its save points are still there."""
+        return self._give_up([int(id) for id in plan.save_point_ids], reason)
+
+    @in_words()
+    def set_bounds(self, bounds: Bounds) -> None:
+        self.bounds = bounds
+        self.enforce()
+
+    def enforce(self, protected: int | None = None) -> None:
+        """Keep to the bounds: what is too old goes, then what was set aside, then the least valuable.
+
+        Other programs have bounds of their own within them.
+        """
+        bounds = self.bounds
+        self._expire(PROGRAMS_AGE_DAYS, protected, programs=True)
+        if bounds.max_age_days is not None:
+            self._expire(bounds.max_age_days, protected, programs=False)
+        with self.index.read() as db:
+            too_much = usage.held_by_programs(db) > bounds.programs
+            found, needs = usage.candidates(db, protected) if too_much else ([], None)
+        if needs is not None:
+            plan = eviction.plan_programs(found, needs, bounds.programs, self.clock().timestamp())
+            self.prune(plan, ReasonCode.PRUNED)
+        self.bad_files.trim(bounds.quota)
+        if self.occupied() > bounds.quota:
+            self.staging.trim(disk_too=True)
+        if self.occupied() > bounds.quota:
+            self.bad_files.delete()
+        if self.occupied() > bounds.quota:
+            self.prune(self.plan_prune(bounds.quota, protected), ReasonCode.PRUNED)
+
+    def _expire(self, days: float, protected: int | None, *, programs: bool) -> None:
+        limit = self.clock() - timedelta(days=days)
+        with self.index.read() as db:
+            old = points.unused_since(db, limit.timestamp(), protected, programs=programs)
+        self._give_up(old, ReasonCode.EXPIRED)
+
+    def _give_up(self, point_ids: Sequence[int], reason: ReasonCode) -> int:
+        """Delete save points and remember why; return the bytes freed."""
+        if not point_ids:
+            return 0
+        with self.index.write() as db:
+            usage.lose(db, point_ids, Reason(reason), self.clock(), tell=False, block=None)
+        return self._deleted(point_ids)
+
+    def _deleted(self, point_ids: Sequence[int]) -> int:
+        """Free what was kept for save points that the index no longer has; return the bytes freed."""
+        for point_id in point_ids:
+            self.staging.drop(str(point_id))
+        freed = self.collect()
+        self.index.shrink()
+        return freed
+
+    @in_words()
+    def verify(self, progress: Callable[[int, int], None] = lambda done, total: None) -> VerifyReport:
+        """Hash every block, and set the bad ones aside with every save point that needs them. Count everything anew.
+
+        `progress` is told the bytes done and in all.
+        """
+        self.index.check()
+        self.collect()  # killed while it deleted, a process leaves rows of blocks that nobody needs and that are gone
+        wrong: dict[str, Reason] = {}
+        with self.index.read() as db:
+            blocks = db.execute("SELECT name, size FROM blocks").fetchall()
+            for point_id in points.points_of(db, None):
+                try:
+                    recipes.load_recipe(db, point_id)
+                except RecipeError as error:
+                    wrong[str(point_id)] = Reason(ReasonCode.ERROR, {"message": str(error)})
+        done, total = 0, sum(size for _, size in blocks)
+        bad: list[BadBlock] = []
+        measured: dict[bytes, int] = {}
+        for name, size in blocks:
+            if fault := self.blocks.fault(name, size):
+                bad.append(BadBlock(name, size, fault))
             else:
-                rebuilds.append(_ms(partial(rebuild, recipe, parts.blocks, target)))
-            parts.staging.give_back(target)
-    except Unusable:
-        return None
-    finally:
-        original.unlink(missing_ok=True)
-    return RebuildSpeed(recipe.file_size, median(rebuilds), median(copies))
+                with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
+                    measured[name] = self.blocks.on_disk(name)
+            done += size
+            progress(done, total)
+        self.put_aside(bad)
+        with self.index.write() as db:
+            usage.recount(db, measured)
+        for wrong_id, reason in wrong.items():
+            self.lose(wrong_id, reason, tell=True)
+        self.sweep()
+        with self.index.write() as db:
+            lost = usage.untold_losses(db)
+        return VerifyReport(len(blocks), total, len(bad) + len(wrong), lost)
 
 
-def _ms(do: Callable[[], object]) -> float:
-    started = time.perf_counter()
-    do()
-    return 1000 * (time.perf_counter() - started)
+def _set_aside_of(db: sqlite3.Connection, conversation_id: str) -> frozenset[str]:
+    """Return the names of bad files that may hold some of a conversation: a damaged index holds some of all."""
+    return usage.bad_blocks(db, conversation_id) | {INDEX}

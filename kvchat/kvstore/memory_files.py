@@ -1,6 +1,6 @@
-"""Files in memory, where engines save and restore: how much room there is for them, and their pages, mapped.
+"""Files in memory, where engines save and restore: where they can lie, and their pages, mapped.
 
-To give a file in memory new pages takes longer than copying its bytes (3.6 times, 1 GB on two cores), and to enter
+Giving a file in memory new pages takes longer than copying its bytes (3.6 times, 1 GB on two cores), and entering
 pages in this process's memory costs 40 %. So files are written over, and the last two stay mapped.
 """
 
@@ -12,7 +12,6 @@ import mmap
 import os
 import shutil
 import stat
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -22,7 +21,6 @@ from pathlib import Path
 from blake3 import blake3
 
 from kvchat.kvstore import disk
-from kvchat.system.files import size_of
 from kvchat.words.wording import size as size_in_words
 
 MEMORY_FOLDER = Path("/dev/shm")  # a file system in RAM; nothing like it on Windows and macOS
@@ -45,64 +43,14 @@ class Staged:
 NOTHING_STAGED = Staged()
 
 
-class MemoryPool:
-    """The store's files in memory, within the room there is for them; some are to spare, to be written over.
-
-    Its caller has the lock.
-    """
-
-    def __init__(self, folder: Path, room: MemoryRoom) -> None:
-        self.folder, self._room = folder, room
-        self.most = sys.maxsize  # that was planned for, beside the model that is loaded
-        self.spare: list[Path] = []
-        self.expected: dict[Path, int] = {}  # what is still to grow, and to how much
-
-    def new(self) -> Path:
-        return self.folder / disk.temporary_name()
-
-    def bytes(self) -> int:
-        """Bytes of all files here, the expected ones as large as they are going to be."""
-        held = 0
-        for path in disk.listing(self.folder):
-            with contextlib.suppress(OSError):
-                held += max(path.stat().st_size, self.expected.get(path, 0))
-        return held
-
-    def room(self, held: int) -> int:
-        return min(self.most, self._room(held))
-
-    def fits(self, size: int) -> bool:
-        """True if there is room for so many bytes more, now."""
-        held = self.bytes()
-        return held + size <= self.room(held) and size + SLACK <= disk.free_bytes(self.folder)
-
-    def take_spare(self) -> Path:
-        if not self.spare:
-            return self.new()
-        largest = max(self.spare, key=size_of)
-        self.spare.remove(largest)
-        return largest
-
-    def forget_spares(self) -> None:
-        """Delete them: they hold what was in them."""
-        while self.spare:
-            delete(self.spare.pop())
-
-    def close(self) -> None:
-        """Delete the folder with all that is in it."""
-        for file in disk.listing(self.folder):
-            delete(file)
-        disk.remove(self.folder)
-
-
 def stamp(file: Path) -> tuple[int, ...]:
-    """What changes when someone writes to a file: the last number even if they put the time of writing back."""
+    """Return what changes when someone writes to a file: size, mtime and ctime, which cannot be put back."""
     found = file.stat()
     return found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
 def delete(file: Path) -> None:
-    """Delete it, if that can be, and let go of its bytes."""
+    """Delete a file, if that can be, and its mapping."""
     _mapped.pop(file, None)
     with contextlib.suppress(OSError):
         file.unlink(missing_ok=True)
@@ -110,7 +58,7 @@ def delete(file: Path) -> None:
 
 @cache
 def _libc() -> ctypes.CDLL:
-    """Its madvise, for mmap's own keeps all other threads waiting."""
+    """Load libc for its madvise: mmap's own holds the GIL."""
     return ctypes.CDLL(None)
 
 
@@ -126,7 +74,7 @@ class Mapped:
         self.file.close()  # not before: another thread may be using it
 
     def have_all_ready(self, size: int, cancelled: Callable[[], bool]) -> None:
-        """Have the first so many bytes' pages made and at hand, little by little, until it is cancelled. OSError."""
+        """Make the first `size` bytes' pages, little by little, until it is cancelled. Raises OSError."""
         for offset in range(0, size, _READY_AT_ONCE):
             if cancelled():
                 break
@@ -144,9 +92,9 @@ _mapped: dict[Path, Mapped] = {}  # what was written over last in this process, 
 
 
 def mapped(path: Path, file: FileIO, size: int, *, ready: bool = True) -> Mapped:
-    """The mapping of the open file, made that large if it is smaller; that of the last two is kept until `delete`.
+    """Return the mapping of the open file, made that large if it is smaller; the last two are kept until `delete`.
 
-    Raises OSError: that it has no room is known now, not later, unless its pages need not be `ready`.
+    `ready`: allocate its pages now, so that OSError says at once if there is no room.
     """
     there = os.fstat(file.fileno())
     if ready and disk.allotted(there) < size:
@@ -163,12 +111,12 @@ def mapped(path: Path, file: FileIO, size: int, *, ready: bool = True) -> Mapped
 
 
 def open_private(path: Path) -> FileIO:
-    """The file, made if need be, that nobody else may read. Raises OSError."""
+    """Open a file that nobody else may read, making it if need be. Raises OSError."""
     return FileIO(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+")
 
 
 def private_folder_in(memory: Path, folder: Path) -> Path | None:
-    """A folder in memory for the store at `folder` that is this user's alone, None where that cannot be had."""
+    """Return a folder in memory for the store at `folder` that is this user's alone, None if that cannot be had."""
     if not hasattr(os, "getuid"):
         return None
     store = blake3(str(folder.absolute()).encode()).hexdigest(length=6)
@@ -185,14 +133,14 @@ def private_folder_in(memory: Path, folder: Path) -> Path | None:
 
 
 def place_in(folder: Path, held: int = 0) -> int:
-    """How many bytes could lie in a file system in memory of which `held` do: 0 where no files can be made there."""
+    """Return the bytes that could lie in a file system in memory of which `held` do: 0 if it cannot be written."""
     if not os.access(folder, os.W_OK | os.X_OK):
         return 0
     return max(0, held + shutil.disk_usage(folder).free - SLACK)
 
 
 def staged_where(folder: Path, allowed: int, held: int = 0) -> str:
-    """Where slot files go on their way to and from an engine, and why there, in words.
+    """Describe where slot files go on their way to and from an engine, and why there.
 
     `folder` is a file system in memory, `allowed` what may lie there of which `held` bytes do.
     """

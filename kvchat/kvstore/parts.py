@@ -1,4 +1,4 @@
-"""What the parts of the block store share: its files, its index, its clock and its bounds."""
+"""The base of the block store: its files, its index, its clock and its bounds, and what its modules share."""
 
 from __future__ import annotations
 
@@ -8,18 +8,15 @@ import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 
 from kvchat.kvstore import disk
 from kvchat.kvstore.blocks.block_files import BlockFiles
-from kvchat.kvstore.blocks.layout import RowMap
 from kvchat.kvstore.blocks.rebuild import BadBlock
-from kvchat.kvstore.index import points as index_points
-from kvchat.kvstore.index import recipes as index_recipes
-from kvchat.kvstore.index import usage as index_usage
+from kvchat.kvstore.index import points, recipes, usage
 from kvchat.kvstore.index.index import Index, IndexFailed, IndexLost
+from kvchat.kvstore.memory_files import MemoryRoom
 from kvchat.kvstore.savepoint import Bounds, NotSaved, StoreRefused
 from kvchat.kvstore.staging import Staging
 from kvchat.words.language import _
@@ -27,7 +24,7 @@ from kvchat.words.reasons import Reason, ReasonCode
 from kvchat.words.wording import size as size_in_words
 
 BLOCKS, INDEX, SET_ASIDE, STAGING = "blocks", "index.db", "set-aside", "staging"  # what is in the store's folder
-_SET_ASIDE_FILES, _SET_ASIDE_SHARE = 3, 0.1  # how many bad files are kept for a look, how much of the quota they take
+_SET_ASIDE_FILES, _SET_ASIDE_SHARE = 3, 0.1  # how many bad files are kept, and how much of the quota they take
 _AT_A_TIME = 200  # blocks deleted in one transaction, so that other threads need not wait long
 GB = 1_000_000_000
 DEFAULT_QUOTA, DEFAULT_CHATS = 20 * GB, 10
@@ -35,12 +32,11 @@ _USUAL_DISK = 256 * GB
 
 
 def default_quota(disk_bytes: int, chat_bytes: int = 0, kept_bytes: int = 0) -> int:
-    """The quota where the user chose none: room for ten chats of `chat_bytes`, at least 20 GB, as the disk allows.
+    """Return the quota where the user chose none: ten chats of `chat_bytes`, at least 20 GB, as the disk allows.
 
     The disk's share is a tenth of one of 256 GB. It grows by a fortieth with each doubling, up to a quarter, and
-    shrinks so to a twentieth: a small disk is wanted for other things, a large one has room. `chat_bytes` is a long
-    chat's with the model in use. What is kept already is allowed as far as the disk's share goes: to change to a
-    smaller model is no reason to throw away the memory of chats with a larger one.
+    shrinks to a twentieth: a small disk is needed for other things. `kept_bytes` are kept already and count as far as
+    the disk's share goes, so that a change to a smaller model deletes no memory of a larger one.
     """
     share = 0.1 + 0.025 * math.log2(max(disk_bytes, 1) / _USUAL_DISK)
     wanted = max(DEFAULT_QUOTA, DEFAULT_CHATS * chat_bytes, kept_bytes)
@@ -48,13 +44,13 @@ def default_quota(disk_bytes: int, chat_bytes: int = 0, kept_bytes: int = 0) -> 
 
 
 class BadFiles:
-    """The folder of bad blocks, kept for a look, each with its name and the time it was found."""
+    """The folder of bad blocks, kept for inspection under their names, with the time they were found."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = disk.private_folder(folder)
 
     def take(self, path: Path) -> None:
-        """Move a file here; one that is gone, or cannot be moved, is deleted."""
+        """Move a file here; delete it if it cannot be moved."""
         target = disk.private_folder(self._folder) / path.name
         try:
             path.replace(target)
@@ -66,7 +62,7 @@ class BadFiles:
         return sum(disk.tree_size(path) for path in disk.listing(self._folder))
 
     def trim(self, quota: int) -> None:
-        """Keep the newest alone: 3 files and 10 % of the quota at most."""
+        """Keep only the newest: at most 3 files and 10 % of the quota."""
         files: list[tuple[float, int, Path]] = []
         for path in disk.listing(self._folder):
             with contextlib.suppress(OSError):
@@ -87,26 +83,37 @@ class BadFiles:
         return freed
 
 
-@dataclass
-class Parts:
-    """The store's parts, and what several of its modules do with them. Safe for threads."""
+class StoreBase:
+    """The files and the index of a block store. Safe for threads."""
 
-    folder: Path
-    index: Index
-    blocks: BlockFiles
-    staging: Staging
-    bad_files: BadFiles
-    clock: Callable[[], datetime]
-    free_bytes: Callable[[], int]
-    read_row_map: Callable[[Path], RowMap]
-    bounds: Bounds
-    used: dict[int, datetime] = field(default_factory=dict)  # restored when, and the index has not heard of it
+    def __init__(
+        self,
+        folder: Path,
+        bounds: Bounds,
+        room: MemoryRoom,
+        sync: bool,
+        clock: Callable[[], datetime],
+        free_bytes: Callable[[], int] | None,
+        memory_folder: Path,
+    ) -> None:
+        """Open the files. Raises OSError, IndexFailed, IndexLost and migrations.DatabaseTooNew."""
+        self.folder, self.bounds, self.clock = disk.private_folder(folder), bounds, clock
+        self.free_bytes = free_bytes or (lambda: disk.free_bytes(folder))
+        self.bad_files = BadFiles(folder / SET_ASIDE)
+        self.staging = Staging(folder / STAGING, room, memory_folder)
+        self.index = Index(folder / INDEX, self._set_index_aside)
+        self.blocks = BlockFiles(folder / BLOCKS, sync=sync)
+        self.used: dict[int, datetime] = {}  # when save points were restored, not yet written to the index
+
+    def _set_index_aside(self, damaged: Path) -> None:
+        self.bad_files.take(damaged)
+        self.staging.settle()
 
     def today(self) -> str:
-        """The day under which written bytes are counted (UTC)."""
+        """Return the day under which written bytes are counted (UTC)."""
         return self.clock().date().isoformat()
 
-    def check_room(self, size: int, still_to_write: int, conversation_id: str = "") -> None:
+    def require_room(self, size: int, still_to_write: int, conversation_id: str = "") -> None:
         """Raise NotSaved if a save point of `size` bytes never fits the quota or passes the floor of free disk space.
 
         `still_to_write`: bytes that the disk does not know of yet: all before the engine saves, nothing afterwards.
@@ -121,20 +128,12 @@ class Parts:
             raise NotSaved(Reason(ReasonCode.DISK_NEARLY_FULL, places), advice)
 
     def unabsorbed(self) -> frozenset[str]:
-        """The save points whose only copy is in staging."""
+        """Return the save points whose only copy is in staging."""
         with self.index.read() as db:
-            return frozenset(map(str, index_points.staged(db)))
-
-    def occupied(self) -> int:
-        """Bytes the store takes on disk, all told: blocks, index, what is staged or set aside, and the folders."""
-        with self.index.read() as db:
-            blocks = index_usage.totals(db, self.today()).disk
-        blocks += sum(list(self.blocks.new.values()))
-        others = sum(disk.tree_size(path) for path in disk.listing(self.folder) if path.name != BLOCKS)
-        return disk.allotted(self.folder.stat()) + blocks + self.blocks.folders_size() + others
+            return frozenset(map(str, points.staged(db)))
 
     def tidy(self) -> None:
-        """Do what no answer should wait for: count the restores, sweep after a loss of the index."""
+        """Record the restores, and sweep after a loss of the index: work that no answer should wait for."""
         used, self.used = self.used, {}
         if used:
             with contextlib.suppress(IndexFailed), self.index.write() as db:
@@ -147,7 +146,7 @@ class Parts:
             self.sweep()
 
     def collect(self) -> int:
-        """Delete the blocks no save point uses; returns the bytes freed.
+        """Delete the blocks that no save point uses; return the bytes freed.
 
         A block is unlinked while its transaction keeps every other thread from beginning to use it: an absorb looks
         in its own transaction whether all its blocks are still there.
@@ -155,7 +154,7 @@ class Parts:
         freed = 0
         while True:
             with self.index.write() as db:
-                unused = index_recipes.unused_blocks(db, _AT_A_TIME)
+                unused = recipes.unused_blocks(db, _AT_A_TIME)
                 for block_id, name, size in unused:
                     self.blocks.remove(name)
                     db.execute("DELETE FROM blocks WHERE id = ?", (block_id,))
@@ -164,19 +163,13 @@ class Parts:
                 return freed
 
     def sweep(self) -> int:
-        """Delete block files the index does not know, which someone who died half-way has left; returns their bytes."""
+        """Delete block files that the index does not know, left by a killed process; return their bytes."""
         with self.index.read() as db:
             known = {name for (name,) in db.execute("SELECT name FROM blocks")}
         return self.drop_unknown(list(self.blocks.leftovers(known)))
 
-    def drop_new(self) -> None:
-        """Delete what was written for a recipe that came to nothing; what fails now is tried again the next time."""
-        if self.blocks.new:
-            with contextlib.suppress(IndexFailed, IndexLost, OSError):
-                self.drop_unknown(list(self.blocks.new))
-
     def drop_unknown(self, names: Sequence[bytes]) -> int:
-        """Delete the files of these blocks as far as no recipe has them; returns the bytes freed."""
+        """Delete the files of those blocks that no recipe has; return the bytes freed."""
         freed = 0
         for start in range(0, len(names), _AT_A_TIME):
             with self.index.write() as db:
@@ -196,8 +189,8 @@ class Parts:
                 if fault is None:  # written anew meanwhile
                     continue
                 damaged = Reason(ReasonCode.BLOCK_DAMAGED, {"error": fault})
-                reason, users = Reason(ReasonCode.SET_ASIDE, {"reason": damaged}), index_recipes.users_of(db, one.block)
-                index_usage.lose(db, users, reason, self.clock(), tell=True, block=one.block)
+                reason, users = Reason(ReasonCode.SET_ASIDE, {"reason": damaged}), recipes.users_of(db, one.block)
+                usage.lose(db, users, reason, self.clock(), tell=True, block=one.block)
                 db.execute("DELETE FROM blocks WHERE name = ?", (one.block,))
                 self.bad_files.take(self.blocks.path(one.block))
         self.bad_files.trim(self.bounds.quota)
@@ -207,7 +200,7 @@ class Parts:
         """Take one save point out of use; the user reads the reason."""
         lost = Reason(ReasonCode.SET_ASIDE, {"reason": reason})
         with self.index.write() as db:
-            index_usage.lose(db, [int(point_id)], lost, self.clock(), tell=tell, block=None)
+            usage.lose(db, [int(point_id)], lost, self.clock(), tell=tell, block=None)
         self.staging.drop(point_id)
         self.collect()
 
@@ -220,9 +213,9 @@ def not_written(error: OSError) -> NotSaved:
 
 @contextmanager
 def in_words(*, saving: bool = False) -> Iterator[None]:
-    """Turn faults of the index and the disk into what the user is told; decorates what the store is asked to do.
+    """Turn faults of the index and the disk into StoreRefused; also a decorator for the store's methods.
 
-    `saving`: of what was not saved, where faults of the disk have words of their own.
+    `saving`: raise NotSaved instead, and leave faults of the disk to the caller.
     """
     try:
         yield
@@ -231,11 +224,9 @@ def in_words(*, saving: bool = False) -> Iterator[None]:
             raise NotSaved(Reason(ReasonCode.INDEX_DAMAGED)) from error
         detail = _("It was set aside, and a new one begun: each chat is read again once.")
         raise StoreRefused(_("The list of what is kept was damaged."), detail) from error
-    except IndexFailed as error:
+    except (IndexFailed, OSError) as error:
+        if saving and isinstance(error, OSError):
+            raise
         if saving:
             raise NotSaved(Reason(ReasonCode.INDEX_NOT_WRITTEN, {"error": str(error)})) from error
-        raise StoreRefused(_("The memory of chats could not be read or written."), f"{error}.") from error
-    except OSError as error:
-        if saving:
-            raise
         raise StoreRefused(_("The memory of chats could not be read or written."), f"{error}.") from error

@@ -8,19 +8,19 @@ from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 
+import psutil
+
 from kvchat.kvstore import disk
 from kvchat.kvstore.audience import readable_by
 from kvchat.kvstore.blocks import header as slotfile
-from kvchat.kvstore.blocks.plan import CannotCompose, Plan, cut, size_of, whole, with_masked_rows
+from kvchat.kvstore.blocks import positioned
+from kvchat.kvstore.blocks.layout import CannotCompose, Plan, Span, cut, size_of, with_masked_rows
 from kvchat.kvstore.blocks.rebuild import Unusable, compose, stored_layout
 from kvchat.kvstore.blocks.recipe import Recipe, RecipeError
-from kvchat.kvstore.index import points as index_points
-from kvchat.kvstore.index import recipes as index_recipes
-from kvchat.kvstore.index import token_tree
-from kvchat.kvstore.index import usage as index_usage
+from kvchat.kvstore.index import points, recipes, token_tree, usage
 from kvchat.kvstore.index.index import IndexFailed, IndexLost
 from kvchat.kvstore.index.schema import CorruptIndex
-from kvchat.kvstore.parts import Parts
+from kvchat.kvstore.parts import in_words
 from kvchat.kvstore.savepoint import (
     CancelCheck,
     Cancelled,
@@ -29,31 +29,40 @@ from kvchat.kvstore.savepoint import (
     RestorePlan,
     SavePoint,
     StagedFile,
+    StoreRefused,
     Tier,
     Tokens,
     never,
     program_of,
 )
-from kvchat.kvstore.saving import Window
+from kvchat.kvstore.saving import Saving
 from kvchat.words.reasons import Reason, ReasonCode
 
 MOST_PLACES = 500  # looked at for a plan; beyond them all share too little, or wait in other processes
 WORTH_RESTORING = 32  # tokens; any two conversations under one chat template may share this many
 
 
-class Restoring:
-    """Finds save points and gives their files. Safe for threads."""
+class _Gone(Exception):
+    """The save point was deleted since it was found."""
 
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
+
+class Restoring(Saving):
+    """The part of the store that finds save points and gives their files."""
+
+    _begun = False  # an engine was given something, or what it may want first was made ready
 
     def find(
         self, fingerprint: Fingerprint, prompt: Tokens, *, can_cut: bool, conversation_id: str
     ) -> RestorePlan | Miss:
+        """Return the plan that leaves the least of the prompt to prefill, or why there is none.
+
+        All save points that `conversation_id` may reuse (`kvchat.kvstore.audience`) count; without `can_cut` only those
+        all of whose tokens begin the prompt.
+        """
         try:
-            with self._parts.index.read() as db:
-                kind = index_points.fingerprint_id(db, fingerprint)
-                trees = index_points.trees(db, kind, readable_by(conversation_id))
+            with self.index.read() as db:
+                kind = points.fingerprint_id(db, fingerprint)
+                trees = points.trees(db, kind, readable_by(conversation_id))
                 if plan := self._best(db, trees, prompt, can_cut=can_cut):
                     return plan
                 return Miss(_why_nothing(db, conversation_id, fingerprint, kind, prompt))
@@ -63,36 +72,71 @@ class Restoring:
     def stage(
         self, plan: RestorePlan, slot_path: Path, *, window: int = 0, cancelled: CancelCheck = never
     ) -> StagedFile | Miss:
-        target = slot_path / f"{disk.name_for_engine()}.slot"
+        """Put the plan's slot file, verified, into the engine's slot folder.
+
+        A plan for a part is composed for exactly that where the layout allows, else given whole for the engine to cut
+        back: StagedFile.n_tokens says how many tokens it holds. `window`: tokens of the model's sliding window, where
+        the engine uses the file only with one more row (see `with_masked_rows`); what is not absorbed yet is so first.
+        A bad block is set aside with every save point that needs it, and answered with a Miss. Raises Cancelled, soon
+        after `cancelled` turns true and without leaving a file.
+        """
+        self._begun = True
+        point, target = plan.save_point, slot_path / f"{disk.name_for_engine()}.slot"
         try:
+            if window and self.staging.waits(point.id):
+                with in_words():
+                    self.absorb(cancelled)
             if cancelled():
                 raise Cancelled
             n_tokens, tier = self._put(plan, target, window, cancelled)
-            _prove(target, plan.save_point.tokens[:n_tokens])
-            self._parts.used[int(plan.save_point.id)] = self._parts.clock()
+            with contextlib.suppress(slotfile.SlotFileError):
+                if slotfile.stands_for(slotfile.read_tokens(target), point.tokens[:n_tokens]):
+                    self.used[int(point.id)] = self.clock()
+                    return StagedFile(point, target, n_tokens, tier)
+            raise RecipeError("it holds something else")
+        except StoreRefused as refused:
+            return Miss(Reason(ReasonCode.NOT_READABLE, {"error": refused.detail}))
         except (_Gone, Unusable, RecipeError, IndexLost, IndexFailed, OSError) as error:
-            self._parts.staging.unstage(target, engine_done=True)
+            self.staging.unstage(target, engine_done=True)
             return Miss(self._why_not(plan, error))
-        return StagedFile(plan.save_point, target, n_tokens, tier)
 
-    def complete_window(self, window: Window, cancelled: CancelCheck) -> None:
-        """Make the file that a restore of a sliding-window model needs, and keep that warm. For a background thread.
+    def complete_window(self, point_id: str, window: int, cancelled: CancelCheck) -> None:
+        """Make the file that a restore of a sliding-window model needs, and keep it warm. For a background thread.
 
         Where there is damage nothing is done: the restore that meets it deals with it. Raises IndexLost, IndexFailed.
         """
-        if not self._parts.staging.in_memory:
+        if not self.staging.in_memory:
             return
         with contextlib.suppress(Unusable, RecipeError, OSError, Cancelled):
-            with self._parts.index.read() as db:
-                point = index_points.load(db, int(window.point_id))
-                recipe = index_recipes.load_recipe(db, int(window.point_id))
+            with self.index.read() as db:
+                point = points.load(db, int(point_id))
+                recipe = recipes.load_recipe(db, int(point_id))
             if point is not None and recipe is not None:
-                self._make_whole(point, recipe, window.tokens, None, cancelled)
+                self._make_whole(point, recipe, window, None, cancelled)
+
+    def warm_up(self, conversation_id: str, cancelled: CancelCheck = never) -> int:
+        """Have the system read what a restore of the conversation's newest save point needs into its cache.
+
+        Nothing is copied, and only memory that is free is used. Return the bytes of the slot file.
+        """
+        try:
+            with self.index.read() as db:
+                newest = max(points.points_of(db, conversation_id), default=None)
+                recipe = recipes.load_recipe(db, newest) if newest is not None else None
+        except (IndexFailed, IndexLost, RecipeError):
+            return 0  # a restore meets it, and tells
+        if recipe is None or recipe.file_size > psutil.virtual_memory().available // 2:
+            return 0
+        for block in dict.fromkeys(use.block for use in recipe.uses):
+            if cancelled():
+                return 0
+            positioned.will_need(self.blocks.path(block))
+        return recipe.file_size
 
     def _best(
         self, db: sqlite3.Connection, trees: Sequence[int], prompt: Tokens, *, can_cut: bool
     ) -> RestorePlan | None:
-        """The plan that leaves the least to prefill. What is not worth it by its own length is not even loaded."""
+        """Return the plan that leaves the least to prefill; what is too short to be worth it is not even loaded."""
         look = token_tree.places if can_cut else token_tree.whole_places
         barren: set[int] = set()
         for place in islice(look(db, trees, prompt), MOST_PLACES):
@@ -101,42 +145,39 @@ class Restoring:
                 if point and point.tokens[: place.shared] != prompt[: place.shared]:
                     raise CorruptIndex
                 if point and worth_restoring(place.shared, point.n_tokens, len(prompt)):
-                    return self._plan(point, place.shared)
+                    warm = self.staging.warm(point.id) is not None and 2 * place.shared >= point.n_tokens
+                    size = point.size if warm else point.size * place.shared // point.n_tokens
+                    return RestorePlan(point, place.shared, Tier.WARM if warm else Tier.DISK, size)
         return None
 
     def _point_at(
         self, db: sqlite3.Connection, place: token_tree.Place, prompt: int, barren: set[int], *, can_cut: bool
     ) -> SavePoint | None:
-        """A save point for a place in the token tree: exactly there, else beyond it if it can be cut back.
+        """Return a save point for a place in the token tree: exactly there, else beyond it if it can be cut back.
 
         A state that cannot be cut must leave the engine a token to evaluate.
         """
         ids = token_tree.at(db, place.node_id) if place.whole and (can_cut or place.shared < prompt) else []
-        ids.sort(key=lambda one: self._parts.staging.warm(str(one)) is None)
-        beyond = token_tree.below(db, place.node_id, barren) if can_cut and not ids else None
-        chosen = ids[0] if ids else beyond
-        return index_points.load(db, chosen) if chosen is not None else None
-
-    def _plan(self, point: SavePoint, shared: int) -> RestorePlan:
-        warm = self._parts.staging.warm(point.id) is not None and 2 * shared >= point.n_tokens
-        size = point.size if warm else point.size * shared // point.n_tokens
-        return RestorePlan(point, shared, Tier.WARM if warm else Tier.DISK, size)
+        chosen = min(ids, key=lambda id: self.staging.warm(str(id)) is None, default=None)
+        if can_cut and chosen is None:
+            chosen = token_tree.below(db, place.node_id, barren)
+        return points.load(db, chosen) if chosen is not None else None
 
     def _put(self, plan: RestorePlan, target: Path, window: int, cancelled: CancelCheck) -> tuple[int, Tier]:
-        """Make the file at `target`; returns how many tokens it holds and where it came from."""
-        parts, point, n_tokens = self._parts, plan.save_point, plan.tokens_used
-        if (plan.tier is Tier.WARM or plan.whole) and parts.staging.give(point.id, window, target):
+        """Make the file at `target`; return how many tokens it holds and where it came from."""
+        point, n_tokens = plan.save_point, plan.tokens_used
+        if (plan.tier is Tier.WARM or plan.whole) and self.staging.give(point.id, window, target):
             return point.n_tokens, Tier.WARM
-        with parts.index.read() as db:
-            recipe = index_recipes.load_recipe(db, int(point.id))
+        with self.index.read() as db:
+            recipe = recipes.load_recipe(db, int(point.id))
         if recipe is None:
-            if parts.staging.give(point.id, 0, target):  # not absorbed yet: the engine itself cuts it back
+            if self.staging.give(point.id, 0, target):  # not absorbed yet: the engine itself cuts it back
                 return point.n_tokens, Tier.WARM
             raise _Gone
         if not plan.whole:
             with contextlib.suppress(CannotCompose):
-                pieces = cut(stored_layout(recipe, parts.blocks), n_tokens)
-                parts.staging.hand(self._composed(pieces, recipe, target, cancelled), target)
+                pieces = cut(stored_layout(recipe, self.blocks), n_tokens)
+                self.staging.hand(self._composed(pieces, recipe, target, cancelled), target)
                 return n_tokens, Tier.DISK
         self._make_whole(point, recipe, window, target, cancelled)  # what cannot be cut here the engine itself cuts
         return point.n_tokens, Tier.DISK
@@ -144,47 +185,46 @@ class Restoring:
     def _make_whole(
         self, point: SavePoint, recipe: Recipe, window: int, target: Path | None, cancelled: CancelCheck
     ) -> None:
-        """The file, with the row its windows lack, at `target` if somebody waits; warm if it can be."""
-        parts = self._parts
-        plan = whole(recipe.file_size)
+        """Make the file, with the row its windows lack, at `target` if somebody waits; warm if it can be."""
+        plan: Plan = (Span(0, recipe.file_size),)
         if window:
             with contextlib.suppress(CannotCompose):  # as short as its windows, or of unknown layout
-                plan = with_masked_rows(stored_layout(recipe, parts.blocks), window)
+                plan = with_masked_rows(stored_layout(recipe, self.blocks), window)
         file = self._composed(plan, recipe, target, cancelled)
         if target is not None:
-            parts.staging.hand(file, target)
+            self.staging.hand(file, target)
         if file != target:
-            parts.staging.keep(point.id, file, window, waits=False)
-            parts.staging.trim(parts.unabsorbed())
+            self.staging.keep(point.id, file, window, waits=False)
+            self.staging.trim()
 
     def _composed(self, plan: Plan, recipe: Recipe, target: Path | None, cancelled: CancelCheck) -> Path:
-        """The planned file. If memory cannot hold it after all, the disk may. Raises as `compose` does."""
-        parts, gives_way = self._parts, target is None
-        file = parts.staging.blank(size_of(plan), target, parts.unabsorbed())
+        """Make the planned file; if memory cannot hold it after all, on disk. Raises as `compose` does."""
+        gives_way = target is None
+        file = self.staging.blank(size_of(plan), target)
         try:
-            compose(plan, recipe, parts.blocks, file, cancelled, gives_way=gives_way)
+            compose(plan, recipe, self.blocks, file, cancelled, gives_way=gives_way)
         except OSError:
-            if not parts.staging.is_in_memory(file):
+            if not self.staging.is_in_memory(file):
                 raise
-            file = parts.staging.blank_on_disk()
-            compose(plan, recipe, parts.blocks, file, cancelled, gives_way=gives_way)
+            file = self.staging.blank_on_disk()
+            compose(plan, recipe, self.blocks, file, cancelled, gives_way=gives_way)
         return file
 
     def _why_not(self, plan: RestorePlan, error: Exception) -> Reason:
-        parts, point_id = self._parts, plan.save_point.id
+        point_id = plan.save_point.id
         if isinstance(error, OSError):
             return Reason(ReasonCode.NOT_STAGED, {"error": str(error.strerror)})
         if isinstance(error, IndexLost | IndexFailed):
             return _unreadable(error)
         try:
-            with parts.index.read() as db:
-                there = index_points.load(db, int(point_id)) is not None
+            with self.index.read() as db:
+                there = points.load(db, int(point_id)) is not None
             if there and isinstance(error, Unusable) and error.bad:
-                parts.put_aside(error.bad)
+                self.put_aside(error.bad)
             elif there and not isinstance(error, _Gone):
-                parts.lose(point_id, Reason(ReasonCode.ERROR, {"message": str(error)}), tell=True)
-            with parts.index.read() as db:
-                reason = index_usage.loss_of(db, int(point_id))
+                self.lose(point_id, Reason(ReasonCode.ERROR, {"message": str(error)}), tell=True)
+            with self.index.read() as db:
+                reason = usage.loss_of(db, int(point_id))
         except (IndexLost, IndexFailed) as second:
             return Reason(ReasonCode.NOT_READABLE, {"error": str(second)})
         if reason is None and there and not isinstance(error, _Gone):
@@ -198,18 +238,6 @@ def _unreadable(error: IndexLost | IndexFailed) -> Reason:
     return Reason(ReasonCode.NOT_READABLE, {"error": str(error)})
 
 
-def _prove(slot_file: Path, tokens: Tokens) -> None:
-    """That the file stands for these tokens: the index may have it for something else. Raises RecipeError."""
-    with contextlib.suppress(slotfile.SlotFileError):
-        if slotfile.stands_for(slotfile.read_tokens(slot_file), tokens):
-            return
-    raise RecipeError("it holds something else")
-
-
-class _Gone(Exception):
-    """The save point was deleted since it was found."""
-
-
 def worth_restoring(shared: int, saved: int, prompt: int) -> bool:
     """True if a save point of `saved` tokens is worth reading back for `shared` leading tokens of the prompt.
 
@@ -221,14 +249,14 @@ def worth_restoring(shared: int, saved: int, prompt: int) -> bool:
 def _why_nothing(
     db: sqlite3.Connection, conversation_id: str, fingerprint: Fingerprint, kind: int | None, prompt: Tokens
 ) -> Reason:
-    """Why no save point can be used: of a chat, or of one of a program's many."""
+    """Return why no save point can be used."""
     program = bool(program_of(conversation_id))
-    note = index_usage.newest_loss(db, conversation_id, kind)
+    note = usage.newest_loss(db, conversation_id, kind)
     if note is not None:
         return note
-    others = index_points.fingerprints_of(db, conversation_id)
+    others = points.fingerprints_of(db, conversation_id)
     if fingerprint in others and kind is not None:
-        trees = index_points.trees(db, kind, readable_by(conversation_id))
+        trees = points.trees(db, kind, readable_by(conversation_id))
         nearest = next(token_tree.places(db, trees, prompt), None)
         shared = nearest.shared if nearest else 0
         if shared >= WORTH_RESTORING:
@@ -242,6 +270,6 @@ def _why_nothing(
             return Reason(ReasonCode.OTHER_MODEL)
         return Reason(ReasonCode.OTHER_SETTINGS, {"settings": differences})
     nothing = Reason(ReasonCode.NOTHING_ALIKE if program else ReasonCode.NOTHING_SAVED)
-    if lost_at := index_usage.index_lost_at(db):
+    if lost_at := usage.index_lost_at(db):
         return Reason(ReasonCode.INDEX_LOST_ON, {"reason": nothing, "day": f"{lost_at:%Y-%m-%d}"})
     return nothing

@@ -237,19 +237,6 @@ class VerifyReport:
 
 
 @dataclass(frozen=True)
-class RebuildSpeed:
-    """Medians of rebuilding a slot file from its blocks, and of copying the same file from and to the same places."""
-
-    bytes: int
-    rebuild_ms: float
-    copy_ms: float
-
-    @property
-    def ratio(self) -> float:
-        return self.copy_ms / self.rebuild_ms
-
-
-@dataclass(frozen=True)
 class Bounds:
     """How much the store may take."""
 

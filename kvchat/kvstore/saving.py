@@ -5,19 +5,19 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 import threading
-from dataclasses import dataclass, replace
+from collections import deque
 from pathlib import Path
+from typing import Any
 
 from kvchat.kvstore.audience import audience_of, readable_within
 from kvchat.kvstore.blocks import header as slotfile
 from kvchat.kvstore.blocks.absorb import Absorbed, Earlier, take_apart
 from kvchat.kvstore.blocks.block_files import Changed
+from kvchat.kvstore.blocks.parser import read_row_map
 from kvchat.kvstore.blocks.recipe import Recipe, RecipeError
-from kvchat.kvstore.index import points as index_points
-from kvchat.kvstore.index import recipes as index_recipes
-from kvchat.kvstore.index import token_tree
-from kvchat.kvstore.index import usage as index_usage
-from kvchat.kvstore.parts import Parts, in_words, not_written
+from kvchat.kvstore.index import points, recipes, token_tree, usage
+from kvchat.kvstore.index.index import IndexFailed, IndexLost
+from kvchat.kvstore.parts import StoreBase, in_words, not_written
 from kvchat.kvstore.savepoint import (
     AbsorbReport,
     CancelCheck,
@@ -27,119 +27,137 @@ from kvchat.kvstore.savepoint import (
     NotSaved,
     SavePoint,
     State,
-    StoreRefused,
     Tokens,
     common_prefix,
 )
 from kvchat.words.reasons import Reason, ReasonCode
 from kvchat.words.wording import size as size_in_words
 
-_LOOK_EVERY_S = 0.05  # for whether somebody still waits for another thread to be done
+_LOOK_EVERY_S = 0.05  # for a cancellation, while another thread absorbs
 _TRIES = 3  # another thread may delete a block just when we begin to rely on it
 
 
-@dataclass(frozen=True)
-class Window:
-    """A save point whose file an engine can use only with one more row in its sliding windows."""
-
-    point_id: str
-    tokens: int  # that the windows reach back
+class _BlockGone(Exception):
+    """A block of the recipe was deleted since it was written or found."""
 
 
-class Saving:
-    """Takes files and absorbs them. Safe for threads."""
+class Saving(StoreBase):
+    """The part of the store that takes files and absorbs them."""
 
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
         self._absorbing = threading.Lock()
-        self._taking_windows = threading.Lock()
-        self._windows: dict[str, list[Window]] = {}  # taken since `take_windows` was last asked, by conversation
-        self._grown: dict[str, Grown] = {}  # of save points that wait
+        # Conversation, save point and window of files that an engine can use only with one more row in their windows.
+        self._windows: deque[tuple[str, str, int]] = deque()
+        self._grown: dict[str, Grown] = {}  # by save point that waits
 
     @in_words(saving=True)
-    def check_room(self, size: int, conversation_id: str, place: Path | None, state: State | None) -> None:
-        parts, audience = self._parts, audience_of(conversation_id)
-        with parts.index.read() as db:
-            if index_points.never_save(db, conversation_id):
+    def check_room(
+        self, size: int, conversation_id: str, place: Path | None = None, state: State | None = None
+    ) -> None:
+        """Raise NotSaved if a slot file of about that size cannot be kept, or the conversation never is.
+
+        `place`: where the engine is going to save it, in memory or on disk as there is room; `take` it or `forget` it.
+        `state`: what the file will hold; what the store has of that already is not written again.
+        """
+        with self.index.read() as db:
+            if points.never_save(db, conversation_id):
                 raise NotSaved(Reason(ReasonCode.NEVER_SAVED))
-            before = _known(db, *state, audience) if state else None
-        to_write = _not_kept(size, len(state[1]), before) if state else size  # as blocks
-        staged = parts.unabsorbed()
-        in_memory = place is not None and parts.staging.expect(place, size, staged)
+            before = _known(db, *state, audience_of(conversation_id)) if state else None
+        to_write = _new_bytes(size, len(state[1]), before) if state else size  # as blocks
+        in_memory = place is not None and self.staging.expect(place, size)
         to_write += 0 if in_memory else size  # as the engine saves
-        if parts.free_bytes() - to_write < parts.bounds.free_floor:
-            parts.staging.trim(staged, disk_too=True)
         try:
-            parts.check_room(size, to_write, conversation_id)
-        except StoreRefused:
+            if self.free_bytes() - to_write < self.bounds.free_floor:
+                self.staging.trim(disk_too=True)
+            self.require_room(size, to_write, conversation_id)
+        except NotSaved:
             if place is not None:
-                parts.staging.forget(place)
+                self.staging.forget(place)
             raise
 
     @in_words(saving=True)
     def take(
         self,
         slot_file: Path,
-        new: SavePoint,
-        *,
-        message_id: str | None,
-        expected_size: int | None,
-        window: int,
-        grown: Grown | None,
+        conversation_id: str,
+        fingerprint: Fingerprint,
+        expected: Tokens,
+        expected_size: int | None = None,
+        prefill_ms: float = 0.0,
+        window: int = 0,
+        message_id: str | None = None,
+        grown: Grown | None = None,
+        audience: str | None = None,
     ) -> SavePoint:
-        """As `BlockStore.take`; `new` has neither id nor size yet."""
-        parts, waiting = self._parts, slot_file
+        """Make a file the engine has just saved a save point: quick, and for now in the warm tier alone.
+
+        `expected_size`: bytes that the engine says it wrote. `prefill_ms`: estimate of reading these tokens again.
+        `window`: as for `stage`; such a file is made ahead, when this one is absorbed.
+        `message_id`: the last message that the tokens hold; the save point goes with it.
+        `grown`: the save point that the slot has grown from; unchanged rows are not read again.
+        `audience`: who may reuse it, unless that is the conversation's own.
+        The file is moved or deleted in any case. Raises NotSaved when it is empty, not whole, holds other tokens than
+        `expected`, does not fit the bounds, or the conversation is never to be saved.
+        """
+        waiting, now = slot_file, self.clock()
+        audience = audience_of(conversation_id) if audience is None else audience
         try:
-            size = _check_saved(slot_file, new.tokens, expected_size)
-            parts.check_room(size, 0, new.conversation_id)
-            waiting = parts.staging.take_in(slot_file)  # not while others wait for the index: it may be a copy
-            with parts.index.write() as db:
-                if index_points.never_save(db, new.conversation_id):
+            size = _check_saved(slot_file, expected, expected_size)
+            self.require_room(size, 0, conversation_id)
+            new = SavePoint("", conversation_id, fingerprint, expected, size, now, now, prefill_ms, audience)
+            waiting = self.staging.take_in(slot_file)  # not while others wait for the index: it may be a copy
+            with self.index.write() as db:
+                if points.never_save(db, conversation_id):
                     raise NotSaved(Reason(ReasonCode.NEVER_SAVED))
-                point = index_points.add_staged(db, replace(new, size=size), message_id)
-                parts.staging.keep(point.id, waiting)
-                if parts.staging.has_warm(point.id, on_disk=True):
-                    index_usage.count_written(db, parts.today(), size)
+                point = points.add_staged(db, new, message_id)
+                self.staging.keep(point.id, waiting)
+                if self.staging.has_warm(point.id, on_disk=True):
+                    usage.count_written(db, self.today(), size)
         except OSError as error:
             raise not_written(error) from error
         finally:
-            parts.staging.forget(slot_file)
+            self.staging.forget(slot_file)
             with contextlib.suppress(OSError):
                 waiting.unlink(missing_ok=True)
         if grown is not None:
             self._grown[point.id] = grown
         if window:
-            with self._taking_windows:
-                self._windows.setdefault(new.conversation_id, []).append(Window(point.id, window))
-        parts.staging.trim(parts.unabsorbed())
+            self._windows.append((conversation_id, point.id, window))
+        self.staging.trim()
         return point
 
-    def take_windows(self) -> tuple[Window, ...]:
-        """The newest save point of each conversation whose sliding windows lack a row; told once.
+    def forget(self, place: Path) -> None:
+        """Delete what was, or was to be, saved at `place`."""
+        self.staging.forget(place)
 
-        The others' files need not stay warm: no engine can use them as they are.
+    def take_windows(self) -> list[tuple[str, int]]:
+        """Return, once, the newest save point of each conversation whose sliding windows lack a row, and the window.
+
+        The others' files are dropped: no engine can use them as they are.
         """
-        with self._taking_windows:
-            taken, self._windows = self._windows, {}
-        staged = self._parts.unabsorbed()
-        for one in (one for windows in taken.values() for one in windows[:-1]):
-            if one.point_id not in staged:
-                self._parts.staging.drop(one.point_id)
-        return tuple(windows[-1] for windows in taken.values())
+        newest: dict[str, tuple[str, int]] = {}
+        while self._windows:
+            with contextlib.suppress(IndexError):  # another thread was quicker
+                conversation_id, point_id, window = self._windows.popleft()
+                before = newest.get(conversation_id)
+                if before is not None and not self.staging.waits(before[0]):
+                    self.staging.drop(before[0])
+                newest[conversation_id] = point_id, window
+        return list(newest.values())
 
     def absorb(self, cancelled: CancelCheck, *, gives_way: bool = False) -> AbsorbReport:
-        """Take apart every file that waits, until it is cancelled. `gives_way`: what else is to be done goes first.
+        """Take apart every file that waits, until it is cancelled. `gives_way`: at the lowest priority.
 
         Save points that cannot be kept are lost, with the reason in the report.
         """
-        parts = self._parts
         absorbed = written = 0
         refused: list[Reason] = []
         while not self._absorbing.acquire(timeout=_LOOK_EVERY_S):
             if cancelled():
                 return AbsorbReport(0, 0, ())
         try:
-            for point_id in sorted(parts.unabsorbed(), key=int):
+            for point_id in sorted(self.unabsorbed(), key=int):
                 if cancelled():
                     break
                 try:
@@ -147,42 +165,42 @@ class Saving:
                 except Cancelled:
                     break
                 except (NotSaved, OSError, Changed) as error:
-                    if point_id in parts.unabsorbed():  # else it was deleted meanwhile, and its file with it
+                    if point_id in self.unabsorbed():  # else it was deleted meanwhile, and its file with it
                         refused.append(_why_refused(error))
-                        parts.lose(point_id, refused[-1], tell=False)
+                        self.lose(point_id, refused[-1], tell=False)
                 else:
                     absorbed += new is not None
                     written += new or 0
                 finally:
-                    parts.drop_new()
+                    with contextlib.suppress(IndexFailed, IndexLost, OSError):  # it is tried again the next time
+                        self.drop_unknown(list(self.blocks.new))
         finally:
             self._absorbing.release()
         if absorbed:
-            parts.staging.trim(parts.unabsorbed())
+            self.staging.trim()
         return AbsorbReport(absorbed, written, tuple(refused))
 
     @in_words(saving=True)
     def _absorb(self, point_id: str, cancelled: CancelCheck, gives_way: bool) -> int | None:
-        """Absorb one; the bytes written, None if it was deleted meanwhile.
+        """Absorb one save point; return the bytes written, None if it was deleted meanwhile.
 
-        Raises StoreRefused, OSError, Changed and Cancelled.
+        Raises NotSaved, OSError, Changed and Cancelled.
         """
-        parts = self._parts
-        slot_file = parts.staging.warm(point_id)
-        with parts.index.read() as db:
-            point = index_points.load(db, int(point_id))
+        slot_file = self.staging.warm(point_id)
+        with self.index.read() as db:
+            point = points.load(db, int(point_id))
             before = _before(db, point, self._grown.get(point_id)) if point else None
         if point is None:
-            parts.staging.drop(point_id)
+            self.staging.drop(point_id)
             return None
         if slot_file is None:
             raise Changed("its file was changed before it was absorbed")
-        new = _not_kept(point.size, point.n_tokens, before)
-        parts.check_room(new, new, point.conversation_id)
-        row_map = parts.read_row_map(slot_file)
+        new = _new_bytes(point.size, point.n_tokens, before)
+        self.require_room(new, new, point.conversation_id)
+        row_map = read_row_map(slot_file)
         written = 0
         for _again in range(_TRIES):
-            result = take_apart(slot_file, row_map, before, parts.blocks, cancelled, gives_way=gives_way)
+            result = take_apart(slot_file, row_map, before, self.blocks, cancelled, gives_way=gives_way)
             written += result.written
             with contextlib.suppress(_BlockGone):
                 stored = self._commit(point, result, written)
@@ -191,29 +209,25 @@ class Saving:
         raise NotSaved(Reason(ReasonCode.BLOCKS_DELETED))
 
     def _commit(self, point: SavePoint, result: Absorbed, written: int) -> bool:
-        """Record the recipe; False if the save point was deleted meanwhile. Raises _BlockGone."""
-        parts = self._parts
-        with parts.index.write() as db:
+        """Record the recipe; return False if the save point was deleted meanwhile. Raises _BlockGone."""
+        with self.index.write() as db:
             on_disk: dict[bytes, int] = {}
             for use in result.recipe.uses:
-                taken = parts.blocks.claim(use.block, use.size)
+                taken = self.blocks.claim(use.block, use.size)
                 if taken is None:
                     raise _BlockGone
                 on_disk[use.block] = taken
-            index_usage.count_written(db, parts.today(), written)
-            if not index_recipes.store_recipe(db, int(point.id), result.recipe, on_disk):
+            usage.count_written(db, self.today(), written)
+            if not recipes.store_recipe(db, int(point.id), result.recipe, on_disk):
                 return False
-            index_points.delete(db, index_points.same_place(db, int(point.id)))
-        parts.blocks.settle(on_disk)
+            points.delete(db, points.same_place(db, int(point.id)))
+        self.blocks.settle(on_disk)
+        self.staging.settle(point.id)
         return True
 
 
-class _BlockGone(Exception):
-    """A block of the recipe was deleted since it was written or found."""
-
-
 def _check_saved(slot_file: Path, expected: Tokens, expected_size: int | None) -> int:
-    """The size of a file the engine has just saved. Raises NotSaved unless it is whole and holds `expected`."""
+    """Return the size of a file the engine has just saved. Raises NotSaved unless it is whole and holds `expected`."""
     try:
         size = slot_file.stat().st_size
         tokens = slotfile.read_tokens(slot_file)
@@ -232,7 +246,8 @@ def _check_saved(slot_file: Path, expected: Tokens, expected_size: int | None) -
     return size
 
 
-def _not_kept(size: int, n_tokens: int, before: Earlier | None) -> int:
+def _new_bytes(size: int, n_tokens: int, before: Earlier | None) -> int:
+    """Estimate how much of a file of that size has to be written as blocks."""
     return size * (n_tokens - before.shared) // n_tokens if before else size
 
 
@@ -243,9 +258,9 @@ def _why_refused(error: NotSaved | OSError | Changed) -> Reason:
 
 
 def _before(db: sqlite3.Connection, point: SavePoint, grown: Grown | None) -> Earlier | None:
-    """The absorbed save point that the file has grown from, or shares most leading tokens with; None without."""
+    """Return the absorbed save point that the file has grown from, or shares most leading tokens with, if any."""
     if grown is not None:
-        origin = index_points.load(db, int(grown.point_id))
+        origin = points.load(db, int(grown.point_id))
         recipe = _recipe(db, int(grown.point_id)) if origin and origin.fingerprint == point.fingerprint else None
         if origin is not None and recipe is not None:
             shared = common_prefix(origin.tokens, point.tokens)
@@ -254,8 +269,8 @@ def _before(db: sqlite3.Connection, point: SavePoint, grown: Grown | None) -> Ea
 
 
 def _known(db: sqlite3.Connection, fingerprint: Fingerprint, tokens: Tokens, audience: str) -> Earlier | None:
-    """The absorbed save point of that audience which shares most leading tokens with these; None without."""
-    trees = index_points.trees(db, index_points.fingerprint_id(db, fingerprint), readable_within(audience))
+    """Return the absorbed save point of that audience which shares most leading tokens with these, if any."""
+    trees = points.trees(db, points.fingerprint_id(db, fingerprint), readable_within(audience))
     barren: set[int] = set()
     for place in token_tree.places(db, trees, tokens):
         found = token_tree.below(db, place.node_id, barren, absorbed=True)
@@ -267,5 +282,5 @@ def _known(db: sqlite3.Connection, fingerprint: Fingerprint, tokens: Tokens, aud
 
 def _recipe(db: sqlite3.Connection, point_id: int) -> Recipe | None:
     with contextlib.suppress(RecipeError):
-        return index_recipes.load_recipe(db, point_id)
+        return recipes.load_recipe(db, point_id)
     return None

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kvchat.kvstore import disk, memory_files
-from kvchat.kvstore.memory_files import MemoryPool, MemoryRoom, Staged
+from kvchat.kvstore.memory_files import SLACK, MemoryRoom, Staged
 from kvchat.system.files import size_of
 
 
@@ -26,7 +26,7 @@ class _WarmFile:
 
     path: Path
     stamp: tuple[int, ...]
-    window: int  # of so many tokens, which it was given the missing row for; 0: as it was saved
+    window: int  # tokens of the window that it was given the missing row for; 0: as it was saved
 
 
 class Staging:
@@ -37,16 +37,20 @@ class Staging:
     nobody but this process writes here, and a file that anyone has touched, as its times say, is not given.
     """
 
-    def __init__(self, folder: Path, room: MemoryRoom, memory_folder: Path = memory_files.MEMORY_FOLDER) -> None:
-        """`folder` is on disk; what may lie in memory, `room` says whenever it matters."""
+    def __init__(self, folder: Path, room: MemoryRoom, memory_folder: Path) -> None:
+        """`folder` is on disk; `room` says what may lie in memory, whenever it matters."""
         self._lock = threading.RLock()
-        self._room, self._memory_root = room, memory_folder
+        self._planned_room, self._memory_root = room, memory_folder
         self._warm: OrderedDict[str, _WarmFile] = OrderedDict()
+        self._waiting: set[str] = set()  # save points whose only copy is here
         self._given: dict[Path, Path] = {}  # the engine's name for a file, and the file
         self._read_on: set[Path] = set()  # an engine may still be reading these: none is written over
+        self._spare: list[Path] = []  # in memory, to be written over
+        self._expected: dict[Path, int] = {}  # in memory, still to grow, and to how much
+        self._most = sys.maxsize  # bytes in memory that were planned for, beside the model that is loaded
         self._folder = disk.private_folder(folder)
-        private = memory_files.private_folder_in(memory_folder, folder) if room(0) > 0 and self._can_link() else None
-        self._memory = MemoryPool(private, room) if private else None
+        can_use = room(0) > 0 and self._can_link()
+        self._memory = memory_files.private_folder_in(memory_folder, folder) if can_use else None
 
     @property
     def in_memory(self) -> bool:
@@ -56,13 +60,13 @@ class Staging:
         return disk.private_folder(self._folder / disk.temporary_name())
 
     def take_over(self, waiting: Mapping[str, int]) -> set[str]:
-        """Adopt what a process that was killed has left in memory, delete all else of it; the save points adopted.
+        """Adopt what a killed process has left in memory, delete everything else; return the save points adopted.
 
         `waiting`: bytes of each save point that was not absorbed. From disk none is taken: after a power cut a file
         there may have its length and not its bytes.
         """
         adopted = set[str]()
-        for left in disk.listing(self._memory.folder) if self._memory else ():
+        for left in disk.listing(self._memory) if self._memory else ():
             if left.suffix == ".slot" and size_of(left) == waiting.get(left.stem, -1):
                 self.keep(left.stem, left)
                 adopted.add(left.stem)
@@ -76,19 +80,21 @@ class Staging:
         for left in disk.listing(self._folder):
             disk.remove(left)
         if self._memory is not None:
-            self._memory.close()
+            for file in disk.listing(self._memory):
+                memory_files.delete(file)
+            disk.remove(self._memory)
 
-    def expect(self, place: Path, size: int, unabsorbed: frozenset[str]) -> bool:
-        """An engine is going to save about so much at `place`: have it go to memory, if there is room; True if it will.
+    def expect(self, place: Path, size: int) -> bool:
+        """Have the file of about `size` bytes that an engine will save at `place` go to memory; False without room.
 
         Not in a folder that is not from `slot_folder`: its server may not see this one's memory.
         """
         with self._lock:
-            if self._memory is None or not self._is_own(place) or not self._make_room(self._memory, size, unabsorbed):
+            if self._memory is None or not self._is_own(place) or not self._make_room(size):
                 return False
-            file = self._memory.new()
+            file = self._memory / disk.temporary_name()
             file.touch(0o600, exist_ok=False)
-            self._memory.expected[file] = size
+            self._expected[file] = size
             place.symlink_to(file)
             return True
 
@@ -97,7 +103,7 @@ class Staging:
             memory_files.delete(self._in_memory_at(place) or place)
 
     def take_in(self, place: Path) -> Path:
-        """The file an engine has saved at `place`, moved to where `keep` may be told of it."""
+        """Move the file an engine has saved at `place` to where `keep` may be told of it."""
         file = self._in_memory_at(place)
         if file is None:
             file = self.blank_on_disk()
@@ -105,29 +111,29 @@ class Staging:
         return file
 
     def _in_memory_at(self, place: Path) -> Path | None:
-        """The file in memory that `expect` gave the name to, which is gone then; None without."""
+        """Return the file in memory that `expect` linked to, and remove the link; None without."""
         with self._lock:
             if self._memory is None or not self._is_own(place) or not place.is_symlink():
                 return None
             file = place.readlink()
             place.unlink()
-            self._memory.expected.pop(file, None)
+            self._expected.pop(file, None)
             return file
 
-    def blank(self, size: int, target: Path | None, unabsorbed: frozenset[str]) -> Path:
-        """A file to put a slot file of that size together in, new or to be written over: for `hand` or `keep`.
+    def blank(self, size: int, target: Path | None) -> Path:
+        """Return a file to put a slot file of that size together in, new or to be written over: for `hand` or `keep`.
 
         `target` is where an engine wants it; if that is not one of our folders, it is put together there.
         """
         with self._lock:
             if target is not None and not self._is_own(target):
                 return target
-            if (memory := self._memory) is None:
+            if self._memory is None:
                 return self.blank_on_disk()
-            if not memory.spare and not memory.fits(size) and (unused := self._unused(memory, unabsorbed)):
+            if not self._spare and not self._fits(size) and (unused := self._unused()):
                 self.give_back(self._warm.pop(unused[0]).path)  # it has to go for room anyway
-            spare = memory.take_spare()
-            if not self._make_room(memory, size - size_of(spare), unabsorbed):
+            spare = self._take_spare(self._memory)
+            if not self._make_room(size - size_of(spare)):
                 self.give_back(spare)
                 return self.blank_on_disk()
             return spare
@@ -136,10 +142,10 @@ class Staging:
         return self._folder / disk.temporary_name()
 
     def has_room(self, size: int) -> bool:
-        return self._memory is not None and self._memory.most != sys.maxsize and self._memory.fits(size)
+        return self._memory is not None and self._most != sys.maxsize and self._fits(size)
 
     def is_in_memory(self, file: Path) -> bool:
-        return self._memory is not None and file.parent == self._memory.folder
+        return file.parent == self._memory
 
     def prepare(self, size: int, cancelled: Callable[[], bool]) -> None:
         """Have a file of that size to write over, its pages at hand, if there is memory and until it is cancelled.
@@ -147,36 +153,46 @@ class Staging:
         Once memory was planned for an engine of ours; another's files are put together where it has them. For a
         background thread.
         """
-        memory, mapped = self._memory, None
-        if memory is None or not size or memory.most == sys.maxsize:
+        if self._memory is None or not size or self._most == sys.maxsize:
             return
+        mapped = None
         with self._lock, contextlib.suppress(OSError):
-            file = memory.take_spare()
-            fits = memory.fits(size - size_of(file))
+            file = self._take_spare(self._memory)
+            fits = self._fits(size - size_of(file))
             if fits or size_of(file):
-                memory.spare.append(file)  # from now on: who needs one before it is ready takes it as far as it is
+                self._spare.append(file)  # from now on: who needs one before it is ready takes it as far as it is
             if fits:
                 with memory_files.open_private(file) as opened:
                     mapped = memory_files.mapped(file, opened, size, ready=False)
         if mapped:
             with contextlib.suppress(OSError):
-                mapped.have_all_ready(size, lambda: file not in memory.spare or cancelled())  # taken, or it has to go
+                mapped.have_all_ready(size, lambda: file not in self._spare or cancelled())  # taken, or it has to go
             with self._lock:
-                self._make_room(memory, 0, frozenset(self._warm))  # that may have grown less meanwhile
+                while self._spare and not self._fits(0):  # the room may have shrunk meanwhile
+                    memory_files.delete(self._spare.pop())
 
     def keep(self, point_id: str, file: Path, window: int = 0, *, waits: bool = True) -> None:
-        """The file is the save point's, whole: it is warm from now on. `waits`: it is not absorbed yet."""
+        """Keep the whole file of a save point warm. `waits`: it is not absorbed yet and stays until `settle`."""
         with self._lock:
             if waits:
                 file = file.rename(file.with_name(f"{point_id}.slot"))  # as `take_over` looks for it
                 file.chmod(0o600)
+                self._waiting.add(point_id)
             before = self._warm.pop(point_id, None)
             self._warm[point_id] = _WarmFile(file, memory_files.stamp(file), window)
             if before is not None:
                 self.give_back(before.path)
 
+    def waits(self, point_id: str) -> bool:
+        return point_id in self._waiting
+
+    def settle(self, point_id: str | None = None) -> None:
+        """Record that a save point was absorbed; without one, that the index knows none of those that wait."""
+        with self._lock:
+            self._waiting -= {point_id} if point_id is not None else set(self._waiting)
+
     def warm(self, point_id: str) -> Path | None:
-        """The warm file of a save point, None when there is none or someone has touched it."""
+        """Return the warm file of a save point, None when there is none or someone has touched it."""
         with self._lock:
             warm = self._warm.get(point_id)
             with contextlib.suppress(OSError):
@@ -227,55 +243,75 @@ class Staging:
                 self.give_back(file)
 
     def give_back(self, file: Path) -> None:
-        """What `blank` gave, or an engine was given, is perhaps no longer needed."""
+        """Spare or delete a file from `blank`, or one an engine was given, unless it is still needed."""
         with self._lock:
             if file in self._given.values() or any(warm.path == file for warm in self._warm.values()):
                 return
-            if self._memory is not None and self.is_in_memory(file) and file.exists() and file not in self._read_on:
-                self._memory.spare.append(file)
+            if self.is_in_memory(file) and file.exists() and file not in self._read_on:
+                self._spare.append(file)
             elif self.is_in_memory(file) or file.parent == self._folder:
                 self._read_on.discard(file)
                 memory_files.delete(file)
 
     def drop(self, point_id: str) -> None:
-        """Delete a warm file, and what is left of others in files to spare."""
+        """Delete a warm file, and the files to spare: they still hold what was in them."""
         with self._lock:
+            self._waiting.discard(point_id)
             warm = self._warm.pop(point_id, None)
-            if self._memory is not None:
-                self._memory.forget_spares()
+            while self._spare:
+                memory_files.delete(self._spare.pop())
         if warm is not None:
             memory_files.delete(warm.path)
 
-    def trim(self, unabsorbed: frozenset[str], *, disk_too: bool = False, most: int | None = None) -> None:
+    def trim(self, *, disk_too: bool = False, most: int | None = None) -> None:
         """Delete what is more than memory has room for now, the longest unused first; what is not absorbed stays.
 
         On disk the last used stays, unless `disk_too`. `most`: so much may be in memory from now on.
         """
         with self._lock:
             if self._memory is not None:
-                self._memory.most = self._memory.most if most is None else most
-                self._make_room(self._memory, 0, unabsorbed)
+                self._most = self._most if most is None else most
+                self._make_room(0)
             on_disk = [name for name, warm in self._warm.items() if warm.path.parent == self._folder]
             for name in on_disk if disk_too else on_disk[:-1]:
-                if name not in unabsorbed:
+                if name not in self._waiting:
                     memory_files.delete(self._warm.pop(name).path)
 
-    def staged(self, unabsorbed: frozenset[str]) -> Staged:
+    def staged(self) -> Staged:
         with self._lock:
             if self._memory is None:
                 return Staged()
-            can_go = self._can_go(self._memory, self._unused(self._memory, unabsorbed))
-            return Staged(can_go, memory_files.place_in(self._memory.folder, self._memory.bytes()))
+            return Staged(self._can_go(self._unused()), memory_files.place_in(self._memory, self.bytes()))
 
     def bytes(self, *, disk_too: bool = False) -> int:
-        """Bytes in memory, of warm files and those to spare; `disk_too`: and of all that is staged on disk."""
+        """Return the bytes in memory, the expected files as large as they will be; `disk_too`: and those on disk."""
         with self._lock:
-            in_memory = self._memory.bytes() if self._memory else 0
-            return in_memory + (disk.tree_size(self._folder) if disk_too else 0)
+            held = disk.tree_size(self._folder) if disk_too else 0
+            for path in disk.listing(self._memory) if self._memory else ():
+                with contextlib.suppress(OSError):
+                    held += max(path.stat().st_size, self._expected.get(path, 0))
+            return held
 
     def in_words(self) -> str:
-        held, room = self.bytes(), self._memory.room if self._memory else self._room
-        return memory_files.staged_where(self._memory_root, room(held), held)
+        held = self.bytes()
+        return memory_files.staged_where(self._memory_root, self._room(held), held)
+
+    def _room(self, held: int) -> int:
+        return min(self._most, self._planned_room(held))
+
+    def _fits(self, size: int) -> bool:
+        """True if there is room in memory for so many bytes more, now."""
+        assert self._memory is not None
+        held = self.bytes()
+        return held + size <= self._room(held) and size + SLACK <= disk.free_bytes(self._memory)
+
+    def _take_spare(self, memory: Path) -> Path:
+        """Take the largest spare file; without any, return the name of a new one."""
+        largest = max(self._spare, key=size_of, default=None)
+        if largest is None:
+            return memory / disk.temporary_name()
+        self._spare.remove(largest)
+        return largest
 
     def _can_link(self) -> bool:
         """True if a file in the folder can be a link to one elsewhere: not on every file system."""
@@ -290,29 +326,29 @@ class Staging:
     def _is_own(self, place: Path) -> bool:
         return place.parent.parent == self._folder
 
-    def _unused(self, memory: MemoryPool, unabsorbed: frozenset[str]) -> list[str]:
-        """The save points whose files in memory can go, the longest unused first."""
+    def _unused(self) -> list[str]:
+        """Return the save points whose files in memory can go, the longest unused first."""
         busy = set(self._given.values())
         return [
             name
             for name, warm in self._warm.items()
-            if warm.path.parent == memory.folder and name not in unabsorbed and warm.path not in busy
+            if self.is_in_memory(warm.path) and name not in self._waiting and warm.path not in busy
         ]
 
-    def _can_go(self, memory: MemoryPool, unused: list[str]) -> int:
-        return sum(map(size_of, [*memory.spare, *(self._warm[name].path for name in unused)]))
+    def _can_go(self, unused: list[str]) -> int:
+        return sum(map(size_of, [*self._spare, *(self._warm[name].path for name in unused)]))
 
-    def _make_room(self, memory: MemoryPool, size: int, unabsorbed: frozenset[str]) -> bool:
-        """Make room for so many bytes more, if that can be; True if there is."""
-        unused = self._unused(memory, unabsorbed)
-        if size > 0 and not memory.fits(size - self._can_go(memory, unused)):
+    def _make_room(self, size: int) -> bool:
+        """Make room in memory for so many bytes more, if that can be; True if there is."""
+        unused = self._unused()
+        if size > 0 and not self._fits(size - self._can_go(unused)):
             return False
-        while not memory.fits(size) and (memory.spare or unused):
-            memory_files.delete(memory.spare.pop() if memory.spare else self._warm.pop(unused.pop(0)).path)
-        return memory.fits(size)
+        while not self._fits(size) and (self._spare or unused):
+            memory_files.delete(self._spare.pop() if self._spare else self._warm.pop(unused.pop(0)).path)
+        return self._fits(size)
 
     def _restamp(self, file: Path) -> None:
-        """A name more or less changes a file's times; only we give it names."""
+        """Accept the times of a file whose names we have changed ourselves."""
         for point_id, warm in self._warm.items():
             with contextlib.suppress(OSError):
                 if warm.path == file and memory_files.stamp(file)[:2] == warm.stamp[:2]:

@@ -123,7 +123,6 @@ def test_bench_prints_its_keys(home: Home, tiny_model: Callable[[str], Path]) ->
         "last_reply_bytes_written",
         "new_rows_bytes_last_reply",
         "write_ratio",
-        "rebuild_ratio",
         "outputs_agree",
         "cold_output_agrees",
     }

@@ -40,7 +40,7 @@ def turn(number: int, place: int) -> Tokens:
 
 def fill(bench: Bench, chats: int) -> None:
     """Put that many chats into the index; their blocks are not made."""
-    with bench.store._parts.index.write() as db:
+    with bench.store.index.write() as db:
         for number in range(chats):
             blocks = [pack_tokens([number, place, *range(6)]) for place in range(TURNS)]
             for place in range(TURNS):
@@ -93,8 +93,8 @@ def measure(chats: int = CHATS) -> dict[str, tuple[float, float]]:
                 found = find()
                 words = "nothing" if isinstance(found, Miss) else f"{found.tokens_used} tokens"
                 figures[f"find: {name}, {'to be cut' if can_cut else 'whole'}: {words}"] = worst(find)
-        figures["sums for the panel's line"] = worst(bench.store._parts.occupied)
-        figures["collect, nothing unused"] = worst(bench.store._parts.collect)
+        figures["sums for the panel's line"] = worst(bench.store.occupied)
+        figures["collect, nothing unused"] = worst(bench.store.collect)
         chats_left = iter(range(3, chats, 3))
         figures["delete a chat"] = worst(lambda: bench.store.delete_conversation(f"chat {next(chats_left)}"))
         figures["the whole panel"] = worst(bench.store.usage)

@@ -10,13 +10,11 @@ import struct
 import sys
 from pathlib import Path
 
-from kvchat.kvstore.savepoint import Bounds, RestorePlan, StagedFile, Tier
-from kvchat.kvstore.store import BlockStore
+from kvchat.kvstore.savepoint import RestorePlan, StagedFile, Tier
 from tests.kvstore.slot_files import FINGERPRINT
 from tests.kvstore.true_files import F16, Bench, Model
 
 TOKENS, MODEL = 8_192, Model(layers=32, row_size=2_048)
-ROUNDS = 3
 _PART = 1 << 20
 
 
@@ -42,12 +40,6 @@ def main(folder: Path) -> None:
     assert cut.n_tokens == TOKENS - 100
     figures = {"absorb_mb": absorbed - before, "rebuild_mb": rebuilt - before, "compose_mb": peak_mb() - before}
     bench.store.unstage(cut)
-    speeds = {"disk": bench.store, "memory": BlockStore(bench.folder, Bounds(10**11, 0), 10**11, sync=False)}
-    for place, store in speeds.items():
-        speed = store.measure_rebuild(ROUNDS)
-        assert speed is not None
-        figures[f"rebuild_by_copy_{place}"] = round(speed.ratio, 2)
-        store.close()
     print(json.dumps(figures | {"size_mb": size / 1e6, "exact": exact}))
 
 

@@ -43,12 +43,12 @@ def test_what_is_set_aside_stays_within_three_files_and_a_tenth(files: list[tupl
 
 def test_room_is_refused_at_the_floor_and_not_before(tmp_path: Path) -> None:
     bench = Bench(tmp_path / "store", quota=100, free=200)
-    parts = bench.store._parts
-    parts.bounds = Bounds(quota=100, free_floor=100)
-    parts.check_room(100, 100)
+    store = bench.store
+    store.bounds = Bounds(quota=100, free_floor=100)
+    store.require_room(100, 100)
     with pytest.raises(NotSaved) as nearly_full:
-        parts.check_room(100, 101)
+        store.require_room(100, 101)
     with pytest.raises(NotSaved) as too_large:
-        parts.check_room(101, 0)
+        store.require_room(101, 0)
     codes = [one.value.reason.code for one in (nearly_full, too_large)]
     assert codes == [ReasonCode.DISK_NEARLY_FULL, ReasonCode.OVER_LIMIT]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import stat
-import threading
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -14,9 +13,8 @@ import pytest
 
 from kvchat.errors import KvchatError
 from kvchat.kvstore.blocks import positioned
-from kvchat.kvstore.blocks.plan import with_masked_rows
+from kvchat.kvstore.blocks.layout import with_masked_rows
 from kvchat.kvstore.savepoint import Bounds, Cancelled, Miss, RestorePlan, StagedFile, StoreRefused, Tier, Tokens
-from kvchat.kvstore.saving import Window
 from kvchat.kvstore.store import KeptMemory, SavePointStore, check_store
 from kvchat.words.reasons import Reason, ReasonCode
 from tests.kvstore.blocks.test_plan import made
@@ -217,31 +215,6 @@ def test_a_chat_with_sliding_windows_can_be_used_before_it_is_absorbed(tmp_path:
     bench = Bench(tmp_path / "store", WINDOW, memory=10**9)
     bench.take("thesis", text(120))
     assert bench.restored(text(130), sliding=WINDOW.window) == given_to_an_engine(120)
-
-
-def test_a_file_taken_while_the_windows_are_asked_for_is_not_forgotten(tmp_path: Path) -> None:
-    bench = Bench(tmp_path / "store", WINDOW, sliding=WINDOW.window)
-    adding, go = threading.Event(), threading.Event()
-
-    class Slow(dict[str, list[Window]]):
-        def setdefault(self, key: str, default: list[Window] | None = None) -> list[Window]:
-            adding.set()
-            assert go.wait(240)
-            return super().setdefault(key, default or [])
-
-    bench.store._saving._windows = Slow()
-    taken: list[tuple[Window, ...]] = []
-    taking = threading.Thread(target=bench.take, args=("thesis", text(120)))
-    asking = threading.Thread(target=lambda: taken.append(bench.store._saving.take_windows()))
-    taking.start()
-    assert adding.wait(240)
-    asking.start()
-    asking.join(0.5)  # long enough for one that does not wait to be over
-    go.set()
-    taking.join()
-    asking.join()
-    told = [window for windows in (*taken, bench.store._saving.take_windows()) for window in windows]
-    assert [window.tokens for window in told] == [WINDOW.window]
 
 
 @pytest.mark.parametrize("lengths", [(70, 90, 120), (20, 30)])
@@ -478,7 +451,7 @@ def test_who_only_looks_leaves_the_store_of_another_process_as_it_is(bench: Benc
 def test_who_only_looks_says_why_no_store_can_be_had(bench: Bench, trouble: str) -> None:
     folder = bench.folder
     if trouble == "newer":
-        with bench.store._parts.index.write() as db:
+        with bench.store.index.write() as db:
             db.execute("INSERT INTO migrations VALUES (999, 0)")
     else:
         folder = bench.folder.parent / "file"

@@ -69,7 +69,7 @@ def test_a_lookup_and_the_panel_are_quick_among_100_000_blocks(tmp_path: Path) -
     bench = Bench(tmp_path / "store")
     system = tuple(range(1, 1801))
     row_map = RowMap((CacheRows((Region(100, 64),), (Run(0, 0, 2000),)),))
-    with bench.store._parts.index.write() as db:
+    with bench.store.index.write() as db:
         for number in range(CONVERSATIONS):
             names = [pack_tokens([number, place, *range(6)]) for place in range(BLOCKS_EACH)]
             for turn in range(TURNS):

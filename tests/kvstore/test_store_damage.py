@@ -188,7 +188,7 @@ def test_verifying_puts_wrong_sums_right(tmp_path: Path) -> None:
     bench.save("thesis", text(300))
     bench.save("letter", text(280) + text(20, start=900))
     before = bench.store.usage()
-    with bench.store._parts.index.write() as db:
+    with bench.store.index.write() as db:
         db.execute("UPDATE blocks SET disk_bytes = 7, holders = 3")
         db.execute("UPDATE conversations SET held_bytes = 1, exclusive_bytes = 2")
         db.execute("UPDATE holdings SET uses = 5")
@@ -205,7 +205,7 @@ def test_verifying_puts_wrong_sums_right(tmp_path: Path) -> None:
 def test_killed_between_a_blocks_deletion_and_its_record_it_verifies_clean(tmp_path: Path) -> None:
     bench = Bench(tmp_path / "store", HYBRID)
     bench.save("thesis", text(300))
-    with bench.store._parts.index.write() as db:
+    with bench.store.index.write() as db:
         db.execute(
             "INSERT INTO blocks (name, size, residue, disk_bytes, xxh3) VALUES (?, 10, 0, 0, ?)", (bytes(32), b"")
         )  # its file is gone

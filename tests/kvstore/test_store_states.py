@@ -67,8 +67,7 @@ class StoreMachine(RuleBasedStateMachine):
     @rule()
     def crash(self) -> None:
         """End without a word: what was staged belongs to a process that is gone."""
-        parts = self.bench.store._parts
-        parts.index.close()
+        self.bench.store.index.close()
         self.bench.store = self.bench.open()
         self.bench.slots = self.bench.store.staging_folder()
 
@@ -102,7 +101,7 @@ class StoreMachine(RuleBasedStateMachine):
         """The sums kept by triggers, counted anew here; and what the store says it takes, as the disk says it."""
         usage = self.bench.store.usage()
         assert usage.physical_bytes == disk.tree_size(self.bench.folder)
-        with self.bench.store._parts.index.read() as db:
+        with self.bench.store.index.read() as db:
             rows = db.execute(
                 "WITH RECURSIVE up (link, conversation) AS (SELECT link_id, conversation_id FROM save_points"
                 " UNION SELECT parent_id, conversation FROM up JOIN links ON id = link)"
@@ -116,7 +115,7 @@ class StoreMachine(RuleBasedStateMachine):
                 ).fetchall()
             )
             row_bytes = db.execute("SELECT coalesce(sum(size * NOT residue), 0) FROM blocks").fetchone()[0]
-        blocks = self.bench.store._parts.blocks
+        blocks = self.bench.store.blocks
         holders = Counter(block for _, block in rows)
         for one in usage.conversations:
             held = {block: blocks.on_disk(block) for name, block in rows if name == one.conversation_id}

@@ -332,7 +332,7 @@ class _Made:
 
         def look() -> None:
             while not ended.wait(_LOOK_S):
-                most[0] = max(most[0], self._store.staged_bytes() - disk.tree_size(self._copy))
+                most[0] = max(most[0], self._store.staging.bytes(disk_too=True) - disk.tree_size(self._copy))
                 most[1] = max(most[1], _own_memory() or 0)
 
         watcher = threading.Thread(target=look)

@@ -187,7 +187,6 @@ class BenchResult:
     last_reply_bytes_written: int
     new_rows_bytes_last_reply: int  # of the KV rows of the last turn's own tokens
     write_ratio: float  # bytes written by new rows, of all the short turns together
-    rebuild_ratio: float | None  # speed of putting the slot file together from its blocks, by that of a plain copy
     outputs_agree: bool  # the greedy replies after the restores are the hot ones: restoring changed nothing
     # And so is the cold one; not always: tokens read in a batch round otherwise than written ones.
     cold_output_agrees: bool
@@ -242,14 +241,12 @@ async def _measure(home: BenchHome, tokens: int) -> BenchResult:
     rounds = [await _round(home, chat_id, number) for number in range(len(QUESTIONS))]
     home.check_saved(1 + len(QUESTIONS))
 
-    rebuild = await home.runtime.save_points.measure_rebuild()
-
     remark("Cold: after a restart, without save points …")
     await home.runtime.save_points.delete(chat_id)
     await home.restart_engine()
     cold = await home.ask(chat_id, None, keep=False)
     row = (await home.runtime.engine.ready()).kv_bytes_per_token
-    return _result(home, rounds, cold, row, rebuild.ratio if rebuild else None)
+    return _result(home, rounds, cold, row)
 
 
 async def _round(home: BenchHome, chat_id: str, number: int) -> _Round:
@@ -264,7 +261,7 @@ async def _round(home: BenchHome, chat_id: str, number: int) -> _Round:
     return _Round(hot, warm, restored, before, await home.runtime.save_points.usage())
 
 
-def _result(home: BenchHome, rounds: list[_Round], cold: Reply, row: float, rebuild_ratio: float | None) -> BenchResult:
+def _result(home: BenchHome, rounds: list[_Round], cold: Reply, row: float) -> BenchResult:
     last = rounds[-1]
     hot, warm, restored = [[getattr(one, name) for one in rounds] for name in ("hot", "warm", "restored")]
     stays_warm = all(reply.receipt.source is Source.WARM for reply in warm)
@@ -285,7 +282,6 @@ def _result(home: BenchHome, rounds: list[_Round], cold: Reply, row: float, rebu
         last_reply_bytes_written=last.written,
         new_rows_bytes_last_reply=new_rows[-1],
         write_ratio=sum(one.written for one in rounds) / max(1, sum(new_rows)),
-        rebuild_ratio=rebuild_ratio,
         outputs_agree=all(one.agrees for one in rounds),
         cold_output_agrees=last.hot.text == cold.text,
     )
@@ -301,15 +297,12 @@ def lines(result: BenchResult) -> list[str]:
     if result.warm_ttft_ms is not None:
         warm = f"{duration(result.warm_ttft_ms)}   ({result.warm_ratio:.2f} times hot)"
     written = f"{size(result.last_reply_bytes_written)}   ({result.write_ratio:.2f} times its new rows)"
-    restore = duration(result.restore_ms)
-    if result.rebuild_ratio is not None:
-        restore += f"   (put together at {result.rebuild_ratio:.2f} of the speed of a plain copy)"
     rows = [
         ("Time to first token, cold", duration(result.cold_ttft_ms)),
         ("Time to first token, hot", duration(result.hot_ttft_ms)),
         ("Time to first token, from memory", warm),
         ("Time to first token after a restart", restored),
-        ("  of which restore", restore),
+        ("  of which restore", duration(result.restore_ms)),
         ("Tokens taken from the save point", f"{result.cached_tokens:,} of {result.prompt_tokens:,}"),
         ("Saving after the reply", duration(result.save_ms)),
         ("Written for the last reply", written),

@@ -1,13 +1,17 @@
-"""What lies where in a slot file: values only, no reading. `parser.py` makes them.
+"""What lies where in a slot file, and plans for files that were never saved. Values only, no reading.
 
 A slot file is a chain of named spans without gaps: header, then one cache after the other, then the engine's context
-checkpoints. A layout holds offsets and counts, never rows, so that it stays some KB however large the file is. Of one
-that is known the store keeps the row map: where the rows lie, and where the rest may be cut.
+checkpoints. A layout (made by `parser.py`) holds offsets and counts, never rows, so that it stays some KB however large
+the file is. The store keeps its row map: where the rows lie, and where the rest may be cut.
+
+A plan is a new file as a sequence of literal bytes and ranges of the stored one: cut to a prefix, or with the row that
+a sliding window lacks. `rebuild.py` carries it out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import struct
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -16,6 +20,10 @@ class UnknownLayout(Exception):
     """The file is not understood to its last byte; the message says why, in words for the log."""
 
     at = 0  # how far the reading came, in bytes
+
+
+class CannotCompose(Exception):
+    """No such file can be made of these saves; the message says why, in words for the log."""
 
 
 @dataclass(frozen=True)
@@ -89,11 +97,11 @@ class CacheRows:
 
     @property
     def kind(self) -> Literal["full", "swa"]:
-        """True if the oldest tokens' rows are here, or a sliding window has left them behind."""
+        """Return "full" if the oldest tokens' rows are here, "swa" if a sliding window has left them behind."""
         return "swa" if self.first_position > 0 else "full"
 
     def runs_between(self, first: int, last: int) -> tuple[Run, ...]:
-        """The rows of the tokens first ≤ position < last, in position order."""
+        """Return the rows of the tokens first ≤ position < last, in position order."""
         cut = []
         for run in self.runs:
             start, stop = max(first, run.position), min(last, run.position + run.rows)
@@ -120,7 +128,6 @@ class AttentionCache(CacheRows):
 
     @property
     def spans(self) -> Iterator[Span]:
-        """All its bytes in file order."""
         yield from (self.head, self.cells, self.data_head)
         for region in self.regions:
             yield from (region.head, Span(region.offset, self.rows * region.row_size))
@@ -139,24 +146,17 @@ class RowMap:
 
 
 @dataclass(frozen=True)
-class RecurrentState:
+class RecurrentState(Span):
     """The recurrent layers' state after the last token: nothing in it belongs to one token alone."""
-
-    span: Span
-
-    @property
-    def end(self) -> int:
-        return self.span.end
 
 
 @dataclass(frozen=True)
-class Checkpoint:
+class Checkpoint(Span):
     """A context checkpoint of the server: what cannot be cut back (window rows or recurrent state), as it was earlier.
 
     Once made it never changes, so the same bytes come back in every later save of the conversation.
     """
 
-    span: Span
     n_tokens: int  # the engine can go back to this length with it
     first_position: int  # of the oldest row it holds; the last token for recurrent state
 
@@ -192,13 +192,13 @@ class Layout:
 
     @property
     def row_map(self) -> RowMap:
-        """Where its rows lie, and which of the rest may come back by itself: recurrent state and checkpoints."""
+        """Where its rows lie; recurrent state and checkpoints, which may come back by themselves, are set off."""
         caches = tuple(
             CacheRows(tuple(region for region in cache.regions if region.row_size), cache.runs)
             for cache in self.attention
             if cache.row_bytes  # one of a hybrid without attention layers has cells and no rows
         )
-        own = [part.span for part in (*self.checkpoints, self.recurrent) if part is not None]
+        own = [span for span in (*self.checkpoints, self.recurrent) if span is not None]
         return RowMap(caches, tuple(sorted({edge for span in own for edge in (span.offset, span.end)})))
 
     @property
@@ -209,8 +209,119 @@ class Layout:
             if isinstance(cache, AttentionCache):
                 yield from cache.spans
             else:
-                yield cache.span
+                yield cache
         if self.checkpoint_head is not None:
             yield self.checkpoint_head
-        for checkpoint in self.checkpoints:
-            yield checkpoint.span
+        yield from self.checkpoints
+
+
+Piece = bytes | Span  # of the plan itself, or a range of the stored file
+Plan = tuple[Piece, ...]
+
+
+def piece_size(piece: Piece) -> int:
+    return piece.size if isinstance(piece, Span) else len(piece)
+
+
+def size_of(plan: Plan) -> int:
+    return sum(map(piece_size, plan))
+
+
+def cut(layout: Layout, n_tokens: int) -> Plan:
+    """Plan the file for exactly the first `n_tokens` tokens: what the engine itself saves there.
+
+    Raises CannotCompose where the state cannot be cut: recurrent state, pictures, a window that lost its oldest rows.
+    """
+    if not 0 < n_tokens <= layout.n_tokens:
+        raise CannotCompose(f"{n_tokens} of {layout.n_tokens} tokens")
+    if n_tokens < layout.n_tokens and layout.header.media is not None:
+        raise CannotCompose("it holds pictures")  # the engine cuts it back itself
+    if n_tokens < layout.n_tokens and layout.recurrent is not None:
+        raise CannotCompose("recurrent state cannot be cut")
+    if n_tokens < layout.n_tokens and layout.windows:
+        raise CannotCompose(f"its window's rows begin at token {layout.windows[0].first_position:,}")
+    return _compose(layout, n_tokens, _rows)
+
+
+def with_masked_rows(layout: Layout, window: int) -> Plan:
+    """Plan the file with one more row, of zeros, in each window cache that has lost rows.
+
+    An engine that keeps no checkpoints in the file uses it only if its oldest row is older than the next token's window
+    of `window` tokens, and saves none that old (llama.cpp b11434, tools/server/server-context.cpp, `pos_min_thold`).
+    The row is masked for every token that can follow: at this position the engine goes back by one token at most,
+    which the saved rows allow. Raises CannotCompose where the rows are not those of such a window.
+    """
+    n_tokens = layout.n_tokens
+    starts = (n_tokens - window, (n_tokens - 1) // window * window)  # of a window, of a chunk (llama4)
+    if not layout.windows or any(cache.first_position not in starts for cache in layout.windows):
+        raise CannotCompose(f"its rows are not those of a window of {window:,} tokens")
+
+    def with_masked_row(cache: AttentionCache, n_tokens: int) -> Iterator[Piece]:
+        if cache.kind == "full":
+            yield from _rows(cache, n_tokens)
+            return
+        cell = struct.pack("<ii", max(0, n_tokens - window - 2), 1) + bytes(cache.cell_size - 8)
+        yield struct.pack("<II", 1, cache.rows + 1) + cell
+        yield cache.cells
+        yield cache.data_head
+        for region in cache.regions:
+            yield region.head
+            yield bytes(region.row_size)
+            yield Span(region.offset, cache.rows * region.row_size)
+
+    return _compose(layout, n_tokens, with_masked_row)
+
+
+def _compose(layout: Layout, n_tokens: int, rows: Callable[[AttentionCache, int], Iterator[Piece]]) -> Plan:
+    pieces: list[Piece] = list(_header(layout.header, n_tokens))
+    for cache in layout.caches:
+        pieces += [cache] if isinstance(cache, RecurrentState) else rows(cache, n_tokens)
+    kept = [checkpoint for checkpoint in layout.checkpoints if checkpoint.n_tokens <= n_tokens]
+    if layout.checkpoint_head is not None and kept:  # without any, servers write no appendix
+        pieces += [Span(layout.checkpoint_head.offset, 8), struct.pack("<I", len(kept)), *kept]
+    return joined(pieces)
+
+
+def _header(header: Header, n_tokens: int) -> Iterator[Piece]:
+    """Keep magic and version, then the first tokens in the same wrapping; pictures only where all tokens stay."""
+    yield Span(0, 8)
+    media = header.media
+    if header.wrapped:
+        words = 3 + n_tokens + (media.size // 4 if media else 1)
+        yield struct.pack("<IiII", words, -1, 1, n_tokens)
+    else:
+        yield struct.pack("<I", n_tokens)
+    yield Span(header.tokens.offset, 4 * n_tokens)
+    if media is not None:
+        yield media
+    elif header.wrapped:
+        yield struct.pack("<I", 0)
+
+
+def _rows(cache: AttentionCache, n_tokens: int) -> Iterator[Piece]:
+    """Keep the rows of the first tokens, in their order."""
+    runs = cache.runs_between(0, n_tokens)
+    yield struct.pack("<II", 1, sum(run.rows for run in runs))
+    for run in runs:
+        yield Span(cache.cells.offset + run.row * cache.cell_size, run.rows * cache.cell_size)
+    yield cache.data_head
+    for region in cache.regions:
+        yield region.head
+        for run in runs:
+            yield Span(region.offset + run.row * region.row_size, run.rows * region.row_size)
+
+
+def joined(pieces: Iterable[Piece]) -> Plan:
+    """Return the same bytes in as few pieces as possible, none of them empty."""
+    plan: list[Piece] = []
+    for piece in pieces:
+        before = plan[-1] if plan else None
+        if not piece_size(piece):
+            continue
+        if isinstance(before, bytes) and isinstance(piece, bytes):
+            plan[-1] = before + piece
+        elif isinstance(before, Span) and isinstance(piece, Span) and before.end == piece.offset:
+            plan[-1] = Span(before.offset, before.size + piece.size)
+        else:
+            plan.append(piece)
+    return tuple(plan)

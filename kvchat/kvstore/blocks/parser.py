@@ -22,12 +22,10 @@ import itertools
 import os
 import struct
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from kvchat.kvstore.blocks.header import MAGIC, PLACEHOLDER, WRAPPED, WRAPPED_VERSION
 from kvchat.kvstore.blocks.layout import (
@@ -54,45 +52,127 @@ BLOCK_BYTES = {0: 4, 1: 2, 2: 18, 3: 20, 6: 22, 7: 24, 8: 34, 20: 18, 30: 2}
 MOST_LAYERS, MOST_RUNS, MOST_ROW_BYTES = 1024, 4096, 1 << 28
 MOST_CACHES, MOST_CHECKPOINTS, MOST_TRIES = 4, 1024, 64
 
-Read = Callable[[int, int], bytes]
+Read = Callable[[int, int], bytes]  # of an offset and a size
 
 
-@dataclass(frozen=True)
-class SlotBytes:
-    """The bytes to be parsed. `read(offset, size)` is called inside `size` only."""
+def parse_layout(path: Path) -> Layout:
+    """Return the layout of the slot file at `path`. Raises UnknownLayout; OSError where the file cannot be read.
 
-    size: int
-    read: Read
+    Reads header, cell metadata and region heads, not the rows; needs memory for the token list and the metadata alone.
+    """
+    with path.open("rb", buffering=0) as file:
+        size = os.fstat(file.fileno()).st_size
 
-    def take(self, offset: int, size: int, what: str) -> bytes:
-        """`size` bytes from `offset` on, which belong to `what`. Raises UnknownLayout."""
-        if offset < 0 or size < 0 or offset + size > self.size:
+        def read(offset: int, count: int) -> bytes:
+            file.seek(offset)
+            return file.read(count) or b""
+
+        return parse(size, read)
+
+
+def read_row_map(path: Path) -> RowMap:
+    """Return where the rows lie in a slot file; nowhere if its layout is unknown. Raises OSError."""
+    try:
+        return parse_layout(path).row_map
+    except UnknownLayout:
+        return RowMap()
+
+
+def parse(size: int, read: Read) -> Layout:
+    """Return the layout of `size` bytes that `read` gives, which is called inside them only. Raises UnknownLayout."""
+    return _Parser(size, read).layout()
+
+
+class _Parser:
+    """One parse. It tries the few ways a file can be read, and keeps count of them."""
+
+    def __init__(self, size: int, read: Read) -> None:
+        self._size, self._read = size, read
+        self._tries = 0
+        self._failure: UnknownLayout | None = None
+
+    def layout(self) -> Layout:
+        header = self._read_header()
+        packed = self._take(header.tokens.offset, header.tokens.size, "the token list")
+        self._tokens = np.frombuffer(packed, dtype="<i4")
+        least = 0 if header.media is None else PLACEHOLDER
+        if not len(self._tokens) or self._tokens.min() < least:
+            raise UnknownLayout("its token list is empty or holds ids that are no tokens")
+        found: list[Layout] = []
+        for caches, checkpoint_head, checkpoints in self._chains(header.span.end, ()):
+            found.append(Layout(self._size, header, caches, checkpoint_head, checkpoints))
+            if len(found) > 1:
+                raise UnknownLayout("it can be read in more than one way")
+        if not found:
+            raise self._failure or UnknownLayout("it holds no state")
+        _check_cover(found[0])
+        return found[0]
+
+    def _take(self, offset: int, size: int, what: str) -> bytes:
+        """Return `size` bytes from `offset` on, which belong to `what`. Raises UnknownLayout."""
+        if offset < 0 or size < 0 or offset + size > self._size:
             raise UnknownLayout(f"it ends within {what}")
-        data = self.read(offset, size)
+        data = self._read(offset, size)
         if len(data) != size:
             raise UnknownLayout(f"it was cut while {what} was read")
         return data
 
-    def words(self, offset: int, form: str, what: str) -> tuple[int, ...]:
-        """Little-endian numbers of these forms (see `struct`). Raises UnknownLayout."""
+    def _words(self, offset: int, form: str, what: str) -> tuple[int, ...]:
+        """Return little-endian numbers of these forms (see `struct`). Raises UnknownLayout."""
         packed = struct.Struct("<" + form)
-        return packed.unpack(self.take(offset, packed.size, what))
+        return packed.unpack(self._take(offset, packed.size, what))
 
-    def caches_end(self, offset: int) -> bool:
+    def _caches_end(self, offset: int) -> bool:
         """True if no cache begins here, but the checkpoints, or nothing."""
-        if offset == self.size:
+        if offset == self._size:
             return True
-        return self.words(offset, "I", "what follows the caches") == (CHECKPOINT_MAGIC,)
+        return self._words(offset, "I", "what follows the caches") == (CHECKPOINT_MAGIC,)
 
+    def _read_header(self) -> Header:
+        magic, version, count = self._words(0, "III", "the header")
+        if magic != MAGIC:
+            raise UnknownLayout("not a slot file")
+        if version != VERSION:
+            raise UnknownLayout(f"state version {version}")
+        span = Span(0, 12 + 4 * count)
+        if span.end > self._size:
+            raise UnknownLayout("it ends within the token list")
+        if count < 4 or self._words(12, "i", "the token list") != (WRAPPED,):
+            return Header(span, wrapped=False, tokens=Span(12, 4 * count))
+        wrapping, n_tokens = self._words(16, "II", "the token list")
+        if wrapping != WRAPPED_VERSION or n_tokens > count - 4:
+            raise UnknownLayout("its token list has an unknown form")
+        tokens = Span(24, 4 * n_tokens)
+        (n_media,) = self._words(tokens.end, "I", "the token list")
+        if (n_media > 0) != (n_tokens < count - 4):
+            raise UnknownLayout("its token list has an unknown form")
+        media = Span(tokens.end, span.end - tokens.end) if n_media else None
+        return Header(span, wrapped=True, tokens=tokens, media=media)
 
-class CacheReader:
-    """Reads the caches of a file with these tokens. What it tried in vain goes to `note`."""
+    def _chains(
+        self, offset: int, before: tuple[Cache, ...]
+    ) -> Iterator[tuple[tuple[Cache, ...], Span | None, tuple[Checkpoint, ...]]]:
+        """Yield all ways to read the file from here to its end: caches, checkpoints' head, checkpoints."""
+        self._tries += 1
+        if self._tries > MOST_TRIES:
+            raise UnknownLayout("it can be read in too many ways")
+        try:
+            if self._caches_end(offset):
+                if before:
+                    yield before, *self._checkpoints(offset)
+                return
+        except UnknownLayout as failure:
+            failure.at = offset
+            self._note(failure)
+            return
+        if len(before) == MOST_CACHES or any(isinstance(cache, RecurrentState) for cache in before):
+            self._note(UnknownLayout("there is more than the caches known of"))
+            return
+        for cache in self._ways(offset):
+            yield from self._chains(cache.end, (*before, cache))
 
-    def __init__(self, file: SlotBytes, tokens: npt.NDArray[np.int32], note: Callable[[UnknownLayout], None]) -> None:
-        self._file, self._tokens, self._note = file, tokens, note
-
-    def ways(self, offset: int) -> Iterator[Cache]:
-        """All ways to read one cache from here."""
+    def _ways(self, offset: int) -> Iterator[Cache]:
+        """Yield all ways to read one cache from here."""
         ways: list[Callable[[], Cache]] = []
         for cell_size in (SHORT_CELL, LONG_CELL):
             ways += [partial(self._attention, offset, cell_size, with_v) for with_v in (True, False)]
@@ -108,8 +188,13 @@ class CacheReader:
                 seen.append(cache)
                 yield cache
 
+    def _note(self, failure: UnknownLayout) -> None:
+        """Keep the reason of the way that led farthest; of those that led nowhere, the first."""
+        if self._failure is None or failure.at > self._failure.at:
+            self._failure = failure
+
     def _attention(self, offset: int, cell_size: int, with_v: bool) -> AttentionCache:
-        n_stream, n_cells = self._file.words(offset, "II", "a cache's head")
+        n_stream, n_cells = self._words(offset, "II", "a cache's head")
         if n_stream != 1:
             raise UnknownLayout(f"{n_stream} KV streams")
         if not 0 < n_cells <= len(self._tokens):
@@ -124,8 +209,8 @@ class CacheReader:
         return AttentionCache(regions, runs, cells, cell_size)
 
     def _regions(self, offset: int, n_cells: int, with_v: bool) -> tuple[Region, ...]:
-        """The rows behind a cache's cells, K of all layers, then V if there is any."""
-        v_trans, n_layer, _, _ = self._file.words(offset, "IIII", "a cache's head")
+        """Return the rows behind a cache's cells, K of all layers, then V if there is any."""
+        v_trans, n_layer, _, _ = self._words(offset, "IIII", "a cache's head")
         if v_trans != 0:
             raise UnknownLayout("V is transposed (flash attention is off)")
         if n_layer > MOST_LAYERS:
@@ -142,13 +227,13 @@ class CacheReader:
                     raise UnknownLayout("layers of different KV types")
                 regions.append(Region(end + 12, row_size))
                 end += 12 + n_cells * row_size
-                if end > self._file.size:
+                if end > self._size:
                     raise UnknownLayout("it ends within the rows")
         return tuple(regions)
 
     def _cell_runs(self, cells: Span, cell_size: int) -> tuple[Run, ...]:
-        """Check every cell, and say in runs which tokens they are of."""
-        data = self._file.take(cells.offset, cells.size, "the cells")
+        """Check every cell, and return which tokens they are of; the window cache is used as a ring."""
+        data = self._take(cells.offset, cells.size, "the cells")
         words = np.frombuffer(data, dtype="<i4").reshape(-1, cell_size // 4)
         positions = words[:, 0]
         if (words[:, 1] != 1).any() or (words[:, -1] != words[0, -1]).any():  # the slot's number, whichever it was
@@ -159,183 +244,64 @@ class CacheReader:
             raise UnknownLayout("its cells are not those of its last tokens")
         if cell_size == LONG_CELL and (words[:, 4] != self._tokens[positions]).any():
             raise UnknownLayout("unknown extras in its cells")
-        return _runs(positions)
+        breaks = np.flatnonzero(np.diff(positions) != 1) + 1
+        if len(breaks) >= MOST_RUNS:
+            raise UnknownLayout("its cells are scattered")
+        edges = [0, *breaks.tolist(), len(positions)]
+        return tuple(Run(start, int(positions[start]), end - start) for start, end in itertools.pairwise(edges))
 
     def _row_head(self, offset: int) -> tuple[int, int]:
-        type_id, row_size = self._file.words(offset, "iQ", "a region's head")
+        type_id, row_size = self._words(offset, "iQ", "a region's head")
         block = BLOCK_BYTES.get(type_id)
         if block is None or row_size % block or not 0 <= row_size <= MOST_ROW_BYTES:
             raise UnknownLayout(f"rows of type {type_id} and {row_size} bytes")
         return type_id, row_size
 
     def _recurrent(self, offset: int) -> RecurrentState:
-        n_cells, position, n_seq, s_trans, n_layer = self._file.words(offset, "IiIII", "the recurrent state")
+        n_cells, position, n_seq, s_trans, n_layer = self._words(offset, "IiIII", "the recurrent state")
         if (n_cells, position, n_seq, s_trans) != (1, len(self._tokens) - 1, 0, 0) or not 0 < n_layer <= MOST_LAYERS:
             raise UnknownLayout("recurrent state of an unknown form")
         rows: list[tuple[int, int]] = []
         end = offset + 20
-        while not self._file.caches_end(end):
+        while not self._caches_end(end):
             if len(rows) == 2 * n_layer:
                 raise UnknownLayout("more after the recurrent state")
             rows.append(self._row_head(end))
             end += 12 + rows[-1][1]
-            if end > self._file.size:
+            if end > self._size:
                 raise UnknownLayout("it ends within the recurrent state")
         layers = len(rows) // 2
         if not rows or len(rows) % 2 or len(set(rows[:layers])) > 1 or len(set(rows[layers:])) > 1:
             raise UnknownLayout("recurrent layers of an unknown form")
-        return RecurrentState(Span(offset, end - offset))
+        return RecurrentState(offset, end - offset)
 
-
-def _runs(positions: npt.NDArray[np.int32]) -> tuple[Run, ...]:
-    """Split where a cell is not of the token after its predecessor's: the window cache is used as a ring."""
-    breaks = np.flatnonzero(np.diff(positions) != 1) + 1
-    if len(breaks) >= MOST_RUNS:
-        raise UnknownLayout("its cells are scattered")
-    edges = [0, *breaks.tolist(), len(positions)]
-    return tuple(Run(first, int(positions[first]), last - first) for first, last in itertools.pairwise(edges))
-
-
-def parse_layout(path: Path) -> Layout:
-    """The layout of the slot file at `path`. Raises UnknownLayout; OSError where the file cannot be read.
-
-    Reads header, cell metadata and region heads, not the rows; needs memory for the token list and the metadata alone.
-    """
-    with path.open("rb", buffering=0) as file:
-        size = os.fstat(file.fileno()).st_size
-
-        def read(offset: int, count: int) -> bytes:
-            file.seek(offset)
-            return file.read(count) or b""
-
-        return parse(size, read)
-
-
-def read_row_map(path: Path) -> RowMap:
-    """Where the rows lie in a slot file; nowhere if its layout is unknown. Raises OSError."""
-    try:
-        return parse_layout(path).row_map
-    except UnknownLayout:
-        return RowMap()
-
-
-def parse(size: int, read: Read) -> Layout:
-    """The layout of `size` bytes that `read(offset, count)` gives. Raises UnknownLayout."""
-    return _Parser(SlotBytes(size, read)).layout()
-
-
-@dataclass(frozen=True)
-class _End:
-    """What follows the caches."""
-
-    checkpoint_head: Span | None
-    checkpoints: tuple[Checkpoint, ...]
-
-
-class _Parser:
-    """One parse. It tries the few ways a file can be read, and keeps count of them."""
-
-    def __init__(self, file: SlotBytes) -> None:
-        self._file = file
-        self._tries = 0
-        self._failure: UnknownLayout | None = None
-
-    def layout(self) -> Layout:
-        self._header = self._read_header()
-        self._tokens = np.frombuffer(
-            self._file.take(self._header.tokens.offset, self._header.tokens.size, "the token list"), dtype="<i4"
-        )
-        least = 0 if self._header.media is None else PLACEHOLDER
-        if not len(self._tokens) or self._tokens.min() < least:
-            raise UnknownLayout("its token list is empty or holds ids that are no tokens")
-        self._caches = CacheReader(self._file, self._tokens, self._note)
-        found: list[Layout] = []
-        for caches, end in self._chains(self._header.span.end, ()):
-            found.append(Layout(self._file.size, self._header, caches, end.checkpoint_head, end.checkpoints))
-            if len(found) > 1:
-                raise UnknownLayout("it can be read in more than one way")
-        if not found:
-            raise self._failure or UnknownLayout("it holds no state")
-        _check_cover(found[0])
-        return found[0]
-
-    def _read_header(self) -> Header:
-        magic, version, count = self._file.words(0, "III", "the header")
-        if magic != MAGIC:
-            raise UnknownLayout("not a slot file")
-        if version != VERSION:
-            raise UnknownLayout(f"state version {version}")
-        span = Span(0, 12 + 4 * count)
-        if span.end > self._file.size:
-            raise UnknownLayout("it ends within the token list")
-        if count < 4 or self._file.words(12, "i", "the token list") != (WRAPPED,):
-            return Header(span, wrapped=False, tokens=Span(12, 4 * count))
-        wrapping, n_tokens = self._file.words(16, "II", "the token list")
-        if wrapping != WRAPPED_VERSION or n_tokens > count - 4:
-            raise UnknownLayout("its token list has an unknown form")
-        tokens = Span(24, 4 * n_tokens)
-        (n_media,) = self._file.words(tokens.end, "I", "the token list")
-        if (n_media > 0) != (n_tokens < count - 4):
-            raise UnknownLayout("its token list has an unknown form")
-        media = Span(tokens.end, span.end - tokens.end) if n_media else None
-        return Header(span, wrapped=True, tokens=tokens, media=media)
-
-    def _chains(self, offset: int, before: tuple[Cache, ...]) -> Iterator[tuple[tuple[Cache, ...], _End]]:
-        """All ways to read the file from here to its end."""
-        self._tries += 1
-        if self._tries > MOST_TRIES:
-            raise UnknownLayout("it can be read in too many ways")
-        try:
-            end = self._end(offset)
-        except UnknownLayout as failure:
-            failure.at = offset
-            self._note(failure)
-            return
-        if end is not None:
-            if before:
-                yield before, end
-            return
-        if len(before) == MOST_CACHES or any(isinstance(cache, RecurrentState) for cache in before):
-            self._note(UnknownLayout("there is more than the caches known of"))
-            return
-        for cache in self._caches.ways(offset):
-            yield from self._chains(cache.end, (*before, cache))
-
-    def _note(self, failure: UnknownLayout) -> None:
-        """Keep the reason of the way that led farthest; of those that led nowhere, the first."""
-        if self._failure is None or failure.at > self._failure.at:
-            self._failure = failure
-
-    def _end(self, offset: int) -> _End | None:
-        """What follows the last cache; None where another cache does."""
-        if offset == self._file.size:
-            return _End(None, ())
-        if not self._file.caches_end(offset):
-            return None
+    def _checkpoints(self, offset: int) -> tuple[Span | None, tuple[Checkpoint, ...]]:
+        if offset == self._size:
+            return None, ()
         head = Span(offset, 12)
-        _, version, count = self._file.words(offset, "III", "the checkpoints' head")
+        _, version, count = self._words(offset, "III", "the checkpoints' head")
         if version != CHECKPOINT_VERSION or count > MOST_CHECKPOINTS:
             raise UnknownLayout(f"{count} checkpoints of version {version}")
         checkpoints: list[Checkpoint] = []
         end = head.end
         for _ in range(count):
             checkpoints.append(self._checkpoint(end))
-            end = checkpoints[-1].span.end
-        if end != self._file.size:
+            end = checkpoints[-1].end
+        if end != self._size:
             raise UnknownLayout("bytes after the checkpoints")
-        return _End(head, tuple(checkpoints))
+        return head, tuple(checkpoints)
 
     def _checkpoint(self, offset: int) -> Checkpoint:
-        n_tokens, pos_min, pos_max = self._file.words(offset, "qii", "a checkpoint")
+        n_tokens, pos_min, pos_max = self._words(offset, "qii", "a checkpoint")
         if not (0 < n_tokens <= len(self._tokens) and 0 <= pos_min <= pos_max < n_tokens):
             raise UnknownLayout("a checkpoint of tokens that are not there")
         end = offset + 16
         for _ in range(3):
-            (size,) = self._file.words(end, "Q", "a checkpoint")
+            (size,) = self._words(end, "Q", "a checkpoint")
             end += 8 + size
-            if end > self._file.size:
+            if end > self._size:
                 raise UnknownLayout("it ends within a checkpoint")
-        return Checkpoint(Span(offset, end - offset), n_tokens, pos_min)
+        return Checkpoint(offset, end - offset, n_tokens, pos_min)
 
 
 def _check_cover(layout: Layout) -> None:

@@ -1,7 +1,7 @@
 """Putting slot files together out of blocks, several at a time, each proved on its way before anyone may use the file.
 
-There is one path: a plan says which bytes of a stored file make the new one, and a file as it was saved is the plan
-that takes all of it. Every block is proved by its hash, the recipe by its seal, and every byte is written once.
+A plan says which bytes of a stored file make the new one; a file as it was saved is the plan that takes all of it.
+Every block is proved by its hash, the recipe by its seal, and every byte is written once.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import os
 import sys
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from io import FileIO
@@ -20,9 +19,8 @@ from pathlib import Path
 from kvchat.kvstore import disk, memory_files
 from kvchat.kvstore.blocks import positioned
 from kvchat.kvstore.blocks.block_files import BlockFiles, DamagedBlock, read_residue
-from kvchat.kvstore.blocks.layout import Layout, Span, UnknownLayout
+from kvchat.kvstore.blocks.layout import CannotCompose, Layout, Plan, Span, UnknownLayout, piece_size, size_of
 from kvchat.kvstore.blocks.parser import parse
-from kvchat.kvstore.blocks.plan import CannotCompose, Plan, piece_size, size_of, whole
 from kvchat.kvstore.blocks.recipe import (
     RESIDUE,
     BlockUse,
@@ -57,11 +55,6 @@ class Unusable(Exception):
         self.bad = bad
 
 
-def rebuild(recipe: Recipe, blocks: BlockFiles, target: Path, cancelled: CancelCheck = never) -> None:
-    """Put the original file together at `target`, byte for byte. As `compose`."""
-    compose(whole(recipe.file_size), recipe, blocks, target, cancelled)
-
-
 def compose(
     plan: Plan,
     recipe: Recipe,
@@ -78,23 +71,31 @@ def compose(
     for it. Raises Unusable after looking at every block, OSError where `target` cannot be written, and Cancelled.
     On any failure no file is left.
     """
-    copies: list[tuple[Span, int]] = []
-    offset = 0
-    with _written_over(target, size_of(plan), recipe, blocks) as out:
-        for piece in plan:
-            if isinstance(piece, Span):
-                copies.append((piece, offset))
-            else:
-                positioned.write_at(out.file, piece, offset)
-            offset += piece_size(piece)
-        jobs = list(_jobs(recipe, Placement(copies)))
-        ahead = dict(zip(jobs, jobs[positioned.threads() :], strict=False))
-        do = partial(_carry_out, ahead=ahead, blocks=blocks, out=out)
-        positioned.in_parallel(jobs, do, cancelled, gives_way=gives_way)
-        out.file.truncate(offset)
+    try:
+        with memory_files.open_private(target) as file:
+            out = _Out(target, file, size_of(plan))
+            copies: list[tuple[Span, int]] = []
+            offset = 0
+            for piece in plan:
+                if isinstance(piece, Span):
+                    copies.append((piece, offset))
+                else:
+                    positioned.write_at(file, piece, offset)
+                offset += piece_size(piece)
+            jobs = list(_jobs(recipe, _Placement(copies)))
+            ahead = dict(zip(jobs, jobs[positioned.threads() :], strict=False))
+            do = partial(_carry_out, ahead=ahead, blocks=blocks, out=out)
+            positioned.in_parallel(jobs, do, cancelled, gives_way=gives_way)
+            file.truncate(offset)
+    except (DamagedBlock, RecipeError, IndexError) as error:
+        memory_files.delete(target)
+        raise Unusable(_bad_blocks(recipe, blocks)) from error
+    except BaseException:
+        memory_files.delete(target)
+        raise
 
 
-class Placement:
+class _Placement:
     """Where some of a stored file's bytes go in the new file."""
 
     def __init__(self, copies: Sequence[tuple[Span, int]]) -> None:
@@ -104,7 +105,7 @@ class Placement:
         self.size = sum(span.size for span, _ in self._copies)
 
     def targets(self, part: Span) -> Iterator[tuple[int | None, int]]:
-        """The part from beginning to end: where to, None for nowhere, and how many bytes."""
+        """Yield for the part from beginning to end: where to, None for nowhere, and how many bytes."""
         at, end = part.offset, part.end
         index = max(0, bisect_right(self._starts, at) - 1)
         while at < end and index < len(self._copies):
@@ -130,8 +131,8 @@ class _Job:
     goals: _Goals
 
 
-def _jobs(recipe: Recipe, placement: Placement) -> Iterator[_Job]:
-    """What is to be done with a recipe's blocks. Those of which nothing is wanted stay closed. Raises RecipeError."""
+def _jobs(recipe: Recipe, placement: _Placement) -> Iterator[_Job]:
+    """Yield the jobs for a recipe's blocks of which something is wanted. Raises RecipeError."""
     check_whole(recipe)
     residue = residue_spans(recipe.row_map, recipe.file_size)
     written = 0
@@ -160,7 +161,11 @@ def _carry_out(job: _Job, buffer: memoryview, *, ahead: dict[_Job, _Job], blocks
     if job in ahead:
         positioned.will_need(blocks.path(ahead[job].use.block))
     if use.cache == RESIDUE:
-        _scatter_bytes(read_residue(use, blocks), job.goals, out.file)
+        residue = memoryview(read_residue(use, blocks))
+        for target, length in job.goals:
+            if target is not None:
+                positioned.write_at(out.file, residue[:length], target)
+            residue = residue[length:]
         return
     try:
         with blocks.path(use.block).open("rb", buffering=0) as file:
@@ -179,7 +184,7 @@ def _carry_out(job: _Job, buffer: memoryview, *, ahead: dict[_Job, _Job], blocks
 
 
 def _scatter(file: FileIO, job: _Job, out: _Out, buffer: memoryview, digests: positioned.Digests) -> None:
-    """Read the block once from end to end, its parts to where they belong."""
+    """Read the block once from end to end, its parts to where they belong. Raises DamagedBlock."""
     read = 0
     for gulp in _gulps(job.goals, len(buffer)):
         places, rest = out.places(gulp, buffer), buffer
@@ -198,7 +203,7 @@ def _scatter(file: FileIO, job: _Job, out: _Out, buffer: memoryview, digests: po
 
 
 def _gulps(goals: _Goals, most: int) -> Iterator[_Goals]:
-    """The goals by what is read at once, `most` bytes."""
+    """Yield the goals by what is read at once, at most `most` bytes."""
     gulp: _Goals = []
     room = most
     for target, length in goals:
@@ -213,15 +218,6 @@ def _gulps(goals: _Goals, most: int) -> Iterator[_Goals]:
         yield gulp
 
 
-def _scatter_bytes(data: bytes, goals: _Goals, out: FileIO) -> None:
-    done = 0
-    view = memoryview(data)
-    for target, length in goals:
-        if target is not None:
-            positioned.write_at(out, view[done : done + length], target)
-        done += length
-
-
 class _Out:
     """The file that is put together, and its bytes, mapped, where most of its pages are there already."""
 
@@ -231,7 +227,7 @@ class _Out:
         self.mapped = memory_files.mapped(target, file, size) if 0 < size <= 2 * there else None
 
     def places(self, gulp: _Goals, buffer: memoryview) -> list[memoryview]:
-        """Where to read: at once to where the bytes belong, or into the buffer to be written from there."""
+        """Return where to read to: where the bytes belong, or the buffer to be written from."""
         if self.mapped is None:
             return [buffer[: sum(length for _, length in gulp)]]
         found = []
@@ -247,29 +243,15 @@ class _Out:
         return found
 
 
-@contextmanager
-def _written_over(target: Path, size: int, recipe: Recipe, blocks: BlockFiles) -> Iterator[_Out]:
-    """The private file, open; whatever goes wrong it is deleted, and damage is looked into."""
-    try:
-        with memory_files.open_private(target) as file:
-            yield _Out(target, file, size)
-    except (DamagedBlock, RecipeError, IndexError) as error:
-        memory_files.delete(target)
-        raise Unusable(_bad_blocks(recipe, blocks)) from error
-    except BaseException:
-        memory_files.delete(target)
-        raise
-
-
 def _bad_blocks(recipe: Recipe, blocks: BlockFiles) -> tuple[BadBlock, ...]:
-    """Hash every block of a recipe and name the bad ones."""
+    """Hash every block of a recipe and return the bad ones."""
     sizes = {use.block: use.size for use in recipe.uses}
     faults = ((block, size, blocks.fault(block, size)) for block, size in sizes.items())
     return tuple(BadBlock(block, size, fault) for block, size, fault in faults if fault)
 
 
 def stored_layout(recipe: Recipe, blocks: BlockFiles) -> Layout:
-    """The layout of a stored slot file, read from its residue alone. Raises CannotCompose, Unusable."""
+    """Return the layout of a stored slot file, read from its residue alone. Raises CannotCompose, Unusable."""
     if not recipe.row_map.caches:
         raise CannotCompose("its layout is unknown")
     try:
@@ -296,7 +278,7 @@ class _Residue:
         self._read: tuple[BlockUse, bytes] | None = None
 
     def read(self, offset: int, count: int) -> bytes:
-        """The bytes there, as far as they are residue."""
+        """Return the bytes there, as far as they are residue."""
         found = bytearray()
         for part, start, use in self._places:
             if part.offset <= offset < part.end and count:

@@ -187,11 +187,6 @@ def points_for(db: sqlite3.Connection, audience: str) -> list[int]:
     return _numbers(db, f"{query} WHERE audience = ?", audience)
 
 
-def largest(db: sqlite3.Connection) -> int | None:
-    query = "SELECT id FROM save_points WHERE link_id IS NOT NULL ORDER BY file_size DESC LIMIT 1"
-    return next(iter(_numbers(db, query)), None)
-
-
 def largest_of_late(db: sqlite3.Connection) -> int:
     """The bytes of the largest slot file among those used last; 0 without any."""
     late = "SELECT file_size FROM save_points ORDER BY last_used_at DESC LIMIT ?"

@@ -49,7 +49,7 @@ async def test_a_bad_save_point_that_cannot_be_set_aside_costs_no_reply(
     await stage.runtime.close()
     stage.fake.set(**{switch: 1})
     async with Stage(stage.home, stage.fake, smollm2) as again:
-        monkeypatch.setattr("kvchat.kvstore.parts.Parts.lose", _refuses)
+        monkeypatch.setattr("kvchat.kvstore.parts.StoreBase.lose", _refuses)
         reply = await again.ask(chat, "And then?")
         monkeypatch.undo()
         assert reply is not None, again.errors()
@@ -70,7 +70,7 @@ async def test_a_next_turn_is_saved_where_the_disk_has_room_for_what_is_new(
     def nearly_full(store: BlockStore, size: int, *rest: object) -> None:
         asked.append(size)
         store.keep_in_memory(0)
-        store._parts.free_bytes = lambda: size * 3 // 2
+        store.free_bytes = lambda: size * 3 // 2
         check(store, size, *rest)  # type: ignore[arg-type]
 
     chat = await stage.chat()

@@ -136,8 +136,8 @@ def test_of_a_part_no_more_is_read_than_its_blocks(tmp_path: Path, passes: Passe
     absorb(bench)
     bench.reopen()
     opened: list[Path] = []
-    block_at = bench.store._parts.blocks.path
-    bench.store._parts.blocks.path = lambda block: opened.append(block_at(block)) or block_at(block)  # type: ignore
+    block_at = bench.store.blocks.path
+    bench.store.blocks.path = lambda block: opened.append(block_at(block)) or block_at(block)  # type: ignore
     passes.since()
     assert bench.restored((*text(600), 7)) == BIG.slot_file(text(600))
     read, hashed, written = passes.since()
@@ -167,8 +167,8 @@ def test_over_pages_that_are_there_it_is_read_to_where_it_belongs(
         bench.reopen()
         bench.store.keep_in_memory(0)
         bench.store.prepare().result()
-        bench.store._parts.staging.trim(frozenset(), most=10**9)
-        bench.store._parts.staging.prepare(int(share * point.size), lambda: False)
+        bench.store.staging.trim(most=10**9)
+        bench.store.staging.prepare(int(share * point.size), lambda: False)
         assert bench.restored((*text(length), 7)) == model.slot_file(text(length)), f"over {share} of its size"
 
 
@@ -195,9 +195,7 @@ def test_there_is_always_one_to_write_over_with_its_pages_at_hand(tmp_path: Path
 
 def spares(bench: Bench) -> dict[Path, memory_files.Mapped]:
     """What is ready to be written over, with its mapping."""
-    memory = bench.store._parts.staging._memory
-    assert memory is not None
-    return {path: memory_files._mapped[path] for path in memory.spare}
+    return {path: memory_files._mapped[path] for path in bench.store.staging._spare}
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="there is no memory to stage in")
@@ -287,7 +285,7 @@ def test_a_wrong_fast_hash_is_the_indexs_fault_alone(tmp_path: Path) -> None:
     bench = Bench(tmp_path / "store", BIG)
     point = save(bench, text(600))
     absorb(bench)
-    with bench.store._parts.index.write() as db:
+    with bench.store.index.write() as db:
         db.execute("UPDATE blocks SET xxh3 = ?", (bytes(16),))
     bench.reopen()
     assert bench.read(stage(bench, point, Tier.DISK)) == BIG.slot_file(text(600))

@@ -6,10 +6,10 @@ import struct
 
 import pytest
 
-from kvchat.kvstore.blocks.layout import Span
-from kvchat.kvstore.blocks.plan import (
+from kvchat.kvstore.blocks.layout import (
     CannotCompose,
     Plan,
+    Span,
     cut,
     joined,
     with_masked_rows,

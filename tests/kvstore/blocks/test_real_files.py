@@ -15,9 +15,9 @@ from kvchat.engine.running.plan import LaunchPlan
 from kvchat.engine.running.supervisor import EngineSupervisor, RestartPolicy
 from kvchat.kvstore.blocks.absorb import take_apart
 from kvchat.kvstore.blocks.block_files import BlockFiles
-from kvchat.kvstore.blocks.layout import Layout
+from kvchat.kvstore.blocks.layout import Layout, Span
 from kvchat.kvstore.blocks.parser import read_row_map
-from kvchat.kvstore.blocks.rebuild import rebuild
+from kvchat.kvstore.blocks.rebuild import compose
 from kvchat.kvstore.savepoint import RestorePlan, StagedFile, Tier
 from tests.kvstore.blocks.test_layout import mutated, parse_watched
 from tests.kvstore.slot_files import parse_bytes
@@ -106,6 +106,6 @@ def mutate(data: bytes, layout: Layout, dice: random.Random, folder: Path) -> No
         parse_watched(changed)
         original.write_bytes(changed)
         recipe = take_apart(original, read_row_map(original), None, blocks).recipe
-        rebuild(recipe, blocks, rebuilt)
+        compose((Span(0, recipe.file_size),), recipe, blocks, rebuilt)
         assert rebuilt.read_bytes() == changed
         rebuilt.unlink()

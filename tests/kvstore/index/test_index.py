@@ -73,7 +73,7 @@ def test_an_index_goes_on_when_somebody_empties_the_cache(tmp_path: Path) -> Non
 def test_who_looks_something_up_waits_for_nobody_who_writes(tmp_path: Path) -> None:
     bench = Bench(tmp_path / "store")
     bench.save("thesis", tuple(range(1, 300)))
-    with bench.store._parts.index.write(), ThreadPoolExecutor() as pool:
+    with bench.store.index.write(), ThreadPoolExecutor() as pool:
         plan = pool.submit(bench.find, tuple(range(1, 320))).result()
         assert isinstance(plan, RestorePlan)
         staged = pool.submit(bench.store.stage, plan, bench.slots).result()
@@ -93,7 +93,7 @@ def test_what_a_restore_finds_bad_is_set_aside_and_told(tmp_path: Path, damage: 
         for block in bench.block_files():
             block.write_bytes(b"x" * block.stat().st_size)
     else:
-        with bench.store._parts.index.write() as db:
+        with bench.store.index.write() as db:
             db.execute("UPDATE links SET skip = skip + 1")
     plan = bench.find(tuple(range(1, 320)))
     assert isinstance(plan, RestorePlan)
@@ -152,14 +152,14 @@ def test_what_turns_share_is_in_the_index_once(tmp_path: Path) -> None:
     bench, turns = Bench(tmp_path / "store", Model(layers=1, row_size=8)), 60
     for turn in range(turns):
         bench.save("thesis", tuple(range(1, 40 + 9 * turn)))
-    with bench.store._parts.index.read() as db:
+    with bench.store.index.read() as db:
         (links,), (held,), (uses,) = (
             db.execute(f"SELECT count(*) FROM {table}").fetchone() for table in ("links", "held", "holdings")
         )
     assert max(links, held, uses) < 4 * turns
     assert bench.store.verify().clean
     bench.store.delete_messages("thesis", [])  # those of which no message is known: all
-    with bench.store._parts.index.read() as db:
+    with bench.store.index.read() as db:
         assert db.execute("SELECT count(*) FROM links").fetchone() == (0,)
 
 
@@ -173,7 +173,7 @@ def test_nothing_between_a_question_and_its_answer_goes_through_a_whole_table(tm
         bench.save("thesis", tuple(range(1, 300 + 100 * number)), message=f"{number}")
     bench.save("letter", (*range(1, 200), *range(900, 999)))
     asked: list[str] = []
-    index = bench.store._parts.index
+    index = bench.store.index
     with index.read() as reads, index.write() as writes:
         reads.set_trace_callback(asked.append)
         writes.set_trace_callback(asked.append)
@@ -182,7 +182,7 @@ def test_nothing_between_a_question_and_its_answer_goes_through_a_whole_table(tm
         bench.find((9, 9, 9), can_cut=can_cut)
     bench.store.absorb_pending()
     bench.save("thesis", tuple(range(1, 700)), message="3")
-    bench.store._parts.occupied()
+    bench.store.occupied()
     bench.store.seen("it", bench.store.unseen("it"))
     bench.store.unseen("it")
     bench.store.set_aside(
@@ -220,6 +220,6 @@ def test_what_deleted_save_points_took_is_given_back(tmp_path: Path) -> None:
 def test_a_loss_in_another_versions_words_is_told_without_them(tmp_path: Path, stored: str) -> None:
     bench = Bench(tmp_path / "store")
     bench.store.set_aside(bench.save("thesis", tuple(range(1, 400))), Reason(ReasonCode.FAILED_OVER_USE))
-    with bench.store._parts.index.write() as db:
+    with bench.store.index.write() as db:
         db.execute("UPDATE losses SET reason = ?", (stored,))
     assert bench.find(tuple(range(1, 500))) == Miss(Reason(ReasonCode.SET_ASIDE))
