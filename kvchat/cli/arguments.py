@@ -36,7 +36,6 @@ from kvchat.settings import NAMES as SETTING_NAMES
 from kvchat.transfer.exporting import ExportForm
 from kvchat.words.language import N_, _
 
-SIZE_BYTES = 2_150_000_000  # of the file that `bench --size` makes
 _CODES = N_(
     "Exit codes: 0 done; 1 not done, or nothing found, or a fault found: standard error says which; 2 the command line"
     " makes no sense; 130 and 143 ended by Ctrl+C or SIGTERM; 141 whoever read the output has left."
@@ -169,18 +168,10 @@ class PreparedName(EngineOptions):
     name: str = positional("NAME", N_("what it is called"))
 
 
-@apart("bench", "bench.speed:bench", N_("measure what save points bring with your own model"))
+@apart("bench", "bench:bench", N_("measure what save points bring with your own model"))
 @dataclass(frozen=True)
 class BenchOptions(EngineOptions, JsonOptions):
     tokens: int | None = option("--tokens", "N", N_("length of the chat"), type=positive)
-    made_bytes: int | None = option(
-        "--size",
-        "BYTES",
-        N_("measure a chat of gigabytes instead, and the store alone with a made file of that size (2.15GB)"),
-        type=byte_count,
-        nargs="?",
-        const=SIZE_BYTES,
-    )
 
 
 owner("store", "store:show_all", N_("show, prune or verify the save points"))(JsonOptions)

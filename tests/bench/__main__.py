@@ -3,7 +3,7 @@
 `after-restart`: tokens reused after a restart, for the next turn, regenerate, edit and branch. `gateway`: time to
 first token at the API server, beside the engine itself and hearth-llm where that is installed. `person`: what a person
 waits for who looks and types before Send; with `--part`, a part of it. `shared-prompt`: chats on one system prompt.
-`size`: `kvchat bench --size` with a model that is made for it, whose KV cache is an 8B's.
+`size`: a chat of gigabytes, and the store alone with a made file beside `cp`; by default with a model made for it.
 """
 
 from __future__ import annotations
@@ -14,11 +14,10 @@ import tempfile
 from pathlib import Path
 
 from kvchat.cli.arguments import BenchOptions
-from kvchat.cli.bench import size
-from kvchat.cli.bench.speed import TOKENS
+from kvchat.cli.bench import TOKENS
 from kvchat.cli.options import byte_count
 from kvchat.cli.terminal import show
-from tests.bench import after_restart, gateway, person, shared_prompt
+from tests.bench import after_restart, gateway, person, shared_prompt, size
 from tests.bench.kv_model import write_kv_model
 
 
@@ -53,8 +52,8 @@ def main() -> None:
         case "size":
             with tempfile.TemporaryDirectory() as folder:
                 model = given.model or write_kv_model(Path(folder) / "kv.gguf")
-                sized = BenchOptions(model=model, engine=given.engine, tokens=tokens, made_bytes=given.size)
-                result = asyncio.run(size.measure(sized))
+                sized = BenchOptions(model=model, engine=given.engine, tokens=tokens)
+                result = asyncio.run(size.measure(sized, given.size))
             show(given.json, result, size.lines(result))
 
 

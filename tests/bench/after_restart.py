@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from kvchat.chat.record.messages import Message, Role
 from kvchat.cli.arguments import BenchOptions
-from kvchat.cli.bench.speed import BenchHome, Reply, bench_home
+from kvchat.cli.bench import BenchHome, Reply, bench_home
 from kvchat.cli.terminal import remark
 
 REPLY_TOKENS = 12

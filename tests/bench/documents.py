@@ -10,7 +10,7 @@ from statistics import median
 
 from kvchat.chat.prepared.record import Prepared
 from kvchat.chat.record.messages import Receipt
-from kvchat.cli.bench.speed import BenchHome
+from kvchat.cli.bench import BenchHome
 from kvchat.cli.terminal import remark
 from tests.bench.sending import Sender, question
 

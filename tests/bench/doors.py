@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 
 import psutil
 
-from kvchat.cli.bench.speed import BenchFailed, BenchHome
+from kvchat.cli.bench import BenchFailed, BenchHome
 from kvchat.engine import embedded
 from kvchat.engine.finding.discovery import EngineLocation
 from kvchat.engine.running.log import EngineLog

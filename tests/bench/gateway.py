@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 
 from kvchat.cli.arguments import BenchOptions
-from kvchat.cli.bench.speed import THINGS, BenchFailed, bench_home
+from kvchat.cli.bench import THINGS, BenchFailed, bench_home
 from kvchat.cli.terminal import columns, remark
 from kvchat.system.paths import resolve_paths
 from kvchat.words.wording import duration, size

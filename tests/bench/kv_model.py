@@ -8,7 +8,7 @@ import gguf
 import numpy as np
 import numpy.typing as npt
 
-from kvchat.cli.bench.size import HEAD, HEADS, LAYERS
+from tests.bench.size import HEAD, HEADS, LAYERS
 
 WIDTH = 256
 CONTEXT = 131_072

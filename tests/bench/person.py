@@ -18,7 +18,7 @@ from statistics import median
 
 from kvchat.chat.record.messages import Receipt
 from kvchat.cli.arguments import BenchOptions
-from kvchat.cli.bench.speed import BenchHome, bench_home
+from kvchat.cli.bench import BenchHome, bench_home
 from kvchat.cli.terminal import columns, remark
 from kvchat.words.wording import duration, size
 from tests.bench.documents import Documents, documents

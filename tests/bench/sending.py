@@ -9,7 +9,7 @@ from itertools import pairwise
 
 from kvchat.chat.events import Event, ReadingAhead
 from kvchat.chat.record.messages import Receipt
-from kvchat.cli.bench.speed import PEOPLE, THINGS, BenchHome
+from kvchat.cli.bench import PEOPLE, THINGS, BenchHome
 
 TYPING_S = 2.0  # so long a person writes before Send
 

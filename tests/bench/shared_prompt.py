@@ -7,7 +7,7 @@ from statistics import mean, median
 
 from kvchat.chat.record.messages import Role
 from kvchat.cli.arguments import BenchOptions
-from kvchat.cli.bench.speed import PEOPLE, REPLY_TOKENS, THINGS, BenchHome, Reply, bench_home, ttft, ttft_ratio
+from kvchat.cli.bench import PEOPLE, REPLY_TOKENS, THINGS, BenchHome, Reply, bench_home, ttft, ttft_ratio
 from kvchat.cli.terminal import columns, remark
 from kvchat.engine.speaking.wire import ChatMessage
 from kvchat.kvstore.savepoint import common_prefix

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.cli.bench.size import TOKEN_BYTES, write_slot_file
 from kvchat.kvstore.blocks.parser import parse_layout
+from tests.bench.size import TOKEN_BYTES, write_slot_file
 from tests.e2e.home import Home
 
 

@@ -119,8 +119,6 @@ def test_nonsense_is_refused_with_a_usage_message(arguments: list[str], capsys: 
         ("--hidden", "", WindowOptions(hidden=True)),
         ("bench", "bench", BenchOptions()),
         ("bench --model m.gguf --tokens 500", "bench", BenchOptions(model=Path("m.gguf"), tokens=500)),
-        ("bench --size 2GB --json", "bench", BenchOptions(made_bytes=2_000_000_000, as_json=True)),
-        ("bench --size", "bench", BenchOptions(made_bytes=2_150_000_000)),
         ("store --json", "store", JsonOptions(as_json=True)),
         ("store forget zed", "store forget", ProgramOptions(program="zed")),
         ("store verify --json", "store verify", JsonOptions(as_json=True)),

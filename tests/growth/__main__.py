@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvchat.cli.arguments import BenchOptions
-from kvchat.cli.bench.speed import PEOPLE, THINGS, BenchHome, bench_home
+from kvchat.cli.bench import PEOPLE, THINGS, BenchHome, bench_home
 from kvchat.cli.terminal import remark
 from kvchat.words.wording import size
 from tests.growth.plot import Line, Panel, draw

@@ -1,4 +1,4 @@
-"""`kvchat bench --size`: whether the store holds at the size of real chats, beside plain copies of the same bytes.
+"""`python -m tests.bench size`: whether the store holds at the size of real chats, beside plain copies of the same bytes.
 
 Two parts. With the engine: a chat of N tokens, restored from disk after a restart, beside the engine's own restore of
 the same file. The store alone: a made file, as of a chat with an 8B, taken, absorbed and put together again.
@@ -24,8 +24,8 @@ from statistics import median
 
 import numpy as np
 
-from kvchat.cli.arguments import SIZE_BYTES, BenchOptions
-from kvchat.cli.bench.speed import BenchFailed, BenchHome, bench_home
+from kvchat.cli.arguments import BenchOptions
+from kvchat.cli.bench import BenchFailed, BenchHome, bench_home
 from kvchat.cli.terminal import columns, remark
 from kvchat.kvstore import disk
 from kvchat.kvstore.memory_files import MEMORY_FOLDER, MemoryRoom
@@ -37,6 +37,7 @@ from kvchat.system.paths import resolve_paths
 from kvchat.words.wording import duration, size
 
 TOKENS = 16_384  # of the chat with the engine
+SIZE_BYTES = 2_150_000_000  # of the file that is made
 REPLY_TOKENS = 8
 QUESTION = "Which of these notes was the first?"
 ROUNDS, LARGE = 3, 4_000_000_000  # a file of so many bytes goes through once
@@ -89,12 +90,12 @@ class Size(StoreAlone, WithEngine):
     """Both parts. `--json` prints these names as keys."""
 
 
-async def measure(options: BenchOptions) -> Size:
+async def measure(options: BenchOptions, made_bytes: int | None) -> Size:
     """Both parts, one after the other. Raises KvchatError and OSError."""
     tokens = options.tokens or TOKENS
     async with bench_home(options, tokens + 2048, REPLY_TOKENS) as home:
         engine = await _restored(home, tokens)
-    store = await asyncio.to_thread(_store_alone, options.made_bytes or SIZE_BYTES)
+    store = await asyncio.to_thread(_store_alone, made_bytes or SIZE_BYTES)
     return Size(**vars(engine), **vars(store))
 
 

@@ -214,27 +214,14 @@ class _Round:
 
 async def bench(options: BenchOptions, commands: Commands) -> int:
     """Measure and print; progress goes to standard error. Raises KvchatError."""
-    if options.made_bytes is not None:
-        from kvchat.cli.bench import size
-
-        result = await size.measure(options)
-        show(options.as_json, result, size.lines(result))
-    else:
-        figures = await measure(options)
-        show(options.as_json, figures, lines(figures))
+    async with bench_home(options) as home:
+        figures = await _measure(home, options.tokens or TOKENS)
+    show(options.as_json, figures, lines(figures))
     return 0
 
 
-async def measure(options: BenchOptions) -> BenchResult:
-    """Build the conversation, then answer short questions hot, warm and restored, and the last one cold as well.
-
-    Raises KvchatError.
-    """
-    async with bench_home(options) as home:
-        return await _measure(home, options.tokens or TOKENS)
-
-
 async def _measure(home: BenchHome, tokens: int) -> BenchResult:
+    """Build the chat, then answer short questions hot, warm and restored, and the last one cold as well."""
     remark(f"Building a chat of about {tokens:,} tokens …")
     chat_id = (await home.runtime.chat.new_conversation()).id
     await home.ask(chat_id, await home.notes(tokens - 2 * len(QUESTIONS) * REPLY_TOKENS))
