@@ -11,10 +11,7 @@ from pathlib import Path
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run kvchat with these arguments and return the exit code; without any be the process, with its own, and end it.
-
-    A KvchatError ends as words on standard error and exit code 1.
-    """
+    """Run kvchat with these arguments and return the exit code; without any, be the process and end it."""
     if argv is not None:
         return _main(argv)
     child = _child(sys.argv[1:])
@@ -76,17 +73,13 @@ def _asked(arguments: Sequence[str], ready: Callable[[], None]) -> int:
 
 
 def _is_to_open(first: str) -> bool:
-    """True for a link or a file, which desktops give instead of a command."""
     return first.startswith(("kvchat:", "file:")) or bool(Path(first).suffix and Path(first).is_file())
 
 
 def _window(
     what: tuple[str, ...] = (), *, quick: bool = False, starter: bool = False, hidden: bool = False
 ) -> Callable[[], int]:
-    """The window; where Qt could only abort, words about what is missing, and a chat in the terminal instead.
-
-    A window that is there already is told, before all that one needs is imported.
-    """
+    """Open the window, or tell the one that runs; where Qt would abort, say what is missing or chat in the terminal."""
     from kvchat.cli import no_display
 
     if (problem := no_display.find_problem()) is not None:

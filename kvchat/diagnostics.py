@@ -19,7 +19,6 @@ _LOG_LINES = 200  # of the engine's last ones
 def report(
     settings: Settings, status: EngineStatus, choice: EngineChoice | None, vitals: Vitals | None, log: Sequence[str]
 ) -> str:
-    """The text, with all that is private still in it. None: there is no such thing at the moment."""
     rows = [
         ("kvchat", f"{__version__}, Python {platform.python_version()}"),
         ("system", platform.platform()),

@@ -64,7 +64,7 @@ class DoorService:
 
     @cached_property
     def gateway(self) -> Gateway:
-        """What is behind the door: requests, live and past, counters and models."""
+        """Requests, counters and models behind the API server; loaded when first needed."""
         from kvchat.gateway.answering import Catalogue
         from kvchat.gateway.gateway import Gateway
 
@@ -77,24 +77,23 @@ class DoorService:
 
     @property
     def idle_s(self) -> float:
-        """For how long no other program has asked anything, in seconds."""
+        """Seconds since another program last asked anything."""
         return self._gateway.answering.background.idle_s if self._gateway else float("inf")
 
     @cached_property
     def totals(self) -> Totals:
-        """What programs have asked, by day."""
+        """Totals of other programs' requests, by day."""
         from kvchat.gateway.requests import Totals
 
         return Totals(self.paths.state / "programs.json")
 
     @property
     def under_way(self) -> Sequence[Passage]:
-        """The requests that wait or are answered, the oldest first."""
+        """Requests that wait or are answered, the oldest first."""
         return self._gateway.passages.under_way if self._gateway else ()
 
     @property
     def last(self) -> Sequence[Passage]:
-        """The last requests that are over, the newest last."""
         return tuple(self._gateway.passages.last) if self._gateway else ()
 
     @property
@@ -103,7 +102,7 @@ class DoorService:
         return tuple(InEngine(n, one.owner, len(one.tokens)) for n, one in held if one is not None)
 
     def subscribe(self, listener: Callable[[], object]) -> Callable[[], None]:
-        """Call `listener` whenever a request came or got on; returns what ends that."""
+        """Call `listener` whenever a request changes; returns what ends that."""
 
         def tell(_: Passage) -> None:
             listener()
@@ -111,7 +110,7 @@ class DoorService:
         return self.gateway.passages.subscribe(tell)
 
     def rules(self, program: str) -> frozenset[str]:
-        """What is mended of this program's prompts."""
+        """Return the rules that mend this program's prompts."""
         chosen = (one.rpartition(" ") for one in self.settings().door_rules)
         return frozenset(rule for name, _, rule in chosen if name == program)
 
@@ -119,15 +118,14 @@ class DoorService:
         return await asyncio.to_thread(DoorKeys(self.paths).load)
 
     async def make_key(self, program: str = EVERYBODY) -> None:
-        """A new key, in force at once. Raises SettingsNotSaved."""
         await self._change_keys("make", program)
 
     async def revoke_key(self, program: str) -> None:
-        """Its key opens nothing any more. Raises SettingsNotSaved."""
+        """Revoke a program's key at once. Raises SettingsNotSaved."""
         await self._change_keys("revoke", program)
 
     async def forget(self, program: str) -> None:
-        """Forget what is known and kept of a program, and what programs share. Raises StoreRefused."""
+        """Forget a program's totals and save points, and what programs share. Raises StoreRefused."""
         from kvchat.gateway.requests import ALL_PROGRAMS
 
         self.totals.forget(program)
@@ -138,7 +136,7 @@ class DoorService:
             await asyncio.to_thread(self.slots.store.delete_conversation, kept_for(kept_with))
 
     async def follow(self) -> None:
-        """Open or shut it as the settings say; what goes wrong is told."""
+        """Open or close the API server as the settings say; faults are told."""
         self._follows = True
         await asyncio.to_thread(lambda: self.totals)  # read beside the window, which shows them
         async with self._changing:
@@ -160,7 +158,7 @@ class DoorService:
             await self.follow()
 
     async def open(self, host: str, port: int, keys: Mapping[str, str] | None = None) -> str:
-        """Open it there, with the user's own keys unless some are given; its address. Raises KvchatError."""
+        """Open it, with the user's own keys unless some are given; returns its address. Raises KvchatError."""
         async with self._changing:
             self.url = await self._open(host, port, keys if keys is not None else await self.keys())
             return self.url
@@ -170,7 +168,7 @@ class DoorService:
             await self._gateway.answering.background.idle()
 
     def stopped(self) -> contextlib.AbstractContextManager[None]:
-        """End what is being answered, and let nothing begin meanwhile; what is being saved is not ended."""
+        """End running answers and begin none meanwhile; saves go on."""
         return contextlib.nullcontext() if self._gateway is None else self._gateway.answering.stopped()
 
     async def close(self) -> None:
@@ -184,7 +182,6 @@ class DoorService:
             await self._save()
 
     def _count(self, passage: Passage) -> None:
-        """Add up what a request came to, and write that down before long."""
         from kvchat.gateway.mending import total_of
         from kvchat.gateway.requests import Stage
 
@@ -201,7 +198,6 @@ class DoorService:
             await asyncio.to_thread(self.totals.write, self.totals.text())
 
     async def _open(self, host: str, port: int, keys: Mapping[str, str]) -> str:
-        """`keys`: empty ones let in everybody."""
         await asyncio.to_thread(importlib.import_module, "kvchat.gateway.gateway")  # takes a tenth of a second
         from kvchat.gateway.checks import origins_in
         from kvchat.gateway.gateway import Door

@@ -123,28 +123,24 @@ class Runtime:
         )
 
     def give_up_saving(self) -> None:
-        """Keep nothing that is not kept yet: `close` waits for no save."""
+        """Have `close` wait for no save."""
         self.chat.slots.finishing.cancel()
 
     async def raise_context(self, tokens: int) -> None:
-        """Ask for a larger context size and start the engine with it; save points stay good."""
         await self.apply_settings(dataclasses.replace(self.settings, context_size=tokens))
         await self.restart_engine()
 
     @property
     def break_even(self) -> BreakEven | None:
-        """From how many tokens on restoring pays here; None until an engine has read and restored something."""
+        """Tokens from which on restoring pays here; None until measured."""
         return self.engine.break_even(self.chat.slots.restore_cost)
 
     async def statistics(self) -> Statistics:
-        """What the replies of the last days cost, by day, as their receipts say it. Raises StorageFailed."""
+        """Return what the replies of the last days cost, by day. Raises StorageFailed."""
         return await asyncio.to_thread(read_statistics, self.paths.database)
 
     async def engine_vitals(self) -> Vitals | None:
-        """Look at the engine, None without a ready one. Its context holds at least what is known to be in its slots.
-
-        `/slots` of llama-server b11434 leaves out what was restored.
-        """
+        """Return the engine's vitals, or None. `/slots` of llama-server b11434 leaves out what was restored."""
         vitals, engine = await self.engine.vitals(), self.engine.current.known
         if vitals is None or vitals.slot is None or engine is None:
             return vitals
@@ -153,16 +149,12 @@ class Runtime:
         return dataclasses.replace(vitals, slot=dataclasses.replace(vitals.slot, tokens=max(vitals.slot.tokens, held)))
 
     async def diagnostics(self) -> str:
-        """What somebody who helps needs to know, as text to copy, with nothing private in it."""
         vitals = await self.engine_vitals()
         text = report(self.settings, self.engine.status, self.engine.choice, vitals, self._log.lines)
         return redact(text, this_person(), self.engine.current.secrets)
 
     async def begin(self) -> None:
-        """For an app that stays: start the engine now or with the first message, and let it rest when nobody uses it.
-
-        Before that it may name chats. The settings say which and when.
-        """
+        """For an app that stays: start the engine, titles, the API server and backups as the settings say."""
         if problem := self.save_points.problem:
             self._notify(problem.title, problem.told)
         self._backups.begin()
@@ -176,18 +168,18 @@ class Runtime:
         self.chat.titles.begin(lambda: self.settings.model_titles)
 
     async def serve(self) -> None:
-        """For `kvchat serve`: wait until the engine is there, as `begin` does nothing else. Raises KvchatError."""
+        """For `kvchat serve`: wait until the engine is ready. Raises KvchatError."""
         self.chat.forget_left_behind()
         async with self.chat.slots.alone():
             await self.engine.ready()
         self._background.begin(self._idle_stop.run())
 
     async def start_engine(self) -> None:
-        """Start the engine with the model from the settings; returns at once, `EngineChanged` tells the rest."""
+        """Start the engine with the settings' model; returns at once."""
         self._background.begin(self.engine.start())
 
     async def stop_engine(self) -> None:
-        """Stop every reply, finish what is being saved, stop the engine, a hanging one too. What is sent then waits."""
+        """Stop every reply, finish saving, and stop the engine, also a hanging one. What is sent then waits."""
         self._stops += 1
         self.chat.stop_all()
         with self.door.stopped(), self.chat.slots.giving_none() as left:
@@ -201,19 +193,19 @@ class Runtime:
             await self.start_engine()
 
     async def retest_restoring(self) -> None:
-        """Start the engine again and find out anew what restoring can do with it."""
+        """Restart the engine and test anew how it restores."""
         await self.engine.current.forget_finding()
         await self.restart_engine()
 
     async def use_model(self, path: Path) -> None:
-        """Check that it is a GGUF and choose it for new chats; the engine keeps the one it has. Raises KvchatError."""
+        """Check that it is a GGUF and choose it for new chats; the engine keeps its model. Raises KvchatError."""
         await asyncio.to_thread(read_facts, path)
         await asyncio.to_thread(name_of_blob, path)
         self._loaded_model = self.model.path
         await self.apply_settings(dataclasses.replace(self.settings, model_path=str(path)))
 
     async def load_model(self, path: Path) -> None:
-        """Check that it is a GGUF and run the engine with it, whichever new chats get. Raises KvchatError."""
+        """Check that it is a GGUF and run the engine with it, whatever new chats get. Raises KvchatError."""
         await asyncio.to_thread(read_facts, path)
         self._take_model(str(path))
         if self.engine.status.state in DOWN:
@@ -222,13 +214,13 @@ class Runtime:
             await self.restart_engine()
 
     async def use_engine(self, path: str | None) -> None:
-        """Take this engine into use: at once or, where somebody is being answered, when the engine starts next."""
+        """Use this engine: at once or, if somebody is being answered, from the next start."""
         await self.apply_settings(dataclasses.replace(self.settings, engine_path=path))
         if self.model.is_there and self.chat.idle_s and self.door.idle_s:
             await self.restart_engine()
 
     async def locate_model(self, missing: str, path: Path) -> None:
-        """The model that was missing is here now: its conversations go on with it. Raises KvchatError."""
+        """Let the conversations of a missing model go on with this one. Raises KvchatError."""
         if missing == self.settings.model_path:
             await self.use_model(path)
         if missing == self.model.path or self.engine.status.state in DOWN:
@@ -238,10 +230,7 @@ class Runtime:
         await self.chat.relocate_model(missing, str(path))
 
     async def apply_settings(self, settings: Settings) -> None:
-        """Put the settings into force and store them. Raises SettingsNotSaved: they are in force all the same.
-
-        Those in RESTART_SETTINGS wait for the engine's next start; see `SwitchingHost.restart_pending`.
-        """
+        """Put the settings into force and store them. If SettingsNotSaved is raised they are in force all the same."""
         before, self.settings = self.settings, settings
         self.events.publish(SettingsChanged())
         async with self._storing_settings:  # two changes at once: what is written last is what is in force
@@ -254,7 +243,7 @@ class Runtime:
                 await self.door.changed(before, settings)
 
     async def close(self) -> None:
-        """Stop what is being said, finish the running save, stop the engine, close the database. Again does nothing."""
+        """Stop replies, finish saving, stop the engine and close the database. Again does nothing."""
         if self._closed:
             return
         self._closed = True
@@ -276,7 +265,6 @@ class Runtime:
 
     @property
     def unfinished(self) -> Unfinished | None:
-        """What is still to be put away before all is kept; None when it is nothing."""
         return self.chat.slots.finishing.left()
 
     async def _idle(self) -> None:
@@ -284,12 +272,11 @@ class Runtime:
         await self.door.idle()
 
     async def _come_to_rest(self, idle: Awaitable[None]) -> None:
-        """Wait for turns and saves to end, but not for an engine that hangs: stopping it ends them too."""
         if not await self.chat.slots.finishing.rested(idle, SAVE_PATIENCE_S):
             self._notify(_("The engine does not answer"), _("It is stopped; what it was saving is not kept."))
 
     def _why_not_read(self) -> Reason | None:
-        """Why nothing is to be read before it is asked for; None where it may be."""
+        """Return why nothing may be read ahead, or None."""
         if self.settings.read_ahead != "auto":
             return None if self.settings.read_ahead == "always" else Reason(ReasonCode.READ_AHEAD_OFF)
         if self.settings.engine_url:
@@ -301,24 +288,24 @@ class Runtime:
             self._notify(*words)
 
     async def _take_newest_model(self) -> None:
-        """The conversation on show at the start is the newest: begin with its model, if that is still there."""
+        """Begin with the newest conversation's model, if it is still there: that one is on show at the start."""
         newest = next(iter(await self.chat.conversations()), None)
         if newest is not None and newest.model and await asyncio.to_thread(Path(newest.model).exists):
             self._take_model(newest.model)
 
     async def _learn_names(self) -> None:
-        """Look up what Ollama calls the models of the chats, which their headers show."""
+        """Look up Ollama's names for the chats' models, which their headers show."""
         models = {chat.model for chat in await self.chat.conversations() if chat.model}
         if any([await asyncio.to_thread(name_of_blob, Path(model)) for model in models]):
             self.events.publish(ConversationsChanged())
 
     def _take_model(self, model: str) -> None:
-        """Have the engine run with a chat's model. New chats still get the one in the settings."""
+        """Run the engine with a chat's model; new chats still get the settings' one."""
         self._loaded_model = model
         self.events.publish(SettingsChanged())
 
     def _engine_settings(self) -> Settings:
-        """Return the settings with the model that the engine runs, or is to run, in place of the chosen one."""
+        """Return the settings with the model that the engine is to run."""
         return dataclasses.replace(self.settings, model_path=self._loaded_model or self.settings.model_path)
 
     def _notify(self, title: str, detail: str) -> None:
@@ -331,10 +318,7 @@ class Runtime:
 
 
 async def open_runtime(paths: Paths, settings: Settings) -> Runtime:
-    """Open the database and the store. Raises KvchatError when the folders or the database cannot be used.
-
-    This process owns the folder (`system/owner.py`), or it is nobody else's.
-    """
+    """Open the database and the store, as the owner of the folder. Raises KvchatError."""
     await asyncio.to_thread(paths.ensure)
     worker = Worker("database")
     database = await worker.run(Database, paths.database)

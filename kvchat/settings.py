@@ -358,7 +358,7 @@ class Settings:
 
     @property
     def keep_deleted_s(self) -> float:
-        """For how long what was deleted can be had back, in seconds."""
+        """Seconds for which deletions can be undone."""
         return self.keep_deleted_days * 86_400.0
 
 
@@ -378,10 +378,7 @@ class SettingsNotSaved(KvchatError):
 
 
 def load_settings(path: Path) -> Settings:
-    """The settings in `path`; defaults for what is missing, unknown, of the wrong type or out of range.
-
-    A file that is not JSON is set aside as `settings.json.bad` so that nothing the user wrote is lost.
-    """
+    """Read the settings, defaults for what is missing or invalid. A file that is not JSON is set aside as `.bad`."""
     try:
         raw = read_json(path, _MOST_FILE)
     except (FileNotFoundError, TimeoutError):
@@ -394,12 +391,11 @@ def load_settings(path: Path) -> Settings:
 
 
 def settings_in(raw: Any) -> Settings:
-    """The settings in a file's JSON, read as `load_settings` does."""
     return Settings(**_known_fields(raw)) if isinstance(raw, dict) else Settings()
 
 
 def save_settings(path: Path, settings: Settings) -> None:
-    """Write the settings, and what a newer kvchat wrote there; a crash leaves the old file. Raises SettingsNotSaved."""
+    """Write the settings, and what a newer kvchat wrote there. Raises SettingsNotSaved."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         raw = None
@@ -413,16 +409,16 @@ def save_settings(path: Path, settings: Settings) -> None:
 
 
 def why_not(name: str, value: Any) -> str:
-    """Why the setting `name` cannot have this value, as a sentence; empty where it can."""
+    """Return why the setting cannot have this value, as a sentence; empty where it can."""
     return ABOUT[name].rule(value)
 
 
 def differ(one: Settings, other: Settings, names: Iterable[str]) -> bool:
-    """Whether any of the settings `names` is not the same in both."""
+    """Return True if any of these settings differs."""
     return any(getattr(one, name) != getattr(other, name) for name in names)
 
 
 def _known_fields(raw: dict[str, Any]) -> dict[str, Any]:
-    """The entries of `raw` that are settings, have a setting's type and a value that makes sense."""
+    """Return the entries that are settings with a valid value."""
     plain = {name: tuple(value) if isinstance(value, list) else value for name, value in raw.items()}
     return {name: value for name, value in plain.items() if name in ABOUT and not why_not(name, value)}

@@ -31,7 +31,7 @@ LONG_CHAT = 32_768  # tokens; what is said of sizes is said of such a chat
 
 
 def store_bounds(paths: Paths, settings: Settings, kept_bytes: int = 0) -> Bounds:
-    """What the save points may take; `kept_bytes` is what they take now. Raises OSError."""
+    """Return the bounds of the save points; `kept_bytes`: what they take now. Raises OSError."""
     quota = settings.quota_bytes
     if quota is None:
         quota = default_quota(
@@ -43,12 +43,11 @@ def store_bounds(paths: Paths, settings: Settings, kept_bytes: int = 0) -> Bound
 
 
 def keep_within_bounds(paths: Paths, settings: Settings, store: SavePointStore) -> None:
-    """Put the bounds of these settings into force, and prune to them at once. Raises StoreRefused, OSError."""
     store.set_bounds(store_bounds(paths, settings, store.occupied()))
 
 
 def long_chat(settings: Settings) -> int:
-    """Bytes that a chat of 32K tokens takes with the model in the settings; 0 where that cannot be said."""
+    """Return the bytes of a chat of 32K tokens with the settings' model; 0 where unknown."""
     if settings.model_path is None or settings.engine_url:
         return 0
     try:
@@ -59,7 +58,7 @@ def long_chat(settings: Settings) -> int:
 
 
 def chats_in_words(quota: int, chat_bytes: int) -> str:
-    """What a quota means in chats with this model; empty where that cannot be said."""
+    """Say how many chats of this model a quota holds; empty where unknown."""
     if not chat_bytes:
         return ""
     chats, tokens = quota // chat_bytes, tokens_short(LONG_CHAT)
@@ -77,7 +76,7 @@ def chats_in_words(quota: int, chat_bytes: int) -> str:
 
 
 def limit_in_words(paths: Paths, settings: Settings) -> str:
-    """What the save points may take, and what that means in chats."""
+    """Say the limit of the save points, and how many chats that is."""
     quota = store_bounds(paths, settings).quota
     return mark("; ").join(filter(None, (size_in_words(quota), chats_in_words(quota, long_chat(settings)))))
 
@@ -88,12 +87,12 @@ def _facts(model: str, _changed_ns: int) -> GgufFacts:
 
 
 def open_store(paths: Paths, settings: Settings) -> BlockStore:
-    """The store in its folder. Blocks on disk. What it has in memory stays within `staging_room`, whenever it grows."""
+    """Open the store; what it has in memory stays within `staging_room`."""
     return BlockStore(paths.save_points, store_bounds(paths, settings), staging_room)
 
 
 def open_store_or_none(paths: Paths, settings: Settings) -> SavePointStore:
-    """The store, or one that keeps nothing and says why: nobody's chatting must end because of what is disposable."""
+    """Open the store, or one that keeps nothing and says why: chatting goes on without it."""
     try:
         return open_store(paths, settings)
     except KvchatError as error:
@@ -103,7 +102,7 @@ def open_store_or_none(paths: Paths, settings: Settings) -> SavePointStore:
 
 
 def store_problem(paths: Paths) -> str:
-    """Why no store can be had; empty where there is one, or none was made yet. Only looks."""
+    """Return why the store cannot be opened; empty where it can, or was not made yet. Only looks."""
     if not os.path.lexists(paths.save_points) and (is_folder(paths.cache) or not os.path.lexists(paths.cache)):
         return ""
     try:
@@ -114,12 +113,12 @@ def store_problem(paths: Paths) -> str:
 
 
 def models_in(usage: StoreUsage) -> set[str]:
-    """The models that chats were saved with, by their names in fingerprints."""
+    """Return the models of the saved chats, by their names in fingerprints."""
     return {one.model for one in usage.conversations if one.tokens}
 
 
 def timed(usage: StoreUsage, speeds: Mapping[str, ReadingSpeed]) -> StoreUsage:
-    """Return the usage with how long reading each chat again takes."""
+    """Add the time to read each chat again."""
     conversations = [
         replace(one, reading=speeds[one.model].forecast(one.tokens)) if one.tokens else one
         for one in usage.conversations
@@ -128,7 +127,7 @@ def timed(usage: StoreUsage, speeds: Mapping[str, ReadingSpeed]) -> StoreUsage:
 
 
 def timed_plan(plan: PrunePlan, usage: StoreUsage) -> PrunePlan:
-    """Return the plan with how long reading again takes what it leaves nothing of; `usage`: `timed`."""
+    """Add the time to read again what the plan deletes entirely; `usage`: `timed`."""
     times = {one.conversation_id: one.reading for one in usage.conversations}
     conversations = [
         one if one.save_points_left else replace(one, reading=times.get(one.conversation_id))
@@ -167,18 +166,18 @@ class StoreService:
         return await asyncio.to_thread(self.store.delete_conversation, conversation_id)
 
     async def plan_prune(self, target_bytes: int) -> PrunePlan:
-        """What pruning the store to a size would remove, and what that would cost. Removes nothing."""
+        """Plan pruning the store to a size, with its cost. Removes nothing."""
         return timed_plan(await asyncio.to_thread(self.store.plan_prune, target_bytes), await self.usage())
 
     async def prune(self, plan: PrunePlan) -> int:
         return await asyncio.to_thread(self.store.prune, plan)
 
     async def pin(self, conversation_id: str, pinned: bool) -> None:
-        """Never prune a conversation's save points, or allow it again."""
+        """Exclude a conversation's save points from pruning, or include them again."""
         await asyncio.to_thread(self.store.pin, conversation_id, pinned)
 
     async def never_save(self, conversation_id: str, never: bool) -> None:
-        """Never save a conversation, or allow it again."""
+        """Exclude a conversation from saving, or include it again."""
         await asyncio.to_thread(self.store.never_save, conversation_id, never)
 
     async def keep_to(self, settings: Settings) -> None:

@@ -53,27 +53,19 @@ def is_picture(data: bytes) -> bool:
 
 
 def picture_of(name: str, data: bytes) -> Attachment:
-    """A picture as it is in its file. Raises CannotAttach."""
     if kind_of(data) is None:
-        raise CannotAttach(
-            name, _("Models are shown PNG, JPEG, GIF and BMP."), _("Save the picture as PNG, and attach that.")
-        )
+        what, advice = _("Models are shown PNG, JPEG, GIF and BMP."), _("Save the picture as PNG, and attach that.")
+        raise CannotAttach(name, what, advice)
+    width, height = pixels(data)
+    if not width * height:
+        raise CannotAttach(name, _("It is damaged."), _("Save it anew, and attach that."))
     advice = _("Make it smaller, and attach that.")
     if len(data) > MOST_PICTURE_BYTES:
-        words = _(
-            "It has {count}; {most_bytes} is the most.",
-            count=size_in_words(len(data)),
-            most_bytes=size_in_words(MOST_PICTURE_BYTES),
-        )
-        raise CannotAttach(name, words, advice)
-    width, height = pixels(data)
+        count, most = size_in_words(len(data)), size_in_words(MOST_PICTURE_BYTES)
+        raise CannotAttach(name, _("It has {count}; {most_bytes} is the most.", count=count, most_bytes=most), advice)
     if not 0 < width * height <= MOST_PIXELS:
-        words = (
-            _("It has {width} × {height} pixels.", width=number(width), height=number(height))
-            if width * height
-            else _("It is damaged.")
-        )
-        raise CannotAttach(name, words, advice if width * height else _("Save it anew, and attach that."))
+        what = _("It has {width} × {height} pixels.", width=number(width), height=number(height))
+        raise CannotAttach(name, what, advice)
     return Attachment(name, len(data), blake3(data).hexdigest(), "", data)
 
 
@@ -84,44 +76,39 @@ def read_attachment(path: Path) -> Attachment:
 
 
 def read_bytes(path: Path) -> bytes:
-    """A file, within bounds. Raises CannotAttach."""
+    """Read a file within bounds. Raises CannotAttach."""
     try:
         return read_plain(path, MOST_BYTES)
-    except NotAFile as error:
-        raise CannotAttach(
-            path.name, f"{error.strerror}.", _("Attach files one by one, or several at once.")
-        ) from error
-    except TooLarge as error:
-        raise CannotAttach(path.name, f"{error.strerror}.", _("Attach the part that matters.")) from error
     except OSError as error:
-        raise CannotAttach(path.name, f"{error.strerror or error}.", _("Check that you may read it.")) from error
+        advice = _("Check that you may read it.")
+        if isinstance(error, NotAFile):
+            advice = _("Attach files one by one, or several at once.")
+        elif isinstance(error, TooLarge):
+            advice = _("Attach the part that matters.")
+        raise CannotAttach(path.name, f"{error.strerror or error}.", advice) from error
 
 
 def document_of_file(name: str, data: bytes) -> Attachment:
-    return _attachment(name, data, _text(name, data))
+    if data[:1024].lstrip().startswith(b"%PDF-"):
+        return _attachment(name, data, _pdf_text(name, data))
+    if Path(name).suffix.lower() in _OFFICE:
+        raise CannotAttach(name, _("kvchat reads text and PDF."), _("Save it as PDF or as text, and attach that."))
+    return _attachment(name, data, _decoded(name, data))
 
 
 def document_of_text(name: str, text: str) -> Attachment:
-    """Text that comes from no file, such as a long paste."""
-    return _attachment(name, text.encode(), _tidy(text))
+    return _attachment(name, text.encode(), text)
 
 
 def _attachment(name: str, data: bytes, text: str) -> Attachment:
+    text = text.replace("\r\n", "\n").replace("\r", "\n").replace("\0", "").encode("utf-8", "replace").decode()
     if not text.strip():
         raise CannotAttach(name, _("There is no text in it."), _("Attach a file with text."))
     return Attachment(name, len(data), blake3(data).hexdigest(), text)
 
 
-def _text(name: str, data: bytes) -> str:
-    if data[:1024].lstrip().startswith(b"%PDF-"):
-        return _tidy(_pdf_text(name, data))
-    if Path(name).suffix.lower() in _OFFICE:
-        raise CannotAttach(name, _("kvchat reads text and PDF."), _("Save it as PDF or as text, and attach that."))
-    return _tidy(_decoded(name, data))
-
-
 def _decoded(name: str, data: bytes) -> str:
-    """UTF-8 or UTF-16 where it says so, else the encoding that makes the most sense of it."""
+    """Decode by the byte order mark, as UTF-8, or as the encoding that makes the most sense of it."""
     for mark, encoding in ((b"\xef\xbb\xbf", "utf-8-sig"), (b"\xff\xfe", "utf-16"), (b"\xfe\xff", "utf-16")):
         if data.startswith(mark):
             return data.decode(encoding, "replace")
@@ -134,9 +121,8 @@ def _decoded(name: str, data: bytes) -> str:
             best = from_bytes(data).best()
             if best is not None:
                 return str(best)
-    raise CannotAttach(
-        name, _("It holds no text that kvchat can read."), _("Attach text, code, Markdown, CSV or a PDF.")
-    )
+    what, advice = _("It holds no text that kvchat can read."), _("Attach text, code, Markdown, CSV or a PDF.")
+    raise CannotAttach(name, what, advice)
 
 
 def _pdf_text(name: str, data: bytes) -> str:
@@ -147,9 +133,8 @@ def _pdf_text(name: str, data: bytes) -> str:
     try:
         reader = PdfReader(io.BytesIO(data))
         if reader.is_encrypted and not reader.decrypt(""):
-            raise CannotAttach(
-                name, _("It is protected by a password."), _("Save it without the password, and attach that.")
-            )
+            what, advice = _("It is protected by a password."), _("Save it without the password, and attach that.")
+            raise CannotAttach(name, what, advice)
         for page in reader.pages:
             if time.monotonic() > deadline:
                 raise CannotAttach(name, _("Its text takes too long to find."), _("Attach fewer of its pages."))
@@ -157,15 +142,9 @@ def _pdf_text(name: str, data: bytes) -> str:
     except KvchatError:
         raise
     except Exception as error:  # a damaged PDF can break the reader in any way
-        words = _("The PDF is damaged or unusual ({name}).", name=type(error).__name__)
-        raise CannotAttach(name, words, _("Save it anew from another program, or attach its text.")) from error
+        what = _("The PDF is damaged or unusual ({name}).", name=type(error).__name__)
+        raise CannotAttach(name, what, _("Save it anew from another program, or attach its text.")) from error
     if not any(pages):
         advice = _("Run text recognition (OCR) over it first.")
         raise CannotAttach(name, _("Its pages are pictures: there is no text in it."), advice)
     return "\n\n".join(pages)
-
-
-def _tidy(text: str) -> str:
-    """Line ends as everywhere else, and nothing that no database or template takes."""
-    text = text.replace("\r\n", "\n").replace("\r", "\n").replace("\0", "")
-    return text.encode("utf-8", "replace").decode("utf-8")

@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from kvchat.chat.attachments import TOKENS_GUESSED, document_of_text
-from kvchat.chat.events import ConversationsChanged, MessagesChanged
 from kvchat.chat.options import AnswerSettings
 from kvchat.chat.record.database import LAST_USED_FIRST, Database
 from kvchat.chat.record.messages import (
@@ -46,7 +45,7 @@ TEMPLATE_TOKENS = 8  # what a chat template puts around one message, roughly
 
 
 class NothingToDrop(KvchatError):
-    """What must stay does not fit either."""
+    """The opening and the last turn fill the context by themselves."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -57,34 +56,17 @@ class NothingToDrop(KvchatError):
 
 
 class DocumentsTooLong(KvchatError):
-    """What is attached does not fit beside the conversation."""
+    """The attached files do not fit beside the conversation."""
 
     def __init__(self, names: Sequence[str], use: ContextUse) -> None:
         title = _("“{name}” does not fit the model's context", name=names[0])
         if len(names) > 1:
             title = _("The {count} attached files do not fit the model's context", count=len(names))
+        waiting, limit = number(use.waiting), number(use.limit)
+        there = _("This message has {waiting} tokens and the context holds {limit}.", waiting=waiting, limit=limit)
         taken = _("{used} are used by the chat already.", used=number(use.used)) if use.used else ""
-        there = _(
-            "This message has {waiting} tokens and the context holds {limit}.",
-            waiting=number(use.waiting),
-            limit=number(use.limit),
-        )
-        super().__init__(
-            title,
-            sentences(there, taken),
-            _("Attach the part that matters, or choose a larger context size in the settings."),
-        )
-
-
-class NoRoomForPart(KvchatError):
-    """Not even the beginning of a document fits."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__(
-            _("No part of “{name}” fits", name=name),
-            _("The chat takes nearly the whole context already."),
-            _("Keep only the newest part of the chat, choose a larger context, or begin a new chat."),
-        )
+        advice = _("Attach the part that matters, or choose a larger context size in the settings.")
+        super().__init__(title, sentences(there, taken), advice)
 
 
 @dataclass(frozen=True)
@@ -112,7 +94,7 @@ class ContextUse:
 
 @dataclass(frozen=True)
 class Split:
-    """A branch in three parts. What stays warm, what may go, and what is being talked about."""
+    """A branch in three parts: what stays warm, what may go, and the last turns."""
 
     opening: tuple[Message, ...]
     middle: tuple[Message, ...]
@@ -120,14 +102,14 @@ class Split:
 
 
 def beginning_of(text: str, share: float) -> str:
-    """So much of a text at most (0 to 1), to the end of a line where one is near; always shorter than the text."""
+    """Cut a text to a share of it (0 to 1), at the end of a line where one is near; always shorter than the text."""
     cut = text[: min(int(len(text) * share), len(text) - 1)]
     line = cut.rfind("\n")
     return cut[:line] if line > len(cut) * 0.8 else cut
 
 
 def tokens_guessed(branch: Sequence[Message]) -> int:
-    """How many tokens a branch has, without an engine to count: by its last receipt, and by the bytes after that."""
+    """Guess the tokens of a branch by its last receipt and the bytes after that, without an engine."""
     counted = next((i for i in range(len(branch) - 1, -1, -1) if branch[i].receipt), -1)
     receipt = branch[counted].receipt if counted >= 0 else None
     known = receipt.prompt_tokens + receipt.predicted_tokens if receipt else 0
@@ -167,29 +149,17 @@ class StillAnswering(KvchatError):
         super().__init__(_("The last message is still being answered"), "", _("Wait for the reply, or stop it."))
 
 
-class NoSummary(KvchatError):
-    """The model said nothing."""
-
-    def __init__(self) -> None:
-        super().__init__(_("The model wrote no summary"), "", _("Try again, or leave the middle out instead."))
-
-
-_Count = tuple[int, bool]  # tokens of a text; whether they were counted to its end
+_Count = tuple[int, bool]  # tokens of a text; True if they were counted to its end
 
 
 @dataclass(frozen=True)
 class _Case:
-    """A conversation, and the engine that answers in it."""
-
     engine: ReadyEngine
     chosen: AnswerSettings
     sampling: Sampling
     branch: list[Message]
     sizes: list[int]  # each message's tokens, roughly
-
-    @property
-    def reserve(self) -> int:
-        return self.engine.reserve(self.sampling.max_tokens)
+    reserve: int
 
     async def fits(self, messages: Sequence[ChatMessage]) -> bool:
         return len(await self.engine.engine.prompt_tokens(messages)) + self.reserve <= self.engine.limit
@@ -206,10 +176,7 @@ class ContextService:
     async def use(
         self, conversation_id: str | None, draft: str = "", attachments: Sequence[Attachment] = ()
     ) -> ContextUse | None:
-        """How full the context is with this draft and what is attached to it; None while no engine is ready.
-
-        Asks the engine's tokenizer and never touches the slot. Raises KvchatError.
-        """
+        """Return how full the context is with this draft and its attachments, or None while no engine is ready."""
         chosen, branch = await self._parts.beginning(conversation_id)
         if not self._parts.host.is_ready(chosen.model):
             return None
@@ -230,19 +197,13 @@ class ContextService:
         return ContextUse(used, waiting, reserve, engine.limit, not exact)
 
     async def tokens_of(self, attachment: Attachment) -> _Count:
-        """Its tokens, and whether they were counted.
-
-        They are estimated without an engine that is ready for it, and where it has far more than the context holds.
-        """
+        """Return an attachment's tokens and whether they were counted; without a ready engine they are estimated."""
         if not self._parts.host.is_ready(sees=bool(attachment.data)):
             return TOKENS_GUESSED if attachment.data else len(attachment.text.encode()) // BYTES_PER_TOKEN, False
         return await self._document(await self._parts.host.ready(), attachment)
 
     async def check_fits(self, conversation_id: str | None, draft: str, attachments: Sequence[Attachment]) -> None:
-        """Before documents are sent, or only attached: raises DocumentsTooLong if they cannot fit.
-
-        For pictures a model without sight is refused first: that raises a KvchatError, too.
-        """
+        """Raise DocumentsTooLong if these cannot fit, KvchatError for pictures and a model without sight."""
         if any(attachment.data for attachment in attachments) and not await self.check_vision(conversation_id):
             attachments = [attachment for attachment in attachments if not attachment.data]  # no reason to refuse
         use = await self.use(conversation_id, draft, attachments)
@@ -252,11 +213,8 @@ class ContextService:
     async def with_part(
         self, conversation_id: str | None, draft: str, attachments: Sequence[Attachment]
     ) -> tuple[Attachment, ...]:
-        """The attachments, the longest text cut to a beginning that fits with room for a reply.
-
-        Raises NoRoomForPart, and KvchatErrors as `use` does.
-        """
-        sizes = [0 if one.data else (await self.tokens_of(one))[0] for one in attachments]
+        """Cut the longest attached text to a beginning that fits with room for a reply. Raises KvchatError."""
+        sizes = [0 if item.data else (await self.tokens_of(item))[0] for item in attachments]
         place = sizes.index(max(sizes))
         whole, part = attachments[place], attachments[place]
         use = await self.use(conversation_id, draft, attachments)
@@ -264,23 +222,24 @@ class ContextService:
             tokens, _counted = await self.tokens_of(part)
             host = tokens + use.free - TEMPLATE_TOKENS
             if host < LEAST_PART:
-                raise NoRoomForPart(whole.name)
+                raise KvchatError(
+                    _("No part of “{name}” fits", name=whole.name),
+                    _("The chat takes nearly the whole context already."),
+                    _("Keep only the newest part of the chat, choose a larger context, or begin a new chat."),
+                )
             part = document_of_text(_(PART, name=whole.name), beginning_of(part.text, host / tokens))
             attachments = [*attachments[:place], part, *attachments[place + 1 :]]
             use = await self.use(conversation_id, draft, attachments)
         return tuple(attachments)
 
     async def check_vision(self, conversation_id: str | None) -> bool:
-        """Raises a KvchatError where the model cannot be shown pictures; whether they can be counted already."""
+        """Return True if pictures can be counted now. Raises KvchatError where the model cannot be shown any."""
         chosen = await self._parts.answer_settings(conversation_id) if conversation_id else AnswerSettings()
         await self._parts.host.check_vision(chosen.model)
         return self._parts.host.is_ready(chosen.model, sees=True)
 
     async def drop_middle(self, conversation_id: str) -> int:
-        """Go on in a branch without the middle of this one; returns how many messages that one leaves out.
-
-        The branch as it was stays in the tree. Raises KvchatError.
-        """
+        """Go on in a branch without the middle; returns how many messages it leaves out. Raises KvchatError."""
         async with self._parts.slots.needed(conversation_id) as slot:  # it may be another model than the one in use
             case = await self._begin(conversation_id, slot)
             for share in BUDGET_SHARES:
@@ -291,11 +250,7 @@ class ContextService:
         raise NothingToDrop
 
     async def summarise(self, conversation_id: str) -> int:
-        """Have the model sum up the middle and go on in a branch that has the summary in its place.
-
-        Returns how many messages it stands for. It reads on from what is in the chat's slot.
-        May be cancelled. Raises KvchatError.
-        """
+        """Go on in a branch with the model's summary of the middle; returns how many messages it replaces."""
         async with self._parts.slots.needed(conversation_id) as slot:
             case = await self._begin(conversation_id, slot)
             split = split_branch(case.branch, case.sizes, case.engine.limit // 4)
@@ -314,15 +269,22 @@ class ContextService:
             async with exchange.losses_explained():
                 await exchange.answer(request, lambda chunk: said.append(chunk.text))
             if not (summary := "".join(said).strip()):
-                raise NoSummary
+                raise KvchatError(_("The model wrote no summary"), "", _("Try again, or leave the middle out instead."))
             both = (Role.USER, SUMMARY_REQUEST), (Role.ASSISTANT, summary)
             await self._branch_off(split, [new_message(conversation_id, *said) for said in both])
             return len(split.middle)
 
     async def tokens_needed(self, model: str | None) -> int:
-        """How many tokens the chats used last have with a model, a reply included. Guessed: there is no engine yet."""
+        """Guess how many tokens the chats used last have with a model, a reply included."""
+
+        def used_last(database: Database) -> list[list[Message]]:
+            query = (
+                f"SELECT id FROM conversations WHERE deleted_at IS NULL AND ifnull(model, ?1) IS ?1 {LAST_USED_FIRST}"
+            )
+            return [database.branch(row["id"]) for row in database.rows(f"{query} LIMIT ?2", (model, USED_LAST))]
+
         try:
-            branches = await self._parts.worker.run(_used_last, self._parts.database, model)
+            branches = await self._parts.in_database(used_last)
         except KvchatError:
             return 0
         return max(map(tokens_guessed, branches), default=0) + RESERVE_MOST
@@ -341,10 +303,11 @@ class ContextService:
             + TOKENS_GUESSED * len(pictures_of(message))
             for message in branch
         ]
-        return _Case(engine, chosen, parts.drawn(None, chosen.options), branch, sizes)
+        sampling = parts.drawn(None, chosen.options)
+        return _Case(engine, chosen, sampling, branch, sizes, engine.reserve(sampling.max_tokens))
 
     async def _grow_ahead(self, owner: str, model: str | None, tokens: int) -> None:
-        """Have the engine started again with room for what is not sent yet, if nobody needs it now."""
+        """Restart the engine with room for what is not sent yet, if nobody needs it now."""
 
         async def grow(slot: Slot, _wanted: Callable[[], bool]) -> None:
             await self._parts.exchange(slot, owner).with_room(Request((), model=model), tokens)
@@ -368,7 +331,6 @@ class ContextService:
         return known
 
     async def _used(self, engine: ReadyEngine, branch: Sequence[Message]) -> int:
-        """A branch's tokens; pictures are guessed where the engine does not see."""
         messages = prompt_messages(branch)
         if not messages:
             return 0
@@ -384,13 +346,5 @@ class ContextService:
         parts, conversation_id = self._parts, split.recent[0].conversation_id
         parent = split.opening[-1].id if split.opening else None
         copies = [*said, *split.recent]
-        await parts.worker.run(branch_of_copies, parts.database, parent, copies, split.recent[-1].id)
-        parts.events.publish(MessagesChanged(conversation_id))
-        parts.events.publish(ConversationsChanged())
-
-
-def _used_last(database: Database, model: str | None) -> list[list[Message]]:
-    query = (
-        f"SELECT id FROM conversations WHERE deleted_at IS NULL AND ifnull(model, ?1) IS ?1 {LAST_USED_FIRST} LIMIT ?2"
-    )
-    return [database.branch(row["id"]) for row in database.rows(query, (model, USED_LAST))]
+        await parts.in_database(branch_of_copies, parent, copies, split.recent[-1].id)
+        parts.changed(conversation_id)

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from kvchat.chat.context import StillAnswering
-from kvchat.chat.events import ConversationsChanged, MessagesChanged, Notice
+from kvchat.chat.events import ConversationsChanged, Notice
 from kvchat.chat.record import tree
 from kvchat.chat.record.automatic_backups import scrub
 from kvchat.chat.record.database import Database
@@ -46,7 +46,7 @@ AGAIN_S = 300.0  # after so long what could not be deleted is tried again
 
 
 class PermanentDeletion:
-    """Forgets. Belongs to the event loop's thread.
+    """Deletes for good. For the event loop's thread.
 
     What cannot be deleted now is told once, and tried again: in this run, and at the next start.
     """
@@ -59,8 +59,8 @@ class PermanentDeletion:
         self._told = False
 
     async def left_behind(self) -> None:
-        with self._in_words():
-            if deleted := await self._parts.worker.run(_deleted, self._parts.database):
+        with self._tried_again():
+            if deleted := await self._parts.in_database(_deleted):
                 await self.forget(deleted)
 
     def close(self) -> None:
@@ -68,22 +68,19 @@ class PermanentDeletion:
             self._again.cancel()
 
     async def forget(self, deleted: Mapping[str, set[str]]) -> None:
-        """Forget messages, or a whole conversation where its own id is among them, by conversation.
-
-        What a running turn still saves of them goes when the turn is over.
-        """
-        with self._in_words():
-            slots = self._parts.slots
+        """Forget messages by conversation; all of it where its own id is among them."""
+        slots = self._parts.slots
+        with self._tried_again():
             await slots.apart(deleted)
             begun = [
                 slots.discard(chat) if chat in ids else slots.discard_messages(chat, ids)
                 for chat, ids in deleted.items()
             ]
             await asyncio.gather(*begun)  # another process may be writing: whoever asks meanwhile has the slot
-            await self._words(set().union(*deleted.values()))
+            await self._overwrite(set().union(*deleted.values()))
 
     @contextlib.contextmanager
-    def _in_words(self) -> Iterator[None]:
+    def _tried_again(self) -> Iterator[None]:
         try:
             yield
         except KvchatError as error:
@@ -95,31 +92,25 @@ class PermanentDeletion:
             loop = asyncio.get_running_loop()
             self._again = loop.call_later(AGAIN_S, lambda: self._parts.background.begin(self.left_behind()))
 
-    async def _words(self, ids: Iterable[str]) -> None:
-        """Many chats may go at once, and the index is written anew for all of them together."""
+    async def _overwrite(self, ids: Iterable[str]) -> None:
         self._gone.update(ids)
         if self._overwriting:
-            return  # whoever does it does it once more
+            return  # the one under way does it once more
+        database, run = self._parts.database, self._parts.worker.run
         self._overwriting = True
         try:
             while self._gone:
                 ids, self._gone = self._gone, set()
                 await self._finder.forget()
-                await self._parts.worker.run(self._parts.database.write_through)
-                await asyncio.to_thread(scrub, self._parts.database.file, ids)
-                await self._parts.worker.run(
-                    self._parts.database.write, "DELETE FROM deleted WHERE id = ?", *((id,) for id in ids)
-                )
+                await run(database.write_through)
+                await asyncio.to_thread(scrub, database.file, ids)
+                await run(database.write, "DELETE FROM deleted WHERE id = ?", *((id,) for id in ids))
         finally:
             self._overwriting = False
 
 
 def forget_strangers(store: SavePointStore, database: Database) -> None:
-    """Delete what the store keeps of conversations and messages that are gone, in a run that had no time to do so.
-
-    Looks only at what is noted as deleted, and at what was kept since the last look: another process may have saved
-    something of a chat just after its deletion. Raises StorageFailed and StoreRefused.
-    """
+    """Delete save points of what is gone, which a killed run left. Raises StorageFailed and StoreRefused."""
     by = database.file_id()
     new = store.unseen(by)
     # Read after that: what another process began and saved in between is known then.
@@ -177,7 +168,7 @@ class Deleted:
 
 
 class RecentlyDeleted:
-    """Lists, gives back, and lets go. Belongs to the event loop's thread; all methods raise StorageFailed."""
+    """Deleted chats and messages that can be restored. For the event loop's thread; all methods raise StorageFailed."""
 
     def __init__(
         self,
@@ -187,7 +178,7 @@ class RecentlyDeleted:
         purge_messages: Callable[[Mapping[str, set[str]]], Awaitable[None]],
         keep_s: Callable[[], float],
     ) -> None:
-        """The two that purge delete for good what the tables no longer have; `keep_s` is 0 where nothing is kept."""
+        """`purge_…` delete for good what the tables no longer have; `keep_s` is 0 where nothing is kept."""
         self._parts, self._is_answering, self._keep_s = parts, is_answering, keep_s
         self._purge_chat, self._purge_messages = purge_chat, purge_messages
         self._timer: asyncio.TimerHandle | None = None
@@ -195,10 +186,10 @@ class RecentlyDeleted:
         self._deleted_here: set[str] = set()  # in this run: without a time to keep it, it goes at the end of it
 
     async def entries(self) -> list[Deleted]:
-        return await self._parts.worker.run(entries, self._parts.database, self._kept_s)
+        return await self._parts.in_database(entries, self._kept_s)
 
     async def restore(self, entry: Deleted) -> None:
-        """Have it back as it was. Raises ConversationGone, StillAnswering and BelongsToDeleted."""
+        """Restore it as it was. Raises ConversationGone, StillAnswering and KvchatError."""
         if entry.is_chat:
             await self.restore_chats([entry.id])
         else:
@@ -210,21 +201,18 @@ class RecentlyDeleted:
         self._parts.events.publish(ConversationsChanged())
 
     async def restore_messages(self, conversation_id: str, first_id: str) -> None:
-        """Have the message back, and what followed it. Raises as `restore` does."""
         if self._is_answering(conversation_id):
             raise StillAnswering
-        await self._parts.worker.run(tree.put_back, self._parts.database, first_id)
+        await self._parts.in_database(tree.put_back, first_id)
         self._deleted_here.discard(first_id)
-        self._parts.events.publish(MessagesChanged(conversation_id))
-        self._parts.events.publish(ConversationsChanged())
+        self._parts.changed(conversation_id)
 
     async def delete_now(self, wanted: Sequence[Deleted]) -> None:
-        """Have these gone for good: from the chats' file, the search, the save points and the automatic backups."""
         for entry in wanted:
             if entry.is_chat:
                 await self._purge_chat(entry.id)
             else:
-                ids = await self._parts.worker.run(tree.let_go, self._parts.database, entry.id)
+                ids = await self._parts.in_database(tree.let_go, entry.id)
                 await self._purge_messages({entry.conversation_id: ids})
             self._deleted_here.discard(entry.id)
         self._parts.events.publish(ConversationsChanged())
@@ -235,12 +223,11 @@ class RecentlyDeleted:
         self._parts.events.publish(ConversationsChanged())
 
     def added(self, ids: Sequence[str]) -> None:
-        """These were deleted just now: chats, or the first of messages."""
         self._deleted_here.update(ids)
         self.look_after(self._kept_s)
 
     def look_after(self, seconds: float = 0.0) -> None:
-        """Look then, and every now and then from there on, for what has been kept long enough."""
+        """Look then, and from then on regularly, for what has been kept long enough."""
 
         def look() -> None:
             self._timer = None
@@ -270,9 +257,8 @@ class RecentlyDeleted:
         return self._keep_s() or UNDO_S
 
     async def _let_go(self, these: set[str] | None = None) -> None:
-        """What has been kept long enough goes, or `these`. What cannot go now goes another time."""
         with contextlib.suppress(KvchatError):
-            kept = await self._parts.worker.run(_look, self._parts.database, self._kept_s)
+            kept = await self._parts.in_database(_look, self._kept_s)
             now = time_of(time.time())
             due = [entry for entry in kept if (entry.gone_at <= now if these is None else entry.id in these)]
             if due:
@@ -286,14 +272,14 @@ def entries(database: Database, keep_s: float) -> list[Deleted]:
     now = time.time()
     seen = now, _most_s(keep_s)
     chats = f"""
-        SELECT id, title, deleted_at, {_SEEN.format("deleted_at")} AS seen_s, (
+        SELECT id, title, deleted_at, {_SEEN.format("deleted_at")}, (
             SELECT count(*) FROM messages WHERE conversation_id = conversations.id AND role <> 'system'
-        ) AS messages FROM conversations WHERE deleted_at IS NOT NULL
+        ) FROM conversations WHERE deleted_at IS NOT NULL
     """
     found = []
-    for row in database.rows(chats, seen):
-        id, times = text_of(row["id"]), _times(row["deleted_at"], row["seen_s"], keep_s, now)
-        found.append(Deleted(id, id, calm(text_of(row["title"])), row["messages"], "", *times))
+    for id, title, deleted_at, seen_s, messages in database.rows(chats, seen):
+        times = _times(deleted_at, seen_s, keep_s, now)
+        found.append(Deleted(text_of(id), text_of(id), calm(text_of(title)), messages, "", *times))
     of_messages = dict(map(tuple, database.rows(f"SELECT id, {_SEEN.format('removed_at')} FROM removed", seen)))
     for removed in tree.removed_messages(database):
         words = beginning(removed.words).text
@@ -304,7 +290,6 @@ def entries(database: Database, keep_s: float) -> list[Deleted]:
 
 
 def purge_left_behind(database: Database, keep_s: float) -> None:
-    """Delete for good what has been kept long enough. What cannot go now goes at a later start."""
     with contextlib.suppress(KvchatError):
         for entry in _look(database, max(keep_s, _LEFT_BEHIND_S)):
             if entry.gone_at.timestamp() <= time.time():
@@ -312,7 +297,6 @@ def purge_left_behind(database: Database, keep_s: float) -> None:
 
 
 def _look(database: Database, keep_s: float) -> list[Deleted]:
-    """The entries, with the time counted that has passed since the last look. Raises StorageFailed."""
     if found := entries(database, keep_s):
         for table, at in (("conversations", "deleted_at"), ("removed", "removed_at")):
             statement = f"UPDATE {table} SET deleted_s = {_SEEN.format(at)}, deleted_seen = ?1 WHERE {at} IS NOT NULL"
@@ -321,12 +305,12 @@ def _look(database: Database, keep_s: float) -> list[Deleted]:
 
 
 def _most_s(keep_s: float) -> float:
-    """The most that one stretch between two looks counts; more than lies between two of a run."""
+    """Return the most that the time between two looks counts; more than lies between two looks of one run."""
     return max(keep_s / 7, 2 * _LOOK_EVERY_S)
 
 
 def _times(deleted_at: object, seen_s: object, keep_s: float, now: float) -> tuple[datetime, datetime]:
-    """When it was deleted and when it goes. A time that cannot be, or is in the future, is taken for now."""
+    """Return when it was deleted and when it goes. An impossible time, or one in the future, is taken for now."""
     sane = isinstance(deleted_at, int | float) and _EARLIEST_S <= deleted_at <= now + _LEFT_BEHIND_S
     at = deleted_at if sane and isinstance(deleted_at, int | float) else now
     seen = seen_s if isinstance(seen_s, int | float) and 0 <= seen_s < math.inf else 0.0
@@ -335,7 +319,7 @@ def _times(deleted_at: object, seen_s: object, keep_s: float, now: float) -> tup
 
 
 class Organiser:
-    """Puts chats where the user wants them. Belongs to the event loop's thread; all methods raise StorageFailed."""
+    """Moves, archives and deletes chats. For the event loop's thread; all methods raise StorageFailed."""
 
     def __init__(self, parts: TurnParts, leave: Callable[[str], None], deleted: RecentlyDeleted) -> None:
         self._parts, self._leave, self._deleted = parts, leave, deleted
@@ -350,7 +334,6 @@ class Organiser:
         await self._set(ids, "archived", archived)
 
     async def delete(self, ids: Sequence[str]) -> None:
-        """Delete chats; `undo_delete` brings them back whole for as long as they are among the recently deleted."""
         for id in ids:
             self._leave(id)
         await self._deleted.hide_chats(ids)

@@ -1,4 +1,4 @@
-"""What the chat tells whoever listens: the window, the tray, `kvchat ask`. Plain values, on the loop's thread."""
+"""Events of the chat for the window, the tray and `kvchat ask`: plain values, on the loop's thread."""
 
 from __future__ import annotations
 
@@ -16,8 +16,6 @@ from kvchat.words.reasons import Reason
 
 @dataclass(frozen=True)
 class _OfChat:
-    """It is about a chat."""
-
     conversation_id: str
 
 
@@ -30,7 +28,7 @@ class EngineChanged:
 
 @dataclass(frozen=True)
 class SettingsChanged:
-    """The user's settings are others now."""
+    """The user changed the settings."""
 
 
 @dataclass(frozen=True)
@@ -198,10 +196,7 @@ class EventBus:
         return lambda: self._listeners.remove(listener)
 
     def publish(self, event: Event) -> None:
-        """Tell every listener. What one raises goes to the loop's exception handler: no turn ends for a bad listener.
-
-        Where no loop runs there is no handler, and it is raised.
-        """
+        """Tell every listener. Their exceptions go to the loop's handler, or are raised where no loop runs."""
         for listener in tuple(self._listeners):
             try:
                 listener(event)
@@ -214,8 +209,6 @@ class EventBus:
                 loop.call_exception_handler({"message": message, "exception": error})
 
     def of_chat(self, conversation_id: str) -> Tell:
-        """What hears a session whose owner is this conversation."""
-
         def tell(event: SessionEvent) -> None:
             if not isinstance(event, Asked):  # that is between the session and the reply
                 self.publish(replace(event, conversation_id=conversation_id))

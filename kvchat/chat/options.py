@@ -72,16 +72,12 @@ class Range:
     whole: bool = False
 
     def why_not(self, value: float) -> str:
-        """Why the value cannot be, as a sentence; empty where it can."""
+        """Return why the value is refused, as a sentence; empty for a good one."""
         if self.whole and value != int(value):
             return _("{words} must be a whole number.", words=_(self.words))
         if not math.isfinite(value) or not self.least <= value <= self.most:
-            return _(
-                "{words} must be from {least} to {most}.",
-                words=_(self.words),
-                least=_figure(self.least),
-                most=_figure(self.most),
-            )
+            least, most = _figure(self.least), _figure(self.most)
+            return _("{words} must be from {least} to {most}.", words=_(self.words), least=least, most=most)
         return ""
 
 
@@ -111,16 +107,13 @@ def check(options: ChatOptions) -> None:
         if value is not None and (why := bounds.why_not(value)):
             raise BadOptions(why.removesuffix("."), "", _("Change the number, or leave the field empty."))
     if len(sampling.stop or ()) > MOST_STOPS or not all(sampling.stop or ()):
-        raise BadOptions(
-            _("There can be at most {most_stops} stop words, none of them empty", most_stops=MOST_STOPS),
-            "",
-            _("Take some away."),
-        )
+        title = _("There can be at most {most_stops} stop words, none of them empty", most_stops=MOST_STOPS)
+        raise BadOptions(title, "", _("Take some away."))
     check_format(sampling)
 
 
 def check_format(sampling: Sampling) -> None:
-    """Raises BadOptions for a schema that is not JSON and a grammar without a root. The engine knows the rest."""
+    """Raise BadOptions for a schema that is not JSON and a grammar without a root. The engine knows the rest."""
     if sampling.json_schema and sampling.grammar:
         raise BadOptions(_("A reply can follow a JSON schema or a grammar, not both"), "", _("Take one of them away."))
     text = (sampling.json_schema or "") + (sampling.grammar or "")
@@ -134,9 +127,8 @@ def check_format(sampling: Sampling) -> None:
         if not isinstance(schema, dict):
             raise BadOptions(_("The JSON schema is not an object"), "", _("It must begin with { and end with }."))
     if sampling.grammar and "root" not in sampling.grammar:
-        raise BadOptions(
-            _("The grammar has no rule named root"), "", _("Every GBNF grammar begins with one: root ::= …")
-        )
+        advice = _("Every GBNF grammar begins with one: root ::= …")
+        raise BadOptions(_("The grammar has no rule named root"), "", advice)
 
 
 def options_json(options: ChatOptions) -> str:
@@ -146,7 +138,7 @@ def options_json(options: ChatOptions) -> str:
 
 
 def options_from(text: str) -> ChatOptions:
-    """The options in a stored text; what makes no sense there is left out."""
+    """Read the options from a stored text; default options where it makes no sense."""
     try:
         stored = json.loads(text or "{}")
         template = stored.get("template", {}).items()
@@ -161,11 +153,9 @@ def options_from(text: str) -> ChatOptions:
 
 
 def _sampling(stored: dict[str, Any]) -> Sampling:
-    """Raises ValueError and TypeError for other types than a number's or a text's."""
     values: dict[str, Any] = {}
-    for name in (one.name for one in dataclasses.fields(Sampling)):
-        value = stored.get(name)
-        if value is None:
+    for name in (known.name for known in dataclasses.fields(Sampling)):
+        if (value := stored.get(name)) is None:
             continue
         if name in RANGES:
             values[name] = int(value) if RANGES[name].whole else float(value)
@@ -178,7 +168,7 @@ def _sampling(stored: dict[str, Any]) -> Sampling:
 
 @dataclass(frozen=True)
 class Preset:
-    """What a chat can begin with. An empty `id`: not stored yet."""
+    """Options that a chat can begin with. An empty `id`: not stored yet."""
 
     name: str
     system: str = ""
@@ -188,21 +178,11 @@ class Preset:
     id: str = ""
 
 
-class PresetExists(KvchatError):
-    """Two presets cannot have one name."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__(_("There is a preset named “{name}” already", name=name), "", _("Choose another name."))
-
-
 def presets(database: Database) -> list[Preset]:
+    query = "SELECT name, system, model, options, is_default, id FROM presets ORDER BY name COLLATE NOCASE, name"
     return [
-        Preset(
-            row["name"], row["system"], row["model"], options_from(row["options"]), bool(row["is_default"]), row["id"]
-        )
-        for row in database.rows(
-            "SELECT name, system, model, options, is_default, id FROM presets ORDER BY name COLLATE NOCASE, name"
-        )
+        Preset(name, system, model, options_from(options), bool(is_default), id)
+        for name, system, model, options, is_default, id in database.rows(query)
     ]
 
 
@@ -215,38 +195,30 @@ def of_a_new_chat(database: Database) -> tuple[AnswerSettings, list[Message]]:
 
 
 def store_preset(database: Database, preset: Preset) -> Preset:
-    """Store a preset, new or changed. A default one takes that place from another.
-
-    Raises PresetExists and StorageFailed.
-    """
+    """Store a preset, new or changed; only one is the default. Raises BadOptions and StorageFailed."""
     kept = replace(preset, id=preset.id or uuid.uuid4().hex, name=preset.name.strip() or "Preset")
-    values = (kept.name, kept.system, kept.model, options_json(kept.options), kept.is_default, kept.id)
+    statement = (
+        "INSERT OR REPLACE INTO presets (name, system, model, options, is_default, id) VALUES (?, ?, ?, ?, ?, ?)"
+    )
     with database.transaction() as db:
         if db.execute("SELECT 1 FROM presets WHERE name = ? AND id != ?", (kept.name, kept.id)).fetchone():
-            raise PresetExists(kept.name)
+            title = _("There is a preset named “{name}” already", name=kept.name)
+            raise BadOptions(title, "", _("Choose another name."))
         if kept.is_default:
             db.execute("UPDATE presets SET is_default = 0")
-        db.execute(
-            "INSERT OR REPLACE INTO presets (name, system, model, options, is_default, id) VALUES (?, ?, ?, ?, ?, ?)",
-            values,
-        )
+        values = kept.name, kept.system, kept.model, options_json(kept.options), kept.is_default, kept.id
+        db.execute(statement, values)
     return kept
 
 
-def copy_name(name: str, taken: set[str]) -> str:
-    base = _("{name} copy", name=name)
-    return next(found for n in range(1, len(taken) + 2) if (found := base if n == 1 else f"{base} {n}") not in taken)
-
-
 def answer_settings(database: Database, conversation_id: str) -> AnswerSettings:
-    """How a conversation is answered; as by default if it is gone. Raises StorageFailed."""
+    """Return how a conversation is answered; the defaults if it is gone. Raises StorageFailed."""
     for row in database.rows("SELECT model, options FROM conversations WHERE id = ?", (conversation_id,)):
         return AnswerSettings(row["model"], options_from(row["options"]))
     return AnswerSettings()
 
 
 def store_options(database: Database, conversation_id: str, options: ChatOptions) -> None:
-    """Answer a conversation so from now on. Raises ConversationGone and StorageFailed."""
     statement = "UPDATE conversations SET options = ? WHERE id = ?"
     if not database.write(statement, (options_json(options), conversation_id)):
         raise ConversationGone

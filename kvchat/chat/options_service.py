@@ -2,40 +2,26 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import replace
 
 from kvchat.chat.context import StillAnswering
-from kvchat.chat.events import ConversationsChanged, MessagesChanged
 from kvchat.chat.options import (
     AnswerSettings,
     BadOptions,
     ChatOptions,
     Preset,
-    begin_with,
     check,
-    copy_name,
     presets,
     store_options,
     store_preset,
 )
-from kvchat.chat.record.messages import Conversation, MessageState, Role, new_message
+from kvchat.chat.record.messages import MessageState, Role, new_message
 from kvchat.chat.record.tree import branch_of_copies
 from kvchat.chat.turn_parts import TurnParts
 from kvchat.engine.speaking.errors import EngineRefused
-from kvchat.errors import KvchatError
 from kvchat.words.language import _
-
-
-class TemplateFixed(KvchatError):
-    """The options of the template change the prompt from its beginning."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            _("This chat has begun with other options of its model"),
-            _("They stand at the beginning of everything the model has read here."),
-            _("Begin a new chat to use others."),
-        )
 
 
 class OptionsService:
@@ -52,8 +38,12 @@ class OptionsService:
         await self.check(options)
         before = (await self.answer_settings(conversation_id)).options.template
         if options.template != before and await self.begun(conversation_id):
-            raise TemplateFixed
-        await self._parts.worker.run(store_options, self._parts.database, conversation_id, options)
+            raise BadOptions(
+                _("This chat has begun with other options of its model"),
+                _("They stand at the beginning of everything the model has read here."),
+                _("Begin a new chat to use others."),
+            )
+        await self._parts.in_database(store_options, conversation_id, options)
 
     async def begun(self, conversation_id: str) -> bool:
         return any(message.role is not Role.SYSTEM for message in await self._parts.branch(conversation_id))
@@ -63,9 +53,9 @@ class OptionsService:
         return branch[0].content if branch and branch[0].role is Role.SYSTEM else ""
 
     async def change_system_prompt(self, conversation_id: str, text: str) -> bool:
-        """Go on with another system prompt; returns whether that is a new branch.
+        """Go on with another system prompt; returns True if that made a new branch.
 
-        Where messages have been said, it is: copies of them below the new prompt, which the model reads once. The
+        Where messages have been said it does: copies of them below the new prompt, which the model reads once. The
         branch as it was stays in the tree.
         """
         if self._is_answering(conversation_id):
@@ -78,22 +68,20 @@ class OptionsService:
         documents = before.attachments if before else ()  # that the chat began on
         said = branch[1:] if before else branch
         if said:
-            system = (
-                [new_message(conversation_id, Role.SYSTEM, text, attachments=documents)] if text or documents else []
-            )
-            await parts.worker.run(branch_of_copies, parts.database, None, [*system, *said], said[-1].id)
+            system = [new_message(conversation_id, Role.SYSTEM, text, attachments=documents)]
+            system = system if text or documents else []
+            await parts.in_database(branch_of_copies, None, [*system, *said], said[-1].id)
         else:
             if before:
                 await parts.worker.run(parts.database.remove_leaf, before)
             if text or documents:
-                where = conversation_id, None, Role.SYSTEM
-                await parts.worker.run(parts.database.append, *where, text, MessageState.COMPLETE, documents)
-        parts.events.publish(MessagesChanged(conversation_id))
-        parts.events.publish(ConversationsChanged())
+                message = conversation_id, None, Role.SYSTEM, text, MessageState.COMPLETE, documents
+                await parts.worker.run(parts.database.append, *message)
+        parts.changed(conversation_id)
         return bool(said)
 
     async def check(self, options: ChatOptions) -> None:
-        """Raises BadOptions; of a JSON schema the engine is asked too, where one is ready."""
+        """Raise BadOptions for options that make no sense; a ready engine checks a JSON schema, too."""
         check(options)
         if not options.sampling.json_schema or not self._parts.host.is_ready():
             return
@@ -102,21 +90,21 @@ class OptionsService:
             await engine.engine.check_schema(options.sampling.json_schema)
         except EngineRefused as refusal:
             said = refusal.message.rpartition("JSON schema error at ")[2]
-            raise BadOptions(
-                _("The engine cannot follow this JSON schema"), said, _("Correct it and try again.")
-            ) from None
+            advice = _("Correct it and try again.")
+            raise BadOptions(_("The engine cannot follow this JSON schema"), said, advice) from None
 
     async def presets(self) -> list[Preset]:
-        return await self._parts.worker.run(presets, self._parts.database)
+        return await self._parts.in_database(presets)
 
     async def store_preset(self, preset: Preset) -> Preset:
         await self.check(preset.options)
-        return await self._parts.worker.run(store_preset, self._parts.database, preset)
+        return await self._parts.in_database(store_preset, preset)
 
     async def duplicate_preset(self, preset: Preset) -> Preset:
-        taken = {one.name for one in await self.presets()}
-        copy = replace(preset, id="", is_default=False, name=copy_name(preset.name, taken))
-        return await self.store_preset(copy)
+        base, taken = _("{name} copy", name=preset.name), {other.name for other in await self.presets()}
+        names = (base if n == 1 else f"{base} {n}" for n in itertools.count(1))
+        name = next(name for name in names if name not in taken)
+        return await self.store_preset(replace(preset, id="", is_default=False, name=name))
 
     async def delete_preset(self, preset: Preset) -> None:
         """Delete a preset; chats that began with it keep what they have of it."""
@@ -124,6 +112,3 @@ class OptionsService:
 
     async def default_preset(self) -> Preset | None:
         return next((preset for preset in await self.presets() if preset.is_default), None)
-
-    async def begin(self, title: str, preset: Preset) -> Conversation:
-        return await self._parts.worker.run(begin_with, self._parts.database, title, preset)

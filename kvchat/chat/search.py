@@ -50,10 +50,7 @@ class Excerpt:
 
 
 def excerpt(text: str, terms: Sequence[Term], *, markdown: bool) -> Excerpt | None:
-    """The line of `text` around the first hit, None without one. `markdown`: it is read, and shown without its marks.
-
-    A hit inside what Markdown hides, such as a link's address, is shown as it was written.
-    """
+    """Return the line of `text` around the first hit, or None. `markdown`: without its marks, where the hit allows."""
     at = any_span(text, terms)
     if at is None:
         return None
@@ -78,14 +75,14 @@ def beginning(text: str, terms: Sequence[Term] = ()) -> Excerpt:
 
 
 def plain(piece: str, *, code: bool = False) -> str:
-    """A piece of Markdown, which may begin and end anywhere, as words; `code`: it begins inside a fenced block."""
+    """Return a piece of Markdown, which may begin and end anywhere, as text; `code`: it begins in a fenced block."""
+
+    def prose(part: str) -> str:
+        rows = _ROW.sub(lambda row: row[0].replace("|", " "), _LINE.sub("", part))
+        return _INLINE.sub(lambda found: found["code"] or found["words"] or found["escaped"] or "", rows)
+
     parts = _FENCE.split(piece)
-    return "\n".join(part if (i % 2 == 1) is not code else _prose(part) for i, part in enumerate(parts))
-
-
-def _prose(piece: str) -> str:
-    rows = _ROW.sub(lambda row: row[0].replace("|", " "), _LINE.sub("", piece))
-    return _INLINE.sub(lambda found: found["code"] or found["words"] or found["escaped"] or "", rows)
+    return "\n".join(part if (i % 2 == 1) is not code else prose(part) for i, part in enumerate(parts))
 
 
 MOST_CHATS = 100  # shown for one search
@@ -117,14 +114,14 @@ class FoundChat:
 
 @dataclass(frozen=True)
 class Found:
-    """What a search found, titles first, then the newest messages."""
+    """Results of a search, titles first, then the newest messages."""
 
     chats: tuple[FoundChat, ...]
-    complete: bool  # whether every message was in the index already
+    complete: bool  # every message was in the index already
 
 
 class Finder:
-    """Searches, and keeps the index up to date in the background. Belongs to the event loop's thread."""
+    """Searches, and keeps the index up to date in the background. For the event loop's thread."""
 
     def __init__(self, database: Database, worker: Worker) -> None:
         self._database = database
@@ -139,30 +136,30 @@ class Finder:
         return Found(await self._worker.run(find, self._database, query), complete)
 
     def begin_indexing(self) -> None:
-        """Bring the index up to date in the background, between whatever else the database is asked for."""
         if self._indexing is None or self._indexing.done():
-            self._indexing = asyncio.create_task(self._index_all())
+            self._indexing = asyncio.create_task(self._index_in_background())
 
     async def forget(self) -> None:
-        """Take the words of what was deleted out of the index for good: it only notes that they are gone."""
-        while await self._worker.run(index_some, self._database):
-            pass
-        more = await self._worker.run(merge_some, self._database, _ALL)
-        while more:
-            more = await self._worker.run(merge_some, self._database, _PAGES)
+        """Remove deleted words from the index for good: it only notes that they are gone."""
+        await self._index_all()
+        pages = _ALL
+        while await self._worker.run(merge_some, self._database, pages):
+            pages = _PAGES
 
     def close(self) -> None:
         if self._indexing is not None:
             self._indexing.cancel()
 
     async def _index_all(self) -> None:
+        while await self._worker.run(index_some, self._database):
+            pass
+
+    async def _index_in_background(self) -> None:
         with contextlib.suppress(StorageFailed):  # the search itself will tell
-            while await self._worker.run(index_some, self._database):
-                pass
+            await self._index_all()
 
 
 def index_some(database: Database) -> bool:
-    """Index some of what has changed; whether there is more. Raises StorageFailed."""
     stale = """
         SELECT number, message_id IS NULL AS is_title, coalesce(content, title) AS text, (
             SELECT group_concat(name || char(10) || text, char(10)) FROM attachments
@@ -195,7 +192,6 @@ def index_some(database: Database) -> bool:
 
 
 def begin_anew(database: Database) -> None:
-    """Read all messages anew: the index is damaged. Raises StorageFailed."""
     with database.transaction() as db:
         made = db.execute("SELECT sql FROM sqlite_master WHERE name = 'searched_words'").fetchone()[0]
         db.execute("DROP TABLE searched_words")
@@ -204,7 +200,7 @@ def begin_anew(database: Database) -> None:
 
 
 def merge_some(database: Database, pages: int) -> bool:
-    """Write some of the index anew; whether there is more. A number below zero begins, see FTS5's `merge`."""
+    """Write some of the index anew; True if there is more. A number below zero begins, see FTS5's `merge`."""
     with database.transaction() as db:
         before = db.total_changes
         db.execute("INSERT INTO searched_words (searched_words, rank) VALUES ('merge', ?)", (pages,))
@@ -212,10 +208,7 @@ def merge_some(database: Database, pages: int) -> bool:
 
 
 def find(database: Database, query: str) -> tuple[FoundChat, ...]:
-    """The chats with all words of the query in their title or in one message, as far as they are indexed.
-
-    A damaged index is made anew first.
-    """
+    """Find the chats with all words of the query in their title or in one message, as far as they are indexed."""
     terms = terms_of(query)
     if not terms:
         return ()
@@ -242,7 +235,7 @@ def _find(database: Database, terms: tuple[Term, ...]) -> tuple[FoundChat, ...]:
 
 
 class _Excerpts:
-    """Makes what was found into what is shown. Documents may be long: once that took too long, their names must do."""
+    """Excerpts of what was found. Documents are read for a limited time in all; then their names are shown."""
 
     def __init__(self, db: sqlite3.Connection, terms: tuple[Term, ...]) -> None:
         self._db, self._terms = db, terms
@@ -263,24 +256,20 @@ class _Excerpts:
         return FoundChat(conversation_id, title, messages, line.text, line.marks, in_document=document is not None)
 
     def _in_document(self, message_id: str) -> Excerpt | None:
-        """A document's name and the line around the hit in it; None if nothing is attached."""
+        """Return a document's name and the line around the hit in it; None if nothing is attached."""
         query = "SELECT name, substr(text, 1, ?) AS text FROM attachments WHERE message_id = ? ORDER BY position"
         names = []
         for row in self._db.execute(query, (_READ_MOST, message_id)):
             name = beginning(text_of(row["name"]), self._terms)
             names.append(name)
-            line = self._line(text_of(row["text"]))
+            text, line = text_of(row["text"]), None
+            if self._spent_s <= _READING_S:
+                started = time.thread_time()
+                line = excerpt(text, self._terms, markdown=False)
+                self._spent_s += time.thread_time() - started
             if line is not None or name.marks:
-                line = line or beginning(text_of(row["text"]))
+                line = line or beginning(text)
                 before = len(name.text) + 2
                 marks = tuple((start + before, end + before) for start, end in line.marks)
                 return Excerpt(f"{name.text}: {line.text}", (*name.marks, *marks))
         return names[0] if names else None
-
-    def _line(self, text: str) -> Excerpt | None:
-        if self._spent_s > _READING_S:
-            return None
-        started = time.thread_time()
-        line = excerpt(text, self._terms, markdown=False)
-        self._spent_s += time.thread_time() - started
-        return line

@@ -22,14 +22,14 @@ from kvchat.chat.record.tree import Removed
 from kvchat.chat.search import Finder
 from kvchat.chat.turn import turns
 from kvchat.chat.turn.forecasts import Forecasts
-from kvchat.chat.turn.imported_memory import TriedOut, Verifying, try_out
+from kvchat.chat.turn.imported_memory import Verifying, try_out
 from kvchat.chat.turn.preparing import Preparing
 from kvchat.chat.turn.titles import Titles
 from kvchat.chat.turn.turn import Turn
 from kvchat.chat.turn.turns import Turns
 from kvchat.chat.turn_parts import TurnParts, Unwritten
 from kvchat.engine.speaking.wire import ENGINE_DEFAULTS, Sampling
-from kvchat.kvstore.savepoint import Fingerprint, StoreRefused
+from kvchat.kvstore.savepoint import StoreRefused
 from kvchat.kvstore.store import SavePointStore
 from kvchat.session.host import EngineHost
 from kvchat.session.slots import Slots
@@ -58,11 +58,7 @@ class ChatService:
         keep_deleted_s: Callable[[], float] = lambda: 0.0,
         why_not_read: Callable[[], Reason | None] = lambda: None,
     ) -> None:
-        """`user_sampling`: how the settings want replies drawn, `model_sampling`: how the model in use does.
-
-        `model`: the path of the one that answers in a new chat. `keep_deleted_s`: for how long what was deleted can be
-        had back. `why_not_read`: why nothing is to be read before it is asked for; None where it may be.
-        """
+        """`keep_deleted_s`: for how long to keep deleted chats. `why_not_read`: why not to read ahead, or None."""
         self.events, self.slots = events, Slots(store)
         self._database, self._worker, self._store = database, worker, store
         self.unwritten = Unwritten(database, worker, events)
@@ -93,6 +89,7 @@ class ChatService:
         self.organiser = Organiser(parts, self.leave, self.recently_deleted)
         self.library = Library(parts, self._permanent_deletion.forget, over=self._preparing.begin)
         self.verifying = Verifying(parts, over=self._preparing.begin)
+        self.try_out = partial(try_out, parts)
 
     @property
     def answering(self) -> tuple[str, ...]:
@@ -104,31 +101,23 @@ class ChatService:
 
     @property
     def idle_s(self) -> float:
-        """For how long the engine has not been needed, in seconds."""
+        """Seconds since the engine was last needed."""
         return self._background.idle_s
 
     def is_answering(self, conversation_id: str) -> bool:
         return self._turns.is_answering(conversation_id)
 
     def ahead_of(self, conversation_id: str) -> str | None:
-        """The conversation that is answered while this one waits, None if it does not wait for another."""
         return self._turns.ahead_of(conversation_id)
 
     def go_first(self, conversation_id: str) -> None:
-        """Answer this conversation next: the reply that is being made is stopped, and can be continued."""
         self._turns.go_first(conversation_id)
 
     def rest_on(self, conversation_id: str | None) -> None:
-        """The user may be about to open this conversation, or none: what it needs is read from a slow disk."""
         self._preparing.rest_on(conversation_id)
 
     def stop_reading_ahead(self, conversation_id: str) -> None:
-        """Read nothing of this chat until it is selected again."""
         self._preparing.stop(conversation_id)
-
-    async def try_out(self, conversation_id: str, fingerprint: Fingerprint, start: bool) -> TriedOut:
-        """As `imported_memory.try_out`."""
-        return await try_out(self.parts, conversation_id, fingerprint, start)
 
     async def conversations(self) -> list[Conversation]:
         return await self._worker.run(self._database.conversations)
@@ -140,33 +129,32 @@ class ChatService:
         return await self._worker.run(self._database.seconds_saved)
 
     async def messages(self, conversation_id: str) -> list[Message]:
-        """The messages on the conversation's current branch, oldest first, each with its siblings."""
+        """Return the current branch's messages, oldest first, with their siblings."""
         return self.unwritten.shown(await self._worker.run(tree.current_branch, self._database, conversation_id))
 
     async def new_conversation(self, system: str | None = None) -> Conversation:
-        """Make an empty conversation, with a system prompt if given, else with the default preset if there is one."""
-        preset = await self.options.default_preset() if system is None else None
-        return await self.begin(preset or Preset("", system or ""))
+        return await self.begin(await self._preset(system))
 
     async def new_chat(self, system: str | None = None) -> NewChat:
         """As `new_conversation`, for a chat that begins with its first question."""
-        preset = await self.options.default_preset() if system is None else None
-        begins = preset or Preset("", system or "")
-        return NewChat(lambda database, id: begin_with(database, _(NEW_TITLE), begins, id))
+        preset = await self._preset(system)
+        return NewChat(lambda database, id: begin_with(database, _(NEW_TITLE), preset, id))
+
+    async def _preset(self, system: str | None) -> Preset:
+        default = await self.options.default_preset() if system is None else None
+        return default or Preset("", system or "")
 
     async def begin(self, preset: Preset) -> Conversation:
-        made = await self.options.begin(_(NEW_TITLE), preset)
+        made = await self.parts.in_database(begin_with, _(NEW_TITLE), preset)
         self.events.publish(ConversationsChanged())
         return made
 
     async def rename(self, conversation_id: str, title: str) -> None:
-        """Give a conversation the user's own title; an empty one changes nothing."""
         if title.strip():
             await self._worker.run(self._database.rename, conversation_id, title.strip(), by_user=True)
         self.events.publish(ConversationsChanged())
 
     async def use_model(self, conversation_id: str, model: str) -> None:
-        """Have another model answer in a conversation, from its next message on."""
         await self._worker.run(remember_model, self._database, conversation_id, model, replace=True)
         self.events.publish(ConversationsChanged())
 
@@ -175,7 +163,7 @@ class ChatService:
         self.events.publish(ConversationsChanged())
 
     async def delete(self, conversation_id: str) -> None:
-        """Delete a conversation for good, its messages and its save points; the organiser's way can be undone."""
+        """Delete a conversation with its messages and save points for good."""
         self.leave(conversation_id)
         await self._worker.run(self._database.delete, conversation_id)
         self.events.publish(ConversationsChanged())
@@ -193,7 +181,7 @@ class ChatService:
         self._preparing.select(conversation_id)
 
     def prepare(self, conversation_id: str | None, draft: str, attachments: tuple[Attachment, ...] = ()) -> None:
-        """What is being written in the conversation that is looked at, or in one that has not begun: read ahead."""
+        """Read ahead what is being written in the conversation on show, or in a new one."""
         self._preparing.write(conversation_id or NOT_BEGUN, draft, attachments)
 
     def engine_ready(self) -> None:
@@ -213,13 +201,12 @@ class ChatService:
         drafts: Sequence[Draft] = (),
         waits: Callable[[], None] | None = None,
     ) -> asyncio.Future[Message | None]:
-        """Store the user's message, then run a turn. The future ends with the reply, or None if there is none.
+        """Store the user's message, then run a turn. The future's result is the reply, or None.
 
         Documents that cannot fit are refused before anything is stored. `new`: the chat, where it is made with the
-        message; `drafts`: what is left of those that the words come from. All of that is stored, or nothing.
-        With `keep` false the turn is neither settled nor saved afterwards: `bench` measures so.
-        `waits`: it may wait for a reply that is being made in the chat, and this is called when its own begins; else
-        there must be none.
+        message; `drafts`: what remains of the drafts the text comes from. All of that is stored, or nothing.
+        With `keep` false the turn is neither settled nor saved afterwards, for measuring. `waits`: called when the turn
+        begins; only with it may the turn wait for a reply in the same chat.
         """
         turn = Turn(
             self.parts,
@@ -242,7 +229,7 @@ class ChatService:
         return self._turns.begin(Turn(self.parts, conversation_id, begin, sampling, keep=keep))
 
     def regenerate(self, reply: Message, sampling: Sampling | None = None) -> asyncio.Future[Message | None]:
-        """Make another reply beside this one; what followed it stays in the tree, on its branch."""
+        """Make another reply beside this one; what followed it stays on its branch."""
         begin = partial(turns.regenerate, self._database, reply)
         return self._turns.begin(Turn(self.parts, reply.conversation_id, begin, sampling))
 
@@ -253,16 +240,14 @@ class ChatService:
     def edit(
         self, question: Message, text: str, sampling: Sampling | None = None, *, keep: bool = True
     ) -> asyncio.Future[Message | None]:
-        """Ask something else in a question's place; what followed it stays in the tree, on a branch of its own."""
+        """Ask something else in a question's place; what followed it stays on a branch of its own."""
         begin = partial(turns.ask_instead, self._database, question, text)
         return self._turns.begin(Turn(self.parts, question.conversation_id, begin, sampling, keep=keep, words=text))
 
     async def edit_reply(self, reply: Message, text: str) -> Message:
         """Put the user's words in a reply's place, without asking the model; the old one stays on its branch."""
-        where = reply.conversation_id, reply.parent_id
-        return await self._change(
-            reply.conversation_id, self._database.append, *where, Role.ASSISTANT, text, MessageState.EDITED
-        )
+        id, append = reply.conversation_id, self._database.append
+        return await self._change(id, append, id, reply.parent_id, Role.ASSISTANT, text, MessageState.EDITED)
 
     async def fork(self, reply: Message) -> str:
         """Begin another conversation with all that was said up to this reply. Returns its id."""
@@ -274,7 +259,6 @@ class ChatService:
         await self._change(conversation_id, tree.switch, self._database, conversation_id, message_id)
 
     async def delete_message(self, message: Message) -> Removed:
-        """Delete a message and all that follows it; for a while they are among the recently deleted."""
         removed = await self._change(message.conversation_id, tree.remove, self._database, message)
         self.recently_deleted.added([removed.id])
         return removed
@@ -284,7 +268,7 @@ class ChatService:
         self._preparing.changed(removed.conversation_id)
 
     def forget_left_behind(self) -> None:
-        """Begin to forget what was deleted in a run that had no time for it, and what has been kept long enough."""
+        """Delete what an earlier run had no time for, and what has been kept long enough."""
         self._background.begin(self._permanent_deletion.left_behind())
         self.recently_deleted.look_after()
 
@@ -292,28 +276,25 @@ class ChatService:
         self._turns.stop(conversation_id)
 
     def stop_all(self) -> None:
-        """Stop every reply, also those that wait for the slot, and what documents are read."""
+        """Stop every reply, also those that wait for the slot, and the reading of documents."""
         self._turns.stop()
         self.library.stop()
         self.slots.end()
 
     async def idle(self) -> None:
-        """Wait until every turn, its save included, what is prepared and a title that is being made is over."""
+        """Wait until all turns, saves, preparing and titles are over."""
         await self._background.idle()
         await self.titles.idle()
 
     async def rest(self, stop: Callable[[], Awaitable[bool]]) -> None:
-        """Stop the engine with everything saved, and between turns: one that comes meanwhile waits, then starts it.
-
-        `stop` answers whether it did.
-        """
+        """Stop the engine between turns, with everything saved. `stop` returns True if it stopped it."""
         async with self.slots.alone():
             await self.parts.absorb(patience_s=0.0)
             if await stop():
                 self.slots.forget()
 
     def close(self) -> None:
-        """Stop what is being said and look at nothing any more; `idle` then waits for what is being saved."""
+        """Stop replies and reading ahead; `idle` then waits for what is being saved."""
         self._preparing.select(None)
         self.titles.close()
         self.stop_all()
@@ -322,7 +303,7 @@ class ChatService:
         self._permanent_deletion.close()
 
     async def _change(self, conversation_id: str, write: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """Change the tree, between replies; then begin to restore what is on the page now. Raises StillAnswering."""
+        """Change the tree between replies, then prepare the branch now on show. Raises StillAnswering."""
         if self.is_answering(conversation_id):
             raise StillAnswering
         result = await self._worker.run(write, *args, **kwargs)

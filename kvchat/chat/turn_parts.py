@@ -6,8 +6,9 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from typing import Concatenate, ParamSpec, TypeVar
 
-from kvchat.chat.events import Absorbed, EventBus, MessagesChanged, Notice
+from kvchat.chat.events import Absorbed, ConversationsChanged, EventBus, MessagesChanged, Notice
 from kvchat.chat.options import AnswerSettings, ChatOptions, answer_settings, of_a_new_chat
 from kvchat.chat.record.database import Database
 from kvchat.chat.record.database_file import StorageFailed
@@ -24,11 +25,14 @@ from kvchat.system.concurrency import Background, Worker
 from kvchat.words.language import _
 from kvchat.words.reasons import Reason
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
 AGAIN_S = 5.0  # between two tries
 
 
 class Unwritten:
-    """Holds replies until they are on disk. Belongs to the event loop's thread."""
+    """Holds replies until they are on disk. For the event loop's thread."""
 
     def __init__(self, database: Database, worker: Worker, events: EventBus) -> None:
         self._database, self._worker, self._events = database, worker, events
@@ -38,7 +42,7 @@ class Unwritten:
     def hold(self, reply: Message) -> None:
         self._replies[reply.id] = reply
         if self._trying is None or self._trying.done():
-            self._trying = asyncio.create_task(self._try())
+            self._trying = asyncio.create_task(self._write_again())
 
     def holds(self, message_id: str) -> bool:
         return message_id in self._replies
@@ -54,7 +58,7 @@ class Unwritten:
         return shown
 
     async def write(self) -> None:
-        """Write what is held. Raises StorageFailed: it is held on."""
+        """Write the replies. Raises StorageFailed; they are held on then."""
         for id, reply in tuple(self._replies.items()):
             await self._worker.run(self._database.update_reply, reply)
             self._replies.pop(id, None)
@@ -66,7 +70,7 @@ class Unwritten:
         with contextlib.suppress(StorageFailed):
             await self.write()
 
-    async def _try(self) -> None:
+    async def _write_again(self) -> None:
         while self._replies:
             await asyncio.sleep(AGAIN_S)
             with contextlib.suppress(StorageFailed):
@@ -89,14 +93,21 @@ class TurnParts:
     new_chats_model: Callable[[], str | None]  # path of the one that answers in a chat without a model
     why_not_read: Callable[[], Reason | None]  # why nothing is to be read ahead; None where it may be
 
+    async def in_database(
+        self, function: Callable[Concatenate[Database, P], R], *args: P.args, **kwargs: P.kwargs
+    ) -> R:
+        """Call `function` with the database, on its thread."""
+        return await self.worker.run(function, self.database, *args, **kwargs)
+
+    def changed(self, conversation_id: str) -> None:
+        self.events.publish(MessagesChanged(conversation_id))
+        self.events.publish(ConversationsChanged())
+
     def exchange(self, slot: Slot, conversation_id: str) -> Exchange:
         return Exchange(self.slots, slot, self.host, conversation_id, self.events.of_chat(conversation_id))
 
     def drawn(self, given: Sampling | None, options: ChatOptions) -> Sampling:
-        """How a reply is drawn: as given, else as in its conversation, else as in the settings.
-
-        What they leave open is the model's. At temperature 0 nothing is added: that is what the model says itself.
-        """
+        """Return the sampling: as given, else the chat's, the settings', the model's (not at temperature 0)."""
         chosen = (given or ENGINE_DEFAULTS).over(options.sampling).over(self.user_sampling())
         return chosen if chosen.temperature == 0 else chosen.over(self.model_sampling())
 
@@ -107,7 +118,7 @@ class TurnParts:
         return await self.worker.run(self.database.branch, conversation_id)
 
     async def reading_speed(self, model: str) -> ReadingSpeed:
-        """How fast a model reads here, by its name in fingerprints, with what earlier runs have measured."""
+        """Return how fast a model (by its name in fingerprints) reads, as measured in this and earlier runs."""
         speed = self.slots.restore_cost.speed_of(model)
         if not speed.recalled:
             speed.recall(await self.worker.run(self.database.readings, model))
@@ -117,7 +128,7 @@ class TurnParts:
         return self.with_model(await self.worker.run(answer_settings, self.database, conversation_id))
 
     async def beginning(self, conversation_id: str | None) -> tuple[AnswerSettings, list[Message]]:
-        """How a conversation is answered and its branch; without an id those of a chat that has not begun."""
+        """Return a conversation's answer settings and branch; without an id those of a new chat."""
         if conversation_id is None:
             chosen, branch = await self.worker.run(of_a_new_chat, self.database)
             return self.with_model(chosen), branch
@@ -127,7 +138,7 @@ class TurnParts:
         return chosen if chosen.model else replace(chosen, model=self.new_chats_model())
 
     async def absorb(self, patience_s: float = ABSORBING_PATIENCE_S) -> None:
-        """Have the store take apart what was saved, when there is time for it, and tell what that came to."""
+        """Have the store take apart what was saved when nothing more urgent runs, and publish the result."""
         await self.slots.quiet(Rank.ABSORB, patience_s)
         try:
             report = await self.slots.absorb()

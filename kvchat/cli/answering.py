@@ -87,14 +87,12 @@ class GatewayElsewhere(KvchatError):
 
 
 async def opened_runtime(commands: Commands, options: EngineOptions) -> Runtime:
-    """The runtime, with this call's model and engine where it is opened for this call. Raises KvchatError."""
     if commands.is_open and options.engine:
         raise EngineRuns
     return await commands.runtime(await _chosen_settings(commands, options))
 
 
 async def _chosen_settings(commands: Commands, options: EngineOptions) -> Settings:
-    """The user's settings, with this call's model and engine in their place. Raises KvchatError without a model."""
     settings = with_options(await asyncio.to_thread(lambda: commands.settings), options)
     if settings.model_path or settings.engine_url:
         return settings
@@ -106,7 +104,7 @@ async def _chosen_settings(commands: Commands, options: EngineOptions) -> Settin
 
 
 def with_options(settings: Settings, options: EngineOptions) -> Settings:
-    """Return the settings with the model and the engine that a command names."""
+    """Return the settings with the model and engine that a command names."""
     if options.engine:
         settings = dataclasses.replace(settings, engine_path=str(options.engine.absolute()), engine_url=None)
     if options.model:
@@ -115,7 +113,6 @@ def with_options(settings: Settings, options: EngineOptions) -> Settings:
 
 
 async def _starter_is_wanted() -> bool:
-    """Ask on the terminal whether the user wants the starter model; nobody is asked elsewhere."""
     terminal = current_terminal.get()
     if terminal is None or not terminal.asks:
         return False
@@ -130,7 +127,7 @@ def show_starter(progress: StarterProgress) -> None:
 
 
 async def serve(options: ServeOptions, commands: Commands) -> int:
-    """One engine and one store behind an address, until SIGINT or SIGTERM, which is no fault. Raises KvchatError."""
+    """Serve other programs until SIGINT or SIGTERM, which is no fault. Raises KvchatError."""
     from kvchat.gateway.keys import read_key_file
 
     if not commands.is_own:
@@ -159,7 +156,6 @@ async def serve(options: ServeOptions, commands: Commands) -> int:
 
 
 def _hear(event: Event) -> None:
-    """Print what concerns every chat and program."""
     match event:
         case Notice(title=title, detail=detail):
             remark(sentences(title, detail))
@@ -175,8 +171,6 @@ def _report_engine_failure(event: Event) -> None:
 
 @dataclass
 class _Printer:
-    """Prints one chat's reply as it comes, and remembers what went wrong."""
-
     as_json: bool
     chat_id: str = ""
     error: KvchatError | None = None
@@ -187,7 +181,7 @@ class _Printer:
         self.heard = True
 
     def hear(self, event: Event) -> None:
-        """Take an event of the runtime's; those of other chats are not for this terminal."""
+        """Print an event, unless it is about another chat."""
         chat = getattr(event, "conversation_id", "")
         if chat and (chat != self.chat_id or not (self.heard or isinstance(event, TurnFailed | QuestionNotStored))):
             return
@@ -230,10 +224,7 @@ class Talk:
     new: NewChat | None  # the chat, until its first question is on disk
 
     async def ask(self, question: str) -> Message | None:
-        """Have it answered, printed as it comes; None where it was not. Raises KvchatError.
-
-        Cancelled, it is stopped.
-        """
+        """Have it answered and printed; None where it was not. Stopped if cancelled. Raises KvchatError."""
         self.printer.error, attachments = None, self.attachments
         self.attachments = ()
         if self.runtime.chat.is_answering(self.chat_id):
@@ -248,13 +239,12 @@ class Talk:
         return reply
 
     def stop(self) -> None:
-        """End the reply; what has come of it is kept."""
         self.runtime.chat.stop(self.chat_id)
 
 
 @contextlib.asynccontextmanager
 async def open_talk(options: AskOptions, commands: Commands) -> AsyncIterator[Talk]:
-    """The chat that was named, or a new one, with nothing asked in it yet. Raises KvchatError."""
+    """Open the named chat, or a new one. Raises KvchatError."""
     runtime = await opened_runtime(commands, options)
     printer = _Printer(options.as_json)
     unsubscribe = runtime.events.subscribe(printer.hear)
@@ -278,7 +268,6 @@ async def open_talk(options: AskOptions, commands: Commands) -> AsyncIterator[Ta
 
 
 async def _conversation(runtime: Runtime, options: AskOptions) -> str | NewChat:
-    """The id of the conversation to go on with, or a new one."""
     known = await runtime.chat.conversations()
     if options.chat_id is not None:
         return named_chat(known, options.chat_id).id
@@ -290,7 +279,7 @@ async def _conversation(runtime: Runtime, options: AskOptions) -> str | NewChat:
 
 
 async def _begun_on(runtime: Runtime, name: str) -> NewChat:
-    """A new chat on what was prepared under that name; where it has to be read again that is said before."""
+    """Begin a chat on prepared documents; says so first if they have to be read again."""
     library = runtime.chat.library
     one = await library.named(name)
     usage = () if runtime.save_points.problem else (await runtime.save_points.usage()).conversations
@@ -306,7 +295,6 @@ async def _begun_on(runtime: Runtime, name: str) -> NewChat:
 
 
 async def ask(options: AskOptions, commands: Commands) -> int:
-    """Ask one question, whose reply goes to standard output; without one, converse. Raises KvchatError."""
     if not options.prompt:
         return await _converse(options, commands)
     async with open_talk(options, commands) as talk:
@@ -336,7 +324,7 @@ def _answer(chat_id: str, reply: Message) -> dict[str, object]:
 
 
 async def _kept(runtime: Runtime) -> None:
-    """Wait until the reply is saved. Where that takes long it is said, and Ctrl+C ends kvchat without."""
+    """Wait until the reply is saved; Ctrl+C ends kvchat without."""
     idle = asyncio.ensure_future(runtime.chat.idle())
     try:
         await asyncio.wait({idle}, timeout=SAID_AFTER_S)
@@ -349,7 +337,6 @@ async def _kept(runtime: Runtime) -> None:
 
 
 def _tell_unfinished(runtime: Runtime) -> bool:
-    """Say what is still to be saved; False where nothing is."""
     if (unfinished := runtime.unfinished) is None:
         return False
     words = _("saving the memory of this chat ({words}); Ctrl+C ends kvchat without it", words=unfinished.words)
@@ -358,7 +345,6 @@ def _tell_unfinished(runtime: Runtime) -> bool:
 
 
 async def _converse(options: AskOptions, commands: Commands) -> int:
-    """Answer one question after the other, warm in between, until Ctrl+D. Raises KvchatError when it cannot begin."""
     terminal = current_terminal.get()
     assert terminal is not None
     commands.lasts = commands.is_own or commands.lasts

@@ -392,7 +392,7 @@ class ShellOptions(Options):
 
 
 def parse(arguments: Sequence[str]) -> tuple[Command, Any]:
-    """The command and the options that a command line asks for. Exits where it makes no sense."""
+    """Return the command and options of a command line. Exits where it makes no sense."""
     given = vars(build_parser().parse_args(arguments))
     command = COMMANDS[given["command"]]
     known = [one.name for one in fields(command.options) if given.get(one.name) is not None]
@@ -405,7 +405,6 @@ def command_named(name: str) -> Command:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The parser of the whole table. Its namespaces hold what was given and the name of the `command`."""
     argparse._ = _  # type: ignore[attr-defined]  # it asks gettext's own domain: https://bugs.python.org/issue12711
     title = _("commands (without one, the window)")
     parser = argparse.ArgumentParser("kvchat", epilog=_(_CODES), argument_default=argparse.SUPPRESS)
@@ -443,7 +442,6 @@ def _describe(parser: argparse.ArgumentParser, command: Command) -> None:
 
 
 def print_completion(options: ShellOptions) -> int:
-    """Print what a shell has to read to complete kvchat's commands and options."""
     import shtab
 
     print(shtab.complete(build_parser(), options.shell))

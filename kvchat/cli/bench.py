@@ -69,10 +69,7 @@ class BenchHome:
         self.saved: list[Saved] = []  # by every turn so far
 
     async def ask(self, chat_id: str, text: str | None, *, keep: bool = True) -> Reply:
-        """Send a message, or the last one again; wait until what came of it is saved and absorbed.
-
-        Raises what went wrong.
-        """
+        """Send a message, or the last one again; wait until the result is saved and absorbed."""
         chat = self.runtime.chat
         if text is None:
             return await self.reply(chat.retry(chat_id, self.greedy, keep=keep))
@@ -84,7 +81,6 @@ class BenchHome:
             raise BenchFailed("A chat could not be saved", "", "See `kvchat doctor` for the free disk space.")
 
     async def reply(self, answering: asyncio.Future[Message | None]) -> Reply:
-        """Wait as `ask` does for what was begun otherwise."""
         message = await answering
         await self.runtime.chat.idle()
         if message is None or message.receipt is None:
@@ -92,18 +88,16 @@ class BenchHome:
         return Reply(message.content, message.receipt)
 
     async def notes(self, tokens: int, first: int = 1) -> str:
-        """A text of about `tokens` tokens in this model's vocabulary, its notes numbered from `first`."""
+        """Write about `tokens` tokens of text in this model's vocabulary, its notes numbered from `first`."""
         engine = (await self.runtime.engine.ready()).engine
         per_note = len(await engine.prompt_tokens([ChatMessage("user", _numbered_notes(SAMPLE, first))])) / SAMPLE
         return _numbered_notes(max(1, round(tokens / per_note)), first)
 
     async def restart_engine(self) -> None:
-        """Another engine process; what is warm stays warm."""
         await self.runtime.stop_engine()
         await self.runtime.engine.ready()
 
     async def restart(self) -> None:
-        """All of it anew, as after quitting: only what is on disk is left."""
         await self.runtime.close()
         self.runtime = self._heard(await open_runtime(self._paths, self.settings))
         await self.runtime.engine.ready()
@@ -124,10 +118,6 @@ class BenchHome:
 async def bench_home(
     options: BenchOptions, context_size: int | None = None, reply_tokens: int = REPLY_TOKENS
 ) -> AsyncIterator[BenchHome]:
-    """A kvchat on the disk the real save points are on; nothing of it is left afterwards. Raises KvchatError.
-
-    `context_size`: in tokens; None: as the settings say.
-    """
     paths = resolve_paths()
     settings = with_options(load_settings(paths.settings_file), options)
     if not (settings.model_path or settings.engine_url):
@@ -153,13 +143,11 @@ def ttft(replies: Sequence[Reply]) -> float:
 
 
 def ttft_ratio(replies: Sequence[Reply], hot: Sequence[Reply]) -> float:
-    """The median of the rounds' own ratios."""
     pairs = zip(replies, hot, strict=True)
     return median(one.receipt.ttft_ms / other.receipt.ttft_ms for one, other in pairs)
 
 
 def _numbered_notes(count: int, first: int) -> str:
-    """Deterministic prose that no two lines of which are alike."""
     lines = [
         f"Note {i}: on day {i * 7 % 365}, {PEOPLE[i % 13]} left the {THINGS[i % 10]} by the {THINGS[(i * 3 + 1) % 10]}"
         f" and wrote down the number {i * 7919 % 10007}."
@@ -204,7 +192,6 @@ class _Round:
 
     @property
     def written(self) -> int:
-        """Bytes the kept reply wrote; slot files too, where there is no memory to stage them in."""
         return self.after.bytes_written - self.before.bytes_written
 
     @property

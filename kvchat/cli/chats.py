@@ -48,7 +48,6 @@ class NoSuchChat(KvchatError):
 
 
 def named_chat(known: Sequence[Conversation], name: str) -> Conversation:
-    """Return the chat with that id, or the only one whose id begins with it. Raises NoSuchChat."""
     found = [one for one in known if one.id == name] or [one for one in known if name and one.id.startswith(name)]
     if len(found) == 1:
         return found[0]
@@ -61,7 +60,6 @@ def named_chat(known: Sequence[Conversation], name: str) -> Conversation:
 
 
 def _database(paths: Paths) -> closing[Database]:
-    """The chats' file: made, or brought to the newest format."""
     return closing(Database(paths.ensure().database))
 
 
@@ -115,7 +113,6 @@ async def delete(options: SomeChats, commands: Commands) -> int:
 
 
 def search(options: SearchOptions) -> int:
-    """Print the chats that have these words: titles first, then the newest messages."""
     with _database(resolve_paths()) as database:
         while index_some(database):
             pass
@@ -182,7 +179,7 @@ def _export_with_memory(paths: Paths, options: ExportOptions) -> int:
 
 
 async def take_in(options: ImportOptions, commands: Commands) -> int:
-    """Take chats in; 1 when something could not be. What came with its memory is tried out."""
+    """Take chats in and try out their memory; 1 when something could not be taken in."""
     transfer = (await commands.runtime()).transfer
     report = await transfer.take_in(options.files, lambda done, total: None, options.passphrase, start=True)
     for problem in report.problems:

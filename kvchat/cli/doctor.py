@@ -134,13 +134,13 @@ class DoctorReport:
 
     @property
     def healthy(self) -> bool:
-        """Nothing found is broken. A model that was never chosen is no fault."""
+        """True if nothing is broken. A model that was never chosen is no fault."""
         broken = self.engine.problem or self.model.problem or any(folder.problem for folder in self.directories)
         return self.engine.found and not broken
 
 
 def doctor(options: DoctorOptions) -> int:
-    """Print the report, and first with `--retest` forget what was found out about restoring; 1 for a fault."""
+    """Print the report; `--retest` first forgets findings about restoring. Returns 1 for a fault."""
     paths = resolve_paths()
     settings = load_settings(paths.settings_file)
     if options.model is not None:
@@ -180,7 +180,6 @@ def collect(paths: Paths, settings: Settings) -> DoctorReport:
 
 
 def _look_at_engine(settings: Settings) -> tuple[EngineReport, MemoryFacts]:
-    """The engine, and the memory it can use: the computer's alone where the engine cannot be asked."""
     if settings.engine_url:
         return EngineReport(True, SERVER, settings.engine_url, _ATTACHED), available_memory()
     try:
@@ -217,7 +216,7 @@ def _look_at_model(
 
 
 def _look_at_restoring(paths: Paths, model: ModelReport) -> RestoreReport | None:
-    """The newest finding, of whichever engine build it is: one that does not run does not always tell its own."""
+    """Report the newest finding, whatever the engine build: one that does not run cannot always tell its own."""
     if not model.usable or model.path is None:
         return None
     if (newest := newest_finding(paths.restore_findings, model_identity(Path(model.path)))) is None:
@@ -227,7 +226,6 @@ def _look_at_restoring(paths: Paths, model: ModelReport) -> RestoreReport | None
 
 
 def _nearest_existing(path: Path) -> Path:
-    """The folder itself or, before the first start, the parent it will be made in."""
     return next((folder for folder in (path, *path.parents) if is_folder(folder)), Path(path.anchor))
 
 
@@ -249,7 +247,6 @@ def find_tray(environment: Mapping[str, str] = os.environ) -> Finding:
 
 
 def _bus_tray(environment: Mapping[str, str]) -> Finding:
-    """Ask the session bus for the owner of the StatusNotifierWatcher name."""
     address = environment.get("DBUS_SESSION_BUS_ADDRESS")
     if not address:
         return Finding(Presence.MISSING, "there is no session bus")
@@ -292,7 +289,6 @@ def _x11_tray(display: str) -> Finding:
 
 
 def find_keyring() -> Finding:
-    """Ask for the system's keyring, which could keep secrets. Nothing is written or read."""
     try:
         import keyring
         from keyring.backends import fail, null
@@ -306,7 +302,6 @@ def find_keyring() -> Finding:
 
 
 def lines(report: DoctorReport) -> list[str]:
-    """The report as a person reads it: labels to the left, one fact a line."""
     disk, floor = size_in_words(report.free_disk_bytes), size_in_words(report.free_floor_bytes)
     rows = [
         ("kvchat", f"{report.version}, Python {report.python}, {report.system}"),
@@ -346,7 +341,6 @@ def _engine_rows(engine: EngineReport) -> Iterator[tuple[str, str]]:
 
 
 def _model_rows(report: DoctorReport) -> Iterator[tuple[str, str]]:
-    """The model, the context chosen for it, and what was found out about restoring with it."""
     model, context = report.model, report.context
     if model.path is None:
         yield "model", "none chosen yet"

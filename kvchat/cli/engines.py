@@ -22,7 +22,6 @@ from kvchat.words.wording import size
 
 
 def show_all(options: JsonOptions) -> int:
-    """List the engines; 1 where none can be used."""
     paths = resolve_paths()
     fetched = EngineFetcher(paths.engines, lambda: None).fetched()
     entries = take_inventory(load_settings(paths.settings_file).engine_path, [one.location for one in fetched])
@@ -50,7 +49,6 @@ def show_all(options: JsonOptions) -> int:
 
 
 def lines(entries: tuple[EngineEntry, ...], fetched: Sequence[FetchedEngine] = ()) -> list[str]:
-    """The list as a person reads it; the engine in use is marked."""
     told = [line for entry in entries for line in _entry_lines(entry)] or [_("No engine was found.")]
     told += [
         "  " + _("Fetched: {name} ({size}); `kvchat engines remove {name}`", name=one.name, size=size(one.size))
@@ -81,7 +79,7 @@ def _entry_lines(entry: EngineEntry) -> Iterator[str]:
 
 
 async def test(options: EngineToTest, commands: Commands) -> int:
-    """Try the engine that was named, or the one kvchat would start; 1 where it does not work."""
+    """Try the named engine, or the one kvchat would start; 1 where it does not work."""
     settings = commands.settings
     location = find_engine(options.path) if options.path else usable_engine(settings.engine_path)[0]
 
@@ -104,14 +102,13 @@ def _show_step(step: TrialStep) -> None:
 
 
 def _trial_fields(engine: object, trial: Trial) -> dict[str, Any]:
-    """A trial as JSON. `engine`: the one tried or, after a fetch, the one in use."""
     steps = [{"name": step.name, "detail": step.detail, "failed": step.error is not None} for step in trial.steps]
     return {"engine": str(engine), "works": trial.works, "steps": steps}
 
 
 @asynccontextmanager
 async def _setup(commands: Commands) -> AsyncIterator[EngineSetup]:
-    """The runtime's where it is open, else one that only changes the settings."""
+    """Give the runtime's setup where it is open, else one that only changes the settings."""
     if commands.is_open:
         yield (await commands.runtime()).engines
         return
@@ -153,8 +150,6 @@ async def get(options: EngineToGet, commands: Commands) -> int:
 
 
 class _Progress:
-    """Prints how far fetching is, each stage and step once."""
-
     def __init__(self, setup: EngineSetup) -> None:
         self._setup = setup
         self._stage: Stage | None = None

@@ -51,7 +51,6 @@ def _library(commands: Commands, folders: Sequence[Path] = ()) -> ModelLibrary:
 
 
 async def show_all(options: ModelsOptions, commands: Commands) -> int:
-    """List the models on this machine, those that cannot be used at the end with the reason."""
     for folder in options.folders:
         if not is_folder(folder):
             raise NoSuchFile(_("There is no such folder"), str(folder), _("Name one that is there."))
@@ -90,7 +89,6 @@ def list_lines(models: Sequence[JudgedModel], unreadable: Sequence[UnreadableFol
 
 
 def _fields(one: JudgedModel) -> dict[str, Any]:
-    """A model as JSON: size in bytes, context in tokens."""
     model = one.model
     fields: dict[str, Any] = {
         "name": model.name,
@@ -205,7 +203,7 @@ async def _use(commands: Commands, path: Path) -> None:
 
 
 async def _found(library: ModelLibrary, name: str) -> Path:
-    """The one model on this machine that is so called, or has that in its name. Raises NoSuchFile."""
+    """Return the one model on this machine with that name, or with it in its name. Raises NoSuchFile."""
     judged: list[JudgedModel] = []
     await library.find(lambda facts: judge_size(facts.size, available_memory()), judged.append)
     models = {one.model.path: one.model.name for one in judged if one.model.facts}
@@ -223,7 +221,7 @@ async def _found(library: ModelLibrary, name: str) -> Path:
 
 
 def chosen_file(repository: HubRepository, quantisation: str) -> HubFile:
-    """The model of that quantisation or name; without one, Q4_K_M or the only one. Raises NoSuchFile."""
+    """Return the model of that quantisation or name; without one, Q4_K_M or the only one. Raises NoSuchFile."""
     wanted = quantisation.lower()
     fitting = [one for one in repository.files if wanted in (one.quantisation.lower(), one.name.lower()) and wanted]
     if not wanted:
@@ -242,7 +240,7 @@ def chosen_file(repository: HubRepository, quantisation: str) -> HubFile:
 
 
 def _parts(text: str) -> tuple[str, str]:
-    """The repository that a text or an address names, and the quantisation behind it. Raises NoSuchFile."""
+    """Return the repository that a text or address names, and the quantisation. Raises NoSuchFile."""
     name, quantisation = text, ""
     if "://" not in text:
         name, _colon, quantisation = text.partition(":")

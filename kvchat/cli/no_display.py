@@ -46,7 +46,7 @@ class DisplayProblem:
 
 
 def find_problem(environment: Mapping[str, str] = os.environ) -> DisplayProblem | None:
-    """Why Qt would abort, or None when a window can open. Only Linux has displays and libraries to miss."""
+    """Return why Qt would abort, or None. Only Linux has displays and libraries to miss."""
     if sys.platform != "linux":
         return None
     chosen = environment.get("QT_QPA_PLATFORM", "").split(";")[0].split(":")[0]
@@ -63,7 +63,7 @@ def find_problem(environment: Mapping[str, str] = os.environ) -> DisplayProblem 
 
 
 def explain(problem: DisplayProblem, *, starter: bool) -> int:
-    """Say what is wrong. With `starter`, chat all the same: a loop on a terminal, one greeting elsewhere."""
+    """Say what is wrong. With `starter`, chat in the terminal, or ask for one greeting elsewhere."""
     print(
         _("kvchat cannot open a window. {detail}\n  {advice}", detail=problem.detail, advice=problem.advice),
         file=sys.stderr,
@@ -81,7 +81,6 @@ def explain(problem: DisplayProblem, *, starter: bool) -> int:
 
 
 def _missing(libraries: Iterable[str]) -> DisplayProblem | None:
-    """The libraries that cannot be loaded, with the line that installs them."""
     lost = [name for name in libraries if not _loads(name)]
     if not lost:
         return None
@@ -93,7 +92,7 @@ def _missing(libraries: Iterable[str]) -> DisplayProblem | None:
 
 
 def _package(library: str) -> str:
-    """The Debian package that holds a library, named by the Debian policy's rule (8.1)."""
+    """Return the Debian package of a library, named by Debian policy 8.1."""
     name, _, version = library.lower().replace("_", "-").partition(".so.")
     return _PACKAGES.get(library, f"{name}{'-' if name[-1].isdigit() else ''}{version}")
 
@@ -107,7 +106,7 @@ def _loads(name: str) -> bool:
 
 
 def _unreachable(environment: Mapping[str, str]) -> DisplayProblem | None:
-    """Whether a display is named but nobody answers there: a stale DISPLAY, a missing X authority."""
+    """Return the problem if no named display answers: a stale DISPLAY, a missing X authority."""
     names = [name for name in ("DISPLAY", "WAYLAND_DISPLAY") if environment.get(name)]
     if any(_answers(name, environment) for name in names):
         return None

@@ -91,17 +91,14 @@ window = partial(_command, Place.WINDOW, does="")
 
 
 def option(name: str, metavar: str | None, words: str, default: Any = None, **more: Any) -> Any:
-    """A field given as `--name METAVAR`."""
     return field(default=default, metadata={"name": name, "metavar": metavar, "help": words, "type": text} | more)
 
 
 def positional(metavar: str | None, words: str, default: Any = "", **more: Any) -> Any:
-    """A field given by its place."""
     return field(default=default, metadata={"metavar": metavar, "help": words, "type": text, "default": None} | more)
 
 
 def flag(name: str, words: str, **more: Any) -> Any:
-    """A field that is True where `--name` is given."""
     return field(default=False, metadata={"name": name, "help": words, "action": "store_true"} | more)
 
 
@@ -109,7 +106,7 @@ def flag(name: str, words: str, **more: Any) -> Any:
 
 
 def positive(digits: str) -> int:
-    """A whole number above zero, and none that nobody could wait for."""
+    """Read a whole number above zero that somebody could wait for."""
     value = int(digits)
     if not 1 <= value <= MOST_CONTEXT:
         raise argparse.ArgumentTypeError(
@@ -119,7 +116,7 @@ def positive(digits: str) -> int:
 
 
 def setting(name: str, read: Callable[[str], float]) -> Callable[[str], float]:
-    """A number within the bounds that the setting `name` has."""
+    """Return a reader of numbers within the bounds of a setting."""
 
     def number(digits: str) -> float:
         value = read(digits)
@@ -131,21 +128,21 @@ def setting(name: str, read: Callable[[str], float]) -> Callable[[str], float]:
 
 
 def text(words: str) -> str:
-    """Words that a locale could not read are read as UTF-8; bytes that are none are shown as such."""
+    """Read text in another locale's encoding as UTF-8; show bytes that are none as such."""
     if not _UNREAD.search(words):
         return words
     return os.fsencode(words).decode("utf-8", "replace")
 
 
 def named_path(name: str) -> Path:
-    """A path that can be written down: what answers a chat is remembered by it."""
+    """Read a path that can be written down: a chat remembers its model by it."""
     if text(name) != name:
         raise argparse.ArgumentTypeError(_("the name {text} is not in UTF-8: rename it", text=repr(text(name))))
     return Path(name)
 
 
 def byte_count(words: str) -> int:
-    """A size as a user writes it: "2GB", "1.5 gb", "500M", "1000000"."""
+    """Read a size as a user writes it: "2GB", "1.5 gb", "500M", "1000000"."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)B?\s*", words, re.IGNORECASE)
     if match is None:
         raise argparse.ArgumentTypeError(_("{words} is not a size; write it as 500MB or 2GB", words=repr(words)))
@@ -159,7 +156,7 @@ def byte_count(words: str) -> int:
 
 
 def read_question() -> str:
-    """All of standard input as text. Raises NoQuestion for what nobody can ask."""
+    """Read all of standard input as text. Raises NoQuestion."""
     given = sys.stdin.buffer.read(MOST_QUESTION + 1) if sys.stdin else b""
     if len(given) > MOST_QUESTION:
         raise NoQuestion(
@@ -171,7 +168,7 @@ def read_question() -> str:
 
 
 def read_passphrase(file: Path | None) -> str:
-    """The first line of the file; empty without one. Never from the command line, where others can read it."""
+    """Read the first line of the file; empty without one. Never from the command line, where others can see it."""
     if file is None:
         return ""
     try:
@@ -187,7 +184,7 @@ def read_passphrase(file: Path | None) -> str:
 
 
 def wait_for(files: tuple[Path, ...]) -> None:
-    """Raise NotThatWay for a file on a disk that hangs. Others are said to be bad by whoever reads them."""
+    """Raise NotThatWay for a file on a disk that hangs; other faults are reported by its reader."""
     for file in files:
         try:
             in_time(file.stat)

@@ -53,7 +53,6 @@ async def prepare(options: PrepareOptions, commands: Commands) -> int:
 
 
 async def _meant(runtime: Runtime, options: PrepareOptions) -> Prepared:
-    """The set of that name, or a new one, with an estimate for whoever waits."""
     library = runtime.chat.library
     found = next((one for one in await library.all() if one.name == options.name), None)
     if found is not None:
@@ -85,7 +84,6 @@ async def _meant(runtime: Runtime, options: PrepareOptions) -> Prepared:
 
 
 def _fields(one: Standing, folder: Path) -> dict[str, Any]:
-    """A set as JSON: sizes in bytes, times in seconds or ISO 8601."""
     prepared = one.prepared
     return {
         "name": prepared.name,
@@ -122,7 +120,7 @@ def _row(one: Standing) -> tuple[str, ...]:
 
 
 async def _opened(commands: Commands, options: EngineOptions) -> Runtime:
-    """The runtime, which needs a model only where one is named."""
+    """Open the runtime, with a model only where one is named."""
     return await (opened_runtime(commands, options) if options.model or options.engine else commands.runtime())
 
 

@@ -68,7 +68,7 @@ async def _put(options: SettingName, value: Any, commands: Commands) -> int:
 
 
 def _value(name: str, words: Sequence[str]) -> Any:
-    """What is written on the command line, as the setting's kind: a number, true or false, bytes as in 20GB, a text."""
+    """Convert command-line words to the setting's kind: a number, true or false, bytes as in 20GB, a text."""
     usual, first = getattr(Settings(), name), words[0]
     if isinstance(usual, tuple):
         return tuple(words)
@@ -92,7 +92,7 @@ def _value(name: str, words: Sequence[str]) -> Any:
 
 
 def _shown(value: Any) -> str:
-    """For a reader: a dash stands for "kvchat decides"."""
+    """Show a value; a dash stands for "kvchat decides"."""
     if value is None or value == "" or value == ():
         return "-"
     if isinstance(value, bool):

@@ -42,8 +42,6 @@ TITLE_WIDTH = 40  # characters
 
 @dataclass(frozen=True)
 class _Opened:
-    """The store, and what the chats' file tells of it; nothing where that cannot be read."""
-
     paths: Paths
     settings: Settings
     store: SavePointStore
@@ -52,7 +50,7 @@ class _Opened:
 
 
 async def _do(commands: Commands, do: Callable[[_Opened], int]) -> int:
-    """Do it in a thread. Without a runtime the store alone is opened: damaged chats keep nobody from it."""
+    """Do it in a thread; without a runtime only the store is opened, so that damaged chats do not matter."""
     async with commands.opening() as runtime:
         paths, settings = commands.paths, await asyncio.to_thread(lambda: commands.settings)
         # The warm tier's budget as in the app: without one, what a killed kvchat has left in memory would be given up.
@@ -65,7 +63,6 @@ async def _do(commands: Commands, do: Callable[[_Opened], int]) -> int:
 
 
 def _told_of(paths: Paths) -> tuple[Titles, Saved]:
-    """The titles, and the seconds that the replies say were saved."""
     try:
         with closing(Database(paths.database)) as database:
             titles = {conversation.id: conversation.title for conversation in database.conversations()}
@@ -95,8 +92,6 @@ async def show_all(options: JsonOptions, commands: Commands) -> int:
 
 
 async def prune(options: PruneOptions, commands: Commands) -> int:
-    """Show what goes, before it goes."""
-
     def do(opened: _Opened) -> int:
         store, titles, target = opened.store, opened.titles, options.target_bytes
         plan = timed_plan(store.plan_prune(target), _timed(opened.paths, opened.store.usage()))
@@ -113,8 +108,6 @@ async def prune(options: PruneOptions, commands: Commands) -> int:
 
 
 async def verify(options: JsonOptions, commands: Commands) -> int:
-    """Hash every block again; 1 when something bad was found."""
-
     def do(opened: _Opened) -> int:
         report = opened.store.verify(partial(show_progress, _("Verifying:")))
         left = {one.conversation_id: one.save_points for one in opened.store.usage().conversations}
@@ -126,7 +119,7 @@ async def verify(options: JsonOptions, commands: Commands) -> int:
 
 
 async def forget(options: ProgramOptions, commands: Commands) -> int:
-    """Delete what is kept for a program. Raises KvchatError where nothing is."""
+    """Delete a program's save points. Raises KvchatError where there are none."""
 
     def do(opened: _Opened) -> int:
         kept = opened.store.usage().conversations
@@ -145,7 +138,6 @@ async def forget(options: ProgramOptions, commands: Commands) -> int:
 
 
 def usage_lines(usage: StoreUsage, titles: Titles, saved: Saved) -> list[str]:
-    """The store for a reader: sums, then each conversation, the largest first."""
     programs = [one for one in usage.conversations if program_of(one.conversation_id)]
     chats = several(len(usage.conversations) - len(programs), "{count} chat", "{count} chats")
     if programs:
@@ -228,12 +220,10 @@ def _usage_row(one: ConversationUsage, titles: Titles, saved: Saved) -> tuple[st
 
 
 def _shared_savings(usage: StoreUsage) -> int:
-    """Bytes that whole files would take beyond what the store takes."""
     return max(0, usage.logical_bytes - usage.physical_bytes)
 
 
 def plan_lines(plan: PrunePlan, titles: Titles, target_bytes: int, *, dry_run: bool) -> list[str]:
-    """What a prune removes, or would remove, and what re-reading it would cost."""
     if not plan.save_point_ids:
         lines = [_("Nothing to delete: the save points take {bytes_left}.", bytes_left=size(plan.bytes_left))]
     else:
@@ -270,7 +260,7 @@ def _pruned_row(one: PrunedConversation, titles: Titles) -> tuple[str, ...]:
 
 
 def report_lines(report: VerifyReport, left: Mapping[str, int], titles: Titles) -> list[str]:
-    """What verifying has found; `left`: the save points a conversation still has."""
+    """Return the result of verifying; `left`: save points that a conversation still has."""
     checked = _(
         "{blocks} checked, {bytes}",
         blocks=several(report.blocks, "{count} block", "{count} blocks"),
@@ -291,7 +281,6 @@ def report_lines(report: VerifyReport, left: Mapping[str, int], titles: Titles) 
 
 
 def _usage_fields(usage: StoreUsage, titles: Titles, saved: Saved) -> dict[str, Any]:
-    """The store as JSON: sizes in bytes, times in seconds or ISO 8601."""
     return dataclasses.asdict(usage) | {
         "conversations": len(usage.conversations),
         "shared_savings_bytes": _shared_savings(usage),
@@ -335,7 +324,7 @@ def _named(conversation_id: str, titles: Titles, fields: dict[str, Any]) -> dict
 
 
 def _title(conversation_id: str, titles: Titles) -> str:
-    """A title in one short line, or a program's name; where the conversation is not known, its id."""
+    """Return a title in one short line, a program's name, or the conversation's id."""
     program = program_of(conversation_id)
     title = _("Program: {program}", program=program) if program else titles.get(conversation_id, conversation_id)
     title = one_line(calm(title))

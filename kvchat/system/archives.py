@@ -27,8 +27,6 @@ class UnsafeArchive(ValueError):
 
 @dataclass(frozen=True)
 class _Member:
-    """One entry: a folder has neither `open` nor `link`."""
-
     name: str
     size: int = 0
     runs: bool = False  # its owner may execute it
@@ -37,11 +35,7 @@ class _Member:
 
 
 def unpack(archive: Path, into: Path, stop: threading.Event) -> None:
-    """Put what a .zip or .tar.gz holds into a folder, without the one folder that all of it may be in; ends at `stop`.
-
-    Beside what is there already, which is replaced where it has the same name. Raises UnsafeArchive, and OSError as
-    writing does; then, and when it was stopped, something may lie there.
-    """
+    """Unpack a .zip or .tar.gz into a folder, without its single top folder; ends at `stop`. Raises UnsafeArchive."""
     with tempfile.TemporaryDirectory(prefix=".unpacking-", dir=into) as name:
         beside = Path(name)
         _unpack(archive, beside, stop)
@@ -84,7 +78,7 @@ def _put(member: _Member, target: Path, stop: threading.Event) -> None:
 
 
 def _inside(folder: Path, name: str) -> Path:
-    """Where a member belongs. Raises UnsafeArchive where that is not inside, or behind a link."""
+    """Return where a member belongs. Raises UnsafeArchive if that is outside, or behind a link."""
     pieces = [piece for piece in name.split("/") if piece not in ("", ".")]
     if name.startswith("/") or any(piece == ".." or set(piece) & set('\\:*?"<>|\0') for piece in pieces):
         raise UnsafeArchive(_("it has a file with an impossible name: {name}", name=repr(name)))

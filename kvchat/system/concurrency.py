@@ -24,7 +24,7 @@ class Background:
     """Keeps the work alive until it is over. It tells KvchatErrors itself; what it raises all the same is a bug."""
 
     def __init__(self, hear: Callable[[bool], None] = lambda busy: None) -> None:
-        """`hear` is told whether there is work, whenever some begins and when all of it is over."""
+        """`hear` is told True whenever work begins, and False when all of it is over."""
         self._hear = hear
         self._tasks: set[asyncio.Task[None]] = set()
         self._used_at = time.monotonic()
@@ -57,7 +57,6 @@ class Background:
 
 
 async def apart(much: bool, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-    """What the function returns: called in another thread where it is much, for which going there is worth it."""
     return await asyncio.to_thread(function, *args, **kwargs) if much else function(*args, **kwargs)
 
 
@@ -79,16 +78,13 @@ class Worker:
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
 
     async def run(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """Call `function` on the worker's thread; what it raises is raised here.
-
-        Cancelling the caller does not cancel a call that has begun or is queued: a write asked for is a write done.
-        """
+        """Call `function` on the worker's thread, even if the caller is cancelled: a write asked for is done."""
         call = asyncio.get_running_loop().run_in_executor(self._executor, lambda: function(*args, **kwargs))
         call.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may be left to be told
         return await asyncio.shield(call)
 
     def call(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """The same for another thread, which waits. Between two calls the worker does what else it was asked for."""
+        """As `run`, for another thread, which waits. Other calls may come in between."""
         return self._executor.submit(function, *args, **kwargs).result()
 
     def close(self) -> None:
@@ -99,7 +95,7 @@ class Threads(ThreadPoolExecutor):
     """A loop's threads. When it ends they have a moment to end, too: one that hangs is waited for no longer."""
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Let nothing new begin, and wait for what goes on, within bounds."""
+        """Begin nothing new, and wait for running work within bounds."""
         super().shutdown(wait=False, cancel_futures=cancel_futures)
         latest = time.monotonic() + LAST_MOMENT_S
         for thread in tuple(self._threads) if wait else ():
@@ -111,7 +107,7 @@ class Stopped(Exception):
 
 
 async def in_thread(work: Callable[[threading.Event], R]) -> R:
-    """Run `work` off the loop. When cancelled, ask it to stop by the event, and wait until it has ended."""
+    """Run `work` off the loop. Cancelled, set its event and wait until it has ended."""
     stop = threading.Event()
     task = asyncio.ensure_future(asyncio.to_thread(work, stop))
     try:
@@ -162,7 +158,7 @@ class Interruption:
     task: asyncio.Task[Any] | None = None
 
     async def run(self, work: Coroutine[Any, Any, R]) -> R | None:
-        """Run the work; None when `interrupt` ended it. A cancelled caller takes the work down too."""
+        """Run the work; None if `interrupt` ended it. Cancelling the caller cancels the work."""
         self.task = task = asyncio.ensure_future(work)
         try:
             await asyncio.wait([task])
@@ -175,12 +171,12 @@ class Interruption:
         return None if task.cancelled() else task.result()
 
     def interrupt(self) -> bool:
-        """End the work now; whether there was any. Once is enough: a second time would end what it does to end well."""
+        """End the work; True if there was any. Once only: a second time would end its cleaning up."""
         return self.task is not None and (self.task.cancelling() > 0 or self.task.cancel())
 
 
 async def to_its_end(work: Coroutine[Any, Any, R]) -> R:
-    """Await work that goes on although the caller is cancelled; the cancellation comes through when it is over."""
+    """Await work that goes on if the caller is cancelled; the cancellation comes through when it is over."""
     task = asyncio.ensure_future(work)
     try:
         return await asyncio.shield(task)

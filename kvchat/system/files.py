@@ -47,7 +47,7 @@ def size_of(path: Path) -> int:
 
 
 def stamp_of(path: Path) -> tuple[int, int, int]:
-    """What changes when a file is replaced or written to: size, modification time in ns, inode; zeros without one."""
+    """Return what changes with a file: size, modification time in ns, inode; zeros without one."""
     try:
         found = path.stat()
     except OSError:
@@ -63,13 +63,13 @@ class TooLarge(OSError):
 
 
 def open_plain(path: Path) -> BinaryIO:
-    """A regular file, open for reading. Raises OSError: NotAFile, and TimeoutError where nothing answers, then too."""
+    """Open a regular file for reading. Raises OSError: NotAFile, and TimeoutError where nothing answers."""
     file: io.RawIOBase = in_time(lambda: _open(path))
     return io.BufferedReader(file)
 
 
 def read_plain(path: Path, most: int) -> bytes:
-    """All of a regular file of at most `most` bytes. Raises OSError as `open_plain` does, and TooLarge."""
+    """Read a regular file of at most `most` bytes. Raises OSError as `open_plain` does, and TooLarge."""
     with open_plain(path) as file:
         content = file.read(most + 1)  # what its size is said to be may change, or be 0 as in /proc
     if len(content) > most:
@@ -78,7 +78,7 @@ def read_plain(path: Path, most: int) -> bytes:
 
 
 def read_json(path: Path, most: int = 64_000_000) -> Any:
-    """What a JSON file holds. Raises OSError as `read_plain` does, and ValueError for what is not JSON."""
+    """Read a JSON file. Raises OSError as `read_plain` does, and ValueError."""
     return parse_json(read_plain(path, most))
 
 
@@ -108,7 +108,7 @@ def is_folder(path: Path) -> bool:
 
 
 def in_time(work: Callable[[], R]) -> R:
-    """What `work` returns or raises; TimeoutError where it takes too long. It goes on then, and nobody waits for it."""
+    """Call `work` in a thread. Raises TimeoutError where it takes too long; it goes on then."""
     done: Future[R] = Future()
     threading.Thread(target=_do, args=(work, done), name="reading", daemon=True).start()
     try:
@@ -122,7 +122,6 @@ def in_time(work: Callable[[], R]) -> R:
 
 
 def check_is_file(path: Path, mode: int) -> None:
-    """Raises NotAFile unless that mode (`st_mode`) is a regular file's."""
     if not stat.S_ISREG(mode):
         raise NotAFile(path, mode)
 
@@ -146,7 +145,7 @@ def _open(path: Path) -> _Patient:
 
 
 class _Patient(io.RawIOBase):
-    """A file of which every read ends in time."""
+    """A file whose reads end in time."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -221,10 +220,7 @@ def whole_file(target: Path, *, private: bool = False) -> Iterator[Path]:
 
 
 def name_beside(target: Path) -> Path:
-    """A fresh name in the same folder, to write under: two processes may write the same file.
-
-    What was begun there by one that was killed goes, with SQLite's journals.
-    """
+    """Return a fresh name in the same folder, and delete old leftovers of killed processes there."""
     with contextlib.suppress(OSError):
         for left in target.parent.iterdir():
             if _BEGUN.match(left.name) and left.stat().st_mtime < time.time() - LEFTOVER_AGE_S:
@@ -233,7 +229,6 @@ def name_beside(target: Path) -> Path:
 
 
 def _old_mode(target: Path) -> int | None:
-    """The mode of the regular file under that name, whatever links lead to it; None where there is none yet."""
     try:
         found = target.stat().st_mode
     except FileNotFoundError:

@@ -36,7 +36,7 @@ class LoginNotChanged(KvchatError):
 
 
 def can_start_at_login() -> bool:
-    """True if that can be arranged from here: what is in a Flatpak sees nothing of the desktop's own files."""
+    """True unless in a Flatpak, which cannot see the desktop's own files."""
     return "FLATPAK_ID" not in os.environ
 
 
@@ -53,7 +53,6 @@ def starts_at_login() -> bool:
 
 
 def start_at_login(on: bool) -> None:
-    """Have kvchat start when this user logs in, or not. Raises LoginNotChanged."""
     try:
         if sys.platform == "win32":
             _set_run_key(on)

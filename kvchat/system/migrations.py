@@ -36,10 +36,7 @@ class DatabaseTooNew(KvchatError):
 def migrate(
     connection: sqlite3.Connection, path: Path, steps: Sequence[Step], too_new: str, *, keep_copy: bool = True
 ) -> None:
-    """Bring the database to the newest format; with `keep_copy` what it held is copied beside it first.
-
-    `connection` must be in autocommit mode (isolation_level None). Raises DatabaseTooNew, titled `too_new`.
-    """
+    """Bring the database (in autocommit mode) to the newest format, after a copy. Raises DatabaseTooNew."""
     if version(connection) < len(steps):
         if keep_copy and version(connection) > 0:
             back_up(connection, path.with_name(f"{path.name}.before-{len(steps)}"))
@@ -48,13 +45,12 @@ def migrate(
 
 
 def check_version(connection: sqlite3.Connection, path: Path, steps: Sequence[Step], too_new: str) -> None:
-    """Raise DatabaseTooNew, titled `too_new`, if the database's format is newer than these steps. Only reads."""
     if version(connection) > len(steps):
         raise DatabaseTooNew(too_new, path, version(connection), len(steps))
 
 
 def back_up(connection: sqlite3.Connection, target: Path, step: Callable[[], None] = lambda: None) -> None:
-    """A copy of a live database as of one moment, by SQLite's own backup. `step` is called all along."""
+    """Copy a live database as of one moment. `step` is called all along."""
     connection.execute("BEGIN")  # else whatever is written between two steps would make it begin again
     try:
         connection.execute("SELECT 1 FROM sqlite_master").fetchone()
@@ -66,7 +62,7 @@ def back_up(connection: sqlite3.Connection, target: Path, step: Callable[[], Non
 
 
 def drop_old_copies(path: Path, most_days: float = COPIES_DAYS) -> None:
-    """Delete the copies that `migrate` made: they hold what was deleted since."""
+    """Delete old copies that `migrate` made: they hold what was deleted since."""
     for copy in path.parent.glob(f"{path.name}.before-*"):
         with contextlib.suppress(OSError):
             if time.time() - copy.stat().st_mtime > most_days * 86_400:
@@ -74,7 +70,7 @@ def drop_old_copies(path: Path, most_days: float = COPIES_DAYS) -> None:
 
 
 def statements(script: str) -> Iterator[str]:
-    """The single statements of a script; the body of a trigger has semicolons of its own."""
+    """Split a script into statements; the body of a trigger has semicolons of its own."""
     pending = ""
     for part in script.split(";"):
         pending += part + ";"
@@ -103,7 +99,7 @@ def _apply_missing(connection: sqlite3.Connection, steps: Sequence[Step]) -> Non
 
 
 def version(connection: sqlite3.Connection) -> int:
-    """The number of the last migration applied; 0 for an empty database."""
+    """Return the number of the last migration; 0 for an empty database."""
     exists = connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'migrations'").fetchone()
     if not exists:
         return 0

@@ -85,7 +85,7 @@ class Ownership:
         return True
 
     def listen(self, welcome: Callable[[Connection], None]) -> None:
-        """Have others connect from now on. `welcome` is called for each, in a thread of its own."""
+        """Accept connections. `welcome` is called for each in a thread of its own."""
         key = secrets.token_bytes(32)
         self._listener = listener = self._made_listener()
         address = "" if listener is None else str(listener.address)
@@ -96,7 +96,7 @@ class Ownership:
             threading.Thread(target=self._accept, args=(listener, key, welcome), name="guests", daemon=True).start()
 
     def stop_listening(self) -> None:
-        """Let nobody in any more; who comes waits for the folder."""
+        """Accept nobody any more; later clients wait for the folder."""
         listener, self._listener = self._listener, None
         if listener is None:
             return
@@ -136,7 +136,6 @@ class Ownership:
 
 
 def owner_of(folder: Path) -> Owner | None:
-    """The process that owns the folder, as its note says; None without a note."""
     try:
         note = read_json(_note(folder), _MOST_NOTE)
         return Owner(**note) if isinstance(note, dict) else None
@@ -145,7 +144,7 @@ def owner_of(folder: Path) -> Owner | None:
 
 
 def connect(folder: Path) -> Connection | None:
-    """A connection to the owner; None where nobody listens. Waits as long as an owner hangs."""
+    """Connect to the owner, or return None where nobody listens. Waits as long as an owner hangs."""
     owner = owner_of(folder)
     if owner is None or not owner.address:
         return None

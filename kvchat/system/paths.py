@@ -59,17 +59,17 @@ class Paths:
 
     @property
     def engines(self) -> Path:
-        """Engines kvchat fetched itself, each in a folder of its own; what is on its way in `.downloads`."""
+        """Engines that kvchat fetched, each in its folder; unfinished ones in `.downloads`."""
         return self.data / "engines"
 
     @property
     def model_facts(self) -> Path:
-        """What the headers of the models on disk say, remembered. It may always be thrown away."""
+        """Cached headers of the models on disk."""
         return self.cache / "models.json"
 
     @property
     def save_points(self) -> Path:
-        """The save-point store. It may always be thrown away, so it lives under the cache."""
+        """The save-point store. Disposable, so it lives under the cache."""
         return self.cache / "savepoints"
 
     @property
@@ -78,7 +78,7 @@ class Paths:
 
     @property
     def load_limits(self) -> Path:
-        """The context sizes at which models ran out of memory as they were loaded, JSON."""
+        """Context sizes at which models ran out of memory when loaded, JSON."""
         return self.state / "load-limits.json"
 
     @property
@@ -86,10 +86,7 @@ class Paths:
         return self.state / "findings.json"
 
     def ensure(self) -> Paths:
-        """Make the folders, private to the user (mode 0700). Raises NoFolder where that is impossible.
-
-        What is in the cache may always be thrown away: without it kvchat works as well.
-        """
+        """Make the folders, private to the user. Raises NoFolder, but not for the cache, which is disposable."""
         for folder in (self.config, self.data, self.cache, self.state):
             try:
                 folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -100,7 +97,6 @@ class Paths:
 
 
 def resolve_paths(environment: dict[str, str] | None = None) -> Paths:
-    """The folders for this user; `environment` defaults to the process's own."""
     home = (os.environ if environment is None else environment).get("KVCHAT_HOME")
     if home:
         root = expanded(home).absolute()
@@ -113,7 +109,7 @@ def resolve_paths(environment: dict[str, str] | None = None) -> Paths:
 
 
 def expanded(name: str) -> Path:
-    """A path as a user writes it, `~` for home; as it is where nobody knows whose home that would be."""
+    """Expand `~`; unchanged where nobody knows whose home that would be."""
     try:
         return Path(name).expanduser()
     except RuntimeError:

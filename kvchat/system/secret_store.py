@@ -27,12 +27,12 @@ class SecretStore:
     """Reads, keeps and forgets a secret. A keyring may ask the user to unlock it: use this off the event loop."""
 
     def __init__(self, account: str, file: Path) -> None:
-        """`account` names it in the keyring; `file` is where it lies without one."""
+        """`account`: its name in the keyring; `file`: used where there is none."""
         self._account = account
         self._file = file
 
     def load(self) -> tuple[str, Keeper] | None:
-        """The secret and what keeps it; None if there is none."""
+        """Return the secret and what keeps it, or None."""
         kept = self._from_keyring()
         if kept:
             return kept, Keeper.KEYRING
@@ -42,7 +42,7 @@ class SecretStore:
         return None
 
     def save(self, value: str) -> Keeper:
-        """Keep another secret; returns what keeps it. Raises OSError where not even the file can be written."""
+        """Keep a secret; returns what keeps it. Raises OSError where not even the file can be written."""
         self.forget()
         if self._to_keyring(value):
             return Keeper.KEYRING
@@ -59,7 +59,7 @@ class SecretStore:
             keyring.delete_password(_SERVICE, self._account)
 
     def _from_keyring(self) -> str | None:
-        """The keyring's entry; None where there is none. Backends are plugins and may fail in their own ways."""
+        """Return the keyring's entry, or None. Backends are plugins and may fail in any way."""
         try:
             import keyring
 
@@ -68,7 +68,7 @@ class SecretStore:
             return None
 
     def _to_keyring(self, value: str) -> bool:
-        """True if the keyring has taken it: read back, for the null backend takes everything and keeps nothing."""
+        """Return True if the keyring kept it; the null backend takes everything and keeps nothing."""
         try:
             import keyring
 

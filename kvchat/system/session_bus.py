@@ -34,7 +34,6 @@ class SessionBus:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def call(self, service: Service, method: str, signature: str = "", *body: Any) -> tuple[Any, ...]:
-        """What it answers. Raises NoAnswer."""
         router = await self._connected()
         from jeepney import DBusAddress, DBusErrorResponse, new_method_call
         from jeepney.io.common import RouterClosed
@@ -48,7 +47,7 @@ class SessionBus:
             raise NoAnswer(str(error)) from error
 
     def tell(self, service: Service, method: str, signature: str = "", *body: Any) -> None:
-        """Ask without waiting for an answer, or for anybody to be there."""
+        """Call without waiting for an answer, or for anybody to be there."""
 
         async def ask() -> None:
             with contextlib.suppress(NoAnswer):
@@ -57,7 +56,7 @@ class SessionBus:
         self._keep(asyncio.ensure_future(ask()))
 
     async def listen(self, service: Service, signal: str, hear: Callable[..., object]) -> Callable[[], None]:
-        """Call `hear` with what each such signal carries, until what this returns is called. Raises NoAnswer."""
+        """Call `hear` with each such signal's body, until the returned function is called. Raises NoAnswer."""
         router = await self._connected()
         from jeepney import MatchRule, message_bus
 
@@ -87,7 +86,6 @@ class SessionBus:
         return stop
 
     async def unique_name(self) -> str:
-        """What the bus calls this connection. Raises NoAnswer."""
         return str((await self._connected()).unique_name)
 
     async def close(self) -> None:

@@ -66,12 +66,7 @@ def engine_of(settings: Settings) -> tuple[str, ...]:
 
 
 def make_backup(paths: Paths, target: Path, progress: Progress = lambda done, total: None) -> BackupFacts:
-    """Write the conversations and the settings into a zip.
-
-    Models and engines can be fetched again; save points are a cache and no data; keys and tokens stay here.
-    The database is copied as of one moment, whoever uses it meanwhile. `target` is there whole or not at all, and for
-    its owner's eyes only. `progress` is told bytes. Raises BackupFailed and what `progress` raises.
-    """
+    """Write chats and settings, as of one moment, into a private zip. Raises BackupFailed."""
     try:
         with whole_file(target, private=True) as new, new.open("wb") as out:
             facts = write_backup(paths, out, progress)
@@ -85,7 +80,7 @@ def make_backup(paths: Paths, target: Path, progress: Progress = lambda done, to
 
 
 def write_backup(paths: Paths, out: IO[bytes], progress: Progress = lambda done, total: None) -> BackupFacts:
-    """The same into a file that is open. Raises OSError, sqlite3.Error and what `progress` raises."""
+    """Write a backup into an open file. Raises OSError, sqlite3.Error and what `progress` raises."""
     with tempfile.TemporaryDirectory(prefix="kvchat-backup-") as folder:
         database = Path(folder) / "conversations.db"
         with closing(sqlite3.connect(paths.database)) as live:
@@ -185,11 +180,7 @@ def forget_waiting(paths: Paths) -> None:
 
 
 def finish_restore(paths: Paths) -> Path | None:
-    """Put what was laid ready in the data's place; returns the folder with what it replaced, None if nothing waited.
-
-    For the owner of the folder, before it opens the database. Interrupted at any point, the next call goes on where
-    this one was. Raises BackupFailed.
-    """
+    """Replace the data by what was laid ready, if anything; returns the folder with the old. Can be resumed."""
     waiting = paths.data / RESTORING
     if not (waiting / _READY).exists():
         return None
@@ -209,7 +200,7 @@ def finish_restore(paths: Paths) -> Path | None:
 
 
 def _swap(new: Path, place: Path, aside: Path) -> None:
-    """`place` goes aside, `new` takes its place. What went aside first stays there if this is done twice."""
+    """Set `place` aside and put `new` there. Done twice, what went aside first stays there."""
     aside.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     for suffix in ("-wal", "-shm"):  # an old database's journal must not meet the new database
@@ -222,7 +213,7 @@ def _swap(new: Path, place: Path, aside: Path) -> None:
 
 
 def _move(source: Path, target: Path) -> None:
-    """Rename; where settings and data lie on two file systems, copy first. `target` is there whole or not at all."""
+    """Rename, or copy across file systems; `target` is there whole or not at all."""
     try:
         source.replace(target)
     except OSError as error:
@@ -235,7 +226,7 @@ def _move(source: Path, target: Path) -> None:
 
 
 def _manifest(archive: zipfile.ZipFile) -> dict[str, Any]:
-    """The list of what the backup holds, checked and without what no restore takes. Raises zipfile.BadZipFile."""
+    """Read and check the manifest, without what no restore takes. Raises zipfile.BadZipFile."""
     try:
         with archive.open(MANIFEST) as packed:
             manifest = json.loads(packed.read(_MOST_MANIFEST))
@@ -262,7 +253,7 @@ def _facts(source: Path, archive: zipfile.ZipFile, manifest: Mapping[str, Any]) 
 
 
 def _engine(archive: zipfile.ZipFile, manifest: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return what answers by the backup's settings; nothing if they cannot be read."""
+    """Return what answers by the backup's settings; empty if they cannot be read."""
     with suppress(KeyError, ValueError, RecursionError):
         if SETTINGS in manifest["files"]:
             with archive.open(SETTINGS) as packed:
@@ -272,7 +263,7 @@ def _engine(archive: zipfile.ZipFile, manifest: Mapping[str, Any]) -> tuple[str,
 
 
 def _check_room(paths: Paths, facts: BackupFacts) -> None:
-    """Raises OSError where it would fill the disk."""
+    """Raise OSError where it would fill the disk."""
     free = shutil.disk_usage(paths.data).free
     if facts.unpacked > free:
         words = _(
@@ -286,10 +277,7 @@ def _check_room(paths: Paths, facts: BackupFacts) -> None:
 def _unpack(
     archive: zipfile.ZipFile, name: str, entry: Mapping[str, Any], into: Path, before: int, tell: Callable[[int], None]
 ) -> int:
-    """Unpack one file; tells `before` and what there is of it, piece by piece, and returns both at its end.
-
-    Raises zipfile.BadZipFile where it is not what the manifest says.
-    """
+    """Unpack and verify one file; tells and returns `before` plus its bytes. Raises zipfile.BadZipFile."""
     target = into / name
     target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     digest, size = blake3(), 0
@@ -310,7 +298,6 @@ def _unpack(
 
 
 def _check_database(database: Path) -> None:
-    """Raises zipfile.BadZipFile unless this kvchat can open it."""
     with closing(sqlite3.connect(database)) as db:
         if db.execute("PRAGMA integrity_check").fetchone()[0] != "ok":
             raise zipfile.BadZipFile(_("the chats in it are damaged"))

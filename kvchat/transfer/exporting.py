@@ -76,10 +76,7 @@ def export_file(
     target: Path,
     progress: Progress = lambda done, total: None,
 ) -> int:
-    """Write these conversations, each as of one moment, and return how many. `progress` is told after each.
-
-    An old file stays until all is written. Raises ExportFailed, StorageFailed and what `progress` raises.
-    """
+    """Write these conversations and return how many. Raises ExportFailed, StorageFailed and what `progress` raises."""
     with whole_export(target) as new, new.open("wb") as out:
         zipped = len(conversation_ids) != 1 or target.suffix.lower() == ".zip"
         return write_export(database, conversation_ids, form, out, progress, zipped=zipped)
@@ -107,10 +104,7 @@ def write_export(
     *,
     zipped: bool = False,
 ) -> int:
-    """The same into a file that is open; Markdown as a zip with a file for each where it is to be `zipped`.
-
-    Raises OSError, StorageFailed and what `progress` raises.
-    """
+    """Write an export into an open file. Raises OSError, StorageFailed and what `progress` raises."""
     total = len(conversation_ids)
     if form is ExportForm.MARKDOWN and zipped:
         with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -155,7 +149,7 @@ def as_markdown(conversation: Conversation, branch: Sequence[Message]) -> str:
 
 
 def as_html(conversations: Iterable[tuple[Conversation, Sequence[Message]]]) -> Iterable[str]:
-    """A page with these conversations, in pieces. It runs no script and loads nothing."""
+    """Yield a page in pieces. It runs no script and loads nothing."""
     yield (
         '<!doctype html>\n<html lang="en">\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
@@ -172,7 +166,7 @@ def as_html(conversations: Iterable[tuple[Conversation, Sequence[Message]]]) -> 
 
 
 def file_name(conversation: Conversation, suffix: str) -> str:
-    """A name for a conversation's file, on any system: its title and a piece of its id."""
+    """Name a conversation's file, for any system: its title and a piece of its id."""
     words = re.sub(r'[\x00-\x1f\x7f<>:"/\\|?*\s]+', " ", calm(conversation.title)).strip(" .")[:60].rstrip(" .")
     words = words or _("Chat")
     return f"{words} {conversation.id[:6]}{suffix}"
@@ -210,10 +204,7 @@ def _plain(text: str) -> str:
 
 
 def _safe_markdown(text: str) -> str:
-    """The text without hidden characters; in lines with code they stand by name.
-
-    A code block that was cut off is closed, so that the next message is not part of it.
-    """
+    """Spell out hidden characters in lines with code, drop them elsewhere, and close a cut-off code block."""
     fence = ""
     lines = []
     for line in text.splitlines():

@@ -36,7 +36,7 @@ class _Said:
 
 
 def foreign_parser(entry: Any) -> Callable[[Any, str], Row] | None:
-    """Who can read this entry, by its shape; None if nobody can. It is called with the entry and a spare name."""
+    """Return the parser for this entry by its shape, or None. It takes the entry and a spare name."""
     if not isinstance(entry, dict):
         return None
     if isinstance(entry.get("mapping"), dict):
@@ -52,10 +52,7 @@ def foreign_parser(entry: Any) -> Callable[[Any, str], Row] | None:
 
 
 def parse_chatgpt(entry: Mapping[str, Any], name: str) -> Row:
-    """An entry of ChatGPT's conversations.json: `mapping` is the tree, `current_node` its leaf.
-
-    Raises BadConversation.
-    """
+    """An entry of ChatGPT's conversations.json: `mapping` is the tree, `current_node` its leaf."""
     said = []
     for key, node in entry["mapping"].items():
         message = _dict(_dict(node).get("message"))
@@ -70,10 +67,7 @@ def parse_chatgpt(entry: Mapping[str, Any], name: str) -> Row:
 
 
 def parse_claude(entry: Mapping[str, Any], name: str) -> Row:
-    """An entry of Claude's conversations.json: `chat_messages` in order, newer ones with their parent.
-
-    Raises BadConversation.
-    """
+    """An entry of Claude's conversations.json: `chat_messages` in order, newer ones with their parent."""
     said: list[_Said] = []
     known: set[str] = set()
     for number, message in enumerate(map(_dict, entry["chat_messages"])):
@@ -101,10 +95,7 @@ def parse_claude(entry: Mapping[str, Any], name: str) -> Row:
 
 
 def parse_open_webui(entry: Mapping[str, Any], name: str) -> Row:
-    """An entry of Open WebUI's export: `chat.history` is the tree; older ones have `chat.messages` in order.
-
-    Raises BadConversation.
-    """
+    """An entry of Open WebUI's export: `chat.history` is the tree; older ones have `chat.messages` in order."""
     chat = entry["chat"]
     history = _dict(chat.get("history"))
     tree = _dict(history.get("messages"))
@@ -124,10 +115,7 @@ def parse_open_webui(entry: Mapping[str, Any], name: str) -> Row:
 
 
 def parse_lm_studio(entry: Mapping[str, Any], name: str) -> Row:
-    """A *.conversation.json of LM Studio: each message has versions, what follows answers the selected one.
-
-    Such a file has no id of its own: its name stands for one. Raises BadConversation.
-    """
+    """A *.conversation.json of LM Studio: what follows a message answers its selected version."""
     said: list[_Said] = []
     parent: str | None = None
     system = _text(entry.get("systemPrompt"))
@@ -154,7 +142,7 @@ def _rows(
     said: Iterable[_Said],
     leaf: str | None,
 ) -> Row:
-    """The rows of a conversation. Messages without a text are left out, and what answered them moves up."""
+    """Build a conversation's rows. Messages without a text are left out, and their replies move up."""
     by_key = {message.key: message for message in said}
     kept = {key for key, m in by_key.items() if m.role is not None and (m.text.strip() or m.thinking.strip())}
     if not kept:
@@ -164,7 +152,7 @@ def _rows(
     nearest: dict[str, str | None] = {key: key for key in kept}
 
     def message_id(key: str | None) -> str | None:
-        """The id of the nearest kept message at or above `key`."""
+        """Return the id of the nearest kept message at or above `key`."""
         passed = []
         while key is not None and key not in nearest:
             nearest[key] = None  # until it is known: a circle leads nowhere
@@ -204,7 +192,6 @@ def _rows(
 
 
 def _chatgpt_text(content: Mapping[str, Any]) -> tuple[str, str]:
-    """Text and thinking of a message's `content`, which comes in several types."""
     kind = content.get("content_type")
     if kind == "thoughts":
         thoughts = [_dict(thought) for thought in _list(content.get("thoughts"))]
@@ -235,12 +222,12 @@ def _lm_studio_text(version: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _blocks(blocks: Iterable[Mapping[str, Any]], kind: str) -> str:
-    """The text of the content blocks of one type, which is also the name of what holds it."""
+    """Join the text of the content blocks of one type."""
     return "\n\n".join(filter(None, (_text(block.get(kind)) for block in blocks if block.get("type") == kind)))
 
 
 def _without_reasoning(text: str) -> tuple[str, str]:
-    """A reply without its reasoning, and the reasoning, unquoted."""
+    """Split a reply into its text and its unquoted reasoning."""
     said: list[str] = []
     thoughts: list[str] = []
     at = 0
@@ -261,7 +248,7 @@ def _attached(file: Mapping[str, Any]) -> str:
 
 
 def _seconds(value: Any) -> float | None:
-    """A time in seconds since 1970: a number of seconds or milliseconds, or ISO 8601. None for anything else."""
+    """Parse seconds or milliseconds since 1970, or ISO 8601; None for anything else."""
     if isinstance(value, str):
         try:
             moment = datetime.fromisoformat(value)

@@ -112,8 +112,6 @@ def import_paths(
 
 @dataclass(frozen=True)
 class _Entry:
-    """What may be a conversation in a file, or why a file has none."""
-
     where: str
     value: Any = None
     own: bool = False  # as kvchat writes them
@@ -122,7 +120,6 @@ class _Entry:
     memory: MemoryFile | None = None  # that comes with it
 
     def row(self) -> Row:
-        """Raises BadConversation and RecursionError."""
         if self.fault:
             raise BadConversation(self.fault)
         if self.own:
@@ -160,7 +157,7 @@ def _entries(path: Path, passphrase: str) -> Iterator[_Entry]:
 
 
 def _members(archive: zipfile.ZipFile) -> list[zipfile.ZipInfo]:
-    """The files in a zip that may hold conversations. Raises ValueError."""
+    """Return the files in a zip that may hold conversations. Raises ValueError."""
     members = [member for member in archive.infolist() if member.filename.endswith(".json")]
     conversations = [member for member in members if Path(member.filename).name == "conversations.json"]
     found = conversations or members  # exports hold other JSON as well: users, feedback, projects
@@ -172,7 +169,7 @@ def _members(archive: zipfile.ZipFile) -> list[zipfile.ZipInfo]:
 
 
 def _in_file(name: str, opened: Callable[[], IO[bytes]]) -> Iterator[_Entry]:
-    """What may be conversations in a JSON file. Where it cannot be read on, the last entry says so."""
+    """Yield what may be conversations in a JSON file; a fault is the last entry."""
     count = 0
     try:
         with opened() as file:
@@ -194,7 +191,7 @@ def _title(entry: Any) -> str:
 
 
 def _reason(error: Exception) -> str:
-    """Why something could not be read, in words."""
+    """Say why something could not be read."""
     if isinstance(error, json.JSONDecodeError):
         return _(
             "line {line}, column {column}: it is not JSON ({msg})", line=error.lineno, column=error.colno, msg=error.msg

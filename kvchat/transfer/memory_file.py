@@ -86,11 +86,7 @@ def seal(pieces: Iterable[bytes], out: IO[bytes], passphrase: str) -> None:
 
 @contextmanager
 def opened(file: IO[bytes], passphrase: str) -> Iterator[IO[bytes]]:
-    """What was sealed in a file that stands behind MAGIC, to be read from beginning to end.
-
-    It ends early where the file is cut off or is not what was written: whoever reads it must know where its end is.
-    Raises WrongPassphrase.
-    """
+    """Decrypt a file that stands behind MAGIC. A cut-off or damaged one ends early: the reader must know its end."""
     try:
         key = pyrage.x25519.Identity.from_str(_unlocked(file, passphrase).decode())
     except (InvalidTag, pyrage.IdentityError, ValueError) as error:
@@ -161,7 +157,6 @@ class Brought:
 
 
 def told_of(brought: Brought, tried: TriedOut) -> str:
-    """What came along with a chat, and whether it is of use here."""
     tokens, bytes_ = several(brought.n_tokens, "{count} token", "{count} tokens"), size_in_words(brought.bytes)
     came = _("Its memory came along: {tokens}, {size}.", tokens=tokens, size=bytes_)
     if model := calm(brought.model):
@@ -204,11 +199,7 @@ def export_with_memory(
     passphrase: str = "",
     progress: Progress = lambda done, total: None,
 ) -> int:
-    """Write a chat with its memory, for its owner's eyes only; returns the bytes. `progress` is told bytes.
-
-    `target` is there whole or not at all. Raises ExportFailed, NothingKept, StoreRefused, StorageFailed and what
-    `progress` raises.
-    """
+    """Write a chat with its memory, private, whole or not at all; returns the bytes. `progress` is told bytes."""
     manifest = memory_to_export(store, conversation_id)
     pieces = _told(_pieces(database, store, conversation_id, manifest), manifest.bytes, progress)
     with whole_export(target, private=True) as new, new.open("wb") as out:
@@ -251,7 +242,7 @@ def _member(name: str, size: int, content: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def is_memory_file(path: Path) -> bool:
-    """Whether it is a chat with its memory, by what it begins with. Raises OSError."""
+    """Return True for a chat with its memory, by its first bytes. Raises OSError."""
     with open_plain(path) as file:
         return is_sealed(begin := file.read(tarfile.BLOCKSIZE)) or (
             begin.startswith(_CHATS.encode() + b"\0") and begin[257:262] == b"ustar"
@@ -270,7 +261,7 @@ def is_sealed(begin: bytes) -> bool:
 
 @contextmanager
 def open_memory_file(path: Path, passphrase: str = "") -> Iterator[MemoryFile]:
-    """Open one for as long as the block takes. Raises PassphraseNeeded, WrongPassphrase, OSError."""
+    """Open one. Raises PassphraseNeeded, WrongPassphrase, OSError."""
     with io.BufferedReader(open_plain(path), _PIECE) as file:  # type: ignore[type-var]
         if not is_sealed(file.peek(len(MAGIC))[: len(MAGIC)]):
             yield MemoryFile(file)
@@ -294,10 +285,7 @@ class MemoryFile:
     def bring(
         self, store: SavePointStore, conversation_id: str, progress: Progress = lambda done, total: None
     ) -> Brought:
-        """Put the memory into the store, all of it or nothing. `progress` is told bytes.
-
-        Raises BadMemory, StoreRefused and what `progress` raises.
-        """
+        """Put the memory into the store, all or nothing. Raises BadMemory, StoreRefused and what `progress` raises."""
         try:
             described = next(json_pieces(io.BytesIO(self._whole(_MEMORY)))).value
             manifest = from_json(described)
@@ -331,7 +319,7 @@ class MemoryFile:
 
 
 def _members(stream: IO[bytes]) -> Iterator[tuple[str, int, Iterator[bytes]]]:
-    """Name, size and content of each; what is not read of one is passed over. Raises BadMemory at a wrong end."""
+    """Yield each member's name, size and content. Raises BadMemory at a wrong end."""
     while (head := _exactly(stream, tarfile.BLOCKSIZE)) != bytes(tarfile.BLOCKSIZE):
         try:
             member = tarfile.TarInfo.frombuf(head, "ascii", "strict")

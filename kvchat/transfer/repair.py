@@ -66,10 +66,7 @@ class Repaired:
 
 
 def repair(paths: Paths) -> Repaired | None:
-    """Put a new file of chats in the damaged one's place; None if there is no damage. For the owner of the folder.
-
-    Raises KvchatError.
-    """
+    """Replace a damaged chats file by what can be saved; None if there is no damage. Raises KvchatError."""
     waiting, file = paths.data / RESTORING, paths.database
     forget_waiting(paths)
     try:

@@ -47,11 +47,7 @@ class BadConversation(ValueError):
 
 
 def conversation_rows(database: Database, conversation_ids: Sequence[str] | None = None) -> Iterator[Row]:
-    """Conversations as rows with their `messages`, the newest first; all of them without ids.
-
-    Every column is there, so that nothing is lost between an export and an import. Times are in seconds since 1970.
-    Raises StorageFailed.
-    """
+    """Yield conversations as rows with all columns, newest first; all without ids. Raises StorageFailed."""
     if conversation_ids is None:
         conversation_ids = [conversation.id for conversation in database.conversations()]
     for conversation_id in conversation_ids:
@@ -67,10 +63,7 @@ def conversation_rows(database: Database, conversation_ids: Sequence[str] | None
 
 
 def store_rows(database: Database, conversation: Row) -> bool:
-    """Put a conversation into the database, whole or not at all; False if one of that id is there already.
-
-    Raises BadConversation for rows that are not a conversation, StorageFailed.
-    """
+    """Store a conversation whole; False if its id is there already. Raises BadConversation and StorageFailed."""
     checked, messages = _checked(conversation)
     try:
         with database.transaction() as db:
@@ -111,7 +104,6 @@ def with_own_ids(conversation: Row) -> Row:
 
 
 def take_back(database: Database, conversation_id: str) -> None:
-    """Undo `store_rows`, unless something was said in the conversation since. Raises StorageFailed."""
     said_here = "SELECT 1 FROM messages WHERE conversation_id = ? AND writer IS NOT NULL LIMIT 1"
     if not database.rows(said_here, (conversation_id,)):
         database.delete(conversation_id)
@@ -182,7 +174,7 @@ def _checked_message(message: Row, number: int) -> Row:
 
 
 def _checked_attachment(attachment: Row, what: str) -> Row:
-    """Its row; a picture's file is base64 and no other than what could be attached by hand."""
+    """Check a row; a picture must be one that could be attached by hand."""
     clean = _clean(attachment, _ATTACHMENT_NEEDS, what)
     if "data" in clean:
         try:
@@ -204,7 +196,6 @@ def _checked_receipt(receipt: Any, what: str) -> str:
 
 
 def _clean(values: Row, needs: Needs, what: str) -> Row:
-    """Plain values of the needed types. Raises BadConversation."""
     for name, wanted in needs.items():
         if not isinstance(values.get(name), wanted) or isinstance(values[name], bool):
             raise BadConversation(_("{what} has no proper “{name}”", what=what, name=name))
@@ -230,12 +221,12 @@ def _clean(values: Row, needs: Needs, what: str) -> Row:
 
 
 def _whole_text(text: str) -> str:
-    """The text without halves of surrogate pairs, which JSON can hold and no file can."""
+    """Replace halves of surrogate pairs, which JSON can hold and no file can."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _check_tree(leaf_id: Any, messages: Sequence[Row]) -> None:
-    """Raises BadConversation unless the messages are trees, free of circles, and the leaf is one of them."""
+    """Raise BadConversation unless the messages form trees and the leaf is one of them."""
     parents = {message["id"]: message.get("parent_id") for message in messages}
     if len(parents) < len(messages):
         raise BadConversation(_("two of its messages have the same id"))
@@ -269,7 +260,7 @@ def write_json(conversations: Iterable[Row], file: IO[str]) -> int:
 
 
 def own_entries(data: Any) -> list[Any] | None:
-    """The conversations in a file of kvchat's own; None for any other data. Raises ValueError for a newer version."""
+    """Return the conversations of kvchat's own file, None for other data. Raises ValueError for a newer version."""
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         return None
     if data.get("version") != VERSION:

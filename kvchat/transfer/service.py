@@ -37,7 +37,7 @@ class TransferService:
         store: SavePointStore | None = None,
         try_out: TryOut | None = None,
     ) -> None:
-        """`store` and `try_out`: where the memory of chats goes, and what finds out whether it is of use."""
+        """`store`, `try_out`: for the memory of chats, and to test whether it is of use."""
         self._paths, self._database, self._worker, self._events = paths, database, worker, events
         self._store, self._try_out = store, try_out
 
@@ -54,10 +54,7 @@ class TransferService:
     async def export_with_memory(
         self, conversation_id: str, target: Path, progress: Progress, passphrase: str = ""
     ) -> int:
-        """Write one conversation with its memory, sealed if there is a passphrase; returns the bytes.
-
-        Raises ExportFailed, NothingKept, StoreRefused.
-        """
+        """Write a conversation with its memory; returns the bytes. Raises ExportFailed, NothingKept, StoreRefused."""
 
         def work(tell: Progress) -> int:
             with closing(Database(self._paths.database)) as beside:
@@ -68,11 +65,7 @@ class TransferService:
     async def take_in(
         self, paths: Sequence[Path], progress: Progress, passphrase: str = "", *, start: bool = False
     ) -> ImportReport:
-        """Import files and folders. `progress` is told how many conversations, or bytes of memory.
-
-        What came with memory is tried out, if an engine is ready for that or may be started (`start`). Raises
-        StorageFailed, PassphraseNeeded, WrongPassphrase.
-        """
+        """Import files and folders; `start`: an engine may be started to try out memory that came with them."""
 
         def work(tell: Progress) -> ImportReport:
             return import_paths(

@@ -42,7 +42,7 @@ _SPACE = re.compile(r"[ \t\n\r]*")
 
 @contextmanager
 def open_zip(path: Path) -> Iterator[zipfile.ZipFile]:
-    """A zip, for as long as the block takes. Raises OSError and zipfile.BadZipFile."""
+    """Open a zip within bounds. Raises OSError and zipfile.BadZipFile."""
     with open_plain(path) as file:
         if _directory_size(file) > MOST_LISTED:
             raise zipfile.BadZipFile(_("it lists more files than kvchat looks through"))
@@ -58,7 +58,7 @@ def is_zip(path: Path) -> bool:
 
 
 def _directory_size(file: BinaryIO) -> int:
-    """How many bytes the list is said to take, which `zipfile` would read at once; 0 where there is none."""
+    """Return the size of the zip's directory, which `zipfile` would read at once; 0 where there is none."""
     length = file.seek(0, os.SEEK_END)
     file.seek(max(0, length - _LONGEST_COMMENT - _END_SIZE - _LOCATOR_SIZE - _END_64_SIZE))
     tail = file.read()
@@ -87,7 +87,6 @@ class TooMuch(ValueError):
 
 
 def json_pieces(file: IO[bytes]) -> Iterator[Piece]:
-    """The chats in a JSON file. Raises ValueError, RecursionError or OSError where it cannot be read on."""
     text = _Text(io.TextIOWrapper(file, "utf-8-sig", newline=""))
     if own := text.skip(_OWN):
         yield from _listed(text, own=own)
@@ -124,8 +123,6 @@ def _single(value: Any) -> Iterator[Piece]:
 
 
 class _Text:
-    """A window that moves over a text."""
-
     def __init__(self, file: io.TextIOWrapper) -> None:
         self._file = file
         self._buffer = ""
@@ -139,7 +136,7 @@ class _Text:
         self._fill(_STEP)
 
     def next(self) -> str:
-        """The next character that is no space, which `at` then is; empty at the end."""
+        """Move `at` to the next character that is no space and return it; empty at the end."""
         while True:
             found = _SPACE.match(self._buffer, self.at)
             assert found is not None
@@ -154,7 +151,7 @@ class _Text:
         return found is not None
 
     def value(self) -> Any:
-        """The value that stands here. Raises ValueError and RecursionError."""
+        """Parse the value at `at`. Raises ValueError and RecursionError."""
         self.next()
         self._numbers = 0
         while True:
@@ -171,7 +168,7 @@ class _Text:
             self._fill(max(_STEP, len(self._buffer) - self.at))
 
     def fault(self, words: str, at: int) -> json.JSONDecodeError:
-        """What is wrong at a place in the window, told by the line and column of the file."""
+        """Return an error for a place in the window, with the file's line and column."""
         before = self._buffer[:at]
         lines = before.count("\n")
         column = at - before.rfind("\n") if lines else self._column + at + 1
@@ -180,7 +177,6 @@ class _Text:
         return error
 
     def _fill(self, count: int) -> None:
-        """Have more characters in the window, and let go of those it has passed."""
         passed = self._buffer[: self.at]
         self._line += passed.count("\n")
         self._column = self.at - passed.rfind("\n") - 1 if "\n" in passed else self._column + self.at

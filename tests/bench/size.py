@@ -1,4 +1,4 @@
-"""`python -m tests.bench size`: whether the store holds at the size of real chats, beside plain copies of the same bytes.
+"""`python -m tests.bench size`: does the store hold at the size of real chats, beside plain copies of the same bytes?
 
 Two parts. With the engine: a chat of N tokens, restored from disk after a restart, beside the engine's own restore of
 the same file. The store alone: a made file, as of a chat with an 8B, taken, absorbed and put together again.

@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 
 from kvchat.chat.attachments import document_of_text
-from kvchat.chat.context import TEMPLATE_TOKENS, DocumentsTooLong, NoRoomForPart, NothingToDrop, split_branch
+from kvchat.chat.context import TEMPLATE_TOKENS, DocumentsTooLong, NothingToDrop, split_branch
 from kvchat.chat.events import QuestionNotStored, TurnFailed
 from kvchat.chat.record.messages import prompt_content
 from kvchat.engine.speaking.tokenizing import COUNTED_AT_ONCE
 from kvchat.engine.speaking.wire import Sampling
+from kvchat.errors import KvchatError
 from kvchat.session.exchange import PromptTooLong
 from kvchat.transfer.rows import conversation_rows, store_rows
 from tests.chat.stage import Stage
@@ -112,7 +113,7 @@ async def test_as_much_of_a_document_is_attached_as_there_is_room_for(stage: Sta
     assert use is not None
     assert 0 <= use.free < 300
     assert await service.send(chat, "Sum it up.", attachments=(whole, part)) is not None
-    with pytest.raises(NoRoomForPart):
+    with pytest.raises(KvchatError, match="No part of"):
         await service.context.with_part(chat, "word " * 2000, (LONG,))
 
 

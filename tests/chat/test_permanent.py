@@ -165,7 +165,7 @@ async def test_many_that_go_at_once_are_overwritten_together(stage: Stage, monke
         await go.wait()
 
     monkeypatch.setattr(stage.runtime.chat.finder, "forget", forget)
-    words = stage.runtime.chat._permanent_deletion._words
+    words = stage.runtime.chat._permanent_deletion._overwrite
     waiting = [asyncio.create_task(words([str(number)])) for number in range(5)]
     await stage.until(lambda: sum(task.done() for task in waiting) == 4)
     go.set()

@@ -47,7 +47,6 @@ class Rule:
     segments: tuple[_Segment, ...]
 
     def matches(self, names: Sequence[bytes], *, is_folder: bool) -> bool:
-        """True if the rule speaks of this path, whose names are counted from the rule's own folder."""
         if self.folders_only and not is_folder:
             return False
         return _match(self.segments, names[-1:] if self.anywhere else names)
@@ -68,7 +67,6 @@ class Rules:
 
 
 def read_rules(folder: Path) -> Rules | None:
-    """A folder's .gitignore; None without one. Like git it follows no link."""
     path = folder / ".gitignore"
     try:
         if not stat.S_ISREG(path.lstat().st_mode):
@@ -109,7 +107,7 @@ def _without_trailing_spaces(line: bytes) -> bytes:
 
 
 def _tokens(rule: bytes) -> Iterator[bytes]:
-    """The parts of a rule, each of which speaks of one byte, stars apart. Raises IndexError where an end is missing."""
+    """Split a rule into patterns of one byte, stars and slashes. Raises IndexError where an end is missing."""
     place = 0
     while place < len(rule):
         one = rule[place : place + 1]
@@ -130,7 +128,7 @@ def _tokens(rule: bytes) -> Iterator[bytes]:
 
 
 def _class(rule: bytes, place: int) -> tuple[bytes, int]:
-    """A class such as `[!a-z]` as a regular expression, and the place after it. Raises IndexError without its end."""
+    """Turn a class such as `[!a-z]` into a regular expression; also return the place after it. Raises IndexError."""
     negated = rule[place] in b"!^"
     place += negated
     parts: list[bytes] = []

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -32,28 +32,19 @@ from kvchat.session.allocator import Rank
 from kvchat.session.events import SaveSkipped, SessionEvent
 from kvchat.session.exchange import Exchange, Request
 from kvchat.session.host import RESERVE_MOST, RESERVE_SHARE, ReadyEngine
-from kvchat.session.lease import NEXT, Lease
+from kvchat.session.lease import NEXT
 from kvchat.session.proof import NOTHING_AHEAD
 from kvchat.session.reading import parts_of, read_and_keep
 from kvchat.session.restore_cost import LEAST_MEASURED
 from kvchat.session.slot import Slot
-from kvchat.words.language import _, listed, number
+from kvchat.words.language import N_, _, listed, number
 from kvchat.words.reasons import Reason, ReasonCode
 from kvchat.words.wording import TimeRange, percent, tokens_short
 
 LETTERS_A_TOKEN = 3.6  # of English and code, roughly, before an engine has counted
 SURE_SHARE = 0.5  # of a guessed number of tokens there are at least so many
 STEP_MS = 500.0  # a step takes about so long: there are many of them, and small ones take longer in all
-
-
-@dataclass(frozen=True)
-class Read:
-    """What reading came to."""
-
-    fingerprint: Fingerprint
-    context_size: int
-    tokens: int
-    ms: float  # an estimate: reading all of it; 0 where nothing was measured
+_TOO_LONG = N_("Choose a part of it, or a larger context size in the settings if model and memory allow it.")
 
 
 class DocumentReader:
@@ -62,22 +53,19 @@ class DocumentReader:
     def __init__(
         self,
         parts: TurnParts,
-        owner: str,
-        label: Callable[[Fingerprint], str],
+        prepared: Prepared,
         documents: Sequence[Document],
         progress: Callable[[int, int], None],
     ) -> None:
-        """`label`: what its save points are called, by what they are read with. `progress`: tokens done and in all."""
-        self._parts, self._owner, self._label, self._progress = parts, owner, label, progress
-        self._documents = documents
+        self._parts, self._prepared, self._documents, self._progress = parts, prepared, documents, progress
         self._why_not_saved = ""
 
-    async def run(self) -> Read:
-        """Until all is read and saved, whatever comes between. May be cancelled at any point. Raises KvchatError."""
+    async def run(self) -> Prepared:
+        """Read and save all, and return the set as it is now. May be cancelled at any point. Raises KvchatError."""
         again = False
         while True:
             try:
-                if read := await self._parts.slots.run(Rank.DOCUMENTS, self._owner, self._read):
+                if read := await self._parts.slots.run(Rank.DOCUMENTS, self._prepared.owner, self._read):
                     return read
             except EngineError as error:
                 loss = error.__cause__ or error
@@ -85,69 +73,72 @@ class DocumentReader:
                     raise
                 again = True  # what it died over is set aside
 
-    async def _read(self, slot: Slot, wanted: Callable[[], bool]) -> Read | None:
-        exchange = Exchange(self._parts.slots, slot, self._parts.host, self._owner, self._hear)
+    async def _read(self, slot: Slot, wanted: Callable[[], bool]) -> Prepared | None:
+        parts, prepared = self._parts, self._prepared
+        exchange = Exchange(parts.slots, slot, parts.host, prepared.owner, self._hear)
         messages = prompt_messages([system_message([document.attachment for document in self._documents])])
         async with exchange.losses_explained():
             lease = await exchange.ready(Request(messages))
             boundary = await lease.boundary(messages)
-            needed = len(boundary) + lease.engine.reserve(None)
+            tokens = len(boundary)
+            needed = tokens + lease.engine.reserve(None)
             if needed > lease.engine.limit:
-                self._refuse(len(boundary), lease.engine)
+                self._refuse(tokens, lease.engine)
             if lease.engine.too_small(needed):
                 lease = await exchange.with_room(Request(messages), needed)
             if needed > lease.engine.context_size:
-                self._refuse(len(boundary), lease.engine)
-            if not (lease.keeps and lease.engine.remembers(len(boundary))):
-                problem = self._parts.slots.store.problem
+                self._refuse(tokens, lease.engine)
+            if not (lease.keeps and lease.engine.remembers(tokens)):
+                problem = parts.slots.store.problem
                 why = problem.detail if problem else lease.engine.finding.words
                 raise CannotPrepare(_("Documents cannot be kept here"), why, "")
-            if not await self._to_the_end(lease, boundary, wanted):
+            label = self._label(lease.engine.fingerprint)
+            loaded = await lease.load((*boundary, NEXT))
+
+            async def keep(stop: Tokens) -> None:
+                await lease.settle(stop)  # where a longer state was restored it holds more
+                saved = await lease.save(stop, label=label, tell=False)
+                if saved is None and self._why_not_saved:
+                    raise CannotPrepare(_("The documents could not be kept"), self._why_not_saved, "")
+
+            stops = [stop for stop in parts_of(lease, boundary) if len(stop) >= loaded.expected_cached]
+            if not await read_and_keep(
+                lease, stops, loaded, wanted, keep, lambda done: self._progress(done, tokens), STEP_MS
+            ):
                 return None
             contents, engine = lease.slot.known(lease.engine), lease.engine
         ahead = contents.ahead if contents else NOTHING_AHEAD
-        ms = lease.slots.restore_cost.prefill_ms(len(boundary))
-        if ahead.tokens >= LEAST_MEASURED:
-            ms = len(boundary) * ahead.ms / ahead.tokens
-        return Read(engine.fingerprint, engine.context_size, len(boundary), ms)
-
-    async def _to_the_end(self, lease: Lease, boundary: Tokens, wanted: Callable[[], bool]) -> bool:
-        loaded = await lease.load((*boundary, NEXT))
-
-        async def keep(stop: Tokens) -> None:
-            await lease.settle(stop)  # where a longer state was restored it holds more
-            saved = await lease.save(stop, label=self._label(lease.engine.fingerprint), tell=False)
-            if saved is None and self._why_not_saved:
-                raise CannotPrepare(_("The documents could not be kept"), self._why_not_saved, "")
-
-        stops = [stop for stop in parts_of(lease, boundary) if len(stop) >= loaded.expected_cached]
-        return await read_and_keep(
-            lease, stops, loaded, wanted, keep, lambda done: self._progress(done, len(boundary)), STEP_MS
+        measured = ahead.tokens >= LEAST_MEASURED
+        ms = tokens * ahead.ms / ahead.tokens if measured else lease.slots.restore_cost.prefill_ms(tokens)
+        return replace(
+            prepared,
+            sources=tuple(document.source for document in self._documents),
+            label=label,
+            fingerprint=engine.fingerprint,
+            model=parts.new_chats_model() or "",
+            context_size=engine.context_size,
+            tokens=tokens,
+            read_ms=ms or prepared.read_ms,
+            created_at=datetime.now(UTC),
         )
+
+    def _label(self, fingerprint: Fingerprint) -> str:
+        digest = blake3(repr(fingerprint).encode())
+        for document in self._documents:
+            digest.update(f"{document.source.name}\0{document.source.hash}\0".encode())
+        return digest.hexdigest()[:32]
 
     def _refuse(self, tokens: int, engine: ReadyEngine) -> NoReturn:
         room = engine.limit - engine.reserve(None)
-        letters = sum(len(document.text) for document in self._documents)
-        fits, so_far = 0, 0
-        for document in self._documents:
-            so_far += len(document.text)
-            fits += so_far * tokens <= room * letters
+        letters = list(itertools.accumulate(len(document.text) for document in self._documents))
+        fits = sum(so_far * tokens <= room * letters[-1] for so_far in letters)
         amount = _("about {share} of it fit", share=percent(100 * room // tokens / 100))
-        if len(self._documents) > 1:
-            amount = _(
-                "the first {fits} of its {count} files fit, {amount}",
-                fits=number(fits),
-                count=number(len(self._documents)),
-                amount=amount,
-            )
-        words = _(
-            "It has {tokens} tokens and there is room for {room}: {amount}.",
-            tokens=number(tokens),
-            room=number(room),
-            amount=amount,
-        )
-        advice = _("Choose a part of it, or a larger context size in the settings if model and memory allow it.")
-        raise CannotPrepare(_("That is longer than the model can read at once"), words, advice)
+        if len(letters) > 1:
+            places = {"fits": number(fits), "count": number(len(letters)), "amount": amount}
+            amount = _("the first {fits} of its {count} files fit, {amount}", **places)
+        places = {"tokens": number(tokens), "room": number(room), "amount": amount}
+        words = _("It has {tokens} tokens and there is room for {room}: {amount}.", **places)
+        raise CannotPrepare(_("That is longer than the model can read at once"), words, _(_TOO_LONG))
 
     def _hear(self, event: SessionEvent) -> None:
         if isinstance(event, SaveSkipped):
@@ -156,7 +147,7 @@ class DocumentReader:
 
 @dataclass(frozen=True)
 class Estimate:
-    """What preparing files would take."""
+    """The cost of preparing files."""
 
     files: int
     tokens: int
@@ -166,7 +157,6 @@ class Estimate:
 
     @property
     def too_long(self) -> bool:
-        """True if it is more than the model can read at once; of a guess, if it is so by far."""
         return self.room is not None and self.tokens * (1.0 if self.counted else SURE_SHARE) > self.room
 
 
@@ -174,18 +164,14 @@ class TooLongToPrepare(CannotPrepare):
     """Known before anything is read."""
 
     def __init__(self, estimate: Estimate) -> None:
-        words = _(
-            "It has about {tokens} tokens and there is room for {room}.",
-            tokens=tokens_short(estimate.tokens),
-            room=number(estimate.room or 0),
-        )
-        advice = _("Choose a part of it, or a larger context size in the settings if model and memory allow it.")
-        super().__init__(_("That is longer than the model can read at once"), words, advice)
+        tokens, room = tokens_short(estimate.tokens), number(estimate.room or 0)
+        words = _("It has about {tokens} tokens and there is room for {room}.", tokens=tokens, room=room)
+        super().__init__(_("That is longer than the model can read at once"), words, _(_TOO_LONG))
 
 
 @dataclass(frozen=True)
 class Standing:
-    """A set, and what there is to say of it now."""
+    """A set and its state now."""
 
     prepared: Prepared
     bytes: int  # of its blocks on disk, those included that chats share
@@ -196,11 +182,11 @@ class Standing:
 
 @dataclass(frozen=True)
 class Ground:
-    """What a chat stands on."""
+    """The documents a chat began on."""
 
     documents: tuple[str, ...]  # their names
     prepared: Prepared | None  # the set it began on; None: the library has it no more, or never had
-    as_read: bool  # whether a chat that began on it now would have the same documents
+    as_read: bool  # a chat that began on it now would have the same documents
 
 
 @dataclass(frozen=True)
@@ -224,16 +210,13 @@ class Library:
         self.reading: dict[str, Reading] = {}  # by id
 
     async def all(self) -> list[Prepared]:
-        return await self._parts.worker.run(record.all_prepared, self._parts.database)
+        return await self._parts.in_database(record.all_prepared)
 
     async def named(self, name: str) -> Prepared:
         found = next((one for one in await self.all() if one.name == name), None)
         if found is None:
-            raise CannotPrepare(
-                _("There is nothing called “{name}” in the library", name=name),
-                "",
-                _("`kvchat prepared` lists it."),
-            )
+            title = _("There is nothing called “{name}” in the library", name=name)
+            raise CannotPrepare(title, "", _("`kvchat prepared` lists it."))
         return found
 
     async def estimate(self, paths: Sequence[Path], now: tuple[Fingerprint, int] | None) -> Estimate:
@@ -253,21 +236,17 @@ class Library:
     async def add(self, paths: Sequence[Path], name: str) -> Prepared:
         documents = await asyncio.to_thread(gather, paths)
         named = [str(path.absolute()) for path in paths]
-        made = await self._parts.worker.run(record.add, self._parts.database, name, named, documents)
+        made = await self._parts.in_database(record.add, name, named, documents)
         self._changed()
         return made
 
     async def read(self, one: Prepared) -> Prepared:
-        """Read the files as they are now, what is kept of them not again; the set as it is then.
-
-        It gives way to whatever else is asked for. Cancelled, what was read so far serves the next time. Refused, a set
-        that was never read goes.
-        """
+        """Read the files as they are now, except for what is kept of them. It gives way to everything else."""
         if one.id in self.reading:
             raise CannotPrepare(_("“{name}” is being read already", name=one.name), "", "")
         task, refused = asyncio.ensure_future(self._read(one)), False
         self.reading[one.id] = Reading(task)
-        self._parts.background.begin(_over(task))
+        self._parts.background.begin(_ended(task))
         self._changed()
         try:
             return await task
@@ -284,29 +263,29 @@ class Library:
             self._changed()
 
     async def cancel(self, one: Prepared) -> None:
+        await self._stop_reading(one)
+        if not one.is_read:
+            await self.remove(one)
+
+    async def _stop_reading(self, one: Prepared) -> None:
         if (reading := self.reading.get(one.id)) is not None:
             reading.task.cancel()
             await asyncio.wait([reading.task])
-        if not one.is_read:
-            await self.remove(one)
 
     def stop(self) -> None:
         for reading in self.reading.values():
             reading.task.cancel()
 
     async def remove(self, one: Prepared) -> None:
-        """Forget a set. Chats that began on it keep its text, and what is kept of them."""
-        if (reading := self.reading.get(one.id)) is not None:
-            reading.task.cancel()
-            await asyncio.wait([reading.task])
-        await self._parts.worker.run(record.remove, self._parts.database, one)
+        await self._stop_reading(one)
+        await self._parts.in_database(record.remove, one)
         self._changed()
         if self._parts.slots.store.problem is None:
             await asyncio.to_thread(self._parts.slots.store.pin, one.owner, False)
         await self._forget({one.owner: {one.owner}})
 
     async def begin(self, one: Prepared) -> Conversation:
-        made = await self._parts.worker.run(record.begin_chat, self._parts.database, one)
+        made = await self._parts.in_database(record.begin_chat, one)
         self._parts.events.publish(ConversationsChanged())
         return made
 
@@ -318,8 +297,8 @@ class Library:
         return {record.owner_of(row["id"]): str(row["name"]) for row in rows}
 
     async def ground_of(self, conversation_id: str) -> Ground | None:
-        """The documents that a chat stands on; None without any. One from elsewhere may have the same ones."""
-        begun, documents = await self._parts.worker.run(record.begun_on, self._parts.database, conversation_id)
+        """Return the documents a chat began on, or None. A chat from elsewhere may have the same ones."""
+        begun, documents = await self._parts.in_database(record.begun_on, conversation_id)
         if not documents:
             return None
         names, hashes = zip(*documents, strict=True)
@@ -334,10 +313,7 @@ class Library:
         usage: Sequence[ConversationUsage],
         only: Prepared | None = None,
     ) -> list[Standing]:
-        """How each of them stands, by name, or `only` that one.
-
-        `now`: what states mean with the engine in use, and its longest context.
-        """
+        """Return the state of each set, or of `only` one. `now`: the engine's fingerprint and longest context."""
         fingerprint, limit = now or (None, None)
         kept = {one.conversation_id: one for one in usage}
         return [
@@ -356,48 +332,32 @@ class Library:
         return self._parts.slots.restore_cost.speed.forecast(reading.total - reading.done) if reading else None
 
     async def _time(self, tokens: int, fingerprint: Fingerprint | None) -> TimeRange | None:
-        """An estimate of reading so many tokens with this engine; None where it cannot be said."""
         return (await self._parts.reading_speed(fingerprint.model)).forecast(tokens) if fingerprint else None
 
     async def _read(self, one: Prepared) -> Prepared:
         parts = self._parts
         documents = await asyncio.to_thread(gather, list(map(Path, one.paths)), one.sources)
-        label = partial(_label, documents)
         if parts.slots.store.problem is None:
             await asyncio.to_thread(parts.slots.store.pin, one.owner, True)
-        reader = DocumentReader(parts, one.owner, label, documents, partial(self._progress, one.id))
-        read = await reader.run()
-        now = replace(
-            one,
-            sources=tuple(document.source for document in documents),
-            label=label(read.fingerprint),
-            fingerprint=read.fingerprint,
-            model=parts.new_chats_model() or "",
-            context_size=read.context_size,
-            tokens=read.tokens,
-            read_ms=read.ms or one.read_ms,
-            created_at=datetime.now(UTC),
-        )
-        await parts.worker.run(record.finish, parts.database, now, documents)
+
+        def progress(done: int, total: int) -> None:
+            if one.id in self.reading:
+                self.reading[one.id] = replace(self.reading[one.id], done=done, total=total)
+                parts.events.publish(LibraryChanged(progress=True))
+
+        now = await DocumentReader(parts, one, documents, progress).run()
+        await parts.in_database(record.finish, now, documents)
         if one.label and one.label != now.label:
             await parts.slots.discard_messages(one.owner, [one.label])
-        self._parts.background.begin(parts.absorb())
+        parts.background.begin(parts.absorb())
         return now
-
-    def _progress(self, prepared_id: str, done: int, total: int) -> None:
-        if prepared_id in self.reading:
-            self.reading[prepared_id] = replace(self.reading[prepared_id], done=done, total=total)
-            self._parts.events.publish(LibraryChanged(progress=True))
 
     def _changed(self) -> None:
         self._parts.events.publish(LibraryChanged())
 
 
 def why_not_ready(one: Prepared, usage: ConversationUsage | None, now: Fingerprint | None, limit: int | None) -> str:
-    """Why a chat on it would have to read it first, in words; empty where it need not.
-
-    `now`, `limit`: with what states are made by the engine in use, and its longest context; None where not known.
-    """
+    """Say why a chat on it would have to read it first, or return an empty text. `now`, `limit`: the engine's."""
     if not one.is_read or one.fingerprint is None:
         return _("it was not read to its end")
     differences = one.fingerprint.differences(now) if now else ()
@@ -412,12 +372,5 @@ def why_not_ready(one: Prepared, usage: ConversationUsage | None, now: Fingerpri
     return ""
 
 
-def _label(documents: Sequence[Document], fingerprint: Fingerprint) -> str:
-    digest = blake3(repr(fingerprint).encode())
-    for document in documents:
-        digest.update(f"{document.source.name}\0{document.source.hash}\0".encode())
-    return digest.hexdigest()[:32]
-
-
-async def _over(task: asyncio.Future[Any]) -> None:
+async def _ended(task: asyncio.Future[Any]) -> None:
     await asyncio.wait([task])

@@ -47,7 +47,6 @@ class Prepared:
 
 
 def owner_of(prepared_id: str) -> str:
-    """Whose the save points of a set are."""
     return f"prepared:{prepared_id}"
 
 
@@ -61,7 +60,7 @@ def all_prepared(database: Database) -> list[Prepared]:
 
 
 def add(database: Database, name: str, paths: Sequence[str], documents: Sequence[Document]) -> Prepared:
-    """A new set, not read yet. Raises CannotPrepare where there is one of that name."""
+    """Add a set that is not read yet. Raises CannotPrepare if there is one of that name."""
     made, now = uuid.uuid4().hex, datetime.now(UTC).timestamp()
     statement = "INSERT OR IGNORE INTO prepared (id, name, paths, sources, texts, created_at) VALUES (?, ?, ?, ?, ?, ?)"
     if not database.write(statement, (made, name, json.dumps(paths), *_stored(documents), now)):
@@ -83,7 +82,7 @@ def finish(database: Database, prepared: Prepared, documents: Sequence[Document]
 
 
 def remove(database: Database, prepared: Prepared) -> None:
-    """Forget a set; that its save points are to go is noted with it."""
+    """Forget a set, and note that its save points are to go."""
     with database.transaction() as db:
         db.execute("DELETE FROM prepared WHERE id = ?", (prepared.id,))
         db.execute("INSERT OR IGNORE INTO deleted VALUES (?1, ?1)", (prepared.owner,))
@@ -102,7 +101,7 @@ def begin_chat(database: Database, prepared: Prepared, id: str = "") -> Conversa
 
 
 def begun_on(database: Database, conversation_id: str) -> tuple[str | None, list[tuple[str, str]]]:
-    """The id of the set that a chat began on, if it did so here, and its documents: their names and hashes."""
+    """Return the id of the set that a chat began on, if known, and the names and hashes of its documents."""
     query = (
         "SELECT DISTINCT position, name, hash FROM attachments JOIN messages ON messages.id = message_id"
         " WHERE conversation_id = ? AND role = 'system' ORDER BY position"
@@ -122,7 +121,7 @@ def _stored(documents: Sequence[Document]) -> tuple[str, str]:
 
 
 def _prepared_of(row: sqlite3.Row) -> Prepared | None:
-    """A row; None where a damaged file has made nonsense of it."""
+    """Read a row; None where a damaged file has made nonsense of it."""
     try:
         facts = row["fingerprint"]
         return Prepared(

@@ -67,7 +67,6 @@ class Changes:
 
     @property
     def words(self) -> str:
-        """As in "2 files changed, 1 new, 1 gone"."""
         changed, added, gone = self.changed, self.added, self.gone
         whole = (
             several(changed, "{count} file changed", "{count} files changed"),
@@ -84,10 +83,7 @@ class Changes:
 
 
 def gather(paths: Sequence[Path], before: Sequence[Source] = ()) -> tuple[Document, ...]:
-    """Every document there is, those that were read `before` in that order: what has not changed stays a prefix.
-
-    What is no text is left out of a folder; named by itself it is refused. Raises CannotPrepare and CannotAttach.
-    """
+    """Read all documents, those read `before` first and in that order, so that what is unchanged stays a prefix."""
     places = {source.path: number for number, source in enumerate(before)}
     files = sorted(_files(paths), key=lambda file: places.get(str(file[0]), len(places)))
     documents: list[Document] = []
@@ -112,7 +108,7 @@ def gather(paths: Sequence[Path], before: Sequence[Source] = ()) -> tuple[Docume
 
 
 def changes(paths: Sequence[Path], before: Sequence[Source]) -> Changes:
-    """What has changed since: a file is read only where its size or time is another."""
+    """Compare with the files now; one is read only if its size or time differs."""
     known = {source.path: source for source in before}
     try:
         files = {str(path): (path, name) for path, name, _ in _files(filter(Path.exists, paths))}
@@ -135,7 +131,7 @@ def _has_changed(source: Source) -> bool:
 
 
 def _document(path: Path, name: str, *, named: bool) -> Document | None:
-    """A file's text; None for one of a folder's that has none. Raises CannotAttach for one that was named."""
+    """Read a file's text; None for one of a folder's without text. Raises CannotAttach for one that was named."""
     try:
         if not named:
             with path.open("rb") as file:
@@ -155,7 +151,6 @@ def _document(path: Path, name: str, *, named: bool) -> Document | None:
 
 
 def _files(paths: Iterable[Path]) -> Iterator[tuple[Path, str, bool]]:
-    """Each file once, with its name for the model and whether it was named itself. Raises CannotPrepare."""
     seen: set[Path] = set()
     for path in map(Path.absolute, paths):
         inside = _in_folder(path, _rules_above(path)) if path.is_dir() else iter((path,))
@@ -170,7 +165,6 @@ def _files(paths: Iterable[Path]) -> Iterator[tuple[Path, str, bool]]:
 
 
 def _in_folder(folder: Path, rules: _Rules) -> Iterator[Path]:
-    """The files below a folder, by name: no hidden ones, no links, and none that a .gitignore leaves out."""
     rules = (*rules, *_rules_of(folder))
     try:
         entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
@@ -188,7 +182,6 @@ def _in_folder(folder: Path, rules: _Rules) -> Iterator[Path]:
 
 
 def _is_ignored(path: Path, rules: _Rules, *, is_folder: bool) -> bool:
-    """By the innermost rule that speaks of it."""
     said = (one.ignores(path, is_folder=is_folder) for one in reversed(rules))
     return next((ignored for ignored in said if ignored is not None), False)
 

@@ -39,7 +39,7 @@ _TITLES = "UPDATE conversations SET title = live.title FROM live.conversations A
 
 
 def backups_of(file: Path) -> list[Path]:
-    """The automatic backups of the chats in `file`, the newest first; last those that a wrong clock dated ahead."""
+    """Return the automatic backups of the chats in `file`, newest first; those dated in the future last."""
     found, today = file.with_name(BACKUPS).glob("chats-*.db"), _todays(file).name
     return sorted(found, key=lambda backup: (backup.name <= today, backup.name), reverse=True)
 
@@ -49,10 +49,7 @@ def _todays(file: Path) -> Path:
 
 
 def back_up(file: Path, *, often: bool) -> bool:
-    """Make today's backup if something has changed since the last one; whether one was made.
-
-    Unless `often`, one a day will do. Raises StorageFailed, and ChatsDamaged where not all can be read.
-    """
+    """Make today's backup if something has changed; True if it was made. Raises StorageFailed and ChatsDamaged."""
     today = _todays(file)
     try:
         newest = next((backup for backup in backups_of(file) if backup.name <= today.name), None)
@@ -84,16 +81,14 @@ class DailyBackups:
     """Makes them while kvchat runs and at its end. Belongs to the event loop's thread."""
 
     def __init__(self, file: Path, tell: Callable[[str, str], None]) -> None:
-        """`tell` is given a title and a detail when a backup cannot be made: that costs nothing else."""
         self._file, self._tell = file, tell
         self._task: asyncio.Task[None] | None = None
 
     def begin(self) -> None:
-        """For an app that stays: look now, and then every hour, whether today has one."""
         self._task = asyncio.create_task(self._run())
 
     async def close(self) -> None:
-        """The last one of the run; of a run that did not stay only if today has none."""
+        """Make the last backup of the run; of a run that did not stay only if today has none."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
@@ -112,7 +107,7 @@ class DailyBackups:
 
 
 def scrub(file: Path, ids: Iterable[str]) -> None:
-    """Take chats and messages that were deleted for good out of the backups, and titles that were made of them."""
+    """Remove what was deleted for good from the backups, with titles that were made of it."""
     gone = [(id,) for id in ids]
     for backup in backups_of(file):
         try:
@@ -141,7 +136,6 @@ def _copy(file: Path, target: Path) -> None:
 
 
 def _drop_deleted(backup: Path, file: Path) -> None:
-    """Take out of a new backup what was deleted while it was made: `scrub` may have looked before it was there."""
     with closing(_attached(backup, file)) as db, db:
         db.execute("PRAGMA foreign_keys = OFF")  # a message whose parent is gone follows another one in the chat itself
         db.execute("BEGIN IMMEDIATE")

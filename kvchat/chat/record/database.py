@@ -60,7 +60,6 @@ class Database(DatabaseFile):
         self._listed: dict[sqlite3.Row, Conversation] = {}  # last time, and no longer: rows change with every turn
 
     def conversations(self) -> list[Conversation]:
-        """All conversations, the last used first. Only what has changed since the last call is made anew."""
         rows = self.rows(f"SELECT * FROM conversations WHERE deleted_at IS NULL {LAST_USED_FIRST}")
         self._listed = {row: self._listed.get(row) or conversation_of(row) for row in rows}
         return list(self._listed.values())
@@ -92,10 +91,7 @@ class Database(DatabaseFile):
         return made
 
     def rename(self, conversation_id: str, title: str, *, by_user: bool) -> None:
-        """Set a title. One that the user gave is never replaced by an automatic one.
-
-        An automatic one is a first guess: the model may find a better one, see kvchat.chat.turn.titles.
-        """
+        """Set a title. An automatic one never replaces the user's, and the model may still find a better one."""
         self.write(
             "UPDATE conversations SET title = ?, title_by_user = ?, title_due = ?"
             " WHERE id = ? AND (? OR NOT title_by_user)",
@@ -117,10 +113,7 @@ class Database(DatabaseFile):
         return self.path(leaf) if leaf is not None else []
 
     def path(self, message_id: str) -> list[Message]:
-        """The messages from the root to this one, oldest first; empty if it was deleted.
-
-        Messages of a damaged file that answer each other in a circle are said once.
-        """
+        """Return the messages from the root to this one; empty if it was deleted. Circles of a damaged file are cut."""
         query = """
             WITH RECURSIVE up (id) AS (
                 SELECT ? UNION SELECT messages.parent_id FROM up JOIN messages USING (id)
@@ -175,7 +168,7 @@ class Database(DatabaseFile):
         self.write("UPDATE messages SET receipt = ? WHERE id = ?", (receipt_json(receipt), message_id))
 
     def reopen(self, message: Message) -> None:
-        """A reply that had ended is being written again, and is the conversation's leaf."""
+        """Mark an ended reply as streaming again and make it the conversation's leaf."""
         with self.transaction() as db:
             db.execute(
                 "UPDATE messages SET state = ? WHERE id = ?",
@@ -187,10 +180,7 @@ class Database(DatabaseFile):
             )
 
     def remove_leaf(self, message: Message) -> None:
-        """Take back a message nobody has seen (an empty reply); its parent is the leaf again.
-
-        A question that waits behind it comes into its place.
-        """
+        """Take back an empty reply: its parent is the leaf again, and what waits behind it moves up."""
         with self.transaction() as db:
             db.execute("UPDATE messages SET parent_id = ? WHERE parent_id = ?", (message.parent_id, message.id))
             db.execute(
@@ -200,10 +190,7 @@ class Database(DatabaseFile):
             db.execute("DELETE FROM messages WHERE id = ?", (message.id,))
 
     def stand_last(self, question_id: str, waiting: Collection[str] = ()) -> bool:
-        """Move a question behind what was said in its branch since it was written; True if it was moved.
-
-        `waiting`: questions that are answered after it. Where the user has gone to another branch it stays where it is.
-        """
+        """Move a question behind what was said since; True if moved. `waiting`: questions answered after it."""
         with self.transaction() as db:
             path = self.path(question_id)
             if not path:
@@ -224,14 +211,10 @@ class Database(DatabaseFile):
         self.write("UPDATE messages SET writer = ? WHERE id = ?", (AWAITS_MODEL if awaits else SAID_HERE, question_id))
 
     def interrupt_abandoned(self) -> int:
-        """Replies that were being written when kvchat ended become interrupted ones; returns how many.
-
-        For the owner of the folder, before it answers anything.
-        """
+        """Mark replies that were streaming when kvchat ended as interrupted; returns how many."""
         return self.write(INTERRUPT_ABANDONED, ())
 
     def shares_system_prompt(self, text: str, reply_id: str) -> bool:
-        """Whether another reply than this one came first after the same system prompt, in any conversation."""
         query = """
             SELECT EXISTS (
                 SELECT 1 FROM messages AS system INDEXED BY system_prompts
@@ -250,7 +233,7 @@ class Database(DatabaseFile):
         return {row[0]: float(row[1]) for row in self.rows(query) if row[1]}
 
     def readings(self, model: str) -> list[Reading]:
-        """What this model's newest replies and documents measured that read 64 tokens or more, the newest last."""
+        """Return what this model's newest replies and documents of 64 tokens or more measured, the newest last."""
         query = """
             SELECT * FROM (
                 SELECT (receipt ->> '$.prompt_tokens') - (receipt ->> '$.cached_tokens'),
@@ -278,7 +261,6 @@ class Database(DatabaseFile):
 
 
 def leaf_of(db: sqlite3.Connection, conversation_id: str) -> str | None:
-    """The end of the conversation's current branch; where that is missing in a damaged file, the newest message."""
     here = "SELECT leaf_id FROM conversations JOIN messages ON messages.id = leaf_id WHERE conversations.id = ?"
     newest = "SELECT id FROM messages WHERE conversation_id = ? ORDER BY place DESC LIMIT 1"
     row = db.execute(here, (conversation_id,)).fetchone() or db.execute(newest, (conversation_id,)).fetchone()
@@ -293,10 +275,7 @@ def _checked_leaf(db: sqlite3.Connection, conversation_id: str) -> str | None:
 
 
 def insert_message(db: sqlite3.Connection, new: Message, *, said_here: bool = True) -> Message:
-    """Store a message, its receipt left out, and make it its conversation's leaf, in the caller's transaction.
-
-    `said_here`: not imported.
-    """
+    """Store a message without its receipt and make it the leaf. `said_here`: not imported."""
     stored = replace(new, id=uuid.uuid4().hex, created_at=datetime.now(UTC), receipt=None)
     created, writer = stored.created_at.timestamp(), SAID_HERE if said_here else None
     where = stored.id, stored.conversation_id, stored.parent_id
@@ -344,17 +323,13 @@ class Drafts:
         return found
 
     async def keep(self, drafts: Mapping[str, str], attached: Mapping[str, tuple[Attachment, ...]]) -> None:
-        """Put these drafts on disk, and what waits with some of them.
-
-        Empty ones are forgotten, and those of conversations that are gone.
-        """
+        """Store these drafts and their attachments; empty ones are deleted, and those of deleted conversations."""
         await self._worker.run(store_drafts, self._database, dict(drafts), dict(attached))
 
 
 def store_drafts(
     database: Database, drafts: Mapping[str, str], attached: Mapping[str, tuple[Attachment, ...]] = MappingProxyType({})
 ) -> None:
-    """As `Drafts.keep`, for the database's thread."""
     there = f"EXISTS (SELECT 1 FROM conversations WHERE id = replace(?1, '{QUEUE}', '') UNION SELECT 1 WHERE ?1 = '')"
     with database.transaction() as db:
         for id, text in drafts.items():

@@ -41,7 +41,7 @@ class DatabaseFile:
     """The file, brought to the newest format. Raises StorageFailed from every method when disk or file fail."""
 
     def file_id(self) -> str:
-        """What tells this file from one that was put in its place, out of a backup or after a loss."""
+        """Identify this file: one restored from a backup or made after a loss has another id."""
         with _in_words(self.file):
             found = self.file.stat()
         return f"{found.st_dev:x}-{found.st_ino:x}"
@@ -82,7 +82,6 @@ class DatabaseFile:
         self._connection.close()
 
     def write_through(self) -> None:
-        """Nothing stays in the log beside the file, as far as no other process is in the way."""
         with _in_words(self.file):
             self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
 
@@ -97,13 +96,13 @@ class DatabaseFile:
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
-        """To ask something. Nothing is changed in it."""
+        """Give the connection, to read only."""
         with _in_words(self.file):
             yield self._connection
 
     @contextlib.contextmanager
     def moment(self) -> Iterator[sqlite3.Connection]:
-        """To ask several things of one moment, whoever writes meanwhile, and without holding them up."""
+        """Give a consistent snapshot to read, without holding up writers."""
         with _in_words(self.file):
             self._connection.execute("BEGIN")
             try:
@@ -114,7 +113,7 @@ class DatabaseFile:
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
-        """All or nothing, and on disk when the block has ended; within another one, when that has."""
+        """Write all or nothing; on disk when the block, or the outermost one, has ended."""
         with _in_words(self.file):
             if self._connection.in_transaction:
                 yield self._connection
@@ -130,12 +129,11 @@ class DatabaseFile:
 
 
 def doubt_of(path: Path) -> Path:
-    """The file that says that damage was met in the chats' one: the next start looks it through, however large."""
+    """Return the marker file for met damage: the next start checks the chats' file, however large it is."""
     return path.with_name(f"{path.name}.doubt")
 
 
 def make_empty(file: Path) -> None:
-    """A new file for chats, private to the user. Raises OSError and sqlite3.Error."""
     os.close(os.open(file, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
     with contextlib.closing(_connected(file)) as connection:
         connection.execute("PRAGMA journal_mode = OFF")  # if it fails, the file goes
@@ -150,7 +148,7 @@ def _connected(path: Path) -> sqlite3.Connection:
 
 
 def _make(path: Path) -> None:
-    """A new file, there whole or not at all: one without anything in it was emptied. Raises ChatsDamaged."""
+    """Make the file whole or not at all; an empty one would count as emptied. Raises ChatsDamaged."""
     if any(path.with_name(BACKUPS).glob("*.db")):
         raise ChatsDamaged(path, _("there are backups of it"), _("The chats' file is gone"))
     new = name_beside(path)
@@ -184,7 +182,7 @@ def _in_words(path: Path) -> Iterator[None]:
 
 
 def doubted(path: Path, what: str) -> ChatsDamaged:
-    """What damage is said with; the next start looks the file through, however large it is."""
+    """Note the damage for the next start's check, and return it as an error."""
     with contextlib.suppress(OSError):
         doubt_of(path).touch(0o600)
     return ChatsDamaged(path, what)

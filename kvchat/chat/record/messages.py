@@ -75,7 +75,7 @@ class Receipt:
 
     @property
     def whole_s(self) -> float:
-        """From Send to the reply's last token, every wait included, in seconds."""
+        """Seconds from Send to the reply's last token, waits included."""
         writing = self.predicted_tokens / self.tokens_per_second if self.tokens_per_second else 0.0
         return (self.engine_wait_ms + self.queue_wait_ms + self.ttft_ms) / 1000 + writing
 
@@ -139,11 +139,7 @@ class Conversation:
 
 
 def prompt_messages(branch: Sequence[Message], *, going_on: bool = False) -> list[ChatMessage]:
-    """What the chat template is given for these messages; `going_on` if the last one is a reply to be continued.
-
-    Empty replies are left out and neighbouring messages of one role are joined, because many templates refuse
-    roles that do not alternate: that happens when a turn failed and the user wrote again.
-    """
+    """Build what the chat template is given; `going_on`: the last message is a reply to be continued."""
     joined: list[ChatMessage] = []
     for number, message in enumerate(branch, start=1):
         continued = going_on and number == len(branch)  # perhaps nothing but thinking has come of it
@@ -160,10 +156,7 @@ def prompt_messages(branch: Sequence[Message], *, going_on: bool = False) -> lis
 
 
 def prompt_content(message: Message) -> str:
-    """What the model reads of a message: the documents first.
-
-    Whoever asks something else about the same documents then asks an extension of what was read already.
-    """
+    """Return what the model reads of a message: documents first, so that other questions share the prefix."""
     documents = []
     for attachment in message.attachments:
         if not attachment.data:
@@ -186,11 +179,10 @@ def needs_vision(messages: Sequence[ChatMessage]) -> bool:
 
 
 def ends_with_reply(branch: Sequence[Message]) -> bool:
-    """Whether the next thing to say is the user's."""
+    """Return True if the user speaks next."""
     messages = prompt_messages(branch)
     return bool(messages) and messages[-1].role == Role.ASSISTANT.value
 
 
 def begins_empty(branch: Sequence[Message]) -> bool:
-    """Whether there is a system prompt and nothing else yet."""
     return bool(branch) and all(message.role is Role.SYSTEM for message in branch)

@@ -66,7 +66,7 @@ def attachment_of(row: sqlite3.Row | Mapping[str, Any]) -> Attachment:
 
 
 def role_of(row: sqlite3.Row) -> Role:
-    """Who speaks; where that cannot be read, whoever most probably did."""
+    """Return who speaks; where that cannot be read, the more probable role."""
     try:
         return Role(row["role"])
     except ValueError:
@@ -74,7 +74,6 @@ def role_of(row: sqlite3.Row) -> Role:
 
 
 def state_of(value: Any) -> MessageState:
-    """How a message ended; whole where that cannot be read."""
     try:
         return MessageState(value)
     except ValueError:
@@ -86,7 +85,7 @@ def receipt_json(receipt: Receipt) -> str:
 
 
 def receipt_of(text: Any) -> Receipt | None:
-    """A stored receipt, without what a newer kvchat added; None where it cannot be read."""
+    """Parse a stored receipt without what a newer kvchat added; None where it cannot be read."""
     try:
         fields = json.loads(text)
         known = {name: value for name, value in fields.items() if name in _NUMBERS}
@@ -98,14 +97,12 @@ def receipt_of(text: Any) -> Receipt | None:
 
 
 def text_of(value: Any) -> str:
-    """A column that should hold text."""
     if isinstance(value, bytes):
         return value.decode("utf-8", "replace")
     return value if isinstance(value, str) else "" if value is None else str(value)
 
 
 def time_of(value: Any) -> datetime:
-    """A column that should hold seconds since 1970."""
     fits = isinstance(value, int | float) and 0 <= value <= _LATEST_S
     return datetime.fromtimestamp(value if fits else 0, UTC)
 
@@ -129,7 +126,6 @@ def with_attachments(db: sqlite3.Connection, messages: list[Message]) -> list[Me
 
 
 def insert_rows(db: sqlite3.Connection, table: str, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Insert what the table has columns for; what a newer kvchat added is left out."""
     known = [column["name"] for column in db.execute(f"PRAGMA table_info({table})")]
     for row in rows:
         columns = [name for name in known if name in row]

@@ -36,10 +36,7 @@ class Salvaged:
 
 
 def salvage(damaged: Path, backup: Path | None, target: Path) -> Salvaged:
-    """Make `target` of all that can be read. What was deleted does not come back. Raises OSError and sqlite3.Error.
-
-    `damaged` may be missing. It should be a copy: SQLite may write to it when it is opened.
-    """
+    """Make `target` of all that can be read and was not deleted. SQLite may write to `damaged`: give a copy."""
     make_empty(target)
     known: dict[str, str | None] = {}  # messages that there must have been, and their chats
     with closing(sqlite3.connect(target, isolation_level=None)) as db:
@@ -58,7 +55,7 @@ def salvage(damaged: Path, backup: Path | None, target: Path) -> Salvaged:
 
 
 def is_whole(file: Path) -> bool:
-    """Whether SQLite finds nothing wrong, and the messages hang together. Raises nothing but OSError."""
+    """Return True if SQLite finds nothing wrong and the messages hang together. Raises OSError."""
     queries = (
         "SELECT NOT EXISTS (SELECT 1 FROM pragma_foreign_key_check)",
         "SELECT NOT EXISTS (SELECT 1 FROM conversations WHERE leaf_id NOT IN (SELECT id FROM messages))",
@@ -85,7 +82,7 @@ def is_whole(file: Path) -> bool:
 
 
 def _take(db: sqlite3.Connection, source: Path, known: dict[str, str | None], *, all_of_it: bool = True) -> None:
-    """Take over what can be read; rows that are there already stay, but for texts that lost letters."""
+    """Copy what can be read; rows already there stay, but for texts that lost letters."""
     if not source.exists() or not source.stat().st_size:
         return
     deleted = _gone(db)
@@ -133,7 +130,6 @@ def _take_row(db: sqlite3.Connection, table: str, types: dict[str, str], row: _R
 
 
 def _mend(db: sqlite3.Connection, values: _Row) -> None:
-    """A text that lost letters where it was damaged is had from here, where it did not."""
     for name in ("content", "thinking"):
         if isinstance(values.get(name), str) and _BAD not in values[name]:
             query = f"UPDATE messages SET {name} = ? WHERE id = ? AND instr({name}, ?)"
@@ -151,7 +147,7 @@ def _fitting(value: Any, kind: str, default: float | None) -> Any:
 
 
 def _known(db: sqlite3.Connection) -> dict[str, str | None]:
-    """Messages that the indexes know of or that others answer, and their chats as far as that is known."""
+    """Return messages that the indexes know of, with their chats where that is known."""
     ids, chats = (
         _columns(db, f"SELECT rowid, {column} FROM messages INDEXED BY {index} ORDER BY {column}")
         for column, index in (("id", "sqlite_autoindex_messages_1"), ("conversation_id", "messages_of_conversation"))
@@ -208,7 +204,6 @@ def _join(db: sqlite3.Connection) -> None:
 
 
 def _join_messages(db: sqlite3.Connection) -> None:
-    """Every message answers one of its own chat that is there, and none answers itself by a circle."""
     chats: defaultdict[str, list[tuple[str, str | None]]] = defaultdict(list)
     for id, chat, parent in db.execute("SELECT id, conversation_id, parent_id FROM messages ORDER BY place").fetchall():
         chats[chat].append((id, parent))

@@ -42,16 +42,12 @@ def title_from(text: str) -> str:
 
 
 def is_over(answer: str) -> bool:
-    """Whether the answer has gone on beyond the title's line: more is not needed."""
+    """Return True once the answer has gone beyond the title's line."""
     return any(line.endswith("\n") for line in _lines(answer))
 
 
 def title_in(answer: str, said: str) -> str | None:
-    """The title in a model's answer, None if there is none worth showing. `said`: the words of the chat.
-
-    A small model repeats the request, begins its last reply again, or makes something up: a title is short, on one
-    line, and has a word of its own that was said in the chat.
-    """
+    """Return the title in a model's answer, or None. It must be short and have a word that was said in the chat."""
     title = _bare(_visible(next(iter(_lines(answer)), "")))
     if not _short(title):
         title = _SUBTITLE.split(title, maxsplit=1)[0]
@@ -61,7 +57,7 @@ def title_in(answer: str, said: str) -> str | None:
 
 
 def _lines(answer: str) -> list[str]:
-    """The lines that may be the title: without what was thought aloud, and what says that the title follows."""
+    """Return the lines that may be the title, without thoughts and introductions."""
     lines = _THOUGHT.sub("", answer).splitlines(keepends=True)
     return [line for line in lines if line.strip() and line.rstrip()[-1] not in _COLONS]
 
@@ -72,7 +68,7 @@ def _visible(line: str) -> str:
 
 
 def _bare(line: str) -> str:
-    """The line without the dress models like to give a title: a label, Markdown, quotes."""
+    """Strip what models put around a title: a label, Markdown, quotes."""
     before = None
     while line != before:
         before = line
@@ -88,7 +84,7 @@ def _short(title: str) -> bool:
 
 
 def words_said(title: str, texts: Iterable[str]) -> set[str]:
-    """The words of the title, folded, that were said there, if only as they begin."""
+    """Return the title's words, folded, whose beginnings occur in the texts."""
     left, said = _words(title), set[str]()
     for text in texts:
         if said == left:

@@ -66,16 +66,12 @@ class Removed:
 
     @property
     def words(self) -> str:
-        """What the first message says, or what is attached to it is called."""
         names = (row["name"] for row in self.attachments if row["message_id"] == self.id)
         return str(self.rows[0]["content"]).strip() or listed(names)
 
 
 def current_branch(database: Database, conversation_id: str) -> list[Message]:
-    """The messages from the root to the conversation's leaf, oldest first, each with its siblings.
-
-    Branches below other system prompts part at the first message, for a system prompt is not shown.
-    """
+    """Return the messages from the root to the leaf with their siblings; system prompts are not shown as branches."""
     branch = database.branch(conversation_id)
     query = "SELECT id, parent_id, role FROM messages WHERE conversation_id = ? ORDER BY place"
     children: defaultdict[str | None, list[str]] = defaultdict(list)
@@ -102,12 +98,7 @@ def switch(database: Database, conversation_id: str, message_id: str) -> None:
 
 
 def branch_of_copies(database: Database, parent_id: str | None, messages: Sequence[Message], leaf_id: str) -> None:
-    """Put copies of the messages, one after the other, under `parent_id` and make the last one the leaf.
-
-    The originals stay where they are. A copy has no receipt: it cost nothing. `leaf_id` is the end of the branch they
-    were taken from: what was said after it must not vanish from the page. Raises WentOn, ConversationGone and
-    StorageFailed.
-    """
+    """Copy the messages under `parent_id`; the last is the leaf. Raises WentOn if `leaf_id` is the leaf no more."""
     with database.transaction() as db:
         query = "SELECT leaf_id FROM conversations WHERE id = ?"
         row = db.execute(query, (messages[0].conversation_id,)).fetchone()
@@ -120,10 +111,7 @@ def branch_of_copies(database: Database, parent_id: str | None, messages: Sequen
 
 
 def fork(database: Database, message: Message) -> str:
-    """Make a conversation of copies of the messages up to this one, answered in the same way. Returns its id.
-
-    It keeps the title, and the original stays as it is. Raises ConversationGone and StorageFailed.
-    """
+    """Copy the messages up to this one into a new conversation with the same title and options; returns its id."""
     path = database.path(message.id)
     with database.transaction() as db:
         now, made = time.time(), uuid.uuid4().hex
@@ -142,10 +130,7 @@ def fork(database: Database, message: Message) -> str:
 
 
 def remove(database: Database, message: Message) -> Removed:
-    """Delete a message and all that follows it. A branch beside it comes into its place, else its parent is the leaf.
-
-    What followed was said because of it; without it the model would be shown answers to questions nobody asked.
-    """
+    """Delete a message and all that followed because of it. A branch beside it comes into its place."""
     with database.transaction() as db:
         query = f"{_BELOW} SELECT messages.* FROM down JOIN messages USING (id)"
         removed = _in_order([dict(row) for row in db.execute(query, (message.id,))], message.id)
@@ -176,15 +161,11 @@ def remove(database: Database, message: Message) -> Removed:
 
 
 def removed_messages(database: Database) -> list[Removed]:
-    """All that `remove` took and nobody put back or let go."""
     return [removed for row in database.rows(_REMOVED) if (removed := _removed(row))]
 
 
 def put_back(database: Database, first_id: str) -> None:
-    """Undo `remove`, whose first message this was. A chat that was deleted since comes back with it.
-
-    Raises ConversationGone if they are gone for good, BelongsToDeleted if what they follow is deleted, too.
-    """
+    """Undo `remove`; a chat deleted since comes back, too. Raises ConversationGone and BelongsToDeleted."""
     with database.transaction() as db:
         row = db.execute(f"{_REMOVED} WHERE removed.id = ?", (first_id,)).fetchone()
         removed = _removed(row) if row else None
@@ -204,7 +185,7 @@ def put_back(database: Database, first_id: str) -> None:
 
 
 def let_go(database: Database, first_id: str) -> set[str]:
-    """Messages that were removed go for good; their ids, of which something may still be kept elsewhere."""
+    """Give up removed messages for good; returns their ids, of which something may still be kept elsewhere."""
     with database.transaction() as db:
         row = db.execute("SELECT *, '' AS title_now FROM removed WHERE id = ?", (first_id,)).fetchone()
         if row is None:
@@ -217,7 +198,6 @@ def let_go(database: Database, first_id: str) -> set[str]:
 
 
 def _keep(db: sqlite3.Connection, removed: Removed) -> None:
-    """Put what was removed where it can be had back from."""
     attachments = [row | {"data": base64.b64encode(attachment_of(row).data).decode()} for row in removed.attachments]
     rows = json.dumps({"messages": removed.rows, "attachments": attachments}, ensure_ascii=False, default=text_of)
     values = removed.id, removed.conversation_id, removed.removed_at, removed.leaf_id, removed.title, rows
@@ -240,7 +220,7 @@ def _removed(row: sqlite3.Row) -> Removed | None:
 
 
 def _in_order(rows: Sequence[dict[str, Any]], first_id: str) -> tuple[dict[str, Any], ...]:
-    """The rows of a message and all below it, parents before their children."""
+    """Return the rows of a message and all below it, parents first."""
     children: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
     for row in rows:
         children[row["parent_id"]].append(row)
@@ -251,7 +231,7 @@ def _in_order(rows: Sequence[dict[str, Any]], first_id: str) -> tuple[dict[str, 
 
 
 def _names(db: sqlite3.Connection, title: str, gone: Sequence[str], message: Message) -> bool:
-    """Whether the title has a word of what is gone, and of nothing else that was said in the chat."""
+    """Return True if the title has a word of what is gone and of nothing else in the chat."""
     said = words_said(title, gone)
     query = (
         "SELECT content FROM messages WHERE conversation_id = ?1 UNION ALL SELECT attachments.name || char(10) || text"
@@ -279,7 +259,6 @@ def _newest_end(db: sqlite3.Connection, message_id: str) -> str:
 
 
 def _neighbour(db: sqlite3.Connection, message: Message) -> str | None:
-    """The branch before this one, or the first after it."""
     rows = db.execute(
         "SELECT id FROM messages WHERE conversation_id = ? AND parent_id IS ? ORDER BY place",
         (message.conversation_id, message.parent_id),

@@ -41,7 +41,7 @@ class Forecast:
 
     @property
     def of_chat(self) -> str:
-        """For a chat in a list: where it is, and what that means."""
+        """Words for a chat in a list."""
         if not self.begun:
             return _("nothing said yet")
         where = _(_WHERE[self.source])
@@ -51,7 +51,7 @@ class Forecast:
 
     @property
     def of_message(self) -> str:
-        """For a message that is being written: "about 4 s: 2,100 tokens to read"; empty where nobody would notice."""
+        """Words for a message being written: "about 4 s: 2,100 tokens to read"; empty where nobody would notice."""
         if self.wait is None or not self.noticeable:
             return ""
         time = roughly(self.wait)
@@ -84,8 +84,6 @@ MOST_MESSAGES = 256  # so far back a branch is looked at
 
 @dataclass(frozen=True)
 class _Said:
-    """One message of a branch, as far as it matters here."""
-
     id: str
     tokens: int  # a guess
     upto: int | None  # tokens up to its end, as its receipt says; None without one
@@ -100,12 +98,9 @@ class Forecasts:
         self._recalled: float | None = None  # ms per restored byte in earlier runs
 
     async def of_chats(self, models: dict[str, str | None]) -> dict[str, Forecast]:
-        """Of each of these chats' next replies; `models`: the path of the one that answers, by chat.
-
-        Two queries for all. Where no engine is ready with a chat's model, the one it was answered with last counts.
-        """
+        """Forecast each chat's next reply; `models`: path of the answering model by chat. Takes two queries for all."""
         parts = self._parts
-        branches = await parts.worker.run(_branches, parts.database, list(models))
+        branches = await parts.in_database(_branches, list(models))
         try:
             kept = await asyncio.to_thread(parts.slots.store.kept, list(models))
         except StoreRefused:
@@ -133,10 +128,7 @@ class Forecasts:
     async def of_message(
         self, conversation_id: str | None, draft: str, attachments: Sequence[Attachment] = ()
     ) -> Forecast | None:
-        """Of the reply to this message, were it sent now: what loading would find, and what would be left to read.
-
-        None while no engine is ready for it, and of what has pictures.
-        """
+        """Forecast the reply to this message, sent now; None while no engine is ready for it, and with pictures."""
         parts = self._parts
         try:
             chosen, branch = await parts.beginning(conversation_id)
@@ -167,7 +159,7 @@ class Forecasts:
             return None
 
     async def _restore_rate(self) -> float:
-        """In ms per byte, measured in this run or an earlier one; 0 before that."""
+        """Return ms per byte as measured in this run or an earlier one; 0 before that."""
         now = self._parts.slots.restore_cost.restore_ms_per_byte
         if now is None and self._recalled is None:
             self._recalled = await self._parts.worker.run(self._parts.database.restore_ms_per_byte) or 0.0
@@ -177,7 +169,6 @@ class Forecasts:
 def _of_chat(
     branch: Sequence[_Said], kept: Collection[Kept], held: int | None, speed: ReadingSpeed, restore_rate: float
 ) -> Forecast:
-    """`branch`: the newest first. `held`: tokens that the slot has of it. `restore_rate`: ms per byte."""
     if not branch:
         return Forecast(Source.COLD, 0, begun=False)
     last = next((n for n, said in enumerate(branch) if said.upto is not None), len(branch))
@@ -198,7 +189,6 @@ def _of_chat(
 
 
 def _branches(database: Database, chats: Sequence[str]) -> dict[str, list[_Said]]:
-    """The end of each chat's current branch, the newest message first."""
     query = """
         WITH RECURSIVE up (chat, id, parent, depth) AS (
             SELECT c.id, m.id, m.parent_id, 0 FROM conversations c JOIN messages m ON m.id = c.leaf_id

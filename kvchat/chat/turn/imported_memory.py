@@ -13,6 +13,7 @@ import contextlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from kvchat.chat.events import ConversationsChanged, ReadingAhead
 from kvchat.chat.record.messages import ends_with_reply, needs_vision, prompt_messages
@@ -35,7 +36,7 @@ BEYOND = 4  # tokens by which what was restored is extended, as in the self-test
 
 @dataclass(frozen=True)
 class TriedOut:
-    """What came of it."""
+    """Result of trying out a chat's imported memory."""
 
     tokens: int = 0  # that came back of the history
     of: int = 0  # tokens of the history
@@ -44,10 +45,7 @@ class TriedOut:
 
 
 async def try_out(parts: TurnParts, conversation_id: str, fingerprint: Fingerprint, start: bool) -> TriedOut:
-    """Restore the chat's memory as its next message would, and let the engine prove that it uses it.
-
-    The slot is empty afterwards. `start`: an engine is started for it; else it waits where none is ready, or is in use.
-    """
+    """Prove that the chat's memory can be used; the slot is empty afterwards. `start`: start an engine."""
     chosen, branch = await parts.answer_settings(conversation_id), await parts.branch(conversation_id)
     messages = prompt_messages(branch)
     request = Request(messages, model=chosen.model, template=chosen.options.template)
@@ -93,7 +91,6 @@ async def _tried(lease: Lease, messages: list[ChatMessage], fingerprint: Fingerp
 
 
 async def _empty(lease: Lease) -> None:
-    """Nothing is in the slot any more."""
     lease.slot.forget()
     with contextlib.suppress(EngineError):  # one that is gone has nothing in it
         await lease.engine.engine.erase_slot()
@@ -120,10 +117,7 @@ class Verifying:
         self._under_way: set[str] = set()  # chats that are being verified
 
     async def verify(self, conversation_id: str) -> bool:
-        """Read the chat whenever nobody needs the engine, then delete what was imported of it.
-
-        May be cancelled at any point. Returns False if the chat was deleted meanwhile. Raises KvchatError.
-        """
+        """Read the chat in spare time, then delete what was imported of it; False if the chat was deleted meanwhile."""
         try:
             while not await self._run(conversation_id, math.inf):
                 if conversation_id not in self._under_way:
@@ -139,19 +133,20 @@ class Verifying:
         self._under_way.discard(conversation_id)
 
     async def in_spare_time(self) -> None:
-        """Verify one chat with the model that is in the engine. What is asked of that meanwhile goes first.
-
-        What was read by then is kept, and the next attempt goes on from it.
-        """
-        if await asyncio.to_thread(self._parts.why_not_read):
+        """Verify one chat with the model in the engine; an interrupted attempt continues next time."""
+        parts = self._parts
+        if await asyncio.to_thread(parts.why_not_read):
             return
         try:
-            waiting = await asyncio.to_thread(self._parts.slots.store.imported)
+            waiting = await asyncio.to_thread(parts.slots.store.imported)
         except StoreRefused:
             return
         for conversation_id in sorted(waiting - self._put_off):
             try:
-                if not await self._can_now(conversation_id):
+                if await parts.worker.run(parts.database.conversation, conversation_id) is None:  # deleted
+                    continue
+                chosen, branch = await parts.answer_settings(conversation_id), await parts.branch(conversation_id)
+                if not parts.host.is_ready(chosen.model, sees=needs_vision(prompt_messages(branch))):
                     continue
                 if await self._run(conversation_id, SPARE_MS):
                     await self._replace(conversation_id)
@@ -159,22 +154,12 @@ class Verifying:
                 self._put_off.add(conversation_id)
             return
 
-    async def _can_now(self, conversation_id: str) -> bool:
-        parts = self._parts
-        if await parts.worker.run(parts.database.conversation, conversation_id) is None:  # deleted
-            return False
-        chosen, branch = await parts.answer_settings(conversation_id), await parts.branch(conversation_id)
-        return parts.host.is_ready(chosen.model, sees=needs_vision(prompt_messages(branch)))
-
     async def _run(self, conversation_id: str, most_ms: float) -> bool | None:
-        """Whether the chat was read to its end; what takes longer to read is not (CannotVerify)."""
-
-        async def work(slot: Slot, wanted: Callable[[], bool]) -> bool:
-            return await self._read(conversation_id, most_ms, slot, wanted)
-
+        """Return True if the chat was read to its end. Raises CannotVerify if it takes longer than `most_ms`."""
         asked_for = math.isinf(most_ms)
         self._under_way.add(conversation_id)
         rank = Rank.DOCUMENTS if asked_for else Rank.VERIFY
+        work = partial(self._read, conversation_id, most_ms)
         return await self._parts.slots.run(rank, conversation_id, work, wait=asked_for)
 
     async def _replace(self, conversation_id: str) -> None:
@@ -188,7 +173,7 @@ class Verifying:
         self._over()
 
     async def _read(self, conversation_id: str, most_ms: float, slot: Slot, wanted: Callable[[], bool]) -> bool:
-        """Read the chat on from what is genuine of it, and save it; False if it was not `wanted` to the end."""
+        """Read the chat on from what is genuine of it, and save it; False if it was interrupted."""
         parts = self._parts
         chosen, branch = await parts.answer_settings(conversation_id), await parts.branch(conversation_id)
         if not ends_with_reply(branch):

@@ -46,8 +46,6 @@ UNSTABLE = 8  # tokens at the end of a draft that its next letters may change
 
 @dataclass(frozen=True)
 class _Target:
-    """What is on show."""
-
     conversation_id: str  # NOT_BEGUN: a new chat
     draft: str = ""
     attachments: tuple[Attachment, ...] = ()
@@ -59,8 +57,6 @@ class _Target:
 
 @dataclass
 class _Work:
-    """A target, and what is known of it."""
-
     target: _Target
     wanted: Callable[[], bool]
     lease: Lease
@@ -84,7 +80,6 @@ class Preparing:
         self._told: Reason | None = None  # why nothing is read ahead
 
     def select(self, conversation_id: str | None) -> None:
-        """The user looks at this conversation now, or at none."""
         self._stopped = None
         if conversation_id is None:
             self._target = None
@@ -93,7 +88,7 @@ class Preparing:
         self.begin()
 
     def write(self, conversation_id: str, draft: str, attachments: tuple[Attachment, ...]) -> None:
-        """What the user has written there and attached: read when that pauses, what was pasted at once."""
+        """Read a draft ahead when writing pauses, a paste at once."""
         target, before = _Target(conversation_id, draft, attachments), self._target
         if before is None or conversation_id != before.conversation_id:
             if not draft and not attachments:
@@ -109,19 +104,17 @@ class Preparing:
             self._timer = asyncio.get_running_loop().call_later(PAUSE_S, self.begin)
 
     def rest_on(self, conversation_id: str | None) -> None:
-        """The user may be about to open this conversation, or none: what it needs is read from a slow disk."""
+        """Read from a slow disk what this conversation, which the user points at, would need."""
         if conversation_id != self._rested_on:
             self._rested_on = conversation_id
             if conversation_id is not None:
                 self._parts.background.begin(self._warm_up(conversation_id))
 
     def leave(self, conversation_id: str) -> None:
-        """A conversation is about to go."""
         if self._target and self._target.conversation_id == conversation_id:
             self.select(None)
 
     def changed(self, conversation_id: str) -> None:
-        """There is something else in a conversation now, or in the slot."""
         if self._target and self._target.conversation_id == conversation_id:
             self.begin()
 
@@ -143,7 +136,6 @@ class Preparing:
             self._timer = None
 
     async def _prepare_all(self) -> None:
-        """Prepare what is on show until nothing is left of it. Any fault only means that the turn does it itself."""
         events, slots = self._parts.events, self._parts.slots
         try:
             while self._due.is_set() and (target := self._target):
@@ -167,7 +159,6 @@ class Preparing:
             await asyncio.to_thread(slots.store.warm_up, conversation_id, lambda: self._rested_on != conversation_id)
 
     async def _stays(self, target: _Target) -> bool:
-        """Whether it is still on show after a moment, and may be read."""
         if reason := await asyncio.to_thread(self._parts.why_not_read):  # a battery may answer late
             if reason != self._told and (target.attachments or len(target.draft) >= AT_ONCE):
                 self._told = reason
@@ -181,7 +172,6 @@ class Preparing:
         return not self._due.is_set()
 
     async def _prepare(self, owner: str, read: bool, slot: Slot, wanted: Callable[[], bool]) -> bool:
-        """In the slot: restore what is on show, and read it too if that is wanted."""
         parts, target = self._parts, self._target
         if target is None or target.conversation_id != owner:
             return False
@@ -223,7 +213,7 @@ class Preparing:
         return True
 
     def _may_keep(self, work: _Work) -> bool:
-        """Whether saving is of any use: what could not be is not tried, and told, again and again."""
+        """Return False where saving failed before at this length, so that it is not tried and told again and again."""
         remembers = work.lease.keeps and work.lease.engine.remembers(len(work.boundary))
         return remembers and self._not_kept.get(work.lease.owner) != len(work.boundary)
 
@@ -260,7 +250,7 @@ class Preparing:
             events.publish(ReadingAhead(conversation_id, reached - begun, reached - begun, draft))
 
     async def _stable(self, work: _Work) -> Tokens:
-        """The turn boundary and, of the draft, all but its last tokens; nothing without a draft of some length."""
+        """Return the turn boundary and all of the draft but its last tokens; empty without a draft of some length."""
         target, engine = work.target, work.lease.engine
         if not target.draft.strip() and not target.attachments:
             return ()
@@ -273,7 +263,7 @@ class Preparing:
         return stable
 
     async def _why_stay(self, work: _Work) -> Reason | None:
-        """Why the draft is not read ahead: what is thrown away of it must not cost more than it brings."""
+        """Return why the draft is not read ahead: throwing it away must not cost more than it brings."""
         lease, costs = work.lease, work.lease.slots.restore_cost
         if lease.engine.can_cut:
             return None

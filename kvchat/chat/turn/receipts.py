@@ -79,7 +79,7 @@ _AHEAD = {Phase.LOADING: N_("Loaded ahead"), Phase.READING: N_("Read ahead")}
 
 
 def timeline(receipt: Receipt) -> tuple[Span, ...]:
-    """All that was done for a reply, one after the other; what took no time or is not known is left out."""
+    """Return the steps of a reply in order, without those that took no time."""
     writing = 1000 * receipt.predicted_tokens / receipt.tokens_per_second if receipt.tokens_per_second else 0.0
     steps = (
         Span(Phase.LOADING, receipt.restore_ms if receipt.prefetched else 0.0, before_send=True),
@@ -95,10 +95,6 @@ def timeline(receipt: Receipt) -> tuple[Span, ...]:
 
 
 def where_from(verdict: Verdict, cached: int, prompt: int, earlier: int = 0) -> str:
-    """Where a prompt of `prompt` tokens came from, in the word for it; "in part" where most of it had to be read.
-
-    So too where much of its `earlier` tokens, which the reply before had in its prompt, had to be read again.
-    """
     if verdict.miss_reason == Reason(ReasonCode.FIRST_REPLY):
         return _(FIRST_REPLY)
     if verdict.miss_reason == Reason(ReasonCode.NOTHING_ALIKE):  # a program's, for the first time
@@ -132,7 +128,7 @@ def model_of(receipt: Receipt) -> str:
 
 
 def receipt_sentence(receipt: Receipt) -> str:
-    """The receipt with its counts, for who wants to know."""
+    """Return the receipt in a sentence with its counts."""
     read = receipt.prompt_tokens - receipt.cached_tokens
     parts = [duration(receipt.ttft_ms)]
     if receipt.hollow:
@@ -164,7 +160,7 @@ def _had(receipt: Receipt) -> list[str]:
 
 
 def receipt_details(receipt: Receipt) -> tuple[tuple[str, str], ...]:
-    """The receipt opened: each line's name and value. Here the field's terms stand beside kvchat's words."""
+    """Return the opened receipt as names and values, with the field's terms beside kvchat's words."""
     read, cached = receipt.prompt_tokens - receipt.cached_tokens, receipt.cached_tokens
     full = _("hollow restore: what was loaded was not used") if receipt.hollow else _(_IN_FULL[receipt.source])
     written = _tokens(receipt.predicted_tokens)
@@ -210,7 +206,6 @@ def receipt_details(receipt: Receipt) -> tuple[tuple[str, str], ...]:
 
 
 def _waits(receipt: Receipt) -> list[str]:
-    """What is no part of the time to the first token, and was waited for all the same."""
     queued, started = receipt.queue_wait_ms, receipt.engine_wait_ms
     return [
         *([_("waited {time} for another reply", time=brief(queued))] if queued >= _LEAST_WAIT_MS else []),

@@ -38,7 +38,7 @@ class Draft:
         return not self.text and not self.thinking
 
     def take(self, chunk: ChatChunk, now: float) -> None:
-        """Add what the chunk brings, at time.perf_counter() `now`. The first words of the reply end the thinking."""
+        """Add the chunk at time.perf_counter() `now`. The first words of the reply end the thinking."""
         if chunk.thinking:
             if self.thinking_since is None:
                 self.thinking_since = now
@@ -49,7 +49,6 @@ class Draft:
             self.text.append(chunk.text)
 
     def written_into(self, message: Message, state: MessageState, receipt: Receipt | None = None) -> Message:
-        """The message as it stands now, `message` being what it was before this draft."""
         return replace(
             message,
             content=message.content + "".join(self.text),
@@ -60,7 +59,7 @@ class Draft:
 
 
 class Echo:
-    """Takes out of a stream what it repeats of the reply it goes on with.
+    """Removes from a stream the part of the unfinished reply that it repeats.
 
     llama.cpp b11434 sends that in one piece with the first new token, b11549 does not send it (both measured).
     """
@@ -70,24 +69,19 @@ class Echo:
         self._thinking_over = bool(text)  # then whatever comes as thinking is the echo
 
     def removed_from(self, chunk: ChatChunk) -> ChatChunk:
-        """The chunk without what was there before. Give it each chunk once, in order."""
-        if chunk.thinking:
-            chunk = replace(chunk, thinking=self._new_thinking(chunk.thinking))
+        """Return the chunk without what was there before. Give it each chunk once, in order."""
+        if chunk.thinking and self._thinking:
+            new = _after(self._thinking, chunk.thinking)
+            self._thinking = ""
+            # The template has a line break of its own before the thinking's end mark.
+            chunk = replace(chunk, thinking=new.strip() if self._thinking_over else new)
         if chunk.text and self._text:
             chunk = replace(chunk, text=_after(self._text, chunk.text))
             self._text = ""
         return chunk
 
-    def _new_thinking(self, thinking: str) -> str:
-        if not self._thinking:
-            return thinking
-        new = _after(self._thinking, thinking)
-        self._thinking = ""
-        return new.strip() if self._thinking_over else new  # the template's own line break before its end mark
-
 
 def _after(known: str, text: str) -> str:
-    """`text` without `known` at its beginning; templates trim what they are given."""
     for beginning in (known, known.rstrip(), known.strip()):
         if beginning and text.startswith(beginning):
             return text[len(beginning) :]
@@ -122,7 +116,6 @@ class ReplyWriter:
         return sum(step.timings.predicted_n for step in self._steps)
 
     def answered(self, step: Step | None) -> None:
-        """End a request; `step`: what it came to, None if the engine has counted nothing."""
         self._asked = False
         self._steps += [step] if step else []
 
@@ -151,20 +144,21 @@ class ReplyWriter:
         return self.message
 
     def receipt(self, model: str, prefill_rate: float | None) -> Receipt | None:
-        """The reply's receipt; None before the first token. `prefill_rate` is in ms per token, None when unknown.
-
-        Its prompt is the first step's: those that follow go on with what was answered.
-        """
+        """Return the receipt, or None before the first token. `prefill_rate`: ms per token."""
         draft = self.draft
         if draft.ttft_ms is None or not self._steps:
             return None
         loaded, timings, verdict = self._steps[0].loaded, self._steps[0].timings, self._steps[0].verdict
         writing_ms = sum(step.timings.predicted_ms for step in self._steps)
         written = replace(timings, predicted_n=self.predicted_tokens, predicted_ms=writing_ms)
-        restore = loaded.restore
+        restore, cached, earlier = loaded.restore, timings.cache_n, self.before.receipt
         in_ttft = restore.ms_since(self._sent_at) if restore else 0.0
         ahead = restore is not None and restore.finished_at <= self._sent_at
-        cached = timings.cache_n
+        # Prefill time spared, with that of the reply's earlier parts. Going on from the slot spares nothing: stopping
+        # had lost nothing.
+        saved_ms = max(0.0, cached * prefill_rate - in_ttft) if prefill_rate is not None and cached else None
+        if earlier is not None:
+            saved_ms = (saved_ms or 0.0) + (earlier.saved_ms or 0.0) if restore else earlier.saved_ms
         return Receipt(
             ttft_ms=draft.ttft_ms,
             restore_ms=restore.ms if restore and ahead else in_ttft,
@@ -177,42 +171,26 @@ class ReplyWriter:
             source=verdict.source,
             miss_reason=verdict.miss_reason,
             hollow=verdict.hollow,
-            thinking_ms=draft.thinking_ms or (self.before.receipt.thinking_ms if self.before.receipt else None),
+            thinking_ms=draft.thinking_ms or (earlier.thinking_ms if earlier else None),
             prefetched=ahead,
             restored_bytes=restore.bytes if restore else 0,
             read_ahead_tokens=min(loaded.ahead.tokens, cached),
             read_ahead_ms=loaded.ahead.ms,
-            saved_ms=self._saved_ms(cached, in_ttft, prefill_rate, restored=restore is not None),
+            saved_ms=saved_ms,
             engine_wait_ms=1000 * self._engine_wait_s,
             queue_wait_ms=1000 * self.queue_wait_s,
             earlier_tokens=self.earlier_tokens,
             model=model,
         )
 
-    def _saved_ms(self, cached: int, in_ttft: float, prefill_rate: float | None, *, restored: bool) -> float | None:
-        """Estimate the prefill time spared, in ms, with what the reply's earlier parts were spared.
-
-        Going on from the slot spares nothing: stopping had lost nothing.
-        """
-        earlier = self.before.receipt
-        spared = max(0.0, cached * prefill_rate - in_ttft) if prefill_rate is not None and cached else None
-        if earlier is None:
-            return spared
-        return (spared or 0.0) + (earlier.saved_ms or 0.0) if restored else earlier.saved_ms
-
     def take(self, chunk: ChatChunk) -> None:
-        """Take what comes next, without the echo of what was there. It stays in `draft`."""
-        self._heard()
-        self.draft.timings = chunk.timings or self.draft.timings
+        draft, conversation, now = self.draft, self.message.conversation_id, time.perf_counter()
+        self._heard(now)
+        draft.timings = chunk.timings or draft.timings
         if progress := chunk.progress:
-            where = self.message.conversation_id, progress.processed, progress.total, progress.cache
-            self._events.publish(Prefilling(*where))
-        if chunk.text or chunk.thinking:
-            self._take_text(chunk)
-
-    def _take_text(self, chunk: ChatChunk) -> None:
-        draft, conversation = self.draft, self.message.conversation_id
-        now = time.perf_counter()
+            self._events.publish(Prefilling(conversation, progress.processed, progress.total, progress.cache))
+        if not (chunk.text or chunk.thinking):
+            return
         first = draft.empty
         draft.take(chunk, now)
         self._unwritten = True
@@ -235,16 +213,7 @@ class ReplyWriter:
             used = draft.timings.prompt_tokens + draft.timings.predicted_n
             self._events.publish(Speed(conversation, draft.timings.tokens_per_second, used))
 
-    def _tell_silence(self) -> None:
-        if not self._asked:
-            return
-        silent, usual = time.perf_counter() - self._heard_at, 4 * self._longest_gap_s
-        if silent >= max(usual, SILENT_READING_S if self.draft.empty else SILENT_S):
-            self._silent = True
-            self._events.publish(Silent(self.message.conversation_id, silent))
-
-    def _heard(self) -> None:
-        now = time.perf_counter()
+    def _heard(self, now: float) -> None:
         gap, self._heard_at = now - self._heard_at, now
         if self._silent:
             self._silent = False
@@ -256,7 +225,10 @@ class ReplyWriter:
         warned = False
         while True:
             await asyncio.sleep(FLUSH_INTERVAL_S)
-            self._tell_silence()
+            silent, usual = time.perf_counter() - self._heard_at, 4 * self._longest_gap_s
+            if self._asked and silent >= max(usual, SILENT_READING_S if self.draft.empty else SILENT_S):
+                self._silent = True
+                self._events.publish(Silent(self.message.conversation_id, silent))
             if not self._unwritten:
                 continue
             self._unwritten = False

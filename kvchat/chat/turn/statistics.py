@@ -73,14 +73,14 @@ class Statistics:
         return sum(one.count for one in some), sum(one.saved_s for one in some)
 
     def of_kind(self, kind: str) -> tuple[int, float, float]:
-        """How many replies went on from there, the seconds they saved, and those to the first token, on average."""
+        """Return how many replies went on from there, seconds saved, and mean seconds to the first token."""
         some = [one for one in self.replies if one.kind == kind]
         count = sum(one.count for one in some)
         return count, sum(one.saved_s for one in some), sum(one.first_token_s for one in some) / max(count, 1)
 
 
 def read_statistics(file: Path, today: date | None = None) -> Statistics:
-    """Add up what the chats' file says, on a connection of its own: it holds no chat up. Raises StorageFailed."""
+    """Add up the receipts in the chats' file, on a connection of its own. Raises StorageFailed."""
     today = today or date.today()
     since = datetime.combine(today - timedelta(days=MOST_DAYS - 1), time.min).timestamp()
     with closing(Database(file)) as database:

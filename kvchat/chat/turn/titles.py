@@ -51,8 +51,6 @@ class NoTitle(KvchatError):
 
 @dataclass
 class _Attempt:
-    """One chat that is asked for its title."""
-
     conversation_id: str
     branch: list[Message]
     answer: str | None = None  # None: the model could not be asked now
@@ -100,30 +98,26 @@ class Titles:
         self.hear(True)
 
     async def name(self, conversation_id: str) -> None:
-        """The user wants the chat to be named by the model, whatever it is called now. Raises NoTitle, StorageFailed.
-
-        What the user asks for meanwhile goes first, and ends it.
-        """
+        """Have the model name the chat, whatever it is called now. Raises NoTitle and StorageFailed."""
         parts = self._parts
         await self.idle()  # it may be being named already: that one would be in the way, and this one end it
-        await parts.worker.run(make_due, parts.database, conversation_id)
+        await parts.in_database(make_due, conversation_id)
         attempt = await self._attempt(conversation_id)
-        await parts.worker.run(settle, parts.database, conversation_id, attempt.title, attempt.end)
+        await parts.in_database(settle, conversation_id, attempt.title, attempt.end)
         if attempt.title is None:
             raise NoTitle(asked=attempt.answer is not None)
         parts.events.publish(ConversationsChanged())
 
     async def _name_in_spare_time(self, conversation_ids: list[str]) -> None:
-        """Find the chats titles. Where that fails nobody is told: each has one already."""
         parts = self._parts
         for id in conversation_ids:
             with contextlib.suppress(KvchatError):
-                if not await parts.worker.run(is_due, parts.database, id) or not self._wanted():
+                if not await parts.in_database(is_due, id) or not self._wanted():
                     continue
                 attempt = await self._attempt(id)
                 if attempt.answer is None:
                     continue
-                if await parts.worker.run(settle, parts.database, id, attempt.title, attempt.end):
+                if await parts.in_database(settle, id, attempt.title, attempt.end):
                     parts.events.publish(ConversationsChanged())
 
     async def _attempt(self, conversation_id: str) -> _Attempt:
@@ -134,7 +128,6 @@ class Titles:
         return attempt
 
     async def _ask(self, attempt: _Attempt, slot: Slot) -> None:
-        """Have the model answer, then bring the slot back to the turn boundary. May be cancelled at any point."""
         exchange = self._parts.exchange(slot, attempt.conversation_id)
         try:
             async with exchange.losses_explained():
@@ -146,7 +139,7 @@ class Titles:
                 attempt.answer = attempt.answer or ""
 
     async def _question(self, attempt: _Attempt, exchange: Exchange) -> tuple[Request, Tokens] | None:
-        """What to ask, after which turn boundary; None if that cannot be now, or not without reading the chat again."""
+        """Return the question and its turn boundary; None if the chat would have to be read again."""
         parts, conversation_id = self._parts, attempt.conversation_id
         chosen = await parts.answer_settings(conversation_id)
         history = prompt_messages(attempt.branch)
@@ -174,7 +167,6 @@ class Titles:
         return replace(quiet, sampling=lambda: Sampling(most_tokens, temperature=0.0)), boundary
 
     async def _answer(self, attempt: _Attempt, exchange: Exchange, request: Request, boundary: Tokens) -> None:
-        """Read what the model answers, greedily and no further than its first line."""
         lease = await exchange.prepare(request)
         if exchange.loaded.expected_cached < _HELD_SHARE * len(boundary):
             return
@@ -196,16 +188,12 @@ def is_due(database: Database, conversation_id: str) -> bool:
 
 
 def make_due(database: Database, conversation_id: str) -> None:
-    """Have the model find this chat a title, whoever gave it the one it has. Raises StorageFailed."""
+    """Have the model find this chat a title, whoever gave the present one. Raises StorageFailed."""
     database.write("UPDATE conversations SET title_due = 1 WHERE id = ?", (conversation_id,))
 
 
 def settle(database: Database, conversation_id: str, title: str | None, end: str | None) -> bool:
-    """Give a chat the model's title, or leave it with the one it has: it is not tried again. Whether it has another.
-
-    What the user called it in the meantime stays. A title that may be about a message deleted since (`end`, the last
-    one it was made of) is none. Raises StorageFailed.
-    """
+    """Store the model's title, or none; it is not tried again. Not if the message `end` is gone. True if it changed."""
     statement = (
         "UPDATE conversations SET title_due = 0, title = ifnull(?1, title),"
         " title_by_user = title_by_user AND ?1 IS NULL WHERE id = ?2 AND title_due"

@@ -62,10 +62,7 @@ class Turn:
         begins_chat: bool = False,
         waits: Callable[[], None] | None = None,
     ) -> None:
-        """`begin` puts on disk what it begins with, of which `words` and `attachments` are new, or all of the chat.
-
-        With `keep` false the turn ends after the reply, unsettled and unsaved: that is for measuring.
-        """
+        """`begin` stores the beginning, with `words` and `attachments`. `keep` false: neither settle nor save."""
         self.conversation_id = conversation_id
         self.begin, self.words, self.attachments, self.begins_chat = begin, words, attachments, begins_chat
         self.beginning: Beginning | None = None  # set before `run`
@@ -90,7 +87,6 @@ class Turn:
         self._answering.interrupt()
 
     def supersede(self) -> None:
-        """The conversation's next message makes settling pointless; a save that has begun goes on."""
         self._settling.supersede()
 
     @property
@@ -98,10 +94,7 @@ class Turn:
         return self._answering.task is not None
 
     async def run(self, done: Callable[[Message | None], None]) -> None:
-        """Answer, call `done` with the reply (None if there is none), then settle and save.
-
-        Never raises a KvchatError: what went wrong is told as TurnFailed or SaveSkipped.
-        """
+        """Answer, call `done` with the reply or None, then settle and save. Publishes KvchatErrors, raises none."""
         slots = self._parts.slots
         async with slots.needed(self.conversation_id, await self._prompt()) as slot:
             self._exchange = Exchange(slots, slot, self._parts.host, self.conversation_id, self._hear)
@@ -120,7 +113,7 @@ class Turn:
                     await self._settle(reply)
 
     async def _prompt(self) -> Tokens:
-        """Its prompt's ids where another owner's slot may hold most of them, as that of a chat that had not begun."""
+        """Return the prompt's ids where another owner's slot may hold most of them, as that of a new chat."""
         parts, beginning = self._parts, self.beginning
         if not beginning or len(parts.slots.all) == 1 or parts.slots.of(self.conversation_id):
             return ()
@@ -179,7 +172,7 @@ class Turn:
             reply.answered(self._exchange.step)
 
     def _draw(self, chosen: AnswerSettings, reply: ReplyWriter) -> Sampling:
-        """How the reply is drawn, now that the engine is ready; what earlier requests brought is part of its length."""
+        """Return the sampling once the engine is ready; what earlier requests wrote counts towards the length."""
         drawn, said = self._parts.drawn(self._sampling, chosen.options), reply.predicted_tokens
         if drawn.max_tokens is not None and said:
             drawn = replace(drawn, max_tokens=max(1, drawn.max_tokens - said))
@@ -217,7 +210,7 @@ class Turn:
         return self._reply
 
     async def _close_reply(self, state: MessageState) -> Message | None:
-        """Put the reply on disk for good as it is now; what added nothing and did not complete is taken back."""
+        """Store the reply as it is; an empty one that did not complete is taken back."""
         reply, parts = self._reply, self._parts
         if reply is None:
             return None
@@ -244,7 +237,6 @@ class Turn:
         return message
 
     async def _close_interrupted(self) -> None:
-        """After a failure: what came is kept if the disk lets us; why it does not was told already."""
         if self._reply is not None and self._parts.unwritten.holds(self._reply.message.id):
             return
         try:
@@ -264,7 +256,6 @@ class Turn:
         return replace(receipt, model_name=exchange.engine.model_name, imported=imported)
 
     async def _settle(self, reply: Message) -> None:
-        """Settle at the turn boundary and save; a new message in this conversation may end the settling."""
         parts, lease = self._parts, self._exchange.lease
         try:
             path = await parts.path(reply.id)

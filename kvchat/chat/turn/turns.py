@@ -30,13 +30,6 @@ from kvchat.errors import KvchatError
 from kvchat.words.language import _
 
 
-class NothingToAnswer(KvchatError):
-    """There is no user message to answer."""
-
-    def __init__(self) -> None:
-        super().__init__(_("There is nothing to answer yet"), "", _("Write a message first."))
-
-
 def ask(
     database: Database,
     conversation_id: str,
@@ -45,10 +38,7 @@ def ask(
     new: NewChat | None = None,
     drafts: Sequence[Draft] = (),
 ) -> Beginning:
-    """The user's next message. The first one names the conversation.
-
-    `drafts`: what is left of those that the words come from. Killed at any moment, the words are in one place.
-    """
+    """Store the user's next message; the first names the chat. `drafts`: what remains of those the text comes from."""
     with database.transaction():
         if new is not None and database.conversation(conversation_id) is None:
             new.make(database, conversation_id)
@@ -62,13 +52,9 @@ def ask(
 
 
 def ask_instead(database: Database, question: Message, text: str) -> Beginning:
-    """Another question in this one's place; the old one and what followed stay on a branch of their own.
-
-    Its documents stay: what the model read of them is still good.
-    """
+    """Store another question, with the same documents, in this one's place; the old one stays on its branch."""
     where, complete = (question.conversation_id, question.parent_id), MessageState.COMPLETE
-    made = database.append(*where, Role.USER, text, complete, question.attachments)
-    return Beginning(made.id)
+    return Beginning(database.append(*where, Role.USER, text, complete, question.attachments).id)
 
 
 def answer_again(database: Database, conversation_id: str) -> Beginning:
@@ -76,22 +62,21 @@ def answer_again(database: Database, conversation_id: str) -> Beginning:
 
 
 def regenerate(database: Database, reply: Message) -> Beginning:
-    """Another reply beside this one. Raises NothingToAnswer if no question leads to it."""
+    """Make another reply beside this one. Raises KvchatError if no question leads to it."""
     return _last_question(database, database.path(reply.id))
 
 
 def go_on(database: Database, reply: Message) -> Beginning:
-    """The same reply, from its end on."""
+    """Continue the same reply from its end."""
     question = _last_question(database, database.path(reply.id))
     database.set_leaf(reply.conversation_id, reply.id)
     return Beginning(question.question_id, unfinished=reply)
 
 
 def _last_question(database: Database, path: list[Message]) -> Beginning:
-    """The leaf becomes the last question of this path; what followed it stays in the tree."""
     questions = [message for message in path if message.role is Role.USER]
     if not questions:
-        raise NothingToAnswer
+        raise KvchatError(_("There is nothing to answer yet"), "", _("Write a message first."))
     database.set_leaf(questions[-1].conversation_id, questions[-1].id)
     return Beginning(questions[-1].id)
 
@@ -100,7 +85,6 @@ class Turns:
     """Begins turns, stops them, and knows which are still there. Belongs to the event loop's thread."""
 
     def __init__(self, parts: TurnParts, context: ContextService, over: Callable[[], None]) -> None:
-        """`over`: called when a turn is over."""
         self._parts, self._context, self._over = parts, context, over
         self._turns: list[Turn] = []  # all there are, until their save is over
 
@@ -116,29 +100,28 @@ class Turns:
         return any(turn.conversation_id == conversation_id and not turn.answered for turn in self._turns)
 
     def stop(self, conversation_id: str | None = None) -> None:
-        """Stop the replies in a conversation, or all, those included that still wait for the slot."""
+        """Stop the replies in a conversation, or all, also those that wait for the slot."""
         for turn in self._turns:
             if conversation_id in (None, turn.conversation_id):
                 turn.stop()
 
     def ahead_of(self, conversation_id: str) -> str | None:
-        """The conversation that is answered while this one waits, None if it does not wait for another."""
+        """Return the conversation that is answered while this one waits, or None."""
         return self._parts.slots.ahead_of(conversation_id)
 
     def go_first(self, conversation_id: str) -> None:
+        """Answer this conversation next: the reply that is being made is stopped, and can be continued."""
         other = self.ahead_of(conversation_id)
         self._parts.slots.put_first(conversation_id)
         if other is not None:
             self.stop(other)
 
     def end_settling(self, conversation_id: str) -> None:
-        """The next message makes the pending settle step of this conversation pointless."""
         for turn in self._turns:
             if turn.conversation_id == conversation_id and turn.answered:
                 turn.supersede()
 
     def begin(self, turn: Turn) -> asyncio.Future[Message | None]:
-        """Begin a turn. The future ends with the reply, or None if there is none."""
         turn.behind_another = any(
             other.conversation_id != turn.conversation_id or not other.answered for other in self._turns
         )
@@ -178,10 +161,7 @@ class Turns:
             self._turns.remove(turn)
 
     async def _stored(self, turn: Turn) -> Beginning | None:
-        """The turn's beginning, on disk before anything else happens.
-
-        None where it could not be stored: the words go back to the sender.
-        """
+        """Put the beginning on disk before anything else; None if that failed: the words go back to the sender."""
         conversation_id, parts = turn.conversation_id, self._parts
         try:
             others = [other for other in self._turns if other is not turn and other.conversation_id == conversation_id]
@@ -211,7 +191,6 @@ class Turns:
             return beginning
 
     async def _stand_last(self, turn: Turn) -> None:
-        """Have a question that waited come behind the reply it waited for."""
         assert turn.beginning is not None
         with contextlib.suppress(StorageFailed):  # it is where it was, and answered there
             others = (other for other in self._turns if other.waits and not (other is turn or other.answered))
@@ -221,7 +200,7 @@ class Turns:
                 self._parts.events.publish(MessagesChanged(turn.conversation_id))
 
     async def _give_up(self, turn: Turn, beginning: Beginning) -> None:
-        """Nobody waits any more for the answer to a question that has none, unless it is for a model."""
+        """Mark the question: without a reply, it waits for a model or for nobody."""
         with contextlib.suppress(StorageFailed):
             model = await self._chosen_model(turn)
             there = model is not None and await asyncio.to_thread(Path(model).exists)
