@@ -62,7 +62,6 @@ def no_keyring() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def compiled_catalogues(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Every language as it is compiled when kvchat is built."""
     folder = tmp_path_factory.mktemp("locale")
     for source in language.CATALOGUES.glob("*/LC_MESSAGES/*.po"):
         target = folder / source.relative_to(language.CATALOGUES).with_suffix(".mo")
@@ -78,7 +77,6 @@ def compiled_catalogues(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def catalogues(compiled_catalogues: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Every language can be spoken; afterwards it is English again."""
     monkeypatch.setattr(language, "CATALOGUES", compiled_catalogues)
     yield
     language.speak("en")

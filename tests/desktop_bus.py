@@ -21,14 +21,11 @@ Answers = Callable[[str, tuple[Any, ...]], "tuple[str, tuple[Any, ...]] | None"]
 
 
 class Bus:
-    """A running bus and who is played on it."""
-
     def __init__(self, address: str) -> None:
         self.address = address
         self.played: list[Played] = []
 
     def play(self, name: str, path: str, interface: str, answers: Answers) -> Played:
-        """Let somebody be there."""
         self.played.append(Played(self.address, name, path, interface, answers))
         return self.played[-1]
 
@@ -41,7 +38,6 @@ def skip_without(*programs: str) -> None:
 
 @contextmanager
 def display() -> Iterator[str]:
-    """The name of an X display that ends with the block."""
     skip_without("Xvfb")
     reader, writer = os.pipe()
     command = ["Xvfb", "-displayfd", str(writer), "-screen", "0", "64x64x24", "-nolisten", "tcp", "-noreset"]
@@ -57,7 +53,6 @@ def display() -> Iterator[str]:
 
 @contextmanager
 def session_bus(folder: Path) -> Iterator[Bus]:
-    """A bus that ends with the block."""
     skip_without("dbus-daemon")
     command = ["dbus-daemon", "--session", "--nofork", "--print-address", f"--address=unix:dir={folder}"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as daemon:
@@ -90,7 +85,6 @@ class Played:
         self._connection.send(new_signal(emitter, signal, signature, body))
 
     def join(self) -> None:
-        """Wait until the bus, and with it the thread, is gone."""
         self._thread.join(60)
         self._connection.close()
 

@@ -45,7 +45,6 @@ class FakeEngine:
         return _lines(self.state / "launches.jsonl")
 
     def requests(self) -> list[dict[str, Any]]:
-        """Each request so far: method, path and body."""
         return _lines(self.state / "requests.jsonl")
 
 
@@ -74,7 +73,6 @@ def make_fake_engine(folder: Path) -> FakeEngine:
 
 @pytest.fixture
 def embedded_engine() -> EngineLocation:
-    """The embedded engine; the test is skipped without it."""
     if importlib.util.find_spec("xllamacpp") is None:
         pytest.skip("needs the package xllamacpp")
     return EngineLocation(EngineKind.EMBEDDED)

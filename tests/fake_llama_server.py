@@ -75,7 +75,6 @@ COUNTING = threading.Lock()
 
 
 def switch(name: str) -> str:
-    """The switch's value now; empty when it is off."""
     if STATE is not None and (STATE / "switches.json").exists():
         return str(json.loads((STATE / "switches.json").read_text("utf-8")).get(name, os.environ.get(name, "")))
     return os.environ.get(name, "")
@@ -150,7 +149,6 @@ def render(messages: list[dict[str, Any]]) -> str:
 
 
 def words(content: str | list[dict[str, Any]]) -> str:
-    """What a template makes of a message: a marker stands for a picture."""
     return content if isinstance(content, str) else "".join(part.get("text", "<__media__>") for part in content)
 
 
@@ -167,7 +165,6 @@ def slot_file(tokens: list[int]) -> bytes:
 
 
 def whole(events: Iterator[dict[str, Any] | str]) -> dict[str, Any]:
-    """A streamed chat in one piece."""
     told = [event for event in events if isinstance(event, dict)]
     if refused := next((event["error"] for event in told if "error" in event), None):
         raise Refusal(*refused.values())
@@ -287,8 +284,6 @@ class Slot:
 
 
 class Handler(socketserver.StreamRequestHandler):
-    """One request for each connection."""
-
     server: FakeServer
 
     def handle(self) -> None:

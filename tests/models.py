@@ -74,13 +74,11 @@ def seeing(model: Path) -> Path:
 
 
 def embedding_length(model: Path) -> int:
-    """How many numbers stand for a token in the model."""
     values = read_header(model).values
     return int(str(values[f"{values['general.architecture']}.embedding_length"]))
 
 
 def _write_projector(out: Path, embedding: int, *, side: int = 32, patch: int = 8, width: int = 32) -> None:
-    """A vision tower without depth, as llama.cpp's clip.cpp reads one."""
     writer, random = gguf.GGUFWriter(out, "clip"), np.random.default_rng(SEED)
     writer.add_type("mmproj")
     writer.add_bool("clip.has_vision_encoder", True)
@@ -137,7 +135,6 @@ def bare_models(architectures: Sequence[str], folder: Path) -> dict[str, Path]:
 
 @functools.cache
 def _tokenizer(donor: Path) -> dict[str, gguf.ReaderField]:
-    """What it says of its tokenizer; reading that takes seconds."""
     return {key: field for key, field in gguf.GGUFReader(donor).fields.items() if key.startswith("tokenizer.")}
 
 

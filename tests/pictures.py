@@ -7,7 +7,6 @@ import zlib
 
 
 def png(red: int = 255, green: int = 0, blue: int = 0, *, width: int = 40, height: int = 30) -> bytes:
-    """A PNG of one colour."""
     rows = b"".join(b"\0" + bytes((red, green, blue)) * width for _ in range(height))
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
     chunks = (_chunk(b"IHDR", header), _chunk(b"IDAT", zlib.compress(rows)), _chunk(b"IEND", b""))

@@ -17,7 +17,6 @@ from tests.library.gguf_files import LLAMA, write_gguf
 
 @contextlib.asynccontextmanager
 async def opened(home: Path, settings: Settings) -> AsyncIterator[Runtime]:
-    """A runtime over this KVCHAT_HOME, closed at the end."""
     paths = resolve_paths({"KVCHAT_HOME": str(home)})
     runtime = await open_runtime(paths, settings)
     try:

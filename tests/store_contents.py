@@ -23,8 +23,6 @@ def flip_a_byte(file: Path) -> None:
 
 @dataclass(frozen=True)
 class StoreContents:
-    """The store below one home folder."""
-
     home: Path
 
     @property
@@ -32,7 +30,6 @@ class StoreContents:
         return self.home / "cache" / "savepoints"
 
     def save_points(self) -> list[SavePoint]:
-        """Every save point, oldest first."""
         with self._index() as db:
             if db is None:
                 return []
@@ -40,18 +37,15 @@ class StoreContents:
             return [point for id in ids if (point := index_points.load(db, id)) is not None]
 
     def absorbed(self) -> int:
-        """How many save points are on disk whole, in blocks."""
         with self._index() as db:
             if db is None:
                 return 0
             return int(db.execute("SELECT count(*) FROM save_points WHERE link_id IS NOT NULL").fetchone()[0])
 
     def block_files(self) -> list[Path]:
-        """The files of all blocks."""
         return sorted(file for file in (self.folder / "blocks").rglob("*") if file.is_file())
 
     def losses(self) -> list[str]:
-        """Why save points were lost."""
         with self._index() as db:
             return [] if db is None else [str(row[0]) for row in db.execute("SELECT reason FROM losses")]
 

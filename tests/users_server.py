@@ -18,8 +18,6 @@ _PORTS = count(20_000 + 500 * int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").r
 
 
 class UsersServer:
-    """A llama-server the user started."""
-
     def __init__(self, program: Path, plan: LaunchPlan, *, saves: bool = True) -> None:
         self.port = next(port for port in _PORTS if _free(port))
         self.address = ServerAddress(f"http://127.0.0.1:{self.port}", KEY)
@@ -36,7 +34,6 @@ class UsersServer:
         return self.process
 
     def listens(self) -> bool:
-        """Whether connections are taken already."""
         with socket.socket() as probe:
             return probe.connect_ex(("127.0.0.1", self.port)) == 0
 

@@ -1,13 +1,12 @@
 """Audiences: who may reuse a save point's KV state.
 
 Rows serve every prompt that begins with their tokens, so whoever may reuse them learns that somebody's prompt began so,
-and answers with whatever they really are. Each save point therefore belongs to one audience, and the token tree is kept
-per audience: what must not be reused cannot be found. The same holds for what lies in an engine's slot.
+and is answered with whatever they really are. Each save point therefore belongs to one audience, and the token tree is
+kept per audience: what must not be reused cannot be found. The same holds for what lies in an engine's slot.
 
-A program's system prompt is for everybody once two programs have sent all of it in this run of kvchat, each with a key
-of its own: names that anybody may take do not count, nor do the user's chats. So a program learns nothing by what it
-sends itself. Only who has two programs' keys, and sends a whole system prompt under each, can learn that a third sent
-that very one, and with it nothing of what came after.
+A program's system prompt is for everybody once two programs have sent all of it in this run of kvchat, each with its
+own key: names that anybody may take do not count, nor do the user's chats. So a program learns nothing by what it sends
+itself. Only someone with two programs' keys can learn that a third sent the same whole system prompt.
 """
 
 from __future__ import annotations

@@ -13,7 +13,6 @@ from blake3 import blake3
 
 from kvchat.system.paths import resolve_paths
 
-_CHUNK = 1 << 20
 _RUN = secrets.token_hex(8)  # of this process
 
 
@@ -33,12 +32,12 @@ def listing(folder: Path) -> list[Path]:
 
 
 def free_bytes(folder: Path) -> int:
-    """Free space on the disk of `folder`, which is made again if someone emptied the cache. Raises OSError."""
+    """Return the free bytes on the disk of `folder`, which is made if it is missing. Raises OSError."""
     return shutil.disk_usage(private_folder(folder)).free
 
 
 def hash_file(path: Path) -> str:
-    """BLAKE3 of the file, hexadecimal. Raises OSError.
+    """Return the BLAKE3 of the file, hexadecimal. Raises OSError.
 
     Read in pieces, not memory-mapped: a bad disk sector, or another process cutting the file, is then an OSError and
     not a SIGBUS that ends the app.
@@ -71,11 +70,10 @@ def move(source: Path, target: Path) -> None:
 
 def _copy(source: Path, target: Path) -> None:
     try:
-        with source.open("rb") as read, os.fdopen(os.open(target, os.O_WRONLY | os.O_CREAT, 0o600), "wb") as write:
-            shutil.copyfileobj(read, write, _CHUNK)
+        target.touch(0o600)
+        shutil.copyfile(source, target)
     except OSError:
-        with contextlib.suppress(OSError):
-            target.unlink()
+        remove(target)
         raise
 
 
@@ -84,15 +82,12 @@ def temporary_name() -> str:
 
 
 def name_for_engine() -> str:
-    """A fresh name in a folder that an engine saves into, which may be the user's own: it says whose file it is."""
+    """Return a fresh name, marked as ours, in a folder that an engine saves into: it may be the user's own."""
     return f"{_own_prefix()}{_RUN}-{secrets.token_hex(4)}"
 
 
 def remove_stale_for_engine(folder: Path) -> None:
-    """Delete what earlier processes named by `name_for_engine`, and nothing else. What resists stays.
-
-    They are gone: one process owns the data folder, which the names are for.
-    """
+    """Delete what earlier processes named by `name_for_engine`; only one process at a time owns the data folder."""
     for entry in listing(folder):
         if entry.name.startswith(_own_prefix()) and not entry.name.startswith(f"{_own_prefix()}{_RUN}"):
             remove(entry)
@@ -109,13 +104,13 @@ def remove(path: Path) -> None:
 
 
 def allotted(found: os.stat_result) -> int:
-    """The bytes a file or folder takes on disk, where the system says so; else its length."""
+    """Return the bytes a file or folder takes on disk, where the system says so; else its length."""
     blocks: int | None = getattr(found, "st_blocks", None)  # of 512 bytes, whatever the disk's are; not on Windows
     return found.st_size if blocks is None else 512 * blocks
 
 
 def tree_size(path: Path) -> int:
-    """Bytes on disk of a file, or of a folder and all in it; 0 when it is gone."""
+    """Return the bytes on disk of a file, or of a folder and all in it; 0 when it is gone."""
     with contextlib.suppress(OSError):
         return allotted(path.lstat()) + sum(map(tree_size, listing(path) if path.is_dir() else ()))
     return 0

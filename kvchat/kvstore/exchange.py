@@ -42,7 +42,7 @@ Contents = Iterator[tuple[bytes, Iterable[bytes]]]  # a block's name, and what i
 
 
 class BadMemory(ValueError):
-    """It is no memory that a store could take in, and why, in words."""
+    """The memory cannot be taken in; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Manifest:
 
     @cached_property
     def blocks(self) -> dict[bytes, int]:
-        """Bytes of each block, by its name, in the order of their first use."""
+        """Map the name of each block to its bytes, in the order of their first use."""
         return {use.block: use.size for point in self.points for use in point.recipe.uses}
 
     @property
@@ -78,10 +78,10 @@ class Manifest:
 
 def to_json(manifest: Manifest) -> dict[str, Any]:
     numbers = {name: number for number, name in enumerate(manifest.blocks)}
-    points, before = [], Tokens()
+    told, before = [], Tokens()
     for point in manifest.points:
         shared, recipe = common_prefix(before, point.tokens), point.recipe
-        points.append(
+        told.append(
             {
                 "shared": shared,
                 "tokens": point.tokens[shared:],
@@ -95,72 +95,57 @@ def to_json(manifest: Manifest) -> dict[str, Any]:
         before = point.tokens
     blocks = [[name.hex(), size] for name, size in manifest.blocks.items()]
     fingerprint = asdict(manifest.fingerprint)
-    return {"format": FORMAT, "version": VERSION, "fingerprint": fingerprint, "blocks": blocks, "points": points}
+    return {"format": FORMAT, "version": VERSION, "fingerprint": fingerprint, "blocks": blocks, "points": told}
 
 
 def from_json(data: Any) -> Manifest:
-    """The manifest in values that anybody may have written. Raises BadMemory."""
+    """Check a manifest that anybody may have written, and return it. Raises BadMemory."""
     try:
         if data["format"] != FORMAT or data["version"] != VERSION:
             raise BadMemory(_("it was written by a newer kvchat"))
         blocks = [(bytes.fromhex(name), _number(size)) for name, size in data["blocks"]]
         if any(len(name) != _BLOCK_NAME for name, _ in blocks):
             raise BadMemory(_("a block has no proper name"))
-        points: list[CarriedPoint] = []
+        carried: list[CarriedPoint] = []
         for entry in data["points"]:
-            points.append(_point(entry, blocks, points[-1].tokens if points else ()))
-        manifest = Manifest(_fingerprint(data["fingerprint"]), tuple(points))
-    except (KeyError, TypeError, IndexError, AttributeError, OverflowError, RecipeError) as error:
-        raise BadMemory(_("its description is not one")) from error
+            carried.append(_point(entry, blocks, carried[-1].tokens if carried else ()))
+        fingerprint = Fingerprint(**data["fingerprint"])
+        if not all(type(value) is (int if name == "streams" else str) for name, value in asdict(fingerprint).items()):
+            raise BadMemory(_("it does not say what it was made with"))
+        manifest = Manifest(fingerprint, tuple(carried))
     except BadMemory:
         raise
-    except ValueError as error:
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError, OverflowError, RecipeError) as error:
         raise BadMemory(_("its description is not one")) from error
-    if not points or manifest.blocks != dict(blocks):
+    if not carried or manifest.blocks != dict(blocks):
         raise BadMemory(_("its description does not fit what it holds"))
     return manifest
 
 
 def _point(entry: Any, blocks: Sequence[tuple[bytes, int]], before: Tokens) -> CarriedPoint:
-    """Raises what values that are none do, and RecipeError."""
+    """Raises BadMemory, RecipeError, and the errors of values of other types."""
     shared, message_id = _number(entry["shared"]), entry["message_id"]
     tokens = (*before[:shared], *(_number(one, -_MOST_TOKEN, _MOST_TOKEN) for one in entry["tokens"]))
     if shared > len(before) or not tokens or not isinstance(message_id, str | None):
         raise BadMemory(_("a save point is of no tokens"))
     uses = []
     for number, cache, *place in entry["uses"]:
-        row, rows, skip, position = _numbers(place, 4)
+        row, rows, skip, position = map(_number, place)
         if cache == RESIDUE and rows > RESIDUE_CHUNK:
             raise BadMemory(_("a block unpacks to more than a block can hold"))
         uses.append(BlockUse(*blocks[_number(number)], _number(cache, RESIDUE), row, rows, skip, position))
     recipe = Recipe(_number(entry["file_size"], 1), row_map_of(entry["row_map"]), tuple(uses))
     check_whole(recipe)
-    return CarriedPoint(tokens, message_id, _duration(entry["prefill_ms"]), recipe)
-
-
-def _fingerprint(facts: Any) -> Fingerprint:
-    fingerprint = Fingerprint(**facts)
-    if not all(type(value) is (int if name == "streams" else str) for name, value in asdict(fingerprint).items()):
-        raise BadMemory(_("it does not say what it was made with"))
-    return fingerprint
-
-
-def _numbers(values: Sequence[Any], count: int) -> list[int]:
-    if len(values) != count:
-        raise BadMemory(_("its description is not one"))
-    return [_number(value) for value in values]
+    prefill_ms = entry["prefill_ms"]
+    if type(prefill_ms) not in (int, float) or not isfinite(prefill_ms) or not 0 <= prefill_ms < _MOST:
+        raise BadMemory(_("a number in its description cannot be true"))
+    return CarriedPoint(tokens, message_id, float(prefill_ms), recipe)
 
 
 def _number(value: Any, least: int = 0, most: int = _MOST) -> int:
     if type(value) is not int or not least <= value < most:
         raise BadMemory(_("a number in its description cannot be true"))
     return value
-
-
-def _duration(value: Any) -> float:
-    if type(value) not in (int, float) or not isfinite(value) or not 0 <= value < _MOST:
-        raise BadMemory(_("a number in its description cannot be true"))
-    return float(value)
 
 
 def manifest(db: sqlite3.Connection, conversation_id: str) -> Manifest | None:
@@ -199,7 +184,7 @@ def _content(blocks: BlockFiles, name: bytes, size: int) -> Iterator[bytes]:
 
 
 def bring(store: StoreBase, conversation_id: str, manifest: Manifest, contents: Contents) -> tuple[int, int]:
-    """As `BlockStore.bring`; returns the bytes that were new, and the newest save point. Keeps to no bounds."""
+    """Take in the save points; return the bytes that were new, and the newest save point. Keeps to no bounds."""
     files = store.blocks.beside()  # what is new here must not go with what another thread gives up
     new = sum(size for name, size in manifest.blocks.items() if files.claim(name, size) is None)
     store.require_room(max(point.recipe.file_size for point in manifest.points), 0)
@@ -215,7 +200,7 @@ def bring(store: StoreBase, conversation_id: str, manifest: Manifest, contents: 
 
 
 def _receive(files: BlockFiles, manifest: Manifest, contents: Contents) -> tuple[int, dict[bytes, bytes]]:
-    """Have all blocks on disk; how many bytes were written, and the fast hashes of those."""
+    """Write the missing blocks; return the bytes written and their fast hashes."""
     missing, total, xxh3 = dict(manifest.blocks), 0, {}
     for name, content in contents:
         size = missing.pop(name, None)
@@ -243,7 +228,7 @@ def _record(
     xxh3: dict[bytes, bytes],
     written: int,
 ) -> int:
-    """Write the save points into the index, all or none; the newest."""
+    """Write the save points into the index, all or none; return the newest."""
     audience, now = imported(conversation_id), store.clock()
     with store.index.write() as db:
         if points.never_save(db, conversation_id):
@@ -256,17 +241,8 @@ def _record(
         usage.count_written(db, store.today(), written)
         for one in manifest.points:
             uses = tuple(replace(use, xxh3=xxh3.get(use.block, b"")) for use in one.recipe.uses)
-            new = SavePoint(
-                "",
-                conversation_id,
-                manifest.fingerprint,
-                one.tokens,
-                one.recipe.file_size,
-                now,
-                now,
-                one.prefill_ms,
-                audience,
-            )
+            what = conversation_id, manifest.fingerprint, one.tokens, one.recipe.file_size
+            new = SavePoint("", *what, now, now, one.prefill_ms, audience)
             newest = int(points.add_staged(db, new, one.message_id).id)
             recipes.store_recipe(db, newest, replace(one.recipe, uses=uses), there)
             points.delete(db, points.same_place(db, newest))
@@ -275,7 +251,7 @@ def _record(
 
 
 def _at_most(content: Iterable[bytes], size: int) -> Iterator[bytes]:
-    """The content, as far as it is no longer than it may be. Raises BadMemory."""
+    """Yield the content. Raises BadMemory if it is longer than it may be."""
     for piece in content:
         size -= len(piece)
         if size < 0:

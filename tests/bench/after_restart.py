@@ -27,14 +27,11 @@ class Step:
 
     @property
     def share(self) -> float:
-        """Cached tokens by prompt tokens."""
         return self.cached_tokens / self.prompt_tokens
 
 
 @dataclass(frozen=True)
 class AfterRestart:
-    """One run's figures."""
-
     hot: Step  # the next turn once more, before any restart: what the engine makes of its own slot
     steps: tuple[Step, ...]
     outputs_agree: bool  # the next turn and its regeneration are greedily answered as it was hot
@@ -86,7 +83,6 @@ def _step(name: str, reply: Reply) -> Step:
 
 
 def lines(result: AfterRestart) -> list[str]:
-    """The figures for a reader."""
     told = ["Tokens of the prompt that did not have to be read again, after a restart of everything:"]
     for step in (*result.steps, dataclasses.replace(result.hot, name="(next turn, no restart)")):
         count = f"{step.cached_tokens:,} of {step.prompt_tokens:,}"

@@ -19,8 +19,6 @@ CHATS, OWN_TOKENS, ROUNDS = 20, 100, 3
 
 @dataclass(frozen=True)
 class Documents:
-    """Medians of all rounds."""
-
     tokens: int
     read_ms: float  # all of it, once
     chats: int
@@ -72,5 +70,4 @@ async def documents(home: BenchHome, sender: Sender, tokens: int) -> Documents:
 
 
 async def _first(home: BenchHome, sender: Sender, prepared: Prepared, number: int) -> Receipt:
-    """The first question of a new chat on them."""
     return await sender.write((await home.runtime.chat.library.begin(prepared)).id, question(number))

@@ -54,8 +54,6 @@ class Answer:
 
 @dataclass(frozen=True)
 class Address:
-    """Where requests go, and what goes with them."""
-
     url: str
     headers: Mapping[str, str] = field(default_factory=dict)
 
@@ -94,24 +92,19 @@ class Door(ABC):
         """Its own engine behind it; None if it is that."""
 
     async def idle(self) -> None:
-        """Once all that it keeps is kept."""
         return
 
     async def disk_bytes(self) -> int:
-        """What it has on disk."""
         return 0
 
 
 class Ours(Door):
-    """kvchat's."""
-
     name = "kvchat"
 
     def __init__(self, home: BenchHome) -> None:
         self._home = home
 
     async def open(self, slots: int) -> Address:
-        """All of kvchat, as after quitting."""
         self._home.settings = dataclasses.replace(self._home.settings, slots=slots)
         await self._home.restart()
         return Address(await self._home.runtime.door.open("127.0.0.1", 0, {}))
@@ -123,17 +116,14 @@ class Ours(Door):
             psutil.Process(pid).kill()
 
     async def direct(self) -> Address:
-        """The same slot, without asking."""
         client = (await self._home.runtime.engine.ready()).engine
         return Address(client.base_url, {"authorization": f"Bearer {client.key}"})
 
     async def idle(self) -> None:
-        """Settled, saved and absorbed."""
         await self._home.runtime.door.idle()
         await self._home.runtime.chat.idle()
 
     async def disk_bytes(self) -> int:
-        """All of its store."""
         return (await self._home.runtime.save_points.usage()).physical_bytes
 
 
@@ -149,7 +139,6 @@ class Direct(Door):
         self._process: EngineProcess | None = None
 
     async def open(self, slots: int) -> Address:
-        """Another process."""
         await self.close()
         invocation = prepare(self._location, dataclasses.replace(self._plan, slots=slots))
         keys = (embedded.KEY_VARIABLE, "LLAMA_API_KEY")
@@ -164,11 +153,9 @@ class Direct(Door):
             await self._process.wait()
 
     async def direct(self) -> Address | None:
-        """It is that."""
         return None
 
     async def close(self) -> None:
-        """Let it end."""
         if self._process is not None:
             await self._process.stop()
 
@@ -184,7 +171,6 @@ class Hearth(Direct):
     _engine = Address("")
 
     async def open(self, slots: int) -> Address:
-        """Both processes."""
         if self._proxy is not None:
             await self._proxy.stop()
         self._engine = await super().open(1)
@@ -204,15 +190,12 @@ class Hearth(Direct):
         return Address(url)
 
     async def direct(self) -> Address | None:
-        """The engine that it was put before."""
         return self._engine
 
     async def disk_bytes(self) -> int:
-        """Its folder."""
         return await asyncio.to_thread(disk.tree_size, self._folder)
 
     async def close(self) -> None:
-        """Let both end."""
         if self._proxy is not None:
             await self._proxy.stop()
         await super().close()

@@ -62,30 +62,24 @@ class GatewayFigures:
 
 @dataclass
 class _Client:
-    """A program that goes on from what it was answered."""
-
     system: str
     said: list[Body] = field(default_factory=list)
 
     def body(self, tokens: int = REPLY_TOKENS, *, stream: bool = True) -> Body:
-        """Its next request."""
         messages = [{"role": "system", "content": self.system}, *self.said]
         greedy = {"max_tokens": tokens, "temperature": 0, "seed": 1}
         return {"messages": messages, "tools": _tools(), "stream": stream, **greedy}
 
     async def turn(self, where: Address) -> Answer:
-        """The next question, and what came of it."""
         self.asks()
         return await self.again(where)
 
     def asks(self) -> None:
-        """The next question."""
         number = len(self.said)
         words = f"Look for the {THINGS[number % len(THINGS)]} in note {number + 1}, and say what is written there."
         self.said.append({"role": "user", "content": words})
 
     async def again(self, where: Address) -> Answer:
-        """What comes of the last question."""
         answer = await where.ask(self.body())
         self.said.append({"role": "assistant", "content": answer.text})
         return answer
@@ -93,8 +87,6 @@ class _Client:
 
 @dataclass
 class _Run:
-    """One door through everything."""
-
     door: Door
     one: _Client
     other: _Client
@@ -228,7 +220,6 @@ def _ttft(answers: Sequence[Answer]) -> float:
 
 
 def lines(result: GatewayFigures) -> list[str]:
-    """The figures for a reader."""
     first = (
         f"Two programs, prompts of about {result.prompt_tokens:,} tokens; their rows: {size(result.unique_rows_bytes)}"
     )

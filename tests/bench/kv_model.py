@@ -55,7 +55,6 @@ def write_kv_model(out: Path) -> Path:
 
 
 def _matrices(vocabulary: int) -> list[tuple[str, int, int]]:
-    """The names, rows and columns of all weight matrices."""
     shapes = [("token_embd.weight", vocabulary, WIDTH), ("output.weight", vocabulary, WIDTH)]
     inner = HEADS * HEAD
     for n in range(LAYERS):

@@ -46,8 +46,6 @@ class Switch:
 
 @dataclass(frozen=True)
 class Paste:
-    """Long texts in a short chat."""
-
     paste_tokens: int
     paste_unread_ttft_ms: float  # sent at once
     paste_ttft_ms: float  # the same after it was read ahead
@@ -170,7 +168,6 @@ def _all_cores_busy() -> Iterator[None]:
 
 
 def lines(result: Person) -> list[str]:
-    """The figures for a reader."""
     rows: list[tuple[str, str]] = []
     if one := result.switch:
         at_once = f"{duration(one.at_once_ttft_ms)}   ({one.at_once_ratio:.2f} times restore and hot together)"

@@ -16,14 +16,11 @@ TYPING_S = 2.0  # so long a person writes before Send
 
 @dataclass
 class Steps:
-    """Listens to what is read ahead."""
-
     longest_ms: float = 0.0
     begun: asyncio.Event = field(default_factory=asyncio.Event)  # a step of it is over
     _times: list[float] = field(default_factory=list)
 
     def hear(self, event: Event) -> None:
-        """Take the time between two steps."""
         if not isinstance(event, ReadingAhead):
             return
         now = time.perf_counter()
@@ -61,6 +58,5 @@ class Sender:
 
 
 def question(number: int) -> str:
-    """No two are alike, and each takes some writing."""
     who, what = PEOPLE[number % len(PEOPLE)], THINGS[number % len(THINGS)]
     return f"In note {number} and after it: on which day did {who} leave the {what} behind, and what was written there?"

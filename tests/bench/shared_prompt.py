@@ -104,7 +104,6 @@ async def _new_chat(home: BenchHome, system: str, text: str, *, keep: bool, look
 
 
 async def _shared_tokens(home: BenchHome, system: str) -> int:
-    """How many tokens every prompt with this system prompt begins with."""
     engine = (await home.runtime.engine.ready()).engine
     one, other = [
         await engine.prompt_tokens([ChatMessage(Role.SYSTEM.value, system), ChatMessage(Role.USER.value, _question(n))])
@@ -119,7 +118,6 @@ def _question(number: int) -> str:
 
 
 def lines(result: SharedPrompt) -> list[str]:
-    """The figures for a reader."""
     first = (
         f"{result.chats:,} chats on one system prompt of {result.system_tokens:,} tokens,"
         f" each with {result.own_tokens:,.0f} of its own:"

@@ -58,7 +58,6 @@ def main() -> None:
 
 
 def measure(folder: Path, chats: int, only: Collection[str] = (), pictures: Path | None = None) -> dict[str, Any]:
-    """What the watched window says at its end."""
     home = Home(folder / "home")
     settings = {"model_path": str(tiny_model("llama")), "engine_path": engine_path("llama-server")}
     others = {"door": True, "door_port": free_port("127.0.0.1")}

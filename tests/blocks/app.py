@@ -81,7 +81,6 @@ class Hands(QObject):
     # What a user does.
 
     def start(self) -> None:
-        """The window is there and the chat that was open last is loaded."""
         wait_until(lambda: self.look(lambda: bool(self.window.sidebar.model.rows)), what="the chats")
         wait_until(lambda: self.look(lambda: self.runtime.engine.status.state.value == "ready"), what="the engine")
 
@@ -94,21 +93,18 @@ class Hands(QObject):
         time.sleep(2.0)
 
     def hover(self) -> None:
-        """The pointer goes down the list and rests here and there."""
         for place in (0, 1, 2, 3, 4):
             x, y = self.row(place)
             self.xdotool("mousemove", str(x), str(y))
             time.sleep(0.1 if place % 2 else 0.5)
 
     def keys(self) -> None:
-        """Down and up the list by keys."""
         self.xdotool("key", "ctrl+1")
         for key in ("Down",) * 4 + ("Up",) * 4 + ("ctrl+Down",) * 3 + ("End", "Home"):
             self.xdotool("key", key)
             time.sleep(0.25)
 
     def five_at_once(self) -> None:
-        """Five chats in a second, and the last one stays."""
         for place in range(5):
             self.click(place)
             time.sleep(0.15)
@@ -117,13 +113,11 @@ class Hands(QObject):
         time.sleep(2.0)
 
     def scroll(self) -> None:
-        """Up the long chat and down again."""
         x, y = self.place_of(self.window.transcript)
         self.xdotool("mousemove", str(x), str(y), "click", "--repeat", "30", "--delay", "20", "4")
         self.xdotool("click", "--repeat", "30", "--delay", "20", "5")
 
     def type(self) -> None:
-        """A question, letter by letter, with a pause in it: it is read ahead."""
         self.xdotool("key", "ctrl+l")
         self.xdotool("type", "--delay", "25", "--", "What of the third bridge, is it longer than the others?")
         time.sleep(1.2)
@@ -139,11 +133,9 @@ class Hands(QObject):
         time.sleep(3.0)
 
     def send(self) -> None:
-        """The reply to it, to where it is saved and absorbed."""
         self.reply()
 
     def elsewhere(self) -> None:
-        """A reply is begun, and another chat looked at and written in meanwhile."""
         self.xdotool("key", "ctrl+l")
         self.xdotool("type", "--delay", "5", "--", "And the fourth?")
         finished = self.count(ReplyFinished)
@@ -156,7 +148,6 @@ class Hands(QObject):
         self.xdotool("key", "ctrl+a", "Delete")
 
     def library(self) -> None:
-        """A folder is read, and a chat begun on it."""
         folder = self.runtime.paths.data / "documents"
         folder.mkdir()
         for number in range(12):
@@ -179,7 +170,6 @@ class Hands(QObject):
         self.reply()
 
     def export(self) -> None:
-        """The long chat with its memory, sealed."""
         self.click_on(LONG)
         time.sleep(1.0)
         self.look(lambda: self.window.transfer.export_with_memory(self.window.chat.current))
@@ -191,7 +181,6 @@ class Hands(QObject):
         time.sleep(1.0)
 
     def take_in(self) -> None:
-        """Delete that chat, and have it back from the file, tried out."""
         self.click_on(LONG)
         self.look(lambda: self.window.sidebar.delete_requested.emit([self.window.chat.current]))
         time.sleep(_MOMENT_S)
@@ -203,15 +192,12 @@ class Hands(QObject):
         time.sleep(4.0)
 
     def saved(self) -> None:
-        """The page of what was saved, and back."""
         self.panel(self.window.side_windows.open_saved)
 
     def storage(self) -> None:
-        """The storage window."""
         self.panel(self.window.side_windows.open_storage)
 
     def settings(self) -> None:
-        """Each page of the settings, and each choice on it."""
         settings = self.look(self.window.side_windows.open_settings)
         for page in settings.pages:
             self.look(lambda page=page: settings.show_page(page.name))
@@ -225,7 +211,6 @@ class Hands(QObject):
         self.look(settings.close)
 
     def palette(self) -> None:
-        """A chat by a few letters."""
         self.xdotool("key", "ctrl+k")
         self.dialog(QDialog)
         self.xdotool("type", "--delay", "60", "--", "long")
@@ -233,7 +218,6 @@ class Hands(QObject):
         self.xdotool("key", "Down", "Up", "Return")
 
     def search(self) -> None:
-        """A word in all chats."""
         self.xdotool("key", "ctrl+shift+f")
         self.xdotool("type", "--delay", "60", "--", "bridge")
         time.sleep(1.5)
@@ -266,25 +250,21 @@ class Hands(QObject):
 
     @property
     def file_of_chat(self) -> Path:
-        """Where the chat with its memory goes."""
         return Path(self.runtime.paths.data) / "long.kvchat"
 
     def reply(self) -> None:
-        """Send what is written; until the reply is saved and absorbed."""
         before = [self.count(kind) for kind in (ReplyFinished, Saved, Absorbed)]
         self.xdotool("key", "Return")
         for kind, count in zip((ReplyFinished, Saved, Absorbed), before, strict=True):
             self.until(lambda kind=kind, count=count: self.count(kind) > count, kind.__name__)
 
     def panel(self, open_it: Callable[[], QWidget]) -> None:
-        """Open a window, look at it, close it."""
         panel = self.look(open_it)
         time.sleep(1.5)
         self.look(panel.close)
         time.sleep(_MOMENT_S)
 
     def file(self, path: Path) -> None:
-        """Name a file in the dialog that is open."""
         dialog = self.dialog(QFileDialog)
         field = self.look(lambda: dialog.findChild(QLineEdit, "fileNameEdit"))
         time.sleep(_MOMENT_S)
@@ -293,7 +273,6 @@ class Hands(QObject):
         self.xdotool("key", "Return")
 
     def dialog(self, kind: type[T]) -> T:
-        """The dialog of that kind, once it is on the screen with the keyboard."""
 
         def look() -> object:
             found = [one for one in QApplication.topLevelWidgets() if isinstance(one, kind) and one.isVisible()]
@@ -302,12 +281,10 @@ class Hands(QObject):
         return wait_until(lambda: self.look(look), what=kind.__name__)  # type: ignore[no-any-return]
 
     def shown(self, which: Callable[[], Any]) -> Any:
-        """A window, once it is on the screen."""
         wait_until(lambda: self.look(lambda: which() is not None and which().isVisible()), what="a window")
         return which()
 
     def row(self, place: int) -> tuple[int, int]:
-        """Where a chat of the sidebar is on the screen."""
 
         def where() -> tuple[int, int]:
             view, model = self.window.sidebar.list, self.window.sidebar.model
@@ -319,30 +296,24 @@ class Hands(QObject):
         return self.look(where)
 
     def place_of(self, widget: QWidget) -> tuple[int, int]:
-        """The middle of a widget on the screen."""
         point = self.look(lambda: widget.mapToGlobal(QPoint(widget.width() // 2, widget.height() // 2)))
         return point.x(), point.y()
 
     def click(self, place: int) -> None:
-        """A chat of the sidebar."""
         x, y = self.row(place)
         self.xdotool("mousemove", str(x), str(y), "click", "1")
 
     def click_on(self, title: str) -> None:
-        """The first chat whose title begins so."""
         rows = self.look(lambda: [chat.title for chat in self.window.sidebar.model.chats])
         self.click(next(place for place, one in enumerate(rows) if one.startswith(title)))
 
     def count(self, kind: type) -> int:
-        """How many events of a kind there were."""
         return sum(isinstance(event, kind) for event in self.heard)
 
     def until(self, condition: Callable[[], object], what: str) -> None:
-        """Look until it is so."""
         wait_until(condition, seconds=PATIENCE_S, what=what)
 
     def look(self, at: Callable[[], T]) -> T:
-        """What that comes to on the window's thread."""
         done, came = threading.Event(), []
         self._asked.emit(lambda: (came.append(at()), done.set()))
         if not done.wait(PATIENCE_S):
@@ -350,7 +321,6 @@ class Hands(QObject):
         return came[0]  # type: ignore[no-any-return]
 
     def xdotool(self, *arguments: str) -> None:
-        """Real keys, a real pointer."""
         subprocess.run(["xdotool", *arguments], check=True, timeout=PATIENCE_S)
 
 

@@ -46,7 +46,6 @@ class Watched(QApplication):
 
 
 def _since() -> float:
-    """Seconds since the process was asked for."""
     return time.monotonic() - float(os.environ[BEGAN])
 
 
@@ -71,7 +70,6 @@ def _takes_keys(field: QWidget | None) -> bool:
 
 
 def _bare() -> int:
-    """What Qt itself takes, with one field."""
     application = Watched(sys.argv[:1])
     window = QMainWindow()
     field = QLineEdit()

@@ -53,7 +53,6 @@ class Watch(QObject):
         self._thread.start()
 
     def end(self) -> None:
-        """Watch no longer."""
         self._over = True
         self._thread.join()
 
@@ -80,7 +79,6 @@ class Watch(QObject):
                 self.blocks.append(Block(phase, *(1000 * figure for figure in figures), most))
 
     def _task(self, thread: threading.Thread) -> Path:
-        """What the system tells of a thread."""
         return Path(f"/proc/self/task/{thread.native_id}")
 
     def _stack(self) -> str:

@@ -32,8 +32,6 @@ class Gone(LookupError):
 
 @dataclass(frozen=True)
 class Box:
-    """Where a widget is on the screen, in pixels."""
-
     x: int
     y: int
     width: int
@@ -57,7 +55,6 @@ class Node:
 
     @property
     def role(self) -> str:
-        """The role in words, e.g. "push button", "text", "list item", "frame"."""
         return str(self._call("Accessible", "GetRoleName")[0])
 
     @property
@@ -155,14 +152,11 @@ class Node:
 
 
 def open_accessibility_bus(session: DBusConnection) -> DBusConnection:
-    """A connection to the bus that accessible applications are on."""
     address = _ask(session, new_method_call(_BUS, "GetAddress"))[0]
     return open_dbus_connection(address)
 
 
 class _Signals:
-    """What applications tell by themselves, from now on."""
-
     def __init__(self, accessibility: DBusConnection, event: str, member: str) -> None:
         """`accessibility`: a connection for this alone."""
         self._connection = accessibility
@@ -179,8 +173,6 @@ class _Signals:
 
 
 class Announcements(_Signals):
-    """What applications have a screen reader say by itself."""
-
     def __init__(self, accessibility: DBusConnection) -> None:
         super().__init__(accessibility, "object:announcement", "Announcement")
         self._heard: list[str] = []
@@ -194,8 +186,6 @@ class Announcements(_Signals):
 
 
 class Focus(_Signals):
-    """Where the keyboard goes."""
-
     def __init__(self, accessibility: DBusConnection) -> None:
         super().__init__(accessibility, "object:state-changed:focused", "StateChanged")
 

@@ -24,7 +24,6 @@ exec chroot "$0" /usr/bin/env -u LD_LIBRARY_PATH PATH=/usr/sbin:/usr/bin:/sbin:/
 
 @cache
 def why_not() -> str | None:
-    """Why there cannot be one here; None if there can."""
     if shutil.which("mmdebstrap") is None:
         return "mmdebstrap is not installed"
     if os.geteuid() != 0:
@@ -65,7 +64,6 @@ class BareSystem:
         self.root = root
 
     def command(self, *arguments: str | Path) -> list[str]:
-        """What runs these arguments inside."""
         return ["unshare", "--mount", "sh", "-c", _ENTER, str(self.root), *map(str, arguments)]
 
     def run(self, *arguments: str | Path) -> str:
@@ -83,6 +81,5 @@ class BareSystem:
         return done.stdout
 
     def files(self) -> set[str]:
-        """Everything in it, apt's and dpkg's bookkeeping left out."""
         found = (path.relative_to(self.root).as_posix() for path in self.root.rglob("*"))
         return {name for name in found if not name.startswith(_BOOKKEEPING)}

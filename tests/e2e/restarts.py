@@ -17,8 +17,6 @@ SYSTEM = "Answer from these notes alone.\n" + notes(60)
 
 
 class App:
-    """Opened and closed again and again on one home."""
-
     def __init__(self, home: Path, model: Path, engine: str) -> None:
         self._paths = resolve_paths({"KVCHAT_HOME": str(home)})
         self._settings = Settings(

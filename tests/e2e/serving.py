@@ -56,8 +56,6 @@ TEMPLATE = r"""
 
 @dataclass
 class Serving:
-    """One that answers."""
-
     process: subprocess.Popen[str]
     url: str
     errors: Path
@@ -68,7 +66,6 @@ class Serving:
             return json.load(answer)
 
     def _as_owner(self) -> dict[str, str]:
-        """The owner's key, which sees every program's requests."""
         told = self.errors.parent / "data" / "owner.json"
         key = json.loads(told.read_text("utf-8"))["api_key"] if told.exists() else ""
         return {"authorization": f"Bearer {key}"} if key else {}

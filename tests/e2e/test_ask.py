@@ -50,7 +50,6 @@ def test_a_second_process_goes_on_where_the_first_ended(
 
 @pytest.fixture(scope="module")
 def begun(tmp_path_factory: pytest.TempPathFactory, tiny_model: Callable[[str], Path]) -> tuple[Home, str]:
-    """A home in which one chat was begun, and the chat. To be copied."""
     home = Home(tmp_path_factory.mktemp("begun") / "home")
     return home, home.ask("--new", "--model", str(tiny_model("llama")), notes(60))["chat_id"]
 

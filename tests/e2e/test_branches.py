@@ -45,7 +45,6 @@ class Step:
 
     @property
     def share(self) -> float:
-        """Cached tokens by prompt tokens."""
         return receipt(self.reply).cached_tokens / receipt(self.reply).prompt_tokens
 
 

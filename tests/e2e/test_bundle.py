@@ -41,7 +41,6 @@ def test_the_bundle_is_a_whole_kvchat(program: Path, tmp_path: Path, smollm2: Pa
 
 
 def with_starter(folder: Path, smollm2: Path) -> Home:
-    """A fresh KVCHAT_HOME in which the starter model was fetched already."""
     home = Home(folder)
     models = resolve_paths({"KVCHAT_HOME": str(home.folder)}).models
     models.mkdir(parents=True)

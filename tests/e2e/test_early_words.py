@@ -75,7 +75,6 @@ sys.exit(app.run(starter=False, hidden=False))
 
 @pytest.fixture
 def home(tmp_path: Path, fake_engine: FakeEngine, smollm2: Path) -> Paths:
-    """One chat, with a draft of an earlier day."""
     paths = resolve_paths({"KVCHAT_HOME": str(tmp_path / "home")}).ensure()
     settings = Settings(model_path=str(smollm2), engine_path=str(fake_engine.path), context_size=4096)
     save_settings(paths.settings_file, settings)
@@ -101,7 +100,6 @@ def started(home: Paths, words: str, moment: str) -> Iterator[subprocess.Popen[b
 
 
 def on_disk(home: Paths) -> tuple[list[str], list[str]]:
-    """The drafts, and the user's messages."""
     with closing(Database(home.database)) as database:
         drafts = [row["text"] for row in database.rows("SELECT text FROM drafts WHERE text <> ''")]
         said = [row["content"] for row in database.rows("SELECT content FROM messages WHERE role = 'user'")]

@@ -44,7 +44,6 @@ class Watched:
         self.hook(event)
 
     def kill_engine_at(self, kind: type[Event], when: Callable[[Event], bool] = lambda event: True) -> None:
-        """SIGKILL the engine at the first such event, once."""
 
         def kill(event: Event) -> None:
             if isinstance(event, kind) and when(event):

@@ -21,7 +21,6 @@ ZOO = document_of_text("zoo.txt", "The gate is open.\n" * 200 + "A platypus slee
 
 
 def furnish(home: Home) -> None:
-    """Three chats; the oldest has a document."""
     with closing(Database(home.folder / "data" / "conversations.db")) as database:
         for title, question in (
             ("Zoo", "What sleeps?"),
@@ -36,7 +35,6 @@ def furnish(home: Home) -> None:
 
 
 def asked(window: Window, keys: str, field: str, words: str) -> None:
-    """Press keys, wait for the field they lead to, and write into that."""
     window.desktop.key(keys)
     node = window.desktop.find("text", field)
     wait_until(lambda: node.focused, what=f"the focus in {field!r}")

@@ -261,7 +261,6 @@ def _message(name: str, role: str, words: str) -> agents.Body:
 
 
 def _asked(door: Serving, name: str, *said: agents.Body) -> str:
-    """The words that came of an agent's request, which is streamed."""
     path, shape, limit = AGENTS[name]
     body = shape(*said) | {limit: 12, "temperature": 0}
     answer = httpx2.post(f"{door.url}{path}", json=body, timeout=240, headers={"user-agent": f"{name}/1.0"})

@@ -39,7 +39,6 @@ FEW_WORDS = Sampling(max_tokens=6, temperature=0.0, seed=1)
 
 
 def state_at(data: bytearray) -> int:
-    """Where the state begins: the number of streams of its first cache."""
     count: int = struct.unpack_from("<I", data, 8)[0]
     assert struct.unpack_from("<i", data, 16)[0] == WRAPPED_VERSION
     return 12 + 4 * count
@@ -72,12 +71,10 @@ def cut(share: float) -> Callable[[bytearray], None]:
 
 
 def emptied(data: bytearray) -> None:
-    """Tokens, and no state of any."""
     data[state_at(data) :] = struct.pack("<II", 1, 0) + bytes(64)
 
 
 def rows(data: bytearray) -> None:
-    """No number in the second half."""
     half = len(data) // 2
     data[half:] = b"\xff" * (len(data) - half)
 

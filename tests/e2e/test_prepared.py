@@ -19,7 +19,6 @@ QUESTION = "Which is the longest bridge?"
 
 
 async def prepare(app: App, folder: Path, *, read: bool = True) -> Prepared:
-    """Add the folder, and read it, in a run of its own."""
     runtime = await open_runtime(app._paths, app._settings)
     try:
         made = await runtime.chat.library.add([folder], "Bridges")

@@ -90,7 +90,6 @@ class _Reader:
 
     @contextmanager
     def reading(self, title: str) -> Iterator[Node]:
-        """A window that opens, until the end of the block; closed by Escape."""
         opened = self.desktop.find("dialog", title)
         wait_until(lambda: opened.active, what=f"{title!r} with the keyboard")
         self.look(title)

@@ -47,14 +47,12 @@ class Clients:
         self.anthropic.close()
 
     def title(self, of: str = "bridges") -> Any:
-        """A request beside the chat, on a system prompt of its own."""
         messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": f"Name this chat about {of}."}]
         return self.openai.chat.completions.with_raw_response.create(
             model="kvchat", messages=messages, max_tokens=8, temperature=0
         )
 
     def chat(self, *words: str) -> tuple[str, Any]:
-        """The reply, streamed, and the headers."""
         roles = ("user", "assistant")
         messages = [{"role": roles[n % 2], "content": one} for n, one in enumerate(words)]
         with self.openai.chat.completions.with_streaming_response.create(
@@ -64,7 +62,6 @@ class Clients:
             return text, answer.headers
 
     def message(self, *turns: Any) -> tuple[list[Any], Any]:
-        """The blocks of the answer, and the headers."""
         raw = self.anthropic.messages.with_raw_response.create(
             model="kvchat",
             system=[{"type": "text", "text": notes(120, start=500)}],

@@ -43,5 +43,4 @@ def test_choose_a_context_size_by_keys_and_restart_the_engine(tmp_path: Path, sm
 
 
 def active_window(desktop: Desktop) -> str:
-    """The title of the window that has the keyboard; empty while none has."""
     return desktop.xdotool("getactivewindow", "getwindowname", check=False).strip()

@@ -43,7 +43,6 @@ def settings(model: Path, engine: EngineLocation, **more: Any) -> Settings:
 
 
 async def said(runtime: Runtime, chat: str, words: str) -> Receipt:
-    """What a reply to the user's own words cost; everything is saved."""
     runtime.chat.slots.restore_cost.speed.readings.extend(AS_LARGE)
     reply = await runtime.chat.send(chat, words, SHORT)
     assert reply is not None
@@ -78,7 +77,6 @@ def taken_from_cache(answer: Any) -> list[int]:
 
 
 async def asked(at: OpenDoor, program: str, dialect: str, words: str) -> int:
-    """How much of its prompt a program is told was known before it asked."""
     path, wanted = body(dialect, words)
     at.runtime.chat.slots.restore_cost.speed.readings.extend(AS_LARGE)
     answer = await at.client.post(path, json=wanted, headers={"user-agent": program})
@@ -190,7 +188,6 @@ async def test_a_forged_chat_serves_nobody_else_and_is_replaced_when_it_is_verif
 
 
 async def marked(runtime: Runtime) -> set[str]:
-    """The chats that are shown as having imported memory."""
     return {one.conversation_id for one in (await runtime.save_points.usage()).conversations if one.imported}
 
 

@@ -84,8 +84,6 @@ class MenuEntry:
 
 
 class TrayItem:
-    """One application's icon in the tray."""
-
     def __init__(self, connection: DBusConnection, full_name: str) -> None:
         self._connection = connection
         name, _, path = full_name.partition("/")

@@ -80,7 +80,6 @@ class ThreadWatch:
         return watched
 
     def _watched_connect(self, connect: Callable[..., sqlite3.Connection]) -> Callable[..., sqlite3.Connection]:
-        """Connections whose statements are as any other question to the disk."""
         watch = self
 
         class Connection(sqlite3.Connection):

@@ -28,8 +28,6 @@ LONG = 180.0  # seconds a busy machine may take for a prefill of 3,000 tokens
 
 
 class Window:
-    """One running kvchat with its window open."""
-
     def __init__(self, desktop: Desktop, process: subprocess.Popen[bytes], home: Home, output: Path) -> None:
         self.desktop = desktop
         self.process = process
@@ -48,12 +46,10 @@ class Window:
         wait_until(lambda: not composer.text.strip(), what="the message's sending")
 
     def receipts(self) -> list[str]:
-        """The receipts in the transcript, oldest first, as the user reads them."""
         names = [name for name in self.names() if name.startswith(_RECEIPT)]
         return [name.removeprefix(_RECEIPT) for name in names]
 
     def exchange(self, text: str, seconds: float = 240.0) -> str:
-        """Send a message, wait for the reply to end, and return its receipt."""
         before = len(self.receipts())
         self.send(text)
 
@@ -108,7 +104,6 @@ class Window:
             return ""
 
     def open_conversation(self, title: str) -> None:
-        """Click the conversation in the sidebar whose title begins so."""
         rows = self.desktop.find("list", "Chats").find_all("list item")
         self.desktop.click(next(row for row in rows if row.name.startswith(title)))
 
@@ -142,7 +137,6 @@ def _home_of(process: psutil.Process) -> str | None:
 
 
 def _says_what_it_does(node: Node) -> bool:
-    """Whether it has a role and a name, or has no need of them."""
     role = node.role
     if role == "combo box":  # on Linux Qt calls it by its value; what it is for, its label says
         return any(label.name.strip() for label in node.labels)

@@ -87,6 +87,5 @@ def _make(kind: str, steps: Sequence[Step], rows: Mapping[int, str]) -> None:
 
 
 def make_missing() -> None:
-    """Make the files that are not there yet."""
     _make("chats", CHATS, CHAT_ROWS)
     _make("index", INDEX, INDEX_ROWS)

@@ -20,12 +20,10 @@ CONVERSATIONS = ("thesis", "letter", "recipe")
 
 
 def tokens_of(dice: random.Random) -> tuple[int, ...]:
-    """A turn of one of a few conversations that begin alike."""
     return tuple(range(1, 41)) + tuple(range(100 * dice.randrange(4), 100 * dice.randrange(4) + dice.randrange(1, 90)))
 
 
 def hammer(folder: Path, seed: int, quota: int) -> None:
-    """Save, find, stage, prune, delete and verify in random order."""
     dice = random.Random(seed)
     bench = Bench(folder, HYBRID, quota=quota, memory=100_000 * (seed % 2))
     for number in count():

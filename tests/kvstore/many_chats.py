@@ -28,18 +28,15 @@ ROW_MAP = RowMap((CacheRows((Region(100, 64),), (Run(0, 0, 2000),)),))
 
 
 def system(length: int) -> Tokens:
-    """What all chats of one kind begin with."""
     return tuple(range(length, 2 * length))
 
 
 def turn(number: int, place: int) -> Tokens:
-    """The tokens of a chat up to the end of a turn."""
     words = range(100_000 + 700 * number, 100_000 + 700 * number + 150 * (place + 1))
     return system(SYSTEMS[number % len(SYSTEMS)]) + tuple(words)
 
 
 def fill(bench: Bench, chats: int) -> None:
-    """Put that many chats into the index; their blocks are not made."""
     with bench.store.index.write() as db:
         for number in range(chats):
             blocks = [pack_tokens([number, place, *range(6)]) for place in range(TURNS)]

@@ -27,7 +27,6 @@ class WrongBytes(AssertionError):
 
 
 def text(length: int, start: int = 1) -> Tokens:
-    """Some tokens."""
     return tuple(range(start, start + length))
 
 
@@ -39,7 +38,6 @@ CHATS = {
 
 
 def make(folder: Path, model: Model) -> None:
-    """A store with three chats that share some."""
     bench = Bench(folder, model)
     for name, turns in CHATS.items():
         for number, tokens in enumerate(turns):
@@ -69,13 +67,11 @@ def flip_words(dice: random.Random, path: Path) -> None:
 
 
 def cut(dice: random.Random, path: Path) -> None:
-    """The file ends early."""
     data = path.read_bytes()
     path.write_bytes(data[: dice.randrange(len(data) + 1)])
 
 
 def blank(dice: random.Random, path: Path) -> None:
-    """A part of the file is zero."""
     data = bytearray(path.read_bytes())
     start = dice.randrange(max(1, len(data) // 512)) * 512
     data[start : start + 4096] = bytes(len(data[start : start + 4096]))
@@ -83,7 +79,6 @@ def blank(dice: random.Random, path: Path) -> None:
 
 
 def swap(dice: random.Random, path: Path) -> None:
-    """Two pages have changed places."""
     data = bytearray(path.read_bytes())
     pages = max(1, len(data) // 8192)
     one, two = (8192 * dice.randrange(pages) for _ in range(2))
@@ -92,7 +87,6 @@ def swap(dice: random.Random, path: Path) -> None:
 
 
 def remove(dice: random.Random, path: Path) -> None:
-    """The file is gone."""
     path.unlink()
 
 
@@ -100,7 +94,6 @@ HOW: tuple[Callable[[random.Random, Path], None], ...] = (flip, flip_words, flip
 
 
 def mutate(dice: random.Random, folder: Path) -> str:
-    """Damage the index, mostly, or some blocks."""
     how = dice.choice(HOW)
     blocks = sorted(path for path in (folder / "blocks").glob("??/*"))
     for path in [folder / "index.db"] if dice.random() < 0.75 else dice.sample(blocks, dice.randrange(1, 4)):
@@ -109,7 +102,6 @@ def mutate(dice: random.Random, folder: Path) -> str:
 
 
 def drive(dice: random.Random, bench: Bench, seen: Counter[str]) -> None:
-    """Do all a store can do, in some order."""
     store = bench.store
     asked = [(*tokens, 4242) for turns in CHATS.values() for tokens in turns] + [text(33), text(500), (7,) * 400]
 

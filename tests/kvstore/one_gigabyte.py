@@ -19,7 +19,6 @@ _PART = 1 << 20
 
 
 def main(folder: Path) -> None:
-    """Do it, and print the figures in MB."""
     bench = Bench(folder / "store", MODEL, quota=10**11)
     tokens = tuple(range(1, TOKENS + 1))
     saved = bench.slots / "saved.slot"
@@ -44,7 +43,6 @@ def main(folder: Path) -> None:
 
 
 def write(path: Path, tokens: tuple[int, ...]) -> None:
-    """The slot file, written region by region."""
     small = Model(layers=MODEL.layers, row_size=0).slot_file(tokens)
     with path.open("wb") as file:
         file.write(small[: -12 * 2 * MODEL.layers])
@@ -55,7 +53,6 @@ def write(path: Path, tokens: tuple[int, ...]) -> None:
 
 
 def same(one: Path, other: Path) -> bool:
-    """Whether two files hold the same bytes."""
     with one.open("rb") as a, other.open("rb") as b:
         while part := a.read(_PART):
             if part != b.read(_PART):
@@ -64,7 +61,6 @@ def same(one: Path, other: Path) -> bool:
 
 
 def peak_mb() -> float:
-    """The most memory this process has had so far."""
     status = Path("/proc/self/status").read_text()
     return int(status.split("VmHWM:")[1].split()[0]) / 1000
 

@@ -38,5 +38,4 @@ def parse_bytes(data: bytes) -> Layout:
 
 
 def line(length: int, start: int = 1) -> Tokens:
-    """A conversation of some tokens."""
     return tuple(range(start, start + length))

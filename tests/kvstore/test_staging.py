@@ -87,8 +87,6 @@ def test_what_an_engine_may_be_reading_is_not_deleted_for_room(tmp_path: Path) -
 
 @dataclass
 class Room:
-    """Memory that others take."""
-
     free: int
 
     def __call__(self, held: int) -> int:

@@ -65,7 +65,6 @@ MUTATIONS_OF = ("flip", "truncate", "empty", "delete", "swap", "append")
 
 
 def mutate(dice: random.Random, files: list[Path]) -> str:
-    """Damage one block file."""
     path, how = dice.choice(files), dice.choice(MUTATIONS_OF)
     data = bytearray(path.read_bytes())
     if how == "flip":

@@ -39,7 +39,6 @@ class StoreMachine(RuleBasedStateMachine):
         absorb=st.booleans(),
     )
     def save(self, conversation: str, turn: int, cut: int, new: int, salt: int, absorb: bool) -> None:
-        """Go on from some turn, or from the middle of one: a branch."""
         before = self.turns[turn % len(self.turns)]
         tokens = (*before[: len(before) - cut % len(before)], *range(salt * 1000, salt * 1000 + new))
         self.turns.append(tokens)
@@ -49,31 +48,26 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(share=st.floats(0, 1))
     def evict(self, share: float) -> None:
-        """Prune to a share of what there is."""
         used = sum(path.stat().st_size for path in self.bench.block_files())
         plan = self.bench.store.plan_prune(int(used * share))
         assert self.bench.store.prune(plan) == plan.bytes_freed
 
     @rule(conversation=conversations)
     def delete(self, conversation: str) -> None:
-        """Delete a conversation."""
         self.bench.store.delete_conversation(conversation)
 
     @rule()
     def restart(self) -> None:
-        """End in good order, and begin again."""
         self.bench.reopen()
 
     @rule()
     def crash(self) -> None:
-        """End without a word: what was staged belongs to a process that is gone."""
         self.bench.store.index.close()
         self.bench.store = self.bench.open()
         self.bench.slots = self.bench.store.staging_folder()
 
     @rule()
     def verify(self) -> None:
-        """Nothing is ever bad."""
         report = self.bench.store.verify()
         assert report.clean
         assert report.losses == ()

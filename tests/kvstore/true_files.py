@@ -26,8 +26,6 @@ _RECURRENT_STATE = 512  # bytes of one layer's state
 
 @dataclass(frozen=True)
 class Model:
-    """What kind of memory the engine has."""
-
     layers: int = 2
     row_size: int = 32  # bytes
     window: int = 0  # tokens of a sliding-window cache beside the full one
@@ -35,11 +33,9 @@ class Model:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one token's rows, K and V of all layers of one cache."""
         return 2 * self.layers * self.row_size
 
     def slot_file(self, tokens: Sequence[int]) -> bytes:
-        """What the engine would save for these tokens."""
         words = [-1, 1, len(tokens), *tokens, 0]
         parts = [MAGIC, struct.pack(f"<II{len(words)}i", 4, len(words), *words)]
         states = _states(tokens)
@@ -83,7 +79,6 @@ HYBRID = Model(recurrent=True)
 
 
 def _states(tokens: Sequence[int]) -> npt.NDArray[np.uint64]:
-    """A number for each token that depends on all tokens up to it."""
     state = 0
     states = np.empty(len(tokens), np.uint64)
     for place, token in enumerate(tokens):
@@ -93,7 +88,6 @@ def _states(tokens: Sequence[int]) -> npt.NDArray[np.uint64]:
 
 
 def _noise(states: npt.NDArray[np.uint64], row_size: int, salt: int) -> bytes:
-    """A row of bytes for each state that cannot be compressed."""
     columns = np.arange(row_size // 8, dtype=np.uint64) + np.uint64(salt << 20)
     mixed = states[:, None] ^ (columns[None, :] * np.uint64(0x9E3779B97F4A7C15))
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
@@ -102,8 +96,6 @@ def _noise(states: npt.NDArray[np.uint64], row_size: int, salt: int) -> bytes:
 
 
 class Clock:
-    """A clock that goes on by a second whenever it is read."""
-
     def __init__(self) -> None:
         self.now = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -129,7 +121,6 @@ class Bench:
         self.slots = self.store.staging_folder()
 
     def open(self) -> BlockStore:
-        """Open the folder, as a next process would."""
         (self.folder.parent / "memory").mkdir(parents=True, exist_ok=True)
         return BlockStore(
             self.folder,
@@ -142,7 +133,6 @@ class Bench:
         )
 
     def reopen(self) -> None:
-        """Close it and open it again, as after a restart."""
         self.store.close()
         self.store = self.open()
         self.slots = self.store.staging_folder()
@@ -156,7 +146,6 @@ class Bench:
         message: str | None = None,
         audience: str | None = None,
     ) -> SavePoint:
-        """Play the engine: save these tokens, and have the file taken."""
         path = self.slots / "saved.slot"
         content = data or self.model.slot_file(tokens)
         self.store.check_room(len(content), conversation, path)
@@ -182,20 +171,17 @@ class Bench:
         message: str | None = None,
         audience: str | None = None,
     ) -> SavePoint:
-        """Take, and absorb."""
         point = self.take(conversation, tokens, fingerprint, data, message, audience)
         report = self.store.absorb_pending()
         assert not report.refused, report
         return point
 
     def find(self, prompt: Tokens, *, can_cut: bool = True, conversation: str = "thesis") -> RestorePlan | Miss:
-        """Look for the best plan."""
         return self.store.find(FINGERPRINT, prompt, can_cut=can_cut, conversation_id=conversation)
 
     def restored(
         self, prompt: Tokens, *, can_cut: bool = True, sliding: int = 0, conversation: str = "thesis"
     ) -> bytes | Miss:
-        """The bytes an engine would be given for a prompt."""
         plan = self.find(prompt, can_cut=can_cut, conversation=conversation)
         if isinstance(plan, Miss):
             return plan
@@ -203,17 +189,14 @@ class Bench:
         return staged if isinstance(staged, Miss) else self.read(staged)
 
     def read(self, staged: StagedFile) -> bytes:
-        """The staged file's bytes; it is unstaged."""
         data = staged.path.read_bytes()
         self.store.unstage(staged)
         return data
 
     def block_files(self) -> list[Path]:
-        """All blocks on disk."""
         return sorted(path for path in (self.folder / "blocks").glob("??/*") if path.is_file())
 
     def on_disk(self) -> int:
-        """Bytes that all blocks take on disk."""
         return sum(map(disk.tree_size, self.block_files()))
 
     def besides(self) -> int:
@@ -223,6 +206,5 @@ class Bench:
 
 
 def is_damage(reason: Reason) -> bool:
-    """Whether something was found damaged."""
     why = reason.places.get("reason", reason)
     return why.code in (ReasonCode.BLOCK_DAMAGED, ReasonCode.PART_DAMAGED)

@@ -24,7 +24,6 @@ FULL = {"kills": 300, "turns": 2000, "stores": 1000, "chats": 1000, "steps": 500
 
 
 def main() -> None:
-    """Run what was asked for; the first fault ends it with a traceback."""
     parser = argparse.ArgumentParser(prog="packaging/soak", description=__doc__)
     parser.add_argument("--seed", type=int, default=int(time.time()) % 10_000, help="of everything that is random")
     for name, count in FULL.items():
@@ -46,7 +45,6 @@ def main() -> None:
 
 
 def _run(name: str, count: int, place: Path, seed: int) -> None:
-    """One of them; raises what went wrong."""
     match name:
         case "kills":
             kills.run(place, kinds(), count, seed, _tell)
@@ -71,7 +69,6 @@ def _run(name: str, count: int, place: Path, seed: int) -> None:
 
 
 def kinds() -> list[kills.Kind]:
-    """Both engines, and the three ways in which models remember."""
     embedded, server = "embedded", engine_path("llama-server") or ""
     return [
         kills.Kind("plain-embedded", embedded, tiny_model("llama")),

@@ -36,8 +36,6 @@ LATE_S = 2.0
 
 @dataclass(frozen=True)
 class Kind:
-    """An engine and a model, with a home of their own."""
-
     name: str
     engine: str
     model: Path
@@ -54,7 +52,6 @@ class Told:
     swept: set[str] = field(default_factory=set)  # of these, those that a later life had time to forget
 
     def forget(self, chat: str) -> None:
-        """The user deletes a chat."""
         self.asked = {words: where for words, where in self.asked.items() if where != chat}
         for told in (self.replies, self.streamed):
             for message in [message for message, (where, _) in told.items() if where == chat]:
@@ -63,8 +60,6 @@ class Told:
 
 @dataclass
 class Tally:
-    """What the rounds came to."""
-
     moments: Counter[str] = field(default_factory=Counter)  # what went on when a kill came, and who was killed
     sources: Counter[str] = field(default_factory=Counter)  # of the first turn after a kill
     reasons: Counter[str] = field(default_factory=Counter)  # why it was cold
@@ -105,8 +100,6 @@ def run(folder: Path, kinds: Sequence[Kind], rounds: int, seed: int, tell: Calla
 
 
 class _Life:
-    """One life, and how it ends."""
-
     def __init__(self, home: Home, seed: int, told: Told, tally: Tally) -> None:
         self._home, self._seed, self._told, self._tally = home, seed, told, tally
         self._dice = random.Random(seed)
@@ -182,7 +175,6 @@ class _Life:
                 return False
 
     def _hear(self, lines: queue.Queue[dict[str, Any] | None]) -> dict[str, Any] | None:
-        """Take in what was said next; None when that was all."""
         try:
             line = lines.get(timeout=WORD_S)
         except queue.Empty:
@@ -220,7 +212,6 @@ class _Life:
         return line
 
     def _judge(self, line: dict[str, Any]) -> None:
-        """The first turn after a kill: warm, or honestly cold."""
         source, kept, cached = line["source"], line["kept"], line["cached"]
         self._tally.sources[source] += 1
         if source == "cold":
@@ -248,7 +239,6 @@ def _read(life: subprocess.Popen[bytes], lines: queue.Queue[dict[str, Any] | Non
 
 
 def _all_gone(home: Path) -> None:
-    """No process is left that knows this home."""
     left = [process for process in psutil.process_iter() if _is_of(process, home)]
     _, alive = psutil.wait_procs(left, timeout=GONE_S)
     if alive:

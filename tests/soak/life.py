@@ -41,8 +41,6 @@ Act = Callable[[], Coroutine[Any, Any, None]]
 
 
 class Life:
-    """One run."""
-
     def __init__(self, runtime: Runtime, home: Path, seed: int, fulfilment: Fulfilment) -> None:
         self._runtime, self._kept, self._dice = runtime, StoreContents(home), random.Random(seed)
         self._fulfilment = fulfilment
@@ -54,7 +52,6 @@ class Life:
         runtime.events.subscribe(self._hear)
 
     async def live(self) -> None:
-        """Until killed."""
         if self._runtime.engine.status.state is not EngineState.READY:
             await self._ready.wait()
         self._fulfilment.watching = True
@@ -69,7 +66,6 @@ class Life:
         say(spent=True)
 
     def _leading_to(self, fate: Fate | None) -> tuple[Act, ...]:
-        """What brings the moment about."""
         acts: dict[str, tuple[Act, ...]] = {
             "saving": (self._talk,),
             "absorbing": (self._talk, self._new),
@@ -84,7 +80,6 @@ class Life:
         return acts.get(fate.moment, ()) if fate else ()
 
     async def _recover(self) -> None:
-        """The engine was killed: with another one it answers."""
         for _ in range(3):  # what was being said when it died may have failed
             reply = await self._ask((await self._some_chat() or await self._make_chat()).id)
             if reply is not None and reply.state in (MessageState.COMPLETE, MessageState.LIMITED):
@@ -170,7 +165,6 @@ class Life:
             await self._ask((await self._make_chat()).id)
 
     async def _change(self) -> None:
-        """Regenerate, edit, or stop half-way."""
         chat = await self._some_chat()
         if chat is None:
             return
@@ -212,7 +206,6 @@ class Life:
         await self._runtime.save_points.prune(plan)
 
     async def _carry(self) -> None:
-        """Export all chats and take some of them in again."""
         chats = await self._runtime.chat.conversations()
         if not chats:
             return
@@ -223,7 +216,6 @@ class Life:
             await self._runtime.transfer.take_in([file], lambda done, total: None)
 
     async def _quit(self) -> None:
-        """In the middle of something, often."""
         if self._dice.random() < 0.5 and (chat := await self._some_chat()):
             self._runtime.chat.send(chat.id, "Goodbye.", GREEDY)
             await asyncio.sleep(self._dice.random() / 5)
@@ -242,7 +234,6 @@ def _serves(points: list[SavePoint], fingerprint: Fingerprint, prompt: Tokens, c
 
 
 def main(home: Path, seed: int, fate: Fate | None) -> int:
-    """The app, which lives by itself once it has begun."""
     fulfilment = Fulfilment(fate)
     open_runtime, begin = application.open_runtime, Runtime.begin
     lives: list[asyncio.Task[None]] = []

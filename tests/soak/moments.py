@@ -48,7 +48,6 @@ class Fate:
     ms: float | None = None
 
     def in_words(self) -> str:
-        """For the process that it comes over."""
         return json.dumps(asdict(self))
 
 

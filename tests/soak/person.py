@@ -58,13 +58,11 @@ class Person:
                 self.heard["restored"] += 1
 
     async def begin(self) -> None:
-        """Some chats, none of them empty."""
         while len(self.chats) < CHATS:
             await self.new_chat()
             await self.send()
 
     async def act(self) -> None:
-        """One thing, and a moment to look at what came of it."""
         ways: list[tuple[Callable[[], Any], int]] = [
             (self.switch, 5),
             (self.look_around, 1),
@@ -131,7 +129,6 @@ class Person:
         self.runtime.chat.select(self.here)
 
     async def forget_saved(self) -> None:
-        """As after a prune."""
         await asyncio.to_thread(self.runtime._store.delete_conversation, self.here)
 
     def _write(self, draft: str) -> None:

@@ -51,8 +51,6 @@ Body = dict[str, Any]
 
 @dataclass(frozen=True)
 class Said:
-    """What a client was answered to the end."""
-
     path: str
     body: Body
     words: str
@@ -60,8 +58,6 @@ class Said:
 
 @dataclass
 class Soak:
-    """What has happened so far."""
-
     runtime: Runtime
     url: str
     dice: random.Random
@@ -72,7 +68,6 @@ class Soak:
 
     @property
     def all_heard(self) -> bool:
-        """Whether the window and every dialect have been answered."""
         return all(self.happened[one] for one in ("window", *DIALECTS))
 
     async def client(self, number: int) -> None:
@@ -132,7 +127,6 @@ class Soak:
                 chat = (await self.runtime.chat.new_conversation("The window's.\n" + notes(30, start=9000))).id
 
     async def trouble(self) -> None:
-        """What goes wrong, or is done, meanwhile."""
         while not self.over.is_set():
             await self._pause(TROUBLE_S * (0.5 + self.dice.random()))
             kind = self.dice.choice(("kill", "restart", "prune", "prune", "forget"))
@@ -152,7 +146,6 @@ class Soak:
                     await self.runtime.save_points.delete(None)
 
     async def rude(self) -> None:
-        """Somebody who never says a whole request, and always another."""
         host, port = self.url.removeprefix("http://").split(":")
         while not self.over.is_set():
             for bytes_said in RUDE:
@@ -206,12 +199,10 @@ DIALECTS: dict[str, Callable[[str, list[tuple[str, str]], str], Body]] = {
 
 
 def _heard(body: Body, answer: httpx2.Response) -> str | None:
-    """The words of an answer; None where it broke off."""
     return _words(answer.text) if body["stream"] else _whole(answer.json())
 
 
 def _words(stream: str) -> str | None:
-    """What a stream said; None where it broke off."""
     events = [json.loads(line[6:]) for line in stream.splitlines() if line.startswith("data: {")]
     ended = "data: [DONE]" in stream or any(one.get("type") in ("message_stop", "response.completed") for one in events)
     return "".join(_delta(one) for one in events) if ended else None
@@ -277,7 +268,6 @@ async def run(
 
 
 async def _nothing_left(runtime: Runtime) -> None:
-    """Everybody has gone: so has all that was theirs."""
     await runtime.door.idle()
     await runtime.chat.idle()
     gateway = runtime.door.gateway
@@ -303,14 +293,12 @@ def _judge(looks: list[Look], before: Look, after: Look) -> None:
 
 
 def _connections(url: str | None) -> list[Any]:
-    """Those of this process at the door."""
     port = int(str(url).rpartition(":")[2])
     mine = psutil.Process().net_connections(kind="tcp4")
     return [one for one in mine if one.status != psutil.CONN_LISTEN and port in (one.laddr.port, *one.raddr[1:])]
 
 
 async def _compared(folder: Path, model: Path, engine: str | None, said: list[bytes]) -> list[str]:
-    """What differs from what an engine says that has read nothing before."""
     wrong = []
     async with cold_engine(folder, model, engine, CONTEXT) as client:
         headers = {"authorization": f"Bearer {client.key}"}

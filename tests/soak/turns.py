@@ -32,8 +32,6 @@ WIDE = 4  # threads and readers of the index
 
 @dataclass(frozen=True)
 class Look:
-    """What kvchat takes at a moment."""
-
     turn: int
     memory: int  # bytes that this process uses: what the allocators keep in pieces between is not what grows with turns
     resident: int  # bytes of this process alone: files in memory, which it maps, have a budget
@@ -92,7 +90,6 @@ async def _widen(runtime: Runtime) -> None:
 
 
 def look(runtime: Runtime, turn: int) -> Look:
-    """Now."""
     gc.collect()
     me = psutil.Process()
     mine = me.memory_info()

@@ -103,11 +103,11 @@ class _Work:
         self._blocks, self._cancelled, self._gives_way = blocks, cancelled, gives_way
 
     def reuse(self, spans: Sequence[RowSpan]) -> tuple[list[BlockUse], list[tuple[int, Run]]]:
-        """The spans that are in known blocks, and the runs that are not, as long as can be."""
+        """Return the uses of spans that are in known blocks, and the runs that are not, as long as can be."""
         known = [span for span in spans if span.known]
         samples = _samples(known)
         if samples and len(self._same(samples)) == len(samples):
-            believed = [span for span in known if span.unchanged and self._there(span)]
+            believed = [span for span in known if span.unchanged and span.known and self._there(span.known)]
             reused = believed + self._same([span for span in known if not span.unchanged])
         else:
             reused = self._same(known)
@@ -116,19 +116,19 @@ class _Work:
         for before, span in zip((None, *spans), spans, strict=False):
             if id(span) in kept:
                 continue
-            if new and before and id(before) not in kept and new[-1][0] == span.cache and _goes_on(new[-1][1], span):
-                cache, run = new.pop()
-                new.append((cache, replace(run, rows=run.rows + span.run.rows)))
-            else:
-                new.append((span.cache, span.run))
+            if new and before and id(before) not in kept and new[-1][0] == span.cache:
+                run = new[-1][1]
+                if (run.row + run.rows, run.position + run.rows) == (span.run.row, span.run.position):
+                    new[-1] = span.cache, replace(run, rows=run.rows + span.run.rows)
+                    continue
+            new.append((span.cache, span.run))
         return [span.use() for span in reused], new
 
-    def _there(self, span: RowSpan) -> bool:
-        assert span.known is not None
-        return self._blocks.claim(span.known.block, span.known.size) is not None
+    def _there(self, use: BlockUse) -> bool:
+        return self._blocks.claim(use.block, use.size) is not None
 
     def _same(self, spans: Sequence[RowSpan]) -> list[RowSpan]:
-        """Those whose rows are the very bytes of their block.
+        """Return those whose rows are the very bytes of their block.
 
         Rows computed anew differ from some token on: after the first difference of a cache the rest is not compared.
         """
@@ -137,7 +137,7 @@ class _Work:
         def compare(span: RowSpan, buffer: memoryview) -> bool:
             if span.run.position > different.get(span.cache, span.run.position):
                 return False
-            same = self._there(span) and self._equal(span, buffer)
+            same = span.known is not None and self._there(span.known) and self._equal(span, span.known, buffer)
             if not same:
                 different[span.cache] = min(span.run.position, different.get(span.cache, span.run.position))
             return same
@@ -145,10 +145,9 @@ class _Work:
         answers = positioned.in_parallel(spans, compare, self._cancelled, gives_way=self._gives_way)
         return [span for span, same in zip(spans, answers, strict=True) if same]
 
-    def _equal(self, span: RowSpan, buffer: memoryview) -> bool:
+    def _equal(self, span: RowSpan, use: BlockUse, buffer: memoryview) -> bool:
         """True if rows of the file are the bytes of a known block, or of some rows of it."""
-        assert span.known is not None
-        cache, use, run = self._row_map.caches[span.cache], span.known, span.run
+        cache, run = self._row_map.caches[span.cache], span.run
         parts, block_rows = row_parts(cache, run.row, run.rows), use.size // cache.row_bytes
         if run.rows == block_rows:
             digests = positioned.Digests(name=False)
@@ -173,7 +172,7 @@ class _Work:
         return True
 
     def write(self, runs: Sequence[tuple[int, Run]], residue: Sequence[Span]) -> list[tuple[BlockUse, int]]:
-        """Write what is new; each block's use, and the bytes written for it. They are on disk then."""
+        """Write what is new to disk; return each block's use, and the bytes written for it."""
         jobs = [partial(self._write_rows, cache, part) for cache, run in runs for part in cut_at_blocks(run)]
         jobs += [partial(self._write_residue, chunk) for chunk in residue]
         flushing: list[tuple[Written, Future[int]]] = []
@@ -204,7 +203,6 @@ class _Work:
         return use, written
 
     def _write_residue(self, chunk: Span, buffer: memoryview) -> tuple[BlockUse, Written]:
-        """A chunk of the residue; deflated where that makes it clearly smaller."""
         parts = list(residue_parts(self._residue, chunk.offset, chunk.size))
         raw = b"".join(bytes(piece) for piece in self._pieces(parts, buffer))
         written = self._blocks.write(pack_residue(raw, deflate=self._row_map != RowMap()))
@@ -212,7 +210,7 @@ class _Work:
         return use, written
 
     def _pieces(self, parts: Sequence[Span], buffer: memoryview) -> Iterator[memoryview]:
-        """The bytes of some spans, as much at a time as the buffer holds. Raises Changed if the file is shorter."""
+        """Yield the bytes of some spans, a buffer at a time. Raises Changed if the file is shorter."""
         for part in parts:
             done = 0
             while done < part.size:
@@ -223,10 +221,6 @@ class _Work:
                     raise Changed("the file is shorter than it was") from error
                 done += len(piece)
                 yield piece
-
-
-def _goes_on(run: Run, span: RowSpan) -> bool:
-    return (run.row + run.rows, run.position + run.rows) == (span.run.row, span.run.position)
 
 
 @dataclass(frozen=True)
@@ -270,7 +264,7 @@ def _spans(number: int, cache: CacheRows, before: Earlier | None) -> Iterator[Ro
 
 
 def _samples(known: Sequence[RowSpan]) -> list[RowSpan]:
-    """Of the unchanged spans of each cache the last and another: what is read of them."""
+    """Return the last and another of the unchanged spans of each cache: what is read of them."""
     of_caches: dict[int, list[RowSpan]] = {}
     for span in known:
         if span.unchanged:

@@ -60,7 +60,7 @@ class BlockFiles:
         self.new: dict[bytes, int] = {}  # written here and in no recipe yet: bytes on disk
 
     def beside(self) -> BlockFiles:
-        """The same folder, with a record of its own of what is new."""
+        """Return the same folder with its own record of what is new."""
         return BlockFiles(self._folder, sync=self._sync)
 
     def path(self, block: bytes) -> Path:
@@ -68,7 +68,7 @@ class BlockFiles:
         return self._folder / name[:2] / name
 
     def claim(self, block: bytes, size: int) -> int | None:
-        """The bytes the block takes on disk if it is there with that size, else None. Its content is not read."""
+        """Return the bytes the block takes on disk if it is there with that size, else None; it is not read."""
         try:
             found = self.path(block).stat()
         except FileNotFoundError:
@@ -79,14 +79,16 @@ class BlockFiles:
         return disk.allotted(self.path(block).stat())
 
     def write(self, content: Iterable[bytes | memoryview]) -> Written:
-        """Write what is to be a block beside the others; `put` makes it one. One that is there is not kept twice."""
+        """Write the content of a block beside the others; `put` makes it one. One that is there is not kept twice."""
         temporary = disk.private_folder(self._temporary) / disk.temporary_name()
         digests, size = Digests(), 0
         try:
             with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb", buffering=0) as file:
                 for part in content:
                     digests.add(part)
-                    _write_all(file.fileno(), part)
+                    view = memoryview(part)
+                    while view:
+                        view = view[os.write(file.fileno(), view[:_AT_ONCE]) :]
                     size += len(part)
             written = Written(digests.name, digests.xxh3, size, temporary)
             if self.claim(written.block, size) is None:
@@ -99,7 +101,7 @@ class BlockFiles:
             raise
 
     def put(self, written: Written) -> int:
-        """Make it a block, on disk and under its name, in place of one that may be there; the bytes written for it."""
+        """Make it a block, on disk and under its name, in place of one that may be there; return the bytes written."""
         if written.temporary is None:
             return 0
         try:
@@ -126,7 +128,7 @@ class BlockFiles:
             self.new.pop(name, None)
 
     def fault(self, block: bytes, size: int) -> str | None:
-        """What is wrong with a block, None when it is whole and its content is what its name says."""
+        """Return what is wrong with a block, None when it is whole and its content is what its name says."""
         path = self.path(block)
         try:
             found = path.stat().st_size
@@ -139,7 +141,7 @@ class BlockFiles:
             return f"the disk cannot read it ({error.strerror})"
 
     def folders_size(self) -> int:
-        """Bytes on disk of the folders, and of what is half-written: all that is here but for the blocks."""
+        """Return the bytes on disk of everything here but for the blocks: folders, and what is half-written."""
         folders = [self._folder, *(folder for folder in disk.listing(self._folder) if folder != self._temporary)]
         total = disk.tree_size(self._temporary)
         for folder in folders:
@@ -152,14 +154,11 @@ class BlockFiles:
             self.path(block).unlink()
 
     def leftovers(self, known: Collection[bytes]) -> Iterator[bytes]:
-        """The blocks that are not `known`, but for those written just now."""
+        """Yield the blocks that are not `known`, but for those written just now."""
         for folder in disk.listing(self._folder):
             for path in disk.listing(folder):
-                if (
-                    _NAME.fullmatch(path.name)
-                    and (name := bytes.fromhex(path.name)) not in known
-                    and name not in self.new
-                ):
+                name = bytes.fromhex(path.name) if _NAME.fullmatch(path.name) else None
+                if name is not None and name not in known and name not in self.new:
                     yield name
 
     def sweep_temporary(self) -> None:
@@ -168,23 +167,17 @@ class BlockFiles:
             disk.remove(path)
 
 
-def _write_all(descriptor: int, data: bytes | memoryview) -> None:
-    """Write all of `data`. Raises OSError."""
-    view = memoryview(data)
-    done = 0
-    while done < len(view):
-        done += os.write(descriptor, view[done : done + _AT_ONCE])
-
-
 def pack_residue(raw: bytes, *, deflate: bool) -> tuple[bytes, bytes]:
-    """What a block of residue holds: the bytes, deflated if that is allowed and worth it, behind one that says so."""
-    if deflate and _shrinks(raw):
+    """Return the content of a block of residue: a byte that tells the form, then the bytes, deflated if worth it."""
+    middle = max(0, len(raw) // 2 - _SAMPLE // 2)
+    sample = raw[middle : middle + _SAMPLE]
+    if deflate and len(zlib.compress(sample, 1)) < _WORTH_DEFLATING * len(sample):
         return _DEFLATED, zlib.compress(raw, 1)
     return _RAW, raw
 
 
 def read_residue(use: BlockUse, blocks: BlockFiles) -> bytes:
-    """The bytes of a block of residue, proved. Raises DamagedBlock."""
+    """Return the bytes of a block of residue, proved. Raises DamagedBlock."""
     try:
         with blocks.path(use.block).open("rb") as file:
             stored = file.read(min(use.size, RESIDUE_CHUNK + 1) + 1)
@@ -201,10 +194,3 @@ def read_residue(use: BlockUse, blocks: BlockFiles) -> bytes:
     if len(raw) != use.rows:
         raise DamagedBlock
     return raw
-
-
-def _shrinks(raw: bytes) -> bool:
-    """True if deflating is worth the time, judged by a sample from the middle."""
-    middle = max(0, len(raw) // 2 - _SAMPLE // 2)
-    sample = raw[middle : middle + _SAMPLE]
-    return len(zlib.compress(sample, 1)) < _WORTH_DEFLATING * len(sample)

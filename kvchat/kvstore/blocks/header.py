@@ -36,7 +36,7 @@ class SlotFileError(Exception):
 
 
 def read_tokens(path: Path) -> Words:
-    """The token ids the slot file at `path` stands for; none for the file of an empty slot.
+    """Return the token ids the slot file at `path` stands for; none for the file of an empty slot.
 
     Where it holds pictures their tokens are PLACEHOLDER. Reads the header alone and never allocates more than the file
     is long. Raises SlotFileError for an empty, truncated or foreign file, OSError where the file cannot be read.
@@ -48,7 +48,7 @@ def read_tokens(path: Path) -> Words:
 
 
 def _read_words(file: BinaryIO) -> Words:
-    """The n words between header and state."""
+    """Read the n words between header and state."""
     size = os.fstat(file.fileno()).st_size
     if size == 0:
         raise SlotFileError("empty")
@@ -69,7 +69,7 @@ def _read_words(file: BinaryIO) -> Words:
 
 
 def _unwrap(words: Words) -> Words:
-    """The token ids out of either form of the token list."""
+    """Return the token ids out of either form of the token list."""
     if len(words) and words[0] == WRAPPED:
         if len(words) < 4 or words[1] != WRAPPED_VERSION:
             raise SlotFileError("its token list has an unknown form")

@@ -52,14 +52,14 @@ class Recipe:
     uses: tuple[BlockUse, ...]
 
     def seal(self) -> bytes:
-        """A hash over the whole recipe: an index that was damaged must not put rows in the wrong place."""
+        """Hash the whole recipe: an index that was damaged must not put rows in the wrong place."""
         uses = [[use.block.hex(), use.size, use.cache, use.row, use.rows, use.skip, use.position] for use in self.uses]
         facts = [self.file_size, uses]
         return blake3(pack_row_map(self.row_map) + json.dumps(facts).encode()).digest(length=16)
 
 
 def residue_spans(row_map: RowMap, file_size: int) -> tuple[Span, ...]:
-    """What of the file is no row. Raises RecipeError where regions overlap or reach beyond the file."""
+    """Return what of the file is no row. Raises RecipeError where regions overlap or reach beyond the file."""
     if any(not cache.regions or min(r.row_size for r in cache.regions) <= 0 for cache in row_map.caches):
         raise RecipeError("a cache without rows")
     taken = sorted(
@@ -97,12 +97,12 @@ def check_whole(recipe: Recipe) -> None:
 
 
 def row_parts(cache: CacheRows, row: int, rows: int) -> tuple[Span, ...]:
-    """Where some rows lie in the file, region by region: the content of their block, in order."""
+    """Return where some rows lie in the file, region by region: the content of their block, in order."""
     return tuple(Span(r.offset + row * r.row_size, rows * r.row_size) for r in cache.regions)
 
 
 def residue_parts(spans: Sequence[Span], start: int, length: int) -> Iterator[Span]:
-    """Where bytes `start` to `start + length` of the residue lie in the file."""
+    """Yield where bytes `start` to `start + length` of the residue lie in the file."""
     place = 0
     for span in spans:
         first = max(start, place)
@@ -113,7 +113,7 @@ def residue_parts(spans: Sequence[Span], start: int, length: int) -> Iterator[Sp
 
 
 def residue_chunks(spans: Sequence[Span], breaks: Sequence[int]) -> Iterator[Span]:
-    """The residue in chunks, as offsets within it: none crosses a break, none is longer than 4 MiB."""
+    """Yield the residue in chunks, as offsets within it: none crosses a break, none is longer than 4 MiB."""
     starts = {0}
     place = 0
     for span in spans:
@@ -126,7 +126,7 @@ def residue_chunks(spans: Sequence[Span], breaks: Sequence[int]) -> Iterator[Spa
 
 
 def cut_at_blocks(run: Run) -> Iterator[Run]:
-    """The run in parts of at most 256 rows, cut at token positions that are multiples of 256."""
+    """Yield the run in parts of at most 256 rows, cut at token positions that are multiples of 256."""
     done = 0
     while done < run.rows:
         position = run.position + done
@@ -136,7 +136,7 @@ def cut_at_blocks(run: Run) -> Iterator[Run]:
 
 
 def row_map_facts(row_map: RowMap) -> list[Any]:
-    """The row map as values for JSON."""
+    """Return the row map as values for JSON."""
     caches = [
         [[[r.offset, r.row_size] for r in cache.regions], [[r.row, r.position, r.rows] for r in cache.runs]]
         for cache in row_map.caches
@@ -145,7 +145,7 @@ def row_map_facts(row_map: RowMap) -> list[Any]:
 
 
 def row_map_of(facts: Any) -> RowMap:
-    """The row map out of `row_map_facts`, which anybody may have written. Raises RecipeError."""
+    """Return the row map out of `row_map_facts`, which anybody may have written. Raises RecipeError."""
     try:
         caches, breaks = facts
         rows = tuple(
@@ -164,12 +164,11 @@ def _numbers(values: list[Any]) -> list[int]:
 
 
 def pack_row_map(row_map: RowMap) -> bytes:
-    """The row map as compressed JSON."""
     return zlib.compress(json.dumps(row_map_facts(row_map), separators=(",", ":")).encode(), 6)
 
 
 def unpack_row_map(packed: bytes) -> RowMap:
-    """The row map out of `pack_row_map`. Raises RecipeError."""
+    """Raises RecipeError."""
     try:
         return row_map_of(json.loads(zlib.decompressobj().decompress(packed, _MAX_MAP_BYTES)))
     except (ValueError, zlib.error) as error:

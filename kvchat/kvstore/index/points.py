@@ -22,13 +22,13 @@ def fingerprint_id(db: sqlite3.Connection, fingerprint: Fingerprint) -> int | No
 
 
 def _facts(fingerprint: Fingerprint) -> str:
-    """As JSON. A field with its default is left out: such came later, and older save points are to be found."""
+    """Return it as JSON, without fields that have their default: they came later than older save points."""
     told = {one.name: value for one in fields(fingerprint) if (value := getattr(fingerprint, one.name)) != one.default}
     return json.dumps(told, sort_keys=True)
 
 
 def trees(db: sqlite3.Connection, kind: int | None, audiences: Sequence[str]) -> list[int]:
-    """The token trees of these audiences under a fingerprint's number, as far as there are any."""
+    """Return the token trees of these audiences under a fingerprint's number."""
     query = "SELECT id FROM trees WHERE fingerprint_id = ? AND audience IN (SELECT value FROM json_each(?))"
     return _numbers(db, query, kind, json.dumps(list(audiences)))
 
@@ -56,7 +56,7 @@ def set_flag(
 
 
 def add_staged(db: sqlite3.Connection, new: SavePoint, message_id: str | None) -> SavePoint:
-    """Add a save point whose only copy is its slot file in staging; with its id."""
+    """Add a save point whose only copy is its slot file in staging; return it with its id."""
     db.execute("INSERT OR IGNORE INTO fingerprints (facts) VALUES (?)", (_facts(new.fingerprint),))
     kind = fingerprint_id(db, new.fingerprint)
     assert kind is not None
@@ -103,7 +103,7 @@ def delete(db: sqlite3.Connection, point_ids: Iterable[int]) -> None:
 
 
 def hand_over(db: sqlite3.Connection, doomed: Sequence[int]) -> list[int]:
-    """Of save points that are to be deleted, give those that begin one which stays to that one; returns the others.
+    """Give those of the `doomed` save points that begin one which stays to that one; return the others.
 
     Where states cannot be cut, the one at the end of a shared system prompt is worth something to every conversation
     that has it, and belongs to whichever came by first; so is one that another branch goes through.
@@ -125,7 +125,7 @@ def hand_over(db: sqlite3.Connection, doomed: Sequence[int]) -> list[int]:
 
 
 def _heir(db: sqlite3.Connection, doomed: frozenset[int], barren: set[int], tree_id: int, node_id: int) -> int | None:
-    """A save point beyond this place that stays; None without, and where one stays at this very place."""
+    """Return a save point beyond this place that stays; None without, and where one stays at this very place."""
 
     def heir_at(node_id: int, which: str = "NOT never_save") -> int | None:
         query = "SELECT s.id FROM save_points s JOIN conversations c ON c.id = conversation_id WHERE node_id = ? AND "
@@ -157,7 +157,7 @@ def _give(db: sqlite3.Connection, point_id: int, heir: int) -> None:
 
 
 def staged(db: sqlite3.Connection) -> dict[int, int]:
-    """The save points whose only copy lies in staging, the oldest first, and the bytes of each."""
+    """Map the save points whose only copy lies in staging, the oldest first, to their bytes."""
     return dict(db.execute("SELECT id, file_size FROM save_points WHERE link_id IS NULL ORDER BY id").fetchall())
 
 
@@ -177,7 +177,7 @@ def points_of(db: sqlite3.Connection, conversation_id: str | None) -> list[int]:
 
 
 def points_of_messages(db: sqlite3.Connection, conversation_id: str, message_ids: Collection[str]) -> list[int]:
-    """The conversation's save points that end in these messages, and those of which that is not known."""
+    """Return the conversation's save points that end in these messages, or name none."""
     query = f"{_OF_CHAT} AND (message_id IS NULL OR message_id IN (SELECT value FROM json_each(?)))"
     return _numbers(db, query, conversation_id, json.dumps(list(message_ids)))
 
@@ -188,13 +188,13 @@ def points_for(db: sqlite3.Connection, audience: str) -> list[int]:
 
 
 def largest_of_late(db: sqlite3.Connection) -> int:
-    """The bytes of the largest slot file among those used last; 0 without any."""
+    """Return the bytes of the largest slot file among those used last; 0 without any."""
     late = "SELECT file_size FROM save_points ORDER BY last_used_at DESC LIMIT ?"
     return _numbers(db, f"SELECT coalesce(max(file_size), 0) FROM ({late})", _LATE)[0]
 
 
 def unused_since(db: sqlite3.Connection, moment: float, protected: int | None, *, programs: bool) -> list[int]:
-    """The absorbed save points last used before that, but for `protected` and those of pinned conversations.
+    """Return the absorbed save points last used before that, but for `protected` and those of pinned conversations.
 
     `programs`: only those of other programs.
     """
@@ -202,13 +202,11 @@ def unused_since(db: sqlite3.Connection, moment: float, protected: int | None, *
         "SELECT s.id FROM save_points s JOIN conversations c ON c.id = s.conversation_id"
         " WHERE link_id IS NOT NULL AND last_used_at < ? AND NOT pinned AND s.id IS NOT ?"
     )
-    if programs:
-        return _numbers(db, f"{query} AND name GLOB ?", moment, protected, f"{PROGRAM}*")
-    return _numbers(db, query, moment, protected)
+    return _numbers(db, f"{query} AND name GLOB ?", moment, protected, f"{PROGRAM}*" if programs else "*")
 
 
 def same_place(db: sqlite3.Connection, point_id: int) -> list[int]:
-    """The other absorbed save points of the same conversation at the same node: newer ones make them needless."""
+    """Return the older absorbed save points of the same conversation at the same node."""
     query = (
         "SELECT o.id FROM save_points o JOIN save_points s ON o.node_id = s.node_id AND o.conversation_id ="
         " s.conversation_id WHERE s.id = ?1 AND o.id < ?1 AND o.link_id IS NOT NULL"

@@ -19,9 +19,9 @@ _SAME = "SELECT id FROM links WHERE parent_id = ? AND " + " AND ".join(f"{name} 
 
 
 def store_recipe(db: sqlite3.Connection, point_id: int, recipe: Recipe, on_disk: Mapping[bytes, int]) -> bool:
-    """Make a staged save point an absorbed one; False when it was deleted meanwhile.
+    """Make a staged save point an absorbed one; return False if it was deleted meanwhile.
 
-    `on_disk` are the bytes that each block takes on disk.
+    `on_disk`: the bytes that each block takes on disk.
     """
     row = db.execute("SELECT conversation_id FROM save_points WHERE id = ?", (point_id,)).fetchone()
     if row is None:
@@ -43,7 +43,7 @@ def store_recipe(db: sqlite3.Connection, point_id: int, recipe: Recipe, on_disk:
 
 
 def load_recipe(db: sqlite3.Connection, point_id: int) -> Recipe | None:
-    """The recipe of an absorbed save point, None without. Raises RecipeError if it is not what was stored."""
+    """Return the recipe of an absorbed save point, None without. Raises RecipeError if it was changed."""
     query = "SELECT file_size, row_map, seal, link_id FROM save_points WHERE id = ? AND link_id IS NOT NULL"
     row = db.execute(query, (point_id,)).fetchone()
     if row is None:
@@ -65,14 +65,14 @@ def absorbed_of(db: sqlite3.Connection, conversation_id: str) -> dict[int, str |
 
 
 def unused_blocks(db: sqlite3.Connection, limit: int) -> list[tuple[int, bytes, int]]:
-    """Blocks no save point uses: id, name, bytes on disk. Not only the sum is asked: it may be wrong."""
+    """Return blocks no save point uses: id, name, bytes on disk. The links count, for the sum may be wrong."""
     really = "NOT EXISTS (SELECT 1 FROM links WHERE block_id = blocks.id)"
     query = f"SELECT id, name, disk_bytes FROM blocks WHERE holders = 0 AND {really} LIMIT ?"
     return db.execute(query, (limit,)).fetchall()
 
 
 def _path(db: sqlite3.Connection, recipe: Recipe) -> list[_Link]:
-    """The recipe's uses as links, those first that the next turn will have as well: rows that keep their place."""
+    """Return the recipe's uses as links, those first that the next turn shares: rows that keep their place."""
     kinds = [cache.kind for cache in recipe.row_map.caches]
 
     def moves(use: BlockUse) -> tuple[int, int, int, int]:
@@ -82,18 +82,17 @@ def _path(db: sqlite3.Connection, recipe: Recipe) -> list[_Link]:
 
     names = {use.block for use in recipe.uses}
     ids = {name: db.execute("SELECT id FROM blocks WHERE name = ?", (name,)).fetchone()[0] for name in names}
-    return [
-        (ids[use.block], use.cache, use.row, use.rows, use.skip, use.position) for use in sorted(recipe.uses, key=moves)
-    ]
+    uses = sorted(recipe.uses, key=moves)
+    return [(ids[use.block], use.cache, use.row, use.rows, use.skip, use.position) for use in uses]
 
 
 def _in_file_order(uses: Iterable[BlockUse]) -> tuple[BlockUse, ...]:
-    """Cache by cache, row by row, then the residue: the order in which a file is taken apart, and sealed."""
+    """Sort cache by cache, row by row, then the residue: the order in which a file is taken apart, and sealed."""
     return tuple(sorted(uses, key=lambda use: (use.cache == RESIDUE, use.cache, use.row)))
 
 
 def _add(db: sqlite3.Connection, path: Sequence[_Link]) -> int:
-    """Put a path into the tree, as far as it is not there yet; returns its last link."""
+    """Put a path into the tree, as far as it is not there yet; return its last link."""
     link_id, new = _START, False
     for link in path:
         row = None if new else db.execute(_SAME, (link_id, *link)).fetchone()
@@ -107,7 +106,7 @@ def _add(db: sqlite3.Connection, path: Sequence[_Link]) -> int:
 
 
 def hold_recipe(db: sqlite3.Connection, link_id: int, conversation: int) -> None:
-    """One more save point of the conversation ends at the link."""
+    """Count one more save point of the conversation that ends at the link."""
     while link_id != _START:
         row = db.execute(
             "INSERT INTO held VALUES (?, ?, 1) ON CONFLICT DO UPDATE SET n = n + 1 RETURNING n", (link_id, conversation)
@@ -118,7 +117,7 @@ def hold_recipe(db: sqlite3.Connection, link_id: int, conversation: int) -> None
 
 
 def release_recipe(db: sqlite3.Connection, link_id: int, conversation: int) -> None:
-    """One save point less of the conversation ends at the link. What nobody holds any more goes."""
+    """Count one save point less that ends at the link; delete what nobody holds any more."""
     while link_id != _START:
         place = (link_id, conversation)
         row = db.execute(
@@ -134,7 +133,7 @@ def release_recipe(db: sqlite3.Connection, link_id: int, conversation: int) -> N
 
 
 def _path_to(db: sqlite3.Connection, link_id: int) -> list[sqlite3.Row]:
-    """Of each use on the path: name, size, cache, first row, rows, skip, position, and the block's fast hash."""
+    """Return for each use on the path: name, size, cache, first row, rows, skip, position, the block's fast hash."""
     query = """
         WITH RECURSIVE up (id, parent_id, block_id, cache, first_row, n_rows, skip, position) AS (
             SELECT * FROM links WHERE id = ?

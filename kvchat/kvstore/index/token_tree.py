@@ -10,9 +10,9 @@ import json
 import sqlite3
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from heapq import merge
 from itertools import groupby
+from typing import NamedTuple
 
 import numpy as np
 from blake3 import blake3
@@ -31,8 +31,7 @@ _Child = tuple[int, int, int]  # node, tokens shared, tokens
 _After = Callable[[sqlite3.Connection, _Parent, bytes], Iterator[_Child]]
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(NamedTuple):
     """A node of the tree, and how many leading tokens of the prompt its token list shares."""
 
     node_id: int
@@ -41,8 +40,7 @@ class Place:
     n_tokens: int  # of the node; save points beyond it have more
 
 
-@dataclass(frozen=True)
-class _Segment:
+class _Segment(NamedTuple):
     """Up to 256 consecutive tokens. Only the last segment of a chain is shorter."""
 
     name: bytes  # BLAKE3 of the name before and these tokens: equal names mean equal tokens from the very first
@@ -50,28 +48,28 @@ class _Segment:
     packed: bytes  # the token ids, int32 little endian
 
 
-def _chain(packed: bytes) -> tuple[_Segment, ...]:
-    """The segments of a packed token list, first to last; none for an empty one."""
+def _chain(packed: bytes) -> list[_Segment]:
+    """Cut a packed token list into its segments, first to last."""
     segments: list[_Segment] = []
     name = b""
     for start in range(0, len(packed), SEGMENT * TOKEN_BYTES):
         part = packed[start : start + SEGMENT * TOKEN_BYTES]
         name = blake3(name + part).digest(length=_HASH_BYTES)
         segments.append(_Segment(name, (start + len(part)) // TOKEN_BYTES, part))
-    return tuple(segments)
+    return segments
 
 
 def add_tokens(db: sqlite3.Connection, tree_id: int, tokens: Sequence[int]) -> int:
-    """Put a token list into the tree; returns its node. The list must not be empty."""
+    """Put a token list, which must not be empty, into the tree; return its node."""
     segments = _chain(pack_tokens(tokens))
-    known = {name: node_id for node_id, name in _known(db, tree_id, segments)}
+    known = _known(db, tree_id, segments)
     node_id = _ROOT
     for segment in segments:
-        parent_id, found = node_id, known.get(segment.name)
+        found = known.get(segment.name)
         if found is None:
             found = db.execute(
                 "INSERT INTO nodes (tree_id, parent_id, name, n_tokens, packed) VALUES (?, ?, ?, ?, ?)",
-                (tree_id, parent_id, segment.name, segment.end, segment.packed),
+                (tree_id, node_id, segment.name, segment.end, segment.packed),
             ).lastrowid
         assert found is not None
         node_id = found
@@ -79,7 +77,7 @@ def add_tokens(db: sqlite3.Connection, tree_id: int, tokens: Sequence[int]) -> i
 
 
 def tokens_of(db: sqlite3.Connection, node_id: int) -> Tokens:
-    """The token list a node stands for. Raises CorruptIndex where it is not the one its name was made of."""
+    """Return the token list a node stands for. Raises CorruptIndex where it is not the one its name was made of."""
     rows = db.execute(
         """
         WITH RECURSIVE up (id, parent_id, n_tokens, packed, name) AS (
@@ -92,10 +90,10 @@ def tokens_of(db: sqlite3.Connection, node_id: int) -> Tokens:
         (node_id,),
     ).fetchall()
     packed = b"".join(packed for packed, _ in rows)
-    segments = _chain(packed)
-    if not rows or [segment.name for segment in segments] != [name for _, name in rows]:
+    if not rows or [segment.name for segment in _chain(packed)] != [name for _, name in rows]:
         raise CorruptIndex
-    return _unpack_tokens(packed)
+    tokens: list[int] = np.frombuffer(packed, dtype="<i4").tolist()
+    return tuple(tokens)
 
 
 def drop_unused(db: sqlite3.Connection, node_id: int) -> None:
@@ -114,12 +112,12 @@ def drop_unused(db: sqlite3.Connection, node_id: int) -> None:
 
 
 def places(db: sqlite3.Connection, trees: Sequence[int], prompt: Sequence[int]) -> Iterator[Place]:
-    """The nodes that share leading tokens with the prompt, those that share most first; found as they are asked for."""
+    """Yield the nodes that share leading tokens with the prompt, those that share most first; looked up lazily."""
     return _in_all(db, trees, prompt, _beside)
 
 
 def whole_places(db: sqlite3.Connection, trees: Sequence[int], prompt: Sequence[int]) -> Iterator[Place]:
-    """The nodes all of whose tokens begin the prompt, the longest first; found as they are asked for."""
+    """Yield the nodes all of whose tokens begin the prompt, the longest first; looked up lazily."""
     return _in_all(db, trees, prompt, _that_begin)
 
 
@@ -129,7 +127,13 @@ def _in_all(db: sqlite3.Connection, trees: Sequence[int], prompt: Sequence[int],
 
 
 def _places(db: sqlite3.Connection, tree_id: int, packed: bytes, after: _After) -> Iterator[Place]:
-    path = _path(db, tree_id, packed)
+    segments = [segment for segment in _chain(packed) if len(segment.packed) == SEGMENT * TOKEN_BYTES]
+    known = _known(db, tree_id, segments)
+    path = [(_ROOT, 0)]  # nodes of whole segments down the prompt, and where each ends
+    for segment in segments:
+        if segment.name not in known:
+            break
+        path.append((known[segment.name], segment.end))
     on_path = {node_id for node_id, _ in path}
     for parent_id, end in reversed(path):
         rest = packed[end * TOKEN_BYTES : (end + SEGMENT) * TOKEN_BYTES]
@@ -140,8 +144,14 @@ def _places(db: sqlite3.Connection, tree_id: int, packed: bytes, after: _After) 
             yield Place(parent_id, end, True, end)
 
 
+def at(db: sqlite3.Connection, node_id: int) -> list[int]:
+    """Return the save points of exactly a node's tokens, the last used first; a few where there are many."""
+    query = "SELECT id FROM save_points WHERE node_id = ? ORDER BY last_used_at DESC LIMIT ?"
+    return [row[0] for row in db.execute(query, (node_id, _MOST_AT))]
+
+
 def below(db: sqlite3.Connection, node_id: int, barren: set[int], *, absorbed: bool = False) -> int | None:
-    """A save point at the node or beyond it, with `absorbed` only one that is. None without.
+    """Return a save point at the node or beyond it, with `absorbed` only one that is; None without.
 
     `barren`: nodes known to lead to none; more are added.
     """
@@ -157,7 +167,7 @@ def below(db: sqlite3.Connection, node_id: int, barren: set[int], *, absorbed: b
 def first_below(
     db: sqlite3.Connection, node_id: int, there: Callable[[int], int | None], barren: set[int]
 ) -> int | None:
-    """What `there` first says of the node or one beyond it. Those that come to nothing are added to `barren`.
+    """Return what `there` first says of the node or one beyond it. Those that come to nothing are added to `barren`.
 
     Every end of the tree has a save point, so that the first way down mostly leads to one.
     """
@@ -178,7 +188,7 @@ def first_below(
 
 
 def ways_on(db: sqlite3.Connection, nodes: Sequence[int]) -> dict[int, int]:
-    """In how many ways token lists go on from the end of each of these nodes: 0 where one ends, 2 where they part."""
+    """Return in how many ways token lists go on from each of these nodes: 0 where one ends, 2 where they part."""
     if not nodes:
         return {}
     query = (
@@ -198,67 +208,39 @@ def ways_on(db: sqlite3.Connection, nodes: Sequence[int]) -> dict[int, int]:
     return {node: ways[node] for node in nodes}
 
 
-def at(db: sqlite3.Connection, node_id: int) -> list[int]:
-    query = "SELECT id FROM save_points WHERE node_id = ? ORDER BY last_used_at DESC LIMIT ?"
-    return [int(row[0]) for row in db.execute(query, (node_id, _MOST_AT))]
-
-
-def _path(db: sqlite3.Connection, tree_id: int, packed: bytes) -> list[tuple[int, int]]:
-    """The nodes of whole segments down the prompt, from the root: id and token position of each."""
-    segments = [segment for segment in _chain(packed) if len(segment.packed) == SEGMENT * TOKEN_BYTES]
-    known = {name: node_id for node_id, name in _known(db, tree_id, segments)}
-    path = [(_ROOT, 0)]
-    for segment in segments:
-        if segment.name not in known:
-            break
-        path.append((known[segment.name], segment.end))
-    return path
-
-
-def _known(db: sqlite3.Connection, tree_id: int, segments: Sequence[_Segment]) -> Iterator[tuple[int, bytes]]:
+def _known(db: sqlite3.Connection, tree_id: int, segments: Sequence[_Segment]) -> dict[bytes, int]:
+    """Return the nodes of those segments that are in the tree, by name."""
+    known: dict[bytes, int] = {}
     for start in range(0, len(segments), _NAMES_EACH):
         names = [segment.name for segment in segments[start : start + _NAMES_EACH]]
         wanted = ",".join("?" * len(names))
-        yield from db.execute(f"SELECT id, name FROM nodes WHERE tree_id = ? AND name IN ({wanted})", (tree_id, *names))
+        known |= db.execute(f"SELECT name, id FROM nodes WHERE tree_id = ? AND name IN ({wanted})", (tree_id, *names))
+    return known
 
 
 def _beside(db: sqlite3.Connection, parent: _Parent, rest: bytes) -> Iterator[_Child]:
-    """The segments after a node that begin as `rest` does, those that share most first.
+    """Yield the segments after a node that begin as `rest` does, those that share most first.
 
-    In the order of their bytes the one that shares most stands next to `rest`, so the search goes outwards from there.
+    In the order of their bytes the one that shares most stands next to `rest`, so the search goes outwards from there,
+    in both directions.
     """
-    if not rest:
-        return
     before = db.execute(f"{_CHILDREN} AND packed <= ? ORDER BY packed DESC", (*parent, rest))
     behind = db.execute(f"{_CHILDREN} AND packed > ? ORDER BY packed", (*parent, rest))
-    sides = [_Side(before, rest), _Side(behind, rest)]
-    while shared := max(side.shared for side in sides):
+    sides = [
+        ((node, _shared_tokens(packed, rest), len(packed) // TOKEN_BYTES) for node, packed in side)
+        for side in (before, behind)
+    ]
+    for shared, children in groupby(merge(*sides, key=lambda child: -child[1]), lambda child: child[1]):
+        if not shared:
+            return
         exact = db.execute(f"{_CHILDREN} AND packed = ?", (*parent, rest[: shared * TOKEN_BYTES])).fetchone()
         if exact:  # comes before what is longer
             yield exact[0], shared, shared
-        for side in sides:
-            while side.shared == shared:
-                if side.length > shared:
-                    yield side.node_id, shared, side.length
-                side.step()
-
-
-class _Side:
-    """The segments on one side of `rest`, from it outwards: what they share gets less and less."""
-
-    def __init__(self, rows: Iterator[tuple[int, bytes]], rest: bytes) -> None:
-        self._rows, self._rest = rows, rest
-        self.step()
-
-    def step(self) -> None:
-        """Go on to the next one; at the end nothing is shared."""
-        self.node_id, packed = next(self._rows, (_ROOT, b""))
-        self.length = len(packed) // TOKEN_BYTES
-        self.shared = _shared_tokens(packed, self._rest)
+        yield from (child for child in children if child[2] > shared)
 
 
 def _that_begin(db: sqlite3.Connection, parent: _Parent, rest: bytes) -> Iterator[_Child]:
-    """The segments after a node that are the beginning of `rest`, the longest first.
+    """Yield the segments after a node that are the beginning of `rest`, the longest first.
 
     A beginning of `rest` stands before it. Where the next one before it is none, none is longer than what they share.
     """
@@ -276,11 +258,6 @@ def _that_begin(db: sqlite3.Connection, parent: _Parent, rest: bytes) -> Iterato
 
 def pack_tokens(tokens: Sequence[int]) -> bytes:
     return np.asarray(tokens, dtype="<i4").tobytes()
-
-
-def _unpack_tokens(packed: bytes) -> Tokens:
-    tokens: list[int] = np.frombuffer(packed, dtype="<i4").tolist()
-    return tuple(tokens)
 
 
 def _shared_tokens(one: bytes, other: bytes) -> int:

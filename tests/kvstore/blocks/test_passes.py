@@ -25,14 +25,11 @@ SMALL_SHARE = 0.05  # of the file: what is no row, and its blocks
 
 @dataclass
 class Passes:
-    """What went over which way, in bytes."""
-
     read: int = 0
     hashed: int = 0
     written: int = 0
 
     def since(self) -> tuple[int, int, int]:
-        """What was counted; counting begins anew."""
         counted = (self.read, self.hashed, self.written)
         self.read = self.hashed = self.written = 0
         return counted
@@ -194,7 +191,6 @@ def test_there_is_always_one_to_write_over_with_its_pages_at_hand(tmp_path: Path
 
 
 def spares(bench: Bench) -> dict[Path, memory_files.Mapped]:
-    """What is ready to be written over, with its mapping."""
     return {path: memory_files._mapped[path] for path in bench.store.staging._spare}
 
 

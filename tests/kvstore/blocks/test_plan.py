@@ -21,7 +21,6 @@ WINDOW = 32  # of the tiny models
 
 
 def made(plan: Plan, stored: bytes) -> bytes:
-    """The file a plan makes of this one."""
     return b"".join(stored[piece.offset : piece.end] if isinstance(piece, Span) else piece for piece in plan)
 
 

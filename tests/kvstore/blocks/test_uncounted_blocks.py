@@ -24,7 +24,6 @@ BIG = Model(layers=4, row_size=384)
 
 
 def at_the_third_block(monkeypatch: pytest.MonkeyPatch, happens: Callable[[], None]) -> None:
-    """Have something happen once, in the middle of an absorb."""
     put, puts = BlockFiles.put, iter(range(1_000_000))
 
     def put_and_see(self: BlockFiles, written: Written) -> int:
@@ -38,13 +37,10 @@ def at_the_third_block(monkeypatch: pytest.MonkeyPatch, happens: Callable[[], No
 
 
 class AtOnce(Executor):
-    """Does what it is given before anything else."""
-
     def __init__(self, *_: object) -> None:
         pass
 
     def submit(self, do: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Done when this returns."""
         done: Future[Any] = Future()
         try:
             done.set_result(do(*args, **kwargs))

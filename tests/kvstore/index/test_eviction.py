@@ -39,7 +39,6 @@ def point(
 
 
 def plan_prune(points: Sequence[Point], used: int, target: int) -> PrunePlan:
-    """Every save point has a path of uses of its own."""
     uses = [(number, block) for number, one in enumerate(points) for block in sorted(one.blocks)]
     first = [not place or uses[place - 1][0] != number for place, (number, _) in enumerate(uses)]
     parents = [-1 if begins else place - 1 for place, begins in enumerate(first)]

@@ -1,1 +1,0 @@
-"""For developers: what many short turns cost on disk, measured and drawn. Users have `kvchat bench`."""
