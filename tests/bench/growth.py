@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvchat.cli.bench.speed import PEOPLE, THINGS, bench_home
+from kvchat.cli.bench import PEOPLE, THINGS, bench_home
 
 from kvchat.cli.arguments import BenchOptions
 from kvchat.cli.terminal import columns, remark
