@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvchat.cli.bench import PEOPLE, THINGS, bench_home
-
 from kvchat.cli.arguments import BenchOptions
+from kvchat.cli.bench import PEOPLE, THINGS, bench_home
 from kvchat.cli.terminal import columns, remark
 from kvchat.words.wording import size
 
