@@ -27,7 +27,7 @@ EXIT_BAD_ARGUMENTS = 64
 
 
 def command(argument: str) -> list[str]:
-    """The command line of the child; `argument` is the parameters as JSON, or `DEVICES`."""
+    """Return the command line of the child; `argument` is the parameters as JSON, or `DEVICES`."""
     if getattr(sys, "frozen", False):
         return [sys.executable, FLAG, argument]
     # -P: a json.py in the current folder is not ours to import.
@@ -46,13 +46,16 @@ def main(arguments: Sequence[str]) -> int:
     except ImportError as error:
         return _fail(EXIT_NOT_INSTALLED, f"cannot import xllamacpp: {error}")
     if arguments[0] == DEVICES:
-        print(json.dumps([_device(device) for device in xllamacpp.get_device_info()]))
+        names = ("name", "description", "memory_free", "memory_total")
+        print(json.dumps([{name: device.get(name) for name in names} for device in xllamacpp.get_device_info()]))
         return 0
     try:
         wanted = json.loads(arguments[0])
         parameters = xllamacpp.CommonParams()
         for name, value in wanted.items():
-            _assign(parameters, name, _converted(xllamacpp, name, value))
+            if name.startswith("cache_type_"):
+                value = getattr(xllamacpp.ggml_type, f"GGML_TYPE_{str(value).upper()}")
+            _assign(parameters, name, value)
     except (ValueError, AttributeError, TypeError) as error:
         return _fail(EXIT_BAD_ARGUMENTS, f"invalid argument: {error}")
     parameters.api_keys = [os.environ.pop(KEY_VARIABLE)] if KEY_VARIABLE in os.environ else []
@@ -87,7 +90,7 @@ def _serve(xllamacpp: Any, parameters: Any) -> int:
 
 
 def _is_free(host: str, port: int) -> bool:
-    """Whether nobody listens there. llama.cpp binds with SO_REUSEADDR, which on Windows succeeds on a port in use."""
+    """True if nobody listens there. llama.cpp binds with SO_REUSEADDR, which on Windows succeeds on a port in use."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         if hasattr(socket, "SO_EXCLUSIVEADDRUSE"):
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_EXCLUSIVEADDRUSE, 1)
@@ -106,16 +109,6 @@ def _assign(parameters: Any, dotted: str, value: object) -> None:
         target = getattr(target, name)
     getattr(target, last)
     setattr(target, last, value)
-
-
-def _converted(xllamacpp: Any, name: str, value: object) -> object:
-    if name.startswith("cache_type_"):
-        return getattr(xllamacpp.ggml_type, f"GGML_TYPE_{str(value).upper()}")
-    return value
-
-
-def _device(info: dict[str, Any]) -> dict[str, object]:
-    return {key: info.get(key) for key in ("name", "description", "memory_free", "memory_total")}
 
 
 def _fail(code: int, message: str) -> int:

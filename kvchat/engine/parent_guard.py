@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 FLAG = "--parent-guard"  # how a frozen kvchat is asked to be the guard: `kvchat --parent-guard …`
 EXIT_NOT_FOUND = 127  # as a shell has it
@@ -28,7 +28,7 @@ _CREATE_NO_WINDOW = 0x08000000  # winbase.h
 
 
 def command(engine_command: Sequence[str], *, by_pipe: bool | None = None) -> list[str]:
-    """`engine_command`, guarded by this very process.
+    """Return the command that runs `engine_command` guarded by this very process.
 
     `by_pipe` overrides what the platform suggests; with a pipe the process needs a standard input that is held open.
     """
@@ -39,7 +39,7 @@ def command(engine_command: Sequence[str], *, by_pipe: bool | None = None) -> li
 
 
 def needs_pipe() -> bool:
-    """Whether this platform's kernel cannot guard by itself."""
+    """True if this platform's kernel cannot guard by itself."""
     return sys.platform != "linux"
 
 
@@ -84,7 +84,7 @@ def _hold_by_job() -> None:
 
 
 def no_window() -> int:
-    """Creation flags for a program that prints: where we have no console, Windows would open a window for its own."""
+    """Return creation flags for a program that prints: without a console of ours Windows would open a window for it."""
     if sys.platform == "win32":
         import ctypes
 
@@ -108,7 +108,13 @@ def _watch(engine_command: Sequence[str]) -> int:
         env=engine_environment(engine_command[0]),
         creationflags=no_window(),
     ) as engine:
-        threading.Thread(target=_kill_at_end_of_input, args=(engine.kill,), daemon=True).start()
+
+        def kill_at_end_of_input() -> None:
+            while os.read(0, 4096):
+                pass
+            engine.kill()
+
+        threading.Thread(target=kill_at_end_of_input, daemon=True).start()
         code = engine.wait()
     if code < 0:  # die of the same signal, so that the app sees what the engine died of
         if -code != signal.SIGKILL:
@@ -117,14 +123,8 @@ def _watch(engine_command: Sequence[str]) -> int:
     return code
 
 
-def _kill_at_end_of_input(kill: Callable[[], None]) -> None:
-    while os.read(0, 4096):
-        pass
-    kill()
-
-
 def engine_environment(program: str) -> dict[str, str]:
-    """Our environment as `program` should see it.
+    """Return our environment as `program` should see it.
 
     PyInstaller points LD_LIBRARY_PATH into the bundle and keeps the user's own value aside; a foreign llama-server
     must get the user's, or it loads our libraries instead of its own.

@@ -8,9 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from kvchat.engine.running.failure import stopped_on_purpose
 from kvchat.engine.speaking.connection import EngineConnection, EngineState, EngineStatus
-from kvchat.engine.speaking.errors import EngineError, EngineFailed, EngineGone
 from kvchat.engine.speaking.vitals import Vitals, take_vitals
 from kvchat.errors import KvchatError
 from kvchat.session.host import ReadyEngine
@@ -41,7 +39,7 @@ class BaseHost(ABC):
 
     @property
     def status(self) -> EngineStatus:
-        """What the engine is doing, preparation included. One that is not known yet is still loading."""
+        """The engine's status, preparation included. One that is not known yet is still loading."""
         status = self._override or self._connection.status
         if status.state is EngineState.READY and self.known is None:
             return replace(status, state=EngineState.LOADING, checking=self._checking)
@@ -49,12 +47,10 @@ class BaseHost(ABC):
 
     @property
     def known(self) -> ReadyEngine | None:
-        """The engine that runs, once it was inspected."""
         return self._ready if self._ready and self._ready.generation == self._connection.generation else None
 
     @property
     def finding(self) -> Finding | None:
-        """What restoring can do with the engine that runs, None before that is known."""
         return self.known.finding if self.known and self.is_ready() else None
 
     @property
@@ -95,14 +91,13 @@ class BaseHost(ABC):
 
     @abstractmethod
     async def check_vision(self, model: str | None) -> None:
-        """Whether a model can be shown pictures, as far as is known. Raises a KvchatError that says why not."""
+        """Raise a KvchatError that says why a model can be shown no pictures, as far as is known."""
 
     @abstractmethod
     async def ready(self, *, sees: bool = False, tokens: int = 0) -> ReadyEngine:
-        """Wait until an engine is ready, starting one if none runs. Raises KvchatError when there will be none."""
+        """See `EngineHost.ready`."""
 
     async def note_restore(self, *, hollow: bool) -> None:
-        """A restore in a real turn held, or proved hollow: what restoring can do here may have to be thought over."""
         known, subject = self.known, self._subject
         if known is None or subject is None:
             return
@@ -114,13 +109,6 @@ class BaseHost(ABC):
     async def forget_finding(self) -> None:
         if self._subject is not None:
             await self._findings.forget(self._subject)
-
-    async def explain_loss(self, error: EngineError) -> EngineError:
-        """After EngineGone: why the engine ended that raised it; the error itself if that one goes on."""
-        life = error.life if isinstance(error, EngineGone) else None
-        if life is None or not await life.ends_soon():
-            return error
-        return EngineFailed(life.failure) if life.failure else stopped_on_purpose()
 
     async def _inspected(self) -> None:
         """Wait until the engine was inspected. A caller that is cancelled does not end it for the others."""
@@ -137,11 +125,11 @@ class BaseHost(ABC):
         """Ask an engine for its facts and find out what restoring can do with it. Raises EngineError."""
 
     async def _find_out(self, ready: ReadyEngine, subject: Subject) -> Finding:
-        """What restoring can do: as it was found out before, else tried out now. Raises EngineGone if it dies of it."""
+        """Return the finding of an earlier self-test, or of one made now. Raises EngineGone if that kills the engine."""
         if (finding := await self._findings.known(subject)) is not None:
             return finding
         self._checking = True
-        self._told()
+        self.publish(self.status)
         try:
             finding = await self_test(ready)
         finally:
@@ -152,18 +140,15 @@ class BaseHost(ABC):
     def _connection_changed(self, status: EngineStatus) -> None:
         if status.state is EngineState.READY:
             self._inspect()
-        self._told()
+        self.publish(self.status)
 
     def _set_override(self, status: EngineStatus | None) -> None:
         self._override = status
-        self._told()
-
-    def _told(self) -> None:
         self.publish(self.status)
 
 
 def tell_bug(task: asyncio.Task[None]) -> None:
-    """When it is over: a KvchatError is for whoever asks for the engine; anything else is a bug, not to go unseen."""
+    """Report what a finished task raised, unless it is a KvchatError: those are for whoever asks for the engine."""
     error = None if task.cancelled() else task.exception()
     if error is not None and not isinstance(error, KvchatError):
         task.get_loop().call_exception_handler({"message": "Inspecting the engine broke", "exception": error})

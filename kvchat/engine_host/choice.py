@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -54,7 +55,7 @@ class CannotSee(KvchatError):
 
 
 def find_projector(model: Path, extra: Sequence[str]) -> Path | None:
-    """The projector to load with a model, None where the user's arguments load one. Raises CannotSee."""
+    """Return the projector to load with a model, None where the user's arguments load one. Raises CannotSee."""
     if any(word in _OWN for word in extra):
         return None
     projector = projector_of(model)
@@ -102,7 +103,7 @@ class EngineChoice:
     projector_bytes: int = 0
 
     def model_changed(self) -> bool:
-        """Whether the files have been replaced since. Looks at the disk."""
+        """True if the files have been replaced since. Looks at the disk."""
         return file_stamps(self.facts.parts) != self.model_stamp
 
     @property
@@ -111,7 +112,7 @@ class EngineChoice:
 
     @property
     def subject(self) -> Subject:
-        """What is found out about restoring holds for this alone.
+        """The subject of a finding about restoring.
 
         A state of a text means the same with a projector; whether the engine restores it may be another matter.
         """
@@ -121,23 +122,23 @@ class EngineChoice:
         return Subject(replace(self.fingerprint, options=options), self.build)
 
     def smaller(self) -> tuple[EngineChoice, ...]:
-        """What to try instead, in this order, when the engine runs out of memory as it loads."""
-        contexts = ContextChooser(self._demand(self.limit), self.memory).smaller(self.context)
-        ropes = [replace(self.fingerprint, rope=rope_factors(self.facts, context.tokens)) for context in contexts]
-        return tuple(
-            replace(self, plan=placed(self.plan, context), context=context, most=context, fingerprint=fingerprint)
-            for context, fingerprint in zip(contexts, ropes, strict=True)
-        )
+        """Return the choices to try, in this order, when the engine runs out of memory as it loads."""
+        choices = []
+        for context in ContextChooser(self._demand(self.limit), self.memory).smaller(self.context):
+            fingerprint = replace(self.fingerprint, rope=rope_factors(self.facts, context.tokens))
+            plan = placed(self.plan, context)
+            choices.append(replace(self, plan=plan, context=context, most=context, fingerprint=fingerprint))
+        return tuple(choices)
 
     def larger(self, tokens: int, memory: MemoryFacts, limit: LoadLimit | None) -> ContextChoice | None:
-        """The next context size above `tokens` that fits into `memory`; None where none does, or the model ends there.
+        """Return the next context size above `tokens` that fits into `memory` and that the model can have.
 
         `limit`: what is known since the engine was loaded.
         """
         return ContextChooser(self._demand(limit), memory).larger(tokens)
 
     def proposals(self, wanted: int | None) -> tuple[Proposal, ...]:
-        """What would make the model fit better, each with its price. `wanted`: the user's own context size."""
+        """Return what would make the model fit better. `wanted`: the user's own context size."""
         demand, own = self._demand(self.limit), self.plan.extra
         takes_arguments = self.location.path is not None
         return proposals(Situation(self.most, demand, self.memory, wanted, own, takes_arguments=takes_arguments))
@@ -170,7 +171,7 @@ def choose_engine(
     location, asked = usable_engine(settings.engine_path)
     extra, workers = user_arguments(settings, location, asked)
     projector = find_projector(model, extra) if sees else None
-    projector_bytes, projector_name = _weighed(projector) if projector else (0, "")
+    projector_bytes, projector_name = _size_and_identity(projector) if projector else (0, "")
     memory, identity = memory_for(location, workers, staged), model_identity(model)
     build = build_identity(location, asked)
     loaded = f"{identity} with {projector_name}" if projector else identity  # its buffers are logged as if the model's
@@ -225,17 +226,12 @@ def choose_engine(
     )
 
 
-def _weighed(projector: Path) -> tuple[int, str]:
-    """Size in bytes and identity. Raises CannotSee."""
+def _size_and_identity(projector: Path) -> tuple[int, str]:
     try:
-        identity = file_identity(projector)
-        return projector.stat().st_size, identity
+        return projector.stat().st_size, file_identity(projector)
     except OSError as error:
-        why = _(
-            "The file it sees with, {name}, cannot be read: {reason}.",
-            name=projector.name,
-            reason=error.strerror or error,
-        )
+        reason = error.strerror or error
+        why = _("The file it sees with, {name}, cannot be read: {reason}.", name=projector.name, reason=reason)
         raise CannotSee(_("This model"), why, _("Check that you may read it.")) from error
 
 
@@ -252,7 +248,7 @@ def promised_strategy(facts: GgufFacts, *, swa_full: bool) -> Strategy:
 
 
 def with_file_stamps(meaning: str, folder: Path) -> str:
-    """The arguments that change what a state means, with the stamps of files they name: a LoRA adapter may be replaced.
+    """Add the stamps of the files that these arguments name: a LoRA adapter may be replaced.
 
     `folder` is the one the engine runs in. Looks at the disk.
     """
@@ -272,7 +268,7 @@ def options_to_leave_out(asked: EngineProbe) -> frozenset[str]:
 def user_arguments(
     settings: Settings, location: EngineLocation, asked: EngineProbe
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The user's own arguments and RPC workers, checked against this engine. Raises BadArguments and BadWorkers."""
+    """Return the user's own arguments and RPC workers, checked. Raises BadArguments and BadWorkers."""
     extra = arguments.parse(settings.engine_arguments)
     workers = arguments.parse_workers(settings.rpc_workers)
     if location.path is None and extra:
@@ -285,7 +281,7 @@ def user_arguments(
 
 
 def rope_factors(facts: GgufFacts, context_size: int) -> str:
-    """Which RoPE factors the engine picks for the whole context, "short" or "long"; "" where there is no choice.
+    """Return which RoPE factors the engine picks for the whole context, "short" or "long"; "" without a choice.
 
     As llama.cpp's llama_model::get_rope_factors (Phi-3, LongRoPE): keys of one kind mean nothing beside the other.
     """
@@ -314,17 +310,12 @@ class ModelJudge:
         settings, projector = self.settings, projector_of(facts.path)
         swa_full = FULL_WINDOW in settings.engine_arguments.split()
         weighed = size_of(projector) if projector else 0
-        demand = Demand(facts, settings.kv_type, swa_full, weighed, limit=self._limit(facts))
+        build, device, limit = self.capacity.build, self.capacity.memory.device_kind, None
+        if self.limits.knows(facts.size, build, device):  # telling which model it is takes far longer
+            with contextlib.suppress(KvchatError):
+                limit = self.limits.find(Circumstances(model_identity(facts.path), facts.size, build, device))
+        demand = Demand(facts, settings.kv_type, swa_full, weighed, limit=limit)
         return judge(demand, self.capacity.memory, settings.context_size)
-
-    def _limit(self, facts: GgufFacts) -> LoadLimit | None:
-        build, device = self.capacity.build, self.capacity.memory.device_kind
-        if not self.limits.knows(facts.size, build, device):  # telling which model it is takes far longer
-            return None
-        try:
-            return self.limits.find(Circumstances(model_identity(facts.path), facts.size, build, device))
-        except KvchatError:
-            return None
 
 
 def look_at_capacity(settings: Settings, staged: Staged = NOTHING_STAGED) -> Capacity:
@@ -341,10 +332,10 @@ def look_at_capacity(settings: Settings, staged: Staged = NOTHING_STAGED) -> Cap
 
 
 def memory_for(location: EngineLocation, workers: Sequence[str] = (), staged: Staged = NOTHING_STAGED) -> MemoryFacts:
-    """The memory this engine can use: the computer's, and that of the GPUs it and its workers see.
+    """Return the memory this engine can use: the computer's, and that of the GPUs it and its workers see.
 
     What is `staged` in the computer's can be had, as far as it is disposable.
-    Raises EngineNotFound, and where it is with its workers that the engine does not run EngineFailed or BadWorkers.
+    Raises EngineNotFound; where the engine does not run with its workers EngineFailed or BadWorkers.
     """
     if location.path is None:  # the embedded engine is built for the processor alone
         return _memory(staged)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +17,6 @@ from kvchat.engine.running.external import (
     parse_address,
     reachable_slot_folder,
 )
-from kvchat.engine.speaking.client import LlamaServerClient
 from kvchat.engine.speaking.connection import DOWN, EngineState, EngineStatus
 from kvchat.engine.speaking.errors import EngineFailed, EngineFailure, EngineRefused, FailureKind
 from kvchat.engine.speaking.vitals import SlotState, parse_slots
@@ -45,7 +45,6 @@ _NO_PROJECTOR = (
 
 
 def server_key(paths: Paths) -> SecretStore:
-    """Where the key of the server the user runs is kept."""
     return SecretStore("llama-server key", paths.config / "server-key")
 
 
@@ -60,12 +59,9 @@ class ExternalHost(BaseHost):
         slot_path: Path,
         generations: Iterator[int],
         findings: Findings,
-        key: Callable[[], str],
+        key: SecretStore,
     ) -> None:
-        """`slot_path` stands in where the server's own folder is out of reach: nothing is written there.
-
-        `key`: the server's, empty where it asks for none; may ask the user to unlock a keyring.
-        """
+        """`slot_path` stands in where the server's own folder is out of reach: nothing is written there."""
         super().__init__(settings, slot_path, ExternalServer(generations), findings)
         self.server: ServerFacts | None = None  # as it told last
         self._key = key
@@ -87,7 +83,8 @@ class ExternalHost(BaseHost):
                 reason = EngineFailure(FailureKind.NOT_FOUND, error.title, error.detail, error.advice)
                 self._set_override(EngineStatus(EngineState.FAILED, reason))
                 return
-            await self._connection.connect(ServerAddress(url, await asyncio.to_thread(self._key)))
+            kept = await asyncio.to_thread(self._key.load)  # may ask the user to unlock a keyring
+            await self._connection.connect(ServerAddress(url, kept[0] if kept else ""))
 
     async def stop(self) -> None:
         async with self._lock:
@@ -98,15 +95,10 @@ class ExternalHost(BaseHost):
             await asyncio.wait({self._inspection})
 
     async def check_vision(self, model: str | None) -> None:
-        """Whether the server can be shown pictures, as far as it is known. Raises CannotSee."""
         if self.is_ready() and not self.sees:
             raise CannotSee(*map(_, _NO_PROJECTOR))
 
     async def ready(self, *, sees: bool = False, tokens: int = 0) -> ReadyEngine:
-        """Wait until the server can be used. Raises KvchatError when it cannot.
-
-        `sees`: to be shown pictures. It has room for as many `tokens` as it was started with.
-        """
         while True:
             if self.status.state in DOWN:
                 await self.start()
@@ -120,12 +112,14 @@ class ExternalHost(BaseHost):
             await self._inspected()
 
     async def _look_into(self) -> None:
-        """Ask the server for its facts, and find out whether its states can be kept. Raises EngineError."""
         engine, generation = await self._connection.ready(), self._connection.generation
         self.server = facts = await engine.facts()
         self._process = await asyncio.to_thread(find_server, engine.base_url)
         states = await asyncio.to_thread(states_of, self._process, facts)
-        number, free = slot_for_us(await _slots(engine))
+        slots: tuple[SlotState, ...] = ()
+        with contextlib.suppress(EngineRefused):  # it was started with --no-slots
+            slots = parse_slots(await engine.look("/slots"))
+        number, free = slot_for_us(slots)
         ready = ReadyEngine(
             engine.on_slot(number),
             generation,
@@ -153,18 +147,11 @@ class ExternalHost(BaseHost):
         if facts.sees:  # what it was started with is part of the fingerprint, the projector too
             ready = replace(ready, engine=ready.engine.with_projector("", facts.media_marker), sees=True)
         self._ready = ready
-        self._told()
-
-
-async def _slots(engine: LlamaServerClient) -> tuple[SlotState, ...]:
-    try:
-        return parse_slots(await engine.look("/slots"))
-    except EngineRefused:  # it was started with --no-slots
-        return ()
+        self.publish(self.status)
 
 
 def slot_for_us(slots: Sequence[SlotState]) -> tuple[int, bool]:
-    """The slot to work in, and whether it is free: nothing may be tried out in one that another program uses.
+    """Choose the slot to work in; True if it is free: nothing may be tried out in one that another program uses.
 
     Others begin with the first, so the last free one is taken; where none is free, the last.
     """
@@ -174,7 +161,7 @@ def slot_for_us(slots: Sequence[SlotState]) -> tuple[int, bool]:
 
 @dataclass(frozen=True)
 class ServerStates:
-    """What keeping the server's states takes."""
+    """Where the server's slot files are, and what they hold."""
 
     folder: Path
     facts: GgufFacts
@@ -184,7 +171,7 @@ class ServerStates:
 
 
 def states_of(process: RunningServer | None, facts: ServerFacts) -> ServerStates | None:
-    """What keeping its states takes, None where it is not to be had: on another computer, or without a folder.
+    """Find out how to keep the server's states; None on another computer, without a folder or a model kvchat can read.
 
     Looks at the disk: call it off the event loop.
     """
@@ -192,22 +179,18 @@ def states_of(process: RunningServer | None, facts: ServerFacts) -> ServerStates
     if process is None or folder is None:
         return None
     disk.remove_stale_for_engine(folder)  # of a kvchat that was killed
-    try:
-        return _read_states(process, folder, facts)
-    except KvchatError:  # a model kvchat cannot read is no reason not to chat with it
-        return None
-
-
-def _read_states(process: RunningServer, folder: Path, facts: ServerFacts) -> ServerStates:
     model = process.folder / facts.model_path
-    gguf = read_facts(model)
+    try:
+        gguf, identity = read_facts(model), model_identity(model)
+    except KvchatError:
+        return None
     type_k = process.value_of("-ctk", "--cache-type-k") or "f16"
     type_v = process.value_of("-ctv", "--cache-type-v") or "f16"
     # Everything it was started with may change what a state means; what certainly does not is left out.
     started_with = arguments.meaning_of_server(process.arguments)
     variables = " ".join(f"{name}={value}" for name, value in process.variables)
     fingerprint = Fingerprint(
-        model=model_identity(model),
+        model=identity,
         kv_type_k=type_k,
         kv_type_v=type_v,
         flash_attention="auto",

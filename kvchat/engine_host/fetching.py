@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import errno
 import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -92,11 +91,17 @@ class EngineFetcher:
         return self._github.page(REPOSITORY)
 
     def fetched(self) -> tuple[FetchedEngine, ...]:
-        """Those that are here, by their names. Looks at the disk."""
-        return tuple(sorted(self._look(), key=lambda one: one.name))
+        """Return the engines that are here, by their names. Looks at the disk."""
+        found = []
+        with contextlib.suppress(OSError):
+            for folder in sorted(self._engines.iterdir()):
+                if not folder.name.startswith(".") and (folder / program_name()).is_file():
+                    size = sum(size_of(path) for path in folder.rglob("*") if not path.is_symlink())
+                    found.append(FetchedEngine(folder.name, folder, size))
+        return tuple(found)
 
     async def build(self, graphics: Graphics, wanted: Backend | None = None) -> EngineBuild:
-        """The newest build for these cards: the best kind, or the one that is wanted. Raises NoSuchEngine, HubError."""
+        """Find the newest build for these cards, of the best or the wanted kind. Raises NoSuchEngine, HubError."""
         if not graphics.makers:
             why = _("The engine inside kvchat does as well as any on the processor.")
             raise NoSuchEngine(_("No graphics card was found"), why, _("If there is one, install its driver first."))
@@ -115,23 +120,27 @@ class EngineFetcher:
         )
 
     async def fetch(self, build: EngineBuild, tell: Callable[[Fetching], None]) -> tuple[FetchedEngine, Trial]:
-        """Have an engine, and try it out; what is here already is only tried.
+        """Download an engine and try it out; one that is here already is only tried.
 
         Cancelling keeps what has arrived. Raises HubError, DownloadFailed, EngineNotStored. An engine that fails the
         trial stays, to be tried again.
         """
-        now = Fetching(Stage.ASKING, build)
-        if not (self._engines / build.name / program_name()).exists():
-            await self._download(build, tell)
-            tell(dataclasses.replace(now, stage=Stage.UNPACKING, done=build.size))
-            await in_thread(lambda stop: self._unpack(build.order, stop))
         steps: list[TrialStep] = []
 
-        def step(one: TrialStep) -> None:
-            steps.append(one)
-            tell(dataclasses.replace(now, stage=Stage.TRYING, done=build.size, steps=tuple(steps)))
+        def report(done: int, rate: float, checking: bool) -> None:
+            tell(Fetching(Stage.CHECKING if checking else Stage.FETCHING, build, done, rate))
 
-        tell(dataclasses.replace(now, stage=Stage.TRYING, done=build.size))
+        def step(tried: TrialStep) -> None:
+            steps.append(tried)
+            tell(Fetching(Stage.TRYING, build, build.size, steps=tuple(steps)))
+
+        if not (self._engines / build.name / program_name()).exists():
+            await asyncio.to_thread(self._make_room, build)
+            tell(Fetching(Stage.FETCHING, build))
+            await self._downloader.fetch(build.order, self._downloads, self._github, report)
+            tell(Fetching(Stage.UNPACKING, build, build.size))
+            await in_thread(lambda stop: self._unpack(build.order, stop))
+        tell(Fetching(Stage.TRYING, build, build.size))
         engine = await asyncio.to_thread(self._named, build.name)
         model = await asyncio.to_thread(self._trial_model)
         return engine, await try_engine(engine.location, model, step, needs=backend_of(build.name))
@@ -144,26 +153,16 @@ class EngineFetcher:
             try:  # Windows lets nobody move what runs
                 shutil.rmtree(folder.rename(folder.with_name(f".{name}.gone")))
             except OSError as error:
-                why = f"{folder}: {error.strerror}."
-                raise EngineNotStored(
-                    _("The engine could not be removed"), why, _("Stop it, then try again.")
-                ) from error
+                title, why = _("The engine could not be removed"), f"{folder}: {error.strerror}."
+                raise EngineNotStored(title, why, _("Stop it, then try again.")) from error
 
         await asyncio.to_thread(delete)
 
     async def close(self) -> None:
         await self._downloader.close()
 
-    async def _download(self, build: EngineBuild, tell: Callable[[Fetching], None]) -> None:
-        def report(done: int, rate: float, checking: bool) -> None:
-            tell(Fetching(Stage.CHECKING if checking else Stage.FETCHING, build, done, rate))
-
-        await asyncio.to_thread(self._make_room, build)
-        tell(Fetching(Stage.FETCHING, build))
-        await self._downloader.fetch(build.order, self._downloads, self._github, report)
-
     def _make_room(self, build: EngineBuild) -> None:
-        """Forget what was begun of others, and see whether there is room for this one. Raises EngineNotStored."""
+        """Delete what was begun of others, and check the room for this one. Raises EngineNotStored."""
         try:
             self._downloads.mkdir(parents=True, exist_ok=True, mode=0o700)
             for path in self._downloads.rglob("*"):
@@ -177,14 +176,10 @@ class EngineFetcher:
             raise _not_stored(self._engines, error) from error
         needed = build.size * (1 + UNPACKED) - build.order.done(self._downloads)
         if free < needed:
+            sizes = {"needed": size_in_words(needed), "engines": self._engines, "free": size_in_words(free)}
             raise EngineNotStored(
                 _("There is not enough disk space for this engine"),
-                _(
-                    "It needs {needed} for a moment; {engines} has {free} free.",
-                    needed=size_in_words(needed),
-                    engines=self._engines,
-                    free=size_in_words(free),
-                ),
+                _("It needs {needed} for a moment; {engines} has {free} free.", **sizes),
                 _("Free some space, then try again."),
             )
 
@@ -220,22 +215,14 @@ class EngineFetcher:
                 order.target(self._downloads, part).unlink(missing_ok=True)
 
     def _named(self, name: str) -> FetchedEngine:
-        found = next((one for one in self._look() if one.name == name), None)
-        if found is None:
-            there = listed(one.name for one in self.fetched()) or _("none")
+        engines = {engine.name: engine for engine in self.fetched()}
+        if name not in engines:
             raise NoSuchEngine(
                 _("kvchat has fetched no engine called {name}", name=name),
-                _("There is: {there}.", there=there),
+                _("There is: {there}.", there=listed(engines) or _("none")),
                 _("Only those can be removed."),
             )
-        return found
-
-    def _look(self) -> Iterator[FetchedEngine]:
-        with contextlib.suppress(OSError):
-            for folder in self._engines.iterdir():
-                if not folder.name.startswith(".") and (folder / program_name()).is_file():
-                    size = sum(size_of(path) for path in folder.rglob("*") if not path.is_symlink())
-                    yield FetchedEngine(folder.name, folder, size)
+        return engines[name]
 
 
 def _not_stored(folder: Path, error: OSError) -> EngineNotStored:

@@ -1,4 +1,4 @@
-"""What an engine does that nobody has used for a while: it verifies imported memory, and rests, its memory free."""
+"""An engine that nobody has used for a while verifies imported memory, then stops to free its own."""
 
 from __future__ import annotations
 
@@ -26,11 +26,8 @@ class IdleStop:
         others_idle_s: Callable[[], float] = lambda: math.inf,
     ) -> None:
         """`minutes` are those in the settings at this moment; None: never. `others_idle_s`: other programs'."""
-        self._minutes = minutes
-        self._chat = chat
-        self._host = host
-        self._look_s = look_s
-        self._others_idle_s = others_idle_s
+        self._minutes, self._chat, self._host = minutes, chat, host
+        self._look_s, self._others_idle_s = look_s, others_idle_s
         self._ended = asyncio.Event()
 
     async def run(self) -> None:
@@ -38,7 +35,7 @@ class IdleStop:
         while not self._ended.is_set():
             if self._is_due():
                 await self._chat.rest(self._stop)
-            elif self._idle_s() >= SPARE_AFTER_S:
+            elif min(self._chat.idle_s, self._others_idle_s()) >= SPARE_AFTER_S:
                 await self._chat.verifying.in_spare_time()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._look_s):
@@ -54,8 +51,5 @@ class IdleStop:
         return due
 
     def _is_due(self) -> bool:
-        minutes = self._minutes()
-        return minutes is not None and self._host.may_rest() and self._idle_s() >= 60 * minutes
-
-    def _idle_s(self) -> float:
-        return min(self._chat.idle_s, self._others_idle_s())
+        minutes, idle_s = self._minutes(), min(self._chat.idle_s, self._others_idle_s())
+        return minutes is not None and self._host.may_rest() and idle_s >= 60 * minutes

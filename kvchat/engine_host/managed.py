@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -50,7 +49,7 @@ class ManagedHost(BaseHost):
     ) -> None:
         """`needed`: how many tokens the chats have that are likely to be answered, the replies included."""
         super().__init__(settings, slot_path, supervisor, findings)
-        self.choice: EngineChoice | None = None  # of the engine that runs, or ran last
+        self.choice: EngineChoice | None = None  # for the engine that runs, or ran last
         self.memory = memory
         self._needed = needed
         self._closed = False
@@ -62,14 +61,12 @@ class ManagedHost(BaseHost):
         return self._connection.pid
 
     async def check_vision(self, model: str | None) -> None:
-        """Whether a model can be shown pictures. Raises CannotSee, or KvchatError where there is no model."""
         settings = self._settings()
         chosen = model or settings.model_path
         if chosen is not None:
             await asyncio.to_thread(find_projector, Path(chosen), arguments.parse(settings.engine_arguments))
 
     async def start(self, *, sees: bool = False, tokens: int = 0) -> None:
-        """Choose an engine and start it, unless an engine runs. What goes wrong ends up in the status."""
         async with self._lock:
             closed = self._closed
             if closed or self.status.state not in DOWN:
@@ -120,11 +117,7 @@ class ManagedHost(BaseHost):
             await asyncio.wait([self._inspection])  # it ends with its engine
 
     async def ready(self, *, sees: bool = False, tokens: int = 0) -> ReadyEngine:
-        """Wait until an engine is ready, starting one if none runs. Raises KvchatError when there will be none.
-
-        `sees`: one with a projector. It is loaded only when it is asked for, and then stays as long as the engine.
-        `tokens`: one with room for so many, as far as it may grow.
-        """
+        """See `EngineHost.ready`. A projector is loaded only when it is asked for, and stays as long as the engine."""
         if sees and not self.sees:
             await self.check_vision(None)
         while True:
@@ -156,10 +149,7 @@ class ManagedHost(BaseHost):
         await asyncio.shield(self._starter)
 
     async def _look_into(self) -> None:
-        """Ask an engine for its facts and find out what restoring can do with it.
-
-        Afterwards it is ready, or it is gone. Raises EngineError where it is neither.
-        """
+        """Make the engine known; afterwards it is ready or gone. Raises EngineError where it is neither."""
         choice = self.choice
         assert choice is not None
         if await asyncio.to_thread(choice.model_changed):  # other weights than those it was fingerprinted by
@@ -185,14 +175,14 @@ class ManagedHost(BaseHost):
         try:
             finding = await self._find_out(ready, choice.subject)
         except EngineGone as loss:
-            reason = await self.explain_loss(loss)
+            reason = await loss.explained()
             if self._connection.status.state in (EngineState.READY, EngineState.STOPPING, EngineState.STOPPED):
                 raise reason from loss  # it is silent, or was stopped on purpose: that says nothing
             died = Finding(Strategy.NONE, proved=True, reason=Reason(ReasonCode.DIED_OVER_TRIAL))
             await self._findings.learn(choice.subject, died)
             return
         self._ready = replace(ready, finding=finding)
-        self._told()
+        self.publish(self.status)
 
     def _step_down(self) -> LaunchPlan | None:
         smaller = self.memory.ran_out(self.choice) if self.choice else None
@@ -214,10 +204,7 @@ class EngineMemory:
     """
 
     def __init__(self, limits: LoadLimits, notify: Callable[[str, str], None], store: SavePointStore) -> None:
-        """`notify` tells the user something, a title and a detail.
-
-        `store` has files in memory too, and gives way to a model.
-        """
+        """`notify` takes a title and a detail for the user. `store` has files in memory, and gives way to a model."""
         self.limits = limits
         self.bars: tuple[MemoryBar, ...] = ()  # estimated as a model loads, measured when it is ready
         self.limit: LoadLimit | None = None  # for what was chosen last
@@ -227,14 +214,14 @@ class EngineMemory:
         self._learning: asyncio.Task[None] | None = None
 
     def staged(self) -> Staged:
-        """What the store has in memory. Looks into its index: off the event loop."""
+        """Return what the store has in memory. Looks into its index: call it off the event loop."""
         try:
             return self._store.staged()
         except StoreRefused:
             return NOTHING_STAGED
 
     def choose(self, settings: Settings, slot_path: Path, *, sees: bool, needed: int) -> EngineChoice:
-        """As `choose_engine`, with what the store makes room for; it has made that room. Raises KvchatError."""
+        """Choose an engine and have the store make room for it. Raises KvchatError."""
         choice = choose_engine(settings, slot_path, self.limits, sees=sees, needed=needed, staged=self.staged())
         with contextlib.suppress(StoreRefused):
             self._store.keep_in_memory(choice.context.bars[-1].staging)
@@ -245,22 +232,19 @@ class EngineMemory:
         self.bars, self._smaller, self._ran_out = choice.context.bars, iter(choice.smaller()), None
 
     def ran_out(self, choice: EngineChoice) -> EngineChoice | None:
-        """A load with this choice ran out of memory: what to try next, None at the floor."""
+        """Return what to try after this choice ran out of memory, None at the floor."""
         smaller = next(self._smaller, None)
         if smaller is not None:
             self.bars, self._ran_out = smaller.context.bars, self._ran_out or choice
         return smaller
 
     def loaded(self, choice: EngineChoice, log: Sequence[str]) -> EngineChoice:
-        """A load succeeded: the choice with what the engine made of it. Says so if it was not the one planned."""
+        """Return the choice with what the engine made of it; the user is told if it was not the one planned."""
         ran_out, self._ran_out = self._ran_out, None
-        actual = read_allocations(log)
-        if actual is not None:
+        if (actual := read_allocations(log)) is not None:
             self.bars = measured_bars(choice.context.bars, actual)
-            context = choice.context.placed(actual.placement, choice.memory.beside)
-            choice = dataclasses.replace(choice, context=context)
-        learning = self._learn(choice, ran_out)
-        self._learning = asyncio.create_task(learning, name="memory limits")
+            choice = replace(choice, context=choice.context.placed(actual.placement, choice.memory.beside))
+        self._learning = asyncio.create_task(self._learn(choice, ran_out), name="memory limits")
         return choice
 
     async def _learn(self, choice: EngineChoice, ran_out: EngineChoice | None) -> None:
@@ -273,8 +257,10 @@ class EngineMemory:
         again = ""
         if limit is not None and not ran_out.context.by_user:
             again = " " + _("More is tried again from {until} on.", until=day(limit.until))
-        detail = _("It runs with less now. {reason}{again}", reason=context.reason, again=again)
-        self._notify(_("Memory ran out while the model loaded"), detail)
+        self._notify(
+            _("Memory ran out while the model loaded"),
+            _("It runs with less now. {reason}{again}", reason=context.reason, again=again),
+        )
 
     async def close(self) -> None:
         if self._learning:
@@ -282,24 +268,15 @@ class EngineMemory:
 
 
 def measured_bars(estimated: tuple[MemoryBar, ...], actual: Allocations) -> tuple[MemoryBar, ...]:
-    """The bars with the engine's own figures. What the engine does not tell of, itself, stays estimated."""
-    return tuple(
-        dataclasses.replace(
-            bar,
-            weights=_weights(bar, actual, beside_gpu=len(estimated) > 1),
-            kv=_taken(actual, bar.place, Purpose.KV),
-            compute=_taken(actual, bar.place, Purpose.COMPUTE),
-            measured=True,
+    """Return the bars with the engine's own figures; what it takes for itself it does not tell."""
+    measured = []
+    for bar in estimated:
+        weights, kv, compute = (
+            actual.on_host(purpose) if bar.place == COMPUTER else actual.on(bar.place, purpose)
+            for purpose in (Purpose.WEIGHTS, Purpose.KV, Purpose.COMPUTE)
         )
-        for bar in estimated
-    )
-
-
-def _weights(bar: MemoryBar, actual: Allocations, *, beside_gpu: bool) -> int:
-    """Beside a GPU the engine reports all the file it mapped, of which the GPU's layers need not stay in memory."""
-    taken = _taken(actual, bar.place, Purpose.WEIGHTS)
-    return min(taken, bar.weights) if bar.place == COMPUTER and beside_gpu else taken
-
-
-def _taken(actual: Allocations, place: str, purpose: Purpose) -> int:
-    return actual.bytes(purpose, on_host=True) if place == COMPUTER else actual.on(place, purpose)
+        if bar.place == COMPUTER and len(estimated) > 1:
+            # Beside a GPU it reports all the file it mapped, of which the GPU's layers need not stay in memory.
+            weights = min(weights, bar.weights)
+        measured.append(replace(bar, weights=weights, kv=kv, compute=compute, measured=True))
+    return tuple(measured)

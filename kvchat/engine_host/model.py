@@ -1,4 +1,4 @@
-"""The model that answers: its name, where it came from, and how it wants its replies drawn."""
+"""The model that answers: its name, its repository, and its sampling."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class AnsweringModel:
 
     @property
     def path(self) -> str | None:
-        """Path of the model that the engine runs, or is to run; None without one."""
+        """The path of the model that the engine runs, or is to run; None without one."""
         return self._engine_settings().model_path
 
     @property
@@ -69,16 +69,14 @@ class AnsweringModel:
         return self._library.repository_of(Path(self.path)) if self.path else None
 
     def for_new_chats(self) -> str | None:
-        """What answers in a conversation that has no model yet; a server of the user's is not remembered."""
+        """Return the path of the model that a new conversation gets; a server of the user's is not remembered."""
         return None if self._settings().engine_url else self._settings().model_path
 
     def user_sampling(self) -> Sampling:
-        """How the user wants replies drawn, whatever the model; what is left open is the model's to say."""
         settings = self._settings()
         return Sampling(settings.max_tokens, settings.temperature, settings.seed)
 
     def own_sampling(self) -> Sampling:
-        """How the model that runs wants its replies drawn; of a server of the user's, it is the server's to say."""
         return recommended_sampling(self._host.choice.facts) if self._host.choice else ENGINE_DEFAULTS
 
     async def default_sampling(self, model: str | None) -> Sampling:
@@ -107,7 +105,7 @@ OF_OTHERS = Sampling(temperature=0.7)
 
 
 def recommended_sampling(facts: GgufFacts) -> Sampling:
-    """What to draw with. The engine itself heeds a GGUF's `general.sampling.*`, which then stands."""
+    """Return the sampling for a model. The engine itself heeds a GGUF's `general.sampling.*`, which then stands."""
     if facts.names_sampling:
         return ENGINE_DEFAULTS
     return OF_SMALL_MODELS if facts.size < SMALL_MODEL else OF_OTHERS

@@ -1,4 +1,4 @@
-"""What can be asked about engines besides running one: which there are, whether one works, what it would accept."""
+"""Questions about engines other than running one: which there are, whether one works, what it would accept."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from kvchat.words.language import _
 
 
 def trial_model(paths: Paths, settings: Settings) -> Path | None:
-    """The smallest model at hand to try an engine with: the starter model, or the one in the settings."""
+    """Return the smallest model at hand to try an engine with: the starter model, or the one in the settings."""
     starter = starter_path(paths.models)
     if starter.exists():
         return starter
@@ -65,17 +65,14 @@ class EngineSetup:
         self._listeners: list[Callable[[], None]] = []
 
     def subscribe(self, listener: Callable[[], None]) -> Callable[[], None]:
-        """Hear of every change of `fetching`, on the loop's thread; call what is returned to stop."""
+        """Call `listener` at every change of `fetching`, on the loop's thread; returns what ends that."""
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener)
 
     def unused_graphics(self) -> Graphics | None:
-        """The cards of this computer, where only the engine inside kvchat is here and leaves them unused. Looks around.
-
-        On a Mac that one uses them.
-        """
+        """Return the cards that the engine inside kvchat, the only one here, leaves unused; a Mac's it uses. Blocks."""
         settings, graphics = self._settings(), find_graphics()
-        chosen = settings.engine_path or settings.engine_url or any(one.path for one in installed_engines())
+        chosen = settings.engine_path or settings.engine_url or any(engine.path for engine in installed_engines())
         return None if chosen or not graphics.makers or graphics.system == "darwin" else graphics
 
     async def get(self, wanted: Backend | None = None) -> Trial | None:
@@ -100,10 +97,8 @@ class EngineSetup:
         engine, trial = got
         if trial.works:
             await self._use(str(engine.location.path))
-            self._notify(
-                _("There is an engine for the graphics card"),
-                _("{name} works, and is chosen.", name=engine.name),
-            )
+            words = _("{name} works, and is chosen.", name=engine.name)
+            self._notify(_("There is an engine for the graphics card"), words)
         return trial
 
     async def remove(self, name: str) -> None:
@@ -128,7 +123,7 @@ class EngineSetup:
 
     async def engines(self) -> tuple[EngineEntry, ...]:
         def look() -> tuple[EngineEntry, ...]:
-            fetched = [one.location for one in self.fetcher.fetched()]
+            fetched = [engine.location for engine in self.fetcher.fetched()]
             return take_inventory(self._settings().engine_path, fetched)
 
         return await asyncio.to_thread(look)
@@ -138,7 +133,7 @@ class EngineSetup:
         return await try_engine(location, model, tell)
 
     async def keep_key(self, value: str) -> Keeper | None:
-        """Keep the server's key, or forget it when it is empty; what keeps it. Raises KeyNotKept."""
+        """Keep the server's key, or forget it when it is empty; returns what keeps it. Raises KeyNotKept."""
         try:
             if value:
                 return await asyncio.to_thread(self.key.save, value)
@@ -148,7 +143,7 @@ class EngineSetup:
         return None
 
     async def why_not(self, name: str, text: str) -> str:
-        """Why the setting `name` cannot have this text, as a sentence; empty where it can.
+        """Return a sentence why the setting `name` cannot have this text; empty where it can.
 
         For `engine_arguments`, `rpc_workers` and `engine_url`. The engine may have to be asked for its options.
         """

@@ -11,7 +11,6 @@ from pathlib import Path
 from kvchat.engine.running.log import EngineLog
 from kvchat.engine.running.supervisor import EngineSupervisor
 from kvchat.engine.speaking.connection import DOWN, EngineState, EngineStatus
-from kvchat.engine.speaking.errors import EngineError
 from kvchat.engine.speaking.vitals import Vitals
 from kvchat.engine_host.base import BaseHost
 from kvchat.engine_host.choice import Capacity, EngineChoice, ModelJudge, ModelMissing, choose_engine, look_at_capacity
@@ -46,9 +45,9 @@ RESTART_SETTINGS = (
 
 
 class SwitchingHost:
-    """An `EngineHost` for sessions, as the settings say; it changes only while nothing runs in the one it leaves.
+    """The `EngineHost` for sessions: managed or external, as the settings say, changed only while none runs.
 
-    And the engine that runs, or ran last, with the context size and memory it has, for the screen.
+    It also tells the screen of the engine that runs, or ran last.
     """
 
     def __init__(
@@ -77,12 +76,12 @@ class SwitchingHost:
 
     @property
     def choice(self) -> EngineChoice | None:
-        """What was decided for the engine that runs, or ran last; None for a server of the user's."""
+        """The choice for the engine that runs, or ran last; None for a server of the user's."""
         return None if self.is_external else self.managed.choice
 
     @property
     def memory_bars(self) -> tuple[MemoryBar, ...]:
-        """What the model takes of each memory: measured once the engine is ready; empty for a server of the user's."""
+        """The model's share of each memory: measured once the engine is ready; empty for a server of the user's."""
         return () if self.is_external else self.managed.memory.bars
 
     @property
@@ -96,7 +95,6 @@ class SwitchingHost:
         return self.current.is_ready() and fits
 
     async def check_vision(self, model: str | None = None) -> None:
-        """Whether that model, or the one in use, can be shown pictures. Raises CannotSee."""
         await self._change_hosts()
         await self.current.check_vision(model)
 
@@ -123,18 +121,14 @@ class SwitchingHost:
         await self.managed.close()
 
     async def ready(self, model: str | None = None, *, sees: bool = False, tokens: int = 0) -> ReadyEngine:
-        """Wait until an engine is ready, with this model if one is named, starting or changing it if need be.
-
-        `sees`: one that can be shown pictures. `tokens`: one with room for so many. A server of the user's has the
-        model and the room it has. Raises KvchatError when there will be none.
-        """
+        """See `EngineHost.ready`. A server of the user's has the model and the room it has."""
         await self._change_hosts()
         if model is not None and not self.is_external:
             await self._change_models(model, restarts=sees and not self.current.sees)
         return await self.current.ready(sees=sees, tokens=tokens)
 
     async def states_now(self, model: str | None = None) -> tuple[Fingerprint, int] | None:
-        """What states mean with the engine that runs, or would be started now, and its longest context (tokens).
+        """Return the fingerprint and the longest context (tokens) of the engine that runs or would be started now.
 
         `model`: path of the one that is meant where another may run. None where it is not known.
         """
@@ -154,20 +148,15 @@ class SwitchingHost:
         return choice.fingerprint, choice.most.tokens
 
     def break_even(self, cost: RestoreCost) -> BreakEven | None:
-        """From how many tokens on restoring pays with the engine that runs; None until it has read and restored."""
+        """Return from how many tokens on restoring pays; None until the engine has read and restored."""
         choice, context_size = self.choice, self.context_size
         if choice is None or context_size is None:
             return None
-        plan = choice.plan
-        return cost.break_even(
-            lambda tokens: kv_bytes(choice.facts.kv, tokens, plan.kv_type_k, plan.kv_type_v), context_size
-        )
+        kv, plan = choice.facts.kv, choice.plan
+        return cost.break_even(lambda tokens: kv_bytes(kv, tokens, plan.kv_type_k, plan.kv_type_v), context_size)
 
     async def note_restore(self, *, hollow: bool) -> None:
         await self.current.note_restore(hollow=hollow)
-
-    async def explain_loss(self, error: EngineError) -> EngineError:
-        return await self.current.explain_loss(error)
 
     @property
     def log_lines(self) -> list[str]:
@@ -178,7 +167,7 @@ class SwitchingHost:
 
     @property
     def restart_pending(self) -> bool:
-        """Whether the engine that runs (or failed) was started with other settings than those in force."""
+        """True if the engine that runs (or failed) was started with other settings than those in force."""
         started = self.current.started_with
         if started is None or self.status.state in (EngineState.STOPPED, EngineState.RESTING):
             return False
@@ -196,7 +185,7 @@ class SwitchingHost:
 
     @property
     def context_size(self) -> int | None:
-        """How many tokens a chat may have, None before the engine is ready. Perhaps not all of it is laid out yet."""
+        """The tokens a chat may have, None before the engine is ready. Perhaps not all of it is laid out yet."""
         if self.status.state is not EngineState.READY:
             return None
         choice = self.choice
@@ -215,17 +204,16 @@ class SwitchingHost:
 
     @property
     def memory_proposals(self) -> tuple[Proposal, ...]:
-        """What would make the model fit better, each with its price; empty before an engine was chosen."""
         choice, started = self.choice, self.current.started_with
         return choice.proposals(started.context_size) if choice and started else ()
 
     async def capacity(self) -> Capacity:
-        """The memory a model could use, what the running one would give back included.
+        """Return the memory a model could use, what the running one would give back included.
 
         Asks the engine for its devices, which takes a moment.
         """
-        memory = self.managed.memory
-        capacity = await asyncio.to_thread(lambda: look_at_capacity(self._settings(), memory.staged()))
+        staged = self.managed.memory.staged
+        capacity = await asyncio.to_thread(lambda: look_at_capacity(self._settings(), staged()))
         if self.choice is None or self.status.state is not EngineState.READY:
             return capacity
         return replace(capacity, memory=given_back(capacity.memory, self.memory_bars))
@@ -234,7 +222,7 @@ class SwitchingHost:
         return ModelJudge(self._settings(), await self.capacity(), self.managed.memory.limits)
 
     async def larger_context(self) -> ContextChoice | None:
-        """The next larger context size that the model was trained for and that fits; None where there is none.
+        """Return the next larger context size that the model was trained for and that fits; None where there is none.
 
         Asks the engine for its devices, which takes a moment. A server of the user's is not ours to change.
         """
@@ -262,7 +250,6 @@ class SwitchingHost:
 
     @property
     def _running_model(self) -> str | None:
-        """The model that kvchat's own engine runs with, or was asked to run with; None where none runs."""
         started = self.managed.started_with
         if self.is_external or started is None or self.managed.status.state in DOWN:
             return None
@@ -287,7 +274,7 @@ def make_hosts(
     notify: Callable[[str, str], None],
     needed: Callable[[], Awaitable[int]],
 ) -> SwitchingHost:
-    """Both hosts, and what goes from one to the other.
+    """Make both hosts, and what goes from one to the other.
 
     `take_model` puts another model into the settings, `changed` hears of the host in use, `needed` is how many tokens
     the chats have that are likely to be answered.
@@ -295,11 +282,6 @@ def make_hosts(
     generations, folder = itertools.count(1), store.staging_folder()
     supervisor = EngineSupervisor(log=log, generations=generations)
     memory = EngineMemory(LoadLimits(paths.load_limits), notify, store)
-
-    def key() -> str:
-        kept = server_key(paths).load()
-        return kept[0] if kept else ""
-
     managed = ManagedHost(settings, folder, supervisor, findings, memory, needed)
-    external = ExternalHost(settings, folder, generations, findings, key)
+    external = ExternalHost(settings, folder, generations, findings, server_key(paths))
     return SwitchingHost(settings, take_model, managed, external, changed, log)

@@ -16,8 +16,8 @@ from kvchat.engine.running.log import EngineLog
 from kvchat.engine.running.plan import LaunchPlan
 from kvchat.engine.running.supervisor import EngineSupervisor, RestartPolicy
 from kvchat.engine.speaking.client import LlamaServerClient
-from kvchat.engine.speaking.errors import EngineError, EngineFailed, EngineGone
-from kvchat.engine.speaking.wire import ChatMessage, Sampling, Timings
+from kvchat.engine.speaking.errors import EngineGone
+from kvchat.engine.speaking.wire import ChatMessage, Sampling
 from kvchat.engine_host.choice import options_to_leave_out, promised_strategy
 from kvchat.errors import KvchatError
 from kvchat.kvstore.savepoint import Fingerprint
@@ -30,7 +30,6 @@ from kvchat.words.language import _, listed
 from kvchat.words.wording import duration, per_second
 
 _CONTEXT = 2048  # tokens; enough for a word and a sliding window, and little to allocate
-_DEATH_NOTICED_S = 3.0
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,7 @@ class TrialStep:
 
 @dataclass(frozen=True)
 class Trial:
-    """What came of it: the steps in order; the last one failed, or all went well."""
+    """The steps in order; the last one failed, or all went well."""
 
     steps: tuple[TrialStep, ...]
 
@@ -54,7 +53,7 @@ class Trial:
 
 
 class CannotRemember(KvchatError):
-    """What the engine brings back is of no use, or nobody knows whether it is."""
+    """The engine's restores are of no use, or it is not known whether they are."""
 
     def __init__(self, finding: Finding) -> None:
         title = _("Chats cannot be remembered with this engine")
@@ -70,10 +69,9 @@ async def try_engine(
     tell: Callable[[TrialStep], None] = lambda _: None,
     needs: Backend | None = None,
 ) -> Trial:
-    """Ask the engine who it is and, with a model, load it, say a word, try out restoring. Raises nothing of its own.
+    """Ask the engine for its version and devices and, with a model, load it, have it reply, try out restoring.
 
-    Without a model the trial ends after the devices. `tell` hears each step as it is done. `needs`: what it has to
-    compute with.
+    `tell` hears each step as it is done. `needs`: what it has to compute with. Raises nothing of its own.
     """
     steps: list[TrialStep] = []
 
@@ -82,7 +80,14 @@ async def try_engine(
         tell(step)
 
     try:
-        asked = await asyncio.to_thread(_asked, location, needs)
+        try:
+            asked = await asyncio.to_thread(probe, location)
+        except EngineNotFound as error:
+            if not (needs and location.path):
+                raise
+            # Nobody has chosen the path of one that was fetched, and it is known what brings the libraries it lacks.
+            lacking = await asyncio.to_thread(what_is_lacking, location.path)
+            raise CannotBeRun(lacking or error.detail) from error
         asked.check(location)
         done(TrialStep(_("Version"), asked.version))
         devices = await asyncio.to_thread(list_devices, location)
@@ -98,19 +103,6 @@ async def try_engine(
     return Trial(tuple(steps))
 
 
-def _asked(location: EngineLocation, needs: Backend | None) -> EngineProbe:
-    """What it says of itself; of one that was fetched it is known what brings the libraries that it lacks.
-
-    Nobody has chosen its path: that is not what is wrong.
-    """
-    try:
-        return probe(location)
-    except EngineNotFound as error:
-        if needs and location.path:
-            raise CannotBeRun(what_is_lacking(location.path) or error.detail) from error
-        raise
-
-
 async def _run(location: EngineLocation, asked: EngineProbe, model: Path, done: Callable[[TrialStep], None]) -> None:
     with tempfile.TemporaryDirectory(prefix="kvchat-trial-", ignore_cleanup_errors=True) as folder:
         plan = LaunchPlan(model, _CONTEXT, Path(folder), left_out=options_to_leave_out(asked))
@@ -119,24 +111,20 @@ async def _run(location: EngineLocation, asked: EngineProbe, model: Path, done: 
         try:
             await supervisor.start(location, plan)
             engine = await supervisor.ready()
-            done(
-                TrialStep(
-                    _("Model"),
-                    _(
-                        "{stem} loaded in {perf_counter}",
-                        stem=model.stem,
-                        perf_counter=duration(1000 * (time.perf_counter() - started)),
-                    ),
-                )
-            )
-            timings = await _say_a_word(engine)
+            took = duration(1000 * (time.perf_counter() - started))
+            done(TrialStep(_("Model"), _("{stem} loaded in {perf_counter}", stem=model.stem, perf_counter=took)))
+            timings = None
+            stream = engine.chat([ChatMessage("user", "Say hello.")], Sampling(max_tokens=8, temperature=0.0))
+            async with contextlib.aclosing(stream) as chunks:
+                async for chunk in chunks:
+                    timings = chunk.timings or timings
             done(TrialStep(_("Reply"), per_second(timings.tokens_per_second) if timings else _("it answered")))
             finding = await _self_test(engine, supervisor.generation, plan)
             if not (finding.proved and finding.strategy.saves):
                 raise CannotRemember(finding)
             done(TrialStep(_("Memory of chats"), finding.words))
-        except EngineError as error:
-            raise await _reason(supervisor, error) from error
+        except EngineGone as error:  # the supervisor may know more of a death than a connection that broke off
+            raise await error.explained() from error
         finally:
             await supervisor.close()
 
@@ -159,25 +147,3 @@ async def _self_test(engine: LlamaServerClient, generation: int, plan: LaunchPla
         window or 0,
     )
     return await self_test(ready)
-
-
-async def _reason(supervisor: EngineSupervisor, error: EngineError) -> EngineError:
-    """What the supervisor learns of a death tells more than a connection that broke off."""
-    told = asyncio.Event()
-    supervisor.subscribe(lambda status: told.set() if status.failure else None)
-    if isinstance(error, EngineGone) and supervisor.status.failure is None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_DEATH_NOTICED_S):
-                await told.wait()
-    failure = supervisor.status.failure
-    return EngineFailed(failure) if failure else error
-
-
-async def _say_a_word(engine: LlamaServerClient) -> Timings | None:
-    timings = None
-    question = [ChatMessage("user", "Say hello.")]
-    stream = engine.chat(question, Sampling(max_tokens=8, temperature=0.0))
-    async with contextlib.aclosing(stream) as chunks:
-        async for chunk in chunks:
-            timings = chunk.timings or timings
-    return timings

@@ -259,7 +259,7 @@ class Answering:
                 await settling.run(lease, partial(_boundary, lease, asked, reply))
             except EngineGone as loss:
                 self.slots.forget()
-                await self.host.explain_loss(loss)
+                await loss.explained()
 
 
 async def _boundary(lease: Lease, asked: Asked, reply: Json | None) -> Tokens:

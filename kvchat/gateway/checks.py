@@ -90,14 +90,6 @@ def _shown(headers: Headers) -> str:
     return key.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
 
 
-def is_loopback(host: str) -> bool:
-    """True if nobody but this computer can reach that address."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
 async def body_of(headers: Headers, receive: Receive, hold: Callable[[int], None]) -> bytes:
     """The whole body; `hold` is told the bytes that have come, and may raise Refused.
 

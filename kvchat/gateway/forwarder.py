@@ -214,7 +214,7 @@ class Forwarder:
             self.moved(passage, Stage.READING)
 
         slots, slot = self.lease.slots, self.lease.slot
-        turn, step_ms = partial(slots.steps.step, slot), self._step_ms()
+        turn, step_ms = partial(slots.context.step, slot), self._step_ms()
         for stop in (*heads, ids[:end]):
             if not await read_ahead(
                 self.lease, stop, loaded, lambda: not self.work.left, progress, step_ms=step_ms, turn=turn

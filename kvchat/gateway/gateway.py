@@ -18,11 +18,12 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from kvchat.engine.running.external import is_loopback
 from kvchat.engine.speaking import wire
 from kvchat.engine.speaking.errors import EngineGone
 from kvchat.errors import KvchatError
 from kvchat.gateway.answering import Answering, Catalogue, as_json
-from kvchat.gateway.checks import Checks, OutOfBounds, body_of, check_bounds, is_loopback
+from kvchat.gateway.checks import Checks, OutOfBounds, body_of, check_bounds
 from kvchat.gateway.dialects.asked import (
     ASIDE,
     GENERATING,

@@ -1,9 +1,8 @@
-"""Who has which slot: whoever is waited for; and in spare time whatever else there is to do, the most urgent first.
+"""Decides, for all slots, whose turn it is, which slot they get, and when they give it up.
 
-The one place that decides, for all slots: whose turn it is, which slot they get, and when they give it up. What is done
-in spare time ends when somebody is waited for, and the less urgent when something more urgent comes; who made it begins
-it again if it is still of use. Slots do not share computing: however many there are, one thing is computed in spare
-time, and nothing beside somebody who is waited for.
+Whoever is waited for goes first. Work in spare time is done the most urgent first; it ends when somebody is waited for
+or something more urgent comes, and who made it begins it again if it is still of use. Slots do not share computing:
+however many there are, one thing is computed in spare time, and nothing beside somebody who is waited for.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ Ends = Callable[[], object]
 
 
 class Rank(IntEnum):
-    """What is done in spare time, for nobody waits for it; the most urgent first."""
+    """Kinds of work in spare time, the most urgent first."""
 
     GROW = 1  # the engine is started again with more room
     TRY_OUT = 2  # memory that came with a chat is tried out: somebody looks at how that goes
@@ -59,7 +58,7 @@ class State(Enum):
 
 @dataclass(eq=False)
 class _Turn:
-    """A chat that is to be answered, from when it is asked until what it leaves is saved."""
+    """A chat that is to be answered, from the question until its slot is saved."""
 
     owner: str
     model: str | None
@@ -118,7 +117,7 @@ class Allocator:
         return not (self._using or self._asking or self._turns)
 
     def of(self, owner: str) -> Slot | None:
-        """The slot that holds this owner's state, if one does."""
+        """Return the slot that holds this owner's state, if one does."""
         return next((slot for slot in self.all if slot.holds() == owner), None)
 
     def owners(self) -> list[str]:
@@ -126,32 +125,30 @@ class Allocator:
         return [owner for slot in slots if (owner := slot.holds()) is not None]
 
     def best(self, owner: str, prompt: Tokens, engine: ReadyEngine) -> tuple[SlotContents | None, int]:
-        """What is in the slot that `needed` would give for this prompt, and how many of its tokens that serves."""
+        """Return the contents of the slot that `needed` would give for this prompt, and how many tokens they serve."""
         slot = self.of(owner) or self._choose(_Use(owner, prompt=prompt), self.all, ())
         contents = slot.readable(engine, owner) if slot else None
         return contents, contents.serves(prompt, engine.can_cut) if contents else 0
 
     def fit(self, engine: ReadyEngine, slot: Slot) -> None:
-        """As many as this engine has, `slot` among them. Under `alone`, where there were more or fewer."""
+        """Have as many slots as this engine, `slot` among them. Under `alone`, where there were more or fewer."""
         self._can_cut, many = engine.can_cut, len(engine.slots)
         if len(self.all) != many or slot not in self.all:
             others = [other for other in self.all if other is not slot]
             others += [Slot() for _ in range(many - 1 - len(others))]
             self.all = [slot, *others[: many - 1]]
-            for number, one in enumerate(self.all):
-                one.number = number
+            for number, there in enumerate(self.all):
+                there.number = number
             self.move()
 
     def forget(self) -> None:
-        """Nothing is known of any slot any more."""
         for slot in self.all:
             slot.forget()
 
     def saved_soon(self, owner: str, prompt: Tokens) -> int:
         """Count the tokens of the owner's prompt that are served by what is being settled and saved."""
         settled = [use.slot for use in self._using if use.state is State.SETTLES and use.slot is not None]
-        contents = [slot.contents for slot in settled if slot.contents and slot.is_readable_by(owner)]
-        return max((one.serves(prompt, self._can_cut) for one in contents), default=0)
+        return max((slot.serves(prompt, self._can_cut) for slot in settled if slot.is_readable_by(owner)), default=0)
 
     # The turns of chats
 
@@ -159,12 +156,11 @@ class Allocator:
     async def turn(
         self, owner: str, model: str | None, waits: Callable[[str], object] = lambda other: None
     ) -> AsyncIterator[None]:
-        """A chat's turn to be answered: first come, first served, unless one is put first.
+        """Wait for a chat's turn to be answered: first come, first served, unless one is put first.
 
-        As many at a time as there are slots, one in each chat, and all with one model: an engine has no other beside
-        it. `waits` is told of another chat that is answered while this one waits. Meanwhile nothing is computed in
-        spare time. What is being done ends: for the same owner where it may be ended well, for a restore is of use to
-        it; for another at once or, if it is settling and in the way, after some patience.
+        As many at a time as there are slots, one in each chat, and all with one model. `waits` is told of another chat
+        that is answered while this one waits. Meanwhile nothing is computed in spare time. What is being done ends: for
+        the same owner where it may be ended well, for another at once or, if it is settling, after some patience.
         """
         me, told = _Turn(owner, model), ""
         self._turns.append(me)
@@ -185,7 +181,7 @@ class Allocator:
             self._deal()
 
     def ahead_of(self, owner: str) -> str | None:
-        """A chat that is answered while this one waits for a slot, None if it does not wait for another."""
+        """Return a chat that is answered while this one waits for a slot, None if it does not wait for another."""
         answered = [turn.owner for turn in self._turns if turn.begun]
         me = next((turn for turn in self._turns if turn.owner == owner and not turn.begun), None)
         return answered[0] if me and owner not in answered and self._is_full_for(me) else None
@@ -207,7 +203,7 @@ class Allocator:
 
     @contextlib.asynccontextmanager
     async def needed(self, owner: str, prompt: Tokens = (), *, window: bool = True) -> AsyncIterator[Slot]:
-        """A slot for whoever is waited for, as soon as there is one that nobody else is waited for in.
+        """Give a slot to whoever is waited for, as soon as there is one that nobody else is waited for in.
 
         The owner's own, or, of a `prompt`, the one that holds most of it; else an empty one, else the one that was left
         alone longest. Whoever sits at the `window` goes first, and one slot of several is left to it; of its owners
@@ -233,7 +229,7 @@ class Allocator:
         wait: bool = True,
         beside: bool = False,
     ) -> R | None:
-        """Do it in a slot when nobody needs one and nothing more urgent is to be done; None if it was ended early.
+        """Do work in a slot when nobody needs one and nothing more urgent is to be done; None if it was ended early.
 
         `work` is given the slot, and a call that tells whether it may go on: between two steps it ends by itself where
         it may not. Without `wait` it is done now or, answering None, not at all. `beside`: it has the engine compute
@@ -256,7 +252,7 @@ class Allocator:
 
     @contextlib.contextmanager
     def settling(self, slot: Slot, end: Ends, hurry: Ends | None = None) -> Iterator[None]:
-        """What the holder of the slot does from now on nobody waits for; `end` ends it early, for another `hurry`.
+        """Let the holder of the slot settle, for which nobody waits; `end` ends it early, for another owner `hurry`.
 
         Other programs wait for it up to a tenth of what reading it all again would take.
         """
@@ -283,10 +279,10 @@ class Allocator:
 
     @contextlib.asynccontextmanager
     async def alone(self, slot: Slot | None = None) -> AsyncIterator[None]:
-        """Every slot, for what changes the engine: once nobody uses another than `slot`, which the caller has.
+        """Have every slot, to change the engine, once nobody uses another than `slot`, which the caller has.
 
-        One after the other: nothing new is begun meanwhile, what goes on is finished. Whoever waits for it uses its own
-        no more than one that has left: two never wait for each other.
+        Nothing new is begun meanwhile, what goes on is finished. Whoever waits for this counts as having left its own
+        slot, so two never wait for each other.
         """
         me = next((use for use in self._using if slot is not None and use.slot is slot), None)
         entry = me, asyncio.get_running_loop().create_future()
@@ -306,7 +302,7 @@ class Allocator:
 
     @contextlib.contextmanager
     def giving_none(self) -> Iterator[Awaitable[None]]:
-        """No slot is given any more, whoever asks; gives what waits until those that are in use are left."""
+        """Give no slot to anybody; yields what waits until those that are in use are left."""
 
         async def left() -> None:
             while self._using:
@@ -343,15 +339,14 @@ class Allocator:
     # The window
 
     def talks(self, slot: Slot) -> None:
-        """The words of a reply come."""
+        """Note that the words of a reply come."""
         slot.talks = True
         self.move()
 
-    def at_the_window(self) -> Iterator[bool]:
-        """Of each reply that is waited for there whether its words come already."""
-        for use in (*self._asking, *self._using):
-            if use.window and use.state in (State.ASKS, State.ANSWERS):
-                yield use.slot is not None and use.slot.talks
+    def at_the_window(self) -> list[bool]:
+        """List, for each reply that is waited for at the window, whether it is already streaming."""
+        waited = (use for use in (*self._asking, *self._using) if use.window)
+        return [bool(use.slot and use.slot.talks) for use in waited if use.state in (State.ASKS, State.ANSWERS)]
 
     @property
     def window_used(self) -> bool:
@@ -385,7 +380,7 @@ class Allocator:
         return len(there) + len(to_come) > len(self.all)
 
     def _make_way(self, owner: str, asks: _Use | None = None, *, waits: bool) -> None:
-        """Somebody is waited for, and needs a slot or all that the engine can do.
+        """End what is in the way of somebody who is waited for.
 
         `asks`: the request, once a slot is asked for. `waits`: it has none yet.
         """
@@ -394,7 +389,7 @@ class Allocator:
             if use.state is State.SETTLES:
                 follows = asks.goes_on_from(use) if asks else use.owner == owner
                 # It has the slot next, or nothing is lost.
-                is_next = window or all(one.goes_on_from(use) for one in self._asking[:1])
+                is_next = window or not self._asking or self._asking[0].goes_on_from(use)
                 if follows and (is_next or use.lost_s < DEAR_S):
                     self._end(use)
                 elif crowded:
@@ -414,7 +409,7 @@ class Allocator:
 
     @staticmethod
     def _later(use: _Use, *, window: bool) -> None:
-        """End settling, which most often ends by itself before; `window`: whoever sits there waits for it."""
+        """End settling after some patience; most often it ends by itself before. `window`: the window waits for it."""
         use.wanted, patience_s = False, 0.0 if window else min(use.lost_s / 10, SETTLING_MOST_S)
         asyncio.get_running_loop().call_later(max(patience_s, SETTLING_PATIENCE_S), use.hurry)
 
@@ -475,8 +470,12 @@ class Allocator:
         prompt = use.prompt
         if use.window and not prompt and (own := self.of(use.owner)) in (*free, *soon):
             return own
-        readable = [slot for slot in (*free, *soon) if slot.is_readable_by(use.owner)] if prompt else ()
-        served = {slot: self._served(slot, prompt) for slot in readable}
+        served: dict[Slot, int] = {}
+        for slot in (*free, *soon) if prompt else ():
+            if slot.is_readable_by(use.owner):
+                serves = slot.serves(prompt, self._can_cut)
+                least = max(LEAST_GAIN, len(slot.contents.tokens) // 2 if slot.contents else 0)
+                served[slot] = serves if serves >= least else 0  # less than what would be thrown away for it
         extended = [slot for slot in served if slot.contents and served[slot] == len(slot.contents.tokens)]
         if extended:
             return max(extended, key=served.__getitem__)
@@ -486,12 +485,6 @@ class Allocator:
         if best is not None and served[best] and (left_alone is None or left_alone.contents):
             return best
         return left_alone
-
-    def _served(self, slot: Slot, prompt: Tokens) -> int:
-        """How many tokens of a prompt a slot serves; 0 where that is less than what would be thrown away for it."""
-        contents = slot.contents
-        served = contents.serves(prompt, self._can_cut) if contents else 0
-        return served if contents and served >= max(LEAST_GAIN, len(contents.tokens) // 2) else 0
 
 
 def _extends(prompt: Tokens, before: Tokens) -> bool:

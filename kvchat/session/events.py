@@ -1,4 +1,4 @@
-"""What a session tells its owner, besides the answer itself. Plain values."""
+"""Events that a session tells its owner, besides the answer itself. Plain values."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kvchat.words.reasons import Reason
 
 @dataclass(frozen=True, kw_only=True)
 class Told:
-    """What a session has told; a listener whose session is a chat's adds whose."""
+    """An event of a session; a listener whose session is a chat's adds its id."""
 
     conversation_id: str = ""
 

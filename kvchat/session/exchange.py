@@ -36,13 +36,10 @@ class PromptTooLong(KvchatError):
     """The prompt leaves no room for a reply."""
 
     def __init__(self, prompt_tokens: int, context_size: int) -> None:
+        sizes = {"prompt_tokens": number(prompt_tokens), "context_size": number(context_size)}
         super().__init__(
             _("This chat no longer fits the model's context"),
-            _(
-                "It has {prompt_tokens} tokens and the context holds {context_size}.",
-                prompt_tokens=number(prompt_tokens),
-                context_size=number(context_size),
-            ),
+            _("It has {prompt_tokens} tokens and the context holds {context_size}.", **sizes),
             _(
                 "Start a new chat, or choose a larger context size in the settings if the model and the memory "
                 "allow it."
@@ -53,7 +50,7 @@ class PromptTooLong(KvchatError):
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked, and of which model."""
+    """A chat request, and the model it is for."""
 
     messages: Sequence[ChatMessage]
     sampling: Callable[[], Sampling] = lambda: ENGINE_DEFAULTS  # called when the engine is ready: it may be its model's
@@ -190,8 +187,8 @@ class Exchange:
         finally:
             self._note(read.prompt_tokens if read else done, begun=read is not None)
             if read and self.timings:
-                for one in filter(None, (self._read_ahead, read)):
-                    self._slots.restore_cost.speed.learn(one.prompt_n, one.prompt_ms, one.cache_n)
+                for took in filter(None, (self._read_ahead, read)):
+                    self._slots.restore_cost.speed.learn(took.prompt_n, took.prompt_ms, took.cache_n)
                 await self.prove(self.timings)
 
     async def prove(self, timings: Timings) -> Step:
@@ -202,27 +199,22 @@ class Exchange:
         return self.step
 
     async def ready(self, request: Request, tokens: int = 0) -> Lease:
-        """The slot of a ready engine, with room for so many tokens as far as it may grow. Raises KvchatError."""
-        if not self._host.is_ready(request.model, sees=request.sees):
-            self._tell(WaitingForEngine())
-        asked_at = time.perf_counter()
-        engine = await self._engine(request, tokens)
-        self.engine_wait_s += time.perf_counter() - asked_at
-        self.lease = Lease(self._slots, self._slot, engine.rendering(request.template), self._owner, self._tell)
-        return self.lease
-
-    async def _engine(self, request: Request, tokens: int) -> ReadyEngine:
-        """A ready one; changed, or begun with, only while nobody uses another slot of it."""
+        """Lease the slot of a ready engine, with room for so many tokens as far as it may grow. Raises KvchatError."""
         slots, slot, model, sees = self._slots, self._slot, request.model, request.sees
-        if not tokens and self._host.is_ready(model, sees=sees):
+        is_ready, asked_at, engine = self._host.is_ready(model, sees=sees), time.perf_counter(), None
+        if not is_ready:
+            self._tell(WaitingForEngine())
+        elif not tokens:
             engine = await self._host.ready(model, sees=sees)
-            if len(engine.slots) == len(slots.all) and slot in slots.all:
-                slots.fit(engine, slot)
-                return engine
-        async with slots.alone(slot):
-            engine = await self._host.ready(model, sees=sees, tokens=tokens)
+        if engine is not None and len(engine.slots) == len(slots.all) and slot in slots.all:
             slots.fit(engine, slot)
-            return engine
+        else:
+            async with slots.alone(slot):  # it is changed only while nobody uses another slot of it
+                engine = await self._host.ready(model, sees=sees, tokens=tokens)
+                slots.fit(engine, slot)
+        self.engine_wait_s += time.perf_counter() - asked_at
+        self.lease = Lease(slots, slot, engine.rendering(request.template), self._owner, self._tell)
+        return self.lease
 
     async def with_room(self, request: Request, tokens: int) -> Lease:
         """As `ready`, for an engine that is too small: it is started again, and what was in its slot is gone."""
@@ -257,7 +249,7 @@ class Exchange:
 
     @contextlib.asynccontextmanager
     async def losses_explained(self) -> AsyncIterator[None]:
-        """What raises EngineGone in here raises EngineError in the words of whoever knows why it is gone."""
+        """Turn EngineGone into the EngineError that says why the engine is gone."""
         try:
             yield
         except EngineGone as loss:
@@ -285,10 +277,10 @@ class Exchange:
 
     async def _lost(self, loss: EngineGone) -> EngineError:
         self._slot.forget()
-        return await self._host.explain_loss(loss)
+        return await loss.explained()
 
     def _take(self, chunk: ChatChunk, hear: Hear) -> bool:
-        """Pass a chunk on, its counts as they are for whoever asked; whether that is enough."""
+        """Pass a chunk on, its counts as they are for whoever asked; True if that is enough."""
         if ahead := self._read_ahead:  # what this session read itself was not there before
             timings, progress = chunk.timings, chunk.progress
             if timings:
@@ -305,7 +297,7 @@ class Exchange:
         return bool(hear(chunk))
 
     def _note(self, done: int | None, *, begun: bool) -> None:
-        """The slot holds so many tokens of the prompt and, once the answer has begun, what only the engine knows.
+        """Note that the slot holds so many tokens of the prompt and, once the answer has begun, some more.
 
         Where the engine has said nothing yet it may stand anywhere beyond what was loaded: a state that cannot be cut
         is of no use then, one that can is cut back to that.

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Protocol
 
 from kvchat.engine.speaking.client import LlamaServerClient
-from kvchat.engine.speaking.errors import EngineError
 from kvchat.kvstore.savepoint import Fingerprint
 from kvchat.session.restore_support import Finding, Strategy
 
@@ -42,7 +41,7 @@ class ReadyEngine:
         return letters > MOST_LETTERS_A_TOKEN * self.limit
 
     def reserve(self, max_tokens: int | None) -> int:
-        """Tokens kept for a reply: what the user allows it, within reason."""
+        """Return how many tokens to keep free for a reply that may have so many."""
         return min(max_tokens or RESERVE_MOST, self.limit // RESERVE_SHARE)
 
     def too_small(self, tokens: int) -> bool:
@@ -50,11 +49,10 @@ class ReadyEngine:
         return self.context_size < min(tokens, self.limit)
 
     def on_slot(self, place: int) -> ReadyEngine:
-        """The same engine, speaking to another of its slots: the first is 0, whatever its number."""
+        """Return the same engine, speaking to another of its slots: the first is 0, whatever its number."""
         return replace(self, engine=self.engine.on_slot(self.slots[place]))
 
     def rendering(self, template: TemplateOptions) -> ReadyEngine:
-        """The same engine, rendering prompts with these options of the model's chat template."""
         return replace(self, engine=self.engine.with_template(dict(template))) if template else self
 
     @property
@@ -91,17 +89,13 @@ class EngineHost(Protocol):
     def is_ready(self, model: str | None = None, *, sees: bool = False) -> bool: ...
 
     async def check_vision(self, model: str | None = None) -> None:
-        """True if that model, or the one in use, can be shown pictures. Raises a KvchatError that says why not."""
+        """Raise a KvchatError that says why that model, or the one in use, can be shown no pictures."""
         ...
 
     def recovers(self) -> bool:
-        """After a loss: whether an engine is there or coming up by itself."""
+        """After a loss: True if an engine is there or coming up by itself."""
         ...
 
     async def note_restore(self, *, hollow: bool) -> None:
-        """A restore in a real turn held, or proved hollow: what restoring can do here may have to be thought over."""
-        ...
-
-    async def explain_loss(self, error: EngineError) -> EngineError:
-        """After EngineGone: the reason in the supervisor's words, once it knows it."""
+        """Learn from a restore in a real turn, which held or proved hollow."""
         ...

@@ -1,4 +1,4 @@
-"""A slot in an owner's hands: who may go on from its rows; load the best state, prove it, settle, save."""
+"""A slot leased to an owner: guard whose rows it may use, load the best state, prove it, settle, save."""
 
 from __future__ import annotations
 
@@ -87,10 +87,8 @@ class Lease:
         The engine takes the idle slot that shares most leading tokens with the prompt, the first of several; with an
         empty `prompt`, whose tokens are not known, it may take any. What nobody uses is erased. Somebody else's slot is
         idle between two requests, too, so that is waited for if it has more of the prompt. No two wait for each other:
-        their prompts would have to be the same, and then only the second slot waits.
-
-        Should another slot become the better one even now, its rows are of the same tokens: neither the answer nor its
-        counts tell anything of it.
+        their prompts would have to be the same, and then only the second slot waits. Should another slot become the
+        better one even now, its rows are of the same tokens: neither the answer nor its counts tell anything of it.
         """
         mine = self.slot
 
@@ -130,7 +128,12 @@ class Lease:
             yield
         except EngineError as error:
             point = self.slot.suspect
-            if point is not None and await _may_be_its_fault(error):
+            if isinstance(error, EngineRefused):
+                at_fault = error.by_engine
+            else:  # an engine that was stopped or killed did not die of what its slot held
+                life = error.life if isinstance(error, EngineGone) else None
+                at_fault = life is None or not await life.ends_soon() or life.crashed
+            if point is not None and at_fault:
                 error.over_restore, self.slot.suspect = Reason(reason), None
                 await self._set_aside(point, error.over_restore)
                 if isinstance(error, EngineRefused):
@@ -171,7 +174,7 @@ class Lease:
         return Loaded(ready.had, outcome, miss_reason=None)
 
     async def load_boundary(self, boundary: Tokens) -> Loaded:
-        """As `load`, for whatever comes after a turn boundary.
+        """Load for whatever comes after a turn boundary.
 
         A state that cannot be cut serves only prompts that are longer: the boundary alone would find an older one.
         """
@@ -180,7 +183,7 @@ class Lease:
     async def wait_for_others(self, prompt: Tokens) -> None:
         """Wait until other slots' answers are saved, if that leaves less of the prompt to read than all that is kept.
 
-        Not longer than half of what reading it would take.
+        Waits no longer than half of what reading it would take.
         """
         slots, held = self.slots, self.slot.readable(self.engine, self.owner)
         had, soon = unchanged(self.engine, held, prompt).expected_cached, partial(slots.saved_soon, self.owner, prompt)
@@ -228,10 +231,7 @@ class Lease:
 
     @contextlib.asynccontextmanager
     async def _staged(self, plan: RestorePlan) -> AsyncIterator[StagedFile | Miss]:
-        """The save point's file in the slot folder, gone again at the end.
-
-        Cancelled half-way it ends soon: gigabytes are not put together for nobody.
-        """
+        """Put the save point's file into the slot folder, and remove it at the end. Cancelled half-way it ends soon."""
         engine, cancelled = self.engine, threading.Event()
         work = asyncio.to_thread(
             self._store.stage, plan, engine.slot_path, window=engine.window_to_complete, cancelled=cancelled.is_set
@@ -267,19 +267,19 @@ class Lease:
         return verdict
 
     async def _set_aside(self, point: SavePoint, reason: Reason) -> None:
-        """Take a save point out of use. A store that cannot even do that must not cost the reply: it is tried again."""
+        """Take a save point out of use. A store that cannot do that must not cost the reply: it is tried again."""
         with contextlib.suppress(StoreRefused):
             await self.slots.write(self._store.set_aside, point, reason)
 
     # Reading
 
     def note(self, tokens: Tokens, *, exact: bool = False, loaded: Loaded | None = None) -> None:
-        """The slot now holds at least these tokens; `loaded` if nothing has proved yet that it does."""
+        """Note that the slot holds at least these tokens; `loaded` if nothing has proved yet that it does."""
         unproved = loaded.restore if loaded else None
         self.slot.hold(SlotContents(self.engine.generation, self.owner, tokens, exact, unproved))
 
     async def boundary(self, history: Sequence[ChatMessage]) -> Tokens:
-        """The turn boundary after `history`: the tokens every possible next user message will begin with."""
+        """Find the turn boundary after `history`: the tokens every possible next user message will begin with."""
         first, second = [
             await self.engine.engine.prompt_tokens([*history, ChatMessage("user", probe)]) for probe in BOUNDARY_PROBES
         ]
@@ -288,10 +288,7 @@ class Lease:
     async def settle(
         self, boundary: Tokens, progress: Callable[[PromptProgress], None] = lambda progress: None
     ) -> Timings:
-        """Make the slot hold exactly these tokens, a turn boundary or just before; what that took.
-
-        May be cancelled at any point.
-        """
+        """Make the slot hold exactly these tokens, a turn boundary or just before. May be cancelled at any point."""
         held = self.slot.known(self.engine)
         if held and held.exact and held.tokens == boundary:
             return Timings(cache_n=len(boundary), prompt_n=0, prompt_ms=0.0, predicted_n=0, predicted_ms=0.0)
@@ -302,7 +299,7 @@ class Lease:
         return timings
 
     async def read(self, tokens: Tokens, progress: Callable[[PromptProgress], None] = lambda progress: None) -> Timings:
-        """Have the engine read up to the end of these tokens; what that took. Notes nothing."""
+        """Have the engine read up to the end of these tokens. Notes nothing."""
         async with self.at_risk():
             timings = await self.engine.engine.prefill(tokens, progress)
         self.slot.suspect = None
@@ -314,7 +311,7 @@ class Lease:
         return await self._found((*boundary, NEXT)) >= len(boundary)
 
     async def cost_of_return(self, boundary: Tokens) -> float | None:
-        """An estimate in ms of restoring a boundary; None where nothing is kept of it."""
+        """Estimate how many ms restoring a boundary takes; None where nothing is kept of it."""
         best = await found(self._store, self.engine, self.owner, (*boundary, NEXT))
         if isinstance(best, Miss) or best.tokens_used < len(boundary):
             return None
@@ -329,7 +326,7 @@ class Lease:
     ) -> SavePoint | None:
         """Save the settled slot and hand the file to the store; None, and an event that says why, if it was not kept.
 
-        `label`: what of the owner's it goes with, as a message. `tell` false: nothing is said of one that was kept.
+        `label`: id of the owner's item it belongs to, such as a message. `tell` false: no event if it was kept.
         `audience`: if not that of the slot. Raises EngineGone if the engine dies while saving.
         """
         started, store, engine = time.perf_counter(), self._store, self.engine
@@ -351,7 +348,7 @@ class Lease:
         return point
 
     async def keep_what_was_read(self, label: str | None = None) -> bool:
-        """Save what the slot is known to hold, if that would take long to be read again; true if that is kept now.
+        """Save what the slot is known to hold, if that would take long to be read again; True if that is kept now.
 
         A state that cannot be cut only where nothing else is in the slot. Raises EngineGone and EngineRefused.
         """
@@ -367,7 +364,7 @@ class Lease:
         return await to_its_end(self.save(contents.tokens, label=label, tell=False)) is not None
 
     async def _written(self, path: Path, boundary: Tokens) -> int:
-        """Have the slot written to `path`; bytes. Nothing is left there where that fails.
+        """Have the slot written to `path`; returns the bytes. Nothing is left there where that fails.
 
         If memory could not hold it after all, the disk may. Raises StoreRefused, EngineRefused and EngineGone.
         """
@@ -392,14 +389,6 @@ class Lease:
         return answer.n_written
 
     def _note_save_point(self, point: SavePoint, tokens: int) -> None:
-        """What the slot holds now is a save point's: its rows need not be saved again."""
+        """Note that the slot holds a save point: its rows need not be saved again."""
         self.slot.save_point = point.id
         self.engine.engine.rows.count_as_saved(tokens)
-
-
-async def _may_be_its_fault(error: EngineError) -> bool:
-    """True if what the slot held may be why a request failed: no engine was stopped or killed, nor out of room."""
-    if isinstance(error, EngineRefused):
-        return error.by_engine
-    killed = isinstance(error, EngineGone) and error.life and await error.life.ends_soon() and not error.life.crashed
-    return not killed

@@ -1,4 +1,4 @@
-"""What a restore came to, and what the next request proved of it. Values, and the one judgement."""
+"""The outcome of a restore, and the judgement by the request that follows. Values only."""
 
 from __future__ import annotations
 
@@ -43,19 +43,19 @@ class RestoreRecord:
     finished_at: float  # time.perf_counter()
 
     def ms_since(self, moment: float) -> float:
-        """How much of it lay after `moment` (time.perf_counter())."""
+        """Return how much of it lay after `moment` (time.perf_counter())."""
         return max(0.0, min(self.ms, 1000 * (self.finished_at - moment)))
 
 
 @dataclass(frozen=True)
 class ReadAhead:
-    """What was read into a slot before anybody asked for it: the last so many of its tokens, and what that took."""
+    """Tokens at the end of a slot that were read before anybody asked for them, and the time that took."""
 
     tokens: int = 0
     ms: float = 0.0
 
     def within(self, tokens: int, held: int) -> ReadAhead:
-        """What of it lies within the first `held` of the slot's `tokens`."""
+        """Return the part that lies within the first `held` of the slot's `tokens`."""
         left = max(0, self.tokens - (tokens - held))
         return ReadAhead(left, self.ms * left / self.tokens) if left else NOTHING_AHEAD
 
@@ -65,7 +65,7 @@ NOTHING_AHEAD = ReadAhead()
 
 @dataclass(frozen=True)
 class Loaded:
-    """How the slot was made ready for a prompt."""
+    """The state of a slot that was made ready for a prompt."""
 
     expected_cached: int  # tokens the engine should now take from its cache
     restore: RestoreRecord | None  # what the next cache_n has to prove
@@ -78,7 +78,7 @@ NOTHING_LOADED = Loaded(0, None, None)
 
 @dataclass(frozen=True)
 class Verdict:
-    """What cache_n proved."""
+    """The result that cache_n proved."""
 
     source: Source
     hollow: bool
@@ -95,18 +95,13 @@ class Step:
 
 
 def judged(loaded: Loaded, cached: int, prompt: int) -> Verdict:
-    """What it proves of a load that `cached` tokens of the `prompt` that followed came from the engine's cache.
-
-    The same for the words while a reply comes and for its receipt.
-    """
+    """Judge a load by the request that followed: `cached` of its `prompt` tokens came from the engine's cache."""
     expected = loaded.expected_cached
     if cached < HOLLOW_SHARE * (expected or prompt):
         if loaded.restore is None:
-            reason = loaded.miss_reason or Reason(ReasonCode.NOT_REUSED)
-            return Verdict(Source.COLD, hollow=False, miss_reason=reason)
+            return Verdict(Source.COLD, hollow=False, miss_reason=loaded.miss_reason or Reason(ReasonCode.NOT_REUSED))
         places = {"accepted": loaded.restore.save_point.n_tokens, "reused": cached}
-        hollow = Reason(ReasonCode.HOLLOW, places)
-        return Verdict(Source.COLD, hollow=True, miss_reason=hollow)
+        return Verdict(Source.COLD, hollow=True, miss_reason=Reason(ReasonCode.HOLLOW, places))
     source = SOURCES[loaded.restore.tier] if loaded.restore else Source.HOT
     if loaded.ahead.ms >= max(NOTICEABLE_MS, loaded.restore.ms if loaded.restore else 0.0):
         source = Source.AHEAD  # else there would have been a wait

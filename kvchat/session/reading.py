@@ -29,16 +29,12 @@ Keep = Callable[[Tokens], Coroutine[Any, Any, object]]
 Turn = Callable[[], contextlib.AbstractAsyncContextManager[bool]]  # around a step; false: it is not made, nor any other
 
 
-def at_once() -> contextlib.AbstractAsyncContextManager[bool]:
-    return contextlib.nullcontext(True)
-
-
 async def nothing(tokens: Tokens) -> None: ...
 
 
 @dataclass
 class Pace:
-    """How many tokens a step has, by how long those before took."""
+    """Chooses how many tokens a step has, by how long those before took."""
 
     whole: float | None = None  # ms a token, in steps of WHOLE_STEP and more
     small: float | None = None  # in smaller ones
@@ -46,7 +42,7 @@ class Pace:
     _measured: set[bool] = field(default_factory=set)  # which of them were, since it began
 
     def tokens(self, left: int) -> int:
-        """Of the next step, where so many are left to read."""
+        """Return the tokens of the next step, where so many are left to read."""
         if not (self.whole or self.small):
             return min(FIRST_STEP if self.step_ms <= STEP_MS else WHOLE_STEP, left)
         whole = self.whole or (self.small or 0.0) / 2
@@ -58,7 +54,7 @@ class Pace:
         return min(max(int(self.step_ms / small), LEAST_STEP), WHOLE_STEP - 1, left)
 
     def learn(self, tokens: int, ms: float) -> None:
-        """A step took so long. The first one of either size is believed, those after it may change it by little."""
+        """Learn from a step. The first one of either size is believed, those after it may change it by little."""
         if tokens < LEAST_TOLD or not ms:
             return
         is_whole, now = tokens >= WHOLE_STEP, ms / tokens
@@ -73,7 +69,7 @@ class Pace:
 
 
 def tail_of(missing: int, ms_per_token: float | None, step_ms: float) -> int:
-    """How many of the missing tokens are best left to the request itself; at least one.
+    """Return how many of the missing tokens are best left to the request itself; at least one.
 
     As many as the engine would read last in one piece, so that it answers as it would then, to the last digit; fewer
     where they would take longer than a step should.
@@ -89,9 +85,9 @@ async def read_ahead(
     wanted: Callable[[], bool],
     progress: Callable[[int], None] = lambda done: None,
     step_ms: float = STEP_MS,
-    turn: Turn = at_once,
+    turn: Turn = lambda: contextlib.nullcontext(True),
 ) -> bool:
-    """Read `tokens` into a slot that was `loaded` for them; whether it holds them all: not if it was not `wanted`.
+    """Read `tokens` into a slot that was `loaded` for them; False if it was not `wanted` any more before the end.
 
     A step is never cut short, even where whoever waits is cancelled: what the slot holds is always known, and a state
     that cannot be cut is never left somewhere in between. The first step proves what was loaded. What reading took
@@ -115,7 +111,7 @@ async def read_ahead(
 
 
 def parts_of(lease: Lease, tokens: Tokens) -> Iterator[Tokens]:
-    """Where to save what is long: now and then, so that whoever interrupts does not cost all of it, and at the end."""
+    """Yield where to save a long prompt: now and then, so that an interruption does not cost all of it, and its end."""
     rate = lease.slots.restore_cost.speed.ms_per_token
     part = max(int(PART_MS / rate), LEAST_PART) if rate else FIRST_PART
     for end in (*range(part, len(tokens) - part // 2, part), len(tokens)):
@@ -131,7 +127,7 @@ async def read_and_keep(
     progress: Callable[[int], None],
     step_ms: float = STEP_MS,
 ) -> bool:
-    """As `read_ahead`, up to one stop after the other, of which the slot is to be kept; whether it came to the end."""
+    """As `read_ahead`, up to one stop after the other, and `keep` the slot at each; True if it came to the end."""
     for number, stop in enumerate(stops):
         if number:
             loaded = await lease.load((*stop, NEXT))
@@ -142,7 +138,6 @@ async def read_and_keep(
 
 
 async def _step(lease: Lease, tokens: Tokens, loaded: Loaded) -> tuple[Timings, Loaded]:
-    """Read on up to the end of these tokens; what that took, and what the slot is loaded with now."""
     timings = await lease.read(tokens)
     unproved = loaded.restore is not None and not loaded.ahead.tokens
     if unproved and (await lease.prove(loaded, timings.cache_n, len(tokens))).hollow:

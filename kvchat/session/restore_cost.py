@@ -45,7 +45,7 @@ class ReadingSpeed:
         self._steps: dict[bool, float] = {}  # ms per token of the last step, by whether it was a whole one
 
     def learn(self, tokens: int, ms: float, after: int) -> None:
-        """Take in that `tokens` were read after so many others in `ms`, as a step or at once."""
+        """Note that `tokens` were read after so many others in `ms`, as a step or at once."""
         if not (tokens and ms):
             return
         if tokens >= LEAST_TOLD:
@@ -56,30 +56,32 @@ class ReadingSpeed:
         self.readings.append(Reading(before.tokens + tokens, before.ms + ms, after + tokens))
 
     def recall(self, readings: Iterable[Reading]) -> None:
-        """Take in what earlier runs have measured, the last at the end; once."""
+        """Add the readings of earlier runs, the last at the end; once."""
         if not self.recalled:
             self.recalled = True
             self.readings = deque((*readings, *self.readings), maxlen=_READINGS)
 
     def ms_per_step_token(self) -> tuple[float | None, float | None]:
-        """What a token takes in whole steps and in smaller ones, where it may take longer, by the last of either."""
+        """Return ms per token of the last whole step and of the last smaller one, where a token may take longer."""
         return self._steps.get(True, self.ms_per_token), self._steps.get(False)
 
     @property
     def ms_per_token(self) -> float | None:
         """The median of the last readings; None before any was long enough to say."""
-        return self._ms_per_token(0)
+        rates = self._rates(0)
+        return statistics.median(rates) if rates else None
 
     def ms(self, tokens: int) -> float | None:
-        """An estimate in one figure, for decisions; `forecast` is what is shown."""
-        rate = self._ms_per_token(tokens) or self.ms_per_token
+        """Estimate the time in one figure, for decisions; `forecast` is shown."""
+        rates = self._rates(tokens)
+        rate = statistics.median(rates) if rates else self.ms_per_token
         return rate and tokens * rate
 
     def forecast(self, tokens: int, more_ms: float = 0.0) -> TimeRange | None:
-        """How long reading `tokens` takes, and `more_ms` for something else; None where too little is known of it.
+        """Estimate the time of reading `tokens`, plus `more_ms`; None where too little is known.
 
-        The last readings say it: one figure where they agree, a range where they do not, nothing where they are too
-        far apart. Of five the slowest and the quickest may have met a busy or an idle moment.
+        One figure where the last readings agree, a range where they do not, nothing where they are too far apart. Of
+        five the slowest and the quickest may have met a busy or an idle moment.
         """
         rates = sorted(self._rates(tokens))
         if len(rates) == _LAST:
@@ -91,19 +93,15 @@ class ReadingSpeed:
         least, most = ((more_ms + tokens * rate) / 1000 for rate in (rates[0], rates[-1]))
         return TimeRange(least, most)
 
-    def _ms_per_token(self, tokens: int) -> float | None:
-        rates = self._rates(tokens)
-        return statistics.median(rates) if rates else None
-
     def _rates(self, tokens: int) -> list[float]:
-        """In ms per token, of the last readings that say something of one of so many tokens."""
+        """Return ms per token of the last readings that are long enough to say something of so many tokens."""
         least = max(LEAST_MEASURED, tokens / _MUCH_LONGER)
-        return [one.ms / one.tokens for one in self.readings if one.tokens >= least][-_LAST:]
+        return [reading.ms / reading.tokens for reading in self.readings if reading.tokens >= least][-_LAST:]
 
 
 @dataclass(frozen=True)
 class BreakEven:
-    """From how many tokens on a restore is quicker than reading, and the rates that say so."""
+    """The tokens from which on a restore is quicker than reading, and the rates that say so."""
 
     tokens: int | None  # None: never within the context
     prefill_ms_per_token: float
@@ -111,7 +109,7 @@ class BreakEven:
 
 
 class RestoreCost:
-    """What restoring and reading take, as measured in this run or recalled from an earlier one."""
+    """The measured time of restoring and reading, in this run and recalled from earlier ones."""
 
     def __init__(self) -> None:
         self._speeds: dict[str, ReadingSpeed] = {}  # by model
@@ -123,15 +121,14 @@ class RestoreCost:
         return statistics.median(self._restores) if self._restores else None
 
     def speed_of(self, model: str) -> ReadingSpeed:
-        """How fast a model reads, by its name in fingerprints."""
+        """Return the speed of a model, by its name in fingerprints."""
         return self._speeds.setdefault(model, ReadingSpeed())
 
     def use_model(self, model: str) -> None:
-        """Learn and tell of this model from now on."""
         self.speed = self.speed_of(model)
 
     def learn_restore(self, size: int, ms: float) -> None:
-        """A slot file of `size` bytes was put together and restored in `ms`."""
+        """Note that a slot file of `size` bytes was put together and restored in `ms`."""
         if size:
             self._restores.append(ms / size)
 
@@ -149,9 +146,9 @@ class RestoreCost:
         return size * self.restore_ms_per_byte < gain * rate
 
     def worth_trying(self, gain: int, size: int) -> bool:
-        """As `worth`, for a restore that is about to be made or left.
+        """As `worth`, for a restore that is about to be made or skipped.
 
-        What is left is not measured, so each time the restores' rate is believed a little less: one slow moment must
+        A skipped one is not measured, so each time the restores' rate is believed a little less: one slow moment must
         not be its last word.
         """
         worth = self.worth(gain, size)
@@ -160,7 +157,7 @@ class RestoreCost:
         return worth
 
     def break_even(self, size_of: Callable[[int], float], context_size: int) -> BreakEven | None:
-        """The least gain that is `worth` its restore; None until both rates were measured.
+        """Find the least gain that is `worth` its restore; None until both rates were measured.
 
         `size_of`: bytes of the slot file that holds so many tokens, a part that grows with them and a fixed one.
         """

@@ -1,6 +1,6 @@
-"""Does restoring work here: how far it goes with one engine, model and set of flags, and the file that this is kept in.
+"""How far restoring works with one engine, model and set of flags, and the file where findings are kept.
 
-That it does not work may have had another reason: it is tried again after a week, and when the user asks for it.
+A finding that it does not work may have had another reason: it is tried again after a week, or when the user asks.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _MORE_CAREFUL = {
 
 @dataclass(frozen=True)
 class Finding:
-    """What is known of restoring with one engine build, model and set of flags."""
+    """The result of trying to restore with one engine build, model and set of flags."""
 
     strategy: Strategy
     proved: bool  # by the self-test or a restore since; else assumed from the model's architecture
@@ -73,7 +73,7 @@ class Finding:
         return sentences(words, self.reason.in_a_sentence if self.reason else "")
 
     def after_restore(self, *, hollow: bool) -> Finding:
-        """What is known after one more restore in a real turn."""
+        """Return the finding after one more restore in a real turn."""
         if not hollow:
             return replace(self, proved=True, hollow=0)
         reason = Reason(ReasonCode.UNUSED)
@@ -99,7 +99,7 @@ _MOST, _MOST_BYTES = 200, 4_000_000  # the newest are kept; a larger file is not
 
 @dataclass(frozen=True)
 class Subject:
-    """What a finding is about: it holds for nothing else."""
+    """The subject of a finding: it holds for nothing else."""
 
     fingerprint: Fingerprint  # model, KV types and every flag that changes what a state means
     build: str  # of the engine
@@ -136,7 +136,7 @@ class Findings:
 
 
 def newest_finding(file: Path, model: str) -> tuple[Finding, str] | None:
-    """The last finding for a model, by its identity, and the engine build it is about; None without one."""
+    """Return the last finding for a model, by its identity, and the engine build it is about; None without one."""
     row = next((row for row in _read(file) if row["fingerprint"].get("model") == model), None)
     finding = _finding(row) if row else None
     return (finding, row["build"]) if row and finding else None
@@ -153,7 +153,6 @@ def store_finding(file: Path, subject: Subject, finding: Finding, found_at: floa
 
 
 def _keep(file: Path, wanted: Callable[[dict[str, Any]], bool], *new: dict[str, Any]) -> None:
-    """Write these and what is wanted of the others, where that is not what is there."""
     there = _read(file)
     rows = [*new, *filter(wanted, there)][:_MOST]
     if rows != there:
@@ -164,16 +163,12 @@ def _keep(file: Path, wanted: Callable[[dict[str, Any]], bool], *new: dict[str, 
 
 
 def _read(file: Path) -> list[dict[str, Any]]:
+    types = {"fingerprint": dict, "build": str, "found_at": int | float}
     with suppress(OSError, ValueError):
         rows = read_json(file, _MOST_BYTES)
-        return [row for row in rows if _makes_sense(row)] if isinstance(rows, list) else []
+        dicts = [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+        return [row for row in dicts if all(isinstance(row.get(name), kind) for name, kind in types.items())]
     return []
-
-
-def _makes_sense(row: object) -> bool:
-    if not isinstance(row, dict) or not isinstance(row.get("fingerprint"), dict):
-        return False
-    return isinstance(row.get("build"), str) and isinstance(row.get("found_at"), int | float)
 
 
 def _is_about(row: dict[str, Any], subject: Subject) -> bool:

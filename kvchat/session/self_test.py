@@ -1,4 +1,4 @@
-"""Does restoring work here? Tried out on a fresh engine with a text of its own, before the first turn.
+"""Tries out restoring on a fresh engine with a text of its own, before the first turn.
 
 The trial runs through the same lease of a slot and block store as every turn, on a store of its own, and leaves nothing
 behind: not in the slot, not in the engine's slot folder, not in the user's store.
@@ -37,7 +37,7 @@ _NAME = "self-test"
 
 
 async def self_test(host: ReadyEngine) -> Finding:
-    """What restoring can do with this engine; `host` holds what the model's architecture promises.
+    """Find out what restoring can do with this engine; `host` holds what the model's architecture promises.
 
     Takes a second or so; what cannot be tried in that order of time is left as promised and not proved. Raises
     EngineGone if the engine dies over it.
@@ -58,7 +58,7 @@ def _not_tried(reason: Reason) -> Reason:
 
 @contextlib.asynccontextmanager
 async def _trial(host: ReadyEngine) -> AsyncIterator[_Trial]:
-    """A trial with a store of its own, swept with the engine's slot folder should this process be killed."""
+    """Make a trial with a store of its own, swept with the engine's slot folder should this process be killed."""
     folder = await asyncio.to_thread(
         tempfile.TemporaryDirectory, dir=host.slot_path, prefix=f"{disk.name_for_engine()}-"
     )
@@ -88,7 +88,7 @@ class _Trial:
             self._skipped = event.reason
 
     async def run(self, promised: Strategy) -> Finding:
-        """Try what is promised, then what asks less; of a sliding window first with a chat shorter than that."""
+        """Try the promised strategy, then more careful ones; a sliding window first with a chat that is shorter."""
         window = self._host.window
         length = max(LENGTH, window + BEYOND) if window else LENGTH
         text = await self._text(length + 2 * NEXT)
@@ -105,7 +105,7 @@ class _Trial:
         return Finding(strategy, proved, reason)
 
     async def _why_not_tried(self, text: Tokens, length: int) -> Reason | None:
-        """Why a text of so many tokens cannot be tried in short time; None where it can."""
+        """Return why a text of so many tokens cannot be tried in short time; None where it can."""
         if len(text) < length + 2 * NEXT or length + 2 * NEXT >= self._host.context_size:
             return Reason(ReasonCode.WINDOW_AS_CONTEXT)
         if length > LENGTH:
@@ -147,7 +147,7 @@ class _Trial:
         await self._slots.absorb()
 
     async def _restored(self, lease: Lease, prompt: Tokens, length: int) -> Reason | None:
-        """As at the beginning of a turn, from an empty slot: what went wrong, None if `length` tokens came back."""
+        """Load as at the beginning of a turn, from an empty slot; returns what went wrong."""
         engine = lease.engine.engine
         await engine.erase_slot()
         lease.slot.forget()
@@ -160,7 +160,7 @@ class _Trial:
         return None
 
     async def _text(self, length: int) -> Tokens:
-        """Tokens of a text without repetition, at least so many if the model's vocabulary is like others."""
+        """Make tokens of a text without repetition, so many if the model's vocabulary is like others."""
         lines = (f"Item {number} weighs {number * 37 % 991} grams." for number in range(length // 6 + 8))
         tokens = await self._host.engine.prompt_tokens([ChatMessage("user", "\n".join(lines))])
         return tokens[:length]

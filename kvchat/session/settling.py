@@ -24,7 +24,7 @@ R = TypeVar("R")
 
 
 class Settling:
-    """Ends early when it is superseded, at any time; a save that has begun goes on."""
+    """Settles and saves a slot; ends early when superseded, but a save that has begun goes on."""
 
     def __init__(self, tell: Tell) -> None:
         self._tell = tell
@@ -37,7 +37,7 @@ class Settling:
         self.hurry()
 
     def hurry(self) -> None:
-        """Somebody else needs the slot: what was read is not lost for that, but it is settled no further."""
+        """Settle no further, for another owner needs the slot; what was read is saved all the same."""
         self._superseded = True
         self._steps.interrupt()
 
@@ -81,7 +81,6 @@ class Settling:
         self.save_ms += 1000 * (time.perf_counter() - began_at)
 
     async def _unless_superseded(self, step: Coroutine[Any, Any, R]) -> R | None:
-        """Run a step of settling; None when the next request came first."""
         if self._superseded:
             step.close()
             return None
@@ -90,9 +89,9 @@ class Settling:
 
 @dataclass(frozen=True)
 class SystemPrompt:
-    """What a prompt begins with, if that may be saved by itself."""
+    """A system prompt that may be saved by itself."""
 
-    label: str  # what of the owner's it is, as a message
+    label: str  # id of the owner's item it belongs to
     is_shared: Callable[[], Awaitable[bool]]  # whether others begin so, too; asked only where it matters
 
 
@@ -103,7 +102,7 @@ async def save_on_the_way(
     prompt: Tokens,
     progress: Callable[[PromptProgress], None],
 ) -> Timings | None:
-    """Read `prompt` up to where every first question begins, after its system prompt, and save. What that took.
+    """Read `prompt` up to the end of its system prompt, where every first question begins, and save.
 
     None if a save point there would gain nothing. A long prompt gets one before others share it: whoever asks the first
     question anew, or begins the next chat, need not read it again. May be cancelled: a save that has begun is finished.

@@ -1,7 +1,4 @@
-"""One of the engine's slots, what is known to be in it, and what loading would do for a prompt.
-
-The plan is the same for whoever loads (`lease.py`) and for whoever only wants to know what that would come to.
-"""
+"""One of the engine's slots, its known contents, and the plan of how to load a prompt into it."""
 
 from __future__ import annotations
 
@@ -25,7 +22,7 @@ _USES = itertools.count(1)
 
 @dataclass(frozen=True)
 class SlotContents:
-    """What a slot is known to hold: at least `tokens`; exactly those when `exact`."""
+    """The known contents of a slot: at least `tokens`; exactly those when `exact`."""
 
     generation: int
     owner: str
@@ -35,7 +32,7 @@ class SlotContents:
     ahead: ReadAhead = NOTHING_AHEAD  # of those tokens
 
     def serves(self, prompt: Tokens, can_cut: bool) -> int:
-        """How many of the prompt's tokens it can serve: all that are shared, or, where it cannot be cut, all or none.
+        """Count the prompt's tokens it can serve: all that are shared, or, where it cannot be cut, all or none.
 
         Of contents whose tail is not known (`exact` false) only the engine can tell; they are taken to extend.
         """
@@ -44,7 +41,7 @@ class SlotContents:
 
 
 class Slot:
-    """One of the engine's sequences. Whoever needs it has it from restore to save: no two owners ever mix."""
+    """One of the engine's sequences. Its owner has it from restore to save: no two owners ever mix."""
 
     def __init__(self, number: int = 0) -> None:
         self.number = number  # its place among those that are kvchat's: the first is 0
@@ -69,13 +66,13 @@ class Slot:
         self.claim, self.talks, self.leaving = 0, False, False
 
     def of_process(self, generation: int) -> None:
-        """It is that engine process's from now on: a new one has nothing in it."""
+        """Note which engine process the slot belongs to: a new one has nothing in it."""
         if generation != self.generation:
             self.generation, self.at_most, self.contents = generation, 0, None
             self.audience = self.suspect = None
 
     def held(self, generation: int) -> int:
-        """How many tokens that engine process keeps in it, at most."""
+        """Return how many tokens that engine process keeps in it, at most."""
         if generation != self.generation:
             return 0
         return max(self.at_most, len(self.contents.tokens) if self.contents else 0)
@@ -85,6 +82,9 @@ class Slot:
         if contents is None or (generation is not None and contents.generation != generation):
             return None
         return contents.owner
+
+    def serves(self, prompt: Tokens, can_cut: bool) -> int:
+        return self.contents.serves(prompt, can_cut) if self.contents else 0
 
     def known(self, engine: ReadyEngine) -> SlotContents | None:
         if self.holds(engine.generation) is None:
@@ -120,7 +120,7 @@ class Slot:
 
 @dataclass(frozen=True)
 class Plan:
-    """How a prompt is made ready."""
+    """The way to make a slot ready for a prompt."""
 
     as_it_is: Loaded  # by the slot alone; says why nothing is restored where it has nothing of the prompt
     restore: RestorePlan | None = None  # in its place, where that leaves less to read
@@ -138,7 +138,7 @@ async def plan(
     prompt: Tokens,
     worth: Callable[[int, int], bool],
 ) -> Plan:
-    """What leaves the least of the prompt to read, for a slot with these contents.
+    """Plan to leave the least of the prompt to read, for a slot with these contents.
 
     `worth`: whether so many tokens are worth a restore of so many bytes (see RestoreCost).
     """
@@ -166,7 +166,7 @@ async def plan(
 
 
 def unchanged(engine: ReadyEngine, contents: SlotContents | None, prompt: Tokens) -> Loaded:
-    """What a slot with these contents is to a prompt if nothing is loaded."""
+    """Return what a slot with these contents is to a prompt if nothing is loaded."""
     held = contents.serves(prompt, engine.can_cut) if contents else 0
     if not contents or not held:
         return NOTHING_LOADED
@@ -174,7 +174,7 @@ def unchanged(engine: ReadyEngine, contents: SlotContents | None, prompt: Tokens
 
 
 async def found(store: SavePointStore, engine: ReadyEngine, owner: str, prompt: Tokens) -> RestorePlan | Miss:
-    """The save point that has the most of a prompt, or why there is none."""
+    """Find the save point that has the most of a prompt, or why there is none."""
     return await asyncio.to_thread(
         store.find, engine.fingerprint, prompt, can_cut=engine.can_cut, conversation_id=owner
     )

@@ -1,4 +1,4 @@
-"""All of the engine's slots, with what they share: its context, its time, the store, and what is still being put away.
+"""All of the engine's slots, with what they share: its context, its time, the store, and unfinished saves.
 
 With `--kv-unified` a prompt may be as long as the whole context, whatever lies in the other slots. When it is full the
 engine purges idle slots, the first of them first, whatever they are worth; where that is not enough, all requests that
@@ -26,6 +26,7 @@ from kvchat.session.allocator import Allocator
 from kvchat.session.host import ReadyEngine
 from kvchat.session.restore_cost import RestoreCost
 from kvchat.session.slot import Slot
+from kvchat.system.files import size_of
 from kvchat.words.language import _
 from kvchat.words.wording import rough_duration, size
 
@@ -37,7 +38,7 @@ _ENGINE_S_PER_BYTE, _STORE_S_PER_BYTE = 1e-9, 2e-9  # until this computer has sh
 
 @dataclass(frozen=True)
 class Unfinished:
-    """What is to be put away before all is kept."""
+    """Work that is left until all is saved."""
 
     bytes: int
     seconds: float  # that it may take
@@ -57,13 +58,10 @@ class _Step:
 
     @property
     def written(self) -> int:
-        try:
-            return self.path.stat().st_size if self.path else 0
-        except OSError:
-            return 0
+        return size_of(self.path) if self.path else 0
 
     def left_s(self, rate: float) -> float:
-        """Seconds to go: at so many a byte, or as fast as it has been written so far."""
+        """Estimate the seconds to go: at so many a byte, or as fast as it has been written so far."""
         taken, written = time.monotonic() - self.began_at, self.written
         if written:
             return taken * max(0, self.size - written) / written
@@ -71,7 +69,7 @@ class _Step:
 
 
 class Finishing:
-    """For all slots. Belongs to the event loop's thread, but for `cancelled`."""
+    """Saves under way in all slots, and how long they take. On the event loop's thread, but for `cancelled`."""
 
     def __init__(self) -> None:
         self.cancelled = threading.Event()  # nobody waits for it any more
@@ -84,7 +82,7 @@ class Finishing:
         self._rates = {True: _ENGINE_S_PER_BYTE, False: _STORE_S_PER_BYTE}
 
     def cancel(self) -> None:
-        """Nobody waits for it any more: what is not kept by now will not be."""
+        """Give up what is not kept by now: nobody waits for it any more."""
         self.cancelled.set()
         self._hurry.set()
 
@@ -111,7 +109,7 @@ class Finishing:
 
     @contextlib.contextmanager
     def reading(self, size: int) -> Iterator[Callable[[object], None]]:
-        """The engine reads up to where it saves some `size` bytes; gives what is to be told how far it is."""
+        """Count `size` bytes that the engine saves when it has read so far; yields what is to be told its progress."""
 
         def tell(progress: object) -> None:
             self._read = progress
@@ -124,7 +122,6 @@ class Finishing:
 
     @contextlib.contextmanager
     def saving(self, size: int, path: Path) -> Iterator[None]:
-        """The engine is about to write some `size` bytes to `path`."""
         with self._running(_Step(size, path, time.monotonic())):
             yield
         self._waiting += size
@@ -145,7 +142,7 @@ class Finishing:
         return Unfinished(max(waiting, absorbed), seconds + waiting * rates[False])
 
     def progress(self) -> object:
-        """Equal to what it was before only if the engine wrote and read nothing meanwhile."""
+        """Return a value that is equal to an earlier one only if the engine wrote and read nothing meanwhile."""
         if any(step.path is None for step in self._steps):  # our own work always comes to an end
             return object()
         return [(step, step.written) for step in self._steps] or self._read
@@ -166,12 +163,32 @@ STEP_EVERY_S = 5.0  # so often a step of a program's prompt is read while a repl
 
 
 class SharedContext:
-    """Who has how much of it. Belongs to the event loop's thread."""
+    """Shares out the engine's context, and its time among programs' prompts. Belongs to the event loop's thread."""
 
     def __init__(self, allocator: Allocator) -> None:
         self._allocator = allocator
         self._waiting: list[Slot] = []  # for room, those of the window first
         self._erasing: set[asyncio.Task[None]] = set()
+        self._turn = asyncio.Lock()  # first come, first served
+
+    @contextlib.asynccontextmanager
+    async def step(self, slot: Slot) -> AsyncIterator[bool]:
+        """Around a step in which a program's prompt is read, once it is its turn: one at a time, the window first.
+
+        None is made while the window waits for a first word. False: not at all now, for the window needs the room that
+        the slot takes: leave that, and begin again.
+        """
+        async with self._turn:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(None) as patience:
+                    while (streaming := self._allocator.at_the_window()) and not self.crowded(slot):
+                        if not all(streaming):
+                            patience.reschedule(None)
+                        elif patience.when() is None:
+                            patience.reschedule(asyncio.get_running_loop().time() + STEP_EVERY_S)
+                        await self._allocator.moved()
+            slot.leaving = self.crowded(slot)
+            yield not slot.leaving
 
     def crowded(self, slot: Slot) -> bool:
         """True if a program is to leave this slot: somebody at the window waits for one, or for room that it takes."""
@@ -179,10 +196,10 @@ class SharedContext:
         return not slot.window and (slot.leaving or waited_for)
 
     async def room(self, slot: Slot, engine: ReadyEngine, tokens: int) -> None:
-        """Once there is room for so many tokens in the slot, for its holder. Raises EngineGone and EngineRefused."""
+        """Wait until there is room for so many tokens in the slot. Raises EngineGone and EngineRefused."""
         slot.claim = 0
         self._waiting.append(slot)
-        self._waiting.sort(key=lambda one: not one.window)
+        self._waiting.sort(key=lambda waiting: not waiting.window)
         self._allocator.move()
         try:
             while self._waiting[0] is not slot or not self._fits(slot, engine, tokens):
@@ -196,18 +213,18 @@ class SharedContext:
             self._allocator.move()
 
     def grows(self, slot: Slot, engine: ReadyEngine, tokens: int) -> None:
-        """The holder of the slot has come to so many tokens: what nobody uses goes, if it is in the way."""
+        """Note that the slot has come to so many tokens; what nobody uses is erased if it is in the way."""
         if tokens > slot.claim:
             slot.claim = tokens + MARGIN
             self._make_room(slot, engine)
 
     def _fits(self, slot: Slot, engine: ReadyEngine, tokens: int) -> bool:
-        """True if it does beside those that are answered. Alone it always does: the engine says what is too long."""
+        """True if so many tokens fit beside what is answered. Alone they do: the engine says what is too long."""
         claimed = sum(other.claim for other in self._others(slot))
         return not claimed or claimed + tokens + MARGIN <= engine.context_size
 
     def _make_room(self, slot: Slot, engine: ReadyEngine) -> None:
-        """Begin to erase what nobody uses now and has to go, so that there is room for what the slot claims."""
+        """Begin to erase idle slots, the one used longest ago first, until there is room for what the slot claims."""
         claimed = sum(other.claim for other in self._others(slot))
         idle = [other for other in self._others(slot) if not other.claim and other.held(engine.generation)]
         idle.sort(key=lambda other: -other.used_at)
@@ -228,41 +245,12 @@ class SharedContext:
         return [other for other in self._allocator.all if other is not slot]
 
 
-class Steps:
-    """In which programs' prompts are read: one at a time, each program in its turn, and the window before all."""
-
-    def __init__(self, allocator: Allocator, context: SharedContext) -> None:
-        self._allocator, self._context = allocator, context
-        self._turn = asyncio.Lock()  # first come, first served
-
-    @contextlib.asynccontextmanager
-    async def step(self, slot: Slot) -> AsyncIterator[bool]:
-        """Around a step in a program's slot, once it is its turn: not while the window waits for a first word.
-
-        False: not at all now, for the window needs the room that the slot takes: leave that, and begin again.
-        """
-        async with self._turn:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(None) as patience:
-                    while (waits := list(self._allocator.at_the_window())) and not self._context.crowded(slot):
-                        if not all(waits):
-                            patience.reschedule(None)
-                        elif patience.when() is None:
-                            patience.reschedule(asyncio.get_running_loop().time() + STEP_EVERY_S)
-                        await self._allocator.moved()
-            slot.leaving = self._context.crowded(slot)
-            yield not slot.leaving
-
-
 class Slots(Allocator):
     """The slots, with all that their owners share. Belongs to the event loop's thread."""
 
     def __init__(self, store: SavePointStore) -> None:
         super().__init__(RestoreCost())
-        self.store = store
-        self.finishing = Finishing()
-        self.context = SharedContext(self)
-        self.steps = Steps(self, self.context)
+        self.store, self.finishing, self.context = store, Finishing(), SharedContext(self)
         self._in_turn = asyncio.Lock()  # first come, first served
         self._writing: set[asyncio.Future[Any]] = set()
 

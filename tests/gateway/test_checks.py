@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from starlette.datastructures import Headers
 
-from kvchat.gateway.checks import Checks, is_loopback, origins_in
+from kvchat.engine.running.external import is_loopback
+from kvchat.gateway.checks import Checks, origins_in
 from kvchat.gateway.dialects.asked import Refused
 from kvchat.gateway.keys import EVERYBODY, BadKeyFile, DoorKeys, Keys, program_name, read_key_file
 from kvchat.system.paths import resolve_paths

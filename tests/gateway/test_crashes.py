@@ -18,7 +18,7 @@ import httpx2
 import pytest
 
 from kvchat.engine.running.supervisor import RestartPolicy
-from kvchat.engine.speaking.errors import EngineFailure, FailureKind, Life
+from kvchat.engine.speaking.errors import EngineFailure, EngineGone, FailureKind, Life
 from kvchat.gateway.checks import (
     MOST_GRAMMAR,
     MOST_LEVELS,
@@ -139,11 +139,10 @@ async def test_a_loss_is_explained_by_the_life_it_belongs_to(at: OpenDoor, fake_
     """Also when the next engine is ready before anybody asks."""
     host, connection = at.runtime.engine.managed, at.runtime.engine.managed._connection
     engine, generation = await connection.ready(), connection.generation
-    with pytest.raises(Exception, match="broke off") as loss:
+    with pytest.raises(EngineGone, match="broke off") as loss:
         await engine._http.call("POST", "/v1/chat/completions", chat_body(BOMB))
     await until(lambda: connection.generation > generation and host.is_ready())
-    told = await host.explain_loss(loss.value)  # type: ignore[arg-type]
-    assert "crashed" in str(told)
+    assert "crashed" in str(await loss.value.explained())
 
 
 class Clock:

@@ -12,7 +12,7 @@ from typing import cast
 import pytest
 
 from kvchat.engine.speaking.client import LlamaServerClient, SlotRows
-from kvchat.engine.speaking.errors import EngineError, EngineGone, EngineRefused
+from kvchat.engine.speaking.errors import EngineError, EngineFailure, EngineGone, EngineRefused, FailureKind, Life
 from kvchat.engine.speaking.wire import ChatChunk, ChatMessage, PromptProgress, Sampling, Timings
 from kvchat.kvstore.savepoint import Fingerprint, Tokens
 from kvchat.kvstore.store import SavePointStore
@@ -52,7 +52,6 @@ class Room:
     """Gives out these engines, one after the other is lost."""
 
     engines: list[ReadyEngine]
-    hollow: list[bool] = field(default_factory=list)
     sizes: list[int] = field(default_factory=list)  # asked for
 
     def is_ready(self, model: str | None = None, *, sees: bool = False) -> bool:
@@ -60,17 +59,19 @@ class Room:
 
     async def ready(self, model: str | None = None, *, sees: bool = False, tokens: int = 0) -> ReadyEngine:
         self.sizes.append(tokens)
-        return self.engines[0]
+        return self.engines.pop(0) if len(self.engines) > 1 else self.engines[0]
 
     def recovers(self) -> bool:
-        return len(self.engines) > 0
+        return True
 
-    async def note_restore(self, *, hollow: bool) -> None:
-        self.hollow.append(hollow)
+    async def note_restore(self, *, hollow: bool) -> None: ...
 
-    async def explain_loss(self, error: EngineError) -> EngineError:
-        self.engines.pop(0)
-        return EngineError("It ran out of memory", "", "")
+
+def lost() -> EngineGone:
+    error = EngineGone("It is gone", "", "")
+    error.life = Life()
+    error.life.end(EngineFailure(FailureKind.OUT_OF_MEMORY, "It ran out of memory", "", ""))
+    return error
 
 
 def ready(engine: Script, strategy: Strategy = Strategy.NONE, generation: int = 1, size: int = 4096) -> ReadyEngine:
@@ -153,16 +154,14 @@ async def test_a_stop_while_it_reads_notes_what_was_read() -> None:
 
 
 async def test_an_engine_lost_before_the_first_word_costs_nothing() -> None:
-    lost = ready(Script(progress(20), EngineGone("It is gone", "", "")))
-    cast_ = Cast(lost, ready(Script(chunk("Yes"), DONE), generation=2))
+    cast_ = Cast(ready(Script(progress(20), lost())), ready(Script(chunk("Yes"), DONE), generation=2))
     with pytest.raises(EngineRefused):
         await cast_.ask()
     assert [one.text for one in cast_.heard if one.text] == ["Yes"]
 
 
 async def test_an_engine_lost_after_it_is_told_in_the_rooms_words() -> None:
-    lost = ready(Script(chunk("Yes"), EngineGone("It is gone", "", "")))
-    cast_ = Cast(lost, ready(Script(chunk("Yes"), DONE), generation=2))
+    cast_ = Cast(ready(Script(chunk("Yes"), lost())), ready(Script(chunk("Yes"), DONE), generation=2))
     with pytest.raises(EngineError, match="ran out of memory"):
         async with cast_.exchange.losses_explained():
             await cast_.ask()

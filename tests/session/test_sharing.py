@@ -168,7 +168,7 @@ async def test_programs_read_step_by_step_in_turn() -> None:
     async def reads(name: str) -> None:
         async with slots.needed("program", window=False) as slot:
             for _ in range(3):
-                async with slots.steps.step(slot) as may:
+                async with slots.context.step(slot) as may:
                     assert may
                     order.append(name)
                     await steps(2)
@@ -184,7 +184,7 @@ async def test_a_send_at_the_window_waits_for_one_step_at_most(monkeypatch: pyte
     async def reads() -> None:
         async with slots.needed("program", window=False) as slot:
             for _ in range(6):
-                async with slots.steps.step(slot):
+                async with slots.context.step(slot):
                     order.append("step")
                     await steps(2)
 
@@ -209,7 +209,7 @@ async def test_a_program_that_reads_leaves_the_room_that_the_window_needs() -> N
             async with slots.needed("program", window=False) as slot:
                 await room(slots, slot, engine, 900)
                 for _ in range(4):
-                    async with slots.steps.step(slot) as may:
+                    async with slots.context.step(slot) as may:
                         if not may:
                             log.append("gave way")
                             break

@@ -56,7 +56,7 @@ class ReachPolicy:
 
 
 def parse_address(text: str) -> str:
-    """The address as it is used, without a slash at the end. Raises BadAddress in words."""
+    """Return the address as it is used, without a slash at the end. Raises BadAddress."""
     try:
         url = httpx2.URL(text.strip())
     except httpx2.InvalidURL as error:
@@ -117,7 +117,7 @@ class ExternalServer(EngineConnection):
             await client.aclose()
 
     async def _find(self, client: LlamaServerClient, lost: EngineFailure | None) -> EngineFailure | None:
-        """Wait until it can be used (None), or until it is clear that it cannot (the reason)."""
+        """Wait until it can be used, or return why it cannot."""
         self._publish(EngineStatus(EngineState.STARTING, lost))
         policy, now = self._policy, time.monotonic
         until = now() + (policy.returns_s if lost else policy.unreachable_s)
@@ -155,7 +155,7 @@ class ExternalServer(EngineConnection):
 
 
 async def _unfit(client: LlamaServerClient) -> EngineFailure | None:
-    """Why a server that answers cannot be used, None if it can."""
+    """Return why a server that answers cannot be used, None if it can."""
     try:
         facts = await client.facts()
     except EngineRefused as refusal:
@@ -209,15 +209,22 @@ class RunningServer:
 
     @property
     def slot_folder(self) -> Path | None:
-        """Where it keeps slot files, None if it does not."""
         value = self.value_of("--slot-save-path")
         return self.folder / value if value else None
 
 
+def is_loopback(host: str) -> bool:
+    """True if nobody but this computer can reach that address."""
+    try:
+        return ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
 def find_server(url: str) -> RunningServer | None:
-    """The process that answers at this address; None if it is on another computer or not ours to look into."""
+    """Find the process that answers at this address; None if it is on another computer or not ours to look into."""
     address = httpx2.URL(url)
-    if not _is_here(address.host):
+    if not is_loopback(address.host):
         return None
     port = address.port or (443 if address.scheme == "https" else 80)
     for process in psutil.process_iter():
@@ -233,7 +240,7 @@ def find_server(url: str) -> RunningServer | None:
 
 
 def reachable_slot_folder(server: RunningServer, proc: Path = Path("/proc")) -> Path | None:
-    """Where the server's slot files can be had; None where they cannot.
+    """Return where the server's slot files can be had; None where they cannot.
 
     No slot is touched to find out: another program may be using it. In a container the server's folder may be another
     than the one of that name here; Linux tells (`proc`).
@@ -248,11 +255,3 @@ def reachable_slot_folder(server: RunningServer, proc: Path = Path("/proc")) -> 
     except OSError:
         return None
     return folder
-
-
-def _is_here(host: str) -> bool:
-    if host == "localhost":
-        return True
-    with contextlib.suppress(ValueError):
-        return ip_address(host.strip("[]")).is_loopback
-    return False

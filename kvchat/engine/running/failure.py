@@ -1,4 +1,4 @@
-"""Says in words why an engine died: by how it ended and by its last words (`errors.py`). Pure."""
+"""Explains why an engine died, by how it ended and by its last words (`errors.py`). Pure."""
 
 from __future__ import annotations
 
@@ -16,11 +16,8 @@ from kvchat.engine.speaking import errors
 from kvchat.engine.speaking.errors import (
     LOG_ADVICE,
     MEMORY_ADVICE,
-    EngineBroken,
-    EngineError,
     EngineFailed,
     EngineFailure,
-    EngineSilent,
     FailureKind,
     last_error,
     missing_library,
@@ -37,16 +34,20 @@ _FROM_OUTSIDE = {getattr(signal, name, None) for name in ("SIGKILL", "SIGTERM", 
 
 
 def explain(outcome: Outcome, *, was_ready: bool = False) -> EngineFailure:
-    """Why the process ended, for a process nobody told to stop. `was_ready`: it had been serving before."""
+    """Explain why a process ended that nobody told to stop. `was_ready`: it had been serving before."""
     lines = outcome.last_lines
-    failure = _by_start(outcome, lines) or _by_words(outcome, lines, was_ready) or _by_signal(outcome, lines)
-    if failure is not None:
-        return failure
-    return EngineFailure(
-        FailureKind.EXITED,
-        _("The engine stopped by itself"),
-        said_last(_("It ended with exit code {code}.", code=outcome.code), lines),
-        _(LOG_ADVICE),
+    failure = _by_start(outcome, lines)
+    if failure is None and outcome.signal not in _FROM_OUTSIDE:  # killed it had no time to say anything
+        failure = errors.why(lines, was_ready=was_ready)
+    return (
+        failure
+        or _by_signal(outcome, lines)
+        or EngineFailure(
+            FailureKind.EXITED,
+            _("The engine stopped by itself"),
+            said_last(_("It ended with exit code {code}.", code=outcome.code), lines),
+            _(LOG_ADVICE),
+        )
     )
 
 
@@ -57,12 +58,6 @@ def timed_out(seconds: float, lines: Sequence[str]) -> EngineFailure:
         said_last(_("It showed no progress for {seconds} seconds and was stopped.", seconds=f"{seconds:.0f}"), lines),
         _("Is the model on a slow or sleeping disk? Try again, or try a smaller model."),
     )
-
-
-def ailing(error: EngineError) -> EngineFailure | None:
-    if isinstance(error, EngineSilent):
-        return hangs()
-    return error.failure if isinstance(error, EngineBroken) else None  # gone: the process says why
 
 
 def hangs() -> EngineFailure:
@@ -123,9 +118,8 @@ def _by_start(outcome: Outcome, lines: Sequence[str]) -> EngineFailure | None:
             _("The engine lacks a library"),
             library or _("A library (DLL) that it needs is not installed."),
             _(
-                "Install llama-server again, together with the libraries it was built with, or set the engine "
-                "path in the "
-                'settings to "embedded" to use the engine inside kvchat.'
+                "Install llama-server again, together with the libraries it was built with, or set the engine path in "
+                'the settings to "embedded" to use the engine inside kvchat.'
             ),
         )
     if outcome.code in (parent_guard.EXIT_NOT_FOUND, parent_guard.EXIT_NOT_EXECUTABLE, embedded.EXIT_NOT_INSTALLED):
@@ -145,17 +139,13 @@ def _by_start(outcome: Outcome, lines: Sequence[str]) -> EngineFailure | None:
     return None
 
 
-def _by_words(outcome: Outcome, lines: Sequence[str], was_ready: bool) -> EngineFailure | None:
-    """It said why."""
-    if outcome.signal in _FROM_OUTSIDE:
-        return None  # it had no time to say anything; what stands in the log is about something else
-    return errors.why(lines, was_ready=was_ready)
-
-
 def _by_signal(outcome: Outcome, lines: Sequence[str]) -> EngineFailure | None:
     if outcome.signal is None:
         return None
-    name = _signal_name(outcome.signal)
+    try:
+        name = signal.Signals(outcome.signal).name
+    except ValueError:
+        name = _("signal {number}", number=outcome.signal)
     if name == "SIGKILL":
         if outcome.memory_ran_out:
             return out_of_memory(_("It was killed while the system ended programs for want of memory."))
@@ -180,13 +170,6 @@ def _by_signal(outcome: Outcome, lines: Sequence[str]) -> EngineFailure | None:
     )
 
 
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return _("signal {number}", number=number)
-
-
 def not_prepared() -> EngineFailure:
     return EngineFailure(
         FailureKind.EXITED,
@@ -197,7 +180,7 @@ def not_prepared() -> EngineFailure:
 
 
 def not_started(error: KvchatError) -> EngineFailure:
-    """What kept the engine from being chosen, as a failure."""
+    """Return what kept the engine from being chosen, as a failure."""
     if isinstance(error, EngineFailed):
         return error.failure
     kinds = {
@@ -208,8 +191,3 @@ def not_started(error: KvchatError) -> EngineFailure:
     }
     kind = next((kind for of, kind in kinds.items() if isinstance(error, of)), FailureKind.BAD_MODEL)
     return EngineFailure(kind, error.title, error.detail, error.advice)
-
-
-def stopped_on_purpose() -> EngineError:
-    """For a turn that was cut off because the user stopped the engine."""
-    return EngineError(_("The engine was stopped"), "", _("It starts again with your next message."))

@@ -44,19 +44,19 @@ class EngineLog:
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """The last lines, newest last, an unfinished one included."""
+        """The last lines, newest last, with an unfinished one."""
         rest = self._without_request(self._rest)
         return (*self._lines, rest) if rest else tuple(self._lines)
 
     @property
     def since_start(self) -> tuple[str, ...]:
-        """Of the last lines those of the engine started last."""
+        """The last lines, as far as they are of the engine started last."""
         lines = self.lines
         starts = [number for number, line in enumerate(lines) if line.startswith(START)]
         return lines[starts[-1] :] if starts else lines
 
     def added_since(self, before: int) -> tuple[str, ...]:
-        """Those of the last lines that were added since `added` was `before`."""
+        """Return the last lines, as far as they were added since `added` was `before`."""
         more = min(self.added - before, len(self._lines))
         return tuple(self._lines)[-more:] if more > 0 else ()
 
@@ -73,7 +73,7 @@ class EngineLog:
         self._add(line)
 
     def end_line(self) -> None:
-        """The process is gone: what it left unfinished is a line now."""
+        """Make a line of what a process that is gone has left unfinished."""
         rest, self._rest = self._rest + self._decoder.decode(b"", final=True), ""
         self._decoder.reset()
         if rest:
@@ -96,7 +96,7 @@ class EngineLog:
             self._file.add(kept)
 
     def _without_request(self, line: str) -> str | None:
-        """The line without what it quotes of a request; None for one that may be part of a quotation.
+        """Cut off what a line quotes of a request; None for a line that may be part of a quotation.
 
         A grammar that does not parse is printed whole, its lines between those of the log.
         """
@@ -130,8 +130,7 @@ class _LogFile:
 
     def _run(self) -> None:
         while (line := self._lines.get()) is not None:
-            # A log that cannot be written is no reason to stop an engine that runs.
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError):  # no reason to stop an engine that runs
                 self._write(line)
         self._close_file()
 
@@ -178,10 +177,7 @@ _LETTERS = {"D": Level.DETAIL, "I": Level.INFO, "W": Level.WARNING, "E": Level.E
 
 
 def with_levels(lines: Iterable[str]) -> Iterator[tuple[Level, str]]:
-    """Each line with its level.
-
-    A line without one is an error if it sounds like one, and else continues the line before it.
-    """
+    """Yield each line with its level. One without is an error if it sounds like one, or continues the one before."""
     level = Level.INFO
     for line in lines:
         match = _LEVEL.match(line)
@@ -228,14 +224,10 @@ class Buffer:
     purpose: Purpose
     bytes: int  # to a hundredth of a MiB
 
-    @property
-    def on_host(self) -> bool:
-        return _HOST_PLACE.match(self.place) is not None
-
 
 @dataclass(frozen=True)
 class Placement:
-    """What of a model the engine has put on the GPUs. Layers are counted as it does, with the output as one more."""
+    """The layers of a model that are on the GPUs, counted as the engine does, with the output as one more."""
 
     gpu_layers: int
     all_layers: int
@@ -249,26 +241,23 @@ class Placement:
 
 @dataclass(frozen=True)
 class Allocations:
-    """What an engine reported while it loaded."""
+    """The allocations that an engine reported while it loaded."""
 
     buffers: tuple[Buffer, ...]
     placement: Placement | None  # None: it computes on the processor alone, or does not tell
 
-    def bytes(self, purpose: Purpose, *, on_host: bool | None = None) -> int:
-        return sum(
-            buffer.bytes
-            for buffer in self.buffers
-            if buffer.purpose is purpose and (on_host is None or buffer.on_host == on_host)
-        )
+    def on_host(self, purpose: Purpose) -> int:
+        """Return the bytes taken of the computer's memory."""
+        return sum(b.bytes for b in self.buffers if b.purpose is purpose and _HOST_PLACE.match(b.place))
 
     def on(self, place: str, purpose: Purpose) -> int:
-        """What is taken for a purpose on one GPU, under its own name or as in "MTL0_Mapped" and "RPC0[den:50052]"."""
+        """Return the bytes taken on one GPU, under its own name or as in "MTL0_Mapped" and "RPC0[den:50052]"."""
         own = re.compile(rf"{re.escape(place)}([_\[].*)?")
         return sum(b.bytes for b in self.buffers if b.purpose is purpose and own.fullmatch(b.place))
 
 
 def read_allocations(lines: Iterable[str]) -> Allocations | None:
-    """The allocations in one engine's log; None where it reports none."""
+    """Read the allocations in one engine's log; None where it reports none."""
     buffers: list[Buffer] = []
     placement = None
     experts: dict[str, int] = {}  # by the GPU: the last that --fit says of each
@@ -280,10 +269,7 @@ def read_allocations(lines: Iterable[str]) -> Allocations | None:
             experts[match["place"]] = int(match["experts"])
         elif match := _OFFLOADED.search(line):
             placement = Placement(int(match["layers"]), int(match["all"]), sum(experts.values()))
-    return Allocations(_counted_once(buffers), placement) if buffers else None
-
-
-def _counted_once(buffers: list[Buffer]) -> tuple[Buffer, ...]:
-    """Without the copies of mapped weights repacked for the processor: what they copy is not looked at again."""
-    mapped = any(buffer.place == "CPU_Mapped" for buffer in buffers)
-    return tuple(buffer for buffer in buffers if not (mapped and buffer.place == "CPU_REPACK"))
+    if any(buffer.place == "CPU_Mapped" for buffer in buffers):
+        # Mapped weights that were repacked for the processor are not looked at again: they do not count twice.
+        buffers = [buffer for buffer in buffers if buffer.place != "CPU_REPACK"]
+    return Allocations(tuple(buffers), placement) if buffers else None

@@ -68,7 +68,7 @@ class LaunchPlan:
 
 
 def llama_server_arguments(plan: LaunchPlan) -> list[str]:
-    """The plan as llama-server's command line, without the program's name.
+    """Write the plan as llama-server's command line, without the program's name.
 
     Spellings are those that both today's builds and builds of the year before know (`--no-webui` is still
     an alias of `--no-ui`). Names are from llama.cpp's common/arg.cpp.
@@ -109,7 +109,7 @@ def llama_server_arguments(plan: LaunchPlan) -> list[str]:
 
 
 def embedded_parameters(plan: LaunchPlan) -> dict[str, ParameterValue]:
-    """The same plan for the embedded engine: dotted fields of xllamacpp's CommonParams, and their values.
+    """Write the plan for the embedded engine: dotted fields of xllamacpp's CommonParams, and their values.
 
     KV types are given by llama.cpp's names ("f16", "q8_0"); the child looks the enum value up.
     """
@@ -145,7 +145,7 @@ _LLAMA_SERVER_KEY = "LLAMA_API_KEY"  # common/arg.cpp, --api-key
 
 @dataclass(frozen=True)
 class Invocation:
-    """Everything one start needs. The key is in the environment alone: a command line is for every user to see."""
+    """One start. The key is in the environment alone: a command line is for every user to see."""
 
     plan: LaunchPlan  # with the port that was chosen
     command: tuple[str, ...]
@@ -158,7 +158,7 @@ class Invocation:
 
 
 def prepare(location: EngineLocation, plan: LaunchPlan) -> Invocation:
-    """An invocation with a fresh key and, if the plan leaves it open, a free port."""
+    """Make an invocation with a fresh key and, if the plan leaves it open, a free port."""
     plan = dataclasses.replace(plan, port=plan.port or free_port(plan.host))
     key = secrets.token_urlsafe(32)
     environment = dict(os.environ)
@@ -172,7 +172,7 @@ def prepare(location: EngineLocation, plan: LaunchPlan) -> Invocation:
 
 
 def free_port(host: str) -> int:
-    """A port nobody listens on at this moment; the next moment somebody may."""
+    """Return a port nobody listens on at this moment; the next moment somebody may."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.bind((host, 0))
         port: int = probe.getsockname()[1]

@@ -10,19 +10,10 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
 
 from kvchat.engine import parent_guard
 from kvchat.engine.running.log import EngineLog
-
-
-class StopRung(Enum):
-    """Which rung of the ladder ended a process that was told to stop."""
-
-    ASKED = "asked"
-    TERMINATED = "terminated"
-    KILLED = "killed"
 
 
 @dataclass(frozen=True)
@@ -31,7 +22,6 @@ class Outcome:
 
     code: int  # the exit code; -n: died of signal n
     last_lines: tuple[str, ...] = ()  # what it printed last, newest last
-    rung: StopRung | None = None  # None: nobody told it to stop
     memory_ran_out: bool = False  # the system killed a process for want of memory while this one lived
 
     @property
@@ -47,7 +37,7 @@ _DRAIN_S = 1.0  # how long to wait for the last output of a process that is gone
 
 @dataclass(frozen=True)
 class Ladder:
-    """How long each rung is given, in seconds."""
+    """How long a process is given to end, asked once and asked again, before it is killed; in seconds."""
 
     ask_s: float = 2.0  # one asked right after a request often hears only the next rung; all is saved by then
     terminate_s: float = 2.0
@@ -62,10 +52,7 @@ class EngineProcess:
 
     def __init__(self, transport: asyncio.SubprocessTransport, events: _Events, log: EngineLog) -> None:
         """Take over a process just started; use `spawn`."""
-        self._transport = transport
-        self._events = events
-        self._log = log
-        self._rung: StopRung | None = None
+        self._transport, self._events, self._log = transport, events, log
         self._oom_kills_before = _oom_kills()
         self._memory_ran_out = False
         self._life = asyncio.create_task(self._live(), name=f"engine process {self.pid}")
@@ -94,7 +81,7 @@ class EngineProcess:
 
     @property
     def pid(self) -> int:
-        """The process id; on Linux the engine's own, elsewhere the guard's."""
+        """The process id: on Linux the engine's own, elsewhere the guard's."""
         return self._transport.get_pid()
 
     @property
@@ -105,7 +92,7 @@ class EngineProcess:
         """Wait until it ended and its output is read. May be called by many, and cancelled, without harm."""
         await asyncio.shield(self._life)
         said = self._log.added_since(self._events.added_before)[-_LAST_LINES:]
-        return Outcome(self._transport.get_returncode() or 0, said, self._rung, self._memory_ran_out)
+        return Outcome(self._transport.get_returncode() or 0, said, self._memory_ran_out)
 
     async def ended_within(self, seconds: float) -> bool:
         await asyncio.wait({self._life}, timeout=seconds)
@@ -115,30 +102,22 @@ class EngineProcess:
         """Ask, then terminate, then kill. Cancelled, it kills the process at once, and ends when that is gone."""
         ladder = ladder or Ladder()
         try:
-            for rung, patience in (
-                (StopRung.ASKED, ladder.ask_s),
-                # llama-server leaves at once on the second SIGTERM, whatever it is doing.
-                (StopRung.TERMINATED, ladder.terminate_s),
-            ):
-                if await self._ended_by(rung, patience):
-                    return await self.wait()
+            # llama-server leaves at once on the second SIGTERM, whatever it is doing.
+            for again, patience in ((False, ladder.ask_s), (True, ladder.terminate_s)):
+                if self.running:
+                    self._signal(again=again)
+                if await self.ended_within(patience):
+                    break
         finally:
             if self.running:
-                self._rung = StopRung.KILLED
                 self._kill()
                 await asyncio.wait({self._life})
         return await self.wait()
 
-    async def _ended_by(self, rung: StopRung, patience: float) -> bool:
-        if self.running:
-            self._rung = rung
-            self._signal(rung)
-        return await self.ended_within(patience)
-
-    def _signal(self, rung: StopRung) -> None:
+    def _signal(self, *, again: bool) -> None:
         if sys.platform != "win32":
             self._signal_group(signal.SIGTERM)
-        elif rung is not StopRung.ASKED:
+        elif again:
             self._release()
         else:
             try:
@@ -163,7 +142,6 @@ class EngineProcess:
             os.killpg(self.pid, number)
 
     async def _live(self) -> None:
-        """Until the process is gone and its output is read."""
         try:
             await self._events.exited.wait()
             with contextlib.suppress(TimeoutError):
@@ -178,13 +156,11 @@ class EngineProcess:
 
 
 class _Events(asyncio.SubprocessProtocol):
-    """What asyncio tells about the process. (Its own `Process.wait` waits for whoever holds the pipe.)"""
+    """Notes what asyncio tells about the process. (Its own `Process.wait` waits for whoever holds the pipe.)"""
 
     def __init__(self, log: EngineLog) -> None:
-        self.exited = asyncio.Event()
-        self.output_ended = asyncio.Event()
-        self.added_before = log.added
-        self._log = log
+        self.exited, self.output_ended = asyncio.Event(), asyncio.Event()
+        self.added_before, self._log = log.added, log
 
     def pipe_data_received(self, fd: int, data: bytes) -> None:
         self._log.feed(data)
@@ -198,7 +174,7 @@ class _Events(asyncio.SubprocessProtocol):
 
 
 def _oom_kills() -> int:
-    """How many processes Linux has killed so far because memory ran out; 0 where nobody counts (proc(5), vmstat)."""
+    """Count the processes Linux has killed so far because memory ran out; 0 where nobody counts (proc(5), vmstat)."""
     try:
         counters = Path("/proc/vmstat").read_text("ascii")
     except OSError:

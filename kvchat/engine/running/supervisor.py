@@ -16,10 +16,11 @@ from kvchat.engine.finding.discovery import EngineLocation
 from kvchat.engine.running import failure
 from kvchat.engine.running.log import START, EngineLog
 from kvchat.engine.running.plan import Invocation, LaunchPlan, prepare
-from kvchat.engine.running.process import EngineProcess, Ladder, StopRung
+from kvchat.engine.running.process import EngineProcess, Ladder
 from kvchat.engine.speaking.client import Health, LlamaServerClient
 from kvchat.engine.speaking.connection import EngineConnection, EngineState, EngineStatus
 from kvchat.engine.speaking.errors import (
+    EngineBroken,
     EngineError,
     EngineFailure,
     EngineGone,
@@ -45,19 +46,21 @@ class WatchPolicy:
 
 
 class Watch:
-    """Over one process, from its being ready to its end."""
+    """Watches one process, from its being ready to its end."""
 
     def __init__(self, policy: WatchPolicy, log: EngineLog, wall: Callable[[], float] = time.time) -> None:
         """`wall` is the clock that goes on while the computer sleeps."""
-        self._policy = policy
-        self._log = log
-        self._wall = wall
+        self._policy, self._log, self._wall = policy, log, wall
         self._reported: EngineFailure | None = None
         self._worried = False
         self._news = asyncio.Event()
 
     def report(self, error: EngineError) -> None:
-        reason = failure.ailing(error)
+        reason = None  # of an engine that is gone the process says why
+        if isinstance(error, EngineSilent):
+            reason = failure.hangs()
+        elif isinstance(error, EngineBroken):
+            reason = error.failure
         if reason is not None and self._reported is None:
             self._reported = reason
             self._news.set()
@@ -69,7 +72,7 @@ class Watch:
             self._news.set()
 
     async def until_ailing(self, client: LlamaServerClient) -> EngineFailure:
-        """Wait until the process is of no more use; the reason. Cancel it when the process ended by itself."""
+        """Wait until the process is of no more use; returns why. Cancel it when the process ended by itself."""
         stuck = asyncio.create_task(self._until_stuck(client), name="engine-loop-watch")
         stuck.add_done_callback(lambda _: self._news.set())
         try:
@@ -79,7 +82,7 @@ class Watch:
             await asyncio.wait({stuck})
 
     async def _until_stuck(self, client: LlamaServerClient) -> None:
-        """Wait until the engine's loop has taken no question for so long that none of its batches can be the reason."""
+        """Wait until the engine's loop takes no question for longer than any batch lasts."""
         misses = 0
         while misses < 2:  # a single one may be the computer's falling asleep
             asked_at = time.monotonic()
@@ -108,18 +111,13 @@ class Watch:
             if self._wall() - before - pause > self._policy.asleep_s:
                 self._log.note(_("kvchat: the computer slept; asking the engine whether it still answers"))
                 misses = 0  # what it missed before was its falling asleep
-            misses = 0 if await self._answers(client) else misses + 1
+            try:
+                await client.health(self._policy.worried_answer_s if self._worried else self._policy.answer_s)
+                misses = 0
+            except EngineError as error:  # whatever else it says, it answers
+                misses = misses + 1 if isinstance(error, EngineGone) else 0
             self._worried = self._worried and misses > 0
         return failure.hangs()
-
-    async def _answers(self, client: LlamaServerClient) -> bool:
-        try:
-            await client.health(self._policy.worried_answer_s if self._worried else self._policy.answer_s)
-        except EngineGone:
-            return False
-        except EngineError:
-            return True  # whatever it says, it answers
-        return True
 
 
 _FIRST_POLL_S = 0.05
@@ -156,16 +154,6 @@ class _Death:
     failure: EngineFailure
     was_ready: bool
 
-    @property
-    def was_too_large(self) -> bool:
-        """Whether memory did not suffice for loading: it will not the next time either."""
-        return self.failure.kind is FailureKind.OUT_OF_MEMORY and not self.was_ready
-
-    @property
-    def may_retry(self) -> bool:
-        """Whether the same start may end better another time."""
-        return not self.was_too_large and self.failure.kind not in _FINAL
-
 
 StepDown = Callable[[], LaunchPlan | None]
 
@@ -188,16 +176,12 @@ class EngineSupervisor(EngineConnection):
         super().__init__(generations or itertools.count(1))
         self.log = log or EngineLog()
         self.plan: LaunchPlan | None = None  # once launched, with the port really used
-        self._policy = policy or RestartPolicy()
+        self._policy, self._watch, self._ladder = policy or RestartPolicy(), watch or WatchPolicy(), ladder or Ladder()
+        self._clock, self._sleep = clock, sleep
         self._step_down: StepDown | None = None
-        self._watch = watch or WatchPolicy()
-        self._ladder = ladder or Ladder()
-        self._clock = clock
-        self._sleep = sleep
         self._serial = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
         self._process: EngineProcess | None = None
-        self._rung: StopRung | None = None
 
     @property
     def pid(self) -> int | None:
@@ -228,29 +212,28 @@ class EngineSupervisor(EngineConnection):
         if self._task is None:
             return
         if self._status.state is not EngineState.STOPPING:  # a second cancel would cut the ladder short
-            self._rung = None
             self._publish(EngineStatus(EngineState.STOPPING))
             self._task.cancel()
         await asyncio.wait({self._task})
         self._task = None
-        self._publish(EngineStatus(EngineState.STOPPED, stop_rung=self._rung.value if self._rung else None))
+        self._publish(EngineStatus(EngineState.STOPPED))
 
     def _run_ended(self, task: asyncio.Task[None]) -> None:
-        """A bug of ours must not leave anyone waiting for an engine that will never be ready."""
+        """Publish a bug of ours as a failure: nobody must wait for an engine that will never be ready."""
         error = None if task.cancelled() else task.exception()
-        if error is None:
-            return
-        task.get_loop().call_exception_handler({"message": "the engine supervisor broke", "exception": error})
-        self._publish(EngineStatus(EngineState.FAILED, failure.bug(error)))
+        if error is not None:
+            task.get_loop().call_exception_handler({"message": "the engine supervisor broke", "exception": error})
+            self._publish(EngineStatus(EngineState.FAILED, failure.bug(error)))
 
     async def _run(self, location: EngineLocation, plan: LaunchPlan) -> None:
-        """One life after the other, until told to stop or there is no hope."""
+        """Start the engine again after each death, until told to stop or there is no hope."""
         deaths: deque[float] = deque()
         never_ready = 0
         status = EngineStatus(EngineState.STARTING)
         while True:
             death = await self._start_once(location, plan, status)
-            smaller = self._step_down() if self._step_down and death.was_too_large else None
+            too_large = death.failure.kind is FailureKind.OUT_OF_MEMORY and not death.was_ready
+            smaller = self._step_down() if self._step_down and too_large else None
             if smaller is not None:
                 plan, status = smaller, EngineStatus(EngineState.STARTING, failure.smaller(death.failure, smaller))
                 self._publish(status)
@@ -261,7 +244,7 @@ class EngineSupervisor(EngineConnection):
                 deaths.popleft()
             never_ready = 0 if death.was_ready else never_ready + 1
             count = max(len(deaths), never_ready)
-            if not death.may_retry or count >= self._policy.deaths:
+            if too_large or death.failure.kind in _FINAL or count >= self._policy.deaths:
                 self._publish(EngineStatus(EngineState.FAILED, failure.given_up(death.failure, count), count - 1))
                 return
             status = EngineStatus(EngineState.STARTING, death.failure, restart_attempt=count)
@@ -269,7 +252,7 @@ class EngineSupervisor(EngineConnection):
             await self._sleep(self._policy.delay_s(count))
 
     async def _start_once(self, location: EngineLocation, plan: LaunchPlan, status: EngineStatus) -> _Death:
-        """One life, on the first port nobody else took between our choosing it and the engine binding it."""
+        """Run one process, on the first port nobody else took between our choosing it and the engine binding it."""
         for _again in range(self._policy.port_attempts - 1):
             death = await self._live(prepare(location, plan), status)
             if death.failure.kind is not FailureKind.PORT_TAKEN:
@@ -278,7 +261,7 @@ class EngineSupervisor(EngineConnection):
         return await self._live(prepare(location, plan), status)
 
     async def _live(self, invocation: Invocation, status: EngineStatus) -> _Death:
-        """One process from its start to its death. Cancelled, it is led down the ladder first."""
+        """Run one process until its death. Cancelled, it is led down the ladder first."""
         self.log.note(START + shlex.join(invocation.command))
         try:
             process = await EngineProcess.spawn(invocation.command, invocation.environment, self.log)
@@ -306,12 +289,12 @@ class EngineSupervisor(EngineConnection):
         finally:
             self._client = None
             try:
-                self._rung = (await process.stop(self._ladder)).rung
+                await process.stop(self._ladder)
             finally:
                 await client.aclose()
 
     async def _look_after(self, process: EngineProcess, client: LlamaServerClient, watch: Watch) -> EngineFailure:
-        """Wait until a ready engine ends by itself, or has to be ended; the reason."""
+        """Wait until a ready engine ends by itself, or has to be ended; returns why."""
         ending = asyncio.create_task(process.wait(), name="engine ending")
         ailing = asyncio.create_task(watch.until_ailing(client), name=_("engine watch"))
         try:
@@ -329,7 +312,7 @@ class EngineSupervisor(EngineConnection):
     async def _bring_up(
         self, process: EngineProcess, client: LlamaServerClient, port: int, status: EngineStatus
     ) -> EngineFailure | None:
-        """Wait until the engine is ready (None), or until it is clear that it will not be (the reason)."""
+        """Wait until the engine is ready, or return why it will not be."""
         delay, seen, progress_at = _FIRST_POLL_S, -1, self._clock()
         while process.running:
             try:

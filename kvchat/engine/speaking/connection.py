@@ -1,4 +1,4 @@
-"""What an engine is doing while it comes and goes, for those who wait for it and those who watch."""
+"""The status of an engine that comes and goes, for those who wait for it and those who watch."""
 
 from __future__ import annotations
 
@@ -38,7 +38,6 @@ class EngineStatus:
     failure: EngineFailure | None = None  # set when FAILED, while restarting after a death, and without a model
     restart_attempt: int = 0  # 0 when the engine was started on purpose; n for the n-th automatic restart
     checking: bool = False  # while LOADING: the engine answers, and whether restoring works with it is being tried out
-    stop_rung: str | None = None  # after a stop: which rung of the ladder did it ("asked", "terminated", "killed")
 
 
 class EngineConnection:
@@ -66,13 +65,12 @@ class EngineConnection:
         """The connection to a ready engine, None without one."""
         return self._client
 
-    def subscribe(self, listener: Callable[[EngineStatus], None]) -> Callable[[], None]:
-        """Call `listener` with each new status, on the loop's thread; returns the function that ends it."""
+    def subscribe(self, listener: Callable[[EngineStatus], None]) -> None:
+        """Call `listener` with each new status, on the loop's thread."""
         self._listeners.append(listener)
-        return lambda: self._listeners.remove(listener) if listener in self._listeners else None
 
     async def ready(self) -> LlamaServerClient:
-        """The engine, as soon as it is ready. Raises EngineFailed with the reason, EngineError when it is stopped."""
+        """Wait until the engine is ready. Raises EngineFailed with the reason, EngineError when it is stopped."""
         while True:
             state = self._status.state
             if state is EngineState.READY and self._client is not None:

@@ -108,6 +108,14 @@ class EngineGone(EngineError):
 
     life: Life | None = None  # in which it was raised; None outside of a client
 
+    async def explained(self) -> EngineError:
+        """Wait until it is known why the engine ended; return that, or the error itself if the engine goes on."""
+        if self.life is None or not await self.life.ends_soon():
+            return self
+        if self.life.failure is None:  # the user stopped it
+            return EngineError(_("The engine was stopped"), "", _("It starts again with your next message."))
+        return EngineFailed(self.life.failure)
+
 
 class EngineSilent(EngineGone):
     """The engine took a request and then said nothing for too long."""

@@ -10,7 +10,7 @@ import pytest
 
 from kvchat.engine import parent_guard
 from kvchat.engine.running.log import EngineLog
-from kvchat.engine.running.process import EngineProcess, Ladder, StopRung
+from kvchat.engine.running.process import EngineProcess, Ladder
 from tests.engine.waiting import is_alive, until
 
 LONG_S = 120.0  # what it does in time it does sooner
@@ -33,7 +33,7 @@ async def spawn(command: list[str], *, by_pipe: bool = False) -> tuple[EnginePro
 async def test_the_outcome_has_the_code_and_the_last_lines_of_both_streams() -> None:
     process, _ = await spawn(python("print('out', flush=True); print('err', file=sys.stderr); sys.exit(3)"))
     outcome = await process.wait()
-    assert (outcome.code, outcome.signal, outcome.rung) == (3, None, None)
+    assert (outcome.code, outcome.signal) == (3, None)
     assert outcome.last_lines == ("out", "err")
     assert not process.running
 
@@ -54,31 +54,29 @@ async def test_lines_of_an_earlier_process_do_not_count() -> None:
 
 @pytest.mark.parametrize("by_pipe", [False, True])
 @pytest.mark.parametrize(
-    ("handler", "ladder", "rung"),
+    ("handler", "ladder", "code"),
     [
-        ("", Ladder(LONG_S, LONG_S), StopRung.ASKED),
+        ("", Ladder(LONG_S, LONG_S), -signal.SIGTERM),
         (
             "n = []\nsignal.signal(signal.SIGTERM, lambda *_: os._exit(1) if n else n.append(1))\n",
             Ladder(1.0, LONG_S),
-            StopRung.TERMINATED,
+            1,
         ),
-        ("signal.signal(signal.SIGTERM, signal.SIG_IGN)\n", Ladder(0.3, 0.3), StopRung.KILLED),
+        ("signal.signal(signal.SIGTERM, signal.SIG_IGN)\n", Ladder(0.3, 0.3), -signal.SIGKILL),
     ],
-    ids=["asked", "terminated", "killed"],
+    ids=["asked", "asked again", "killed"],
 )
-async def test_rungs(handler: str, ladder: Ladder, rung: StopRung, by_pipe: bool) -> None:
+async def test_the_ladder(handler: str, ladder: Ladder, code: int, by_pipe: bool) -> None:
     process, log = await spawn(python(handler + READY_THEN_SLEEP), by_pipe=by_pipe)
     await until(lambda: "up" in log.lines)
-    outcome = await process.stop(ladder)
-    assert outcome.rung is rung
+    assert (await process.stop(ladder)).code == code
     assert not is_alive(process.pid)
 
 
 async def test_stopping_what_has_ended_changes_nothing() -> None:
     process, _ = await spawn(python("sys.exit(4)"))
     await process.wait()
-    outcome = await process.stop()
-    assert (outcome.code, outcome.rung) == (4, None)
+    assert (await process.stop()).code == 4
 
 
 async def test_a_cancelled_stop_still_kills() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from kvchat.engine import parent_guard
-from kvchat.engine.running.process import EngineProcess, StopRung
+from kvchat.engine.running.process import EngineProcess
 
 
 class Function:
@@ -94,7 +94,7 @@ def test_without_a_console_an_engine_that_cannot_be_asked_is_let_go(windows: Win
         _transport=SimpleNamespace(send_signal=send_signal, get_pipe_transport=lambda fd: held if fd == 0 else None)
     )
     process._release = lambda: EngineProcess._release(process)  # type: ignore[arg-type]
-    EngineProcess._signal(process, StopRung.ASKED)  # type: ignore[arg-type]
+    EngineProcess._signal(process, again=False)  # type: ignore[arg-type]
     assert did == (["signal 1"] if console else ["let go"])
-    EngineProcess._signal(process, StopRung.TERMINATED)  # type: ignore[arg-type]
+    EngineProcess._signal(process, again=True)  # type: ignore[arg-type]
     assert did[-1] == "let go"

@@ -49,7 +49,7 @@ async def test_what_slots_beside_the_first_take_is_what_the_engine_allocates(
         took = read_allocations(log.since_start)
         assert took is not None
         planned = sum(layer_bytes(facts.kv, 8192, slots=slots))
-        assert took.bytes(Purpose.KV, on_host=True) == pytest.approx(planned, rel=0.01, abs=20_000)
+        assert took.on_host(Purpose.KV) == pytest.approx(planned, rel=0.01, abs=20_000)
 
 
 def test_kv_types_are_those_of_llama_cpp() -> None:

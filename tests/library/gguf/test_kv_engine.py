@@ -37,7 +37,7 @@ def test_kv_sizes_are_the_engines(real_llama_server: EngineLocation, tmp_path: P
             facts = read_facts(model)
             for kv_type in KV_TYPES:
                 plan = LaunchPlan(model, CONTEXT, tmp_path, kv_type_k=kv_type, kv_type_v=kv_type)
-                actual = allocations(real_llama_server, plan).bytes(Purpose.KV)
+                actual = allocations(real_llama_server, plan).on_host(Purpose.KV)
                 assert actual > 0
                 estimated = kv_bytes(facts.kv, CONTEXT, kv_type, kv_type)
                 assert estimated == pytest.approx(actual, rel=TOLERANCE), (architecture, kv_type)
