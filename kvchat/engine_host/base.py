@@ -125,7 +125,7 @@ class BaseHost(ABC):
         """Ask an engine for its facts and find out what restoring can do with it. Raises EngineError."""
 
     async def _find_out(self, ready: ReadyEngine, subject: Subject) -> Finding:
-        """Return the finding of an earlier self-test, or of one made now. Raises EngineGone if that kills the engine."""
+        """Return the finding of an earlier self-test, or make one. Raises EngineGone if that kills the engine."""
         if (finding := await self._findings.known(subject)) is not None:
             return finding
         self._checking = True

@@ -1,4 +1,4 @@
-"""Requests get a slot each, of an engine with their model, and what they leave in it is settled and saved."""
+"""Gives each request a slot, of an engine with its model, and has the slot settled and saved afterwards."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from kvchat.gateway.dialects.conversion import Json, Unconvertible
 from kvchat.gateway.dialects.prompts import boundary_after, pictures_in
 from kvchat.gateway.dialects.replies import Heard
 from kvchat.gateway.forwarder import Forwarder
-from kvchat.gateway.mending import Mending
+from kvchat.gateway.mending import Mending, tokens_spared
 from kvchat.gateway.requests import MOST_NAME, Passage, Passages, Stage
 from kvchat.gateway.work import GaveWay, TooSlow, Work
 from kvchat.kvstore.savepoint import Tokens, common_prefix
@@ -119,7 +119,7 @@ class Answering:
 
     @property
     def under_way(self) -> int:
-        """How many requests wait or are answered; those that are only saved are not counted."""
+        """The number of requests that wait or are answered; those that are only saved are not counted."""
         return sum(1 for work in self._works if not work.outlet.ended)
 
     def begin(self, path: str, asked: Asked, passage: Passage) -> Work:
@@ -143,7 +143,7 @@ class Answering:
             self.stops -= 1
 
     async def _run(self, work: Work) -> None:
-        """Whatever goes wrong is said to the client, as far as there is one."""
+        """Answer a request, or tell the client what went wrong, as far as there is one."""
         work.task = asyncio.current_task()
         try:
             async with self.crashes.answering(work.passage.program):
@@ -191,9 +191,9 @@ class Answering:
     async def _answer_in_a_slot(
         self, work: Work, request: Request, engine: ReadyEngine | None, before: Work | None = None
     ) -> bool:
-        """Answer, then settle and save; false if it is to begin again, for others needed what it had.
+        """Answer, then settle and save; False if it is to begin again, for others needed what it had.
 
-        `before`: the one that it goes on from, if its own prompt's ids are not waited for.
+        `before`: the request that it continues, if its own prompt's ids are not waited for.
         """
         asked, passage = work.asked, work.passage
         async with contextlib.AsyncExitStack() as held:
@@ -218,8 +218,13 @@ class Answering:
             if work.left:
                 self.crashes.left(passage.program)
             else:
-                self.mending.prove(work)
-                self._remember(slot, work)
+                prompt = work.prompt
+                if passage.changes and passage.cached is not None and prompt.ids:
+                    tokens = len(prompt.ids)
+                    passage.mended = tokens_spared(passage.changes, prompt.text, tokens, passage.cached)
+                self._last.pop(slot, None)
+                if len(asked.raw) <= MOST_REMEMBERED:
+                    self._last[slot] = work
             self.passages.moved(passage, Stage.LEFT if work.left else Stage.DONE)
             lease = exchange.lease
             if lease is not None and not (work.left and self.stops):
@@ -228,20 +233,15 @@ class Answering:
             await self.absorb()
         return True
 
-    def _remember(self, slot: Slot, work: Work) -> None:
-        self._last.pop(slot, None)
-        if len(work.asked.raw) <= MOST_REMEMBERED:
-            self._last[slot] = work
-
     def _goes_on_from(self, work: Work, engine: ReadyEngine, slot: Slot | None = None) -> Work | None:
-        """The one whose prompt is in a slot (in this one, if given) and that this most likely goes on from."""
+        """Return the request whose prompt is in a slot (in this one, if given) and that this most likely continues."""
         asked, owner = work.asked, work.passage.owner
         astray = asked.form is Form.MESSAGES and len(self.slots.all) > 1  # it cannot be pinned to that slot
         if asked.several or asked.form is Form.PLAIN or astray:
             return None
-        for one in self.slots.all if slot is None else [slot]:
-            contents, before = one.contents, self._last.get(one)
-            if before is None or contents is None or one.holds(engine.generation) != owner:
+        for place in self.slots.all if slot is None else [slot]:
+            contents, before = place.contents, self._last.get(place)
+            if before is None or contents is None or place.holds(engine.generation) != owner:
                 continue
             there = common_prefix(contents.tokens, before.prompt.ids) >= len(before.prompt.ids) - TAIL > 0
             if there and asked.goes_on_from(before.asked):
@@ -249,7 +249,7 @@ class Answering:
         return None
 
     async def _keep(self, work: Work, slot: Slot, lease: Lease, heard: Heard | None) -> None:
-        """Settle where the next request will begin, and save; where that is not known, what was read."""
+        """Settle where the next request will begin, and save; where that is not known, save what was read."""
         reply, asked = heard.reply if heard else None, work.asked
         if asked.several or not work.prompt.ids or slot.contents is None:
             return

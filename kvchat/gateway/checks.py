@@ -1,4 +1,4 @@
-"""Who may come in: by which name, from which web page, with whose key, and with how much; what no engine is given.
+"""Access checks: host name, web page, key and size; and what no engine is given.
 
 The engine would fetch a picture from any address, the user's own network's too, for whoever may ask. llama-server
 recurses over what it parses, and its stack overflows. It tokenizes a text whole before it sees that it does not fit, at
@@ -34,7 +34,7 @@ _HOST = re.compile(r"(?P<name>\[[0-9a-fA-F:.]+\]|[^\[\]:/?#@\s]*)(?::\d{0,5})?")
 
 @dataclass(frozen=True)
 class Checks:
-    """What the user allows."""
+    """The access that the user allows."""
 
     host: str  # the address that is listened on
     keys: Keys
@@ -42,13 +42,20 @@ class Checks:
 
     @cached_property
     def _names(self) -> frozenset[str]:
-        """What this computer is called: a page of any other name was led here by that name's owner (DNS rebinding)."""
+        """This computer's names: a page of any other was led here by that name's owner (DNS rebinding)."""
         own = socket.gethostname().lower()
         return frozenset(("localhost", own, f"{own.partition('.')[0]}.local", self.host.lower()))
 
     def check_way(self, headers: Headers) -> None:
-        """True if it comes by a name of this computer's, and from no web page that is not allowed. Raises Refused."""
-        if not self._is_ours(headers.get("host", "")):
+        """Raise Refused unless it comes by a name of this computer's, and from no web page that is not allowed."""
+        match = _HOST.fullmatch(headers.get("host", ""))
+        name = match["name"] if match else ""
+        try:
+            ipaddress.ip_address(name.strip("[]"))  # an address is no name that could be made to lead elsewhere
+            ours = True
+        except ValueError:
+            ours = name.lower().rstrip(".") in self._names
+        if not ours:
             raise Refused(403, "This name is not this computer's.", "permission_error")
         origin, site = headers.get("origin"), headers.get("sec-fetch-site")
         if origin is None and site == "cross-site":
@@ -57,9 +64,9 @@ class Checks:
             raise Refused(403, "Web pages may not use this. Its origin is not among those allowed.", "permission_error")
 
     def program(self, headers: Headers) -> str:
-        """Which program it is, by its key or else by what it says of itself. Raises Refused without a good key.
+        """Return the program, by its key or else by what it says of itself. Raises Refused without a good key.
 
-        The name of a program that has a key of its own is nobody's who does not show that.
+        Without its own key nobody may take the name of a program that has one.
         """
         named = program_by(headers.get("user-agent", ""))
         if not self.keys:
@@ -74,16 +81,6 @@ class Checks:
     def is_owner(self, headers: Headers) -> bool:
         return self.keys.is_owner(_shown(headers))
 
-    def _is_ours(self, host: str) -> bool:
-        """True if a Host header names this computer. An address is no name that could be made to lead elsewhere."""
-        match = _HOST.fullmatch(host)
-        name = match["name"] if match else ""
-        try:
-            ipaddress.ip_address(name.strip("[]"))
-        except ValueError:
-            return name.lower().rstrip(".") in self._names
-        return True
-
 
 def _shown(headers: Headers) -> str:
     scheme, _, key = headers.get("authorization", "").partition(" ")
@@ -91,7 +88,7 @@ def _shown(headers: Headers) -> str:
 
 
 async def body_of(headers: Headers, receive: Receive, hold: Callable[[int], None]) -> bytes:
-    """The whole body; `hold` is told the bytes that have come, and may raise Refused.
+    """Read the whole body; `hold` is told the bytes that have come, and may raise Refused.
 
     Raises Refused where it is too large or too slow, ConnectionError where the client left.
     """
@@ -118,8 +115,8 @@ async def body_of(headers: Headers, receive: Receive, hold: Callable[[int], None
 
 
 def origins_in(words: str) -> frozenset[str]:
-    """The origins in a setting, parted by commas or spaces."""
-    return frozenset(one.rstrip("/") for one in words.replace(",", " ").split())
+    """Parse the origins in a setting, separated by commas or spaces."""
+    return frozenset(origin.rstrip("/") for origin in words.replace(",", " ").split())
 
 
 MOST_TEXT = 8_000_000  # bytes of a body beside its pictures: more than any context holds
@@ -141,7 +138,7 @@ def check_bounds(body: Json, size: int = 0) -> None:
     for name, value in body.items():
         listed = len(value) if isinstance(value, dict) else 0
         if isinstance(value, list):
-            listed = sum(1 for one in value if not isinstance(one, int | float))  # token ids are no list of things
+            listed = sum(not isinstance(item, int | float) for item in value)  # token ids are no list of things
         if listed > MOST_LISTED:
             raise OutOfBounds(f"“{name[:40]}” may have at most {MOST_LISTED:,} entries.")
         if name in _LIKELY and isinstance(value, int | float) and value > MOST_LIKELY:
@@ -153,21 +150,21 @@ def check_bounds(body: Json, size: int = 0) -> None:
         if level > MOST_LEVELS:
             raise OutOfBounds(f"The body is nested more than {MOST_LEVELS} levels deep.")
         if isinstance(value, list):
-            places += [(one, level + 1, in_grammar) for one in value if isinstance(one, dict | list)]
+            places += [(item, level + 1, in_grammar) for item in value if isinstance(item, dict | list)]
         elif isinstance(value, dict):
-            for name, one in value.items():
-                if isinstance(one, str):
-                    if name in _FILES:
-                        size -= len(one)
-                        seen += _pixels(one)
-                    places += _within(name, one)
-                elif isinstance(one, dict | list):
-                    places.append((one, level + 1, in_grammar or name in GRAMMARS))
+            for name, item in value.items():
+                files: list[Any] = []
+                if isinstance(item, str):
+                    files = [item] if name in _FILES else []
+                    places += _within(name, item)
+                elif isinstance(item, dict | list):
+                    places.append((item, level + 1, in_grammar or name in GRAMMARS))
                     if name in GRAMMARS and not in_grammar:
-                        _check_schema(one)
-                if name == "multimodal_data" and isinstance(one, list):  # beside a completion's prompt
-                    size -= sum(len(file) for file in one if isinstance(file, str))
-                    seen += sum(_pixels(file) for file in one if isinstance(file, str))
+                        _check_schema(item)
+                    if name == "multimodal_data":  # beside a completion's prompt
+                        files = [file for file in item if isinstance(file, str)]
+                size -= sum(map(len, files))
+                seen += sum(map(_pixels, files))
     said = (body.get(name) for name in ("messages", "input", "system"))
     if not all(url.startswith("data:") for parts in said if isinstance(parts, list) for url in _addresses(parts)):
         raise OutOfBounds("Send the picture itself, as a “data:” URL or in base64: kvchat fetches none by its address.")
@@ -178,7 +175,7 @@ def check_bounds(body: Json, size: int = 0) -> None:
 
 
 def _addresses(parts: list[Any]) -> Iterator[str]:
-    """The URLs that the engine would open for messages or their parts; those in a tool's arguments are words."""
+    """Yield the URLs that the engine would open for messages or their parts; those in a tool's arguments are words."""
     for part in parts:
         for name, value in part.items() if isinstance(part, dict) else ():
             if name in ("content", "output") and isinstance(value, list):

@@ -1,4 +1,4 @@
-"""Which programs' requests the engine crashes of, and who is refused for a while because of that.
+"""Finds the programs whose requests crash the engine, and refuses them for a while.
 
 Of a crash with one program's requests at the engine that program is guilty. With several of them nobody can tell:
 each is suspected, and from then on answered with no other program beside, so that the next crash has one name. The
@@ -52,7 +52,7 @@ class Crashes:
 
     @contextlib.asynccontextmanager
     async def answering(self, program: str) -> AsyncIterator[None]:
-        """Around a request from its beginning to its end; with no other program beside if it is suspected.
+        """Around a request from its beginning to its end; with no other program beside it if it is suspected.
 
         Raises Refused as `check` does.
         """
@@ -67,8 +67,7 @@ class Crashes:
         try:
             yield
         finally:
-            self._answering.subtract([program])
-            self._answering += Counter()  # without those that have none
+            self._answering -= Counter([program])
             self._changed.set()
 
     @contextlib.asynccontextmanager
@@ -85,20 +84,20 @@ class Crashes:
                     self._left.pop(program, None)
             raise
         finally:
-            self._asking.subtract([program])
-            self._asking += Counter()  # without those that have none
+            self._asking -= Counter([program])
 
     def watch(self, life: Life) -> None:
         """Judge those who are at this engine if it crashes."""
+
+        def ended() -> None:
+            if life.crashed:
+                self._judge(hung=life.failure is not None and life.failure.kind is FailureKind.HANGS)
+            self._life = None
+
         if life not in self._lives:
             self._lives.add(life)
             self._life = life
-            life.on_end(lambda: self._ended(life))
-
-    def _ended(self, life: Life) -> None:
-        if life.crashed:
-            self._judge(hung=life.failure is not None and life.failure.kind is FailureKind.HANGS)
-        self._life = None
+            life.on_end(ended)
 
     def left(self, program: str) -> None:
         if self._asking[program]:
@@ -125,14 +124,14 @@ class Crashes:
 
     def _may_begin(self, program: str) -> bool:
         others = set(self._answering) - {program}
-        suspects = [one for one in (program, *others, *self._just_left() - {program}) if self._is_suspected(one)]
+        suspects = [name for name in (program, *others, *self._just_left() - {program}) if self._is_suspected(name)]
         return not suspects or (suspects == [program] and not others)
 
     def _is_suspected(self, program: str) -> bool:
         return self._suspected.get(program, 0.0) > self._clock()
 
     def _just_left(self) -> set[str]:
-        """Those whose given up requests the engine may not have come to yet, or may be busy with for ever."""
+        """Return the programs whose given up requests the engine may not have come to yet, or be busy with for ever."""
         now, life = self._clock(), self._life
         seen_at = now if life is None or life.seen_at is None else life.seen_at
         self._left = {program: at for program, at in self._left.items() if now - at < LEFT_S or at > seen_at}

@@ -1,9 +1,8 @@
-"""The gateway itself: opened and closed, and what answers behind which path once a request has been let in."""
+"""The gateway itself: opening and closing it, and the answer behind each path."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
@@ -20,6 +19,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from kvchat.engine.running.external import is_loopback
 from kvchat.engine.speaking import wire
+from kvchat.engine.speaking.client import LlamaServerClient
 from kvchat.engine.speaking.errors import EngineGone
 from kvchat.errors import KvchatError
 from kvchat.gateway.answering import Answering, Catalogue, as_json
@@ -42,7 +42,7 @@ from kvchat.gateway.metrics import Metrics
 from kvchat.gateway.requests import Passages
 from kvchat.gateway.server import Listening, listen
 from kvchat.kvstore.savepoint import program_of
-from kvchat.session.host import EngineHost, ReadyEngine
+from kvchat.session.host import EngineHost
 from kvchat.session.slots import Slots
 from kvchat.system.concurrency import apart
 from kvchat.words.language import _
@@ -94,7 +94,7 @@ class Gateway:
         self._slots, self._host = slots, host
         self.catalogue = catalogue
         self.passages = Passages(shares)
-        self.metrics, self.totals = (Metrics(self.passages, by_program=one) for one in (True, False))
+        self.metrics, self.totals = (Metrics(self.passages, by_program=by_program) for by_program in (True, False))
         self.answering = Answering(slots, host, catalogue.find, self.passages, absorb, Mending(rules))
         self.door: Door | None = None  # that is open
         self._listening: Listening | None = None
@@ -129,23 +129,8 @@ class Gateway:
         self.passages.forget(program)
         self.answering.mending.forget(program)
 
-    async def look(self, path: str) -> bytes:
-        """What the engine shows there, the folders of its files left out. Raises KvchatError."""
-        shown = wire.parse_object(await (await self._ready()).engine.look(path))
-        paths = {name: shown[name] for name in ("model_path", "model_alias") if isinstance(shown.get(name), str)}
-        return json.dumps(shown | {name: re.split(r"[/\\]", one)[-1] for name, one in paths.items()}).encode()
-
-    async def ask_aside(self, program: str, path: str, body: bytes) -> tuple[int, bytes]:
-        """The engine's status and answer to what needs no slot. Raises KvchatError, and Refused as `Crashes.check`."""
-        crashes = self.answering.crashes
-        async with crashes.answering(program):
-            engine = (await self._ready()).engine
-            crashes.watch(engine.life)
-            async with crashes.asking(program), engine.passed_on(path, body) as answer:
-                return answer.status_code, await answer.aread()
-
     def as_json(self, program: str | None) -> dict[str, Any]:
-        """What `GET /kvchat/requests` answers: what is under way, the last requests newest first, and the slots.
+        """Answer `GET /kvchat/requests`: what is under way, the last requests newest first, and the slots.
 
         Those of one program, to which nobody else's are told; None: all.
         """
@@ -153,37 +138,33 @@ class Gateway:
             [passage.as_json() for passage in passages if program in (None, passage.program)]
             for passages in (self.passages.under_way, reversed(self.passages.last))
         )
-        slots = [
-            {
-                "slot": slot.number,
-                "owner": program_of(slot.contents.owner) or "kvchat",
-                "tokens": len(slot.contents.tokens),
-                "busy": slot.claim > 0,  # answering, settling or saving
-            }
-            for slot in self._slots.all
-            if slot.contents is not None and program in (None, program_of(slot.contents.owner))
-        ]
+        slots = []
+        for slot in self._slots.all:
+            if slot.contents is not None and program in (None, owner := program_of(slot.contents.owner)):
+                busy = slot.claim > 0  # answering, settling or saving
+                tokens = len(slot.contents.tokens)
+                slots.append({"slot": slot.number, "owner": owner or "kvchat", "tokens": tokens, "busy": busy})
         return {"at": time.time(), "under_way": under_way, "last": last, "slots": slots}
 
-    async def _ready(self) -> ReadyEngine:
-        """The engine that there is; one is started if there is none."""
+    async def engine(self) -> LlamaServerClient:
+        """Return the engine that there is, or start one. Raises KvchatError."""
         if self._host.is_ready():
-            return await self._host.ready()
+            return (await self._host.ready()).engine
         async with self._slots.alone():
-            return await self._host.ready()
+            return (await self._host.ready()).engine
 
 
 def _app(gateway: Gateway, checks: Checks) -> ASGIApp:
     answers = _Answers(gateway, checks)
-    routes: list[BaseRoute] = [
-        *(Route(path, answers.health) for path in OPEN),
-        Route("/v1/models", answers.models),
-        Route("/models", answers.models),
-        Route("/v1/models/{name:path}", answers.model),
-        Route("/props", answers.look),
-        Route("/metrics", answers.metrics),
-        Route("/kvchat/requests", answers.requests),
-    ]
+    looked_at = dict.fromkeys(OPEN, answers.health) | {
+        "/v1/models": answers.models,
+        "/models": answers.models,
+        "/v1/models/{name:path}": answers.model,
+        "/props": answers.look,
+        "/metrics": answers.metrics,
+        "/kvchat/requests": answers.requests,
+    }
+    routes: list[BaseRoute] = [Route(path, answer) for path, answer in looked_at.items()]
     for path, form in (GENERATING | dict.fromkeys(READING, Form.PLAIN)).items():
         routes.append(Route(path, _Endpoint(answers.generate, form), methods=["POST"]))
     for path in ASIDE:
@@ -259,10 +240,14 @@ class _Answers:
 
     async def look(self, request: Request) -> Response:
         try:
-            body = await self._gateway.look(request.scope["path"])  # request.url may be made of the Host header
+            engine = await self._gateway.engine()
+            shown = wire.parse_object(await engine.look(request.scope["path"]))  # request.url may have the Host header
         except KvchatError as error:
             return _refusal(Refused(503, str(error), "unavailable_error"), None)
-        return Response(body, media_type="application/json")
+        for name in ("model_path", "model_alias"):
+            if isinstance(path := shown.get(name), str):  # without the folders
+                shown[name] = re.split(r"[/\\]", path)[-1]
+        return JSONResponse(shown)
 
     async def metrics(self, request: Request) -> Response:
         metrics = self._gateway.metrics if request.scope["is_owner"] else self._gateway.totals
@@ -290,10 +275,15 @@ class _Answers:
                 work.leave()
 
     async def aside(self, form: Form, scope: Scope, receive: Receive, send: Send) -> None:
+        crashes, program = self._gateway.answering.crashes, scope["program"]
         try:
             async with self._body(scope, receive) as raw:
                 await _understood(form, raw)
-                status, body = await self._gateway.ask_aside(scope["program"], scope["path"], raw)
+                async with crashes.answering(program):
+                    engine = await self._gateway.engine()
+                    crashes.watch(engine.life)
+                    async with crashes.asking(program), engine.passed_on(scope["path"], raw) as answer:
+                        status, body = answer.status_code, await answer.aread()
         except KvchatError as error:
             status = 502 if isinstance(error, EngineGone) else 503
             raise Refused(status, str(error), "server_error") from error
@@ -316,7 +306,7 @@ class _Answers:
 
 
 async def _understood(form: Form, raw: bytes) -> Asked:
-    """The body of a request that may reach the engine. Raises Refused."""
+    """Parse and check the body of a request that may reach the engine. Raises Refused."""
 
     def within_bounds() -> Asked:
         asked = understood(form, raw)

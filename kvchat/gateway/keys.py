@@ -1,4 +1,4 @@
-"""Keys of the door: one for everybody, others for a program each, that can be taken back one by one."""
+"""API keys of the gateway: one for everybody, others for a program each, that can be revoked one by one."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Keys:
     """Those that open the door."""
 
     def __init__(self, keys: Mapping[str, str], owner: str = "") -> None:
-        """By program; `EVERYBODY`: whoever shows it is told by what it says it is. `owner`: sees what all ask."""
+        """`keys` by program, `EVERYBODY` for those that are told by their User-Agent. `owner` sees all requests."""
         self._keys = {name: key.encode() for name, key in keys.items() if key}
         self._owner = owner.encode()
 
@@ -50,7 +50,7 @@ class Keys:
         return bool(self._owner) and hmac.compare_digest(self._owner, shown.encode("utf-8", "replace"))
 
     def program_of(self, shown: str) -> str | None:
-        """Whose key it is, `EVERYBODY` where it is nobody's in particular; None if it is none.
+        """Return the program whose key it is, or `EVERYBODY`; None if it is none.
 
         Takes as long for a wrong one as for a right one, whoever's it is.
         """
@@ -76,13 +76,13 @@ class DoorKeys:
         return {str(name): str(key) for name, key in named.items()} if isinstance(named, dict) else {}
 
     def make(self, program: str = EVERYBODY) -> str:
-        """A new key in place of this program's, if it had one. Raises OSError where it can be kept nowhere."""
+        """Make a new key in place of this program's, if it had one. Raises OSError where it can be kept nowhere."""
         key = f"kv-{secrets.token_urlsafe(32)}"
         self._store.save(json.dumps(self.load() | {program: key}))
         return key
 
     def revoke(self, program: str = EVERYBODY) -> None:
-        """Its key opens nothing any more. Raises OSError."""
+        """Make the program's key invalid. Raises OSError."""
         left = {name: key for name, key in self.load().items() if name != program}
         if left:
             self._store.save(json.dumps(left))
@@ -91,7 +91,7 @@ class DoorKeys:
 
 
 def read_key_file(path: Path) -> dict[str, str]:
-    """Keys from a file: a line is a key, or `program: key`. Raises BadKeyFile for one that others may read, too."""
+    """Read keys from a file of lines `key` or `program: key`. Raises BadKeyFile, for one that others may read, too."""
     try:
         if os.name != "nt" and stat.S_IMODE(path.stat().st_mode) & 0o077:
             raise BadKeyFile(
@@ -120,7 +120,7 @@ def read_key_file(path: Path) -> dict[str, str]:
 
 
 def program_by(agent: str) -> str:
-    """What a program is called by what it says of itself (User-Agent, whose bytes are one letter each here)."""
+    """Return a program's name by its User-Agent, whose bytes are one letter each here."""
     with contextlib.suppress(UnicodeError):
         agent = agent.encode("latin-1").decode()
     product, _, version = agent.strip().partition(" ")[0].partition("/")
@@ -131,10 +131,10 @@ def program_by(agent: str) -> str:
 
 
 def program_name(words: str) -> str:
-    """A name made of them as it may stand anywhere: letters of any script and digits, nothing that cannot be seen."""
+    """Make a name that may stand anywhere: letters of any script and digits, nothing that cannot be seen."""
+
+    def is_plain(letter: str) -> bool:
+        return letter in "-._" or (unicodedata.category(letter)[0] in "LMN" and letter not in _UNSEEN)
+
     plain = unicodedata.normalize("NFKC", words.strip()).lower()
-    return "".join(c if _is_plain(c) else "-" for c in plain)[:_MOST_NAME].strip("-._")
-
-
-def _is_plain(letter: str) -> bool:
-    return letter in "-._" or (unicodedata.category(letter)[0] in "LMN" and letter not in _UNSEEN)
+    return "".join(c if is_plain(c) else "-" for c in plain)[:_MOST_NAME].strip("-._")

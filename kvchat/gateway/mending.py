@@ -1,4 +1,4 @@
-"""Prefix medicine at work: what comes in is mended, and it is said why more of it had to be read than need be."""
+"""Applies the rules that are on to requests, and finds out why more of a prompt had to be read than need be."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
@@ -28,6 +28,15 @@ from kvchat.words.reasons import Reason, ReasonCode
 _MOST_TOLD = 500  # characters of what stood in a request, and of what stands there instead
 
 
+Rules = Callable[[str], Collection[str]]  # the names of those that are on for a program
+MUCH_TO_MEND = 20_000  # bytes of a body; to mend more takes longer than going to another thread
+BEFORE, BEHIND, LEAST_FOUND = 64, 160, 40  # tokens around a parting that are asked for; characters that find it
+
+
+def no_rules(_: str) -> Collection[str]:
+    return ()
+
+
 @dataclass(frozen=True)
 class Treated:
     """A request as it is rendered and passed on, and what was changed in it."""
@@ -37,17 +46,28 @@ class Treated:
     changes: tuple[Change, ...] = ()
 
 
-class Medicine:
-    """Remembers in memory alone. Nothing of it raises: without it a request goes on as it came."""
+class Mending:
+    """Remembers prompts, in memory alone. Without it a request goes on as it came. On the event loop's thread."""
 
-    def __init__(self, clock: Callable[[], datetime] = datetime.now) -> None:
+    def __init__(self, rules: Rules = no_rules, clock: Callable[[], datetime] = datetime.now) -> None:
         """`clock` tells the local time: programs tell models the day it is where they run."""
-        self._clock = clock
+        self._rules, self._clock = rules, clock
         self._recent = RecentPrompts()
         self._held: dict[str, Held] = {}
+        self._treating = asyncio.Lock()  # one request after the other, as they came
+
+    async def treated(self, asked: Asked, passage: Passage) -> Asked:
+        rules = self._rules(passage.program)
+        if not rules or asked.form in (Form.PLAIN, Form.COMPLETION):  # those have no template
+            return asked
+        async with self._treating:
+            much = len(asked.raw) > MUCH_TO_MEND
+            treated = await apart(much, self.treat, passage.program, asked.raw, asked.body, rules)
+        passage.changes = treated.changes
+        return replace(asked, raw=treated.raw, body=dict(treated.body)) if treated.changes else asked
 
     def treat(self, program: str, raw: bytes, body: Mapping[str, Any], rules: Collection[str]) -> Treated:
-        """The request after the rules that are switched on for the program: the same objects where none had to do."""
+        """Apply the rules that are on for the program: the same objects where none had to do. Raises nothing."""
         wanted = [name for name in RULES if name in rules]  # in one order
         if not wanted:
             return Treated(raw, body)
@@ -63,14 +83,23 @@ class Medicine:
             return Treated(raw, body)  # no request of a known shape: the engine says what is wrong with it
         return Treated(text.encode(), after, tuple(changes)) if changes else Treated(raw, body)
 
-    def knows(self, program: str, model: str, prompt: Prompt) -> bool:
-        return self._recent.closest((program, model), prompt) is not None
+    async def compare(self, work: Work, lease: Lease) -> None:
+        """Note where the prompt parts from those before it, after a restart from what is kept of the program's."""
+        rendered, passage, model = work.prompt, work.passage, lease.engine.fingerprint.model
+        if not rendered.ids:
+            return
+        prompt = await apart(work.asked.is_large, Prompt, rendered.ids, rendered.text, work.asked.body)
+        passage.whole, whose = not lease.engine.can_cut, (passage.program, model)
+        if self._recent.closest(whose, prompt) is None:
+            with contextlib.suppress(StoreRefused, EngineRefused):
+                earlier = await _kept(lease, rendered)
+                passage.unheard = earlier is None
+                if earlier is not None:
+                    self._recent.keep(whose, earlier, None)
+        passage.parting = self.diagnosed(*whose, prompt)
 
-    def remember(self, program: str, model: str, prompt: Prompt) -> None:
-        self._recent.keep((program, model), prompt, None)
-
-    def compare(self, program: str, model: str, prompt: Prompt) -> Parting | None:
-        """Where and why a prompt parts from the closest of the program's before it, which is remembered with it.
+    def diagnosed(self, program: str, model: str, prompt: Prompt) -> Parting | None:
+        """Return where and why a prompt parts from the closest of the program's before it, and remember it.
 
         None where it goes on from one, or where there was nothing like it. `model`: prompts of another are others.
         """
@@ -85,27 +114,26 @@ class Medicine:
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
             return Parting(before.shares(prompt), len(prompt), Reason(ReasonCode.OTHER_PROMPT))
 
-    def credits(self, treated: Treated, prompt: Prompt, cached: int) -> dict[str, int]:
-        """About how many tokens each rule has spared a request, of which the engine had `cached`.
-
-        What was found behind the place where the prompt would have parted goes to the rule that stands first.
-        """
-        places: dict[str, int] = {}
-        for change in treated.changes:
-            found = prompt.text.find(change.needle) if change.needle else 0
-            if change.differs and found >= 0:
-                token = found * len(prompt) // max(1, len(prompt.text))
-                places[change.rule] = min(token, places.get(change.rule, token))
-        if not places:
-            return {}
-        first = min(places, key=lambda rule: places[rule])
-        spared = cached - places[first]
-        return {first: spared} if spared > 0 else {}
-
     def forget(self, program: str | None = None) -> None:
         self._recent.forget(program)
         for name in [name for name in self._held if program in (None, name)]:
             del self._held[name]
+
+
+def tokens_spared(changes: Iterable[Change], text: str, tokens: int, cached: int) -> dict[str, int]:
+    """Estimate how many tokens each rule has spared a prompt of so many `tokens`, of which the engine had `cached`.
+
+    What was found behind the place where the prompt would have parted goes to the rule that stands first.
+    """
+    places: dict[str, int] = {}
+    for change in changes:
+        found = text.find(change.needle) if change.needle else 0
+        if change.differs and found >= 0:
+            token = found * tokens // max(1, len(text))
+            places[change.rule] = min(token, places.get(change.rule, token))
+    first = min(places, key=places.__getitem__, default="")
+    spared = cached - places.get(first, cached)
+    return {first: spared} if spared > 0 else {}
 
 
 def _short(change: Change) -> Change:
@@ -113,61 +141,8 @@ def _short(change: Change) -> Change:
     return replace(change, before=before, after=after, needle=needle)
 
 
-Rules = Callable[[str], Collection[str]]  # the names of those that are on for a program
-MUCH_TO_MEND = 20_000  # bytes of a body; to mend more takes longer than going to another thread
-BEFORE, BEHIND, LEAST_FOUND = 64, 160, 40  # tokens around a parting that are asked for; characters that find it
-
-
-def no_rules(_: str) -> Collection[str]:
-    return ()
-
-
-class Mending:
-    """Belongs to the event loop's thread. What programs ask is remembered in memory alone."""
-
-    def __init__(self, rules: Rules = no_rules) -> None:
-        self._rules, self._medicine = rules, Medicine()
-        self._treating = asyncio.Lock()  # one request after the other, as they came
-
-    async def treated(self, asked: Asked, passage: Passage) -> Asked:
-        rules = self._rules(passage.program)
-        if not rules or asked.form in (Form.PLAIN, Form.COMPLETION):  # those have no template
-            return asked
-        async with self._treating:
-            much = len(asked.raw) > MUCH_TO_MEND
-            treated = await apart(much, self._medicine.treat, passage.program, asked.raw, asked.body, rules)
-        passage.changes = treated.changes
-        return replace(asked, raw=treated.raw, body=dict(treated.body)) if treated.changes else asked
-
-    async def compare(self, work: Work, lease: Lease) -> None:
-        """Say where the prompt parts from those before it, after a restart from what is kept of the program's."""
-        rendered, passage, model = work.prompt, work.passage, lease.engine.fingerprint.model
-        if not rendered.ids:
-            return
-        prompt = await apart(work.asked.is_large, Prompt, rendered.ids, rendered.text, work.asked.body)
-        passage.whole = not lease.engine.can_cut
-        if not self._medicine.knows(passage.program, model, prompt):
-            with contextlib.suppress(StoreRefused, EngineRefused):
-                earlier = await _kept(lease, rendered)
-                passage.unheard = earlier is None
-                if earlier is not None:
-                    self._medicine.remember(passage.program, model, earlier)
-        passage.parting = self._medicine.compare(passage.program, model, prompt)
-
-    def prove(self, work: Work) -> None:
-        """What the rules have spared, now that the engine has said what it had."""
-        asked, rendered, passage = work.asked, work.prompt, work.passage
-        if passage.changes and passage.cached is not None and rendered.ids:
-            treated = Treated(asked.raw, asked.body, passage.changes)
-            prompt = Prompt(rendered.ids, rendered.text)
-            passage.mended = self._medicine.credits(treated, prompt, passage.cached)
-
-    def forget(self, program: str) -> None:
-        self._medicine.forget(program)
-
-
 async def _kept(lease: Lease, rendered: Rendered) -> Prompt | None:
-    """What the closest state of the same program in the store stands for; None without, and if this goes on from it.
+    """Make the prompt of the program's closest state in the store; None without, and if this one goes on from it.
 
     Its text is known around the place where both part: that much is asked of the engine. Raises StoreRefused and
     EngineRefused.
@@ -198,10 +173,9 @@ async def _text_of(lease: Lease, ids: Tokens) -> str:
 
 
 def total_of(passage: Passage, ms: Callable[[int], float]) -> Total:
-    """A request that was answered, as it is added up; `ms`: what reading so many tokens takes."""
-    prompt, cached = passage.prompt or 0, passage.cached or 0
+    """Make the total of a request that was answered; `ms` tells how long reading so many tokens takes."""
+    prompt, cached, parted = passage.prompt or 0, passage.cached or 0, passage.broken
     total = Total(1, prompt, cached, passage.saved_ms, time.time())
-    parted = passage.broken
     if why := parted.cause if parted else passage.miss if is_lost(passage.miss) else None:
         total.misses[why.code] = Sum(1, prompt - cached, passage.read_ms)
     total.mended |= {rule: Sum(1, tokens, ms(tokens)) for rule, tokens in passage.mended.items()}

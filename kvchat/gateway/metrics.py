@@ -15,7 +15,6 @@ class Metrics:
 
     def __init__(self, passages: Passages, *, by_program: bool) -> None:
         self._registry = registry = CollectorRegistry()
-        self._passages = passages
         self._by_program = by_program
         self._programs: set[str] = set()
         by = ("program", "source")
@@ -24,15 +23,10 @@ class Metrics:
         self._cached = Counter("kvchat_cached_tokens", "Of those, found", by, registry=registry)
         self._predicted = Counter("kvchat_predicted_tokens", "Tokens of answers", by, registry=registry)
         self._saved = Counter("kvchat_saved_seconds", "Reading that was spared", by, registry=registry)
-        self._first = Histogram(
-            "kvchat_first_byte_seconds",
-            "Until the first byte",
-            ("source",),
-            buckets=_SECONDS,
-            registry=registry,
-        )
-        self._under_way = Gauge("kvchat_requests_under_way", "Waiting or being answered", registry=registry)
-        self._under_way.set_function(lambda: len(passages.under_way))
+        first = "kvchat_first_byte_seconds", "Until the first byte", ("source",)
+        self._first = Histogram(*first, buckets=_SECONDS, registry=registry)
+        under_way = Gauge("kvchat_requests_under_way", "Waiting or being answered", registry=registry)
+        under_way.set_function(lambda: len(passages.under_way))
         passages.subscribe(self._count)
 
     def text(self) -> bytes:

@@ -1,4 +1,4 @@
-"""What is known of the requests that came through the door: those under way, the last ones, and sums by day on disk.
+"""Records of the gateway's requests: those under way, the last ones, and sums by day on disk.
 
 Never a word of a prompt: programs, models, counts and times, named as in the headers and in `/kvchat/requests`.
 """
@@ -100,7 +100,7 @@ class Passage:
 
     @property
     def broken(self) -> Parting | None:
-        """Where its prompt parted, if that is why much of it had to be read: not if more was found elsewhere."""
+        """The place where its prompt parted, if that is why much of it had to be read."""
         parting, known = self.parting, self.found if self.cached is None else self.cached
         if parting is None or self.miss not in UNTOLD:
             return None
@@ -111,12 +111,12 @@ class Passage:
 
     @property
     def why(self) -> Reason | None:
-        """Why more had to be read than need be; None where it had not."""
+        """The reason why more had to be read than need be; None where it had not."""
         parting = self.broken
         return parting.cause if parting else self.miss
 
     def receipt(self) -> dict[str, object]:
-        """What is known of it so far, by the names of the headers."""
+        """Tell what is known of it so far, by the names of the headers."""
         why = self.why
         told: dict[str, object] = {"source": self.source or None, "found": self.found}
         told |= {"miss": why.english, "miss-code": why.code.value} if why else {}
@@ -125,10 +125,9 @@ class Passage:
         return {name: value for name, value in told.items() if value is not None}
 
     def as_json(self) -> dict[str, Any]:
-        """What `GET /kvchat/requests` tells of it, by the names of the headers where they tell it, too."""
-        told = {
-            one.name.replace("_", "-"): getattr(self, one.name) for one in fields(self) if one.name not in _NOT_TOLD
-        }
+        """Tell what `GET /kvchat/requests` does, by the names of the headers where they tell it, too."""
+        names = (field.name for field in fields(self) if field.name not in _NOT_TOLD)
+        told = {name.replace("_", "-"): getattr(self, name) for name in names}
         why = self.why
         told |= {"miss": why.english if why else "", "miss-code": why.code.value if why else ""}
         return told | {"stage": self.stage.value}
@@ -151,7 +150,7 @@ def headers_of(receipt: dict[str, object]) -> dict[str, str]:
 
 
 class Passages:
-    """The requests that are under way, and the last ones that are over. Of the event loop's thread."""
+    """The requests that are under way, and the last ones that are over. On the event loop's thread."""
 
     def __init__(self, shares: Callable[[], bool] = lambda: False) -> None:
         """`shares`: whether all programs share their memory."""
@@ -174,7 +173,7 @@ class Passages:
         return passage
 
     def moved(self, passage: Passage, stage: Stage) -> None:
-        """It got on; what is over stays over."""
+        """Note its stage; what is over stays over."""
         if passage.stage in OVER:
             return
         passage.stage = stage
@@ -185,9 +184,7 @@ class Passages:
         self._tell(passage)
 
     def forget(self, program: str) -> None:
-        kept = [one for one in self.last if one.program != program]
-        self.last.clear()
-        self.last.extend(kept)
+        self.last = deque((passage for passage in self.last if passage.program != program), KEPT)
 
     def _tell(self, passage: Passage) -> None:
         for listener in tuple(self._listeners):
@@ -203,19 +200,19 @@ _CODES = frozenset(ReasonCode)
 
 @dataclass
 class Sum:
-    """Of tokens and the time they took, or would have taken."""
+    """A sum of tokens and the time they took, or would have taken."""
 
     times: int = 0
     tokens: int = 0
     ms: float = 0.0
 
-    def add(self, tokens: int, ms: float, times: int = 1) -> None:
-        self.times, self.tokens, self.ms = self.times + times, self.tokens + tokens, self.ms + ms
+    def add(self, other: Sum) -> None:
+        self.times, self.tokens, self.ms = self.times + other.times, self.tokens + other.tokens, self.ms + other.ms
 
 
 @dataclass
 class Total:
-    """Of some requests of one program."""
+    """The sums of some requests of one program."""
 
     requests: int = 0
     prompt: int = 0  # tokens
@@ -232,9 +229,9 @@ class Total:
         self.saved_ms += other.saved_ms
         self.last_at = max(self.last_at, other.last_at)
         for mine, theirs in ((self.misses, other.misses), (self.mended, other.mended)):
-            for name, one in theirs.items():
+            for name, added in theirs.items():
                 if name in mine or len(mine) < MOST_CAUSES:
-                    mine.setdefault(name, Sum()).add(one.tokens, one.ms, one.times)
+                    mine.setdefault(name, Sum()).add(added)
 
     @property
     def share(self) -> float:
@@ -249,11 +246,8 @@ class Totals:
         self._writing = threading.Lock()
         self._days: dict[str, dict[str, Total]] = {}  # by day and program
         with contextlib.suppress(OSError, ValueError, TypeError, AttributeError, TimeoutError):
-            raw = read_json(file, _MOST_FILE)
-            self._days = {
-                str(day): {str(name): _total(facts) for name, facts in programs.items()}
-                for day, programs in raw.items()
-            }
+            for day, programs in read_json(file, _MOST_FILE).items():
+                self._days[str(day)] = {str(name): _total(facts) for name, facts in programs.items()}
 
     def count(self, program: str, total: Total) -> None:
         """Add to the program's total of the day that `total` ended at."""
@@ -286,16 +280,12 @@ class Totals:
 
 def _total(facts: Mapping[str, Any]) -> Total:
     """A stored total. Raises ValueError, TypeError or AttributeError for what is none."""
-    numbers = {name: _number(facts.get(name, 0)) for name in ("requests", "prompt", "cached", "saved_ms", "last_at")}
-    misses, mended = (
-        {
-            str(name): Sum(*(_number(one.get(part, 0)) for part in ("times", "tokens", "ms")))
-            for name, one in some.items()
-        }
-        for some in (facts.get("misses", {}), facts.get("mended", {}))
-    )
-    known = {name: one for name, one in misses.items() if name in _CODES}
-    return Total(**numbers, misses=known, mended=mended)
+    total = Total(*(_number(facts.get(name, 0)) for name in ("requests", "prompt", "cached", "saved_ms", "last_at")))
+    for sums, stored in ((total.misses, "misses"), (total.mended, "mended")):
+        for name, parts in facts.get(stored, {}).items():
+            sums[str(name)] = Sum(*(_number(parts.get(part, 0)) for part in ("times", "tokens", "ms")))
+    total.misses = {code: missed for code, missed in total.misses.items() if code in _CODES}
+    return total
 
 
 def _number(value: Any) -> Any:

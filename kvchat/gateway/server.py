@@ -1,4 +1,4 @@
-"""Listens: uvicorn in the event loop that there is, within bounds that no number of clients can break.
+"""Runs uvicorn in the event loop that there is, within bounds that no number of clients can break.
 
 uvicorn has no public way to bound its connections, so `_Connection` relies on `connections`, `cycle`, `conn` and `flow`
 of its H11Protocol, `_Server` on `capture_signals`, `main_loop` and `servers` of its Server; as in
@@ -30,16 +30,16 @@ PATIENCE_S = 5.0  # for what is still being sent at the end
 
 
 class PortTaken(KvchatError):
-    """Nobody can be listened for there."""
+    """The address or port cannot be used."""
 
 
 class _Connection(H11Protocol):
-    """One client. What does not say what it wants is given up after a while, and at once where there are too many."""
+    """One client. One that sends no request is given up after a while, and at once where there are too many."""
 
     _head: asyncio.TimerHandle | None = None
 
     def __init__(self, *given: Any, waiting: dict[_Connection, None], **named: Any) -> None:
-        """`waiting`: those that owe something themselves, and no answer is owed: who has done so longest is first."""
+        """`waiting`: connections that are waited for, and not we for; the longest first."""
         super().__init__(*given, **named)
         self._waiting = waiting
 
@@ -83,7 +83,7 @@ class _Connection(H11Protocol):
         self._waits()
 
     def _waits(self) -> None:
-        """Whose turn it is now."""
+        """Note whether we wait for the client now."""
         asked = self.cycle is not None and not self.cycle.more_body and not self.cycle.response_complete
         if (asked and not self.flow.write_paused) or self.transport.is_closing():
             self._waiting.pop(self, None)
@@ -91,12 +91,12 @@ class _Connection(H11Protocol):
             self._waiting.setdefault(self)
 
     def end_request(self) -> None:
-        """Wait no longer for the rest of one that is still coming."""
+        """Give up a request whose rest is still to come."""
         if self.cycle is not None and self.cycle.more_body:
             self.transport.abort()
 
     def _expect_head(self) -> None:
-        """Again and again while the connection is there: a later request's head may be the one that does not come."""
+        """Give up a client that sends no head; checked while it is connected, for a later head may be missing, too."""
         between = self.cycle is None or self.cycle.response_complete
         if between and (self.cycle is None or self.conn.trailing_data[0]):
             self.transport.abort()
@@ -116,7 +116,6 @@ class _Server(Server):
         yield
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
-        """Until it is told to end. However that comes about, nobody is listened for any more."""
         try:
             await super().serve(sockets)
         finally:
@@ -126,7 +125,6 @@ class _Server(Server):
                 sock.close()
 
     async def main_loop(self) -> None:
-        """Nothing is to be done ten times a second."""
         self.listens.set()
         await self.told_to_end.wait()
 
@@ -143,7 +141,7 @@ class Listening:
         return len(self._server.server_state.connections)
 
     async def close(self) -> None:
-        """Take in nobody any more, and end what is still being sent."""
+        """Take no more connections, and end what is still being sent."""
         connections = self._server.server_state.connections
         for connection in tuple(connections):
             if isinstance(connection, _Connection):

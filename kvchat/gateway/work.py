@@ -25,7 +25,7 @@ class TooSlow(ConnectionError):
 
 
 class Outlet:
-    """An answer on its way: its head, then its bytes. Whoever makes it waits for nobody."""
+    """An answer on its way: its head, then its bytes. Its maker waits for nobody."""
 
     def __init__(self) -> None:
         self._arrived: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
@@ -40,7 +40,7 @@ class Outlet:
         self._arrived.put_nowait({"type": "http.response.start", "status": status, "headers": encoded})
 
     def write(self, data: bytes) -> None:
-        """Some of its body. Raises TooSlow."""
+        """Send some of the body. Raises TooSlow."""
         self._waiting += len(data)
         if self._waiting > MOST_WAITING:
             raise TooSlow
@@ -58,15 +58,14 @@ class Outlet:
         self.write(body)
         self.end()
 
-    def refuse(self, status: int, error: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> None:
-        if not self.begun:
-            body = json.dumps(error, ensure_ascii=False).encode()
-            self.whole(status, {"content-type": "application/json"} | dict(headers or {}), body)
-        self.end()
-
     async def deliver(self, receive: Receive, send: Send) -> None:
-        sending = asyncio.ensure_future(self._send(send))
-        leaving = asyncio.ensure_future(_left(receive))
+        """Send the answer until it ends or the client leaves."""
+
+        async def left() -> None:
+            while (await receive())["type"] != "http.disconnect":
+                pass
+
+        sending, leaving = asyncio.ensure_future(self._send(send)), asyncio.ensure_future(left())
         try:
             await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -86,11 +85,6 @@ class Outlet:
             if first and message.get("body"):
                 first = False
                 self.sent()
-
-
-async def _left(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 class GaveWay(Exception):
@@ -120,14 +114,13 @@ class Work:
         self.prompt, self.rendered_by = await prompt_of(engine, self.asked), engine.generation
 
     def leave(self) -> None:
-        """The client has gone: what is made for it ends. What comes after an answer goes on: many wait for no more."""
-        if self.outlet.ended or self.answered:
-            return
-        self.left = True
-        self._end()
+        """End the answer of a client that has gone. What follows an answer goes on: many clients do not wait for it."""
+        if not (self.outlet.ended or self.answered):
+            self.left = True
+            self._end()
 
     def break_off(self) -> None:
-        """It ends although its client is there, which is told so."""
+        """End the answer although its client is there, which is told so."""
         if not self.outlet.ended:
             self.left = True
             self.refuse(503, "The engine was stopped.", "unavailable_error")
@@ -135,12 +128,15 @@ class Work:
 
     def refuse(self, status: int, message: str, kind: str, again_s: int = 0) -> None:
         """Say why there is no answer, or why it breaks off. `again_s`: after so long it may be tried again."""
-        if not self.outlet.begun:
+        form, outlet = self.asked.form, self.outlet
+        if not outlet.begun:
             self.passage.status = status
-        elif self.asked.stream and not self.outlet.ended:
-            self.outlet.write(refusal_event(self.asked.form, status, message, kind))
-        headers = {"retry-after": str(again_s)} if again_s else None
-        self.outlet.refuse(status, refusal(self.asked.form, status, message, kind), headers)
+            headers = {"content-type": "application/json"} | ({"retry-after": str(again_s)} if again_s else {})
+            body = json.dumps(refusal(form, status, message, kind), ensure_ascii=False).encode()
+            outlet.whole(status, headers, body)
+        elif self.asked.stream and not outlet.ended:
+            outlet.write(refusal_event(form, status, message, kind))
+        outlet.end()
 
     def _end(self) -> None:
         if not self.answering.interrupt() and self.task is not None:

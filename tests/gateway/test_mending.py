@@ -17,7 +17,7 @@ from kvchat.engine.finding.discovery import EngineLocation
 from kvchat.engine.running.plan import free_port
 from kvchat.gateway.medicine.causes import MENDED_BY
 from kvchat.gateway.medicine.prompts import Parting
-from kvchat.gateway.mending import Medicine
+from kvchat.gateway.mending import Mending
 from kvchat.gateway.requests import ABOUT, Passage, Totals
 from kvchat.settings import Settings
 from kvchat.words.reasons import Reason, ReasonCode
@@ -59,13 +59,13 @@ async def ask(at: OpenDoor, body: agents.Body, path: str = "/v1/chat/completions
 async def test_a_long_request_is_mended_off_the_event_loop(
     tmp_path: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    threads, treat = [], Medicine.treat
+    threads, treat = [], Mending.treat
 
     def heard(*given: Any) -> Any:
         threads.append(threading.current_thread())
         return treat(*given)
 
-    monkeypatch.setattr(Medicine, "treat", heard)
+    monkeypatch.setattr(Mending, "treat", heard)
     body = agents.opencode(agents.user("So? " * 10_000))
     async with door(tmp_path / "home", replace(settings, door_rules=("opencode hold-clock",))) as at:
         await at.client.post("/v1/chat/completions", json=body, headers={"user-agent": "opencode/1"})

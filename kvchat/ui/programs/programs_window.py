@@ -124,7 +124,7 @@ class ProgramDetails(QWidget):
         for rule, switch in self.rules.items():
             lost = Sum()
             for one in (one for cause, one in total.misses.items() if MENDED_BY.get(ReasonCode(cause)) == rule):
-                lost.add(one.tokens, one.ms, one.times)
+                lost.add(one)
             switch.show_rule(on=rule in on, spared=total.mended.get(rule), lost=lost)
         if self._shown != (name, total.misses):
             self._shown = name, {cause: Sum(one.times, one.tokens, one.ms) for cause, one in total.misses.items()}

@@ -14,7 +14,7 @@ import pytest
 from kvchat.gateway.medicine import causes, prompts
 from kvchat.gateway.medicine.causes import MENDED_BY
 from kvchat.gateway.medicine.prompts import Parting, Prompt
-from kvchat.gateway.mending import Medicine
+from kvchat.gateway.mending import Mending
 from kvchat.words.reasons import Reason, ReasonCode, reason_of
 from tests.gateway import agents
 from tests.gateway.agents import Body, assistant, rendered, user
@@ -24,9 +24,9 @@ LONG = "x = 1  # " + "and so on " * 400
 
 
 def parting(one: Prompt, other: Prompt) -> Parting | None:
-    medicine = Medicine()
-    assert medicine.compare("program", "model", one) is None
-    return medicine.compare("program", "model", other)
+    medicine = Mending()
+    assert medicine.diagnosed("program", "model", one) is None
+    return medicine.diagnosed("program", "model", other)
 
 
 def why(one: Body, other: Body) -> Reason:
@@ -167,16 +167,18 @@ def test_the_place_is_told_in_tokens_with_both_texts() -> None:
 
 
 def test_the_closest_before_is_taken_not_the_last() -> None:
-    medicine = Medicine()
+    medicine = Mending()
     long = [user(LONG), assistant("Yes.")]
     for body in (agents.opencode(*long), agents.opencode(user("Another thread " + LONG))):
-        medicine.compare("program", "model", rendered(body))
-    assert medicine.compare("program", "model", rendered(agents.opencode(*long, user("More")))) is None
-    found = medicine.compare("program", "model", rendered(agents.opencode(user(LONG), assistant("No."), user("More"))))
+        medicine.diagnosed("program", "model", rendered(body))
+    assert medicine.diagnosed("program", "model", rendered(agents.opencode(*long, user("More")))) is None
+    found = medicine.diagnosed(
+        "program", "model", rendered(agents.opencode(user(LONG), assistant("No."), user("More")))
+    )
     assert found is not None
     assert found.cause == message(2, ReasonCode.EDITED, "assistant")
-    assert medicine.compare("other", "model", rendered(agents.opencode(user(LONG), user("?")))) is None
-    assert medicine.compare("program", "other", rendered(agents.opencode(user(LONG), user("?")))) is None
+    assert medicine.diagnosed("other", "model", rendered(agents.opencode(user(LONG), user("?")))) is None
+    assert medicine.diagnosed("program", "other", rendered(agents.opencode(user(LONG), user("?")))) is None
 
 
 def test_without_the_rendered_text_the_bodies_say_it() -> None:

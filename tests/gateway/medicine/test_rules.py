@@ -10,8 +10,9 @@ from datetime import datetime, timedelta
 import pytest
 
 from kvchat.gateway.medicine import rules
+from kvchat.gateway.medicine.prompts import Prompt
 from kvchat.gateway.medicine.rules import RULES
-from kvchat.gateway.mending import Medicine, Treated
+from kvchat.gateway.mending import Mending, Treated, tokens_spared
 from tests.gateway import agents
 from tests.gateway.agents import Body, assistant, rendered, user
 
@@ -26,12 +27,16 @@ class Clock:
         return self.now
 
 
-def treat(medicine: Medicine, body: Body, rules: Collection[str] = tuple(RULES), spaces: int | None = None) -> Treated:
+def treat(medicine: Mending, body: Body, rules: Collection[str] = tuple(RULES), spaces: int | None = None) -> Treated:
     return medicine.treat("program", json.dumps(body, ensure_ascii=False, indent=spaces).encode(), body, rules)
 
 
+def spared_by(treated: Treated, prompt: Prompt, cached: int) -> dict[str, int]:
+    return tokens_spared(treated.changes, prompt.text, len(prompt), cached)
+
+
 def test_a_rule_that_is_off_does_nothing() -> None:
-    medicine, body = Medicine(), agents.claude_code()
+    medicine, body = Mending(), agents.claude_code()
     raw = json.dumps(body).encode()
     treated = medicine.treat("claude-cli", raw, body, ())
     assert treated.raw is raw
@@ -40,7 +45,7 @@ def test_a_rule_that_is_off_does_nothing() -> None:
 
 
 def test_the_billing_header_is_left_out() -> None:
-    medicine = Medicine()
+    medicine = Mending()
     one, other = (treat(medicine, agents.claude_code(cch=cch), ["billing-header"]) for cch in ("fa690", "0aaa9"))
     assert one.raw == other.raw
     assert [block["text"][:15] for block in one.body["system"]] == ["You are Claude ", "Rule 0: do one "]
@@ -54,14 +59,14 @@ def test_the_billing_header_is_left_out() -> None:
 def test_the_billing_header_is_left_out_of_a_text_that_has_more() -> None:
     header = "x-anthropic-billing-header: cc_version=2.1.100.7b4; cc_entrypoint=cli; cch=eb6c6;\n"
     body = agents.claude_code() | {"system": header + "You are Claude Code."}
-    assert treat(Medicine(), body).body["system"] == "You are Claude Code."
+    assert treat(Mending(), body).body["system"] == "You are Claude Code."
     alone = agents.claude_code() | {"system": [{"type": "text", "text": header}]}
-    assert treat(Medicine(), alone).body["system"] == [{"type": "text", "text": ""}]
+    assert treat(Mending(), alone).body["system"] == [{"type": "text", "text": ""}]
 
 
 def test_the_first_date_is_held_for_a_day() -> None:
     clock = Clock()
-    medicine = Medicine(clock)
+    medicine = Mending(clock=clock)
     first = treat(medicine, agents.opencode(), ["hold-clock"])
     assert not first.changes
     clock.now += timedelta(hours=20)
@@ -83,14 +88,14 @@ def test_the_clocks_of_other_programs_are_held_too() -> None:
         (agents.codex, {"date": "2026-11-22"}, {"date": "2026-11-23"}),
         (agents.cline, {"time": "9:12:15 AM"}, {"time": "9:14:02 AM"}),
     ):
-        medicine = Medicine(Clock())
+        medicine = Mending(clock=Clock())
         first, second = treat(medicine, make(**one), ["hold-clock"]), treat(medicine, make(**other), ["hold-clock"])
         assert first.raw == second.raw, make
         assert len(second.changes) == 1
 
 
 def test_a_date_that_is_no_clock_is_left_alone() -> None:
-    medicine = Medicine(Clock())
+    medicine = Mending(clock=Clock())
     for day in ("2026-12-24", "2027-01-31"):
         body = {"messages": [{"role": "system", "content": f"The date of the release is {day}."}, user("When?")]}
         assert not treat(medicine, body, ["hold-clock"]).changes
@@ -100,24 +105,24 @@ def test_a_date_that_is_no_clock_is_left_alone() -> None:
 
 
 def test_what_a_rule_has_spared_is_counted_once_the_engine_says_so() -> None:
-    medicine = Medicine()
+    medicine = Mending()
     prompts = []
     for cch in ("fa690", "0aaa9"):
         treated = treat(medicine, agents.claude_code(cch=cch), RULES)
         prompts.append((treated, rendered(dict(treated.body))))
     (first, cold), (second, warm) = prompts
-    assert medicine.credits(first, cold, 0) == {}
-    assert medicine.credits(second, warm, len(warm) - 4) == {"billing-header": len(warm) - 4}
+    assert spared_by(first, cold, 0) == {}
+    assert spared_by(second, warm, len(warm) - 4) == {"billing-header": len(warm) - 4}
     same = treat(medicine, agents.claude_code(cch="0aaa9"), RULES)
-    assert medicine.credits(same, warm, len(warm)) == {}
+    assert spared_by(same, warm, len(warm)) == {}
 
 
 def test_a_held_clock_spares_what_stands_behind_it() -> None:
-    medicine = Medicine(Clock())
+    medicine = Mending(clock=Clock())
     treat(medicine, agents.opencode(), ["hold-clock"])
     treated = treat(medicine, agents.opencode(date="Mon Nov 23 2026"), ["hold-clock"])
     prompt = rendered(dict(treated.body))
-    spared = medicine.credits(treated, prompt, len(prompt))["hold-clock"]
+    spared = spared_by(treated, prompt, len(prompt))["hold-clock"]
     behind = prompt.text[prompt.text.index("Today's date") :]
     assert spared == len(prompt) - (len(prompt.text) - len(behind)) * len(prompt) // len(prompt.text)
 
@@ -140,13 +145,13 @@ def test_a_long_line_of_dates_is_looked_at_once(monkeypatch: pytest.MonkeyPatch)
         body = agents.opencode()
         body["messages"][0]["content"] = line * 500
         counted.looked_at = 0
-        treat(Medicine(), body, ["hold-clock"])
+        treat(Mending(), body, ["hold-clock"])
         assert counted.looked_at <= 20 * len(line) * 500
 
 
 def test_what_stands_behind_very_much_stays_as_it_is() -> None:
     clock = Clock()
-    medicine, told = Medicine(clock), "Today's date is {}.\n" + "x" * 300_000 + "\nToday's date is {}."
+    medicine, told = Mending(clock=clock), "Today's date is {}.\n" + "x" * 300_000 + "\nToday's date is {}."
     for day in ("2026-11-22", "2026-11-23"):
         body = agents.opencode()
         body["messages"][0]["content"] = told.format(day, day)
@@ -156,7 +161,7 @@ def test_what_stands_behind_very_much_stays_as_it_is() -> None:
 
 
 def test_of_a_change_no_more_is_remembered_than_can_be_shown() -> None:
-    medicine = Medicine()
+    medicine = Mending()
     header = agents.claude_code(cch="x" * 100_000)
     (change,) = treat(medicine, header, ["billing-header"]).changes
     assert len(change.before) <= 500
