@@ -79,7 +79,6 @@ async def test_a_turn_its_tokens_and_its_slot_file(
     tokens = await engine.prompt_tokens(HELLO)
     cold = [chunk async for chunk in engine.chat(HELLO, Sampling(max_tokens=8, temperature=0.0, seed=1))]
     timings = cold[-1].timings
-    assert timings is not None
     assert (timings.cache_n, timings.prompt_n, timings.predicted_n) == (0, len(tokens), 8)
     assert any(chunk.progress for chunk in cold)
 
@@ -95,7 +94,6 @@ async def test_a_turn_its_tokens_and_its_slot_file(
     await engine.erase_slot()
     assert (await engine.restore_slot("b.bin")).n_restored == len(tokens)
     warm = [chunk async for chunk in engine.chat(HELLO, Sampling(max_tokens=8, temperature=0.0, seed=1))]
-    assert warm[-1].timings is not None
     assert warm[-1].timings.cache_n == len(tokens) - 1
     assert "".join(chunk.text for chunk in warm) == "".join(chunk.text for chunk in cold)
 
@@ -198,7 +196,6 @@ async def test_no_real_engine_outlives_an_app_killed_with_sigkill(
 ) -> None:
     command = [sys.executable, "-c", APP, str(location.path or ""), str(plan.model), str(tmp_path)]
     app = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
-    assert app.stdout is not None
     engine = int(await app.stdout.readline())
     assert is_alive(engine)
     app.kill()

@@ -103,12 +103,10 @@ async def test_a_reply_that_fills_the_context_goes_on_in_a_larger_one(stage: Sta
     story = " ".join(f"word{number}" for number in range(1500))
     stage.fake.set(FAKE_REPLY=story)
     reply = await stage.ask(chat, "Tell me a story.")
-    assert reply is not None
     assert reply.content == story
     assert reply.state is MessageState.COMPLETE
     assert len(laid_out(stage)) == 2
     assert len(stage.of(Restored)) == 1
-    assert reply.receipt is not None
     assert reply.receipt.source is Source.COLD
     assert reply.receipt.predicted_tokens == len(story)
     assert await stage.answered(chat, "And then?")
@@ -133,7 +131,6 @@ async def test_what_is_attached_has_room_before_it_is_sent(stage: Stage) -> None
     chat = await stage.chat()
     await stage.answered(chat, "Hello")
     use = await stage.runtime.chat.context.use(chat, "", [Attachment("long.txt", 1, "hash", TURN * 3)])
-    assert use is not None
     assert use.limit == LONGEST
     await stage.until(lambda: len(laid_out(stage)) == 2)
     await stage.until(lambda: stage.runtime.engine.status.state is EngineState.READY)

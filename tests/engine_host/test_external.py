@@ -70,7 +70,6 @@ async def test_a_conversation_outlives_the_servers_restart_and_the_server_outliv
             assert runtime.model.is_there
             chat = (await runtime.chat.new_conversation()).id
             first = await ask(runtime, chat, LONG)
-            assert first.receipt is not None
             assert first.receipt.source is Source.COLD
             assert runtime.model.name == display_name(fake.plan.model)
             assert runtime.engine.current.engine_pid == theirs.process.pid
@@ -79,11 +78,9 @@ async def test_a_conversation_outlives_the_servers_restart_and_the_server_outliv
             await until(lambda: runtime.engine.status.state is not EngineState.READY)
             theirs.start()
             second = await ask(runtime, chat, "And then?")
-            assert second.receipt is not None
             assert second.receipt.source in (Source.WARM, Source.DISK)
             assert second.receipt.cached_tokens >= 0.9 * second.receipt.prompt_tokens
             vitals = await runtime.engine.vitals()
-            assert vitals is not None
             assert vitals.memory is not None
             assert KEY not in await runtime.diagnostics()
         assert theirs.process.poll() is None
@@ -105,7 +102,6 @@ async def test_a_slot_that_another_program_uses_is_not_touched_when_the_server_i
                 await runtime.engine.ready()
                 asked = [request for request in fake.requests()[before:] if request["method"] == "POST"]
                 assert not asked
-                assert runtime.engine.current.finding is not None
                 assert runtime.engine.current.finding.strategy.saves
                 assert runtime.engine.current.finding.reason == Reason(ReasonCode.IN_USE)
             assert (await somebody_else.prefill([7] * 100)).cache_n == 99
@@ -151,9 +147,7 @@ async def test_without_a_folder_it_chats_and_saves_nothing(tmp_path: Path, fake:
             chat = (await runtime.chat.new_conversation()).id
             await ask(runtime, chat, LONG)
             hot = await ask(runtime, chat, "And then?")
-            assert hot.receipt is not None
             assert hot.receipt.source is Source.HOT  # the server's own slot still has it
-            assert runtime.engine.current.finding is not None
             assert runtime.engine.current.finding.strategy is Strategy.NONE
             assert (await runtime.save_points.usage()).save_points == 0
 
@@ -219,7 +213,6 @@ async def test_the_real_server(tmp_path: Path, smollm2: Path, real_llama_server:
             await until(lambda: runtime.engine.status.state is not EngineState.READY)
             theirs.start()
             second = await ask(runtime, chat, "And then?")
-            assert second.receipt is not None
             assert second.receipt.source in (Source.WARM, Source.DISK), second.receipt
             assert second.receipt.cached_tokens >= 0.9 * second.receipt.prompt_tokens
     finally:

@@ -84,7 +84,6 @@ async def home(
 
 async def test_it_is_fetched_tried_out_and_used(home: Home, github: FakeHub) -> None:
     trial = await home.setup.get()
-    assert trial is not None
     assert trial.works
     assert home.settings.engine_path == str(home.program)
     assert home.notices == [("There is an engine for the graphics card", f"{NAME} works, and is chosen.")]
@@ -92,7 +91,6 @@ async def test_it_is_fetched_tried_out_and_used(home: Home, github: FakeHub) -> 
     assert home.stages == [Stage.ASKING, Stage.FETCHING, Stage.UNPACKING, Stage.TRYING]
     assert home.told[-1] is None
     last = home.told[-2]
-    assert last is not None
     assert [step.name for step in last.steps][-1] == "Memory of chats"
     assert [one.name for one in home.setup.fetcher.fetched()] == [NAME]
     entries = await home.setup.engines()
@@ -103,7 +101,6 @@ async def test_what_is_here_is_only_tried_again(home: Home, github: FakeHub) -> 
     await home.setup.get()
     fetched = len(github.downloads)
     trial = await home.setup.get()
-    assert trial is not None
     assert trial.works
     assert len(github.downloads) == fetched
 
@@ -128,7 +125,6 @@ async def test_one_that_does_not_see_the_card_is_not_used_and_kept_to_be_tried_a
 ) -> None:
     fake_engine.set(FAKE_NO_GPU=1)
     trial = await home.setup.get()
-    assert trial is not None
     assert not trial.works
     assert trial.steps[-1].name == "The engine does not see the graphics card"
     assert "NVIDIA" in trial.steps[-1].detail
@@ -137,7 +133,6 @@ async def test_one_that_does_not_see_the_card_is_not_used_and_kept_to_be_tried_a
     github.status = 0
     before = len(github.downloads)
     trial = await home.setup.get()
-    assert trial is not None
     assert trial.works
     assert len(github.downloads) == before
     assert home.settings.engine_path == str(home.program)
@@ -146,7 +141,6 @@ async def test_one_that_does_not_see_the_card_is_not_used_and_kept_to_be_tried_a
 async def test_one_that_does_not_start_is_not_used(home: Home, fake_engine: FakeEngine) -> None:
     fake_engine.set(FAKE_EXIT_AT_START="-11:")
     trial = await home.setup.get()
-    assert trial is not None
     assert "crashed" in trial.steps[-1].name
     assert home.settings.engine_path == "/usr/bin/old"
 
@@ -171,7 +165,6 @@ async def test_a_wrong_hash_and_then_a_right_one(home: Home, github: FakeHub) ->
     github.claims.clear()
     before = len(github.downloads)
     trial = await home.setup.get()
-    assert trial is not None
     assert trial.works
     assert len(github.downloads) > before
 
@@ -196,7 +189,6 @@ async def test_cancelled_it_goes_on_later(home: Home, github: FakeHub) -> None:
     github.hold_at = None
     github.go_on.set()
     trial = await home.setup.get()
-    assert trial is not None
     assert trial.works
 
 
@@ -221,7 +213,6 @@ async def test_a_disk_that_is_full_when_it_is_unpacked_keeps_what_arrived(
     assert home.left() == sorted((ARCHIVE, LIBRARIES))
     before = len(github.downloads)
     trial = await home.setup.get()
-    assert trial is not None
     assert trial.works
     assert len(github.downloads) == before
 
@@ -265,7 +256,6 @@ async def test_one_that_cannot_even_start_says_what_it_lacks(
     ldd.chmod(0o755)
     monkeypatch.setenv("PATH", f"{ldd.parent}{os.pathsep}{os.environ['PATH']}")
     trial = await home.setup.get()
-    assert trial is not None
     assert trial.steps[-1].name == "The engine cannot be run here"
     assert trial.steps[-1].detail == "It lacks libssl.so.3. That comes with OpenSSL (Debian: libssl3)."
     assert home.settings.engine_path == "/usr/bin/old"
@@ -275,9 +265,7 @@ async def test_what_one_that_cannot_even_start_has_printed_is_told(home: Home, g
     program = b"#!/bin/sh\necho no kernel image for this device\nexit 1\n"
     github.releases["b11457"][ARCHIVE] = tarred({"llama-b11457/llama-server": program})
     trial = await home.setup.get()
-    assert trial is not None
     error = trial.steps[-1].error
-    assert error is not None
     assert (error.title, error.detail) == ("The engine cannot be run here", "no kernel image for this device")
     assert "another kind" in error.advice, "nobody has set its path"
     assert home.settings.engine_path == "/usr/bin/old"
@@ -288,7 +276,6 @@ async def test_a_real_llama_server_out_of_an_archive(
     home: Home, github: FakeHub, real_llama_server: EngineLocation, smollm2: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All that lies beside it comes along. It is a build for the processor alone, and that is found out."""
-    assert real_llama_server.path is not None
     program = real_llama_server.path.resolve()
     there = list(program.parent.iterdir())
     links = {f"llama-b11457/{path.name}": str(path.readlink()) for path in there if path.is_symlink()}
@@ -296,13 +283,11 @@ async def test_a_real_llama_server_out_of_an_archive(
     github.releases = {"b11457": {VULKAN: tarred(files, links)}}
     home.settings = Settings(engine_path="/usr/bin/old", model_path=str(smollm2))
     trial = await home.setup.get(Backend.VULKAN)
-    assert trial is not None
     assert trial.steps[-1].name == "The engine does not see the graphics card"
     assert "Vulkan" in trial.steps[-1].detail
     assert home.settings.engine_path == "/usr/bin/old"
     monkeypatch.setattr(fetching_module, "backend_of", lambda name: None)  # as if the processor were enough
     trial = await home.setup.get(Backend.VULKAN)
-    assert trial is not None
     assert trial.works, trial.steps[-1]
     assert trial.steps[-1].name == "Memory of chats"
     assert home.settings.engine_path == str(home.paths.engines / "llama.cpp-b11457-vulkan" / "llama-server")

@@ -43,7 +43,6 @@ async def test_an_idle_engine_rests_and_the_next_message_finds_everything_warm(
         assert [request for request in fake_engine.requests() if "action=save" in request["path"]]
         second = await ask(runtime, chat, "And then?")
         assert len(fake_engine.launches()) == 2
-        assert second.receipt is not None
         assert second.receipt.source is Source.WARM
         assert second.receipt.cached_tokens >= 0.9 * second.receipt.prompt_tokens
 
@@ -98,5 +97,4 @@ async def test_a_message_that_comes_before_it_stops_leaves_the_slot_hot(
 
         await runtime.chat.rest(not_any_more)
         second = await ask(runtime, chat, "And then?")
-        assert second.receipt is not None
         assert second.receipt.source is Source.HOT

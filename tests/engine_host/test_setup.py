@@ -68,7 +68,6 @@ async def test_the_servers_key_is_in_no_settings_file(paths: Paths) -> None:
     setup = EngineSetup(paths, Settings, unused)
     assert await setup.keep_key("s3cret") is not None
     kept = setup.key.load()
-    assert kept is not None
     assert kept[0] == "s3cret"
     assert "s3cret" not in json.dumps(vars(Settings()))
     assert await setup.keep_key("") is None

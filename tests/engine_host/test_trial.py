@@ -60,7 +60,6 @@ async def test_what_is_no_engine_is_said(tmp_path: Path, script: str) -> None:
     program.chmod(0o755)
     trial = await try_engine(EngineLocation(EngineKind.LLAMA_SERVER, program), None)
     assert not trial.works
-    assert trial.steps[0].error is not None
     assert trial.steps[0].error.advice
 
 

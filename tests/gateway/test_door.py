@@ -128,7 +128,6 @@ async def test_clients_see_their_own_requests_and_the_owners_key_sees_all(
         if keys:
             assert await seen_by(posing) == set(), "it has not the editor's key"
         owner = owner_of(tmp_path / "home" / "data")
-        assert owner is not None
         ours = owner.api_key
         assert await seen_by({"authorization": f"Bearer {ours}"}) == {"editor", "agent"}
         assert await counted_for({"authorization": f"Bearer {ours}"}) == {"editor": 1, "agent": 1}
@@ -565,7 +564,6 @@ async def test_whoever_sits_at_the_window_waits_for_a_step_at_most(
         await until(lambda: any(one.stage is Stage.READING and one.read for one in passages.under_way))
         chat = await at.runtime.chat.new_conversation("")
         reply = await at.runtime.chat.send(chat.id, "And me?")
-        assert reply is not None
         assert reply.content == "You said: And me?"
         assert not long.done()
         fake_engine.set(FAKE_BATCH_DELAY=None)
@@ -622,7 +620,6 @@ async def test_a_client_that_leaves_while_room_is_made_stops_nobody_else(
         await until(lambda: at.last.stage is Stage.LEFT)
         fake_engine.set(FAKE_HOLD_DURING=None)
         answered = await reply
-        assert answered is not None
         assert (answered.state, answered.content) == (MessageState.COMPLETE, "Yes.")
 
 
@@ -755,7 +752,6 @@ async def test_programs_share_their_memory_where_the_user_wants_it(tmp_path: Pat
         assert await found(at, "none", "quill", "Tell me") > len(WORDS)
         chat = (await at.runtime.chat.new_conversation(WORDS)).id
         assert (reply := await at.runtime.chat.send(chat, "Tell me"))
-        assert reply.receipt
         assert reply.receipt.cached_tokens < len(WORDS) // 2, "what programs ask is not for chats"
         [kept] = [one for one in (await at.runtime.save_points.usage()).conversations if one.conversation_id != chat]
         assert program_of(kept.conversation_id) == "all programs"

@@ -119,7 +119,6 @@ async def test_a_prompt_that_goes_on_is_no_miss_nor_is_another_conversation(at: 
     other = copy.deepcopy(first)
     other["messages"][1]["content"] = "And how does the lexer know where it is?"
     await ask(at, other)
-    assert at.last.parting is not None
     assert at.last.parting.cause == Reason(ReasonCode.OTHER_CONVERSATION)
     assert at.last.broken is None
     assert at.last.why is None
@@ -132,7 +131,6 @@ async def test_a_change_at_the_end_is_not_blamed_for_what_stands_before_it(at: O
     await at.runtime.save_points.delete(None)
     await ask(at, agents.opencode(date=TOMORROW))
     parting, passage = at.last.parting, at.last
-    assert parting is not None
     assert parting.cause == Reason(ReasonCode.DATE_IN_SYSTEM)
     assert (passage.found or 0) < parting.at - ABOUT
     assert (passage.broken, passage.why) == (None, Reason(ReasonCode.NOTHING_ALIKE))
@@ -213,7 +211,6 @@ async def test_it_is_told_after_a_restart_as_well(
     async with door(tmp_path / "home", settings) as at:
         await ask(at, agents.opencode(question, date=TOMORROW))
         parting = at.last.broken
-        assert parting is not None
         assert parting.cause == Reason(ReasonCode.DATE_IN_SYSTEM)
         assert TODAY in parting.before
         assert TOMORROW in parting.after

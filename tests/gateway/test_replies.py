@@ -112,7 +112,6 @@ def test_a_stream_in_any_pieces_is_the_answer_in_one(form: Form) -> None:
             heard.take(data[at : at + size])
         heard.end()
         assert heard.reply == whole.reply
-        assert heard.counts is not None
         assert (heard.counts.prompt, heard.counts.cached, heard.counts.predicted) == (100, 90, 7)
 
 
@@ -171,7 +170,6 @@ def test_what_kvchat_read_for_a_request_is_not_told_as_reused(form: Form, newlin
         assert [line for n, line in enumerate(said) if n != 1] == [line for n, line in enumerate(lines) if n != 1]
         assert json.loads(said[1].removeprefix("data: ")) == ({INNER[form]: told} if form in INNER else told)
         assert heard.counts == whole.counts
-        assert heard.counts is not None
         assert heard.counts.cached == 90, "what the engine counts proves what was loaded"
 
 

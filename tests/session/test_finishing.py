@@ -12,15 +12,12 @@ def test_it_is_said_of_the_first_save_too_and_goes_by_what_is_written(tmp_path: 
     finishing, file = Finishing(), tmp_path / "1.slot"
     with finishing.saving(20_000_000_000, file):
         begun = finishing.left()
-        assert begun is not None
         assert begun.words.startswith("20 GB, about ")
         file.touch()
         os.truncate(file, 15_000_000_000)
         going = finishing.left()
-        assert going is not None
         assert going.seconds < begun.seconds
     saved = finishing.left()
-    assert saved is not None
     assert saved.bytes == 20_000_000_000
     with finishing.absorbing():
         assert finishing.left() is not None
@@ -31,7 +28,6 @@ def test_what_is_read_before_it_is_saved_counts_and_is_no_standstill(tmp_path: P
     finishing = Finishing()
     with finishing.reading(20_000_000_000) as tell:
         left = finishing.left()
-        assert left is not None
         assert left.words.startswith("20 GB, about ")
         before = finishing.progress()
         assert finishing.progress() == before, "an engine that hangs is not waited for"
@@ -46,7 +42,6 @@ def test_of_two_that_are_saved_at_a_time_the_first_to_end_is_not_told_of_afterwa
     first.__enter__()
     second.__enter__()
     left = finishing.left()
-    assert left is not None
     assert left.bytes == 2000
     first.__exit__(None, None, None)
     second.__exit__(None, None, None)

@@ -1,15 +1,12 @@
-"""What the door speaks: which path is which dialect, and what it has to know of a request to make it warm.
-
-Requests are passed on as they are, and answers but for their usage. Nothing here is sent to anybody, but for words of
-refusal.
-"""
+"""The dialect of each path, and what the gateway has to know of a request. Requests are passed on as they are."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import json.decoder
 import json.scanner
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
@@ -29,7 +26,7 @@ MINE = b',"id_slot":%d,"cache_prompt":%b,"n_cache_reuse":0}'
 
 
 class Form(Enum):
-    """What a request and its answer look like."""
+    """The shape of a request and its answer."""
 
     CHAT = "chat"
     COMPLETION = "completion"
@@ -75,7 +72,7 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class Asked:
-    """A request's body, as it came and as it is understood."""
+    """A request's body, raw and parsed."""
 
     form: Form
     raw: bytes
@@ -98,8 +95,11 @@ class Asked:
     @cached_property
     def several(self) -> bool:
         """True if several answers are wanted, which take a slot each, or vectors, which take those they like."""
-        prompt = self.body.get("prompt")
-        prompts = len(prompt) if self.form is Form.COMPLETION and isinstance(prompt, list) and _texts(prompt) else 1
+        prompt, prompts = self.body.get("prompt"), 1
+        if self.form is Form.COMPLETION and isinstance(prompt, list):
+            # Ids and texts in one list are one prompt; a text may come with its pictures.
+            is_list = not any(isinstance(part, int) for part in prompt)
+            prompts = len(prompt) if is_list and any(isinstance(part, str | list | dict) for part in prompt) else 1
         return self.form is Form.PLAIN or prompts > 1 or not self._wants_one
 
     @property
@@ -116,7 +116,7 @@ class Asked:
             raise Refused(400, "LoRA adapters cannot be chosen in a request.")
         prompt = self.body.get("prompt")
         if self.form is Form.COMPLETION and isinstance(prompt, list):
-            lists = (prompt, *(one for one in prompt if isinstance(one, list)))
+            lists = (prompt, *(ids for ids in prompt if isinstance(ids, list)))
             if any(type(token) is int and not 0 <= token < MOST_TOKENS for ids in lists for token in ids):
                 raise Refused(400, "The prompt has token ids that no vocabulary has.")
 
@@ -126,12 +126,12 @@ class Asked:
         said, then = self.body.get(listed), before.body.get(listed)
         if self.form is not before.form or not isinstance(said, list | str) or not isinstance(then, type(said)):
             return False
-        others = [{n: v for n, v in one.body.items() if n not in (listed, *ANSWERED)} for one in (self, before)]
+        others = [{n: v for n, v in asked.body.items() if n not in (listed, *ANSWERED)} for asked in (self, before)]
         little = len(self.raw) - len(before.raw) <= LITTLE
         return little and others[0] == others[1] and said[: len(then)] == then
 
     def for_slot(self, slot: int, *, reuse: bool) -> bytes:
-        """The body as it came, pinned to a slot. The client's own wish for one, if any, is the engine's no more.
+        """Return the body as it came, pinned to a slot whatever the client wished for.
 
         `reuse`: the answer may begin with what the slot holds.
         """
@@ -140,54 +140,62 @@ class Asked:
         return raw[:-1] + mine if self.body else b"{" + mine[1:]
 
     def chat(self) -> Json:
-        """It as a chat completion, which `/apply-template` renders. Raises Unconvertible."""
+        """Convert it to a chat completion, which `/apply-template` renders. Raises Unconvertible."""
         return as_chat(self.form, self.body)
 
     def begun_otherwise(self, words: str) -> Json | None:
-        """The prompt of another conversation with the same system prompt and tools, which begins with `words`.
+        """Make another conversation with the same system prompt and tools, which begins with `words`.
 
         None where there is nothing that another would begin with, too.
         """
         listed = "input" if self.form is Form.RESPONSES else "messages"
-        said = self.body.get(listed)
-        first: list[Any] = []
-        for one in said if isinstance(said, list) else ():
-            if not isinstance(one, dict) or one.get("role") not in ("system", "developer"):
-                break
-            first.append(one)
+        first = list(
+            itertools.takewhile(
+                lambda turn: isinstance(turn, dict) and turn.get("role") in ("system", "developer"),
+                _list(self.body.get(listed)),
+            )
+        )
         if self.form is Form.COMPLETION or not (first or any(self.body.get(name) for name in SHARED)):
             return None
-        return as_chat(self.form, self.body | {listed: [*first, {"role": "user", "content": words}]})
+        return as_chat(self.form, self.body | {listed: [*first, _user(words)]})
 
     def followed_by(self, reply: Json, words: str) -> Json | str | None:
-        """The prompt of a request that goes on from here, which begins with `words` after the reply.
+        """Make the request that most likely follows, a chat completion or a text: `words` after the reply.
 
-        A chat completion; or text, for a completion. None where nobody can tell.
+        None where nobody can tell.
         """
+        listed = "input" if self.form is Form.RESPONSES else "messages"
+        said = _list(self.body.get(listed))
         match self.form:
             case Form.COMPLETION:
                 prompt = self.body.get("prompt")
                 return f"{prompt}{reply.get('text') or ''}{words}" if isinstance(prompt, str) else None
             case Form.CHAT:
-                said = _list(self.body.get("messages"))
-                body = self.body | {"messages": [*said, *_chat_reply(reply, said), _chat_next(reply, words)]}
+                # With its thinking only if the client has sent any before.
+                thinks = any(isinstance(turn, dict) and turn.get("reasoning_content") for turn in said)
+                more = [{name: value for name, value in reply.items() if thinks or name != "reasoning_content"}]
+                calls = reply.get("tool_calls") or ()
+                result = {"role": "tool", "tool_call_id": calls[0].get("id", ""), "content": words} if calls else None
             case Form.MESSAGES:
-                said = _list(self.body.get("messages"))
-                answer = {"role": "assistant", "content": reply.get("content")}
-                body = self.body | {"messages": [*said, answer, _messages_next(reply, words)]}
+                more = [{"role": "assistant", "content": reply.get("content")}]
+                used = _first(reply.get("content") or (), "tool_use")
+                answer = {"type": "tool_result", "tool_use_id": used.get("id"), "content": words}
+                result = {"role": "user", "content": [answer]} if used else None
             case Form.RESPONSES:
-                asked = self.body.get("input")
-                said = [{"role": "user", "content": asked}] if isinstance(asked, str) else _list(asked)
-                output = _list(reply.get("output"))
-                body = self.body | {"input": [*said, *output, _responses_next(output, words)]}
+                asked, more = self.body.get("input"), _list(reply.get("output"))
+                said = [_user(asked)] if isinstance(asked, str) else said
+                call = _first(more, "function_call")
+                output = {"type": "function_call_output", "call_id": call.get("call_id"), "output": words}
+                result = output if call else None
             case _:
                 return None
         if said and isinstance(said[-1], dict) and said[-1].get("role") == "assistant":
             return None  # the reply went on from there: what it will be sent back as is not known
-        return as_chat(self.form, body)
+        return as_chat(self.form, self.body | {listed: [*said, *more, result or _user(words)]})
 
 
 def understood(form: Form, raw: bytes) -> Asked:
+    """Parse a body. Raises NotJson."""
     try:
         text = raw.decode("utf-8-sig")
         body = _Patient().decode(text) if len(raw) > MUCH else json.loads(text)
@@ -199,7 +207,7 @@ def understood(form: Form, raw: bytes) -> Asked:
 
 
 def as_chat(form: Form, body: Json) -> Json:
-    """A body as a chat completion. Raises Unconvertible."""
+    """Convert a body to a chat completion. Raises Unconvertible."""
     try:
         match form:
             case Form.CHAT:
@@ -214,7 +222,7 @@ def as_chat(form: Form, body: Json) -> Json:
 
 
 def refusal(form: Form | None, status: int, message: str, kind: str) -> Json:
-    """An error in a dialect's own shape. `kind` is OpenAI's; Anthropic has its own words."""
+    """Make an error in a dialect's own shape. `kind` is OpenAI's; Anthropic has its own words."""
     if form is Form.MESSAGES:
         kinds = {401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
         kinds |= {413: "request_too_large", 429: "rate_limit_error", 529: "overloaded_error"}
@@ -224,7 +232,7 @@ def refusal(form: Form | None, status: int, message: str, kind: str) -> Json:
 
 
 def refusal_event(form: Form, status: int, message: str, kind: str) -> bytes:
-    """The same as the last event of a stream that has begun."""
+    """Make the last event of a stream that has begun."""
     error = refusal(form, status, message, kind)
     if form is Form.RESPONSES:
         error = {"type": "error", "code": kind, "message": message, "param": None}
@@ -232,40 +240,16 @@ def refusal_event(form: Form, status: int, message: str, kind: str) -> bytes:
     return f"{name}data: {json.dumps(error)}\n\n".encode()
 
 
-def _chat_reply(reply: Json, said: Sequence[Any]) -> list[Json]:
-    """The reply as the client is going to send it: with its thinking only if it has sent any before."""
-    thinks = any(isinstance(one, dict) and one.get("reasoning_content") for one in said)
-    return [{name: value for name, value in reply.items() if thinks or name != "reasoning_content"}]
-
-
-def _chat_next(reply: Json, words: str) -> Json:
-    calls = reply.get("tool_calls") or ()
-    if calls:
-        return {"role": "tool", "tool_call_id": calls[0].get("id", ""), "content": words}
+def _user(words: str) -> Json:
     return {"role": "user", "content": words}
 
 
-def _messages_next(reply: Json, words: str) -> Json:
-    used = next((block for block in reply.get("content") or () if block.get("type") == "tool_use"), None)
-    if used is None:
-        return {"role": "user", "content": words}
-    return {"role": "user", "content": [{"type": "tool_result", "tool_use_id": used.get("id"), "content": words}]}
-
-
-def _responses_next(output: Sequence[Any], words: str) -> Json:
-    call = next((item for item in output if item.get("type") == "function_call"), None)
-    if call is None:
-        return {"role": "user", "content": words}
-    return {"type": "function_call_output", "call_id": call.get("call_id"), "output": words}
-
-
-def _texts(prompt: Sequence[Any]) -> bool:
-    """True if it is a list of prompts; ids and texts in one list are one prompt, a text may come with its pictures."""
-    return not any(isinstance(one, int) for one in prompt) and any(isinstance(one, str | list | dict) for one in prompt)
+def _first(parts: Iterable[Json], kind: str) -> Json:
+    return next((part for part in parts if part.get("type") == kind), {})
 
 
 class _Patient(json.JSONDecoder):
-    """Reads JSON so that other threads run meanwhile: the usual way is three times as fast and lets none of them in."""
+    """Reads JSON so that other threads run meanwhile; the usual decoder is three times as fast and lets none run."""
 
     def __init__(self) -> None:
         super().__init__()

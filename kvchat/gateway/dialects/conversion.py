@@ -1,4 +1,4 @@
-"""Requests of other dialects in the form of a chat completion, as llama-server itself converts them.
+"""Converts requests of other dialects to chat completions, as llama-server itself does.
 
 It renders only that form for others (`/apply-template`), and the prompt's ids must be those it is going to use. What it
 would refuse is Unconvertible here: then it is left to it to say so. tests/gateway/test_prompt_ids.py compares the two.
@@ -19,17 +19,21 @@ class Unconvertible(ValueError):
 
 
 def from_messages(body: Mapping[str, Any]) -> Json:
-    """Anthropic's `/v1/messages` as a chat completion: of it, what makes the prompt."""
+    """Convert Anthropic's `/v1/messages` to a chat completion, as far as it makes the prompt."""
     messages: list[Any] = []
     system = body.get("system")
     if isinstance(system, str | list):
-        texts = [system] if isinstance(system, str) else [_text(b) for b in system if _kind(b) == "text"]
+        texts = [system] if isinstance(system, str) else [_str(b, "text") for b in system if _kind(b) == "text"]
         messages.append({"role": "system", "content": "".join(map(_levelled, texts))})
     for message in _list(body.get("messages")):
         messages += _said(_dict(message))
     chat: Json = {"messages": messages}
     if isinstance(tools := body.get("tools"), list):
-        chat["tools"] = [_tool(_dict(tool)) for tool in tools]
+        chat["tools"] = []
+        for tool in map(_dict, tools):
+            described = {"name": _str(tool, "name"), "description": _str(tool, "description")}
+            function = described | {"parameters": tool.get("input_schema", {})}
+            chat["tools"].append({"type": "function", "function": function})
     if isinstance(choice := body.get("tool_choice"), dict):
         if choice.get("type") == "auto":
             chat["tool_choice"] = "auto"
@@ -41,7 +45,7 @@ def from_messages(body: Mapping[str, Any]) -> Json:
 
 
 def _said(message: Json) -> list[Json]:
-    """One message: what was said and called, then what tools answered."""
+    """Convert one message: what was said and called, then what tools answered."""
     content, role = message.get("content"), message.get("role")
     if "content" not in message and role == "assistant":
         return []
@@ -60,7 +64,7 @@ def _said(message: Json) -> list[Json]:
             case "image":
                 parts += _image(block)
             case "tool_use":
-                arguments = _compact(block.get("input", {}))
+                arguments = json.dumps(block.get("input", {}), separators=(",", ":"), ensure_ascii=False)
                 function = {"name": _str(block, "name"), "arguments": arguments}
                 calls.append({"id": _str(block, "id"), "type": "function", "function": function})
             case "tool_result":
@@ -80,7 +84,7 @@ def _result(content: Any) -> Any:
     parts: list[Json] = []
     for block in map(_dict, _list(content)):
         if _kind(block) == "text":
-            parts.append({"type": "text", "text": _text(block)})
+            parts.append({"type": "text", "text": _str(block, "text")})
         elif _kind(block) == "image":
             parts += _image(block)
     if any(part["type"] == "image_url" for part in parts):
@@ -100,11 +104,6 @@ def _image(block: Json) -> list[Json]:
     return [{"type": "image_url", "image_url": {"url": url}}]
 
 
-def _tool(tool: Json) -> Json:
-    described = {"name": _str(tool, "name"), "description": _str(tool, "description")}
-    return {"type": "function", "function": described | {"parameters": tool.get("input_schema", {})}}
-
-
 def _levelled(text: str) -> str:
     if not text.startswith(BILLING) or (at := text.find(STAMP, len(BILLING))) < 0:
         return text
@@ -113,7 +112,7 @@ def _levelled(text: str) -> str:
 
 
 def from_responses(body: Mapping[str, Any]) -> Json:
-    """OpenAI's `/v1/responses` as a chat completion. Raises Unconvertible."""
+    """Convert OpenAI's `/v1/responses` to a chat completion. Raises Unconvertible."""
     chat = {key: value for key, value in body.items() if key not in ("input", "instructions", "tools", "reasoning")}
     messages: list[Json] = []
     if "instructions" in body:
@@ -125,7 +124,11 @@ def from_responses(body: Mapping[str, Any]) -> Json:
         for item in _list(asked):
             _take(messages, dict(_dict(item)))
     chat["messages"] = messages
-    tools = [_function(_dict(tool)) for tool in _list(body.get("tools", [])) if _kind(tool) == "function"]
+    tools = []
+    for tool in _list(body.get("tools", [])):
+        if _kind(tool) == "function":
+            described = {key: value for key, value in tool.items() if key != "type"}
+            tools.append({"type": "function", "function": described | {"strict": tool.get("strict", True)}})
     if tools:
         chat["tools"] = tools
     if "effort" in (reasoning := body.get("reasoning") or {}):
@@ -134,7 +137,7 @@ def from_responses(body: Mapping[str, Any]) -> Json:
 
 
 def _take(messages: list[Json], item: Json) -> None:
-    """One item of the input, which may belong to the assistant's message before it."""
+    """Convert one item of the input, which may belong to the assistant's message before it."""
     last = messages[-1] if messages and messages[-1].get("role") == "assistant" else None
     content = item.get("content")
     if isinstance(content, str):
@@ -142,9 +145,9 @@ def _take(messages: list[Json], item: Json) -> None:
     role, kind = item.get("role"), item.get("type")
     if role in ("user", "system", "developer") and isinstance(content, list):
         kept = {key: value for key, value in item.items() if key not in ("type", "status")}
-        messages.append(kept | {"content": [_input_part(_dict(part)) for part in content]})
+        messages.append(kept | {"content": [_part(_dict(part), "input_text", "input_image") for part in content]})
     elif role == "assistant" and kind == "message":
-        parts = [_output_part(_dict(part)) for part in content or ()]
+        parts = [_part(_dict(part), "output_text", "input_text", "refusal") for part in content or ()]
         if last is None:
             kept = {key: value for key, value in item.items() if key not in ("type", "status")}
             messages.append(kept | {"content": parts})
@@ -171,39 +174,19 @@ def _take(messages: list[Json], item: Json) -> None:
         raise Unconvertible(f"an item of type {kind}")
 
 
-def _input_part(part: Json) -> Json:
-    match part.get("type"):
-        case "input_text":
-            return {"text": part.get("text"), "type": "text"}
-        case "input_image":
-            return {"image_url": {"url": part.get("image_url")}, "type": "image_url"}
-    raise Unconvertible(f"a part of type {part.get('type')}")
-
-
-def _output_part(part: Json) -> Json:
-    match part.get("type"):
-        case "output_text" | "input_text":
-            return {"text": part.get("text"), "type": "text"}
-        case "refusal":
-            return {"refusal": part.get("refusal"), "type": "refusal"}
-    raise Unconvertible(f"a part of type {part.get('type')}")
-
-
-def _function(tool: Json) -> Json:
-    described = {key: value for key, value in tool.items() if key != "type"}
-    return {"type": "function", "function": {**described, "strict": described.get("strict", True)}}
-
-
-def _compact(value: Any) -> str:
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+def _part(part: Json, *allowed: str) -> Json:
+    kind = part.get("type")
+    if kind not in allowed:
+        raise Unconvertible(f"a part of type {kind}")
+    if kind == "input_image":
+        return {"image_url": {"url": part.get("image_url")}, "type": "image_url"}
+    if kind == "refusal":
+        return {"refusal": part.get("refusal"), "type": "refusal"}
+    return {"text": part.get("text"), "type": "text"}
 
 
 def _kind(block: Any) -> Any:
     return block.get("type") if isinstance(block, dict) else None
-
-
-def _text(block: Json) -> str:
-    return _str(block, "text")
 
 
 def _str(block: Json, name: str) -> str:

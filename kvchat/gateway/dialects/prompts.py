@@ -1,4 +1,4 @@
-"""The ids of a request's prompt, those the engine is going to use; and of what may follow its answer."""
+"""The token ids of a request's prompt, as the engine will make them, and of what may follow its answer."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ UNKNOWN = Prompt(())
 
 
 def pictures_in(asked: Asked) -> tuple[Picture, ...]:
-    """The pictures in a request, as far as it brings them along. Raises Unconvertible where it does not."""
+    """Return the pictures in a request. Raises Unconvertible for one that is only named."""
     return _chat_and_pictures(asked.chat())[1] if asked.form not in (Form.COMPLETION, Form.PLAIN) else ()
 
 
 async def prompt_of(engine: ReadyEngine, asked: Asked) -> Prompt:
-    """The prompt of a request; UNKNOWN where only the engine can make it, or would refuse it. Raises EngineGone."""
+    """Make the prompt of a request; UNKNOWN where only the engine can, or would refuse it. Raises EngineGone."""
     try:
         if asked.form is Form.COMPLETION:
             prompt = await _given(engine, asked.body.get("prompt"))
@@ -50,17 +50,17 @@ async def prompt_of(engine: ReadyEngine, asked: Asked) -> Prompt:
 
 
 async def head_of(engine: ReadyEngine, asked: Asked) -> Tokens:
-    """What every conversation begins with that has this one's system prompt and tools. Raises EngineGone."""
+    """Return the tokens every conversation with this system prompt and tools begins with. Raises EngineGone."""
     return await _shared(engine, asked.begun_otherwise)
 
 
 async def boundary_after(engine: ReadyEngine, asked: Asked, reply: Json) -> Tokens:
-    """What every prompt begins with that goes on after this reply. Raises EngineGone."""
+    """Return the tokens every prompt begins with that goes on after this reply. Raises EngineGone."""
     return await _shared(engine, lambda words: asked.followed_by(reply, words))
 
 
 async def _shared(engine: ReadyEngine, following: Callable[[str], Json | str | None]) -> Tokens:
-    """What two prompts share that differ from some words on; nothing where there can be none."""
+    """Return the tokens that two prompts share which differ from some words on; none where there can be no such."""
     both: list[Tokens] = []
     for probe in BOUNDARY_PROBES:
         try:
@@ -75,11 +75,11 @@ async def _shared(engine: ReadyEngine, following: Callable[[str], Json | str | N
 
 
 async def _given(engine: ReadyEngine, prompt: Any) -> Prompt:
-    """A prompt as a completion has it: text, or ids."""
+    """Make the prompt of a completion: text, or ids."""
     if isinstance(prompt, str):
         return Prompt(await engine.engine.text_tokens(prompt), prompt)
     few = isinstance(prompt, list) and 0 < len(prompt) < engine.limit
-    return Prompt(tuple(prompt)) if few and all(type(one) is int for one in prompt) else UNKNOWN
+    return Prompt(tuple(prompt)) if few and all(type(token) is int for token in prompt) else UNKNOWN
 
 
 async def _rendered(engine: ReadyEngine, chat: Json, *, large: bool = False) -> Prompt:
@@ -89,7 +89,7 @@ async def _rendered(engine: ReadyEngine, chat: Json, *, large: bool = False) -> 
 
 
 def _chat_and_pictures(chat: Json) -> tuple[Json, tuple[Picture, ...]]:
-    """A chat request without its pictures, which are but places there, and these. Raises Unconvertible."""
+    """Part a chat request from its pictures, of which places are left in it. Raises Unconvertible."""
     pictures: list[Picture] = []
     messages = chat.get("messages")
     if not isinstance(messages, list):

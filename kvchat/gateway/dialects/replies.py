@@ -1,4 +1,4 @@
-"""Reads an answer that is passed on: the engine's counts, corrected for the client, and the reply as it comes back."""
+"""Reads an answer that is passed on: the engine's counts, corrected for the client, and the reply to be sent back."""
 
 from __future__ import annotations
 
@@ -25,22 +25,17 @@ class Usage:
 
     def correct(self, answer: Json) -> bool:
         """Correct an answer or an event of a stream in place; True if that changed anything."""
-        parts = [answer, *(part for part in map(answer.get, ("message", "response")) if isinstance(part, dict))]
-        changed = [self._correct(part) for part in parts]
-        return any(changed)
-
-    def _correct(self, part: Json) -> bool:
-        changed = bool(self.model) and isinstance(part.get("model"), str) and part["model"] != self.model
-        if changed:
-            part["model"] = self.model
-        if not self.read:
-            return changed
-        told = {
-            name: part[name] for name in ("usage", "timings", "prompt_progress") if isinstance(part.get(name), dict)
-        }
-        for counts in told.values():
-            self._correct_counts(counts)
-        return changed or bool(told)
+        changed = False
+        for part in (answer, answer.get("message"), answer.get("response")):
+            if not isinstance(part, dict):
+                continue
+            if self.model and isinstance(part.get("model"), str) and part["model"] != self.model:
+                part["model"], changed = self.model, True
+            for name in ("usage", "timings", "prompt_progress") if self.read else ():
+                if isinstance(counts := part.get(name), dict):
+                    self._correct_counts(counts)
+                    changed = True
+        return changed
 
     def _correct_counts(self, counts: Json) -> None:
         if "cache_read_input_tokens" in counts:  # Anthropic's: what was reused is not among the input
@@ -54,10 +49,8 @@ class Usage:
             reused, ms = self.reused(counts["cache_n"]), self.read_ms + float(counts.get("prompt_ms") or 0.0)
             processed = int(counts.get("prompt_n") or 0) + int(counts["cache_n"] or 0) - reused
             counts |= {"cache_n": reused, "prompt_n": processed, "prompt_ms": ms}
-            counts |= {
-                "prompt_per_token_ms": ms / max(1, processed),
-                "prompt_per_second": 1e3 * processed / max(1.0, ms),
-            }
+            counts["prompt_per_token_ms"] = ms / max(1, processed)
+            counts["prompt_per_second"] = 1e3 * processed / max(1.0, ms)
         if "cache" in counts:  # and its progress
             counts["cache"] = self.reused(counts["cache"])
 
@@ -67,7 +60,7 @@ MOST_HEARD = 64_000_000  # bytes of an answer; of a longer one nothing is kept
 
 @dataclass(frozen=True)
 class Counts:
-    """What the engine said of a request. Tokens; ms where it said so."""
+    """The engine's counts of a request. Tokens; ms where it said so."""
 
     prompt: int
     cached: int
@@ -93,7 +86,7 @@ class Heard:
     _output: list[Any] | None = None
 
     def take(self, data: bytes) -> bytes:
-        """Take some more of it; returns the whole lines of a stream, nothing of an answer in one piece."""
+        """Take some more bytes; returns the whole lines of a stream, nothing of an answer in one piece."""
         self._size += len(data)
         self._rest += data
         if not self.stream:
@@ -123,7 +116,7 @@ class Heard:
 
     @property
     def reply(self) -> Json | None:
-        """What was answered, in its dialect's own form; None where it is not known to its end."""
+        """The reply in its dialect's own form; None where it is not known to its end."""
         if not self.whole or self._size > MOST_HEARD:
             return None
         match self.form:
@@ -139,7 +132,7 @@ class Heard:
         return None
 
     def _line(self, line: bytes) -> bytes:
-        """Hear a line of a stream; returns it as the client gets it."""
+        """Read a line of a stream; returns it as the client gets it."""
         data = line[5:].strip()
         if not line.startswith(b"data:") or self._size > MOST_HEARD:
             return line
@@ -151,16 +144,16 @@ class Heard:
         return line if said is data else b"data: " + said + line[len(line.rstrip()) :]
 
     def _corrected(self, data: bytes, hear: Callable[[Json], None]) -> bytes:
-        """Hear an object of the engine's; returns it as the client gets it: the same bytes if it is right.
+        """Read an object of the engine's; returns it as the client gets it: the same bytes if it is right.
 
-        An engine that words its answers otherwise is passed on all the same; what was heard is nothing to go by.
+        An answer of another shape is passed on all the same; what was read of it is nothing to go by.
         """
         try:
             event = _object(data)
             hear(event)
-            return (
-                json.dumps(event, ensure_ascii=False).encode("utf-8", "replace") if self.usage.correct(event) else data
-            )
+            if self.usage.correct(event):
+                return json.dumps(event, ensure_ascii=False).encode("utf-8", "replace")
+            return data
         except (AttributeError, KeyError, TypeError, ValueError):
             self._size, self.counts = MOST_HEARD + 1, None
             return data

@@ -1,4 +1,4 @@
-"""Why a program's prompt was read again, and what mends it. No input or output, no Qt: values go in, values come out.
+"""Finds out why a program's prompt was read again, and mends it. No input or output, no Qt: values in, values out.
 
 A prompt is reused as far as it is equal to one before it. `prompts.py` keeps the last ones of each program (in memory
 alone, and bounded), finds the closest and where both part; `causes.py` says why, by the part of the request's body that

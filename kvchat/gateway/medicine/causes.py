@@ -1,4 +1,4 @@
-"""Why two prompts part: by the part of the body that stands there, and what it says."""
+"""Finds out why two prompts part: by the part of the body that stands there, and what it says."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _TEMPLATE, _SYSTEM, _TOOLS = Place(TEMPLATE), Place(SYSTEM), Place(TOOLS)
 
 
 def parting(old: Prompt, new: Prompt) -> Parting:
-    """Where and why a prompt parts from one before, which it does not go on from."""
+    """Find where and why a prompt parts from one before, which it does not go on from."""
     at = shared_text(old.text, new.text)
     place = _place(old.contents, new, at)
     before, after = old.text[max(0, at - _AROUND) : at + _AROUND], new.text[max(0, at - _AROUND) : at + _AROUND]
@@ -64,7 +64,7 @@ def parting(old: Prompt, new: Prompt) -> Parting:
 
 
 def _place(before: Contents, new: Prompt, at: int) -> Place:
-    """The part of the body that stands at this character of the rendered prompt."""
+    """Find the part of the body that stands at this character of the rendered prompt."""
     now, text = new.contents, new.text
     if not text:
         return _first_difference(before, now, -1)
@@ -89,7 +89,7 @@ def _place(before: Contents, new: Prompt, at: int) -> Place:
 
 
 def _first_difference(before: Contents, now: Contents, number: int) -> Place:
-    """What differs first in the bodies, of the messages from `number` on; -1: it stands before the first of them."""
+    """Find what differs first in the bodies, of the messages from `number` on; -1: it stands before the first one."""
     if before == NOTHING_KNOWN:  # of what a state in the store stands for only its text is known
         return _SYSTEM if number < 0 and not now.tools else _TOOLS if number < 0 else _message(now, number)
     if number < 0 and before.tools != now.tools:
@@ -111,15 +111,14 @@ def _message(now: Contents, number: int) -> Place:
 
 
 def _of_the_line(before: str, after: str, place: Place) -> Reason | None:
-    """What is known by the lines that differ; None where they say nothing of it."""
+    """Find the cause in the lines that differ; None where they say nothing of it."""
     if _BILLING in before or _BILLING in after:
         return Reason(ReasonCode.BILLING_HEADER)
     if before == after:
         return None
     if masked(before) == masked(after):
-        said = next(
-            (one for one, other in zip(CLOCK.findall(before), CLOCK.findall(after), strict=False) if one != other), ""
-        )
+        clocks = zip(CLOCK.findall(before), CLOCK.findall(after), strict=False)
+        said = next((clock for clock, other in clocks if clock != other), "")
         what = "date" if has_date(said) else "time"
     elif _PATH.sub("/", before) == _PATH.sub("/", after):
         what = "folder" if _FOLDER.search(before) else "path"
@@ -139,17 +138,12 @@ def _of_the_part(old: Prompt, new: Prompt, at: int, place: Place) -> Reason:
         return Reason(ReasonCode.SYSTEM_CHANGED)
     if place.kind in (FIRST, MESSAGE):
         return _of_messages(before.messages, now.messages, place)
-    if changed := sorted(
-        name for name in {*before.options, *now.options} if _option(before, name) != _option(now, name)
-    ):
+    names = {*before.options, *now.options}
+    if changed := sorted(name for name in names if before.options.get(name) != now.options.get(name)):
         return Reason(ReasonCode.OTHER_OPTIONS, {"options": tuple(changed)})
     if _THINKS.search(old.text[max(0, at - 40) : at + _AROUND]):
         return Reason(ReasonCode.TEMPLATE_DROPS_REASONING)
     return Reason(ReasonCode.TEMPLATE_REWORDS)
-
-
-def _option(one: Contents, name: str) -> object:
-    return one.options.get(name)
 
 
 def _of_tools(before: Contents, now: Contents) -> Reason:
@@ -159,17 +153,17 @@ def _of_tools(before: Contents, now: Contents) -> Reason:
     added, gone = [name for name in ours if name not in theirs], [name for name in theirs if name not in ours]
     other = [] if added or gone else [name for name in ours if ours[name] != theirs[name]]
     codes = ReasonCode.TOOLS_ADDED, ReasonCode.TOOLS_REMOVED, ReasonCode.TOOLS_REDESCRIBED
-    if changes := [_change(*each) for each in zip(codes, (added, gone, other), strict=True) if each[1]]:
+    changes = []
+    for code, names in zip(codes, (added, gone, other), strict=True):
+        shown: list[object] = [name[:_LONGEST_NAME] for name in names[:_MOST_NAMES]]
+        if len(names) > _MOST_NAMES:
+            shown.append(Reason(ReasonCode.MORE, {"count": len(names) - _MOST_NAMES}))
+        if names:
+            changes.append(Reason(code, {"tools": tuple(shown)}))
+    if changes:
         return Reason(ReasonCode.TOOLS_CHANGED, {"changes": tuple(changes)})
-    if [name for name, _ in before.tools] != [name for name, _ in now.tools]:
-        return Reason(ReasonCode.TOOLS_REORDERED)
-    return Reason(ReasonCode.TOOLS_CHANGED)
-
-
-def _change(code: ReasonCode, names: list[str]) -> Reason:
-    more = len(names) - _MOST_NAMES
-    shown = [name[:_LONGEST_NAME] for name in names[:_MOST_NAMES]]
-    return Reason(code, {"tools": (*shown, *([Reason(ReasonCode.MORE, {"count": more})] if more > 0 else []))})
+    reordered = [name for name, _ in before.tools] != [name for name, _ in now.tools]
+    return Reason(ReasonCode.TOOLS_REORDERED if reordered else ReasonCode.TOOLS_CHANGED)
 
 
 def _of_messages(before: tuple[Message, ...], now: tuple[Message, ...], place: Place) -> Reason:

@@ -1,4 +1,4 @@
-"""What a program asked: what a body says, prompts compared with those before them, and where two part.
+"""Prompts of programs: the contents of a body, comparing with earlier prompts, and where two part.
 
 Token ids are compared with numpy, texts by halving: a few milliseconds for 128K tokens. All of it is in memory alone.
 """
@@ -50,7 +50,7 @@ class Message:
 
 @dataclass(frozen=True)
 class Contents:
-    """What a body says."""
+    """The contents of a body."""
 
     system: tuple[str, ...] = ()
     tools: tuple[tuple[str, str], ...] = ()  # the name of each, and all that is said of it
@@ -68,7 +68,7 @@ NOTHING_KNOWN = Contents()
 
 
 def contents(body: Mapping[str, Any]) -> Contents:
-    """What a body says, as far as it has the shape of one: whatever has not is left out."""
+    """Read a body, as far as it has the shape of one: whatever has not is left out."""
     told = [*_texts(body.get("system")), *_texts(body.get("instructions"))]
     turns = body.get("messages", body.get("input", body.get("prompt")))
     messages: list[Message] = []
@@ -84,7 +84,7 @@ def contents(body: Mapping[str, Any]) -> Contents:
 
 
 def _message(turn: Mapping[str, Any]) -> Message:
-    """A message of the chat, Anthropic's or the Responses dialect; of the last also what stands for itself."""
+    """Read a message of the chat, Anthropic's or the Responses dialect."""
     kind, content = turn.get("type"), turn.get("content")
     if kind == "reasoning":
         return Message("assistant", "", "\n".join([*_texts(turn.get("summary")), *_texts(content)]))
@@ -102,7 +102,7 @@ def _message(turn: Mapping[str, Any]) -> Message:
 
 
 def _texts(content: Any) -> list[str]:
-    """The texts of a content: a string, or blocks of several kinds."""
+    """Return the texts of a content: a string, or blocks of several kinds."""
     if isinstance(content, str):
         return [content]
     found: list[str] = []
@@ -116,7 +116,7 @@ def _texts(content: Any) -> list[str]:
 
 
 def _without_data(value: Any) -> Any:
-    """A block that is no text, as a picture: of what is long only a hash."""
+    """Replace what is long in a block that is no text, such as a picture, by a hash."""
     if isinstance(value, dict):
         return {name: _without_data(inner) for name, inner in value.items()}
     if isinstance(value, list):
@@ -147,7 +147,7 @@ _REPLY_HEAD = 8  # tokens at a prompt's end that begin its reply: templates writ
 
 
 class Prompt:
-    """What an engine was asked to read: token ids, the text they were made of, and what the request's body said.
+    """A prompt: token ids, the text they were made of, and the contents of the request's body.
 
     The body itself is not kept: pictures may be in it.
     """
@@ -164,7 +164,7 @@ class Prompt:
 
     @cached_property
     def weight(self) -> int:
-        """About how many bytes it keeps in memory."""
+        """The bytes that it keeps in memory, roughly."""
         return self.ids.nbytes + getsizeof(self.text) + self.contents.bytes + 4_000
 
     @cached_property
@@ -180,7 +180,7 @@ class Prompt:
         return np.unique(grams)
 
     def shares(self, other: Prompt) -> int:
-        """How many leading tokens both have."""
+        """Count the leading tokens that both have."""
         size, start, step = min(len(self.ids), len(other.ids)), 0, 1024
         while start < size:
             apart = self.ids[start : min(size, start + step)] != other.ids[start : min(size, start + step)]
@@ -190,7 +190,7 @@ class Prompt:
         return size
 
     def likeness(self, other: Prompt) -> float:
-        """How much of the shorter is in the other, wherever it stands: 0 to 1."""
+        """Return how much of the shorter is in the other, wherever it stands: 0 to 1."""
         smaller = min(len(self.sketch), len(other.sketch))
         return len(np.intersect1d(self.sketch, other.sketch, assume_unique=True)) / smaller if smaller else 0.0
 
@@ -201,7 +201,7 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Parting:
-    """Where a prompt parts from the closest one before it, and why. Its texts are the program's: never to disk."""
+    """The place where a prompt parts from the closest one before it, and why. Its texts never go to disk."""
 
     at: int  # tokens both have
     of: int  # tokens of the prompt
@@ -211,11 +211,11 @@ class Parting:
 
     @property
     def expected(self) -> bool:
-        """True of another conversation, or another way of this one: no fault of anybody's."""
+        """True for another conversation, or another branch of this one: no fault of anybody's."""
         return self.cause.code in (ReasonCode.OTHER_CONVERSATION, ReasonCode.OTHER_WAY)
 
     def sentence(self, read: int | None = None, seconds: float = 0.0) -> str:
-        """All of it in a sentence; `read`: so many tokens were read again, which took so long."""
+        """Say all of it in a sentence; `read`: so many tokens were read again, which took so long."""
         at, of, cause = number(self.at), number(self.of), self.cause.words
         words = _("token {at} of {of}: {cause}", at=at, of=of, cause=cause)
         if read is not None:
@@ -239,31 +239,31 @@ class RecentPrompts:
         self._number = 0
 
     def closest(self, whose: Whose, prompt: Prompt) -> Prompt | None:
-        """The one that shares most of its beginning with this, else the one most like it; None: nothing is."""
+        """Return the prompt that shares most of its beginning with this, else the most similar; None: there is none."""
         best, most = None, _ALIKE
         kept = list(reversed(self._kept.get(whose, OrderedDict()).values()))
-        for one in kept:
-            share = one.shares(prompt) / max(1, min(len(one), len(prompt)))
+        for earlier in kept:
+            share = earlier.shares(prompt) / max(1, min(len(earlier), len(prompt)))
             if share > most:
-                best, most = one, share
+                best, most = earlier, share
         if most >= _CLEAR:
             return best
-        for one in kept:
-            alike = one.likeness(prompt)
+        for earlier in kept:
+            alike = earlier.likeness(prompt)
             if alike > most:
-                best, most = one, alike
+                best, most = earlier, alike
         return best
 
     def keep(self, whose: Whose, prompt: Prompt, instead: Prompt | None) -> None:
         kept = self._kept.setdefault(whose, OrderedDict())
-        for key in [key for key, one in kept.items() if one is instead]:
+        for key in [key for key, earlier in kept.items() if earlier is instead]:
             del kept[key]
         self._number += 1
         kept[self._number] = prompt
         while len(kept) > MOST_OF_ONE:
             kept.popitem(last=False)
-        while sum(one.weight for some in self._kept.values() for one in some.values()) > MOST_BYTES:
-            oldest = min(self._kept, key=lambda one: next(iter(self._kept[one])))
+        while sum(prompt.weight for kept in self._kept.values() for prompt in kept.values()) > MOST_BYTES:
+            oldest = min(self._kept, key=lambda whose: next(iter(self._kept[whose])))
             self._kept[oldest].popitem(last=False)
             if not self._kept[oldest]:  # any program may have asked once
                 del self._kept[oldest]

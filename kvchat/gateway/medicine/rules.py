@@ -1,7 +1,7 @@
 """The rules that mend what breaks a program's prefix, each off until it is switched on.
 
-A rule says what is to stand in the body's text instead, and tells both texts; every other byte stays as it came. What
-it holds on to is in memory alone.
+A rule replaces a place in the body's text, and tells both texts; every other byte stays as it came. What it remembers
+is in memory alone.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Located:
         return self.text[self.start : self.end]
 
     def members(self) -> dict[str, Located]:
-        """The values of an object, the last of those with one name; none of anything else."""
+        """Return the values of an object, the last of those with one name; none of anything else."""
         found: dict[str, Located] = {}
         if self.text[self.start] != "{":
             return found
@@ -52,7 +52,7 @@ class Located:
         return found
 
     def items(self) -> list[Located]:
-        """The values of an array; none of anything else."""
+        """Return the values of an array; none of anything else."""
         found: list[Located] = []
         if self.text[self.start] != "[":
             return found
@@ -70,7 +70,7 @@ class Located:
 
 @dataclass(frozen=True)
 class Edit:
-    """What is to stand in a text instead of a stretch of it."""
+    """The replacement of a stretch of a text."""
 
     start: int
     end: int
@@ -83,9 +83,9 @@ def located(text: str) -> Located:
 
 
 def edited(text: str, edits: Iterable[Edit]) -> str:
-    """The text with its edits, which do not overlap."""
+    """Make edits, which do not overlap."""
     pieces, at = list[str](), 0
-    for edit in sorted(edits, key=lambda one: one.start):
+    for edit in sorted(edits, key=lambda edit: edit.start):
         pieces += [text[at : edit.start], edit.new]
         at = edit.end
     return "".join([*pieces, text[at:]])
@@ -115,7 +115,7 @@ def masked(text: str) -> str:
 
 
 def telling_now(text: str, now: datetime) -> list[re.Match[str]]:
-    """The dates and times that tell when the text was written, which was `now` give or take a day for the zones.
+    """Find the dates and times that tell when the text was written: `now`, give or take a day for time zones.
 
     A deadline, or a time in an example, is not among them: the line must say that it tells the date or the time, and
     a date must be today's.
@@ -132,18 +132,16 @@ def telling_now(text: str, now: datetime) -> list[re.Match[str]]:
         if has_date(match.group()):
             if any(_is_day(match.group(), day) for day in days):
                 found.append(match)
-        elif _says_time(line) or (found and match.start() - len(line) <= found[-1].end()):
-            found.append(match)
+        else:
+            says_time = re.search(r"(current|local|now|it is).{0,24}$|^\W*time\W*$", line, re.IGNORECASE)
+            if says_time or (found and match.start() - len(line) <= found[-1].end()):
+                found.append(match)
     return found
 
 
 def has_date(clock: str) -> bool:
     """True if it tells more than a time of the day."""
     return re.search(r"\d{4}", clock) is not None and not re.fullmatch(_TIME, clock, re.IGNORECASE)
-
-
-def _says_time(line: str) -> bool:
-    return re.search(r"(current|local|now|it is).{0,24}$|^\W*time\W*$", line, re.IGNORECASE) is not None
 
 
 def _is_day(clock: str, day: datetime) -> bool:
@@ -161,7 +159,7 @@ _BILLING = re.compile(r"x-anthropic-billing-header:[^\n]*\n?")
 
 @dataclass(frozen=True)
 class Rule:
-    """What a rule is called, and what it does."""
+    """The name of a rule, and what it does."""
 
     name: str  # as it is stored
     title: str
@@ -172,7 +170,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class Change:
-    """What a rule has changed in a request: both texts, for the log in memory."""
+    """A change that a rule has made in a request: both texts, for the log in memory."""
 
     rule: str
     where: str
@@ -184,7 +182,7 @@ class Change:
 
 @dataclass
 class Held:
-    """What the rules remember of one program's requests before."""
+    """The rules' memory of one program's earlier requests."""
 
     clocks: OrderedDict[int, tuple[datetime, list[str]]] = field(default_factory=OrderedDict)  # by the text's mask
     told: OrderedDict[tuple[str, str], int] = field(default_factory=OrderedDict)  # what stood where, as it came
@@ -198,7 +196,7 @@ class Held:
 
 
 def billing_header(body: Located, held: Held, now: datetime) -> Iterator[tuple[Edit, Change]]:
-    """Without the line, or the whole block where it has nothing else."""
+    """Leave out the line, or the whole block where it has nothing else."""
     system = body.members().get("system")
     if system is None:
         return
@@ -222,7 +220,7 @@ def billing_header(body: Located, held: Held, now: datetime) -> Iterator[tuple[E
 
 
 def hold_clock(body: Located, held: Held, now: datetime) -> Iterator[tuple[Edit, Change]]:
-    """With the date and time that were told first, in the system prompt and the first message, for a day."""
+    """Keep the date and time that were told first, in the system prompt and the first message, for a day."""
     left = _LOOKED_AT
     for where, place in _fixed_texts(body):
         whole = place.value
@@ -242,7 +240,7 @@ def hold_clock(body: Located, held: Held, now: datetime) -> Iterator[tuple[Edit,
         pairs = [(match, kept) for match, kept in zip(clocks, first, strict=True) if match.group() != kept]
         if not pairs:
             continue
-        before, after = (_line(text, pairs[0][0], one) for one in (pairs[0][0].group(), pairs[0][1]))
+        before, after = (_line(text, pairs[0][0], said) for said in (pairs[0][0].group(), pairs[0][1]))
         change = Change(HOLD_CLOCK, where, before, after, differs, after.strip())
         new = edited(text, [Edit(*match.span(), kept) for match, kept in pairs]) + rest
         yield Edit(place.start, place.end, json.dumps(new, ensure_ascii=False)), change
@@ -279,7 +277,7 @@ def _without_header(held: Held, header: str) -> Change:
 
 
 def _fixed_texts(body: Located) -> Iterator[tuple[str, Located]]:
-    """The texts that a conversation begins with: the system's, and what a program says before the user's own words."""
+    """Yield the texts a conversation begins with: the system's, and what a program says before the user's words."""
     members = body.members()
     for name in ("system", "instructions"):
         if name in members:

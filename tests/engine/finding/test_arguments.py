@@ -131,7 +131,6 @@ HELP = """\
 
 def test_every_spelling_and_how_many_values_follow() -> None:
     known = parse_help(HELP)
-    assert known is not None
     assert known.find("-t") == known.find("--threads") == Option(("-t", "--threads"), 1)
     assert known.find("--no-kv-offload") == Option(("-kvo", "--kv-offload", "-nkvo", "--no-kv-offload"), 0)
     assert [known.find(name).values for name in ("--usage", "-ot", "--control-vector-layer-range")] == [0, 1, 2]  # type: ignore[union-attr]
@@ -143,7 +142,6 @@ def test_every_spelling_and_how_many_values_follow() -> None:
 def test_numbered_log_levels_are_found() -> None:
     older, newer = parse_help(HELP), parse_help(HELP + "-lv,   --verbosity N   threshold:\n   - 4: trace (more info)\n")
     assert older is not None
-    assert newer is not None
     assert (older.traces, newer.traces) == (False, True)
 
 

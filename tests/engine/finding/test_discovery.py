@@ -125,7 +125,6 @@ def test_the_build_number(text: str, number: int | None) -> None:
 
 def test_an_engine_is_asked_once_for_each_file(fake_engine: FakeEngine) -> None:
     first = probe(fake_engine.location)
-    assert first.options is not None
     assert first.options.find("--slot-save-path") is not None
     assert probe(fake_engine.location) is first
     fake_engine.path.write_text(fake_engine.path.read_text() + "\n")
@@ -162,7 +161,6 @@ def test_left_to_choose_kvchat_passes_over_what_it_cannot_use(tmp_path: Path, mo
 @pytest.mark.engine
 def test_the_real_llama_server_tells_its_options(real_llama_server: EngineLocation) -> None:
     options = probe(real_llama_server).options
-    assert options is not None
     assert options.missing((*probing.NEEDED_OPTIONS, "--kv-unified", "--cache-ram", "--cors-origins")) == frozenset()
     assert len(options.options) > 100
 
@@ -179,7 +177,6 @@ def two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[FakeEngine, Fa
 def test_each_engine_with_what_it_is_or_what_is_wrong(two: tuple[FakeEngine, FakeEngine]) -> None:
     old, good = take_inventory(None)
     assert (old.chosen, good.chosen) == (False, True)
-    assert old.problem is not None
     assert "too old" in old.problem.title
     assert (good.version, good.backends) == ("0 (fake)", ("FAKE",))
     assert good.devices[0].description == "Fake GPU"

@@ -193,7 +193,6 @@ async def test_saving_is_used_only_where_the_file_can_be_had(
         async with attached(theirs.address, replace(IMPATIENT, unreachable_s=30.0)) as engine:
             await engine.ready()
             server = await asyncio.to_thread(find_server, theirs.address.url)
-            assert server is not None
             assert ("LLAMA_ARG_MLOCK", "1") in server.variables
             assert server.value_of("-ctk", "--cache-type-k") == "f16"
             folder = reachable_slot_folder(server)

@@ -175,7 +175,6 @@ def test_giving_up_says_how_often() -> None:
 
 @pytest.mark.engine
 def test_refusals_are_known_by_what_llama_server_b11434_says(real_llama_server: EngineLocation) -> None:
-    assert real_llama_server.path is not None
     server = (real_llama_server.path.parent / "libllama-server-impl.so").read_bytes()
     assert all(words.encode() in server for words in (errors.TOO_LONG, errors.CROWDED_OUT, "Compute error"))
     crowded = errors.EngineRefused(500, f"{errors.CROWDED_OUT}.")

@@ -149,13 +149,11 @@ REPACKED = """\
 
 def test_a_gpu_load() -> None:
     found = read_allocations(GPU.splitlines())
-    assert found is not None
     assert found.placement == Placement(11, 17)
     assert (found.on_host(Purpose.KV), found.on("Vulkan0", Purpose.KV)) == (96 * MIB, 160 * MIB)
     assert found.on_host(Purpose.WEIGHTS) == round(303.85 * MIB)
     assert found.on_host(Purpose.COMPUTE) == round(0.19 * MIB) + round(24.01 * MIB)
     elsewhere = read_allocations(GPU.replace("Vulkan0", "RPC0[den:50052]").splitlines())
-    assert elsewhere is not None
     assert elsewhere.on("RPC0", Purpose.KV) == 160 * MIB
     assert elsewhere.on("RPC", Purpose.KV) == 0
 
@@ -169,28 +167,23 @@ def test_what_fit_decided_is_read_from_the_log() -> None:
         "0.00.200.001 I load_tensors: offloaded 49/49 layers to GPU\n"
     )
     found = read_allocations((told + REPACKED).splitlines())
-    assert found is not None
     assert found.placement == Placement(49, 49, 12)
     assert not found.placement.whole
     found = read_allocations(f"0.00.200.001 I load_tensors: offloaded 33/33 layers to GPU\n{REPACKED}".splitlines())
-    assert found is not None
     assert found.placement == Placement(33, 33)
     assert found.placement.whole
 
 
 def test_recurrent_state_counts_as_kv() -> None:
     found = read_allocations(HYBRID.splitlines())
-    assert found is not None
     assert found.on_host(Purpose.KV) == round(772.5 * MIB)
 
 
 def test_weights_repacked_for_the_processor_are_counted_once() -> None:
     """The mapped file's pages of repacked weights are read once and then given up."""
     found = read_allocations(REPACKED.splitlines())
-    assert found is not None
     assert found.on_host(Purpose.WEIGHTS) == 632 * MIB
     unmapped = read_allocations(REPACKED.replace("CPU_Mapped", "       CPU").splitlines())
-    assert unmapped is not None
     assert unmapped.on_host(Purpose.WEIGHTS) == round(1173.6 * MIB)
 
 

@@ -139,7 +139,6 @@ asyncio.run(main())
 async def test_no_engine_outlives_an_app_killed_with_sigkill(by_pipe: bool) -> None:
     app_code = APP.replace("BY_PIPE", str(by_pipe))
     app = await asyncio.create_subprocess_exec(sys.executable, "-c", app_code, stdout=asyncio.subprocess.PIPE)
-    assert app.stdout is not None
     engine = int(await app.stdout.readline())
     assert is_alive(engine)
     app.kill()

@@ -99,7 +99,6 @@ async def test_an_engine_whose_loop_takes_no_question_is_replaced(fake_engine: F
         fake_engine.set(FAKE_HOLD_DURING="loop")
         await until(lambda: life.failure is not None)
         assert life.crashed
-        assert life.failure is not None
         assert life.failure.kind is FailureKind.HANGS
         fake_engine.set(FAKE_HOLD_DURING=None)
         await ask(await supervisor.ready())

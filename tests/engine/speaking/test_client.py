@@ -79,14 +79,12 @@ async def test_a_reply_with_progress_timings_and_an_end(client: LlamaServerClien
     prompt = len(await client.prompt_tokens(HELLO))
     assert [p.processed for p in progress] == [*range(0, prompt, 64), prompt]
     assert chunks[-1].finish_reason == "stop"
-    assert chunks[-1].timings is not None
     assert (chunks[-1].timings.cache_n, chunks[-1].timings.prompt_tokens) == (0, prompt)
 
 
 async def test_the_prompt_is_counted_as_the_chat_sends_it(client: LlamaServerClient) -> None:
     await client.prefill(await client.prompt_tokens(HELLO))
     timings = (await all_chunks(client))[-1].timings
-    assert timings is not None
     assert timings.prompt_n == 1  # all but the token that gives the logits
 
 

@@ -85,7 +85,6 @@ async def test_a_real_engine_tells_all_of_it(real_llama_server: EngineLocation, 
         await supervisor.close()
     assert vitals.memory is not None
     assert vitals.memory > 50_000_000  # the weights are mapped and were read
-    assert vitals.slot is not None
     assert (vitals.slot.busy, vitals.slot.context_size) == (False, 512)
     assert vitals.slot.tokens > 4
     assert vitals.speed.prefill

@@ -31,7 +31,6 @@ def parting(one: Prompt, other: Prompt) -> Parting | None:
 
 def why(one: Body, other: Body) -> Reason:
     found = parting(rendered(one), rendered(other))
-    assert found is not None
     assert reason_of(json.loads(json.dumps(asdict(found.cause)))) == found.cause
     assert Reason(found.cause.code).words, "it can be told without numbers and names"
     return found.cause
@@ -109,7 +108,6 @@ def tools(*changes: tuple[ReasonCode, *tuple[str, ...]]) -> Reason:
 )
 def test_wherever_a_clock_or_a_path_stands_that_is_told_too(place: causes.Place, before: str, after: str) -> None:
     found = causes._of_the_line(before, after, place)
-    assert found is not None
     assert found.code.endswith(place.kind)
 
 
@@ -146,18 +144,15 @@ def test_what_happens_to_earlier_messages() -> None:
 def test_what_only_the_template_does() -> None:
     body = agents.opencode()
     found = parting(rendered(body, day="Current date: 2026-11-22\n"), rendered(body, day="Current date: 2026-11-23\n"))
-    assert found is not None
     assert found.cause == Reason(ReasonCode.DATE_IN_TEMPLATE)
     harder = {**body, "reasoning_effort": "high"}
     found = parting(rendered(body, day="Reasoning: medium\n"), rendered(harder, day="Reasoning: high\n"))
-    assert found is not None
     assert found.cause == Reason(ReasonCode.OTHER_OPTIONS, {"options": ("reasoning_effort",)})
 
 
 def test_the_place_is_told_in_tokens_with_both_texts() -> None:
     one, other = rendered(agents.opencode()), rendered(agents.opencode(date="Mon Nov 23 2026"))
     found = parting(one, other)
-    assert found is not None
     assert 0 < found.at < found.of == len(other)
     assert "Sun Nov 22 2026" in found.before
     assert "Mon Nov 23 2026" in found.after
@@ -167,18 +162,18 @@ def test_the_place_is_told_in_tokens_with_both_texts() -> None:
 
 
 def test_the_closest_before_is_taken_not_the_last() -> None:
-    medicine = Mending()
-    long = [user(LONG), assistant("Yes.")]
-    for body in (agents.opencode(*long), agents.opencode(user("Another thread " + LONG))):
-        medicine.diagnosed("program", "model", rendered(body))
-    assert medicine.diagnosed("program", "model", rendered(agents.opencode(*long, user("More")))) is None
-    found = medicine.diagnosed(
-        "program", "model", rendered(agents.opencode(user(LONG), assistant("No."), user("More")))
-    )
-    assert found is not None
+    mending, long = Mending(), [user(LONG), assistant("Yes.")]
+
+    def told(*turns: Any, program: str = "program", model: str = "model") -> Parting | None:
+        return mending.diagnosed(program, model, rendered(agents.opencode(*turns)))
+
+    told(*long)
+    told(user("Another thread " + LONG))
+    assert told(*long, user("More")) is None
+    found = told(user(LONG), assistant("No."), user("More"))
     assert found.cause == message(2, ReasonCode.EDITED, "assistant")
-    assert medicine.diagnosed("other", "model", rendered(agents.opencode(user(LONG), user("?")))) is None
-    assert medicine.diagnosed("program", "other", rendered(agents.opencode(user(LONG), user("?")))) is None
+    assert told(user(LONG), user("?"), program="other") is None
+    assert told(user(LONG), user("?"), model="other") is None
 
 
 def test_without_the_rendered_text_the_bodies_say_it() -> None:
@@ -186,7 +181,6 @@ def test_without_the_rendered_text_the_bodies_say_it() -> None:
     for prompt in (one, other):
         prompt.text = ""
     found = parting(one, other)
-    assert found is not None
     assert found.cause == Reason(ReasonCode.OTHER_CONVERSATION)
 
 
@@ -201,7 +195,6 @@ def test_without_the_rendered_text_the_bodies_say_it() -> None:
 def test_of_a_state_in_the_store_only_its_text_is_known(one: Body, other: Body, cause: ReasonCode) -> None:
     before = rendered(one)
     found = parting(Prompt(before.ids, before.text), rendered(other))
-    assert found is not None
     assert found.cause == Reason(cause)
 
 
