@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvchat.engine.finding.discovery import EngineLocation, EngineNotFound, EngineProbe, list_devices, probe
-from kvchat.engine.finding.graphics import Backend, CannotBeRun, what_is_lacking, why_no_card
+from kvchat.engine.finding.graphics import Backend, cannot_be_run, what_is_lacking, why_no_card
 from kvchat.engine.running.log import EngineLog
 from kvchat.engine.running.plan import LaunchPlan
 from kvchat.engine.running.supervisor import EngineSupervisor, RestartPolicy
@@ -87,7 +87,7 @@ async def try_engine(
                 raise
             # Nobody has chosen the path of one that was fetched, and it is known what brings the libraries it lacks.
             lacking = await asyncio.to_thread(what_is_lacking, location.path)
-            raise CannotBeRun(lacking or error.detail) from error
+            raise cannot_be_run(lacking or error.detail) from error
         asked.check(location)
         done(TrialStep(_("Version"), asked.version))
         devices = await asyncio.to_thread(list_devices, location)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from kvchat.engine.speaking import wire
-from kvchat.engine.speaking.errors import EngineError, EngineRefused
+from kvchat.engine.speaking.errors import EngineError
 from kvchat.engine.speaking.pictures import FIRST_ID
 from kvchat.engine.speaking.transport import Answer
 from kvchat.engine.speaking.wire import Timings
@@ -311,8 +311,7 @@ class Forwarder:
     async def _refused(self, answer: Answer) -> None:
         """Pass the engine's refusal on; Anthropic's dialect has another shape than the engine gives it."""
         body, form = await answer.aread(), self.work.asked.form
-        told = wire.parse_error(body, answer.status_code)
-        error = EngineRefused(told.status, told.message, told.kind)
+        error = wire.parse_error(body, answer.status_code)
         if error.crowded_out or (error.by_engine and self.lease.slot.suspect):
             raise error
         if form is Form.MESSAGES:

@@ -218,8 +218,8 @@ class Lease:
                 if not refusal.over_restore:
                     await self._set_aside(point, reason)
                 return Miss(reason)
-        if answer.n_restored != staged.n_tokens:
-            reason = Reason(ReasonCode.LOADED_LESS, {"loaded": answer.n_restored, "tokens": staged.n_tokens})
+        if answer.tokens != staged.n_tokens:
+            reason = Reason(ReasonCode.LOADED_LESS, {"loaded": answer.tokens, "tokens": staged.n_tokens})
             await self._set_aside(point, reason)
             await engine.erase_slot()
             slot.emptied()
@@ -227,7 +227,7 @@ class Lease:
         finished = time.perf_counter()
         self._note_save_point(point, staged.n_tokens)
         slot.audience = point.audience if is_imported(point.audience) else audience_of(self.owner)
-        return RestoreRecord(point, staged.n_tokens, staged.tier, answer.n_read, 1000 * (finished - started), finished)
+        return RestoreRecord(point, staged.n_tokens, staged.tier, answer.bytes, 1000 * (finished - started), finished)
 
     @contextlib.asynccontextmanager
     async def _staged(self, plan: RestorePlan) -> AsyncIterator[StagedFile | Miss]:
@@ -378,15 +378,15 @@ class Lease:
                 with contextlib.suppress(EngineRefused):
                     async with self.at_risk():
                         answer = await ready.engine.save_slot(path.name)
-                if answer is None or not answer.n_written:
+                if answer is None or not answer.bytes:
                     await asyncio.to_thread(self._store.forget, path)
                     answer = await ready.engine.save_slot(path.name)
-            if answer.n_saved != len(boundary):
-                raise NotSaved(Reason(ReasonCode.HELD_LESS, {"held": answer.n_saved, "tokens": len(boundary)}))
+            if answer.tokens != len(boundary):
+                raise NotSaved(Reason(ReasonCode.HELD_LESS, {"held": answer.tokens, "tokens": len(boundary)}))
         except BaseException:
             await asyncio.to_thread(self._store.forget, path)
             raise
-        return answer.n_written
+        return answer.bytes
 
     def _note_save_point(self, point: SavePoint, tokens: int) -> None:
         """Note that the slot holds a save point: its rows need not be saved again."""

@@ -85,14 +85,14 @@ async def test_a_turn_its_tokens_and_its_slot_file(
     saved = await engine.save_slot("a.bin")
     held = tokens_in(plan.slot_path / "a.bin")
     assert held[: len(tokens)] == list(tokens)  # what we counted is what the chat sent
-    assert saved.n_saved == len(held) == len(tokens) + 7  # the last one drawn is not read yet
+    assert saved.tokens == len(held) == len(tokens) + 7  # the last one drawn is not read yet
 
     await engine.prefill(tokens)
     await engine.save_slot("b.bin")
     assert tokens_in(plan.slot_path / "b.bin") == list(tokens)
 
     await engine.erase_slot()
-    assert (await engine.restore_slot("b.bin")).n_restored == len(tokens)
+    assert (await engine.restore_slot("b.bin")).tokens == len(tokens)
     warm = [chunk async for chunk in engine.chat(HELLO, Sampling(max_tokens=8, temperature=0.0, seed=1))]
     assert warm[-1].timings.cache_n == len(tokens) - 1
     assert "".join(chunk.text for chunk in warm) == "".join(chunk.text for chunk in cold)

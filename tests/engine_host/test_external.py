@@ -13,7 +13,7 @@ import pytest
 from kvchat.chat.events import Event, TurnFailed
 from kvchat.engine.finding.discovery import EngineLocation
 from kvchat.engine.running.plan import LaunchPlan
-from kvchat.engine.speaking.client import Health, LlamaServerClient
+from kvchat.engine.speaking.client import LlamaServerClient
 from kvchat.engine.speaking.connection import EngineState
 from kvchat.engine.speaking.vitals import SlotState
 from kvchat.engine_host.external import server_key, slot_for_us
@@ -94,7 +94,7 @@ async def test_a_slot_that_another_program_uses_is_not_touched_when_the_server_i
     with serving(fake) as theirs:
         async with contextlib.aclosing(LlamaServerClient(theirs.address.url, KEY)) as somebody_else:
             await until(theirs.listens)
-            while await somebody_else.health() is not Health.READY:
+            while not await somebody_else.is_loaded():
                 pass
             await somebody_else.prefill([7] * 100)
             before = len(fake.requests())

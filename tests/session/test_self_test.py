@@ -41,7 +41,7 @@ async def found(
         host = ReadyEngine(client, 1, folder, FINGERPRINT, 2048, 1000.0, promise, window or 0)
         finding = await self_test(host)
         assert not disk.listing(folder)
-        assert (await client.save_slot("after")).n_saved == 0, "the slot is empty again"
+        assert (await client.save_slot("after")).tokens == 0, "the slot is empty again"
         return finding
     finally:
         await supervisor.close()

@@ -33,40 +33,36 @@ class KnownOptions:
     traces: bool = False  # log levels are numbered up to "trace", below which no conversation is logged
 
     def find(self, name: str) -> Option | None:
-        """The option of that name; llama.cpp takes `--ctx_size` for `--ctx-size`."""
+        """Return the option of that name; llama.cpp takes `--ctx_size` for `--ctx-size`."""
         wanted = plain(name)
         return next((option for option in self.options if wanted in option.names), None)
 
     def missing(self, names: Iterable[str]) -> frozenset[str]:
-        """Those of `names` that this build does not know."""
         return frozenset(name for name in names if self.find(name) is None)
 
 
 def plain(name: str) -> str:
-    """An option's name as --help spells it (common/arg.cpp replaces underscores in long options)."""
+    """Spell an option's name as --help does (common/arg.cpp replaces underscores in long options)."""
     return name.replace("_", "-") if name.startswith("--") else name
 
 
 def parse_help(text: str) -> KnownOptions | None:
-    """What `llama-server --help` prints; None when it is something else.
+    """Parse the output of `llama-server --help`; None when it is something else.
 
     A line that begins with a dash is an option: names, what follows them, and, after two spaces or on the next line,
     its description (common_arg::to_string in llama.cpp's common/arg.cpp).
     """
-    found = tuple(_option(line) for line in text.splitlines() if _NAME.match(line))
-    options = KnownOptions(found, traces="4: trace" in text)
+    found = []
+    for line in text.splitlines():
+        head, names = _END_OF_HEAD.split(line, maxsplit=1)[0], list[str]()
+        while match := _NAME.match(head):
+            names.append(match[0])
+            head = head[match.end() :].lstrip(", ")
+        if names:
+            values = 2 if re.fullmatch(r"[A-Z]+ [A-Z]+", head) else 1 if head else 0
+            found.append(Option(tuple(names), values))
+    options = KnownOptions(tuple(found), traces="4: trace" in text)
     return None if options.missing(("--model", "--port")) else options
-
-
-def _option(line: str) -> Option:
-    head = _END_OF_HEAD.split(line, maxsplit=1)[0]
-    names: list[str] = []
-    while match := _NAME.match(head):
-        names.append(match[0])
-        head = head[match.end() :].lstrip(", ")
-    if not head:
-        return Option(tuple(names), 0)
-    return Option(tuple(names), 2 if re.fullmatch(r"[A-Z]+ [A-Z]+", head) else 1)
 
 
 _ADVICE = N_("Correct the extra arguments in the settings, or clear them.")
@@ -83,11 +79,8 @@ class BadWorkers(KvchatError):
     """The list of RPC workers cannot be used."""
 
     def __init__(self, detail: str) -> None:
-        super().__init__(
-            _("The list of other computers cannot be used"),
-            detail,
-            _("Write each as name:port in the settings, or clear it."),
-        )
+        advice = _("Write each as name:port in the settings, or clear it.")
+        super().__init__(_("The list of other computers cannot be used"), detail, advice)
 
 
 _LOCAL = N_("kvchat keeps the engine reachable from this computer alone")
@@ -130,7 +123,7 @@ _HARMLESS = (
 
 
 def parse(text: str) -> tuple[str, ...]:
-    """The arguments as a shell would take them apart. Raises BadArguments when a quote is not closed."""
+    """Split the arguments as a shell would. Raises BadArguments when a quote is not closed."""
     lexer = shlex.shlex(text, posix=True, punctuation_chars=False)
     lexer.whitespace_split, lexer.commenters = True, ""
     if sys.platform == "win32":
@@ -158,35 +151,29 @@ def check(arguments: Sequence[str], known: KnownOptions | None) -> None:
             hint = _("Write a space instead of the equals sign.") if "=" in name else ""
             raise BadArguments(sentences(_("This engine does not know the option {name}.", name=name), hint))
         if len(values) != option.values:
-            raise BadArguments(
-                _(
-                    "{name} takes {count}, and {count2} was given.",
-                    name=name,
-                    count=_count(option.values),
-                    count2=_count(len(values)),
-                )
-            )
+            counts = {"count": _count(option.values), "count2": _count(len(values))}
+            raise BadArguments(_("{name} takes {count}, and {count2} was given.", name=name, **counts))
 
 
 def meaning(arguments: Sequence[str]) -> str:
-    """The part of the arguments that changes what a saved KV state means; empty for most."""
+    """Return the part of the arguments that changes what a saved KV state means; empty for most."""
     return _without(arguments, frozenset(_HARMLESS.split()))
 
 
 def meaning_of_server(arguments: Sequence[str]) -> str:
-    """The same for a server somebody else started: its address, key and model are not part of it either."""
+    """Do the same for a server somebody else started: its address, key and model are not part of it either."""
     elsewhere = {name for name, reason in _REASONS.items() if reason in (_LOCAL, _MODEL, _FOREIGN, _WATCHES)}
     return _without(arguments, elsewhere | {"--slot-save-path"} | frozenset(_HARMLESS.split()))
 
 
 def named_files(meaning: str) -> tuple[str, ...]:
-    """What may be a file in it: a LoRA adapter is written `path`, `path,path` or `path:scale`."""
+    """Return what may be a file in it: a LoRA adapter is written `path`, `path,path` or `path:scale`."""
     words = [part for word in shlex.split(meaning) for part in {word, *word.split(",")}]
     return tuple(sorted({name for word in words for name in (word, word.rpartition(":")[0]) if name}))
 
 
 def parse_workers(text: str) -> tuple[str, ...]:
-    """The RPC workers in a list parted by commas, spaces or line ends. Raises BadWorkers for one that is no host:port.
+    """Parse RPC workers, separated by commas, spaces or line ends. Raises BadWorkers for one that is no host:port.
 
     IPv6 addresses are written [::1]:50052.
     """
@@ -205,22 +192,18 @@ def _without(arguments: Sequence[str], names: Set[str]) -> str:
 
 
 def _grouped(arguments: Sequence[str]) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Each option with what follows it. A value may be a negative number; any other dash begins an option."""
+    """Yield each option with its values. A value may be a negative number; any other dash begins an option."""
     at = 0
     while at < len(arguments):
         end = at + 1
-        while end < len(arguments) and not _begins_option(arguments[end]):
+        while end < len(arguments) and (arguments[end][:1] != "-" or re.fullmatch(r"-\d.*|-", arguments[end])):
             end += 1
         yield arguments[at], tuple(arguments[at + 1 : end])
         at = end
 
 
-def _begins_option(word: str) -> bool:
-    return word.startswith("-") and not re.fullmatch(r"-\d.*|-", word)
-
-
 def _reason(name: str, other_names: Sequence[str]) -> str | None:
-    """Why kvchat keeps an option to itself; its "no" form too."""
+    """Return why kvchat keeps an option, or its "no" form, to itself; None if it does not."""
     spellings = {plain(name.partition("=")[0]), *other_names}
     spellings |= {f"--{spelling[5:]}" for spelling in spellings if spelling.startswith("--no-")}
     return next((_REASONS[spelling] for spelling in spellings if spelling in _REASONS), None)

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -60,25 +60,21 @@ class EngineNotFound(KvchatError):
     """There is no engine, or not where the settings say."""
 
 
-def find_engine(
-    settings_path: str | None, *, search: Iterable[Path] | None = None, embedded_present: bool | None = None
-) -> EngineLocation:
-    """The engine to use: the path in the settings, llama-server on PATH and the usual places, the embedded engine.
+def find_engine(settings_path: str | None) -> EngineLocation:
+    """Find the engine to use: the path in the settings, llama-server on PATH and the usual places, the embedded one.
 
-    The settings may also say "embedded", for a machine whose own llama-server is of no use. `search` and
-    `embedded_present` override what this machine has. Raises EngineNotFound with advice.
+    The settings may also say "embedded", for a machine whose own llama-server is of no use. Raises EngineNotFound.
     """
-    if settings_path == EngineKind.EMBEDDED.value:
-        search = ()
-    elif settings_path:
+    embedded_only = settings_path == EngineKind.EMBEDDED.value
+    if settings_path and not embedded_only:
         path = expanded(settings_path)
         try:
             return EngineLocation(EngineKind.LLAMA_SERVER, in_time(lambda: _checked(path)))
         except OSError as error:
             raise EngineNotFound(_("The engine is not there"), f"{path}: {error.strerror}.", _(_ADVICE)) from error
-    found = installed_engines(search=search, embedded_present=embedded_present)
-    if found:
-        return found[0]
+    for engine in installed_engines():
+        if engine.path is None or not embedded_only:
+            return engine
     raise EngineNotFound(
         _("No engine found"),
         _("There is no llama-server on this machine, and the embedded engine is not installed."),
@@ -86,29 +82,24 @@ def find_engine(
     )
 
 
-def installed_engines(
-    *, search: Iterable[Path] | None = None, embedded_present: bool | None = None
-) -> list[EngineLocation]:
-    """Every engine on this machine, each program once, in the order of preference: the embedded one comes last."""
-    if embedded_present is None:
-        embedded_present = importlib.util.find_spec("xllamacpp") is not None
+def installed_engines() -> list[EngineLocation]:
+    """List the engines on this machine, each program once, in order of preference: the embedded one comes last."""
     programs: dict[Path, Path] = {}  # by what they really are
-    for folder in install_places() if search is None else search:
+    for folder in install_places():
         program = folder / program_name()
         if _is_program(program):
             programs.setdefault(program.resolve(), program.absolute())
     found = [EngineLocation(EngineKind.LLAMA_SERVER, program) for program in programs.values()]
-    return [*found, EngineLocation(EngineKind.EMBEDDED)] if embedded_present else found
+    return [*found, EngineLocation(EngineKind.EMBEDDED)] if importlib.util.find_spec("xllamacpp") else found
 
 
-def install_places(environment: Mapping[str, str] | None = None) -> list[Path]:
-    """The folders a llama-server is looked for in, in order: PATH, then where installers put it."""
-    environment = os.environ if environment is None else environment
-    folders = [Path(part) for part in environment.get("PATH", "").split(os.pathsep) if part]
+def install_places() -> list[Path]:
+    """List the folders a llama-server is looked for in, in order: PATH, then where installers put it."""
+    folders = [Path(part) for part in os.environ.get("PATH", "").split(os.pathsep) if part]
     home = Path.home()
     if sys.platform == "win32":
-        local = environment.get("LOCALAPPDATA", "")
-        roots = (environment.get("ProgramFiles"), environment.get("ProgramFiles(x86)"), local)
+        local = os.environ.get("LOCALAPPDATA", "")
+        roots = (os.environ.get("PROGRAMFILES"), os.environ.get("PROGRAMFILES(X86)"), local)
         folders += [Path(root) / "llama.cpp" for root in roots if root]
         return [*folders, Path(local) / "Microsoft" / "WinGet" / "Links"] if local else folders
     return [
@@ -125,7 +116,7 @@ def install_places(environment: Mapping[str, str] | None = None) -> list[Path]:
 
 
 def engine_version(location: EngineLocation) -> str:
-    """The engine's own version line. Blocks for as long as the program takes; raises EngineNotFound if it fails."""
+    """Ask for the engine's version line. Blocks for as long as the program takes. Raises EngineNotFound."""
     if location.path is None:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # a bundle may come without package metadata
             return f"xllamacpp {importlib.metadata.version('xllamacpp')}"
@@ -135,14 +126,10 @@ def engine_version(location: EngineLocation) -> str:
     return next((line for line in lines if line.startswith("version")), lines[-1] if lines else "unknown")
 
 
-def help_text(program: Path) -> str:
-    return _ask([str(program), "--help"])
-
-
 def list_devices(location: EngineLocation, workers: Sequence[str] = ()) -> tuple[Device, ...]:
-    """The devices the engine sees, its RPC workers' included; empty for one that has the processor alone.
+    """List the devices the engine sees, its RPC workers' included; none if it has the processor alone.
 
-    Blocks; raises EngineNotFound when the engine cannot be run.
+    Blocks. Raises EngineNotFound when the engine cannot be run.
     """
     if location.path is None:
         return parse_embedded_devices(_ask(embedded.command(embedded.DEVICES)))
@@ -151,7 +138,7 @@ def list_devices(location: EngineLocation, workers: Sequence[str] = ()) -> tuple
 
 
 def parse_devices(text: str) -> tuple[Device, ...]:
-    """What `llama-server --list-devices` prints: `  CUDA0: NVIDIA H200 (143156 MiB, 142000 MiB free)`.
+    """Parse the output of `llama-server --list-devices`: `  CUDA0: NVIDIA H200 (143156 MiB, 142000 MiB free)`.
 
     A worker's, `  RPC1: den:50052 (…)`, is named as its buffers are in the log: RPC0[den:50052], the first of its own.
     """
@@ -167,34 +154,29 @@ def parse_devices(text: str) -> tuple[Device, ...]:
 
 
 def parse_embedded_devices(text: str) -> tuple[Device, ...]:
-    """What the embedded engine's child prints: one JSON list, on the last line."""
+    """Parse the output of the embedded engine's child: a JSON list on the last line."""
     try:
-        listed = json.loads(text.strip().splitlines()[-1])
-        return tuple(
-            Device(str(d["name"]), str(d["description"]), d.get("memory_total"), d.get("memory_free")) for d in listed
-        )
-    except (IndexError, KeyError, TypeError, ValueError):
+        devices = json.loads(text.strip().splitlines()[-1])
+        return tuple(Device(d["name"], d["description"], d.get("memory_total"), d.get("memory_free")) for d in devices)
+    except (IndexError, KeyError, TypeError, ValueError, AttributeError):
         return ()
 
 
 def _checked(path: Path) -> Path:
-    """The program the settings name. A bare name is looked for on PATH."""
+    """Return the program the settings name. A bare name is looked for on PATH."""
+    title, name = _("The engine is not there"), program_name()
     if len(path.parts) == 1 and (found := shutil.which(str(path))):
         return Path(found)
     if not path.exists():
-        raise EngineNotFound(_("The engine is not there"), _("{path} does not exist.", path=path), _(_ADVICE))
+        raise EngineNotFound(title, _("{path} does not exist.", path=path), _(_ADVICE))
     if path.is_dir():
-        if _is_program(path / program_name()):
-            return (path / program_name()).absolute()
-        raise EngineNotFound(
-            _("The engine is not there"),
-            _("{path} is a folder without a {program_name}.", path=path, program_name=program_name()),
-            _(_ADVICE),
-        )
+        if _is_program(path / name):
+            return (path / name).absolute()
+        why = _("{path} is a folder without a {program_name}.", path=path, program_name=name)
+        raise EngineNotFound(title, why, _(_ADVICE))
     if not _is_program(path):
-        raise EngineNotFound(
-            _("The engine cannot be run"), _("{path} is not an executable program.", path=path), _(_ADVICE)
-        )
+        why = _("{path} is not an executable program.", path=path)
+        raise EngineNotFound(_("The engine cannot be run"), why, _(_ADVICE))
     return path.absolute()
 
 
@@ -213,7 +195,7 @@ def _is_program(path: Path) -> bool:
 
 
 def _ask(command: list[str]) -> str:
-    """Everything a short-lived engine command prints, on either stream."""
+    """Run a short-lived engine command and return all it prints, on either stream. Raises EngineNotFound."""
     try:
         done = subprocess.run(
             command,
@@ -229,11 +211,8 @@ def _ask(command: list[str]) -> str:
         raise EngineNotFound(_("The engine cannot be run"), str(error), _(_ADVICE)) from error
     text = done.stdout.decode("utf-8", "replace")
     if done.returncode != 0:
-        raise EngineNotFound(
-            _("The engine cannot be run"),
-            text.strip()[-500:] or _("exit {returncode}", returncode=done.returncode),
-            _(_ADVICE),
-        )
+        why = text.strip()[-500:] or _("exit {returncode}", returncode=done.returncode)
+        raise EngineNotFound(_("The engine cannot be run"), why, _(_ADVICE))
     return text
 
 
@@ -254,17 +233,6 @@ class EngineTooOld(KvchatError):
         )
 
 
-class NotAnEngine(EngineNotFound):
-    """The program is something else."""
-
-    def __init__(self, program: Path) -> None:
-        super().__init__(
-            _("This is not a llama-server"),
-            _("{program} answers, but it does not have a llama-server's options.", program=program),
-            _("Choose the program llama-server, or clear the engine path so that kvchat looks for one itself."),
-        )
-
-
 @dataclass(frozen=True)
 class EngineProbe:
     """An engine's own account of itself."""
@@ -276,21 +244,15 @@ class EngineProbe:
     def check(self, location: EngineLocation) -> None:
         """Raise EngineTooOld unless kvchat can work with it. One that does not tell is given the chance."""
         if self.build is not None and self.build < MINIMUM_BUILD:
-            raise EngineTooOld(
-                location,
-                _(
-                    "It is build {build}; kvchat needs {minimum_build} or newer.",
-                    build=self.build,
-                    minimum_build=MINIMUM_BUILD,
-                ),
-            )
+            builds = {"build": self.build, "minimum_build": MINIMUM_BUILD}
+            raise EngineTooOld(location, _("It is build {build}; kvchat needs {minimum_build} or newer.", **builds))
         lacking = self.options.missing(NEEDED_OPTIONS) if self.options else frozenset()
         if lacking:
             raise EngineTooOld(location, _("It does not know {lacking}.", lacking=listed(sorted(lacking))))
 
 
 def build_number(text: str) -> int | None:
-    """The build in "version: 0.6.0 (build 11434, commit abc)", "version: 6451 (abc)" or "b11434-abc".
+    """Parse the build in "version: 0.6.0 (build 11434, commit abc)", "version: 6451 (abc)" or "b11434-abc".
 
     None for a build without one: made outside of llama.cpp's repository it calls itself 0 or 1.
     """
@@ -308,9 +270,13 @@ def probe(location: EngineLocation) -> EngineProbe:
         known = _probed.get(location.path)
     if known and known[0] == stamp:
         return known[1]
-    options = parse_help(help_text(location.path))
+    options = parse_help(_ask([str(location.path), "--help"]))
     if options is None:
-        raise NotAnEngine(location.path)
+        raise EngineNotFound(
+            _("This is not a llama-server"),
+            _("{program} answers, but it does not have a llama-server's options.", program=location.path),
+            _("Choose the program llama-server, or clear the engine path so that kvchat looks for one itself."),
+        )
     version = engine_version(location)
     asked = EngineProbe(version.removeprefix("version: "), build_number(version), options)
     with _lock:
@@ -319,7 +285,7 @@ def probe(location: EngineLocation) -> EngineProbe:
 
 
 def build_identity(location: EngineLocation, asked: EngineProbe) -> str:
-    """What tells one build of an engine from another: its version or, where that has no number, the program's stamp."""
+    """Identify a build of an engine: by its version or, where that has no number, the program's stamp."""
     if location.path is None or asked.build is not None:
         return asked.version
     size, changed_ns, _ = stamp_of(location.path)
@@ -327,10 +293,9 @@ def build_identity(location: EngineLocation, asked: EngineProbe) -> str:
 
 
 def usable_engine(settings_path: str | None) -> tuple[EngineLocation, EngineProbe]:
-    """The engine to use, as `find_engine` has it, and what it is.
+    """Find the engine to use, as `find_engine`, and probe it. Raises EngineTooOld and EngineNotFound.
 
-    The one in the settings, or an error. Without a setting, an engine that is too old or broken is passed over if
-    there is another. Raises EngineTooOld and EngineNotFound.
+    Without a setting, an engine that is too old or broken is passed over if there is another.
     """
     candidates = [] if settings_path else installed_engines()
     refusal: KvchatError | None = None
@@ -363,15 +328,15 @@ class EngineEntry:
 
     @property
     def backends(self) -> tuple[str, ...]:
-        """What it computes with, by the names of its devices: "CUDA", "Vulkan"; the processor goes without saying."""
+        """The names of its kinds of devices, such as "CUDA" and "Vulkan", but for the processor."""
         names = (re.sub(r"\d+$", "", device.name) for device in self.devices)
         return tuple(dict.fromkeys(name for name in names if name != "CPU"))
 
 
 def take_inventory(settings_path: str | None, fetched: Iterable[EngineLocation] = ()) -> tuple[EngineEntry, ...]:
-    """Every engine found, the one in the settings first. Raises nothing: what is wrong stands in the entry.
+    """List every engine found, the one in the settings first. Raises nothing: an entry has its problem.
 
-    `fetched`: those that kvchat has fetched itself, which no search would find.
+    `fetched`: engines that kvchat has fetched itself, which no search would find.
     """
     found = [*fetched, *installed_engines()]
     with contextlib.suppress(KvchatError):  # whoever starts it is told
@@ -383,13 +348,13 @@ def take_inventory(settings_path: str | None, fetched: Iterable[EngineLocation] 
         chosen = usable_engine(settings_path)[0]
     except KvchatError:
         chosen = None
-    return tuple(_look_at(location, location == chosen) for location in programs.values())
-
-
-def _look_at(location: EngineLocation, chosen: bool) -> EngineEntry:
-    try:
-        asked = probe(location)
-        asked.check(location)
-        return EngineEntry(location, chosen, asked.version, asked.build, list_devices(location))
-    except KvchatError as error:
-        return EngineEntry(location, chosen, problem=error)
+    entries = []
+    for location in programs.values():
+        try:
+            asked = probe(location)
+            asked.check(location)
+            about = asked.version, asked.build, list_devices(location)
+            entries.append(EngineEntry(location, location == chosen, *about))
+        except KvchatError as error:
+            entries.append(EngineEntry(location, location == chosen, problem=error))
+    return tuple(entries)

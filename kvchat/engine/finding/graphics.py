@@ -1,4 +1,4 @@
-"""The graphics cards of this computer, what an engine can compute with on them, and why one does not see them.
+"""The graphics cards of this computer, the engines that suit them, and why one does not see them.
 
 An engine of llama.cpp's releases loads what it computes with as it starts, and where that cannot be loaded it goes on
 with the processor, without a word (`GGML_BACKEND_DL`, ggml/src/ggml-backend-reg.cpp).
@@ -6,6 +6,7 @@ with the processor, without a word (`GGML_BACKEND_DL`, ggml/src/ggml-backend-reg
 
 from __future__ import annotations
 
+import contextlib
 import platform
 import re
 import subprocess
@@ -25,7 +26,7 @@ _WINDOWS_LIBRARIES = {"nvcuda.dll": "NVIDIA", "amdhip64.dll": "AMD", "ze_loader.
 
 
 class Maker(Enum):
-    """Who made the card: that decides which engine builds can use it."""
+    """The maker of a card, which decides which engine builds can use it."""
 
     NVIDIA = "NVIDIA"
     AMD = "AMD"
@@ -37,7 +38,7 @@ _PCI_VENDORS = {0x10DE: Maker.NVIDIA, 0x1002: Maker.AMD, 0x8086: Maker.INTEL}  #
 
 
 class Backend(Enum):
-    """What an engine computes with on a card; the value is its name."""
+    """The library an engine computes with on a card; the value is its name."""
 
     CUDA = "CUDA"
     ROCM = "ROCm"
@@ -56,7 +57,7 @@ _SUITS = {  # the best first. Vulkan comes with every driver; ROCm and SYCL most
 
 @dataclass(frozen=True)
 class Graphics:
-    """What this computer has."""
+    """The graphics cards of a computer."""
 
     system: str  # "linux", "darwin" or "win32"
     makers: tuple[Maker, ...]
@@ -75,7 +76,7 @@ def find_graphics() -> Graphics:
 
 
 def linux_makers(devices: Path) -> tuple[Maker, ...]:
-    """The makers of the display controllers in a folder like /sys/bus/pci/devices."""
+    """Return the makers of the display controllers in a folder like /sys/bus/pci/devices."""
     found = set()
     for device in devices.glob("*"):
         try:
@@ -88,16 +89,15 @@ def linux_makers(devices: Path) -> tuple[Maker, ...]:
 
 
 def suiting(graphics: Graphics) -> tuple[Backend, ...]:
-    """What an engine can compute with on these cards, the best first."""
+    """Return the backends for these cards, the best first."""
     return tuple(dict.fromkeys(backend for maker in graphics.makers for backend in _SUITS[maker]))
 
 
 def install_advice(graphics: Graphics) -> tuple[str, ...]:
-    """How to come by an engine that uses these cards, in sentences for the command line."""
+    """Say how to get an engine that uses these cards, in sentences for the command line."""
     if not graphics.makers:
-        return (
-            _("No graphics card was found that an engine could use: the engine inside kvchat does as well as any."),
-        )
+        words = _("No graphics card was found that an engine could use: the engine inside kvchat does as well as any.")
+        return (words,)
     best, *others = (backend.value for backend in suiting(graphics))
     steps = [_("`kvchat engines get` fetches one for {best}, and tries it out.", best=best)]
     if others:
@@ -107,7 +107,7 @@ def install_advice(graphics: Graphics) -> tuple[str, ...]:
 
 
 def driver_first(graphics: Graphics) -> str:
-    """What has to be installed before an engine can use the card; empty where nothing has."""
+    """Say what has to be installed before an engine can use the card; empty where nothing has."""
     if Maker.NVIDIA in graphics.makers and not graphics.nvidia_driver:
         return _("Install NVIDIA’s own driver first: without it no engine can use the card.")
     return ""
@@ -153,31 +153,18 @@ _DRIVERS = {  # what makes a card seen, where all libraries are there
 _AGAIN = N_("Put that right and try again, or choose another kind; what was downloaded is kept.")
 
 
-class SeesNoCard(KvchatError):
-    """The engine runs, but on the processor alone."""
-
-    def __init__(self, why: str) -> None:
-        super().__init__(
-            _("The engine does not see the graphics card"),
-            why,
-            _(_AGAIN),
-        )
+def cannot_be_run(why: str) -> KvchatError:
+    return KvchatError(_("The engine cannot be run here"), why, _(_AGAIN))
 
 
-class CannotBeRun(KvchatError):
-    """The engine cannot be run here."""
-
-    def __init__(self, why: str) -> None:
-        super().__init__(_("The engine cannot be run here"), why, _(_AGAIN))
-
-
-def why_no_card(program: Path, backend: Backend) -> SeesNoCard:
-    """Why the engine at `program` has no device of that kind. Blocks for as long as `ldd` takes."""
-    return SeesNoCard(what_is_lacking(program) or _DRIVERS[backend])
+def why_no_card(program: Path, backend: Backend) -> KvchatError:
+    """Say why the engine at `program` has no device of that kind. Blocks for as long as `ldd` takes."""
+    why = what_is_lacking(program) or _(_DRIVERS[backend])
+    return KvchatError(_("The engine does not see the graphics card"), why, _(_AGAIN))
 
 
 def what_is_lacking(program: Path) -> str:
-    """The libraries that an engine does not find, and what brings them; empty where it has all, or nobody can say.
+    """Name the libraries that an engine does not find, and what brings them; empty where it lacks none.
 
     Blocks for as long as `ldd` takes.
     """
@@ -194,32 +181,26 @@ def what_is_lacking(program: Path) -> str:
 
 
 def missing_libraries(folder: Path) -> dict[str, str]:
-    """What the engine's libraries in a folder cannot find, by name; under `_SYSTEM` what this one is too old for.
+    """Return the libraries that the engine's own in a folder do not find, by name; under `_SYSTEM` a newer system's.
 
     Empty where `ldd` cannot say.
     """
     found: dict[str, str] = {}
-    if sys.platform != "linux":
-        return found
-    for library in sorted({*folder.glob("libggml-*.so"), *folder.glob("llama-server")}):
-        text = _ldd(library)
-        found |= {name: name for name in _LACKS.findall(text) if not (folder / name).exists()}
-        if too_old := _NEEDS_SYSTEM.search(text):
-            found[_SYSTEM] = too_old[1].replace("_", " ")
+    environment = parent_guard.engine_environment("ldd") | {"LC_ALL": "C"}
+    libraries = {*folder.glob("libggml-*.so"), *folder.glob("llama-server")} if sys.platform == "linux" else ()
+    for library in sorted(libraries):
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+            done = subprocess.run(
+                ["ldd", str(library)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                timeout=_TIMEOUT_S,
+                env=environment,
+                check=False,
+            )
+            text = done.stdout.decode("utf-8", "replace")
+            found |= {name: name for name in _LACKS.findall(text) if not (folder / name).exists()}
+            if too_old := _NEEDS_SYSTEM.search(text):
+                found[_SYSTEM] = too_old[1].replace("_", " ")
     return found
-
-
-def _ldd(library: Path) -> str:
-    try:
-        done = subprocess.run(
-            ["ldd", str(library)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            timeout=_TIMEOUT_S,
-            env=parent_guard.engine_environment("ldd") | {"LC_ALL": "C"},
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout.decode("utf-8", "replace")

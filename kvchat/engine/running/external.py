@@ -18,7 +18,7 @@ import httpx2
 import psutil
 
 from kvchat.engine.finding.discovery import MINIMUM_BUILD, build_number
-from kvchat.engine.speaking.client import Health, LlamaServerClient
+from kvchat.engine.speaking.client import LlamaServerClient
 from kvchat.engine.speaking.connection import EngineConnection, EngineState, EngineStatus
 from kvchat.engine.speaking.errors import EngineFailure, EngineGone, EngineRefused, FailureKind, NotOurEngine
 from kvchat.errors import KvchatError
@@ -123,7 +123,7 @@ class ExternalServer(EngineConnection):
         until = now() + (policy.returns_s if lost else policy.unreachable_s)
         while True:
             try:
-                if await client.health(min(policy.answer_s, max(policy.poll_s, until - now()))) is Health.READY:
+                if await client.is_loaded(min(policy.answer_s, max(policy.poll_s, until - now()))):
                     return await _unfit(client)
                 self._publish(EngineStatus(EngineState.LOADING, lost))
                 until = now() + policy.returns_s
@@ -145,13 +145,11 @@ class ExternalServer(EngineConnection):
                     await self._doubt.wait()
             self._doubt.clear()
             try:
-                loading = await client.health(self._policy.answer_s) is Health.LOADING
+                if not await client.is_loaded(self._policy.answer_s):
+                    return  # it was restarted: what was in its slot is gone
+                misses = 0
             except (EngineGone, NotOurEngine):
                 misses += 1
-            else:
-                misses = 0
-                if loading:  # it was restarted: what was in its slot is gone
-                    return
 
 
 async def _unfit(client: LlamaServerClient) -> EngineFailure | None:

@@ -17,7 +17,7 @@ from kvchat.engine.running import failure
 from kvchat.engine.running.log import START, EngineLog
 from kvchat.engine.running.plan import Invocation, LaunchPlan, prepare
 from kvchat.engine.running.process import EngineProcess, Ladder
-from kvchat.engine.speaking.client import Health, LlamaServerClient
+from kvchat.engine.speaking.client import LlamaServerClient
 from kvchat.engine.speaking.connection import EngineConnection, EngineState, EngineStatus
 from kvchat.engine.speaking.errors import (
     EngineBroken,
@@ -112,7 +112,7 @@ class Watch:
                 self._log.note(_("kvchat: the computer slept; asking the engine whether it still answers"))
                 misses = 0  # what it missed before was its falling asleep
             try:
-                await client.health(self._policy.worried_answer_s if self._worried else self._policy.answer_s)
+                await client.is_loaded(self._policy.worried_answer_s if self._worried else self._policy.answer_s)
                 misses = 0
             except EngineError as error:  # whatever else it says, it answers
                 misses = misses + 1 if isinstance(error, EngineGone) else 0
@@ -316,7 +316,7 @@ class EngineSupervisor(EngineConnection):
         delay, seen, progress_at = _FIRST_POLL_S, -1, self._clock()
         while process.running:
             try:
-                if await client.health() is Health.READY:
+                if await client.is_loaded():
                     await client.verify()
                     return None
                 self._publish(dataclasses.replace(status, state=EngineState.LOADING))

@@ -6,9 +6,8 @@ import contextlib
 import copy
 import json
 from collections import defaultdict
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
-from enum import Enum
 from typing import Any
 
 from kvchat.engine.speaking import wire
@@ -23,8 +22,7 @@ from kvchat.engine.speaking.wire import (
     PromptProgress,
     Sampling,
     ServerFacts,
-    SlotRestore,
-    SlotSave,
+    SlotFile,
     Timings,
 )
 from kvchat.system.concurrency import apart
@@ -38,15 +36,8 @@ _LONGEST_S = 3600.0  # an answer in one piece, which comes when all of it was sa
 _SLOT_S = 900.0  # a save or restore may wait for a busy slot, and move many GB on a slow disk
 
 
-class Health(Enum):
-    """What a server says of itself."""
-
-    LOADING = "loading"
-    READY = "ready"
-
-
 class SlotRows:
-    """How many leading tokens of a slot have the rows they had when it was saved or restored last.
+    """The count of a slot's leading tokens that have the rows they had when it was saved or restored last.
 
     An engine never changes a row: it keeps those it says it took from its cache (`cache_n`), and computes the others
     anew. Of a request that has not said it yet, nothing is known.
@@ -58,16 +49,16 @@ class SlotRows:
         self.kept = 0
 
     def count_as_saved(self, tokens: int) -> None:
-        """The slot holds so many tokens, just saved or restored."""
+        """Note that the slot holds so many tokens, just saved or restored."""
         self.kept = tokens if self.alone else 0
 
     def asked(self) -> int:
-        """A request begins, or the slot is to hold something else; what was known until now."""
+        """Note that a request begins, or the slot is to hold something else; returns what was known until now."""
         before, self.kept = self.kept, 0
         return before
 
     def answered(self, before: int, cached: int) -> None:
-        """A request took so many tokens from the cache; `before` is what `asked` answered."""
+        """Note how many tokens a request took from the cache; `before` is what `asked` returned."""
         self.kept = min(before, cached)
 
 
@@ -84,17 +75,12 @@ class LlamaServerClient:
         on_silence: Callable[[], None] = lambda: None,
         alone: bool = True,
     ) -> None:
-        """`hang_guard_s`: longest silence within a stream, seconds.
+        """`hang_guard_s`: longest silence within a stream, in seconds; a prefill shows progress after each batch.
 
-        `alone`: nobody else sends requests to this server.
-
-        A prefill shows progress at least after each batch, so a silence of minutes is a hang. `on_fault` is told of
-        every request that went wrong, before whoever made it is; `on_silence`, now and then, while none of the words
-        comes that were coming.
+        `alone`: nobody else sends requests to this server. `on_fault` is told of every request that went wrong, before
+        whoever made it is; `on_silence`, now and then, while none of the words comes that were coming.
         """
-        self.base_url = base_url
-        self.key = key
-        self.alone = alone
+        self.base_url, self.key, self.alone = base_url, key, alone
         self._rows = defaultdict[int, SlotRows](lambda: SlotRows(alone))
         self.slot = 0  # the one that every request is pinned to
         self._template: Mapping[str, bool | str] = {}
@@ -107,23 +93,21 @@ class LlamaServerClient:
         return self._http.life
 
     def begin_life(self) -> None:
-        """The same address has another engine from now on."""
+        """Note that the same address has another engine from now on."""
         self._http.life = Life()
 
     async def aclose(self) -> None:
         await self._http.close()
 
-    async def health(self, timeout_s: float = _HEALTH_S) -> Health:
-        """GET /health. Raises EngineGone while nobody listens yet."""
+    async def is_loaded(self, timeout_s: float = _HEALTH_S) -> bool:
+        """Ask /health; False while it is loading. Raises EngineGone while nobody listens yet, and NotOurEngine."""
         status = await self._http.knock("/health", timeout_s)
-        if status == 200:
-            return Health.READY
-        if status == 503:
-            return Health.LOADING
-        raise NotOurEngine(_("Another program answers on the engine's port"), f"/health says {status}.")
+        if status not in (200, 503):
+            raise NotOurEngine(_("Another program answers on the engine's port"), f"/health says {status}.")
+        return status == 200
 
     async def verify(self) -> ServerFacts:
-        """The facts of a server that turns away a caller without our key and knows ours. Raises NotOurEngine.
+        """Get the facts of a server that turns away a caller without our key and knows ours. Raises NotOurEngine.
 
         The call without the key goes first: our key is not for a stranger who happens to listen there.
         """
@@ -137,19 +121,19 @@ class LlamaServerClient:
         return self._rows[self.slot]
 
     def on_slot(self, slot: int) -> LlamaServerClient:
-        """The same connections and tokenizer, whose requests are pinned to this slot."""
+        """Return a client with the same connections, whose requests are pinned to this slot."""
         other = copy.copy(self)
         other.slot = slot
         return other
 
     def with_template(self, options: Mapping[str, bool | str]) -> LlamaServerClient:
-        """The same connections, rendering and answering with these options of the chat template."""
+        """Return a client with the same connections, and these options of the chat template."""
         other = copy.copy(self)
         other._template = options
         return other
 
     def with_projector(self, projector: str, marker: str) -> LlamaServerClient:
-        """The same connections to an engine that sees."""
+        """Return a client with the same connections to an engine that sees."""
 
         async def call(path: str, body: dict[str, Any]) -> dict[str, Any]:
             return await self._http.call("POST", path, body)
@@ -159,10 +143,7 @@ class LlamaServerClient:
         return other
 
     async def check_schema(self, schema: str) -> None:
-        """Whether a reply can follow this JSON schema, without touching the slot. Raises EngineRefused if not.
-
-        POST /apply-template makes a grammar of it.
-        """
+        """Raise EngineRefused if no reply can follow this JSON schema: POST /apply-template makes a grammar of it."""
         body = wire.prompt_body([ChatMessage("user", "?")]) | {"json_schema": json.loads(schema)}
         await self._http.call("POST", "/apply-template", body)
 
@@ -172,12 +153,12 @@ class LlamaServerClient:
         return facts
 
     async def prompt_tokens(self, messages: Sequence[ChatMessage]) -> tuple[int, ...]:
-        """The token ids a chat request with these messages is going to send: /apply-template, then /tokenize."""
+        """Make the token ids of a chat request with these messages: /apply-template, then /tokenize."""
         pictures = [picture for message in messages for picture in message.pictures]
         return (await self.request_tokens(self._prompt_body(without_pictures(messages)), pictures))[1]
 
     async def growing_tokens(self, messages: Sequence[ChatMessage]) -> tuple[tuple[int, ...], int]:
-        """The ids of a prompt up to the end of its last message's words, which may still grow, and how many follow.
+        """Make the ids up to the end of the last message's words, which may grow; and count those that follow.
 
         No pictures.
         """
@@ -190,9 +171,9 @@ class LlamaServerClient:
     async def request_tokens(
         self, body: Mapping[str, Any], pictures: Sequence[Picture] = ()
     ) -> tuple[str, tuple[int, ...]]:
-        """The prompt of a chat request as the API takes it, with tools and all, and its ids.
+        """Make the prompt of a chat request as the API takes it, with tools and all, and its ids.
 
-        `pictures`: those that stand in it, in order; the body itself needs but their places.
+        `pictures`: those in it, in order; the body itself needs but their places.
         """
         rendered = await self._rendered(body)
         if pictures:
@@ -203,23 +184,19 @@ class LlamaServerClient:
         return await self._prompts.of(text)
 
     async def count_tokens(self, text: str) -> int:
-        """How many tokens a text has, by itself: /tokenize."""
         return len(await self._tokens(text, False))
 
-    async def chat(self, messages: Sequence[ChatMessage], sampling: Sampling) -> AsyncGenerator[ChatChunk, None]:
+    def chat(self, messages: Sequence[ChatMessage], sampling: Sampling) -> AsyncGenerator[ChatChunk, None]:
         """POST /v1/chat/completions, streamed, pinned to the slot, with progress and timings.
 
         Closing it drops the request: wrap it in `contextlib.aclosing`.
         """
-        body = wire.chat_body(self._prompt_body(messages), sampling, self.slot)
-        async with contextlib.aclosing(self._ask("/v1/chat/completions", body)) as chunks:
-            async for chunk in chunks:
-                yield chunk
+        return self._ask("/v1/chat/completions", wire.chat_body(self._prompt_body(messages), sampling, self.slot))
 
     async def prefill(
         self, tokens: Sequence[int], progress: Callable[[PromptProgress], None] = lambda progress: None
     ) -> Timings:
-        """POST /completion with n_predict 0: make the slot hold exactly these tokens; what that took."""
+        """POST /completion with n_predict 0: make the slot hold exactly these tokens."""
         timings = Timings(cache_n=0, prompt_n=len(tokens), prompt_ms=0.0, predicted_n=0, predicted_ms=0.0)
         has_pictures = min(tokens, default=0) <= FIRST_ID
         prompt = await self._picture_prompts().prompt(tokens) if has_pictures else list(tokens)
@@ -230,33 +207,26 @@ class LlamaServerClient:
                     progress(chunk.progress)
         return timings
 
-    async def save_slot(self, filename: str) -> SlotSave:
+    async def save_slot(self, filename: str) -> SlotFile:
         """POST /slots/N?action=save, N being the slot that all requests are pinned to."""
-        return wire.parse_save(await self._slot("save", {"filename": filename}))
+        return wire.parse_slot_file(await self._slot("save", {"filename": filename}), "n_saved", "n_written")
 
-    async def restore_slot(self, filename: str) -> SlotRestore:
+    async def restore_slot(self, filename: str) -> SlotFile:
         self.rows.asked()
-        return wire.parse_restore(await self._slot("restore", {"filename": filename}))
+        return wire.parse_slot_file(await self._slot("restore", {"filename": filename}), "n_restored", "n_read")
 
     async def erase_slot(self) -> None:
         self.rows.asked()
         await self._slot("erase", {})
 
-    @contextlib.asynccontextmanager
-    async def passed_on(
+    def passed_on(
         self, path: str, body: bytes, meanwhile: Callable[[], Awaitable[None]] | None = None, patience_s: float = 0.0
-    ) -> AsyncIterator[Answer]:
-        """The engine's own answer to somebody's request, whatever its status, to be read with `aiter_raw`.
-
-        Where it reads into the slot, `rows` has to be told. `meanwhile` is done while the engine is at it, if its
-        answer has not begun after `patience_s`; an error there drops the request.
-        """
-        asked = self._http.passed_on(path, body, silence_s=_LONGEST_S, meanwhile=meanwhile, patience_s=patience_s)
-        async with asked as answer:
-            yield answer
+    ) -> contextlib.AbstractAsyncContextManager[Answer]:
+        """See `Transport.passed_on`. Where the request reads into the slot, `rows` has to be told."""
+        return self._http.passed_on(path, body, silence_s=_LONGEST_S, meanwhile=meanwhile, patience_s=patience_s)
 
     async def look(self, path: str) -> bytes:
-        """GET something that is there to be looked at, such as /slots or /metrics."""
+        """GET something without side effects, such as /slots or /metrics."""
         return await self._http.answer("GET", path)
 
     async def wait_for_loop(self, timeout_s: float) -> None:

@@ -1,4 +1,4 @@
-"""How an engine can fail, and what its own words say of why it ended or will not answer again. Pure."""
+"""The ways an engine can fail, and how its own words explain why it ended or will not answer again. Pure."""
 
 from __future__ import annotations
 
@@ -262,7 +262,7 @@ _STARTING = (
 
 
 def why(lines: Sequence[str], *, was_ready: bool) -> EngineFailure | None:
-    """Why it ended, if it said so. The order counts: a model that finds no memory also "failed to load"."""
+    """Explain why it ended, if it said so. The order counts: a model that finds no memory also "failed to load"."""
     for rule in _DYING if was_ready else _DYING + _STARTING:
         if (line := _find(rule.pattern, lines)) is not None:
             return rule.failure(line)
@@ -270,13 +270,13 @@ def why(lines: Sequence[str], *, was_ready: bool) -> EngineFailure | None:
 
 
 def worker_gone(text: str) -> EngineFailure | None:
-    """That a computer which shares the work does not answer, if it is this that an engine said; else None."""
+    """Return the failure if the engine said that a computer which shares the work does not answer."""
     line = _find(_WORKER_GONE, text.splitlines())
     return _WORKER_LOST.failure(line) if line else None
 
 
 def broken(status: int, message: str) -> EngineFailure | None:
-    """Why an engine that answers with this error will not answer otherwise again; None for an ordinary refusal."""
+    """Return why an engine that answers so can no longer work; None for an ordinary refusal."""
     if _GPU_LOST.pattern.search(message):
         return _GPU_LOST.failure(message)
     if status == _SERVER_ERROR and _CANNOT_COMPUTE.search(message):

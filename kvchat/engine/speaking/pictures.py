@@ -1,4 +1,4 @@
-"""Pictures: what a file is by its header, what stands for one among a prompt's tokens, how that is read into the slot.
+"""Pictures: the kind of a file by its header, the ids that stand for one in a prompt, reading them into the slot.
 
 llama-server puts one and the same placeholder wherever a picture's tokens are, and tells pictures apart by a list of
 its own (tools/server/server-common.cpp, `server_tokens`). kvchat gives each picture ids of its own instead, below all
@@ -38,7 +38,7 @@ def cannot_show(why: str) -> EngineRefused:
 
 
 class PicturePrompts:
-    """What one engine process shows of pictures. Every method raises EngineGone or EngineRefused."""
+    """Prompts with pictures for one engine process. Every method raises EngineGone or EngineRefused."""
 
     def __init__(self, call: Call, tokenize: Tokenize, projector: str, marker: str) -> None:
         """`projector`: its identity. `marker`: what stands for a picture in a rendered prompt."""
@@ -47,7 +47,7 @@ class PicturePrompts:
         self._known: dict[Picture, tuple[int, ...]] = {}  # the last used last
 
     async def tokens(self, prompt: str, pictures: Sequence[Picture]) -> tuple[int, ...]:
-        """The ids of a rendered prompt, its pictures' included."""
+        """Make the ids of a rendered prompt, its pictures' included."""
         texts = self._texts(prompt, len(pictures))
         ids = list(await self._tokenize(texts[0], True))
         for picture, text in zip(pictures, texts[1:], strict=True):
@@ -56,7 +56,7 @@ class PicturePrompts:
         return tuple(ids)
 
     async def prompt(self, tokens: Sequence[int]) -> dict[str, Any]:
-        """These ids as /completion takes a prompt with pictures: text and files."""
+        """Convert ids to text and files, as /completion takes a prompt with pictures."""
         special = await self._tokenize("", True)
         text, data = "", []
         for at, run in _runs(tokens):
@@ -66,9 +66,8 @@ class PicturePrompts:
                 data += [base64.b64encode(picture.data).decode() for picture in pictures]
             else:
                 opening = at == 0 and bool(special) and run[: len(special)] == special
-                words = (await self._call("/detokenize", {"tokens": run[len(special) :] if opening else run}))[
-                    "content"
-                ]
+                answer = await self._call("/detokenize", {"tokens": run[len(special) :] if opening else run})
+                words = answer["content"]
                 if await self._tokenize(words, at == 0) != run:
                     raise EngineRefused(200, _("With pictures it can be read again only to the end of a word."))
                 text += words
@@ -83,7 +82,7 @@ class PicturePrompts:
     async def _ids(self, picture: Picture) -> tuple[int, ...]:
         ids = self._known.pop(picture, None) or await self._measured(picture)
         self._known[picture] = ids
-        while len(self._known) > 1 and sum(len(one.data) for one in self._known) > KEPT_BYTES:
+        while len(self._known) > 1 and sum(len(known.data) for known in self._known) > KEPT_BYTES:
             del self._known[next(iter(self._known))]
         return ids
 
@@ -105,10 +104,9 @@ class PicturePrompts:
         return picture_ids(self._projector, picture, count)
 
     def _pictures_in(self, run: tuple[int, ...]) -> list[Picture]:
-        """The pictures that a row of picture ids is made of."""
         found, rest = [], run
         while rest:
-            picture = next((one for one, ids in self._known.items() if rest[: len(ids)] == ids), None)
+            picture = next((known for known, ids in self._known.items() if rest[: len(ids)] == ids), None)
             if picture is None:
                 raise cannot_show(_("a picture is no longer at hand"))
             found.append(picture)
@@ -117,7 +115,7 @@ class PicturePrompts:
 
 
 def picture_ids(projector: str, picture: Picture, count: int) -> tuple[int, ...]:
-    """The ids that stand for a picture of so many tokens: −2 and below, as far as 31 bits go."""
+    """Make the ids that stand for a picture of so many tokens: −2 and below, as far as 31 bits go."""
     # The count is in it: where another build makes more tokens of the picture, these are not the first of those.
     digest = blake3(f"{projector}\0{count}\0".encode() + picture.data).digest(length=4 * count)
     ids: list[int] = (FIRST_ID - (np.frombuffer(digest, "<i4") & 0x3FFFFFFF)).tolist()
@@ -125,12 +123,12 @@ def picture_ids(projector: str, picture: Picture, count: int) -> tuple[int, ...]
 
 
 def without_pictures(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
-    """Messages for a template: their pictures are nothing but places."""
+    """Replace pictures by places, for a template."""
     return [replace(message, pictures=(_DUMMY,) * len(message.pictures)) for message in messages]
 
 
 def _runs(tokens: Sequence[int]) -> Iterator[tuple[int, tuple[int, ...]]]:
-    """Runs of text and runs of pictures, each with where it begins."""
+    """Yield runs of text and runs of pictures, each with its start."""
     at = 0
     for _kind, group in groupby(tokens, lambda token: token <= FIRST_ID):
         run = tuple(group)
@@ -139,13 +137,13 @@ def _runs(tokens: Sequence[int]) -> Iterator[tuple[int, tuple[int, ...]]]:
 
 
 def kind_of(data: bytes) -> str | None:
-    """PNG, JPEG, GIF or BMP; None for what engines do not read."""
+    """Return "PNG", "JPEG", "GIF" or "BMP"; None for what engines do not read."""
     kind = next((kind for look, kind in _LOOKS.items() if data.startswith(look)), None)
     return None if kind == "BMP" and data[6:10] != bytes(4) else kind  # words may begin so, too
 
 
 def pixels(data: bytes) -> tuple[int, int]:
-    """Width and height as the file's header tells them; 0, 0 where it tells none."""
+    """Read width and height from the file's header; 0, 0 where it has none."""
     try:
         match kind_of(data):
             case "PNG":
@@ -163,7 +161,7 @@ def pixels(data: bytes) -> tuple[int, int]:
 
 
 def _jpeg_pixels(data: bytes) -> tuple[int, int]:
-    """From the frame header, which the segments before it lead to (ITU-T T.81, B.1.1)."""
+    """Read them from the frame header, which the segments before it lead to (ITU-T T.81, B.1.1)."""
     at = 2
     while True:
         while data[at] != 0xFF:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass
 
 from kvchat.words.comparing import shared_text
 
@@ -23,40 +22,32 @@ KEPT = 4  # prompts: that of the turn, its two boundary probes, and one beside
 LONGEST_KEPT = 5_000_000  # characters of a prompt; its ids take ten times as many bytes
 
 
-@dataclass(frozen=True)
-class _Known:
-    """A prompt and its ids."""
-
-    text: str
-    ids: Ids
-
-
 class PromptTokens:
-    """Of one engine process."""
+    """Tokenizes the prompts of one engine process."""
 
     def __init__(self, tokenize: Tokenize) -> None:
         """`tokenize` asks the engine for a text's ids, with or without those that begin a prompt."""
         self._tokenize = tokenize
-        self._known: deque[_Known] = deque(maxlen=KEPT)
+        self._known: deque[tuple[str, Ids]] = deque(maxlen=KEPT)  # prompts
         self._end, self._end_id = "", -1
         self._holds: bool | None = None  # whether prompts can be cut; None before it was tried
         self._pieces: dict[tuple[str, bool], Ids] = {}  # of the text that grows
         self._parts: bool | None = None  # whether words can be parted, too; None before it was tried
 
     def learn_end(self, token: str) -> None:
-        """The model's end-of-text token, as it stands in prompts."""
+        """Note the model's end-of-text token, as it stands in prompts."""
         self._end = token
 
     async def of(self, text: str, *, grows: bool = False) -> Ids:
-        """The ids of a prompt. Raises what `tokenize` does.
+        """Make the ids of a prompt. Raises what `tokenize` does.
 
-        Of one that `grows`, as what is being written does, only what is new since the last time is tokenised.
+        Of one that `grows`, such as a draft, only what is new since the last time is tokenised.
         """
         if grows:
             return await self._from_a_known_one(text, self._in_pieces) or await self._in_pieces(text, True)
-        same = next((known for known in self._known if known.text == text), None)
-        if same is not None:
-            return same.ids
+        for known, known_ids in self._known:
+            if known == text:
+                return known_ids
         ids = await self._from_a_known_one(text, self._tokenize)
         if ids is None or self._holds is None:
             whole = await self._tokenize(text, True)
@@ -64,17 +55,16 @@ class PromptTokens:
                 self._holds = ids == whole
             ids = whole
         if len(text) <= LONGEST_KEPT:
-            self._known.append(_Known(text, ids))
+            self._known.append((text, ids))
         return ids
 
     async def _from_a_known_one(self, text: str, tokenize: Tokenize) -> Ids | None:
-        """The ids by way of the prompt that shares most with it; None where none can be cut."""
-        if not self._end or self._holds is False:
+        """Make the ids from the prompt that shares most with it; None where none can be cut."""
+        if not self._end or self._holds is False or not self._known:
             return None
-        shared = [(shared_text(known.text, text), known) for known in self._known]
-        most, known = max(shared, key=lambda one: one[0], default=(0, None))
-        cut = text.rfind(self._end, 0, most)
-        if known is None or cut <= 0:
+        known, ids = max(self._known, key=lambda prompt: shared_text(prompt[0], text))
+        cut = text.rfind(self._end, 0, shared_text(known, text))
+        if cut <= 0:
             return None
         if self._end_id < 0:
             alone = await self._tokenize(self._end, False)
@@ -82,15 +72,15 @@ class PromptTokens:
                 self._holds = False
                 return None
             self._end_id = alone[0]
-        if known.ids.count(self._end_id) != known.text.count(self._end):
+        if ids.count(self._end_id) != known.count(self._end):
             return None
         place = -1
         for _ in range(text.count(self._end, 0, cut) + 1):
-            place = known.ids.index(self._end_id, place + 1)
-        return known.ids[:place] + await tokenize(text[cut:], False)
+            place = ids.index(self._end_id, place + 1)
+        return ids[:place] + await tokenize(text[cut:], False)
 
     async def _in_pieces(self, text: str, special: bool) -> Ids:
-        """As `tokenize`, each piece once; whether pieces have the ids of the whole is tried with the first two."""
+        """Tokenize each piece once; whether pieces have the ids of the whole is tried with the first two."""
         pieces = list(_pieces(text)) if self._parts is not False else [text]
         known, self._pieces = self._pieces, {}
         ids: Ids = ()
@@ -106,7 +96,7 @@ class PromptTokens:
 
 
 async def count_until(count: Callable[[str], Awaitable[int]], text: str, most: int) -> tuple[int, bool]:
-    """A text's tokens, and whether they were counted to the end: beyond `most` the rest is taken to be alike."""
+    """Count a text's tokens; False if not to the end: beyond `most` the rest is taken to be alike."""
     tokens = 0
     for begin in range(0, len(text), COUNTED_AT_ONCE):
         piece = text[begin : begin + COUNTED_AT_ONCE]
@@ -117,7 +107,7 @@ async def count_until(count: Callable[[str], Awaitable[int]], text: str, most: i
 
 
 def _pieces(text: str) -> Iterator[str]:
-    """A text cut where a word ends and another begins, each piece long enough to be worth a request."""
+    """Cut a text where a word ends and another begins, each piece long enough to be worth a request."""
     begin = 0
     while cut := _BETWEEN_WORDS.search(text, begin + PIECE):
         yield text[begin : cut.end()]

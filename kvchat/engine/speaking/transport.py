@@ -71,14 +71,6 @@ class Answer:
                 self.status_code = head.status_code
                 self.headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in head.headers}
 
-    async def begins_within(self, seconds: float) -> bool:
-        """Wait so long for its head; True if it is there."""
-        if seconds:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(seconds):
-                    await self.begin()
-        return bool(self.status_code)
-
     async def read(self) -> bytes:
         while not isinstance(event := await self._next(), h11.EndOfMessage):
             if isinstance(event, h11.Data):
@@ -133,7 +125,7 @@ class Answer:
 
 
 class Transport:
-    """The connections to one server. Every method but `close` raises EngineGone; those with the key EngineRefused."""
+    """The connections to one server. Methods raise EngineGone; those that use the key EngineRefused, too."""
 
     def __init__(
         self,
@@ -162,7 +154,7 @@ class Transport:
             answer.drop()
 
     async def knock(self, path: str, timeout_s: float) -> int:
-        """GET without the key, which is not for a stranger who happens to listen there; the status."""
+        """GET without the key, which is not for a stranger who happens to listen there; returns the status."""
         async with self._ask("GET", path, b"", {}, timeout_s) as answer:
             await answer.begin()
             return answer.status_code
@@ -179,9 +171,9 @@ class Transport:
         async with self.passed_on(path, content, method=method, silence_s=timeout_s) as response:
             answer = await _whole(response)
         if response.status_code != 200:
-            refusal = self._refusal(wire.parse_error(answer, response.status_code))
-            self._on_fault(refusal)
-            raise refusal
+            fault = self._fault(wire.parse_error(answer, response.status_code))
+            self._on_fault(fault)
+            raise fault
         return answer
 
     @contextlib.asynccontextmanager
@@ -195,20 +187,24 @@ class Transport:
         meanwhile: Callable[[], Awaitable[None]] | None = None,
         patience_s: float = 0.0,
     ) -> AsyncIterator[Answer]:
-        """The server's own answer to a request that is made already, whatever its status, still to be read.
+        """Send a request; yields the server's answer, whatever its status, to be read with `aiter_raw`.
 
         `meanwhile` is done while the server is at it, and only if its answer has not begun after `patience_s`; an
         error there drops the request.
         """
         headers = self._authorization | {"Content-Type": "application/json", "Accept-Encoding": "identity"}
         async with self._ask(method, path, body, headers, silence_s) as answer:
-            if meanwhile is not None and not await answer.begins_within(patience_s):
-                await meanwhile()
+            if meanwhile is not None:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(patience_s):
+                        await answer.begin()
+                if not answer.status_code:
+                    await meanwhile()
             await answer.begin()
             yield answer
 
     async def stream(self, path: str, body: dict[str, Any]) -> AsyncGenerator[ChatChunk, None]:
-        """The events of a streamed answer. Raises EngineGone when it breaks off before its end."""
+        """Yield the events of a streamed answer. Raises EngineGone when it breaks off before its end."""
         done = asyncio.get_running_loop().create_future()
         self._streams.add(done)
         begun = ended = False
@@ -216,7 +212,7 @@ class Transport:
         try:
             async with self.passed_on(path, _json(body), silence_s=self._hang_guard_s) as answer:
                 if answer.status_code != 200:
-                    raise self._refusal(wire.parse_error(await _whole(answer), answer.status_code))
+                    raise self._fault(wire.parse_error(await _whole(answer), answer.status_code))
                 while data := await answer.read():
                     *lines, rest = (rest + data).split(b"\n")
                     for line in lines:
@@ -224,8 +220,8 @@ class Transport:
                             continue
                         event = line.removeprefix(b"data:").strip().decode("utf-8", "replace")
                         chunk = wire.parse_event(event)
-                        if isinstance(chunk, wire.WireError):
-                            raise self._refusal(chunk)
+                        if isinstance(chunk, EngineRefused):
+                            raise self._fault(chunk)
                         ended = ended or wire.ends_stream(event)
                         if chunk is None:
                             continue
@@ -268,10 +264,10 @@ class Transport:
             self._under_way.discard(answer)
             answer.drop()
 
-    def _refusal(self, error: wire.WireError) -> EngineRefused | EngineBroken:
-        reason = errors.broken(error.status, error.message)
+    def _fault(self, refusal: EngineRefused) -> EngineRefused | EngineBroken:
+        reason = errors.broken(refusal.status, refusal.message)
         if reason is None:
-            return EngineRefused(error.status, error.message, error.kind)
+            return refusal
         broken = EngineBroken(reason)
         broken.life = self.life
         return broken

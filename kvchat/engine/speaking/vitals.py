@@ -1,4 +1,4 @@
-"""How an engine is doing at this moment: its memory, its slot, its speed. For looking at; nothing depends on it."""
+"""The vital signs of an engine: its memory, its slot, its speed. For looking at; nothing depends on it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MEASURABLE_S = 0.02  # a reply of one token counts as a microsecond: its rate s
 
 @dataclass(frozen=True)
 class SlotState:
-    """What the slot holds. In tokens."""
+    """The contents of a slot, in tokens."""
 
     busy: bool
     tokens: int
@@ -69,7 +69,7 @@ def together(slots: Sequence[SlotState]) -> SlotState | None:
 
 
 def parse_slots(body: bytes) -> tuple[SlotState, ...]:
-    """The slots in the answer to GET /slots, by their number; none where it makes no sense."""
+    """Parse the answer to GET /slots; no slots where it makes no sense."""
     try:
         return tuple(
             SlotState(bool(slot["is_processing"]), int(slot.get("n_prompt_tokens", 0)), int(slot["n_ctx"]))
@@ -80,7 +80,7 @@ def parse_slots(body: bytes) -> tuple[SlotState, ...]:
 
 
 def parse_metrics(text: str) -> Speed:
-    """The averages in the answer to GET /metrics, from its counters (Prometheus text format)."""
+    """Average the counters in the answer to GET /metrics (Prometheus text format)."""
     counters = {name: float(value) for name, value in re.findall(r"^llamacpp:(\w+) ([\d.e+-]+)$", text, re.MULTILINE)}
 
     def rate(tokens: str, seconds: str) -> float | None:
@@ -94,37 +94,31 @@ def parse_metrics(text: str) -> Speed:
 
 
 def _memory(pid: int) -> tuple[int | None, int | None]:
-    """Resident memory and graphics memory of a process and its children: the guard may stand above the engine."""
+    """Return resident and graphics memory of a process and its children: the guard may be above the engine."""
     try:
         process = psutil.Process(pid)
         family = [process, *process.children(recursive=True)]
-        resident = sum(one.memory_info().rss for one in family)
+        resident = sum(member.memory_info().rss for member in family)
     except psutil.Error:
         return None, None
-    pids = [one.pid for one in family]
+    pids = [member.pid for member in family]
     nvidia = nvidia_memory(_nvidia_smi("compute-apps=pid,used_memory"), pids)
     told = [size for size in (nvidia, drm_memory(pids)) if size is not None]
     return resident, max(told) if told else None
 
 
 def nvidia_memory(listing: str, pids: Iterable[int]) -> int | None:
-    """Bytes in the cards' memory by what `nvidia-smi` lists: "pid, MiB" a line. None where it tells nothing."""
+    """Sum the bytes in the cards' memory that `nvidia-smi` lists: "pid, MiB" a line. None where it tells nothing."""
     used = [int(mib) << 20 for pid, mib in re.findall(r"^(\d+), (\d+)\s*$", listing, re.MULTILINE) if int(pid) in pids]
     return sum(used) if used else None
 
 
 def drm_memory(pids: Iterable[int], proc: Path = Path("/proc")) -> int | None:
-    """Bytes in the cards' memory by the kernel's own account, for AMD's and Intel's drivers."""
-    clients = _drm_clients(pids, proc)
-    return sum(clients.values()) if clients else None
-
-
-def _drm_clients(pids: Iterable[int], proc: Path) -> dict[tuple[str, str], int]:
-    """Bytes of each client of a card, by the card's place on the bus and the client's number.
+    """Sum the bytes in the cards' memory by the kernel's own account, for AMD's and Intel's drivers.
 
     A client counts once, however many files it has open (Linux: Documentation/gpu/drm-usage-stats.rst).
     """
-    clients: dict[tuple[str, str], int] = {}
+    clients: dict[tuple[str, str], int] = {}  # by the card's place on the bus and the client's number
     for pid in pids:
         for file in (proc / str(pid) / "fdinfo").glob("*"):
             with contextlib.suppress(OSError):
@@ -133,7 +127,7 @@ def _drm_clients(pids: Iterable[int], proc: Path) -> dict[tuple[str, str], int]:
                     continue
                 sizes = [_kib(value) for name, value in fields.items() if re.match(r"drm-(memory|total)-vram", name)]
                 clients[fields.get("drm-pdev", ""), fields["drm-client-id"]] = max(sizes, default=0)
-    return clients
+    return sum(clients.values()) if clients else None
 
 
 def _kib(value: str) -> int:

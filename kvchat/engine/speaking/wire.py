@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from kvchat.engine.speaking.errors import EngineRefused
 from kvchat.system.files import parse_json
 
 Body = dict[str, Any]
@@ -98,7 +99,7 @@ def levels(text: str) -> int:
 
 @dataclass(frozen=True)
 class Sampling:
-    """How a reply is drawn. None leaves the engine's default. Named as llama-server names them."""
+    """Options of drawing a reply. None leaves the engine's default. Named as llama-server names them."""
 
     max_tokens: int | None = None
     temperature: float | None = None
@@ -122,24 +123,16 @@ ENGINE_DEFAULTS = Sampling()
 
 
 @dataclass(frozen=True)
-class SlotSave:
-    """The engine's answer to a save."""
+class SlotFile:
+    """The engine's answer to a save or a restore. The latter proves nothing: only the next request's cache_n does."""
 
-    n_saved: int  # tokens
-    n_written: int  # bytes
-
-
-@dataclass(frozen=True)
-class SlotRestore:
-    """The engine's answer to a restore. It proves nothing: only the next request's cache_n does."""
-
-    n_restored: int  # tokens
-    n_read: int  # bytes
+    tokens: int
+    bytes: int
 
 
 @dataclass(frozen=True)
 class ServerFacts:
-    """What /props tells about a loaded engine."""
+    """The answer of /props for a loaded engine."""
 
     context_size: int  # tokens, as the engine set it
     model_path: str
@@ -148,15 +141,6 @@ class ServerFacts:
     sees: bool  # a projector for pictures is loaded
     media_marker: str  # what stands for a picture in a rendered prompt
     end_token: str = ""  # the model's end-of-text token, as text
-
-
-@dataclass(frozen=True)
-class WireError:
-    """llama-server's `{"error": {…}}`: an answer with an error status, or an event inside a stream."""
-
-    status: int
-    message: str
-    kind: str  # e.g. "exceed_context_size_error"; empty when it does not say
 
 
 def messages_body(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
@@ -168,36 +152,24 @@ def messages_body(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
 
 
 def prompt_body(messages: Sequence[ChatMessage], template: Mapping[str, bool | str] = {}) -> Body:
-    """What a chat request says of its prompt. The same is rendered to count its tokens and sent to be answered."""
+    """Make the part of a chat request that is rendered to count its tokens, and sent to be answered."""
     return {"messages": messages_body(messages)} | ({"chat_template_kwargs": dict(template)} if template else {})
 
 
 def chat_body(prompt: Body, sampling: Sampling, slot: int = 0) -> Body:
-    """A streamed chat request, pinned to a slot: an unpinned one may land in another slot than the one we save."""
-    mine = {
-        "stream": True,
-        "id_slot": slot,
-        "cache_prompt": True,
-        "return_progress": True,
-        "timings_per_token": True,
-    }
+    """Make a streamed chat request, pinned to a slot: an unpinned one may land in another slot than the one we save."""
+    mine = {"stream": True, "id_slot": slot, "cache_prompt": True, "return_progress": True, "timings_per_token": True}
     drawn = vars(sampling) | {"json_schema": json.loads(sampling.json_schema) if sampling.json_schema else None}
     return prompt | mine | {name: value for name, value in drawn.items() if value is not None}
 
 
 def prefill_body(prompt: Sequence[int] | Body, slot: int = 0) -> Body:
-    """A request that reads the prompt into the slot and answers without a reply. Streamed, so that a hang shows.
+    """Make a request that reads the prompt into the slot, without a reply. Streamed, so that a hang shows.
 
-    It is a list of tokens, or text and files where there are pictures.
+    The prompt is a list of tokens, or text and files where there are pictures.
     """
-    return {
-        "prompt": prompt,
-        "n_predict": 0,
-        "stream": True,
-        "id_slot": slot,
-        "cache_prompt": True,
-        "return_progress": True,
-    }
+    mine = {"n_predict": 0, "stream": True, "id_slot": slot, "cache_prompt": True, "return_progress": True}
+    return {"prompt": prompt} | mine
 
 
 def _content(message: ChatMessage) -> str | list[dict[str, Any]]:
@@ -215,21 +187,19 @@ def parse_object(text: str | bytes) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def parse_error(text: str | bytes, status: int) -> WireError:
-    """The error in a body or event. `status` stands in for a missing code."""
-    error = parse_object(text).get("error")
-    if isinstance(error, str):
-        return WireError(status, error, "")
-    if not isinstance(error, dict):
-        shown = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
-        return WireError(status, shown.strip()[:500] or f"HTTP status {status}", "")
-    return WireError(
-        _int(error, "code") or status, _str(error, "message") or f"HTTP status {status}", _str(error, "type")
-    )
+def parse_error(text: str | bytes, status: int) -> EngineRefused:
+    """Parse `{"error": {…}}`, with an error status or inside a stream. `status` stands in for a missing code."""
+    error, unsaid = parse_object(text).get("error"), f"HTTP status {status}"
+    if isinstance(error, dict):
+        return EngineRefused(_int(error, "code") or status, _str(error, "message") or unsaid, _str(error, "type"))
+    if not isinstance(error, str):
+        error = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
+        error = error.strip()[:500] or unsaid
+    return EngineRefused(status, error)
 
 
-def parse_event(data: str) -> ChatChunk | WireError | None:
-    """One `data:` of a streamed chat completion, or of a streamed /completion. None: nothing in it for us."""
+def parse_event(data: str) -> ChatChunk | EngineRefused | None:
+    """Parse one `data:` of a streamed chat completion or /completion. None: nothing in it for us."""
     event = parse_object(data)
     if "error" in event:
         return parse_error(data, 500)
@@ -248,7 +218,7 @@ def parse_event(data: str) -> ChatChunk | WireError | None:
 
 
 def ends_stream(data: str) -> bool:
-    """Whether this `data:` is the last one: "[DONE]" after a chat, `stop` after a /completion."""
+    """True if this `data:` is the last one: "[DONE]" after a chat, `stop` after a /completion."""
     return data == "[DONE]" or parse_object(data).get("stop") is True
 
 
@@ -259,7 +229,7 @@ def parse_progress(value: object) -> PromptProgress | None:
 
 
 def parse_timings(value: object) -> Timings | None:
-    """The `timings` of an event. Without `prompt_n` there is nothing to learn from them."""
+    """Parse the `timings` of an event. Without `prompt_n` there is nothing to learn from them."""
     if not isinstance(value, dict) or "prompt_n" not in value:
         return None
     return Timings(
@@ -271,16 +241,12 @@ def parse_timings(value: object) -> Timings | None:
     )
 
 
-def parse_save(body: dict[str, Any]) -> SlotSave:
-    return SlotSave(_int(body, "n_saved"), _int(body, "n_written"))
-
-
-def parse_restore(body: dict[str, Any]) -> SlotRestore:
-    return SlotRestore(_int(body, "n_restored"), _int(body, "n_read"))
+def parse_slot_file(body: dict[str, Any], tokens: str, size: str) -> SlotFile:
+    return SlotFile(_int(body, tokens), _int(body, size))
 
 
 def parse_facts(body: dict[str, Any]) -> ServerFacts:
-    """The answer of /props. The context size stands in the generation settings; older builds had it on top."""
+    """Parse the answer of /props. The context size is in the generation settings; older builds had it on top."""
     settings = _dict(body, "default_generation_settings")
     return ServerFacts(
         context_size=_int(settings, "n_ctx") or _int(body, "n_ctx"),
@@ -294,7 +260,7 @@ def parse_facts(body: dict[str, Any]) -> ServerFacts:
 
 
 def parse_tokens(answer: bytes) -> tuple[int, ...] | None:
-    """The answer of /tokenize; None when it is not a list of ids. Read in pieces, between which other threads run."""
+    """Parse the answer of /tokenize; None when it is not a list of ids. In pieces, between which other threads run."""
     at, end, tokens = answer.find(b"["), answer.rfind(b"]"), list[Any]()
     if not 0 <= at < end:
         return None

@@ -32,6 +32,7 @@ from tests.engine_fixtures import FakeEngine
 from tests.users_server import UsersServer
 
 IMPATIENT = ReachPolicy(unreachable_s=0.3, poll_s=0.02, every_s=0.05, answer_s=5.0, misses=2)
+PATIENT = replace(IMPATIENT, unreachable_s=30.0)
 
 
 @contextlib.asynccontextmanager
@@ -52,23 +53,18 @@ def theirs(fake_engine: FakeEngine) -> AsyncIterator[UsersServer]:
     theirs.end()
 
 
-async def test_a_server_is_used_and_left_as_it_was(theirs: UsersServer) -> None:
-    async with attached(theirs.address, replace(IMPATIENT, unreachable_s=30.0)) as engine:
+async def test_a_server_is_left_as_it_was_and_another_generation_when_it_comes_back(theirs: UsersServer) -> None:
+    async with attached(theirs.address, PATIENT) as engine:
         assert (await (await engine.ready()).facts()).context_size == 4096
         assert engine.generation == 1
-    assert engine.status.state is EngineState.STOPPED
-    assert theirs.process.poll() is None
-
-
-async def test_one_that_goes_and_comes_back_is_another_generation(theirs: UsersServer) -> None:
-    async with attached(theirs.address, replace(IMPATIENT, unreachable_s=30.0)) as engine:
-        await engine.ready()
         theirs.end()
         await until(lambda: engine.status.failure is not None)
         assert engine.status.state is EngineState.STARTING
         theirs.start()
         await engine.ready()
         assert engine.generation == 2
+    assert engine.status.state is EngineState.STOPPED
+    assert theirs.process.poll() is None
 
 
 async def test_nobody_there_is_said_and_not_waited_for_for_ever() -> None:
@@ -89,8 +85,7 @@ async def test_an_address_where_nothing_answers_is_said_within_seconds() -> None
 
 
 async def test_a_wrong_key_is_said(theirs: UsersServer) -> None:
-    patient = replace(IMPATIENT, unreachable_s=30.0)
-    async with attached(replace(theirs.address, key="guessed"), patient) as engine:
+    async with attached(replace(theirs.address, key="guessed"), PATIENT) as engine:
         with pytest.raises(EngineFailed, match="does not accept the key"):
             await engine.ready()
 
@@ -98,13 +93,12 @@ async def test_a_wrong_key_is_said(theirs: UsersServer) -> None:
 async def test_a_slow_load_is_waited_for(fake_engine: FakeEngine) -> None:
     fake_engine.set(FAKE_HOLD_DURING="load")
     theirs = UsersServer(fake_engine.path, fake_engine.plan)
-    try:
-        async with attached(theirs.address, replace(IMPATIENT, unreachable_s=30.0)) as engine:
+    with contextlib.ExitStack() as ends:
+        ends.callback(theirs.end)
+        async with attached(theirs.address, PATIENT) as engine:
             await until(lambda: engine.status.state is EngineState.LOADING)
             fake_engine.set(FAKE_HOLD_DURING=None)
             await engine.ready()
-    finally:
-        theirs.end()
 
 
 @pytest.mark.parametrize(
@@ -144,7 +138,7 @@ async def test_another_program_is_said(answer: bytes) -> None:
 
 async def test_letting_go_while_looking(theirs: UsersServer) -> None:
     theirs.end()
-    async with attached(theirs.address, replace(IMPATIENT, unreachable_s=60.0)) as engine:
+    async with attached(theirs.address, PATIENT) as engine:
         waiting = asyncio.create_task(engine.ready())
         await asyncio.sleep(0)
         await engine.stop()
@@ -152,35 +146,15 @@ async def test_letting_go_while_looking(theirs: UsersServer) -> None:
             await waiting
 
 
-@pytest.mark.parametrize(
-    ("text", "url"),
-    [
-        (" http://127.0.0.1:8080/ ", "http://127.0.0.1:8080"),
-        ("https://den.example/llama/", "https://den.example/llama"),
-        ("http://[::1]:8080", "http://[::1]:8080"),
-    ],
-)
-def test_addresses(text: str, url: str) -> None:
-    assert parse_address(text) == url
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "den:8080",
-        "ftp://den",
-        "http://",
-        "http://me:pw@den:80",
-        "http://den/?a=b",
-        "http://den:port",
-        "http://den:70000",
-    ],
-)
-def test_what_is_no_address_is_refused_in_words(text: str) -> None:
-    with pytest.raises(BadAddress) as refused:
-        parse_address(text)
-    assert refused.value.detail.endswith(".")
+def test_addresses() -> None:
+    assert parse_address(" http://127.0.0.1:8080/ ") == "http://127.0.0.1:8080"
+    assert parse_address("https://den.example/llama/") == "https://den.example/llama"
+    assert parse_address("http://[::1]:8080") == "http://[::1]:8080"
+    http = ("http://", "http://me:pw@den:80", "http://den/?a=b", "http://den:port", "http://den:70000")
+    for text in ("", "den:8080", "ftp://den", *http):
+        with pytest.raises(BadAddress) as refused:
+            parse_address(text)
+        assert refused.value.detail.endswith("."), text
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads another process's command line")
@@ -190,7 +164,7 @@ async def test_saving_is_used_only_where_the_file_can_be_had(
 ) -> None:
     theirs = UsersServer(fake_engine.path, fake_engine.plan, saves=saves)
     try:
-        async with attached(theirs.address, replace(IMPATIENT, unreachable_s=30.0)) as engine:
+        async with attached(theirs.address, PATIENT) as engine:
             await engine.ready()
             server = await asyncio.to_thread(find_server, theirs.address.url)
             assert ("LLAMA_ARG_MLOCK", "1") in server.variables

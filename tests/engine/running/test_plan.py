@@ -20,48 +20,31 @@ def value_of(flag: str, arguments: list[str]) -> str:
     return arguments[arguments.index(flag) + 1]
 
 
-def test_llama_server_gets_everything_the_plan_says() -> None:
-    arguments = llama_server_arguments(PLAN)
-    for flag, value in {
-        "--model": "/models/a b.gguf",
-        "--ctx-size": "8192",
-        "--slot-save-path": "/slots",
-        "--host": "127.0.0.1",
-        "--port": "4567",
-        "-ctk": "q8_0",
-        "-ctv": "q5_1",
-        "--batch-size": "512",
-        "--parallel": "1",
-        "--cache-ram": "0",
-        "--ctx-checkpoints": "2",
-        "--verbosity": "4",  # it tells what memory it takes
-    }.items():
-        assert value_of(flag, arguments) == value
+SAID: dict[str, tuple[str, object]] = {  # by llama-server's option: the embedded engine's field and its value
+    "--model": ("model.path", "/models/a b.gguf"),
+    "--ctx-size": ("n_ctx", 8192),
+    "--port": ("port", 4567),
+    "-ctk": ("cache_type_k", "q8_0"),
+    "-ctv": ("cache_type_v", "q5_1"),
+    "--batch-size": ("n_batch", 512),
+    "--parallel": ("n_parallel", 1),
+    "--cache-ram": ("cache_ram_mib", 0),
+    "--ctx-checkpoints": ("n_ctx_checkpoints", 2),
+    "--verbosity": ("verbosity", 4),  # it tells what memory it takes
+}
+
+
+def test_both_engines_get_everything_the_plan_says() -> None:
+    arguments, fields = llama_server_arguments(PLAN), json.loads(json.dumps(embedded_parameters(PLAN)))
+    for flag, (field, value) in SAID.items():
+        assert (value_of(flag, arguments), fields[field]) == (str(value), value)
     assert "--kv-unified" in arguments
+    assert fields["kv_unified"] is True
+    assert (value_of("--host", arguments), fields["hostnames"]) == ("127.0.0.1", ["127.0.0.1"])
+    assert value_of("--slot-save-path", arguments) == "/slots"
+    assert fields["slot_save_path"] == f"/slots{os.sep}"  # llama.cpp joins folder and file name without a separator
     assert value_of("--cors-origins", arguments).endswith(".invalid")  # no web page may talk to it
-
-
-def test_the_embedded_engine_gets_the_same() -> None:
-    fields = json.loads(json.dumps(embedded_parameters(PLAN)))
-    assert (
-        fields.items()
-        >= {
-            "model.path": "/models/a b.gguf",
-            "n_ctx": 8192,
-            "slot_save_path": f"/slots{os.sep}",  # llama.cpp joins folder and file name without a separator
-            "port": 4567,
-            "cache_type_k": "q8_0",
-            "cache_type_v": "q5_1",
-            "n_batch": 512,
-            "n_parallel": 1,
-            "kv_unified": True,
-            "cache_ram_mib": 0,
-            "n_ctx_checkpoints": 2,
-            "verbosity": 4,
-        }.items()
-    )
-    assert fields["hostnames"] == ["127.0.0.1"]
-    assert fields["cors_origins"] == value_of("--cors-origins", llama_server_arguments(PLAN))
+    assert fields["cors_origins"] == value_of("--cors-origins", arguments)
 
 
 def test_what_a_build_does_not_know_is_left_out() -> None:
@@ -92,32 +75,25 @@ EMBEDDED = EngineLocation(EngineKind.EMBEDDED)
 
 
 @pytest.mark.parametrize("location", [SERVER, EMBEDDED])
-def test_the_key_is_fresh_and_only_in_the_environment(location: EngineLocation) -> None:
+def test_the_key_is_fresh_and_only_in_the_environment(
+    location: EngineLocation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GGML_CUDA_DISABLE_GRAPHS", "1")
+    monkeypatch.setenv("LLAMA_API_KEY", "the user's own, for another server")
     first, second = prepare(location, UNPREPARED), prepare(location, UNPREPARED)
     assert first.key != second.key
-    assert first.key in first.environment.values()
+    assert first.environment["LLAMA_API_KEY" if location is SERVER else embedded.KEY_VARIABLE] == first.key
     assert first.key not in " ".join(first.command)
     assert first.key not in repr(first)
+    assert first.environment["GGML_CUDA_DISABLE_GRAPHS"] == "1"
 
 
 def test_a_port_is_chosen_where_the_plan_leaves_it_open() -> None:
     invocation = prepare(SERVER, UNPREPARED)
     assert invocation.plan.port > 0
-    assert invocation.command[invocation.command.index("--port") + 1] == str(invocation.plan.port)
+    assert invocation.command[0] == "/bin/llama-server"
+    assert value_of("--port", list(invocation.command)) == str(invocation.plan.port)
     assert invocation.base_url == f"http://127.0.0.1:{invocation.plan.port}"
     assert prepare(SERVER, replace(UNPREPARED, port=4567)).plan.port == 4567
-
-
-def test_each_engine_gets_its_own_command() -> None:
-    assert prepare(SERVER, UNPREPARED).command[0] == "/bin/llama-server"
     invocation = prepare(EMBEDDED, UNPREPARED)
     assert json.loads(invocation.command[-1])["port"] == invocation.plan.port
-    assert invocation.environment[embedded.KEY_VARIABLE] == invocation.key
-
-
-def test_the_environment_of_the_user_comes_along(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GGML_CUDA_DISABLE_GRAPHS", "1")
-    monkeypatch.setenv("LLAMA_API_KEY", "the user's own, for another server")
-    invocation = prepare(SERVER, UNPREPARED)
-    assert invocation.environment["GGML_CUDA_DISABLE_GRAPHS"] == "1"
-    assert invocation.environment["LLAMA_API_KEY"] == invocation.key

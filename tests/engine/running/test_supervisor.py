@@ -5,7 +5,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from kvchat.engine.finding.discovery import EngineKind, EngineLocation
+from kvchat.engine.running.plan import LaunchPlan
 from kvchat.engine.running.process import Ladder
 from kvchat.engine.running.supervisor import EngineSupervisor, RestartPolicy
 from kvchat.engine.speaking.connection import EngineState, EngineStatus
@@ -31,9 +32,7 @@ class Watched:
     """A supervisor whose back-off takes no time, and everything it said."""
 
     def __init__(self, policy: RestartPolicy | None = None, ladder: Ladder = QUICK) -> None:
-        self.said: list[EngineStatus] = []
-        self.delays: list[float] = []
-        self.now = 0.0
+        self.said, self.delays, self.now = list[EngineStatus](), list[float](), 0.0
         self.supervisor = EngineSupervisor(policy=policy, ladder=ladder, clock=lambda: self.now, sleep=self._sleep)
         self.supervisor.subscribe(self.said.append)
 
@@ -98,21 +97,14 @@ async def test_stop_and_close_twice_and_without_an_engine(watched: Watched, fake
     assert watched.states == [STARTING, STOPPING, STOPPED]
 
 
-async def test_one_process_at_a_time_whatever_is_asked(watched: Watched, fake_engine: FakeEngine) -> None:
-    supervisor = watched.supervisor
-    await asyncio.gather(*(supervisor.start(fake_engine.location, fake_engine.plan) for _ in range(4)))
-    await supervisor.ready()
-    alive = [launch["pid"] for launch in fake_engine.launches() if is_alive(launch["pid"])]
-    assert alive == [supervisor.pid]
-
-
-async def test_a_restart_is_a_new_generation_with_a_new_key_and_an_empty_slot(
+async def test_one_process_at_a_time_each_of_a_new_generation_with_a_new_key(
     watched: Watched, fake_engine: FakeEngine
 ) -> None:
     supervisor = watched.supervisor
-    await supervisor.start(fake_engine.location, fake_engine.plan)
-    first = await supervisor.ready()
-    generation = supervisor.generation
+    await asyncio.gather(*(supervisor.start(fake_engine.location, fake_engine.plan) for _ in range(4)))
+    first, generation = await supervisor.ready(), supervisor.generation
+    alive = [launch["pid"] for launch in fake_engine.launches() if is_alive(launch["pid"])]
+    assert alive == [supervisor.pid]
     await supervisor.start(fake_engine.location, fake_engine.plan)
     second = await supervisor.ready()
     assert supervisor.generation == generation + 1
@@ -152,13 +144,18 @@ async def test_a_death_is_told_and_healed(watched: Watched, fake_engine: FakeEng
     assert supervisor.status == EngineStatus(READY, restart_attempt=1)
 
 
+async def failure_of(supervisor: EngineSupervisor, location: EngineLocation, plan: LaunchPlan) -> EngineFailed:
+    await supervisor.start(location, plan)
+    with pytest.raises(EngineFailed) as failed:
+        await supervisor.ready()
+    return failed.value
+
+
 async def test_a_crash_loop_backs_off_and_ends(watched: Watched, fake_engine: FakeEngine) -> None:
     fake_engine.set(FAKE_EXIT_AT_START="-11:segmentation fault to come")
-    await watched.supervisor.start(fake_engine.location, fake_engine.plan)
-    with pytest.raises(EngineFailed) as failed:
-        await watched.supervisor.ready()
-    assert failed.value.failure.kind is FailureKind.CRASHED
-    assert "5 times" in failed.value.detail
+    failed = await failure_of(watched.supervisor, fake_engine.location, fake_engine.plan)
+    assert failed.failure.kind is FailureKind.CRASHED
+    assert "5 times" in failed.detail
     assert watched.delays == [1.0, 2.0, 4.0, 8.0]
     assert len(fake_engine.launches()) == 5
     assert watched.supervisor.status.state is FAILED
@@ -190,10 +187,8 @@ async def test_what_cannot_get_better_is_not_tried_again(
     watched: Watched, fake_engine: FakeEngine, switch: str, kind: FailureKind
 ) -> None:
     fake_engine.set(FAKE_EXIT_AT_START=switch)
-    await watched.supervisor.start(fake_engine.location, fake_engine.plan)
-    with pytest.raises(EngineFailed) as failed:
-        await watched.supervisor.ready()
-    assert failed.value.failure.kind is kind
+    failed = await failure_of(watched.supervisor, fake_engine.location, fake_engine.plan)
+    assert failed.failure.kind is kind
     assert watched.delays == []
     assert len(fake_engine.launches()) == 1
     fake_engine.set(FAKE_EXIT_AT_START=None)
@@ -210,11 +205,9 @@ async def test_an_engine_or_a_model_that_is_gone(watched: Watched, fake_engine: 
         (fake_engine.location, gone, FailureKind.MODEL_MISSING),
         (nowhere, fake_engine.plan, FailureKind.NOT_FOUND),
     ):
-        await watched.supervisor.start(location, plan)
-        with pytest.raises(EngineFailed) as failed:
-            await watched.supervisor.ready()
-        assert failed.value.failure.kind is kind
-        assert "gone.gguf" in failed.value.detail or kind is FailureKind.NOT_FOUND
+        failed = await failure_of(watched.supervisor, location, plan)
+        assert failed.failure.kind is kind
+        assert "gone.gguf" in failed.detail or kind is FailureKind.NOT_FOUND
         assert watched.delays == []
 
 
@@ -238,10 +231,8 @@ async def test_a_strangers_server_is_never_taken_for_ours(watched: Watched, fake
 async def test_ports_are_not_tried_for_ever(fake_engine: FakeEngine) -> None:
     fake_engine.set(FAKE_PORT_TAKEN_TIMES=1000)
     watched = Watched(RestartPolicy(deaths=2, port_attempts=3))
-    await watched.supervisor.start(fake_engine.location, fake_engine.plan)
-    with pytest.raises(EngineFailed) as failed:
-        await watched.supervisor.ready()
-    assert failed.value.failure.kind is FailureKind.PORT_TAKEN
+    failed = await failure_of(watched.supervisor, fake_engine.location, fake_engine.plan)
+    assert failed.failure.kind is FailureKind.PORT_TAKEN
     assert len(fake_engine.launches()) == 6
     await watched.supervisor.close()
 
@@ -273,10 +264,8 @@ async def test_a_hanging_load_times_out_but_a_slow_one_does_not(fake_engine: Fak
     await supervisor.ready()
     hangs = True
     fake_engine.set(FAKE_HANG_DURING="load", FAKE_SLOW_LOAD=None)
-    await supervisor.start(fake_engine.location, fake_engine.plan)
-    with pytest.raises(EngineFailed) as failed:
-        await supervisor.ready()
-    assert failed.value.failure.kind is FailureKind.TIMED_OUT
+    failed = await failure_of(supervisor, fake_engine.location, fake_engine.plan)
+    assert failed.failure.kind is FailureKind.TIMED_OUT
     assert supervisor.pid is None
     await supervisor.close()
 
@@ -295,6 +284,12 @@ async def test_a_bug_in_a_listener_leaves_nobody_waiting(watched: Watched, fake_
     assert watched.supervisor.pid is None
 
 
+def command_lines() -> Iterator[bytes]:
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(FileNotFoundError, ProcessLookupError):  # another process may end at any moment
+            yield path.read_bytes()
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 async def test_the_key_is_in_no_command_line_and_the_users_options_do_not_reach_the_engine(
     watched: Watched, fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
@@ -306,16 +301,10 @@ async def test_the_key_is_in_no_command_line_and_the_users_options_do_not_reach_
     engine = await watched.supervisor.ready()
     assert fake_engine.launches()[0]["environment"] == ["LLAMA_API_KEY", "LLAMA_CACHE"]
     assert len(engine.key) >= 32
-    lines = b"".join(_command_lines())
+    lines = b"".join(command_lines())
     assert str(fake_engine.plan.model).encode() in lines
     assert engine.key.encode() not in lines
     assert engine.key not in "\n".join(watched.supervisor.log.lines)
     await watched.supervisor.stop()
     with pytest.raises(EngineGone):  # for who still holds it
         await engine.facts()
-
-
-def _command_lines() -> Iterator[bytes]:
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        with suppress(FileNotFoundError, ProcessLookupError):  # another process may end at any moment
-            yield path.read_bytes()

@@ -25,7 +25,7 @@ from cryptography.x509.oid import NameOID
 from kvchat.engine.running.plan import free_port
 from kvchat.engine.running.supervisor import EngineSupervisor
 from kvchat.engine.speaking import transport, wire
-from kvchat.engine.speaking.client import MANY, Health, LlamaServerClient
+from kvchat.engine.speaking.client import MANY, LlamaServerClient
 from kvchat.engine.speaking.errors import EngineBroken, EngineError, EngineGone, EngineRefused, NotOurEngine
 from kvchat.engine.speaking.wire import ChatChunk, ChatMessage, Sampling
 from tests.engine.waiting import until
@@ -35,13 +35,17 @@ HELLO = [ChatMessage("system", "Be kind."), ChatMessage("user", "Hello there, fa
 
 
 @pytest.fixture
-async def client(fake_engine: FakeEngine) -> AsyncIterator[LlamaServerClient]:
+async def supervisor(fake_engine: FakeEngine) -> AsyncIterator[EngineSupervisor]:
     supervisor = EngineSupervisor()
     await supervisor.start(fake_engine.location, fake_engine.plan)
-    engine = await supervisor.ready()
-    assert isinstance(engine, LlamaServerClient)
-    yield engine
+    await supervisor.ready()
+    yield supervisor
     await supervisor.close()
+
+
+@pytest.fixture
+async def client(supervisor: EngineSupervisor) -> LlamaServerClient:
+    return await supervisor.ready()
 
 
 @contextlib.asynccontextmanager
@@ -62,17 +66,18 @@ async def scripted(
         yield client, seen
 
 
+async def listen(engine: LlamaServerClient, heard: list[str]) -> None:
+    async for chunk in engine.chat(HELLO, Sampling()):
+        heard.append(chunk.text)  # noqa: PERF401 - one by one, as they come
+
+
 async def all_chunks(engine: LlamaServerClient, sampling: Sampling | None = None) -> list[ChatChunk]:
     return [chunk async for chunk in engine.chat(HELLO, sampling or Sampling())]
 
 
-async def test_facts(client: LlamaServerClient, fake_engine: FakeEngine) -> None:
+async def test_a_reply_with_progress_timings_and_an_end(client: LlamaServerClient, fake_engine: FakeEngine) -> None:
     facts = await client.facts()
-    assert facts.context_size == fake_engine.plan.context_size
-    assert facts.model_path == str(fake_engine.plan.model)
-
-
-async def test_a_reply_with_progress_timings_and_an_end(client: LlamaServerClient) -> None:
+    assert (facts.context_size, facts.model_path) == (fake_engine.plan.context_size, str(fake_engine.plan.model))
     chunks = await all_chunks(client)
     assert "".join(chunk.text for chunk in chunks) == "You said: Hello there, fake engine!"
     progress = [chunk.progress for chunk in chunks if chunk.progress]
@@ -80,12 +85,8 @@ async def test_a_reply_with_progress_timings_and_an_end(client: LlamaServerClien
     assert [p.processed for p in progress] == [*range(0, prompt, 64), prompt]
     assert chunks[-1].finish_reason == "stop"
     assert (chunks[-1].timings.cache_n, chunks[-1].timings.prompt_tokens) == (0, prompt)
-
-
-async def test_the_prompt_is_counted_as_the_chat_sends_it(client: LlamaServerClient) -> None:
     await client.prefill(await client.prompt_tokens(HELLO))
-    timings = (await all_chunks(client))[-1].timings
-    assert timings.prompt_n == 1  # all but the token that gives the logits
+    assert (await all_chunks(client))[-1].timings.prompt_n == 1  # all but the token that gives the logits
 
 
 async def test_the_ids_of_a_long_prompt_are_not_read_on_the_thread_of_the_window(
@@ -115,11 +116,11 @@ async def test_slot_round_trip(client: LlamaServerClient, fake_engine: FakeEngin
     tokens = await client.prompt_tokens(HELLO)
     await client.prefill(tokens)
     saved = await client.save_slot("a.bin")
-    assert saved.n_saved == len(tokens)
-    assert saved.n_written == (fake_engine.plan.slot_path / "a.bin").stat().st_size
+    assert saved.tokens == len(tokens)
+    assert saved.bytes == (fake_engine.plan.slot_path / "a.bin").stat().st_size
     await client.erase_slot()
-    assert (await client.save_slot("b.bin")).n_saved == 0
-    assert (await client.restore_slot("a.bin")).n_restored == len(tokens)
+    assert (await client.save_slot("b.bin")).tokens == 0
+    assert (await client.restore_slot("a.bin")).tokens == len(tokens)
 
 
 @pytest.mark.parametrize(("name", "message"), [("nothing.bin", "Unable to restore"), ("../a", "Invalid filename")])
@@ -129,13 +130,10 @@ async def test_a_refusal_carries_the_engines_words(client: LlamaServerClient, na
     assert (refusal.value.status, refusal.value.kind) == (400, "invalid_request_error")
 
 
-async def test_a_prompt_that_does_not_fit_is_refused(client: LlamaServerClient) -> None:
+async def test_a_wrong_key_and_a_prompt_that_does_not_fit_are_refused(client: LlamaServerClient) -> None:
     with pytest.raises(EngineRefused) as refusal:
         await client.prefill([10] * 5000)
     assert refusal.value.kind == "exceed_context_size_error"
-
-
-async def test_a_wrong_key_is_refused(client: LlamaServerClient) -> None:
     async with contextlib.aclosing(LlamaServerClient(str(client.base_url), "wrong")) as stranger:
         with pytest.raises(EngineRefused) as refusal:
             await stranger.facts()
@@ -169,37 +167,25 @@ async def test_a_dying_engine_is_gone(
 
 
 @pytest.mark.parametrize("delay", [0, 0.001])
-async def test_all_that_a_killed_engine_said_is_heard(fake_engine: FakeEngine, delay: float) -> None:
+async def test_all_that_a_killed_engine_said_is_heard(
+    client: LlamaServerClient, fake_engine: FakeEngine, delay: float
+) -> None:
     """Also what lay unread when its process was found dead and the connections were dropped."""
     words = "".join(f"word{i} " for i in range(60))
     fake_engine.set(FAKE_REPLY=words, FAKE_TOKEN_DELAY=delay, FAKE_DIE_DURING="stream", FAKE_DIE_HOW="kill")
-    supervisor = EngineSupervisor()
-    await supervisor.start(fake_engine.location, fake_engine.plan)
-    engine = await supervisor.ready()
     heard: list[str] = []
-
-    async def listen() -> None:
-        async for chunk in engine.chat(HELLO, Sampling()):
-            heard.append(chunk.text)  # noqa: PERF401 - one by one, as they come
-
     with pytest.raises(EngineGone):
-        await listen()
-    await supervisor.close()
+        await listen(client, heard)
     assert "".join(heard) == words[: words.index(" word30")]
 
 
-async def test_the_first_word_waits_for_nothing(
+async def test_the_first_word_waits_for_nothing_and_later_ones_come_together(
     fake_engine: FakeEngine, client: LlamaServerClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(transport, "PAUSE_S", 3600)
     fake_engine.set(FAKE_REPLY="word " * 1000, FAKE_TOKEN_DELAY=0.005)
     async with contextlib.aclosing(client.chat(HELLO, Sampling())) as chunks:
         assert await anext(chunk.text async for chunk in chunks if chunk.text) == "word"
-
-
-async def test_later_words_come_together(
-    fake_engine: FakeEngine, client: LlamaServerClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
     monkeypatch.setattr(transport, "PAUSE_S", 0.5)
     fake_engine.set(FAKE_REPLY="word " * 40, FAKE_TOKEN_DELAY=0.005)
     came = [time.monotonic() async for chunk in client.chat(HELLO, Sampling()) if chunk.text]
@@ -222,7 +208,7 @@ async def test_closing_a_reply_drops_the_request(client: LlamaServerClient, fake
             break
     await reply.aclose()
     saved = await client.save_slot("a.bin")  # it waits for the slot to be free
-    assert saved.n_saved < 5_000
+    assert saved.tokens < 5_000
 
 
 @pytest.mark.parametrize("end", ["whole", "dropped", "refused"])
@@ -246,22 +232,22 @@ async def test_no_generator_is_left_to_the_garbage_collector(
     assert left == []
 
 
-async def test_nobody_there_is_gone() -> None:
-    async with contextlib.aclosing(LlamaServerClient(f"http://127.0.0.1:{free_port('127.0.0.1')}", "key")) as client:
-        with pytest.raises(EngineGone):
-            await client.health()
-
-
-async def test_proxies_are_not_for_us(client: LlamaServerClient, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_nobody_there_is_gone_and_no_proxy_is_used(
+    client: LlamaServerClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nowhere = f"http://127.0.0.1:{free_port('127.0.0.1')}"
     for name in ("http_proxy", "HTTP_PROXY", "ALL_PROXY"):
-        monkeypatch.setitem(os.environ, name, f"http://127.0.0.1:{free_port('127.0.0.1')}")
+        monkeypatch.setitem(os.environ, name, nowhere)
     async with contextlib.aclosing(LlamaServerClient(str(client.base_url), client.key)) as fresh:
-        assert await fresh.health() is Health.READY
+        assert await fresh.is_loaded()
+    async with contextlib.aclosing(LlamaServerClient(nowhere, "key")) as nobody:
+        with pytest.raises(EngineGone):
+            await nobody.is_loaded()
 
 
 async def test_the_key_is_not_shown_to_a_server_that_asks_for_none() -> None:
     async with scripted(200, '{"status": "ok"}') as (client, seen):
-        assert await client.health() is Health.READY
+        assert await client.is_loaded()
         with pytest.raises(NotOurEngine):
             await client.verify()
     assert len(seen) == 2
@@ -286,10 +272,8 @@ async def test_a_reply_over_https_from_a_server_whose_certificate_is_trusted(
 
 def self_signed() -> bytes:
     """Key and certificate of localhost, as PEM."""
-    key, name = (
-        ec.generate_private_key(ec.SECP256R1()),
-        x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")]),
-    )
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
     now = datetime.now(UTC)
     builder = x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
     builder = builder.not_valid_before(now - timedelta(days=1)).not_valid_after(now + timedelta(days=1))
@@ -308,18 +292,12 @@ async def test_answers_that_are_no_reply(status: int, body: str, error: type[Exc
             await all_chunks(client)
 
 
-async def test_a_stopped_engine_is_gone_in_the_middle_of_a_reply(fake_engine: FakeEngine) -> None:
+async def test_a_stopped_engine_is_gone_in_the_middle_of_a_reply(
+    supervisor: EngineSupervisor, fake_engine: FakeEngine
+) -> None:
     fake_engine.set(FAKE_TOKEN_DELAY=0.05, FAKE_REPLY="word " * 1000)
-    supervisor = EngineSupervisor()
-    await supervisor.start(fake_engine.location, fake_engine.plan)
-    engine = await supervisor.ready()
     heard: list[str] = []
-
-    async def listen() -> None:
-        async for chunk in engine.chat(HELLO, Sampling()):
-            heard.append(chunk.text)  # noqa: PERF401 - one by one, as they come
-
-    listening = asyncio.create_task(listen())
+    listening = asyncio.create_task(listen(await supervisor.ready(), heard))
     await until(lambda: any(heard))
     await supervisor.close()
     with pytest.raises(EngineGone):
@@ -369,18 +347,11 @@ async def test_rows_are_kept_as_far_as_the_engine_reused_them(cached: int, kept:
         assert client.rows.kept == 0
 
 
-async def test_of_a_request_that_broke_off_nothing_is_known() -> None:
-    async with scripted(200, "data: {}\n\n") as (client, _):
-        client.rows.count_as_saved(100)
-        with pytest.raises(EngineError):
-            await client.prefill([1, 2, 3])
-        assert client.rows.kept == 0
-
-
-async def test_a_slot_that_was_filled_or_emptied_is_known_only_when_that_is_said() -> None:
-    async with scripted(500, "") as (client, _):
-        for change in (client.erase_slot(), client.restore_slot("a.slot")):
+@pytest.mark.parametrize("status", [200, 500])
+async def test_after_a_request_that_failed_nothing_is_known_of_the_rows(status: int) -> None:
+    async with scripted(status, "data: {}\n\n") as (client, _):
+        for change in (client.prefill([1, 2]), client.erase_slot(), client.restore_slot("a.slot")):
             client.rows.count_as_saved(100)
-            with pytest.raises(EngineError):
+            with contextlib.suppress(EngineError):
                 await change
             assert client.rows.kept == 0

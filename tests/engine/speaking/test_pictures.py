@@ -61,11 +61,11 @@ async def test_a_prompt_with_pictures_is_counted_settled_saved_and_restored(engi
     settled = await engine.prefill(tokens[:-1])
     assert settled.prompt_tokens == len(tokens) - 1
     assert settled.cache_n > 40  # it is the same prompt to the engine: nothing but its end is read again
-    assert (await engine.save_slot("a.bin")).n_saved == len(tokens) - 1
+    assert (await engine.save_slot("a.bin")).tokens == len(tokens) - 1
 
     _, timings = await said(engine, question(GREEN, RED))
     assert timings.cache_n < 32  # other pictures are another prompt
-    assert (await engine.restore_slot("a.bin")).n_restored == len(tokens) - 1
+    assert (await engine.restore_slot("a.bin")).tokens == len(tokens) - 1
     warm, timings = await said(engine, asked)
     assert (warm, timings.cache_n) == (cold, len(tokens) - 1)
 
@@ -103,9 +103,13 @@ class Letters:
         return (*((1,) if special else ()), *map(ord, pieces))
 
 
-async def test_a_prompt_becomes_ids_and_text_again() -> None:
+@pytest.fixture
+def pictures_of() -> PicturePrompts:
     engine = Letters()
-    pictures_of = PicturePrompts(engine.call, engine.tokenize, "p", "<m>")
+    return PicturePrompts(engine.call, engine.tokenize, "p", "<m>")
+
+
+async def test_a_prompt_becomes_ids_and_text_again(pictures_of: PicturePrompts) -> None:
     tokens = await pictures_of.tokens("see <m><m> the th", [RED, GREEN])
     assert len(tokens) == 1 + 4 + 4 + 4 + 5
     assert tokens[5:13] == picture_ids("p", RED, 4) + picture_ids("p", GREEN, 4)
@@ -114,9 +118,7 @@ async def test_a_prompt_becomes_ids_and_text_again() -> None:
     assert [base64.b64decode(data) for data in again["multimodal_data"]] == [RED.data, GREEN.data]
 
 
-async def test_what_cannot_be_said_again_is_refused() -> None:
-    engine = Letters()
-    pictures_of = PicturePrompts(engine.call, engine.tokenize, "p", "<m>")
+async def test_what_cannot_be_said_again_is_refused(pictures_of: PicturePrompts) -> None:
     tokens = await pictures_of.tokens("<m>", [RED])
     with pytest.raises(EngineRefused, match="end of a word"):
         await pictures_of.prompt((*tokens, ord("t"), ord("h")))  # the engine would read it as another token
@@ -124,10 +126,10 @@ async def test_what_cannot_be_said_again_is_refused() -> None:
         await pictures_of.tokens("no place for it", [RED])
 
 
-async def test_only_so_many_pictures_are_kept_at_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_only_so_many_pictures_are_kept_at_hand(
+    pictures_of: PicturePrompts, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("kvchat.engine.speaking.pictures.KEPT_BYTES", len(RED.data) + len(GREEN.data))
-    engine = Letters()
-    pictures_of = PicturePrompts(engine.call, engine.tokenize, "p", "<m>")
     first = await pictures_of.tokens("<m>", [RED])
     await pictures_of.tokens("<m><m>", [GREEN, Picture(png(0, 0, 255))])
     with pytest.raises(EngineRefused, match="no longer at hand"):

@@ -33,22 +33,15 @@ llamacpp:tokens_predicted_seconds_total 1e+1
 
 def test_the_slot() -> None:
     assert parse_slots(SLOTS) == (SlotState(busy=True, tokens=90, context_size=1024),)
-
-
-@pytest.mark.parametrize("body", [b"", b"[]", b"{}", b'{"error": {}}', b"[1]", b'[{"n_ctx": "x"}]'])
-def test_a_slot_that_makes_no_sense(body: bytes) -> None:
-    assert parse_slots(body) == ()
+    for body in (b"", b"[]", b"{}", b'{"error": {}}', b"[1]", b'[{"n_ctx": "x"}]'):
+        assert parse_slots(body) == (), body
 
 
 def test_the_speed() -> None:
     assert parse_metrics(METRICS) == Speed(prefill=142.0, decode=2.0)
-    assert parse_metrics("") == Speed(None, None)
-    assert parse_metrics("llamacpp:prompt_seconds_total 0\n") == Speed(None, None)
-
-
-def test_the_speed_of_a_single_token_is_not_told() -> None:
-    one = "llamacpp:tokens_predicted_total 1\nllamacpp:tokens_predicted_seconds_total 1e-06\n"
-    assert parse_metrics(one) == Speed(None, None)
+    single_token = "llamacpp:tokens_predicted_total 1\nllamacpp:tokens_predicted_seconds_total 1e-06\n"
+    for text in ("", "llamacpp:prompt_seconds_total 0\n", single_token):
+        assert parse_metrics(text) == Speed(None, None)
 
 
 def test_graphics_memory_by_nvidia_smi() -> None:
