@@ -16,7 +16,6 @@ from kvchat.chat.events import Event, SettingsChanged
 from kvchat.chat.record.database_file import ChatsDamaged
 from kvchat.errors import KvchatError
 from kvchat.library.remote.github import watch_updates
-from kvchat.library.remote.starter import StarterProgress, fetch_starter
 from kvchat.runtime import Runtime, open_runtime
 from kvchat.settings import Settings
 from kvchat.system.owner import StartRequest
@@ -61,7 +60,6 @@ class Application:
         self.quitting = quitting
         self.again = False  # whether to start anew after the end
         self._runtime, self._look = runtime, look
-        self._fetch: asyncio.Task[None] | None = None
         self._bus = SessionBus()
         self._chosen = runtime.settings.language
         self._window = window
@@ -70,8 +68,6 @@ class Application:
         self._tray = Tray(runtime, window)
         self._attention = Attention(runtime, window, self._tray, self._bus)
         window.transfer.restart_requested.connect(self._restart)
-        window.first_start.starter_requested.connect(self._fetch_starter)
-        window.first_start.cancel_requested.connect(self._cancel_fetch)
         self.opener = Opener(runtime, window, self._look, self._bus)
         self._tray.quick_requested.connect(lambda: self.opener.fulfil(StartRequest(quick=True)))
         self._unsubscribe = runtime.events.subscribe(self._hear)
@@ -84,7 +80,7 @@ class Application:
         for number in (signal.SIGINT, signal.SIGTERM):
             with contextlib.suppress(NotImplementedError):  # Windows
                 loop.add_signal_handler(number, self._told_to_end)
-        self._tray.show()
+        self._tray.icon.show()
         if not hidden:
             self._window.show()
         elif not (self._tray.icon.isVisible() and self._tray.icon.isSystemTrayAvailable()):
@@ -110,7 +106,6 @@ class Application:
     async def close(self) -> None:
         """Out of sight at once; then what is being saved is finished and the engine stopped."""
         self._unsubscribe()
-        self._cancel_fetch()
         self._window.hide()
         self.opener.close()
         self._attention.close()
@@ -135,28 +130,6 @@ class Application:
     def _restart(self) -> None:
         self.again = True
         self.quitting.set()
-
-    def _fetch_starter(self) -> None:
-        self._fetch = self._window.runner.start(self._fetch_and_use())
-
-    def _cancel_fetch(self) -> None:
-        if self._fetch:
-            self._fetch.cancel()
-
-    async def _fetch_and_use(self) -> None:
-        """Fetch the starter model and use it; what goes wrong is shown on the first-start page."""
-        page = self._window.first_start
-
-        def show(progress: StarterProgress) -> None:
-            page.show_progress(progress.done, progress.total or 0)
-
-        try:
-            path = await fetch_starter(self._runtime.paths.models, show)
-            await self._window.models.use(path)
-        except KvchatError as error:
-            page.show_error(error)
-        else:
-            page.show_fetched()
 
     def _bug(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """Nothing that goes wrong in the background goes unseen."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -85,7 +85,18 @@ class Keyboard(QObject):
         self.actions[action].trigger()
 
     def open_palette(self) -> Palette:
-        palette = Palette(self._window, self._chats(), self._actions())
+        """Chats and actions to choose from. The open chat comes last: a user who looks for a chat is not there yet."""
+        titles, current, senseless = self._chat.conversations.titles, self._chat.current, self._senseless()
+        chats = [
+            PaletteEntry(titles[id], _("chat"), partial(self._chat.open, id))
+            for id in sorted(titles, key=lambda id: id == current)
+        ]
+        actions = [
+            PaletteEntry(_(shortcut.words), shown_keys(shortcut), self._handlers[shortcut.action], _(shortcut.also))
+            for shortcut in SHORTCUTS
+            if shortcut.own and shortcut.in_palette and shortcut.action not in senseless
+        ]
+        palette = Palette(self._window, chats, actions)
         palette.open_over(self._window)
         return palette
 
@@ -94,12 +105,10 @@ class Keyboard(QObject):
 
         Whoever goes on with other words finds them in the message.
         """
-        presets = await self._runtime.chat.options.presets()
-        field, slash = self._field, self._field.toPlainText()
-        if not presets or slash != "/":
+        presets, field = await self._runtime.chat.options.presets(), self._field
+        if not presets or field.toPlainText() != "/":
             return
-        begin, note = self._begin_with, _("new chat")
-        entries = [PaletteEntry(preset.name, note, partial(begin, preset)) for preset in presets]
+        entries = [PaletteEntry(preset.name, _("new chat"), partial(self._begin_with, preset)) for preset in presets]
         palette = Palette(self._window, (), entries, _("Begin a chat with a preset"))
         palette.left.connect(field.insertPlainText)
         palette.open_over(self._window)
@@ -115,21 +124,6 @@ class Keyboard(QObject):
         sheet = ShortcutSheet(self._window)
         sheet.open()
         return sheet
-
-    def _chats(self) -> Sequence[PaletteEntry]:
-        """The open chat comes last: a user who looks for a chat is not there yet."""
-        titles = self._chat.conversations.titles
-        current = self._chat.current
-        order = [id for id in titles if id != current] + [id for id in titles if id == current]
-        return [PaletteEntry(titles[id], _("chat"), partial(self._chat.open, id)) for id in order]
-
-    def _actions(self) -> Sequence[PaletteEntry]:
-        senseless = self._senseless()
-        return [
-            PaletteEntry(_(shortcut.words), shown_keys(shortcut), self._handlers[shortcut.action], _(shortcut.also))
-            for shortcut in SHORTCUTS
-            if shortcut.own and shortcut.in_palette and shortcut.action not in senseless
-        ]
 
     def _zoom(self, by: int) -> None:
         now = self._runtime.settings.zoom

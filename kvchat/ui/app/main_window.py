@@ -86,7 +86,6 @@ class MainWindow(QMainWindow):
     def _make_views(self) -> None:
         from kvchat.ui.base.tasks import TaskRunner
         from kvchat.ui.chat.cards import ContextCard, EngineCard
-        from kvchat.ui.dialogs.engine_offer import EngineOffer
         from kvchat.ui.dialogs.notices import Notices
         from kvchat.ui.models.first_start import FirstStart
         from kvchat.ui.transcript.find import FindBar
@@ -98,8 +97,7 @@ class MainWindow(QMainWindow):
         self.transcript = Transcript(look)
         self.find_bar = FindBar(look, self.transcript)
         self.engine_card, self.context_card = EngineCard(), ContextCard()
-        offer = EngineOffer(look, self.runtime.engines, self.runner.start, explains=True)
-        self.first_start = FirstStart(offer, self.runner.start)
+        self.first_start = FirstStart(self.runtime, look, self.runner, lambda path: self.models.use(path))
         cards = self.engine_card, self.context_card
         self._chat_page.complete(self.notices, self.find_bar, self.transcript, cards)
         self._pages.addWidget(self.first_start)
@@ -123,16 +121,16 @@ class MainWindow(QMainWindow):
         views = Views(look, self.runner, self.notices, *around, *below)
         self.chat = ChatController(runtime, views, self)
         self.messages = MessageController(runtime, views, self.chat)
-        notices, page = self.notices, self._chat_page
-        self.attachments = AttachmentIntake(runtime, self.composer, self.chat.drafts, self.runner, notices, page)
+        page = self._chat_page
+        self.attachments = AttachmentIntake(runtime, self.composer, self.chat.drafts, self.runner, self.notices, page)
         self.chat.left.connect(self.attachments.another_chat)
         self._stop_hearing = runtime.events.subscribe(self.attachments.hear)
         self.context = ContextController(runtime, views, self.chat)
         self.ground = GroundController(runtime, views, self.chat, self)
-        self.organiser = OrganiserController(runtime, views, self.chat)
+        self.transfer = TransferController(runtime, views, self.chat.conversations, self)
+        self.organiser = OrganiserController(runtime, views, self.chat, self.transfer)
         self.models = ModelController(runtime, views, self.chat, self)
         self.model_menu = ModelMenu(runtime, self.header.model_menu, self.runner, lambda: self.models.answering)
-        self.transfer = TransferController(runtime, views, self.chat.conversations, self)
         self.side_windows = SideWindows(runtime, look, self.runner, self.chat.conversations, self)
         asked_about = self.chat.conversations, self.transfer, self.first_start
         self.quitting = QuitController(runtime, *asked_about, self, self.memory)
@@ -193,7 +191,7 @@ class MainWindow(QMainWindow):
         self.composer.focus()
 
     def show_first_start(self) -> None:
-        self.models.look_around()
+        self.first_start.show_choices()
         self._pages.setCurrentWidget(self.first_start)
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
@@ -242,13 +240,7 @@ class MainWindow(QMainWindow):
             toggle.clicked.connect(self.place.toggle_sidebar)
         header.renamed.connect(lambda title: self.runner.start(runtime.chat.rename(chat.current or "", title)))
         header.chat_menu.aboutToShow.connect(self._fill_chat_menu)
-        of_chat = {
-            "name": self._name_chat,
-            "chat-settings": lambda id: self.open_settings_of(id or None),
-            "export-memory": self.transfer.export_with_memory,
-        }
-        sidebar.requested.connect(lambda action, id: of_chat[action](id))
-        sidebar.export_requested.connect(self.transfer.export)
+        self.organiser.settings_requested.connect(lambda id: self.open_settings_of(id or None))
         self.transfer.imported.connect(lambda ids: self.runner.start(self.organiser.show_imported(ids)))
         self.transfer.imported.connect(lambda chosen: self.place.show_sidebar())
         self.engine_card.start.clicked.connect(lambda: self.runner.start(runtime.start_engine()))
@@ -275,7 +267,7 @@ class MainWindow(QMainWindow):
 
     def _fill_chat_menu(self) -> None:
         chat = self.chat.conversations.row(self.chat.current)
-        self.sidebar.fill_menu(self.header.chat_menu, chat, self.header.begin_rename)
+        self.organiser.fill_menu(self.header.chat_menu, chat, [chat.id], self.header.begin_rename)
 
     def open_chat_settings(self) -> None:
         self.open_settings_of(self.chat.current)
@@ -298,7 +290,7 @@ class MainWindow(QMainWindow):
             "rename": self._rename,
             "sidebar": self.place.toggle_sidebar,
             "full-screen": self.place.toggle_full_screen,
-            "name": lambda: self._with_open(self._name_chat),
+            "name": lambda: self._with_open(lambda id: self.runner.start(self.runtime.chat.titles.name(id))),
             "delete": lambda: self._with_open(lambda id: self.sidebar.delete_requested.emit([id])),
             "undo": self.notices.undo_last,
             "deleted": self.side_windows.open_deleted,
@@ -367,9 +359,6 @@ class MainWindow(QMainWindow):
     def _with_open(self, do: Callable[[str], object]) -> None:
         if self.chat.current is not None:
             do(self.chat.current)
-
-    def _name_chat(self, id: str) -> None:
-        self.runner.start(self.runtime.chat.titles.name(id))
 
     def _escape(self) -> None:
         """Close what is on top, or else stop the reply."""

@@ -46,22 +46,21 @@ class QuickWindow(Panel):
         handle: Callable[[MessageRequest], None],
     ) -> None:
         """chat: follows each turn, because the main window may open its chat meanwhile; handle: runs message actions"""
-        super().__init__(look, runner, _("Quick question"))
+        super().__init__(runtime, look, runner, _("Quick question"))
         self.setWindowFlags(
             Qt.WindowType.Dialog | Qt.WindowType.FramelessWindowHint | Qt.WindowType.WindowStaysOnTopHint
         )
         self.setObjectName("quick")
-        self._runtime, self._main = runtime, chat
+        self._main = chat
         self._chat: str | None = None
         self._new: NewChat | None = None  # that chat, until its first question is on disk
         self._came_with = 0  # so high it came on show, in pixels
-        self.follow(runtime.events.subscribe, self._hear)
         self.transcript, self.composer = Transcript(look), Composer(look)
         self._shown = ChatPresenter(
             runtime, self.transcript, self.composer, self.current, lambda: chat.turn_of(self._chat or ""), cards=False
         )
         self.composer.editor.setPlaceholderText(_("Ask something…"))
-        self.composer.sent.connect(self._send)
+        self.composer.sent.connect(lambda text, attachments: self.run(self._ask(text, attachments)))
         self.attachments = AttachmentIntake(runtime, self.composer, self, runner, self.notices, self)
         self.follow(runtime.events.subscribe, self.attachments.hear)
         does = {"attach": self.attachments.choose, "screenshot": self.attachments.take_screenshot}
@@ -73,9 +72,8 @@ class QuickWindow(Panel):
         self.transcript.message_requested.connect(handle)
         self.model = ElidedLabel("small")
         self.to_main = button(_("Open in the main window"), self._open, "link")
-        self._below = row((self.model, 1), self.to_main, margins=(6, 0, 6, 0))
-        parts = self.notices, (self.transcript, 1), self.composer, self._below
-        column(*parts, on=self, spacing=8, margins=12)
+        below = row((self.model, 1), self.to_main, margins=(6, 0, 6, 0))
+        column(self.notices, (self.transcript, 1), self.composer, below, on=self, spacing=8, margins=12)
 
     def come(self, token: str = "") -> None:
         """Come to the front with an empty page, or close if already there."""
@@ -108,18 +106,15 @@ class QuickWindow(Panel):
             self._fit()
         return super().event(event)
 
-    def _send(self, text: str, attachments: tuple[Attachment, ...]) -> None:
-        self.run(self._ask(text, attachments))
-
     async def _ask(self, text: str, attachments: tuple[Attachment, ...]) -> None:
         """Raises KvchatError; what was written is back in the field then."""
-        try:
-            if self._chat is None:
+        if self._chat is None:
+            try:
                 self._new = await self._runtime.chat.new_chat()
-                self._chat = self._new.id
-        except KvchatError:
-            self._write_on(text, attachments)
-            raise
+            except KvchatError:
+                self._write_on(text, attachments)
+                raise
+            self._chat = self._new.id
         self._follow(self._runtime.chat.send(self._chat, text, attachments=attachments, new=self._new))
 
     def _write_on(self, text: str, attachments: tuple[Attachment, ...]) -> None:
@@ -127,16 +122,16 @@ class QuickWindow(Panel):
         self.composer.set_attachments((*attachments, *self.composer.chips.attachments))
         self.composer.focus()
 
-    def _retry(self) -> None:
-        if self._chat is not None:
-            self._follow(self._runtime.chat.retry(self._chat))
-
     def _follow(self, task: asyncio.Future[Any]) -> None:
         assert self._chat is not None
         self._main.run_turn(self._chat, task)
         task.add_done_callback(lambda _: self._show())
         self._fit()
         self._show()
+
+    def _retry(self) -> None:
+        if self._chat is not None:
+            self._follow(self._runtime.chat.retry(self._chat))
 
     def _stop(self) -> None:
         if self._chat is not None:
@@ -154,7 +149,7 @@ class QuickWindow(Panel):
             case events.QuestionNotStored(text=text, error=error, attachments=attachments):
                 self._write_on(text, attachments)
                 self.tell(error)
-            case events.ReplyDelta() if self._shown.knows(event):
+            case events.ReplyDelta(message_id=id) if self.transcript.row_of(id) is not None:
                 self._shown.show_live()
             case _:
                 if isinstance(event, events.MessagesChanged):
@@ -166,12 +161,13 @@ class QuickWindow(Panel):
         self.to_main.setVisible(self._chat is not None)
         self._show_queued()
         self._shown.show_turn()
-        if self._chat is not None and self.isVisible():
-            self.run(self._reload(self._chat))
+        if (chat := self._chat) is not None and self.isVisible():
 
-    async def _reload(self, chat: str) -> None:
-        if await self._shown.reload(chat):
-            self._shown.show_turn()
+            async def reload() -> None:
+                if await self._shown.reload(chat):
+                    self._shown.show_turn()
+
+            self.run(reload())
 
     def _fit(self) -> None:
         """Be small until something is asked, then as high as a reply needs, in the upper middle of the screen."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from PySide6.QtCore import QObject, Signal
+from PySide6.QtCore import QObject, Signal, SignalInstance
 from PySide6.QtWidgets import QWidget
 
 from kvchat.runtime import Runtime
@@ -43,24 +43,21 @@ class SideWindows(QObject):
         self._parts = runtime, look, runner, parent
         self._conversations = conversations
         self._made: dict[Callable[..., QWidget], Any] = {}
+        conversations.usage_changed.connect(self._show_usage)
 
-    def _window(self, make: Callable[..., W], join: Callable[[W], object] = lambda made: None) -> W:
-        """Return the one window of that kind; when it is made, `join` connects it."""
+    def _window(self, make: Callable[..., W], **slots: Callable[..., object] | SignalInstance) -> W:
+        """Return the one window of that kind. When it is made, its signals of these names are connected."""
         if make not in self._made:
             self._made[make] = make(*self._parts)
-            join(self._made[make])
+            for signal, slot in slots.items():
+                getattr(self._made[make], signal).connect(slot)
         window: W = self._made[make]
         return window
 
     def open_storage(self) -> StoragePanel:
-        def join(panel: StoragePanel) -> None:
-            panel.changed.connect(self._conversations.reload_soon)
-            panel.saved_requested.connect(self.open_saved)
-            panel.limits_requested.connect(self._open_limits)
-            self._conversations.usage_changed.connect(lambda: self._show_usage(panel))
-
-        panel = self._window(StoragePanel, join)
-        self._show_usage(panel)  # as last told: a large store needs a moment to answer
+        changed, limits = self._conversations.reload_soon, self._open_limits
+        panel = self._window(StoragePanel, changed=changed, saved_requested=self.open_saved, limits_requested=limits)
+        self._show_usage()  # as last told: a large store needs a moment to answer
         panel.refresh()
         panel.bring_forward()
         return panel
@@ -74,25 +71,20 @@ class SideWindows(QObject):
     def open_settings(self, page: str = "") -> SettingsWindow:
         """Open the settings at the page of that name, else at the one shown last."""
         opens = {"models": self.open_models, "storage": self.open_storage, "programs": self.open_programs}
-        window = self._window(SettingsWindow, lambda made: made.leads_to.connect(lambda name: opens[name]()))
+        window = self._window(SettingsWindow, leads_to=lambda name: opens[name]())
         window.show_page(page)
         return window
 
     def open_chat_settings(self, subject: Subject) -> ChatSettings:
-        def join(window: ChatSettings) -> None:
-            window.begun.connect(self.begun)
-            window.presets_requested.connect(lambda: self.open_settings(PresetsPage.name))
+        def open_presets() -> None:
+            self.open_settings(PresetsPage.name)
 
-        window = self._window(ChatSettings, join)
+        window = self._window(ChatSettings, begun=self.begun, presets_requested=open_presets)
         window.show_subject(subject)
         return window
 
     def open_models(self) -> ModelsWindow:
-        def join(window: ModelsWindow) -> None:
-            window.model_used.connect(self.model_used)
-            window.starter_requested.connect(self.starter_requested)
-
-        window = self._window(ModelsWindow, join)
+        window = self._window(ModelsWindow, model_used=self.model_used, starter_requested=self.starter_requested)
         window.open_here()
         return window
 
@@ -102,13 +94,14 @@ class SideWindows(QObject):
         return window
 
     def open_deleted(self) -> DeletedWindow:
-        window = self._window(DeletedWindow, lambda made: made.storage_requested.connect(self._open_limits))
-        window.come()
+        window = self._window(DeletedWindow, storage_requested=self._open_limits)
+        window.bring_forward()
+        window.list.setFocus()
         return window
 
     def open_library(self, prepared_id: str = "") -> LibraryWindow:
         """Open the library, at one entry if its id is given."""
-        window = self._window(LibraryWindow, lambda made: made.begun.connect(self.begun))
+        window = self._window(LibraryWindow, begun=self.begun)
         window.bring_forward()
         if prepared_id:
             window.choose(prepared_id)
@@ -123,13 +116,14 @@ class SideWindows(QObject):
         def open_settings() -> None:
             self.open_settings(OtherProgramsPage.name)
 
-        window = self._window(ProgramsWindow, lambda made: made.settings_requested.connect(open_settings))
+        window = self._window(ProgramsWindow, settings_requested=open_settings)
         window.bring_forward()
         return window
 
     def _open_limits(self) -> None:
         self.open_settings(StoragePage.name)
 
-    def _show_usage(self, panel: StoragePanel) -> None:
-        if (usage := self._conversations.usage) is not None:
-            panel.show_usage(usage, self._conversations.owners)
+    def _show_usage(self) -> None:
+        usage = self._conversations.usage
+        if usage is not None and StoragePanel in self._made:
+            self._made[StoragePanel].show_usage(usage, self._conversations.owners)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import Any
 
 from PySide6.QtCore import QObject, Signal
 from PySide6.QtGui import QAction
@@ -21,8 +19,6 @@ from kvchat.words.language import _, beside
 from kvchat.words.wording import one_line, rough_duration
 
 _RECENT, _LETTERS = 5, 40  # chats in the menu, and how much of their titles
-
-Request = Callable[[], Coroutine[Any, Any, None]]
 
 _LOGOS = {
     EngineState.STARTING: LogoState.LOADING,
@@ -59,9 +55,10 @@ class Tray(QObject):
         self.menu.addAction(_("Quick question"), self.quick_requested.emit)
         self.recent: list[QAction] = []  # the chats used last
         self._below_recent = self.menu.addSeparator()
-        self.start = self._engine_action(_("Start engine"), runtime.start_engine)
-        self.stop = self._engine_action(_("Stop engine"), runtime.stop_engine)
-        self.restart = self._engine_action(_("Restart engine"), runtime.restart_engine)
+        start = window.runner.start
+        self.start = self.menu.addAction(_("Start engine"), lambda: start(runtime.start_engine()))
+        self.stop = self.menu.addAction(_("Stop engine"), lambda: start(runtime.stop_engine()))
+        self.restart = self.menu.addAction(_("Restart engine"), lambda: start(runtime.restart_engine()))
         self.menu.addSeparator()
         self.settings = self.menu.addAction(_("Settings…"), lambda: window.side_windows.open_settings())
         self.quit = self.menu.addAction(_("Quit"), window.quitting.ask)
@@ -75,9 +72,6 @@ class Tray(QObject):
         self._unsubscribe = runtime.events.subscribe(self._hear)
         self.refresh()
 
-    def show(self) -> None:
-        self.icon.show()
-
     def close(self) -> None:
         self._unsubscribe()
         self._window.chat.conversations.shown.disconnect(self._show_recent)  # what ends may still tell of chats
@@ -90,8 +84,7 @@ class Tray(QObject):
         return logo_state(self._runtime.engine.status.state, self._runtime.chat.busy is not None)
 
     def refresh(self) -> None:
-        state = self._runtime.engine.status.state
-        logo = self.logo
+        state, logo = self._runtime.engine.status.state, self.logo
         tooltip = beside(("kvchat", _(state.value), self._runtime.model.name or ""))
         if (logo, tooltip) != self._shown:
             self._shown = (logo, tooltip)
@@ -118,22 +111,13 @@ class Tray(QObject):
             self.menu.insertAction(self._below_recent, action)
             self.recent.append(action)
 
-    def _engine_action(self, words: str, run: Request) -> QAction:
-        return self.menu.addAction(words, lambda: self._window.runner.start(run()))
-
     def _hear(self, event: Event) -> None:
         if isinstance(event, EngineChanged) or self._shown is None or self._shown[0] is not self.logo:
             self.refresh()
 
     def _activated(self, reason: QSystemTrayIcon.ActivationReason) -> None:
         if reason is QSystemTrayIcon.ActivationReason.Trigger:
-            self._toggle_window()
-
-    def _toggle_window(self) -> None:
-        if self._window.isVisible():
-            self._window.hide()
-        else:
-            self._window.raise_window()
+            (self._window.hide if self._window.isVisible() else self._window.raise_window)()
 
     def _tell_where(self) -> None:
         self.icon.showMessage(
@@ -174,26 +158,23 @@ class Attention(QObject):
                 self._tell(id, _("There is no reply: {error}.", error=error.title))
 
     def _tell(self, chat: str, words: str) -> None:
-        title = one_line(self._window.chat.conversations.title(chat))
-        self._window.runner.start(self._notify(chat, title, words))
+        self._window.runner.start(self._notify(chat, words))
 
-    async def _notify(self, chat: str, title: str, words: str) -> None:
-        """https://specifications.freedesktop.org/notification-spec, which has no title of markup and a body of it."""
+    async def _notify(self, chat: str, words: str) -> None:
+        """https://specifications.freedesktop.org/notification-spec: the title is plain text, the body is markup."""
+        title = one_line(self._window.chat.conversations.title(chat))
         told = "kvchat", 0, "kvchat", title, html.escape(words), ["default", _("Open")]
         hints = {"desktop-entry": ("s", "kvchat"), "category": ("s", "im.received")}
         try:
-            await self._listen()
+            if not self._listens:
+                await self._bus.listen(_DESKTOP, "ActivationToken", self._take_token)
+                await self._bus.listen(_DESKTOP, "ActionInvoked", self._clicked)
+                self._listens = True
             (number,) = await self._bus.call(_DESKTOP, "Notify", "susssasa{sv}i", *told, hints, -1)
             self._chats[number] = chat
         except NoAnswer:
             self._last = chat
             self._tray.icon.showMessage(title, words, tray_icon(LogoState.READY))
-
-    async def _listen(self) -> None:
-        if not self._listens:
-            await self._bus.listen(_DESKTOP, "ActivationToken", self._take_token)
-            await self._bus.listen(_DESKTOP, "ActionInvoked", self._clicked)
-            self._listens = True
 
     def _take_token(self, number: int, token: str) -> None:
         if number in self._chats:

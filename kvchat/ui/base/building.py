@@ -115,6 +115,14 @@ def column(
     return _filled(QVBoxLayout(), parts, on, spacing, margins)
 
 
+def clear(layout: QLayout) -> None:
+    """Remove and delete all widgets of a layout."""
+    while (item := layout.takeAt(0)) is not None:
+        if (widget := item.widget()) is not None:
+            widget.hide()
+            widget.deleteLater()
+
+
 def _button(made: K, on_click: Any, kind: str, name: str, tip: str) -> K:
     styled(made, kind).setAccessibleName(name)
     made.setToolTip(tip)

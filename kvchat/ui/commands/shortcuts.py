@@ -180,17 +180,19 @@ def install_shortcuts(
 
 
 def add_keep_actions(
-    menu: QMenu, on_pin: Callable[[bool], object], on_never_save: Callable[[bool], object]
-) -> tuple[QAction, QAction]:
-    """Append "always keep" and "never keep"; each calls back with True or False."""
-    pin, never = menu.addAction(_(ALWAYS_KEEP)), menu.addAction(_(NEVER_KEEP))
-    pin.setToolTip(_("It is never deleted to make room"))
-    never.setToolTip(_("After a restart the chat is read again from the beginning"))
-    for action, run in ((pin, on_pin), (never, on_never_save)):
+    menu: QMenu, pinned: bool, pin: Callable[[bool], object], never_save: bool, never: Callable[[bool], object]
+) -> None:
+    """Append "always keep" and "never keep", checked if they are in force; `pin` and `never` get what is chosen."""
+    for words, tip, on, run in (
+        (ALWAYS_KEEP, _("It is never deleted to make room"), pinned, pin),
+        (NEVER_KEEP, _("After a restart the chat is read again from the beginning"), never_save, never),
+    ):
+        action = menu.addAction(_(words))
+        action.setToolTip(tip)
         action.setCheckable(True)
-        action.triggered.connect(lambda on, run=run: run(on))
+        action.setChecked(on)
+        action.triggered.connect(run)
     menu.setToolTipsVisible(True)
-    return pin, never
 
 
 def _group(name: str, entries: list[Shortcut]) -> QGridLayout:

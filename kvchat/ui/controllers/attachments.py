@@ -71,31 +71,32 @@ class AttachmentIntake(QObject):
             self._begin(path.name, asyncio.to_thread(_read, path))
 
     def choose(self) -> None:
+        def taken(told: Sequence[str]) -> None:
+            field, folder = dialog.findChild(QLineEdit), Path(dialog.directory().path())
+            names = re.findall(r'"([^"]+)"', field.text()) if field is not None else []
+
+            async def take() -> None:
+                self.take(await asyncio.to_thread(_chosen, folder, names, list(map(Path, told))))
+
+            self._runner.start(take())
+
         dialog = file_dialog(self._composer.window(), _("Attach files"), QFileDialog.FileMode.ExistingFiles)
-        dialog.filesSelected.connect(lambda names: self._take_chosen(dialog, names))
+        dialog.filesSelected.connect(taken)
         dialog.finished.connect(lambda: self._composer.focus())
         dialog.open()
 
     def take_screenshot(self) -> None:
-        self._runner.start(self._screenshot(self._drafts.current()), self._notices.show_error)
+        async def take() -> None:
+            await self._runtime.chat.context.check_vision(where)
+            if (image := await take_screenshot(self._composer.window())) is not None:
+                self._take_image(_(SCREENSHOT), image)
+            self._composer.focus()
 
-    async def _screenshot(self, where: str | None) -> None:
-        await self._runtime.chat.context.check_vision(where)
-        if (image := await take_screenshot(self._composer.window())) is not None:
-            self._take_image(_(SCREENSHOT), image)
-        self._composer.focus()
+        where = self._drafts.current()
+        self._runner.start(take(), self._notices.show_error)
 
     def _take_image(self, name: str, image: QImage) -> None:
         self._begin(name, asyncio.to_thread(of_image, name, image))
-
-    def _take_chosen(self, dialog: QFileDialog, told: Sequence[str]) -> None:
-        field, folder = dialog.findChild(QLineEdit), Path(dialog.directory().path())
-        names = re.findall(r'"([^"]+)"', field.text()) if field is not None else []
-
-        async def take() -> None:
-            self.take(await asyncio.to_thread(_chosen, folder, names, list(map(Path, told))))
-
-        self._runner.start(take())
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
         if isinstance(event, QDragEnterEvent) and local_files(event.mimeData()):
@@ -142,7 +143,7 @@ class AttachmentIntake(QObject):
                 self._notices.take_back(error)
             elif where == self._drafts.current():
                 self._notices.show_error(error)
-        self._refused = [one for one in self._refused if one[0] != before]
+        self._refused = [refused for refused in self._refused if refused[0] != before]
         self._composer.hold()
         self._show_reading()
 

@@ -45,8 +45,8 @@ class ChatController(Controller):
         self._opening: asyncio.Task[Any] | None = None  # reads the messages of the conversation opened last
         self._turns: dict[str, TurnState] = {}
         self._had_model = runtime.model.path
-        shown = views.transcript, views.composer
-        self._shown = ChatPresenter(runtime, *shown, lambda: self.current, self.turn_of, cards=True)
+        page = views.transcript, views.composer
+        self._shown = ChatPresenter(runtime, *page, lambda: self.current, self.turn_of, cards=True)
         self.sending = SendController(runtime, views, self.drafts, lambda: self._page, self.run_turn, self)
         self.sending.begun.connect(lambda: self.left.emit(None))
         self.sending.withdrawn.connect(self._show_all)
@@ -173,15 +173,16 @@ class ChatController(Controller):
         turn = self.turn_of(conversation_id)
         turn.begin()
         self._runner.watch_turn(task)
-        task.add_done_callback(lambda _: self._turn_over(conversation_id))
-        self._show_turn()
 
-    def _turn_over(self, conversation_id: str) -> None:
-        self.sending.arrived(conversation_id)
-        self.turn_of(conversation_id).end()
-        self.conversations.reload_soon()  # nobody answers there any more, and a refusal brings no other news
-        if conversation_id == self.current:
-            self._show_turn()
+        def end(_: object) -> None:
+            self.sending.arrived(conversation_id)
+            self.turn_of(conversation_id).end()
+            self.conversations.reload_soon()  # nobody answers there any more, and a refusal brings no other news
+            if conversation_id == self.current:
+                self._show_turn()
+
+        task.add_done_callback(end)
+        self._show_turn()
 
     def turn_of(self, conversation_id: str | None = None) -> TurnState:
         """Return the state of a conversation's turn; without an id, of the open one's."""
@@ -221,13 +222,13 @@ class ChatController(Controller):
         turn.hear(event)
         match event:
             case events.ReplyDelta(message_id=message_id) if here:
-                if message_id != known and not self._shown.knows(event):
+                if message_id != known and self._views.transcript.row_of(message_id) is None:
                     self._runner.start(self._reload_messages(id))
                 self._shown.show_live()
             case events.ReplyFinished():
                 self.conversations.reload_soon()
                 if here:
-                    self._runner.start(self._show_finished(id, event.message_id))
+                    self._runner.start(self._reload_messages(id, finished=event.message_id))
             case Restored() | Saved():
                 self.conversations.reload_soon()
         more_of_the_same = isinstance(event, events.ReplyDelta) and event.message_id == known  # hundreds a second
@@ -235,7 +236,8 @@ class ChatController(Controller):
         if (here or waits) and not more_of_the_same:
             self._show_turn()
 
-    async def _reload_messages(self, conversation_id: str, fresh: bool = False) -> None:
+    async def _reload_messages(self, conversation_id: str, *, fresh: bool = False, finished: str = "") -> None:
+        """finished: id of a reply to be read to who does not see it"""
         if not await self._shown.reload(conversation_id, fresh=fresh):
             return
         self._loading = False
@@ -243,11 +245,8 @@ class ChatController(Controller):
         messages = self._views.transcript.messages
         if fresh and messages and messages[-1].awaits_model and not self._shown.is_answering:
             self.retry()  # there may be a model now; else it is told again what is missing
-
-    async def _show_finished(self, conversation_id: str, message_id: str) -> None:
-        await self._reload_messages(conversation_id)
-        if conversation_id == self.current:
-            self._views.transcript.announce_reply(message_id)
+        if finished:
+            self._views.transcript.announce_reply(finished)
 
     def _show_all(self) -> None:
         self._show_header()
@@ -289,7 +288,11 @@ class MessageController(Controller):
         message, chat = requested.message, self._runtime.chat
         id = message.conversation_id
         if requested.run is Request.FORK:  # which leaves this chat as it is
-            self._runner.start(self._fork(message))
+
+            async def fork() -> None:
+                self.forked.emit(await chat.fork(message))
+
+            self._runner.start(fork())
             return
         if chat.is_answering(id):
             self._views.notices.tell(
@@ -331,21 +334,15 @@ class MessageController(Controller):
 
     async def _regenerate_with(self, model: Path) -> None:
         """Make another reply with a model that answers this chat from now on."""
-        reply = self._again
-        if reply is not None and not self._runtime.chat.is_answering(reply.conversation_id):
-            await self._runtime.chat.use_model(reply.conversation_id, str(model))
-            self._run(reply.conversation_id, self._runtime.chat.regenerate(reply))
-
-    async def _fork(self, reply: Message) -> None:
-        self.forked.emit(await self._runtime.chat.fork(reply))
+        reply, chat = self._again, self._runtime.chat
+        if reply is not None and not chat.is_answering(reply.conversation_id):
+            await chat.use_model(reply.conversation_id, str(model))
+            self._run(reply.conversation_id, chat.regenerate(reply))
 
     async def _delete(self, message: Message) -> None:
         removed = await self._runtime.chat.delete_message(message)
-        followed = len(removed.rows) - 1
-        what = (
-            _("Deleted the message and {followed} that followed it", followed=number(followed))
-            if followed
-            else _("Deleted the message")
-        )
+        what = _("Deleted the message")
+        if followed := len(removed.rows) - 1:
+            what = _("Deleted the message and {followed} that followed it", followed=number(followed))
         put_back = self._runtime.chat.put_back
         self._views.notices.offer_undo(what, lambda: self._runner.start(put_back(removed)))

@@ -12,16 +12,7 @@ from PySide6.QtCore import QObject, Signal
 from kvchat.chat import events
 from kvchat.chat.attachments import document_of_text
 from kvchat.chat.context import ContextUse
-from kvchat.chat.events import (
-    EngineChanged,
-    Event,
-    MessagesChanged,
-    Notice,
-    ReadingAhead,
-    ReplyFinished,
-    Speed,
-    TurnFailed,
-)
+from kvchat.chat.events import Event, MessagesChanged, Notice, ReadingAhead, ReplyFinished
 from kvchat.chat.prepared.library import Ground, Standing
 from kvchat.chat.record.messages import Role
 from kvchat.chat.turn.forecasts import Forecast
@@ -106,52 +97,44 @@ class ContextController(Controller):
         if here in self._summarising:
             self._card.show_summarising()
         elif use is not None and (use.tight or refused) and here not in self._put_off and not answering:
-            turns = sum(1 for message in self._views.transcript.messages if message.role is Role.USER)
-            self._card.show_choice(use, self._larger, can_shorten=turns > 1, can_part=self._has_long_text())
+            turns = sum(message.role is Role.USER for message in self._views.transcript.messages)
+            texts = [attached for attached in self._composer.chips.attachments if not attached.data]
+            long = bool(texts) or len(self._composer.draft) >= LONG_PASTE
+            self._card.show_choice(use, self._larger, can_shorten=turns > 1, can_part=long)
             if not self._asked:
                 self._asked = True
-                self._runner.start(self._ask_larger())
+
+                async def ask() -> None:
+                    self._larger = await self._runtime.engine.larger_context()
+                    self._show_card()
+
+                self._runner.start(ask())
         else:
             self._asked = False
             self._card.hide()
-
-    async def _ask_larger(self) -> None:
-        self._larger = await self._runtime.engine.larger_context()
-        self._show_card()
 
     def _answering(self) -> bool:
         return self._chat.current is not None and self._runtime.chat.is_answering(self._chat.current)
 
     def _hear(self, event: Event) -> None:
         match event:
-            case Speed(conversation_id=id, context_used=used) if id == self._chat.current and self._use:
+            case events.Speed(conversation_id=id, context_used=used) if id == self._chat.current and self._use:
                 self._show(replace(self._use, used=used))
-            case EngineChanged():
+            case events.EngineChanged():
                 self._larger, self._asked = None, False
                 self._count_soon()
-            case (
-                MessagesChanged(conversation_id=id)
-                | ReplyFinished(conversation_id=id)
-                | ReadingAhead(conversation_id=id)
-                | Restored(conversation_id=id)
-            ):
-                if id == self._chat.current and not self._answering():
+            case MessagesChanged() | ReplyFinished() | ReadingAhead() | Restored():
+                if event.conversation_id == self._chat.current and not self._answering():
                     self._count_soon()
-            case TurnFailed(conversation_id=id, error=error):
+            case events.TurnFailed(conversation_id=id, error=error):
                 if isinstance(error, PromptTooLong):
                     self._put_off.discard(id)
                 self._count_soon()
-            case _:
-                pass
-
-    def _has_long_text(self) -> bool:
-        texts = [one for one in self._composer.chips.attachments if not one.data]
-        return bool(texts) or len(self._composer.draft) >= LONG_PASTE
 
     async def _attach_part(self) -> None:
         """Cut the longest waiting text to what fits; with nothing attached, the written message."""
         here, draft, attachments = self._chat.current, self._composer.draft, self._composer.chips.attachments
-        if all(one.data for one in attachments):
+        if all(attached.data for attached in attachments):
             draft, attachments = "", (*attachments, document_of_text(_(PASTED), draft))
         fitting = await self._runtime.chat.context.with_part(here, draft, attachments)
         if here == self._chat.current:
@@ -182,24 +165,23 @@ class ContextController(Controller):
             self._show_card()
 
     def _stop(self) -> None:
-        task = self._summarising.get(self._chat.current or "")
-        if task is not None:
+        if (task := self._summarising.get(self._chat.current or "")) is not None:
             task.cancel()
 
     def _shorten(self, way: Callable[[str], Coroutine[Any, Any, int]], done: Callable[[int], str]) -> asyncio.Task[Any]:
-        return self._runner.start(self._shortened(self._chat.current or "", way, done))
+        """Shorten the open chat, say so, and answer the question that did not fit before."""
+        here = self._chat.current or ""
 
-    async def _shortened(
-        self, conversation_id: str, way: Callable[[str], Coroutine[Any, Any, int]], done: Callable[[int], str]
-    ) -> None:
-        """Shorten, say so, and answer the question that did not fit before."""
-        waiting = await self._runtime.chat.messages(conversation_id)
-        count = await way(conversation_id)
-        detail = _("This is a new branch of the chat. The previous branch still has every message.")
-        self._runtime.events.publish(Notice(done(count), detail))
-        if waiting and waiting[-1].role is Role.USER and conversation_id == self._chat.current:
-            self._chat.retry()
-        self._count_soon()
+        async def shorten() -> None:
+            waiting = await self._runtime.chat.messages(here)
+            count = await way(here)
+            detail = _("This is a new branch of the chat. The previous branch still has every message.")
+            self._runtime.events.publish(Notice(done(count), detail))
+            if waiting and waiting[-1].role is Role.USER and here == self._chat.current:
+                self._chat.retry()
+            self._count_soon()
+
+        return self._runner.start(shorten())
 
 
 def _left_out(count: int) -> str:

@@ -1,19 +1,23 @@
-"""Between the sidebar and the chats: they are found, moved, archived, deleted and restored."""
+"""Find, move, archive, delete and restore chats: the search of the sidebar, and the menu of a chat."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import replace
 from typing import Any
 
-from PySide6.QtWidgets import QInputDialog
+from PySide6.QtCore import Signal
+from PySide6.QtWidgets import QInputDialog, QMenu
 
 from kvchat.chat.search import FoundChat
 from kvchat.runtime import Runtime
+from kvchat.ui.commands.shortcuts import add_keep_actions, words_of
 from kvchat.ui.controllers.chat import ChatController
+from kvchat.ui.controllers.transfer import TransferController
 from kvchat.ui.controllers.views import Controller, Views
-from kvchat.words.language import N_, _, several
-from kvchat.words.wording import one_line
+from kvchat.ui.sidebar.conversation_list import Row
+from kvchat.words.language import N_, _, pgettext, several
+from kvchat.words.wording import VERIFY_MEMORY, one_line
 
 _MOST_LETTERS = 40  # of a title in a notice
 _PAUSE_MS = 80  # between keys, before a search begins
@@ -21,20 +25,80 @@ _AGAIN_MS = 700  # while older messages are still being read
 
 
 class OrganiserController(Controller):
-    """Does what the sidebar's menu asks for, and searches while the user types."""
+    """Fills the menus of chats, and searches while the user types."""
 
-    def __init__(self, runtime: Runtime, views: Views, chat: ChatController) -> None:
+    settings_requested = Signal(str)  # conversation id; empty: of the one that has not begun
+
+    def __init__(self, runtime: Runtime, views: Views, chat: ChatController, transfer: TransferController) -> None:
         super().__init__(runtime, views, chat)
-        self._chat, self._organiser, self._search_panel = chat, runtime.chat.organiser, views.sidebar.search
+        self._chat, self._transfer = chat, transfer
+        self._organiser, self._search_panel = runtime.chat.organiser, views.sidebar.search
         self._pause = self._timer(_PAUSE_MS, self._search)
         sidebar, runner = views.sidebar, views.runner
         sidebar.search.field.textChanged.connect(self._query_changed)
         sidebar.search.results.chosen.connect(lambda found: runner.start(self._open_found(found)))
         sidebar.delete_requested.connect(lambda ids: runner.start(self.delete(ids)))
-        sidebar.archive_requested.connect(lambda ids, on: runner.start(self._archive(ids, on)))
-        sidebar.top_requested.connect(lambda ids, on: runner.start(self._organiser.keep_on_top(ids, on)))
-        sidebar.move_requested.connect(lambda ids, to: runner.start(self._organiser.move(ids, to)))
-        sidebar.new_folder_requested.connect(self._ask_folder)
+        sidebar.menu_requested.connect(self.fill_menu)
+
+    def fill_menu(self, menu: QMenu, chat: Row, ids: list[str], rename: Callable[[], object]) -> None:
+        """Fill `menu` for the chats of these ids, among them `chat`, whose state the entries show.
+
+        A chat without an id has not begun.
+        """
+        menu.clear()
+        runtime, id, add = self._runtime, chat.id, menu.addAction
+        of_one = [
+            add(_("Rename"), rename),
+            add(words_of("name"), lambda: self._runner.start(runtime.chat.titles.name(id))),
+            settings := add(words_of("chat-settings"), lambda: self.settings_requested.emit(id)),
+        ]
+        menu.addSeparator()
+        self._add_places(menu, chat, ids)
+        menu.addSeparator()
+        add_keep_actions(
+            menu,
+            chat.pinned,
+            lambda on: self._reload_after(runtime.save_points.pin(id, on)),
+            chat.never_save,
+            lambda on: self._reload_after(runtime.save_points.never_save(id, on)),
+        )
+        if chat.imported and len(ids) == 1:
+            add(_(VERIFY_MEMORY), lambda: self._reload_after(self._verify(id)))
+        menu.addSeparator()
+        add(_("Export…"), lambda: self._transfer.export(ids))
+        of_one.append(add(words_of("export-memory"), lambda: self._transfer.export_with_memory(id)))
+        words = _("Delete") if len(ids) == 1 else several(len(ids), "Delete {count} chat", "Delete {count} chats")
+        add(words, lambda: self._runner.start(self.delete(ids)))
+        for action in of_one:
+            action.setEnabled(len(ids) == 1)
+        if not id:
+            for action in menu.actions():
+                action.setEnabled(action is settings)
+
+    def _add_places(self, menu: QMenu, chat: Row, ids: list[str]) -> None:
+        """Add what keeps chats on top, moves them to a folder, and archives them."""
+        start, organiser = self._runner.start, self._organiser
+        top = menu.addAction(_("Keep on top"), lambda: start(organiser.keep_on_top(ids, not chat.on_top)))
+        top.setCheckable(True)
+        top.setChecked(chat.on_top)
+        folders = menu.addMenu(_("Move to folder"))
+
+        def move(to: str | None) -> Callable[[], object]:
+            return lambda: start(organiser.move(ids, to))
+
+        for folder in self._views.sidebar.folders:
+            folders.addAction(folder.replace("&", "&&"), move(folder))
+        folders.addAction(_("New folder…"), lambda: self._ask_folder(ids))
+        folders.addAction(_("No folder"), move(None))
+        away = _("Take out of the archive") if chat.archived else pgettext("to do", "Archive")
+        menu.addAction(away, lambda: start(self._archive(ids, not chat.archived)))
+
+    def _reload_after(self, run: Coroutine[Any, Any, object]) -> None:
+        self._runner.start(self._chat.conversations.then_reload(run))
+
+    async def _verify(self, id: str) -> None:
+        if await self._runtime.chat.verifying.verify(id):
+            self._views.notices.tell(_("The memory of this chat is verified"), self._chat.conversations.title(id))
 
     async def show_imported(self, ids: list[str]) -> None:
         """List all new chats, select them and open the first."""

@@ -6,7 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from PySide6.QtCore import QObject, Signal
 
@@ -21,8 +21,6 @@ from kvchat.ui.chat.composer import Composer, fits_field
 from kvchat.ui.chat.first_words import PAUSE
 from kvchat.ui.controllers.views import Controller, Views
 from kvchat.words.language import N_, _
-
-T = TypeVar("T")
 
 PASTED = N_("Pasted text.txt")
 _KEEP_MS = 700  # what is written is gathered so long before it is put on disk
@@ -45,21 +43,18 @@ class DraftController(Controller):
         self._again = self._timer(_AGAIN_MS, self.keep, self._tell)
 
     async def load(self) -> None:
-        """Read the stored drafts; from then on changes in the composer are stored. Raises StorageFailed."""
+        """Read the stored drafts; from then on changes in the composer are stored. Raises StorageFailed.
+
+        A draft too long for the composer to lay out in time becomes an attachment.
+        """
         self._texts, self._attached = await self._drafts.all(), await self._drafts.attached()
         for key in [key for key, text in self._texts.items() if not fits_field(text)]:
-            await self._attach_text(key)
+            document = await asyncio.to_thread(document_of_text, _(PASTED), self._texts[key])
+            self.set(key, "")
+            self.attach(key, (*self.attached_to(key), document))
         composer, current = self._composer, self.current
         composer.editor.textChanged.connect(lambda: self.set(current(), composer.draft))
         composer.chips.changed.connect(lambda: self.attach(current(), composer.chips.attachments))
-
-    async def _attach_text(self, key: str) -> None:
-        """Turn a draft too long for the composer to lay out in time into an attachment."""
-        text = self._texts.pop(key)
-        attachment = await asyncio.to_thread(document_of_text, _(PASTED), text)
-        self._unkept[key] = ""
-        self._attached[key] = self._unkept_attached[key] = (*self._attached.get(key, ()), attachment)
-        self._pause.start()
 
     def of(self, conversation_id: str | None) -> str:
         return self._texts.get(conversation_id or NOT_BEGUN, "")
@@ -117,29 +112,23 @@ class DraftController(Controller):
     async def keep(self) -> None:
         """Write what is not on disk yet. Raises StorageFailed; it is then tried again."""
         self._pause.stop()
-        texts, attached = self._not_sending(self._unkept), self._not_sending(self._unkept_attached)
+        texts = {key: text for key, text in self._unkept.items() if self._sending[key] <= 0}
+        attached = {key: files for key, files in self._unkept_attached.items() if self._sending[key] <= 0}
         if not texts and not attached:
             return
         await self._drafts.keep(texts, attached)
         self._told = False
-        _forget(self._unkept, texts)
-        _forget(self._unkept_attached, attached)
+        # those that did not change while they were written
+        self._unkept = {key: text for key, text in self._unkept.items() if texts.get(key) is not text}
+        self._unkept_attached = {
+            key: files for key, files in self._unkept_attached.items() if attached.get(key) is not files
+        }
 
     def _tell(self, error: KvchatError) -> None:
         self._again.start()
         if not self._told:
             self._told = True
             self._views.notices.show_error(error)
-
-    def _not_sending(self, drafts: dict[str, T]) -> dict[str, T]:
-        return {key: draft for key, draft in drafts.items() if self._sending[key] <= 0}
-
-
-def _forget(unkept: dict[str, T], kept: dict[str, T]) -> None:
-    """Drop entries that did not change while they were written."""
-    for key, draft in kept.items():
-        if unkept.get(key) is draft:
-            del unkept[key]
 
 
 _LOOK_S = 0.02  # between two looks whether the turn of a finished reply has ended
@@ -177,7 +166,12 @@ class SendController(Controller):
         self._under_way: dict[str, list[str]] = {}  # by conversation id: the drafts whose words are on their way there
         self._beginning = asyncio.Lock()  # two messages sent at once from the empty page begin one conversation
         views.composer.sent.connect(self.send)
-        self.show_queued = self.serve(views.composer, lambda: page().conversation_id, self._edit_queued)
+
+        def edit(text: str, attachments: tuple[Attachment, ...]) -> None:
+            drafts.put_before(page().conversation_id, text, attachments)
+            views.composer.focus()
+
+        self.show_queued = self.serve(views.composer, lambda: page().conversation_id, edit)
 
     def send(self, text: str, attachments: tuple[Attachment, ...] = ()) -> None:
         """Send a message; on the empty page it begins a conversation."""
@@ -301,10 +295,6 @@ class SendController(Controller):
         self._drafts.put_before(conversation_id, text, attachments)
         self._views.notices.show_error(error)
 
-    def _edit_queued(self, text: str, attachments: tuple[Attachment, ...]) -> None:
-        self._drafts.put_before(self._page().conversation_id, text, attachments)
-        self._views.composer.focus()
-
     def _set_queued(self, conversation_id: str, text: str, attachments: tuple[Attachment, ...]) -> None:
         self._drafts.set(QUEUE + conversation_id, text)
         self._drafts.attach(QUEUE + conversation_id, attachments)
@@ -319,8 +309,6 @@ class SendController(Controller):
                 self.arrived(id)
             case ReplyFinished(conversation_id=id, message_id=message_id) if any(self.queued(id)):
                 self._runner.start(self._send_after(id, message_id))
-            case _:
-                pass
 
     async def _send_after(self, conversation_id: str, message_id: str) -> None:
         """Send what is queued once the reply's turn is over, unless the reply was stopped or the window closes."""

@@ -44,9 +44,6 @@ class SidebarController(Controller):
         sidebar = self._sidebar
         sidebar.model.renamed.connect(lambda id, title: self._runner.start(runtime.chat.rename(id, title)))
         sidebar.arranged.connect(self.show_list)
-        sidebar.pin_requested.connect(self.pin)
-        sidebar.never_save_requested.connect(self.never_save)
-        sidebar.verify_requested.connect(self.verify)
 
     @property
     def ids(self) -> list[str]:
@@ -74,20 +71,6 @@ class SidebarController(Controller):
         """Return a conversation's row; without an id, that of one that has not begun."""
         known = self.conversation(conversation_id)
         return self._row(known, ()) if known else Row("", self.title(None))
-
-    def pin(self, conversation_id: str, pinned: bool) -> None:
-        self._runner.start(self._then_reload(self._runtime.save_points.pin(conversation_id, pinned)))
-
-    def never_save(self, conversation_id: str, never: bool) -> None:
-        self._runner.start(self._then_reload(self._runtime.save_points.never_save(conversation_id, never)))
-
-    def verify(self, conversation_id: str) -> None:
-        self._runner.start(self._then_reload(self._verify(conversation_id)))
-
-    async def _verify(self, conversation_id: str) -> None:
-        if not await self._runtime.chat.verifying.verify(conversation_id):
-            return
-        self._views.notices.tell(_("The memory of this chat is verified"), self.title(conversation_id))
 
     def reload_soon(self) -> None:
         self._gather.start()
@@ -142,7 +125,7 @@ class SidebarController(Controller):
         self._forecasts |= await self._runtime.chat.forecasts.of_chats(chats)
         self._sidebar.list.viewport().update()
 
-    async def _then_reload(self, run: Coroutine[Any, Any, None]) -> None:
+    async def then_reload(self, run: Coroutine[Any, Any, object]) -> None:
         try:
             await run
         finally:

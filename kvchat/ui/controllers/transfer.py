@@ -60,19 +60,13 @@ class TransferController(Controller):
 
     def export(self, ids: list[str]) -> None:
         name = self._file_name(ids[0]) if len(ids) == 1 else _("Chats")
-        save_dialog(self._window, _("Export"), f"{name}.json", _(_FORMS), lambda path: self._export(ids, path))
+        self._save(_("Export"), f"{name}.json", _(_FORMS), partial(self._export, ids))
 
     def export_with_memory(self, id: str) -> None:
         self._runner.start(self._offer_memory(id))
 
     def export_all(self) -> None:
-        save_dialog(
-            self._window,
-            _("Export all chats"),
-            "Chats.json",
-            _(_FORMS),
-            lambda path: self._export(list(self._conversations.titles), path),
-        )
+        self._save(_("Export all chats"), "Chats.json", _(_FORMS), partial(self._export, None))
 
     def take_in(self) -> None:
         self._pick(_("Import chats"), QFileDialog.FileMode.ExistingFiles, _(_EXPORTS), self._offer)
@@ -84,13 +78,12 @@ class TransferController(Controller):
         self._pick(_("Import a folder of chats"), QFileDialog.FileMode.Directory, "", self._take_in)
 
     def back_up(self) -> None:
-        save_dialog(
-            self._window,
-            _("Back up"),
-            _("kvchat backup.zip"),
-            _(_BACKUPS),
-            lambda path: self._runner.start(self._save(path)),
-        )
+        async def save(target: Path) -> None:
+            work = partial(self._runtime.transfer.back_up, target)
+            facts = await self._write(_("Backing up…"), work, _("Backup cancelled"))
+            self._views.notices.tell_where(_("Backed up {contents}", contents=_contents(facts)), target)
+
+        self._save(_("Back up"), _("kvchat backup.zip"), _(_BACKUPS), save)
 
     def restore(self) -> None:
         self._pick(_("Restore from a backup"), QFileDialog.FileMode.ExistingFile, _(_BACKUPS), self._look_at)
@@ -99,38 +92,29 @@ class TransferController(Controller):
         title = self._conversations.title(id).translate(_NO_NAME)
         return " ".join(title.split())[:80].strip(". ") or _("Chat")
 
+    async def _export(self, ids: list[str] | None, target: Path) -> None:
+        """ids: None for all chats"""
+        chats = list(self._conversations.titles) if ids is None else ids
+        work = partial(self._runtime.transfer.export, chats, target)
+        count = await self._write(_("Exporting…"), work, _("Export cancelled"))
+        self._views.notices.tell_where(several(count, "Exported {count} chat", "Exported {count} chats"), target)
+
     async def _offer_memory(self, id: str) -> None:
         memory = await self._runtime.transfer.memory_of(id)
         about = _(_ABOUT_MEMORY, size=size(memory.bytes))
 
         def pick(passphrase: str) -> None:
-            name, title = f"{self._file_name(id)}.kvchat", _("Export with its memory")
-            save_dialog(
-                self._window, title, name, _(_WITH_MEMORY), lambda path: self._export_memory(id, path, passphrase)
-            )
+            async def export(target: Path) -> None:
+                work = partial(self._runtime.transfer.export_with_memory, id, target, passphrase=passphrase)
+                written = size(await self._write(_("Exporting…"), work, _("Export cancelled")))
+                told = _("Exported 1 chat with its memory, {size}", size=written)
+                if passphrase:
+                    told = _("Exported 1 chat with its memory, {size}, sealed with your passphrase", size=written)
+                self._views.notices.tell_where(told, target)
+
+            self._save(_("Export with its memory"), f"{self._file_name(id)}.kvchat", _(_WITH_MEMORY), export)
 
         ask_passphrase(self._window, _("Export with its memory?"), about, _("Choose a file…"), pick, optional=True)
-
-    def _export_memory(self, id: str, target: Path, passphrase: str) -> None:
-        async def export() -> None:
-            work = partial(self._runtime.transfer.export_with_memory, id, target, passphrase=passphrase)
-            written = await self._with_progress(
-                _("Exporting…"), work, (_("Export cancelled"), _("Nothing was written."))
-            )
-            told = _("Exported 1 chat with its memory, {size}", size=size(written))
-            if passphrase:
-                told = _("Exported 1 chat with its memory, {size}, sealed with your passphrase", size=size(written))
-            self._views.notices.tell_where(told, target)
-
-        self._runner.start(export())
-
-    def _export(self, ids: list[str], target: Path) -> None:
-        async def export() -> None:
-            work = partial(self._runtime.transfer.export, ids, target)
-            count = await self._with_progress(_("Exporting…"), work, (_("Export cancelled"), _("Nothing was written.")))
-            self._views.notices.tell_where(several(count, "Exported {count} chat", "Exported {count} chats"), target)
-
-        self._runner.start(export())
 
     async def _offer(self, paths: list[Path]) -> None:
         """Import the files; memory, which anybody may have made, only once the user has agreed."""
@@ -149,9 +133,7 @@ class TransferController(Controller):
     async def _take_in(self, paths: list[Path], passphrase: str = "") -> None:
         work = partial(self._runtime.transfer.take_in, paths, passphrase=passphrase)
         try:
-            report = await self._with_progress(
-                _("Importing…"), work, (_("Import cancelled"), _("Nothing was imported."))
-            )
+            report = await self._with_progress(_("Importing…"), work, _("Import cancelled"), _("Nothing was imported."))
         except PassphraseNeeded as needed:
             ask_passphrase(
                 self._window,
@@ -178,11 +160,6 @@ class TransferController(Controller):
             ImportReportDialog(self._views.look, title, known, report.problems, self._window).open()
         else:
             self._views.notices.tell(title, known)
-
-    async def _save(self, target: Path) -> None:
-        work = partial(self._runtime.transfer.back_up, target)
-        facts = await self._with_progress(_("Backing up…"), work, (_("Backup cancelled"), _("Nothing was written.")))
-        self._views.notices.tell_where(_("Backed up {contents}", contents=_contents(facts)), target)
 
     async def _look_at(self, sources: list[Path]) -> None:
         source = sources[0]
@@ -221,8 +198,8 @@ class TransferController(Controller):
 
     async def _lay_ready(self, source: Path, *, with_engine: bool) -> None:
         work = partial(self._runtime.transfer.lay_ready, source, with_engine=with_engine)
-        cancelled = _("Nothing has been changed.")
-        await self._with_progress(_("Checking the backup…"), work, (_("Restore cancelled"), cancelled))
+        cancelled = _("Restore cancelled"), _("Nothing has been changed.")
+        await self._with_progress(_("Checking the backup…"), work, *cancelled)
         confirm(
             self._window,
             _("Restart kvchat to finish?"),
@@ -232,9 +209,10 @@ class TransferController(Controller):
             keep=_("Later"),
         )
 
-    async def _with_progress(
-        self, words: str, work: Callable[[Progress], Awaitable[R]], cancelled: tuple[str, str]
-    ) -> R:
+    async def _write(self, words: str, work: Callable[[Progress], Awaitable[R]], cancelled: str) -> R:
+        return await self._with_progress(words, work, cancelled, _("Nothing was written."))
+
+    async def _with_progress(self, words: str, work: Callable[[Progress], Awaitable[R]], *cancelled: str) -> R:
         """Return what the work returns. If the user cancels it, its task ends and `cancelled` is shown."""
         with _Progress(self._window, words, self._loop) as progress:
             self.going_on.append(words)
@@ -246,6 +224,9 @@ class TransferController(Controller):
                 raise
             finally:
                 self.going_on.remove(words)
+
+    def _save(self, title: str, name: str, kinds: str, run: Callable[[Path], Coroutine[Any, Any, None]]) -> None:
+        save_dialog(self._window, title, name, kinds, lambda path: self._runner.start(run(path)))
 
     def _pick(
         self, title: str, mode: QFileDialog.FileMode, kinds: str, run: Callable[[list[Path]], Coroutine[Any, Any, None]]

@@ -61,24 +61,17 @@ class TurnState:
     def hear(self, event: TurnEvent) -> None:
         self.story.tell(event)
         match event:
-            case ReplyDelta():
-                self._grow(event)
-            case ReplyFinished():
-                self._forget_live()
-            case TurnFailed(error=error):
-                self._forget_live()
-                self.failure = error
-
-    def _grow(self, event: ReplyDelta) -> None:
-        if self.live_id != event.message_id:
-            self.live_id, self.live_text, self.live_thinking = event.message_id, "", ""
-        self.awaiting = False
-        self.live_text += event.text
-        self.live_thinking += event.thinking
-        self.live_thinking_ms = event.thinking_ms
-
-    def _forget_live(self) -> None:
-        self.live_id = self.live_text = self.live_thinking = ""
+            case ReplyDelta(message_id=id):
+                if self.live_id != id:
+                    self.live_id, self.live_text, self.live_thinking = id, "", ""
+                self.awaiting = False
+                self.live_text += event.text
+                self.live_thinking += event.thinking
+                self.live_thinking_ms = event.thinking_ms
+            case ReplyFinished() | TurnFailed():
+                self.live_id = self.live_text = self.live_thinking = ""
+                if isinstance(event, TurnFailed):
+                    self.failure = event.error
 
 
 @dataclass(frozen=True)
@@ -147,9 +140,6 @@ class ChatPresenter:
         turn = self.turn()
         if turn.live_id:
             self.transcript.set_live(turn.live_id, turn.live_text, turn.live_thinking, turn.live_thinking_ms)
-
-    def knows(self, delta: ReplyDelta) -> bool:
-        return self.transcript.row_of(delta.message_id) is not None
 
     async def reload(self, chat: str, *, fresh: bool = False) -> bool:
         """Read the messages and show them, from the end if `fresh`. Returns False if the chat is no longer open."""

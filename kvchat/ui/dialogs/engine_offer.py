@@ -21,7 +21,7 @@ from kvchat.ui.base.theme import Look, restyle
 from kvchat.ui.dialogs.metered import ask_if_metered
 from kvchat.ui.widgets.controls import Card
 from kvchat.ui.widgets.entries import ChoiceBox
-from kvchat.ui.widgets.layouts import FlowLayout
+from kvchat.ui.widgets.layouts import flow
 from kvchat.words.language import N_, _, beside, listed, sentences
 from kvchat.words.wording import rough_duration, size
 
@@ -56,9 +56,7 @@ class EngineOffer(QWidget):
         self.cancel = button(_("Cancel"), engines.cancel_fetch, name=_("Cancel getting an engine"))
         self.outcome = Card()
         self._choosing, self._running = QWidget(), QWidget()
-        choosing = FlowLayout(self._choosing)
-        choosing.addWidget(self.choice)
-        choosing.addWidget(self.get)
+        self._choosing.setLayout(flow(self.choice, self.get))
         column(
             self.bar, row((self.amount, 1), self.cancel, spacing=10), on=self._running, spacing=8, margins=(0, 4, 0, 0)
         )

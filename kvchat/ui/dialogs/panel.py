@@ -10,7 +10,9 @@ from PySide6.QtCore import QPoint, QSize
 from PySide6.QtGui import QHideEvent, QShowEvent
 from PySide6.QtWidgets import QPushButton, QWidget
 
+from kvchat.chat.events import Event
 from kvchat.errors import KvchatError
+from kvchat.runtime import Runtime
 from kvchat.ui.base.tasks import ErrorHandler, TaskRunner
 from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.notices import Notices
@@ -24,6 +26,7 @@ class Panel(RoomyDialog):
 
     def __init__(
         self,
+        runtime: Runtime,
         look: Look,
         runner: TaskRunner,
         title: str,
@@ -36,7 +39,7 @@ class Panel(RoomyDialog):
         super().__init__(parent)
         self.setWindowTitle(title)
         self.setAccessibleName(title)
-        self.runner = runner
+        self._runtime, self.runner = runtime, runner
         self.notices = Notices(look)
         self._look, self._least = look, least
         self.resize(self._scaled(size))
@@ -45,6 +48,10 @@ class Panel(RoomyDialog):
         self._place: QPoint | None = None  # where its frame stood when it was closed
         self._sources: list[Callable[[], Callable[[], None]]] = []
         self._unsubscribe: list[Callable[[], None]] = []
+        self.follow(runtime.events.subscribe, self._hear)
+
+    def _hear(self, event: Event) -> None:
+        """Handle an event of the runtime while the window is open."""
 
     def bring_forward(self) -> None:
         self.show()

@@ -192,9 +192,7 @@ class EngineWindow(Panel):
     """Two pages. Looks things up while it is on show, and never otherwise."""
 
     def __init__(self, runtime: Runtime, look: Look, runner: TaskRunner, parent: QWidget | None = None) -> None:
-        super().__init__(look, runner, _("Engine"), parent, size=(840, 560), least=(480, 360))
-        self._runtime = runtime
-        self.follow(runtime.events.subscribe, self._hear)
+        super().__init__(runtime, look, runner, _("Engine"), parent, size=(840, 560), least=(480, 360))
         self._looking = False
         self.live, self.log = LivePage(), LogPage(look)
         self.tabs = QTabWidget()

@@ -9,6 +9,7 @@ from PySide6.QtCore import QPoint, QSize, Qt, QUrl
 from PySide6.QtGui import QDesktopServices, QResizeEvent, QTextBlock, QTextCursor, QTextOption
 from PySide6.QtWidgets import QFrame, QListWidget, QListWidgetItem, QTextBrowser, QWidget
 
+from kvchat.runtime import Runtime
 from kvchat.ui.base.building import column, row
 from kvchat.ui.base.tasks import TaskRunner
 from kvchat.ui.base.theme import Look, page_font
@@ -122,9 +123,8 @@ class ManualPage(QTextBrowser):
 class ManualWindow(Panel):
     """Read beside the main window. The list follows the text, and leads through it."""
 
-    def __init__(self, _runtime: object, look: Look, runner: TaskRunner, parent: QWidget | None = None) -> None:
-        """The first argument is unused: all windows beside the main one are made alike."""
-        super().__init__(look, runner, _("Manual"), parent, size=(940, 680), least=(520, 360))
+    def __init__(self, runtime: Runtime, look: Look, runner: TaskRunner, parent: QWidget | None = None) -> None:
+        super().__init__(runtime, look, runner, _("Manual"), parent, size=(940, 680), least=(520, 360))
         self.page, self.list = ManualPage(look), QListWidget()
         self.search = TextSearch(look, _("Search the manual"), self.page)
         self.list.setObjectName("settingsPages")

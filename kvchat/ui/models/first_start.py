@@ -5,22 +5,27 @@ Nothing of it has to be done, and all of it can be done later.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+import asyncio
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-from PySide6.QtCore import QSize, Qt, Signal
+from PySide6.QtCore import QSize, Qt
 from PySide6.QtWidgets import QCheckBox, QFileDialog, QLabel, QPushButton, QSizePolicy, QVBoxLayout, QWidget
 
+from kvchat.engine.finding.discovery import find_engine
 from kvchat.errors import KvchatError
-from kvchat.library.memory.verdict import Verdict
+from kvchat.library.memory.verdict import Verdict, judge_size
 from kvchat.library.model_library import JudgedModel
+from kvchat.library.remote.starter import StarterProgress, fetch_starter, starter_is_here, starter_path
+from kvchat.runtime import Runtime
+from kvchat.system.login import can_start_at_login, start_at_login, starts_at_login
 from kvchat.ui.base.building import STRETCH, button, column, label, progress_bar, row
 from kvchat.ui.base.icons import app_icon
-from kvchat.ui.base.theme import restyle
+from kvchat.ui.base.tasks import TaskRunner
+from kvchat.ui.base.theme import Look, restyle
 from kvchat.ui.dialogs.confirm import file_dialog
-from kvchat.ui.dialogs.engine_offer import EngineOffer, Start
+from kvchat.ui.dialogs.engine_offer import EngineOffer
 from kvchat.ui.dialogs.metered import ask_if_metered
 from kvchat.ui.models.model_choice import found_row
 from kvchat.ui.widgets.controls import Card
@@ -34,28 +39,29 @@ _LETTERS = 66  # wide
 
 
 class FirstStart(QWidget):
-    """The page that leads to a model. It does no work itself: it says what was asked for."""
+    """The page that leads to a model."""
 
-    pick_requested = Signal(object)  # Path of a GGUF file
-    starter_requested = Signal()
-    cancel_requested = Signal()
-    login_requested = Signal(bool)  # starts at login from now on
-
-    def __init__(self, offer: EngineOffer, start: Start) -> None:
-        """`offer`: an engine for the graphics card; on show where a card would go unused. `start` begins what waits."""
+    def __init__(
+        self, runtime: Runtime, look: Look, runner: TaskRunner, use: Callable[[Path], Coroutine[Any, Any, None]]
+    ) -> None:
+        """use: has a model used; an error is shown here"""
         super().__init__()
-        self.offer, self._start = offer, start
+        self._runtime, self._runner, self._use = runtime, runner, use
+        self._looks = 0  # of which the last one counts
+        self._fetching: asyncio.Task[None] | None = None
+        self._starter_is_here = False
+        self.offer = EngineOffer(look, runtime.engines, runner.start, explains=True)
+        self.offer.tried.connect(self._see)  # with the card's memory more fits
         self.machine, self.saving = label(kind="small", wraps=True), label(kind="small", wraps=True)
         self.found: list[QPushButton] = []  # models that are here already
         self.login = QCheckBox(_("Start kvchat at login, in the tray"))
-        self.login.clicked.connect(self.login_requested)
-        self._starter_is_here = False
+        self.login.clicked.connect(lambda on: runner.start(asyncio.to_thread(start_at_login, on)))
         self.setObjectName("firstStart")
         self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
-        self.starter = _wide_button(starter_words(here=False), self.fetch_starter, "primary")
-        self.models = _wide_button(_("Find or get another model…"))
-        self.pick = _wide_button(_("Choose a model file…"), self.open_file_dialog)
-        self.back = _wide_button(_("Not now"), kind="flat")
+        self.starter = _widen(button(starter_words(here=False), self.fetch_starter, "primary"))
+        self.models = _widen(button(_("Find or get another model…")))
+        self.pick = _widen(button(_("Choose a model file…"), lambda: open_gguf_dialog(self, self._begin_use)))
+        self.back = _widen(button(_("Not now"), kind="flat"))
         self.error = Card()
         for widget in (self.error, self.error.title):
             widget.setProperty("tone", "bad")
@@ -63,6 +69,13 @@ class FirstStart(QWidget):
         area = ScrollPage("page")
         row(STRETCH, (self._build_column(), 1000), STRETCH, on=area.ground)
         column(area, on=self, margins=0)
+
+    def show_choices(self) -> None:
+        """Show what can be chosen, as soon as it is known."""
+        self._show_fetching(False)
+        self.error.hide()
+        self.offer.look()
+        self._see()
 
     def show_progress(self, done: int, total: int) -> None:
         """The fetch goes on: bytes so far, bytes in all (0: not known)."""
@@ -77,72 +90,110 @@ class FirstStart(QWidget):
     def is_fetching(self) -> bool:
         return not self._progress.isHidden()
 
-    def show_fetched(self) -> None:
-        self._show_fetching(False)
-
     def show_error(self, error: KvchatError) -> None:
         self._show_fetching(False)
         self.error.say(error.title, error.detail, error.advice)
         self.error.show()
 
-    def show_starter(self, *, is_here: bool) -> None:
-        self._starter_is_here = is_here
-        self.starter.setText(starter_words(here=is_here))
-        self.starter.setAccessibleName(self.starter.text())
-
-    def show_choices(self) -> None:
-        self._show_fetching(False)
-        self.error.hide()
-        self.offer.look()
-
-    def show_machine(self, seen: str, saving: str, *, at_login: bool | None) -> None:
-        """What was seen of this computer, what saving costs, and whether kvchat starts at login; None: it cannot."""
-        for line, words in ((self.machine, seen), (self.saving, saving)):
-            line.setText(words)
-        self.login.setVisible(at_login is not None)
-        self.login.setChecked(bool(at_login))
-
-    def show_found(self, found: Sequence[JudgedModel]) -> None:
-        """The models on this computer that would do best: those that fit, the largest first."""
-        usable = [one for one in found if one.judgement and one.judgement.verdict is not Verdict.NO]
-        usable.sort(key=lambda one: (one.judgement.verdict is not Verdict.FITS, -one.model.size))  # type: ignore[union-attr]
-        for old in self.found:
-            old.deleteLater()
-        self.found = []
-        for one in usable[:_MOST]:
-            shown = found_row(one, None)
-            use = ElidedButton("", beside=52)
-            words = _("Use {model}", model=shown.title)
-            use.set_text(words.replace("&", "&&"), f"· {shown.chip}", f"{shown.words}\n{shown.tip}")
-            use.setAccessibleName(beside((words, shown.chip)))
-            use.clicked.connect(partial(self.pick_requested.emit, one.model.path))
-            _widen(use)
-            self._found.addWidget(use)
-            self.found.append(use)
-        for button_, kind in ((self.starter, "" if self.found else "primary"), *((one, "") for one in self.found[1:])):
-            restyle(button_, "kind", kind)
-        if self.found:
-            restyle(self.found[0], "kind", "primary")
-        self._show_fetching(self.is_fetching)
-
-    def open_file_dialog(self) -> None:
-        open_gguf_dialog(self, self.pick_requested.emit)
-
     def fetch_starter(self) -> None:
+        """Fetch the starter model and use it."""
+
+        def begin() -> None:
+            self.show_progress(0, 0)
+            self.amount.setText(_("Asking for it…"))
+            self._fetching = self._runner.start(self._fetch(), self.show_error)
+
         if self._starter_is_here:
-            self._fetch()
+            begin()
         else:
             what = _("The starter model, {size}", size=size(STARTER_SIZE))
-            ask_if_metered(self, self._start, what, self._fetch)
+            ask_if_metered(self, self._runner.start, what, begin)
 
-    def _fetch(self) -> None:
-        self.show_progress(0, 0)
-        self.amount.setText(_("Asking for it…"))
-        self.starter_requested.emit()
+    async def _fetch(self) -> None:
+        def show(progress: StarterProgress) -> None:
+            self.show_progress(progress.done, progress.total or 0)
+
+        await self._use(await fetch_starter(self._runtime.paths.models, show))
+        self._show_fetching(False)
 
     def _cancel(self) -> None:
         self._show_fetching(False)
-        self.cancel_requested.emit()
+        if self._fetching is not None:
+            self._fetching.cancel()
+
+    def _begin_use(self, path: Path) -> None:
+        self._runner.start(self._use(path))
+
+    def _see(self) -> None:
+        self._looks += 1
+        for run in (self._see_starter(self._looks), self._see_machine(), self._see_models()):
+            self._runner.start(run)
+
+    async def _see_starter(self, number: int) -> None:
+        here = await asyncio.to_thread(starter_is_here, self._runtime.paths.models)
+        if number == self._looks:
+            self._starter_is_here = here
+            self.starter.setText(starter_words(here=here))
+            self.starter.setAccessibleName(self.starter.text())
+
+    async def _see_machine(self) -> None:
+        runtime = self._runtime
+        try:
+            found = await asyncio.to_thread(find_engine, runtime.settings.engine_path)
+            engine = str(found.path or _("the engine inside kvchat"))
+        except KvchatError as error:
+            engine = error.title
+        memory = (await runtime.engine.capacity()).memory
+        self.starter.setToolTip(judge_size(STARTER_SIZE, memory).reason)
+        free, whole = size(memory.available), size(memory.all_there_is)
+        seen = [engine, _("{free} of {whole} of memory free", free=free, whole=whole)]
+        free = size(memory.device_free)
+        seen.append(
+            _("{free} free on {cards}", free=free, cards=memory.beside)
+            if memory.devices
+            else _("no supported graphics card")
+        )
+        usage = await runtime.save_points.usage()
+        saving = _(
+            "The memory of your chats takes up to {size} on disk and saves seconds to minutes of waiting each time "
+            "you return to a chat. You can change the limit in Settings, Storage.",
+            size=size(usage.quota_bytes),
+        )
+        at_login = await asyncio.to_thread(starts_at_login) if can_start_at_login() else None
+        self.machine.setText(_("Detected: {things}.", things=beside(seen)))
+        self.saving.setText(saving)
+        self.login.setVisible(at_login is not None)
+        self.login.setChecked(bool(at_login))
+
+    async def _see_models(self) -> None:
+        """Offer the models on this computer that would do best: those that fit, the largest first."""
+        found: list[JudgedModel] = []
+        await self._runtime.models.find(await self._runtime.engine.model_judge(), found.append, None)
+        starter = starter_path(self._runtime.paths.models)  # which has a button of its own
+        usable = [
+            (judgement.verdict is not Verdict.FITS, -judged.model.size, judged)
+            for judged in found
+            if (judgement := judged.judgement) and judgement.verdict is not Verdict.NO and judged.model.path != starter
+        ]
+        for old in self.found:
+            old.deleteLater()
+        self.found = [self._offer(judged) for *_order, judged in sorted(usable, key=lambda known: known[:2])[:_MOST]]
+        for made in self.found:
+            self._found.addWidget(made)
+        first, *others = *self.found, self.starter
+        restyle(first, "kind", "primary")
+        for made in others:
+            restyle(made, "kind", "")
+        self._show_fetching(self.is_fetching)
+
+    def _offer(self, judged: JudgedModel) -> QPushButton:
+        shown = found_row(judged, None)
+        use = ElidedButton("", beside=52)
+        words = _("Use {model}", model=shown.title)
+        use.set_text(words.replace("&", "&&"), f"· {shown.chip}", f"{shown.words}\n{shown.tip}")
+        use.setAccessibleName(beside((words, shown.chip)))
+        use.clicked.connect(lambda: self._begin_use(judged.model.path))
+        return _widen(use)
 
     def _show_fetching(self, fetching: bool) -> None:
         self._progress.setVisible(fetching)
@@ -193,10 +244,6 @@ def _greeting() -> tuple[QLabel, QLabel, QLabel]:
         "chat, so that it answers at once when you come back."
     )
     return logo, title, label(words, "muted", wraps=True)
-
-
-def _wide_button(words: str, on_click: Any = None, kind: str = "") -> QPushButton:
-    return _widen(button(words, on_click, kind))
 
 
 def _widen(made: QPushButton) -> QPushButton:

@@ -20,7 +20,6 @@ from kvchat.library.remote.hub import (
     HubFile,
     HubModel,
     HubRepository,
-    TokenStore,
     repository_in,
 )
 from kvchat.library.remote.starter import Suggestion, suggestions_for, tier_for
@@ -199,9 +198,9 @@ class TokenDialog(Panel):
 
     saved = Signal()
 
-    def __init__(self, store: TokenStore, look: Look, runner: TaskRunner, parent: QWidget | None = None) -> None:
-        super().__init__(look, runner, _("Access token for Hugging Face"), parent)
-        self._store = store
+    def __init__(self, runtime: Runtime, look: Look, runner: TaskRunner, parent: QWidget) -> None:
+        super().__init__(runtime, look, runner, _("Access token for Hugging Face"), parent)
+        self._store = runtime.models.token
         self.field, self.place = line_edit(_("Access token"), "hf_…"), label(kind="muted", wraps=True)
         self.field.setEchoMode(QLineEdit.EchoMode.Password)
         self.field.returnPressed.connect(self._save)

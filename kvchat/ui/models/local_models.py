@@ -23,7 +23,7 @@ from kvchat.ui.dialogs.panel import Panel
 from kvchat.ui.models.first_start import starter_words
 from kvchat.ui.models.model_choice import found_row, in_order
 from kvchat.ui.widgets.controls import Card
-from kvchat.ui.widgets.layouts import at_end
+from kvchat.ui.widgets.layouts import flow
 from kvchat.ui.widgets.lists import Row, RowList
 from kvchat.ui.widgets.text_search import ClearableField
 from kvchat.words.language import N_, _, beside, several
@@ -62,7 +62,7 @@ class ModelsHere(QWidget):
         self.starter, self.more = self.none.add_button(words, "primary"), self.none.add_button(_("Get another…"))
         self.none.add_button(_("Choose a folder…"), "", self._ask_folder)
         self.none.hide()
-        below = row((self.status, 1), at_end(self.folders, self.delete, self.use), spacing=8)
+        below = row((self.status, 1), flow(self.folders, self.delete, self.use, at_end=True), spacing=8)
         parts = self.filter, self.none, (self.list, 1), self.reason, below
         column(*parts, on=self, spacing=8, margins=0)
         self.refresh()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from PySide6.QtCore import Signal, SignalInstance
+from PySide6.QtCore import Signal
 from PySide6.QtGui import QShowEvent
-from PySide6.QtWidgets import QButtonGroup, QFrame, QPushButton, QStackedWidget, QWidget
+from PySide6.QtWidgets import QButtonGroup, QFrame, QStackedWidget, QWidget
 
 from kvchat.chat.events import EngineChanged, Event, SettingsChanged
 from kvchat.library.remote.downloads import RUNS, Download, DownloadState
@@ -32,13 +32,11 @@ class ModelsWindow(Panel):
     model_used = Signal()  # another model was chosen and is being loaded
 
     def __init__(self, runtime: Runtime, look: Look, runner: TaskRunner, parent: QWidget | None = None) -> None:
-        super().__init__(look, runner, _("Models"), parent, size=(760, 640), least=(480, 440))
-        self._runtime = runtime
-        self.follow(runtime.events.subscribe, self._hear)
+        super().__init__(runtime, look, runner, _("Models"), parent, size=(760, 640), least=(480, 440))
         self.follow(runtime.models.subscribe, self._download_changed)
         self._token: TokenDialog | None = None
         self.here, self.hub = ModelsHere(runtime, look, self), ModelsHub(runtime, look, self)
-        self.downloads = DownloadsView()
+        self.downloads = DownloadsView(self, runtime)
         self._pages = QStackedWidget()
         self.tabs = QButtonGroup(self)
         self._build()
@@ -66,7 +64,7 @@ class ModelsWindow(Panel):
 
     def open_token(self) -> TokenDialog:
         if self._token is None:
-            self._token = TokenDialog(self._runtime.models.token, self._look, self.runner, self)
+            self._token = TokenDialog(self._runtime, self._look, self.runner, self)
         self._token.bring_forward()
         return self._token
 
@@ -85,16 +83,11 @@ class ModelsWindow(Panel):
     def _connect(self) -> None:
         self.tabs.idToggled.connect(self._show_page)
         self.tabs.button(0).setChecked(True)
-        self.here.use_requested.connect(lambda path: self.run(self._use(path)))
+        self.here.use_requested.connect(lambda path: self.run(self.use(path)))
         self.here.more.clicked.connect(self.tabs.button(1).click)
         self.here.starter.clicked.connect(self.starter_requested)
         self.here.starter.clicked.connect(self.close)
         self.hub.token.clicked.connect(self.open_token)
-        self.downloads.token_requested.connect(self.open_token)
-        self.downloads.pause_requested.connect(lambda download: self._runtime.models.downloads.pause(download.path))
-        self.downloads.resume_requested.connect(self._resume)
-        self.downloads.use_requested.connect(lambda download: self.run(self._use(download.path)))
-        self.downloads.remove_requested.connect(self._ask_remove)
 
     def _come(self, page: QWidget) -> None:
         self.tabs.button(self._pages.indexOf(page)).setChecked(True)
@@ -121,35 +114,11 @@ class ModelsWindow(Panel):
         for download in self._runtime.models.downloads.all():
             self.downloads.show_download(download)
 
-    async def _use(self, path: Path) -> None:
+    async def use(self, path: Path) -> None:
         """What happens next is seen in the main window. What is wrong with the model is told here."""
         await self._runtime.use_model(path)
         self.close()
         self.model_used.emit()
-
-    def _resume(self, download: Download) -> None:
-        what = listed((download.order.file.name, size(download.total - download.done)))
-        ask_if_metered(self, self.run, what, lambda: self._runtime.models.downloads.begin(download.order))
-
-    def _ask_remove(self, download: Download) -> None:
-        if download.state is DownloadState.DONE or not download.done:
-            self.run(self._remove(download.path))
-            return
-        confirm(
-            self,
-            _("Remove this download?"),
-            _(
-                "{done} of {name} have arrived; they are deleted.",
-                done=size(download.done),
-                name=download.order.file.name,
-            ),
-            _("Remove"),
-            lambda: self.run(self._remove(download.path)),
-        )
-
-    async def _remove(self, path: Path) -> None:
-        await self._runtime.models.downloads.remove(path)
-        self.downloads.drop(path)
 
 
 _MOST_HEIGHT = 230  # pixels; about three downloads
@@ -158,14 +127,9 @@ _MOST_HEIGHT = 230  # pixels; about three downloads
 class DownloadsView(ScrollPage):
     """Hidden while there is none."""
 
-    pause_requested = Signal(object)  # Download
-    resume_requested = Signal(object)
-    remove_requested = Signal(object)
-    use_requested = Signal(object)
-    token_requested = Signal()
-
-    def __init__(self) -> None:
+    def __init__(self, window: ModelsWindow, runtime: Runtime) -> None:
         super().__init__("page")
+        self._window, self._runtime = window, runtime
         self.views: dict[Path, DownloadView] = {}
         self.setAccessibleName(_("Downloads"))
         self._column = column(STRETCH, on=self.ground, spacing=8, margins=0)
@@ -174,14 +138,14 @@ class DownloadsView(ScrollPage):
     def show_download(self, download: Download) -> None:
         view = self.views.get(download.path)
         if view is None:
-            view = self.views[download.path] = DownloadView(self)
+            view = self.views[download.path] = DownloadView(self, self._window, self._runtime, download)
             self._column.insertWidget(self._column.count() - 1, view)
         view.show_download(download)
         self._fit()
 
-    def drop(self, path: Path) -> None:
-        view = self.views.pop(path, None)
-        if view is not None:
+    async def remove(self, path: Path) -> None:
+        await self._runtime.models.downloads.remove(path)
+        if (view := self.views.pop(path, None)) is not None:
             view.hide()
             self._column.removeWidget(view)
             view.deleteLater()
@@ -196,17 +160,17 @@ class DownloadsView(ScrollPage):
 class DownloadView(QFrame):
     """One download."""
 
-    def __init__(self, owner: DownloadsView) -> None:
+    def __init__(self, owner: DownloadsView, window: ModelsWindow, runtime: Runtime, download: Download) -> None:
         super().__init__()
         styled(self, "card")
-        self.download: Download | None = None
+        self.download = download
+        self._owner, self._window, self._downloads = owner, window, runtime.models.downloads
         self.name, self.words, self.bar = ElidedLabel("strong"), label(kind="small", wraps=True), progress_bar("")
-        self.pause = self._button(_("Pause"), owner.pause_requested)
-        self.resume = self._button(_("Resume"), owner.resume_requested)
-        self.again = self._button(_("Try again"), owner.resume_requested)
-        self.use = self._button(_("Use it"), owner.use_requested)
-        self.remove = self._button(_("Remove"), owner.remove_requested)
-        self.token = button(_("Access token…"), owner.token_requested, name=_("Access token"))
+        self.pause = button(_("Pause"), lambda: self._downloads.pause(self.download.path))
+        self.resume, self.again = button(_("Resume"), self._resume), button(_("Try again"), self._resume)
+        self.use = button(_("Use it"), lambda: window.run(window.use(self.download.path)))
+        self.remove = button(_("Remove"), self._ask_remove)
+        self.token = button(_("Access token…"), window.open_token, name=_("Access token"))
         buttons = self.token, self.pause, self.resume, self.again, self.use, self.remove
         above = row((self.name, 1), *buttons, spacing=8)
         column(above, self.bar, self.words, on=self, spacing=6, margins=(14, 10, 10, 10))
@@ -230,8 +194,24 @@ class DownloadView(QFrame):
         for choice in (self.pause, self.resume, self.again, self.use, self.remove):
             choice.setAccessibleName(f"{choice.text()}: {name}")
 
-    def _button(self, words: str, signal: SignalInstance) -> QPushButton:
-        return button(words, lambda: signal.emit(self.download))
+    def _resume(self) -> None:
+        order = self.download.order
+        what = listed((order.file.name, size(self.download.total - self.download.done)))
+        ask_if_metered(self._window, self._window.run, what, lambda: self._downloads.begin(order))
+
+    def _ask_remove(self) -> None:
+        download, window, remove = self.download, self._window, self._owner.remove
+        if download.state is DownloadState.DONE or not download.done:
+            window.run(remove(download.path))
+            return
+        done, name = size(download.done), download.order.file.name
+        confirm(
+            window,
+            _("Remove this download?"),
+            _("{done} of {name} have arrived; they are deleted.", done=done, name=name),
+            _("Remove"),
+            lambda: window.run(remove(download.path)),
+        )
 
 
 def download_words(download: Download) -> str:

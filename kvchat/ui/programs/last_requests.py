@@ -9,7 +9,7 @@ from PySide6.QtWidgets import QPlainTextEdit, QVBoxLayout, QWidget
 from kvchat.gateway.medicine.rules import RULES, Change
 from kvchat.gateway.requests import Passage, Stage
 from kvchat.session.proof import Source
-from kvchat.ui.base.building import column, label, plain_text, row
+from kvchat.ui.base.building import clear, column, label, plain_text, row
 from kvchat.ui.base.theme import Look, code_font
 from kvchat.ui.programs.wording import chip_of, receipt_of, request_line, request_title, source_of
 from kvchat.ui.transcript.footer import ReceiptView
@@ -55,10 +55,7 @@ class LastRequests(QWidget):
         self._shown = passage
         was_open = self.receipt is not None and self.receipt.is_open
         self.receipt = None
-        while (item := self._below.takeAt(0)) is not None:
-            if (widget := item.widget()) is not None:
-                widget.hide()
-                widget.deleteLater()
+        clear(self._below)
         if passage is None:
             return
         if (receipt := receipt_of(passage)) is not None:

@@ -16,7 +16,7 @@ from kvchat.gateway.medicine.causes import MENDED_BY
 from kvchat.gateway.medicine.rules import RULES, Rule
 from kvchat.gateway.requests import Passage, Stage, Sum, Total
 from kvchat.runtime import Runtime
-from kvchat.ui.base.building import STRETCH, button, column, label, progress_bar, row
+from kvchat.ui.base.building import STRETCH, button, clear, column, label, progress_bar, row
 from kvchat.ui.base.tasks import TaskRunner
 from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.confirm import confirm
@@ -131,10 +131,7 @@ class ProgramDetails(QWidget):
             self._fill(total)
 
     def _fill(self, total: Total) -> None:
-        while (item := self.causes.takeAt(0)) is not None:
-            if (widget := item.widget()) is not None:
-                widget.hide()
-                widget.deleteLater()
+        clear(self.causes)
         causes = sorted(total.misses.items(), key=lambda one: (-one[1].ms, -one[1].tokens))
         if not causes:
             self.causes.addWidget(
@@ -200,14 +197,13 @@ class ProgramsWindow(Panel):
     settings_requested = Signal()
 
     def __init__(self, runtime: Runtime, look: Look, runner: TaskRunner, parent: QWidget | None = None) -> None:
-        super().__init__(look, runner, _("Programs"), parent, size=(760, 800), least=(440, 420))
-        self._runtime, self._door = runtime, runtime.door
+        super().__init__(runtime, look, runner, _("Programs"), parent, size=(760, 800), least=(440, 420))
+        self._door = runtime.door
         self._totals: Mapping[str, Total] = {}
         self._titles: Mapping[str, str] = {}  # of chats that are in the engine
         self._soon = QTimer(self, singleShot=True, interval=_SOON_MS)
         self._soon.timeout.connect(self.refresh)
         self.follow(self._door.subscribe, self._soon.start)
-        self.follow(runtime.events.subscribe, self._hear)
         self.total = label(kind="muted", wraps=True)
         self.shut = label(_(_SHUT), wraps=True)
         self.let_in = button(_("Settings…"), self.settings_requested, "link", name=_(_LET_IN))

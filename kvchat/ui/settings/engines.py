@@ -15,14 +15,14 @@ from kvchat.engine_host.fetching import FetchedEngine
 from kvchat.engine_host.trial import TrialStep
 from kvchat.runtime import Runtime
 from kvchat.system.secret_store import Keeper
-from kvchat.ui.base.building import button, column, label, line_edit, row
+from kvchat.ui.base.building import button, clear, column, label, line_edit, row
 from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.confirm import confirm, file_dialog
 from kvchat.ui.dialogs.engine_offer import PROMISE, EngineOffer, cards
 from kvchat.ui.dialogs.panel import Panel
 from kvchat.ui.settings.page import SettingsPage
 from kvchat.ui.widgets.entries import ChoiceBox, Entry
-from kvchat.ui.widgets.layouts import FlowLayout
+from kvchat.ui.widgets.layouts import flow
 from kvchat.words.language import N_, _, listed, mark, sentences
 from kvchat.words.wording import size
 
@@ -159,9 +159,7 @@ class FetchedEntry(Entry):
         )
 
     def show_engines(self, engines: Sequence[FetchedEngine]) -> None:
-        while item := self._rows.takeAt(0):
-            if widget := item.widget():
-                widget.deleteLater()
+        clear(self._rows)
         for engine in engines:
             self._rows.addWidget(self._row_of(engine))
         self.setVisible(bool(engines))
@@ -247,7 +245,5 @@ def _described(entry: EngineEntry) -> str:
 
 def _flow(*widgets: QWidget) -> QWidget:
     holder = QWidget()
-    layout = FlowLayout(holder)
-    for widget in widgets:
-        layout.addWidget(widget)
+    holder.setLayout(flow(*widgets))
     return holder

@@ -12,7 +12,7 @@ from kvchat.library.memory.demand import COMPUTER, MemoryBar
 from kvchat.library.memory.verdict import Proposal
 from kvchat.runtime import Runtime
 from kvchat.settings import ABOUT
-from kvchat.ui.base.building import button, column, label, row, styled
+from kvchat.ui.base.building import button, clear, column, label, row, styled
 from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.panel import Panel
 from kvchat.ui.settings.page import SettingsPage
@@ -98,11 +98,7 @@ class MemoryEntry(Entry):
         self._fill(*self._shown)
 
     def _fill(self, bars: Sequence[MemoryBar], proposals: Sequence[Proposal]) -> None:
-        while (item := self._column.takeAt(0)) is not None:
-            widget = item.widget()
-            if widget is not None:
-                widget.hide()
-                widget.deleteLater()
+        clear(self._column)
         for bar in bars:
             self._column.addWidget(MemoryPicture(self._look, bar))
         for proposal in proposals:

@@ -12,7 +12,7 @@ from kvchat.chat.options import NO_OPTIONS, RANGES, BadOptions, ChatOptions, che
 from kvchat.engine.speaking.wire import Sampling
 from kvchat.library.gguf.template_options import TemplateOption
 from kvchat.session.host import TemplateOptions
-from kvchat.ui.base.building import STRETCH, button, column, label, line_edit, styled
+from kvchat.ui.base.building import STRETCH, button, clear, column, label, line_edit, styled
 from kvchat.ui.base.theme import Look
 from kvchat.ui.widgets.entries import ChoiceBox
 from kvchat.words.language import N_, _, pgettext, with_marks
@@ -91,9 +91,7 @@ class OptionsForm(QWidget):
             value = getattr(defaults, name)
             value = _ENGINE.get(name) if value is None else value
             field.setPlaceholderText(_(_NOTHING.get(name, "")) if value is None else with_marks(f"{value:g}"))
-        while (item := self._template_grid.takeAt(0)) is not None:
-            if widget := item.widget():
-                widget.deleteLater()
+        clear(self._template_grid)
         self._template = {}
         for row, option in enumerate(options):
             box = ChoiceBox(self._look, _(option.words))

@@ -22,7 +22,7 @@ from kvchat.ui.programs.clients import CLIENTS, Access, Client
 from kvchat.ui.settings.page import SettingsPage
 from kvchat.ui.widgets.controls import CopyButton
 from kvchat.ui.widgets.entries import ChoiceBox, Entry
-from kvchat.ui.widgets.layouts import FlowLayout
+from kvchat.ui.widgets.layouts import flow
 from kvchat.words.language import N_, _
 
 _KEY = N_("Who shows it is let in. Every program may use the same one.")
@@ -138,10 +138,8 @@ class KeyEntry(Entry):
         self.reveal = button(_("Show"), self._toggle, name=_("Show the key"))
         self.copy = CopyButton(_("the key"), lambda: self._key)
         self.renew = button(_("Renew…"), self._ask, name=_("Renew the key"))
-        holder, buttons = QWidget(), FlowLayout()
-        for one in (self.reveal, self.copy, self.renew):
-            buttons.addWidget(one)
-        column(self.field, buttons, on=holder, spacing=8, margins=0)
+        holder = QWidget()
+        column(self.field, flow(self.reveal, self.copy, self.renew), on=holder, spacing=8, margins=0)
         super().__init__(_("Key"), _(_KEY), holder, wide=True)
 
     @property
@@ -193,10 +191,8 @@ class LinesEntry(Entry):
         self.text.setLineWrapMode(QPlainTextEdit.LineWrapMode.NoWrap)
         self.copy = CopyButton(_("the lines"), lambda: self.client.lines(page.access))
         self.link = button(_("Its documentation"), self._open, "link")
-        holder, above = QWidget(), FlowLayout()
-        for one in (self.box, self.copy, self.link):
-            above.addWidget(one)
-        column(above, self.where, self.text, on=holder, spacing=8, margins=0)
+        holder = QWidget()
+        column(flow(self.box, self.copy, self.link), self.where, self.text, on=holder, spacing=8, margins=0)
         super().__init__(_("Set a program up"), _(_SET_UP), holder, wide=True)
         self.box.activated.connect(self.show_lines)
         page.look.changed.connect(self.show_lines)

@@ -19,7 +19,7 @@ from kvchat.ui.dialogs.panel import Panel
 from kvchat.ui.settings.options_form import FormValues, OptionsForm
 from kvchat.ui.settings.page import SettingsPage
 from kvchat.ui.widgets.entries import ChoiceBox, Entry
-from kvchat.ui.widgets.layouts import FlowLayout, ScrollPage
+from kvchat.ui.widgets.layouts import ScrollPage, flow
 from kvchat.words.language import N_, _, ended, sentences
 
 _WORDS = N_(
@@ -41,8 +41,8 @@ class OptionsPanel(Panel):
         size: tuple[int, int],
         least: tuple[int, int],
     ) -> None:
-        super().__init__(look, runner, title, parent, size=size, least=least)
-        self._runtime, self.form = runtime, OptionsForm(look)
+        super().__init__(runtime, look, runner, title, parent, size=size, least=least)
+        self.form = OptionsForm(look)
         self.save, self._leave = button(_("Save"), self._save, "primary"), button(_("Cancel"), self.close)
         self.save.setDefault(True)  # Enter in a field saves
 
@@ -149,9 +149,7 @@ class PresetsPage(SettingsPage):
         self.duplicate = button(_("Duplicate"), self._duplicate)
         self.default = button(_("Make default"), self._make_default)
         self.delete = button(_("Delete…"), self._ask_delete, "danger")
-        holder, buttons = QWidget(), FlowLayout()
-        for one in (self.new, self.edit, self.duplicate, self.default, self.delete):
-            buttons.addWidget(one)
+        holder, buttons = QWidget(), flow(self.new, self.edit, self.duplicate, self.default, self.delete)
         column(self.list, self.none, buttons, on=holder, spacing=10, margins=0)
         self.add(Entry(_("Chats can begin with"), _(_WORDS), holder, wide=True))
         self.list.currentRowChanged.connect(self._show_buttons)

@@ -74,9 +74,7 @@ class SettingsWindow(Panel):
     leads_to = Signal(str)  # see `SettingsPage`
 
     def __init__(self, runtime: Runtime, look: Look, runner: TaskRunner, parent: QWidget | None = None) -> None:
-        super().__init__(look, runner, _("Settings"), parent, size=(780, 620), least=(560, 400))
-        self._runtime = runtime
-        self.follow(runtime.events.subscribe, self._hear)
+        super().__init__(runtime, look, runner, _("Settings"), parent, size=(780, 620), least=(560, 400))
         look.changed.connect(self._fit_list)
         self.list, self._stack = QListWidget(), QStackedWidget()
         self.list.setObjectName("settingsPages")

@@ -17,7 +17,7 @@ from kvchat.ui.base.tasks import TaskRunner
 from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.confirm import confirm
 from kvchat.ui.dialogs.panel import Panel
-from kvchat.ui.widgets.layouts import at_end
+from kvchat.ui.widgets.layouts import flow
 from kvchat.ui.widgets.lists import Row, RowList
 from kvchat.words.language import N_, _, several
 from kvchat.words.wording import moment_of
@@ -31,9 +31,7 @@ class DeletedWindow(Panel):
     storage_requested = Signal()
 
     def __init__(self, runtime: Runtime, look: Look, runner: TaskRunner, parent: QWidget | None = None) -> None:
-        super().__init__(look, runner, _("Recently deleted"), parent, size=(600, 480), least=(400, 300))
-        self._runtime = runtime
-        self.follow(runtime.events.subscribe, self._hear)
+        super().__init__(runtime, look, runner, _("Recently deleted"), parent, size=(600, 480), least=(400, 300))
         self.words, self.empty = label(kind="muted", wraps=True), label(_("Nothing was deleted lately."), "muted")
         self.list = RowList(look, _("Recently deleted"))
         self.list.taken.connect(lambda _: self._restore())
@@ -42,14 +40,10 @@ class DeletedWindow(Panel):
         self.all = button(_("Delete all…"), lambda: self._ask([one.value for one in self.list.rows]), "danger")
         self.now = button(_("Delete now…"), lambda: self._ask(self._chosen()), "danger")
         self.restore = button(_("Bring back"), self._restore, "primary")
-        below = row(self.limits, (at_end(self.all, self.now, self.restore), 1))
+        below = row(self.limits, (flow(self.all, self.now, self.restore, at_end=True), 1))
         self.empty.setAlignment(Qt.AlignmentFlag.AlignCenter)
         parts = self.notices, self.words, (self.empty, 1), (self.list, 1), below
         column(*parts, on=self, spacing=12, margins=16)
-
-    def come(self) -> None:
-        self.bring_forward()
-        self.list.setFocus()
 
     def showEvent(self, event: QShowEvent) -> None:
         super().showEvent(event)

@@ -41,13 +41,12 @@ class LibraryWindow(Panel):
     begun = Signal(str)  # a chat, by its id
 
     def __init__(self, runtime: Runtime, look: Look, runner: TaskRunner, parent: QWidget | None = None) -> None:
-        super().__init__(look, runner, _("Library"), parent, size=(680, 520), least=(440, 360))
-        self._runtime, self._library = runtime, runtime.chat.library
+        super().__init__(runtime, look, runner, _("Library"), parent, size=(680, 520), least=(440, 360))
+        self._library = runtime.chat.library
         self._standings: list[Standing] = []
         self._loading = self._due = False
         self._refused: dict[str, KvchatError] = {}  # by id, why the set could not be read
         self._added = ""  # by its id: is chosen when it is in the list
-        self.follow(runtime.events.subscribe, self._hear)
         self.what_for = label(_(_WHAT_FOR), "muted", wraps=True)
         self.details = label(kind="small", wraps=True, selectable=True)
         self.details.hide()

@@ -24,20 +24,17 @@ from PySide6.QtWidgets import QAbstractItemView, QFrame, QMenu, QSizePolicy, QWi
 from kvchat.ui.base.building import button, column, label, progress_bar, row, tool_button
 from kvchat.ui.base.icons import icon
 from kvchat.ui.base.theme import Look
-from kvchat.ui.commands.shortcuts import add_keep_actions, words_of
 from kvchat.ui.sidebar.arrangement import Arrangement, Order, with_headings
 from kvchat.ui.sidebar.conversation_list import ChatList, ConversationDelegate, ConversationModel, Row
 from kvchat.ui.sidebar.search_panel import SearchPanel
 from kvchat.ui.widgets.layouts import ElidedButton
 from kvchat.ui.widgets.lists import ROW
-from kvchat.words.language import _, pgettext, several
-from kvchat.words.wording import STORAGE, VERIFY_MEMORY, one_line, size_of
+from kvchat.words.language import _
+from kvchat.words.wording import STORAGE, one_line, size_of
 
 if TYPE_CHECKING:
     from kvchat.chat.record.messages import Conversation
     from kvchat.kvstore.savepoint import StoreUsage
-    from kvchat.ui.sidebar.conversation_list import Row
-
 
 _REST_MS = 250  # pointer or keys stay on a row for so long before that means anything
 _ALONE = QItemSelectionModel.SelectionFlag.ClearAndSelect  # whatever keys are held
@@ -50,16 +47,8 @@ class Sidebar(QFrame):
     selected = Signal(str)  # conversation id
     rested_on = Signal(str)  # conversation id: the pointer stays there, or the keys
     delete_requested = Signal(list)  # conversation ids
-    archive_requested = Signal(list, bool)  # conversation ids, archived from now on
-    top_requested = Signal(list, bool)  # conversation ids, on top from now on
-    move_requested = Signal(list, object)  # conversation ids, folder or None
-    new_folder_requested = Signal(list)  # conversation ids
+    menu_requested = Signal(QMenu, object, list, object)  # to be filled: for a Row, conversation ids; begins to rename
     arranged = Signal()  # another arrangement was chosen
-    export_requested = Signal(list)  # conversation ids
-    pin_requested = Signal(str, bool)  # conversation id, pinned from now on
-    never_save_requested = Signal(str, bool)  # conversation id, never saved from now on
-    verify_requested = Signal(str)  # conversation id, whose imported memory is to be replaced by reading it
-    requested = Signal(str, str)  # an action of the table of shortcuts, for this conversation id
 
     def __init__(self, look: Look, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -69,7 +58,7 @@ class Sidebar(QFrame):
         self.hide_button = tool_button(_("Hide the sidebar"), tip=_("Hide the sidebar (Ctrl+B)"))
         self.model = ConversationModel(self)
         self.arrangement = Arrangement()
-        self._folders: list[str] = []
+        self.folders: list[str] = []
         self._resting = ""  # the conversation that pointer or keys came to last
         self.view_button = button("", kind="quiet", tip=_("Which chats are shown, and in what order"))
         self.view_menu = QMenu(self)
@@ -108,7 +97,7 @@ class Sidebar(QFrame):
     ) -> None:
         """Show the conversations, each as `row_of` has it; `current` is selected without a signal."""
         chosen = self.chosen
-        self._folders = list(folders)
+        self.folders = list(folders)
         with QSignalBlocker(self.list.selectionModel()):  # a row that goes must not have another chat opened
             self.model.show(with_headings(chats, self.arrangement.order), row_of)
         self.empty.setVisible(not chats and self.arrangement == Arrangement())
@@ -219,7 +208,7 @@ class Sidebar(QFrame):
         menu, now = self.view_menu, self.arrangement
         menu.clear()
         views = [(_("All chats"), replace(now, folder=None, archive=False))]
-        views += [(folder, replace(now, folder=folder, archive=False)) for folder in self._folders]
+        views += [(folder, replace(now, folder=folder, archive=False)) for folder in self.folders]
         views += [(_("Archive"), replace(now, folder=None, archive=True))]
         orders = [(_(order.value), replace(now, order=order)) for order in Order]
         for group in (views, orders):
@@ -238,11 +227,8 @@ class Sidebar(QFrame):
         menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         chat: Row = index.data(ROW)
         ids = self.chosen if chat.id in self.chosen else [chat.id]
-        fill_chat_menu(menu, self, chat, ids, self._folders, partial(self.begin_rename, index))
+        self.menu_requested.emit(menu, chat, ids, partial(self.begin_rename, index))
         menu.popup(self.list.viewport().mapToGlobal(where))
-
-    def fill_menu(self, menu: QMenu, chat: Row, rename: Callable[[], object]) -> None:
-        fill_chat_menu(menu, self, chat, [chat.id], self._folders, rename)
 
     def _restyle(self) -> None:
         self.view_button.setIcon(icon("chevron-down", self._look.theme.muted))
@@ -251,53 +237,3 @@ class Sidebar(QFrame):
         self.hide_button.setIcon(icon("sidebar", self._look.theme.muted))
         self.library_button.setIcon(icon("document", self._look.theme.muted))
         self.usage_button.setIcon(icon("disk", self._look.theme.muted))
-
-
-_OF_ONE = ("name", "chat-settings", "export-memory")  # actions of the table that concern one chat
-
-
-def fill_chat_menu(
-    menu: QMenu, sidebar: Sidebar, chat: Row, ids: Sequence[str], folders: Sequence[str], rename: Callable[[], object]
-) -> None:
-    """Fill `menu` for the chats of these ids, among them `chat`, whose state the entries show.
-
-    The signals of `sidebar` tell what is chosen. A chat without an id has not begun.
-    """
-    menu.clear()
-    alone, ids = len(ids) == 1, list(ids)
-    menu.addAction(_("Rename"), rename).setEnabled(alone)
-    name, settings, export_memory = (
-        (words_of(action), partial(sidebar.requested.emit, action, chat.id)) for action in _OF_ONE
-    )
-    menu.addAction(*name).setEnabled(alone)
-    begins = menu.addAction(*settings)
-    begins.setEnabled(alone)
-    menu.addSeparator()
-    top = menu.addAction(_("Keep on top"), lambda: sidebar.top_requested.emit(ids, not chat.on_top))
-    top.setCheckable(True)
-    top.setChecked(chat.on_top)
-    folder_menu = menu.addMenu(_("Move to folder"))
-    for folder in folders:
-        folder_menu.addAction(folder.replace("&", "&&"), partial(sidebar.move_requested.emit, ids, folder))
-    folder_menu.addAction(_("New folder…"), lambda: sidebar.new_folder_requested.emit(ids))
-    folder_menu.addAction(_("No folder"), lambda: sidebar.move_requested.emit(ids, None))
-    away = _("Take out of the archive") if chat.archived else pgettext("to do", "Archive")
-    menu.addAction(away, lambda: sidebar.archive_requested.emit(ids, not chat.archived))
-    menu.addSeparator()
-    pin, never = add_keep_actions(
-        menu,
-        lambda on: sidebar.pin_requested.emit(chat.id, on),
-        lambda on: sidebar.never_save_requested.emit(chat.id, on),
-    )
-    pin.setChecked(chat.pinned)
-    never.setChecked(chat.never_save)
-    if chat.imported and alone:
-        menu.addAction(_(VERIFY_MEMORY), partial(sidebar.verify_requested.emit, chat.id))
-    menu.addSeparator()
-    menu.addAction(_("Export…"), lambda: sidebar.export_requested.emit(ids))
-    menu.addAction(*export_memory).setEnabled(alone)
-    words = _("Delete") if alone else several(len(ids), "Delete {count} chat", "Delete {count} chats")
-    menu.addAction(words, lambda: sidebar.delete_requested.emit(ids))
-    if not chat.id:
-        for action in menu.actions():
-            action.setEnabled(action is begins)

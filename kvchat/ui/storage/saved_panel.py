@@ -23,7 +23,7 @@ from PySide6.QtWidgets import QGridLayout, QSizePolicy, QWidget
 from kvchat.chat.events import Event, ReplyFinished
 from kvchat.chat.turn.statistics import KINDS, Statistics
 from kvchat.runtime import Runtime
-from kvchat.ui.base.building import STRETCH, button, column, label, row
+from kvchat.ui.base.building import STRETCH, button, clear, column, label, row
 from kvchat.ui.base.tasks import TaskRunner
 from kvchat.ui.base.theme import Look, page_font
 from kvchat.ui.dialogs.panel import Panel
@@ -160,8 +160,7 @@ class SavedPanel(Panel):
     """The window. Shows `Runtime.statistics`."""
 
     def __init__(self, runtime: Runtime, look: Look, runner: TaskRunner, parent: QWidget | None = None) -> None:
-        super().__init__(look, runner, _(TIME_SAVED), parent, size=(620, 620), least=(420, 380))
-        self._runtime = runtime
+        super().__init__(runtime, look, runner, _(TIME_SAVED), parent, size=(620, 620), least=(420, 380))
         self.shown: Statistics | None = None
         self.total, self.estimate = label(kind="title", wraps=True), label(kind="muted", wraps=True)
         self.saved = DayBars(look, _("Time saved a day"), lambda seconds: rough_duration(seconds) if seconds else "0")
@@ -171,7 +170,6 @@ class SavedPanel(Panel):
         self.empty.setAlignment(Qt.AlignmentFlag.AlignCenter)
         self.empty.setMargin(40)
         self._build()
-        self.follow(runtime.events.subscribe, self._hear)
         self.saved.pointed.connect(self._point)
 
     def refresh(self) -> None:
@@ -222,10 +220,7 @@ class SavedPanel(Panel):
 
     def _fill_kinds(self) -> None:
         assert self.shown is not None
-        while (item := self.kinds.takeAt(0)) is not None:
-            if (widget := item.widget()) is not None:
-                widget.hide()
-                widget.deleteLater()
+        clear(self.kinds)
         for place, words in enumerate((_("replies"), _("first word after"), _("saved")), 1):
             self.kinds.addWidget(label(words, "small", wraps=True), 0, place, Qt.AlignmentFlag.AlignRight)
         for kind in KINDS:

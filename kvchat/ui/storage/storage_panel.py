@@ -146,8 +146,7 @@ class StoragePanel(Panel):
     limits_requested = Signal()  # quota, free-space floor and maximum age are settings
 
     def __init__(self, runtime: Runtime, look: Look, runner: TaskRunner, parent: QWidget | None = None) -> None:
-        super().__init__(look, runner, _(STORAGE), parent, size=(620, 720), least=(460, 560))
-        self._runtime = runtime
+        super().__init__(runtime, look, runner, _(STORAGE), parent, size=(620, 720), least=(460, 560))
         self._usage: StoreUsage | None = None
         self._titles: Mapping[str, str] = {}
         self._seconds_saved: Mapping[str, float] = {}  # as last asked for

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 
 from PySide6.QtCore import QPoint, QRect, QRectF, QSize, Qt, Signal
 from PySide6.QtGui import QColor, QContextMenuEvent, QFontMetrics, QKeyEvent, QPainter, QPainterPath, QResizeEvent
@@ -211,11 +212,8 @@ class UsageList(ItemList):
         menu = QMenu(self)
         menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         menu.setAccessibleName(_("What to do with {title}", title=row.title))
-        pin, never = add_keep_actions(
-            menu, lambda on: self.pin_wanted.emit(id, on), lambda on: self.never_save_wanted.emit(id, on)
-        )
-        pin.setChecked(row.usage.pinned)
-        never.setChecked(row.usage.never_save)
+        pin, never = partial(self.pin_wanted.emit, id), partial(self.never_save_wanted.emit, id)
+        add_keep_actions(menu, row.usage.pinned, pin, row.usage.never_save, never)
         menu.addSeparator()
         delete = menu.addAction(_("Delete its memory"))
         delete.setEnabled(row.usage.save_points > 0)

@@ -185,8 +185,8 @@ class FlowLayout(QLayout):
         return y - self.spacing() - rect.y() + margins.bottom()
 
 
-def at_end(*widgets: QWidget) -> FlowLayout:
-    made = FlowLayout(at_end=True)
+def flow(*widgets: QWidget, at_end: bool = False) -> FlowLayout:
+    made = FlowLayout(at_end=at_end)
     for widget in widgets:
         made.addWidget(widget)
     return made

@@ -16,6 +16,7 @@ from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs import notices
 from kvchat.ui.dialogs.notices import Notices
 from kvchat.ui.dialogs.panel import Panel
+from tests.ui.fake_runtime import FakeRuntime
 from tests.ui.waiting import LONG_MS
 
 
@@ -35,8 +36,8 @@ def test_a_newer_version_stays_on_show_and_leads_to_its_page(
     assert not shown.on_show
 
 
-async def test_a_window_that_is_gone_hears_of_no_other_text_size(look: Look) -> None:
-    panel = Panel(look, TaskRunner(lambda error: None, lambda bug: None), "A window")
+async def test_a_window_that_is_gone_hears_of_no_other_text_size(runtime: FakeRuntime, look: Look) -> None:
+    panel = Panel(runtime, look, TaskRunner(lambda error: None, lambda bug: None), "A window")
     kept = weakref.ref(panel)
     shiboken6.delete(panel)
     del panel

@@ -125,7 +125,7 @@ async def test_folders_come_and_go(furnished: FakeRuntime, window: MainWindow, q
     dialog.setTextValue("R&D 旅行")
     dialog.accept()
     await until(lambda: furnished.chat.by_id["d"].folder == "R&D 旅行", "the folder")
-    await until(lambda: window.sidebar._folders == ["R&D 旅行"], "the list")
+    await until(lambda: window.sidebar.folders == ["R&D 旅行"], "the list")
     window.sidebar.view_menu.aboutToShow.emit()
     next(a for a in window.sidebar.view_menu.actions() if a.text() == "R&&D 旅行").trigger()
     assert listed(window) == "d"

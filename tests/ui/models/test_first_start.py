@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from random import randbytes
@@ -22,6 +24,7 @@ from kvchat.engine_host.choice import NoModel
 from kvchat.errors import KvchatError
 from kvchat.library.model_library import FoundModel
 from kvchat.library.places import Source
+from kvchat.library.remote.starter import StarterProgress, StarterStage
 from kvchat.settings import GB, Settings
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.base.theme import Look
@@ -107,55 +110,71 @@ async def test_it_can_start_at_login_from_the_first_run_on(
     await until((tmp_path / "config/autostart/kvchat.desktop").exists)
 
 
+class Starter:
+    """A starter model that is fetched when the test says so."""
+
+    def __init__(self) -> None:
+        self.asked, self.cancelled, self.arrived = 0, 0, asyncio.Event()
+        self.tell: Callable[[StarterProgress], None] = lambda progress: None
+
+    async def fetch(self, folder: Path, tell: Callable[[StarterProgress], None]) -> Path:
+        self.asked, self.tell = self.asked + 1, tell
+        try:
+            await self.arrived.wait()
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        return folder / "starter.gguf"
+
+
+@pytest.fixture
+def starter(monkeypatch: pytest.MonkeyPatch) -> Starter:
+    starter = Starter()
+    monkeypatch.setattr("kvchat.ui.models.first_start.fetch_starter", starter.fetch)
+    monkeypatch.setattr("kvchat.library.remote.starter.installed_starter", lambda: None)
+    return starter
+
+
 async def test_on_a_metered_network_a_download_is_asked_about(
-    runtime: FakeRuntime, window: MainWindow, monkeypatch: pytest.MonkeyPatch
+    runtime: FakeRuntime, starter: Starter, window: MainWindow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def metered() -> bool:
         return True
 
     monkeypatch.setattr("kvchat.ui.dialogs.metered.is_metered", metered)
-    monkeypatch.setattr("kvchat.library.remote.starter.installed_starter", lambda: None)
-    window.show_first_start()
-    page, asked = window.first_start, list[bool]()
+    page = window.first_start
     await until(lambda: page.starter.text() == "Fetch the starter model (98 MB)")
-    page.starter_requested.connect(lambda: asked.append(True))
     for answer in ("keep", "yes"):
         page.starter.click()
         await until(lambda: page.findChildren(ConfirmDialog))
         question = page.findChildren(ConfirmDialog)[-1]
         assert "The starter model, 98 MB" in " ".join(label.text() for label in question.findChildren(QLabel))
-        assert not asked
+        assert not starter.asked
         getattr(question, answer).click()
         question.setParent(None)
-    assert asked == [True]
+    await until(lambda: starter.asked)
 
 
-async def test_starter_model_is_wished_and_its_progress_shown(
-    runtime: FakeRuntime, window: MainWindow, qtbot: QtBot
+async def test_the_starter_model_is_fetched_with_its_progress_cancelled_and_used(
+    runtime: FakeRuntime, starter: Starter, window: MainWindow, qtbot: QtBot
 ) -> None:
     page = window.first_start
-    runner: list[str] = []
-    page.starter_requested.connect(lambda: runner.append("starter"))
-    page.cancel_requested.connect(lambda: runner.append("cancel"))
     qtbot.mouseClick(page.starter, Qt.MouseButton.LeftButton)
-    await until(lambda: runner)  # where it does not come with kvchat, the network is looked at first
-    page.show_progress(49_000_000, 98_000_000)
-    assert page.bar.value() == 500
-    assert page.amount.text() == "49 MB of 98 MB"
+    await until(lambda: starter.asked)  # the network is looked at first
+    starter.tell(StarterProgress(StarterStage.FETCHING, 49_000_000, 98_000_000))
+    assert (page.bar.value(), page.amount.text()) == (500, "49 MB of 98 MB")
     assert page.starter.isHidden()
+    assert page.is_fetching
     qtbot.mouseClick(page.cancel, Qt.MouseButton.LeftButton)
-    assert runner == ["starter", "cancel"]
     assert page.starter.isVisible()
-
-
-async def test_a_starter_that_is_here_keeps_nobody_from_quitting(runtime: FakeRuntime, window: MainWindow) -> None:
-    heard: list[bool] = []
-    window.quit_requested.connect(lambda: heard.append(True))
-    window.first_start.show_progress(98_000_000, 98_000_000)
-    assert window.first_start.is_fetching
-    window.first_start.show_fetched()
-    window.keyboard.actions["quit"].trigger()
-    assert heard == [True]
+    await until(lambda: starter.cancelled)
+    page.fetch_starter()
+    await until(lambda: starter.asked == 2)
+    starter.arrived.set()
+    await until(lambda: ("use_model", runtime.paths.models / "starter.gguf") in runtime.calls)
+    await until(lambda: not page.is_fetching)
+    with qtbot.waitSignal(window.quit_requested, timeout=0):  # what is here keeps nobody from quitting
+        window.keyboard.actions["quit"].trigger()
 
 
 @pytest.fixture
@@ -245,7 +264,7 @@ async def test_a_picked_file_is_used(runtime: FakeRuntime, window: MainWindow, q
 
 async def test_a_file_that_is_no_model_is_refused_on_the_page(runtime: FakeRuntime, window: MainWindow) -> None:
     runtime.refuse = KvchatError("Not a GGUF file", "", "Pick another.")
-    window.first_start.pick_requested.emit(Path("/x.txt"))
+    window.runner.start(window.models.use(Path("/x.txt")))
     await until(lambda: window.first_start.error.title.isVisible())
     assert window.first_start.error.title.text() == "Not a GGUF file"
 

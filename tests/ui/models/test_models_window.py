@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -284,9 +285,16 @@ async def test_a_missing_model_offers_choices(
     assert not card.fetch.isVisible()
 
 
-async def test_a_page_without_models_says_what_to_do(runtime: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
-    asked: list[bool] = []
-    window.first_start.starter_requested.connect(lambda: asked.append(True))
+async def test_a_page_without_models_says_what_to_do(
+    runtime: FakeRuntime, window: MainWindow, qtbot: QtBot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Path] = []
+
+    async def fetch(folder: Path, tell: object) -> Path:
+        asked.append(folder)
+        return await asyncio.Future()
+
+    monkeypatch.setattr("kvchat.ui.models.first_start.fetch_starter", fetch)
     runtime.models.there = []
     models = window.side_windows.open_models()
     await until(models.here.none.isVisible)
@@ -300,7 +308,7 @@ async def test_a_page_without_models_says_what_to_do(runtime: FakeRuntime, windo
     dialog.close()
     assert models.here.starter.text() == starter_words(here=starter_is_here(runtime.paths.models))
     qtbot.mouseClick(models.here.starter, LEFT)
-    await until(lambda: asked == [True])
+    await until(lambda: asked)
     assert not models.isVisible()
     assert window.first_start.is_fetching
 
