@@ -37,9 +37,10 @@ from kvchat.words.language import _
 
 
 class Keyboard(QObject):
-    """`handlers`: what the window does for each action of the table, save those of this class.
+    """Install the window's shortcuts, open the palette and the sheet.
 
-    `field` has the keyboard most of the time; `senseless` says which actions would do nothing now.
+    handlers: what the window does for each action of the table, save those of this class; senseless: returns the
+    actions that would do nothing now; field: has the keyboard most of the time
     """
 
     def __init__(

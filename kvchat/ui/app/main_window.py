@@ -281,7 +281,6 @@ class MainWindow(QMainWindow):
         self.side_windows.open_chat_settings(Subject(id, conversations.title(id), known.model if known else None))
 
     def _handlers(self) -> dict[str, Callable[[], object]]:
-        """Map the actions of the table of shortcuts to what the window does."""
         return {
             "new": self.new_conversation,
             "previous": lambda: self.sidebar.step(-1),
@@ -361,7 +360,6 @@ class MainWindow(QMainWindow):
             do(self.chat.current)
 
     def _escape(self) -> None:
-        """Close what is on top, or else stop the reply."""
         if self.find_bar.isVisible():
             self.find_bar.close_bar()
         else:

@@ -29,7 +29,7 @@ _MOST_SHOWN = 200  # characters of a link; Qt takes seconds to lay out 100,000
 
 
 class Opener(QObject):
-    """Does what a start is for, or a later one."""
+    """Fulfils start requests: the first one and those of later starts."""
 
     def __init__(self, runtime: Runtime, window: MainWindow, look: Look, bus: SessionBus) -> None:
         super().__init__(window)

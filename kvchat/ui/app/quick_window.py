@@ -33,7 +33,7 @@ _WIDTH, _HEIGHT = 640, 480  # pixels at 100 % text; as high once something is as
 
 
 class QuickWindow(Panel):
-    """Each time it comes it is empty, unless it still waits for a reply."""
+    """A window that is empty each time it comes, unless it still waits for a reply."""
 
     chat_wanted = Signal(str)  # in the main window
 

@@ -105,7 +105,7 @@ class QuitController(QObject):
 
 
 class FinishingBox(QDialog):
-    """What is being saved, and the button that ends kvchat without it."""
+    """Box that shows what is being saved, with a button that ends kvchat without it."""
 
     def __init__(self) -> None:
         super().__init__(None, Qt.WindowType.Dialog | Qt.WindowType.CustomizeWindowHint | Qt.WindowType.WindowTitleHint)

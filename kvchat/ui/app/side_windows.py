@@ -69,7 +69,6 @@ class SideWindows(QObject):
         return panel
 
     def open_settings(self, page: str = "") -> SettingsWindow:
-        """Open the settings at the page of that name, else at the one shown last."""
         opens = {"models": self.open_models, "storage": self.open_storage, "programs": self.open_programs}
         window = self._window(SettingsWindow, leads_to=lambda name: opens[name]())
         window.show_page(page)
@@ -100,7 +99,6 @@ class SideWindows(QObject):
         return window
 
     def open_library(self, prepared_id: str = "") -> LibraryWindow:
-        """Open the library, at one entry if its id is given."""
         window = self._window(LibraryWindow, begun=self.begun)
         window.bring_forward()
         if prepared_id:

@@ -33,7 +33,7 @@ def logo_state(state: EngineState, busy: bool) -> LogoState:
 
 
 def _entry(title: str) -> str:
-    """A title as a menu entry: on one line, not too long, a lone & no shortcut key."""
+    """Return a title as a menu entry: one line, not too long, `&` no shortcut."""
     words = one_line(title)
     return (words if len(words) <= _LETTERS else f"{words[:_LETTERS].rstrip()}…").replace("&", "&&")
 
@@ -132,7 +132,7 @@ _DESKTOP = Service("org.freedesktop.Notifications", "/org/freedesktop/Notificati
 
 
 class Attention(QObject):
-    """Tells by way of the desktop's own notifications, else of the tray's."""
+    """Notifies through the desktop's own notifications, else the tray's."""
 
     def __init__(self, runtime: Runtime, window: MainWindow, tray: Tray, bus: SessionBus) -> None:
         super().__init__(window)

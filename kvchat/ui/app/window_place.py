@@ -35,7 +35,7 @@ class WindowMemory:
         return str(self._values.get(key, default)).lower() == "true"
 
     def keep(self, **values: Any) -> None:
-        """Remember these, on disk soon after."""
+        """Remember these values, on disk soon after."""
         if any(self._values.get(key) != value for key, value in values.items()):
             self._values |= values
             self._thread = threading.Thread(target=self._write, name="window-memory", daemon=True)

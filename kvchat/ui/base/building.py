@@ -33,7 +33,6 @@ W = TypeVar("W", bound=QWidget)
 
 
 def styled(widget: W, kind: str, tone: str = "") -> W:
-    """Give a widget one of the style sheet's looks."""
     widget.setProperty("kind", kind)
     if tone:
         widget.setProperty("tone", tone)
@@ -41,19 +40,19 @@ def styled(widget: W, kind: str, tone: str = "") -> W:
 
 
 def beginning() -> Qt.AlignmentFlag:
-    """The side where lines begin in the window's language, whichever way the words in them run."""
+    """Return the side where lines begin in the window's language, whichever way their text runs."""
     mirrored = QGuiApplication.layoutDirection() is Qt.LayoutDirection.RightToLeft
     return Qt.AlignmentFlag.AlignAbsolute | (Qt.AlignmentFlag.AlignRight if mirrored else Qt.AlignmentFlag.AlignLeft)
 
 
 def left_to_right(text: str) -> str:
-    """Keys or a path, which run so also among words that run from right to left."""
+    """Isolate keys or a path from text that runs from right to left."""
     mirrored = QGuiApplication.layoutDirection() is Qt.LayoutDirection.RightToLeft
     return f"\u2066{text}\u2069" if mirrored else text
 
 
 def label(words: str = "", kind: str = "", *, wraps: bool = False, selectable: bool = False) -> QLabel:
-    """Words in a look of the style sheet's, as they are: what stands in them is never read as HTML."""
+    """Make a label. Its text is never read as HTML."""
     made = styled(QLabel(words), kind)
     made.setTextFormat(Qt.TextFormat.PlainText)
     made.setAlignment(beginning() | Qt.AlignmentFlag.AlignVCenter)
@@ -64,14 +63,14 @@ def label(words: str = "", kind: str = "", *, wraps: bool = False, selectable: b
 
 
 def button(words: str, on_click: Any = None, kind: str = "", *, name: str = "", tip: str = "") -> QPushButton:
-    """A button; `on_click` is a callable or a signal, `name` what a screen reader says where the words do not do."""
+    """Make a button. on_click: callable or signal; name: for screen readers, where the text is not enough"""
     return _button(QPushButton(words), on_click, kind, name or words, tip)
 
 
 def tool_button(
     name: str, on_click: Any = None, kind: str = "", *, tip: str = "", icon: QIcon | None = None
 ) -> QToolButton:
-    """A button with a picture; `name` is what a screen reader says, and what the tooltip says unless `tip` is given."""
+    """Make a button with a picture. name: for screen readers, and the tooltip unless `tip` is given"""
     made = _button(QToolButton(), on_click, kind, name, tip or name)
     if icon is not None:
         made.setIcon(icon)
@@ -79,7 +78,7 @@ def tool_button(
 
 
 def line_edit(name: str, placeholder: str = "") -> QLineEdit:
-    """A field; `name` is what a screen reader says. What stands in the empty one is also its tooltip."""
+    """Make a field. name: for screen readers. The placeholder is the tooltip as well."""
     made = QLineEdit(placeholderText=placeholder)
     made.setToolTip(placeholder)
     made.setAccessibleName(name)
@@ -87,7 +86,7 @@ def line_edit(name: str, placeholder: str = "") -> QLineEdit:
 
 
 def plain_text(name: str, font: QFont, text: str = "") -> QPlainTextEdit:
-    """A text in a box, to be read and copied from; `name` is what a screen reader says."""
+    """Make a box of text to be read and copied. name: for screen readers"""
     made = styled(QPlainTextEdit(text, readOnly=True), "log")
     made.setFont(font)
     made.setAccessibleName(name)
@@ -95,7 +94,7 @@ def plain_text(name: str, font: QFont, text: str = "") -> QPlainTextEdit:
 
 
 def progress_bar(name: str) -> QProgressBar:
-    """A bar of a thousand parts without words; `name` is what a screen reader says."""
+    """Make a bar of 1000 steps without text. name: for screen readers"""
     made = QProgressBar(textVisible=False, maximum=1000)
     made.setAccessibleName(name)
     return made
@@ -104,14 +103,14 @@ def progress_bar(name: str) -> QProgressBar:
 def row(
     *parts: Part, on: QWidget | None = None, spacing: int | None = None, margins: Margins | None = None
 ) -> QHBoxLayout:
-    """Parts beside each other, as the layout of `on` if it is given; spacing and margins in pixels, else Qt's own."""
+    """Put parts beside each other, as the layout of `on` if given. spacing, margins: pixels; None: Qt's own"""
     return _filled(QHBoxLayout(), parts, on, spacing, margins)
 
 
 def column(
     *parts: Part, on: QWidget | None = None, spacing: int | None = None, margins: Margins | None = None
 ) -> QVBoxLayout:
-    """Parts below each other; see `row`."""
+    """Put parts below each other; see `row`."""
     return _filled(QVBoxLayout(), parts, on, spacing, margins)
 
 

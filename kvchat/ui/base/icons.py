@@ -73,7 +73,7 @@ _GOLD = "#f2b84b"
 
 
 def icon(name: str, colour: str) -> QIcon:
-    """A line icon, or the filled square that stops a reply, in `colour` ("#rrggbb"). Needs a QGuiApplication."""
+    """Return a line icon, or the filled square that stops a reply, in `colour` ("#rrggbb"). Needs a QGuiApplication."""
     mirrored = QGuiApplication.layoutDirection() is Qt.LayoutDirection.RightToLeft
     return _icon(name, colour, mirrored and name in _SIDED)
 
@@ -109,7 +109,7 @@ class _Drawn(QIconEngine):
         painter.restore()
 
     def pixmap(self, size: QSize, mode: QIcon.Mode, state: QIcon.State) -> QPixmap:
-        """Qt's own does not clear what it paints on. `size` is in the screen's pixels."""
+        """Clear the ground before painting, which Qt's own does not. size: in the screen's pixels"""
         result = _blank(size.width(), size.height())
         with QPainter(result) as painter:
             self.paint(painter, result.rect(), mode, state)
@@ -142,7 +142,7 @@ def tray_icon(state: LogoState) -> QIcon:
 
 @lru_cache(maxsize=8)
 def _in_all_sizes(svg: str) -> QIcon:
-    """An icon for the desktop, which is given all of its sizes at once."""
+    """Return an icon for the desktop, which gets all of its sizes at once."""
     result = QIcon()
     for side in _DESKTOP_SIZES:
         result.addPixmap(_picture(svg, side, side))
@@ -166,7 +166,7 @@ def app_svg() -> str:
 
 
 def tray_svg(state: LogoState) -> str:
-    """The tray's icon for a state. The shapes differ as well as the colours."""
+    """Return the tray's icon for a state. The shapes differ as well as the colours."""
     match state:
         case LogoState.STOPPED:
             return _svg(_outline(GREY) + _filled(_RIBBON, GREY))
@@ -181,7 +181,7 @@ def tray_svg(state: LogoState) -> str:
 
 
 def asset_files() -> dict[str, str]:
-    """The SVG files of the folder `assets/` by name."""
+    """Return the SVG files of the folder `assets/` by name."""
     files = {f"kvchat-tray-{state.value}.svg": tray_svg(state) for state in LogoState}
     return {"kvchat.svg": app_svg(), **files}
 

@@ -13,7 +13,7 @@ _NAME = "language"
 
 
 def speak_here(chosen: str) -> None:
-    """Speak the language of that setting in what is made from now on, and have Qt's dialogs and menus speak it."""
+    """Speak the language of that setting from now on, also in Qt's dialogs and menus."""
     before, language = spoken(), speak(chosen, QLocale.system().uiLanguages())
     app = QCoreApplication.instance()
     if language == before or app is None:
@@ -40,7 +40,7 @@ def _with_role(kind: str, thing: QObject) -> QAccessibleInterface | None:
 
 
 def announce(widget: QWidget, words: str, *, urgent: bool = False) -> None:
-    """Have a screen reader say this, whatever has the keyboard; what is urgent interrupts it."""
+    """Have a screen reader say this, whatever has the keyboard; urgent text interrupts it."""
     if words:
         event, politeness = QAccessibleAnnouncementEvent(widget, words), QAccessible.AnnouncementPoliteness
         event.setPoliteness(politeness.Assertive if urgent else politeness.Polite)

@@ -9,10 +9,7 @@ if TYPE_CHECKING:
 
 
 def style_sheet(t: Theme, base: float, small: float, icon: int, *, mirrored: bool = False) -> str:
-    """Qt style sheet for theme `t`; `base` and `small` are font sizes in points, `icon` is an icon's size in pixels.
-
-    `mirrored`: lines begin at the right.
-    """
+    """Return the style sheet for a theme. base, small: points; icon: pixels; mirrored: lines begin at the right"""
     begin, end = ("right", "left") if mirrored else ("left", "right")
     frames, words = _frames(t, icon, begin, end), _words(t, base, small)
     return "\n".join((frames, words, _buttons(t, small, icon), _inputs(t), _lists(t, end), _scroll_bars(t)))

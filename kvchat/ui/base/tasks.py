@@ -24,17 +24,16 @@ class TaskRunner:
         self._tasks: set[asyncio.Future[Any]] = set()
 
     def start(self, run: Coroutine[Any, Any, Any], on_error: ErrorHandler | None = None) -> asyncio.Task[Any]:
-        """Run `run` in the background; its KvchatError goes to `on_error`, where given."""
+        """Run a coroutine in the background; its KvchatError goes to `on_error`, if given."""
         task = self._loop.create_task(run)
         self._keep(task, on_error or self.on_error)
         return task
 
     def watch_turn(self, task: asyncio.Future[Any]) -> None:
-        """Watch a turn's task. Its KvchatErrors have been told by TurnFailed already; only bugs are news."""
+        """Watch a turn's task. TurnFailed has reported its KvchatErrors already; only bugs are news."""
         self._keep(task, lambda error: None)
 
     async def close(self) -> None:
-        """Cancel what is still running and wait for it to end."""
         for task in tuple(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -103,9 +103,9 @@ class Type:
 
 
 class Look(QObject):
-    """How kvchat looks: theme (the user's choice, else the system's), type, numbers. Applies it to the application.
+    """Theme (the user's choice, else the system's), type and numbers; applied to the application.
 
-    What the system says of contrast counts with either theme.
+    The system's wish for contrast counts with either theme.
     """
 
     changing = Signal()  # every widget is about to be styled anew: who can spare some lets them go
@@ -167,7 +167,6 @@ class Look(QObject):
 
 
 def restyle(widget: QWidget, name: str, value: str) -> None:
-    """Set a property that the style sheet reads, and apply it at once."""
     widget.setProperty(name, value)
     widget.style().unpolish(widget)
     widget.style().polish(widget)
@@ -180,7 +179,7 @@ def page_font(family: str, points: float) -> QFont:
 
 
 def code_font(family: str, points: float) -> QFont:
-    """A font for code: what was written is what is shown, so no ligatures."""
+    """Return a font for code, without ligatures."""
     font = page_font(family, points)
     font.setFixedPitch(True)
     font.setFeature(QFont.Tag("calt"), 0)
@@ -190,7 +189,7 @@ def code_font(family: str, points: float) -> QFont:
 
 @contextlib.contextmanager
 def _nothing_collected() -> Iterator[None]:
-    """Qt goes through a list of all widgets and calls into ours: one that is garbage and collected there crashes it."""
+    """Keep the garbage collector off: Qt calls into all widgets, and one collected meanwhile crashes it."""
     collects = gc.isenabled()  # not while kvchat starts
     gc.disable()
     try:
@@ -215,7 +214,7 @@ def _pick_type() -> Type:
 
 
 def _box_palette(theme: Theme) -> QPalette:
-    """Fusion draws a check box's frame in a darker shade of the window's colour, which nobody sees in the dark."""
+    """Fusion draws a check box's frame darker than the window's colour, which is invisible in the dark."""
     palette = _palette(theme)
     palette.setColor(QPalette.ColorRole.Window, QColor(theme.muted).lighter(_FRAME))
     return palette

@@ -41,7 +41,7 @@ class Palette(QDialog):
     def __init__(
         self, parent: QWidget, chats: Sequence[PaletteEntry], actions: Sequence[PaletteEntry], name: str = ""
     ) -> None:
-        """Both in the order that counts when nothing was typed. `name` says what they are, if they are no commands.
+        """chats, actions: in the order that counts without input; name: describes entries that are no commands
 
         With a name the palette completes a text: it closes as soon as nothing fits any more.
         """
@@ -139,10 +139,10 @@ def _line(entry: PaletteEntry) -> QWidget:
 
 
 def best(typed: str, titles: Sequence[str], most: int) -> list[int]:
-    """The places of the `most` titles that fit best; `titles` are folded. With nothing typed, the first ones.
+    """Return the places of the `most` titles that fit best; without input, the first ones. titles: folded
 
-    Of titles that fit equally well the shorter goes first, then the one that stands first; what else one is found by,
-    behind `_ALSO`, does not count for that.
+    Of titles that fit equally well the shorter goes first, then the one that stands first. Other search words, behind
+    `_ALSO`, do not count for that.
     """
     wanted = " ".join(folded(typed).split())
     if not wanted:

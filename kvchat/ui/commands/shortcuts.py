@@ -1,4 +1,4 @@
-"""What the keyboard can do: one table, from which keys are installed, the palette filled and the sheet drawn."""
+"""The table of shortcuts: keys are installed, the palette is filled and the sheet is drawn from it."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ PASTED_PICTURE, SCREENSHOT = N_("Pasted picture.png"), N_("Screenshot.png")
 
 
 class Drafts(Protocol):
-    """What is attached to the messages that are being written, by conversation id; None: where none has begun."""
+    """Attachments of the messages being written, by conversation id; None: of a chat that has not begun."""
 
     def current(self) -> str | None: ...
 
@@ -137,7 +137,7 @@ class AttachmentIntake(QObject):
             self._notices.show_error(error)
 
     def another_chat(self, before: str | None) -> None:
-        """Show what was refused in the open chat, and take back what was refused in another."""
+        """Show the refusals of the open chat instead of the other one's."""
         for where, error in self._refused:
             if where == before:
                 self._notices.take_back(error)
@@ -174,6 +174,6 @@ def _chosen(shown: Path, names: Sequence[str], paths: list[Path]) -> list[Path]:
 
 
 def _read(path: Path) -> Attachment:
-    """A document's text, or a picture as it is sent. Raises CannotAttach."""
+    """Return a document's text, or a picture as it is sent. Raises CannotAttach."""
     data = read_bytes(path)
     return prepared(path.name, data) if is_picture(data) else document_of_file(path.name, data)

@@ -237,7 +237,7 @@ class ChatController(Controller):
             self._show_turn()
 
     async def _reload_messages(self, conversation_id: str, *, fresh: bool = False, finished: str = "") -> None:
-        """finished: id of a reply to be read to who does not see it"""
+        """finished: id of a reply that has just ended, to be announced"""
         if not await self._shown.reload(conversation_id, fresh=fresh):
             return
         self._loading = False

@@ -143,7 +143,6 @@ class ContextController(Controller):
             self._composer.focus()
 
     def _insist(self) -> None:
-        """Show the card again after an attempt to send what does not fit."""
         self._put_off.discard(self._chat.current)
         self._show_card()
 

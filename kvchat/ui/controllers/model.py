@@ -1,4 +1,4 @@
-"""Which model answers: as chosen, and what to do where its file is gone."""
+"""The model that answers: as chosen, and what to do where its file is gone."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class ModelController(Controller):
         self.take_up()
 
     async def switch(self, path: Path) -> None:
-        """Another model answers in the open conversation from now on. Raises KvchatError."""
+        """Have another model answer in the open conversation. Raises KvchatError."""
         here = self._chat.current
         if here is None:
             await self._runtime.use_model(path)
@@ -79,7 +79,6 @@ class ModelController(Controller):
 
     @property
     def _is_unanswered(self) -> bool:
-        """True if the open conversation ends with a message whose reply failed."""
         last = self._views.transcript.messages[-1:]
         return self._chat.failure is not None and any(message.role is Role.USER for message in last)
 

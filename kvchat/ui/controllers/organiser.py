@@ -101,7 +101,6 @@ class OrganiserController(Controller):
             self._views.notices.tell(_("The memory of this chat is verified"), self._chat.conversations.title(id))
 
     async def show_imported(self, ids: list[str]) -> None:
-        """List all new chats, select them and open the first."""
         sidebar = self._views.sidebar
         sidebar.search.field.clear()
         sidebar.arrange(replace(sidebar.arrangement, folder=None, archive=False))

@@ -75,7 +75,6 @@ class DraftController(Controller):
             self._pause.start()
 
     def put(self, conversation_id: str | None, attachments: tuple[Attachment, ...]) -> None:
-        """Change the attachments of a draft, and show them if it is open."""
         self.attach(conversation_id, attachments)
         self.show()
 
@@ -98,7 +97,7 @@ class DraftController(Controller):
         self.attach(source, ())
 
     def sent(self, conversation_id: str | None) -> None:
-        """The words are in the chat, or back in the composer."""
+        """Store this draft again: its words are in the chat, or back in the composer."""
         self._sending[conversation_id or NOT_BEGUN] -= 1
         self._pause.start()
 
@@ -137,7 +136,7 @@ _ENDED = (MessageState.COMPLETE, MessageState.LIMITED)  # not stopped by the use
 
 @dataclass(eq=False)
 class Page:
-    """What the user writes on: an open conversation, or one that begins with the first message sent from here."""
+    """Page the user writes on: an open conversation, or one that begins with the first message sent from it."""
 
     conversation_id: str | None = None
 

@@ -1,4 +1,4 @@
-"""Conversations in and out of the window: which files, how far it is, what came of it."""
+"""Import, export, backup and restore from the window: file dialogs, progress, results."""
 
 from __future__ import annotations
 
@@ -237,7 +237,7 @@ class TransferController(Controller):
 
 
 class _Progress:
-    """How far it is, once it takes a while; its Cancel ends the task. `tell` may be called on any thread."""
+    """Progress dialog, shown if the work takes a while; its Cancel ends the task."""
 
     def __init__(self, window: QWidget, words: str, loop: asyncio.AbstractEventLoop) -> None:
         self.cancelled = False
@@ -264,7 +264,7 @@ class _Progress:
         self._dialog.deleteLater()
 
     def tell(self, done: int, total: int) -> None:
-        """done: of `total`; of chats, if the total is 0 because nobody knows it. Any thread may call it."""
+        """done: of `total`, or chats if the total is 0 because nobody knows it. Any thread may call it."""
         now = time.monotonic()
         if now - self._last_at >= _PAUSE_S:
             self._last_at = now

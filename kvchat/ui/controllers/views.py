@@ -1,4 +1,4 @@
-"""The widgets the controllers work on, what is remembered of a turn, and what all controllers have in common."""
+"""The widgets of the controllers, the state of a turn, and the controllers' base class."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from kvchat.ui.transcript.transcript import Transcript
 
 @dataclass
 class TurnState:
-    """What the window remembers of one conversation's turn, the one that runs in it or ran last. No Qt."""
+    """State of one conversation's turn, the one that runs in it or ran last. No Qt."""
 
     story: TurnStory = field(default_factory=TurnStory)
     awaiting: bool = False  # sent, and no token yet
@@ -54,7 +54,7 @@ class TurnState:
         self.story.begin()
 
     def end(self) -> None:
-        """Nothing more comes, even if nothing came: a reply can be stopped before its first word."""
+        """End the turn, even if nothing came: a reply can be stopped before its first word."""
         self.awaiting = False
         self.story.end()
 
@@ -76,7 +76,7 @@ class TurnState:
 
 @dataclass(frozen=True)
 class Views:
-    """They decide nothing: whoever has them says what is to be shown. `runner` starts what is asked for in them."""
+    """Widgets for the controllers to fill. runner: starts the user's actions"""
 
     look: Look
     runner: TaskRunner
@@ -157,7 +157,7 @@ def _told_by_engine(failure: KvchatError | None, status: EngineStatus) -> bool:
 
 
 class Controller(QObject):
-    """Hears the runtime's events until it is closed; a subclass that cares for them has a `_hear`."""
+    """Hears the runtime's events until it is closed."""
 
     def __init__(self, runtime: Runtime, views: Views, parent: QObject) -> None:
         super().__init__(parent)

@@ -1,4 +1,4 @@
-"""How a window of an application that stands behind others comes to the front."""
+"""Bring a window of an application that stands behind others to the front."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from PySide6.QtGui import QGuiApplication
 
 
 def let_to_front(token: str) -> None:
-    """The next window that asks for it comes to the front, with the token of whoever has the user's attention now.
+    """Let the next window that asks for it come to the front, with the desktop's activation token.
 
     Without one Wayland only marks the window. Qt takes it from the environment, and out of it.
     """

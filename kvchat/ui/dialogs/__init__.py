@@ -1,1 +1,1 @@
-"""Windows beside the main one, of any kind: what they share, questions, reports."""
+"""Windows beside the main one, of any kind: their base class, questions, reports."""

@@ -30,7 +30,7 @@ _ARROWS = {"backButton": "chevron-left", "forwardButton": "chevron-right", "toPa
 
 
 def fit_height(dialog: QDialog, letters: int) -> None:
-    """As wide as so many letters and as high as its words need there: Qt's own guess cuts off what wraps."""
+    """Set the width to so many letters and the height to what the text needs: Qt's own guess cuts off wrapped text."""
     layout = dialog.layout()
     assert layout is not None
     for widget in dialog.findChildren(QWidget):
@@ -120,7 +120,6 @@ class PassphraseDialog(Question):
             field.setEchoMode(QLineEdit.EchoMode.Normal if on else QLineEdit.EchoMode.Password)
 
     def _check(self) -> None:
-        """Allow a passphrase typed alike twice, or none if it is optional."""
         given, again = self.field.text(), self.again.text()
         self.go.setEnabled(given == again if self._optional else bool(given))
         self.again.setEnabled(bool(given) or bool(again))
@@ -138,7 +137,7 @@ def ask_passphrase(
 
 
 def file_dialog(parent: QWidget, title: str, mode: QFileDialog.FileMode, kinds: str = "") -> QFileDialog:
-    """A dialog that begins at home, not open yet; gone once it is closed. `kinds`: "Models (*.gguf);;All files (*)"."""
+    """Return a dialog that begins at home, not open yet. kinds: "Models (*.gguf);;All files (*)"."""
     dialog = QFileDialog(parent, title, str(Path.home()), kinds)
     dialog.setFileMode(mode)
     dialog.finished.connect(dialog.deleteLater)

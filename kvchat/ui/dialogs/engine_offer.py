@@ -33,9 +33,9 @@ PROMISE = N_(
 
 
 class EngineOffer(QWidget):
-    """For Settings and the first run: a choice with a button, or a bar with Cancel; below, what came of it.
+    """Choice of an engine with a button, or a bar with Cancel; below, the result. For Settings and the first run.
 
-    What one of them has begun the other shows as well, and it goes on when nobody looks.
+    All of them show the same download, which goes on when they are hidden.
     """
 
     tried = Signal()  # there is one more engine, chosen or not
@@ -100,7 +100,6 @@ class EngineOffer(QWidget):
             self.tried.emit()
 
     def look(self) -> None:
-        """Show this if there is a card that would go unused."""
         self._start(self._look())
 
     async def _look(self) -> None:

@@ -1,4 +1,4 @@
-"""Nothing large goes over a connection that counts it unless the user says so."""
+"""Ask before anything large goes over a metered connection."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _YES, _PROBABLY = 1, 3  # https://networkmanager.dev/docs/api/latest/nm-dbus-typ
 def ask_if_metered(
     parent: QWidget, run: Callable[[Coroutine[Any, Any, None]], object], what: str, fetch: Callable[[], object]
 ) -> None:
-    """Call `fetch`; on a metered connection once the user agrees. `what`: what would be fetched, and its size."""
+    """Call `fetch`; on a metered connection only if the user agrees. what: the download, and its size"""
 
     async def look() -> None:
         if not await is_metered():

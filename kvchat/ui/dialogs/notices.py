@@ -1,4 +1,4 @@
-"""Trouble reaches the user here alone: quiet notices, and reports to read and to copy."""
+"""Quiet notices, and reports to read and to copy: the only ways in which trouble reaches the user."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ class BugReportDialog(ReportDialog):
 
 
 class ImportReportDialog(ReportDialog):
-    """What was imported, what was known, and each problem."""
+    """Report of an import: chats imported, chats known already, and each problem."""
 
     def __init__(self, look: Look, title: str, known: str, problems: Sequence[str], parent: QWidget) -> None:
         failed = _("One was not taken in, or not as a whole:")

@@ -1,4 +1,4 @@
-"""What the windows beside the main one have in common: they tell their own trouble."""
+"""Base class of the windows beside the main one: each shows its own errors."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Panel(RoomyDialog):
         self.activateWindow()
 
     def follow(self, subscribe: Callable[[_T], Callable[[], None]], hear: _T) -> None:
-        """Have `hear` called while the window is open; `subscribe` returns how to stop that."""
+        """Have `hear` called while the window is open. subscribe: returns a function that ends it"""
         self._sources.append(lambda: subscribe(hear))
         if self._unsubscribe:  # it is open
             self._unsubscribe.append(subscribe(hear))

@@ -70,7 +70,6 @@ class LivePage(ScrollPage):
             self._say("now", _UNKNOWN)
 
     def show_vitals(self, vitals: Vitals | None) -> None:
-        """What was looked up; None: there is no engine."""
         slot = vitals.slot if vitals else None
         self.used.setVisible(slot is not None)
         if slot:
@@ -158,7 +157,7 @@ class LogPage(QWidget):
             self._show()
 
     def _show(self) -> None:
-        """Only what is new is added, so that a selection stays."""
+        """Add only new lines, so that a selection stays."""
         wanted = at_least(self._lines, Level(self.level.currentData()))
         bar = self.text.verticalScrollBar()
         at = bar.value()
@@ -189,7 +188,7 @@ _REFRESH_MS = 1000
 
 
 class EngineWindow(Panel):
-    """Two pages. Looks things up while it is on show, and never otherwise."""
+    """Two pages. Numbers are looked up only while the window is shown."""
 
     def __init__(self, runtime: Runtime, look: Look, runner: TaskRunner, parent: QWidget | None = None) -> None:
         super().__init__(runtime, look, runner, _("Engine"), parent, size=(840, 560), least=(480, 360))

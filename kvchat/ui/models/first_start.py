@@ -71,14 +71,13 @@ class FirstStart(QWidget):
         column(area, on=self, margins=0)
 
     def show_choices(self) -> None:
-        """Show what can be chosen, as soon as it is known."""
         self._show_fetching(False)
         self.error.hide()
         self.offer.look()
         self._see()
 
     def show_progress(self, done: int, total: int) -> None:
-        """The fetch goes on: bytes so far, bytes in all (0: not known)."""
+        """done, total: bytes; total is 0 while it is not known"""
         self._show_fetching(True)
         self.bar.setRange(0, 1000 if total else 0)
         self.bar.setValue(int(1000 * done / total) if total else 0)
@@ -96,7 +95,6 @@ class FirstStart(QWidget):
         self.error.show()
 
     def fetch_starter(self) -> None:
-        """Fetch the starter model and use it."""
 
         def begin() -> None:
             self.show_progress(0, 0)
@@ -222,7 +220,6 @@ class FirstStart(QWidget):
 
 
 def starter_words(*, here: bool) -> str:
-    """What the button says that leads to the starter model; `here`: it comes with kvchat."""
     if here:
         return _("Use kvchat’s own starter model")
     return _("Fetch the starter model ({size})", size=size(STARTER_SIZE))

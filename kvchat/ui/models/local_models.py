@@ -73,7 +73,6 @@ class ModelsHere(QWidget):
             self._panel.run(self._look())
 
     def open_folders(self) -> QMenu:
-        """Which folders are looked into beside the well-known ones."""
         menu = QMenu(self)
         menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         menu.addAction(_("Add a folder…"), self._ask_folder)
@@ -147,7 +146,7 @@ class ModelsHere(QWidget):
             confirm(self, title, words, _("Delete"), lambda: self._panel.run(go()))
 
     async def _delete(self, model: FoundModel) -> None:
-        """To the trash; where a folder has none, for good if the user says so."""
+        """Move the files to the trash. Where a folder has none, ask whether to delete them for good."""
         left = [file for file in model.files if not await asyncio.to_thread(_to_trash, file)]
         self.look()
         if left:

@@ -31,7 +31,7 @@ _MOST = 14  # models; the window has them all
 
 
 class ModelBox(ChoiceBox):
-    """Has the model it began with, and those that were found since."""
+    """Choice of the model it began with and of those found since."""
 
     def __init__(self, runtime: Runtime, look: Look) -> None:
         super().__init__(look)
@@ -46,7 +46,7 @@ class ModelBox(ChoiceBox):
         return chosen
 
     def begin(self, model: str | None) -> None:
-        """Show this one alone. Of a server that the user runs there is no other."""
+        """Show only this model. A server that the user runs has no other."""
         self.clear()
         attached = bool(self._runtime.settings.engine_url)
         self.setEnabled(not attached)
@@ -82,7 +82,7 @@ class ModelMenu(QObject):
     more_requested = Signal()
 
     def __init__(self, runtime: Runtime, menu: QMenu, runner: TaskRunner, answering: Callable[[], str | None]) -> None:
-        """`answering`: path of the model that answers in the open chat."""
+        """answering: path of the model that answers in the open chat"""
         super().__init__(menu)
         self._answering = answering
         self._runtime, self._menu, self._runner = runtime, menu, runner
@@ -141,7 +141,7 @@ _CHIPS = {Verdict.FITS: N_("fits"), Verdict.TIGHT: N_("tight"), Verdict.NO: N_("
 
 
 def found_row(one: JudgedModel, used: Path | None) -> Row:
-    """A model on this computer. `used` is the one in use."""
+    """Return the row of a model on this computer. used: the one in use"""
     model, facts, path = one.model, one.model.facts, left_to_right(str(one.model.path))
     if facts is None or one.judgement is None:
         problem = model.problem or KvchatError(_("It cannot be used"))
@@ -161,7 +161,7 @@ def found_row(one: JudgedModel, used: Path | None) -> Row:
 
 
 def told_apart(models: Sequence[tuple[str, Path]]) -> list[str]:
-    """The names of models; of those that are called alike, with the folder that one lies in, or else its file."""
+    """Return the names of models; those that are equal get the folder, or else the file name."""
     alike = Counter(name for name, _ in models)
     there = Counter((name, path.parent.name) for name, path in models)
     places = (path.parent.name if there[name, path.parent.name] == 1 else path.name for name, path in models)
@@ -170,7 +170,7 @@ def told_apart(models: Sequence[tuple[str, Path]]) -> list[str]:
 
 
 def in_order(one: JudgedModel) -> tuple[bool, str, int]:
-    """How models are sorted: those that cannot be used last, else by name and size."""
+    """Sort key: usable models first, then by name and size."""
     return one.judgement is None, one.model.name.lower(), one.model.size
 
 
@@ -190,7 +190,7 @@ def result_row(one: HubModel) -> Row:
 
 
 def file_row(file: HubFile, memory: MemoryFacts, *, here: bool) -> Row:
-    """A model in a repository. `here`: it has been downloaded already."""
+    """Return the row of a model in a repository. here: it has been downloaded already"""
     judgement = judge_size(file.size, memory)
     words, parts = size(file.size), len(file.parts)
     if parts > 1:

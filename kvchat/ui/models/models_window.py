@@ -51,13 +51,13 @@ class ModelsWindow(Panel):
         self.hub.open_repository(repository)
 
     def look_for(self, name: str) -> None:
-        """Come to the front with this to be searched for; nothing is asked of the network yet."""
+        """Come to the front with this name in the search field. The network is not asked yet."""
         self._come(self.hub)
         self.hub.field.setText(name)
         self.hub.field.setFocus()
 
     def showEvent(self, event: QShowEvent) -> None:
-        """Look for models and for downloads an earlier kvchat has left; follow what changes from now on."""
+        """Look for models, and for downloads that an earlier kvchat has left."""
         super().showEvent(event)
         self.here.look()
         self.run(self._find_downloads())
@@ -115,7 +115,7 @@ class ModelsWindow(Panel):
             self.downloads.show_download(download)
 
     async def use(self, path: Path) -> None:
-        """What happens next is seen in the main window. What is wrong with the model is told here."""
+        """Use a model, and leave the rest to the main window. Raises KvchatError, which is shown here."""
         await self._runtime.use_model(path)
         self.close()
         self.model_used.emit()
@@ -215,7 +215,7 @@ class DownloadView(QFrame):
 
 
 def download_words(download: Download) -> str:
-    """How far a download is: "1.2 GB of 4.9 GB · 12 MB/s · 5 min left"."""
+    """Return the progress: "1.2 GB of 4.9 GB · 12 MB/s · 5 min left"."""
     amount = _("{done} of {total}", done=size(download.done), total=size(download.total))
     match download.state:
         case DownloadState.DONE:

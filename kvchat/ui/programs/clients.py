@@ -29,7 +29,7 @@ class Access:
 
     @property
     def some_key(self) -> str:
-        """The key, or a word in its place."""
+        """Key, or a word in its place."""
         return self.key or NO_KEY
 
 
@@ -190,7 +190,7 @@ def _environment(access: Access, variables: dict[str, str], command: str = "") -
 
 
 def _quoted(text: str) -> str:
-    """As a string of JSON, which is one of Python, TOML and YAML as well."""
+    """Return a JSON string, which is one of Python, TOML and YAML as well."""
     return json.dumps(text, ensure_ascii=False)
 
 

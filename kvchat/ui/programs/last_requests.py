@@ -47,7 +47,6 @@ class LastRequests(QWidget):
         self._fit()
 
     def _show_current(self) -> None:
-        """The receipt of the one that is chosen, and both texts where it parted."""
         chosen = self.list.current
         passage = self._requests.get(int(str(chosen.value))) if chosen else None
         if passage is self._shown:
@@ -75,7 +74,7 @@ class LastRequests(QWidget):
             )
 
     def _texts(self, left: str, before: str, right: str, after: str) -> QWidget:
-        """Two texts beside each other, from the line before the one in which they part; what differs is marked."""
+        """Put both texts beside each other, from the line before the one where they differ; differences are marked."""
         made, at = QWidget(), shared_text(before, after)
         alike_behind = shared_text(before[at:][::-1], after[at:][::-1])
         line = before.rfind("\n", 0, max(0, before.rfind("\n", 0, at))) + 1

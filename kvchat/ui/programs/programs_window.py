@@ -50,7 +50,6 @@ class LiveRows(QWidget):
         )
 
     def show_now(self, under_way: Sequence[Passage], in_engine: Sequence[InEngine], titles: Mapping[str, str]) -> None:
-        """Requests first; what nobody asks for just now after them."""
         busy = {one.slot for one in under_way if one.stage is not Stage.QUEUED}
         told = [(one.program, stage_of(one), _done(one)) for one in under_way]
         for one in in_engine:
@@ -82,7 +81,6 @@ class LiveRow(QWidget):
         self._fit()
 
     def say(self, name: str, words: str, done: float | None) -> None:
-        """Show this; `done` is a share, None where nothing is read."""
         self.name.set_text(name)
         self.words.set_text(words)
         self.bar.setVisible(done is not None)
@@ -167,7 +165,7 @@ class RuleSwitch(Entry):
         return self.switch.isChecked()
 
     def show_rule(self, *, on: bool, spared: Sum | None, lost: Sum) -> None:
-        """True if it is on, and what came of it; `lost`: what was read again for want of it."""
+        """lost: what was read again without it"""
         self.switch.setChecked(on)
         words = [self._words]
         if spared:

@@ -1,4 +1,4 @@
-"""What the programs window says of requests and programs. Pure functions on values; no Qt."""
+"""Text of the programs window about requests and programs. Pure functions on values; no Qt."""
 
 from __future__ import annotations
 
@@ -31,7 +31,6 @@ def stage_of(passage: Passage) -> str:
 
 
 def holder_of(owner: str, titles: Mapping[str, str]) -> str:
-    """Whose something in the engine is: a program's name, a chat's title."""
     return program_of(owner) or titles.get(owner, _("a chat"))
 
 
@@ -45,7 +44,7 @@ def program_line(total: Total, now: datetime) -> str:
 
 
 def found_share(total: Total) -> str:
-    """How much of its prompts was found; empty where it has sent none."""
+    """Return the share of its prompts that was found; empty without prompts."""
     return _("{share} found", share=percent(total.share)) if total.prompt else ""
 
 
@@ -61,7 +60,7 @@ def all_together(totals: Sequence[Total]) -> str:
 
 
 def told_of(one: Sum) -> str:
-    """How often something happened, and what it came to."""
+    """Return how often something happened, and how long it took."""
     return listed((f"{number(one.times)}×", roughly(one.ms / 1000) if one.ms >= _LEAST_SAVED_MS else ""))
 
 
@@ -90,7 +89,7 @@ def request_line(passage: Passage) -> str:
 
 
 def receipt_of(passage: Passage) -> Receipt | None:
-    """A request's receipt, as a reply's; None of one that was never answered from a prompt."""
+    """Return a request's receipt, like a reply's; None if it was never answered from a prompt."""
     if passage.stage is not Stage.DONE or passage.prompt is None or passage.cached is None:
         return None
     first = _first_word_ms(passage)
@@ -113,7 +112,7 @@ def receipt_of(passage: Passage) -> Receipt | None:
 
 
 def _first_word_ms(passage: Passage) -> float:
-    """Until the engine had it, also of an answer that was sent in one piece."""
+    """Return the time until the engine had the first word, also of an answer that was sent in one piece."""
     return max(0.0, (passage.first_ms or passage.total_ms or 0.0) - passage.write_ms)
 
 
@@ -122,6 +121,6 @@ def source_of(passage: Passage) -> Source:
 
 
 def chip_of(passage: Passage) -> str:
-    """Where its prompt came from, in a word; empty where that is not known."""
+    """Return where its prompt came from, in a word; empty if that is not known."""
     receipt = receipt_of(passage)
     return where_told(receipt) if receipt else ""

@@ -26,7 +26,7 @@ _WORDS = N_("An empty field is left to the model; what stands there faintly is u
 
 @dataclass(frozen=True)
 class Subject:
-    """What is being set: a conversation, or with None the one that has not begun."""
+    """Conversation to be set up; without an id the one that has not begun."""
 
     conversation_id: str | None
     title: str
@@ -87,7 +87,7 @@ class ChatSettings(OptionsPanel):
         self.preset.setEnabled(bool(self._presets))
 
     def _model_chosen(self) -> None:
-        """Its template has other options, and it is drawn from in another way."""
+        """Offer what the chosen model's template knows and samples with."""
         model = self.model.path
         self.run(self._offer(model, lambda: model == self.model.path, begun=self._said))
 
@@ -104,7 +104,7 @@ class ChatSettings(OptionsPanel):
             self._model_chosen()
 
     def _keep(self) -> None:
-        """What stands here becomes a preset, once it has a name."""
+        """Make a preset of the form's values; its dialog asks for a name."""
         values, model = self._read(), self.model.path
         if values is None:
             return

@@ -59,7 +59,6 @@ class EnginePage(SettingsPage):
         self.box.activated.connect(lambda index: self._choose(self.box.itemData(index)))
 
     def refresh(self) -> None:
-        """Show what is in force; look for engines where another one is."""
         super().refresh()
         self.key_entry.setVisible(self.runtime.settings.engine_url is not None)  # of use with a server alone
         self._show_engines()
@@ -76,7 +75,7 @@ class EnginePage(SettingsPage):
         self._begin_to_look()
 
     def _hear_fetching(self) -> None:
-        """What was fetched is there now, be it from the first run's page, and whatever the trial finds."""
+        """List what was fetched, also from the first run's page and whatever the trial finds."""
         if self._engines.fetching is None and self.isVisible():
             self._begin_to_look()
 
@@ -99,7 +98,6 @@ class EnginePage(SettingsPage):
                 self.engine.say(_("No engine was found."))
 
     def _show_engines(self) -> None:
-        """The list, the chosen one in words, and advice where none uses a graphics card."""
         path = self.runtime.settings.engine_path
         self.box.clear()
         self.box.addItem(_(_DECIDES), None)
@@ -226,7 +224,6 @@ def _name(entry: EngineEntry) -> str:
 
 
 def _card_words(graphics: Graphics, found: Sequence[EngineEntry]) -> str:
-    """Whether the card is used, and how it can be."""
     chosen = next((entry for entry in found if entry.chosen), None)
     if chosen is not None and chosen.backends:
         words = [_("The engine in use computes on it.")]

@@ -54,7 +54,6 @@ class ModelPage(SettingsPage):
         self.add_settings()
 
     def refresh(self) -> None:
-        """Model and context are the runtime's to say."""
         super().refresh()
         runtime = self.runtime
         engine = runtime.engine
@@ -83,7 +82,6 @@ class MemoryEntry(Entry):
         look.changed.connect(self._restyle)  # a lambda would be called when this is gone
 
     def show_memory(self, bars: Sequence[MemoryBar], proposals: Sequence[Proposal]) -> None:
-        """Show these; without a bar there is nothing to show at all."""
         self.setVisible(bool(bars))
         if (bars, proposals) == self._shown:
             return
@@ -140,14 +138,14 @@ class MemoryPicture(QWidget):
 
 
 class _Bar(RoundBar):
-    """As long as the free memory; from the left what the model takes, at the right end the margin."""
+    """Bar as long as the free memory: from the left the model's parts, at the right end the margin."""
 
     def __init__(self, look: Look, bar: MemoryBar) -> None:
         super().__init__(look)
         self._bar = bar
 
     def paint_inside(self, painter: QPainter, box: QRectF) -> None:
-        """Parts after each other; the margin is hatched, and the model's part of it too where it does not fit."""
+        """Draw the parts after each other. The margin is hatched, and the model's part of it too if it does not fit."""
         theme, bar = self._look.theme, self._bar
         painter.fillRect(box, QColor(theme.line))
         scale = box.width() / max(bar.free, bar.needed, 1)
@@ -168,13 +166,13 @@ def _parts(bar: MemoryBar) -> tuple[int, int, int, int]:
 
 
 def _colours(look: Look) -> tuple[QColor, ...]:
-    """The model's parts in the accent; what gives way to it in a colour of no weight."""
+    """Return the accent's tones for the model's parts, and a gray for what gives way to them."""
     theme = look.theme
     return (*(mix(theme.accent, theme.page, tone) for tone in _TONES), mix(theme.muted, theme.page, 0.5))
 
 
 def _legend(look: Look, bar: MemoryBar) -> list[str]:
-    """Each part as rich text: a square in its colour, its name and size."""
+    """Return each part as rich text: a square in its colour, its name and size."""
     parts = zip(_parts(bar), _colours(look), _NAMES, strict=True)
     words = [_entry(colour.name(), f"{_(name)} {size(count)}") for count, colour, name in parts if count]
     return [*words, _entry(look.theme.muted, _("left alone {margin}", margin=size(bar.margin)), "▨")]

@@ -47,14 +47,14 @@ _COLUMNS = 3
 
 @dataclass(frozen=True)
 class FormValues:
-    """What the form shows, and what it gives back."""
+    """Values of the form."""
 
     system: str = ""
     options: ChatOptions = NO_OPTIONS
 
 
 class OptionsForm(QWidget):
-    """An empty field leaves the value to the model; what stands in it faintly is then used."""
+    """Form in which an empty field leaves the value to the model; its placeholder is used then."""
 
     def __init__(self, look: Look) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ class OptionsForm(QWidget):
         self._show_format(0)
 
     def offer(self, options: tuple[TemplateOption, ...], defaults: Sampling, *, begun: bool) -> None:
-        """Show what can be chosen with a model, and what stands where nothing is; what was chosen stays so."""
+        """Show the options of a model and its defaults. What was chosen stays."""
         chosen = self._chosen()
         for name, field in self.numbers.items():
             value = getattr(defaults, name)
@@ -120,7 +120,7 @@ class OptionsForm(QWidget):
         self.refuse("")
 
     def read(self) -> FormValues:
-        """The values as they are in the fields. Raises BadOptions."""
+        """Return the values in the fields. Raises BadOptions."""
         values: dict[str, Any] = {}
         for name, field in self.numbers.items():
             if text := field.text().strip():
@@ -143,7 +143,7 @@ class OptionsForm(QWidget):
         return FormValues(self.system.toPlainText().strip(), options)
 
     def refuse(self, reason: str) -> None:
-        """Say why what was entered is not taken; empty takes the words back."""
+        """Show why the values are not accepted; an empty reason hides it."""
         self.refusal.setText(reason)
         self.refusal.setVisible(bool(reason))
 
@@ -151,7 +151,7 @@ class OptionsForm(QWidget):
         self.fill(FormValues(self.system.toPlainText(), ChatOptions(template=self._chosen())))
 
     def _chosen(self) -> TemplateOptions:
-        """The template's options; those another model's template has are kept."""
+        """Return the template's options, with those that only another model's template knows."""
         chosen = [(name, box.currentData()) for name, box in self._template.items() if box.currentData() is not None]
         return tuple(sorted([*chosen, *self._unknown]))
 
@@ -191,7 +191,6 @@ class OptionsForm(QWidget):
         )
 
     def _build_numbers(self) -> QGridLayout:
-        """The fields in three columns, each below its name."""
         grid = QGridLayout()
         grid.setHorizontalSpacing(14)
         grid.setVerticalSpacing(4)

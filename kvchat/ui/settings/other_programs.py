@@ -52,7 +52,7 @@ class OtherProgramsPage(SettingsPage):
         self.programs = self.add(Entry(_("Programs"), words, self.show_programs))
 
     def change(self, name: str, value: Any) -> None:
-        """Put it into force, with a key if somebody is let in for the first time, and show what came of it."""
+        """Apply a setting; make a key if other programs are let in for the first time."""
         self.run(self._change(name, value))
 
     def refresh(self) -> None:
@@ -71,7 +71,7 @@ class OtherProgramsPage(SettingsPage):
 
     @property
     def access(self) -> Access:
-        """Where kvchat is asked now, with everybody's key."""
+        """Address and key that other programs use now."""
         port = self.runtime.settings.door_port
         url = self.runtime.door.url or f"http://127.0.0.1:{port}"
         model = self.runtime.model.name or "default"
@@ -84,12 +84,10 @@ class OtherProgramsPage(SettingsPage):
         self._show_keys()
 
     async def make_key(self, program: str = EVERYBODY) -> None:
-        """A new key; the one there was opens nothing any more."""
         await self.runtime.door.make_key(program)
         await self.load_keys()
 
     async def revoke_key(self, program: str) -> None:
-        """Its key opens nothing any more."""
         await self.runtime.door.revoke_key(program)
         await self.load_keys()
 
@@ -203,7 +201,7 @@ class LinesEntry(Entry):
         return chosen
 
     def show_lines(self) -> None:
-        """Those of the program that was chosen, with the key only where that is on show."""
+        """Show the lines for the chosen program, with the key only where that is shown."""
         access, look = self._page.access, self._page.look
         shown = access if self._page.key_entry.is_open or not access.key else replace(access, key=_HIDDEN)
         self.where.setText(_(self.client.where))

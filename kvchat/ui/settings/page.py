@@ -31,7 +31,7 @@ class SettingsPage(ScrollPage):
     leads_to = Signal(str)  # another window: "models", "storage" or "programs"
 
     def __init__(self, runtime: Runtime, look: Look, panel: Panel) -> None:
-        """`panel`: the window the page stands in, which starts what is asked for and tells what failed."""
+        """panel: the window of the page; it starts tasks and shows their errors"""
         super().__init__("settingsPage")
         self.runtime, self.look, self.panel = runtime, look, panel
         self.entries: list[Entry] = []
@@ -52,7 +52,7 @@ class SettingsPage(ScrollPage):
         return entry
 
     def add_settings(self, through: str = "") -> None:
-        """Put the next settings of the page's below, all or as far as one."""
+        """Add the next settings of the page, all or up to the one named `through`."""
         while self._left:
             name = self._left.pop(0)
             self.settings[name] = self.add(self._entry(name, ABOUT[name]))
@@ -81,14 +81,12 @@ class SettingsPage(ScrollPage):
         return NumberEntry(name, title, words, NOTATIONS[about.unit], change, default=_(about.empty), reset=reset)
 
     def run(self, run: Coroutine[Any, Any, Any]) -> None:
-        """Start what the user asked for; what fails is told in the window."""
         self.panel.run(run)
 
     def change(self, name: str, value: Any) -> None:
         self.apply(replace(self.runtime.settings, **{name: value}))
 
     def apply(self, settings: Settings) -> None:
-        """Put these into force and store them, if they are others."""
         if settings != self.runtime.settings:
             self.run(self.runtime.apply_settings(settings))
 
@@ -97,7 +95,6 @@ class SettingsPage(ScrollPage):
             entry.refresh(self.runtime.settings)
 
     def forget(self) -> None:
-        """The window closes: what was typed and refused is not kept."""
         for entry in self.entries:
             entry.restore(self.runtime.settings)
 
@@ -108,7 +105,7 @@ class TextEntry(FieldEntry):
     def __init__(
         self, page: SettingsPage, name: str, title: str, words: str, *, example: str, empty: str | None
     ) -> None:
-        """`example` stands in the empty field, `empty` is the setting's value then."""
+        """example: placeholder; empty: value of the setting where the field is empty"""
         field, holder = line_edit(title, example), QWidget()
         self.clear = button(_("Clear"), lambda: self._clear(), "link", name=_("{title}: clear", title=title))
         row((field, 1), self.clear, on=holder, spacing=10, margins=0)

@@ -47,7 +47,7 @@ class OptionsPanel(Panel):
         self.save.setDefault(True)  # Enter in a field saves
 
     async def _offer(self, model: str | None, is_meant: Callable[[], bool], *, begun: bool = False) -> bool:
-        """Show what can be chosen with a model, if it is still the one that `is_meant` by then; whether it was."""
+        """Show the options of a model, if `is_meant` still holds once they are known; return whether it did."""
         offered = await self._runtime.model.template_options(model)
         defaults = await self._runtime.model.default_sampling(model)
         if is_meant():
@@ -55,7 +55,7 @@ class OptionsPanel(Panel):
         return is_meant()
 
     def come(self) -> None:
-        """To the front; nothing can be saved before the form is filled."""
+        """Come to the front. Nothing can be saved before the form is filled."""
         self.save.setEnabled(False)
         self.bring_forward()
 
@@ -67,7 +67,7 @@ class OptionsPanel(Panel):
             self._take(values)
 
     def _read(self) -> FormValues | None:
-        """What stands in the form; None if it makes no sense, which is said there."""
+        """Return the values of the form, or None after showing there why they make no sense."""
         try:
             values = self.form.read()
         except BadOptions as error:
@@ -77,7 +77,6 @@ class OptionsPanel(Panel):
         return values
 
     def _build(self, *above: QWidget | QLayout) -> None:
-        """Put everything in its place; Tab goes from above to below."""
         scroll = ScrollPage("settingsPage")
         column(self.form, on=scroll.ground, margins=(24, 4, 24, 12))
         top = column(*above, spacing=8, margins=(24, 18, 24, 8))

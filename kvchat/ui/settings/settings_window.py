@@ -33,7 +33,7 @@ _LIST_PADDING = 66  # and beside it, with the list's own
 
 
 class GeneralPage(SettingsPage):
-    """What is neither the model's nor the disk's."""
+    """Everything that is neither the model's nor the disk's."""
 
     name, key = N_("General"), "general"
 
@@ -45,7 +45,7 @@ class GeneralPage(SettingsPage):
 
 
 class LoginEntry(SwitchEntry):
-    """Whether kvchat starts with the session. Not one of kvchat's settings: the desktop knows."""
+    """Start with the session: not one of kvchat's settings, the desktop knows."""
 
     def __init__(self, look: Look, page: SettingsPage) -> None:
         words = _("In the tray, without opening its window. Your chats are then ready when you are.")
@@ -53,7 +53,6 @@ class LoginEntry(SwitchEntry):
         self._page = page
 
     def refresh(self, settings: Settings) -> None:
-        """Show how it is now, where that can be changed from here."""
         self.setVisible(can_start_at_login())
         self._page.run(self._show_now())
 
@@ -89,7 +88,6 @@ class SettingsWindow(Panel):
         self.list.setCurrentRow(0)
 
     def page(self, page_type: type[P]) -> P:
-        """That page, made when it is first wanted: all at once they would hold the window up."""
         page = self.findChild(page_type)
         if page is None:
             page = page_type(self._runtime, self._look, self)
@@ -99,7 +97,7 @@ class SettingsWindow(Panel):
         return page
 
     def _fit_list(self) -> None:
-        """As wide and high as the pages' names need; where that is a lot of the screen, they wrap."""
+        """Fit the list to the names of the pages. Where they need much of the screen, they wrap."""
         self.list.ensurePolished()
         metrics, names = self.list.fontMetrics(), [_(page.name) for page in self.pages]
         widest = max(map(metrics.horizontalAdvance, names))
@@ -112,7 +110,6 @@ class SettingsWindow(Panel):
         self.list.setFixedWidth(widest + _LIST_PADDING)
 
     def show_page(self, name: str = "") -> None:
-        """Come to the front, at the page of that name, else at the one shown last."""
         names = [page.name for page in self.pages]
         if name in names:
             self.list.setCurrentRow(names.index(name))

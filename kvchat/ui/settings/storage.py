@@ -58,7 +58,6 @@ class StoragePage(SettingsPage):
             self.add(self._place(title, folder, words))
 
     def refresh(self) -> None:
-        """What the quota comes to where nobody chose one depends on the disk."""
         super().refresh()
         self.run(self._show_disk())
 
@@ -79,7 +78,7 @@ class StoragePage(SettingsPage):
         )
 
     def _look_at_disk(self, settings: Settings) -> tuple[int, int, int, int]:
-        """The limit, the one kvchat would choose, a long chat's size, and what is free, in bytes. Not for the loop."""
+        """Return the limit, kvchat's own choice, a long chat's size and free space, in bytes. Not for the loop."""
         free = shutil.disk_usage(self.runtime.paths.cache).free
         return self._quota(settings.quota_bytes), self._quota(None), long_chat(settings), free
 
@@ -89,7 +88,6 @@ class StoragePage(SettingsPage):
         return store_bounds(runtime.paths, replace(runtime.settings, quota_bytes=chosen)).quota
 
     def change(self, name: str, value: Any) -> None:
-        """What would delete something at once is done only after that was shown."""
         if name == "quota_bytes":
             self.run(self._change_quota(value))
         elif name == "max_age_days":
@@ -98,7 +96,7 @@ class StoragePage(SettingsPage):
             super().change(name, value)
 
     async def _change_quota(self, chosen: int | None) -> None:
-        """A lower quota takes save points away at once: only after they were shown."""
+        """A lower quota deletes save points at once: they are shown first."""
         quota = await asyncio.to_thread(self._quota, chosen)
         if quota < await asyncio.to_thread(self._quota, self.runtime.settings.quota_bytes):
             plan = await self.runtime.save_points.plan_prune(quota)

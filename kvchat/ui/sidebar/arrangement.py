@@ -1,4 +1,4 @@
-"""Which chats the sidebar shows, and in what order."""
+"""Order and selection of the chats in the sidebar."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Order(Enum):
-    """What comes first; what is kept on top stands above it."""
+    """Order of the chats; those kept on top come first."""
 
     USED = N_("Last used first")
     CREATED = N_("Newest first")
@@ -67,7 +67,7 @@ def arranged(chats: Sequence[Conversation], by: Arrangement) -> list[Conversatio
 
 @dataclass(frozen=True)
 class Heading:
-    """What stands above some of the chats: when they were used, or made."""
+    """Heading above chats: when they were used, or made."""
 
     id: str  # no chat's
     title: str
@@ -105,7 +105,7 @@ def with_headings(
 
 
 def _times(chats: Sequence[Conversation], order: Order, now: float) -> list[float]:
-    """When each chat was used, or made, in seconds since 1970: never later than the chat above it, or than `now`.
+    """Return when each chat was used, or made, in seconds since 1970: never later than the chat above it, or `now`.
 
     A clock may have been wrong. A time before that of a chat further down, or in the future, gives way to its
     neighbor's.

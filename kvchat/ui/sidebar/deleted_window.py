@@ -1,4 +1,4 @@
-"""What was deleted lately: chats and messages that can be had back, until they go for good."""
+"""Recently deleted chats and messages, which can be restored until they go for good."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _FOR_GOOD = N_("from the list of chats, the search, the memory of chats and the 
 
 
 class DeletedWindow(Panel):
-    """A list, and what can be done with the entry chosen in it."""
+    """A list, and actions for the chosen entry."""
 
     storage_requested = Signal()
 

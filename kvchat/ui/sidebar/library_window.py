@@ -36,7 +36,7 @@ _LETTERS = 64  # wide
 
 
 class LibraryWindow(Panel):
-    """A list, and what can be done with the entry chosen in it."""
+    """A list, and actions for the chosen entry."""
 
     begun = Signal(str)  # a chat, by its id
 
@@ -204,7 +204,7 @@ class LibraryWindow(Panel):
 
 
 class AddDialog(QDialog):
-    """What reading takes, before it begins, and what it is to be called."""
+    """Estimate of the reading before it begins, and a name for the entry."""
 
     def __init__(self, parent: QWidget, name: str, estimate: Estimate) -> None:
         super().__init__(parent)
@@ -286,7 +286,7 @@ def row_of(one: Standing, reading: Reading | None) -> Row:
 
 
 def details_of(one: Standing, reading: Reading | None, left: TimeRange | None, place: Path) -> str:
-    """Return all there is to say of the chosen set. place: folder of the save points"""
+    """Return the details of the chosen entry. place: folder of the save points"""
     prepared = one.prepared
     lines = [left_to_right(listed(prepared.paths))]
     if reading is not None:

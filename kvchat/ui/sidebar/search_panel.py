@@ -1,4 +1,4 @@
-"""The search field of the sidebar, and in the place of the chats what was found: titles, a line or two around hits."""
+"""The search field of the sidebar and its results, which replace the chats: titles, and a line or two around hits."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ class _Field(QLineEdit):
 
 
 class SearchPanel(QWidget):
-    """A field above `below`; while something is looked for, what was found stands in its place."""
+    """Search field above `below`, which the results replace during a search."""
 
     def __init__(self, look: Look, below: QWidget) -> None:
         super().__init__()

@@ -42,7 +42,7 @@ _BESIDE_USAGE = 56  # pixels: its picture at 200 % text, and what the look leave
 
 
 class Sidebar(QFrame):
-    """Shows the conversations and says what the user wants of them."""
+    """Shows the conversations and signals what the user wants of them."""
 
     selected = Signal(str)  # conversation id
     rested_on = Signal(str)  # conversation id: the pointer stays there, or the keys

@@ -1,4 +1,4 @@
-"""The storage window: what is kept of which chat, what shrinking would take; and the page of what it saved.
+"""The storage window: the memory of each chat, and what shrinking would delete; and the window of saved time.
 
 Its limits are a page of `settings`.
 """

@@ -1,4 +1,4 @@
-"""Time saved: what replies continued from, what that saved, and the bars that show it day by day."""
+"""Time saved: sources of replies, the time they saved, and bars for each day."""
 
 from __future__ import annotations
 
@@ -42,7 +42,6 @@ class DayBars(QWidget):
     pointed = Signal(int)  # at the day of that number; -1: at none
 
     def __init__(self, look: Look, name: str, in_words: Callable[[float], str]) -> None:
-        """in_words: formats a value beside the scale"""
         super().__init__()
         self._look, self._in_words = look, in_words
         self._days: Sequence[date] = ()
@@ -63,7 +62,6 @@ class DayBars(QWidget):
         self.update()
 
     def point(self, day: int) -> None:
-        """Mark the day of that number; -1: none."""
         self.day = day
         self.update()
 
@@ -157,7 +155,7 @@ EMPTY = N_("No replies yet. From the first one on, this page adds up what your c
 
 
 class SavedPanel(Panel):
-    """The window. Shows `Runtime.statistics`."""
+    """Window over `Runtime.statistics`."""
 
     def __init__(self, runtime: Runtime, look: Look, runner: TaskRunner, parent: QWidget | None = None) -> None:
         super().__init__(runtime, look, runner, _(TIME_SAVED), parent, size=(620, 620), least=(420, 380))

@@ -1,4 +1,4 @@
-"""The storage window: what the memory of each chat takes on disk, and what can be done about it."""
+"""The storage window: disk usage of the memory of each chat, and actions for it."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ async def owner_names(chat: ChatService) -> dict[str, str]:
 
 
 class StoragePanel(Panel):
-    """The storage window. Shows `StoreService.usage` and forwards deletions, pins and pruning."""
+    """Window over `StoreService.usage`, with deletions, pins and pruning."""
 
     changed = Signal()  # something was deleted, pinned or pruned
     saved_requested = Signal()  # the page of what it was good for
@@ -284,7 +284,6 @@ class StoragePanel(Panel):
         )
 
     def _do(self, run: Coroutine[Any, Any, None]) -> None:
-        """Do what was asked, then load. The plan in view was made without it."""
         self.prune.drop_plan()
         self.run(self._then_load(run))
 

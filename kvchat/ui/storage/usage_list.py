@@ -222,7 +222,6 @@ class UsageList(ItemList):
         return menu
 
     def _furnish(self, *, anew: bool = False) -> None:
-        """Give the rows in view their buttons, and take them from the others."""
         view = self.viewport().rect()
         first = self.indexAt(QPoint(view.center().x(), 0)).row()
         last = self.indexAt(QPoint(view.center().x(), view.bottom())).row()

@@ -21,7 +21,7 @@ _NEAR = 0.9  # of the size asked for; a plan that leaves less says so
 
 
 def spared_bytes(usage: StoreUsage) -> int:
-    """What whole slot files would take beyond what is on disk; never below 0."""
+    """Return the bytes that whole slot files would take beyond those on disk; never below 0."""
     return max(0, usage.logical_bytes - usage.physical_bytes)
 
 
@@ -151,7 +151,7 @@ def plan_in_words(plan: PrunePlan, target_bytes: int) -> str:
 
 
 def expiry_in_words(usage: StoreUsage, days: int, now: datetime) -> str:
-    """Return what goes when save points unused for so many days are deleted, as far as the usage tells."""
+    """Return what is lost when save points unused for so many days are deleted, as far as the usage tells."""
     limit = now - timedelta(days=days)
     chats = [one for one in usage.conversations if not program_of(one.conversation_id)]
     cold = [one for one in chats if one.save_points and not one.pinned and one.last_used_at < limit]
@@ -164,7 +164,7 @@ def expiry_in_words(usage: StoreUsage, days: int, now: datetime) -> str:
 
 
 class SavingsBar(RoundBar):
-    """A bar as long as whole slot files would be; the strong part is what the disk really holds."""
+    """Bar as long as whole slot files would be; the strong part is on disk."""
 
     share = 1.0  # of the bar that is on disk
 
