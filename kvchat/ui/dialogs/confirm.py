@@ -15,12 +15,11 @@ from PySide6.QtWidgets import (
     QMessageBox,
     QPushButton,
     QToolButton,
-    QVBoxLayout,
     QWidget,
 )
 
 from kvchat.errors import KvchatError
-from kvchat.ui.base.building import STRETCH, button, column, label, line_edit, row
+from kvchat.ui.base.building import STRETCH, Part, button, column, label, line_edit, row
 from kvchat.ui.base.icons import icon
 from kvchat.ui.widgets.layouts import room_on_screen
 from kvchat.words.language import _
@@ -43,8 +42,8 @@ def fit_height(dialog: QDialog, letters: int) -> None:
 class Question(QDialog):
     """Some words and buttons over a window. Subclasses say what the buttons do; the last is the default one."""
 
-    def __init__(self, parent: QWidget, name: str, lines: Iterable[tuple[str, str]], *answers: QPushButton) -> None:
-        """lines: texts and their kinds; name: accessible name"""
+    def __init__(self, parent: QWidget, name: str, parts: Iterable[Part], *answers: QPushButton) -> None:
+        """parts: from above to below; name: for screen readers"""
         super().__init__(parent)
         self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         self.setWindowModality(Qt.WindowModality.WindowModal)
@@ -52,9 +51,8 @@ class Question(QDialog):
         self.setAccessibleName(name)
         for answer in answers:
             answer.setAccessibleName(answer.toolTip() or answer.text())
-        said = [label(words, kind, wraps=True) for words, kind in lines]
         buttons = row(STRETCH, *answers, margins=(0, 10, 0, 0))
-        column(*said, buttons, on=self, spacing=8, margins=(24, 22, 24, 18))
+        column(*parts, buttons, on=self, spacing=8, margins=(24, 22, 24, 18))
         answers[-1].setDefault(True)
 
     def showEvent(self, event: QShowEvent) -> None:
@@ -67,7 +65,8 @@ class ConfirmDialog(Question):
 
     def __init__(self, parent: QWidget, title: str, text: str, action: str, keep: str = "") -> None:
         self.yes, self.keep = QPushButton(action), QPushButton(keep or _("Keep"))
-        super().__init__(parent, title, ((title, "title"), (text, "muted")), self.yes, self.keep)
+        lines = label(title, "title", wraps=True), label(text, "muted", wraps=True)
+        super().__init__(parent, title, lines, self.yes, self.keep)
         self.yes.setProperty("kind", "danger")
         self.yes.clicked.connect(self.accept)
         self.keep.clicked.connect(self.reject)
@@ -97,13 +96,9 @@ class PassphraseDialog(Question):
         self.shown.setCheckable(True)
         self.shown.setAutoDefault(False)  # Enter is not meant for it
         self.go, self.cancel = QPushButton(action), QPushButton(_("Cancel"))
-        super().__init__(parent, title, ((title, "title"), (text, "muted")), self.cancel, self.go)
-        layout = self.layout()
-        assert isinstance(layout, QVBoxLayout)
-        layout.insertLayout(2, row((self.field, 1), self.shown))
-        if optional:
-            for place, widget in enumerate((self.again, self.differs), 3):
-                layout.insertWidget(place, widget)
+        lines = label(title, "title", wraps=True), label(text, "muted", wraps=True), row((self.field, 1), self.shown)
+        twice = (self.again, self.differs) if optional else ()
+        super().__init__(parent, title, (*lines, *twice), self.cancel, self.go)
         for field in (self.field, self.again):
             field.textChanged.connect(self._check)
         self._optional = optional

@@ -204,19 +204,16 @@ class FirstStart(QWidget):
         box = QWidget()
         box.setMaximumWidth(self.fontMetrics().averageCharWidth() * _LETTERS)
         self._found = column(spacing=12)
-        choices = self._found, self.starter, self.models, self.pick, self._build_progress(), self.error, self.back
-        more = self.saving, self.login, self.offer
-        column(*_greeting(), self.machine, 8, *choices, 8, *more, on=box, spacing=12, margins=24)
-        return column(STRETCH, STRETCH, box, STRETCH, STRETCH, STRETCH)
-
-    def _build_progress(self) -> QWidget:
         self._progress = QWidget()
         self.bar = progress_bar(_("Fetching the starter model"))
         self.amount = label(kind="muted")
         self.cancel = button(_("Cancel"), self._cancel, name=_("Cancel fetching"))
         column(self.bar, row((self.amount, 1), self.cancel), on=self._progress, spacing=10, margins=(0, 4, 0, 0))
         self._progress.hide()
-        return self._progress
+        choices = self._found, self.starter, self.models, self.pick, self._progress, self.error, self.back
+        more = self.saving, self.login, self.offer
+        column(*_greeting(), self.machine, 8, *choices, 8, *more, on=box, spacing=12, margins=24)
+        return column(STRETCH, STRETCH, box, STRETCH, STRETCH, STRETCH)
 
 
 def starter_words(*, here: bool) -> str:

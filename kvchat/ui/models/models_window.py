@@ -34,13 +34,25 @@ class ModelsWindow(Panel):
     def __init__(self, runtime: Runtime, look: Look, runner: TaskRunner, parent: QWidget | None = None) -> None:
         super().__init__(runtime, look, runner, _("Models"), parent, size=(760, 640), least=(480, 440))
         self.follow(runtime.models.subscribe, self._download_changed)
-        self._token: TokenDialog | None = None
+        self._token = TokenDialog(runtime, look, runner, self)
         self.here, self.hub = ModelsHere(runtime, look, self), ModelsHub(runtime, look, self)
         self.downloads = DownloadsView(self, runtime)
-        self._pages = QStackedWidget()
-        self.tabs = QButtonGroup(self)
-        self._build()
-        self._connect()
+        self._pages, self.tabs = QStackedWidget(), QButtonGroup(self)
+        for number, (words, page) in enumerate(((_("On this computer"), self.here), (_("Get more"), self.hub))):
+            tab = button(words, kind="tab")
+            tab.setCheckable(True)
+            self.tabs.addButton(tab, number)
+            self._pages.addWidget(page)
+        token = button(_("Access token…"), self.open_token, "link", name=_("Access token for Hugging Face"))
+        above = row(*self.tabs.buttons(), STRETCH, token, spacing=6)
+        column(above, self.notices, (self._pages, 1), self.downloads, on=self, spacing=12, margins=(20, 16, 20, 16))
+        self.tabs.idToggled.connect(self._show_page)
+        self.tabs.button(0).setChecked(True)
+        self.here.use_requested.connect(lambda path: self.run(self.use(path)))
+        self.here.more.clicked.connect(self.tabs.button(1).click)
+        self.here.starter.clicked.connect(self.starter_requested)
+        self.here.starter.clicked.connect(self.close)
+        self.hub.token.clicked.connect(self.open_token)
 
     def open_here(self) -> None:
         self._come(self.here)
@@ -63,42 +75,18 @@ class ModelsWindow(Panel):
         self.run(self._find_downloads())
 
     def open_token(self) -> TokenDialog:
-        if self._token is None:
-            self._token = TokenDialog(self._runtime, self._look, self.runner, self)
         self._token.bring_forward()
         return self._token
-
-    def _build(self) -> None:
-        tabs = []
-        for number, (words, page) in enumerate(((_("On this computer"), self.here), (_("Get more"), self.hub))):
-            tab = button(words, kind="tab")
-            tab.setCheckable(True)
-            self.tabs.addButton(tab, number)
-            self._pages.addWidget(page)
-            tabs.append(tab)
-        token = button(_("Access token…"), self.open_token, "link", name=_("Access token for Hugging Face"))
-        parts = row(*tabs, STRETCH, token, spacing=6), self.notices, (self._pages, 1), self.downloads
-        column(*parts, on=self, spacing=12, margins=(20, 16, 20, 16))
-
-    def _connect(self) -> None:
-        self.tabs.idToggled.connect(self._show_page)
-        self.tabs.button(0).setChecked(True)
-        self.here.use_requested.connect(lambda path: self.run(self.use(path)))
-        self.here.more.clicked.connect(self.tabs.button(1).click)
-        self.here.starter.clicked.connect(self.starter_requested)
-        self.here.starter.clicked.connect(self.close)
-        self.hub.token.clicked.connect(self.open_token)
 
     def _come(self, page: QWidget) -> None:
         self.tabs.button(self._pages.indexOf(page)).setChecked(True)
         self.bring_forward()
 
     def _show_page(self, number: int, on: bool) -> None:
-        if not on:
-            return
-        self._pages.setCurrentIndex(number)
-        if self._pages.currentWidget() is self.hub:
-            self.hub.open()
+        if on:
+            self._pages.setCurrentIndex(number)
+            if self._pages.currentWidget() is self.hub:
+                self.hub.open()
 
     def _hear(self, event: Event) -> None:
         if isinstance(event, SettingsChanged | EngineChanged):

@@ -44,7 +44,7 @@ class LastRequests(QWidget):
         self.list.show_rows([_row(one) for one in self._requests.values()])
         if self.list.current is None and requests:
             self.list.select(requests[0].id)
-        self._fit()
+        self.list.show_at_most(_SHOWN)
 
     def _show_current(self) -> None:
         chosen = self.list.current
@@ -97,12 +97,7 @@ class LastRequests(QWidget):
     def _look_anew(self) -> None:
         self._shown = None
         self._show_current()
-        self._fit()
-
-    def _fit(self) -> None:
-        rows = min(max(len(self.list.rows), 1), _SHOWN)
-        height = self.list.sizeHintForRow(0) if self.list.rows else self._look.px(54)
-        self.list.setFixedHeight(rows * max(height, 1) + 2 * self.list.frameWidth() + self._look.px(6))
+        self.list.show_at_most(_SHOWN)
 
 
 def _row(passage: Passage) -> Row:

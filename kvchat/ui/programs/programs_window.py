@@ -281,9 +281,7 @@ class ProgramsWindow(Panel):
         self.refresh()
 
     def _fit(self) -> None:
-        rows = min(max(len(self.list.rows), 1), _MOST_SHOWN)
-        height = self.list.sizeHintForRow(0) if self.list.rows else self._look.px(54)
-        self.list.setFixedHeight(rows * max(height, 1) + 2 * self.list.frameWidth() + self._look.px(6))
+        self.list.show_at_most(_MOST_SHOWN)
 
     def _build(self) -> None:
         self._shut, self._page = QWidget(), ScrollPage("settingsPage")

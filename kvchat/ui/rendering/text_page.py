@@ -23,6 +23,7 @@ from PySide6.QtGui import (
 )
 from PySide6.QtWidgets import QFrame, QPushButton, QTextBrowser, QTextEdit, QWidget
 
+from kvchat.ui.base.building import label
 from kvchat.ui.base.theme import Look, code_font, page_font
 from kvchat.ui.dialogs.confirm import Question
 from kvchat.ui.rendering.formulas import FormulaLayer, Formulas, fragments
@@ -263,7 +264,8 @@ class LinkDialog(Question):
         address = QUrl(url).toString(QUrl.ComponentFormattingOption.FullyEncoded)
         shown = address if len(address) <= _LONGEST else f"{address[:_LONGEST]}…"
         asked = _("Open this link in your browser?") if not url.startswith("mailto:") else _("Write to this address?")
-        lines = (asked, "muted"), (_breakable(real_place(url)), "title"), (_breakable(shown), "small")
+        told = (asked, "muted"), (_breakable(real_place(url)), "title"), (_breakable(shown), "small")
+        lines = [label(words, kind, wraps=True) for words, kind in told]
         self.open_button, self.copy_button, self.cancel = map(QPushButton, (_("Open"), _("Copy"), _("Cancel")))
         self.copy_button.setToolTip(_("Copy the address"))
         super().__init__(parent, _("Open this link?"), lines, self.open_button, self.copy_button, self.cancel)

@@ -54,10 +54,11 @@ class LoginEntry(SwitchEntry):
 
     def refresh(self, settings: Settings) -> None:
         self.setVisible(can_start_at_login())
-        self._page.run(self._show_now())
 
-    async def _show_now(self) -> None:
-        self.switch.setChecked(await asyncio.to_thread(starts_at_login))
+        async def show() -> None:
+            self.switch.setChecked(await asyncio.to_thread(starts_at_login))
+
+        self._page.run(show())
 
     async def _change(self, on: bool) -> None:
         try:
@@ -82,8 +83,16 @@ class SettingsWindow(Panel):
         for page in self.pages:
             QListWidgetItem(_(page.name), self.list)
         self._fit_list()
-        self.pending = self._build_pending()
-        self._build()
+        frame, self.pending = styled(QFrame(), "notice"), QWidget()
+        words = label(_("The engine uses what you changed when it starts next."), wraps=True)
+        self.restart = button(_("Restart engine now"), lambda: self.run(runtime.restart_engine()), "primary")
+        row((words, 1), self.restart, on=frame, margins=(14, 8, 8, 8))
+        column(frame, on=self.pending, margins=(24, 8, 24, 4))
+        around = column(self.notices, spacing=8, margins=(24, 12, 24, 0))
+        close = button(_("Close"), self.close, name=_("Close the settings"))
+        below = row(STRETCH, close, margins=(28, 12, 24, 16))
+        right = column(around, (self._stack, 1), self.pending, below, spacing=0)
+        row(self.list, (right, 1), on=self, spacing=0, margins=0)
         self.list.currentRowChanged.connect(lambda row: self._stack.setCurrentWidget(self.page(self.pages[row])))
         self.list.setCurrentRow(0)
 
@@ -133,18 +142,3 @@ class SettingsWindow(Panel):
         for page in self.findChildren(SettingsPage):
             page.refresh()
         self.pending.setVisible(self._runtime.engine.restart_pending)
-
-    def _build(self) -> None:
-        close = button(_("Close"), self.close, name=_("Close the settings"))
-        around = column(self.notices, spacing=8, margins=(24, 12, 24, 0))
-        below = row(STRETCH, close, margins=(28, 12, 24, 16))
-        right = column(around, (self._stack, 1), self.pending, below, spacing=0)
-        row(self.list, (right, 1), on=self, spacing=0, margins=0)
-
-    def _build_pending(self) -> QWidget:
-        frame, holder = styled(QFrame(), "notice"), QWidget()
-        words = label(_("The engine uses what you changed when it starts next."), wraps=True)
-        self.restart = button(_("Restart engine now"), lambda: self.run(self._runtime.restart_engine()), "primary")
-        row((words, 1), self.restart, on=frame, margins=(14, 8, 8, 8))
-        column(frame, on=holder, margins=(24, 8, 24, 4))
-        return holder

@@ -11,7 +11,7 @@ from typing import Any
 
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QShowEvent
-from PySide6.QtWidgets import QDialog, QFileDialog, QWidget
+from PySide6.QtWidgets import QFileDialog, QWidget
 
 from kvchat.chat.events import EngineChanged, Event, LibraryChanged, SettingsChanged
 from kvchat.chat.prepared.library import Estimate, Reading, Standing, TooLongToPrepare
@@ -21,7 +21,7 @@ from kvchat.runtime import Runtime
 from kvchat.ui.base.building import STRETCH, button, column, label, left_to_right, line_edit, progress_bar, row
 from kvchat.ui.base.tasks import TaskRunner
 from kvchat.ui.base.theme import Look
-from kvchat.ui.dialogs.confirm import confirm, file_dialog, fit_height
+from kvchat.ui.dialogs.confirm import Question, confirm, file_dialog
 from kvchat.ui.dialogs.panel import Panel
 from kvchat.ui.widgets.lists import Row, RowList, Tone
 from kvchat.words.language import N_, _, beside, listed, number, sentences, several
@@ -32,7 +32,6 @@ _EMPTY = N_(
     "Nothing yet. Add a manual, some papers or the folder of a program: it is read once, in spare time, and every "
     "chat you begin on it has it in mind from its first question."
 )
-_LETTERS = 64  # wide
 
 
 class LibraryWindow(Panel):
@@ -203,30 +202,18 @@ class LibraryWindow(Panel):
         )
 
 
-class AddDialog(QDialog):
+class AddDialog(Question):
     """Estimate of the reading before it begins, and a name for the entry."""
 
     def __init__(self, parent: QWidget, name: str, estimate: Estimate) -> None:
-        super().__init__(parent)
-        self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
-        self.setWindowModality(Qt.WindowModality.WindowModal)
-        self.setWindowTitle("kvchat")
-        self.setAccessibleName(_("Add to the library"))
-        self._can_be_read: bool = not estimate.too_long
-        self.field = line_edit(_("Name"), _("Name"))
+        can_be_read = not estimate.too_long
+        self.field, self.words = line_edit(_("Name"), _("Name")), label(estimate_words(estimate), "muted", wraps=True)
         self.field.setText(name)
         self.read = button(_("Read"), self.accept, "primary")
-        self.read.setDefault(True)
-        self.field.textChanged.connect(lambda _: self.read.setEnabled(bool(self.name) and self._can_be_read))
-        self.read.setEnabled(self._can_be_read)
-        self.words = label(estimate_words(estimate), "muted", wraps=True)
-        below = row(STRETCH, button(_("Not now"), self.reject), self.read, margins=(0, 10, 0, 0))
-        column(
-            *(label(_("Add to the library"), "title"), self.field, self.words, below),
-            on=self,
-            spacing=8,
-            margins=(24, 22, 24, 18),
-        )
+        self.read.setEnabled(can_be_read)
+        self.field.textChanged.connect(lambda _: self.read.setEnabled(bool(self.name) and can_be_read))
+        title, answers = _("Add to the library"), (button(_("Not now"), self.reject), self.read)
+        super().__init__(parent, title, (label(title, "title"), self.field, self.words), *answers)
 
     @property
     def name(self) -> str:
@@ -234,7 +221,6 @@ class AddDialog(QDialog):
 
     def showEvent(self, event: QShowEvent) -> None:
         super().showEvent(event)
-        fit_height(self, _LETTERS)
         self.field.setFocus()
         self.field.selectAll()
 

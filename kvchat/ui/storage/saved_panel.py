@@ -98,16 +98,14 @@ class DayBars(QWidget):
 
     def _paint_days(self, painter: QPainter, box: QRectF) -> None:
         metrics, last = self._metrics(), len(self._days) - 1
-        step = max(
-            1, math.ceil(2.2 * metrics.horizontalAdvance(day_short(date(2000, 11, 30))) / box.width() * len(self._days))
-        )
+        wide = metrics.horizontalAdvance(day_short(date(2000, 11, 30)))
+        step = max(1, math.ceil(2.2 * wide / box.width() * len(self._days)))
         for day in range(last, -1, -step):
             words = _("today") if day == last else day_short(self._days[day])
             wide = metrics.horizontalAdvance(words) + 2
             left = min(max(self._slot(box, day).center().x() - wide / 2, box.left()), box.right() - wide)
-            painter.drawText(
-                QRectF(left, box.bottom() + 4, wide, metrics.height()), Qt.AlignmentFlag.AlignCenter, words
-            )
+            place = QRectF(left, box.bottom() + 4, wide, metrics.height())
+            painter.drawText(place, Qt.AlignmentFlag.AlignCenter, words)
 
     def mouseMoveEvent(self, event: QMouseEvent) -> None:
         box, x = self._plot(), event.position().x()
@@ -135,12 +133,8 @@ class DayBars(QWidget):
 
     def _plot(self) -> QRectF:
         metrics = self._metrics()
-        left, above, below = (
-            metrics.horizontalAdvance(_("{minutes} min", minutes="00")) + 14,
-            metrics.height() * 0.7,
-            metrics.height() * 1.7,
-        )
-        return QRectF(left, above, self.width() - left - 8, self.height() - above - below)
+        left, above = metrics.horizontalAdvance(_("{minutes} min", minutes="00")) + 14, metrics.height() * 0.7
+        return QRectF(left, above, self.width() - left - 8, self.height() - 2.4 * metrics.height())
 
     def _slot(self, box: QRectF, day: int) -> QRectF:
         wide = box.width() / max(len(self._days), 1)
@@ -163,15 +157,29 @@ class SavedPanel(Panel):
         self.total, self.estimate = label(kind="title", wraps=True), label(kind="muted", wraps=True)
         self.saved = DayBars(look, _("Time saved a day"), lambda seconds: rough_duration(seconds) if seconds else "0")
         self.day = label(kind="small", wraps=True)
+        self.day.setAlignment(Qt.AlignmentFlag.AlignTop)
+        self.day.setMinimumHeight(2 * self.day.fontMetrics().lineSpacing())
         self.kinds = QGridLayout()
+        self.kinds.setHorizontalSpacing(14)
+        self.kinds.setVerticalSpacing(5)
+        self.kinds.setColumnStretch(0, 1)
         self.empty = label(_(EMPTY), "muted", wraps=True)
         self.empty.setAlignment(Qt.AlignmentFlag.AlignCenter)
         self.empty.setMargin(40)
-        self._build()
+        self._page = ScrollPage("settingsPage")
+        sums = self.total, self.estimate, 10, label(_("What replies went on from"), "strong"), self.kinds
+        days = 10, label(_("Time saved a day"), "strong"), self.saved, self.day, STRETCH
+        column(*sums, *days, on=self._page.ground, spacing=8, margins=(22, 18, 22, 18))
+        self._leave = button(_("Close"), self.close, "primary", name=_("Close time saved"))
+        buttons = row(STRETCH, self._leave, margins=(22, 0, 22, 0))
+        column(self.notices, (self._page, 1), (self.empty, 1), buttons, on=self, spacing=12, margins=(0, 12, 0, 16))
         self.saved.pointed.connect(self._point)
 
     def refresh(self) -> None:
-        self.run(self._load())
+        async def load() -> None:
+            self.show_statistics(await self._runtime.statistics())
+
+        self.run(load())
 
     def showEvent(self, event: QShowEvent) -> None:
         """Focus the button that changes nothing; else the first plot would open with a focus ring."""
@@ -183,30 +191,24 @@ class SavedPanel(Panel):
         self._page.setVisible(bool(statistics.count))
         self.empty.setVisible(not statistics.count)
         saved = [statistics.on(day)[1] for day in statistics.days]
-        unit = next((one for one in (3600, 60) if max(saved) > one), 1)
+        unit = next((seconds for seconds in (3600, 60) if max(saved) > seconds), 1)
         self.saved.show_days(statistics.days, saved, unit)
-        self._say_total(sum(saved))
+        total = _("{time} saved", time=roughly(sum(saved)))
+        self.total.setText(total[:1].upper() + total[1:])
+        self.estimate.setText(
+            several(
+                len(statistics.days),
+                "So much less waiting in the last {count} day, over {replies}.",
+                "So much less waiting in the last {count} days, over {replies}.",
+                replies=several(statistics.count, "{count} reply", "{count} replies"),
+            )
+        )
         self._point(-1)
-        self._fill_kinds()
-
-    async def _load(self) -> None:
-        self.show_statistics(await self._runtime.statistics())
+        self._fill_kinds(statistics)
 
     def _hear(self, event: Event) -> None:
         if isinstance(event, ReplyFinished):
             self.refresh()
-
-    def _say_total(self, seconds: float) -> None:
-        assert self.shown is not None
-        saved = _("{time} saved", time=roughly(seconds))
-        self.total.setText(saved[:1].upper() + saved[1:])
-        words = several(
-            len(self.shown.days),
-            "So much less waiting in the last {count} day, over {replies}.",
-            "So much less waiting in the last {count} days, over {replies}.",
-            replies=several(self.shown.count, "{count} reply", "{count} replies"),
-        )
-        self.estimate.setText(words)
 
     def _point(self, day: int) -> None:
         words = _("Point at a day, or go there with the arrow keys.")
@@ -216,33 +218,18 @@ class SavedPanel(Panel):
         self.saved.point(day)
         self.saved.setAccessibleDescription(words)
 
-    def _fill_kinds(self) -> None:
-        assert self.shown is not None
+    def _fill_kinds(self, statistics: Statistics) -> None:
         clear(self.kinds)
         for place, words in enumerate((_("replies"), _("first word after"), _("saved")), 1):
             self.kinds.addWidget(label(words, "small", wraps=True), 0, place, Qt.AlignmentFlag.AlignRight)
         for kind in KINDS:
-            count, saved, first = self.shown.of_kind(kind)
+            count, saved, first = statistics.of_kind(kind)
             if not count:
                 continue
             line = self.kinds.rowCount()
             self.kinds.addWidget(label(_(kind), wraps=True), line, 0)
             for place, words in enumerate((number(count), brief(1000 * first), roughly(saved) if saved else "–"), 1):
                 self.kinds.addWidget(label(words, wraps=True), line, place, Qt.AlignmentFlag.AlignRight)
-
-    def _build(self) -> None:
-        self._page = ScrollPage("settingsPage")
-        self.kinds.setHorizontalSpacing(14)
-        self.kinds.setVerticalSpacing(5)
-        self.kinds.setColumnStretch(0, 1)
-        self.day.setAlignment(Qt.AlignmentFlag.AlignTop)
-        self.day.setMinimumHeight(2 * self.day.fontMetrics().lineSpacing())
-        sums = self.total, self.estimate, 10, label(_("What replies went on from"), "strong"), self.kinds
-        days = 10, label(_("Time saved a day"), "strong"), self.saved, self.day, STRETCH
-        column(*sums, *days, on=self._page.ground, spacing=8, margins=(22, 18, 22, 18))
-        self._leave = button(_("Close"), self.close, "primary", name=_("Close time saved"))
-        buttons = row(STRETCH, self._leave, margins=(22, 0, 22, 0))
-        column(self.notices, (self._page, 1), (self.empty, 1), buttons, on=self, spacing=12, margins=(0, 12, 0, 16))
 
 
 def _of_day(statistics: Statistics, place: int) -> str:

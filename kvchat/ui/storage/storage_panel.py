@@ -8,7 +8,7 @@ from typing import Any
 
 from PySide6.QtCore import QSignalBlocker, Qt, QTimer, Signal
 from PySide6.QtGui import QShowEvent
-from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QSlider, QWidget
+from PySide6.QtWidgets import QFrame, QLabel, QSlider, QWidget
 
 from kvchat.chat.service import ChatService
 from kvchat.kvstore.savepoint import PrunePlan, StoreUsage, program_of
@@ -58,7 +58,13 @@ class PruneCard(QFrame):
         self._rest = QTimer(self, singleShot=True, interval=_DEBOUNCE_MS)
         self._rest.timeout.connect(self.plan_wanted)
         self.slider.valueChanged.connect(self._moved)
-        self._build()
+        words = label(_("Shrink to"), "strong")
+        words.setBuddy(self.slider)
+        # Room for three lines from the start: the list below must not jump while the slider moves.
+        self.preview.setMinimumHeight(3 * self.preview.fontMetrics().lineSpacing())
+        above = row(words, (self.slider, 1), self.amount, spacing=12)
+        below = row((self.preview, 1), (self.button, 0, Qt.AlignmentFlag.AlignBottom), spacing=16)
+        column(above, below, on=self, spacing=8, margins=(12, 10, 12, 12))
 
     @property
     def target(self) -> int:
@@ -91,9 +97,8 @@ class PruneCard(QFrame):
         self.plan = plan
         self.preview.setText(plan_in_words(plan, self.target))
         self.button.setEnabled(bool(plan.save_point_ids))
-        self.button.setText(
-            _("Free {bytes_freed}", bytes_freed=size(plan.bytes_freed)) if plan.save_point_ids else _("Shrink")
-        )
+        frees = _("Free {bytes_freed}", bytes_freed=size(plan.bytes_freed))
+        self.button.setText(frees if plan.save_point_ids else _("Shrink"))
         self.button.setAccessibleName(_("Shrink. {text}", text=self.preview.text()))
 
     def drop_plan(self) -> None:
@@ -114,15 +119,6 @@ class PruneCard(QFrame):
             self.preview.setText(_(_INVITATION))
             self.button.setText(_("Shrink"))
 
-    def _build(self) -> None:
-        words = label(_("Shrink to"), "strong")
-        words.setBuddy(self.slider)
-        # Room for three lines from the start: the list below must not jump while the slider moves.
-        self.preview.setMinimumHeight(3 * self.preview.fontMetrics().lineSpacing())
-        above = row(words, (self.slider, 1), self.amount, spacing=12)
-        below = row((self.preview, 1), (self.button, 0, Qt.AlignmentFlag.AlignBottom), spacing=16)
-        column(above, below, on=self, spacing=8, margins=(12, 10, 12, 12))
-
 
 _LEAST_LIST = 120  # pixels at 100 % text
 GONE = N_("A chat that is gone")
@@ -131,7 +127,7 @@ EMPTY = N_("No chat is remembered yet. After each reply the memory of its chat i
 
 async def owner_names(chat: ChatService) -> dict[str, str]:
     """Return the name of every owner of memory in the store, by id: chats, recently deleted ones and documents."""
-    names = {one.id: one.title for one in await chat.conversations()}
+    names = {conversation.id: conversation.title for conversation in await chat.conversations()}
     deleted = await chat.recently_deleted.entries()
     names |= {entry.id: _("{title} (recently deleted)", title=entry.title) for entry in deleted if entry.is_chat}
     prepared = await chat.library.names()
@@ -160,11 +156,19 @@ class StoragePanel(Panel):
         self.empty.setMargin(24)
         self.empty.hide()
         self.list.setMinimumHeight(look.px(_LEAST_LIST))
-        shown = self.summary, self._build_heading(), (self.list, 1), (self.empty, 1), self.prune, self._build_limits()
+        self.limits = label(kind="small", wraps=True)
+        self._change = button(_("Change limits…"), self._change_limits, "link", name=_("Change the limits"))
+        top = Qt.AlignmentFlag.AlignTop
+        limits = row((self.limits, 1), (self._change, 0, top), spacing=10, margins=(8, 0, 8, 0))
         page = ScrollPage("page")  # on a small screen not all of it fits
+        shown = self.summary, self._build_heading(), (self.list, 1), (self.empty, 1), self.prune, limits
         column(*shown, on=page.ground, spacing=12, margins=0)
-        parts = self.notices, (page, 1), self._build_buttons()
-        column(*parts, on=self, spacing=12, margins=(16, 20, 16, 18))
+        name = _("Delete the memory of all chats")
+        self.delete_all = button(_("Delete all…"), self._ask_delete_all, "danger", name=name)
+        self._leave = button(_("Close"), self.close, "primary", name=_("Close storage"))
+        saved = button(_("Time saved…"), self.saved_requested, tip=_("What it was good for, day by day"))
+        buttons = row(self.delete_all, STRETCH, saved, self._leave, margins=(8, 0, 8, 0))
+        column(self.notices, (page, 1), buttons, on=self, spacing=12, margins=(16, 20, 16, 18))
         self._connect()
 
     def refresh(self) -> None:
@@ -208,16 +212,10 @@ class StoragePanel(Panel):
         largest = entries[0].bytes if entries else 0
         if self.only_losses.isChecked():
             entries = [entry for entry in entries if entry.conversation_id in losses]
-        rows = [
-            UsageRow(
-                self._title(entry.conversation_id),
-                entry,
-                losses.get(entry.conversation_id),
-                largest,
-                self._seconds_saved.get(entry.conversation_id, 0.0),
-            )
-            for entry in entries
-        ]
+        saved, rows = self._seconds_saved, list[UsageRow]()
+        for entry in entries:
+            id = entry.conversation_id
+            rows.append(UsageRow(self._title(id), entry, losses.get(id), largest, saved.get(id, 0.0)))
         self.list.usage.set_rows(rows)
 
     def _title(self, conversation_id: str) -> str:
@@ -258,21 +256,9 @@ class StoragePanel(Panel):
         square = '<span style="color:{}">■</span>&nbsp;{}'
         self._legend.setText(" &nbsp; ".join(square.format(colour, html.escape(words)) for colour, words in parts))
 
-    def _build_limits(self) -> QHBoxLayout:
-        self.limits = label(kind="small", wraps=True)
-        self._change = button(_("Change limits…"), self._change_limits, "link", name=_("Change the limits"))
-        return row((self.limits, 1), (self._change, 0, Qt.AlignmentFlag.AlignTop), spacing=10, margins=(8, 0, 8, 0))
-
     def _change_limits(self) -> None:
         self.close()
         self.limits_requested.emit()
-
-    def _build_buttons(self) -> QHBoxLayout:
-        name = _("Delete the memory of all chats")
-        self.delete_all = button(_("Delete all…"), self._ask_delete_all, "danger", name=name)
-        self._leave = button(_("Close"), self.close, "primary", name=_("Close storage"))
-        saved = button(_("Time saved…"), self.saved_requested, tip=_("What it was good for, day by day"))
-        return row(self.delete_all, STRETCH, saved, self._leave, margins=(8, 0, 8, 0))
 
     def _ask_delete_all(self) -> None:
         confirm(

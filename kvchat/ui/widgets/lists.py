@@ -265,6 +265,12 @@ class RowList(ItemList):
             if value is not None and row.value == value:
                 self.setCurrentIndex(self.row_model.index(number))
 
+    def show_at_most(self, count: int) -> None:
+        """Be as high as the rows there are, or as so many, without scrolling."""
+        rows = min(max(len(self.rows), 1), count)
+        height = self.sizeHintForRow(0) if self.rows else self.look.px(54)
+        self.setFixedHeight(rows * max(height, 1) + 2 * self.frameWidth() + self.look.px(6))
+
     def keyPressEvent(self, event: QKeyEvent) -> None:
         if event.key() in (Qt.Key.Key_Return, Qt.Key.Key_Enter) and self.current is not None:
             self.taken.emit(self.current)
