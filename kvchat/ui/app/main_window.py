@@ -239,8 +239,13 @@ class MainWindow(QMainWindow):
         for toggle in (header.sidebar, sidebar.hide_button):
             toggle.clicked.connect(self.place.toggle_sidebar)
         header.renamed.connect(lambda title: self.runner.start(runtime.chat.rename(chat.current or "", title)))
-        header.chat_menu.aboutToShow.connect(self._fill_chat_menu)
-        self.organiser.settings_requested.connect(lambda id: self.open_settings_of(id or None))
+
+        def fill_chat_menu() -> None:
+            shown = chat.conversations.row(chat.current)
+            self.organiser.fill_menu(header.chat_menu, shown, [shown.id], header.begin_rename)
+
+        header.chat_menu.aboutToShow.connect(fill_chat_menu)
+        self.organiser.settings_requested.connect(self.open_chat_settings)
         self.transfer.imported.connect(lambda ids: self.runner.start(self.organiser.show_imported(ids)))
         self.transfer.imported.connect(lambda chosen: self.place.show_sidebar())
         self.engine_card.start.clicked.connect(lambda: self.runner.start(runtime.start_engine()))
@@ -265,18 +270,11 @@ class MainWindow(QMainWindow):
         else:
             self._pages.setCurrentWidget(self._chat_page)
 
-    def _fill_chat_menu(self) -> None:
-        chat = self.chat.conversations.row(self.chat.current)
-        self.organiser.fill_menu(self.header.chat_menu, chat, [chat.id], self.header.begin_rename)
-
-    def open_chat_settings(self) -> None:
-        self.open_settings_of(self.chat.current)
-
-    def open_settings_of(self, id: str | None) -> None:
-        """Open the settings of a conversation; without an id, of the one about to begin."""
+    def open_chat_settings(self, id: str | None = None) -> None:
+        """Open the settings of a conversation; without an id, of the open one, which may not have begun."""
         from kvchat.ui.settings.chat_settings import Subject
 
-        conversations = self.chat.conversations
+        conversations, id = self.chat.conversations, id or self.chat.current
         known = conversations.conversation(id)
         self.side_windows.open_chat_settings(Subject(id, conversations.title(id), known.model if known else None))
 

@@ -78,7 +78,7 @@ class QuitController(QObject):
             _("A reply is being written in “{title}”; what has come of it is kept.", title=self._list.title(chat))
             for chat in self._runtime.chat.answering
         ]
-        if count := sum(1 for one in self._runtime.models.downloads.all() if one.state in RUNS):
+        if count := sum(download.state in RUNS for download in self._runtime.models.downloads.all()):
             ends.append(
                 several(
                     count,

@@ -112,7 +112,13 @@ class AttachmentIntake(QObject):
         where = self._drafts.current()
         self._reading.append((where, name))
         self._show_reading()
-        self._runner.start(self._attach(where, name, reading), lambda error: self._refuse(where, error))
+
+        def refuse(error: KvchatError) -> None:
+            self._refused.append((where, error))
+            if where == self._drafts.current():
+                self._notices.show_error(error)
+
+        self._runner.start(self._attach(where, name, reading), refuse)
 
     async def _attach(self, where: str | None, name: str, reading: Awaitable[Attachment]) -> None:
         """Read it, then attach it to the draft of that chat unless it is attached already."""
@@ -131,11 +137,6 @@ class AttachmentIntake(QObject):
             self._reading.remove((where, name))
             self._show_reading()
 
-    def _refuse(self, where: str | None, error: KvchatError) -> None:
-        self._refused.append((where, error))
-        if where == self._drafts.current():
-            self._notices.show_error(error)
-
     def another_chat(self, before: str | None) -> None:
         """Show the refusals of the open chat instead of the other one's."""
         for where, error in self._refused:
@@ -151,13 +152,13 @@ class AttachmentIntake(QObject):
         self._composer.show_reading([name for where, name in self._reading if where == self._drafts.current()])
 
     def _count_again(self) -> None:
-        self._runner.start(self._count(), lambda error: None)  # the engine went: its own card says so
+        async def count() -> None:
+            for chip in tuple(self._composer.chips.chips):
+                tokens, counted = await self._runtime.chat.context.tokens_of(chip.attachment)
+                if chip in self._composer.chips.chips:
+                    chip.show_tokens(tokens, counted=counted)
 
-    async def _count(self) -> None:
-        for chip in tuple(self._composer.chips.chips):
-            tokens, counted = await self._runtime.chat.context.tokens_of(chip.attachment)
-            if chip in self._composer.chips.chips:
-                chip.show_tokens(tokens, counted=counted)
+        self._runner.start(count(), lambda error: None)  # the engine went: its own card says so
 
     def hear(self, event: Event) -> None:
         if isinstance(event, EngineChanged) and self._composer.chips.chips:

@@ -54,8 +54,12 @@ class ChatController(Controller):
         views.sidebar.selected.connect(self.open)
         views.sidebar.rested_on.connect(runtime.chat.rest_on)
         views.composer.stop_requested.connect(self.stop)
+
+        def prepare() -> None:
+            runtime.chat.prepare(self.current, views.composer.draft, views.composer.chips.attachments)
+
         for changed in (views.composer.editor.textChanged, views.composer.chips.changed):
-            changed.connect(self._prepare)
+            changed.connect(prepare)
         views.strip.stop.clicked.connect(lambda: runtime.chat.stop_reading_ahead(self.current or NOT_BEGUN))
         views.transcript.retry_requested.connect(self.retry)
         views.transcript.tail.first.clicked.connect(self.go_first)
@@ -122,10 +126,6 @@ class ChatController(Controller):
         if self._views.transcript.row_of(message_id) is None:
             await self._runtime.chat.switch(conversation_id, message_id)
             await self._reload_messages(conversation_id)
-
-    def _prepare(self) -> None:
-        composer = self._views.composer
-        self._runtime.chat.prepare(self.current, composer.draft, composer.chips.attachments)
 
     def retry(self) -> None:
         if self.current is not None:

@@ -50,7 +50,7 @@ class ContextController(Controller):
             changed.connect(self._count_soon)
         chat.left.connect(self._leave)
         card.later.clicked.connect(self._later)
-        card.larger.clicked.connect(lambda: self._runner.start(self._raise()))
+        card.larger.clicked.connect(self._raise)
         card.drop.clicked.connect(lambda: self._shorten(runtime.chat.context.drop_middle, _left_out))
         card.summarise.clicked.connect(self._summarise)
         card.part.clicked.connect(lambda: self._runner.start(self._attach_part()))
@@ -150,10 +150,10 @@ class ContextController(Controller):
         self._put_off.add(self._chat.current)
         self._show_card()
 
-    async def _raise(self) -> None:
+    def _raise(self) -> None:
         self._card.hide()
         if self._larger is not None:
-            await self._runtime.raise_context(self._larger.tokens)
+            self._runner.start(self._runtime.raise_context(self._larger.tokens))
 
     def _summarise(self) -> None:
         here = self._chat.current

@@ -57,17 +57,12 @@ class EngineOffer(QWidget):
         self.outcome = Card()
         self._choosing, self._running = QWidget(), QWidget()
         self._choosing.setLayout(flow(self.choice, self.get))
-        column(
-            self.bar, row((self.amount, 1), self.cancel, spacing=10), on=self._running, spacing=8, margins=(0, 4, 0, 0)
-        )
+        below = row((self.amount, 1), self.cancel, spacing=10)
+        column(self.bar, below, on=self._running, spacing=8, margins=(0, 4, 0, 0))
         self.title, self.words = label("", "strong", wraps=True), label(_(PROMISE), "small", wraps=True)
         column(self.title, self.words, self._choosing, self._running, self.outcome, on=self, spacing=8, margins=0)
-        for widget in () if explains else (self.title, self.words):
+        for widget in (self.outcome, self._running, *((self,) if explains else (self.title, self.words))):
             widget.hide()
-        if explains:
-            self.hide()
-        self.outcome.hide()
-        self._running.hide()
 
     def showEvent(self, event: QShowEvent) -> None:
         super().showEvent(event)
@@ -100,15 +95,16 @@ class EngineOffer(QWidget):
             self.tried.emit()
 
     def look(self) -> None:
-        self._start(self._look())
+        async def look() -> None:
+            graphics = await asyncio.to_thread(self._engines.unused_graphics)
+            if graphics is not None:
+                title = _("{cards}: use it for replies that come several times as fast", cards=cards(graphics))
+                self.title.setText(title)
+                self.words.setText(sentences(driver_first(graphics), _(PROMISE)))
+                self.show_choices(graphics)
+            self.setVisible(graphics is not None or self._engines.fetching is not None)
 
-    async def _look(self) -> None:
-        graphics = await asyncio.to_thread(self._engines.unused_graphics)
-        if graphics is not None:
-            self.title.setText(_("{cards}: use it for replies that come several times as fast", cards=cards(graphics)))
-            self.words.setText(sentences(driver_first(graphics), _(PROMISE)))
-            self.show_choices(graphics)
-        self.setVisible(graphics is not None or self._engines.fetching is not None)
+        self._start(look())
 
     def show_choices(self, graphics: Graphics) -> None:
         backends = suiting(graphics)

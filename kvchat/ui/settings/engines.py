@@ -14,7 +14,6 @@ from kvchat.engine.finding.graphics import Graphics, driver_first, find_graphics
 from kvchat.engine_host.fetching import FetchedEngine
 from kvchat.engine_host.trial import TrialStep
 from kvchat.runtime import Runtime
-from kvchat.system.secret_store import Keeper
 from kvchat.ui.base.building import button, clear, column, label, line_edit, row
 from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.confirm import confirm, file_dialog
@@ -134,16 +133,14 @@ class EnginePage(SettingsPage):
         self.test.setEnabled(False)
         self.trial.say(_("Starting…"))
         try:
-            location = next((entry.location for entry in self.found if entry.chosen), None) or self._selected()
+            path = self.runtime.settings.engine_path
+            location = EngineLocation(EngineKind.EMBEDDED)
+            if path is not None and path != EngineKind.EMBEDDED.value:
+                location = EngineLocation(EngineKind.LLAMA_SERVER, Path(path))
+            location = next((entry.location for entry in self.found if entry.chosen), location)
             await self._engines.try_out(location, tell)
         finally:
             self.test.setEnabled(True)
-
-    def _selected(self) -> EngineLocation:
-        path = self.runtime.settings.engine_path
-        if path is None or path == EngineKind.EMBEDDED.value:
-            return EngineLocation(EngineKind.EMBEDDED)
-        return EngineLocation(EngineKind.LLAMA_SERVER, Path(path))
 
 
 class FetchedEntry(Entry):
@@ -159,33 +156,25 @@ class FetchedEntry(Entry):
     def show_engines(self, engines: Sequence[FetchedEngine]) -> None:
         clear(self._rows)
         for engine in engines:
-            self._rows.addWidget(self._row_of(engine))
+            holder, words = QWidget(), listed((engine.name, size(engine.size)))
+            name = _("Remove {name}", name=engine.name)
+            remove = button(_("Remove"), lambda _, engine=engine: self._ask(engine), "link", name=name)
+            row((label(words, wraps=True), 1), remove, on=holder, spacing=10, margins=0)
+            self._rows.addWidget(holder)
         self.setVisible(bool(engines))
 
-    def _row_of(self, engine: FetchedEngine) -> QWidget:
-        holder, words = QWidget(), listed((engine.name, size(engine.size)))
-        remove = button(_("Remove"), lambda: self._ask(engine), "link", name=_("Remove {name}", name=engine.name))
-        row((label(words, wraps=True), 1), remove, on=holder, spacing=10, margins=0)
-        return holder
-
     def _ask(self, engine: FetchedEngine) -> None:
-        used = self._page.runtime.settings.engine_path == str(engine.location.path)
-        words = _("{size} are freed. It can be had again.", size=size(engine.size))
-        if used:
-            words += " " + _("It is in use: kvchat takes another engine instead.")
-        confirm(
-            self,
-            _("Remove {name}?", name=engine.name),
-            words,
-            _("Remove"),
-            lambda: self._page.run(self._remove(engine.name)),
-        )
+        async def remove() -> None:
+            try:
+                await self._page.runtime.engines.remove(engine.name)
+            finally:
+                self._page.look_again()
 
-    async def _remove(self, name: str) -> None:
-        try:
-            await self._page.runtime.engines.remove(name)
-        finally:
-            self._page.look_again()
+        words = _("{size} are freed. It can be had again.", size=size(engine.size))
+        if self._page.runtime.settings.engine_path == str(engine.location.path):
+            words += " " + _("It is in use: kvchat takes another engine instead.")
+        title = _("Remove {name}?", name=engine.name)
+        confirm(self, title, words, _("Remove"), lambda: self._page.run(remove()))
 
 
 class KeyEntry(Entry):
@@ -194,29 +183,24 @@ class KeyEntry(Entry):
     def __init__(self, page: SettingsPage) -> None:
         self.field = line_edit(_("The server’s key"), _("what it was given as --api-key"))
         self._engines = page.runtime.engines
-        self.forget = button(_("Forget"), lambda: page.run(self._forget()), "link", name=_("Forget the server’s key"))
+        self.forget = button(_("Forget"), lambda: page.run(self._keep("")), "link", name=_("Forget the server’s key"))
         words = _("Only where the server asks for one.")
         super().__init__(_("The server’s key"), words, _flow(self.field, self.forget), wide=True)
         self.field.setEchoMode(QLineEdit.EchoMode.Password)
         self.field.setAccessibleDescription(_("Only if the server asks for one"))
-        self.field.returnPressed.connect(lambda: page.run(self._keep()))
 
-    async def _keep(self) -> None:
-        value = self.field.text().strip()
-        if value:
-            self.show_keeper(await self._engines.keep_key(value))
-            self.field.clear()
+        def keep() -> None:
+            if key := self.field.text().strip():
+                page.run(self._keep(key))
 
-    async def _forget(self) -> None:
-        await self._engines.keep_key("")
-        self.show_keeper(None)
+        self.field.returnPressed.connect(keep)
 
-    def show_keeper(self, keeper: Keeper | None) -> None:
-        self.say(
-            _("Kept in {place}. It is used when the engine starts next.", place=_(keeper.value))
-            if keeper
-            else _("None is kept.")
-        )
+    async def _keep(self, key: str) -> None:
+        """key: empty to forget the one there is"""
+        keeper = await self._engines.keep_key(key)
+        kept = _("Kept in {place}. It is used when the engine starts next.", place=_(keeper.value)) if keeper else ""
+        self.say(kept or _("None is kept."))
+        self.field.clear()
 
 
 def _name(entry: EngineEntry) -> str:

@@ -52,7 +52,7 @@ class LibraryWindow(Panel):
         self.empty = label(_(_EMPTY), "muted", wraps=True)
         self.empty.setAlignment(Qt.AlignmentFlag.AlignCenter)
         self.list = RowList(look, _("Library"))
-        self.list.taken.connect(lambda _: self._begin())
+        self.list.taken.connect(lambda _: self._with_current(self._begin))
         self.list.current_changed.connect(self._show_current)
         self.bar = progress_bar(_("How much is read"))
         self.files = button(_("Add files…"), lambda: self._choose(QFileDialog.FileMode.ExistingFiles))
@@ -60,7 +60,7 @@ class LibraryWindow(Panel):
         self.remove = button(_("Remove…"), self._ask_to_remove, "danger")
         self.cancel = button(_("Stop reading"), lambda: self._with_current(self._library.cancel))
         self.again = button(_("Read again"), lambda: self._with_current(self._read))
-        self.begin = button(_("Begin a chat"), self._begin, "primary")
+        self.begin = button(_("Begin a chat"), lambda: self._with_current(self._begin), "primary")
         above = row(self.files, self.folder, STRETCH, spacing=8)
         below = row(STRETCH, self.remove, self.cancel, self.again, self.begin, spacing=8)
         shown = self.notices, self.what_for, above, (self.empty, 1), (self.list, 1), self.bar, self.details, below
@@ -77,39 +77,37 @@ class LibraryWindow(Panel):
         if self._standings:
             self._show()
 
-    def consider(self, paths: Sequence[Path]) -> None:
-        if paths:
-            self.run(self._consider(paths))
-
-    async def _consider(self, paths: Sequence[Path]) -> None:
+    async def consider(self, paths: Sequence[Path]) -> None:
+        """Ask whether these are to be added."""
         now = await self._runtime.engine.states_now(self._runtime.settings.model_path)
         estimate = await self._library.estimate(paths, now)
         taken = set((await self._library.names()).values())
+
+        async def add() -> None:
+            made = await self._library.add(paths, dialog.name)
+            self._added = made.id
+            await self._read(made)
+
         dialog = AddDialog(self, await asyncio.to_thread(name_for, paths, taken), estimate)
-        dialog.accepted.connect(lambda: self.run(self._add(paths, dialog.name)))
+        dialog.accepted.connect(lambda: self.run(add()))
         dialog.open()
 
-    async def _add(self, paths: Sequence[Path], name: str) -> None:
-        made = await self._library.add(paths, name)
-        self._added = made.id
-        await self._read(made)
-
-    async def _read(self, one: Prepared) -> None:
+    async def _read(self, prepared: Prepared) -> None:
         try:
-            await self._library.read(one)
+            await self._library.read(prepared)
         except KvchatError as error:
-            self._refused[one.id] = error
+            self._refused[prepared.id] = error
             raise
 
-    async def _remove(self, one: Prepared) -> None:
-        await self._library.remove(one)
-        if (error := self._refused.pop(one.id, None)) is not None:
+    async def _remove(self, prepared: Prepared) -> None:
+        await self._library.remove(prepared)
+        if (error := self._refused.pop(prepared.id, None)) is not None:
             self.notices.take_back(error)
 
     def _choose(self, mode: QFileDialog.FileMode) -> None:
         title = _("Add a folder") if mode is QFileDialog.FileMode.Directory else _("Add files")
         dialog = file_dialog(self, title, mode)
-        dialog.filesSelected.connect(lambda names: self.consider(list(map(Path, names))))
+        dialog.filesSelected.connect(lambda names: self.run(self.consider(list(map(Path, names)))))
         dialog.open()
 
     def _hear(self, event: Event) -> None:
@@ -177,15 +175,11 @@ class LibraryWindow(Panel):
         if one := self._current:
             self.run(do(one.prepared))
 
-    def _begin(self) -> None:
-        one = self._current
-        if one is not None and one.prepared.is_read:
-            self.run(self._begin_chat(one.prepared))
-
-    async def _begin_chat(self, one: Prepared) -> None:
-        chat = await self._library.begin(one)
-        self.close()
-        self.begun.emit(chat.id)
+    async def _begin(self, prepared: Prepared) -> None:
+        if prepared.is_read:
+            chat = await self._library.begin(prepared)
+            self.close()
+            self.begun.emit(chat.id)
 
     def _ask_to_remove(self) -> None:
         if (one := self._current) is None:

@@ -168,7 +168,12 @@ class Sidebar(QFrame):
         view.setUniformItemSizes(True)  # or else each of thousands is measured
         view.setSelectionMode(QAbstractItemView.SelectionMode.ExtendedSelection)
         view.delete_pressed.connect(self.ask_delete)
-        view.selectionModel().selectionChanged.connect(self._announce)
+
+        def announce() -> None:
+            if len(self.chosen) == 1:
+                self.selected.emit(self.chosen[0])
+
+        view.selectionModel().selectionChanged.connect(announce)
         view.setMouseTracking(True)
         view.entered.connect(self._rest)
         view.selectionModel().currentChanged.connect(lambda index: self._rest(index))
@@ -184,10 +189,6 @@ class Sidebar(QFrame):
                 self.rested_on.emit(conversation_id)
 
         QTimer.singleShot(_REST_MS, self, tell)
-
-    def _announce(self) -> None:
-        if len(self.chosen) == 1:
-            self.selected.emit(self.chosen[0])
 
     def choose(self, ids: Sequence[str]) -> None:
         """Select these as well, without a signal."""

@@ -31,7 +31,7 @@ async def test_from_a_folder_to_a_first_question_that_has_nothing_to_read(
         window.sidebar.library_button.click()
         panel = window.side_windows.open_library()
         await opened.until(panel.empty.isVisible)
-        panel.consider([folder])
+        await panel.consider([folder])
         await opened.until(lambda: panel.findChild(AddDialog) is not None)
         dialog = panel.findChild(AddDialog)
         assert isinstance(dialog, AddDialog)

@@ -36,7 +36,7 @@ async def test_what_is_added_is_read_with_a_bar_and_a_chat_begins_on_it(
     panel = await opened(window, qtbot)
     folder = tmp_path / "manual"
     folder.mkdir()
-    panel.consider([folder])
+    await panel.consider([folder])
     await until(lambda: panel.findChild(AddDialog) is not None)
     dialog = panel.findChild(AddDialog)
     assert isinstance(dialog, AddDialog)
@@ -66,7 +66,7 @@ async def test_what_is_longer_than_the_context_is_said_before_it_is_read(
 ) -> None:
     furnished.chat.library.expected = Estimate(412, 90_000, TimeRange(36, 36), room=6_144, counted=True)
     panel = await opened(window, qtbot)
-    panel.consider([tmp_path])
+    await panel.consider([tmp_path])
     await until(lambda: panel.findChild(AddDialog) is not None)
     dialog = panel.findChild(AddDialog)
     assert isinstance(dialog, AddDialog)
