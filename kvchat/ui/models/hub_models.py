@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Sequence
-from functools import partial
 from typing import Any
 
-from PySide6.QtCore import QUrl, Signal
+from PySide6.QtCore import QUrl
 from PySide6.QtGui import QDesktopServices, QShowEvent
 from PySide6.QtWidgets import QLineEdit, QWidget
 
@@ -16,7 +15,6 @@ from kvchat.library.memory.machine import MemoryFacts
 from kvchat.library.remote.hub import (
     ELSEWHERE,
     AccessNeeded,
-    AccessToken,
     HubFile,
     HubModel,
     HubRepository,
@@ -72,7 +70,7 @@ class ModelsHub(QWidget):
         asked, above = row((self.field, 1), self.search, spacing=8), row(self.back, (self.heading, 1), spacing=10)
         below = row((said, 1), self.take, spacing=8)
         column(asked, above, self.access, (self.list, 1), self.reason, below, on=self, spacing=8, margins=0)
-        self._show_rows("", [], back=False)
+        self._show_rows("", [])
 
     def open(self) -> None:
         if not self.list.rows:
@@ -108,23 +106,16 @@ class ModelsHub(QWidget):
 
     async def _suggest(self) -> None:
         memory = await self._free_memory()
-        tier = tier_for(memory)
-        heading = (
-            _("Suggestions for a GPU of {tier} GB", tier=tier)
-            if tier
-            else _("Suggestions for a computer without a large GPU")
-        )
-        self._show_rows(heading, [suggestion_row(one, memory) for one in suggestions_for(memory)])
+        heading = _("Suggestions for a computer without a large GPU")
+        if tier := tier_for(memory):
+            heading = _("Suggestions for a GPU of {tier} GB", tier=tier)
+        self._show_rows(heading, [suggestion_row(suggestion, memory) for suggestion in suggestions_for(memory)])
 
     async def _find(self, text: str) -> None:
         self.heading.setText(_("Searching…"))
         found = await self._runtime.models.hub.search(text)
-        heading = (
-            _("Found for “{text}”", text=text)
-            if found
-            else _("No model that runs here is named like “{text}”", text=text)
-        )
-        self._show_rows(heading, [result_row(one) for one in found])
+        none = _("No model that runs here is named like “{text}”", text=text)
+        self._show_rows(_("Found for “{text}”", text=text) if found else none, [result_row(model) for model in found])
 
     async def _list_files(self, repository: str, quantisation: str) -> None:
         self.heading.setText(_("Asking for its files…"))
@@ -132,11 +123,9 @@ class ModelsHub(QWidget):
         if self._repository is None:
             self._results = list(self.list.rows)
             self._heading_of_results = self._heading_before
-        heading = (
-            listed.repository
-            if listed.files
-            else _("{repository} has no model that kvchat could use", repository=listed.repository)
-        )
+        heading = listed.repository
+        if not listed.files:
+            heading = _("{repository} has no model that kvchat could use", repository=heading)
         is_here = self._runtime.models.is_here
         rows = [file_row(file, memory, here=is_here(listed, file)) for file in listed.files]
         self._show_rows(heading, rows, back=bool(self._results))
@@ -174,16 +163,16 @@ class ModelsHub(QWidget):
 
     def _take(self, chosen: Row | None) -> None:
         match chosen.value if chosen else None:
-            case HubFile() as file if self._repository is not None:
-                begin = partial(self._download, self._repository, file)
-                ask_if_metered(self, self._panel.run, listed((file.name, size(file.size))), begin)
-            case Suggestion() as one:
-                self.open_repository(one.repository, one.quantisation)
-            case HubModel() as one:
-                self.open_repository(one.repository)
+            case HubFile() as file if (repository := self._repository) is not None:
 
-    def _download(self, repository: HubRepository, file: HubFile) -> None:
-        self._runtime.models.download(repository, file)
+                def begin() -> None:
+                    self._runtime.models.download(repository, file)
+
+                ask_if_metered(self, self._panel.run, listed((file.name, size(file.size))), begin)
+            case Suggestion() as suggestion:
+                self.open_repository(suggestion.repository, suggestion.quantisation)
+            case HubModel() as model:
+                self.open_repository(model.repository)
 
 
 _WORDS = N_(
@@ -196,15 +185,13 @@ _LETTERS = 72  # wide
 class TokenDialog(Panel):
     """One field. The token is not shown again."""
 
-    saved = Signal()
-
     def __init__(self, runtime: Runtime, look: Look, runner: TaskRunner, parent: QWidget) -> None:
         super().__init__(runtime, look, runner, _("Access token for Hugging Face"), parent)
         self._store = runtime.models.token
         self.field, self.place = line_edit(_("Access token"), "hf_…"), label(kind="muted", wraps=True)
         self.field.setEchoMode(QLineEdit.EchoMode.Password)
         self.field.returnPressed.connect(self._save)
-        self.forget = button(_("Forget it"), lambda: self.run(self._drop()), "danger")
+        self.forget = button(_("Forget it"), self._forget, "danger")
         self.save = button(_("Save"), self._save, "primary")
         below = row(self.forget, STRETCH, button(_("Close"), self.close), self.save)
         parts = self.notices, label(_(_WORDS), "muted", wraps=True), self.field, self.place, below
@@ -217,22 +204,22 @@ class TokenDialog(Panel):
         self.run(self._load())
 
     def _save(self) -> None:
-        self.run(self._keep(self.field.text()))
+        async def save() -> None:
+            await asyncio.to_thread(self._store.save, self.field.text())
+            self.field.clear()
+            await self._load()
+
+        self.run(save())
+
+    def _forget(self) -> None:
+        async def forget() -> None:
+            await asyncio.to_thread(self._store.forget)
+            await self._load()
+
+        self.run(forget())
 
     async def _load(self) -> None:
-        self._show(await asyncio.to_thread(self._store.load))
-
-    async def _keep(self, value: str) -> None:
-        await asyncio.to_thread(self._store.save, value)
-        self.field.clear()
-        await self._load()
-        self.saved.emit()
-
-    async def _drop(self) -> None:
-        await asyncio.to_thread(self._store.forget)
-        await self._load()
-
-    def _show(self, token: AccessToken | None) -> None:
+        token = await asyncio.to_thread(self._store.load)
         self.forget.setVisible(token is not None and token.place != ELSEWHERE)
         if token is None:
             self.place.setText(_("No token is kept."))

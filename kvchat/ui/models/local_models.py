@@ -15,7 +15,6 @@ from kvchat.errors import KvchatError
 from kvchat.library.model_library import FoundModel, JudgedModel, UnreadableFolder
 from kvchat.library.remote.starter import starter_is_here
 from kvchat.runtime import Runtime
-from kvchat.settings import Settings
 from kvchat.ui.base.building import button, column, label, row
 from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.confirm import confirm, file_dialog
@@ -81,18 +80,14 @@ class ModelsHere(QWidget):
         if chosen:
             menu.addSeparator()
         for folder in chosen:
-            menu.addAction(
-                _("Stop looking in {folder}", folder=folder).replace("&", "&&"),
-                partial(self.drop_folder, folder),
-            )
+            others = [other for other in chosen if other != folder]
+            words = _("Stop looking in {folder}", folder=folder).replace("&", "&&")
+            menu.addAction(words, partial(self._choose, others))
         menu.popup(self.folders.mapToGlobal(self.folders.rect().topLeft()))
         return menu
 
     def add_folder(self, folder: str) -> None:
         self._choose([*self._runtime.settings.model_folders, folder])
-
-    def drop_folder(self, folder: str) -> None:
-        self._choose([one for one in self._runtime.settings.model_folders if one != folder])
 
     def _ask_folder(self) -> None:
         dialog = file_dialog(self, _("Choose a folder with models"), QFileDialog.FileMode.Directory)
@@ -100,12 +95,12 @@ class ModelsHere(QWidget):
         dialog.open()
 
     def _choose(self, folders: Sequence[str]) -> None:
-        settings = dataclasses.replace(self._runtime.settings, model_folders=tuple(dict.fromkeys(folders)))
-        self._panel.run(self._apply_and_look(settings))
+        async def apply() -> None:
+            chosen = tuple(dict.fromkeys(folders))
+            await self._runtime.apply_settings(dataclasses.replace(self._runtime.settings, model_folders=chosen))
+            self.look()
 
-    async def _apply_and_look(self, settings: Settings) -> None:
-        await self._runtime.apply_settings(settings)
-        self.look()
+        self._panel.run(apply())
 
     async def _look(self) -> None:
         fresh: list[JudgedModel] = []
@@ -131,8 +126,8 @@ class ModelsHere(QWidget):
     def refresh(self) -> None:
         words = self.filter.text().lower().split()
         path = self._runtime.settings.model_path
-        rows = [found_row(one, Path(path) if path else None) for one in sorted(self._models, key=in_order)]
-        self.list.show_rows([one for one in rows if all(word in f"{one.title} {one.words}".lower() for word in words)])
+        rows = [found_row(model, Path(path) if path else None) for model in sorted(self._models, key=in_order)]
+        self.list.show_rows([row for row in rows if all(word in f"{row.title} {row.words}".lower() for word in words)])
         self._show_current()
 
     def _ask_delete(self) -> None:
@@ -142,29 +137,30 @@ class ModelsHere(QWidget):
                 "{size} go to the trash. Your chats with it stay; the next message in one asks for another model.",
                 size=size(model.size),
             )
-            title, go = _("Delete {model}?", model=model.name), partial(self._delete, model)
-            confirm(self, title, words, _("Delete"), lambda: self._panel.run(go()))
+            title = _("Delete {model}?", model=model.name)
+            confirm(self, title, words, _("Delete"), lambda: self._panel.run(self._delete(model)))
 
     async def _delete(self, model: FoundModel) -> None:
         """Move the files to the trash. Where a folder has none, ask whether to delete them for good."""
         left = [file for file in model.files if not await asyncio.to_thread(_to_trash, file)]
         self.look()
+
+        async def delete() -> None:
+            try:
+                for file in left:
+                    await asyncio.to_thread(file.unlink, missing_ok=True)
+            except OSError as error:
+                raise ModelNotDeleted(error) from error
+            finally:
+                self.look()
+
         if left:
             words = _("There is no trash where it lies. {size} are deleted for good.", size=size(model.size))
-            title, go = _("Delete {model} for good?", model=model.name), partial(self._delete_for_good, left)
-            confirm(self, title, words, _("Delete"), lambda: self._panel.run(go()))
-
-    async def _delete_for_good(self, files: Sequence[Path]) -> None:
-        try:
-            for file in files:
-                await asyncio.to_thread(file.unlink, missing_ok=True)
-        except OSError as error:
-            raise ModelNotDeleted(error) from error
-        finally:
-            self.look()
+            title = _("Delete {model} for good?", model=model.name)
+            confirm(self, title, words, _("Delete"), lambda: self._panel.run(delete()))
 
     def _model_of(self, row: Row | None) -> JudgedModel | None:
-        return next((one for one in self._models if row and one.model.path == row.value), None)
+        return next((judged for judged in self._models if row and judged.model.path == row.value), None)
 
     def _say(self, unreadable: Sequence[UnreadableFolder]) -> None:
         empty = not self._looking and not self._models

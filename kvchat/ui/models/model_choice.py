@@ -110,7 +110,7 @@ class ModelMenu(QObject):
         menu, used = self._menu, self._answering()
         menu.clear()
         usable = [one for one in self._found if one.judgement is not None]
-        usable.sort(key=lambda one: (str(one.model.path) != used, _fits_not(one), in_order(one)))
+        usable.sort(key=lambda one: (str(one.model.path) != used, _chip(one.judgement)[1] is Tone.BAD, in_order(one)))
         names = told_apart([(one.model.name, one.model.path) for one in usable[:_MOST]])
         for one, name in zip(usable, names, strict=False):
             row = found_row(one, Path(used) if used else None)
@@ -123,10 +123,6 @@ class ModelMenu(QObject):
             menu.addAction(words if not self._found else _("No model here can be used")).setEnabled(False)
         menu.addSeparator()
         menu.addAction(_("More models…"), self.more_requested.emit)
-
-
-def _fits_not(one: JudgedModel) -> bool:
-    return one.judgement is None or one.judgement.verdict is Verdict.NO
 
 
 async def _found_here(runtime: Runtime) -> list[JudgedModel]:
@@ -148,16 +144,11 @@ def found_row(one: JudgedModel, used: Path | None) -> Row:
         why = "\n".join(part for part in (problem.detail, problem.advice, path) if part)
         return Row(model.path, model.name, ended(problem.title), _("unusable"), Tone.BAD, why)
     context = _("{tokens} context", tokens=tokens_short(facts.trained_context))
-    parts = [
-        "" if quantisation_in(model.name) else facts.quantisation,
-        size(model.size),
-        context,
-        _(model.source.value),
-    ]
+    quantisation = "" if quantisation_in(model.name) else facts.quantisation
+    parts = [quantisation, size(model.size), context, _(model.source.value)]
     parts += [_("can see or hear")] if model.projector else []
     chip, tone = (_("in use"), Tone.GOOD) if model.path == used else _chip(one.judgement)
-    tip = [one.judgement.reason, path]
-    return Row(model.path, model.name, beside(parts), chip, tone, "\n".join(tip))
+    return Row(model.path, model.name, beside(parts), chip, tone, f"{one.judgement.reason}\n{path}")
 
 
 def told_apart(models: Sequence[tuple[str, Path]]) -> list[str]:
@@ -200,5 +191,6 @@ def file_row(file: HubFile, memory: MemoryFacts, *, here: bool) -> Row:
     return Row(file, file.name, words, chip, tone, judgement.reason)
 
 
-def _chip(judgement: Judgement) -> tuple[str, Tone]:
-    return _(_CHIPS[judgement.verdict]), _TONES[judgement.verdict]
+def _chip(judgement: Judgement | None) -> tuple[str, Tone]:
+    verdict = judgement.verdict if judgement else Verdict.NO
+    return _(_CHIPS[verdict]), _TONES[verdict]

@@ -72,7 +72,13 @@ class ModelsWindow(Panel):
         """Look for models, and for downloads that an earlier kvchat has left."""
         super().showEvent(event)
         self.here.look()
-        self.run(self._find_downloads())
+
+        async def find_downloads() -> None:
+            await self._runtime.models.downloads.find_unfinished()
+            for download in self._runtime.models.downloads.all():
+                self.downloads.show_download(download)
+
+        self.run(find_downloads())
 
     def open_token(self) -> TokenDialog:
         self._token.bring_forward()
@@ -96,11 +102,6 @@ class ModelsWindow(Panel):
         self.downloads.show_download(download)
         if download.state is DownloadState.DONE:
             self.here.look()
-
-    async def _find_downloads(self) -> None:
-        await self._runtime.models.downloads.find_unfinished()
-        for download in self._runtime.models.downloads.all():
-            self.downloads.show_download(download)
 
     async def use(self, path: Path) -> None:
         """Use a model, and leave the rest to the main window. Raises KvchatError, which is shown here."""

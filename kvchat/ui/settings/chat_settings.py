@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from PySide6.QtCore import Signal
@@ -115,23 +114,17 @@ class ChatSettings(OptionsPanel):
         self._dialog.edit(Preset(_("New preset"), values.system, own, values.options))
 
     def _take(self, values: FormValues) -> None:
-        if self._said and values.system != self._before.system:
-            self._ask(lambda: self.run(self._store(self._subject, values)))
-        else:
+        def store() -> None:
             self.run(self._store(self._subject, values))
 
-    def _ask(self, go_on: Callable[[], object]) -> None:
-        confirm(
-            self,
-            _("Go on with another system prompt?"),
-            _(
-                "It stands before everything that was said. The chat goes on in a new branch, which the model "
-                "reads once "
-                "from the beginning; the branch as it was is kept."
-            ),
-            _("Go on"),
-            go_on,
+        if not self._said or values.system == self._before.system:
+            store()
+            return
+        words = _(
+            "It stands before everything that was said. The chat goes on in a new branch, which the model reads once "
+            "from the beginning; the branch as it was is kept."
         )
+        confirm(self, _("Go on with another system prompt?"), words, _("Go on"), store)
 
     async def _store(self, subject: Subject, values: FormValues) -> None:
         chat, id, model = self._runtime.chat, subject.conversation_id, self.model.path

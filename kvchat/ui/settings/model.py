@@ -41,12 +41,8 @@ class ModelPage(SettingsPage):
         super().__init__(runtime, look, panel)
         choose = button(_("Choose another…"), lambda: self.leads_to.emit("models"), name=_("Choose another model"))
         self.model = self.add(Entry(_("Model"), "", choose))
-        self.retest = button(
-            _("Try again"),
-            lambda: self.run(runtime.retest_restoring()),
-            name=_("Try out again whether chats can be remembered"),
-            tip=_("The engine starts again for that"),
-        )
+        name, tip = _("Try out again whether chats can be remembered"), _("The engine starts again for that")
+        self.retest = button(_("Try again"), lambda: self.run(runtime.retest_restoring()), name=name, tip=tip)
         self.restoring = self.add(Entry(_("Chats after a restart"), "", self.retest))
         self.add_settings(through="slots")
         self.memory = self.add(MemoryEntry(look))
@@ -87,9 +83,8 @@ class MemoryEntry(Entry):
             return
         self._shown = (bars, proposals)
         measured = any(bar.measured for bar in bars)
-        self.say(
-            _("What the engine has taken, as it says itself.") if measured else _("An estimate from before the load.")
-        )
+        estimate = _("An estimate from before the load.")
+        self.say(_("What the engine has taken, as it says itself.") if measured else estimate)
         self._fill(bars, proposals)
 
     def _restyle(self) -> None:
@@ -103,10 +98,8 @@ class MemoryEntry(Entry):
             self._column.addWidget(self._offer(proposal))
 
     def _offer(self, proposal: Proposal) -> QWidget:
-        title, words = (
-            label(proposal.title, wraps=True),
-            label(sentences(proposal.gain, proposal.price), "small", wraps=True),
-        )
+        title = label(proposal.title, wraps=True)
+        words = label(sentences(proposal.gain, proposal.price), "small", wraps=True)
         use = button(_("Use"), lambda: self.taken.emit(proposal), name=_("Use: {title}", title=proposal.title))
         use.setAutoDefault(False)
         use.setAccessibleDescription(words.text())

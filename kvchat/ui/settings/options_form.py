@@ -66,13 +66,8 @@ class OptionsForm(QWidget):
             ChoiceBox(look, _("Output format")),
             _editor(_("Schema or grammar"), "", lines=5),
         )
-        self.reset = button(
-            _("Reset"),
-            self._reset,
-            "link",
-            name=_("Reset creativity and style"),
-            tip=_("Leave all of it to the model"),
-        )
+        name, tip = _("Reset creativity and style"), _("Leave all of it to the model")
+        self.reset = button(_("Reset"), self._reset, "link", name=name, tip=tip)
         self.refusal = label(kind="refusal", wraps=True)
         self._template: dict[str, ChoiceBox] = {}
         self._unknown: TemplateOptions = ()  # what the model's template does not ask for
@@ -171,24 +166,11 @@ class OptionsForm(QWidget):
         self.format.addItems([_(kind) for kind in _FORMATS])
         self._template_grid.setContentsMargins(0, 4, 0, 0)
         self._template_grid.setColumnStretch(0, 1)
-        column(
-            label(_("System prompt"), "strong"),
-            self.system,
-            self._template_holder,
-            self._fixed,
-            6,
-            label(_(STYLE), "strong"),
-            self._build_numbers(),
-            (self.reset, 0, Qt.AlignmentFlag.AlignLeft),
-            label(_("Output format"), "strong"),
-            self.format,
-            self.format_text,
-            self.refusal,
-            STRETCH,
-            on=self,
-            spacing=8,
-            margins=0,
-        )
+        above = label(_("System prompt"), "strong"), self.system, self._template_holder, self._fixed
+        reset = self.reset, 0, Qt.AlignmentFlag.AlignLeft
+        numbers = 6, label(_(STYLE), "strong"), self._build_numbers(), reset
+        below = label(_("Output format"), "strong"), self.format, self.format_text, self.refusal, STRETCH
+        column(*above, *numbers, *below, on=self, spacing=8, margins=0)
 
     def _build_numbers(self) -> QGridLayout:
         grid = QGridLayout()

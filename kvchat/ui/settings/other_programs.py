@@ -53,7 +53,17 @@ class OtherProgramsPage(SettingsPage):
 
     def change(self, name: str, value: Any) -> None:
         """Apply a setting; make a key if other programs are let in for the first time."""
-        self.run(self._change(name, value))
+        door = self.runtime.door
+
+        async def change() -> None:
+            if name == "door" and value and not await door.keys():
+                await door.make_key(EVERYBODY)
+            try:
+                await self.runtime.apply_settings(replace(self.runtime.settings, **{name: value}))
+            finally:
+                self.refresh()
+
+        self.run(change())
 
     def refresh(self) -> None:
         super().refresh()
@@ -75,9 +85,8 @@ class OtherProgramsPage(SettingsPage):
         port = self.runtime.settings.door_port
         url = self.runtime.door.url or f"http://127.0.0.1:{port}"
         model = self.runtime.model.name or "default"
-        return Access(
-            url, self.keys.get(EVERYBODY, ""), model, self.runtime.engine.context_size, sys.platform == "win32"
-        )
+        key, context = self.keys.get(EVERYBODY, ""), self.runtime.engine.context_size
+        return Access(url, key, model, context, sys.platform == "win32")
 
     async def load_keys(self) -> None:
         self.keys = await self.runtime.door.keys()
@@ -90,14 +99,6 @@ class OtherProgramsPage(SettingsPage):
     async def revoke_key(self, program: str) -> None:
         await self.runtime.door.revoke_key(program)
         await self.load_keys()
-
-    async def _change(self, name: str, value: Any) -> None:
-        if name == "door" and value and not await self.runtime.door.keys():
-            await self.runtime.door.make_key(EVERYBODY)
-        try:
-            await self.runtime.apply_settings(replace(self.runtime.settings, **{name: value}))
-        finally:
-            self.refresh()
 
     def _show_keys(self) -> None:
         self.key_entry.show_key(self.keys.get(EVERYBODY, ""))
@@ -150,8 +151,8 @@ class KeyEntry(Entry):
         self._reveal(self.is_open and bool(key))
         self.say(_(_KEY) if key else _("There is none: every program on this computer is let in."))
         self.renew.setText(_("Renew…") if key else _("Make one"))
-        for one in (self.field, self.reveal, self.copy):
-            one.setVisible(bool(key))
+        for widget in (self.field, self.reveal, self.copy):
+            widget.setVisible(bool(key))
 
     def restore(self, settings: Settings) -> None:
         self._reveal(False)
@@ -235,8 +236,8 @@ class OwnKeysEntry(Entry):
             old.hide()
             old.deleteLater()
         self.rows = {name: self._key_row(name, key) for name, key in sorted(keys.items())}
-        for one in self.rows.values():
-            self._list.addWidget(one)
+        for made in self.rows.values():
+            self._list.addWidget(made)
 
     def restore(self, settings: Settings) -> None:
         self.field.clear()

@@ -44,7 +44,8 @@ class SettingsPage(ScrollPage):
     def add(self, entry: E) -> E:
         end = self._column.count() - 1  # before the stretch
         if self.entries:
-            entry.above = _hairline()
+            entry.above = styled(QFrame(), "rule")
+            entry.above.setFixedHeight(1)
             self._column.insertWidget(end, entry.above)
             end += 1
         self._column.insertWidget(end, entry)
@@ -136,9 +137,3 @@ class TextEntry(FieldEntry):
         self.field.setText("")
         self.field.setModified(False)
         self._page.change(self.name, self._empty)
-
-
-def _hairline() -> QFrame:
-    line = styled(QFrame(), "rule")
-    line.setFixedHeight(1)
-    return line

@@ -145,8 +145,14 @@ class PresetsPage(SettingsPage):
         self.none = label(_("No presets yet. “New…” makes the first."), "muted")
         self.new = button(_("New…"), lambda: self.open(Preset(_("New preset"))))
         self.edit = button(_("Edit…"), lambda: self.open(self._chosen()))
-        self.duplicate = button(_("Duplicate"), self._duplicate)
-        self.default = button(_("Make default"), self._make_default)
+        options = runtime.chat.options
+        self.duplicate = button(_("Duplicate"), lambda: self._change(options.duplicate_preset))
+        self.default = button(
+            _("Make default"),
+            lambda: self._change(
+                lambda preset: options.store_preset(replace(preset, is_default=not preset.is_default))
+            ),
+        )
         self.delete = button(_("Delete…"), self._ask_delete, "danger")
         holder, buttons = QWidget(), flow(self.new, self.edit, self.duplicate, self.default, self.delete)
         column(self.list, self.none, buttons, on=holder, spacing=10, margins=0)
@@ -190,18 +196,19 @@ class PresetsPage(SettingsPage):
 
     def _show_buttons(self) -> None:
         chosen = self._chosen()
-        for one in (self.edit, self.duplicate, self.default, self.delete):
-            one.setEnabled(chosen is not None)
+        for action in (self.edit, self.duplicate, self.default, self.delete):
+            action.setEnabled(chosen is not None)
         self.default.setText(_("No default") if chosen and chosen.is_default else _("Make default"))
 
-    def _duplicate(self) -> None:
-        if preset := self._chosen():
-            self.run(self._then_load(self.runtime.chat.options.duplicate_preset(preset)))
+    def _change(self, work: Callable[[Preset], Awaitable[object]]) -> None:
+        """Do something with the chosen preset, then load the list."""
 
-    def _make_default(self) -> None:
+        async def change(preset: Preset) -> None:
+            await work(preset)
+            await self._load()
+
         if preset := self._chosen():
-            changed = replace(preset, is_default=not preset.is_default)
-            self.run(self._then_load(self.runtime.chat.options.store_preset(changed)))
+            self.run(change(preset))
 
     def _ask_delete(self) -> None:
         if preset := self._chosen():
@@ -210,9 +217,5 @@ class PresetsPage(SettingsPage):
                 _("Delete “{name}”?", name=preset.name),
                 _("Chats that began with it keep what they have of it."),
                 _("Delete"),
-                lambda: self.run(self._then_load(self.runtime.chat.options.delete_preset(preset))),
+                lambda: self._change(lambda _: self.runtime.chat.options.delete_preset(preset)),
             )
-
-    async def _then_load(self, run: Awaitable[object]) -> None:
-        await run
-        await self._load()

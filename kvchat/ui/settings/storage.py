@@ -14,7 +14,6 @@ from PySide6.QtGui import QDesktopServices
 
 from kvchat.errors import KvchatError
 from kvchat.runtime import Runtime
-from kvchat.settings import Settings
 from kvchat.store_service import chats_in_words, long_chat, store_bounds
 from kvchat.ui.base.building import button, left_to_right
 from kvchat.ui.base.theme import Look
@@ -55,7 +54,10 @@ class StoragePage(SettingsPage):
             (_("Chats"), paths.data, _("Back this folder up to keep your chats.")),
             (_("Settings"), paths.config, ""),
         ):
-            self.add(self._place(title, folder, words))
+            name = _("Open the folder: {title}", title=title)
+            show = button(_("Open folder"), lambda _, folder=folder: self._open(folder), name=name)
+            place = left_to_right(breakable(str(folder)))
+            self.add(Entry(title, f"{place}\n{words}".rstrip(), show))
 
     def refresh(self) -> None:
         super().refresh()
@@ -63,7 +65,12 @@ class StoragePage(SettingsPage):
 
     async def _show_disk(self) -> None:
         settings = self.runtime.settings
-        quota, usual, chat, free = await asyncio.to_thread(self._look_at_disk, settings)
+
+        def look() -> tuple[int, int, int, int]:
+            free = shutil.disk_usage(self.runtime.paths.cache).free
+            return self._quota(settings.quota_bytes), self._quota(None), long_chat(settings), free
+
+        quota, usual, chat, free = await asyncio.to_thread(look)
         if settings is not self.runtime.settings:
             return
         words = chats_in_words(quota, chat)
@@ -77,15 +84,9 @@ class StoragePage(SettingsPage):
             _("When less than this is free on the disk, nothing more is kept. {free} are free now.", free=size(free))
         )
 
-    def _look_at_disk(self, settings: Settings) -> tuple[int, int, int, int]:
-        """Return the limit, kvchat's own choice, a long chat's size and free space, in bytes. Not for the loop."""
-        free = shutil.disk_usage(self.runtime.paths.cache).free
-        return self._quota(settings.quota_bytes), self._quota(None), long_chat(settings), free
-
     def _quota(self, chosen: int | None) -> int:
         """Not for the loop."""
-        runtime = self.runtime
-        return store_bounds(runtime.paths, replace(runtime.settings, quota_bytes=chosen)).quota
+        return store_bounds(self.runtime.paths, replace(self.runtime.settings, quota_bytes=chosen)).quota
 
     def change(self, name: str, value: Any) -> None:
         if name == "quota_bytes":
@@ -101,14 +102,9 @@ class StoragePage(SettingsPage):
         if quota < await asyncio.to_thread(self._quota, self.runtime.settings.quota_bytes):
             plan = await self.runtime.save_points.plan_prune(quota)
             if plan.save_point_ids:
+                title = _("Lower the limit to {limit}?", limit=size(quota))
                 words = sentences(plan_in_words(plan, quota), _("Messages stay."))
-                self._ask(
-                    "quota_bytes",
-                    _("Lower the limit to {limit}?", limit=size(quota)),
-                    words,
-                    _("Lower the limit"),
-                    chosen,
-                )
+                self._ask("quota_bytes", title, words, _("Lower the limit"), chosen)
                 return
         super().change("quota_bytes", chosen)
 
@@ -117,22 +113,13 @@ class StoragePage(SettingsPage):
         if days is None or (before is not None and days >= before):
             super().change("max_age_days", days)
             return
+        title = several(days, "Delete what was not used for {count} day?", "Delete what was not used for {count} days?")
         words = expiry_in_words(await self.runtime.save_points.usage(), days, datetime.now(UTC))
-        self._ask(
-            "max_age_days",
-            several(days, "Delete what was not used for {count} day?", "Delete what was not used for {count} days?"),
-            words,
-            _("Delete"),
-            days,
-        )
+        self._ask("max_age_days", title, words, _("Delete"), days)
 
     def _ask(self, name: str, title: str, words: str, action: str, value: int | None) -> None:
         dialog = confirm(self.panel, title, words, action, lambda: super(StoragePage, self).change(name, value))
         dialog.rejected.connect(lambda: self.settings[name].restore(self.runtime.settings))
-
-    def _place(self, title: str, folder: Path, words: str) -> Entry:
-        show = button(_("Open folder"), lambda: self._open(folder), name=_("Open the folder: {title}", title=title))
-        return Entry(title, "\n".join(part for part in (left_to_right(breakable(str(folder))), words) if part), show)
 
     def _open(self, folder: Path) -> None:
         if not QDesktopServices.openUrl(QUrl.fromLocalFile(str(folder))):
