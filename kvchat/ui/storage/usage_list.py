@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import partial
 
 from PySide6.QtCore import QPoint, QRect, QRectF, QSize, Qt, Signal
 from PySide6.QtGui import QColor, QContextMenuEvent, QFontMetrics, QKeyEvent, QPainter, QPainterPath, QResizeEvent
@@ -212,8 +211,13 @@ class UsageList(ItemList):
         menu = QMenu(self)
         menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         menu.setAccessibleName(_("What to do with {title}", title=row.title))
-        pin, never = partial(self.pin_wanted.emit, id), partial(self.never_save_wanted.emit, id)
-        add_keep_actions(menu, row.usage.pinned, pin, row.usage.never_save, never)
+        add_keep_actions(
+            menu,
+            row.usage.pinned,
+            lambda on: self.pin_wanted.emit(id, on),
+            row.usage.never_save,
+            lambda on: self.never_save_wanted.emit(id, on),
+        )
         menu.addSeparator()
         delete = menu.addAction(_("Delete its memory"))
         delete.setEnabled(row.usage.save_points > 0)
