@@ -32,7 +32,7 @@ from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.base.speaking import speak_here, tell_roles
 from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.confirm import say
-from kvchat.ui.sidebar.arrangement import Arrangement
+from kvchat.ui.sidebar.conversation_list import Arrangement
 from kvchat.words.language import _
 
 _IN_FRONT = StartRequest()

@@ -6,7 +6,7 @@
 - **Its own options.** `chat/options_service.py` has the rules: template options are fixed once something was
   said, another system prompt makes a branch of copies, sampling changes at any time. What they leave open the settings
   say, then the model's author, then `engine_host/model.py`; at temperature 0 nothing is added.
-  `ui/settings/chat_settings.py` and `ui/settings/presets.py` show them in one form (`ui/settings/options_form.py`);
+  `ui/settings/presets.py` and `ui/settings/presets.py` show them in one form (`ui/settings/options_form.py`);
   `ui/models/model_choice.py` offers the models on this computer.
 """
 

@@ -16,9 +16,8 @@ from kvchat.session.restore_cost import BreakEven
 from kvchat.session.restore_support import Finding, Strategy
 from kvchat.settings import GB
 from kvchat.ui.app.main_window import MainWindow
-from kvchat.ui.settings.chat_settings import ChatSettings
 from kvchat.ui.settings.model import ModelPage
-from kvchat.ui.settings.presets import PresetsPage
+from kvchat.ui.settings.presets import ChatSettings, PresetsPage
 from tests.ui.fake_runtime import FakeRuntime, a_receipt, counted
 from tests.ui.programs.made_up import fill as programs_made_up
 from tests.ui.waiting import until

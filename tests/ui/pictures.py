@@ -38,17 +38,16 @@ from kvchat.session.exchange import PromptTooLong
 from kvchat.session.slots import Unfinished
 from kvchat.settings import GB
 from kvchat.ui.app.main_window import MainWindow
-from kvchat.ui.app.quick_window import QuickWindow
+from kvchat.ui.app.opening import QuickWindow
 from kvchat.ui.app.quitting import FinishingBox
 from kvchat.ui.app.tray import Tray
 from kvchat.ui.attachments.chips import AttachmentView
 from kvchat.ui.base.speaking import speak_here
 from kvchat.ui.base.theme import Look
-from kvchat.ui.dialogs.notices import BugReportDialog, ImportReportDialog
+from kvchat.ui.dialogs.panel import BugReportDialog, ImportReportDialog
 from kvchat.ui.rendering.text_page import LinkDialog
-from kvchat.ui.settings.chat_settings import ChatSettings
 from kvchat.ui.settings.other_programs import OtherProgramsPage
-from kvchat.ui.settings.presets import PresetsPage
+from kvchat.ui.settings.presets import ChatSettings, PresetsPage
 from kvchat.ui.sidebar.library_window import AddDialog
 from kvchat.ui.transcript.footer import ReceiptView
 from kvchat.ui.widgets.layouts import ScrollPage, room_on_screen

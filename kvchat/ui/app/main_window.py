@@ -20,8 +20,7 @@ from kvchat.ui.chat.composer import Composer
 from kvchat.ui.chat.first_words import DraftWriter, FirstWords
 from kvchat.ui.chat.status_strip import ContextMeter, StatusStrip
 from kvchat.ui.desktop.activation import let_to_front
-from kvchat.ui.sidebar.arrangement import arranged, folders_of
-from kvchat.ui.sidebar.conversation_list import Row
+from kvchat.ui.sidebar.conversation_list import Row, arranged, folders_of
 from kvchat.ui.sidebar.sidebar import Sidebar
 
 if TYPE_CHECKING:
@@ -86,7 +85,7 @@ class MainWindow(QMainWindow):
     def _make_views(self) -> None:
         from kvchat.ui.base.tasks import TaskRunner
         from kvchat.ui.chat.cards import ContextCard, EngineCard
-        from kvchat.ui.dialogs.notices import Notices
+        from kvchat.ui.dialogs.panel import Notices
         from kvchat.ui.models.first_start import FirstStart
         from kvchat.ui.transcript.find import FindBar
         from kvchat.ui.transcript.transcript import Transcript
@@ -272,7 +271,7 @@ class MainWindow(QMainWindow):
 
     def open_chat_settings(self, id: str | None = None) -> None:
         """Open the settings of a conversation; without an id, of the open one, which may not have begun."""
-        from kvchat.ui.settings.chat_settings import Subject
+        from kvchat.ui.settings.presets import Subject
 
         conversations, id = self.chat.conversations, id or self.chat.current
         known = conversations.conversation(id)

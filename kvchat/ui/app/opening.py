@@ -1,4 +1,4 @@
-"""What kvchat is asked to open: kvchat:// links, chats, models, documents, and the small window to ask in.
+"""Start requests: kvchat:// links, chats, models, documents, and the small window for a quick question.
 
 A link comes from anywhere, a web page too: it never sends, fetches or deletes, it only shows or writes down.
 
@@ -9,20 +9,198 @@ A link comes from anywhere, a web page too: it never sends, fetches or deletes, 
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from PySide6.QtCore import QObject, QUrl
+from PySide6.QtCore import QEvent, QObject, QPoint, Qt, QUrl, Signal
+from PySide6.QtGui import QCursor, QGuiApplication, QShowEvent
 
+from kvchat.chat import events
 from kvchat.chat.events import Event, SettingsChanged
+from kvchat.chat.options import NewChat
+from kvchat.chat.record.messages import Attachment
+from kvchat.errors import KvchatError
 from kvchat.runtime import Runtime
 from kvchat.system.owner import StartRequest
 from kvchat.system.session_bus import SessionBus
 from kvchat.ui.app.main_window import MainWindow
-from kvchat.ui.app.quick_window import QuickWindow
+from kvchat.ui.base.building import button, column, row
+from kvchat.ui.base.tasks import TaskRunner
 from kvchat.ui.base.theme import Look
+from kvchat.ui.chat.composer import Composer
+from kvchat.ui.commands.shortcuts import SHORTCUTS, install_shortcuts
+from kvchat.ui.controllers.attachments import AttachmentIntake
+from kvchat.ui.controllers.chat import ChatController
+from kvchat.ui.controllers.views import ChatPresenter
+from kvchat.ui.desktop.activation import let_to_front, on_wayland
 from kvchat.ui.desktop.global_key import GlobalKey
+from kvchat.ui.dialogs.panel import Panel
+from kvchat.ui.transcript.footer import MessageRequest
+from kvchat.ui.transcript.transcript import Transcript
+from kvchat.ui.widgets.layouts import ElidedLabel
 from kvchat.words.language import _
+
+_WIDTH, _HEIGHT = 640, 480  # pixels at 100 % text; as high once something is asked
+
+
+class QuickWindow(Panel):
+    """A window that is empty each time it comes, unless it still waits for a reply."""
+
+    chat_wanted = Signal(str)  # in the main window
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        look: Look,
+        runner: TaskRunner,
+        chat: ChatController,
+        handle: Callable[[MessageRequest], None],
+    ) -> None:
+        """chat: follows each turn, because the main window may open its chat meanwhile; handle: runs message actions"""
+        super().__init__(runtime, look, runner, _("Quick question"))
+        self.setWindowFlags(
+            Qt.WindowType.Dialog | Qt.WindowType.FramelessWindowHint | Qt.WindowType.WindowStaysOnTopHint
+        )
+        self.setObjectName("quick")
+        self._main = chat
+        self._chat: str | None = None
+        self._new: NewChat | None = None  # that chat, until its first question is on disk
+        self._came_with = 0  # so high it came on show, in pixels
+        self.transcript, self.composer = Transcript(look), Composer(look)
+        self._shown = ChatPresenter(
+            runtime, self.transcript, self.composer, self.current, lambda: chat.turn_of(self._chat or ""), cards=False
+        )
+        self.composer.editor.setPlaceholderText(_("Ask something…"))
+        self.composer.sent.connect(lambda text, attachments: self.run(self._ask(text, attachments)))
+        self.attachments = AttachmentIntake(runtime, self.composer, self, runner, self.notices, self)
+        self.follow(runtime.events.subscribe, self.attachments.hear)
+        does = {"attach": self.attachments.choose, "screenshot": self.attachments.take_screenshot}
+        install_shortcuts(self, does, [shortcut for shortcut in SHORTCUTS if shortcut.action in does])
+        self._show_queued = chat.sending.serve(self.composer, lambda: self._chat, self._write_on)
+        self.composer.stop_requested.connect(self._stop)
+        self.transcript.retry_requested.connect(self._retry)
+        self.transcript.message_requested.connect(lambda asked: self.transcript.end_edit(asked.message.id))
+        self.transcript.message_requested.connect(handle)
+        self.model = ElidedLabel("small")
+        self.to_main = button(_("Open in the main window"), self._open, "link")
+        below = row((self.model, 1), self.to_main, margins=(6, 0, 6, 0))
+        column(self.notices, (self.transcript, 1), self.composer, below, on=self, spacing=8, margins=12)
+
+    def come(self, token: str = "") -> None:
+        """Come to the front with an empty page, or close if already there."""
+        if self.isVisible() and self.isActiveWindow():
+            self.close()
+            return
+        if self._chat is None or not self._runtime.chat.is_answering(self._chat):
+            self._chat = self._new = None
+            self.transcript.show_conversation([])
+        self._fit()
+        let_to_front(token)
+        self.bring_forward()
+        self.composer.focus()
+
+    def current(self) -> str | None:
+        return self._chat
+
+    def attached_to(self, conversation_id: str | None) -> tuple[Attachment, ...]:
+        return self.composer.chips.attachments
+
+    def put(self, conversation_id: str | None, attachments: tuple[Attachment, ...]) -> None:
+        self.composer.set_attachments(attachments)
+
+    def showEvent(self, event: QShowEvent) -> None:
+        super().showEvent(event)
+        self._show()
+
+    def event(self, event: QEvent) -> bool:
+        if event.type() == QEvent.Type.LayoutRequest and self.isVisible() and self._chat is None:
+            self._fit()
+        return super().event(event)
+
+    async def _ask(self, text: str, attachments: tuple[Attachment, ...]) -> None:
+        """Raises KvchatError; what was written is back in the field then."""
+        if self._chat is None:
+            try:
+                self._new = await self._runtime.chat.new_chat()
+            except KvchatError:
+                self._write_on(text, attachments)
+                raise
+            self._chat = self._new.id
+        self._follow(self._runtime.chat.send(self._chat, text, attachments=attachments, new=self._new))
+
+    def _write_on(self, text: str, attachments: tuple[Attachment, ...]) -> None:
+        self.composer.set_draft("\n".join(filter(None, (text, self.composer.draft))))
+        self.composer.set_attachments((*attachments, *self.composer.chips.attachments))
+        self.composer.focus()
+
+    def _follow(self, task: asyncio.Future[Any]) -> None:
+        assert self._chat is not None
+        self._main.run_turn(self._chat, task)
+        task.add_done_callback(lambda _: self._show())
+        self._fit()
+        self._show()
+
+    def _retry(self) -> None:
+        if self._chat is not None:
+            self._follow(self._runtime.chat.retry(self._chat))
+
+    def _stop(self) -> None:
+        if self._chat is not None:
+            self._runtime.chat.stop(self._chat)
+
+    def _open(self) -> None:
+        if self._chat is not None:
+            self.close()
+            self.chat_wanted.emit(self._chat)
+
+    def _hear(self, event: events.Event) -> None:
+        if self._chat is None or getattr(event, "conversation_id", None) != self._chat:
+            return
+        match event:
+            case events.QuestionNotStored(text=text, error=error, attachments=attachments):
+                self._write_on(text, attachments)
+                self.tell(error)
+            case events.ReplyDelta(message_id=id) if self.transcript.row_of(id) is not None:
+                self._shown.show_live()
+            case _:
+                if isinstance(event, events.MessagesChanged):
+                    self._new = None
+                self._show()
+
+    def _show(self) -> None:
+        self.model.set_text(self._runtime.model.name or "")
+        self.to_main.setVisible(self._chat is not None)
+        self._show_queued()
+        self._shown.show_turn()
+        if (chat := self._chat) is not None and self.isVisible():
+
+            async def reload() -> None:
+                if await self._shown.reload(chat):
+                    self._shown.show_turn()
+
+            self.run(reload())
+
+    def _fit(self) -> None:
+        """Be small until something is asked, then as high as a reply needs, in the upper middle of the screen."""
+        asked = self._chat is not None
+        self.transcript.setVisible(asked)
+        room = (QGuiApplication.screenAt(QCursor.pos()) or QGuiApplication.primaryScreen()).availableGeometry()
+        width = min(self._look.px(_WIDTH), room.width() - 40)
+        height = min(self._look.px(_HEIGHT), room.height() - 80) if asked else self.sizeHint().height()
+        if not self.isVisible():
+            self._came_with = height
+        elif on_wayland():  # in the middle, as a rule: it grows downwards and cannot be moved up
+            height = min(height, (room.height() + self._came_with) // 2 - 20)
+        self.setFixedWidth(width)
+        self.setFixedHeight(height)
+        if not self.isVisible():
+            self.move(room.topLeft() + QPoint((room.width() - width) // 2, room.height() // 5))
+        elif (beyond := self.y() + height + 20 - room.bottom()) > 0:
+            self.move(self.x(), max(room.top(), self.y() - beyond))
+
 
 _MOST_PATH = 32_767  # characters; Windows' limit, and beyond every other system's
 _MOST_SHOWN = 200  # characters of a link; Qt takes seconds to lay out 100,000

@@ -16,9 +16,8 @@ from kvchat.ui.engine.engine_window import EngineWindow
 from kvchat.ui.manual.manual_window import ManualWindow
 from kvchat.ui.models.models_window import ModelsWindow
 from kvchat.ui.programs.programs_window import ProgramsWindow
-from kvchat.ui.settings.chat_settings import ChatSettings, Subject
 from kvchat.ui.settings.other_programs import OtherProgramsPage
-from kvchat.ui.settings.presets import PresetsPage
+from kvchat.ui.settings.presets import ChatSettings, PresetsPage, Subject
 from kvchat.ui.settings.settings_window import SettingsWindow
 from kvchat.ui.settings.storage import StoragePage
 from kvchat.ui.sidebar.deleted_window import DeletedWindow

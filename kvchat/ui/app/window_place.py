@@ -12,7 +12,7 @@ from PySide6.QtWidgets import QMainWindow, QSplitter, QWidget
 from kvchat.system.concurrency import LAST_MOMENT_S
 from kvchat.ui.base.theme import Look
 from kvchat.ui.chat.chat_page import Header
-from kvchat.ui.sidebar.arrangement import as_text, from_text
+from kvchat.ui.sidebar.conversation_list import as_text, from_text
 from kvchat.ui.sidebar.sidebar import Sidebar
 from kvchat.ui.widgets.layouts import room_on_screen
 

@@ -21,7 +21,7 @@ from kvchat.ui.widgets.layouts import COLUMN_WIDTH, ElidedButton, ElidedLabel, G
 from kvchat.words.language import _, beside, listed
 
 if TYPE_CHECKING:
-    from kvchat.ui.dialogs.notices import Notices
+    from kvchat.ui.dialogs.panel import Notices
     from kvchat.ui.transcript.find import FindBar
     from kvchat.ui.transcript.transcript import Transcript
 

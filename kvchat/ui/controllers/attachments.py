@@ -25,7 +25,7 @@ from kvchat.ui.base.tasks import TaskRunner
 from kvchat.ui.chat.composer import Composer, local_files
 from kvchat.ui.controllers.sending import PASTED
 from kvchat.ui.dialogs.confirm import file_dialog
-from kvchat.ui.dialogs.notices import Notices
+from kvchat.ui.dialogs.panel import Notices
 from kvchat.words.language import N_, _
 
 PASTED_PICTURE, SCREENSHOT = N_("Pasted picture.png"), N_("Screenshot.png")

@@ -14,8 +14,7 @@ from kvchat.chat.turn.forecasts import Forecast
 from kvchat.kvstore.savepoint import ConversationUsage, StoreUsage
 from kvchat.runtime import Runtime
 from kvchat.ui.controllers.views import Controller, Views
-from kvchat.ui.sidebar.arrangement import arranged, folders_of
-from kvchat.ui.sidebar.conversation_list import Row
+from kvchat.ui.sidebar.conversation_list import Row, arranged, folders_of
 from kvchat.ui.storage.storage_panel import owner_names
 from kvchat.words.language import N_, _
 

@@ -20,7 +20,7 @@ from kvchat.ui.base.building import progress_bar
 from kvchat.ui.controllers.sidebar import SidebarController
 from kvchat.ui.controllers.views import Controller, Views
 from kvchat.ui.dialogs.confirm import ask_passphrase, confirm, file_dialog, save_dialog
-from kvchat.ui.dialogs.notices import ImportReportDialog
+from kvchat.ui.dialogs.panel import ImportReportDialog
 from kvchat.words.language import N_, _, listed, number, sentences, several
 from kvchat.words.wording import moment_of, size
 

@@ -21,7 +21,7 @@ from kvchat.ui.chat.chat_page import DocumentsLine, Header
 from kvchat.ui.chat.composer import Composer
 from kvchat.ui.chat.status_strip import ContextMeter, StatusStrip
 from kvchat.ui.chat.turn_story import TurnStory
-from kvchat.ui.dialogs.notices import Notices
+from kvchat.ui.dialogs.panel import Notices
 from kvchat.ui.models.first_start import FirstStart
 from kvchat.ui.sidebar.sidebar import Sidebar
 from kvchat.ui.transcript.find import FindBar

@@ -1,22 +1,221 @@
-"""Base class of the windows beside the main one: each shows its own errors."""
+"""Quiet notices, reports to read and to copy, and the base class of the windows beside the main one."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+import platform
+import traceback
+from collections.abc import Callable, Coroutine, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
-from PySide6.QtCore import QPoint, QSize
-from PySide6.QtGui import QHideEvent, QShowEvent
-from PySide6.QtWidgets import QPushButton, QWidget
+from PySide6.QtCore import QPoint, QSize, Qt, QTimer, QUrl, Signal
+from PySide6.QtGui import QDesktopServices, QFont, QGuiApplication, QHideEvent, QShowEvent
+from PySide6.QtWidgets import QFrame, QPushButton, QWidget
 
+from kvchat import __version__
 from kvchat.chat.events import Event
 from kvchat.errors import KvchatError
 from kvchat.runtime import Runtime
+from kvchat.ui.base.building import STRETCH, button, column, label, plain_text, row, styled, tool_button
+from kvchat.ui.base.icons import icon
+from kvchat.ui.base.speaking import announce
 from kvchat.ui.base.tasks import ErrorHandler, TaskRunner
-from kvchat.ui.base.theme import Look
-from kvchat.ui.dialogs.notices import Notices
-from kvchat.ui.widgets.layouts import RoomyDialog, keep_least, room_on_screen
+from kvchat.ui.base.theme import Look, page_font
+from kvchat.ui.widgets.layouts import GivingWay, RoomyDialog, breakable, keep_least, room_on_screen
+from kvchat.words.language import N_, _, number, sentences
+from kvchat.words.safe_text import redact, this_person
+
+_AT_MOST = 3
+_INFO_MS = 12_000
+_MOST_UNDOS = 20
+_LETTERS = 48  # at least, wide
+_REQUEST = N_(
+    "kvchat met something it did not expect. Your chats are safe on disk. "
+    "If you report this, please add the text below, after a look at it: it may quote what you wrote."
+)
+
+
+class NoticeView(QFrame):
+    """One notice, until it is closed."""
+
+    gone = Signal()
+
+    def __init__(self, look: Look, title: str, detail: str, tone: str) -> None:
+        super().__init__()
+        self.words = (title, detail)
+        self.on_click: Callable[[], object] | None = None
+        styled(self, "notice", tone).setAccessibleName(sentences(title, detail))
+        sign, theme = label(), look.theme
+        picture = icon("warning", theme.warn) if tone == "warn" else icon("info", theme.accent)
+        sign.setPixmap(picture.pixmap(QSize(1, 1) * look.px(18)))
+        kinds = (title, "strong" if tone else ""), (breakable(detail), "muted")
+        texts = [label(text, kind, wraps=True, selectable=True) for text, kind in kinds if text]
+        self.close_button = tool_button(_("Close this notice"), self.dismiss, icon=icon("close", theme.muted))
+        parts = sign, (column(*texts, spacing=2), 1), self.close_button
+        self._row = row(*parts, on=self, spacing=10, margins=(12, 6, 6, 6))
+
+    def add_button(self, words: str, on_click: Callable[[], object]) -> None:
+        self.on_click = on_click
+        made = button(words, lambda: on_click(), "link")
+        made.clicked.connect(self.dismiss)
+        self._row.insertWidget(self._row.count() - 1, made)
+
+    def dismiss(self) -> None:
+        self.hide()
+        self.setParent(None)
+        self.deleteLater()
+        self.gone.emit()
+
+
+class Notices(GivingWay):
+    """The notices on show, newest last, the same one never twice. In a layout, or over a page's lower end."""
+
+    changed = Signal()  # there is one more, or one less
+
+    def __init__(self, look: Look) -> None:
+        super().__init__()
+        self._look = look
+        self.report: BugReportDialog | None = None
+        self._undos: list[Callable[[], object]] = []  # the newest last
+        self._column = column(on=self.ground, spacing=6, margins=0)
+
+    @property
+    def on_show(self) -> list[NoticeView]:
+        return self.findChildren(NoticeView)
+
+    def tell(self, title: str, detail: str = "") -> None:
+        self._add(title, detail)
+
+    def offer(
+        self, title: str, action: str, on_click: Callable[[], object], detail: str = "", *, stays: bool = False
+    ) -> None:
+        """Show a notice with a button; it disappears by itself unless it `stays`."""
+        self._dismiss((title, detail))
+        notice = self._add(title, detail, stays=stays)
+        if notice is not None:
+            notice.add_button(action, on_click)
+
+    def tell_of_version(self, number: str, page: str) -> None:
+        self.offer(
+            _("kvchat {number} is out", number=number),
+            _("Show"),
+            lambda: QDesktopServices.openUrl(QUrl(page)),
+            stays=True,
+        )
+
+    def tell_where(self, done: str, target: Path) -> None:
+        folder = QUrl.fromLocalFile(str(target.parent))
+        self.offer(done, _("Open folder"), lambda: QDesktopServices.openUrl(folder), str(target))
+
+    def offer_undo(self, done: str, undo: Callable[[], object]) -> None:
+        """Offer to undo something, by a notice and afterwards by `undo_last`."""
+
+        def once() -> None:
+            if once in self._undos:
+                self._undos.remove(once)
+                undo()
+
+        self._undos = [*self._undos, once][-_MOST_UNDOS:]
+        self.offer(done, _("Undo"), once)
+
+    @property
+    def can_undo(self) -> bool:
+        return bool(self._undos)
+
+    def undo_last(self) -> None:
+        if self._undos:
+            for notice in self.on_show:
+                if notice.on_click is self._undos[-1]:
+                    notice.dismiss()
+            self._undos[-1]()
+
+    def show_error(self, error: KvchatError) -> None:
+        self._add(error.title, error.told, "warn")
+
+    def take_back(self, error: KvchatError) -> None:
+        self._dismiss((error.title, error.told))
+
+    def show_bug(self, error: BaseException) -> None:
+        text = redact("".join(traceback.format_exception(error)), this_person())
+        if self.report is not None:
+            self.report.add(text)
+            return
+        self.report = BugReportDialog(self._look, text, self.window())
+        self.report.finished.connect(self._forget_report)
+        self.report.open()
+
+    def _add(self, title: str, detail: str, tone: str = "", *, stays: bool = False) -> NoticeView | None:
+        if any(notice.words == (title, detail) for notice in self.on_show):
+            return None
+        for old in self.on_show[: max(0, len(self.on_show) - _AT_MOST + 1)]:
+            old.dismiss()
+        notice = NoticeView(self._look, title, detail, tone)
+        self._column.addWidget(notice)
+        notice.show()
+        announce(notice, notice.accessibleName(), urgent=tone == "warn")
+        notice.gone.connect(self.changed)
+        if not (tone or stays):  # a fault stays until it is closed
+            QTimer.singleShot(_INFO_MS, notice, notice.dismiss)
+        self.changed.emit()
+        return notice
+
+    def _dismiss(self, words: tuple[str, str]) -> None:
+        for notice in self.on_show:
+            if notice.words == words:
+                notice.dismiss()
+
+    def _forget_report(self) -> None:
+        self.report = None
+
+
+class ReportDialog(RoomyDialog):
+    """A few words and, below them, text that can be copied."""
+
+    def __init__(self, title: str, words: str, text: str, font: QFont, parent: QWidget | None) -> None:
+        super().__init__(parent)
+        self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        self.setWindowTitle(title)
+        self.least = QSize(self.fontMetrics().averageCharWidth() * _LETTERS, 0)
+        self.resize(620, 420)
+        self.text = plain_text(_("Report"), font, text)
+        self.copy = button(_("Copy"), self._copy, name=_("Copy the report"))
+        close = button(_("Close"), self.close, name=_("Close the report"))
+        close.setDefault(True)
+        buttons = row(STRETCH, self.copy, close)
+        said = label(words, wraps=True)
+        self.column = column(said, (self.text, 1), buttons, on=self, spacing=12, margins=(20, 18, 20, 16))
+
+    def _copy(self) -> None:
+        QGuiApplication.clipboard().setText(self.text.toPlainText())
+
+
+class BugReportDialog(ReportDialog):
+    """Shows a traceback, and more of them while it is open."""
+
+    def __init__(self, look: Look, text: str, parent: QWidget | None = None) -> None:
+        # in English: for the developer who is sent the report
+        versions = f"kvchat {__version__}\n{platform.platform()}\nPython {platform.python_version()}"
+        font = page_font(look.type.mono, look.type.small)
+        super().__init__(_("Something unexpected happened"), _(_REQUEST), f"{versions}\n\n{text}", font, parent)
+        self.copy.setDefault(True)
+
+    def add(self, text: str) -> None:
+        self.text.appendPlainText("\n" + text)
+
+
+class ImportReportDialog(ReportDialog):
+    """Report of an import: chats imported, chats known already, and each problem."""
+
+    def __init__(self, look: Look, title: str, known: str, problems: Sequence[str], parent: QWidget) -> None:
+        failed = _("One was not taken in, or not as a whole:")
+        if len(problems) > 1:
+            failed = _("{count} were not taken in, or not as a whole:", count=number(len(problems)))
+        words = sentences(known, failed)
+        super().__init__(_("Import"), words, "\n".join(problems), page_font(look.type.family, look.type.base), parent)
+        self.setAccessibleName(title)
+        self.column.insertWidget(0, label(title, "title"))
+
 
 _T = TypeVar("_T")
 
@@ -96,8 +295,8 @@ class Panel(RoomyDialog):
 
         It opens where it stood: left to itself Qt takes the place of the frame for that of the contents.
         """
-        for button in self.findChildren(QPushButton):
-            button.setAutoDefault(False)
+        for made in self.findChildren(QPushButton):
+            made.setAutoDefault(False)
         if visible and not self.isVisible():
             self.resize(self.size().boundedTo(room_on_screen()))
             if self._place is not None:

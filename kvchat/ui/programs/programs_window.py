@@ -21,8 +21,15 @@ from kvchat.ui.base.tasks import TaskRunner
 from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.confirm import confirm
 from kvchat.ui.dialogs.panel import Panel
-from kvchat.ui.programs.last_requests import LastRequests
-from kvchat.ui.programs.wording import all_together, found_share, holder_of, program_line, stage_of, told_of
+from kvchat.ui.programs.last_requests import (
+    LastRequests,
+    all_together,
+    found_share,
+    holder_of,
+    program_line,
+    stage_of,
+    told_of,
+)
 from kvchat.ui.widgets.controls import Switch
 from kvchat.ui.widgets.entries import Entry
 from kvchat.ui.widgets.layouts import ElidedLabel, ScrollPage

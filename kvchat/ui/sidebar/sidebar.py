@@ -24,8 +24,15 @@ from PySide6.QtWidgets import QAbstractItemView, QFrame, QMenu, QSizePolicy, QWi
 from kvchat.ui.base.building import button, column, label, progress_bar, row, tool_button
 from kvchat.ui.base.icons import icon
 from kvchat.ui.base.theme import Look
-from kvchat.ui.sidebar.arrangement import Arrangement, Order, with_headings
-from kvchat.ui.sidebar.conversation_list import ChatList, ConversationDelegate, ConversationModel, Row
+from kvchat.ui.sidebar.conversation_list import (
+    Arrangement,
+    ChatList,
+    ConversationDelegate,
+    ConversationModel,
+    Order,
+    Row,
+    with_headings,
+)
 from kvchat.ui.sidebar.search_panel import SearchPanel
 from kvchat.ui.widgets.layouts import ElidedButton
 from kvchat.ui.widgets.lists import ROW

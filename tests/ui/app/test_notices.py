@@ -13,9 +13,8 @@ from pytestqt.qtbot import QtBot
 
 from kvchat.ui.base.tasks import TaskRunner
 from kvchat.ui.base.theme import Look
-from kvchat.ui.dialogs import notices
-from kvchat.ui.dialogs.notices import Notices
-from kvchat.ui.dialogs.panel import Panel
+from kvchat.ui.dialogs import panel
+from kvchat.ui.dialogs.panel import Notices, Panel
 from tests.ui.fake_runtime import FakeRuntime
 from tests.ui.waiting import LONG_MS
 
@@ -25,7 +24,7 @@ def test_a_newer_version_stays_on_show_and_leads_to_its_page(
 ) -> None:
     opened: list[str] = []
     monkeypatch.setattr(QDesktopServices, "openUrl", lambda url: opened.append(url.toString()))
-    monkeypatch.setattr(notices, "_INFO_MS", 0)
+    monkeypatch.setattr(panel, "_INFO_MS", 0)
     shown = Notices(look)
     qtbot.addWidget(shown)
     shown.tell("Something")

@@ -13,8 +13,7 @@ from kvchat.chat.record.messages import Role
 from kvchat.errors import KvchatError
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.base.theme import Look
-from kvchat.ui.settings.chat_settings import ChatSettings
-from kvchat.ui.settings.presets import PresetDialog
+from kvchat.ui.settings.presets import ChatSettings, PresetDialog
 from kvchat.ui.transcript.tail import JumpButton
 from tests.ui.fake_runtime import FakeRuntime
 from tests.ui.waiting import until

@@ -27,10 +27,9 @@ from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs import panel
 from kvchat.ui.dialogs.confirm import confirm
 from kvchat.ui.rendering.text_page import LinkDialog
-from kvchat.ui.settings.chat_settings import ChatSettings
 from kvchat.ui.settings.model import ModelPage
 from kvchat.ui.settings.other_programs import OtherProgramsPage
-from kvchat.ui.settings.presets import PresetsPage
+from kvchat.ui.settings.presets import ChatSettings, PresetsPage
 from kvchat.ui.settings.storage import StoragePage
 from kvchat.words.language import speak
 from tests.ui.cut_off import cut_off

@@ -22,7 +22,7 @@ from kvchat.engine.speaking.connection import EngineState
 from kvchat.engine_host.choice import CannotSee
 from kvchat.errors import KvchatError
 from kvchat.ui.app.main_window import MainWindow
-from kvchat.ui.app.quick_window import QuickWindow
+from kvchat.ui.app.opening import QuickWindow
 from kvchat.ui.attachments.chips import AttachmentView, PictureView, short_name
 from kvchat.ui.attachments.pictures import RegionPicker
 from kvchat.ui.base.theme import Look

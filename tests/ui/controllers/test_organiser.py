@@ -12,8 +12,7 @@ from pytestqt.qtbot import QtBot
 from kvchat.chat.record.messages import Conversation
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.base.theme import Look
-from kvchat.ui.sidebar.arrangement import Arrangement, Order, arranged, from_text
-from kvchat.ui.sidebar.conversation_list import Row
+from kvchat.ui.sidebar.conversation_list import Arrangement, Order, Row, arranged, from_text
 from tests.ui.fake_runtime import FakeRuntime
 from tests.ui.waiting import until
 from tests.ui.windows import on_show

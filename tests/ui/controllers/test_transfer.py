@@ -27,8 +27,8 @@ from kvchat.transfer.service import TransferService
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.controllers import transfer as keep_bridge
 from kvchat.ui.dialogs.confirm import ConfirmDialog, PassphraseDialog
-from kvchat.ui.dialogs.notices import ImportReportDialog
-from kvchat.ui.sidebar.arrangement import Arrangement
+from kvchat.ui.dialogs.panel import ImportReportDialog
+from kvchat.ui.sidebar.conversation_list import Arrangement
 from tests.kvstore.true_files import Bench
 from tests.transfer.library import quick_keys
 from tests.ui.fake_runtime import FakeRuntime

@@ -12,8 +12,8 @@ from pytestqt.qtbot import QtBot
 from kvchat.settings import Settings
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.dialogs.confirm import ConfirmDialog
+from kvchat.ui.programs.last_requests import receipt_of, request_line
 from kvchat.ui.programs.programs_window import ProgramsWindow
-from kvchat.ui.programs.wording import receipt_of, request_line
 from kvchat.ui.settings.other_programs import OtherProgramsPage
 from tests.ui.fake_runtime import FakeRuntime
 from tests.ui.programs.made_up import CLAUDE, LONG_NAME, a_request, fill

@@ -17,8 +17,7 @@ from kvchat.library.model_library import FoundModel
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs.confirm import ConfirmDialog
-from kvchat.ui.settings.chat_settings import ChatSettings, Subject
-from kvchat.ui.settings.presets import PresetDialog, PresetsPage
+from kvchat.ui.settings.presets import ChatSettings, PresetDialog, PresetsPage, Subject
 from tests.library.gguf_files import write_gguf
 from tests.ui.fake_runtime import FakeModel, FakeRuntime
 from tests.ui.waiting import until

@@ -10,7 +10,7 @@ from pytestqt.qtbot import QtBot
 
 from kvchat.chat.record.messages import Conversation
 from kvchat.ui.app.main_window import MainWindow
-from kvchat.ui.sidebar.arrangement import Arrangement, Heading, Order, arranged, with_headings
+from kvchat.ui.sidebar.conversation_list import Arrangement, Heading, Order, arranged, with_headings
 from tests.ui.fake_runtime import FakeRuntime
 from tests.ui.waiting import until
 
