@@ -37,11 +37,6 @@ def focused() -> QWidget | None:
     return QApplication.focusWidget()
 
 
-def click(qtbot: QtBot, widget: QWidget) -> None:
-    """As a mouse does, which gives the keyboard to what it presses."""
-    qtbot.mouseClick(widget, LEFT)
-
-
 async def at_home(window: MainWindow, qtbot: QtBot) -> None:
     """The keyboard is in the composer, and one goes on writing."""
     await until(lambda: focused() is window.composer.editor, f"the composer's turn, now {focused()}")
@@ -51,20 +46,14 @@ async def at_home(window: MainWindow, qtbot: QtBot) -> None:
     window.composer.set_draft(before)
 
 
-async def test_after_copying_code(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
-    await opened(window)
-    view = window.transcript.findChild(CodeView)
-    assert view is not None
-    click(qtbot, view.copy_button)
-    assert focused() is view.copy_button
-    await at_home(window, qtbot)
-
-
 async def test_after_every_button_of_a_message(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
     await opened(window)
     reply = window.transcript.views[furnished.chat.said("lakes")[1].id]
-    for name in ("Copy the reply", "Regenerate the reply"):
-        click(qtbot, button(reply, name))
+    code = reply.findChild(CodeView)
+    assert code is not None
+    for pressed in (code.copy_button, button(reply, "Copy the reply"), button(reply, "Regenerate the reply")):
+        qtbot.mouseClick(pressed, LEFT)
+        assert pressed is not code.copy_button or focused() is pressed, "a mouse gives it the keyboard"
         await at_home(window, qtbot)
 
 
@@ -74,7 +63,7 @@ async def test_after_an_edit_given_up_and_after_one_sent(
     await opened(window)
     question = window.transcript.views[furnished.chat.said("lakes")[0].id]
     for key in (Qt.Key.Key_Escape, Qt.Key.Key_Return):
-        click(qtbot, button(question, "Edit this message"))
+        qtbot.mouseClick(button(question, "Edit this message"), LEFT)
         assert question.editor is not None
         await until(lambda: question.editor is not None and question.editor.field.hasFocus())
         qtbot.keyClicks(question.editor.field, "Two words")
@@ -90,7 +79,7 @@ async def test_after_stop(furnished: FakeRuntime, window: MainWindow, qtbot: QtB
     await until(lambda: furnished.chat.is_answering("lakes"))
     furnished.chat.say("lakes", "One")
     await until(lambda: window.composer.button.accessibleName() == "Stop")
-    click(qtbot, window.composer.button)
+    qtbot.mouseClick(window.composer.button, LEFT)
     await until(lambda: furnished.chat.said("lakes")[-1].state is MessageState.STOPPED)
     await at_home(window, qtbot)
     window.composer.take("Again")
@@ -104,7 +93,7 @@ async def test_after_stop(furnished: FakeRuntime, window: MainWindow, qtbot: QtB
 
 async def test_after_attaching(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
     await opened(window)
-    click(qtbot, window.composer.attach)
+    qtbot.mouseClick(window.composer.attach, LEFT)
     dialog = window.findChild(QFileDialog)
     assert dialog is not None
     dialog.reject()

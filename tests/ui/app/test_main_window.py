@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from PySide6.QtCore import QPoint, Qt
 from PySide6.QtGui import QAction
-from PySide6.QtWidgets import QAbstractButton, QLabel, QLineEdit, QMenu, QPlainTextEdit, QPushButton
+from PySide6.QtWidgets import QLabel, QLineEdit, QMenu, QPushButton
 from pytestqt.qtbot import QtBot
 
 from kvchat.chat.events import (
@@ -16,7 +16,6 @@ from kvchat.chat.events import (
     MessagesChanged,
     Notice,
     Prefilling,
-    QuestionNotStored,
     ReadingAhead,
     ReplyDelta,
     Silent,
@@ -26,7 +25,7 @@ from kvchat.chat.events import (
 )
 from kvchat.chat.record.database import Database
 from kvchat.chat.record.database_file import StorageFailed
-from kvchat.chat.record.messages import QUEUE, MessageState, Role
+from kvchat.chat.record.messages import MessageState, Role
 from kvchat.engine.speaking.connection import EngineState
 from kvchat.engine.speaking.errors import EngineError, EngineFailure, FailureKind
 from kvchat.errors import KvchatError
@@ -202,18 +201,6 @@ async def test_a_message_goes_where_enter_was_pressed(
     assert window.composer.draft == ""
 
 
-async def test_a_sent_draft_does_not_come_back(runtime: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
-    runtime.chat.add("Other", id="other")
-    qtbot.keyClicks(window.composer.editor, "Hello")
-    window.chat.open("other")
-    window.new_conversation()
-    assert window.composer.draft == "Hello"
-    qtbot.keyClick(window.composer.editor, Qt.Key.Key_Return)
-    await until(lambda: len(runtime.chat.by_id) == 2)
-    window.new_conversation()
-    assert window.composer.draft == ""
-
-
 async def test_streaming_then_stop(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
     window.chat.sending.send("go on")
     await until(lambda: furnished.chat.busy == "thesis")
@@ -228,22 +215,6 @@ async def test_streaming_then_stop(furnished: FakeRuntime, window: MainWindow, q
     await until(lambda: replies(window)[-1].message.state is MessageState.STOPPED)
     assert ("stop", "thesis") in furnished.chat.calls
     assert window.composer.button.accessibleName() == "Send"
-
-
-async def test_escape_stops(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
-    window.chat.sending.send("go on")
-    await until(lambda: furnished.chat.busy == "thesis")
-    qtbot.keyClick(window.composer.editor, Qt.Key.Key_Escape)
-    await until(lambda: furnished.chat.busy is None)
-
-
-async def test_enter_during_a_reply_sends_nothing_yet(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
-    window.chat.sending.send("go on")
-    await until(lambda: furnished.chat.busy == "thesis")
-    qtbot.keyClicks(window.composer.editor, "next")
-    qtbot.keyClick(window.composer.editor, Qt.Key.Key_Return)
-    assert (window.composer.draft, window.composer.waiting.words.whole) == ("", "next")
-    assert [call for call in furnished.chat.calls if call[0] == "send"] == [("send", "thesis", "go on")]
 
 
 async def test_a_reply_goes_on_while_another_conversation_is_read(furnished: FakeRuntime, window: MainWindow) -> None:
@@ -284,14 +255,6 @@ async def test_what_is_typed_after_a_click_in_the_list_goes_into_the_message(
     qtbot.keyClicks(window.sidebar.list, "Why?")
     assert window.composer.draft == "Why?"
     assert window.chat.current == before
-
-
-async def test_words_that_were_not_stored_come_back(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
-    assert window.chat.current is not None
-    error = KvchatError("Your chats could not be read or written", "The disk is full.")
-    furnished.events.publish(QuestionNotStored(window.chat.current, "precious", error))
-    assert window.composer.draft == "precious"
-    assert window.notices.on_show
 
 
 @pytest.mark.parametrize("elsewhere", [False, True], ids=["still there", "gone on to another"])
@@ -720,11 +683,6 @@ async def test_the_window_remembers_its_place(furnished: FakeRuntime, window: Ma
     again.deleteLater()
 
 
-async def test_closing_without_a_tray_quits(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
-    with qtbot.waitSignal(window.quit_requested, timeout=0, raising=True):
-        window.close()
-
-
 @pytest.mark.parametrize("way", ["close", "quit"])
 async def test_quitting_in_the_middle_of_something_asks(
     furnished: FakeRuntime, window: MainWindow, qtbot: QtBot, way: str
@@ -756,13 +714,6 @@ async def test_quitting_in_the_middle_of_something_asks(
     assert heard == [True, True]
 
 
-async def test_every_control_has_a_name(furnished: FakeRuntime, window: MainWindow) -> None:
-    await settled(window, furnished)
-    controls = [*window.findChildren(QAbstractButton), *window.findChildren(QPlainTextEdit)]
-    nameless = [c for c in controls if not (c.accessibleName() or (isinstance(c, QAbstractButton) and c.text()))]
-    assert not nameless
-
-
 async def test_no_void_below_a_card_with_wrapped_words(furnished: FakeRuntime, window: MainWindow) -> None:
     await settled(window, furnished)
     window.transcript.show_failure(KvchatError("Title", "Many words. " * 20, "Some advice. " * 10))
@@ -772,14 +723,17 @@ async def test_no_void_below_a_card_with_wrapped_words(furnished: FakeRuntime, w
     await until(lambda: tail.height() == tail.layout().totalHeightForWidth(tail.width()) > 0)
 
 
-async def test_stop_before_the_first_word_ends_what_the_strip_tells(furnished: FakeRuntime, window: MainWindow) -> None:
+async def test_escape_before_the_first_word_ends_what_the_strip_tells(
+    furnished: FakeRuntime, window: MainWindow, qtbot: QtBot
+) -> None:
     await settled(window, furnished)
     window.chat.sending.send("What about chapter 4?")
     await until(lambda: furnished.chat.is_answering("thesis"), "the turn")
     furnished.events.publish(Prefilling("thesis", 0, 559, 0))
     assert window.strip.progress.isVisible()
-    furnished.chat.finish("thesis", None)
+    qtbot.keyClick(window.composer.editor, Qt.Key.Key_Escape)
     await until(lambda: not window.strip.progress.isVisible(), "the end of the reading")
+    assert furnished.chat.busy is None
     assert "reading" not in window.strip.remarks.text
 
 
@@ -832,52 +786,6 @@ async def test_what_is_done_in_the_first_picture_is_kept(furnished: FakeRuntime,
     assert window.composer.button.isEnabled()
     await window.finish()
     assert furnished.chat.draft(newest) == "Of another day, and more"
-
-
-async def test_what_is_sent_in_the_first_picture_is_sent_one_reply_after_the_other(
-    furnished: FakeRuntime, look: Look, qtbot: QtBot
-) -> None:
-    chat = (await furnished.chat.conversations())[0].id
-    window = MainWindow(look, furnished.paths.config)
-    qtbot.addWidget(window)
-    window.show()
-    for words in ("one", "two"):
-        qtbot.keyClicks(window.composer.editor, words)
-        qtbot.keyClick(window.composer.editor, Qt.Key.Key_Return)
-        assert window.composer.draft == ""
-    assert window.composer.reading.text() == "Your message will be sent once kvchat has started."
-    window.show_first(await furnished.chat.conversations(), {})
-    qtbot.keyClicks(window.composer.editor, "three")
-    window.join(furnished)
-    await window.start()
-    await until(lambda: ("send", chat, "one") in furnished.chat.calls)
-    kept = furnished.chat.draft
-    assert (window.composer.draft, kept(chat)) == ("three", "three")
-    assert (window.composer.waiting.words.whole, kept(QUEUE + chat)) == ("two", "two")
-    furnished.chat.say(chat, "Well")
-    furnished.chat.finish(chat, None)
-    await until(lambda: ("send", chat, "two") in furnished.chat.calls)
-    assert (window.composer.draft, kept(QUEUE + chat)) == ("three", "")
-    await window.finish()
-
-
-async def test_what_is_sent_in_the_first_picture_stays_in_its_chat(
-    furnished: FakeRuntime, look: Look, qtbot: QtBot
-) -> None:
-    chat, other = (chat.id for chat in (await furnished.chat.conversations())[:2])
-    window = MainWindow(look, furnished.paths.config)
-    qtbot.addWidget(window)
-    window.show()
-    window.show_first(await furnished.chat.conversations(), {})
-    qtbot.keyClicks(window.composer.editor, "one")
-    qtbot.keyClick(window.composer.editor, Qt.Key.Key_Return)
-    window.sidebar.selected.emit(other)
-    window.join(furnished)
-    await window.start()
-    await until(lambda: [call for call in furnished.chat.calls if call[0] == "send"])
-    assert ("send", chat, "one") in furnished.chat.calls
-    assert window.chat.current == other
-    await window.finish()
 
 
 @pytest.mark.parametrize("room", ["at once", "never"])

@@ -25,17 +25,12 @@ from kvchat.ui.app import window_place
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.base.theme import Look
 from kvchat.ui.dialogs import panel
-from kvchat.ui.dialogs.confirm import confirm
-from kvchat.ui.rendering.text_page import LinkDialog
 from kvchat.ui.settings.model import ModelPage
-from kvchat.ui.settings.other_programs import OtherProgramsPage
-from kvchat.ui.settings.presets import ChatSettings, PresetsPage
 from kvchat.ui.settings.storage import StoragePage
 from kvchat.words.language import speak
 from tests.ui.cut_off import cut_off
 from tests.ui.every_window import furnish
 from tests.ui.fake_runtime import FakeRuntime, a_receipt, counted
-from tests.ui.programs.made_up import fill as programs_made_up
 from tests.ui.waiting import until
 from tests.ui.windows import on_show
 
@@ -133,6 +128,7 @@ async def test_small_windows_cut_no_long_words_off(language: str, runtime: FakeR
     ("language", "text", "scale", "screen"),
     [
         ("de", 100, 1, "1600x1000"),
+        ("de", 150, 1, "1600x1000"),
         ("de", 200, 1, "800x600"),
         ("fr", 200, 1, "1600x1000"),
         ("pseudo", 200, 1, "800x600"),
@@ -196,52 +192,4 @@ async def test_the_settings(furnished: FakeRuntime, wide: MainWindow) -> None:
     ):
         words = entry.field.placeholderText()
         assert entry.field.fontMetrics().horizontalAdvance(words) + 16 <= entry.field.width()
-    dialog = settings.page(PresetsPage).open((await furnished.chat.options.presets())[0])
-    assert dialog is not None
-    await until(dialog.save.isEnabled)
-    await whole(dialog, "a preset")
-    dialog.close()
     settings.close()
-    wide.open_chat_settings()
-    chat = wide.findChild(ChatSettings)
-    assert isinstance(chat, ChatSettings)
-    await until(chat.save.isEnabled)
-    await whole(chat, "chat settings")
-    chat.close()
-
-
-async def test_the_other_windows(furnished: FakeRuntime, wide: MainWindow) -> None:
-    models = wide.side_windows.open_models()
-    await whole(models, "models")
-    models.tabs.button(1).click()
-    await until(lambda: models.hub.list.rows)
-    await whole(models, "models to be had")
-    token = models.open_token()
-    await until(token.place.text)
-    await whole(token, "the access token")
-    token.close()
-    await furnished.chat.organiser.delete(["a"])
-    engine = wide.side_windows.open_engine()
-    question = confirm(wide, "Delete every save point?", "Your chats stay. " * 12, "Delete all", lambda: None)
-    link = LinkDialog(wide, "https://example.org/" + "a-long-path/" * 12)
-    link.open()
-    programs_made_up(furnished)
-    settings = wide.side_windows.open_settings(OtherProgramsPage.name)
-    settings.page(OtherProgramsPage).change("door", True)
-    await until(lambda: settings.page(OtherProgramsPage).key_entry.field.text())
-    for window in (
-        engine,
-        settings,
-        wide.side_windows.open_programs(),
-        wide.side_windows.open_engine(log=True),
-        wide.side_windows.open_deleted(),
-        wide.side_windows.open_storage(),
-        wide.side_windows.open_saved(),
-        wide.side_windows.open_manual(),
-        wide.keyboard.open_sheet(),
-        question,
-        link,
-        wide.keyboard.open_palette(),
-    ):
-        await whole(window, type(window).__name__)
-        window.close()

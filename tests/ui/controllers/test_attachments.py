@@ -238,6 +238,7 @@ async def test_attachments_wait_with_the_draft_and_come_back_with_a_refusal(
     runtime.events.publish(QuestionNotStored(first, "Why?", KvchatError("Too long"), (document,)))
     assert names(window) == ["notes.md"]
     assert window.composer.draft == "Why?"
+    assert window.notices.on_show
 
 
 async def test_a_file_belongs_to_the_chat_it_was_attached_in_and_send_waits_for_it(

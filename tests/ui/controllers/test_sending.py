@@ -88,6 +88,8 @@ async def test_messages_of_the_first_picture_are_queued_in_their_chat(
     window.show_first(await furnished.chat.conversations(), {})
     for words in ("first", "second", "third"):
         enter(qtbot, window.composer, words)
+        assert window.composer.draft == ""
+    assert window.composer.reading.text() == "Your message will be sent once kvchat has started."
     qtbot.keyClicks(window.composer.editor, "half a")
     window.sidebar.selected.emit("a")  # the user goes on elsewhere
     qtbot.keyClicks(window.composer.editor, "other")
