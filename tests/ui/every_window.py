@@ -35,11 +35,13 @@ def furnish(runtime: FakeRuntime) -> None:
         runtime.keep(ConversationUsage(id, points * 9_000_000, points, used, points * 8_000_000, 9_000_000, 40.0))
     runtime.keep(replace(runtime.usage_of("tax"), pinned=True))
     runtime.keep(replace(runtime.usage_of("jeju"), never_save=True))
-    runtime.pays = BreakEven(1032, 4.2, 1e-5)
+    runtime.break_even = BreakEven(1032, 4.2, 1e-5)
     runtime.set_aside = 12_000_000
     runtime.chat.counted = counted()
-    runtime.finding = Finding(Strategy.SETTLE, proved=False)
-    runtime.bars = (MemoryBar(COMPUTER, 16 * GB, GB, 4 * GB, 2 * GB, GB // 2, GB // 10, measured=True, staging=GB),)
+    runtime.engine.finding = Finding(Strategy.SETTLE, proved=False)
+    runtime.engine.memory_bars = (
+        MemoryBar(COMPUTER, 16 * GB, GB, 4 * GB, 2 * GB, GB // 2, GB // 10, measured=True, staging=GB),
+    )
     for source in Source:
         runtime.chat.write("thesis", Role.USER, "Which lake is deepest?")
         runtime.chat.write("thesis", Role.ASSISTANT, "Baikal.", receipt=a_receipt(source, queue_wait_ms=4000.0))

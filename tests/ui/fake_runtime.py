@@ -35,7 +35,6 @@ from kvchat.chat.service import ChatService
 from kvchat.chat.turn import turns
 from kvchat.chat.turn.forecasts import Forecast, Forecasts
 from kvchat.chat.turn.statistics import KINDS, Replies, Statistics
-from kvchat.chat.turn.titles import Titles
 from kvchat.door_service import DoorService, InEngine
 from kvchat.engine.finding.discovery import Device, EngineEntry, EngineKind, EngineLocation
 from kvchat.engine.speaking.connection import EngineState, EngineStatus
@@ -148,25 +147,9 @@ class FakeForecasts(Forecasts):
         return self.message
 
     def _source(self, id: str) -> Source:
-        if id == self._runtime.slot and self._runtime.status.state is EngineState.READY:
+        if id == self._runtime.slot and self._runtime.engine.status.state is EngineState.READY:
             return Source.HOT
         return Source.DISK if self._runtime.usage_of(id).save_points else Source.COLD
-
-
-class FakeTitles(Titles):
-    """A model that has the same name for every chat."""
-
-    def __init__(self, chat: FakeChat) -> None:
-        self._chat = chat
-
-    def close(self) -> None:
-        pass
-
-    def hear(self, busy: bool) -> None:
-        pass
-
-    async def name(self, conversation_id: str) -> None:
-        self._chat.change(conversation_id, title="Named by the model")
 
 
 class FakeDocuments(Library):
@@ -256,7 +239,7 @@ class FakeChat(ChatService):
         parts = {"database": database, "worker": worker, "store": store, "host": host, "events": events}
         super().__init__(**parts, keep_deleted_s=lambda: 7 * 86_400.0)  # type: ignore[arg-type]
         self.context: FakeContext = FakeContext(self.calls)
-        self.titles: FakeTitles = FakeTitles(self)
+        self.titles.name = self._name  # type: ignore[method-assign]
         self.library: FakeDocuments = FakeDocuments(self)
         self.verifying = SimpleNamespace(verify=self._verify, leave=lambda chat: None)  # type: ignore[assignment]
 
@@ -278,6 +261,9 @@ class FakeChat(ChatService):
 
     def is_answering(self, conversation_id: str) -> bool:
         return conversation_id in self._running
+
+    async def _name(self, conversation_id: str) -> None:
+        self.change(conversation_id, title="Named by the model")
 
     async def _verify(self, conversation_id: str) -> bool:
         self.calls.append(("verify", conversation_id))
@@ -519,17 +505,25 @@ class FakeEngines(EngineSetup):
 
 
 class FakeEngine(SwitchingHost):
-    """Says what the test has put into the runtime."""
+    """Says what the test has put into it."""
 
     location = "/usr/bin/llama-server"
     context_reason = "32,768 tokens: what the model was trained for; memory would allow 91,000."
+    context_warning = ""
+    memory_bars: tuple[MemoryBar, ...] = ()
+    memory_proposals: tuple[Proposal, ...] = ()
+    log_lines = ("build: 11434", "load_tensors: 30 layers", "main: server is listening")
+    status = EngineStatus(EngineState.READY)
+    finding = Finding(Strategy.PLAIN, proved=True)
+    memory = MemoryFacts(16 * GB)
+    larger = ContextChoice(
+        65_536,
+        "65,536 tokens take about 6.2 GB of the 11.4 GB free on the GPU once the engine has stopped.",
+        "", 0, 0, 0, True, (),
+    )  # fmt: skip
 
     def __init__(self, runtime: FakeRuntime) -> None:
         self._runtime = runtime
-
-    @property
-    def status(self) -> EngineStatus:
-        return self._runtime.status
 
     def is_ready(self, model: str | None = None, *, sees: bool = False) -> bool:
         return False
@@ -538,49 +532,29 @@ class FakeEngine(SwitchingHost):
         return None
 
     @property
-    def log_lines(self) -> list[str]:
-        return list(self._runtime.log)
-
-    async def vitals(self) -> Vitals | None:
-        return self._runtime.vitals
-
-    @property
     def restart_pending(self) -> bool:
         return differ(self._runtime.started, self._runtime.settings, RESTART_SETTINGS)
 
     @property
     def restoring(self) -> str:
-        return self._runtime.finding.words if self.status.state is EngineState.READY else ""
+        return self.finding.words if self.status.state is EngineState.READY else ""
 
     @property
     def may_retest(self) -> bool:
-        return not self._runtime.finding.strategy.saves
+        return not self.finding.strategy.saves
 
     @property
     def context_size(self) -> int | None:
         return 32_768 if self.status.state is EngineState.READY else None
 
-    @property
-    def context_warning(self) -> str:
-        return self._runtime.warning
-
-    @property
-    def memory_bars(self) -> tuple[MemoryBar, ...]:
-        return self._runtime.bars
-
-    @property
-    def memory_proposals(self) -> tuple[Proposal, ...]:
-        return self._runtime.proposals
-
     async def capacity(self) -> Capacity:
-        return Capacity(self._runtime.memory)
+        return Capacity(self.memory)
 
     async def model_judge(self) -> ModelJudge:
-        book = LoadLimits(self._runtime.paths.load_limits)
-        return ModelJudge(self._runtime.settings, await self.capacity(), book)
+        return ModelJudge(self._runtime.settings, await self.capacity(), LoadLimits(self._runtime.paths.load_limits))
 
     async def larger_context(self) -> ContextChoice | None:
-        return self._runtime.larger
+        return self.larger
 
 
 class FakeModel(AnsweringModel):
@@ -736,24 +710,17 @@ class FakeDoor(DoorService):
 class FakeRuntime(Runtime):
     """A runtime whose engine is a word and whose store is a dict."""
 
+    break_even: BreakEven | None = None
+
     def __init__(self, home: Path, *, model: str | None = "SmolLM2-135M-Instruct") -> None:
         self.paths: Paths = resolve_paths({"KVCHAT_HOME": str(home)})
         self.paths.ensure()
         self.settings = Settings(model_path=f"/models/{model}.gguf" if model else None)
         self.events = EventBus()
         self.models: FakeLibrary = FakeLibrary(self.paths)
-        self.memory = MemoryFacts(16 * GB)
         self.loaded: str | None = None  # path of the model in the engine, where it is not the chosen one
         self.missing = False
-        self.status = EngineStatus(EngineState.READY if model else EngineState.STOPPED)
         self.started = self.settings  # what the engine runs with
-        self.warning = ""  # about the context size
-        self.finding = Finding(Strategy.PLAIN, proved=True)
-        self.pays: BreakEven | None = None
-        self.bars: tuple[MemoryBar, ...] = ()
-        self.proposals: tuple[Proposal, ...] = ()
-        price = "65,536 tokens take about 6.2 GB of the 11.4 GB free on the GPU once the engine has stopped."
-        self.larger: ContextChoice | None = ContextChoice(65_536, price, "", 0, 0, 0, True, ())
         self.slot: str | None = None
         self.kept: dict[str, int] = {}  # bytes by conversation
         self.details: dict[str, ConversationUsage] = {}  # more than the bytes of some of them
@@ -762,23 +729,20 @@ class FakeRuntime(Runtime):
         self.refuse: KvchatError | None = None  # raised by the next wish that can fail
         self.vitals: Vitals | None = None
         self.engine: FakeEngine = FakeEngine(self)
+        if not model:
+            self.engine.status = EngineStatus(EngineState.STOPPED)
         self.chat: FakeChat = FakeChat(self.paths, self.events, self.engine)
         self.chat.forecasts = self.forecasts = FakeForecasts(self)
         self.model: FakeModel = FakeModel(self)
         self.save_points: FakeStore = FakeStore(self)
         self.engines = FakeEngines(self.paths, lambda: self.settings, self.use_engine)
         self.door: FakeDoor = FakeDoor(self)
-        self.log = ["build: 11434", "load_tensors: 30 layers", "main: server is listening"]
 
     async def retest_restoring(self) -> None:
         self.calls.append(("retest_restoring",))
 
     async def raise_context(self, tokens: int) -> None:
         self.calls.append(("raise_context", tokens))
-
-    @property
-    def break_even(self) -> BreakEven | None:
-        return self.pays
 
     async def statistics(self) -> Statistics:
         return self.chat.counted
@@ -840,5 +804,5 @@ class FakeRuntime(Runtime):
 
     def set_engine(self, state: EngineState, **more: object) -> None:
         """Move the engine to another state and say so."""
-        self.status = EngineStatus(state, **more)  # type: ignore[arg-type]
-        self.events.publish(EngineChanged(self.status))
+        self.engine.status = EngineStatus(state, **more)  # type: ignore[arg-type]
+        self.events.publish(EngineChanged(self.engine.status))

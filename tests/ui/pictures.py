@@ -113,7 +113,7 @@ def prepared(folder: Path) -> FakeRuntime:
     chat.write("he", Role.USER, HEBREW)
     chat.write("he", Role.ASSISTANT, ANSWER, receipt=a_receipt())
     chat.keep(Preset("A preset with a name that is rather long 量子 🍜", "x"))
-    runtime.log = ["0.00.100.000 I build: 11434", "0.00.300.000 W a warning", "0.00.300.001 E an error"]
+    runtime.engine.log_lines = ["0.00.100.000 I build: 11434", "0.00.300.000 W a warning", "0.00.300.001 E an error"]
     runtime.vitals = Vitals(4711, 2_000_000_000, None, SlotState(False, 512, 2048), vitals.Speed(800.0, 41.4))
     runtime.models.there = [
         FoundModel(folder / "b.gguf", "Qwen3-Coder-30B-A3B-Instruct-1M-UD-Q4_K_XL", Place.LM_STUDIO, 20 * GB, None),

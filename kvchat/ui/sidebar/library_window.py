@@ -83,13 +83,13 @@ class LibraryWindow(Panel):
         estimate = await self._library.estimate(paths, now)
         taken = set((await self._library.names()).values())
 
-        async def add() -> None:
-            made = await self._library.add(paths, dialog.name)
+        async def add(name: str) -> None:
+            made = await self._library.add(paths, name)
             self._added = made.id
             await self._read(made)
 
         dialog = AddDialog(self, await asyncio.to_thread(name_for, paths, taken), estimate)
-        dialog.accepted.connect(lambda: self.run(add()))
+        dialog.accepted.connect(lambda: self.run(add(dialog.name)))
         dialog.open()
 
     async def _read(self, prepared: Prepared) -> None:

@@ -86,7 +86,7 @@ async def test_a_nearly_full_context_offers_three_ways_out(runtime: FakeRuntime,
 
 
 async def test_a_chat_that_nothing_here_can_hold_says_what_could(runtime: FakeRuntime, window: MainWindow) -> None:
-    runtime.larger = None
+    runtime.engine.larger = None
     chat = runtime.chat.add("Long")
     runtime.chat.write(chat.id, Role.USER, "Question?")
     runtime.chat.context.now = ContextUse(40_000, 0, 2048, 32_768)

@@ -23,7 +23,7 @@ TROUBLE = ["0.00.300.000 W a warning", "0.00.300.001 E an error", "and more of i
 
 @pytest_asyncio.fixture
 async def engine(runtime: FakeRuntime, window: MainWindow) -> EngineWindow:
-    runtime.log = [*LOG, *TROUBLE]
+    runtime.engine.log_lines = [*LOG, *TROUBLE]
     runtime.vitals = Vitals(4711, 2_000_000_000, None, SlotState(False, 512, 2048), vitals.Speed(800.0, 41.4))
     return window.side_windows.open_engine()
 
@@ -74,14 +74,14 @@ async def test_the_log_is_followed_until_the_reader_scrolls_up(
     engine.show_page(engine.log)
     log, bar = engine.log, engine.log.text.verticalScrollBar()
     await until(lambda: bar.maximum() > 0)
-    runtime.log = [*runtime.log, "0.00.400.000 I newer"]
+    runtime.engine.log_lines = [*runtime.engine.log_lines, "0.00.400.000 I newer"]
     engine.refresh()
     assert bar.value() == bar.maximum()
     log.text.setFocus()
     qtbot.keyClick(log.text, Qt.Key.Key_Home, Qt.KeyboardModifier.ControlModifier)
     assert not log.follow.isChecked()
     log.text.selectAll()
-    runtime.log = [*runtime.log, "0.00.500.000 I newest"]
+    runtime.engine.log_lines = [*runtime.engine.log_lines, "0.00.500.000 I newest"]
     engine.refresh()
     assert bar.value() == 0
     assert log.text.textCursor().hasSelection()  # what was being copied is still marked

@@ -104,7 +104,7 @@ async def test_models_on_this_computer_whether_they_fit_and_those_that_pass_the_
     for kind in (QAbstractButton, QLineEdit):
         for control in models.findChildren(kind):
             assert control.accessibleName() or isinstance(control.parent(), QLineEdit), control
-    runtime.memory = MemoryFacts(64 * GB)
+    runtime.engine.memory = MemoryFacts(64 * GB)
     models.here.look()
     await until(lambda: chips(models)[:2] == ["fits", "fits"])
     qtbot.keyClicks(models.here.filter, "lm studio zeb")

@@ -161,15 +161,15 @@ async def test_when_the_engine_runs_and_what_others_change(
 async def test_the_model_s_long_name_what_is_unwise_and_where_restoring_does_not_work(
     runtime: FakeRuntime, settings: SettingsWindow, qtbot: QtBot
 ) -> None:
-    runtime.finding = Finding(Strategy.NONE, proved=True, reason=Reason(ReasonCode.DIED_OVER_TRIAL))
+    runtime.engine.finding = Finding(Strategy.NONE, proved=True, reason=Reason(ReasonCode.DIED_OVER_TRIAL))
     settings.show_page(ModelPage.name)
     runtime.events.publish(SettingsChanged())
     assert "The engine died" in settings.page(ModelPage).restoring.words.text()
     qtbot.mouseClick(settings.page(ModelPage).retest, LEFT)
     await until(lambda: ("retest_restoring",) in runtime.calls)
-    runtime.warning = "This may not fit: with the chat the model takes about 31 GB."
+    runtime.engine.context_warning = "This may not fit: with the chat the model takes about 31 GB."
     runtime.set_engine(EngineState.READY)
-    assert runtime.warning in settings.page(ModelPage).settings["context_size"].words.text()
+    assert runtime.engine.context_warning in settings.page(ModelPage).settings["context_size"].words.text()
     runtime.settings = Settings(model_path=f"/models/{'Qwen3VeryLong' * 12}.gguf")
     runtime.events.publish(SettingsChanged())
     settings.resize(settings.minimumSize())
@@ -206,11 +206,13 @@ async def test_shows_the_memory_and_takes_a_proposal(
 ) -> None:
     settings.show_page(ModelPage.name)
     assert not settings.page(ModelPage).memory.isVisible()
-    runtime.bars = (
+    runtime.engine.memory_bars = (
         MemoryBar("Radeon 780M", 8 * GB, GB, 4 * GB, 2 * GB, GB // 2, 0),
         MemoryBar(COMPUTER, 30 * GB, 3 * GB, GB, 0, GB // 10, GB // 10, staging=8 * GB),
     )
-    runtime.proposals = (Proposal("Less memory (q8_0)", "It sets 2 GB free.", "It differs.", 0, 2 * GB, "q8_0"),)
+    runtime.engine.memory_proposals = (
+        Proposal("Less memory (q8_0)", "It sets 2 GB free.", "It differs.", 0, 2 * GB, "q8_0"),
+    )
     runtime.set_engine(EngineState.READY)
     memory = settings.page(ModelPage).memory
     assert memory.isVisible()
