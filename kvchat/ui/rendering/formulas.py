@@ -1,7 +1,7 @@
 """Formulas, set in a thread by ziamath. Until one is ready, or if it cannot be, its source shows.
 
-ziamath is slow: a quarter of a second to import, then milliseconds per formula. A page's document leaves room for them
-only; its `FormulaLayer` draws them, on the line of the text and for the screen at hand.
+ziamath is slow: a quarter of a second to import, then milliseconds per formula. They stand as images in a page's
+document; its `FormulaLayer` draws them, on the line of the text and for the screen at hand.
 """
 
 from __future__ import annotations
@@ -12,19 +12,20 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
 from itertools import accumulate
 from xml.etree import ElementTree
 
-from PySide6.QtCore import QByteArray, QObject, QPointF, QRect, QRectF, QSize, Qt, QUrl, Signal
+from PySide6.QtCore import QByteArray, QObject, QPointF, QRect, QRectF, QSize, QSizeF, Qt, Signal
 from PySide6.QtGui import (
     QFont,
     QFontInfo,
     QFontMetricsF,
     QImage,
     QPainter,
+    QPyTextObject,
     QTextBlock,
     QTextDocument,
+    QTextFormat,
     QTextFragment,
 )
 from PySide6.QtSvg import QSvgRenderer
@@ -160,20 +161,20 @@ def outline(tex: str, display: bool) -> Outline | None:
     return Outline(svg, width / _EM, ascent / _EM, descent / _EM)
 
 
-class FormulaLayer:
-    """Formulas in the order in which they stand in the document."""
+class FormulaLayer(QPyTextObject):
+    """The formulas of one page, in the order in which they stand in its document; draws them there."""
 
-    def __init__(self, formulas: Formulas, font: QFont, colour: str) -> None:
-        self._all, self._font, self._colour = formulas, font, colour
+    def __init__(self, page: QTextEdit, formulas: Formulas, font: QFont, colour: str) -> None:
+        super().__init__(page)
+        self._page, self._all, self._font, self._colour = page, formulas, font, colour
         self._ratio = 0.0  # pixels a point they were drawn with
+        page.document().documentLayout().registerHandler(QTextFormat.ObjectTypes.ImageObject.value, self)
         self.clear()
 
     def clear(self) -> None:
-        """The document will be another."""
+        """Forget all: the document will be another."""
         self.awaited: set[Formula] = set()  # they still stand there as their source
-        self._formulas: list[Formula] = []
-        self._places: list[Place] = []
-        self._at: list[int] = []  # their positions in the document, once they are asked for
+        self._formulas: list[tuple[Formula, Place]] = []
         self._images: dict[int, QImage] = {}  # of those that were seen
 
     def html(self, formula: Formula, tag: str) -> str:
@@ -185,67 +186,36 @@ class FormulaLayer:
         if place is None:
             return formula_source(formula.source)
         name = f"{FORMULA}{len(self._formulas)}"
-        self._formulas.append(formula)
-        self._places.append(place)
+        self._formulas.append((formula, place))
         size = f'width="{place.width}" height="{place.ascent + place.descent}"'
         return f'{_STRUT}<img src="{name}" {size} style="vertical-align:middle; font-size:{place.font_size}px">'
-
-    def enter(self, document: QTextDocument) -> None:
-        for number in range(len(self._formulas)):
-            document.addResource(QTextDocument.ResourceType.ImageResource.value, QUrl(f"{FORMULA}{number}"), _nothing())
 
     def have_come(self) -> bool:
         """True if some of those that are awaited are set now."""
         return any(map(self._all.is_known, self.awaited))
 
     def source(self, name: str) -> str:
-        """How the formula was written that has this name in the document."""
-        return self._formulas[int(name.removeprefix(FORMULA))].source
+        """Return how the formula was written that has this name in the document."""
+        return self._formulas[int(name.removeprefix(FORMULA))][0].source
 
-    def draw(self, page: QTextEdit, area: QRect) -> None:
-        """Draw those that stand in `area`, each on the line that its text stands on."""
-        if not self._formulas:
-            return
-        ratio = page.devicePixelRatioF()
+    def intrinsicSize(self, document: QTextDocument, position: int, format: QTextFormat) -> QSizeF:
+        image = format.toImageFormat()
+        return QSizeF(image.width(), image.height())
+
+    def drawObject(
+        self, painter: QPainter, rect: QRectF | QRect, document: QTextDocument, position: int, format: QTextFormat
+    ) -> None:
+        """Draw a formula on the line that its text stands on: Qt's rectangle is in the middle of the line."""
+        ratio = self._page.devicePixelRatioF()
         if self._ratio != ratio:  # another screen has other pixels
             self._ratio, self._images = ratio, {}
-        painter = QPainter(page.viewport())
-        for number, (corner, place) in enumerate(zip(self.corners(page), self._places, strict=False)):
-            if QRectF(corner.x(), corner.y(), place.width, place.ascent + place.descent).intersects(QRectF(area)):
-                if number not in self._images:
-                    self._images[number] = place.drawn(self._colour, ratio)
-                whole = QPointF(round(corner.x() * ratio) / ratio, round(corner.y() * ratio) / ratio)
-                painter.drawImage(whole, self._images[number])
-        painter.end()
-
-    def corners(self, page: QTextEdit) -> Iterator[QPointF]:
-        """Where each begins in the page's viewport, at its upper left."""
-        document, left = page.document(), page.horizontalScrollBar().value()
-        for position, place in zip(self._positions(document), self._places, strict=False):
-            block = document.findBlock(position)
-            line = block.layout().lineForTextPosition(position - block.position())
-            corner = document.documentLayout().blockBoundingRect(block).topLeft()
-            x: float = line.cursorToX(position - block.position())[0]  # type: ignore[index]
-            yield QPointF(corner.x() + x - left, corner.y() + line.y() + line.ascent() - place.ascent)
-
-    def _positions(self, document: QTextDocument) -> list[int]:
-        if not self._at:
-            block = document.begin()
-            while block.isValid():
-                for fragment in fragments(block):
-                    form = fragment.charFormat()
-                    if form.isImageFormat() and form.toImageFormat().name().startswith(FORMULA):
-                        self._at.append(fragment.position())
-                block = block.next()
-        return self._at
-
-
-@cache
-def _nothing() -> QImage:
-    """The empty picture that QTextDocument draws for a formula."""
-    image = QImage(1, 1, QImage.Format.Format_ARGB32_Premultiplied)
-    image.fill(Qt.GlobalColor.transparent)
-    return image
+        number = int(format.toImageFormat().name().removeprefix(FORMULA))
+        place, block = self._formulas[number][1], document.findBlock(position)
+        if number not in self._images:
+            self._images[number] = place.drawn(self._colour, ratio)
+        line = block.layout().lineForTextPosition(position - block.position())
+        top = document.documentLayout().blockBoundingRect(block).y() + line.y() + line.ascent() - place.ascent
+        painter.drawImage(QPointF(round(rect.x() * ratio) / ratio, round(top * ratio) / ratio), self._images[number])
 
 
 def fragments(block: QTextBlock) -> Iterator[QTextFragment]:

@@ -16,7 +16,6 @@ from PySide6.QtGui import (
     QDesktopServices,
     QFontMetricsF,
     QGuiApplication,
-    QPaintEvent,
     QTextBlock,
     QTextOption,
     QWheelEvent,
@@ -89,7 +88,7 @@ class TextPage(QTextBrowser):
         document.setIndentWidth(24)
         self.blocks: tuple[Prose | Wide, ...] = ()
         self._style = style
-        self.formulas = FormulaLayer(style.formulas, style.font, style.theme.text)
+        self.formulas = FormulaLayer(self, style.formulas, style.font, style.theme.text)
 
     def loadResource(self, kind: int, name: QUrl | str) -> object:
         """Nothing is ever loaded for a model's text: no remote picture, no local file.
@@ -106,10 +105,6 @@ class TextPage(QTextBrowser):
         if moved and self.hasFocus():
             self.link_reached.emit()
         return moved
-
-    def paintEvent(self, event: QPaintEvent) -> None:
-        super().paintEvent(event)
-        self.formulas.draw(self, event.rect())
 
     def wheelEvent(self, event: QWheelEvent) -> None:
         event.ignore()
@@ -141,7 +136,6 @@ class TextPage(QTextBrowser):
         cursor = self.textCursor()
         anchor, head, words = cursor.anchor(), cursor.position(), self.toPlainText() if cursor.hasSelection() else ""
         self.setHtml(as_lists(self.blocks, map(self._with_formulas, range(len(self.blocks)))))
-        self.formulas.enter(self.document())
         end = max(anchor, head)
         if words and between(words, 0, end) == between(self.toPlainText(), 0, end):
             select(self, anchor, head)

@@ -128,7 +128,9 @@ def test_a_formula_stands_on_the_line_of_its_text(tex: str, below: int, behind: 
     line = page.document().firstBlock().layout().lineAt(0)
     stands = page.document().documentLayout().blockBoundingRect(page.document().firstBlock()).y() + line.y()
     stands += line.ascent()
-    left = round(next(page.formulas.corners(page)).x())
+    cursor = page.textCursor()
+    cursor.setPosition(len("Words ") + 1)  # behind the strut
+    left = page.cursorRect(cursor).x()
     columns = range(left, left + 12)
     inked = [y for y in range(picture.height()) if any(picture.pixelColor(x, y).lightness() < 140 for x in columns)]
     assert max(inked) + 1 == pytest.approx(stands + below, abs=1.6)
