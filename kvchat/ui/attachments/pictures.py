@@ -64,9 +64,9 @@ _ARROWS = {
 
 
 def prepared(name: str, data: bytes) -> Attachment:
-    """A picture's file as it is sent: its first frame, upright and no larger than is of use. Raises CannotAttach.
+    """Prepare a picture's file for sending: its first frame, upright and no larger than is of use.
 
-    Of any thread.
+    For any thread. Raises CannotAttach.
     """
     image = decoded(data, QSize(LONGEST_SIDE, LONGEST_SIDE))
     if image is None:
@@ -77,17 +77,23 @@ def prepared(name: str, data: bytes) -> Attachment:
 
 
 def of_image(name: str, image: QImage) -> Attachment:
-    """A picture out of no file, such as one from the clipboard. Raises CannotAttach."""
+    """Prepare a picture that comes from no file, such as one from the clipboard. Raises CannotAttach."""
     if max(image.width(), image.height()) > LONGEST_SIDE:
         image = image.scaled(LONGEST_SIDE, LONGEST_SIDE, _KEEPS_SHAPE, _SMOOTH)
     data = _encoded(image, "PNG", -1)
-    return picture_of(name, data if len(data) <= _PNG_MOST else _encoded(_opaque(image), "JPEG", _JPEG_QUALITY))
+    if len(data) > _PNG_MOST:
+        opaque = QImage(image.size(), QImage.Format.Format_RGB32)
+        opaque.fill(Qt.GlobalColor.white)  # below what is transparent, which JPEG would make black
+        with QPainter(opaque) as painter:
+            painter.drawImage(0, 0, image)
+        data = _encoded(opaque, "JPEG", _JPEG_QUALITY)
+    return picture_of(name, data)
 
 
 def decoded(data: bytes, most: QSize) -> QImage | None:
-    """A picture's first frame, upright, scaled down to `most`; None for what is none, or would take too much.
+    """Decode a picture's first frame, upright, scaled down to `most`; None for what is none, or would take too much.
 
-    Of any thread.
+    For any thread.
     """
     with _reader(data) as reader:
         if reader is None:
@@ -143,20 +149,9 @@ def _reader(data: bytes) -> Iterator[QImageReader | None]:
 
 
 def _as_it_lies(reader: QImageReader, size: QSize) -> QSize:
-    """A size with its sides changed if the picture is to be turned by a quarter; and back again."""
+    """Swap the sides of a size if the picture is to be turned by a quarter."""
     turned = reader.transformation() & QImageIOHandler.Transformation.TransformationRotate90
     return size.transposed() if turned else size
-
-
-def _opaque(image: QImage) -> QImage:
-    """White below what is transparent, which JPEG would make black."""
-    if not image.hasAlphaChannel():
-        return image
-    opaque = QImage(image.size(), QImage.Format.Format_RGB32)
-    opaque.fill(Qt.GlobalColor.white)
-    with QPainter(opaque) as painter:
-        painter.drawImage(0, 0, image)
-    return opaque
 
 
 def _encoded(image: QImage, kind: str, quality: int) -> bytes:
@@ -299,9 +294,8 @@ class RegionPicker(QWidget):
             self._set(self.region.translated(by))
 
     def closeEvent(self, event: QCloseEvent) -> None:
-        """Nothing is taken."""
         super().closeEvent(event)
-        self.region = QRect()
+        self.region = QRect()  # nothing is taken
         self.chosen.emit()
 
     def _set(self, region: QRect) -> None:
