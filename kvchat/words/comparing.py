@@ -1,10 +1,10 @@
-"""How far two texts are the same."""
+"""Comparing texts."""
 
 from __future__ import annotations
 
 
 def shared_text(one: str, other: str) -> int:
-    """How many leading characters two texts share. By halves: a prompt is long, and slices are compared at once."""
+    """Count the leading characters two texts share, by halves: a prompt is long, and slices compare at once."""
     least, most = 0, min(len(one), len(other))
     while least < most:
         middle = (least + most + 1) // 2

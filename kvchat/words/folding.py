@@ -1,4 +1,4 @@
-"""Words as they are searched for: without case and diacritics, in any script, and where they stand in a text.
+"""Searching for words: without case and diacritics, in any script.
 
 SQLite's own tokenizers know neither words of scripts without spaces nor emoji, and the trigram one finds nothing
 shorter than three characters. So text is spread out here first: each character of such a script is a word of its own,
@@ -41,7 +41,10 @@ class _Spread(dict[int, str]):
     """For `str.translate`: as `_Folded`, with spaces around what is a word of its own and in place of punctuation."""
 
     def __missing__(self, code: int) -> str:
-        self[code] = "".join(_spaced(char) for char in chr(code).translate(_FOLDED))
+        self[code] = ""
+        for char in chr(code).translate(_FOLDED):
+            is_word = char.isascii() or unicodedata.category(char)[0] in "LNM"
+            self[code] += f" {char} " if _alone(char) else char if is_word else " "
         return self[code]
 
 
@@ -67,17 +70,17 @@ class Term:
 
 
 def folded(text: str) -> str:
-    """Without case, diacritics and compatibility forms."""
+    """Remove case, diacritics and compatibility forms."""
     return text.lower() if text.isascii() else text.translate(_FOLDED)
 
 
 def spread(text: str) -> str:
-    """The text as the index gets it."""
+    """Return the text as the index gets it."""
     return text if text.isascii() else unicodedata.normalize("NFC", text).translate(_SPREAD)
 
 
 def terms_of(query: str) -> tuple[Term, ...]:
-    """What a query asks for, all of it: words, or beginnings of words, and “"words in quotes"” as they are."""
+    """Parse a query: words, or beginnings of words, and “"words in quotes"” as they are."""
     terms = []
     for quoted, plain in _PIECE.findall(query):
         words = tuple(word.lower() for word in _WORD.findall(spread(quoted or plain)))
@@ -88,7 +91,7 @@ def terms_of(query: str) -> tuple[Term, ...]:
 
 
 def spans(text: str, terms: Sequence[Term]) -> list[tuple[int, int]]:
-    """Where the terms stand in a text, from its beginning, none overlapping."""
+    """Find the terms in a text, from its beginning, none overlapping."""
     plain = folded(text)
     there = [term for term in terms if term.words[0] in plain]  # far quicker than the pattern
     found = sorted(match.span() for term in there for match in term.pattern.finditer(plain))
@@ -104,18 +107,14 @@ def spans(text: str, terms: Sequence[Term]) -> list[tuple[int, int]]:
 
 
 def any_span(text: str, terms: Sequence[Term]) -> tuple[int, int] | None:
-    """Where one of the terms stands in a text: the first written as it is searched for, else the first of all.
+    """Find one of the terms in a text: the first written as it is searched for, else the first of all.
 
-    Reads no more than that takes: folding takes 50 times as long as looking for plain words.
+    Reads no more than necessary: folding takes 50 times as long as looking for plain words.
     """
-    return _span_after(_literally(text, terms), text, terms, steps=1) or _span_after(0, text, terms)
-
-
-def _literally(text: str, terms: Sequence[Term]) -> int:
-    """Where to begin to read so that what looks like one of the terms is met at once."""
     lower = text.lower()
     places = [lower.find(term.words[0]) for term in terms] if len(lower) == len(text) else []
-    return max(min((place for place in places if place >= 0), default=0) - _OVERLAP, 0)
+    literally = max(min((place for place in places if place >= 0), default=0) - _OVERLAP, 0)
+    return _span_after(literally, text, terms, steps=1) or _span_after(0, text, terms)
 
 
 def _span_after(first: int, text: str, terms: Sequence[Term], steps: int | None = None) -> tuple[int, int] | None:
@@ -129,12 +128,11 @@ def _span_after(first: int, text: str, terms: Sequence[Term], steps: int | None 
 
 
 def has_terms(text: str, terms: Sequence[Term]) -> bool:
-    """Whether all the terms stand somewhere in a text."""
     return all(any_span(text, (term,)) for term in terms)
 
 
 def _alone(char: str) -> bool:
-    """Whether a character is a word of its own: scripts without spaces, emoji and other pictures."""
+    """Return True if a character is a word of its own: scripts without spaces, emoji and other pictures."""
     code = ord(char)
     return any(first <= code <= last for first, last in _ALONE) or unicodedata.category(char) == "So"
 
@@ -145,11 +143,3 @@ def _counts(char: str) -> bool:
         return char.isascii()
     variation = 0xFE00 <= ord(char) <= 0xFE0F
     return not variation and not (category == "Mn" and unicodedata.combining(char) not in _KEPT_MARKS)
-
-
-def _spaced(char: str) -> str:
-    if char.isascii():
-        return char
-    if _alone(char):
-        return f" {char} "
-    return char if unicodedata.category(char)[0] in "LNM" else " "

@@ -44,7 +44,7 @@ class _Spoken:
 
 
 def speak(chosen: str, system: Iterable[str] = ()) -> str:
-    """Speak the chosen one of LANGUAGES from now on, else the system's; returns it.
+    """Speak the chosen one of LANGUAGES from now on, else the system's; return it.
 
     `system`: what the desktop prefers, the best first, should the environment say nothing.
     """
@@ -59,49 +59,46 @@ def spoken() -> str:
 
 
 def _(message: str, /, **named: object) -> str:
-    """The message in the language in force, with what stands in its named places."""
+    """Translate a message and fill its named places."""
     words = _Spoken.catalogue.gettext(message) if message else ""
     return words.format(**named) if named else words
 
 
 def N_(message: str) -> str:
-    """The message as it is: marked for the catalogue, to be shown through `_`."""
+    """Mark a message for the catalogue; it is shown through `_`."""
     return message
 
 
 def pgettext(context: str, message: str) -> str:
-    """As `_`, for a message that means something else elsewhere."""
+    """Translate a message that means something else elsewhere."""
     return _Spoken.catalogue.pgettext(context, message)
 
 
 def several(number_of: int, one: str, many: str, /, **named: object) -> str:
-    """A sentence about a count, which stands in it as {count}: "1 chat", "1,204 chats". `named`: its other places."""
+    """Translate a sentence about a count, its place {count}: "1 chat", "1,204 chats". `named`: its other places."""
     return _Spoken.catalogue.ngettext(one, many, number_of).format(count=number(number_of), **named)
 
 
 def sentences(*parts: str) -> str:
-    """These one after the other, each `ended` but the last, empty ones left out.
-
-    Where the language writes no space after a sentence, there is none.
-    """
+    """Join sentences, each `ended` but the last, as the language spaces them; empty ones are left out."""
     *before, last = list(filter(None, parts)) or [""]
     return "".join(words if words[-1] in _WIDE_ENDS else f"{words} " for words in map(ended, before)) + last
 
 
 def ended(words: str) -> str:
-    """With a full stop, unless there is a mark at their end."""
+    """Add a full stop, unless there is a mark at the end."""
     if words.endswith(_ENDS + _WIDE_ENDS):
         return words
     return words + ("。" if _Spoken.language in _WITHOUT_SPACES else ".")
 
 
 def listed(things: Iterable[str]) -> str:
-    """These beside each other, as the language parts things in a list; empty ones are left out."""
+    """Join the things of a list as the language separates them; empty ones are left out."""
     return pgettext("between things", ", ").join(filter(None, things))
 
 
 def beside(parts: Iterable[str]) -> str:
-    """Parts of one line: "8B · 4.9 GB"; empty ones are left out. From right to left they stand in that order."""
+    """Join the parts of one line: "8B · 4.9 GB"; empty ones are left out. From right to left they keep their order."""
     shown = filter(None, parts)
     if _Spoken.language in _FROM_THE_RIGHT:
         return "\u200f" + " · ".join(f"\u2068{part}\u2069" for part in shown)
@@ -109,23 +106,23 @@ def beside(parts: Iterable[str]) -> str:
 
 
 def mark(between: str) -> str:
-    """A semicolon or colon with its space, or a bracket, as the language writes it between two parts."""
+    """Return a semicolon or colon with its space, or a bracket, as the language writes it between two parts."""
     return _WIDE.get(between, between) if _Spoken.language in _WITHOUT_SPACES else between
 
 
 def number(value: float, decimals: int = 0, *, grouped: bool = True) -> str:
-    """A number as it is written: "1,204", "0.31"; `grouped` in thousands."""
+    """Write a number: "1,204", "0.31"; `grouped` in thousands."""
     return with_marks(f"{value:{',' if grouped else ''}.{decimals}f}")
 
 
 def with_marks(figure: str) -> str:
-    """A figure that was written as in English, with the marks for thousands and decimals."""
+    """Put the language's marks for thousands and decimals into a figure written in English."""
     marks = {ord(","): pgettext("between thousands", ","), ord("."): pgettext("before decimals", ".")}
     return figure.translate(marks)
 
 
 def _known(tag: str) -> str:
-    """The one of LANGUAGES that is meant, as in "pt_BR.UTF-8", "zh-Hant-HK" or "C"; empty if it is none."""
+    """Return the one of LANGUAGES that a tag means, as in "pt_BR.UTF-8", "zh-Hant-HK" or "C"; "" if none."""
     language, *more = tag.partition(".")[0].partition("@")[0].replace("-", "_").lower().split("_")
     if language == "zh":
         return "zh_Hant" if _TRADITIONAL.intersection(more) else "zh_Hans"
@@ -135,7 +132,7 @@ def _known(tag: str) -> str:
 
 
 def _from_environment() -> list[str]:
-    """What the user's variables say, as gettext reads them; on Windows, without any, what its own windows speak."""
+    """List the languages of the user's variables, as gettext reads them; on Windows, without any, the system's."""
     for name in ("LANGUAGE", "LC_ALL", "LC_MESSAGES", "LANG"):
         if value := os.environ.get(name):
             return value.split(":")

@@ -48,12 +48,12 @@ class SafeRenderer(RendererHTML):
         return self.fence(tokens, i, options, env)
 
     def image(self, tokens: Sequence[Token], i: int, options: OptionsDict, env: Any) -> str:
-        """A picture would be fetched by whoever shows the page: its description stands for it."""
+        """Show the description in place of a picture, which whoever shows the page would fetch."""
         alt = calm(self.renderInlineAsText(tokens[i].children or [], options, env))
         return f"<em>[image: {html.escape(alt or 'untitled')}]</em>"
 
     def link_open(self, tokens: Sequence[Token], i: int, options: OptionsDict, env: Any) -> str:
-        """A link that is none of the web becomes plain text."""
+        """Open a link; one that is none of the web becomes plain text."""
         url = str(tokens[i].attrGet("href") or "")
         return f'<a href="{html.escape(url)}">' if self.leads(url) else "<span>"
 
@@ -71,7 +71,7 @@ class SafeRenderer(RendererHTML):
         return formula_source(f"{tokens[i].markup}{tokens[i].content}{tokens[i].info}")
 
     def math_block(self, tokens: Sequence[Token], i: int, options: OptionsDict, env: Any) -> str:
-        """A formula in lines of its own, maybe one that is not closed yet."""
+        """Show a formula in lines of its own, maybe one that is not closed yet."""
         token = tokens[i]
         return f"<p>{formula_source(token.markup + token.content + (token.info if token.meta['closed'] else ''))}</p>"
 
@@ -86,7 +86,7 @@ class SafeRenderer(RendererHTML):
 
 
 def markdown_parser(renderer: type[SafeRenderer]) -> MarkdownIt:
-    """Reads a reply; what is made of it is the renderer's. Never raises: any text is Markdown."""
+    """Make a parser of replies. It never raises: any text is Markdown."""
     options = {"html": False, "linkify": False, "breaks": True, "maxNesting": _MAX_NESTING}
     parser = MarkdownIt("commonmark", options, renderer_cls=renderer)
     parser.enable(["table", "strikethrough"])
@@ -102,12 +102,12 @@ def markdown_parser(renderer: type[SafeRenderer]) -> MarkdownIt:
 
 
 def is_too_deep(tokens: Iterable[Token]) -> bool:
-    """Whether markdown-it left words out, being nested too deep: such a text is shown as it was written."""
+    """Return True if markdown-it left words out that were nested too deep: such a text is shown as written."""
     return any(token.level >= _MAX_NESTING - 1 for token in tokens)
 
 
 def is_web_link(url: str) -> bool:
-    """Whether a click on `url` may leave the page: http, https or mailto, nothing else."""
+    """Return True if a click on `url` may leave the page: http, https or mailto, nothing else."""
     try:
         return urlsplit(url).scheme.lower() in _LINK_SCHEMES
     except ValueError:
@@ -115,7 +115,7 @@ def is_web_link(url: str) -> bool:
 
 
 def formula_source(source: str) -> str:
-    """HTML for a formula as it was written."""
+    """Return the HTML of a formula as it was written."""
     return f"<code>{html.escape(calm(source))}</code>".replace("\n", "<br>")
 
 
@@ -138,7 +138,7 @@ def _inline(state: StateInline, silent: bool) -> bool:
 
 
 def _closer(source: str, begin: int, closer: str, limit: int) -> int:
-    """Where the next `closer` stands that no backslash takes away; -1 without one."""
+    """Find the next `closer` that no backslash takes away; -1 without one."""
     at = source.find(closer, begin, limit)
     while at > 0 and closer[0] == "$" and source[at - 1] == "\\":
         at = source.find(closer, at + 1, limit)
@@ -194,7 +194,7 @@ def _block(state: StateBlock, first: int, limit: int, silent: bool) -> bool:
 
 
 def _delimiters(line: str) -> tuple[str, str, bool]:
-    """How a formula begins and ends that begins with this line, and whether they are part of it."""
+    """Return the delimiters of a formula that begins with this line, and if they are part of it."""
     if line.startswith("$$"):
         return "$$", "$$", False
     if line.startswith("\\["):

@@ -15,7 +15,7 @@ from kvchat.words.language import N_, _, ended, listed, number
 
 
 class ReasonCode(StrEnum):
-    """What reasons there are: the code, its sentence, and the sentence without values where there is one."""
+    """All reasons: the code, its sentence, and the sentence without values where there is one."""
 
     sentence: str
     general: str
@@ -229,13 +229,13 @@ class Reason:
 
     @property
     def in_a_sentence(self) -> str:
-        """It in the language in force, with a capital letter and a full stop."""
+        """The translated words with a capital letter and a full stop."""
         words = self.words
         return ended(words[:1].upper() + words[1:])
 
     @property
     def english(self) -> str:
-        """It as other programs are told it, in logs and in JSON."""
+        """The words for other programs, logs and JSON."""
         return self._worded(str, "{:,}".format, ", ".join)
 
     def _worded(
@@ -256,7 +256,7 @@ class Reason:
 
 
 def reason_of(stored: object) -> Reason | None:
-    """Read what `dataclasses.asdict` made of a reason; None of anything else, and of a code this version has not."""
+    """Read what `dataclasses.asdict` made of a reason; None for anything else, and for a code of another version."""
     with suppress(TypeError, ValueError, LookupError, AttributeError, RecursionError):
         reason = _place(stored)
         if isinstance(reason, Reason) and reason.english:

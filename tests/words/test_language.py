@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -74,6 +75,8 @@ def test_numbers_in_english() -> None:
     assert number(1204) == "1,204"
     assert number(1204.5, 1, grouped=False) == "1204.5"
     assert several(1, "{count} chat of {whose}", "{count} chats of {whose}", whose="Ada") == "1 chat of Ada"
+    for count, words in ((0, "0 chats were"), (1, "1 chat was"), (1204, "1,204 chats were")):
+        assert several(count, "{count} chat was", "{count} chats were") == words
 
 
 def test_sentences_stand_beside_each_other_as_the_language_parts_them() -> None:
@@ -157,64 +160,28 @@ def test_after_midnight_the_evening_is_not_yet_yesterday() -> None:
     assert since(now - timedelta(hours=9), now) == "yesterday"
 
 
-@pytest.mark.parametrize(
-    ("seconds", "words"),
-    [(0, "1 s"), (7.6, "8 s"), (59.4, "59 s"), (59.6, "1 min"), (3599, "1 h"), (4800, "1 h 20 min"), (90_000, "25 h")],
-)
-def test_how_long_still(seconds: float, words: str) -> None:
-    assert rough_duration(seconds) == words
+CASES: dict[Callable[..., str], dict[Any, str]] = {
+    rough_duration: {
+        0: "1 s",
+        7.6: "8 s",
+        59.4: "59 s",
+        59.6: "1 min",
+        3599: "1 h",
+        4800: "1 h 20 min",
+        90_000: "25 h",
+    },
+    roughly: {0.0: "less than a second", 36.4: "about 36 s", 89.9: "about 90 s", 185: "about 3 min", 7400: "about 2 h"},
+    size: {0: "0 bytes", 999: "999 bytes", 1500: "1.5 KB", 9_960_000: "10 MB", 136_000_000: "136 MB", 3.1e9: "3.1 GB"}
+    | {999_960_000: "1 GB"},
+    duration: {21.4: "21 ms", 312: "0.31 s", 9_999: "10.00 s", 34_600: "34.6 s", 125_000: "2 min 5 s"},
+    tokens_short: {812: "812", 5_918: "5.9K", 4_000: "4K", 131_072: "128K"},
+    moment_of: {datetime(2026, 11, 2, 9, 5).astimezone(UTC): "2 November 2026, 09:05"},
+}
 
 
-@pytest.mark.parametrize(
-    ("seconds", "words"),
-    [
-        (0.0, "less than a second"),
-        (36.4, "about 36 s"),
-        (89.9, "about 90 s"),
-        (185, "about 3 min"),
-        (7400, "about 2 h"),
-    ],
-)
-def test_estimates_are_marked_and_no_finer_than_known(seconds: float, words: str) -> None:
-    assert roughly(seconds) == words
-
-
-@pytest.mark.parametrize(
-    ("count", "words"),
-    [
-        (0, "0 bytes"),
-        (999, "999 bytes"),
-        (999_960_000, "1 GB"),
-        (9_960_000, "10 MB"),
-        (1_500, "1.5 KB"),
-        (136_000_000, "136 MB"),
-        (3.1e9, "3.1 GB"),
-    ],
-)
-def test_sizes(count: float, words: str) -> None:
-    assert size(count) == words
-
-
-@pytest.mark.parametrize(
-    ("ms", "words"), [(21.4, "21 ms"), (312, "0.31 s"), (34_600, "34.6 s"), (125_000, "2 min 5 s"), (9_999, "10.00 s")]
-)
-def test_durations(ms: float, words: str) -> None:
-    assert duration(ms) == words
-
-
-@pytest.mark.parametrize(("count", "words"), [(812, "812"), (5_918, "5.9K"), (4_000, "4K"), (131_072, "128K")])
-def test_token_counts(count: int, words: str) -> None:
-    assert tokens_short(count) == words
-
-
-def test_a_moment() -> None:
-    assert moment_of(datetime(2026, 11, 2, 9, 5).astimezone(UTC)) == "2 November 2026, 09:05"
-
-
-def test_counts_of_things() -> None:
-    assert several(1, "{count} chat", "{count} chats") == "1 chat"
-    assert several(0, "{count} chat", "{count} chats") == "0 chats"
-    assert several(1204, "{count} chat was", "{count} chats were") == "1,204 chats were"
+@pytest.mark.parametrize("say", CASES)
+def test_times_sizes_and_counts_in_words(say: Callable[..., str]) -> None:
+    assert {value: say(value) for value in CASES[say]} == CASES[say]
 
 
 @pytest.mark.parametrize("term", IN_PLAIN_WORDS)

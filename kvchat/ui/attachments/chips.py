@@ -61,7 +61,7 @@ class AttachmentCard(QFrame):
         self.name.setAccessibleDescription(_("What you search for is in it") if found else "")
 
     def show_tokens(self, tokens: int, *, counted: bool) -> None:
-        """How many tokens it has; an estimate says so, and is no news where they were counted."""
+        """Show how many tokens it has; an estimate says so, and does not replace a count."""
         if counted or not self._counted:
             self._counted = counted
             few = tokens_short(tokens)
@@ -146,16 +146,15 @@ class ChipRows(QWidget):
         self.changed.emit()
 
     def show_terms(self, terms: tuple[Term, ...]) -> None:
-        """Show which of them have these terms; they open there."""
+        """Show which attachments have these terms; they open at the first."""
         self._terms = terms
         for chip in self.chips:
             chip.show_found(self._has_terms(chip.attachment))
 
     def open_found(self) -> None:
-        for chip in self.chips:
-            if self._has_terms(chip.attachment):
-                self._open(chip.attachment)
-                return
+        found = next((chip.attachment for chip in self.chips if self._has_terms(chip.attachment)), None)
+        if found is not None:
+            self._open(found)
 
     def _has_terms(self, attachment: Attachment) -> bool:
         return any(any_span(text, self._terms) for text in (attachment.name, attachment.text))
@@ -171,7 +170,7 @@ class ChipRows(QWidget):
 
 
 def tile_size(picture: QSize) -> QSize:
-    """A picture's size on its tile: as high as the tile, unless it would be too wide. Of a sliver a little is seen."""
+    """Return a picture's size on its tile: as high as the tile unless too wide, and never a sliver."""
     return picture.scaled(WIDEST, HEIGHT, Qt.AspectRatioMode.KeepAspectRatio).expandedTo(QSize(4, 4))
 
 
@@ -185,7 +184,7 @@ def _thumbnail(data: bytes, size: QSize) -> QImage | None:
 
 
 def short_name(name: str) -> str:
-    """A file's name with the middle left out where it is long; the ending matters."""
+    """Shorten a file's name in the middle; the ending matters."""
     name = one_line(name)
     half = (_NAME_LETTERS - 1) // 2
     return name if len(name) <= _NAME_LETTERS else f"{name[:half]}…{name[-half:]}"

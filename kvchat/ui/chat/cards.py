@@ -15,7 +15,7 @@ TOO_LONG = N_("This does not fit the context")
 
 
 class EngineCard(Card):
-    """Above the composer: an engine that is loading, stopped or failed. Hidden while all is well."""
+    """Shows an engine that is loading, stopped or failed. Hidden while all is well."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -29,10 +29,7 @@ class EngineCard(Card):
     def show_status(
         self, status: EngineStatus, model: str | None, *, missing: bool = False, fetchable: bool = False
     ) -> None:
-        """Say what the engine's state means for the user.
-
-        Where the model's file is `missing` there are other choices; `fetchable`: where it came from is known.
-        """
+        """Show the engine's state. `missing`: the model's file is; `fetchable`: where it came from is known."""
         state, failure = status.state, status.failure
         failed = state is EngineState.FAILED
         if state in (EngineState.READY, EngineState.RESTING):
@@ -49,13 +46,7 @@ class EngineCard(Card):
             self.say(failure.title, again, failure.advice)
         else:
             self.say(*_calm_words(status, model))
-        self._show_buttons(state, chosen=model is not None, missing=missing, fetchable=fetchable)
-        for widget in (self, self.title):
-            restyle(widget, "tone", "bad" if failed else "")
-        self.show()
-
-    def _show_buttons(self, state: EngineState, *, chosen: bool, missing: bool, fetchable: bool) -> None:
-        failed, stopped = state is EngineState.FAILED, state is EngineState.STOPPED
+        chosen, stopped = model is not None, state is EngineState.STOPPED
         self.model.setText(_("Choose another model") if chosen else _("Choose a model"))
         self.offer(
             stopped and chosen and self.start,
@@ -63,8 +54,11 @@ class EngineCard(Card):
             failed and not missing and self.log,
             failed and missing and self.locate,
             failed and missing and fetchable and self.fetch,
-            (failed or not chosen) and (failed or stopped) and self.model,
+            (failed or (stopped and not chosen)) and self.model,
         )
+        for widget in (self, self.title):
+            restyle(widget, "tone", "bad" if failed else "")
+        self.show()
 
 
 def _calm_words(status: EngineStatus, model: str | None) -> tuple[str, str, str]:
@@ -90,7 +84,7 @@ def _calm_words(status: EngineStatus, model: str | None) -> tuple[str, str, str]
 
 
 class ContextCard(Card):
-    """A larger context, the newest part alone, a summary, or part of what is attached. Hidden while there is room."""
+    """Offers what helps when the context is nearly full. Hidden while there is room."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -109,10 +103,7 @@ class ContextCard(Card):
     def show_choice(
         self, use: ContextUse, larger: ContextChoice | None, *, can_shorten: bool, can_part: bool = False
     ) -> None:
-        """Offer what helps. `larger`: the context size that could be had; without turns nothing can be shortened.
-
-        `can_part`: there is a text of which a part could be attached.
-        """
+        """Offer what helps. `larger`: a context size that fits; `can_part`: of a text, a part could be attached."""
         price = f"{larger.reason} " if larger is not None else ""
         self.say(
             _(TOO_LONG) if use.over else _("The context is nearly full"),

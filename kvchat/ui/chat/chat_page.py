@@ -65,7 +65,7 @@ class Header(QWidget):
         self._restyle()
 
     def show_conversation(self, title: str, *, exists: bool) -> None:
-        """The open conversation. One that does not exist yet cannot be renamed."""
+        """Show the open conversation. One that does not exist yet cannot be renamed."""
         if title != self.title.whole or exists != self._exists:
             self._exists = exists
             self.title.set_text(title)
@@ -78,9 +78,9 @@ class Header(QWidget):
         self._fit_model()
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
-        """The model's name is cut anew as soon as its button has another font: that is after the look has changed.
+        """Cut the model's name anew when its button gets another font, which is after the look has changed.
 
-        A double click on the title renames. Esc is meant for the field here, not for what it does in the window.
+        A double click on the title renames; Esc in the field does not reach the window.
         """
         match event:
             case _ if event.type() == QEvent.Type.FontChange:
@@ -153,12 +153,12 @@ class Header(QWidget):
 
 
 def _menu_button(name: str, menu: QMenu) -> QPushButton:
-    """A screen reader can open its menu, which Qt does not let it do with a tool button's."""
+    """Make a button whose menu a screen reader can open, unlike a QToolButton's."""
     made = button("", kind="menu", name=name, tip=name)
     made.setMenu(menu)
 
     def leave() -> None:
-        """A window that opens over the button keeps Qt from telling that the pointer has left it."""
+        # A window that opens over the button keeps Qt from telling that the pointer has left it.
         made.setAttribute(Qt.WidgetAttribute.WA_UnderMouse, False)
         made.update()
 
@@ -167,7 +167,7 @@ def _menu_button(name: str, menu: QMenu) -> QPushButton:
 
 
 class DocumentsLine(ElidedButton):
-    """The documents that a chat stands on; it leads to the library."""
+    """Shows the documents that a chat began with; a click opens the library."""
 
     def __init__(self, look: Look) -> None:
         super().__init__("quiet")
@@ -178,7 +178,7 @@ class DocumentsLine(ElidedButton):
         self._restyle()
 
     def show_words(self, words: str, state: str) -> None:
-        """`state`: what is to be known of it; empty if all is well."""
+        """`state`: a warning; "" if all is well."""
         self.set_text(beside((words, state)), "", _("Show it in the library"))
         self.setAccessibleName(_("Documents: {filter}", filter=listed((words, state))))
         restyle(self, "tone", "warn" if state else "")
@@ -268,8 +268,8 @@ def _welcome() -> QWidget:
     page = ScrollPage("page")  # on a small screen it makes room for a card
     title = label(_("What is on your mind?"), "hero", wraps=True)
     words = label(_("Come back to it any day: kvchat keeps what the model has already read."), "muted", wraps=True)
-    for one in (title, words):
-        one.setAlignment(Qt.AlignmentFlag.AlignHCenter)
+    for text in (title, words):
+        text.setAlignment(Qt.AlignmentFlag.AlignHCenter)
     lines = column(STRETCH, title, words, STRETCH, on=page.ground, spacing=8, margins=24)
     lines.setStretch(0, 2)
     lines.setStretch(3, 3)

@@ -44,7 +44,7 @@ class MessageField(QPlainTextEdit):
         return bool(local_files(source)) or source.hasImage() or super().canInsertFromMimeData(source)
 
     def insertFromMimeData(self, source: QMimeData) -> None:
-        """Pasted or dropped: files are attached, text is inserted, and a long one may be attached instead."""
+        """Attach files, insert text, and let the owner attach a long one instead."""
         files = local_files(source)
         if files:
             self.files_given.emit(files)
@@ -67,7 +67,7 @@ class MessageField(QPlainTextEdit):
             self.rewrapped.emit()
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
-        """Enter sends; with Shift (or Alt) it is a new line. Up in an empty field goes back to the last question."""
+        """Send on Enter; with Shift (or Alt) it is a new line. Up in an empty field goes back to the last question."""
         enter = event.key() in (Qt.Key.Key_Return, Qt.Key.Key_Enter)
         if enter and not event.modifiers() & (Qt.KeyboardModifier.ShiftModifier | Qt.KeyboardModifier.AltModifier):
             self.send_pressed.emit()
@@ -84,7 +84,7 @@ def fits_field(text: str) -> bool:
 
 
 def _longest_line(text: str) -> int:
-    """Return its length; of a text longer than `MOST_TEXT`, which is too long anyway, its whole length."""
+    """Return the longest line's length; the whole length of a text longer than `MOST_TEXT`."""
     return max(map(len, text.splitlines()), default=0) if len(text) <= MOST_TEXT else len(text)
 
 
@@ -93,7 +93,7 @@ def local_files(data: QMimeData) -> list[Path]:
 
 
 class QueuedMessage(QFrame):
-    """Its words and what can be done with it. Takes no room while there is none."""
+    """A queued message and what can be done with it. Takes no room while there is none."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -114,7 +114,7 @@ class QueuedMessage(QFrame):
         self.setVisible(bool(text or attachments))
 
     def set_waiting(self, waiting: bool) -> None:
-        """Say whether it is sent by itself: while the reply before it is being made."""
+        """`waiting`: it is sent by itself after the reply that is being made."""
         self.state.setText(_("Sent after this reply:") if waiting else _("Not sent yet:"))
         self.send.setVisible(not waiting)
 
@@ -187,7 +187,7 @@ class Composer(QWidget):
         self.chips.show_attachments(attachments, removable=True)
 
     def show_reading(self, names: Sequence[str]) -> None:
-        """These files are being read to be attached; Send waits for them."""
+        """Show which files are being read to be attached; Send waits for them."""
         self._reading = tuple(names)
         self._say_reading()
         if not names and self._send_when_read:
@@ -198,23 +198,23 @@ class Composer(QWidget):
         self._say_reading()
 
     def set_starting(self, starting: bool) -> None:
-        """Nobody is there yet to send what is written: it is `held`."""
+        """While kvchat starts, what is sent is `held`."""
         self._starting, self._held = starting, False
         self._say_reading()
 
     def set_busy(self, busy: bool) -> None:
-        """Tell whether a reply runs in this conversation: then the button stops it."""
+        """`busy`: a reply runs in this conversation; the button stops it."""
         self._busy = busy
         self.waiting.set_waiting(busy)
         self._show_button()
 
     def refuse(self, why: str) -> None:
-        """Let nothing be sent, and say why; empty allows it again."""
+        """Let nothing be sent, and say why; "" allows it again."""
         self._refusal = why
         self._show_button()
 
     def take(self, text: str) -> None:
-        """Go on writing with this, which was typed elsewhere."""
+        """Insert what was typed elsewhere, and go on writing here."""
         self.editor.setFocus()
         if self.editor.holds(text):
             self.editor.insertPlainText(text)
@@ -222,7 +222,7 @@ class Composer(QWidget):
             self._attach_text(text)
 
     def give_unclaimed(self) -> None:
-        """There is somebody now who attaches texts."""
+        """Pass on the texts to attach that came before anybody listened."""
         texts, self._unclaimed = self._unclaimed, []
         for text in texts:
             self.text_given.emit(text)
@@ -280,7 +280,7 @@ class Composer(QWidget):
         self.focus()
 
     def _attach_text(self, text: str) -> None:
-        """Attach a text that is too long for the field; if it could hold it, offer that."""
+        """Attach a long text; if the field could hold it, offer that."""
         self._pasted = text if self.editor.holds(text) else ""
         if self.isSignalConnected(QMetaMethod.fromSignal(self.text_given)):
             self.text_given.emit(text)
@@ -296,9 +296,9 @@ class Composer(QWidget):
         self.focus()
 
     def _place_of_paste(self) -> int | None:
-        """Which attachment was pasted last."""
+        """Return the index of the attachment that was pasted last."""
         lines = self._pasted.splitlines()
-        places = (n for n, one in enumerate(self.chips.attachments) if one.text.splitlines() == lines)
+        places = (i for i, attached in enumerate(self.chips.attachments) if attached.text.splitlines() == lines)
         return next(places, None) if lines else None
 
     def _chips_changed(self) -> None:
@@ -331,9 +331,9 @@ class Composer(QWidget):
     def _restyle(self) -> None:
         font = page_font(self._look.type.family, self._look.type.body)
         self.editor.setFont(font)
-        for one, side in ((self.button, 20), (self.after_reply, 20), (self.attach, 18), (self.screenshot, 18)):
-            one.setFixedSize(QSize(1, 1) * 2 * self._look.px(16))
-            one.setIconSize(QSize(1, 1) * self._look.px(side))
+        for pressed, side in ((self.button, 20), (self.after_reply, 20), (self.attach, 18), (self.screenshot, 18)):
+            pressed.setFixedSize(QSize(1, 1) * 2 * self._look.px(16))
+            pressed.setIconSize(QSize(1, 1) * self._look.px(side))
         self.editor.viewport().setFont(font)  # the placeholder is drawn in it
         self._fit()
         self._show_button()

@@ -19,11 +19,11 @@ class DraftWriter(Protocol):
         """Begin to put this draft on disk."""
 
     async def close(self) -> None:
-        """Finish what was begun. Nothing more is written then."""
+        """Finish what was begun; write nothing more."""
 
 
 class FirstWords(QObject):
-    """The drafts of the first picture, by conversation id; empty: that of one that has not begun."""
+    """Drafts typed while kvchat starts, by conversation id; "" for a chat that has not begun."""
 
     def __init__(self, composer: Composer, parent: QObject) -> None:
         super().__init__(parent)
@@ -48,19 +48,18 @@ class FirstWords(QObject):
         self._keep()
 
     def turn_to(self, page: str) -> None:
-        """The user chose another conversation."""
+        """Go to another conversation that the user chose."""
         self._drafts[self.page], self.page = self._composer.draft, page
         self._composer.set_draft(self._drafts.get(page, ""))
 
     async def end(self) -> None:
-        """All of it is on disk; from now on nothing is written here."""
+        """Finish writing: all of it is on disk then."""
         self._composer.editor.textChanged.disconnect(self._keep)
         if self._writer is not None:
             await self._writer.close()
 
     @property
     def drafts(self) -> dict[str, str]:
-        """Texts that were typed and not sent, by page."""
         return self._drafts | {self.page: self._composer.draft}
 
     def sent_from(self, page: str) -> list[str]:

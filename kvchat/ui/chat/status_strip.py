@@ -70,38 +70,33 @@ class ContextMeter(QWidget):
         self.show_use(None)
 
     def show_use(self, use: ContextUse | None, forecast: Forecast | None = None) -> None:
-        """Show another state, and what the reply would wait for; None where it is not known."""
+        """Show how full the context is, and what the reply would wait for; None if unknown."""
         wait = forecast.of_message if forecast else ""
         self.wait.set_text(wait)
         self.wait.setVisible(bool(wait))
         self.bar.setVisible(use is not None)
         if use is not None:
             self.bar.show_use(use)
-        words = meter_words(use) if use is not None else ""
+        words = explained = ""
+        if use is not None:
+            used, waiting = tokens_short(use.used), tokens_short(use.waiting)
+            parts = [_("{used} of {limit} tokens used", used=used, limit=tokens_short(use.limit))]
+            if use.waiting:
+                parts.append(_("{waiting} in this message", waiting=waiting))
+            words = beside([*parts, _("{reserve} kept for the reply", reserve=tokens_short(use.reserve))])
+            explained = _(
+                "The context holds {limit} tokens: {used} used so far, {waiting} in your message, and {reserve} "
+                "reserved for the reply.",
+                limit=number(use.limit),
+                used=number(use.used),
+                waiting=number(use.waiting),
+                reserve=number(use.reserve),
+            )
         sent_now = _("Sent now, the first word comes after {wait}", wait=wait) if wait else ""
         self.words.set_text(words)
         restyle(self.words, "tone", "warn" if use is not None and use.tight else "")
         self.setAccessibleName(". ".join(filter(None, (_("Context: {words}", words=words) if words else "", sent_now))))
-        self.setToolTip("\n".join(filter(None, (_explained(use) if use else "", sent_now))))
-
-
-def meter_words(use: ContextUse) -> str:
-    parts = [_("{used} of {limit} tokens used", used=tokens_short(use.used), limit=tokens_short(use.limit))]
-    if use.waiting:
-        parts.append(_("{waiting} in this message", waiting=tokens_short(use.waiting)))
-    parts.append(_("{reserve} kept for the reply", reserve=tokens_short(use.reserve)))
-    return beside(parts)
-
-
-def _explained(use: ContextUse) -> str:
-    return _(
-        "The context holds {limit} tokens: {used} used so far, {waiting} in your message, and {reserve} reserved for "
-        "the reply.",
-        limit=number(use.limit),
-        used=number(use.used),
-        waiting=number(use.waiting),
-        reserve=number(use.reserve),
-    )
+        self.setToolTip("\n".join(filter(None, (explained, sent_now))))
 
 
 class EngineDot(QWidget):
@@ -118,7 +113,7 @@ class EngineDot(QWidget):
         self.setFixedSize(side, side)
 
     def show_state(self, state: EngineState, *, silent: bool = False) -> None:
-        """Show another state; `silent` is a ready engine of which nothing is heard."""
+        """`silent`: nothing is heard of the engine, though it is ready."""
         self._state, self._silent = state, silent
         self.update()
 
@@ -146,7 +141,6 @@ class Remarks(QWidget):
 
     @property
     def text(self) -> str:
-        """All remarks in one string, as a screen reader says them."""
         return beside(remark.text for remark in self._remarks)
 
     def show_remarks(self, remarks: tuple[Remark, ...]) -> None:
@@ -160,7 +154,7 @@ class Remarks(QWidget):
             self.update()
 
     def fitting(self, width: int) -> tuple[Remark, ...]:
-        """The remarks that fit into so many pixels; one always does, elided if need be."""
+        """Return the remarks that fit into so many pixels; one always does, elided if necessary."""
         remarks = list(self._remarks)
         while len(remarks) > 1 and self._width(remarks) > width:
             remarks.remove(min(remarks, key=lambda remark: remark.rank))
@@ -205,8 +199,8 @@ class StatusStrip(QFrame):
         self.progress.setFixedWidth(90)
         # Shown while something is read that nobody has asked for yet; no higher than the words, or the page would move.
         self.stop = tool_button(_("Stop reading ahead"), kind="bare")
-        for one in (self.progress, self.stop):
-            one.hide()
+        for widget in (self.progress, self.stop):
+            widget.hide()
         self.remarks = Remarks(look)
         parts = row(self.dot, self.state, spacing=7), self.model, self.context, (self.remarks, 1)
         row(*parts, self.progress, self.stop, on=self, spacing=_BETWEEN, margins=(_BETWEEN, 6, _BETWEEN, 6))
@@ -223,7 +217,7 @@ class StatusStrip(QFrame):
         self._make_room()
 
     def show_context(self, available: int | None, reason: str) -> None:
-        """How large the context is, in tokens; the tooltip says why. How full it is, the meter says."""
+        """Show how large the context is, in tokens; the tooltip says why."""
         words = _("context {available}", available=tokens_short(available)) if available is not None else ""
         self.context.setText(words)
         self.context.setAccessibleName(words)
@@ -233,9 +227,9 @@ class StatusStrip(QFrame):
     def show_turn(
         self, remarks: tuple[Remark, ...], fraction: float | None, *, silent: bool = False, ahead: bool = False
     ) -> None:
-        """The current turn's remarks, how much of the prompt has been read, and whether nothing comes any more.
+        """Show the current turn's remarks and how much of the prompt has been read.
 
-        `ahead`: it is read before anybody has asked for it, and can be stopped.
+        `silent`: nothing comes any more. `ahead`: it is read before it is asked for, and can be stopped.
         """
         self._told, self._silent = remarks, silent
         self._show_state()
@@ -256,19 +250,18 @@ class StatusStrip(QFrame):
         self.state.setAccessibleName(_("Engine {word}", word=word))
 
     def _show_remarks(self) -> None:
-        """Without the numbers only what went wrong is told."""
         wanted = self._told if self._look.numbers else tuple(p for p in self._told if p.tone in ("warn", "bad"))
         self.remarks.show_remarks(wanted)
         self._make_room()
 
     def _make_room(self) -> None:
-        """The model and the context stand elsewhere, too: they give way to what is told of the turn."""
+        """Hide the model and the context, which are shown elsewhere, too, where the turn's remarks need the room."""
         busy = [self.dot, self.state, self.remarks, *(p for p in (self.progress, self.stop) if not p.isHidden())]
         room = self.width() - sum(widget.sizeHint().width() + _BETWEEN for widget in busy) - _BETWEEN
-        for one in (self.model, self.context):
-            wide = one.sizeHint().width() + _BETWEEN
-            shown = wide <= room and (one is self.model or self._look.numbers)
-            one.setVisible(shown)
+        for part in (self.model, self.context):
+            wide = part.sizeHint().width() + _BETWEEN
+            shown = wide <= room and (part is self.model or self._look.numbers)
+            part.setVisible(shown)
             room -= wide if shown else 0
 
     def _restyle(self) -> None:

@@ -54,13 +54,13 @@ class TurnStory:
         return "silence" in self._remarks
 
     def begin(self) -> None:
-        """The user pressed Send: a restore that ran ahead stays told, the turn before does not."""
+        """Begin a turn when the user presses Send: a restore that ran ahead is still told, the turn before is not."""
         if self._over:
             self._forget()
         self.pending = _("One moment…")
 
     def end(self) -> None:
-        """The turn is over, whatever came of it: nothing is read or waited for any more."""
+        """End the turn, whatever came of it: nothing is read or waited for any more."""
         self._reading_ended()
         self._remarks.pop("wait", None)
         self._remarks.pop("silence", None)
@@ -130,20 +130,12 @@ class TurnStory:
         if isinstance(event, chat.NotReadAhead):
             self._say("ahead", _("not read ahead: {reason}", reason=event.reason.words))
             return
-        what = _("what you write") if event.draft else _("this chat")
         self.reading_ahead = event.done < event.total
         self.fraction = event.done / event.total if self.reading_ahead else None
         if self.reading_ahead:
-            self._say(
-                "ahead",
-                _(
-                    "reading {what}: {done} of {total}",
-                    what=what,
-                    done=number(event.done),
-                    total=several(event.total, "{count} token", "{count} tokens"),
-                ),
-                "live",
-            )
+            what = _("what you write") if event.draft else _("this chat")
+            done, total = number(event.done), several(event.total, "{count} token", "{count} tokens")
+            self._say("ahead", _("reading {what}: {done} of {total}", what=what, done=done, total=total), "live")
         elif event.done:
             self._say("ahead", several(event.done, "{count} token read ahead", "{count} tokens read ahead"))
         else:
@@ -163,7 +155,7 @@ class TurnStory:
         self._restored = self._failed = None
 
     def _say_where(self, verdict: Verdict, where: str, restored_ms: float) -> None:
-        """Say first of all where the reply's chat came from, with the time a restore took after Send."""
+        """Say first where the reply's chat came from, with the time a restore took after Send."""
         more, tone = "", "good" if verdict.source is not Source.COLD and where == _(WHERE[verdict.source]) else ""
         if verdict.hollow:
             more, tone = _(UNUSED), "warn"
@@ -197,13 +189,13 @@ class TurnStory:
         self._remarks[matter] = Remark(text, tone, 3 if tone in ("warn", "bad") else _RANKS.get(matter, 3))
 
     def _fresh(self) -> None:
-        """Something of a new turn was heard: forget the one before."""
+        """Forget the turn before when something of a new one is heard."""
         if self._over:
             self._forget()
 
 
 def waiting_words(title: str, other: TurnStory, reply: str) -> str:
-    """The line in place of a reply that waits for another chat's: which chat, and how far its reply is."""
+    """Say in place of a reply that waits for another chat's which chat that is, and how far its reply is."""
     far = _("writing its reply")
     if other.fraction is not None:
         far = _("reading {share}", share=percent(other.fraction))

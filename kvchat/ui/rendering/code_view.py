@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from pygments.lexer import Lexer
@@ -80,7 +79,7 @@ class LineColours:
         self._safe = self._safe_line = 0  # where lexing may begin again while the code grows: no token was open there
 
     def grow(self, text: str) -> range:
-        """Colour what is new in `text`, which begins as it did last time; the lines whose colours may have changed.
+        """Colour what is new in `text`, which begins as it did last time; return the lines that may have changed.
 
         Begins where a line last began outside of any token, which is nearly always right, and leaves code plain whose
         string or comment goes on for more than `_REACH` characters. `whole` puts right what was not.
@@ -97,7 +96,7 @@ class LineColours:
         return range(first, len(self.spans))
 
     def whole(self, text: str) -> list[list[Span]]:
-        """The colours of all of `text`; of what takes too long, none. Of any thread: nothing here is changed."""
+        """Return the colours of all of `text`, none of what takes too long. For any thread: changes nothing here."""
         lexer, spans = _lexer(self._language), list[list[Span]]()
         if lexer is None:
             return spans
@@ -112,7 +111,7 @@ class LineColours:
         return spans
 
     def _read(self, lexer: Lexer, text: str, until: float, slow: float) -> tuple[list[list[Span]], int, int, float]:
-        """The colours of a text's lines; where the last one begins that can be read alone, and which it is.
+        """Return the colours of a text's lines; where the last one begins that can be read alone, and which it is.
 
         The last value is what is left of the `slow` seconds for slow tokens; below 0 after that, and after `until`.
         """
@@ -120,7 +119,10 @@ class LineColours:
         safe = safe_line = 0
         before = time.thread_time()
         for start, kind, piece in lexer.get_tokens_unprocessed(text):
-            colour = self._tone(kind)
+            toned = kind
+            while toned not in self._tones and toned.parent is not None:
+                toned = toned.parent
+            colour = self._tones.get(toned, "")
             column = start - (text.rfind("\n", 0, start) + 1)
             for i, part in enumerate(piece.split("\n")):
                 if i:
@@ -138,18 +140,11 @@ class LineColours:
             before = now
         return spans, safe, safe_line, slow
 
-    def _tone(self, kind: _TokenType) -> str:
-        """The colour of a kind of token; empty for plain text."""
-        while kind not in self._tones and kind.parent is not None:
-            kind = kind.parent
-        return self._tones.get(kind, "")
-
 
 def _lexer(language: str) -> Lexer | None:
-    """None for an unknown language, whose code is plain."""
     try:
         return get_lexer_by_name(language, stripnl=False, ensurenl=False) if language else None
-    except ClassNotFound:
+    except ClassNotFound:  # its code is plain
         return None
 
 
@@ -182,7 +177,7 @@ class CodeText(QTextEdit):
         QTextCursor(self.document()).setBlockFormat(lines)
 
     def show_text(self, text: str, *, ended: bool) -> None:
-        """Show this; cheap if it goes on where the last one ended, as a text does that is read in slices."""
+        """Show this; cheap if it goes on where the last one ended. `ended`: no more will come."""
         if text == self._whole and ended == self._ended:
             return
         cursor = QTextCursor(self.document())
@@ -209,7 +204,7 @@ class CodeText(QTextEdit):
             self._timer.start(0)
 
     def natural_height(self, width: int) -> int:
-        """How tall it is in a space of that width, the scroll bar included if there is one."""
+        """Return its height in a space of that width, the scroll bar included if there is one."""
         document = self.document()  # its size is the widget's, where that is wider: maybe it has no place yet
         bar = self.horizontalScrollBar().sizeHint().height() if document.idealWidth() > width else 0
         return math.ceil(document.size().height()) + bar
@@ -247,19 +242,18 @@ class CodeText(QTextEdit):
         block = document.findBlockByNumber(first)
         start = block.position()
         for line in range(first, min(end, document.blockCount())):
-            block.layout().setFormats(list(self._ranges(line, block.text())))
+            text, ranges = block.text(), []
+            for at, count, colour in self._colours.spans[line] if len(text) <= _LONGEST_LINE else ():
+                if colour not in self._formats:
+                    self._formats[colour] = QTextCharFormat()
+                    self._formats[colour].setForeground(QColor(colour))
+                span = QTextLayout.FormatRange()
+                span.start, span.format = position(text, at), self._formats[colour]
+                span.length = position(text, at + count) - span.start
+                ranges.append(span)
+            block.layout().setFormats(ranges)
             block = block.next()
         document.markContentsDirty(start, (block.position() if block.isValid() else document.characterCount()) - start)
-
-    def _ranges(self, line: int, text: str) -> Iterator[QTextLayout.FormatRange]:
-        for start, count, colour in self._colours.spans[line] if len(text) <= _LONGEST_LINE else ():
-            if colour not in self._formats:
-                self._formats[colour] = QTextCharFormat()
-                self._formats[colour].setForeground(QColor(colour))
-            span = QTextLayout.FormatRange()
-            span.start, span.format = position(text, start), self._formats[colour]
-            span.length = position(text, start + count) - span.start
-            yield span
 
 
 class CodeView(QFrame):
@@ -286,7 +280,6 @@ class CodeView(QFrame):
         self._show_copied(False)
 
     def show_code(self, text: str, *, ended: bool) -> None:
-        """Show this code; cheap if it goes on where the last one ended. `ended`: no more will come."""
         self.text = text
         self.body.show_text(text, ended=ended)
 

@@ -53,13 +53,10 @@ _SCALE = 1.12  # STIX letters are smaller than an interface font's of the same s
 class Outline:
     """A drawn formula. Measures in em; `ascent` and `descent` from the line the text stands on."""
 
-    svg: str
+    svg: str  # in the colour _INK
     width: float
     ascent: float
     descent: float
-
-    def in_colour(self, colour: str) -> str:
-        return self.svg.replace(_INK, colour)
 
 
 @dataclass(frozen=True)
@@ -74,7 +71,7 @@ class Place:
     font_size: int  # for an image of that size with vertical-align: middle: the line then leaves room above and below
 
     def drawn(self, colour: str, ratio: float) -> QImage:
-        """The formula itself, `ratio` pixels a point on the screen."""
+        """Draw the formula, `ratio` pixels a point on the screen."""
         size = QSize(round(self.width * ratio), round((self.ascent + self.descent) * ratio))
         image = QImage(size, QImage.Format.Format_ARGB32_Premultiplied)
         image.setDevicePixelRatio(ratio)
@@ -82,7 +79,7 @@ class Place:
         outline, em = self.outline, self.em
         top, height = self.ascent - outline.ascent * em, (outline.ascent + outline.descent) * em
         with QPainter(image) as painter:
-            renderer = QSvgRenderer(QByteArray(outline.in_colour(colour).encode()))
+            renderer = QSvgRenderer(QByteArray(outline.svg.replace(_INK, colour).encode()))
             renderer.render(painter, QRectF(0, top, outline.width * em, height))
         return image
 
@@ -100,7 +97,7 @@ class Formulas(QObject):
         self.destroyed.connect(lambda: thread.shutdown(wait=False, cancel_futures=True))
 
     def is_known(self, formula: Formula) -> bool:
-        """True once it is settled how the formula looks; asks for it if not."""
+        """Return True once it is settled how the formula looks; ask for it if not."""
         key = (formula.tex, formula.display)
         if key in self._outlines:
             return True
@@ -110,11 +107,10 @@ class Formulas(QObject):
         return False
 
     def place(self, formula: Formula, font: QFont, scale: float = 1.0) -> Place | None:
-        """The room it takes beside text in `font`, `scale` times as large; None: show its source.
+        """Return the room it takes beside text in `font`, `scale` times as large; None: show its source.
 
         QTextDocument leaves room for a "middle" image on the base line but for (height - x-height / 2) / 2 of it.
-        That is the x-height of the image's own font, which shows nowhere else: a font size is chosen that fits. Then
-        it draws the image in the middle of the line, wherever that is; so formulas are drawn by the page.
+        That is the x-height of the image's own font, which shows nowhere else: a font size is chosen that fits.
         """
         outline = self._outlines.get((formula.tex, formula.display))
         if outline is None:
@@ -137,7 +133,7 @@ class Formulas(QObject):
 
 
 def outline(tex: str, display: bool) -> Outline | None:
-    """The formula drawn; None for one that cannot be drawn in full, which is better shown as it was written."""
+    """Draw a formula; None for one that cannot be drawn in full, which is better shown as it was written."""
     depths = accumulate((letter == "{") - (letter == "}") for letter in tex[:_LONGEST])
     if len(tex) > _LONGEST or max(depths, default=0) > _DEEPEST or _NO_GLYPHS.search(tex) or _LOST in tex:
         return None
@@ -191,7 +187,6 @@ class FormulaLayer(QPyTextObject):
         return f'{_STRUT}<img src="{name}" {size} style="vertical-align:middle; font-size:{place.font_size}px">'
 
     def have_come(self) -> bool:
-        """True if some of those that are awaited are set now."""
         return any(map(self._all.is_known, self.awaited))
 
     def source(self, name: str) -> str:
@@ -219,7 +214,7 @@ class FormulaLayer(QPyTextObject):
 
 
 def fragments(block: QTextBlock) -> Iterator[QTextFragment]:
-    """The runs of one format of a paragraph."""
+    """Yield a paragraph's runs of one format."""
     iterator = block.begin()
     while not iterator.atEnd():
         yield iterator.fragment()

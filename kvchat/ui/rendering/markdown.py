@@ -92,7 +92,7 @@ class Markdown:
         self._parser = markdown_parser(renderer_class(theme))
 
     def units(self, text: str, env: Env, *, streaming: bool) -> list[Unit]:
-        """The units of `text` in order. Never raises: any text is Markdown. Definitions met are kept in `env`."""
+        """Return the units of `text` in order; keep definitions in `env`. Never raises: any text is Markdown."""
         env[STREAMING] = streaming
         return list(_units(self._parser.parse(text, env)))
 
@@ -113,13 +113,16 @@ class Markdown:
         return [Prose(*self._render(unit.tokens, source, env), heading=first.type == "heading_open")]
 
     def _item(self, unit: Unit, source: str, env: Env) -> list[Block]:
-        """An item's text, its code blocks, and the text after those without a second bullet."""
+        """Render an item's text, its code blocks, and the text after those without a second bullet."""
         tokens = unit.tokens[1:-1]
         base = unit.tokens[0].level + 1
         tag = _WITHOUT_BULLETS if unit.tokens[0].attrGet("class") else "<ul>"  # tasks have a class and a box
         if unit.ordinal is not None:
             tag = f'<ol start="{unit.ordinal}">'
-        _tighten(tokens, base)
+        if tokens and tokens[0].type == "paragraph_open":
+            # It stands beside its bullet, whether a blank line in the list made it loose or not.
+            closing = next(t for t in tokens if t.type == "paragraph_close" and t.level == base)
+            tokens[0].hidden = closing.hidden = True
         blocks: list[Block] = []
         run: list[Token] = []
         for token in (*tokens, None):
@@ -136,20 +139,20 @@ class Markdown:
         return blocks
 
     def _render(self, tokens: Sequence[Token], source: str, env: Env) -> tuple[str, str, tuple[Formula, ...]]:
-        """The first fields of a block."""
+        """Return the first fields of a block."""
         env[FORMULAS] = []
         text = self._parser.renderer.render(tokens, self._parser.options, env)
         return text.strip(), source, tuple(env[FORMULAS])
 
 
 def plain_block(source: str) -> Prose:
-    """Text that is shown as it was written."""
+    """Make a block of text that is shown as it was written."""
     lines = html.escape(calm(source.rstrip("\n"))).split("\n")
     return Prose("".join(f'<p class="plain">{line}</p>' if line else _EMPTY_LINE for line in lines), source)
 
 
 def plain_blocks(text: str) -> list[Prose]:
-    """A text of any length that is shown as it was written, cut where lines or words end. Never empty."""
+    """Cut a text that is shown as it was written where lines or words end. Never empty."""
     blocks: list[Prose] = []
     at = 0
     while True:
@@ -163,7 +166,7 @@ def plain_blocks(text: str) -> list[Prose]:
 
 
 def _units(tokens: list[Token]) -> Iterator[Unit]:
-    """Cuts tokens at the top level, and a top-level list at its items."""
+    """Cut tokens at the top level, and a top-level list at its items."""
     ordinal: int | None = None
     list_number = 0
     begin: int | None = None
@@ -196,15 +199,8 @@ def _code(token: Token, source: str, indent: int = 0) -> Code:
     return Code(words[0].lower() if words else "", token.content.rstrip(), source, indent)
 
 
-def _tighten(tokens: Sequence[Token], level: int) -> None:
-    """An item's first paragraph stands beside its bullet, whether a blank line in the list made it loose or not."""
-    if tokens and tokens[0].type == "paragraph_open":
-        closing = next(t for t in tokens if t.type == "paragraph_close" and t.level == level)
-        tokens[0].hidden = closing.hidden = True
-
-
 def prose_css(theme: Theme, mono: str, points: float) -> str:
-    """The style sheet of a prose document (QTextDocument's own small subset of CSS); code is `points` large."""
+    """Return the style sheet of a prose document (QTextDocument's small subset of CSS); code is `points` large."""
     return f"""
     p, li {{ line-height: 148%; }}
     p {{ margin-top: 0; margin-bottom: 10px; }}
@@ -223,7 +219,7 @@ def prose_css(theme: Theme, mono: str, points: float) -> str:
 
 
 def renderer_class(theme: Theme, *, links_within: bool = False) -> type[SafeRenderer]:
-    """A renderer in these colours. `links_within`: those to another place of the same text are links, too."""
+    """Make a renderer in these colours. `links_within`: those to another place of the same text are links, too."""
 
     class Renderer(SafeRenderer):
         """Writes HTML as QTextDocument needs it; formulas stand as `<!--math:i-->`."""
@@ -295,6 +291,6 @@ def _direction(tokens: Sequence[Token]) -> str:
 
 
 def _cell(token: Token) -> str:
-    """The alignment markdown-it put on a table cell; where it put none, the text's own side."""
+    """Return the alignment markdown-it put on a table cell; without one, the text's own side."""
     style = token.attrGet("style")
     return f"{style}; " if style else ""

@@ -40,12 +40,12 @@ class _Fence:
         return not deep and len(words) >= len(self.delimiter) and set(words) == {self.delimiter[0]}
 
     def add(self, lines: list[str]) -> None:
-        """More whole lines of code, without the indent of the fence."""
+        """Add whole lines of code, without the indent of the fence."""
         leads = (min(len(line) - len(line.lstrip(" ")), self.indent) for line in lines)
         self.text += "".join(f"{line[lead:]}\n" for line, lead in zip(lines, leads, strict=True))
 
     def code(self, last: str = "", closing: str = "") -> Code:
-        """The block as it is now; `last` is a line that is not whole yet."""
+        """Return the block as it is now; `last` is a line that is not whole yet."""
         text = (self.text + last).rstrip()
         return Code(self.language, text, f"{self.opening}\n{text}\n{closing or self.delimiter}\n")
 
@@ -69,7 +69,7 @@ class MarkdownStream:
         self._unread, self._at = self._unread[self._at :] + text, 0
 
     def finish(self) -> None:
-        """No more text will come: the next steps settle all of it. Text that does come is for another stream."""
+        """Let the next steps settle all of the text: no more will come."""
         self.finished = True
 
     def step(self) -> bool:
@@ -83,7 +83,7 @@ class MarkdownStream:
         return more
 
     def _read_fence(self, last: bool) -> bool:
-        """Read on in an open code block; True if it ended with text behind it."""
+        """Read on in an open code block; return True if it ended with text behind it."""
         fence = self._fence
         assert fence is not None
         *lines, rest = self._tail.split("\n")
@@ -101,10 +101,10 @@ class MarkdownStream:
         return closing is not None
 
     def _read_units(self, last: bool) -> bool:
-        """Read the tail; True if it is to be read again, having become shorter."""
+        """Read the tail; return True if it is to be read again, having become shorter."""
         env = _copy(self._env)
         units = self._numbered(self._markdown.units(self._tail, env, streaming=not last))
-        starts = _line_starts(self._tail)
+        starts = [0, *(newline.end() for newline in re.finditer("\n", self._tail))]  # of lines, the last may be empty
         whole = len(starts) - 1  # lines that have ended
         begun = [i for i, unit in enumerate(units) if unit.first_line < whole and not _is_open_formula(unit.tokens[0])]
         keep = len(units) if last else begun[-1] if begun else 0
@@ -125,7 +125,7 @@ class MarkdownStream:
         return bool(units) and self._go_on(units[keep])
 
     def _final(self, unit: Unit, source: str, env: Env) -> list[Block]:
-        """A settled unit's blocks. A formula that was still open in it will not be closed any more."""
+        """Return a settled unit's blocks. A formula that was still open in it will not be closed any more."""
         if unit.kind == "table_open":
             before, self._pieces = self._pieces, []
             pieces = _table_pieces(unit, source)
@@ -141,12 +141,12 @@ class MarkdownStream:
         return self._markdown.blocks(unit, source, env)
 
     def _read(self, source: str, env: Env) -> list[Block]:
-        """The blocks of a unit that is read alone."""
+        """Return the blocks of a unit that is read alone."""
         units = self._markdown.units(source, env, streaming=False)
         return [block for unit in units for block in self._markdown.blocks(unit, source, env)]
 
     def _go_on(self, unit: Unit) -> bool:
-        """The tail begins with `unit` now; True if another way of reading it is due."""
+        """Prepare a tail that begins with `unit`; return True if it is to be read in another way now."""
         if unit.kind == "fence" and (opened := _FENCE.match(self._tail)):
             words = opened[3].split()
             self._fence = _Fence(opened[0].rstrip("\n"), len(opened[1]), opened[2], words[0].lower() if words else "")
@@ -172,7 +172,7 @@ class MarkdownStream:
         return True
 
     def _numbered(self, units: list[Unit]) -> list[Unit]:
-        """The units with items counted on from a list that is settled in part."""
+        """Return the units with items counted on from a list that is settled in part."""
         if self._ordinal is None or not units or units[0].ordinal is None:
             return units
         ahead = self._ordinal - units[0].ordinal
@@ -181,7 +181,7 @@ class MarkdownStream:
         return counted + units[len(counted) :]
 
     def _cut(self, units: list[Unit], starts: list[int], keep: int, env: Env) -> None:
-        """The first `keep` units are settled: the tail begins with the next one."""
+        """Let the tail begin behind the first `keep` units, which are settled."""
         before, now = units[keep - 1], units[keep]
         same_list = before.is_item and now.is_item and before.list_number == now.list_number
         self._ordinal = now.ordinal if same_list else None
@@ -217,7 +217,7 @@ class MarkdownStream:
 
 
 def _table_pieces(unit: Unit, source: str) -> list[str]:
-    """A table as one or more that are soon laid out, each with the head. Lines behind it go with the last one."""
+    """Cut a table into pieces that are soon laid out, each with the head. Lines behind it go with the last one."""
     columns = sum(token.type == "th_open" for token in unit.tokens)
     lines = source.splitlines(keepends=True)
     end, most = unit.end_line - unit.first_line, max(TABLE_CELLS // columns, _FEWEST_ROWS)
@@ -227,13 +227,8 @@ def _table_pieces(unit: Unit, source: str) -> list[str]:
 
 
 def _is_open_formula(token: Token) -> bool:
-    """True if this may still become a formula, or else a part of the paragraph before it."""
+    """Return True if this may still become a formula, or else a part of the paragraph before it."""
     return token.type == "math_block" and not token.meta["closed"]
-
-
-def _line_starts(text: str) -> list[int]:
-    """Where each line begins; the last entry is where one begins that has not ended, at the text's end if all have."""
-    return [0, *(newline.end() for newline in re.finditer("\n", text))]
 
 
 def _source(text: str, starts: list[int], unit: Unit) -> str:
@@ -242,7 +237,7 @@ def _source(text: str, starts: list[int], unit: Unit) -> str:
 
 
 def _labels(env: Env) -> set[str]:
-    """How the text refers to what is defined: [LABEL] or [^LABEL], in capitals."""
+    """Return how the text refers to what is defined: [LABEL] or [^LABEL], in capitals."""
     notes: dict[str, Any] = env["footnotes"]["refs"]
     return {f"[{label}]" for label in env["references"]} | {f"[^{label[1:].upper()}]" for label in notes}
 

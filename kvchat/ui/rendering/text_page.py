@@ -16,7 +16,6 @@ from PySide6.QtGui import (
     QDesktopServices,
     QFontMetricsF,
     QGuiApplication,
-    QTextBlock,
     QTextOption,
     QWheelEvent,
 )
@@ -57,7 +56,7 @@ class PageStyle:
         self.column_width = round(self.letter_width * _COLUMN_LETTERS)
 
     def quieter(self) -> PageStyle:
-        """The same for what is not the reply itself, such as thinking."""
+        """Return the style of what is not the reply itself, such as thinking."""
         other = copy.copy(self)
         other.font = page_font(self.look.type.family, self.look.type.base)
         other.css = f"{self.css} p {{ color: {self.theme.muted} }}"
@@ -91,14 +90,11 @@ class TextPage(QTextBrowser):
         self.formulas = FormulaLayer(self, style.formulas, style.font, style.theme.text)
 
     def loadResource(self, kind: int, name: QUrl | str) -> object:
-        """Nothing is ever loaded for a model's text: no remote picture, no local file.
-
-        Empty bytes and not None: at None, QTextDocument goes on to read local files by itself.
-        """
+        """Load nothing for a model's text: no remote picture, no local file. At None Qt itself reads local files."""
         return QByteArray()
 
     def focusNextPrevChild(self, next: bool) -> bool:
-        """Tab goes from link to link, then on; a page that is being hidden has none to go to."""
+        """Go from link to link, then on; a page that is being hidden has none to go to."""
         if not self.isVisible():
             return not (parent := self.parentWidget()) or parent.focusNextPrevChild(next)
         moved = super().focusNextPrevChild(next)
@@ -110,22 +106,25 @@ class TextPage(QTextBrowser):
         event.ignore()
 
     def heightForWidth(self, width: int) -> int:
-        """How tall the text is at that width. The air below its last line is always the same."""
+        """Return the text's height at that width. The air below its last line is always the same."""
         document = self.document()
         document.setTextWidth(width)
         last = document.lastBlock()
         # Qt counts a paragraph's margin and what its line height adds below the letters; of a heading neither.
-        bottom = max(document.size().height() - last.blockFormat().bottomMargin(), _letters_end(last))
+        bottom = document.size().height() - last.blockFormat().bottomMargin()
+        if lines := last.layout().lineCount():
+            line = last.layout().lineAt(lines - 1)
+            letters_end = document.documentLayout().blockBoundingRect(last).y() + line.y() + line.height()
+            bottom = max(bottom, letters_end)
         return math.ceil(bottom) + AIR
 
     def show_blocks(self, blocks: Sequence[Prose | Wide]) -> None:
-        """Show these instead."""
         if self.blocks != tuple(blocks):
             self.blocks = tuple(blocks)
             self._show()
 
     def show_formulas(self) -> bool:
-        """Some formulas are ready: show those that this page waits for. True if there were any."""
+        """Show the formulas that this page waits for and that are ready; return True if there were any."""
         ready = self.formulas.have_come()
         if ready:
             self._show()
@@ -141,7 +140,7 @@ class TextPage(QTextBrowser):
             select(self, anchor, head)
 
     def block_starts(self) -> list[int]:
-        """The position in the document where each block begins."""
+        """Return the position in the document where each block begins."""
         starts = [0] * len(self.blocks)
         block = self.document().begin()
         while block.isValid():
@@ -153,7 +152,7 @@ class TextPage(QTextBrowser):
         return starts
 
     def _with_formulas(self, number: int) -> str:
-        """A block's HTML, an anchor at its beginning, its formulas drawn as far as they are ready."""
+        """Return a block's HTML with an anchor at its beginning and its formulas as far as they are ready."""
         block = self.blocks[number]
         tags = _TAGS.match(block.html)
         at = tags.end() if tags else 0
@@ -179,7 +178,6 @@ class WidePage(TextPage):
         sideways(self, event)
 
     def heightForWidth(self, width: int) -> int:
-        """How tall it is at that width, the scroll bar included where there is one."""
         needed = self._needed(width)
         if needed != self.lineWrapColumnOrWidth():
             self.setLineWrapColumnOrWidth(needed)
@@ -188,7 +186,7 @@ class WidePage(TextPage):
         return height + (self.horizontalScrollBar().sizeHint().height() + 4 if overflows else 0)
 
     def _needed(self, width: int) -> int:
-        """How wide the document must be made in a space of that width."""
+        """Return how wide the document must be made in a space of that width."""
         document = self.document()
         document.setTextWidth(width)
         if document.idealWidth() < width:
@@ -201,17 +199,8 @@ class WidePage(TextPage):
 
 
 def without_ground(text: QTextEdit) -> None:
-    """Nothing is painted under the text: Qt's style sheets would keep 1 KB of each ground ever painted."""
+    """Paint nothing under the text: Qt's style sheets would keep 1 KB of each ground ever painted."""
     text.viewport().setAutoFillBackground(False)
-
-
-def _letters_end(block: QTextBlock) -> float:
-    """Where a paragraph's last line ends in its document, without what its line height adds."""
-    layout = block.layout()
-    if layout.lineCount() == 0:
-        return 0.0
-    line = layout.lineAt(layout.lineCount() - 1)
-    return block.document().documentLayout().blockBoundingRect(block).y() + line.y() + line.height()
 
 
 def sideways(page: QTextEdit, event: QWheelEvent) -> None:
@@ -226,7 +215,7 @@ def sideways(page: QTextEdit, event: QWheelEvent) -> None:
 
 
 def as_lists(blocks: Sequence[Prose | Wide], htmls: Iterable[str]) -> str:
-    """The blocks' HTML, items of one list between one pair of tags."""
+    """Join the blocks' HTML, items of one list between one pair of tags."""
     parts: list[str] = []
     before = ""
     for block, html in zip(blocks, htmls, strict=True):
@@ -241,7 +230,7 @@ def as_lists(blocks: Sequence[Prose | Wide], htmls: Iterable[str]) -> str:
 
 
 def real_place(url: str) -> str:
-    """Where a link leads: the host as the network knows it (punycode, no user name), or the address of a mail."""
+    """Return a link's host as the network knows it (punycode, no user name), or the address of a mail."""
     parsed = QUrl(url)
     if urlsplit(url).scheme.lower() == "mailto":
         return spelled_out(parsed.path(QUrl.ComponentFormattingOption.FullyEncoded))
@@ -258,7 +247,11 @@ class LinkDialog(Question):
         address = QUrl(url).toString(QUrl.ComponentFormattingOption.FullyEncoded)
         shown = address if len(address) <= _LONGEST else f"{address[:_LONGEST]}…"
         asked = _("Open this link in your browser?") if not url.startswith("mailto:") else _("Write to this address?")
-        told = (asked, "muted"), (_breakable(real_place(url)), "title"), (_breakable(shown), "small")
+        # A label breaks lines at words only: zero-width spaces allow it anywhere in a long address.
+        place, shown = (
+            "\u200b".join(text) if len(text) > 60 and " " not in text else text for text in (real_place(url), shown)
+        )
+        told = (asked, "muted"), (place, "title"), (shown, "small")
         lines = [label(words, kind, wraps=True) for words, kind in told]
         self.open_button, self.copy_button, self.cancel = map(QPushButton, (_("Open"), _("Copy"), _("Cancel")))
         self.copy_button.setToolTip(_("Copy the address"))
@@ -283,8 +276,3 @@ def ask_to_open(parent: QWidget, url: str) -> LinkDialog | None:
     dialog = LinkDialog(parent, url)
     dialog.open()
     return dialog
-
-
-def _breakable(address: str) -> str:
-    """A label breaks lines at words only: allow it anywhere, by zero-width spaces."""
-    return "\u200b".join(address) if len(address) > 60 and " " not in address else address

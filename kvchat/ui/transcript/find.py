@@ -32,23 +32,19 @@ class HitMarks(QObject):
     def __init__(self, page: MessageColumn, look: Look) -> None:
         super().__init__(page)
         self._page, self._look = page, look
-        self._terms: tuple[Term, ...] = ()
+        self.terms: tuple[Term, ...] = ()
         self._current: tuple[QTextEdit, int] | None = None  # where the reader was led: the text, and the position in it
         look.changed.connect(self._show_again)  # no lambda, which would outlive the page
 
-    @property
-    def are_shown(self) -> bool:
-        return bool(self._terms)
-
     def show_terms(self, terms: tuple[Term, ...]) -> None:
-        self._terms, self._current = terms, None
+        self.terms, self._current = terms, None
         for view in self._page.views.values():
             for text in view.texts:
                 self._mark(text)
             self.watch_documents(view)
 
     def clear(self) -> None:
-        if self._terms:
+        if self.terms:
             self.show_terms(())
         self.cleared.emit()
 
@@ -58,7 +54,7 @@ class HitMarks(QObject):
 
     def watch_documents(self, view: MessageView) -> None:
         if view.chips is not None:
-            view.chips.show_terms(self._terms)
+            view.chips.show_terms(self.terms)
 
     def open_document(self, message_id: str) -> None:
         """Show the first of a message's documents that has the terms, at the first of them."""
@@ -67,7 +63,7 @@ class HitMarks(QObject):
             view.chips.open_found()
 
     def in_message(self, message_id: str) -> list[tuple[QTextEdit, QTextCursor]]:
-        """The marks of a message from above, and the texts they stand in."""
+        """List the marks of a message from above, and the texts they stand in."""
         view = self._page.views.get(message_id)
         return [(text, cursor) for text in (view.texts if view else ()) for cursor in self._cursors(text)]
 
@@ -79,14 +75,14 @@ class HitMarks(QObject):
         self._mark(text)
 
     def _show_again(self) -> None:
-        self.show_terms(self._terms)
+        self.show_terms(self.terms)
 
     def _cursors(self, text: QTextEdit) -> list[QTextCursor]:
         words = text.toPlainText()
-        return cursors_at(text, words, spans(words, self._terms))
+        return cursors_at(text, words, spans(words, self.terms))
 
     def _mark(self, text: QTextEdit) -> None:
-        if self._terms or text.property("marked"):
+        if self.terms or text.property("marked"):
             cursors = self._cursors(text)
             current = self._current[1] if self._current and self._current[0] is text else None
             mark(text, cursors, self._look.theme, current)
@@ -152,7 +148,7 @@ class FindBar(QFrame):
             super().keyPressEvent(event)
 
     def _look_for(self, message_id: str | None) -> None:
-        """The last message that has all words comes first, unless another is named."""
+        """Find the messages that have all words; show the last one unless another is named."""
         terms = terms_of(self.field.text())
         self._hits = [m.id for m in self._page.messages if terms and has_terms(searched_text(m), terms)]
         self._at = self._hits.index(message_id) if message_id in self._hits else len(self._hits) - 1

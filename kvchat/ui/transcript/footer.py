@@ -9,7 +9,7 @@ from enum import Enum
 from typing import Any
 
 from PySide6.QtCore import QEvent, QObject, QRectF, Qt
-from PySide6.QtGui import QColor, QMouseEvent, QPainter, QPointingDevice
+from PySide6.QtGui import QMouseEvent, QPainter, QPointingDevice
 from PySide6.QtWidgets import (
     QBoxLayout,
     QFrame,
@@ -45,7 +45,7 @@ _STATE_WORDS = {
 
 
 class Request(Enum):
-    """Something to be done with a message."""
+    """What the user wants done with a message."""
 
     REGENERATE = "regenerate"  # another reply beside it
     REGENERATE_WITH = "regenerate-with"  # the same by another model, which is chosen first
@@ -90,7 +90,7 @@ class MessageActions(QWidget):
         return made
 
     def add_time(self, at: datetime) -> None:
-        """Say before all buttons when the message was written: the time of day, or the day of an earlier one."""
+        """Show before all buttons when the message was written: the time of day, or an earlier day."""
         local, now = at.astimezone(), datetime.now().astimezone()
         day = day_short(local) if local.year == now.year else date_of(local)
         time = label(f"{local:%H:%M}" if local.date() == now.date() else day, "small")
@@ -106,7 +106,7 @@ class MessageActions(QWidget):
                 menu.addAction(shown.icon(), shown.toolTip(), shown.click)
 
     def add_pager(self, position: int, count: int, go: Callable[[int], object]) -> None:
-        """Say which of several branches this is, counted from 0; `go` is called with another one's position."""
+        """Show which of several branches this is, counted from 0; `go` is called with another one's position."""
         place = label(f"{position + 1} / {count}", "small")
         place.setAccessibleName(_("Branch {position} of {count}", position=position + 1, count=count))
         for glyph, words, to in (
@@ -155,26 +155,24 @@ class TimelineBar(RoundBar):
         self._steps = steps
 
     def paint_inside(self, painter: QPainter, box: QRectF) -> None:
-        room = box.width() - (_LEAST + _GAP) * len(self._steps)
-        whole, left = sum(step.ms for step in self._steps) or 1.0, box.left()
-        for number, step in enumerate(self._steps):
-            width = _LEAST + max(room, 0.0) * step.ms / whole
-            end = box.right() if number == len(self._steps) - 1 else left + width
-            painter.fillRect(QRectF(left, box.top(), end - left, box.height()), self._colour(step))
-            left = end + _GAP
-
-    def _colour(self, step: Span) -> QColor:
         theme = self._look.theme
-        strong = {
+        colours = {
             Phase.LOADING: theme.code_name,
             Phase.READING: theme.warn,
             Phase.FIRST_TOKEN: theme.code_keyword,
             Phase.WRITING: theme.accent,
             Phase.SETTLING: theme.muted,
             Phase.SAVING: theme.muted,
-        }[step.phase]
-        paler = step.before_send or step.phase is Phase.SAVING
-        return mix(strong, theme.code, 0.5) if paler else QColor(strong)
+        }
+        room = box.width() - (_LEAST + _GAP) * len(self._steps)
+        whole, left = sum(step.ms for step in self._steps) or 1.0, box.left()
+        for number, step in enumerate(self._steps):
+            width = _LEAST + max(room, 0.0) * step.ms / whole
+            end = box.right() if number == len(self._steps) - 1 else left + width
+            paler = step.before_send or step.phase is Phase.SAVING
+            colour = mix(colours[step.phase], theme.code, 0.5 if paler else 1.0)
+            painter.fillRect(QRectF(left, box.top(), end - left, box.height()), colour)
+            left = end + _GAP
 
 
 class Timeline(QWidget):
@@ -256,7 +254,6 @@ class ReplyFooter(QWidget):
         self._column.addLayout(self._row)
 
     def offer_to_go_on(self, last: bool) -> None:
-        """Only the last message can go on."""
         if self._go_on is not None:
             self._go_on.setVisible(last)
 

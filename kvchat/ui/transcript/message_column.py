@@ -24,8 +24,8 @@ from kvchat.ui.transcript.reply_view import ReplyView
 from kvchat.ui.transcript.tail import JumpButton, TranscriptTail
 from kvchat.ui.widgets.layouts import COLUMN_WIDTH
 
-_GAP, _GAP_AFTER_USER = 22, 4  # below a message; the buttons under the user's leave room already
-_LEFT, _TOP, _RIGHT, _BOTTOM = 24, 20, 24, 28
+GAP, _GAP_AFTER_USER = 22, 4  # below a message; the buttons under the user's leave room already
+_LEFT, TOP, _RIGHT, _BOTTOM = 24, 20, 24, 28
 _AT_END = 40  # pixels from the end that still count as being there
 _AHEAD, _MOST = 40, 120  # messages: the nearest ones get their widgets before they are seen; no more have any
 
@@ -108,7 +108,6 @@ class MessageColumn(QScrollArea):
         self.verticalScrollBar().valueChanged.connect(self._scrolled)
 
     def row_of(self, message_id: str) -> int | None:
-        """The row of a message; None if it is not on this page."""
         return self._row_of.get(message_id)
 
     def scroll_to_end(self) -> None:
@@ -133,7 +132,7 @@ class MessageColumn(QScrollArea):
         self._jump.place()
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
-        """Home and End, which a scroll area does not know."""
+        """Handle Home and End, which a scroll area does not know."""
         if event.key() == Qt.Key.Key_End:
             self.scroll_to_end()
         elif event.key() == Qt.Key.Key_Home:
@@ -153,19 +152,13 @@ class MessageColumn(QScrollArea):
         return round(lines * self._style.line_height * 0.9) + 60
 
     def _pinned(self) -> set[str]:
-        """The messages whose widgets must stay, beside those that are being written anew."""
+        """Return the messages whose widgets must stay, beside those that are being edited."""
         raise NotImplementedError
-
-    def _go_to(self, row: int) -> None:
-        self._follow = False
-        self._view(row)
-        self._arrange(_TOP + self._rows.top(row) - _GAP - self.verticalScrollBar().value())
 
     def _show_rows(self, messages: list[Message]) -> None:
         """Show these. Those at the beginning that were there before keep their heights and widgets."""
-        same = sum(
-            1 for _ in takewhile(lambda pair: pair[0].id == pair[1].id, zip(self.messages, messages, strict=False))
-        )
+        pairs = zip(self.messages, messages, strict=False)
+        same = sum(1 for _ in takewhile(lambda pair: pair[0].id == pair[1].id, pairs))
         self.messages = messages
         self._rows.keep(same, [self._guess(message) for message in messages[same:]])
         self._row_of = {message.id: row for row, message in enumerate(messages)}
@@ -193,10 +186,13 @@ class MessageColumn(QScrollArea):
             self._arrange()
 
     def _measure_in_sight(self, top: int) -> int:
-        """Measure what has changed or comes into sight; where the page's top edge is then."""
+        """Measure what has changed or comes into sight; return the page's top edge after that."""
         width, area = self._column_width(), self.viewport().height()
         self._tail_height = self.tail.needed_height(width)
-        anchor = self._anchor(top)
+        # The first row in sight that the reader may know already keeps its place.
+        in_sight = self._rows_between(self._clamped(top), self._clamped(top) + area)
+        views = ((row, self.views.get(self.messages[row].id)) for row in in_sight)
+        anchor = next((row for row, view in views if view is not None and view.complete), in_sight.start)
         above = top - self._rows.top(anchor)  # of the anchor, that is out of sight
         changed = True
         while changed:
@@ -210,12 +206,6 @@ class MessageColumn(QScrollArea):
                     changed |= self._measure(row, view, width) != 0
         return top
 
-    def _anchor(self, top: int) -> int:
-        """The row that keeps its place: the first in sight that the reader may know already."""
-        in_sight = self._rows_between(self._clamped(top), self._clamped(top) + self.viewport().height())
-        views = ((row, self.views.get(self.messages[row].id)) for row in in_sight)
-        return next((row for row, view in views if view is not None and view.complete), in_sight.start)
-
     def _measure(self, row: int, view: View, width: int) -> int:
         height = view.heightForWidth(width) + _gap_below(view)
         if not view.complete:
@@ -227,12 +217,12 @@ class MessageColumn(QScrollArea):
         return last if self._follow else min(max(top, 0), last)
 
     def _height(self) -> int:
-        return _TOP + self._rows.total + self._tail_height + max(_BOTTOM, self._room_below)
+        return TOP + self._rows.total + self._tail_height + max(_BOTTOM, self._room_below)
 
     def _rows_between(self, top: int, bottom: int) -> range:
         if not len(self._rows):
             return range(0)
-        return range(self._rows.at(top - _TOP), self._rows.at(bottom - _TOP) + 1)
+        return range(self._rows.at(top - TOP), self._rows.at(bottom - TOP) + 1)
 
     def _place(self, top: int) -> None:
         width, bar = self._column_width(), self.verticalScrollBar()
@@ -240,8 +230,8 @@ class MessageColumn(QScrollArea):
         left = max((area - width) // 2, _LEFT)
         for id, view in self.views.items():
             row = self._row_of[id]
-            view.setGeometry(left, _TOP + self._rows.top(row), width, self._rows.heights[row] - _gap_below(view))
-        self.tail.setGeometry(left, _TOP + self._rows.total, width, self._tail_height)
+            view.setGeometry(left, TOP + self._rows.top(row), width, self._rows.heights[row] - _gap_below(view))
+        self.tail.setGeometry(left, TOP + self._rows.total, width, self._tail_height)
         self._ground.resize(area, max(self._height(), self.viewport().height()))
         bar.setValue(top)
 
@@ -263,10 +253,10 @@ class MessageColumn(QScrollArea):
             self._arrange()
 
     def _fill_ahead(self) -> None:
-        """One more message near the reader gets its widget; then come back for the next."""
+        """Give one more message near the reader its widget; then come back for the next."""
         if not len(self._rows):
             return
-        first = self._rows.at(self.verticalScrollBar().value() - _TOP)
+        first = self._rows.at(self.verticalScrollBar().value() - TOP)
         begin = max(min(first - _AHEAD // 2, len(self._rows) - _AHEAD), 0)
         around = range(begin, min(begin + _AHEAD, len(self._rows)))
         wanted = sorted(around, key=lambda row: abs(row - first))
@@ -302,14 +292,14 @@ class MessageColumn(QScrollArea):
 
     def _new_width(self) -> None:
         value = self.verticalScrollBar().value()
-        row = self._rows.at(value - _TOP)
-        into = (value - _TOP - self._rows.top(row)) / max(self._rows.heights[row], 1)
+        row = self._rows.at(value - TOP)
+        into = (value - TOP - self._rows.top(row)) / max(self._rows.heights[row], 1)
         self._rows.measured = [False] * len(self._rows)
         in_sight = {self.messages[near].id for near in self._rows_between(value, value + self.viewport().height())}
         self._drop([id for id in self.views if id not in in_sight | self._editing()])
         self._measure(row, self._view(row), self._column_width())
-        self._arrange(_TOP + self._rows.top(row) + round(into * self._rows.heights[row]) - value)
+        self._arrange(TOP + self._rows.top(row) + round(into * self._rows.heights[row]) - value)
 
 
 def _gap_below(view: View) -> int:
-    return _GAP_AFTER_USER if isinstance(view, UserView) else _GAP
+    return _GAP_AFTER_USER if isinstance(view, UserView) else GAP

@@ -15,7 +15,7 @@ from kvchat.ui.base.building import button, column, label, row, styled
 from kvchat.ui.rendering.markdown import plain_blocks
 from kvchat.ui.rendering.text_page import PageStyle
 from kvchat.ui.transcript.footer import MessageActions, MessageRequest, Request
-from kvchat.ui.transcript.part_column import PartColumn, selected_markdown, selected_text
+from kvchat.ui.transcript.part_column import PartColumn, selected_text
 from kvchat.ui.widgets.layouts import COLUMN_WIDTH
 from kvchat.words.language import _, several
 
@@ -30,12 +30,12 @@ _FOLDED, _LONG = 9, 14  # lines shown of a folded message, and so many that it i
 
 
 def short(name: str) -> str:
-    """A message's accessible name, which may begin with all of its text."""
+    """Shorten a message's accessible name, which may begin with all of its text."""
     return shorten(name[: 2 * _NAME_LETTERS], _NAME_LETTERS, placeholder="…")
 
 
 class MessageEditor(QFrame):
-    """The words in a field, and what becomes of them. Esc gives up, Ctrl+Enter does it; `enter`: Enter does, too."""
+    """A message's text in a field. Esc gives up, Ctrl+Enter finishes; `enter`: Enter does, too."""
 
     done = Signal(str)
     given_up = Signal()
@@ -66,7 +66,7 @@ class MessageEditor(QFrame):
         return self._column.totalHeightForWidth(width)
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
-        """Esc and Enter are the editor's; Esc does not reach the window's shortcut while one writes here."""
+        """Handle Esc and Enter; Esc does not reach the window's shortcut while the user writes here."""
         if not isinstance(event, QKeyEvent) or event.type() == QEvent.Type.KeyRelease:
             return False
         escape = event.key() == Qt.Key.Key_Escape
@@ -98,7 +98,7 @@ class MessageView(QWidget):
 
     accessible_role = QAccessible.Role.Grouping
     changed = Signal()  # it may be taller or shorter
-    opened = Signal()  # so may it, and the reader did it: something was unfolded in it, or folded
+    opened = Signal()  # the reader folded or unfolded something in it
     text_made = Signal(QTextEdit)
     link_activated = Signal(str)
     requested = Signal(MessageRequest)
@@ -131,18 +131,18 @@ class MessageView(QWidget):
         return self.column.texts
 
     def begin(self) -> None:
-        """Show the message, or as much of a long one as is made at once."""
+        """Show the message, or as much of a long one as can be made at once."""
         raise NotImplementedError
 
     def markdown_of(self, text: QTextEdit) -> str:
-        """The Markdown of what is selected of one of its texts."""
-        return selected_markdown(text, self.column.blocks_of(text))
+        """Return the Markdown of what is selected of one of its texts."""
+        return self.column.markdown_of(text)
 
     def unfold(self) -> None:
         """Show all of it, where a part is hidden."""
 
     def edit(self, words: str | None = None) -> None:
-        """Let the user write the message anew, in its place; go on with `words` where it was begun before."""
+        """Let the user edit the message in its place; `words`: what was written of an edit that was begun before."""
         if self.editor is not None:
             return
         asks = self.message.role is Role.USER
@@ -224,9 +224,16 @@ class UserView(MessageView):
         while not self.complete and time.thread_time() < until:
             self._made += 1
             self.column.show_blocks(self._blocks[: self._made])
-            self._is_long = self.column.heightForWidth(self._at_most()) > self._long_height
+            # Whether it is long is asked for the column's own width.
+            widest = int(self.style_in_use.look.px(COLUMN_WIDTH) * _BUBBLE_SHARE) - 2 * _BUBBLE_X
+            self._is_long = self.column.heightForWidth(widest) > self._long_height
         self._natural = self.column.natural_width() if len(self._blocks) == 1 else _WIDE
-        self._show_more_button()
+        lines = self.message.content.strip("\n").count("\n") + 1
+        words = several(lines, "Show all, {count} line", "Show all, {count} lines") if lines > _LONG else _("Show all")
+        words, arrow = (words, "▾") if self.folded else (_("Show less"), "▴")
+        self.more.setText(f"{words} {arrow}")
+        self.more.setAccessibleName(words)
+        self.more.setVisible(self._is_long)
         if not self.complete:
             QTimer.singleShot(0, self, self._go_on)
 
@@ -256,7 +263,7 @@ class UserView(MessageView):
         self.action_row.setGeometry(self._at_end(below.width()), height, below.width(), below.height())
 
     def _at_end(self, width: int) -> int:
-        """Where something so wide begins that stands where the language's lines end."""
+        """Return the left edge of something so wide that stands where the language's lines end."""
         return 0 if self.isRightToLeft() else self.width() - width
 
     def unfold(self) -> None:
@@ -272,16 +279,6 @@ class UserView(MessageView):
         self.resizeEvent(QResizeEvent(self.size(), self.size()))
         self.opened.emit()
 
-    def _show_more_button(self) -> None:
-        lines = self.message.content.strip("\n").count("\n") + 1
-        words = _("Show all")
-        if lines > _LONG:
-            words = several(lines, "Show all, {count} line", "Show all, {count} lines")
-        words, arrow = (words, "▾") if self.folded else (_("Show less"), "▴")
-        self.more.setText(f"{words} {arrow}")
-        self.more.setAccessibleName(words)
-        self.more.setVisible(self._is_long)
-
     @property
     def _more_height(self) -> int:
         return self.more.sizeHint().height() if self._is_long else 0
@@ -290,10 +287,6 @@ class UserView(MessageView):
         if not self._has_words:
             return 0
         return self._folded_height if self.folded and self._is_long else self.column.heightForWidth(width)
-
-    def _at_most(self) -> int:
-        """How wide the text may be; whether it is long is asked for the column's own width."""
-        return int(self.style_in_use.look.px(COLUMN_WIDTH) * _BUBBLE_SHARE) - 2 * _BUBBLE_X
 
     def _text_width(self, width: int) -> int:
         natural = max(self._natural, self.chips.sizeHint().width()) if self.chips is not None else self._natural

@@ -49,10 +49,10 @@ class PartColumn(QWidget):
     def texts(self) -> list[QTextEdit]:
         return list(map(_text, self.parts))
 
-    def blocks_of(self, text: QTextEdit) -> Group:
-        """The blocks that one of the texts shows; none for another's text."""
+    def markdown_of(self, text: QTextEdit) -> str:
+        """Return the Markdown of what is selected of one of the texts; of another's text, the words."""
         texts = self.texts
-        return self._groups[texts.index(text)] if text in texts else ()
+        return selected_markdown(text, self._groups[texts.index(text)] if text in texts else ())
 
     def show_blocks(self, settled: Sequence[Block], open_blocks: Sequence[Block] = ()) -> None:
         """Show these; the second ones may still go on."""
@@ -69,14 +69,14 @@ class PartColumn(QWidget):
         self._changed(first)
 
     def show_formulas(self) -> bool:
-        """Some formulas are ready; True if any of them stands here."""
+        """Show the formulas that are ready; return True if any of them stands here."""
         ready = [i for i, part in enumerate(self.parts) if isinstance(part, TextPage) and part.show_formulas()]
         if ready:
             self._changed(ready[0])
         return bool(ready)
 
     def natural_width(self) -> int:
-        """How wide the longest line of text is, in pixels."""
+        """Return the width of the longest line of text, in pixels."""
         widths = [0]
         for part in self.parts:
             if isinstance(part, TextPage):
@@ -98,7 +98,7 @@ class PartColumn(QWidget):
             self._place(0)
 
     def _changed(self, first: int) -> None:
-        """The parts from `first` on are others, or of other heights."""
+        """Place the parts from `first` on, which are others or of other heights."""
         del self._ends[first:]
         self.updateGeometry()
         self._place(first)
@@ -129,7 +129,7 @@ class PartColumn(QWidget):
         if isinstance(first, Code):
             part = CodeView(self._style, first.language, self)
         else:
-            part = page = _kind(first)(self._style, self._name, self)
+            part = page = (WidePage if isinstance(first, Wide) else TextPage)(self._style, self._name, self)
             page.anchorClicked.connect(lambda url: self.link_activated.emit(url.toString()))
         self.text_made.emit(_text(part))
         part.show()
@@ -152,19 +152,15 @@ def _text(part: Part) -> QTextEdit:
     return part.body if isinstance(part, CodeView) else part
 
 
-def _kind(first: Prose | Wide) -> type[TextPage]:
-    return WidePage if isinstance(first, Wide) else TextPage
-
-
 def _suits(part: Part, first: Block) -> bool:
-    """True if a part can show a group that begins with `first`."""
+    """Return True if a part can show a group that begins with `first`."""
     if isinstance(part, CodeView) or isinstance(first, Code):
         return isinstance(part, CodeView) and isinstance(first, Code) and part.language == first.language
-    return type(part) is _kind(first)
+    return isinstance(part, WidePage) is isinstance(first, Wide)
 
 
 def _grouped(blocks: Iterable[Block]) -> list[Group]:
-    """Prose that is read together makes a page, up to a size; everything else stands alone."""
+    """Put prose together into pages, up to a size; everything else stands alone."""
     groups: list[list[Block]] = []
     room = -1
     for block in blocks:
@@ -190,10 +186,7 @@ def selected_text(text: QTextEdit) -> str:
 
 
 def selected_markdown(text: QTextEdit, blocks: Sequence[Block]) -> str:
-    """The Markdown of what is selected of a text that shows `blocks`.
-
-    Whole blocks, but just the words of a selection inside one.
-    """
+    """Return the Markdown of what is selected of a text: whole `blocks`, but just the words inside one."""
     if not blocks:
         return selected_text(text)
     if isinstance(blocks[0], Code):
@@ -214,7 +207,7 @@ def selected_markdown(text: QTextEdit, blocks: Sequence[Block]) -> str:
 
 
 def message_text(markdown: Markdown, message: Message) -> str:
-    """All words of a message, read as `markdown` does."""
+    """Return all words of a message, read as `markdown` does."""
     if message.role is Role.USER:
         return message.content.strip("\n")
     stream = MarkdownStream(markdown)
@@ -246,7 +239,7 @@ def _html_text(blocks: Sequence[Prose | Wide]) -> str:
 
 
 def _words_between(document: QTextDocument, start: int, end: int, formula: Callable[[str], str]) -> str:
-    """The words from `start` to `end`: formulas as LaTeX, lists with their bullets, cells of a row side by side."""
+    """Return the text from `start` to `end`: formulas as LaTeX, lists with bullets, cells of a row side by side."""
     words: list[str] = []
     block = document.findBlock(start)
     before: QTextBlock | None = None
@@ -276,7 +269,7 @@ def _bullet(block: QTextBlock) -> str:
 
 
 def _same_row(before: QTextBlock, block: QTextBlock) -> bool:
-    """True if two blocks stand in different cells of one row."""
+    """Return True if two blocks stand in different cells of one row."""
     first, second = QTextCursor(before), QTextCursor(block)
     table = first.currentTable()
     if table is None or second.currentTable() != table:

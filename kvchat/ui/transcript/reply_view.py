@@ -28,7 +28,7 @@ _PART_GAP = 6  # pixels between thinking, text and footer
 
 
 class ThinkingView(QWidget):
-    """Closed until it is clicked; what is folded is not laid out."""
+    """The thinking before a reply, folded until it is clicked; while folded it is not laid out."""
 
     text_made = Signal(QTextEdit)
     toggled = Signal()
@@ -44,7 +44,7 @@ class ThinkingView(QWidget):
         self._frame.hide()
         self._words = PartColumn(style.quieter(), _("Thinking"), self._frame)
         self._words.text_made.connect(self.text_made)
-        self._show_heading()
+        self._show()
 
     @property
     def is_open(self) -> bool:
@@ -58,11 +58,8 @@ class ThinkingView(QWidget):
         """Show this; `still`: the model goes on thinking. `ms`: how long it thought, None if nobody measured it."""
         self._text = text
         heading = _("Thought first") if ms is None else _("Thought for {ms}", ms=rough_duration(ms / 1000))
-        heading = _("Thinking…") if still else heading
-        if heading != self._heading:
-            self._heading = heading
-            self._show_heading()
-        self._show_words()
+        self._heading = _("Thinking…") if still else heading
+        self._show()
 
     def heightForWidth(self, width: int) -> int:
         heading = self.button.sizeHint().height()
@@ -82,17 +79,15 @@ class ThinkingView(QWidget):
 
     def _toggle(self) -> None:
         self._frame.setVisible(not self.is_open)
-        self._show_heading()
-        self._show_words()
+        self._show()
         self.toggled.emit()
 
-    def _show_heading(self) -> None:
-        self.button.setText(f"{self._heading} {'▾' if self.is_open else '◂' if self.isRightToLeft() else '▸'}")
-        fold = _("open") if self.is_open else _("folded")
-        self.button.setAccessibleName(listed((self._heading, fold)))
-        self._place()
-
-    def _show_words(self) -> None:
+    def _show(self) -> None:
+        name = listed((self._heading, _("open") if self.is_open else _("folded")))
+        if name != self.button.accessibleName():
+            self.button.setText(f"{self._heading} {'▾' if self.is_open else '◂' if self.isRightToLeft() else '▸'}")
+            self.button.setAccessibleName(name)
+            self._place()
         if self.is_open and self._shown != self._text:
             self._shown = self._text
             *settled, last = plain_blocks(self._text.strip("\n"))
@@ -132,7 +127,6 @@ class ReplyView(MessageView):
 
     @property
     def texts(self) -> list[QTextEdit]:
-        """The texts in which one can select, from above."""
         thinking = self._fold.texts if self._fold is not None else []
         return [*thinking, *self.column.texts]
 
@@ -183,7 +177,7 @@ class ReplyView(MessageView):
             self.footer.offer_to_go_on(last)
 
     def set_live(self, text: str, thinking: str, thought_ms: float | None = None) -> None:
-        """The reply so far; drawn a little later, together with what else comes until then."""
+        """Show the reply so far, a little later, together with what else comes until then."""
         self.text, self.thinking, self._thought_ms = text, thinking, thought_ms
         if not self.streaming:  # it goes on, and that is not read from disk yet
             self.message = replace(self.message, state=MessageState.STREAMING)
@@ -192,7 +186,7 @@ class ReplyView(MessageView):
             self._timer.start(max(_RENDER_MS, self._timer.interval()))
 
     def render_now(self) -> None:
-        """Draw the text as it is now, reading only what is new."""
+        """Show the text as it is now, reading only what is new."""
         started = time.thread_time()  # and not the wall's clock: a busy machine must not make the steps larger
         self._timer.stop()
         self._show_thinking()
@@ -223,7 +217,7 @@ class ReplyView(MessageView):
             top += height + _PART_GAP
 
     def _feed(self) -> None:
-        """Read what is new; a text that goes on after it had ended, or is another, from its beginning."""
+        """Read what is new; read a text that goes on after its end, or is another, from its beginning."""
         if not self.text.startswith(self._fed) or (
             self._stream.finished and (self.streaming or self.text != self._fed)
         ):

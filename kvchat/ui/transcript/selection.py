@@ -54,16 +54,12 @@ class Selection(QObject):
         self._scroller.stop()
 
     def pinned(self) -> set[str]:
-        """The messages whose widgets must stay, for the selection begins or ends there."""
-        if any(spot is not None and not isValid(spot.text) for spot in (self._anchor, self._head)):
+        """Return the messages whose widgets must stay, because the selection begins or ends there."""
+        ends = [spot for spot in (self._anchor, self._head) if spot is not None]
+        if not all(isValid(spot.text) for spot in ends):
             self._anchor = self._head = None
-        return {spot.message_id for spot in (self._anchor, self._head) if spot is not None}
-
-    def as_text(self) -> str:
-        return self._joined(markdown=False)
-
-    def as_markdown(self) -> str:
-        return self._joined(markdown=True)
+            return set()
+        return {spot.message_id for spot in ends}
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
         view: QObject | None = watched
@@ -103,7 +99,7 @@ class Selection(QObject):
         return False
 
     def _drag(self, mouse: QPoint) -> bool:
-        """Extend the selection to where the mouse is; whether that is in another text than it began in."""
+        """Extend the selection to where the mouse is; return True if that is in another text than it began in."""
         self._mouse = mouse
         page = self._page.viewport()
         outside = not 0 <= page.mapFromGlobal(mouse).y() < page.height()
@@ -154,15 +150,13 @@ class Selection(QObject):
         return [text for view in views for text in view.texts]
 
     def _spot_at(self, mouse: QPoint) -> Spot | None:
-        """The place in a text that is nearest to the mouse."""
+        """Return the place in a text that is nearest to the mouse."""
         best: tuple[int, QTextEdit, str] | None = None
         for view in self._page.views.values():
             for text in view.texts:
                 top, last = text.mapToGlobal(QPoint(0, 0)).y(), view.mapToGlobal(QPoint(0, view.height())).y()
-                if top >= last:  # folded away
-                    continue
                 away = max(top - mouse.y(), mouse.y() - min(top + text.height(), last), 0)
-                if best is None or away < best[0]:
+                if top < last and (best is None or away < best[0]):  # not folded away
                     best = (away, text, view.message.id)
         if best is None:
             return None
@@ -179,8 +173,8 @@ class Selection(QObject):
         row = self._page.row_of(message_id)
         return len(rows) == 2 and row is not None and rows[0] < row < rows[1]
 
-    def _joined(self, *, markdown: bool) -> str:
-        """Everything that is selected, from above."""
+    def selected(self, *, markdown: bool = False) -> str:
+        """Return everything that is selected, from above."""
         pieces: list[str] = []
         rows = [row for id in self.pinned() if (row := self._page.row_of(id)) is not None]
         for message in self._page.messages[min(rows) : max(rows) + 1] if rows else ():
@@ -188,17 +182,15 @@ class Selection(QObject):
             if view is None or self._is_between(message.id):
                 pieces.append(self._page.whole_message(message, markdown=markdown))
                 continue
-            selected = [text for text in view.texts if text.textCursor().hasSelection()]
-            pieces += [view.markdown_of(text) if markdown else selected_text(text) for text in selected]
+            texts = [text for text in view.texts if text.textCursor().hasSelection()]
+            pieces += [view.markdown_of(text) if markdown else selected_text(text) for text in texts]
         return "\n\n".join(filter(None, pieces))
 
     def _key(self, text: QTextEdit, view: MessageView, event: QKeyEvent) -> bool:
-        if event.matches(QKeySequence.StandardKey.Copy):
+        markdown = QKeySequence(event.keyCombination()) == _COPY_MARKDOWN
+        if markdown or event.matches(QKeySequence.StandardKey.Copy):
             self._adopt(text, view)
-            _put(self.as_text())
-        elif QKeySequence(event.keyCombination()) == _COPY_MARKDOWN:
-            self._adopt(text, view)
-            _put(self.as_markdown())
+            _put(self.selected(markdown=markdown))
         elif event.matches(QKeySequence.StandardKey.SelectAll):
             self.select_message(view)
         else:
@@ -232,8 +224,8 @@ class Selection(QObject):
             some = self._head is not None or text.textCursor().hasSelection()
             link = text.anchorAt(text.viewport().mapFromGlobal(event.globalPos()))
         if some:
-            menu.addAction(_("Copy as text"), lambda: _put(self.as_text()))
-            menu.addAction(_("Copy as Markdown"), lambda: _put(self.as_markdown()))
+            menu.addAction(_("Copy as text"), lambda: _put(self.selected()))
+            menu.addAction(_("Copy as Markdown"), lambda: _put(self.selected(markdown=True)))
         else:
             menu.addAction(_("Copy message as text"), lambda: _put(whole(view.message, markdown=False)))
             menu.addAction(_("Copy message as Markdown"), lambda: _put(whole(view.message, markdown=True)))

@@ -20,7 +20,7 @@ JUMP_ROOM = _SIZE + 2 * _FROM_BELOW  # what it takes of a page's lower end
 
 
 class FailureCard(Card):
-    """A turn that failed, in the transcript."""
+    """Why a turn failed, and what can be done."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,11 +62,6 @@ class TranscriptTail(QWidget):
         for widget in (self.pending, self.first, self.failure, self.unanswered):
             widget.hide()
         self.failure.retry.clicked.connect(self.retry_requested)
-
-    def say_pending(self, words: str) -> None:
-        self.pending.setText(words)
-        self.pending.setAccessibleName(words)
-        self.pending.setVisible(bool(words))
 
     def event(self, event: QEvent) -> bool:
         done = super().event(event)

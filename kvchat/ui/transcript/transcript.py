@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import dropwhile, pairwise
 from textwrap import shorten
 
 from PySide6.QtCore import QCoreApplication, QEvent, QPoint, QRect, Qt, QTimer, Signal
@@ -17,7 +17,7 @@ from kvchat.ui.base.theme import Look
 from kvchat.ui.rendering.text_page import PageStyle, TextPage, ask_to_open
 from kvchat.ui.transcript.find import HitMarks
 from kvchat.ui.transcript.footer import MessageRequest, Request
-from kvchat.ui.transcript.message_column import MessageColumn, View
+from kvchat.ui.transcript.message_column import GAP, TOP, MessageColumn, View
 from kvchat.ui.transcript.message_view import UserView
 from kvchat.ui.transcript.reply_view import ReplyView
 from kvchat.ui.transcript.selection import Selection
@@ -35,7 +35,7 @@ def _takes_tab(widget: QWidget) -> bool:
 
 
 def _stops_in(area: QWidget) -> list[QWidget]:
-    """Where Tab stops in an area, itself included, in reading order: line by line, each from the left."""
+    """List where Tab stops in an area, itself included, in reading order: line by line, each from the left."""
     stops = list(filter(_takes_tab, _family(area)))
     boxes = {stop: QRect(stop.mapTo(area, QPoint(0, 0)), stop.size()) for stop in stops}
     stops.sort(key=lambda stop: boxes[stop].top())
@@ -46,7 +46,7 @@ def _stops_in(area: QWidget) -> list[QWidget]:
 
 
 def _family(widget: QWidget, closed: QWidget | None = None) -> Iterator[QWidget]:
-    """A widget and those in it, to be seen or not, in the order in which they came; `closed` is not looked into."""
+    """Yield a widget and those in it, visible or not, in the order in which they came, but not those in `closed`."""
     yield widget
     for child in widget.children() if widget is not closed else ():
         if isinstance(child, QWidget) and not child.isWindow():
@@ -78,7 +78,7 @@ class Transcript(MessageColumn):
         look.changed.connect(self._restyle)
 
     def show_conversation(self, messages: Sequence[Message]) -> None:
-        """Show another conversation, from its end."""
+        """Show another conversation from its end."""
         self.selection.clear()
         self.marks.clear()
         self._drop(list(self.views))
@@ -88,7 +88,7 @@ class Transcript(MessageColumn):
         self.update_messages(messages)
 
     def update_messages(self, messages: Sequence[Message]) -> None:
-        """The same conversation, some messages new or changed."""
+        """Show the same conversation with some messages new or changed."""
         shown = [message for message in messages if message.role is not Role.SYSTEM]
         self._show_rows(shown)
         for id, view in list(self.views.items()):  # what grows may bring others into sight
@@ -101,7 +101,7 @@ class Transcript(MessageColumn):
         self._arrange()
 
     def set_live(self, message_id: str, text: str, thinking: str, thinking_ms: float | None = None) -> None:
-        """The running reply so far; `thinking_ms` once its thinking is over."""
+        """Show the running reply so far; `thinking_ms` once its thinking is over."""
         self._live = (message_id, text, thinking, thinking_ms)
         view = self.views.get(message_id)
         if isinstance(view, ReplyView):
@@ -123,22 +123,23 @@ class Transcript(MessageColumn):
 
     def show_pending(self, words: str, *, waits: bool = False) -> None:
         """Say what happens before the first token. `waits`: for another chat, which may be put off."""
-        self.tail.say_pending(words)
+        self.tail.pending.setText(words)
+        self.tail.pending.setAccessibleName(words)
+        self.tail.pending.setVisible(bool(words))
         self.tail.first.setVisible(waits and bool(words))
         self._fit_tail()
 
     def show_failure(self, error: KvchatError | None, model: str | None = None) -> None:
-        """The card of a turn that failed, or none; `model` names the one in use."""
         self.tail.failure.show_error(error, model)
         self._fit_tail()
 
     def show_unanswered(self, unanswered: bool) -> None:
-        """The quiet offer to answer a last message that has no reply."""
+        """Offer, or not, to answer a last message that has no reply."""
         self.tail.unanswered.setVisible(unanswered)
         self._fit_tail()
 
     def announce_reply(self, message_id: str) -> None:
-        """Have a reply that has ended read to who uses a screen reader; the beginning, if it is long."""
+        """Have a screen reader read a reply that has ended; the beginning, if it is long."""
         view = self.views.get(message_id)
         if isinstance(view, ReplyView):
             said = "\n".join(text.toPlainText() for text in view.column.texts)
@@ -152,8 +153,10 @@ class Transcript(MessageColumn):
         row = self._row_of.get(message_id)
         if row is None:
             return 0
-        self._go_to(row)
-        if self.marks.are_shown:
+        self._follow = False
+        self._view(row)
+        self._arrange(TOP + self._rows.top(row) - GAP - self.verticalScrollBar().value())
+        if self.marks.terms:
             self.views[message_id].unfold()
         found = self.marks.in_message(message_id)
         if found:
@@ -192,34 +195,36 @@ class Transcript(MessageColumn):
             self._show_inside(stop, stop.rect())
         return True
 
+    def _stops(self, places: Iterable[int], forwards: bool) -> Iterator[QWidget]:
+        """Yield where Tab stops in these rows, the two behind the messages being the tail and the jump button.
+
+        Messages on the way get their widgets.
+        """
+        for place in places:
+            area: QWidget = self.tail if place == len(self.messages) else self._jump
+            if place < len(self.messages):
+                area = self._view(place)
+                if not self._rows.measured[place]:
+                    self._arrange()
+            yield from _stops_in(area)[:: 1 if forwards else -1]
+
     def _stop_beside(self, here: QWidget, forwards: bool) -> QWidget | None:
-        """Where Tab goes from a place on the page, None beyond its ends. Messages on the way get their widgets."""
+        """Return where Tab goes from a place on the page, None beyond its ends."""
         end = len(self.messages)
-        places = {self._row_of[id]: view for id, view in self.views.items()} | {end: self.tail, end + 1: self._jump}
-        begin = next(place for place, area in places.items() if area.isAncestorOf(here))
-        for place in range(begin, end + 2) if forwards else range(begin, -1, -1):
-            stops = _stops_in(self._placed_view(place) if place < end else places[place])[:: 1 if forwards else -1]
-            stops = stops[stops.index(here) + 1 :] if place == begin else stops
-            if stops:
-                return stops[0]
-        return None
+        areas = {self._row_of[id]: view for id, view in self.views.items()} | {end: self.tail, end + 1: self._jump}
+        begin = next(place for place, area in areas.items() if area.isAncestorOf(here))
+        stops = self._stops(range(begin, end + 2) if forwards else range(begin, -1, -1), forwards)
+        return next((stop for stop in dropwhile(lambda stop: stop is not here, stops) if stop is not here), None)
 
     def _stop_in_sight(self, forwards: bool) -> QWidget | None:
-        """The first place in sight where Tab can stop, or the last."""
-        top, sight = self.verticalScrollBar().value(), self.viewport().rect()
-        areas = [*map(self._placed_view, self._rows_between(top, top + sight.height())), self.tail, self._jump]
-        stops = [stop for area in areas for stop in _stops_in(area)][:: 1 if forwards else -1]
-        seen = (s for s in stops if sight.intersects(QRect(s.mapTo(self, QPoint(0, 0)), s.size())))
-        return next(seen, None)
-
-    def _placed_view(self, row: int) -> View:
-        view = self._view(row)
-        if not self._rows.measured[row]:
-            self._arrange()
-        return view
+        """Return the first place in sight where Tab can stop, or the last."""
+        top, sight, end = self.verticalScrollBar().value(), self.viewport().rect(), len(self.messages)
+        places = [*self._rows_between(top, top + sight.height()), end, end + 1]
+        stops = self._stops(places if forwards else reversed(places), forwards)
+        return next((s for s in stops if sight.intersects(QRect(s.mapTo(self, QPoint(0, 0)), s.size()))), None)
 
     def _show_inside(self, widget: QWidget, box: QRect) -> None:
-        """Scroll, if need be, to a place in a widget: to all of it, or to its nearer end."""
+        """Scroll, if necessary, to a place in a widget: to all of it, or to its nearer end."""
         top, height = widget.mapTo(self._ground, box.topLeft()).y(), box.height()
         above, area = self.verticalScrollBar().value(), self.viewport().height()
         if min(top + height, above + area) - max(top, above) >= min(height, area // 2):
@@ -228,7 +233,6 @@ class Transcript(MessageColumn):
         self.scroll_by((to_top if (top < above) == (height <= area) else to_bottom) - above)
 
     def _drop(self, ids: Sequence[str]) -> None:
-        """Keep what is being written in their places."""
         for id in ids:
             editor = self.views[id].editor
             if editor is not None:
@@ -267,7 +271,7 @@ class Transcript(MessageColumn):
         return view
 
     def _watch(self, text: QTextEdit, view: View) -> None:
-        """One more text to select, search and follow links in."""
+        """Let the user select, search and follow links in one more text."""
         self.selection.watch(text, view)
         self.marks.watch(text)
         if isinstance(text, TextPage):
@@ -288,7 +292,7 @@ class Transcript(MessageColumn):
             view.set_last(self._row_of[view.message.id] == len(self.messages) - 1)
 
     def _pass_on(self, requested: MessageRequest) -> None:
-        """Somebody who goes through branches by key finds the same button again in the next one."""
+        """Give the keyboard to the same button of the next branch when the user goes through branches by key."""
         siblings, pager = requested.message.siblings, self.views[requested.message.id].action_row.pager
         if requested.run is Request.SWITCH and any(button.hasFocus() for button in pager):
             self._came_by = requested.text, siblings.index(requested.text) > siblings.index(requested.message.id)

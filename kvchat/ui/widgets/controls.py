@@ -34,14 +34,14 @@ class Switch(QCheckBox):
         look.changed.connect(self.updateGeometry)
 
     def sizeHint(self) -> QSize:
-        """Leave room for the frame of the keyboard's focus."""
+        """Leave room for the focus frame."""
         return QSize(self._look.px(_WIDTH) + 4, self._look.px(_HEIGHT) + 4)
 
     def minimumSizeHint(self) -> QSize:
         return self.sizeHint()
 
     def hitButton(self, position: QPoint) -> bool:
-        """Accept a click anywhere: the style would look for the square of a check box."""
+        """Accept a click anywhere, not only on the square of a check box."""
         return self.rect().contains(position)
 
     def paintEvent(self, event: QPaintEvent) -> None:
@@ -92,7 +92,7 @@ class RoundBar(QWidget):
 
 
 def mix(a: str, b: str, share: float) -> QColor:
-    """A colour between two "#rrggbb": `share` of the first."""
+    """Mix two colours, "#rrggbb": `share` of the first."""
     first, second = QColor(a), QColor(b)
     pairs = ((first.red(), second.red()), (first.green(), second.green()), (first.blue(), second.blue()))
     return QColor(*(round(x * share + y * (1 - share)) for x, y in pairs))
@@ -125,10 +125,10 @@ class Card(QFrame):
         self._soon.timeout.connect(self._announce)
         styled(self, "card")
         self.title, self.detail, self.advice = said = [
-            label(kind=one, wraps=True, selectable=True) for one in ("strong", "", "muted")
+            label(kind=kind, wraps=True, selectable=True) for kind in ("strong", "", "muted")
         ]
-        for one in said:
-            one.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Minimum)
+        for part in said:
+            part.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Minimum)
         self._button_row = QWidget()
         self._button_row.hide()
         self.buttons = FlowLayout(self._button_row)
@@ -136,9 +136,9 @@ class Card(QFrame):
         column(*said, self._button_row, on=self, spacing=5, margins=(18, 14, 18, 14))
 
     def say(self, title: str, detail: str, advice: str) -> None:
-        for one, words in ((self.title, title), (self.detail, detail), (self.advice, advice)):
-            one.setText(words)
-            one.setVisible(bool(words))
+        for part, words in ((self.title, title), (self.detail, detail), (self.advice, advice)):
+            part.setText(words)
+            part.setVisible(bool(words))
         self.setAccessibleName(sentences(title, detail, advice))
         self._soon.start()
 
@@ -147,10 +147,9 @@ class Card(QFrame):
         self._soon.start()
 
     def hideEvent(self, event: QHideEvent) -> None:
-        """Shown again, it is news again."""
         super().hideEvent(event)
         if not event.spontaneous():
-            self._announced = ""
+            self._announced = ""  # shown again, it is news again
 
     def _announce(self) -> None:
         if self.isVisible() and self.accessibleName() != self._announced:
@@ -158,10 +157,8 @@ class Card(QFrame):
             announce(self, self._announced, urgent=self.property("tone") == "bad")
 
     def offer(self, *wanted: QPushButton | Literal[False]) -> None:
-        for place in range(self.buttons.count()):
-            item = self.buttons.itemAt(place)
-            if item is not None and (one := item.widget()) is not None:
-                one.setVisible(one in wanted)
+        for offered in self._button_row.findChildren(QPushButton):
+            offered.setVisible(offered in wanted)
         self._button_row.setVisible(any(wanted))
 
     def add_button(self, words: str, kind: str = "", on_click: Any = None) -> QPushButton:

@@ -9,7 +9,7 @@ from typing import Any
 
 from PySide6.QtCore import QRect, QSize, Qt
 from PySide6.QtGui import QPainter, QPaintEvent, QResizeEvent, QShowEvent, QWheelEvent
-from PySide6.QtWidgets import QBoxLayout, QComboBox, QLineEdit, QPushButton, QSizePolicy, QStyledItemDelegate, QWidget
+from PySide6.QtWidgets import QBoxLayout, QComboBox, QLineEdit, QSizePolicy, QStyledItemDelegate, QWidget
 
 from kvchat.settings import GB, Settings, why_not
 from kvchat.ui.base.building import STRETCH, button, column, label, row
@@ -29,7 +29,7 @@ _SCALES = {"m": GB // 1000, "g": GB, "": GB, "t": 1000 * GB}
 
 @dataclass(frozen=True)
 class Notation:
-    """How one kind of number is written and read. `read` raises ValueError with the reason, a sentence."""
+    """Writes and reads one kind of number. `read` raises ValueError with the reason, a sentence."""
 
     unit: str  # stands after the field
     write: Callable[[int], str]
@@ -37,7 +37,7 @@ class Notation:
 
 
 def _whole_number(unit: str, pattern: str, wanted: str) -> Notation:
-    """A count, with or without its unit: the groups of `pattern` are the number and a K (1,024) where one may stand."""
+    """Make the notation of a count, with or without its unit; `pattern` groups the number and a K (1,024), if any."""
     expression = re.compile(pattern, re.IGNORECASE)
 
     def read(text: str) -> int:
@@ -51,7 +51,7 @@ def _whole_number(unit: str, pattern: str, wanted: str) -> Notation:
 
 
 def _read_size(text: str) -> int:
-    """Bytes, from decimal gigabytes unless another unit is given: "20", "7.5 GB", "500 MB", "1 TB", "20 Go"."""
+    """Read bytes, from decimal gigabytes unless another unit is given: "20", "7.5 GB", "500 MB", "1 TB", "20 Go"."""
     found = _SIZE.fullmatch(_SEPARATORS.sub("", _DECIMAL_COMMA.sub(r"\1.\2", text)))
     if found is None:
         raise ValueError(_("This must be a size, such as 20 GB or 500 MB."))
@@ -73,7 +73,7 @@ NOTATIONS = {"tokens": TOKENS, "days": DAYS, "minutes": MINUTES, "bytes": GIGABY
 
 
 class Entry(QWidget):
-    """One line of a settings page. The control stands to the right of the words, or below them where it is `wide`."""
+    """One line of a settings page. The control is to the right of the words, or below them if it is `wide`."""
 
     def __init__(self, title: str, words: str, control: QWidget, *, wide: bool = False) -> None:
         super().__init__()
@@ -89,7 +89,7 @@ class Entry(QWidget):
         self._row.addWidget(control, 0, Qt.AlignmentFlag(0) if wide else Qt.AlignmentFlag.AlignTop)
 
     def resizeEvent(self, event: QResizeEvent) -> None:
-        """A control that would leave the words too little room stands below them."""
+        """Move a control below the words that would leave them too little room."""
         super().resizeEvent(event)
         if not self._wide:
             below = self._control.sizeHint().width() > self.width() // 2
@@ -118,7 +118,7 @@ class Entry(QWidget):
         """Show the values in force."""
 
     def restore(self, settings: Settings) -> None:
-        """Forget what was typed and not taken."""
+        """Forget what was typed and not saved."""
 
 
 class ChoiceEntry(Entry):
@@ -205,7 +205,14 @@ class NumberEntry(FieldEntry):
     ) -> None:
         """`default` stands in the empty field; `reset` is the button that empties it."""
         field, self.reset = _ShortField(), button(reset, self._reset, "link", name=f"{title}: {reset}")
-        super().__init__(name, title, words, field, _field_with_unit(field, _(notation.unit), self.reset), wide=False)
+        holder, unit = QWidget(), label(_(notation.unit), "muted")
+        unit.setMinimumWidth(unit.fontMetrics().averageCharWidth() * _UNIT_LETTERS)
+        unit.setBuddy(field)
+        if not notation.unit:  # shown without a parent it would be a window
+            unit.hide()
+        parts = row(field, unit, spacing=8), (self.reset, 0, Qt.AlignmentFlag.AlignLeft)
+        column(*parts, on=holder, spacing=2, margins=0)
+        super().__init__(name, title, words, field, holder, wide=False)
         self._notation, self._change = notation, change
         self._default = getattr(Settings(), name)
         self.field.setPlaceholderText(default)
@@ -260,30 +267,18 @@ class ChoiceBox(QComboBox):
         look.changed.connect(self.update)
 
     def showEvent(self, event: QShowEvent) -> None:
-        """On Linux Qt tells its value and its label, never its name: a label beside it has that, and is not seen."""
+        """Put a label with its name beside it, out of sight: on Linux, Qt tells value and label, never the name."""
         super().showEvent(event)
         self._called.setText(self.accessibleName())
         self._called.setParent(self.parentWidget())
 
     def wheelEvent(self, event: QWheelEvent) -> None:
-        """The page is meant, not the value below the pointer."""
-        event.ignore()
+        event.ignore()  # the page scrolls; the value below the pointer stays
 
     def paintEvent(self, event: QPaintEvent) -> None:
-        """Qt's own, and an arrow: a style sheet could only take one from a file."""
+        """Draw the arrow, which a style sheet could only take from a file."""
         super().paintEvent(event)
         painter = QPainter(self)
         box = QRect(self.width() - 24, (self.height() - 16) // 2, 16, 16)
         icon("chevron-down", self._look.theme.muted).paint(painter, box)
         painter.end()
-
-
-def _field_with_unit(field: QLineEdit, unit: str, below: QPushButton) -> QWidget:
-    holder, said = QWidget(), label(unit, "muted")
-    said.setMinimumWidth(said.fontMetrics().averageCharWidth() * _UNIT_LETTERS)
-    said.setBuddy(field)
-    if not unit:  # shown without a parent it would be a window
-        said.hide()
-    parts = row(field, said, spacing=8), (below, 0, Qt.AlignmentFlag.AlignLeft)
-    column(*parts, on=holder, spacing=2, margins=0)
-    return holder

@@ -29,12 +29,12 @@ COLUMN_WIDTH = 760  # pixels at 100 % text of the messages and of what stands in
 
 
 def plain_tip(text: str) -> str:
-    """A tooltip that shows `text` as it is: Qt would take what looks like HTML for HTML."""
+    """Make a tooltip that shows `text` as it is: Qt would take what looks like HTML for HTML."""
     return f"<qt>{html.escape(text).replace(chr(10), '<br>')}</qt>" if text else ""
 
 
 def breakable(text: str) -> str:
-    """`text`, a path or a file's name, with places (zero-width spaces) where a label may wrap it."""
+    """Add zero-width spaces to a path or a file's name where a label may wrap it."""
     return _LONG_RUN.sub("\\g<0>\u200b", _SEPARATORS.sub("\\g<0>\u200b", text))
 
 
@@ -49,7 +49,6 @@ class ElidedLabel(QLabel):
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Preferred)
 
     def set_text(self, text: str) -> None:
-        """Show `text`, on one line."""
         self.whole = one_line(text)
         self.setAccessibleName(self.whole)
         self._elide()
@@ -145,16 +144,13 @@ class FlowLayout(QLayout):
     def sizeHint(self) -> QSize:
         sizes = [item.sizeHint() for item in self._items if not item.isEmpty()]
         wide = sum(size.width() for size in sizes) + self.spacing() * max(len(sizes) - 1, 0)
-        return self._with_margins(QSize(wide, max((size.height() for size in sizes), default=0)))
+        return QSize(wide, max((size.height() for size in sizes), default=0)).grownBy(self.contentsMargins())
 
     def minimumSize(self) -> QSize:
-        sizes = [item.minimumSize() for item in self._items if not item.isEmpty()]
-        high = max((size.height() for size in sizes), default=0)
-        return self._with_margins(QSize(max((size.width() for size in sizes), default=0), high))
-
-    def _with_margins(self, size: QSize) -> QSize:
-        margins = self.contentsMargins()
-        return size + QSize(margins.left() + margins.right(), margins.top() + margins.bottom())
+        least = QSize(0, 0)
+        for item in self._items:
+            least = least if item.isEmpty() else least.expandedTo(item.minimumSize())
+        return least.grownBy(self.contentsMargins())
 
     def _place(self, rect: QRect, *, move: bool) -> int:
         margins = self.contentsMargins()
@@ -193,15 +189,12 @@ def flow(*widgets: QWidget, at_end: bool = False) -> FlowLayout:
 
 
 def height_for_width(layout: QLayout, width: int) -> int:
-    """How tall a layout is at that width, in pixels, whether its height depends on the width or not."""
+    """Return a layout's height at that width, in pixels, if its height depends on the width or not."""
     return layout.totalHeightForWidth(width) if layout.hasHeightForWidth() else layout.totalSizeHint().height()
 
 
 class ScrollPage(QScrollArea):
-    """A page that scrolls up and down. What is laid out on its `ground` says how narrow it may be.
-
-    Only where the screen is narrower than that it scrolls sideways.
-    """
+    """A page that scrolls up and down; sideways only where the screen is narrower than what lies on its `ground`."""
 
     def __init__(self, name: str) -> None:
         """`name` is the ground's in the style sheet."""
@@ -212,13 +205,12 @@ class ScrollPage(QScrollArea):
         self.setWidget(self.ground)
 
     def minimumSizeHint(self) -> QSize:
-        """The widest word, beside the scroll bar."""
         wide = self.ground.minimumSizeHint().width() + self.verticalScrollBar().sizeHint().width()
         return QSize(wide, super().minimumSizeHint().height())
 
 
 class GivingWay(ScrollPage):
-    """As high as what stands on it; where there is less room it scrolls."""
+    """As high as its contents; where there is less room it scrolls."""
 
     def __init__(self) -> None:
         super().__init__("")
@@ -239,7 +231,6 @@ class GivingWay(ScrollPage):
         return QSize(hint.width(), self.heightForWidth(hint.width()))
 
     def minimumSizeHint(self) -> QSize:
-        """Any height will do."""
         return QSize(super().minimumSizeHint().width(), 0)
 
 
@@ -247,7 +238,7 @@ class _Ground(QWidget):
     """Grows to the area's width. A plain QWidget would be as tall as its wrapped labels at their narrowest."""
 
     def minimumSizeHint(self) -> QSize:
-        """No least height where the height depends on the width: then the area asks for it itself."""
+        """Give no least height where it depends on the width: then the area asks for it itself."""
         layout, least = self.layout(), super().minimumSizeHint()
         depends = layout is not None and layout.hasHeightForWidth()
         return QSize(least.width(), 0 if depends else least.height())
@@ -282,5 +273,5 @@ def keep_least(window: QWidget, layout: QLayout | None, least: QSize) -> None:
 
 
 def room_on_screen() -> QSize:
-    """The largest a window may be, in pixels: the frame around it must stay on the screen as well."""
+    """Return the largest size of a window, in pixels: the frame around it must stay on the screen as well."""
     return QApplication.primaryScreen().availableSize() - QSize(16, 48)

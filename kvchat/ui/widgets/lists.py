@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from itertools import groupby
 from typing import Any, Generic, Protocol, TypeVar
 
 from PySide6.QtCore import (
@@ -45,15 +46,14 @@ class Titled(Protocol):
     """Any row: it has a first line."""
 
     @property
-    def title(self) -> str:
-        """Its first line."""
+    def title(self) -> str: ...
 
 
 R = TypeVar("R", bound=Titled)
 
 
 class ItemModel(QAbstractListModel, Generic[R]):
-    """The rows, in the order given. Subclasses know their words."""
+    """The rows in the order given. Subclasses know their words."""
 
     def __init__(self, parent: QObject | None = None, key: Callable[[R], object] | None = None) -> None:
         """`key` tells rows apart. With it, what is selected, edited and scrolled to stays when others come and go."""
@@ -78,10 +78,14 @@ class ItemModel(QAbstractListModel, Generic[R]):
     def _pass_over_to(self, rows: Sequence[R], key: Callable[[R], object]) -> None:
         """Take rows away, then put the others and new ones in order: what is being edited or selected stays so."""
         places = {key(row): place for place, row in enumerate(rows)}
-        for first, last in _runs([place for place, row in enumerate(self.rows) if key(row) not in places])[::-1]:
-            self.beginRemoveRows(QModelIndex(), first, last)
-            self.rows = [*self.rows[:first], *self.rows[last + 1 :]]
-            self.endRemoveRows()
+        last = len(self.rows)
+        for stays, run in groupby(reversed(self.rows), key=lambda row: key(row) in places):
+            first = last - len(list(run))
+            if not stays:
+                self.beginRemoveRows(QModelIndex(), first, last - 1)
+                self.rows = [*self.rows[:first], *self.rows[last:]]
+                self.endRemoveRows()
+            last = first
         here = [key(row) for row in self.rows]
         if here == list(places):
             self.rows = rows
@@ -111,19 +115,8 @@ class ItemModel(QAbstractListModel, Generic[R]):
         return None
 
 
-def _runs(places: Sequence[int]) -> list[tuple[int, int]]:
-    """Group ascending numbers into runs, each from its first to its last."""
-    runs: list[tuple[int, int]] = []
-    for place in places:
-        if runs and runs[-1][1] == place - 1:
-            runs[-1] = runs[-1][0], place
-        else:
-            runs.append((place, place))
-    return runs
-
-
 def sided(option: QStyleOptionViewItem, box: Box) -> Box:
-    """The box of a row, on the other side where the language runs from right to left. Qt turns round texts alone."""
+    """Mirror a box in its row where the language runs from right to left; Qt mirrors texts only."""
     if option.direction is not Qt.LayoutDirection.RightToLeft:
         return box
     whole = type(box)(option.rect)
@@ -131,9 +124,9 @@ def sided(option: QStyleOptionViewItem, box: Box) -> Box:
 
 
 def write(painter: QPainter, option: QStyleOptionViewItem, box: QRect, words: str, *, at_end: bool = False) -> None:
-    """A line of a row: from where lines begin, or `at_end`, while the words run as their own script does.
+    """Draw a line of a row from where lines begin, or `at_end`; the words run as their own script does.
 
-    `box`: as for the left; what does not fit ends in an ellipsis.
+    `box`: as for left-to-right languages; what does not fit ends in an ellipsis.
     """
     mirrored = option.direction is Qt.LayoutDirection.RightToLeft
     side = Qt.AlignmentFlag.AlignRight if at_end is not mirrored else Qt.AlignmentFlag.AlignLeft
@@ -144,7 +137,7 @@ def write(painter: QPainter, option: QStyleOptionViewItem, box: QRect, words: st
 
 
 class ItemDelegate(QStyledItemDelegate):
-    """Draws a row: subclasses its contents, this the ground."""
+    """Draws the ground of a row; subclasses draw its contents."""
 
     shows_selection = True
 
@@ -190,7 +183,7 @@ class ItemList(QListView):
         look.changed.connect(self.viewport().update)
 
     def dataChanged(self, first: Index, last: Index, roles: Sequence[int] = ()) -> None:
-        """Rows of one height stand where they stood: a list of thousands need not be laid out again."""
+        """Skip the new layout of rows of one height: a list may have thousands."""
         if self.uniformItemSizes():
             QAbstractItemView.dataChanged(self, first, last, roles)
         else:
@@ -219,7 +212,7 @@ class Row:
 
 
 class RowModel(ItemModel[Row]):
-    """The rows' words."""
+    """The model of a `RowList`."""
 
     def spoken(self, row: Row) -> str:
         return listed((row.title, row.words, row.chip))
@@ -229,7 +222,7 @@ class RowModel(ItemModel[Row]):
 
 
 class RowList(ItemList):
-    """The list. Enter or a double click takes a row."""
+    """A list of two-line rows with a chip. Enter or a double click takes one."""
 
     taken = Signal(object)  # Row
     current_changed = Signal()
@@ -260,7 +253,7 @@ class RowList(ItemList):
         self.current_changed.emit()
 
     def select(self, value: object) -> None:
-        """Select the row that stands for that, if it is there."""
+        """Select the row of that value, if it is there."""
         for number, row in enumerate(self.rows):
             if value is not None and row.value == value:
                 self.setCurrentIndex(self.row_model.index(number))
@@ -279,7 +272,7 @@ class RowList(ItemList):
 
 
 class RowDelegate(ItemDelegate):
-    """Draws a row."""
+    """Draws a `Row`."""
 
     def sizeHint(self, option: QStyleOptionViewItem, index: Index) -> QSize:
         small = QFontMetrics(self.small(option.font)).height()

@@ -21,19 +21,19 @@ _ICON, _AROUND = 12, 10  # pixels at 100 % text: the cross, and what the button 
 
 
 def between(text: str, start: int, end: int) -> str:
-    """The part of `text` between two positions of Qt's."""
+    """Return the part of `text` between two of Qt's positions."""
     if text.isascii():
         return text[start:end]
     return text.encode("utf-16-le", "surrogatepass")[2 * start : 2 * end].decode("utf-16-le", "replace")
 
 
 def position(text: str, index: int) -> int:
-    """Qt's position of the character at `index`."""
+    """Return Qt's position of the character at `index`."""
     return index if text.isascii() else len(text[:index].encode("utf-16-le", "surrogatepass")) // 2
 
 
 def select(text: QTextEdit, anchor: int, position: int) -> None:
-    """Select from one place in a text to another, as far as there are such places."""
+    """Select from one position to another, as far as the text goes."""
     end = text.document().characterCount() - 1
     cursor = text.textCursor()
     cursor.setPosition(min(anchor, end))
@@ -42,7 +42,7 @@ def select(text: QTextEdit, anchor: int, position: int) -> None:
 
 
 def cursors_at(text: QTextEdit | QPlainTextEdit, words: str, spans: Iterable[tuple[int, int]]) -> list[QTextCursor]:
-    """Cursors over the spans, in characters, of `words`, which is what the text says."""
+    """Make cursors over the spans, in characters, of `words`, which is what the text says."""
     cursors = []
     for start, end in spans:
         cursor = QTextCursor(text.document())
@@ -55,7 +55,7 @@ def cursors_at(text: QTextEdit | QPlainTextEdit, words: str, spans: Iterable[tup
 def mark(
     text: QTextEdit | QPlainTextEdit, cursors: Iterable[QTextCursor], theme: Theme, current: int | None = None
 ) -> None:
-    """Mark these places of a text and no others; the one that begins at `current` stands out."""
+    """Mark these places in a text and no others; the one that begins at `current` stands out."""
     marks = []
     for cursor in cursors:
         selection = QTextEdit.ExtraSelection()
@@ -127,7 +127,7 @@ class TextSearch(ClearableField):
             self.reached.emit()
 
     def mark_all(self) -> None:
-        """Mark every place and count them: the words are others, or the text is."""
+        """Mark every place and count them, after the words or the text have changed."""
         words = self.text()
         found: list[QTextCursor] = []
         cursor = QTextCursor(self._text.document())

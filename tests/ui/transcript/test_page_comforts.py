@@ -38,6 +38,13 @@ def the_question(page: Transcript) -> UserView:
     return view
 
 
+def click_receipt(page: Transcript, qtbot: QtBot, id: str) -> None:
+    view = page.views[id]
+    assert isinstance(view, ReplyView)
+    assert view.receipt is not None
+    qtbot.mouseClick(view.receipt.line, LEFT)
+
+
 def test_a_long_message_of_one_s_own_is_folded(page: Transcript, qtbot: QtBot) -> None:
     page.show_conversation([a_message("q", Role.USER, LONG), a_message("a", Role.ASSISTANT, "Yes.")])
     view = the_question(page)
@@ -51,6 +58,8 @@ def test_a_long_message_of_one_s_own_is_folded(page: Transcript, qtbot: QtBot) -
     assert view.more.text().startswith("Show less")
     qtbot.mouseClick(view.more, LEFT)
     assert view.height() < 400
+    page.show_conversation([a_message("q", Role.USER, "\n".join(f"Line {i}" for i in range(13)))])
+    assert not the_question(page).more.isVisible(), "it is not long"
 
 
 def test_what_is_unfolded_keeps_its_place_at_the_end_of_the_page_as_well(page: Transcript, qtbot: QtBot) -> None:
@@ -66,12 +75,10 @@ def test_what_is_unfolded_keeps_its_place_at_the_end_of_the_page_as_well(page: T
         return page.views[id].mapTo(page.viewport(), QPoint()).y()
 
     question, answer = the_question(page), page.views["a"]
-    assert isinstance(answer, ReplyView)
-    assert answer.receipt is not None
     at, low = top("a"), answer.height()
-    qtbot.mouseClick(answer.receipt.line, LEFT)
+    click_receipt(page, qtbot, "a")
     assert (top("a"), answer.height() > low) == (at, True)
-    qtbot.mouseClick(answer.receipt.line, LEFT)
+    click_receipt(page, qtbot, "a")
     assert top("a") == at
     assert bar.value() == bar.maximum(), "folded again, it is the end again, and what comes is followed"
     at = top("q")
@@ -79,12 +86,9 @@ def test_what_is_unfolded_keeps_its_place_at_the_end_of_the_page_as_well(page: T
     qtbot.waitUntil(lambda: question.height() > 50_000, timeout=LONG_MS)
     assert top("q") == at
     page.scroll_to_end()
-    last = page.views["c"]
-    assert isinstance(last, ReplyView)
-    assert last.receipt is not None
-    qtbot.mouseClick(last.receipt.line, LEFT)
+    click_receipt(page, qtbot, "c")
     qtbot.waitUntil(lambda: bar.value() == bar.maximum())
-    assert top("c") + last.height() < page.viewport().height(), "the last one's details are in sight"
+    assert top("c") + page.views["c"].height() < page.viewport().height(), "the last one's details are in sight"
 
 
 def test_what_is_found_or_selected_in_a_folded_message_is_unfolded(page: Transcript) -> None:
@@ -96,12 +100,7 @@ def test_what_is_found_or_selected_in_a_folded_message_is_unfolded(page: Transcr
     page.show_conversation([])
     page.show_conversation(messages)
     page.selection.select_message(the_question(page))
-    assert page.selection.as_text().replace("\n\n", "\n") == LONG
-
-
-def test_a_message_that_is_not_long_is_not_folded(page: Transcript) -> None:
-    page.show_conversation([a_message("q", Role.USER, "\n".join(f"Line {i}" for i in range(13)))])
-    assert not the_question(page).more.isVisible()
+    assert page.selection.selected().replace("\n\n", "\n") == LONG
 
 
 def test_the_last_reply_s_actions_are_always_seen(page: Transcript) -> None:

@@ -1,4 +1,4 @@
-"""How much of a core a streaming reply takes, and how soon a long conversation is there. Figures are printed (-s).
+"""How much of a core a streaming reply takes. Figures are printed (-s).
 
 CPU time of this thread alone is counted, as if a token came every 5 ms: a busy machine changes little. What is asserted
 is what makes it fast: that each update reads and lays out a bounded part, however long the reply is.
@@ -18,7 +18,6 @@ from kvchat.ui.base.theme import Look
 from kvchat.ui.transcript.reply_view import ReplyView
 from kvchat.ui.transcript.transcript import Transcript
 from tests.ui.reading import a_message
-from tests.ui.transcript.test_transcript import conversation
 
 pytestmark = pytest.mark.slow
 
@@ -69,16 +68,3 @@ def test_a_reply_that_streams(look: Look, qtbot: QtBot, name: str) -> None:
     )
     assert laid_out <= 6
     assert view.column.parts
-
-
-def test_a_conversation_of_5000_messages_opens(look: Look, qtbot: QtBot) -> None:
-    page = Transcript(look)
-    qtbot.addWidget(page)
-    page.resize(850, 700)
-    page.show()
-    messages = conversation(2_500)
-    started = time.thread_time()
-    page.show_conversation(messages)
-    QCoreApplication.processEvents()
-    print(f"\n5,000 messages open in {1000 * (time.thread_time() - started):.0f} ms")
-    assert len(page.views) < 20
