@@ -10,23 +10,16 @@ from collections.abc import Mapping
 
 def tarred(files: Mapping[str, bytes], links: Mapping[str, str] | None = None, *, links_first: bool = False) -> bytes:
     """A .tar.gz of these files, of which programs may be executed, and symbolic links."""
+    named = [(name, content, "") for name, content in files.items()]
+    linked = [(name, b"", target) for name, target in (links or {}).items()]
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
-
-        def add_links() -> None:
-            for name, target in (links or {}).items():
-                entry = tarfile.TarInfo(name)
-                entry.type, entry.linkname = tarfile.SYMTYPE, target
-                tar.addfile(entry)
-
-        if links_first:
-            add_links()
-        for name, content in files.items():
+        for name, content, target in linked + named if links_first else named + linked:
             entry = tarfile.TarInfo(name)
             entry.size, entry.mode = len(content), 0o755 if name.endswith("llama-server") else 0o644
+            if target:
+                entry.type, entry.linkname = tarfile.SYMTYPE, target
             tar.addfile(entry, io.BytesIO(content))
-        if not links_first:
-            add_links()
     return buffer.getvalue()
 
 

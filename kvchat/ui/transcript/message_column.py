@@ -38,42 +38,33 @@ class RowHeights:
     def __init__(self) -> None:
         self.heights: list[int] = []
         self.measured: list[bool] = []  # else the height is guessed
-        self._ends: list[int] = []  # of each row; empty: to be added up again
-
-    def __len__(self) -> int:
-        return len(self.heights)
-
-    @property
-    def total(self) -> int:
-        return self.top(len(self))
+        self._tops: list[int] = []  # empty: to be added up again
 
     def top(self, row: int) -> int:
-        """Where a row begins; for one beyond the last, where the last ends."""
-        return self._sums()[row - 1] if row else 0
+        """Return where a row begins; for one beyond the last, where the last ends."""
+        if not self._tops:
+            self._tops = list(accumulate(self.heights, initial=0))
+        return self._tops[row]
 
     def at(self, position: int) -> int:
-        """The row at a position; the nearest for one outside. There must be rows."""
-        return min(max(bisect_right(self._sums(), position), 0), len(self) - 1)
+        """Return the row at a position; the nearest for one outside. There must be rows."""
+        last = len(self.heights) - 1
+        return min(max(bisect_right(range(last + 1), position, key=self.top) - 1, 0), last)
 
     def measure(self, row: int, height: int) -> int:
-        """A row's height is known now. Returns by how much it differs from what it was taken for."""
+        """Set the height of a row; return by how much it differs from what it was taken for."""
         change = height - self.heights[row]
         self.measured[row] = True
         if change:
             self.heights[row] = height
-            self._ends = []
+            self._tops = []
         return change
 
     def keep(self, rows: int, more: Sequence[int]) -> None:
         """Keep the first `rows` rows; the guessed heights of new ones come after them."""
         self.heights[rows:] = more
         self.measured[rows:] = [False] * len(more)
-        self._ends = []
-
-    def _sums(self) -> list[int]:
-        if len(self._ends) != len(self):
-            self._ends = list(accumulate(self.heights))
-        return self._ends
+        self._tops = []
 
 
 class MessageColumn(QScrollArea):
@@ -125,7 +116,7 @@ class MessageColumn(QScrollArea):
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
-        if event.size().width() != event.oldSize().width() and len(self._rows):
+        if event.size().width() != event.oldSize().width() and self.messages:
             self._new_width()
         else:
             self._arrange()
@@ -217,10 +208,10 @@ class MessageColumn(QScrollArea):
         return last if self._follow else min(max(top, 0), last)
 
     def _height(self) -> int:
-        return TOP + self._rows.total + self._tail_height + max(_BOTTOM, self._room_below)
+        return TOP + self._rows.top(len(self.messages)) + self._tail_height + max(_BOTTOM, self._room_below)
 
     def _rows_between(self, top: int, bottom: int) -> range:
-        if not len(self._rows):
+        if not self.messages:
             return range(0)
         return range(self._rows.at(top - TOP), self._rows.at(bottom - TOP) + 1)
 
@@ -231,7 +222,7 @@ class MessageColumn(QScrollArea):
         for id, view in self.views.items():
             row = self._row_of[id]
             view.setGeometry(left, TOP + self._rows.top(row), width, self._rows.heights[row] - _gap_below(view))
-        self.tail.setGeometry(left, TOP + self._rows.total, width, self._tail_height)
+        self.tail.setGeometry(left, TOP + self._rows.top(len(self.messages)), width, self._tail_height)
         self._ground.resize(area, max(self._height(), self.viewport().height()))
         bar.setValue(top)
 
@@ -254,11 +245,11 @@ class MessageColumn(QScrollArea):
 
     def _fill_ahead(self) -> None:
         """Give one more message near the reader its widget; then come back for the next."""
-        if not len(self._rows):
+        if not self.messages:
             return
         first = self._rows.at(self.verticalScrollBar().value() - TOP)
-        begin = max(min(first - _AHEAD // 2, len(self._rows) - _AHEAD), 0)
-        around = range(begin, min(begin + _AHEAD, len(self._rows)))
+        begin = max(min(first - _AHEAD // 2, len(self.messages) - _AHEAD), 0)
+        around = range(begin, min(begin + _AHEAD, len(self.messages)))
         wanted = sorted(around, key=lambda row: abs(row - first))
         missing = next((row for row in wanted if self.messages[row].id not in self.views), None)
         if missing is not None:
@@ -294,7 +285,7 @@ class MessageColumn(QScrollArea):
         value = self.verticalScrollBar().value()
         row = self._rows.at(value - TOP)
         into = (value - TOP - self._rows.top(row)) / max(self._rows.heights[row], 1)
-        self._rows.measured = [False] * len(self._rows)
+        self._rows.measured = [False] * len(self.messages)
         in_sight = {self.messages[near].id for near in self._rows_between(value, value + self.viewport().height())}
         self._drop([id for id in self.views if id not in in_sight | self._editing()])
         self._measure(row, self._view(row), self._column_width())

@@ -23,18 +23,19 @@ from tests.ui.fake_runtime import FakeRuntime, a_receipt
 from tests.ui.waiting import until
 
 
-def furnish(runtime: FakeRuntime, use: ContextUse) -> str:
+def furnish(runtime: FakeRuntime, window: MainWindow, used: int, *, turns: int = 3) -> str:
+    """A chat that uses so many of 32K tokens, opened."""
     chat = runtime.chat.add("Thesis")
-    for turn in range(3):
+    for turn in range(turns):
         runtime.chat.write(chat.id, Role.USER, f"Question {turn}?")
         runtime.chat.write(chat.id, Role.ASSISTANT, f"Answer {turn}.", receipt=a_receipt())
-    runtime.chat.context.now = use
+    runtime.chat.context.now = ContextUse(used, 0, 2048, 32_768)
+    window.chat.open(chat.id)
     return chat.id
 
 
 async def test_the_meter_says_what_is_used_kept_and_left(runtime: FakeRuntime, window: MainWindow) -> None:
-    furnish(runtime, ContextUse(5906, 0, 2048, 32_768))
-    window.chat.open(window.chat.conversations.ids[0] if window.chat.conversations.ids else "c1")
+    furnish(runtime, window, 5906)
     await until(lambda: "5.9K of 32K tokens used" in window.context_meter.words.text())
     assert "2K kept for the reply" in window.context_meter.words.text()
     assert window.context_card.isHidden()
@@ -45,9 +46,8 @@ async def test_the_meter_says_what_is_used_kept_and_left(runtime: FakeRuntime, w
 async def test_what_is_being_written_says_how_long_its_reply_would_take(
     runtime: FakeRuntime, window: MainWindow
 ) -> None:
-    chat, meter = furnish(runtime, ContextUse(5906, 0, 2048, 32_768)), window.context_meter
     runtime.forecasts.message = Forecast(Source.HOT, 2100, TimeRange(4.2, 4.2))
-    window.chat.open(chat)
+    chat, meter = furnish(runtime, window, 5906), window.context_meter
     await until(lambda: "tokens used" in meter.words.text())
     assert meter.wait.isHidden(), "nothing is written"
     window.composer.editor.setPlainText("word " * 1000)
@@ -66,9 +66,7 @@ async def test_what_is_being_written_says_how_long_its_reply_would_take(
 
 
 async def test_a_nearly_full_context_offers_three_ways_out(runtime: FakeRuntime, window: MainWindow) -> None:
-    chat = furnish(runtime, ContextUse(31_500, 0, 2048, 32_768))
-    window.chat.open(chat)
-    card = window.context_card
+    chat, card = furnish(runtime, window, 31_500), window.context_card
     await until(card.larger.isVisible)
     assert card.larger.text() == "Larger context (64K)"
     assert "take about 6.2 GB of the 11.4 GB" in card.advice.text()
@@ -86,17 +84,14 @@ async def test_a_nearly_full_context_offers_three_ways_out(runtime: FakeRuntime,
 
 
 async def test_a_chat_that_nothing_here_can_hold_says_what_could(runtime: FakeRuntime, window: MainWindow) -> None:
-    runtime.engine.larger = None
-    chat = runtime.chat.add("Long")
-    runtime.chat.write(chat.id, Role.USER, "Question?")
-    runtime.chat.context.now = ContextUse(40_000, 0, 2048, 32_768)
-    window.chat.open(chat.id)
-    await until(window.context_card.isVisible)
-    assert window.context_card.drop.isHidden()
-    assert window.context_card.larger.isHidden(), "no larger one fits"
-    assert "a model with a larger context" in window.context_card.advice.text()
-    assert not window.context_card.new.isHidden()  # not only "Not now"
-    window.context_card.new.click()
+    runtime.engine.larger, card = None, window.context_card
+    runtime.chat.write(furnish(runtime, window, 40_000, turns=0), Role.USER, "Question?")
+    await until(card.isVisible)
+    assert card.drop.isHidden()
+    assert card.larger.isHidden(), "no larger one fits"
+    assert "a model with a larger context" in card.advice.text()
+    assert not card.new.isHidden()  # not only "Not now"
+    card.new.click()
     assert window.chat.current is None
 
 
@@ -113,8 +108,7 @@ async def test_a_notice_about_another_chat_names_it(runtime: FakeRuntime, window
 
 
 async def test_a_summary_can_be_stopped(runtime: FakeRuntime, window: MainWindow) -> None:
-    chat = furnish(runtime, ContextUse(31_500, 0, 2048, 32_768))
-    window.chat.open(chat)
+    chat = furnish(runtime, window, 31_500)
     await until(window.context_card.isVisible)
     window.context_card.summarise.click()
     await until(lambda: ("summarise", chat) in runtime.chat.calls)
@@ -124,17 +118,15 @@ async def test_a_summary_can_be_stopped(runtime: FakeRuntime, window: MainWindow
 
 
 async def test_a_question_that_did_not_fit_is_answered_after_dropping(runtime: FakeRuntime, window: MainWindow) -> None:
-    chat = furnish(runtime, ContextUse(33_000, 0, 2048, 32_768))
+    chat = furnish(runtime, window, 33_000)
     runtime.chat.write(chat, Role.USER, "And now?")
-    window.chat.open(chat)
     await until(window.context_card.isVisible)
     window.context_card.drop.click()
     await until(lambda: ("retry", chat) in runtime.chat.calls)
 
 
 async def test_a_refusal_leaves_one_card_and_nobody_answering(runtime: FakeRuntime, window: MainWindow) -> None:
-    chat = furnish(runtime, ContextUse(31_000, 0, 2048, 32_768))
-    window.chat.open(chat)
+    chat = furnish(runtime, window, 31_000)
     window.chat.sending.send("One more?")
     await until(lambda: runtime.chat.busy == chat)
     await window.chat.conversations.reload()
@@ -158,8 +150,7 @@ async def test_a_refusal_leaves_one_card_and_nobody_answering(runtime: FakeRunti
 async def test_what_cannot_fit_is_not_sent_and_part_of_it_can_be(
     runtime: FakeRuntime, window: MainWindow, qtbot: QtBot
 ) -> None:
-    chat = furnish(runtime, ContextUse(5_000, 0, 2048, 32_768))
-    window.chat.open(chat)
+    chat = furnish(runtime, window, 5_000)
     window.composer.set_attachments([document_of_text("long.txt", "A line of words.\n" * 10_000)])
     qtbot.keyClicks(window.composer.editor, "What is in it?")
     card = window.context_card
@@ -211,7 +202,7 @@ async def test_a_late_count_of_what_was_removed_is_dropped(
 
 
 async def test_what_cannot_fit_is_said_with_an_estimate(runtime: FakeRuntime, window: MainWindow) -> None:
-    furnish(runtime, ContextUse(0, 0, 2048, 32_768, estimated=True))
+    runtime.chat.context.now = ContextUse(0, 0, 2048, 32_768, estimated=True)
     window.composer.editor.setPlainText("words " * 30_000)
     await until(window.context_card.isVisible)
     assert "It has about 45K tokens, and the context holds 32,768." in window.context_card.detail.text()

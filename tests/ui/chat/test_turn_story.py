@@ -24,6 +24,7 @@ from tests.ui.fake_runtime import a_receipt
 
 FROM_DISK = Verdict(Source.DISK, hollow=False, miss_reason=None)
 HOLLOW = Verdict(Source.COLD, hollow=True, miss_reason=Reason(ReasonCode.HOLLOW, {"accepted": 5906, "reused": 0}))
+FIRST = Reason(ReasonCode.FIRST_REPLY)
 A_RESTORE = (Restoring(136_000_000, 5906), Restored(136_000_000, 5906, 21.4))
 
 
@@ -44,10 +45,7 @@ def words(story: TurnStory) -> list[str]:
         (WaitingForEngine(), Remark("waiting for the engine", "live")),
         (Restoring(136_000_000, 5906), Remark("loading 136 MB…", "live", 2)),
         (Restored(136_000_000, 5906, 21.4), Remark("loaded 136 MB in 21 ms", "", 2)),
-        (
-            RestoreFailed(Reason(ReasonCode.ERROR, {"message": "the hash differs"})),
-            Remark("not loaded: the hash differs", "warn"),
-        ),
+        (RestoreFailed(Reason(ReasonCode.DISK_FULL)), Remark("not loaded: the disk is full", "warn")),
         (Prefilling("c", 1480, 5918, 0), Remark("reading 25 % of 5,918 tokens", "live")),
         (FirstToken("c", 34_600, 0, 5918), Remark("first word after 34.6 s")),
         (Speed("c", 41.3, 6000), Remark("41 tokens/s", "live", 0)),
@@ -56,21 +54,12 @@ def words(story: TurnStory) -> list[str]:
         (Saved(137_000_000, 6100, 310), Remark("kept 137 MB", "", 1)),
         (SaveSkipped(Reason(ReasonCode.DISK_FULL)), Remark("not kept: the disk is full", "warn")),
         (TurnFailed("c", KvchatError("No")), Remark("failed", "bad")),
-        (
-            ReplyFinished("c", "m", a_receipt(Source.COLD, miss_reason=Reason(ReasonCode.FIRST_REPLY))),
-            Remark("first reply", "", 2),
-        ),
+        (ReplyFinished("c", "m", a_receipt(Source.COLD, miss_reason=FIRST)), Remark("first reply", "", 2)),
         (Speed("c", 0.0, 6000), None),  # not measured
     ],
 )
 def test_each_event_in_words(event: TurnEvent, expected: Remark | None) -> None:
     assert told(event).remarks == ((expected,) if expected else ())
-
-
-def test_a_chat_is_remembered_only_when_the_first_token_proved_it() -> None:
-    before = told(*A_RESTORE)
-    assert before.remarks[0].tone == ""
-    assert "remembered" not in before.remarks[0].text
 
 
 @pytest.mark.parametrize(
@@ -82,8 +71,12 @@ def test_a_chat_is_remembered_only_when_the_first_token_proved_it() -> None:
         (FirstToken("c", 34_600, 12, 5918, HOLLOW), Remark("read again: what was loaded was not used", "warn")),
     ],
 )
-def test_the_first_token_says_what_of_the_restore_was_used(first: FirstToken, expected: Remark) -> None:
-    assert told(*A_RESTORE, first).remarks[0] == expected
+def test_the_first_token_proves_what_of_the_restore_was_used(first: FirstToken, expected: Remark) -> None:
+    story = told(*A_RESTORE)
+    assert story.remarks[0].tone == ""
+    assert "remembered" not in story.remarks[0].text
+    story.tell(first)
+    assert story.remarks[0] == expected
 
 
 def test_a_hollow_restore_is_the_same_fault_wherever_it_is_told() -> None:
@@ -99,8 +92,8 @@ def test_a_hollow_restore_is_the_same_fault_wherever_it_is_told() -> None:
     "verdict",
     [
         *(Verdict(source, hollow=False, miss_reason=None) for source in Source),
-        Verdict(Source.HOT, hollow=False, miss_reason=Reason(ReasonCode.FIRST_REPLY)),
-        Verdict(Source.COLD, hollow=False, miss_reason=Reason(ReasonCode.FIRST_REPLY)),
+        Verdict(Source.HOT, hollow=False, miss_reason=FIRST),
+        Verdict(Source.COLD, hollow=False, miss_reason=FIRST),
         Verdict(Source.COLD, hollow=False, miss_reason=Reason(ReasonCode.DELETED_MEANWHILE)),
         HOLLOW,
     ],
@@ -125,39 +118,20 @@ def test_at_the_end_the_strip_has_the_receipt_s_figures() -> None:
     story = told(
         *(Restoring(136_000_000, 5906), Restored(136_000_000, 5906, 2080.0)),
         *(FirstToken("c", 1050, 5906, 5918, FROM_DISK), Speed("c", 5.3, 6000)),
-        ReplyFinished("c", "m", receipt),
-        Saved(137_000_000, 6100, 16),
+        *(ReplyFinished("c", "m", receipt), Saved(137_000_000, 6100, 16)),
     )
     assert words(story) == ["remembered: 136 MB", "first word after 1.05 s", "6.7 tokens/s", "kept 137 MB"]
 
 
-def test_reading_gives_a_fraction_and_ends_with_the_first_token() -> None:
-    story = told(Prefilling("c", 2959, 5918, 0))
-    assert story.fraction == 0.5
-    assert story.pending == "Reading 50 % of 5,918 tokens…"
-    story.tell(FirstToken("c", 310, 0, 5918))
-    assert story.fraction is None
-    assert story.pending == ""
-    assert words(story) == ["first word after 0.31 s"]
-
-
 def test_a_whole_turn_and_then_the_next() -> None:
-    story = told(
-        *A_RESTORE,
-        Prefilling("c", 5906, 5918, 5906),
-        FirstToken("c", 310, 5906, 5918, FROM_DISK, 21.4),
-        ReplyDelta("c", "m", "x", ""),
-        Speed("c", 41.3, 6000),
-        ReplyFinished("c", "m", None),
-        Saving(),
-        Saved(137_000_000, 6100, 310),
-    )
-    assert words(story) == [
-        "remembered: 136 MB in 21 ms",
-        "first word after 0.31 s",
-        "41 tokens/s",
-        "kept 137 MB",
-    ]
+    story = told(*A_RESTORE, Prefilling("c", 2959, 5918, 0))
+    assert (story.fraction, story.pending) == (0.5, "Reading 50 % of 5,918 tokens…")
+    story.tell(FirstToken("c", 310, 5906, 5918, FROM_DISK, 21.4))
+    assert (story.fraction, story.pending) == (None, "")
+    for event in (ReplyDelta("c", "m", "x", ""), Speed("c", 41.3, 6000), ReplyFinished("c", "m", None), Saving()):
+        story.tell(event)
+    story.tell(Saved(137_000_000, 6100, 310))
+    assert words(story) == ["remembered: 136 MB in 21 ms", "first word after 0.31 s", "41 tokens/s", "kept 137 MB"]
     assert all(remark.tone != "live" for remark in story.remarks)
     story.tell(Prefilling("c", 1, 10, 0))
     assert words(story) == ["reading 10 % of 10 tokens"]
