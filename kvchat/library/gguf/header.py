@@ -27,57 +27,21 @@ Scalar = int | float | bool | str
 Value = Scalar | tuple[Scalar, ...]
 
 _STRING, _ARRAY = 8, 9
-_SCALARS = {
-    0: struct.Struct("<B"),
-    1: struct.Struct("<b"),
-    2: struct.Struct("<H"),
-    3: struct.Struct("<h"),
-    4: struct.Struct("<I"),
-    5: struct.Struct("<i"),
-    6: struct.Struct("<f"),
-    7: struct.Struct("<?"),
-    10: struct.Struct("<Q"),
-    11: struct.Struct("<q"),
-    12: struct.Struct("<d"),
-}
+_CODES = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+_SCALARS = {kind: struct.Struct(f"<{code}") for kind, code in _CODES.items()}
 _U32, _U64 = _SCALARS[4], _SCALARS[10]
 
-# ggml_type: name, weights per block, bytes per block (ggml/src/ggml.c, type_traits).
+# ggml_type:name:weights per block:bytes per block (ggml/src/ggml.c, type_traits).
+_TENSOR_TYPES = (
+    "0:F32:1:4 1:F16:1:2 2:Q4_0:32:18 3:Q4_1:32:20 6:Q5_0:32:22 7:Q5_1:32:24 8:Q8_0:32:34 9:Q8_1:32:40 "
+    "10:Q2_K:256:84 11:Q3_K:256:110 12:Q4_K:256:144 13:Q5_K:256:176 14:Q6_K:256:210 15:Q8_K:256:292 "
+    "16:IQ2_XXS:256:66 17:IQ2_XS:256:74 18:IQ3_XXS:256:98 19:IQ1_S:256:50 20:IQ4_NL:32:18 21:IQ3_S:256:110 "
+    "22:IQ2_S:256:82 23:IQ4_XS:256:136 24:I8:1:1 25:I16:1:2 26:I32:1:4 27:I64:1:8 28:F64:1:8 29:IQ1_M:256:56 "
+    "30:BF16:1:2 34:TQ1_0:256:54 35:TQ2_0:256:66 39:MXFP4:32:17 40:NVFP4:64:36 41:Q1_0:128:18"
+)
 TENSOR_TYPES: Mapping[int, tuple[str, int, int]] = {
-    0: ("F32", 1, 4),
-    1: ("F16", 1, 2),
-    2: ("Q4_0", 32, 18),
-    3: ("Q4_1", 32, 20),
-    6: ("Q5_0", 32, 22),
-    7: ("Q5_1", 32, 24),
-    8: ("Q8_0", 32, 34),
-    9: ("Q8_1", 32, 40),
-    10: ("Q2_K", 256, 84),
-    11: ("Q3_K", 256, 110),
-    12: ("Q4_K", 256, 144),
-    13: ("Q5_K", 256, 176),
-    14: ("Q6_K", 256, 210),
-    15: ("Q8_K", 256, 292),
-    16: ("IQ2_XXS", 256, 66),
-    17: ("IQ2_XS", 256, 74),
-    18: ("IQ3_XXS", 256, 98),
-    19: ("IQ1_S", 256, 50),
-    20: ("IQ4_NL", 32, 18),
-    21: ("IQ3_S", 256, 110),
-    22: ("IQ2_S", 256, 82),
-    23: ("IQ4_XS", 256, 136),
-    24: ("I8", 1, 1),
-    25: ("I16", 1, 2),
-    26: ("I32", 1, 4),
-    27: ("I64", 1, 8),
-    28: ("F64", 1, 8),
-    29: ("IQ1_M", 256, 56),
-    30: ("BF16", 1, 2),
-    34: ("TQ1_0", 256, 54),
-    35: ("TQ2_0", 256, 66),
-    39: ("MXFP4", 32, 17),
-    40: ("NVFP4", 64, 36),
-    41: ("Q1_0", 128, 18),
+    int(kind): (name, int(weights), int(size))
+    for kind, name, weights, size in (entry.split(":") for entry in _TENSOR_TYPES.split())
 }
 
 

@@ -1,14 +1,17 @@
+"""The KV estimates, by headers as files have them; and against what the real llama-server says it allocates."""
+
 from __future__ import annotations
 
+import subprocess
+import tempfile
 from pathlib import Path
 
 import gguf
 import pytest
 
-from kvchat.engine.finding.discovery import EngineKind, EngineLocation
-from kvchat.engine.running.log import EngineLog, Purpose, read_allocations
-from kvchat.engine.running.plan import LaunchPlan
-from kvchat.engine.running.supervisor import EngineSupervisor
+from kvchat.engine.finding.discovery import EngineLocation
+from kvchat.engine.running.log import Allocations, Purpose, read_allocations
+from kvchat.engine.running.plan import LaunchPlan, prepare
 from kvchat.library.gguf.facts import read_facts
 from kvchat.library.gguf.kv_cache import (
     KV_TYPES,
@@ -19,7 +22,7 @@ from kvchat.library.gguf.kv_cache import (
     layer_bytes,
 )
 from tests.library.gguf_files import LLAMA, write_gguf
-from tests.models import engine_program, tiny_model
+from tests.models import bare_models, tiny_model
 
 
 def test_smollm2_exactly(smollm2: Path) -> None:
@@ -29,27 +32,6 @@ def test_smollm2_exactly(smollm2: Path) -> None:
     assert kv_bytes_per_token(facts.kv, "q8_0", "q8_0") == 23_040 / 2 * 34 / 32
     assert kv_bytes_per_token(facts.kv, "f32", "q4_0") == 30 * 3 * 64 * (4 + 18 / 32)
     assert not facts.kv.notes
-
-
-@pytest.mark.engine
-@pytest.mark.parametrize(("architecture", "window"), [("gemma3", 512), ("qwen35", None), ("llama", None)])
-async def test_what_slots_beside_the_first_take_is_what_the_engine_allocates(
-    tmp_path: Path, architecture: str, window: int | None
-) -> None:
-    """Windows and recurrent state once more each; of full attention nothing."""
-    model = tiny_model(architecture, window)
-    facts, location = read_facts(model), EngineLocation(EngineKind.LLAMA_SERVER, engine_program("llama-server"))
-    for slots in (1, 2, 4):
-        supervisor = EngineSupervisor(log=(log := EngineLog()))
-        try:
-            await supervisor.start(location, LaunchPlan(model, 8192, tmp_path, slots=slots))
-            await supervisor.ready()
-        finally:
-            await supervisor.close()
-        took = read_allocations(log.since_start)
-        assert took is not None
-        planned = sum(layer_bytes(facts.kv, 8192, slots=slots))
-        assert took.on_host(Purpose.KV) == pytest.approx(planned, rel=0.01, abs=20_000)
 
 
 def test_kv_types_are_those_of_llama_cpp() -> None:
@@ -134,3 +116,63 @@ def test_windows_of_known_architectures(tmp_path: Path) -> None:
     assert window("phi3", 2, sliding_window=2047) == (0, [False, False])
     assert window("exaone4", 4, sliding_window=4096) == (0, [False] * 4)
     assert window("llama", 2, sliding_window=0) == (0, [False, False])
+
+
+CONTEXT = 4096
+TOLERANCE = 0.02  # of the engine's own figure
+COMPARED_TYPES = ("f16", "q8_0", "q4_0")
+
+# Full attention in its variants, MLA, sparse attention with an indexer, sliding windows of every pattern, chunks,
+# shared layers, recurrent, hybrids, and both.
+ARCHITECTURES = (
+    *("llama", "qwen3", "qwen3moe", "phi3", "glm4moe", "command-r", "olmo2", "granite", "smollm3", "minimax-m2"),
+    *("deepseek2", "deepseek32", "glm-dsa", "dots3note", "minimax-m3"),
+    *("gemma2", "gemma3", "afmoe", "gpt-oss", "cohere2", "cohere2moe", "llama4", "smallthinker", "mimo2", "plamo3"),
+    *("mamba", "mamba2", "qwen3next", "qwen35", "jamba", "lfm2", "granitehybrid", "nemotron_h", "falcon-h1"),
+    *("kimi-linear", "minimax-01"),
+)
+
+
+@pytest.mark.engine
+def test_kv_sizes_are_the_engines(real_llama_server: EngineLocation, tmp_path: Path) -> None:
+    with tempfile.TemporaryDirectory(dir=tmp_path) as folder:  # 300 MB, not to be kept with the last runs' folders
+        for architecture, model in bare_models(ARCHITECTURES, Path(folder)).items():
+            facts = read_facts(model)
+            for kv_type in COMPARED_TYPES:
+                plan = LaunchPlan(model, CONTEXT, tmp_path, kv_type_k=kv_type, kv_type_v=kv_type)
+                actual = allocations(real_llama_server, plan).on_host(Purpose.KV)
+                assert actual > 0
+                estimated = kv_bytes(facts.kv, CONTEXT, kv_type, kv_type)
+                assert estimated == pytest.approx(actual, rel=TOLERANCE), (architecture, kv_type)
+
+
+def allocations(engine: EngineLocation, plan: LaunchPlan) -> Allocations:
+    """What the engine reports as it loads; it is ended as soon as it has told everything."""
+    invocation = prepare(engine, plan)
+    lines = []
+    with subprocess.Popen(
+        invocation.command, env=invocation.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            lines.append(line)
+            if "compute buffer size" in line:  # the last it allocates
+                break
+        process.kill()
+    found = read_allocations(lines)
+    assert found is not None, "".join(lines[-20:])
+    return found
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize(("architecture", "window"), [("gemma3", 512), ("qwen35", None), ("llama", None)])
+def test_what_slots_beside_the_first_take_is_what_the_engine_allocates(
+    real_llama_server: EngineLocation, tmp_path: Path, architecture: str, window: int | None
+) -> None:
+    """Windows and recurrent state once more each; of full attention nothing."""
+    model = tiny_model(architecture, window)
+    facts = read_facts(model)
+    for slots in (1, 2, 4):
+        took = allocations(real_llama_server, LaunchPlan(model, 8192, tmp_path, slots=slots))
+        planned = sum(layer_bytes(facts.kv, 8192, slots=slots))
+        assert took.on_host(Purpose.KV) == pytest.approx(planned, rel=0.01, abs=20_000)

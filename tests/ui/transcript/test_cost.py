@@ -1,0 +1,173 @@
+"""What replies and messages cost: CPU time while they stream, memory after they are gone. Figures are printed (-s).
+
+CPU time is counted: a busy machine changes little. What is asserted is what makes it small: each update reads and lays
+out a bounded part, however long the reply is, and the event loop wakes up for many tokens at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import gc
+import sys
+import time
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+
+import pytest
+from PySide6.QtCore import QCoreApplication, QEvent
+from PySide6.QtGui import QGuiApplication
+from pytestqt.qtbot import QtBot
+
+from kvchat.chat.events import Event, ReplyDelta
+from kvchat.chat.record.messages import Message, MessageState, Role
+from kvchat.engine.speaking.transport import PAUSE_S
+from kvchat.settings import Settings
+from kvchat.ui.base.theme import Look
+from kvchat.ui.transcript.reply_view import ReplyView
+from kvchat.ui.transcript.transcript import Transcript
+from tests.engine_fixtures import FakeEngine
+from tests.ui.fake_runtime import a_receipt
+from tests.ui.reading import a_message
+from tests.ui.waiting import LONG_MS
+from tests.ui.windows import begun
+
+pytestmark = pytest.mark.slow
+
+TOKENS_PER_S, LETTERS, UPDATE_S = 200, 4, 0.1
+SENTENCE = "The quick brown fox jumps over the **lazy** dog, and `then` it goes on a while, and so on. "
+REPLIES = {
+    "prose": "\n\n".join(
+        f"## Heading {i}\n\n- one\n- two\n- three" if i % 7 == 0 else SENTENCE * 3 for i in range(150)
+    ),
+    "2,000 lines of code": "```python\n" + "def f(x):  # why\n    return f'{x} and' + str(x * 2)\n" * 1_000 + "```",
+    "a list": "\n".join(f"{i}. Item {i} with **some** words and a [link](https://example.org)" for i in range(500)),
+    "a table": "| Name | Value | Words | More |\n|---|---|--:|---|\n"
+    + "".join(f"| item {i} | {i * 3} | some **words** here | and `more` of it |\n" for i in range(500)),
+    "one paragraph": "word and another word, " * 1_700,
+    "one word": "x" * 40_000,
+    "formulas": "\n\n".join(f"So $x_{{{i}}}^2 = {i}$ and\n\n$$\\sum_{{k=1}}^{{{i}}} k$$" for i in range(150)),
+}
+
+
+@pytest.mark.parametrize("name", REPLIES)
+def test_a_reply_that_streams(look: Look, qtbot: QtBot, name: str) -> None:
+    text = REPLIES[name]
+    page = Transcript(look)
+    qtbot.addWidget(page)
+    page.resize(850, 700)
+    page.show()
+    live = a_message("live", Role.ASSISTANT, "", MessageState.STREAMING)
+    page.show_conversation([a_message("q", Role.USER, "Go on"), live])
+    view = page.views["live"]
+    assert isinstance(view, ReplyView)
+    step = round(TOKENS_PER_S * UPDATE_S) * LETTERS
+    costs, laid_out = [], 0
+    for end in range(step, len(text) + step, step):
+        started = time.thread_time()
+        page.set_live("live", text[:end], "")
+        view.render_now()
+        QCoreApplication.processEvents()
+        costs.append(time.thread_time() - started)
+        laid_out = max(laid_out, view.column.laid_out)
+    started = time.thread_time()
+    page.update_messages([a_message("q", Role.USER, "Go on"), replace(live, content=text, state=MessageState.COMPLETE)])
+    ended = time.thread_time() - started
+    seconds = UPDATE_S * len(costs)
+    print(
+        f"\n{name}, {len(text) // LETTERS:,} tokens: {sum(costs) / seconds:.1%} of a core,"
+        f" {sum(costs[-50:]) / 50 / UPDATE_S:.1%} at the end; longest update {1000 * max(costs):.0f} ms,"
+        f" ending {1000 * ended:.0f} ms; {laid_out} parts at most laid out"
+    )
+    assert laid_out <= 6
+    assert view.column.parts
+
+
+STREAMED = "\n\n".join(f"## Heading {i}\n\n- one\n- two\n- three" if i % 7 == 0 else SENTENCE * 3 for i in range(45))
+
+
+async def test_a_streaming_reply_is_cheap(tmp_path: Path, fake_engine: FakeEngine, smollm2: Path, look: Look) -> None:
+    fake_engine.set(FAKE_REPLY=STREAMED, FAKE_TOKEN_DELAY=1 / TOKENS_PER_S)
+    settings = Settings(
+        model_path=str(smollm2), engine_path=str(fake_engine.path), context_size=65_536, free_floor_bytes=0
+    )
+    came: list[tuple[float, float]] = []  # seconds on the clock, seconds of CPU
+    gulps, gulping = 0, False  # a gulp: what the event loop takes in without anything else in between
+
+    def swallow() -> None:
+        nonlocal gulping
+        gulping = False
+
+    def hear(event: Event) -> None:
+        nonlocal gulps, gulping
+        if isinstance(event, ReplyDelta):
+            came.append((time.monotonic(), time.process_time()))
+            if not gulping:
+                gulps, gulping = gulps + 1, True
+                asyncio.get_running_loop().call_soon(swallow)
+
+    async with begun(tmp_path / "home", settings, look) as shown:
+        shown.window.resize(1000, 760)
+        runtime = shown.runtime
+        runtime.events.subscribe(hear)
+        chat = await runtime.chat.new_conversation()
+        shown.window.chat.open(chat.id)
+        reply = await runtime.chat.send(chat.id, "Go on")
+        assert reply is not None
+        assert reply.content == STREAMED
+        view = shown.window.transcript.views[reply.id]
+        assert isinstance(view, ReplyView)
+        assert view.text == STREAMED
+        await runtime.chat.idle()
+    (began, before), (ended, after) = came[0], came[-1]
+    print(
+        f"\n{len(came):,} tokens in {ended - began:.1f} s: {(after - before) / len(came) * TOKENS_PER_S:.1%} of a core"
+        f" at {TOKENS_PER_S} tokens/s"
+    )
+    assert gulps < 1.2 * (ended - began) / PAUSE_S + 5, "the event loop woke up for nearly every token"
+
+
+PAINTED = "Some **words**.\n\n```python\nprint(1)\n```\n\n- one\n- two\n\n```\nand\n```\n\nand words."
+TURNS = 5
+TEXTS = TURNS * 6  # the question, and the reply's words and codes
+
+
+def allocated() -> int:
+    """Bytes that this process has from malloc and not given back. Python's small objects are not among them."""
+    names = ["arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"]
+    fields = type("MallInfo", (ctypes.Structure,), {"_fields_": [(name, ctypes.c_size_t) for name in names]})
+    mallinfo = ctypes.CDLL("libc.so.6").mallinfo2
+    mallinfo.restype = fields
+    return int(mallinfo().uordblks)
+
+
+def conversation() -> list[Message]:
+    messages = []
+    for i in range(TURNS):
+        messages.append(a_message(f"q{i}", Role.USER, f"Question {i}?"))
+        messages.append(replace(a_message(f"a{i}", Role.ASSISTANT, PAINTED), receipt=a_receipt()))
+    return messages
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks glibc")
+def test_texts_that_were_painted_and_are_gone_hold_no_memory(look: Look, qtbot: QtBot) -> None:
+    page = Transcript(look)
+    qtbot.addWidget(page)
+    page.resize(850, 2_000)  # all of it is in sight, and painted
+    page.show()
+    qtbot.waitExposed(page, timeout=LONG_MS)
+    left = []
+    for _ in range(12):
+        page.show_conversation(conversation())
+        QGuiApplication.processEvents()
+        assert sum(len(view.texts) for view in page.views.values()) == TEXTS
+        page.show_conversation([])
+        QGuiApplication.processEvents()
+        QGuiApplication.sendPostedEvents(None, QEvent.Type.DeferredDelete.value)
+        gc.collect()
+        left.append(allocated())
+    # A leak grows in every round; what the process makes once, it makes in one of them.
+    per_text = median(after - before for before, after in pairwise(left)) / TEXTS
+    assert per_text < 300, f"{per_text:.0f} bytes are left of each text: {left}"
