@@ -3,43 +3,45 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
+from typing import Any
 
 from kvchat.chat.record.messages import Message, Receipt
 from kvchat.engine.speaking.wire import Sampling
-from kvchat.runtime import Runtime, open_runtime
+from kvchat.runtime import Runtime
 from kvchat.settings import Settings
-from kvchat.system.paths import resolve_paths
 from tests.e2e.home import engine_path, notes
+from tests.running import opened
 
 GREEDY = Sampling(max_tokens=8, temperature=0.0, seed=1)
 SYSTEM = "Answer from these notes alone.\n" + notes(60)
 
 
+def settings(model: Path, engine: str, **more: Any) -> Settings:
+    """`engine`: "embedded" or "llama-server"."""
+    chosen: dict[str, Any] = {"context_size": 4096, "free_floor_bytes": 0} | more
+    return Settings(model_path=str(model), engine_path=engine_path(engine), **chosen)
+
+
 class App:
     def __init__(self, home: Path, model: Path, engine: str) -> None:
-        self._paths = resolve_paths({"KVCHAT_HOME": str(home)})
-        self._settings = Settings(
-            model_path=str(model), engine_path=engine_path(engine), context_size=4096, free_floor_bytes=0
-        )
+        self._home, self._settings = home, settings(model, engine)
+
+    def opened(self) -> AbstractAsyncContextManager[Runtime]:
+        return opened(self._home, self._settings)
 
     async def once(self, act: Callable[[Runtime], object]) -> Message:
         """Open, let `act` begin one turn, close; the reply."""
-        runtime = await open_runtime(self._paths, self._settings)
-        try:
+        async with self.opened() as runtime:
             reply = await act(runtime)  # type: ignore[misc]
             await runtime.chat.idle()
-        finally:
-            await runtime.close()
         assert isinstance(reply, Message)
         return reply
 
     async def new(self, system: str | None = None) -> str:
-        runtime = await open_runtime(self._paths, self._settings)
-        try:
+        async with self.opened() as runtime:
             return (await runtime.chat.new_conversation(system)).id
-        finally:
-            await runtime.close()
 
 
 def receipt(reply: Message) -> Receipt:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,11 +16,9 @@ from kvchat.engine.speaking.client import LlamaServerClient
 from kvchat.engine.speaking.wire import ChatMessage, Sampling, chat_body, prompt_body
 from kvchat.runtime import Runtime
 from kvchat.session.proof import Source
-from kvchat.settings import Settings
-from tests import running
-from tests.e2e.home import engine_path
-from tests.e2e.restarts import SYSTEM, receipt
+from tests.e2e.restarts import SYSTEM, receipt, settings
 from tests.models import tiny_model
+from tests.running import opened
 from tests.store_contents import StoreContents
 
 pytestmark = pytest.mark.e2e
@@ -71,13 +68,6 @@ class Table:
         return await self.runtime.chat.messages(self.chat)
 
 
-@asynccontextmanager
-async def opened(folder: Path, model: Path, engine: str) -> AsyncIterator[Runtime]:
-    settings = Settings(model_path=str(model), engine_path=engine_path(engine), context_size=4096, free_floor_bytes=0)
-    async with running.opened(folder, settings) as runtime:
-        yield runtime
-
-
 @pytest.mark.parametrize(
     ("architecture", "engine"),
     [
@@ -89,7 +79,7 @@ async def opened(folder: Path, model: Path, engine: str) -> AsyncIterator[Runtim
 async def test_what_a_steered_conversation_says_is_what_a_cold_engine_says(
     tmp_path: Path, architecture: str, engine: str
 ) -> None:
-    async with opened(tmp_path, tiny_model(architecture), engine) as runtime:
+    async with opened(tmp_path, settings(tiny_model(architecture), engine)) as runtime:
         chat = runtime.chat
         table = Table(runtime, (await chat.new_conversation(SYSTEM)).id)
         for text in ("How many notes are there?", "Which is the longest bridge?"):

@@ -9,12 +9,10 @@ import pytest
 from kvchat.chat.context import SUMMARY_REQUEST, NothingToDrop
 from kvchat.chat.events import Event, Notice, TurnFailed
 from kvchat.chat.record.messages import Role
-from kvchat.engine.finding.discovery import EngineLocation
 from kvchat.engine.speaking.wire import Sampling
-from kvchat.runtime import open_runtime
 from kvchat.session.exchange import PromptTooLong
-from kvchat.settings import Settings
-from kvchat.system.paths import resolve_paths
+from tests.e2e.restarts import settings
+from tests.running import opened
 
 pytestmark = pytest.mark.e2e
 
@@ -22,17 +20,10 @@ SHORT = Sampling(max_tokens=12, temperature=0.0)
 WORDS = "The river runs past the old garden wall and the heron stands there all morning. " * 10
 
 
-async def test_a_full_context_is_refused_then_dropped_or_summarised(
-    tmp_path: Path, smollm2: Path, real_llama_server: EngineLocation
-) -> None:
-    settings = Settings(
-        model_path=str(smollm2), engine_path=str(real_llama_server.path), context_size=1024, free_floor_bytes=0
-    )
-    runtime = await open_runtime(resolve_paths({"KVCHAT_HOME": str(tmp_path)}), settings)
-    told: list[Event] = []
-    runtime.events.subscribe(told.append)
-    chat = runtime.chat
-    try:
+async def test_a_full_context_is_refused_then_dropped_or_summarised(tmp_path: Path, smollm2: Path) -> None:
+    async with opened(tmp_path, settings(smollm2, "llama-server", context_size=1024)) as runtime:
+        chat, told = runtime.chat, list[Event]()
+        runtime.events.subscribe(told.append)
         conversation = (await chat.new_conversation("You are terse.")).id
         for number in range(4):
             assert await chat.send(conversation, f"{number}. {WORDS}", SHORT)
@@ -72,5 +63,3 @@ async def test_a_full_context_is_refused_then_dropped_or_summarised(
         filler = " river" * (shorter.limit - shorter.used - 60)
         assert await chat.send(conversation, f"Tell me a long story.{filler}", Sampling(grammar="root ::= [a-z ]{900}"))
         assert any("cut off" in e.title and e.conversation_id == conversation for e in told if isinstance(e, Notice))
-    finally:
-        await runtime.close()

@@ -19,10 +19,10 @@ from kvchat.engine.speaking.wire import Sampling
 from kvchat.runtime import Runtime, open_runtime
 from kvchat.session.events import Saved, SaveSkipped, Saving
 from kvchat.session.proof import Source
-from kvchat.settings import Settings
 from kvchat.system.paths import resolve_paths
 from kvchat.words.reasons import ReasonCode
-from tests.e2e.home import engine_path, notes
+from tests.e2e.home import notes
+from tests.e2e.restarts import settings
 
 pytestmark = pytest.mark.e2e
 
@@ -67,8 +67,7 @@ async def opened(home: Path, model: Path, engine: str, cache: Path | None = None
     paths = resolve_paths({"KVCHAT_HOME": str(home)})
     if cache:
         paths = replace(paths, cache=cache)
-    settings = Settings(model_path=str(model), engine_path=engine_path(engine), context_size=4096, free_floor_bytes=0)
-    runtime = await open_runtime(paths, settings)
+    runtime = await open_runtime(paths, settings(model, engine))
     try:
         yield Watched(runtime)
     finally:

@@ -10,12 +10,10 @@ import pytest
 
 from kvchat.chat.events import Event, TurnFailed
 from kvchat.chat.options import BadOptions, ChatOptions, FormatRefused
-from kvchat.engine.finding.discovery import EngineLocation
 from kvchat.engine.speaking.wire import Sampling
-from kvchat.runtime import Runtime, open_runtime
 from kvchat.session.proof import Source
-from kvchat.settings import Settings
-from kvchat.system.paths import resolve_paths
+from tests.e2e.restarts import settings
+from tests.running import opened
 
 pytestmark = pytest.mark.e2e
 
@@ -30,11 +28,6 @@ SCHEMA = {"type": "object", "properties": {"age": {"type": "integer"}}, "require
 WORDS = "The river runs past the old garden wall and the heron stands there all morning. " * 10
 
 
-async def opened(home: Path, model: Path, engine: EngineLocation) -> Runtime:
-    settings = Settings(model_path=str(model), engine_path=str(engine.path), context_size=2048, free_floor_bytes=0)
-    return await open_runtime(resolve_paths({"KVCHAT_HOME": str(home)}), settings)
-
-
 def repeated(text: str, length: int = 6) -> float:
     """The share of word runs of that length that were said before."""
     words = text.split()
@@ -42,14 +35,12 @@ def repeated(text: str, length: int = 6) -> float:
     return 1 - len(set(runs)) / len(runs) if runs else 0.0
 
 
-async def test_the_starter_does_not_loop_and_formats_are_followed(
-    tmp_path: Path, smollm2: Path, real_llama_server: EngineLocation
+async def test_the_starter_does_not_loop_formats_are_followed_and_a_chat_comes_back_to_its_model_warm(
+    tmp_path: Path, smollm2: Path, tiny_model: Callable[[str], Path]
 ) -> None:
-    runtime = await opened(tmp_path, smollm2, real_llama_server)
-    told: list[Event] = []
-    runtime.events.subscribe(told.append)
-    chat = runtime.chat
-    try:
+    async with opened(tmp_path, settings(smollm2, "llama-server", context_size=2048)) as runtime:
+        chat, told = runtime.chat, list[Event]()
+        runtime.events.subscribe(told.append)
         for question in QUESTIONS:
             conversation = (await chat.new_conversation()).id
             reply = await chat.send(conversation, question, Sampling(max_tokens=200, seed=1), keep=False)
@@ -77,16 +68,8 @@ async def test_the_starter_does_not_loop_and_formats_are_followed(
         reply = await chat.retry(conversation)
         assert reply is not None
         assert reply.content == "gull"
-    finally:
-        await runtime.close()
 
-
-async def test_a_chat_comes_back_to_its_model_warm(
-    tmp_path: Path, smollm2: Path, tiny_model: Callable[[str], Path], real_llama_server: EngineLocation
-) -> None:
-    runtime = await opened(tmp_path, smollm2, real_llama_server)
-    chat, short = runtime.chat, Sampling(max_tokens=8, temperature=0.0)
-    try:
+        short = Sampling(max_tokens=8, temperature=0.0)
         first = (await chat.new_conversation()).id
         assert await chat.send(first, WORDS, short)
         await chat.idle()
@@ -99,5 +82,3 @@ async def test_a_chat_comes_back_to_its_model_warm(
         assert reply.receipt is not None
         assert reply.receipt.source in (Source.WARM, Source.DISK)
         assert reply.receipt.cached_tokens > 150
-    finally:
-        await runtime.close()

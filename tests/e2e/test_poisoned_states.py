@@ -24,7 +24,8 @@ from kvchat.session.proof import Source
 from kvchat.session.restore_cost import RestoreCost
 from kvchat.session.self_test import LENGTH
 from kvchat.settings import Settings
-from tests.e2e.home import engine_path, notes
+from tests.e2e.home import notes
+from tests.e2e.restarts import settings
 from tests.gateway.doors import chat_body, door
 from tests.kvstore.true_files import is_damage
 from tests.models import tiny_model
@@ -128,9 +129,8 @@ SYSTEM = "Answer from these notes alone.\n" + notes(14)
 LONGEST, SHORTEST = "Which is the longest?", "And the shortest?"
 
 
-def settings(kind: str, engine: str) -> Settings:
-    model = tiny_model(kind, 0 if kind == "lfm2" else None)
-    return Settings(model_path=str(model), engine_path=engine_path(engine), context_size=4096, free_floor_bytes=0)
+def of_kind(kind: str, engine: str) -> Settings:
+    return settings(tiny_model(kind, 0 if kind == "lfm2" else None), engine)
 
 
 async def answered(runtime: Runtime, chat: str, text: str) -> Message:
@@ -150,7 +150,7 @@ async def new_chats(runtime: Runtime, count: int) -> list[str]:
 @pytest.mark.parametrize("kind", KINDS)
 async def test_every_chat_is_answered(tmp_path: Path, poisoner: Poisoner, kind: str, engine: str) -> None:
     """Six chats whose memory kills the engine at the request after its restore: more than it may die by itself."""
-    home, chosen = tmp_path / "home", settings(kind, engine)
+    home, chosen = tmp_path / "home", of_kind(kind, engine)
     async with opened(home, chosen) as runtime:
         chats = await new_chats(runtime, 6)
         for chat in chats:
@@ -166,7 +166,7 @@ async def test_every_chat_is_answered(tmp_path: Path, poisoner: Poisoner, kind: 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("kind", KINDS)
 async def test_whatever_is_wrong_with_it(tmp_path: Path, poisoner: Poisoner, kind: str, engine: str) -> None:
-    home, chosen = tmp_path / "home", settings(kind, engine)
+    home, chosen = tmp_path / "home", of_kind(kind, engine)
     async with opened(home, chosen) as runtime:
         chats = dict(zip(POISONS, await new_chats(runtime, len(POISONS)), strict=True))
         for chat in chats.values():
@@ -181,7 +181,7 @@ async def test_whatever_is_wrong_with_it(tmp_path: Path, poisoner: Poisoner, kin
 @pytest.mark.parametrize("engine", ENGINES)
 async def test_a_chat_that_is_only_looked_at(tmp_path: Path, poisoner: Poisoner, engine: str) -> None:
     """It is restored and read ahead; then its message is answered, and others are."""
-    home, chosen = tmp_path / "home", settings("llama", engine)
+    home, chosen = tmp_path / "home", of_kind("llama", engine)
     async with opened(home, chosen) as runtime:
         seen, other = await new_chats(runtime, 2)
         for chat in (seen, other):
@@ -200,7 +200,7 @@ async def test_a_chat_that_is_only_looked_at(tmp_path: Path, poisoner: Poisoner,
 
 @pytest.mark.parametrize("engine", ENGINES)
 async def test_another_program_is_answered(tmp_path: Path, poisoner: Poisoner, engine: str) -> None:
-    home, chosen = tmp_path / "home", settings("llama", engine)
+    home, chosen = tmp_path / "home", of_kind("llama", engine)
     bodies = [chat_body(f"{number}. {SYSTEM}") for number in range(6)]
     async with door(home, chosen) as at:
         for body in bodies:
@@ -230,7 +230,7 @@ async def test_a_flipped_byte_of_a_block_reaches_no_engine(
             staged.append(outcome)
         return outcome
 
-    home, chosen, few = tmp_path / "home", settings(kind, "llama-server"), 60
+    home, chosen, few = tmp_path / "home", of_kind(kind, "llama-server"), 60
     (tmp_path / "notes.txt").write_text(SYSTEM)
     async with door(home, chosen) as at:
         chats, library = at.runtime.chat, at.runtime.chat.library

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kvchat.chat.prepared.record import Prepared
-from kvchat.runtime import Runtime, open_runtime
+from kvchat.runtime import Runtime
 from kvchat.session.proof import Source
 from tests.e2e.home import notes
 from tests.e2e.restarts import GREEDY, App, receipt
@@ -19,12 +19,9 @@ QUESTION = "Which is the longest bridge?"
 
 
 async def prepare(app: App, folder: Path, *, read: bool = True) -> Prepared:
-    runtime = await open_runtime(app._paths, app._settings)
-    try:
+    async with app.opened() as runtime:
         made = await runtime.chat.library.add([folder], "Bridges")
         return await runtime.chat.library.read(made) if read else made
-    finally:
-        await runtime.close()
 
 
 async def asked(app: App, one: Prepared) -> tuple[str, int, int, Source]:
@@ -62,11 +59,8 @@ async def test_a_first_question_after_a_restart_is_warm_and_answered_as_a_cold_e
     assert (told, again) == (said, prompt)
 
     (folder / "b.md").write_text(notes(60, start=300))
-    runtime = await open_runtime(app._paths, app._settings)
-    try:
+    async with app.opened() as runtime:
         now = await runtime.chat.library.read(one)
-    finally:
-        await runtime.close()
     _, cached, _, source = await asked(app, now)
     assert source is Source.DISK
     assert cached >= now.tokens - 1

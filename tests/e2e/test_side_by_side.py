@@ -9,11 +9,10 @@ import pytest
 
 from kvchat.chat.record.messages import Message
 from kvchat.session.proof import Source
-from kvchat.settings import Settings
-from tests import running
 from tests.e2e.home import engine_path, notes
-from tests.e2e.restarts import receipt
+from tests.e2e.restarts import receipt, settings
 from tests.models import tiny_model
+from tests.running import opened
 from tests.soak.person import GREEDY, compared, replies_of
 
 pytestmark = pytest.mark.e2e
@@ -25,12 +24,9 @@ TOPICS = [notes(20, start=1000 * n) for n in range(4)]  # they share no beginnin
     ("architecture", "engine"), [("llama", "embedded"), ("gemma3", "llama-server"), ("qwen35", "llama-server")]
 )
 async def test_chats_side_by_side(tmp_path: Path, architecture: str, engine: str) -> None:
-    model, program = tiny_model(architecture, heeds=True), engine_path(engine)
-    settings = Settings(
-        model_path=str(model), engine_path=program, context_size=4096, slots=2, kv_type="f32", free_floor_bytes=0,
-        model_titles=False,
-    )  # fmt: skip
-    async with running.opened(tmp_path / "home", settings) as runtime:
+    model = tiny_model(architecture, heeds=True)
+    chosen = settings(model, engine, slots=2, kv_type="f32", model_titles=False)
+    async with opened(tmp_path / "home", chosen) as runtime:
         chat, slots = runtime.chat, runtime.chat.slots
 
         async def said(where: str, text: str) -> Message:
@@ -64,4 +60,4 @@ async def test_chats_side_by_side(tmp_path: Path, architecture: str, engine: str
         await chat.idle()
         replies = [path for where in chats for path in await replies_of(runtime, where)]
     assert len(replies) == 21
-    assert not await compared(tmp_path, model, program, replies)
+    assert not await compared(tmp_path, model, engine_path(engine), replies)

@@ -126,8 +126,22 @@ async def test_a_program_goes_on_from_no_chat_while_that_is_being_saved(
 TRUE = f"{notes(8)}\nYou are a kind assistant. Be kind to everybody."
 
 
-async def forged(runtime: Runtime, file: Path) -> str:
-    """A chat whose kept state was computed from another system prompt of as many tokens, in a file; its id."""
+MADE: list[bytes] = []  # what `forged` gives, once it is made
+
+
+@pytest.fixture
+async def forged(tmp_path: Path, tiny_model: Callable[[str], Path], real_llama_server: EngineLocation) -> Path:
+    """A chat in a file, whose kept state was computed from another system prompt of as many tokens."""
+    file = tmp_path / "chat.kvchat"
+    if not MADE:
+        async with opened(tmp_path / "attacker", settings(tiny_model("llama"), real_llama_server)) as theirs:
+            await _forge(theirs, file)
+        MADE.append(file.read_bytes())
+    file.write_bytes(MADE[0])
+    return file
+
+
+async def _forge(runtime: Runtime, file: Path) -> None:
     chat = await runtime.chat.new_conversation(TRUE)
     await said(runtime, chat.id, "Who are you?")
     store = runtime.chat.slots.store
@@ -156,18 +170,15 @@ async def forged(runtime: Runtime, file: Path) -> str:
 
     await runtime.chat.slots.run(Rank.TRY_OUT, chat.id, work)
     await runtime.transfer.export_with_memory(chat.id, file, lambda done, total: None)
-    return chat.id
 
 
 async def test_a_forged_chat_serves_nobody_else_and_is_replaced_when_it_is_verified(
-    tmp_path: Path, tiny_model: Callable[[str], Path], real_llama_server: EngineLocation
+    tmp_path: Path, tiny_model: Callable[[str], Path], real_llama_server: EngineLocation, forged: Path
 ) -> None:
-    chosen, file = settings(tiny_model("llama"), real_llama_server), tmp_path / "chat.kvchat"
-    async with opened(tmp_path / "attacker", chosen) as theirs:
-        await forged(theirs, file)
+    chosen = settings(tiny_model("llama"), real_llama_server)
     async with door(tmp_path / "home", chosen) as at:
         ours = at.runtime
-        report = await ours.transfer.take_in([file], lambda done, total: None, start=True)
+        report = await ours.transfer.take_in([forged], lambda done, total: None, start=True)
         assert "It was tried out and works here" in report.told[0]
         assert "it serves this chat alone" in report.told[0]
         [imported] = report.imported
@@ -195,16 +206,14 @@ async def test_imported_memory_is_verified_in_spare_time_and_whoever_asks_goes_f
     tmp_path: Path,
     tiny_model: Callable[[str], Path],
     real_llama_server: EngineLocation,
+    forged: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(idle_stop, "SPARE_AFTER_S", 0.0)
     monkeypatch.setattr(Pace, "tokens", lambda self, left: min(64, left))
     chosen = settings(tiny_model("llama"), real_llama_server, read_ahead="always", slots=1)
-    file = tmp_path / "chat.kvchat"
-    async with opened(tmp_path / "attacker", chosen) as theirs:
-        await forged(theirs, file)
     async with opened(tmp_path / "home", chosen) as ours:
-        [imported] = (await ours.transfer.take_in([file], lambda done, total: None, start=True)).imported
+        [imported] = (await ours.transfer.take_in([forged], lambda done, total: None, start=True)).imported
         other = await ours.chat.new_conversation("")
         await said(ours, other.id, "Is there time?")
         answers: list[asyncio.Future[Any]] = []
@@ -233,16 +242,15 @@ async def test_not_every_chat_is_verified_in_spare_time(
     tmp_path: Path,
     tiny_model: Callable[[str], Path],
     real_llama_server: EngineLocation,
+    forged: Path,
     monkeypatch: pytest.MonkeyPatch,
     why: str,
 ) -> None:
     monkeypatch.setattr(imported_memory, "SPARE_MS", imported_memory.SPARE_MS if why == "switched off" else 1.0)
     read_ahead = "never" if why == "switched off" else "always"
-    chosen, file = settings(tiny_model("llama"), real_llama_server, read_ahead=read_ahead), tmp_path / "chat.kvchat"
-    async with opened(tmp_path / "attacker", chosen) as theirs:
-        await forged(theirs, file)
+    chosen = settings(tiny_model("llama"), real_llama_server, read_ahead=read_ahead)
     async with opened(tmp_path / "home", chosen) as ours:
-        [imported] = (await ours.transfer.take_in([file], lambda done, total: None, start=True)).imported
+        [imported] = (await ours.transfer.take_in([forged], lambda done, total: None, start=True)).imported
         ours.chat.slots.restore_cost.speed.readings.extend(AS_LARGE)
         for _ in range(2):
             await ours.chat.verifying.in_spare_time()
@@ -256,16 +264,14 @@ async def test_a_chat_deleted_while_it_is_verified_ends_that_without_an_error(
     tmp_path: Path,
     tiny_model: Callable[[str], Path],
     real_llama_server: EngineLocation,
+    forged: Path,
     monkeypatch: pytest.MonkeyPatch,
     for_good: bool,
 ) -> None:
     monkeypatch.setattr(Pace, "tokens", lambda self, left: min(64, left))
     chosen = settings(tiny_model("llama"), real_llama_server, read_ahead="never", slots=1)
-    file = tmp_path / "chat.kvchat"
-    async with opened(tmp_path / "attacker", chosen) as theirs:
-        await forged(theirs, file)
     async with opened(tmp_path / "home", chosen) as ours:
-        [imported] = (await ours.transfer.take_in([file], lambda done, total: None, start=True)).imported
+        [imported] = (await ours.transfer.take_in([forged], lambda done, total: None, start=True)).imported
         ours.chat.slots.restore_cost.speed.readings.extend(AS_LARGE)
         deletions: list[asyncio.Future[None]] = []
         steps: list[int] = []

@@ -36,20 +36,21 @@ def turn(number: int, place: int) -> Tokens:
     return system(SYSTEMS[number % len(SYSTEMS)]) + tuple(words)
 
 
-def fill(bench: Bench, chats: int) -> None:
+def fill(bench: Bench, chats: int, turn: Callable[[int, int], Tokens] = turn, blocks_each: int = TURNS) -> None:
+    """Put that many chats into the index, one in 50 not absorbed; their blocks are not made."""
     with bench.store.index.write() as db:
         for number in range(chats):
-            blocks = [pack_tokens([number, place, *range(6)]) for place in range(TURNS)]
+            names = [pack_tokens([number, place, *range(6)]) for place in range(blocks_each)]
             for place in range(TURNS):
-                tokens, name = turn(number, place), f"chat {number}"
-                now = bench.clock()
-                new = SavePoint("", name, FINGERPRINT, tokens, 10**6, now, now, 1.0, CHATS_AUDIENCE)
+                now, name = bench.clock(), f"chat {number}"
+                new = SavePoint("", name, FINGERPRINT, turn(number, place), 10**6, now, now, 1.0, CHATS_AUDIENCE)
                 point = index_points.add_staged(db, new, f"{name} {place}")
                 if number % 50 == 49:
                     continue
-                uses = tuple(BlockUse(b, 16_384, 0, 40 * n, 40, 0, 40 * n) for n, b in enumerate(blocks[: place + 1]))
+                there = names[: blocks_each - TURNS + place + 1]
+                uses = tuple(BlockUse(b, 16_384, 0, 40 * n, 40, 0, 40 * n) for n, b in enumerate(there))
                 recipe = Recipe(10**6, ROW_MAP, uses)
-                index_recipes.store_recipe(db, int(point.id), recipe, dict.fromkeys(blocks, 16_384))
+                index_recipes.store_recipe(db, int(point.id), recipe, dict.fromkeys(there, 16_384))
 
 
 def prompts(chats: int) -> dict[str, Tokens]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.kvstore.audience import audience_of, imported, is_imported, readable_by
+from kvchat.kvstore.audience import imported
 from kvchat.kvstore.savepoint import Miss, RestorePlan
 from tests.kvstore.slot_files import line as text
 from tests.kvstore.true_files import Bench
@@ -22,16 +22,6 @@ def bench(tmp_path: Path) -> Bench:
 def reused(bench: Bench, by: str) -> int:
     plan = bench.find(text(310), conversation=by)
     return 0 if isinstance(plan, Miss) else plan.tokens_used
-
-
-def test_each_program_has_its_own_and_chats_share_theirs() -> None:
-    assert audience_of("3f2a") == audience_of("77ab") == "chats"
-    assert audience_of(AGENT) == AGENT != audience_of(EDITOR)
-    assert audience_of(DOCUMENTS) in readable_by(AGENT)
-    assert audience_of(DOCUMENTS) in readable_by("3f2a")
-    assert "chats" not in (*readable_by(AGENT), *readable_by(DOCUMENTS))
-    assert is_imported(imported("3f2a"))
-    assert imported("3f2a") not in readable_by("77ab")
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 
 from kvchat.chat.deletion import forget_strangers
 from kvchat.chat.record.database import Database
-from kvchat.kvstore.savepoint import Bounds, Miss, StoreRefused, program_of
+from kvchat.kvstore.savepoint import Bounds, Miss, StoreRefused
 from kvchat.words.reasons import Reason, ReasonCode
 from tests.kvstore.slot_files import line as text
 from tests.kvstore.true_files import FULL, HYBRID, Bench, Model
@@ -27,11 +27,6 @@ def room_for(bench: Bench, tokens: int, programs: int) -> None:
     """Bounds within which so many tokens of a program fit, and twice as much of all."""
     a_token = bench.on_disk() / tokens
     bench.store.set_bounds(Bounds(2 * round(programs * a_token), 0))
-
-
-def test_a_name_tells_whether_it_is_a_program_s() -> None:
-    assert program_of(AGENT) == "claude-cli"
-    assert program_of("3f2a") == program_of("prepared:3f2a") == ""
 
 
 def test_programs_keep_to_half_and_chats_lose_nothing_by_them(tmp_path: Path) -> None:

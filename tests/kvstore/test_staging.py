@@ -23,6 +23,7 @@ from tests.kvstore.true_files import FULL, Bench, Model
 from tests.store_contents import flip_a_byte
 
 REPOSITORY = Path(__file__).parents[2]
+SIZE = len(FULL.slot_file(text(300)))
 linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has files in memory")
 
 
@@ -40,8 +41,7 @@ def stage(bench: Bench, tokens: Tokens) -> StagedFile:
 
 @linux
 def test_a_file_is_written_over_in_place_but_never_one_that_is_read(tmp_path: Path) -> None:
-    size = len(FULL.slot_file(text(300)))
-    bench = Bench(tmp_path / "store", memory=size + size // 2)
+    bench = Bench(tmp_path / "store", memory=3 * SIZE // 2)
     for number in range(3):
         bench.save(f"chat {number}", text(300, start=1000 * number + 1))
     first = stage(bench, text(300))
@@ -58,8 +58,7 @@ def test_a_file_is_written_over_in_place_but_never_one_that_is_read(tmp_path: Pa
 
 @linux
 def test_a_damaged_block_is_found_where_a_file_is_written_over_too(tmp_path: Path) -> None:
-    size = len(FULL.slot_file(text(300)))
-    bench = Bench(tmp_path / "store", memory=size + size // 2)
+    bench = Bench(tmp_path / "store", memory=3 * SIZE // 2)
     bench.save("one", text(300))
     mine = set(bench.block_files())
     bench.save("two", text(300, start=1001))
@@ -75,8 +74,7 @@ def test_a_damaged_block_is_found_where_a_file_is_written_over_too(tmp_path: Pat
 
 
 def test_what_an_engine_may_be_reading_is_not_deleted_for_room(tmp_path: Path) -> None:
-    size = len(FULL.slot_file(text(300)))
-    bench = Bench(tmp_path / "store", memory=size + size // 2)
+    bench = Bench(tmp_path / "store", memory=3 * SIZE // 2)
     bench.save("one", text(300))
     bench.save("two", text(300, start=1001))
     first = stage(bench, text(300))
@@ -94,7 +92,7 @@ class Room:
 
 
 def test_it_looks_at_what_is_free_now(tmp_path: Path) -> None:
-    size, room = len(FULL.slot_file(text(300))), Room(10**9)
+    room = Room(10**9)
     bench = Bench(tmp_path / "store")
     bench.store.close()
     bench.store = BlockStore(
@@ -102,7 +100,7 @@ def test_it_looks_at_what_is_free_now(tmp_path: Path) -> None:
     )
     bench.slots = bench.store.staging_folder()
     bench.save("one", text(300))
-    assert bench.store.usage().warm_bytes >= size
+    assert bench.store.usage().warm_bytes >= SIZE
     room.free = -1  # another program needs it
     bench.save("two", text(300, start=1001))
     assert bench.store.usage().warm_bytes == 0
@@ -113,15 +111,14 @@ def test_it_looks_at_what_is_free_now(tmp_path: Path) -> None:
 
 @linux
 def test_warm_files_go_for_a_model_and_what_waits_stays(tmp_path: Path) -> None:
-    size = len(FULL.slot_file(text(300)))
     bench = Bench(tmp_path / "store", memory=10**9)
     bench.save("one", text(300))
     bench.save("two", text(300, start=1001))
     bench.take("three", text(300, start=2001))  # not absorbed: there is no other copy
     staged = bench.store.staged()
-    assert 2 * size <= staged.disposable < bench.store.usage().warm_bytes <= staged.place
+    assert 2 * SIZE <= staged.disposable < bench.store.usage().warm_bytes <= staged.place
     bench.store.keep_in_memory(0)
-    assert [path.stat().st_size for path in in_memory(bench)] == [size]
+    assert [path.stat().st_size for path in in_memory(bench)] == [SIZE]
     assert not bench.store.absorb_pending().refused
     assert bench.store.staged().disposable == 0
     bench.save("four", text(300, start=3001))

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from kvchat.kvstore import disk
-from kvchat.kvstore.savepoint import Miss, RestorePlan, StagedFile
+from kvchat.kvstore.savepoint import RestorePlan, StagedFile
 from tests.kvstore.slot_files import line as text
 from tests.kvstore.true_files import FULL, HYBRID, Bench, Model
 
@@ -120,30 +120,6 @@ def test_a_thousand_mutated_stores_never_give_wrong_bytes(quick_folder: Path) ->
         bench.store.close()
     assert misses > 100
     assert told == MUTATIONS
-
-
-@pytest.mark.parametrize("damage", ["garbage", "truncated", "page"])
-def test_a_damaged_index_costs_a_colder_start(tmp_path: Path, damage: str) -> None:
-    bench = Bench(tmp_path / "store")
-    for length in (100, 200, 300):
-        bench.save("thesis", text(length))
-    bench.store.close()
-    index = bench.folder / "index.db"
-    data = bytearray(index.read_bytes())
-    if damage == "garbage":
-        data[:4096] = os.urandom(4096)
-    elif damage == "truncated":
-        del data[len(data) // 2 :]
-    else:
-        data[4096:] = os.urandom(len(data) - 4096)
-    index.write_bytes(data)
-    bench.store = bench.open()
-    bench.slots = bench.store.staging_folder()
-    given = bench.restored(text(310))
-    assert isinstance(given, Miss) or given == FULL.slot_file(text(300))
-    bench.save("thesis", text(320))
-    assert bench.restored(text(330)) == FULL.slot_file(text(320))
-    assert bench.store.verify().clean
 
 
 def test_a_bad_block_is_set_aside_with_everything_that_needs_it(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvchat.kvstore.blocks import parser as layout_parser
+from kvchat.kvstore.blocks.header import read_tokens
 from kvchat.kvstore.blocks.layout import AttentionCache, Layout, RecurrentState, Span, UnknownLayout
 from kvchat.kvstore.blocks.parser import parse, parse_layout
 from tests.kvstore.slot_files import parse_bytes
@@ -43,12 +44,16 @@ def shape(layout: Layout) -> list[tuple[int, ...] | str]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_byte_has_its_name(name: str) -> None:
+def test_every_byte_has_its_name(name: str, tmp_path: Path) -> None:
     data = slot(name)
     layout = parse_bytes(data)
     assert b"".join(data[span.offset : span.end] for span in layout.spans) == data
     assert layout.size == len(data)
     assert layout.header.tokens.size == 4 * layout.n_tokens
+    path = tmp_path / "a.slot"
+    path.write_bytes(data)
+    assert parse_layout(path) == layout
+    assert read_tokens(path).tobytes() == data[layout.header.tokens.offset : layout.header.tokens.end]
 
 
 @pytest.mark.parametrize(
@@ -89,12 +94,6 @@ def test_newer_servers_append_their_checkpoints() -> None:
     assert [part.n_tokens for part in layout.checkpoints] == [36, 40, 252]
     assert parse_bytes(slot("b11549-llama-40")).checkpoints == ()  # full attention needs none
     assert parse_bytes(slot("b11549-qwen35-40")).checkpoints[0].first_position == 35
-
-
-def test_a_file_and_its_bytes_read_alike(tmp_path: Path) -> None:
-    path = tmp_path / "a.slot"
-    path.write_bytes(slot("b11434-gemma3-40"))
-    assert parse_layout(path) == parse_bytes(slot("b11434-gemma3-40"))
 
 
 def changed(name: str, offset: int, form: str, *values: int) -> bytes:

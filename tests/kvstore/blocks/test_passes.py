@@ -80,6 +80,15 @@ def absorb(bench: Bench) -> int:
     return report.bytes_written
 
 
+def kept(tmp_path: Path, model: Model = BIG) -> tuple[Bench, SavePoint]:
+    """A save point on disk, after a restart."""
+    bench = Bench(tmp_path / "store", model, memory=10**9)
+    point = save(bench, text(LENGTH))
+    absorb(bench)
+    bench.reopen()
+    return bench, point
+
+
 def about(counted: int, bytes_: int, file: int) -> bool:
     return bytes_ <= counted <= bytes_ + SMALL_SHARE * file
 
@@ -114,10 +123,7 @@ def test_what_was_just_saved_is_given_without_a_pass(tmp_path: Path, passes: Pas
 
 
 def test_from_disk_it_is_read_hashed_and_written_once(tmp_path: Path, passes: Passes) -> None:
-    bench = Bench(tmp_path / "store", BIG, memory=10**9)
-    point = save(bench, text(LENGTH))
-    absorb(bench)
-    bench.reopen()
+    bench, point = kept(tmp_path)
     passes.since()
     staged = stage(bench, point, Tier.DISK)
     rows = LENGTH * BIG.row_bytes
@@ -128,10 +134,7 @@ def test_from_disk_it_is_read_hashed_and_written_once(tmp_path: Path, passes: Pa
 
 
 def test_of_a_part_no_more_is_read_than_its_blocks(tmp_path: Path, passes: Passes) -> None:
-    bench = Bench(tmp_path / "store", BIG, memory=10**9)
-    save(bench, text(LENGTH))
-    absorb(bench)
-    bench.reopen()
+    bench, _ = kept(tmp_path)
     opened: list[Path] = []
     block_at = bench.store.blocks.path
     bench.store.blocks.path = lambda block: opened.append(block_at(block)) or block_at(block)  # type: ignore
@@ -149,10 +152,7 @@ def test_over_pages_that_are_there_it_is_read_to_where_it_belongs(
     tmp_path: Path, passes: Passes, row_size: int
 ) -> None:
     model = Model(layers=8, row_size=row_size)
-    bench = Bench(tmp_path / "store", model, memory=10**9)
-    point = save(bench, text(LENGTH))
-    absorb(bench)
-    bench.reopen()
+    bench, point = kept(tmp_path, model)
     bench.store.keep_in_memory(10**9)
     bench.store.prepare().result()
     passes.since()
@@ -196,10 +196,7 @@ def spares(bench: Bench) -> dict[Path, memory_files.Mapped]:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="there is no memory to stage in")
 def test_a_file_that_somebody_cuts_costs_that_restore_and_nothing_else(tmp_path: Path, passes: Passes) -> None:
-    bench = Bench(tmp_path / "store", BIG, memory=10**9)
-    point = save(bench, text(LENGTH))
-    absorb(bench)
-    bench.reopen()
+    bench, point = kept(tmp_path)
     bench.store.keep_in_memory(10**9)
     bench.store.prepare().result()
     (spare,) = spares(bench)
@@ -289,10 +286,7 @@ def test_a_wrong_fast_hash_is_the_indexs_fault_alone(tmp_path: Path) -> None:
 
 
 def test_staging_ends_between_blocks(tmp_path: Path) -> None:
-    bench = Bench(tmp_path / "store", BIG, memory=10**9)
-    point = save(bench, text(LENGTH))
-    absorb(bench)
-    bench.reopen()
+    bench, point = kept(tmp_path)
     asked: list[int] = []
 
     def cancelled() -> bool:
