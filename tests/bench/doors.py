@@ -175,16 +175,8 @@ class Hearth(Direct):
             await self._proxy.stop()
         self._engine = await super().open(1)
         port = free_port("127.0.0.1")
-        command = [
-            HEARTH,
-            "serve",
-            "--upstream",
-            self._engine.url,
-            "--port",
-            str(port),
-            "--cache-dir",
-            str(self._folder),
-        ]
+        command = [HEARTH, "serve", "--upstream", self._engine.url, "--port", str(port)]
+        command += ["--cache-dir", str(self._folder)]
         url = f"http://127.0.0.1:{port}"
         self._proxy = await _begun(command, os.environ, url)
         return Address(url)

@@ -7,7 +7,6 @@ import contextlib
 import json
 import os
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -111,10 +110,3 @@ def _exec_start() -> list[str]:
     unit = configparser.ConfigParser()
     unit.read_string((Path(__file__).parents[2] / "packaging" / "kvchat.service").read_text("utf-8"))
     return shlex.split(unit["Service"]["ExecStart"])
-
-
-def python_beside(program: str) -> str | None:
-    """The Python that a command on the PATH was installed with; None without it."""
-    found = shutil.which(program)
-    python = Path(found).with_name("python") if found else None
-    return str(python) if python and python.exists() else None

@@ -17,7 +17,7 @@ import pytest
 
 from kvchat.engine.running.plan import free_port
 from tests.e2e.home import Home, engine_arguments, notes
-from tests.e2e.serving import TEMPLATE, Serving, python_beside, serving
+from tests.e2e.serving import TEMPLATE, Serving, serving
 from tests.gateway import agents
 from tests.models import starter_model
 from tests.models import tiny_model as tiny
@@ -276,41 +276,6 @@ def _words(event: dict[str, Any]) -> str:
     if isinstance(delta, dict):
         return str(delta.get("text") or "")
     return "".join(choice["delta"].get("content") or "" for choice in event.get("choices") or ())
-
-
-LITELLM = """
-import json, sys, litellm
-url, chats = sys.argv[1], json.loads(sys.argv[2])
-def ask(model, base, said, **more):
-    greedy = dict(api_key="none", max_tokens=12, temperature=0)
-    return litellm.completion(model=model, api_base=base, messages=said, **greedy, **more)
-whole = ask("openai/local", url + "/v1", chats[0]).choices[0].message.content
-parts = ask("openai/local", url + "/v1", chats[0], stream=True)
-streamed = "".join(part.choices[0].delta.content or "" for part in parts)
-assert whole == streamed, (whole, streamed)
-print(json.dumps([whole, ask("anthropic/local", url, chats[1]).choices[0].message.content]))
-"""
-
-
-@pytest.mark.skipif(python_beside("litellm") is None, reason="litellm is not installed")
-def test_litellm(tmp_path: Path, model: Path) -> None:
-    """In both dialects. It brings sixty packages along: it is no part of the environment, but used where it is."""
-    home, around = Home(tmp_path / "home"), os.environ | {"LITELLM_LOCAL_MODEL_COST_MAP": "True"}
-    system = {"role": "system", "content": SYSTEM}
-    chats: list[list[Any]] = [[system, {"role": "user", "content": f"How long is the {n}?"}] for n in ("first", "last")]
-    for session in range(2):
-        if session:
-            home.as_if_read_slowly()
-        with door_of(home, model) as door:
-            command = [str(python_beside("litellm")), "-I", "-c", LITELLM, door.url, json.dumps(chats)]
-            done = subprocess.run(command, env=around, capture_output=True, text=True, timeout=240, check=False)
-            assert done.returncode == 0, done.stderr[-3000:]
-            if session:
-                openais, _, anthropics = door.requests()
-                assert is_warm(openais), json.dumps(openais)
-                assert is_warm(anthropics), json.dumps(anthropics)
-        for chat, reply in zip(chats, json.loads(done.stdout.splitlines()[-1]), strict=True):
-            chat += [{"role": "assistant", "content": reply}, {"role": "user", "content": "And?"}]
 
 
 @pytest.mark.skipif(shutil.which("opencode") is None, reason="opencode is not installed")

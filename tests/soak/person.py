@@ -22,12 +22,12 @@ from kvchat.engine.running.plan import LaunchPlan
 from kvchat.engine.running.supervisor import EngineSupervisor, RestartPolicy
 from kvchat.engine.speaking.client import LlamaServerClient
 from kvchat.engine.speaking.wire import ChatMessage, Sampling
-from kvchat.runtime import Runtime, open_runtime
+from kvchat.runtime import Runtime
 from kvchat.session.events import Restored
 from kvchat.settings import Settings
-from kvchat.system.paths import resolve_paths
 from tests.e2e.home import notes
 from tests.e2e.test_branches import TIE, said_by, verdict
+from tests.running import opened
 
 GREEDY = Sampling(max_tokens=6, temperature=0.0, seed=1)
 CHATS = 5
@@ -161,9 +161,8 @@ async def run(
         model_path=str(model), engine_path=engine, context_size=CONTEXT, free_floor_bytes=0, model_titles=False,
         read_ahead="always", kv_type="f32", slots=slots,
     )  # fmt: skip
-    runtime = await open_runtime(resolve_paths({"KVCHAT_HOME": str(folder / "home")}), settings)
     with mock.patch.multiple(preparing, PAUSE_S=0.05, DWELL_S=0.1):
-        try:
+        async with opened(folder / "home", settings) as runtime:
             person = Person(runtime, random.Random(seed))
             await person.begin()
             for number in range(count):
@@ -173,8 +172,6 @@ async def run(
             await runtime.chat.idle()
             replies = [path for chat in person.all for path in await replies_of(runtime, chat)]
             sources = Counter(r.source.value for path in replies if (r := path[-1].receipt))
-        finally:
-            await runtime.close()
     wrong = await compared(folder, model, engine, replies)
     tell(f"{dict(person.did)}, {len(replies)} replies, {dict(sources)}, heard {dict(person.heard)}")
     assert not wrong, f"{len(wrong)} of {len(replies)} replies differ: {wrong[:3]}"

@@ -18,10 +18,10 @@ import psutil
 
 from kvchat.engine.speaking.wire import Sampling
 from kvchat.kvstore import disk
-from kvchat.runtime import Runtime, open_runtime
+from kvchat.runtime import Runtime
 from kvchat.settings import Settings
-from kvchat.system.paths import resolve_paths
 from tests.e2e.home import notes
+from tests.running import opened
 
 GREEDY = Sampling(max_tokens=8, temperature=0.0, seed=1)
 TURNS_PER_CHAT, CHATS = 5, 4  # older chats are deleted, so that the disk has no reason to grow either
@@ -55,11 +55,10 @@ class Grew(AssertionError):
 async def run(folder: Path, model: Path, turns: int, tell: Callable[[str], None] = print) -> list[Look]:
     """So many turns, and looks at the machine. Raises Grew if the second half took clearly more than the first."""
     settings = Settings(model_path=str(model), context_size=8192, free_floor_bytes=0, model_titles=False)
-    runtime = await open_runtime(resolve_paths({"KVCHAT_HOME": str(folder / "home")}), settings)
     looks: list[Look] = []
     chats: list[str] = []
     every = max(TURNS_PER_CHAT, turns // LOOKS)
-    try:
+    async with opened(folder / "home", settings) as runtime:
         await _widen(runtime)
         for turn in range(turns):
             if turn % TURNS_PER_CHAT == 0:
@@ -73,8 +72,6 @@ async def run(folder: Path, model: Path, turns: int, tell: Callable[[str], None]
                 await runtime.chat.idle()
                 looks.append(look(runtime, turn + 1))
                 tell(str(looks[-1]))
-    finally:
-        await runtime.close()
     _judge(looks)
     return looks
 
