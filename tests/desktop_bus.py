@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from jeepney import DBusAddress, HeaderFields, MessageType, new_error, new_method_return, new_signal
@@ -17,6 +17,13 @@ from jeepney.bus_messages import message_bus
 from jeepney.io.blocking import open_dbus_connection
 from jeepney.low_level import Message
 
+# No <servicedir>: nothing of the machine's own desktop is ever started through this bus.
+_CONFIG = """<!DOCTYPE busconfig PUBLIC "-//freedesktop//DTD D-Bus Bus Configuration 1.0//EN"
+ "http://www.freedesktop.org/standards/dbus/1.0/busconfig.dtd">
+<busconfig><type>session</type><listen>unix:dir={folder}</listen><auth>EXTERNAL</auth>
+<policy context="default"><allow send_destination="*" eavesdrop="true"/><allow eavesdrop="true"/>
+<allow own="*"/></policy></busconfig>
+"""
 Answers = Callable[[str, tuple[Any, ...]], "tuple[str, tuple[Any, ...]] | None"]  # method, body -> signature, body
 
 
@@ -36,17 +43,24 @@ def skip_without(*programs: str) -> None:
         pytest.skip(f"{', '.join(missing)} is not installed")
 
 
+class Display(NamedTuple):
+    name: str
+    server: subprocess.Popen[bytes]
+
+
 @contextmanager
-def display() -> Iterator[str]:
+def display(size: str = "64x64", folder: Path | None = None) -> Iterator[Display]:
+    """`folder`: for its framebuffer, a file."""
     skip_without("Xvfb")
     reader, writer = os.pipe()
-    command = ["Xvfb", "-displayfd", str(writer), "-screen", "0", "64x64x24", "-nolisten", "tcp", "-noreset"]
+    command = ["Xvfb", "-displayfd", str(writer), "-screen", "0", f"{size}x24", "-nolisten", "tcp", "-noreset"]
+    command += ["-fbdir", str(folder)] if folder else []
     with subprocess.Popen(command, pass_fds=[writer], stderr=subprocess.DEVNULL) as server:
         os.close(writer)
         with os.fdopen(reader) as numbers:
             name = f":{numbers.readline().strip()}"
         try:
-            yield name
+            yield Display(name, server)
         finally:
             server.terminate()
 
@@ -54,7 +68,9 @@ def display() -> Iterator[str]:
 @contextmanager
 def session_bus(folder: Path) -> Iterator[Bus]:
     skip_without("dbus-daemon")
-    command = ["dbus-daemon", "--session", "--nofork", "--print-address", f"--address=unix:dir={folder}"]
+    config = folder / "bus.conf"
+    config.write_text(_CONFIG.format(folder=folder))
+    command = ["dbus-daemon", f"--config-file={config}", "--nofork", "--print-address=1"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as daemon:
         assert daemon.stdout is not None
         bus = Bus(daemon.stdout.readline().decode().strip())

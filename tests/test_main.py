@@ -54,16 +54,6 @@ def test_a_display_that_does_not_answer_is_named(headless: dict[str, str]) -> No
     assert "No display answers at DISPLAY=:5999" in ended.stderr
 
 
-def test_a_model_that_is_not_there_ends_in_words(headless: dict[str, str], tmp_path: Path) -> None:
-    missing = tmp_path / "missing.gguf"
-    ended = run_kvchat("ask", "--new", "--model", str(missing), "Hello", environment=headless)
-    assert ended.returncode == 1
-    assert ended.stderr.startswith("kvchat: ")
-    assert "missing.gguf" in ended.stderr
-    assert "Traceback" not in ended.stderr
-    assert ended.stdout == ""
-
-
 @pytest.mark.parametrize("command", [("ask", "--new"), ("bench",), ("ask", "--starter")])
 def test_a_home_that_cannot_be_made_ends_in_words(
     headless: dict[str, str], tmp_path: Path, command: tuple[str, ...]

@@ -128,10 +128,7 @@ def test_without_root_there_is_one_line_to_run_and_libraries_are_unpacked(tmp_pa
 @pytest.mark.parametrize(
     ("file", "named"),
     [
-        (
-            "kvchat.desktop",
-            ("x-scheme-handler/kvchat;", "application/x-kvchat;", "application/x-gguf;", "open %U"),
-        ),
+        ("kvchat.desktop", ("x-scheme-handler/kvchat;", "application/x-kvchat;", "application/x-gguf;", "open %U")),
         ("kvchat-mime.xml", ('"*.kvchat"', '"*.gguf"')),
         ("kvchat.iss", ('"URL Protocol"', "Classes\\.kvchat", "Classes\\.gguf\\OpenWithProgids", 'open ""%1""')),
         ("kvchat.spec", ('"CFBundleURLSchemes": ["kvchat"]', 'memory", "kvchat"', 'model", "gguf"')),

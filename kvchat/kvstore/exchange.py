@@ -125,7 +125,7 @@ def from_json(data: Any) -> Manifest:
 def _point(entry: Any, blocks: Sequence[tuple[bytes, int]], before: Tokens) -> CarriedPoint:
     """Raises BadMemory, RecipeError, and the errors of values of other types."""
     shared, message_id = _number(entry["shared"]), entry["message_id"]
-    tokens = (*before[:shared], *(_number(one, -_MOST_TOKEN, _MOST_TOKEN) for one in entry["tokens"]))
+    tokens = (*before[:shared], *(_number(token, -_MOST_TOKEN, _MOST_TOKEN) for token in entry["tokens"]))
     if shared > len(before) or not tokens or not isinstance(message_id, str | None):
         raise BadMemory(_("a save point is of no tokens"))
     uses = []
@@ -239,12 +239,12 @@ def _record(
                 raise StoreRefused(*_GONE)
             there[name] = taken
         usage.count_written(db, store.today(), written)
-        for one in manifest.points:
-            uses = tuple(replace(use, xxh3=xxh3.get(use.block, b"")) for use in one.recipe.uses)
-            what = conversation_id, manifest.fingerprint, one.tokens, one.recipe.file_size
-            new = SavePoint("", *what, now, now, one.prefill_ms, audience)
-            newest = int(points.add_staged(db, new, one.message_id).id)
-            recipes.store_recipe(db, newest, replace(one.recipe, uses=uses), there)
+        for point in manifest.points:
+            uses = tuple(replace(use, xxh3=xxh3.get(use.block, b"")) for use in point.recipe.uses)
+            what = conversation_id, manifest.fingerprint, point.tokens, point.recipe.file_size
+            new = SavePoint("", *what, now, now, point.prefill_ms, audience)
+            newest = int(points.add_staged(db, new, point.message_id).id)
+            recipes.store_recipe(db, newest, replace(point.recipe, uses=uses), there)
             points.delete(db, points.same_place(db, newest))
     files.settle(there)
     return newest

@@ -34,7 +34,7 @@ MemoryRoom = Callable[[int], int]  # from what lies in memory now to what may li
 
 @dataclass(frozen=True)
 class Staged:
-    """What a store has to do with the computer's memory, in bytes."""
+    """The memory of the computer that a store takes or could take, in bytes."""
 
     disposable: int = 0  # lies there, and goes when a model needs the room
     place: int = 0  # could lie there, if nobody else had any use for it

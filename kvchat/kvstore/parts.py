@@ -183,16 +183,16 @@ class StoreBase:
 
     def put_aside(self, bad: Sequence[BadBlock]) -> None:
         """Take bad blocks out of use, and with them every save point that needs one."""
-        for one in bad:
+        for bad_block in bad:
             with self.index.write() as db:
-                fault = self.blocks.fault(one.block, one.size)
+                fault = self.blocks.fault(bad_block.block, bad_block.size)
                 if fault is None:  # written anew meanwhile
                     continue
                 damaged = Reason(ReasonCode.BLOCK_DAMAGED, {"error": fault})
-                reason, users = Reason(ReasonCode.SET_ASIDE, {"reason": damaged}), recipes.users_of(db, one.block)
-                usage.lose(db, users, reason, self.clock(), tell=True, block=one.block)
-                db.execute("DELETE FROM blocks WHERE name = ?", (one.block,))
-                self.bad_files.take(self.blocks.path(one.block))
+                reason, users = Reason(ReasonCode.SET_ASIDE, {"reason": damaged}), recipes.users_of(db, bad_block.block)
+                usage.lose(db, users, reason, self.clock(), tell=True, block=bad_block.block)
+                db.execute("DELETE FROM blocks WHERE name = ?", (bad_block.block,))
+                self.bad_files.take(self.blocks.path(bad_block.block))
         self.bad_files.trim(self.bounds.quota)
         self.collect()
 

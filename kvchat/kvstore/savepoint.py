@@ -70,14 +70,14 @@ class SavePoint:
 
 @dataclass(frozen=True)
 class Grown:
-    """What an engine's slot has held, row by row, ever since a save point was saved from it or restored into it."""
+    """The save point that an engine's slot has grown from, by saving or restoring."""
 
     point_id: str
     unchanged: int  # leading tokens of it whose rows the engine has kept and not computed anew
 
 
 class Tier(Enum):
-    """Where a save point's slot file comes from."""
+    """The source of a save point's slot file."""
 
     WARM = "warm"  # it lies whole in the staging folder
     DISK = "disk"  # it is put together from blocks
@@ -100,7 +100,7 @@ class RestorePlan:
 
 @dataclass(frozen=True)
 class Kept:
-    """What is kept of a conversation at one place, as it is told of many at once."""
+    """A save point of a conversation without its tokens, for listing many."""
 
     message_id: str | None  # the last one that its tokens hold
     fingerprint: Fingerprint
@@ -128,7 +128,7 @@ class Miss:
 
 @dataclass(frozen=True)
 class ConversationUsage:
-    """What one conversation costs on disk, and what that is good for. Sizes in bytes."""
+    """The disk use of a conversation, and the time it saves. Sizes in bytes."""
 
     conversation_id: str
     bytes: int  # of all its blocks on disk: exclusive and shared together
@@ -146,7 +146,7 @@ class ConversationUsage:
 
 @dataclass(frozen=True)
 class StoreUsage:
-    """What the store costs on disk, and its bounds. All sizes in bytes."""
+    """The disk use of the store, and its bounds. Sizes in bytes."""
 
     conversations: tuple[ConversationUsage, ...]
     set_aside_bytes: int  # files found bad, kept for a look until the next prune
@@ -169,7 +169,7 @@ class StoreUsage:
 
 @dataclass(frozen=True)
 class PrunedConversation:
-    """What a prune takes from one conversation."""
+    """The share of one conversation in a prune."""
 
     conversation_id: str
     save_points: int
@@ -189,16 +189,20 @@ class PrunePlan:
 
     @property
     def cold(self) -> list[PrunedConversation]:
-        return [one for one in self.conversations if not one.save_points_left and not program_of(one.conversation_id)]
+        return [
+            pruned
+            for pruned in self.conversations
+            if not pruned.save_points_left and not program_of(pruned.conversation_id)
+        ]
 
     @property
     def reading(self) -> TimeRange | None:
-        return added(one.reading for one in self.cold)
+        return added(pruned.reading for pruned in self.cold)
 
 
 @dataclass(frozen=True)
 class Unseen:
-    """What has been kept since somebody last looked."""
+    """Save points added since the last look."""
 
     messages: dict[str, frozenset[str]]  # in which save points end, by conversation; none where it is not known
     upto: int  # up to which save point this goes
@@ -206,7 +210,7 @@ class Unseen:
 
 @dataclass(frozen=True)
 class AbsorbReport:
-    """What absorbing the waiting slot files came to."""
+    """The result of absorbing the waiting slot files."""
 
     save_points: int
     bytes_written: int
@@ -224,7 +228,7 @@ class Loss:
 
 @dataclass(frozen=True)
 class VerifyReport:
-    """What looking at every block has found."""
+    """The result of checking every block."""
 
     blocks: int
     bytes: int
@@ -238,7 +242,7 @@ class VerifyReport:
 
 @dataclass(frozen=True)
 class Bounds:
-    """How much the store may take."""
+    """The limits of the store."""
 
     quota: int  # bytes on disk
     free_floor: int  # bytes of the disk that must stay free

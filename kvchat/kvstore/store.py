@@ -1,4 +1,4 @@
-"""What a turn is given to keep its save points in: the block store, or one that keeps nothing where none can be had.
+"""The stores of save points: the block store, or one that keeps nothing where none can be opened.
 
 The block store keeps every KV row once, whoever needs it. Its folder:
     index.db                 every save point: tokens, recipe, use (SQLite)
@@ -237,7 +237,7 @@ def _unusable(folder: Path, error: Exception) -> StoreRefused:
 
 
 class KeptMemory:
-    """What a store keeps, for a process that only reads while another one has it open."""
+    """The contents of a store, for a process that only reads while another one has it open."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -45,7 +45,7 @@ def test_a_bus_that_does_not_answer_leaves_it_open(address: str) -> None:
 
 
 def test_an_x11_tray_is_found() -> None:
-    with display() as name:
+    with display() as (name, _):
         environment = {"DISPLAY": name}
         assert find_tray(environment).presence is Presence.MISSING
         x11 = ctypes.CDLL("libX11.so.6")

@@ -14,13 +14,12 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
@@ -29,24 +28,16 @@ from typing import TypeVar
 
 from jeepney.io.blocking import DBusConnection, open_dbus_connection
 
+from tests.desktop_bus import display, session_bus
 from tests.e2e.accessible import Announcements, Focus, Gone, Node, applications, open_accessibility_bus
 from tests.e2e.picture import Picture, from_framebuffer
-from tests.e2e.tray import TrayItem, Watcher, tray_items
+from tests.e2e.tray import TrayItem, play_tray, tray_items
 from tests.e2e.waiting import wait_until
 
 T = TypeVar("T")
 
-PROGRAMS = ("Xvfb", "openbox", "xdotool", "dbus-daemon")
 _LAUNCHER = Path("/usr/libexec/at-spi-bus-launcher")
 FRAMEBUFFER = "KVCHAT_TEST_FRAMEBUFFER"
-
-# No <servicedir>: nothing of the machine's own desktop is ever started through this bus.
-_BUS_CONFIG = """<!DOCTYPE busconfig PUBLIC "-//freedesktop//DTD D-Bus Bus Configuration 1.0//EN"
- "http://www.freedesktop.org/standards/dbus/1.0/busconfig.dtd">
-<busconfig><type>session</type><listen>unix:dir={folder}</listen><auth>EXTERNAL</auth>
-<policy context="default"><allow send_destination="*" eavesdrop="true"/><allow eavesdrop="true"/>
-<allow own="*"/></policy></busconfig>
-"""
 
 
 class View:
@@ -151,8 +142,12 @@ class Desktop(View):
         with ExitStack() as stack:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="desktop-")))
             self.environment = _clean_environment(folder)
-            self._start_display(stack, folder)
-            self._start_bus(stack, folder)
+            self.display = stack.enter_context(display(self._size, folder))
+            self.environment |= {"DISPLAY": self.display.name, FRAMEBUFFER: str(folder / "Xvfb_screen0")}
+            bus = stack.enter_context(session_bus(folder))
+            self.environment["DBUS_SESSION_BUS_ADDRESS"] = bus.address
+            if self._with_tray:
+                play_tray(bus)
             stack.enter_context(_running(["openbox", "--sm-disable"], self.environment))
             if _LAUNCHER.exists():
                 stack.enter_context(_running([str(_LAUNCHER), "--launch-immediately"], self.environment))
@@ -186,37 +181,6 @@ class Desktop(View):
             finally:
                 process.kill()
 
-    def _start_display(self, stack: ExitStack, folder: Path) -> None:
-        read, write = os.pipe()
-        command = ["Xvfb", "-displayfd", str(write), "-screen", "0", f"{self._size}x24", "-fbdir", str(folder)]
-        started = _running([*command, "-nolisten", "tcp", "-noreset"], self.environment, pass_fds=(write,))
-        self.display = stack.enter_context(started)
-        os.close(write)
-        with os.fdopen(read) as pipe:
-            number = pipe.readline().strip()
-        if not number:
-            raise RuntimeError("Xvfb did not come up")
-        self.environment |= {"DISPLAY": f":{number}", FRAMEBUFFER: str(folder / "Xvfb_screen0")}
-
-    def _start_bus(self, stack: ExitStack, folder: Path) -> None:
-        config = folder / "bus.conf"
-        config.write_text(_BUS_CONFIG.format(folder=folder))
-        command = ["dbus-daemon", f"--config-file={config}", "--nofork", "--print-address=1"]
-        process = stack.enter_context(_running(command, self.environment, stdout=subprocess.PIPE))
-        assert process.stdout is not None
-        address = process.stdout.readline().decode().strip()
-        if not address:
-            raise RuntimeError("dbus-daemon did not come up")
-        self.environment["DBUS_SESSION_BUS_ADDRESS"] = address
-        if self._with_tray:
-            watcher = Watcher(address)
-            stack.callback(watcher.join)
-            stack.callback(process.terminate)
-
-
-def missing_programs() -> list[str]:
-    return [program for program in PROGRAMS if shutil.which(program) is None]
-
 
 def _clean_environment(folder: Path) -> dict[str, str]:
     """The caller's environment without its own desktop, so that nothing leaks in from there."""
@@ -237,40 +201,27 @@ def _clean_environment(folder: Path) -> dict[str, str]:
 
 
 @contextmanager
-def _running(
-    command: Sequence[str],
-    environment: dict[str, str],
-    *,
-    stdout: int = subprocess.DEVNULL,
-    pass_fds: tuple[int, ...] = (),
-) -> Iterator[subprocess.Popen[bytes]]:
+def _running(command: Sequence[str], environment: dict[str, str]) -> Iterator[None]:
     """A helper process in a session of its own; it and its children end with the block."""
     process = subprocess.Popen(
         command,
         env=environment,
         stdin=subprocess.DEVNULL,
-        stdout=stdout,
+        stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        pass_fds=pass_fds,
         start_new_session=True,
     )
     with process:
         try:
-            yield process
+            yield
         finally:
             process.terminate()
             try:
                 process.wait(5)
             except subprocess.TimeoutExpired:
                 process.kill()
-            _kill_group(process.pid)
-
-
-def _kill_group(leader: int) -> None:
-    try:
-        os.killpg(leader, signal.SIGKILL)
-    except ProcessLookupError:
-        return
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
 
 
 def _unless_gone(look: Callable[[], T]) -> T | None:

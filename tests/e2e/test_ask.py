@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.e2e.home import Home, engine_arguments, notes
+from tests.models import tiny_model
 from tests.store_contents import spoil
 
 pytestmark = pytest.mark.e2e
@@ -26,7 +26,7 @@ def home(tmp_path: Path) -> Home:
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("architecture", ["llama", "qwen35", "gemma3"])
 def test_a_second_process_goes_on_where_the_first_ended(
-    home: Home, tmp_path: Path, tiny_model: Callable[[str], Path], architecture: str, engine: str
+    home: Home, tmp_path: Path, architecture: str, engine: str
 ) -> None:
     """The hybrid restores only because the first process settled at the turn boundary before it saved.
 
@@ -49,15 +49,13 @@ def test_a_second_process_goes_on_where_the_first_ended(
 
 
 @pytest.fixture(scope="module")
-def begun(tmp_path_factory: pytest.TempPathFactory, tiny_model: Callable[[str], Path]) -> tuple[Home, str]:
+def begun(tmp_path_factory: pytest.TempPathFactory) -> tuple[Home, str]:
     home = Home(tmp_path_factory.mktemp("begun") / "home")
     return home, home.ask("--new", "--model", str(tiny_model("llama")), notes(60))["chat_id"]
 
 
 @pytest.mark.parametrize("damage", ["truncated", "empty", "flipped", "foreign", "missing"])
-def test_a_damaged_store_costs_a_prefill_and_nothing_else(
-    begun: tuple[Home, str], tmp_path: Path, tiny_model: Callable[[str], Path], damage: str
-) -> None:
+def test_a_damaged_store_costs_a_prefill_and_nothing_else(begun: tuple[Home, str], tmp_path: Path, damage: str) -> None:
     model, chat = ("--model", str(tiny_model("llama"))), begun[1]
     home = begun[0].copy(tmp_path / "home")
     for file in home.kept.block_files():
@@ -69,16 +67,14 @@ def test_a_damaged_store_costs_a_prefill_and_nothing_else(
     assert again["source"] == "disk"
 
 
-def test_another_model_is_another_fingerprint(
-    begun: tuple[Home, str], tmp_path: Path, tiny_model: Callable[[str], Path]
-) -> None:
+def test_another_model_is_another_fingerprint(begun: tuple[Home, str], tmp_path: Path) -> None:
     home, chat = begun[0].copy(tmp_path / "home"), begun[1]
     receipt = home.ask("--chat", chat, "--model", str(tiny_model("qwen35")), QUESTION)["receipt"]
     assert receipt["source"] == "cold"
     assert receipt["miss_code"] == "other-model"
 
 
-def test_no_model_and_no_such_chat_are_said_in_words(home: Home, tiny_model: Callable[[str], Path]) -> None:
+def test_no_model_and_no_such_chat_are_said_in_words(home: Home) -> None:
     done = home.run("ask", "Hello")
     assert done.returncode == 1
     assert "--starter" in done.stderr
@@ -88,7 +84,7 @@ def test_no_model_and_no_such_chat_are_said_in_words(home: Home, tiny_model: Cal
     assert "no chat nobody" in done.stderr
 
 
-def test_an_unreadable_model_is_said_in_words(home: Home, tmp_path: Path, tiny_model: Callable[[str], Path]) -> None:
+def test_an_unreadable_model_is_said_in_words(home: Home, tmp_path: Path) -> None:
     garbage = tmp_path / "garbage.gguf"
     garbage.write_bytes(b"not a model" * 1000)
     whole = tiny_model("llama").read_bytes()
@@ -97,12 +93,14 @@ def test_an_unreadable_model_is_said_in_words(home: Home, tmp_path: Path, tiny_m
     for model in (garbage, half, tmp_path / "absent.gguf"):
         done = home.run("ask", "--model", str(model), "Hello")
         assert done.returncode == 1
+        assert done.stderr.startswith("kvchat: ")
         assert "Traceback" not in done.stderr
         assert model.name in done.stderr
+        assert done.stdout == ""
     assert [m["content"] for m in home.messages()] == ["Hello"] * 3, "the user's words are on disk all the same"
 
 
-def test_bench_prints_its_keys(home: Home, tiny_model: Callable[[str], Path]) -> None:
+def test_bench_prints_its_keys(home: Home) -> None:
     done = home.run("bench", "--json", "--tokens", "600", "--model", str(tiny_model("llama")))
     assert done.returncode == 0, done.stderr
     figures = json.loads(done.stdout)
@@ -134,7 +132,7 @@ def test_bench_prints_its_keys(home: Home, tiny_model: Callable[[str], Path]) ->
     assert not list((home.folder / "cache").glob("bench-*"))
 
 
-def test_bench_shares_a_system_prompt(home: Home, tiny_model: Callable[[str], Path]) -> None:
+def test_bench_shares_a_system_prompt(home: Home) -> None:
     done = home.bench("shared-prompt", "--json", "--chats", "3", "--tokens", "600", "--model", str(tiny_model("llama")))
     assert done.returncode == 0, done.stderr
     figures = json.loads(done.stdout)
@@ -146,7 +144,7 @@ def test_bench_shares_a_system_prompt(home: Home, tiny_model: Callable[[str], Pa
     assert figures["cached_tokens"] >= 0.9 * figures["prompt_tokens"], "a new chat begins where the prompt ends"
 
 
-def test_bench_of_a_person_begins_chats_on_prepared_documents(home: Home, tiny_model: Callable[[str], Path]) -> None:
+def test_bench_of_a_person_begins_chats_on_prepared_documents(home: Home) -> None:
     done = home.bench("person", "--json", "--part", "documents", "--tokens", "600", "--model", str(tiny_model("llama")))
     assert done.returncode == 0, done.stderr
     figures = json.loads(done.stdout)

@@ -24,10 +24,7 @@ from tests.e2e.waiting import wait_until
 from tests.e2e.window import KVCHAT
 from tests.engine_fixtures import FakeEngine
 
-pytestmark = [
-    pytest.mark.e2e,
-    pytest.mark.skipif(sys.platform == "win32", reason="kills as POSIX does"),
-]
+pytestmark = [pytest.mark.e2e, pytest.mark.skipif(sys.platform == "win32", reason="kills as POSIX does")]
 
 # Types in the first picture, as soon as the chats are listed ("\n" is Enter), and dies at the moment that is named.
 _DRIVER = """
@@ -149,7 +146,7 @@ def test_words_are_on_disk_and_one_line_is_said_when_the_display_goes(home: Path
         wait_until(lambda: composer.text == "Dear ", what="the draft")
         composer.set_text("Dear Ada")
         wait_until(lambda: composer.text == "Dear Ada", what="the words")
-        desktop.display.kill()
+        desktop.display.server.kill()
         assert kvchat.wait(180) == 1
     lines = said.read_text("utf-8").splitlines()
     assert lines[-1] == "The display is gone; kvchat saves your chats and ends."

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,6 +9,7 @@ import pytest
 from kvchat.session.proof import Source
 from kvchat.words.reasons import Reason, ReasonCode
 from tests.e2e.restarts import GREEDY, SYSTEM, App, receipt
+from tests.models import tiny_model
 
 pytestmark = pytest.mark.e2e
 
@@ -17,9 +17,7 @@ OLD, NEW = "llama-server", "embedded"  # b11434 and b11549
 
 
 @pytest.mark.parametrize("architecture", ["llama", "deepseek2"])
-async def test_plain_attention_moves_between_builds(
-    tmp_path: Path, tiny_model: Callable[[str], Path], architecture: str
-) -> None:
+async def test_plain_attention_moves_between_builds(tmp_path: Path, architecture: str) -> None:
     model = tiny_model(architecture)
     old, new = App(tmp_path / "home", model, OLD), App(tmp_path / "home", model, NEW)
     chat = await old.new(SYSTEM)
@@ -33,7 +31,7 @@ async def test_plain_attention_moves_between_builds(
     assert again.content == third.content
 
 
-async def test_recurrent_state_stays_with_its_build(tmp_path: Path, tiny_model: Callable[[str], Path]) -> None:
+async def test_recurrent_state_stays_with_its_build(tmp_path: Path) -> None:
     model = tiny_model("qwen35")
     old, new = App(tmp_path / "home", model, OLD), App(tmp_path / "home", model, NEW)
     chat = await old.new(SYSTEM)

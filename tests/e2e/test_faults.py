@@ -23,6 +23,7 @@ from kvchat.system.paths import resolve_paths
 from kvchat.words.reasons import ReasonCode
 from tests.e2e.home import notes
 from tests.e2e.restarts import settings
+from tests.models import tiny_model
 
 pytestmark = pytest.mark.e2e
 
@@ -129,9 +130,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-async def test_the_disk_fills_up_while_the_engine_saves(
-    tmp_path: Path, small_disk: Path, tiny_model: Callable[[str], Path], engine: str
-) -> None:
+async def test_the_disk_fills_up_while_the_engine_saves(tmp_path: Path, small_disk: Path, engine: str) -> None:
     """The tiny llama takes about 2 KB a token: 2,700 tokens do not fit 3 MB."""
     async with opened(tmp_path / "home", tiny_model("llama"), engine, cache=small_disk / "cache") as app:
         await app.runtime.apply_settings(replace(app.runtime.settings, quota_bytes=1_000_000_000))
@@ -148,9 +147,7 @@ async def test_the_disk_fills_up_while_the_engine_saves(
         assert app.of(Saved), "a small conversation still fits"
 
 
-async def test_below_the_floor_nothing_is_saved_and_the_user_is_told(
-    tmp_path: Path, tiny_model: Callable[[str], Path]
-) -> None:
+async def test_below_the_floor_nothing_is_saved_and_the_user_is_told(tmp_path: Path) -> None:
     async with opened(tmp_path / "home", tiny_model("llama"), "embedded") as app:
         await app.runtime.apply_settings(replace(app.runtime.settings, free_floor_bytes=10**18))
         chat = (await app.runtime.chat.new_conversation()).id
@@ -161,7 +158,7 @@ async def test_below_the_floor_nothing_is_saved_and_the_user_is_told(
         assert not app.of(Saved)
 
 
-async def test_nothing_runs_on_after_close(tmp_path: Path, tiny_model: Callable[[str], Path]) -> None:
+async def test_nothing_runs_on_after_close(tmp_path: Path) -> None:
     async with opened(tmp_path / "home", tiny_model("llama"), "embedded") as app:
         chat = (await app.runtime.chat.new_conversation()).id
         await app.say(chat, "Hello", Sampling(max_tokens=4))

@@ -1,7 +1,8 @@
-"""Finding and order by keys alone, in the real window: search, a document's hit, the palette, delete and undo."""
+"""The real window by keys alone: search, a document's hit, the palette, delete and undo, the settings."""
 
 from __future__ import annotations
 
+import json
 from contextlib import closing
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from kvchat.chat.attachments import document_of_text
 from kvchat.chat.record.database import Database
 from kvchat.chat.record.messages import MessageState, Role
 from tests.e2e.desktop import Desktop
-from tests.e2e.home import Home
+from tests.e2e.home import GREEDY, Home
 from tests.e2e.waiting import wait_until
 from tests.e2e.window import Window, open_window
 
@@ -45,9 +46,35 @@ def shows(window: Window, name: str) -> None:
     wait_until(lambda: any(one.startswith(name) for one in window.names()), pause=0.3, what=f"{name!r} on show")
 
 
-def test_everything_is_found_by_keys(tmp_path: Path, smollm2: Path) -> None:
+def choose_a_context_size(window: Window) -> None:
+    desktop = window.desktop
+
+    def in_front() -> str:
+        return desktop.xdotool("getactivewindow", "getwindowname", check=False).strip()
+
+    window.exchange("Hello there.")
+    window.saved(1)
+    desktop.key("ctrl+comma")
+    wait_until(lambda: in_front() == "Settings", what="the settings in front")
+    desktop.key("Down")
+    field = desktop.find("text", "Context size, in tokens")
+    field.focus()
+    wait_until(lambda: field.focused, what="the field's focus")
+    desktop.type("100")
+    desktop.key("Return")
+    desktop.find("label", "This must be at least 256 tokens.")
+    desktop.key("ctrl+a")
+    desktop.type("2K")
+    desktop.key("Return")
+    desktop.find("push button", "Restart engine now").press()
+    window.strip_says("context 2K")
+    desktop.key("Escape")
+    wait_until(lambda: len(desktop.windows()) == 1, what="the settings' closing")
+
+
+def test_everything_is_found_by_keys_and_a_context_size_chosen(tmp_path: Path, smollm2: Path) -> None:
     home = Home(tmp_path / "home")
-    home.write_settings(model_path=str(smollm2))
+    home.write_settings(model_path=str(smollm2), max_tokens=8, **GREEDY)
     furnish(home)
     with Desktop() as desktop, open_window(desktop, home) as window:
         window.composer()
@@ -76,6 +103,10 @@ def test_everything_is_found_by_keys(tmp_path: Path, smollm2: Path) -> None:
         asked(window, "ctrl+k", "Go to a chat, or do something", "Birds")
         desktop.key("Return")
         shows(window, "You: Where does the heron stand?")
+
+        choose_a_context_size(window)
+        assert json.loads((home.folder / "config" / "settings.json").read_text())["context_size"] == 2048
+        assert "remembered" in window.exchange("And again?"), "what was saved is still good"
         window.quit()
     found = home.run("search", "heron")
     assert found.returncode == 0, found

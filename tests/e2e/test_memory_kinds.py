@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from kvchat.session.proof import Source
 from kvchat.words.reasons import Reason, ReasonCode
 from tests.e2e.home import Home, engine_arguments, notes
 from tests.e2e.restarts import GREEDY, SYSTEM, App, receipt
-from tests.models import tiny_model as make_tiny_model
+from tests.models import tiny_model
 
 pytestmark = pytest.mark.e2e
 
@@ -46,7 +45,7 @@ def test_whatever_comes_next_is_warm_after_a_restart(tmp_path: Path, architectur
 @pytest.mark.parametrize("architecture", TELLING)
 async def test_equal_replies_say_something(tmp_path: Path, architecture: str) -> None:
     """The reply of such a model depends on what it read long before: equal ones after a restore are no accident."""
-    app = App(tmp_path / "home", make_tiny_model(architecture, WINDOWS.get(architecture), heeds=True), "embedded")
+    app = App(tmp_path / "home", tiny_model(architecture, WINDOWS.get(architecture), heeds=True), "embedded")
     chats = [await app.new(SYSTEM), await app.new("Answer from these notes alone.\n" + notes(60, start=500))]
     replies = [
         await app.once(lambda runtime, c=chat: runtime.chat.send(c, "Which is the longest?", FEW_WORDS, keep=False))
@@ -67,7 +66,7 @@ def test_a_chat_longer_than_a_long_window_comes_back_from_an_older_engine(
 
 async def test_of_a_chat_that_the_engine_cannot_restore_nothing_is_saved(tmp_path: Path) -> None:
     """llama-server b11434 restores no chat shorter than the model's sliding window."""
-    app = App(tmp_path / "home", make_tiny_model("gemma3", 1024), "llama-server")
+    app = App(tmp_path / "home", tiny_model("gemma3", 1024), "llama-server")
     chat = await app.new("Answer from these notes alone.\n" + notes(8))
     notices: list[str] = []
     save_points: list[int] = []
@@ -95,9 +94,7 @@ def test_windows_beside_recurrent_state_come_back_as_far_as_they_are_hot(tmp_pat
     assert figures["outputs_agree"]
 
 
-async def test_a_sliding_window_is_restored_from_memory_when_the_engine_was_restarted(
-    tmp_path: Path, tiny_model: Callable[[str], Path]
-) -> None:
+async def test_a_sliding_window_is_restored_from_memory_when_the_engine_was_restarted(tmp_path: Path) -> None:
     if not MEMORY_FOLDER.is_dir():
         pytest.skip("no file system in memory here")
     app = App(tmp_path / "home", tiny_model("gemma3"), "embedded")
@@ -114,18 +111,9 @@ async def test_a_sliding_window_is_restored_from_memory_when_the_engine_was_rest
     assert second.cached_tokens >= 0.98 * second.prompt_tokens, second
 
 
-async def test_a_known_system_prompt_starts_a_new_chat_warm(tmp_path: Path, tiny_model: Callable[[str], Path]) -> None:
-    app = App(tmp_path / "home", tiny_model("deepseek2"), "embedded")
-    first = await app.new(SYSTEM)
-    await app.once(lambda runtime: runtime.chat.send(first, "Which is the longest bridge?", GREEDY))
-    second = await app.new(SYSTEM)
-    reply = await app.once(lambda runtime: runtime.chat.send(second, "How many notes are there?", GREEDY))
-    assert receipt(reply).cached_tokens >= 0.95 * receipt(reply).prompt_tokens, receipt(reply)
-
-
 def measured(folder: Path, architecture: str, window: int | None, engine: str, tokens: int = 1500) -> dict[str, Any]:
     """What `python -m tests.bench after-restart` says of a tiny model; a row of the table is printed."""
-    model = make_tiny_model(architecture, window, heeds=True)
+    model = tiny_model(architecture, window, heeds=True)
     arguments = ("--json", "--tokens", str(tokens), "--model", str(model), *engine_arguments(engine))
     done = Home(folder).bench("after-restart", *arguments)
     assert done.returncode == 0, done.stderr

@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import pytest
 
 from tests.e2e.home import Home, engine_arguments, notes
 from tests.e2e.waiting import wait_until
+from tests.models import tiny_model
 
 pytestmark = pytest.mark.e2e
 
@@ -33,9 +33,7 @@ def namespaces_allowed() -> bool:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_everything_works_where_there_is_no_network(
-    tmp_path: Path, tiny_model: Callable[[str], Path], engine: str
-) -> None:
+def test_everything_works_where_there_is_no_network(tmp_path: Path, engine: str) -> None:
     if not namespaces_allowed():
         pytest.skip("network namespaces are not allowed here")
     home = Home(tmp_path / "home", prefix=LOOPBACK_ALONE)
@@ -48,9 +46,7 @@ def test_everything_works_where_there_is_no_network(
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems do not show another process's sockets unasked")
 @pytest.mark.parametrize("engine", ENGINES)
-def test_no_socket_but_on_the_loopback_is_opened(
-    tmp_path: Path, tiny_model: Callable[[str], Path], engine: str
-) -> None:
+def test_no_socket_but_on_the_loopback_is_opened(tmp_path: Path, engine: str) -> None:
     home = Home(tmp_path / "home")
     question = ("ask", "--new", "--max-tokens", "120", "--model", str(tiny_model("llama")), *engine_arguments(engine))
     asking = subprocess.Popen(

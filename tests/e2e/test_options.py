@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ from kvchat.chat.options import BadOptions, ChatOptions, FormatRefused
 from kvchat.engine.speaking.wire import Sampling
 from kvchat.session.proof import Source
 from tests.e2e.restarts import settings
+from tests.models import tiny_model
 from tests.running import opened
 
 pytestmark = pytest.mark.e2e
@@ -36,7 +36,7 @@ def repeated(text: str, length: int = 6) -> float:
 
 
 async def test_the_starter_does_not_loop_formats_are_followed_and_a_chat_comes_back_to_its_model_warm(
-    tmp_path: Path, smollm2: Path, tiny_model: Callable[[str], Path]
+    tmp_path: Path, smollm2: Path
 ) -> None:
     async with opened(tmp_path, settings(smollm2, "llama-server", context_size=2048)) as runtime:
         chat, told = runtime.chat, list[Event]()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from tests.e2e.desktop import Desktop
 from tests.e2e.home import GREEDY, Home, engine_arguments, notes
 from tests.e2e.serving import Serving, serving
 from tests.e2e.window import open_window
+from tests.models import tiny_model
 
 pytestmark = pytest.mark.e2e
 
@@ -79,9 +80,7 @@ def assert_warm(headers: Any, *sources: str) -> None:
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen35", "gemma3"])
-def test_programs_go_on_warm_after_a_restart(
-    tmp_path: Path, tiny_model: Callable[[str], Path], architecture: str
-) -> None:
+def test_programs_go_on_warm_after_a_restart(tmp_path: Path, architecture: str) -> None:
     """Two programs in turns, each with a prompt of its own; then all of it again, in another process."""
     home, port = Home(tmp_path / "home"), free_port("127.0.0.1")
     home.write_settings(free_floor_bytes=0, context_size=8192)
@@ -122,7 +121,7 @@ def test_programs_go_on_warm_after_a_restart(
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="locks as POSIX has them")
-def test_one_process_has_the_engine(tmp_path: Path, tiny_model: Callable[[str], Path]) -> None:
+def test_one_process_has_the_engine(tmp_path: Path) -> None:
     """`ask` uses the engine that is there; a second `serve` says that it cannot."""
     home, model = Home(tmp_path / "home"), tiny_model("llama")
     home.write_settings(free_floor_bytes=0, model_path=str(model), engine_path=engine_arguments("llama-server")[1])
@@ -166,9 +165,7 @@ def on_show(at: Serving, home: Home, key: Path, words: str) -> list[str]:
     ]
 
 
-def test_beside_a_window_its_engine_answers(
-    desktop: Desktop, tmp_path: Path, tiny_model: Callable[[str], Path]
-) -> None:
+def test_beside_a_window_its_engine_answers(desktop: Desktop, tmp_path: Path) -> None:
     """No second engine; and no door for others, which the settings have shut."""
     home = Home(tmp_path / "home")
     model, engine = str(tiny_model("llama")), engine_arguments("llama-server")[1]

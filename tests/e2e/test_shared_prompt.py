@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,7 @@ from kvchat.chat.attachments import document_of_text
 from kvchat.kvstore.savepoint import common_prefix
 from kvchat.session.proof import Source
 from tests.e2e.restarts import GREEDY, SYSTEM, App, receipt
+from tests.models import tiny_model
 from tests.store_contents import StoreContents
 
 pytestmark = pytest.mark.e2e
@@ -21,9 +21,7 @@ DOCUMENT = document_of_text("river.md", "\n".join(f"{n}. The river bends at ston
 @pytest.mark.parametrize(
     ("architecture", "engine"), [("qwen35", "embedded"), ("mamba", "llama-server"), ("gemma3", "llama-server")]
 )
-async def test_the_third_chat_with_a_system_prompt_starts_warm(
-    tmp_path: Path, tiny_model: Callable[[str], Path], architecture: str, engine: str
-) -> None:
+async def test_the_third_chat_with_a_system_prompt_starts_warm(tmp_path: Path, architecture: str, engine: str) -> None:
     """Where states cannot be cut, the second chat saves where the prompt ends."""
     app = App(tmp_path / "home", tiny_model(architecture), engine)
     replies = []

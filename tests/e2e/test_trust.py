@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ import pytest
 from kvchat.chat.events import Event, ReadingAhead
 from kvchat.chat.record.messages import Receipt
 from kvchat.chat.turn import imported_memory
-from kvchat.engine.finding.discovery import EngineLocation
 from kvchat.engine.speaking.wire import Sampling
 from kvchat.engine_host import idle_stop
 from kvchat.engine_host.idle_stop import IdleStop
@@ -23,10 +21,11 @@ from kvchat.session.exchange import Exchange, Request
 from kvchat.session.reading import Pace
 from kvchat.session.restore_cost import Reading
 from kvchat.session.slot import Slot
-from kvchat.settings import Settings
 from tests.e2e.home import notes
+from tests.e2e.restarts import settings
 from tests.engine.waiting import until
 from tests.gateway.doors import OpenDoor, door
+from tests.models import tiny_model
 from tests.running import opened
 
 pytestmark = pytest.mark.engine
@@ -36,10 +35,6 @@ SHORT = Sampling(4, temperature=0.0)
 AS_LARGE = [Reading(1000, 1e5)] * 5  # with a large model restoring pays
 FEW = 40  # tokens that any two prompts may share: the template's first words
 DIALECTS = ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses", "several", "twice")
-
-
-def settings(model: Path, engine: EngineLocation, **more: Any) -> Settings:
-    return Settings(model_path=str(model), engine_path=str(engine.path), context_size=4096, free_floor_bytes=0, **more)
 
 
 async def said(runtime: Runtime, chat: str, words: str) -> Receipt:
@@ -90,15 +85,9 @@ async def asked(at: OpenDoor, program: str, dialect: str, words: str) -> int:
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen35"])
 @pytest.mark.parametrize("slots", [1, 3])
-async def test_a_program_cannot_find_out_what_others_asked(
-    tmp_path: Path,
-    tiny_model: Callable[[str], Path],
-    real_llama_server: EngineLocation,
-    slots: int,
-    architecture: str,
-) -> None:
+async def test_a_program_cannot_find_out_what_others_asked(tmp_path: Path, slots: int, architecture: str) -> None:
     """Neither from what is saved nor from what the engine still has in a slot, in whatever dialect it asks."""
-    chosen = settings(tiny_model(architecture), real_llama_server, slots=slots)
+    chosen = settings(tiny_model(architecture), "llama-server", slots=slots)
     async with door(tmp_path / "home", chosen) as at:
         chat = await at.runtime.chat.new_conversation("")
         await said(at.runtime, chat.id, SECRET)
@@ -113,10 +102,8 @@ async def test_a_program_cannot_find_out_what_others_asked(
         assert told.cached_tokens > 2 * FEW, "the chat has lost nothing"
 
 
-async def test_a_program_goes_on_from_no_chat_while_that_is_being_saved(
-    tmp_path: Path, tiny_model: Callable[[str], Path], real_llama_server: EngineLocation
-) -> None:
-    chosen = settings(tiny_model("llama"), real_llama_server, slots=2)
+async def test_a_program_goes_on_from_no_chat_while_that_is_being_saved(tmp_path: Path) -> None:
+    chosen = settings(tiny_model("llama"), "llama-server", slots=2)
     async with door(tmp_path / "home", chosen) as at:
         chat = await at.runtime.chat.new_conversation("")
         await at.runtime.chat.send(chat.id, SECRET, SHORT)
@@ -130,11 +117,11 @@ MADE: list[bytes] = []  # what `forged` gives, once it is made
 
 
 @pytest.fixture
-async def forged(tmp_path: Path, tiny_model: Callable[[str], Path], real_llama_server: EngineLocation) -> Path:
+async def forged(tmp_path: Path) -> Path:
     """A chat in a file, whose kept state was computed from another system prompt of as many tokens."""
     file = tmp_path / "chat.kvchat"
     if not MADE:
-        async with opened(tmp_path / "attacker", settings(tiny_model("llama"), real_llama_server)) as theirs:
+        async with opened(tmp_path / "attacker", settings(tiny_model("llama"), "llama-server")) as theirs:
             await _forge(theirs, file)
         MADE.append(file.read_bytes())
     file.write_bytes(MADE[0])
@@ -173,9 +160,9 @@ async def _forge(runtime: Runtime, file: Path) -> None:
 
 
 async def test_a_forged_chat_serves_nobody_else_and_is_replaced_when_it_is_verified(
-    tmp_path: Path, tiny_model: Callable[[str], Path], real_llama_server: EngineLocation, forged: Path
+    tmp_path: Path, forged: Path
 ) -> None:
-    chosen = settings(tiny_model("llama"), real_llama_server)
+    chosen = settings(tiny_model("llama"), "llama-server")
     async with door(tmp_path / "home", chosen) as at:
         ours = at.runtime
         report = await ours.transfer.take_in([forged], lambda done, total: None, start=True)
@@ -203,15 +190,11 @@ async def marked(runtime: Runtime) -> set[str]:
 
 
 async def test_imported_memory_is_verified_in_spare_time_and_whoever_asks_goes_first(
-    tmp_path: Path,
-    tiny_model: Callable[[str], Path],
-    real_llama_server: EngineLocation,
-    forged: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, forged: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(idle_stop, "SPARE_AFTER_S", 0.0)
     monkeypatch.setattr(Pace, "tokens", lambda self, left: min(64, left))
-    chosen = settings(tiny_model("llama"), real_llama_server, read_ahead="always", slots=1)
+    chosen = settings(tiny_model("llama"), "llama-server", read_ahead="always", slots=1)
     async with opened(tmp_path / "home", chosen) as ours:
         [imported] = (await ours.transfer.take_in([forged], lambda done, total: None, start=True)).imported
         other = await ours.chat.new_conversation("")
@@ -239,16 +222,11 @@ async def test_imported_memory_is_verified_in_spare_time_and_whoever_asks_goes_f
 
 @pytest.mark.parametrize("why", ["switched off", "too long"])
 async def test_not_every_chat_is_verified_in_spare_time(
-    tmp_path: Path,
-    tiny_model: Callable[[str], Path],
-    real_llama_server: EngineLocation,
-    forged: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    why: str,
+    tmp_path: Path, forged: Path, monkeypatch: pytest.MonkeyPatch, why: str
 ) -> None:
     monkeypatch.setattr(imported_memory, "SPARE_MS", imported_memory.SPARE_MS if why == "switched off" else 1.0)
     read_ahead = "never" if why == "switched off" else "always"
-    chosen = settings(tiny_model("llama"), real_llama_server, read_ahead=read_ahead)
+    chosen = settings(tiny_model("llama"), "llama-server", read_ahead=read_ahead)
     async with opened(tmp_path / "home", chosen) as ours:
         [imported] = (await ours.transfer.take_in([forged], lambda done, total: None, start=True)).imported
         ours.chat.slots.restore_cost.speed.readings.extend(AS_LARGE)
@@ -261,15 +239,10 @@ async def test_not_every_chat_is_verified_in_spare_time(
 
 @pytest.mark.parametrize("for_good", [False, True])
 async def test_a_chat_deleted_while_it_is_verified_ends_that_without_an_error(
-    tmp_path: Path,
-    tiny_model: Callable[[str], Path],
-    real_llama_server: EngineLocation,
-    forged: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    for_good: bool,
+    tmp_path: Path, forged: Path, monkeypatch: pytest.MonkeyPatch, for_good: bool
 ) -> None:
     monkeypatch.setattr(Pace, "tokens", lambda self, left: min(64, left))
-    chosen = settings(tiny_model("llama"), real_llama_server, read_ahead="never", slots=1)
+    chosen = settings(tiny_model("llama"), "llama-server", read_ahead="never", slots=1)
     async with opened(tmp_path / "home", chosen) as ours:
         [imported] = (await ours.transfer.take_in([forged], lambda done, total: None, start=True)).imported
         ours.chat.slots.restore_cost.speed.readings.extend(AS_LARGE)

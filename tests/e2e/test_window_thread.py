@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,11 +13,12 @@ import pytest
 from kvchat.engine.running.plan import free_port
 from tests.e2e.home import GREEDY, Home
 from tests.e2e.watched_thread import ROUNDS
+from tests.models import tiny_model
 
 pytestmark = pytest.mark.e2e
 
 
-def test_no_disk_holds_up_the_window(tmp_path: Path, tiny_model: Callable[[str], Path]) -> None:
+def test_no_disk_holds_up_the_window(tmp_path: Path) -> None:
     home = Home(tmp_path / "home")
     door = {"door": True, "door_port": free_port("127.0.0.1")}
     home.write_settings(model_path=str(tiny_model("llama")), engine_path="embedded", max_tokens=12, **door, **GREEDY)

@@ -12,6 +12,7 @@ import pytest
 from kvchat.chat.deletion import entries
 from kvchat.chat.record.database import Database
 from tests.e2e.home import Home
+from tests.models import tiny_model
 
 pytestmark = pytest.mark.e2e
 
@@ -52,7 +53,7 @@ def shift(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[float], 
 
 
 def test_a_wrong_date_ends_no_deleted_chat_and_asks_in_no_other_one(
-    tmp_path: Path, tiny_model: Callable[[str], Path], shift: Callable[[float], None]
+    tmp_path: Path, shift: Callable[[float], None]
 ) -> None:
     home, model = Home(tmp_path / "home"), ("--model", str(tiny_model("llama")))
     deleted = home.ask("--new", *model, "Which river is the longest?")["chat_id"]

@@ -1,19 +1,20 @@
 """A system tray on a private bus, and a reader of what an application put there.
 
-`Watcher` plays the part of a desktop: with it, Qt's QSystemTrayIcon is available under a bare Xvfb. `TrayItem` reads
+`play_tray` plays the part of a desktop: with it, Qt's QSystemTrayIcon is available under a bare Xvfb. `TrayItem` reads
 an icon's texts, pixmap and menu, and fires menu entries (org.kde.StatusNotifierItem and com.canonical.dbusmenu).
 """
 
 from __future__ import annotations
 
-import threading
 from dataclasses import dataclass
 from typing import Any
 
-from jeepney import DBusAddress, HeaderFields, MessageType, Properties, new_error, new_method_call, new_method_return
+from jeepney import DBusAddress, HeaderFields, MessageType, Properties, new_method_call
 from jeepney.bus_messages import message_bus
-from jeepney.io.blocking import DBusConnection, open_dbus_connection
+from jeepney.io.blocking import DBusConnection
 from jeepney.low_level import Message
+
+from tests.desktop_bus import Bus
 
 WATCHER_NAME = "org.kde.StatusNotifierWatcher"
 WATCHER_PATH = "/StatusNotifierWatcher"
@@ -23,48 +24,29 @@ MENU_INTERFACE = "com.canonical.dbusmenu"
 _ANSWER_SECONDS = 60.0
 
 
-class Watcher:
-    """The desktop's half of the tray: takes registrations, says that a host is there. Serves from its own thread."""
+def play_tray(bus: Bus) -> None:
+    """Play the desktop's half of the tray: take registrations, and say that a host is there."""
+    items: list[str] = []
 
-    def __init__(self, bus_address: str) -> None:
-        self._items: list[str] = []
-        self._connection = open_dbus_connection(bus_address)
-        self._connection.send_and_get_reply(message_bus.RequestName(WATCHER_NAME))
-        self._thread = threading.Thread(target=self._serve, name="tray watcher", daemon=True)
-        self._thread.start()
-
-    def join(self) -> None:
-        self._thread.join(_ANSWER_SECONDS)
-        self._connection.close()
-
-    def _serve(self) -> None:
-        while True:
-            try:
-                message = self._connection.receive()
-            except (ConnectionError, OSError):
-                return
-            if message.header.message_type == MessageType.method_call:
-                self._connection.send(self._answer(message))
-
-    def _answer(self, call: Message) -> Message:
-        member = call.header.fields[HeaderFields.member]
-        if member == "RegisterStatusNotifierItem":
-            self._items.append(_full_name(call.header.fields[HeaderFields.sender], call.body[0]))
-            return new_method_return(call)
-        if member == "RegisterStatusNotifierHost":
-            return new_method_return(call)
-        if member == "Get":
-            return new_method_return(call, "v", (self._properties()[call.body[1]],))
-        if member == "GetAll":
-            return new_method_return(call, "a{sv}", (self._properties(),))
-        return new_error(call, "org.freedesktop.DBus.Error.UnknownMethod")
-
-    def _properties(self) -> dict[str, tuple[str, Any]]:
-        return {
+    def answer(member: str, body: tuple[Any, ...]) -> tuple[str, tuple[Any, ...]] | None:
+        properties = {
             "IsStatusNotifierHostRegistered": ("b", True),
             "ProtocolVersion": ("i", 0),
-            "RegisteredStatusNotifierItems": ("as", list(self._items)),
+            "RegisteredStatusNotifierItems": ("as", list(items)),
         }
+        match member:
+            case "RegisterStatusNotifierItem":  # a bus name, or an object path on their own connection
+                items.append(watcher.sender + body[0] if body[0].startswith("/") else body[0] + ITEM_PATH)
+                return "", ()
+            case "RegisterStatusNotifierHost":
+                return "", ()
+            case "Get":
+                return "v", (properties[body[1]],)
+            case "GetAll":
+                return "a{sv}", (properties,)
+        return None
+
+    watcher = bus.play(WATCHER_NAME, WATCHER_PATH, WATCHER_NAME, answer)
 
 
 @dataclass(frozen=True)
@@ -130,11 +112,6 @@ def _call(connection: DBusConnection, message: Message) -> Any:
     if reply.header.message_type == MessageType.error:
         raise RuntimeError(f"{reply.header.fields[HeaderFields.error_name]}: {reply.body}")
     return reply.body
-
-
-def _full_name(sender: str, registered: str) -> str:
-    """Applications register either a bus name or, on their own connection, an object path."""
-    return sender + registered if registered.startswith("/") else registered + ITEM_PATH
 
 
 def _entry(layout: Any) -> MenuEntry:

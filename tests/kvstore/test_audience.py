@@ -26,11 +26,7 @@ def reused(bench: Bench, by: str) -> int:
 
 @pytest.mark.parametrize(
     ("owner", "readers"),
-    [
-        ("letter", {"thesis", "letter"}),
-        (AGENT, {AGENT}),
-        (DOCUMENTS, {"thesis", "letter", AGENT, EDITOR, DOCUMENTS}),
-    ],
+    [("letter", {"thesis", "letter"}), (AGENT, {AGENT}), (DOCUMENTS, {"thesis", "letter", AGENT, EDITOR, DOCUMENTS})],
 )
 @pytest.mark.parametrize("absorbed", [True, False])
 def test_a_state_is_found_by_its_audience_alone(bench: Bench, owner: str, readers: set[str], absorbed: bool) -> None:

@@ -10,12 +10,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from kvchat.kvstore import disk
-from kvchat.kvstore.savepoint import Bounds, Fingerprint, Miss, RestorePlan, SavePoint, StagedFile, Tokens
+from kvchat.kvstore.savepoint import Bounds, Fingerprint, Grown, Miss, RestorePlan, SavePoint, StagedFile, Tokens
 from kvchat.kvstore.store import BlockStore
 from kvchat.words.reasons import Reason, ReasonCode
 from tests.kvstore.slot_files import FINGERPRINT, MAGIC
@@ -145,33 +146,17 @@ class Bench:
         data: bytes | None = None,
         message: str | None = None,
         audience: str | None = None,
+        grown: Grown | None = None,
     ) -> SavePoint:
         path = self.slots / "saved.slot"
         content = data or self.model.slot_file(tokens)
         self.store.check_room(len(content), conversation, path)
         size = path.write_bytes(content)
-        return self.store.take(
-            path,
-            conversation,
-            fingerprint,
-            tokens,
-            size,
-            float(len(tokens)),
-            self.sliding,
-            message,
-            audience=audience,
-        )
+        what = conversation, fingerprint, tokens, size, float(len(tokens)), self.sliding, message
+        return self.store.take(path, *what, grown, audience)
 
-    def save(
-        self,
-        conversation: str,
-        tokens: Tokens,
-        fingerprint: Fingerprint = FINGERPRINT,
-        data: bytes | None = None,
-        message: str | None = None,
-        audience: str | None = None,
-    ) -> SavePoint:
-        point = self.take(conversation, tokens, fingerprint, data, message, audience)
+    def save(self, *what: Any, **how: Any) -> SavePoint:
+        point = self.take(*what, **how)
         report = self.store.absorb_pending()
         assert not report.refused, report
         return point

@@ -269,4 +269,4 @@ def _samples(known: Sequence[RowSpan]) -> list[RowSpan]:
     for span in known:
         if span.unchanged:
             of_caches.setdefault(span.cache, []).append(span)
-    return [one for spans in of_caches.values() for one in (spans[-1], *random.sample(spans[:-1], len(spans) > 1))]
+    return [span for spans in of_caches.values() for span in (spans[-1], *random.sample(spans[:-1], len(spans) > 1))]

@@ -1,4 +1,4 @@
-"""What lies where in a slot file, and plans for files that were never saved. Values only, no reading.
+"""The layout of slot files, and plans for files that were never saved. Values only, no reading.
 
 A slot file is a chain of named spans without gaps: header, then one cache after the other, then the engine's context
 checkpoints. A layout (made by `parser.py`) holds offsets and counts, never rows, so that it stays some KB however large
@@ -75,7 +75,7 @@ class Run:
 
 @dataclass(frozen=True)
 class CacheRows:
-    """Where the rows of one KV cache lie: those of a gapless range of tokens up to the file's last.
+    """The places of the rows of one KV cache: those of a gapless range of tokens up to the file's last.
 
     A full cache begins at position 0. A sliding-window cache of a conversation longer than its window does not.
     """
@@ -139,7 +139,7 @@ class AttentionCache(CacheRows):
 
 @dataclass(frozen=True)
 class RowMap:
-    """Where all rows of a slot file lie; without caches the layout is unknown, or there are no rows."""
+    """The places of all rows of a slot file; without caches the layout is unknown, or there are no rows."""
 
     caches: tuple[CacheRows, ...] = ()
     breaks: tuple[int, ...] = ()  # offsets where a part of the rest begins or ends that may come back by itself
@@ -192,7 +192,7 @@ class Layout:
 
     @property
     def row_map(self) -> RowMap:
-        """Where its rows lie; recurrent state and checkpoints, which may come back by themselves, are set off."""
+        """The places of its rows; recurrent state and checkpoints, which may come back by themselves, are set off."""
         caches = tuple(
             CacheRows(tuple(region for region in cache.regions if region.row_size), cache.runs)
             for cache in self.attention

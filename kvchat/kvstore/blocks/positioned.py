@@ -126,7 +126,7 @@ def in_parallel(
     mine = threading.local()
     failed = threading.Event()
 
-    def one(job: Job) -> Result:
+    def run(job: Job) -> Result:
         if failed.is_set() or cancelled():
             raise Cancelled
         if not hasattr(mine, "buffer"):
@@ -140,7 +140,7 @@ def in_parallel(
     if not jobs:
         return []
     with ThreadPoolExecutor(min(threads(), len(jobs)), "blocks", give_way if gives_way else None) as pool:
-        futures = [pool.submit(one, job) for job in jobs]
+        futures = [pool.submit(run, job) for job in jobs]
         errors = [error for future in futures if (error := future.exception())]
     if errors:
         raise next((error for error in errors if not isinstance(error, Cancelled)), errors[0])
@@ -148,7 +148,7 @@ def in_parallel(
 
 
 def give_way() -> None:
-    """Of this thread alone, for good. With it goes its place at the disk, where the disk's scheduler knows places."""
+    """Lower this thread's priority for good, and with it its place at the disk, where the scheduler knows places."""
     if sys.platform == "linux":
         with contextlib.suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICEST)

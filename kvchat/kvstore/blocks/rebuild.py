@@ -96,7 +96,7 @@ def compose(
 
 
 class _Placement:
-    """Where some of a stored file's bytes go in the new file."""
+    """Maps bytes of a stored file to their places in the new file."""
 
     def __init__(self, copies: Sequence[tuple[Span, int]]) -> None:
         """`copies`: spans of the stored file, none overlapping another, and the offset each goes to."""

@@ -149,7 +149,7 @@ def row_map_of(facts: Any) -> RowMap:
     try:
         caches, breaks = facts
         rows = tuple(
-            CacheRows(tuple(Region(*_numbers(one)) for one in regions), tuple(Run(*_numbers(one)) for one in runs))
+            CacheRows(tuple(Region(*_numbers(place)) for place in regions), tuple(Run(*_numbers(run)) for run in runs))
             for regions, runs in caches
         )
         return RowMap(rows, tuple(_numbers(breaks)))

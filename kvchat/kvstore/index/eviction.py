@@ -57,7 +57,7 @@ class Needs:
 
 
 def plan_prune(candidates: Sequence[Candidate], needs: Needs, used: int, target: int, now: float) -> PrunePlan:
-    """What to give up so that `used` bytes become at most `target`, the least valuable first, and no more than needed.
+    """Plan what to give up so that `used` bytes become at most `target`: the least valuable first, no more than needed.
 
     Save points with `kept`, and those that are no candidates, stay, even where the target is then missed.
     """
@@ -71,25 +71,20 @@ def plan_prune(candidates: Sequence[Candidate], needs: Needs, used: int, target:
         order = []
     lost: dict[str, tuple[int, int]] = {}
     for place, size in zip(order, _freed(order, needs), strict=True):
-        one = candidates[place]
-        points, freed_before = lost.get(one.conversation_id, (0, 0))
-        lost[one.conversation_id] = points + 1, freed_before + int(size)
-    there = Counter(one.conversation_id for one in candidates)
+        point = candidates[place]
+        points, freed_before = lost.get(point.conversation_id, (0, 0))
+        lost[point.conversation_id] = points + 1, freed_before + int(size)
+    there = Counter(point.conversation_id for point in candidates)
     pruned = [PrunedConversation(name, n, size, there[name] - n) for name, (n, size) in lost.items()]
-    total = sum(one.bytes_freed for one in pruned)
-    return PrunePlan(
-        tuple(str(candidates[place].id) for place in order),
-        total,
-        tuple(pruned),
-        used - total,
-    )
+    total = sum(point.bytes_freed for point in pruned)
+    return PrunePlan(tuple(str(candidates[place].id) for place in order), total, tuple(pruned), used - total)
 
 
 def plan_programs(candidates: Sequence[Candidate], needs: Needs, target: int, now: float) -> PrunePlan:
-    """What to give up so that other programs keep at most `target` bytes that no chat keeps as well."""
-    programs = [place for place, one in enumerate(candidates) if one.goes_on is not None]
+    """Plan what to give up so that other programs keep at most `target` bytes that no chat keeps as well."""
+    programs = [place for place, point in enumerate(candidates) if point.goes_on is not None]
     used = int(sum(_freed(programs, needs)))
-    alone = [one if one.goes_on is not None else one._replace(kept=True) for one in candidates]
+    alone = [point if point.goes_on is not None else point._replace(kept=True) for point in candidates]
     return plan_prune(alone, needs, used, target, now)
 
 
@@ -101,7 +96,7 @@ def _held(needs: Needs) -> list[float]:
 
 
 def _without_excess(order: list[int], needs: Needs, wanted: int) -> list[int]:
-    """Of what goes, keep what need not: when a chat's last turn must go, its older ones may be enough of it to stay."""
+    """Keep what need not go: when a chat's last turn must go, its older ones may be small enough to stay."""
     gone = _last_turns(order, needs) < len(order)
     sizes, blocks, parents = needs.sizes.tolist(), needs.blocks.tolist(), needs.parents.tolist()
     excess = sum(_freed(order, needs)) - wanted
@@ -123,43 +118,47 @@ def _without_excess(order: list[int], needs: Needs, wanted: int) -> list[int]:
 
 
 def _order(everything: Sequence[Candidate], held: Sequence[float], now: float) -> list[int]:
-    """The places of the save points that may go, first to last. A line's last never stands before its older turns.
+    """Return the places of the save points that may go, first to last; a line's last comes after its older turns.
 
     What counts is the prefill spared by each byte held, decayed by age. Of what would be lost and of what would be
     freed it is the same share, so the ratio is that of the whole save point.
     """
     value = [
-        one.prefill_ms / max(size, 1.0) * 0.5 ** (max(0.0, now - one.last_used_at) / HALF_LIFE_S)
-        for one, size in zip(everything, held, strict=False)
+        point.prefill_ms / max(size, 1.0) * 0.5 ** (max(0.0, now - point.last_used_at) / HALF_LIFE_S)
+        for point, size in zip(everything, held, strict=False)
     ]
     last: dict[tuple[str, int], int] = {}
-    for place, one in enumerate(everything):
-        before = last.setdefault((one.conversation_id, one.line), place)
-        if (everything[before].created_at, before) < (one.created_at, place):
-            last[one.conversation_id, one.line] = place
-    ends = {(one.conversation_id, one.message_id) for one in everything if one.is_end and one.message_id is not None}
+    for place, point in enumerate(everything):
+        before = last.setdefault((point.conversation_id, point.line), place)
+        if (everything[before].created_at, before) < (point.created_at, place):
+            last[point.conversation_id, point.line] = place
+    ends = {
+        (point.conversation_id, point.message_id)
+        for point in everything
+        if point.is_end and point.message_id is not None
+    }
     keyed: list[tuple[bool, float, bool, float, int]] = []
-    for place, one in enumerate(everything):
-        newest = last[one.conversation_id, one.line]
-        if one.goes_on is not None:
-            is_last = one.is_end or (one.conversation_id, one.message_id) in ends
-            worth = value[place] * (max(one.goes_on, 1) if is_last else OLDER_TURN_SHARE)
+    for place, point in enumerate(everything):
+        newest = last[point.conversation_id, point.line]
+        if point.goes_on is not None:
+            is_last = point.is_end or (point.conversation_id, point.message_id) in ends
+            worth = value[place] * (max(point.goes_on, 1) if is_last else OLDER_TURN_SHARE)
         else:
-            is_last = place == newest or None is not one.message_id == everything[newest].message_id
+            is_last = place == newest or None is not point.message_id == everything[newest].message_id
             worth = value[newest] if is_last else min(value[newest], OLDER_TURN_SHARE * value[place])
-        if not one.kept:
-            keyed.append((one.goes_on is None, worth, is_last, one.created_at, place))
+        if not point.kept:
+            keyed.append((point.goes_on is None, worth, is_last, point.created_at, place))
     return [place for *_, place in sorted(keyed)]
 
 
 def _freed(order: Sequence[int], needs: Needs) -> list[float]:
-    """The bytes each save point frees once all before it in `order` are gone: of the blocks it is the last to need."""
+    """Return the bytes each save point frees once all before it in `order` are gone."""
     freed: list[float] = np.bincount(_last_turns(order, needs), needs.sizes, len(order) + 1).tolist()
     return freed[: len(order)]
 
 
 def _last_turns(order: Sequence[int], needs: Needs) -> Numbers:
-    """The place in `order` of the last to need each block; behind its end where someone who stays needs it."""
+    """Return the place in `order` of the last to need each block; behind its end where someone who stays needs it."""
     stays = len(order)
     turns = np.full(len(needs.ends), stays, np.int64)
     turns[list(order)] = np.arange(stays)

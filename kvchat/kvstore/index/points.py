@@ -23,7 +23,7 @@ def fingerprint_id(db: sqlite3.Connection, fingerprint: Fingerprint) -> int | No
 
 def _facts(fingerprint: Fingerprint) -> str:
     """Return it as JSON, without fields that have their default: they came later than older save points."""
-    told = {one.name: value for one in fields(fingerprint) if (value := getattr(fingerprint, one.name)) != one.default}
+    told = {f.name: value for f in fields(fingerprint) if (value := getattr(fingerprint, f.name)) != f.default}
     return json.dumps(told, sort_keys=True)
 
 
@@ -146,7 +146,7 @@ def _heir(db: sqlite3.Connection, doomed: frozenset[int], barren: set[int], tree
 def _give(db: sqlite3.Connection, point_id: int, heir: int) -> None:
     """Make a save point that of another one's conversation and message."""
     query = "SELECT conversation_id, link_id FROM save_points WHERE id = ?"
-    (before, link_id), (after, _) = (db.execute(query, (one,)).fetchone() for one in (point_id, heir))
+    (before, link_id), (after, _) = (db.execute(query, (id,)).fetchone() for id in (point_id, heir))
     db.execute(
         "UPDATE save_points SET (conversation_id, message_id) ="
         " (SELECT conversation_id, message_id FROM save_points WHERE id = ?) WHERE id = ?",

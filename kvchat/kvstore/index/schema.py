@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from contextlib import closing
-from dataclasses import fields
+from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
@@ -224,7 +224,7 @@ _TEXTS = (
 
 
 class CorruptIndex(ValueError):
-    """What was read from the index cannot have been put there."""
+    """The index holds something that cannot have been put there."""
 
 
 def is_sane(db: sqlite3.Connection) -> bool:
@@ -249,7 +249,7 @@ def is_sane(db: sqlite3.Connection) -> bool:
 
 
 def _schema(db: sqlite3.Connection) -> set[tuple[str, str, str]]:
-    """What there is, and what the triggers do: nobody else tells when one of those is not what it was."""
+    """Return tables, indexes and triggers as SQL: a changed trigger is found in no other way."""
     return set(db.execute("SELECT type, name, coalesce(sql, '') FROM main.sqlite_master").fetchall())
 
 
@@ -274,7 +274,7 @@ def fingerprint_of(facts: str) -> Fingerprint:
         fingerprint = Fingerprint(**json.loads(facts))
     except (ValueError, TypeError) as error:
         raise CorruptIndex from error
-    for one in fields(fingerprint):
-        if not isinstance(getattr(fingerprint, one.name), int if one.name == "streams" else str):
+    for name, value in asdict(fingerprint).items():
+        if not isinstance(value, int if name == "streams" else str):
             raise CorruptIndex
     return fingerprint

@@ -260,9 +260,9 @@ def pack_tokens(tokens: Sequence[int]) -> bytes:
     return np.asarray(tokens, dtype="<i4").tobytes()
 
 
-def _shared_tokens(one: bytes, other: bytes) -> int:
-    width = min(len(one), len(other))
-    if one[:width] == other[:width]:
+def _shared_tokens(a: bytes, b: bytes) -> int:
+    width = min(len(a), len(b))
+    if a[:width] == b[:width]:
         return width // TOKEN_BYTES
-    mine, theirs = (np.frombuffer(each, "<i4", width // TOKEN_BYTES) for each in (one, other))
-    return int((mine != theirs).argmax())
+    different = np.frombuffer(a, "<i4", width // TOKEN_BYTES) != np.frombuffer(b, "<i4", width // TOKEN_BYTES)
+    return int(different.argmax())

@@ -1,4 +1,4 @@
-"""What the index says of sizes, of what was lost and of what is new: within the caller's transaction."""
+"""Sizes, losses and news from the index: each function works within the caller's transaction."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def by_conversation(db: sqlite3.Connection) -> list[ConversationUsage]:
         )
         for name, points, used_at, pinned, never_save, held, own, staged in rows
     ]
-    return sorted(usages, key=lambda one: (-one.bytes, one.conversation_id))
+    return sorted(usages, key=lambda usage: (-usage.bytes, usage.conversation_id))
 
 
 def ends(db: sqlite3.Connection, conversations: Sequence[str]) -> list[sqlite3.Row]:

@@ -14,7 +14,6 @@ import pytest
 from kvchat.kvstore import memory_files
 from kvchat.kvstore.blocks import positioned
 from kvchat.kvstore.savepoint import Cancelled, Grown, Miss, RestorePlan, SavePoint, StagedFile, Tier, Tokens
-from tests.kvstore.slot_files import FINGERPRINT
 from tests.kvstore.slot_files import line as text
 from tests.kvstore.true_files import FULL, HYBRID, WINDOW, Bench, Model
 
@@ -66,14 +65,6 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> Passes:
     return counted
 
 
-def save(bench: Bench, tokens: Tokens, grown: Grown | None = None, data: bytes | None = None) -> SavePoint:
-    path = bench.slots / "saved.slot"
-    content = data or bench.model.slot_file(tokens)
-    bench.store.check_room(len(content), "thesis", path)
-    path.write_bytes(content)
-    return bench.store.take(path, "thesis", FINGERPRINT, tokens, len(content), grown=grown)
-
-
 def absorb(bench: Bench) -> int:
     report = bench.store.absorb_pending()
     assert not report.refused
@@ -83,8 +74,7 @@ def absorb(bench: Bench) -> int:
 def kept(tmp_path: Path, model: Model = BIG) -> tuple[Bench, SavePoint]:
     """A save point on disk, after a restart."""
     bench = Bench(tmp_path / "store", model, memory=10**9)
-    point = save(bench, text(LENGTH))
-    absorb(bench)
+    point = bench.save("thesis", text(LENGTH))
     bench.reopen()
     return bench, point
 
@@ -101,7 +91,7 @@ def stage(bench: Bench, point: SavePoint, tier: Tier) -> StagedFile:
 
 def test_a_first_save_is_read_hashed_and_written_once(tmp_path: Path, passes: Passes) -> None:
     bench = Bench(tmp_path / "store", BIG, memory=10**9)
-    point = save(bench, text(LENGTH))
+    point = bench.take("thesis", text(LENGTH))
     assert passes.since() == (0, 0, 0), "taking it does not read it"
     written = absorb(bench)
     read, hashed, _ = passes.since()
@@ -113,7 +103,7 @@ def test_a_first_save_is_read_hashed_and_written_once(tmp_path: Path, passes: Pa
 @pytest.mark.parametrize("memory", [10**9, 0])
 def test_what_was_just_saved_is_given_without_a_pass(tmp_path: Path, passes: Passes, memory: int) -> None:
     bench = Bench(tmp_path / "store", BIG, memory=memory)
-    point = save(bench, text(LENGTH))
+    point = bench.take("thesis", text(LENGTH))
     for _ in range(2):
         passes.since()
         staged = stage(bench, point, Tier.DISK)
@@ -216,16 +206,15 @@ def test_a_file_that_somebody_cuts_costs_that_restore_and_nothing_else(tmp_path:
 
 def test_the_next_turn_costs_what_is_new(tmp_path: Path, passes: Passes) -> None:
     bench = Bench(tmp_path / "store", BIG, memory=10**9)
-    first = save(bench, text(LENGTH))
-    absorb(bench)
-    second = save(bench, text(LENGTH + TURN), Grown(first.id, LENGTH))
+    first = bench.save("thesis", text(LENGTH))
+    second = bench.take("thesis", text(LENGTH + TURN), grown=Grown(first.id, LENGTH))
     passes.since()
     written = absorb(bench)
     read, hashed, _ = passes.since()
     new, two_blocks = TURN * BIG.row_bytes, 2 * 256 * BIG.row_bytes
     assert about(written, new, second.size)
     assert max(read, hashed) <= new + two_blocks + SMALL_SHARE * second.size
-    save(bench, text(LENGTH + 2 * TURN))  # nothing is known of its rows: all are read, and compared
+    bench.take("thesis", text(LENGTH + 2 * TURN))  # nothing is known of its rows: all are read, and compared
     passes.since()
     written = absorb(bench)
     assert about(passes.since()[0], second.size, second.size)
@@ -246,11 +235,9 @@ def other_rows(model: Model, tokens: Tokens, first: int) -> bytes:
 def test_a_wrong_belief_is_found_out(tmp_path: Path, first: int) -> None:
     """The last block that is believed to be unchanged is looked at, and rows change to the end or not at all."""
     bench = Bench(tmp_path / "store", BIG, memory=10**9)
-    point = save(bench, text(LENGTH))
-    absorb(bench)
+    point = bench.save("thesis", text(LENGTH))
     data = other_rows(BIG, text(LENGTH + TURN), first)
-    save(bench, text(LENGTH + TURN), Grown(point.id, LENGTH), data)
-    absorb(bench)
+    bench.save("thesis", text(LENGTH + TURN), data=data, grown=Grown(point.id, LENGTH))
     bench.reopen()
     assert bench.restored((*text(LENGTH + TURN), 7)) == data
     assert bench.store.verify().clean
@@ -262,13 +249,11 @@ def test_turns_that_have_grown_come_back_byte_for_byte(tmp_path: Path, model: Mo
     turns = [text(length) for length in (30, 255, 256, 300, 301, 700)]
     grown: Grown | None = None
     for tokens in turns:
-        point = save(bench, tokens, grown)
-        absorb(bench)
+        point = bench.save("thesis", tokens, grown=grown)
         grown = Grown(point.id, len(tokens))
     branch = text(280) + text(300, start=5000)  # some of it was kept, the rest read anew
     assert grown is not None
-    save(bench, branch, Grown(grown.point_id, 280))
-    absorb(bench)
+    bench.save("thesis", branch, grown=Grown(grown.point_id, 280))
     bench.reopen()
     for tokens in (*turns, branch):
         assert bench.restored((*tokens, 9999), can_cut=False) == model.slot_file(tokens)
@@ -276,8 +261,7 @@ def test_turns_that_have_grown_come_back_byte_for_byte(tmp_path: Path, model: Mo
 
 def test_a_wrong_fast_hash_is_the_indexs_fault_alone(tmp_path: Path) -> None:
     bench = Bench(tmp_path / "store", BIG)
-    point = save(bench, text(600))
-    absorb(bench)
+    point = bench.save("thesis", text(600))
     with bench.store.index.write() as db:
         db.execute("UPDATE blocks SET xxh3 = ?", (bytes(16),))
     bench.reopen()

@@ -6,14 +6,7 @@ import struct
 
 import pytest
 
-from kvchat.kvstore.blocks.layout import (
-    CannotCompose,
-    Plan,
-    Span,
-    cut,
-    joined,
-    with_masked_rows,
-)
+from kvchat.kvstore.blocks.layout import CannotCompose, Plan, Span, cut, joined, with_masked_rows
 from tests.kvstore.blocks.test_layout import NAMES, slot
 from tests.kvstore.slot_files import parse_bytes
 

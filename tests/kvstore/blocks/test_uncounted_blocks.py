@@ -81,8 +81,7 @@ def test_what_is_being_written_counts(tmp_path: Path, monkeypatch: pytest.Monkey
     bench = Bench(tmp_path / "store", BIG)
     counted: list[tuple[int, int]] = []
     at_the_third_block(
-        monkeypatch,
-        lambda: counted.append((bench.store.usage().physical_bytes, disk.tree_size(bench.folder))),
+        monkeypatch, lambda: counted.append((bench.store.usage().physical_bytes, disk.tree_size(bench.folder)))
     )
     bench.save("thesis", text(2000))
     assert len(bench.block_files()) > 3
