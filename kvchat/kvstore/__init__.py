@@ -14,7 +14,7 @@ One process has the folder; another one may read (`KeptMemory`, `check_store`).
   what turns share is there once), a tree of token segments for the longest known prefix, losses, bytes written.
   No lookup, note or deletion goes through a whole table; readers have connections of their own and wait for no writer.
   Its tables are strict and checked: anything that cannot have been put there counts as damage (`index/schema.py`);
-  the index is set aside then, and a new one begun.
+  a new index is begun then.
 - **Audience** (`audience.py`): who may reuse a state. The token tree is kept per fingerprint and audience: what must
   not be reused is not found. A slot with another audience's rows is erased before it is used.
 - **Find.** The longest prefix of the prompt among what its owner may reuse. Where a state can be cut (`can_cut`), part
@@ -40,7 +40,7 @@ One process has the folder; another one may read (`KeptMemory`, `check_store`).
   comes in is bounded, each block proved by its name, and in the index as a whole or not at all. A state cannot be
   verified from its bytes, so it serves that conversation alone until the chat is read anew.
 - **Integrity.** Block files are there before the transaction that refers to them; deletion re-checks inside one. A
-  bad block is set aside, what needed it is gone from the index, and the user is told once. A file is given to an
+  bad block is deleted, what needed it is gone from the index, and the user is told once. A file is given to an
   engine only if its header stands for the chat's tokens. What a killed process left is swept or adopted at the next
   start.
 """

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sqlite3
 from collections.abc import Callable, Collection, Sequence
 from datetime import timedelta
 
@@ -12,7 +11,7 @@ from kvchat.kvstore.blocks.rebuild import BadBlock
 from kvchat.kvstore.blocks.recipe import RecipeError
 from kvchat.kvstore.index import eviction, points, recipes, usage
 from kvchat.kvstore.index.schema import fingerprint_of
-from kvchat.kvstore.parts import BLOCKS, INDEX, StoreBase, in_words
+from kvchat.kvstore.parts import BLOCKS, StoreBase, in_words
 from kvchat.kvstore.savepoint import Bounds, Kept, Loss, PrunePlan, StoreUsage, Tier, Unseen, VerifyReport
 from kvchat.words.reasons import Reason, ReasonCode
 
@@ -31,7 +30,6 @@ class Housekeeping(StoreBase):
             totals = usage.totals(db, self.today())
         return StoreUsage(
             conversations=conversations,
-            set_aside_bytes=self.bad_files.size(),
             quota_bytes=self.bounds.quota,
             programs_quota_bytes=self.bounds.programs,
             free_bytes=self.free_bytes(),
@@ -49,7 +47,7 @@ class Housekeeping(StoreBase):
 
     @in_words()
     def occupied(self) -> int:
-        """Return the bytes that the store takes on disk: blocks, index, what is staged or set aside, and folders."""
+        """Return the bytes that the store takes on disk: blocks, index, what is staged, and folders."""
         with self.index.read() as db:
             blocks = usage.totals(db, self.today()).disk
         blocks += sum(list(self.blocks.new.values()))
@@ -103,18 +101,17 @@ class Housekeeping(StoreBase):
         with self.index.write() as db:
             ids = points.hand_over(db, points.points_of(db, conversation_id))
             points.delete(db, ids)
-            bad = _set_aside_of(db, conversation_id)
             points.forget(db, conversation_id)
-        return self._deleted(ids) + self.bad_files.delete(bad)
+        return self._deleted(ids)
 
     @in_words()
     def delete_all(self) -> int:
-        """Delete every save point and everything set aside."""
+        """Delete every save point."""
         with self.index.write() as db:
             ids = points.points_of(db, None)
             points.delete(db, ids)
             points.forget(db, None)
-        return self._deleted(ids) + self.bad_files.delete() + self.sweep()
+        return self._deleted(ids) + self.sweep()
 
     @in_words()
     def delete_messages(self, conversation_id: str, message_ids: Collection[str]) -> int:
@@ -125,8 +122,7 @@ class Housekeeping(StoreBase):
         with self.index.write() as db:
             ids = points.hand_over(db, points.points_of_messages(db, conversation_id, message_ids))
             points.delete(db, ids)
-            bad = _set_aside_of(db, conversation_id)
-        return self._deleted(ids) + self.bad_files.delete(bad)
+        return self._deleted(ids)
 
     @in_words()
     def imported(self) -> set[str]:
@@ -159,7 +155,7 @@ class Housekeeping(StoreBase):
         self.enforce()
 
     def enforce(self, protected: int | None = None) -> None:
-        """Keep to the bounds: what is too old goes, then what was set aside, then the least valuable.
+        """Keep to the bounds: what is too old goes, then the least valuable.
 
         Other programs have bounds of their own within them.
         """
@@ -173,11 +169,8 @@ class Housekeeping(StoreBase):
         if needs is not None:
             plan = eviction.plan_programs(found, needs, bounds.programs, self.clock().timestamp())
             self.prune(plan, ReasonCode.PRUNED)
-        self.bad_files.trim(bounds.quota)
         if self.occupied() > bounds.quota:
             self.staging.trim(disk_too=True)
-        if self.occupied() > bounds.quota:
-            self.bad_files.delete()
         if self.occupied() > bounds.quota:
             self.prune(self.plan_prune(bounds.quota, protected), ReasonCode.PRUNED)
 
@@ -192,7 +185,7 @@ class Housekeeping(StoreBase):
         if not point_ids:
             return 0
         with self.index.write() as db:
-            usage.lose(db, point_ids, Reason(reason), self.clock(), tell=False, block=None)
+            usage.lose(db, point_ids, Reason(reason), self.clock(), tell=False)
         return self._deleted(point_ids)
 
     def _deleted(self, point_ids: Sequence[int]) -> int:
@@ -205,7 +198,7 @@ class Housekeeping(StoreBase):
 
     @in_words()
     def verify(self, progress: Callable[[int, int], None] = lambda done, total: None) -> VerifyReport:
-        """Hash every block, and set the bad ones aside with every save point that needs them. Count everything anew.
+        """Hash every block, and delete the bad ones with every save point that needs them. Count everything anew.
 
         `progress` is told the bytes done and in all.
         """
@@ -239,8 +232,3 @@ class Housekeeping(StoreBase):
         with self.index.write() as db:
             lost = usage.untold_losses(db)
         return VerifyReport(len(blocks), total, len(bad) + len(wrong), lost)
-
-
-def _set_aside_of(db: sqlite3.Connection, conversation_id: str) -> frozenset[str]:
-    """Return the names of bad files that may hold some of a conversation: a damaged index holds some of all."""
-    return usage.bad_blocks(db, conversation_id) | {INDEX}

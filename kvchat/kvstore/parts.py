@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import math
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
@@ -23,8 +22,7 @@ from kvchat.words.language import _
 from kvchat.words.reasons import Reason, ReasonCode
 from kvchat.words.wording import size as size_in_words
 
-BLOCKS, INDEX, SET_ASIDE, STAGING = "blocks", "index.db", "set-aside", "staging"  # what is in the store's folder
-_SET_ASIDE_FILES, _SET_ASIDE_SHARE = 3, 0.1  # how many bad files are kept, and how much of the quota they take
+BLOCKS, INDEX, STAGING = "blocks", "index.db", "staging"  # what is in the store's folder
 _AT_A_TIME = 200  # blocks deleted in one transaction, so that other threads need not wait long
 GB = 1_000_000_000
 DEFAULT_QUOTA, DEFAULT_CHATS = 20 * GB, 10
@@ -43,46 +41,6 @@ def default_quota(disk_bytes: int, chat_bytes: int = 0, kept_bytes: int = 0) -> 
     return min(wanted, round(min(0.25, max(0.05, share)) * disk_bytes))
 
 
-class BadFiles:
-    """The folder of bad blocks, kept for inspection under their names, with the time they were found."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = disk.private_folder(folder)
-
-    def take(self, path: Path) -> None:
-        """Move a file here; delete it if it cannot be moved."""
-        target = disk.private_folder(self._folder) / path.name
-        try:
-            path.replace(target)
-            os.utime(target)
-        except OSError:
-            disk.remove(path)
-
-    def size(self) -> int:
-        return sum(disk.tree_size(path) for path in disk.listing(self._folder))
-
-    def trim(self, quota: int) -> None:
-        """Keep only the newest: at most 3 files and 10 % of the quota."""
-        files: list[tuple[float, int, Path]] = []
-        for path in disk.listing(self._folder):
-            with contextlib.suppress(OSError):
-                files.append(((found := path.stat()).st_mtime, found.st_size, path))
-        taken = 0
-        for number, (_age, size, path) in enumerate(sorted(files, reverse=True)):
-            taken += size
-            if number >= _SET_ASIDE_FILES or taken > _SET_ASIDE_SHARE * quota:
-                disk.remove(path)
-
-    def delete(self, names: frozenset[str] | None = None) -> int:
-        freed = 0
-        for path in disk.listing(self._folder):
-            if names is None or path.name in names:
-                with contextlib.suppress(OSError):
-                    freed += path.stat().st_size
-                disk.remove(path)
-        return freed
-
-
 class StoreBase:
     """The files and the index of a block store. Safe for threads."""
 
@@ -99,15 +57,10 @@ class StoreBase:
         """Open the files. Raises OSError, IndexFailed, IndexLost and migrations.DatabaseTooNew."""
         self.folder, self.bounds, self.clock = disk.private_folder(folder), bounds, clock
         self.free_bytes = free_bytes or (lambda: disk.free_bytes(folder))
-        self.bad_files = BadFiles(folder / SET_ASIDE)
         self.staging = Staging(folder / STAGING, room, memory_folder)
-        self.index = Index(folder / INDEX, self._set_index_aside)
+        self.index = Index(folder / INDEX, on_loss=self.staging.settle)
         self.blocks = BlockFiles(folder / BLOCKS, sync=sync)
         self.used: dict[int, datetime] = {}  # when save points were restored, not yet written to the index
-
-    def _set_index_aside(self, damaged: Path) -> None:
-        self.bad_files.take(damaged)
-        self.staging.settle()
 
     def today(self) -> str:
         """Return the day under which written bytes are counted (UTC)."""
@@ -182,7 +135,7 @@ class StoreBase:
         return freed
 
     def put_aside(self, bad: Sequence[BadBlock]) -> None:
-        """Take bad blocks out of use, and with them every save point that needs one."""
+        """Delete bad blocks, and with them every save point that needs one."""
         for bad_block in bad:
             with self.index.write() as db:
                 fault = self.blocks.fault(bad_block.block, bad_block.size)
@@ -190,17 +143,16 @@ class StoreBase:
                     continue
                 damaged = Reason(ReasonCode.BLOCK_DAMAGED, {"error": fault})
                 reason, users = Reason(ReasonCode.SET_ASIDE, {"reason": damaged}), recipes.users_of(db, bad_block.block)
-                usage.lose(db, users, reason, self.clock(), tell=True, block=bad_block.block)
+                usage.lose(db, users, reason, self.clock(), tell=True)
                 db.execute("DELETE FROM blocks WHERE name = ?", (bad_block.block,))
-                self.bad_files.take(self.blocks.path(bad_block.block))
-        self.bad_files.trim(self.bounds.quota)
+                self.blocks.remove(bad_block.block)
         self.collect()
 
     def lose(self, point_id: str, reason: Reason, *, tell: bool) -> None:
         """Take one save point out of use; the user reads the reason."""
         lost = Reason(ReasonCode.SET_ASIDE, {"reason": reason})
         with self.index.write() as db:
-            usage.lose(db, [int(point_id)], lost, self.clock(), tell=tell, block=None)
+            usage.lose(db, [int(point_id)], lost, self.clock(), tell=tell)
         self.staging.drop(point_id)
         self.collect()
 

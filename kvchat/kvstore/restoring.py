@@ -77,7 +77,7 @@ class Restoring(Saving):
         A plan for a part is composed for exactly that where the layout allows, else given whole for the engine to cut
         back: StagedFile.n_tokens says how many tokens it holds. `window`: tokens of the model's sliding window, where
         the engine uses the file only with one more row (see `with_masked_rows`); what is not absorbed yet is so first.
-        A bad block is set aside with every save point that needs it, and answered with a Miss. Raises Cancelled, soon
+        A bad block is deleted with every save point that needs it, and answered with a Miss. Raises Cancelled, soon
         after `cancelled` turns true and without leaving a file.
         """
         self._begun = True

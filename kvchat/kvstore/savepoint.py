@@ -149,13 +149,12 @@ class StoreUsage:
     """The disk use of the store, and its bounds. Sizes in bytes."""
 
     conversations: tuple[ConversationUsage, ...]
-    set_aside_bytes: int  # files found bad, kept for a look until the next prune
     quota_bytes: int
     free_bytes: int
     free_floor_bytes: int
     save_points: int = 0
     logical_bytes: int = 0  # of all slot files, had each been kept whole
-    physical_bytes: int = 0  # all the store takes on disk: blocks, index, what is staged there or set aside
+    physical_bytes: int = 0  # all the store takes on disk: blocks, index, what is staged there
     unique_rows_bytes: int = 0  # of the blocks of KV rows, or, where the layout is unknown, of the plain bytes
     bytes_written: int = 0  # ever
     bytes_written_today: int = 0
@@ -164,7 +163,7 @@ class StoreUsage:
     staged: str = ""  # where slot files go on their way to and from the engine, and why there, in words
     programs_quota_bytes: int = 0  # of the quota, what other programs may keep
     problem: str = ""  # why nothing is kept, and what to do, where that is so; nothing else is known then
-    other_bytes: int = 0  # of `physical_bytes`, what is no chat's: index, folders, staged files, what is set aside
+    other_bytes: int = 0  # of `physical_bytes`, what is no chat's: index, folders, staged files
 
 
 @dataclass(frozen=True)

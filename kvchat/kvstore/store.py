@@ -4,7 +4,6 @@ The block store keeps every KV row once, whoever needs it. Its folder:
     index.db                 every save point: tokens, recipe, use (SQLite)
     blocks/ab/abcdef...      a block, named by the BLAKE3 of its content
     staging/                 slot files on their way, where there is no memory for them
-    set-aside/               bad blocks, kept for inspection
 Where there is memory to spare, staging lies under /dev/shm instead.
 """
 
@@ -23,7 +22,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from kvchat.errors import KvchatError
-from kvchat.kvstore import exchange
+from kvchat.kvstore import disk, exchange
 from kvchat.kvstore.blocks import positioned
 from kvchat.kvstore.blocks.block_files import BlockFiles
 from kvchat.kvstore.exchange import Contents, Manifest
@@ -99,8 +98,9 @@ class BlockStore(Restoring, Housekeeping):
                 usage.note_index_loss(db)  # somebody took the file away, but not what it tells of
             waiting = {str(number): size for number, size in points.staged(db).items()}
             lost = [int(point_id) for point_id in waiting.keys() - self.staging.take_over(waiting)]
-            usage.lose(db, lost, Reason(ReasonCode.NOT_FINISHED), self.clock(), tell=False, block=None)
+            usage.lose(db, lost, Reason(ReasonCode.NOT_FINISHED), self.clock(), tell=False)
         self.blocks.sweep_temporary()
+        disk.remove(self.folder / "set-aside")  # where earlier versions kept bad blocks
         self.sweep()
         self.index.fresh = False
 
@@ -285,7 +285,7 @@ class NoStore:
         return NOTHING_STAGED
 
     def usage(self) -> StoreUsage:
-        return StoreUsage((), 0, 0, 0, 0, problem=f"{self.problem.detail} {self.problem.advice}")
+        return StoreUsage((), 0, 0, 0, problem=f"{self.problem.detail} {self.problem.advice}")
 
     def absorb_pending(self, *_: object) -> AbsorbReport:
         return AbsorbReport(0, 0, ())

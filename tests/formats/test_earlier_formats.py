@@ -26,7 +26,7 @@ def open_chats(path: Path) -> Database:
 
 
 def open_index(path: Path) -> Index:
-    return Index(path, lambda damaged: None)
+    return Index(path)
 
 
 def schema(path: Path) -> list[tuple[str, str]]:

@@ -134,7 +134,7 @@ def test_a_thousand_mutated_stores_never_give_wrong_bytes(quick_folder: Path) ->
     assert told == MUTATIONS
 
 
-def test_a_bad_block_is_set_aside_with_everything_that_needs_it(tmp_path: Path) -> None:
+def test_a_bad_block_is_deleted_with_everything_that_needs_it(tmp_path: Path) -> None:
     bench = Bench(tmp_path / "store")
     bench.save("thesis", text(300))
     bench.save("letter", text(280) + text(20, start=900))
@@ -147,27 +147,10 @@ def test_a_bad_block_is_set_aside_with_everything_that_needs_it(tmp_path: Path) 
     assert report.bad_blocks == 1
     assert len(report.losses) in (1, 2)  # the recipe, or those two that share their beginning
     assert bench.store.losses() == ()
-    assert [path.name for path in (bench.folder / "set-aside").iterdir()] == [first.name]
+    assert not first.exists()
     assert bench.store.verify().clean
     bench.save("thesis", text(300))
     assert bench.restored(text(310)) == FULL.slot_file(text(300))
-
-
-@pytest.mark.parametrize("whole", [True, False])
-def test_what_was_set_aside_goes_with_what_is_deleted(tmp_path: Path, whole: bool) -> None:
-    bench = Bench(tmp_path / "store")
-    bench.save("thesis", text(300), message="first")
-    block = max(bench.block_files(), key=lambda path: path.stat().st_size)
-    block.write_bytes(bytes(block.stat().st_size))
-    assert bench.store.verify().bad_blocks == 1
-    set_aside = bench.folder / "set-aside"
-    shutil.copy(bench.folder / "index.db", set_aside)  # as a damaged index is: it has the tokens of all chats
-    assert len(list(set_aside.iterdir())) == 2
-    if whole:
-        bench.store.delete_conversation("thesis")
-    else:
-        bench.store.delete_messages("thesis", ["first"])
-    assert not list(set_aside.iterdir())
 
 
 def test_verifying_puts_wrong_sums_right(tmp_path: Path) -> None:

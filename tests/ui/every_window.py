@@ -36,7 +36,6 @@ def furnish(runtime: FakeRuntime) -> None:
     runtime.keep(replace(runtime.usage_of("tax"), pinned=True))
     runtime.keep(replace(runtime.usage_of("jeju"), never_save=True))
     runtime.break_even = BreakEven(1032, 4.2, 1e-5)
-    runtime.set_aside = 12_000_000
     runtime.chat.counted = counted()
     runtime.engine.finding = Finding(Strategy.SETTLE, proved=False)
     runtime.engine.memory_bars = (

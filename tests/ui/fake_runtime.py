@@ -588,7 +588,6 @@ class FakeStore(StoreService):
         total = sum(self._runtime.kept.values())
         return StoreUsage(
             conversations=entries,
-            set_aside_bytes=self._runtime.set_aside,
             quota_bytes=self._runtime.settings.quota_bytes or 20 * GB,
             free_bytes=212 * GB,
             free_floor_bytes=2 * GB,
@@ -598,7 +597,7 @@ class FakeStore(StoreService):
             bytes_written=total * 3,
             bytes_written_today=total // 20,
             warm_bytes=total // 8,
-            other_bytes=self._runtime.set_aside + 3_000_000,
+            other_bytes=3_000_000,
         )
 
     async def plan_prune(self, target_bytes: int) -> PrunePlan:
@@ -724,7 +723,6 @@ class FakeRuntime(Runtime):
         self.slot: str | None = None
         self.kept: dict[str, int] = {}  # bytes by conversation
         self.details: dict[str, ConversationUsage] = {}  # more than the bytes of some of them
-        self.set_aside = 0
         self.calls: list[tuple[object, ...]] = []
         self.refuse: KvchatError | None = None  # raised by the next wish that can fail
         self.vitals: Vitals | None = None

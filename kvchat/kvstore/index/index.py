@@ -32,7 +32,7 @@ _SUSPICIOUS = (ValueError, TypeError, LookupError, ArithmeticError, AttributeErr
 
 
 class IndexLost(Exception):
-    """The index was damaged. It was set aside and replaced by an empty one."""
+    """The index was damaged and replaced by an empty one."""
 
 
 class IndexFailed(Exception):
@@ -45,11 +45,11 @@ class Index:
     Raises IndexLost and IndexFailed from every method.
     """
 
-    def __init__(self, path: Path, set_aside: Callable[[Path], None]) -> None:
-        """Open or make the file. `set_aside` is given a damaged one. Raises migrations.DatabaseTooNew as well."""
+    def __init__(self, path: Path, on_loss: Callable[[], None] = lambda: None) -> None:
+        """Open or make the file. `on_loss` is called when a damaged one is replaced. Raises DatabaseTooNew as well."""
         self.path = path
         self.fresh = False  # the file has been made, or made anew, since somebody last looked at what lies beside it
-        self._set_aside = set_aside
+        self._on_loss = on_loss
         self._writing = threading.RLock()
         self._readers: list[sqlite3.Connection] = []  # nobody reads with them just now
         self._file = 0  # raised whenever the path becomes another file
@@ -156,7 +156,7 @@ class Index:
         return connection
 
     def _renew(self, damaged: int) -> None:
-        """Start an empty index and set the damaged one aside, unless another thread has just done that."""
+        """Start an empty index in place of the damaged one, unless another thread has just done that."""
         with self._writing:
             if damaged != self._file:
                 return
@@ -164,11 +164,9 @@ class Index:
                 self._close_readers()
                 if hasattr(self, "_writer"):
                     self._writer.close()
-                for suffix in ("-wal", "-shm"):
+                for suffix in ("", "-wal", "-shm"):
                     self.path.with_name(self.path.name + suffix).unlink(missing_ok=True)
-                self._set_aside(self.path)
-                if self.path.exists():
-                    raise IndexFailed(_("it is damaged, and something holds on to it"))
+                self._on_loss()
                 self._writer = self._connect()
                 note_index_loss(self._writer)
             except (OSError, sqlite3.Error) as error:

@@ -150,16 +150,14 @@ def _columns(db: sqlite3.Connection, query: str, count: int) -> list[Numbers]:
     return [np.fromstring(text or "", np.int64, sep=",") for text in row]
 
 
-def lose(
-    db: sqlite3.Connection, point_ids: Sequence[int], reason: Reason, now: datetime, *, tell: bool, block: bytes | None
-) -> None:
+def lose(db: sqlite3.Connection, point_ids: Sequence[int], reason: Reason, now: datetime, *, tell: bool) -> None:
     """Delete save points and remember why: `find` answers with the reason, and the user is told once if `tell`."""
     for point_id in point_ids:
         db.execute(
-            "INSERT INTO losses (save_point_id, conversation, fingerprint_id, reason, block, lost_at, told)"
-            " SELECT save_points.id, name, fingerprint_id, ?, ?, ?, ? FROM save_points"
+            "INSERT INTO losses (save_point_id, conversation, fingerprint_id, reason, lost_at, told)"
+            " SELECT save_points.id, name, fingerprint_id, ?, ?, ? FROM save_points"
             " JOIN conversations ON conversations.id = conversation_id WHERE save_points.id = ?",
-            (json.dumps(asdict(reason)), block, now.timestamp(), not tell, point_id),
+            (json.dumps(asdict(reason)), now.timestamp(), not tell, point_id),
         )
     points.delete(db, point_ids)
 
@@ -174,11 +172,6 @@ def newest_loss(db: sqlite3.Connection, conversation_id: str, kind: int | None) 
     query = "SELECT reason FROM losses WHERE conversation = ? AND fingerprint_id = ? ORDER BY id DESC LIMIT 1"
     row = db.execute(query, (conversation_id, kind)).fetchone()
     return _reason(row[0]) if row else None
-
-
-def bad_blocks(db: sqlite3.Connection, conversation_id: str) -> frozenset[str]:
-    query = "SELECT block FROM losses WHERE block IS NOT NULL AND conversation = ?"
-    return frozenset(block.hex() for (block,) in db.execute(query, (conversation_id,)))
 
 
 def untold_losses(db: sqlite3.Connection) -> tuple[Loss, ...]:

@@ -197,7 +197,7 @@ class StoragePanel(Panel):
             self.prune.set_total(usage.physical_bytes)  # drops the plan, and with it fills the list
         else:
             self._fill()
-        self.delete_all.setEnabled(some or usage.set_aside_bytes > 0)
+        self.delete_all.setEnabled(some)
 
     def _fill(self) -> None:
         if self._usage is None:

@@ -227,13 +227,9 @@ class UsageSummary(QWidget):
             "Below {free_floor_bytes} free on the disk nothing more is kept.",
             free_floor_bytes=size(usage.free_floor_bytes),
         )
-        if others := usage.other_bytes - usage.set_aside_bytes:
-            words = sentences(
-                words, _("{size} of what is in use are the index and temporary files.", size=size(others))
-            )
-        if usage.set_aside_bytes:
-            aside = size(usage.set_aside_bytes)
-            words = sentences(words, _("{size} in files that were found bad and set aside.", size=aside))
+        if usage.other_bytes:
+            others = size(usage.other_bytes)
+            words = sentences(words, _("{size} of what is in use are the index and temporary files.", size=others))
         self.free.setText("" if usage.problem else words)
 
     def _build_figures(self) -> QHBoxLayout:

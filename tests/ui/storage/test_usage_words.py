@@ -26,7 +26,7 @@ NOW = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
 USAGE = ConversationUsage(
     "a", 100_000_000, 3, NOW - timedelta(minutes=5), 80_000_000, 20_000_000, reading=TimeRange(34, 34)
 )
-STORE = StoreUsage((USAGE,), 0, 10**9, 10**9, 10**9, 3, 40_000_000, 10_000_000)
+STORE = StoreUsage((USAGE,), 10**9, 10**9, 10**9, 3, 40_000_000, 10_000_000)
 
 
 def test_use() -> None:
