@@ -17,7 +17,6 @@ from kvchat.chat.record.database import Database
 from kvchat.engine.speaking.connection import EngineState
 from kvchat.engine.speaking.errors import EngineFailed
 from kvchat.kvstore import parts
-from kvchat.kvstore.savepoint import StoreRefused
 from kvchat.kvstore.store import BlockStore
 from kvchat.runtime import Runtime, open_runtime
 from kvchat.settings import GB, Settings, SettingsNotSaved, load_settings
@@ -57,14 +56,6 @@ async def test_without_a_model_nothing_has_failed(runtime: Runtime) -> None:
     with pytest.raises(EngineFailed, match="No model is chosen yet"):
         await runtime.engine.ready()
     assert runtime.engine.status.state is EngineState.STOPPED
-
-
-async def test_what_is_pinned_is_in_no_plan(runtime: Runtime) -> None:
-    await runtime.save_points.pin("a", True)
-    plan = await runtime.save_points.plan_prune(0)
-    assert {one.conversation_id for one in plan.conversations} == {"b"}
-    await runtime.save_points.pin("a", False)
-    assert {one.conversation_id for one in (await runtime.save_points.plan_prune(0)).conversations} == {"a", "b"}
 
 
 async def test_settings_changed_at_once_are_stored_in_the_order_they_were_made(runtime: Runtime) -> None:
@@ -129,13 +120,3 @@ async def test_a_maximum_age_takes_what_is_older_and_a_theme_takes_nothing(runti
     await runtime.apply_settings(replace(runtime.settings, max_age_days=2))
     left = (await runtime.save_points.usage()).conversations
     assert {one.conversation_id for one in left if one.save_points} == {"b"}
-
-
-async def test_never_saving_one(runtime: Runtime) -> None:
-    await runtime.save_points.never_save("a", True)
-    with pytest.raises(StoreRefused, match="never to save"):
-        runtime._store.check_room(1000, "a")
-    runtime._store.check_room(1000, "b")
-    await runtime.save_points.never_save("a", False)
-    runtime._store.check_room(1000, "a")
-    assert await kept(runtime) == {"a", "b"}
