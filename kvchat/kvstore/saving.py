@@ -100,7 +100,7 @@ class Saving(StoreBase):
         The file is moved or deleted in any case. Raises NotSaved when it is empty, not whole, holds other tokens than
         `expected`, does not fit the bounds, or the conversation is never to be saved.
         """
-        waiting, now = slot_file, self.clock()
+        waiting, kept, now = slot_file, "", self.clock()
         audience = audience_of(conversation_id) if audience is None else audience
         try:
             size = _check_saved(slot_file, expected, expected_size)
@@ -111,11 +111,16 @@ class Saving(StoreBase):
                 if points.never_save(db, conversation_id):
                     raise NotSaved(Reason(ReasonCode.NEVER_SAVED))
                 point = points.add_staged(db, new, message_id)
-                self.staging.keep(point.id, waiting)
+                kept = point.id
+                self.staging.keep(kept, waiting)
                 if self.staging.has_warm(point.id, on_disk=True):
                     usage.count_written(db, self.today(), size)
-        except OSError as error:
-            raise not_written(error) from error
+        except BaseException as error:
+            if kept:
+                self.staging.drop(kept)
+            if isinstance(error, OSError):
+                raise not_written(error) from error
+            raise
         finally:
             self.staging.forget(slot_file)
             with contextlib.suppress(OSError):

@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from kvchat.kvstore import disk
-from kvchat.kvstore.savepoint import RestorePlan, StagedFile
+from kvchat.kvstore.index.index import IndexFailed
+from kvchat.kvstore.savepoint import NotSaved, RestorePlan, StagedFile
 from tests.kvstore.slot_files import line as text
 from tests.kvstore.true_files import FULL, HYBRID, Bench, Model
 
@@ -181,3 +182,16 @@ def test_killed_between_a_blocks_deletion_and_its_record_it_verifies_clean(tmp_p
         )  # its file is gone
     assert bench.store.verify().clean
     assert bench.restored(text(400), can_cut=False) == HYBRID.slot_file(text(300))
+
+
+def test_a_save_that_the_index_refuses_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(tmp_path / "store", memory=10**9)
+
+    def refuse(*_: object) -> None:
+        raise IndexFailed("database or disk is full")
+
+    monkeypatch.setattr("kvchat.kvstore.staging.Staging.has_warm", refuse)  # the last thing in the transaction
+    with pytest.raises(NotSaved):
+        bench.take("thesis", text(300))
+    assert not list((tmp_path / "memory").glob("*/*"))
+    assert bench.store.usage().save_points == 0

@@ -46,7 +46,7 @@ class Index:
     """
 
     def __init__(self, path: Path, on_loss: Callable[[], None] = lambda: None) -> None:
-        """Open or make the file. `on_loss` is called when a damaged one is replaced. Raises DatabaseTooNew as well."""
+        """Open or make the file. `on_loss` is called when it was damaged or deleted. Raises DatabaseTooNew as well."""
         self.path = path
         self.fresh = False  # the file has been made, or made anew, since somebody last looked at what lies beside it
         self._on_loss = on_loss
@@ -101,6 +101,7 @@ class Index:
             if not self.path.exists():  # someone has emptied the cache
                 self._close_readers()
                 self._writer.close()
+                self._on_loss()
                 self._writer = self._connect_again()
             self._writer.execute("PRAGMA busy_timeout = 5000")
             with self._transaction(self._writer, "BEGIN IMMEDIATE", self._file):
