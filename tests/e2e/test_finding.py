@@ -77,7 +77,10 @@ def test_everything_is_found_by_keys_and_a_context_size_chosen(tmp_path: Path, s
     home.write_settings(model_path=str(smollm2), max_tokens=8, **GREEDY)
     furnish(home)
     with Desktop() as desktop, open_window(desktop, home) as window:
-        window.composer()
+        choose_a_context_size(window)
+        assert json.loads((home.folder / "config" / "settings.json").read_text())["context_size"] == 2048
+        assert "remembered" in window.exchange("And again?"), "what was saved is still good"
+
         asked(window, "ctrl+shift+f", "Search all chats", "heron")
         shows(window, "Birds: Where does the heron")
         desktop.key("Return")
@@ -103,10 +106,6 @@ def test_everything_is_found_by_keys_and_a_context_size_chosen(tmp_path: Path, s
         asked(window, "ctrl+k", "Go to a chat, or do something", "Birds")
         desktop.key("Return")
         shows(window, "You: Where does the heron stand?")
-
-        choose_a_context_size(window)
-        assert json.loads((home.folder / "config" / "settings.json").read_text())["context_size"] == 2048
-        assert "remembered" in window.exchange("And again?"), "what was saved is still good"
         window.quit()
     found = home.run("search", "heron")
     assert found.returncode == 0, found

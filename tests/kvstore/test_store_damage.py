@@ -187,7 +187,7 @@ def test_killed_between_a_blocks_deletion_and_its_record_it_verifies_clean(tmp_p
 def test_a_save_that_the_index_refuses_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench(tmp_path / "store", memory=10**9)
 
-    def refuse(*_: object) -> None:
+    def refuse(*_: object, **__: object) -> None:
         raise IndexFailed("database or disk is full")
 
     monkeypatch.setattr("kvchat.kvstore.staging.Staging.has_warm", refuse)  # the last thing in the transaction
