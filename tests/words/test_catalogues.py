@@ -24,7 +24,7 @@ KEYWORDS = {**DEFAULT_KEYWORDS, "N_": None, "several": (2, 3), "pgettext": ((1, 
 MARKS = {"_", "N_", "several", "ngettext", "pgettext"}
 # What is told to developers, to other programs, to the model, or looks like words and is none.
 NOBODYS = re.compile(
-    r"""cli/(bench/|doctor)|diagnostics|cli/no_display.*hello|words/(folding|language|markdown|safe_text|wording)
+    r"""cli/(bench|doctor)|diagnostics|cli/no_display.*hello|words/(folding|language|markdown|safe_text|wording)
     |engine/(embedded|parent_guard|running/log|speaking/(errors|wire))|library/gguf/(header|kv_cache)
     |gateway/(answering|checks|crashes|dialects/|gateway|medicine/|metrics|models|server|work)
     |kvstore/(blocks|files|index|layout|memory_files|process_locks|staging)
