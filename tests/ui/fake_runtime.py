@@ -48,13 +48,14 @@ from kvchat.engine_host.trial import Trial, TrialStep
 from kvchat.errors import KvchatError
 from kvchat.gateway.requests import Passage
 from kvchat.kvstore.savepoint import ConversationUsage, PrunedConversation, PrunePlan, StoreUsage
-from kvchat.library.gguf.facts import GgufFacts
+from kvchat.library.gguf.facts import GgufFacts, read_facts
 from kvchat.library.memory.context_size import ContextChoice
 from kvchat.library.memory.demand import MemoryBar
 from kvchat.library.memory.limits import LoadLimits
 from kvchat.library.memory.machine import MemoryFacts
 from kvchat.library.memory.verdict import Judgement, Proposal
 from kvchat.library.model_library import FoundModel, JudgedModel, ModelLibrary, UnreadableFolder
+from kvchat.library.places import Source as ModelSource
 from kvchat.runtime import Runtime
 from kvchat.session.host import EngineHost
 from kvchat.session.proof import Source
@@ -66,6 +67,7 @@ from kvchat.system.concurrency import Worker
 from kvchat.system.paths import Paths, resolve_paths
 from kvchat.system.secret_store import Keeper
 from kvchat.words.wording import READ_AGAIN, TimeRange
+from tests.library.gguf_files import LLAMA, write_gguf
 
 NOW = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
 TODAY = NOW.date()
@@ -89,6 +91,16 @@ def a_receipt(source: Source = Source.DISK, **changes: object) -> Receipt:
         saved_ms=None if source is Source.COLD else 36_200,
     )
     return replace(receipt, **changes)  # type: ignore[arg-type]
+
+
+_LARGE = LLAMA | {"block_count": 32, "embedding_length": 4096, "attention.head_count": 32, "attention.head_count_kv": 8}
+
+
+def a_model(folder: Path, name: str, size: int, source: ModelSource = ModelSource.LM_STUDIO) -> FoundModel:
+    facts = read_facts(write_gguf(folder / f"{name}.gguf", _LARGE))
+    weights = replace(facts.weights, layers=(size // 32,) * 32)
+    facts = replace(facts, size=size, weights=weights, quantisation="Q4_K_M")
+    return FoundModel(folder / f"{name}.gguf", f"{name}-Q4_K_M", source, size, facts)
 
 
 def counted(first_day: date = TODAY) -> Statistics:
@@ -652,58 +664,29 @@ class FakeStore(StoreService):
 
 
 class FakeDoor(DoorService):
-    """A door nobody stands behind: its requests, totals and keys are what a test says."""
+    """A door nobody stands behind: its requests are what a test says. Its keys and totals are real."""
+
+    under_way: Sequence[Passage] = ()
+    last: Sequence[Passage] = ()
+    in_engine: tuple[InEngine, ...] = ()
 
     def __init__(self, runtime: FakeRuntime) -> None:
         self.paths, self.settings = runtime.paths, lambda: runtime.settings
         self._runtime = runtime
-        self.kept_keys: dict[str, str] = {}
-        self.asked: list[Passage] = []  # under way
-        self.over: list[Passage] = []
-        self.held: tuple[InEngine, ...] = ()
         self.listeners: list[Callable[[], object]] = []
-        self._number = 0
 
     @property
     def url(self) -> str | None:  # type: ignore[override]
         settings = self._runtime.settings
         return f"http://127.0.0.1:{settings.door_port}" if settings.door else None
 
-    @property
-    def under_way(self) -> Sequence[Passage]:
-        return self.asked
-
-    @property
-    def last(self) -> Sequence[Passage]:
-        return self.over
-
-    @property
-    def in_engine(self) -> tuple[InEngine, ...]:
-        return self.held
-
     def subscribe(self, listener: Callable[[], object]) -> Callable[[], None]:
         self.listeners.append(listener)
         return lambda: self.listeners.remove(listener)
 
-    async def keys(self) -> dict[str, str]:
-        return dict(self.kept_keys)
-
-    async def make_key(self, program: str = "") -> None:
-        self._number += 1
-        self.kept_keys[program] = f"kv-{program or 'everybody'}-{self._number}"
-
-    async def revoke_key(self, program: str) -> None:
-        del self.kept_keys[program]
-
     async def forget(self, program: str) -> None:
         self._runtime.calls.append(("forget program", program))
         self.totals.forget(program)
-
-    def over_with(self, passage: Passage) -> None:
-        """A request is over."""
-        self.over.append(passage)
-        for listener in self.listeners:
-            listener()
 
 
 class FakeRuntime(Runtime):

@@ -1,7 +1,7 @@
 """Pictures of every window, to be looked at: python -m tests.ui.pictures FOLDER --language de --theme dark --text 200.
 
 Without a folder it says which words are cut off in which window. Languages are kvchat's own, and `pseudo`, which runs
-from right to left. `sheet-1.png` and on have all of them, small.
+from right to left.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 import qasync
-from PySide6.QtCore import QPoint, QRect, QSize, Qt
-from PySide6.QtGui import QColor, QImage, QPainter, QPixmap
+from PySide6.QtCore import QSize, Qt
 from PySide6.QtWidgets import QApplication, QDialog, QMenu, QProgressDialog, QWidget
 
 from kvchat.chat.attachments import document_of_text
@@ -54,10 +53,9 @@ from kvchat.ui.widgets.layouts import ScrollPage, room_on_screen
 from kvchat.words import language
 from kvchat.words.folding import terms_of
 from kvchat.words.wording import TimeRange
-from tests.library.gguf_files import LLAMA, write_gguf
 from tests.ui.cut_off import cut_off
 from tests.ui.every_window import furnish
-from tests.ui.fake_runtime import NOW, FakeRuntime, a_receipt
+from tests.ui.fake_runtime import NOW, FakeRuntime, a_model, a_receipt
 from tests.ui.programs.made_up import fill as programs_made_up
 from tests.ui.pseudo import speak_pseudo
 from tests.ui.waiting import until
@@ -117,21 +115,12 @@ def prepared(folder: Path) -> FakeRuntime:
     runtime.vitals = Vitals(4711, 2_000_000_000, None, SlotState(False, 512, 2048), vitals.Speed(800.0, 41.4))
     runtime.models.there = [
         FoundModel(folder / "b.gguf", "Qwen3-Coder-30B-A3B-Instruct-1M-UD-Q4_K_XL", Place.LM_STUDIO, 20 * GB, None),
-        _model(folder, "Apple-8B", 5 * GB),
-        _model(folder, "Zebra-70B", 40 * GB),
+        a_model(folder, "Apple-8B", 5 * GB),
+        a_model(folder, "Zebra-70B", 40 * GB),
     ]
     for name, tokens in (("Manual of the machine", 78_000), ("料理の本", 12_000), ("Not read yet", 0)):
         chat.library.put(name, tokens=tokens)
     return runtime
-
-
-def _model(folder: Path, name: str, size: int) -> FoundModel:
-    from kvchat.library.gguf.facts import read_facts
-
-    known = {"block_count": 32, "embedding_length": 4096, "attention.head_count": 32, "attention.head_count_kv": 8}
-    facts = read_facts(write_gguf(folder / f"{name}.gguf", LLAMA | known))
-    facts = replace(facts, size=size, weights=replace(facts.weights, layers=(size // 32,) * 32), quantisation="Q4_K_M")
-    return FoundModel(folder / f"{name}.gguf", name, Place.LM_STUDIO, size, facts)
 
 
 PARTS = "first", "main", "beside", "dialogs", "empty"
@@ -388,7 +377,7 @@ async def _first_run(runtime: FakeRuntime, window: MainWindow) -> AsyncIterator[
     from kvchat.engine.finding.discovery import EngineKind, EngineLocation
 
     yield "first run, nothing", window
-    runtime.models.there = [_model(runtime.paths.data, "Apple-8B", 5 * GB), _model(runtime.paths.data, "Fig-1B", GB)]
+    runtime.models.there = [a_model(runtime.paths.data, "Apple-8B", 5 * GB), a_model(runtime.paths.data, "Fig-1B", GB)]
     page, inside = window.first_start, [EngineLocation(EngineKind.EMBEDDED)]
     card = Graphics("linux", (Maker.AMD,))
     with (
@@ -410,9 +399,9 @@ async def settle(times: int = 40) -> None:
         await asyncio.sleep(0.005)
 
 
-async def take(folder: Path, look: Look, runtime: FakeRuntime, parts: Sequence[str], least: bool) -> list[Path]:
+async def take(folder: Path, look: Look, runtime: FakeRuntime, parts: Sequence[str], least: bool) -> None:
     """Every window, into a file of its own; `least`: as small as it can be made."""
-    taken = []
+    number = 0
     async for name, shown in scenes(runtime, look, parts):
         if isinstance(shown, QMenu):
             shown.ensurePolished()
@@ -421,12 +410,9 @@ async def take(folder: Path, look: Look, runtime: FakeRuntime, parts: Sequence[s
         if least and _has_frame(shown):
             shown.resize(0, 0)
         await settle()
-        picture = shown.grab()
-        path = folder / f"{len(taken):02}-{name.replace(' ', '-').replace(',', '')}.png"
-        picture.save(str(path))
-        taken.append(path)
+        shown.grab().save(str(folder / f"{number:02}-{name.replace(' ', '-').replace(',', '')}.png"))
+        number += 1
         shown.resize(before)
-    return taken
 
 
 async def check(look: Look, runtime: FakeRuntime, parts: Sequence[str]) -> list[str]:
@@ -464,33 +450,6 @@ def _sideways(shown: QWidget) -> Iterator[str]:
             yield f"{page.objectName()} scrolls sideways by {hidden} pixels"
 
 
-def sheets(folder: Path, taken: list[Path], width: int = 2060, height: int = 1520) -> None:
-    """All of them, packed in rows."""
-    row_high, at, number = 0, QPoint(10, 10), 1
-    sheet = QPixmap(width, height)
-    sheet.fill(QColor("#808080"))
-    painter = QPainter(sheet)
-
-    def finish() -> None:
-        painter.end()
-        sheet.save(str(folder / f"sheet-{number}.png"))
-
-    for path in taken:
-        picture = QImage(str(path))
-        size = picture.size() + QSize(10, 30)
-        if at.x() + size.width() > width:
-            at, row_high = QPoint(10, at.y() + row_high), 0
-        if at.y() + size.height() > height:
-            finish()
-            number, at, row_high = number + 1, QPoint(10, 10), 0
-            sheet.fill(QColor("#808080"))
-            painter.begin(sheet)
-        painter.drawText(QRect(at, QSize(size.width(), 18)), Qt.AlignmentFlag.AlignLeft, path.stem)
-        painter.drawImage(at + QPoint(0, 20), picture)
-        at, row_high = at + QPoint(size.width(), 0), max(row_high, size.height())
-    finish()
-
-
 def main() -> None:
     """As the command line says."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -522,7 +481,7 @@ def main() -> None:
         if asked.folder is None:
             sys.exit("\n".join(qasync.run(check(look, runtime, asked.only))) or 0)
         asked.folder.mkdir(parents=True, exist_ok=True)
-        sheets(asked.folder, qasync.run(take(asked.folder, look, runtime, asked.only, asked.least)))
+        qasync.run(take(asked.folder, look, runtime, asked.only, asked.least))
 
 
 if __name__ == "__main__":

@@ -32,8 +32,7 @@ from kvchat.ui.dialogs.confirm import ConfirmDialog
 from kvchat.ui.settings.engines import EnginePage
 from tests.engine_fixtures import FakeEngine
 from tests.library.fake_hub import FakeHub
-from tests.ui.fake_runtime import FakeRuntime
-from tests.ui.models.test_models_window import a_model
+from tests.ui.fake_runtime import FakeRuntime, a_model
 from tests.ui.waiting import until
 from tests.ui.windows import Open, begun
 
@@ -241,16 +240,6 @@ async def test_where_an_engine_is_there_none_is_offered(
     await until(offer.isHidden)
 
 
-async def test_an_error_is_shown_and_the_choice_comes_back(runtime: FakeRuntime, window: MainWindow) -> None:
-    page = window.first_start
-    page.show_progress(1, 2)
-    page.show_error(KvchatError("Could not be fetched", "No network.", "Pick a file."))
-    assert page.error.title.text() == "Could not be fetched"
-    assert (page.error.detail.text(), page.error.advice.text()) == ("No network.", "Pick a file.")
-    assert page.error.title.isVisible()
-    assert page.starter.isVisible()
-
-
 async def test_a_picked_file_is_used(runtime: FakeRuntime, window: MainWindow, qtbot: QtBot, tmp_path: Path) -> None:
     qtbot.mouseClick(window.first_start.pick, Qt.MouseButton.LeftButton)
     dialog = window.first_start.findChild(QFileDialog)
@@ -263,10 +252,13 @@ async def test_a_picked_file_is_used(runtime: FakeRuntime, window: MainWindow, q
 
 
 async def test_a_file_that_is_no_model_is_refused_on_the_page(runtime: FakeRuntime, window: MainWindow) -> None:
-    runtime.refuse = KvchatError("Not a GGUF file", "", "Pick another.")
+    runtime.refuse = KvchatError("Not a GGUF file", "It is text.", "Pick another.")
     window.runner.start(window.models.use(Path("/x.txt")))
     await until(lambda: window.first_start.error.title.isVisible())
-    assert window.first_start.error.title.text() == "Not a GGUF file"
+    card = window.first_start.error
+    told = card.title.text(), card.detail.text(), card.advice.text()
+    assert told == ("Not a GGUF file", "It is text.", "Pick another.")
+    assert window.first_start.starter.isVisible()
 
 
 async def test_a_model_that_comes_by_itself_ends_the_page(runtime: FakeRuntime, window: MainWindow) -> None:

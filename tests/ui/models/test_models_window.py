@@ -16,7 +16,7 @@ from pytestqt.qtbot import QtBot
 
 from kvchat.engine.speaking.connection import EngineState
 from kvchat.engine.speaking.errors import EngineFailure, FailureKind
-from kvchat.library.gguf.facts import NotAModel, read_facts
+from kvchat.library.gguf.facts import NotAModel
 from kvchat.library.memory.machine import MemoryFacts
 from kvchat.library.model_library import FoundModel, UnreadableFolder
 from kvchat.library.places import Source
@@ -30,14 +30,13 @@ from kvchat.ui.models.models_window import DownloadView, ModelsWindow
 from kvchat.words.language import speak
 from tests.library import fake_hub
 from tests.library.fake_hub import TOKEN, FakeHub
-from tests.library.gguf_files import LLAMA, write_gguf
-from tests.ui.fake_runtime import FakeRuntime
+from tests.library.gguf_files import write_gguf
+from tests.ui.fake_runtime import FakeRuntime, a_model
 from tests.ui.waiting import until
 from tests.ui.windows import button
 
 LEFT = Qt.MouseButton.LeftButton
 REPOSITORY = "org/Thing-7B-GGUF"
-LARGE = LLAMA | {"block_count": 32, "embedding_length": 4096, "attention.head_count": 32, "attention.head_count_kv": 8}
 
 
 @pytest.fixture(autouse=True)
@@ -54,13 +53,6 @@ def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]
         monkeypatch.setenv("HF_ENDPOINT", hub.url)
         monkeypatch.setenv("NO_PROXY", "127.0.0.1")
         yield hub
-
-
-def a_model(folder: Path, name: str, size: int, source: Source = Source.LM_STUDIO) -> FoundModel:
-    facts = read_facts(write_gguf(folder / f"{name}.gguf", LARGE))
-    weights = replace(facts.weights, layers=(size // 32,) * 32)
-    facts = replace(facts, size=size, weights=weights, quantisation="Q4_K_M")
-    return FoundModel(folder / f"{name}.gguf", f"{name}-Q4_K_M", source, size, facts)
 
 
 @pytest.fixture
@@ -141,14 +133,8 @@ async def test_a_model_is_used_by_enter_and_the_window_closes(
     await until(lambda: "in use" in chips(models))
 
 
-async def test_what_cannot_be_used_says_why_and_is_not_used_and_what_is_refused_is_told_here(
-    runtime: FakeRuntime, models: ModelsWindow, qtbot: QtBot
-) -> None:
+async def test_what_is_refused_is_told_here(runtime: FakeRuntime, models: ModelsWindow) -> None:
     await until(lambda: titles(models))
-    models.here.list.select(models.here.list.rows[2].value)
-    assert not models.here.use.isEnabled()
-    qtbot.keyClick(models.here.list, Qt.Key.Key_Return)
-    assert not [call for call in runtime.calls if call[0] == "use_model"]
     runtime.refuse = NotAModel("This is an embedding model")
     models.here.list.taken.emit(models.here.list.rows[0])
     await until(lambda: models.notices.on_show)

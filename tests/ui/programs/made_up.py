@@ -63,11 +63,11 @@ def fill(runtime: FakeRuntime) -> None:
     door.totals.count(CLAUDE, Total(124, 2_400_000, 2_210_000, 4_400_000.0, now - 40, misses, mended))
     door.totals.count("opencode", Total(31, 420_000, 402_000, 700_000.0, now - 4000))
     door.totals.count(LONG_NAME, Total(2, 3_000, 0, 0.0, now - 90_000))
-    door.over += [a_request(9), a_request(7, source="hot", restore_ms=0.0), a_request(5, stage=Stage.LEFT), parted()]
-    door.over.append(a_request(3, "opencode"))
+    left, hot = a_request(5, stage=Stage.LEFT), a_request(7, source="hot", restore_ms=0.0)
+    door.last = [a_request(9), hot, left, parted(), a_request(3, "opencode")]
     reading = a_request(0, stage=Stage.READING, slot=0, found=4_096, read=8_192, cached=None, first_ms=None)
-    door.asked = [reading, a_request(0, LONG_NAME, stage=Stage.QUEUED, cached=None)]
-    door.held = (
+    door.under_way = [reading, a_request(0, LONG_NAME, stage=Stage.QUEUED, cached=None)]
+    door.in_engine = (
         InEngine(0, f"program/{CLAUDE}", 12_288),
         InEngine(1, "c", 5_900),
         InEngine(2, "program/opencode", 18_400),

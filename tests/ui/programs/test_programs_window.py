@@ -126,7 +126,9 @@ def test_an_answer_in_one_piece_was_written_after_its_first_word() -> None:
 async def test_it_follows_what_comes(filled: FakeRuntime, window: MainWindow) -> None:
     programs = opened(window)
     programs.requests.list.select(9)
-    filled.door.over_with(a_request(11))
+    filled.door.last = [*filled.door.last, a_request(11)]
+    for listener in filled.door.listeners:
+        listener()
     await until(lambda: len(programs.requests.list.rows) == 5)
     assert programs.requests.list.current is not None
     assert programs.requests.list.current.value == 9, "what was looked at stays"

@@ -10,6 +10,7 @@ from PySide6.QtGui import QDesktopServices, QGuiApplication
 from PySide6.QtWidgets import QAbstractButton, QLineEdit
 from pytestqt.qtbot import QtBot
 
+from kvchat.gateway.keys import EVERYBODY
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.dialogs.confirm import ConfirmDialog
 from kvchat.ui.settings.other_programs import OtherProgramsPage
@@ -43,35 +44,39 @@ async def test_switched_on_there_is_an_address_and_a_key(runtime: FakeRuntime, w
     assert runtime.settings.door
     assert page.address.field.text() == "http://127.0.0.1:8737"
     assert page.address.words.text() == "Reached from this computer alone."
-    assert runtime.door.kept_keys == {"": "kv-everybody-1"}
+    keys = await runtime.door.keys()
+    assert list(keys) == [EVERYBODY]
     page.change("door", False)
     await until(lambda: not page.key_entry.isVisible())
     page.change("door", True)
     await until(page.key_entry.isVisible)
-    assert runtime.door.kept_keys == {"": "kv-everybody-1"}, "the key stays as it was"
+    assert await runtime.door.keys() == keys, "the key stays as it was"
 
 
 async def test_the_key_is_shown_only_when_asked_for(runtime: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
     page = await switched_on(window, runtime)
+    key = (await runtime.door.keys())[EVERYBODY]
     assert page.key_entry.field.echoMode() is QLineEdit.EchoMode.Password
-    assert "kv-everybody-1" not in page.lines.text.toPlainText()
+    assert key not in page.lines.text.toPlainText()
     qtbot.mouseClick(button(page, "Copy the key"), LEFT)
-    assert QGuiApplication.clipboard().text() == "kv-everybody-1"
+    assert QGuiApplication.clipboard().text() == key
     assert page.key_entry.copy.text() == "Copied"
     await until(lambda: page.key_entry.copy.text() == "Copy")
     qtbot.mouseClick(button(page, "Show the key"), LEFT)
     assert page.key_entry.field.echoMode() is QLineEdit.EchoMode.Normal
-    assert "kv-everybody-1" in page.lines.text.toPlainText()
+    assert key in page.lines.text.toPlainText()
     window.side_windows.open_settings().close()
     assert page.key_entry.field.echoMode() is QLineEdit.EchoMode.Password
 
 
 async def test_the_key_is_renewed_after_a_question(runtime: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
     page = await switched_on(window, runtime)
+    before = page.key_entry.field.text()
     qtbot.mouseClick(page.key_entry.renew, LEFT)
     dialog = next(one for one in page.panel.findChildren(ConfirmDialog) if one.isVisible())
     qtbot.mouseClick(button(dialog, "Make a new key"), LEFT)
-    await until(lambda: page.key_entry.field.text() == "kv-everybody-2")
+    await until(lambda: page.key_entry.field.text() not in ("", before))
+    assert await runtime.door.keys() == {EVERYBODY: page.key_entry.field.text()}
 
 
 async def test_the_lines_of_each_program_are_copied_with_the_key(
@@ -89,7 +94,7 @@ async def test_the_lines_of_each_program_are_copied_with_the_key(
         assert "http://127.0.0.1:8737" in lines.text.toPlainText(), name
         assert lines.where.text()
         qtbot.mouseClick(lines.copy, LEFT)
-        assert ("kv-everybody-1" in QGuiApplication.clipboard().text()) == (name != "Zed")
+        assert (page.key_entry.field.text() in QGuiApplication.clipboard().text()) == (name != "Zed")
     opened: list[QUrl] = []
     monkeypatch.setattr(QDesktopServices, "openUrl", lambda url: bool(opened.append(url)) or True)
     qtbot.mouseClick(lines.link, LEFT)
@@ -104,10 +109,10 @@ async def test_a_program_gets_a_key_of_its_own_that_can_be_taken_back(
     qtbot.keyClick(page.own.field, Qt.Key.Key_Return)
     await until(lambda: "my-zed" in page.own.rows)
     qtbot.mouseClick(button(page, "Copy the key of my-zed"), LEFT)
-    assert QGuiApplication.clipboard().text() == "kv-my-zed-2"
+    assert QGuiApplication.clipboard().text() == (await runtime.door.keys())["my-zed"]
     qtbot.mouseClick(button(page, "Take back the key of my-zed"), LEFT)
     await until(lambda: not page.own.rows)
-    assert list(runtime.door.kept_keys) == [""]
+    assert list(await runtime.door.keys()) == [EVERYBODY]
 
 
 async def test_a_port_is_a_number(runtime: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:

@@ -283,13 +283,6 @@ async def test_says_what_goes_by_itself(furnished: FakeRuntime, window: MainWind
     await until(lambda: panel.limits.text() == words)
 
 
-async def test_opens_from_the_line_at_the_bottom(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
-    qtbot.mouseClick(window.sidebar.usage_button, LEFT)
-    panel = window.findChild(StoragePanel)
-    assert panel is not None
-    assert panel.isVisible()
-
-
 async def test_opens_at_once_with_two_thousand_conversations(runtime: FakeRuntime, window: MainWindow) -> None:
     for i in range(2000):
         conversation = runtime.chat.add(f"Chat {i}")
