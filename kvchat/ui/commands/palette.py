@@ -105,7 +105,11 @@ class Palette(QDialog):
             item = QListWidgetItem(self.list)
             item.setData(Qt.ItemDataRole.AccessibleTextRole, listed((entry.words, entry.note)))
             item.setSizeHint(QSize(0, self.row_height))
-            self.list.setItemWidget(item, _line(entry))
+            line, words = QWidget(), ElidedLabel()
+            line.setAttribute(Qt.WidgetAttribute.WA_TransparentForMouseEvents)
+            words.set_text(entry.words)
+            row((words, 1), label(entry.note, "small"), on=line, margins=(10, 0, 10, 0))
+            self.list.setItemWidget(item, line)
         self.list.setCurrentRow(0)
         self.list.setVisible(bool(self._shown))
         self.nothing.setVisible(not self._shown)
@@ -128,14 +132,6 @@ class Palette(QDialog):
             entry = self._shown[self.list.currentRow()]
             self.accept()
             entry.do()
-
-
-def _line(entry: PaletteEntry) -> QWidget:
-    line, words = QWidget(), ElidedLabel()
-    line.setAttribute(Qt.WidgetAttribute.WA_TransparentForMouseEvents)
-    words.set_text(entry.words)
-    row((words, 1), label(entry.note, "small"), on=line, margins=(10, 0, 10, 0))
-    return line
 
 
 def best(typed: str, titles: Sequence[str], most: int) -> list[int]:

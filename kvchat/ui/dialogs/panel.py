@@ -97,12 +97,8 @@ class Notices(GivingWay):
             notice.add_button(action, on_click)
 
     def tell_of_version(self, number: str, page: str) -> None:
-        self.offer(
-            _("kvchat {number} is out", number=number),
-            _("Show"),
-            lambda: QDesktopServices.openUrl(QUrl(page)),
-            stays=True,
-        )
+        title = _("kvchat {number} is out", number=number)
+        self.offer(title, _("Show"), lambda: QDesktopServices.openUrl(QUrl(page)), stays=True)
 
     def tell_where(self, done: str, target: Path) -> None:
         folder = QUrl.fromLocalFile(str(target.parent))

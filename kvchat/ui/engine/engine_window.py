@@ -73,14 +73,8 @@ class LivePage(ScrollPage):
         slot = vitals.slot if vitals else None
         self.used.setVisible(slot is not None)
         if slot:
-            self._say(
-                "context",
-                _(
-                    "{tokens} of {context_size} tokens",
-                    tokens=tokens_short(slot.tokens),
-                    context_size=tokens_short(slot.context_size),
-                ),
-            )
+            tokens, context_size = tokens_short(slot.tokens), tokens_short(slot.context_size)
+            self._say("context", _("{tokens} of {context_size} tokens", tokens=tokens, context_size=context_size))
             self.used.setRange(0, max(1, slot.context_size))
             self.used.setValue(slot.tokens)
             if slot.busy and self.value("now") in (_UNKNOWN, _("idle")):
@@ -89,10 +83,14 @@ class LivePage(ScrollPage):
                 self._say("now", _("idle"))
         else:
             self._say("context", _UNKNOWN)
-        self._say("prefill", _rate(vitals.speed.prefill if vitals else None))
-        self._say("decode", _rate(vitals.speed.decode if vitals else None))
-        self._say("memory", _bytes(vitals.memory if vitals else None))
-        self._say("graphics", _bytes(vitals.graphics_memory if vitals else None))
+        rates = {"prefill": vitals.speed.prefill, "decode": vitals.speed.decode} if vitals else {}
+        amounts = {"memory": vitals.memory, "graphics": vitals.graphics_memory} if vitals else {}
+        for key in ("prefill", "decode"):
+            rate = rates.get(key)
+            self._say(key, _UNKNOWN if rate is None else _("{rate} on average", rate=per_second(rate)))
+        for key in ("memory", "graphics"):
+            amount = amounts.get(key)
+            self._say(key, _UNKNOWN if amount is None else size(amount))
         self._say("process", str(vitals.pid) if vitals and vitals.pid is not None else _UNKNOWN)
 
     def hear(self, event: Event) -> None:
@@ -108,14 +106,6 @@ class LivePage(ScrollPage):
 
     def _say(self, key: str, words: str) -> None:
         self._values[key].setText(words)
-
-
-def _rate(rate: float | None) -> str:
-    return _("{rate} on average", rate=per_second(rate)) if rate is not None else _UNKNOWN
-
-
-def _bytes(count: int | None) -> str:
-    return size(count) if count is not None else _UNKNOWN
 
 
 _LEVELS = ((Level.DETAIL, N_("Everything")), (Level.WARNING, N_("Warnings and errors")), (Level.ERROR, N_("Errors")))
@@ -217,15 +207,16 @@ class EngineWindow(Panel):
         runtime = self._runtime
         self.log.show_lines(runtime.engine.log_lines)
         self.live.show_engine(runtime.engine.status, runtime.engine.location, runtime.model.name)
+
+        async def look_up() -> None:
+            try:
+                self.live.show_vitals(await runtime.engine_vitals())
+            finally:
+                self._looking = False
+
         if not self._looking:
             self._looking = True
-            self.run(self._look_up())
-
-    async def _look_up(self) -> None:
-        try:
-            self.live.show_vitals(await self._runtime.engine_vitals())
-        finally:
-            self._looking = False
+            self.run(look_up())
 
     async def _copy_diagnostics(self) -> None:
         QGuiApplication.clipboard().setText(await self._runtime.diagnostics())

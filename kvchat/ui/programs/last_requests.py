@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 
-from PySide6.QtWidgets import QPlainTextEdit, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QVBoxLayout, QWidget
 
 from kvchat.chat.record.messages import Receipt
 from kvchat.chat.turn.receipts import where_told
-from kvchat.gateway.medicine.rules import RULES, Change
+from kvchat.gateway.medicine.rules import RULES
 from kvchat.gateway.requests import Passage, Stage, Sum, Total
 from kvchat.kvstore.savepoint import program_of
 from kvchat.session.proof import Source
@@ -185,10 +185,10 @@ class LastRequests(QWidget):
             self._below.addWidget(label(words[:1].upper() + words[1:] + ".", wraps=True, selectable=True))
             self._below.addWidget(self._texts(_("Before"), parting.before, _("Now"), parting.after))
         for change in passage.changes:
-            self._below.addWidget(label(_changed(change), wraps=True))
-            self._below.addWidget(
-                self._texts(_("As it was sent"), change.before, _("As the model was told"), change.after)
-            )
+            title, where = _(RULES[change.rule].title), _(change.where)
+            sent, told = _("As it was sent"), _("As the model was told")
+            self._below.addWidget(label(_("{title}: {where} was changed.", title=title, where=where), wraps=True))
+            self._below.addWidget(self._texts(sent, change.before, told, change.after))
 
     def _texts(self, left: str, before: str, right: str, after: str) -> QWidget:
         """Put both texts beside each other, from the line before the one where they differ; differences are marked."""
@@ -200,15 +200,11 @@ class LastRequests(QWidget):
         for name, text in ((left, before), (right, after)):
             shown = ("…" if begin else "") + text[begin:]
             gone = len(text) - len(shown)
-            box = self._text(name, shown)
+            box = plain_text(name, code_font(self._look.type.mono, self._look.type.small), shown or _("(nothing)"))
+            box.setFixedHeight(box.fontMetrics().lineSpacing() * _LINES + self._look.px(22))
             mark(box, cursors_at(box, shown, [(at - gone, len(shown) - alike_behind)]), self._look.theme)
             sides.append(column(label(name, "small"), box, spacing=3))
         row((sides[0], 1), (sides[1], 1), on=made, spacing=10, margins=0)
-        return made
-
-    def _text(self, name: str, text: str) -> QPlainTextEdit:
-        made = plain_text(name, code_font(self._look.type.mono, self._look.type.small), text or _("(nothing)"))
-        made.setFixedHeight(made.fontMetrics().lineSpacing() * _LINES + self._look.px(22))
         return made
 
     def _look_anew(self) -> None:
@@ -224,7 +220,3 @@ def _row(passage: Passage) -> Row:
     elif source_of(passage) is Source.COLD:
         tone = Tone.PLAIN
     return Row(passage.id, request_title(passage), request_line(passage), chip_of(passage), tone)
-
-
-def _changed(change: Change) -> str:
-    return _("{title}: {where} was changed.", title=_(RULES[change.rule].title), where=_(change.where))

@@ -52,9 +52,8 @@ class LiveRows(QWidget):
         self.rows: list[LiveRow] = []
         self.more = label(kind="small")
         self._lines: QVBoxLayout = column(spacing=4)
-        column(
-            label(_("In the engine now"), "strong"), self._lines, self.more, on=self, spacing=6, margins=(0, 0, 0, 10)
-        )
+        title = label(_("In the engine now"), "strong")
+        column(title, self._lines, self.more, on=self, spacing=6, margins=(0, 0, 0, 10))
 
     def show_now(self, under_way: Sequence[Passage], in_engine: Sequence[InEngine], titles: Mapping[str, str]) -> None:
         busy = {one.slot for one in under_way if one.stage is not Stage.QUEUED}
@@ -139,9 +138,8 @@ class ProgramDetails(QWidget):
         clear(self.causes)
         causes = sorted(total.misses.items(), key=lambda one: (-one[1].ms, -one[1].tokens))
         if not causes:
-            self.causes.addWidget(
-                label(_("Nothing of what it sent had to be read twice."), "muted", wraps=True), 0, 0, 1, 3
-            )
+            nothing = label(_("Nothing of what it sent had to be read twice."), "muted", wraps=True)
+            self.causes.addWidget(nothing, 0, 0, 1, 3)
         most = max((one.tokens for _, one in causes), default=1) or 1
         for line, (cause, one) in enumerate(causes[:_MOST_CAUSES]):
             reason = Reason(ReasonCode(cause)).words
@@ -180,9 +178,8 @@ class RuleSwitch(Entry):
             words.append(_("Has spared {tokens} tokens ({came_to}).", tokens=tokens, came_to=came_to))
         if lost.times and not on:
             tokens, came_to = number(lost.tokens), told_of(lost)
-            words.append(
-                _("For want of it {tokens} tokens were read again ({came_to}).", tokens=tokens, came_to=came_to)
-            )
+            without = _("For want of it {tokens} tokens were read again ({came_to}).", tokens=tokens, came_to=came_to)
+            words.append(without)
         self.say(sentences(*words))
 
 
@@ -243,11 +240,13 @@ class ProgramsWindow(Panel):
         super().showEvent(event)
         self._leave.setFocus()
         self.refresh()
-        self.run(self._ask_titles())
 
-    async def _ask_titles(self) -> None:
-        self._titles = {one.id: one.title for one in await self._runtime.chat.conversations()}
-        self.refresh()
+        async def ask_titles() -> None:
+            chats = await self._runtime.chat.conversations()
+            self._titles = {chat.id: chat.title for chat in chats}
+            self.refresh()
+
+        self.run(ask_titles())
 
     def _hear(self, event: Event) -> None:
         if isinstance(event, SettingsChanged | EngineChanged):
@@ -272,20 +271,16 @@ class ProgramsWindow(Panel):
         self.run(self._runtime.apply_settings(replace(settings, door_rules=(*others, entry) if on else others)))
 
     def _ask_forget(self) -> None:
-        chosen = self.list.current
-        if chosen is None:
+        if (chosen := self.list.current) is None:
             return
-        confirm(
-            self,
-            _("Forget “{name}”?", name=chosen.value),
-            _("Its figures go from this page, and what is remembered of its prompts is deleted."),
-            _("Forget"),
-            lambda: self.run(self._forget(str(chosen.value))),
-        )
 
-    async def _forget(self, name: str) -> None:
-        await self._door.forget(name)
-        self.refresh()
+        async def forget() -> None:
+            await self._door.forget(str(chosen.value))
+            self.refresh()
+
+        words = _("Its figures go from this page, and what is remembered of its prompts is deleted.")
+        title = _("Forget “{name}”?", name=chosen.value)
+        confirm(self, title, words, _("Forget"), lambda: self.run(forget()))
 
     def _fit(self) -> None:
         self.list.show_at_most(_MOST_SHOWN)

@@ -81,21 +81,15 @@ class DeletedWindow(Panel):
 
     def _ask(self, entries: Sequence[object]) -> None:
         wanted = [entry for entry in entries if isinstance(entry, Deleted)]
-        what = (
-            _("“{name}”", name=wanted[0].title)
-            if len(wanted) == 1 and wanted[0].is_chat
-            else several(len(wanted), "{count} entry", "{count} entries")
+        what = several(len(wanted), "{count} entry", "{count} entries")
+        if len(wanted) == 1 and wanted[0].is_chat:
+            what = _("“{name}”", name=wanted[0].title)
+        title, delete = _("Delete {what} for good?", what=what), self._runtime.chat.recently_deleted.delete_now
+        words = _(
+            "It goes now and cannot be had back: {for_good}. Files you exported or backed up yourself are yours.",
+            for_good=_(_FOR_GOOD),
         )
-        confirm(
-            self,
-            _("Delete {what} for good?", what=what),
-            _(
-                "It goes now and cannot be had back: {for_good}. Files you exported or backed up yourself are yours.",
-                for_good=_(_FOR_GOOD),
-            ),
-            _("Delete for good"),
-            lambda: self.run(self._runtime.chat.recently_deleted.delete_now(wanted)),
-        )
+        confirm(self, title, words, _("Delete for good"), lambda: self.run(delete(wanted)))
 
 
 def row_of(entry: Deleted) -> Row:

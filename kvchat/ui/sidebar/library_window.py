@@ -184,16 +184,11 @@ class LibraryWindow(Panel):
     def _ask_to_remove(self) -> None:
         if (one := self._current) is None:
             return
-        confirm(
-            self,
-            _("Remove “{name}” from the library?", name=one.prepared.name),
-            _(
-                "Its files stay as they are, and so do the chats that began on it. To have it here again it "
-                "must be read."
-            ),
-            _("Remove"),
-            lambda: self.run(self._remove(one.prepared)),
+        title = _("Remove “{name}” from the library?", name=one.prepared.name)
+        words = _(
+            "Its files stay as they are, and so do the chats that began on it. To have it here again it must be read."
         )
+        confirm(self, title, words, _("Remove"), lambda: self.run(self._remove(one.prepared)))
 
 
 class AddDialog(Question):
@@ -222,28 +217,22 @@ class AddDialog(Question):
 def name_for(paths: Sequence[Path], taken: Collection[str]) -> str:
     """Return a name for these files that is not taken: that of the first."""
     name = paths[0].name if paths[0].is_dir() else paths[0].stem
-    name = (
-        _("{name} and {count}", name=name, count=several(len(paths) - 1, "{count} more", "{count} more"))
-        if len(paths) > 1
-        else name
-    )
+    if len(paths) > 1:
+        name = _("{name} and {count}", name=name, count=several(len(paths) - 1, "{count} more", "{count} more"))
     names = itertools.chain([name], (f"{name} {number}" for number in itertools.count(2)))
     return next(one for one in names if one not in taken)
 
 
 def estimate_words(estimate: Estimate) -> str:
+    files = several(estimate.files, "{count} file", "{count} files")
     if estimate.too_long:
         error = TooLongToPrepare(estimate)
-        files = several(estimate.files, "{count} file", "{count} files")
         return sentences(files, error.title, error.detail, error.advice)
-    tokens = round(estimate.tokens, -3 if estimate.tokens >= 10_000 else -2)
-    files = several(estimate.files, "{count} file", "{count} files")
-    words = _("{files}, about {tokens} tokens.", files=files, tokens=number(tokens))
+    tokens = number(round(estimate.tokens, -3 if estimate.tokens >= 10_000 else -2))
+    words = _("{files}, about {tokens} tokens.", files=files, tokens=tokens)
     if estimate.time:
         time = roughly(estimate.time)
-        words = _(
-            "{files}, about {tokens} tokens; reading takes {time}.", files=files, tokens=number(tokens), time=time
-        )
+        words = _("{files}, about {tokens} tokens; reading takes {time}.", files=files, tokens=tokens, time=time)
     return sentences(words, _("You can go on chatting meanwhile: what you ask goes first."))
 
 
@@ -279,28 +268,17 @@ def details_of(one: Standing, reading: Reading | None, left: TimeRange | None, p
         return "\n".join([*lines, sentences(words, _("What you ask goes first."))])
     if prepared.is_read:
         when = since(prepared.created_at.astimezone(), datetime.now().astimezone())
-        words = _("Read {when}.", when=when)
+        words, there = _("Read {when}.", when=when), left_to_right(str(place))
         if one.bytes:
-            words = _(
-                "Read {when}; {size} are kept in {place}.",
-                when=when,
-                size=size(one.bytes),
-                place=left_to_right(str(place)),
-            )
+            words = _("Read {when}; {size} are kept in {place}.", when=when, size=size(one.bytes), place=there)
         lines.append(words)
-    if one.changes:
-        lines += [
-            _(
-                "{words} since then. Chats begin on what was read; reading again reads what is new.",
-                words=one.changes.words,
-            )
-        ]
+    if changed := one.changes.words if one.changes else "":
+        words = _("{words} since then. Chats begin on what was read; reading again reads what is new.", words=changed)
+        lines.append(words)
     if not prepared.is_read:
-        lines += [
-            _("It was not read to its end: no chat can begin on it yet. Reading again goes on from what is kept.")
-        ]
-    elif one.why_not:
-        why = one.why_not
+        words = _("It was not read to its end: no chat can begin on it yet. Reading again goes on from what is kept.")
+        lines.append(words)
+    elif why := one.why_not:
         words = _("A chat on it would have to read it first: {why}.", why=why)
         if one.time:
             time = roughly(one.time)

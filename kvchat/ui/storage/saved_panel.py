@@ -84,17 +84,14 @@ class DayBars(QWidget):
             beside = QRectF(0, y - 20, box.left() - 8, 40)
             right = Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter
             painter.drawText(beside, right, self._in_words(share * self._top))
-        for day in range(len(self._days)):
-            self._paint_bar(painter, box, day)
+        for day, value in enumerate(self._values):
+            slot = self._slot(box, day)
+            wide = min(max(slot.width() * 0.78, slot.width() - 6, 1.0), self._look.px(_WIDEST))
+            high = box.height() * value / self._top
+            bar = QRectF(slot.center().x() - wide / 2, box.bottom() - high, wide, high)
+            painter.fillRect(bar, QColor(theme.accent))
         self._paint_days(painter, box)
         painter.end()
-
-    def _paint_bar(self, painter: QPainter, box: QRectF, day: int) -> None:
-        slot = self._slot(box, day)
-        wide = min(max(slot.width() * 0.78, slot.width() - 6, 1.0), self._look.px(_WIDEST))
-        high = box.height() * self._values[day] / self._top
-        bar = QRectF(slot.center().x() - wide / 2, box.bottom() - high, wide, high)
-        painter.fillRect(bar, QColor(self._look.theme.accent))
 
     def _paint_days(self, painter: QPainter, box: QRectF) -> None:
         metrics, last = self._metrics(), len(self._days) - 1

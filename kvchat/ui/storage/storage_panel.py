@@ -223,12 +223,12 @@ class StoragePanel(Panel):
         return _("{name} (program)", name=program) if program else self._titles.get(conversation_id, _(GONE))
 
     def _connect(self) -> None:
-        self.list.delete_wanted.connect(lambda id: self.run(self._delete(id)))
+        self.list.delete_wanted.connect(self._delete)
         self.list.pin_wanted.connect(lambda id, on: self._do(self._runtime.save_points.pin(id, on)))
         self.list.never_save_wanted.connect(lambda id, on: self._do(self._runtime.save_points.never_save(id, on)))
         self.prune.plan_wanted.connect(lambda: self.run(self._preview()))
         self.prune.plan_dropped.connect(self._fill)
-        self.prune.prune_wanted.connect(lambda plan: self.run(self._prune(plan)))
+        self.prune.prune_wanted.connect(self._prune)
         self.only_losses.toggled.connect(self._fill)
         self._look.changed.connect(self._restyle)
         self._restyle()
@@ -266,10 +266,10 @@ class StoragePanel(Panel):
             _("Delete the memory of all chats?"),
             _("All messages stay. Each chat must be read again once before it answers quickly."),
             _("Delete all"),
-            lambda: self.run(self._delete(None)),
+            lambda: self._delete(None),
         )
 
-    def _do(self, run: Coroutine[Any, Any, None]) -> None:
+    def _do(self, run: Coroutine[Any, Any, object]) -> None:
         self.prune.drop_plan()
         self.run(self._then_load(run))
 
@@ -301,10 +301,9 @@ class StoragePanel(Panel):
             self._planning = False
         self._fill()
 
-    async def _prune(self, plan: PrunePlan) -> None:
+    def _prune(self, plan: PrunePlan) -> None:
         self.prune.to_rest()
-        await self._then_load(self._runtime.save_points.prune(plan))
+        self.run(self._then_load(self._runtime.save_points.prune(plan)))
 
-    async def _delete(self, conversation_id: str | None) -> None:
-        self.prune.drop_plan()
-        await self._then_load(self._runtime.save_points.delete(conversation_id))
+    def _delete(self, conversation_id: str | None) -> None:
+        self._do(self._runtime.save_points.delete(conversation_id))

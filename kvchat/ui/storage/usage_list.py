@@ -245,11 +245,9 @@ class UsageList(ItemList):
         self._furnish(anew=True)
 
     def _make_button(self, number: int) -> QToolButton:
-        drawn, name = (
-            icon("dots", self._look.theme.muted),
-            _("What to do with {title}", title=self.usage.rows[number].title),
-        )
-        button = tool_button(name, tip=_("Always keep, never keep, delete"), icon=drawn)
+        drawn, title = icon("dots", self._look.theme.muted), self.usage.rows[number].title
+        name, tip = _("What to do with {title}", title=title), _("Always keep, never keep, delete")
+        button = tool_button(name, tip=tip, icon=drawn)
         button.setParent(self.viewport())
         button.setFocusPolicy(Qt.FocusPolicy.NoFocus)  # the list has the keys: Space opens the same menu
         button.clicked.connect(lambda: self.open_menu(number, button.mapToGlobal(button.rect().bottomLeft())))

@@ -37,7 +37,7 @@ async def test_it_opens_and_says_so_and_what_deletes_says_why_it_cannot(opened: 
     panel = next(one for one in window.findChildren(StoragePanel) if one.isVisible())
     await opened.until(lambda: panel.summary.total.text() == "Nothing is kept")
     assert "savepoints" in panel.empty.text()
-    panel.run(panel._delete(None))
+    panel._delete(None)
     await until(lambda: panel.notices.on_show)
     assert panel.notices.on_show[0].accessibleName().startswith(TITLE)
     assert panel.notices.report is None
