@@ -145,7 +145,7 @@ def best(typed: str, titles: Sequence[str], most: int) -> list[int]:
         return list(range(min(most, len(titles))))
     names = (title.partition(_ALSO)[0] for title in titles)
     scored = ((_score(wanted, titles[place], name), -len(name), -place) for place, name in enumerate(names))
-    return [-place for _, _, place in heapq.nlargest(most, (one for one in scored if one[0]))]
+    return [-place for _, _, place in heapq.nlargest(most, (score for score in scored if score[0]))]
 
 
 def _score(wanted: str, title: str, name: str) -> int:

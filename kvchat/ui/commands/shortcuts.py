@@ -151,7 +151,7 @@ class ShortcutSheet(QDialog):
 
 def words_of(action: str) -> str:
     """Return an action's name in a menu, with its keys at the right edge."""
-    shortcut = next(one for one in SHORTCUTS if one.action == action)
+    shortcut = next(entry for entry in SHORTCUTS if entry.action == action)
     return "\t".join(part for part in (_(shortcut.words), left_to_right(shown_keys(shortcut))) if part)
 
 

@@ -161,6 +161,6 @@ class ManualWindow(Panel):
         self.list.ensurePolished()
         metrics = self.list.fontMetrics()
         rows = [self.list.item(number) for number in range(self.list.count())]
-        for one in rows:
-            one.setSizeHint(QSize(0, metrics.height() + _ROW_PADDING))
-        self.list.setFixedWidth(max(metrics.horizontalAdvance(one.text()) for one in rows) + _LIST_PADDING)
+        for item in rows:
+            item.setSizeHint(QSize(0, metrics.height() + _ROW_PADDING))
+        self.list.setFixedWidth(max(metrics.horizontalAdvance(item.text()) for item in rows) + _LIST_PADDING)

@@ -223,8 +223,8 @@ def starter_words(*, here: bool) -> str:
 
 
 def open_gguf_dialog(parent: QWidget, on_pick: Callable[[Path], object]) -> None:
-    one = QFileDialog.FileMode.ExistingFile
-    dialog = file_dialog(parent, _("Choose a model file"), one, _("Models (*.gguf);;All files (*)"))
+    mode = QFileDialog.FileMode.ExistingFile
+    dialog = file_dialog(parent, _("Choose a model file"), mode, _("Models (*.gguf);;All files (*)"))
     dialog.fileSelected.connect(lambda name: on_pick(Path(name)))
     dialog.open()
 

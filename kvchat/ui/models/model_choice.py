@@ -64,10 +64,10 @@ class ModelBox(ChoiceBox):
         if not self.isEnabled():
             return
         chips: dict[str, str] = {}
-        for one in sorted(await _found_here(self._runtime), key=in_order):
-            path, row = str(one.model.path), found_row(one, None)
-            if one.judgement is not None and self.findData(path) < 0:
-                self.addItem(one.model.name, path)
+        for judged in sorted(await _found_here(self._runtime), key=in_order):
+            path, row = str(judged.model.path), found_row(judged, None)
+            if judged.judgement is not None and self.findData(path) < 0:
+                self.addItem(judged.model.name, path)
                 self.setItemData(self.count() - 1, plain_tip(f"{row.words}\n{row.tip}"), Qt.ItemDataRole.ToolTipRole)
                 chips[path] = "" if row.tone is Tone.GOOD else f" ({row.chip})"
         shown = [(self.itemText(place), self.itemData(place) or "") for place in range(self.count())]
@@ -109,15 +109,21 @@ class ModelMenu(QObject):
     def _fill(self) -> None:
         menu, used = self._menu, self._answering()
         menu.clear()
-        usable = [one for one in self._found if one.judgement is not None]
-        usable.sort(key=lambda one: (str(one.model.path) != used, _chip(one.judgement)[1] is Tone.BAD, in_order(one)))
-        names = told_apart([(one.model.name, one.model.path) for one in usable[:_MOST]])
-        for one, name in zip(usable, names, strict=False):
-            row = found_row(one, Path(used) if used else None)
+        usable = [judged for judged in self._found if judged.judgement is not None]
+        usable.sort(
+            key=lambda judged: (
+                str(judged.model.path) != used,
+                _chip(judged.judgement)[1] is Tone.BAD,
+                in_order(judged),
+            )
+        )
+        names = told_apart([(judged.model.name, judged.model.path) for judged in usable[:_MOST]])
+        for judged, name in zip(usable, names, strict=False):
+            row = found_row(judged, Path(used) if used else None)
             words = f"{name.replace('&', '&&')}\t{row.chip}"
-            action = menu.addAction(words, partial(self.chosen.emit, one.model.path))
+            action = menu.addAction(words, partial(self.chosen.emit, judged.model.path))
             action.setCheckable(True)
-            action.setChecked(str(one.model.path) == used)
+            action.setChecked(str(judged.model.path) == used)
         if not usable:
             words = _("This server has one model") if self._runtime.settings.engine_url else _("Looking for models…")
             menu.addAction(words if not self._found else _("No model here can be used")).setEnabled(False)
@@ -136,10 +142,10 @@ _TONES = {Verdict.FITS: Tone.GOOD, Verdict.TIGHT: Tone.WARN, Verdict.NO: Tone.BA
 _CHIPS = {Verdict.FITS: N_("fits"), Verdict.TIGHT: N_("tight"), Verdict.NO: N_("does not fit")}
 
 
-def found_row(one: JudgedModel, used: Path | None) -> Row:
+def found_row(judged: JudgedModel, used: Path | None) -> Row:
     """Return the row of a model on this computer. used: the one in use"""
-    model, facts, path = one.model, one.model.facts, left_to_right(str(one.model.path))
-    if facts is None or one.judgement is None:
+    model, facts, path = judged.model, judged.model.facts, left_to_right(str(judged.model.path))
+    if facts is None or judged.judgement is None:
         problem = model.problem or KvchatError(_("It cannot be used"))
         why = "\n".join(part for part in (problem.detail, problem.advice, path) if part)
         return Row(model.path, model.name, ended(problem.title), _("unusable"), Tone.BAD, why)
@@ -147,8 +153,8 @@ def found_row(one: JudgedModel, used: Path | None) -> Row:
     quantisation = "" if quantisation_in(model.name) else facts.quantisation
     parts = [quantisation, size(model.size), context, _(model.source.value)]
     parts += [_("can see or hear")] if model.projector else []
-    chip, tone = (_("in use"), Tone.GOOD) if model.path == used else _chip(one.judgement)
-    return Row(model.path, model.name, beside(parts), chip, tone, f"{one.judgement.reason}\n{path}")
+    chip, tone = (_("in use"), Tone.GOOD) if model.path == used else _chip(judged.judgement)
+    return Row(model.path, model.name, beside(parts), chip, tone, f"{judged.judgement.reason}\n{path}")
 
 
 def told_apart(models: Sequence[tuple[str, Path]]) -> list[str]:
@@ -160,24 +166,29 @@ def told_apart(models: Sequence[tuple[str, Path]]) -> list[str]:
     return [name if alike[name] == 1 else beside((name, place)) for name, place in zip(names, places, strict=True)]
 
 
-def in_order(one: JudgedModel) -> tuple[bool, str, int]:
+def in_order(judged: JudgedModel) -> tuple[bool, str, int]:
     """Sort key: usable models first, then by name and size."""
-    return one.judgement is None, one.model.name.lower(), one.model.size
+    return judged.judgement is None, judged.model.name.lower(), judged.model.size
 
 
-def suggestion_row(one: Suggestion, memory: MemoryFacts) -> Row:
-    judgement = judge_size(one.size, memory)
-    words = _("{why} {quantisation}, about {size}.", why=_(one.why), quantisation=one.quantisation, size=size(one.size))
-    return Row(one, one.repository, words, *_chip(judgement), judgement.reason)
+def suggestion_row(suggestion: Suggestion, memory: MemoryFacts) -> Row:
+    judgement = judge_size(suggestion.size, memory)
+    words = _(
+        "{why} {quantisation}, about {size}.",
+        why=_(suggestion.why),
+        quantisation=suggestion.quantisation,
+        size=size(suggestion.size),
+    )
+    return Row(suggestion, suggestion.repository, words, *_chip(judgement), judgement.reason)
 
 
-def result_row(one: HubModel) -> Row:
+def result_row(model: HubModel) -> Row:
     parts = [
-        _("{downloads} downloads a month", downloads=number(one.downloads)),
-        _("{likes} likes", likes=number(one.likes)),
+        _("{downloads} downloads a month", downloads=number(model.downloads)),
+        _("{likes} likes", likes=number(model.likes)),
     ]
-    parts += [_("updated {updated}", updated=f"{one.updated:%Y-%m-%d}")] if one.updated else []
-    return Row(one, one.repository, beside(parts), _("asks who you are") if one.gated else "")
+    parts += [_("updated {updated}", updated=f"{model.updated:%Y-%m-%d}")] if model.updated else []
+    return Row(model, model.repository, beside(parts), _("asks who you are") if model.gated else "")
 
 
 def file_row(file: HubFile, memory: MemoryFacts, *, here: bool) -> Row:

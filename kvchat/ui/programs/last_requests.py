@@ -58,9 +58,9 @@ def found_share(total: Total) -> str:
 
 
 def all_together(totals: Sequence[Total]) -> str:
-    prompt, cached = sum(one.prompt for one in totals), sum(one.cached for one in totals)
+    prompt, cached = sum(total.prompt for total in totals), sum(total.cached for total in totals)
     programs = several(len(totals), "{count} program", "{count} programs")
-    requests = sum(one.requests for one in totals)
+    requests = sum(total.requests for total in totals)
     words = several(requests, "{count} request of {programs}", "{count} requests of {programs}", programs=programs)
     if not prompt:
         return ended(words)
@@ -68,9 +68,9 @@ def all_together(totals: Sequence[Total]) -> str:
     return _("{words}; {share} of what they sent did not have to be read again.", words=words, share=share)
 
 
-def told_of(one: Sum) -> str:
+def told_of(amount: Sum) -> str:
     """Return how often something happened, and how long it took."""
-    return listed((f"{number(one.times)}×", roughly(one.ms / 1000) if one.ms >= _LEAST_SAVED_MS else ""))
+    return listed((f"{number(amount.times)}×", roughly(amount.ms / 1000) if amount.ms >= _LEAST_SAVED_MS else ""))
 
 
 def request_title(passage: Passage) -> str:
@@ -126,7 +126,7 @@ def _first_word_ms(passage: Passage) -> float:
 
 
 def source_of(passage: Passage) -> Source:
-    return next((one for one in Source if one.value == passage.source), Source.COLD)
+    return next((source for source in Source if source.value == passage.source), Source.COLD)
 
 
 def chip_of(passage: Passage) -> str:
@@ -156,9 +156,9 @@ class LastRequests(QWidget):
         look.changed.connect(self._look_anew)
 
     def show_requests(self, requests: Sequence[Passage]) -> None:
-        self._requests = {one.id: one for one in requests[:_MOST]}
+        self._requests = {passage.id: passage for passage in requests[:_MOST]}
         self.setVisible(bool(requests))
-        self.list.show_rows([_row(one) for one in self._requests.values()])
+        self.list.show_rows([_row(passage) for passage in self._requests.values()])
         if self.list.current is None and requests:
             self.list.select(requests[0].id)
         self.list.show_at_most(_SHOWN)

@@ -56,12 +56,12 @@ class LiveRows(QWidget):
         column(title, self._lines, self.more, on=self, spacing=6, margins=(0, 0, 0, 10))
 
     def show_now(self, under_way: Sequence[Passage], in_engine: Sequence[InEngine], titles: Mapping[str, str]) -> None:
-        busy = {one.slot for one in under_way if one.stage is not Stage.QUEUED}
-        told = [(one.program, stage_of(one), _done(one)) for one in under_way]
-        for one in in_engine:
-            if one.place not in busy and one.tokens:
-                words = _("ready, {tokens} tokens", tokens=tokens_short(one.tokens))
-                told.append((holder_of(one.owner, titles), words, None))
+        busy = {passage.slot for passage in under_way if passage.stage is not Stage.QUEUED}
+        told = [(passage.program, stage_of(passage), _done(passage)) for passage in under_way]
+        for held in in_engine:
+            if held.place not in busy and held.tokens:
+                words = _("ready, {tokens} tokens", tokens=tokens_short(held.tokens))
+                told.append((holder_of(held.owner, titles), words, None))
         while len(self.rows) < min(len(told), _MOST):
             self.rows.append(LiveRow(self._look))
             self._lines.addWidget(self.rows[-1])
@@ -127,28 +127,28 @@ class ProgramDetails(QWidget):
     def show_program(self, name: str, total: Total, on: Collection[str]) -> None:
         for rule, switch in self.rules.items():
             lost = Sum()
-            for one in (one for cause, one in total.misses.items() if MENDED_BY.get(ReasonCode(cause)) == rule):
-                lost.add(one)
+            for cost in (cost for cause, cost in total.misses.items() if MENDED_BY.get(ReasonCode(cause)) == rule):
+                lost.add(cost)
             switch.show_rule(on=rule in on, spared=total.mended.get(rule), lost=lost)
         if self._shown != (name, total.misses):
-            self._shown = name, {cause: Sum(one.times, one.tokens, one.ms) for cause, one in total.misses.items()}
+            self._shown = name, {cause: Sum(cost.times, cost.tokens, cost.ms) for cause, cost in total.misses.items()}
             self._fill(total)
 
     def _fill(self, total: Total) -> None:
         clear(self.causes)
-        causes = sorted(total.misses.items(), key=lambda one: (-one[1].ms, -one[1].tokens))
+        causes = sorted(total.misses.items(), key=lambda known: (-known[1].ms, -known[1].tokens))
         if not causes:
             nothing = label(_("Nothing of what it sent had to be read twice."), "muted", wraps=True)
             self.causes.addWidget(nothing, 0, 0, 1, 3)
-        most = max((one.tokens for _, one in causes), default=1) or 1
-        for line, (cause, one) in enumerate(causes[:_MOST_CAUSES]):
+        most = max((cost.tokens for _, cost in causes), default=1) or 1
+        for line, (cause, cost) in enumerate(causes[:_MOST_CAUSES]):
             reason = Reason(ReasonCode(cause)).words
-            words, bar = ElidedLabel(), progress_bar(f"{reason}: {told_of(one)}")
+            words, bar = ElidedLabel(), progress_bar(f"{reason}: {told_of(cost)}")
             words.set_text(reason[:1].upper() + reason[1:])
-            bar.setValue(1000 * one.tokens // most)
+            bar.setValue(1000 * cost.tokens // most)
             self.causes.addWidget(words, line, 0)
             self.causes.addWidget(bar, line, 1)
-            self.causes.addWidget(label(told_of(one)), line, 2, Qt.AlignmentFlag.AlignRight)
+            self.causes.addWidget(label(told_of(cost)), line, 2, Qt.AlignmentFlag.AlignRight)
 
     def _fit(self) -> None:
         self.causes.setColumnMinimumWidth(1, self._look.px(110))
@@ -259,7 +259,7 @@ class ProgramsWindow(Panel):
         self.details.setVisible(total is not None)
         if total is not None:
             self.details.show_program(name, total, self._door.rules(name))
-        self.requests.show_requests([one for one in reversed(self._door.last) if one.program == name])
+        self.requests.show_requests([passage for passage in reversed(self._door.last) if passage.program == name])
         self.forget.setEnabled(total is not None)
 
     def _switch(self, rule: str, on: bool) -> None:
@@ -267,7 +267,7 @@ class ProgramsWindow(Panel):
         if chosen is None:
             return
         entry, settings = f"{chosen.value} {rule}", self._runtime.settings
-        others = tuple(one for one in settings.door_rules if one != entry)
+        others = tuple(other for other in settings.door_rules if other != entry)
         self.run(self._runtime.apply_settings(replace(settings, door_rules=(*others, entry) if on else others)))
 
     def _ask_forget(self) -> None:

@@ -37,7 +37,7 @@ class DeletedWindow(Panel):
         self.list.taken.connect(lambda _: self._restore())
         self.list.current_changed.connect(self._show_buttons)
         self.limits = button(_("How long…"), self.storage_requested, "link")
-        self.all = button(_("Delete all…"), lambda: self._ask([one.value for one in self.list.rows]), "danger")
+        self.all = button(_("Delete all…"), lambda: self._ask([row.value for row in self.list.rows]), "danger")
         self.now = button(_("Delete now…"), lambda: self._ask(self._chosen()), "danger")
         self.restore = button(_("Bring back"), self._restore, "primary")
         below = row(self.limits, (flow(self.all, self.now, self.restore, at_end=True), 1))
@@ -75,8 +75,8 @@ class DeletedWindow(Panel):
             self.run(self._runtime.chat.recently_deleted.restore(entry))
 
     def _show_buttons(self) -> None:
-        for one in (self.restore, self.now):
-            one.setEnabled(bool(self._chosen()))
+        for action in (self.restore, self.now):
+            action.setEnabled(bool(self._chosen()))
         self.all.setEnabled(bool(self.list.rows))
 
     def _ask(self, entries: Sequence[object]) -> None:

@@ -137,8 +137,10 @@ class LibraryWindow(Panel):
 
     def _show(self) -> None:
         before = self.list.current
-        self.list.show_rows([row_of(one, self._library.reading.get(one.prepared.id)) for one in self._standings])
-        if any(one.prepared.id == self._added for one in self._standings):
+        self.list.show_rows(
+            [row_of(standing, self._library.reading.get(standing.prepared.id)) for standing in self._standings]
+        )
+        if any(standing.prepared.id == self._added for standing in self._standings):
             self.list.select(self._added)
             self._added = ""
         elif before is None and self._standings:
@@ -148,32 +150,29 @@ class LibraryWindow(Panel):
         self._show_current()
 
     def _show_current(self) -> None:
-        one = self._current
-        reading = self._library.reading.get(one.prepared.id) if one else None
-        if one is not None:
-            left, place = self._library.time_left(one.prepared), self._runtime.paths.save_points
-            self.details.setText(details_of(one, reading, left, place))
-        self.details.setVisible(one is not None)
-        self.bar.setVisible(reading is not None)
+        current = self._current
+        reading = self._library.reading.get(current.prepared.id) if current else None
+        if current is not None:
+            left, place = self._library.time_left(current.prepared), self._runtime.paths.save_points
+            self.details.setText(details_of(current, reading, left, place))
         if reading is not None:
             self.bar.setValue(1000 * reading.done // max(reading.total, 1))
-        for choice, wanted in (
-            (self.cancel, reading is not None),
-            (self.again, reading is None and one is not None),
-            (self.remove, reading is None and one is not None),
-            (self.begin, one is not None),
-        ):
-            choice.setVisible(wanted)
-        self.begin.setEnabled(one is not None and one.prepared.is_read)
+        self.bar.setVisible(reading is not None)
+        self.cancel.setVisible(reading is not None)
+        for action in (self.again, self.remove):
+            action.setVisible(current is not None and reading is None)
+        self.details.setVisible(current is not None)
+        self.begin.setVisible(current is not None)
+        self.begin.setEnabled(current is not None and current.prepared.is_read)
 
     @property
     def _current(self) -> Standing | None:
-        row = self.list.current
-        return next((one for one in self._standings if row is not None and one.prepared.id == row.value), None)
+        chosen = self.list.current.value if self.list.current else None
+        return next((standing for standing in self._standings if standing.prepared.id == chosen), None)
 
     def _with_current(self, do: Callable[[Prepared], Coroutine[Any, Any, object]]) -> None:
-        if one := self._current:
-            self.run(do(one.prepared))
+        if standing := self._current:
+            self.run(do(standing.prepared))
 
     async def _begin(self, prepared: Prepared) -> None:
         if prepared.is_read:
@@ -182,13 +181,13 @@ class LibraryWindow(Panel):
             self.begun.emit(chat.id)
 
     def _ask_to_remove(self) -> None:
-        if (one := self._current) is None:
+        if (standing := self._current) is None:
             return
-        title = _("Remove “{name}” from the library?", name=one.prepared.name)
+        title = _("Remove “{name}” from the library?", name=standing.prepared.name)
         words = _(
             "Its files stay as they are, and so do the chats that began on it. To have it here again it must be read."
         )
-        confirm(self, title, words, _("Remove"), lambda: self.run(self._remove(one.prepared)))
+        confirm(self, title, words, _("Remove"), lambda: self.run(self._remove(standing.prepared)))
 
 
 class AddDialog(Question):
@@ -220,7 +219,7 @@ def name_for(paths: Sequence[Path], taken: Collection[str]) -> str:
     if len(paths) > 1:
         name = _("{name} and {count}", name=name, count=several(len(paths) - 1, "{count} more", "{count} more"))
     names = itertools.chain([name], (f"{name} {number}" for number in itertools.count(2)))
-    return next(one for one in names if one not in taken)
+    return next(candidate for candidate in names if candidate not in taken)
 
 
 def estimate_words(estimate: Estimate) -> str:
@@ -236,27 +235,27 @@ def estimate_words(estimate: Estimate) -> str:
     return sentences(words, _("You can go on chatting meanwhile: what you ask goes first."))
 
 
-def row_of(one: Standing, reading: Reading | None) -> Row:
-    prepared = one.prepared
+def row_of(standing: Standing, reading: Reading | None) -> Row:
+    prepared = standing.prepared
     parts = [several(len(prepared.sources), "{count} file", "{count} files")]
     if prepared.is_read:
-        parts += [_("{tokens} tokens", tokens=tokens_short(prepared.tokens)), size(one.bytes)]
-        parts += [_("saves {time}", time=roughly(one.time))] if one.time and not one.why_not else []
+        parts += [_("{tokens} tokens", tokens=tokens_short(prepared.tokens)), size(standing.bytes)]
+        parts += [_("saves {time}", time=roughly(standing.time))] if standing.time and not standing.why_not else []
         parts += [Path(prepared.model).stem]
     chip, tone = _("ready"), Tone.GOOD
     if reading is not None:
         share = f"{100 * reading.done // reading.total} %" if reading.total else "…"
         chip, tone = _("reading {share}", share=share), Tone.PLAIN
-    elif one.why_not:
+    elif standing.why_not:
         chip, tone = _("to be read") if prepared.is_read else _("not read"), Tone.WARN
-    elif one.changes:
+    elif standing.changes:
         chip, tone = _("files changed"), Tone.WARN
     return Row(prepared.id, prepared.name, beside(parts), chip, tone)
 
 
-def details_of(one: Standing, reading: Reading | None, left: TimeRange | None, place: Path) -> str:
+def details_of(standing: Standing, reading: Reading | None, left: TimeRange | None, place: Path) -> str:
     """Return the details of the chosen entry. place: folder of the save points"""
-    prepared = one.prepared
+    prepared = standing.prepared
     lines = [left_to_right(listed(prepared.paths))]
     if reading is not None:
         done, total = number(reading.done), number(reading.total)
@@ -269,19 +268,19 @@ def details_of(one: Standing, reading: Reading | None, left: TimeRange | None, p
     if prepared.is_read:
         when = since(prepared.created_at.astimezone(), datetime.now().astimezone())
         words, there = _("Read {when}.", when=when), left_to_right(str(place))
-        if one.bytes:
-            words = _("Read {when}; {size} are kept in {place}.", when=when, size=size(one.bytes), place=there)
+        if standing.bytes:
+            words = _("Read {when}; {size} are kept in {place}.", when=when, size=size(standing.bytes), place=there)
         lines.append(words)
-    if changed := one.changes.words if one.changes else "":
+    if changed := standing.changes.words if standing.changes else "":
         words = _("{words} since then. Chats begin on what was read; reading again reads what is new.", words=changed)
         lines.append(words)
     if not prepared.is_read:
         words = _("It was not read to its end: no chat can begin on it yet. Reading again goes on from what is kept.")
         lines.append(words)
-    elif why := one.why_not:
+    elif why := standing.why_not:
         words = _("A chat on it would have to read it first: {why}.", why=why)
-        if one.time:
-            time = roughly(one.time)
+        if standing.time:
+            time = roughly(standing.time)
             words = _("A chat on it would have to read it first, which takes {time}: {why}.", time=time, why=why)
         lines.append(words)
     return "\n".join(lines)

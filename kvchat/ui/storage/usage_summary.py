@@ -29,7 +29,7 @@ def sharing(usage: StoreUsage) -> str:
     if not usage.save_points:
         return ""
     spared = spared_bytes(usage)
-    if not spared and any(one.shared_bytes for one in usage.conversations):
+    if not spared and any(entry.shared_bytes for entry in usage.conversations):
         return _("What chats share is kept once; it is too little yet to spare anything.")
     if not spared:
         return _("Nothing is shared yet: turns and chats that begin alike will be kept once.")
@@ -51,7 +51,7 @@ def limits_in_words(usage: StoreUsage, max_age_days: int | None) -> str:
             limit=limit,
             holds=holds,
         )
-    if any(program_of(one.conversation_id) for one in usage.conversations):
+    if any(program_of(entry.conversation_id) for entry in usage.conversations):
         programs = _(
             "Other programs go before chats; they keep {programs_quota_bytes} at most.",
             programs_quota_bytes=size(usage.programs_quota_bytes),
@@ -132,13 +132,13 @@ def plan_in_words(plan: PrunePlan, target_bytes: int) -> str:
     missed = pinned if plan.bytes_left > max(target_bytes, 0) else ""
     if not plan.save_point_ids:
         return sentences(_("Nothing would go."), missed)
-    chats = [one for one in plan.conversations if not program_of(one.conversation_id)]
-    thinned = [one for one in chats if one.save_points_left]
+    chats = [entry for entry in plan.conversations if not program_of(entry.conversation_id)]
+    thinned = [entry for entry in chats if entry.save_points_left]
     cold, parts = len(plan.cold), list[str]()
-    if prompts := sum(one.save_points for one in plan.conversations) - sum(one.save_points for one in chats):
+    if prompts := sum(entry.save_points for entry in plan.conversations) - sum(entry.save_points for entry in chats):
         parts.append(_("{prompts} of other programs", prompts=several(prompts, "{count} prompt", "{count} prompts")))
     if thinned:
-        turns = several(sum(one.save_points for one in thinned), "{count} old turn", "{count} old turns")
+        turns = several(sum(entry.save_points for entry in thinned), "{count} old turn", "{count} old turns")
         parts.append(_("{turns} of {count}", turns=turns, count=several(len(thinned), "{count} chat", "{count} chats")))
     if cold:
         parts.append(several(cold, "{count} chat must be read again", "{count} chats must be read again"))
@@ -153,12 +153,12 @@ def plan_in_words(plan: PrunePlan, target_bytes: int) -> str:
 def expiry_in_words(usage: StoreUsage, days: int, now: datetime) -> str:
     """Return what is lost when save points unused for so many days are deleted, as far as the usage tells."""
     limit = now - timedelta(days=days)
-    chats = [one for one in usage.conversations if not program_of(one.conversation_id)]
-    cold = [one for one in chats if one.save_points and not one.pinned and one.last_used_at < limit]
+    chats = [entry for entry in usage.conversations if not program_of(entry.conversation_id)]
+    cold = [entry for entry in chats if entry.save_points and not entry.pinned and entry.last_used_at < limit]
     if not cold:
         return _("No chat must be read again by it now; old turns may go. Messages stay.")
     becomes = several(len(cold), "{count} chat must be read again", "{count} chats must be read again")
-    if reading := added(one.reading for one in cold):
+    if reading := added(entry.reading for entry in cold):
         becomes = _("{becomes}; reading it all again would take {time}", becomes=becomes, time=roughly(reading))
     return sentences(becomes, _("Old turns of others may go as well."), _("Messages stay."))
 
