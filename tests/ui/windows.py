@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import TypeVar
 
 from PySide6.QtWidgets import QAbstractButton, QApplication, QWidget
 
@@ -12,16 +13,31 @@ from kvchat.runtime import Runtime
 from kvchat.settings import Settings
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.base.theme import Look
+from kvchat.ui.dialogs.confirm import ConfirmDialog
 from kvchat.ui.transcript.reply_view import ReplyView
 from tests.running import opened
 from tests.ui.fake_runtime import FakeRuntime
 from tests.ui.waiting import until
+
+W = TypeVar("W", bound=QWidget)
 
 
 def button(within: QWidget, name: str) -> QAbstractButton:
     """The button with that name, of several the one to be seen."""
     found = [one for one in within.findChildren(QAbstractButton) if one.accessibleName() == name]
     return max(found, key=QAbstractButton.isVisible)
+
+
+def child(within: QWidget, kind: type[W]) -> W:
+    """The first child of that kind; there is one."""
+    found = within.findChild(kind)
+    assert isinstance(found, kind)
+    return found
+
+
+def question(within: QWidget) -> ConfirmDialog:
+    """The question that is open."""
+    return next(dialog for dialog in within.findChildren(ConfirmDialog) if dialog.isVisible())
 
 
 def joined(runtime: FakeRuntime | Runtime, look: Look) -> MainWindow:

@@ -14,7 +14,7 @@ from kvchat.ui.rendering.code_view import CodeView
 from kvchat.ui.rendering.text_page import TextPage
 from tests.ui.fake_runtime import FakeRuntime, a_receipt
 from tests.ui.waiting import until
-from tests.ui.windows import button
+from tests.ui.windows import button, child
 
 LEFT = Qt.MouseButton.LeftButton
 
@@ -49,8 +49,7 @@ async def at_home(window: MainWindow, qtbot: QtBot) -> None:
 async def test_after_every_button_of_a_message(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
     await opened(window)
     reply = window.transcript.views[furnished.chat.said("lakes")[1].id]
-    code = reply.findChild(CodeView)
-    assert code is not None
+    code = child(reply, CodeView)
     for pressed in (code.copy_button, button(reply, "Copy the reply"), button(reply, "Regenerate the reply")):
         qtbot.mouseClick(pressed, LEFT)
         assert pressed is not code.copy_button or focused() is pressed, "a mouse gives it the keyboard"
@@ -94,8 +93,7 @@ async def test_after_stop(furnished: FakeRuntime, window: MainWindow, qtbot: QtB
 async def test_after_attaching(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
     await opened(window)
     qtbot.mouseClick(window.composer.attach, LEFT)
-    dialog = window.findChild(QFileDialog)
-    assert dialog is not None
+    dialog = child(window, QFileDialog)
     dialog.reject()
     window.activateWindow()  # as a window manager does
     await at_home(window, qtbot)
@@ -132,8 +130,7 @@ async def test_what_an_input_method_writes_goes_into_the_message(
     furnished: FakeRuntime, window: MainWindow, qtbot: QtBot
 ) -> None:
     await opened(window)
-    text = window.transcript.findChild(TextPage)
-    assert text is not None
+    text = child(window.transcript, TextPage)
     for place in (text, window.header.more):
         place.setFocus()
         assert place.testAttribute(Qt.WidgetAttribute.WA_InputMethodEnabled)
@@ -166,8 +163,7 @@ async def test_space_still_presses_what_tab_has_reached(
     furnished: FakeRuntime, window: MainWindow, qtbot: QtBot
 ) -> None:
     await opened(window)
-    view = window.transcript.findChild(CodeView)
-    assert view is not None
+    view = child(window.transcript, CodeView)
     view.copy_button.setFocus(Qt.FocusReason.TabFocusReason)
     qtbot.keyClick(view.copy_button, Qt.Key.Key_Space)
     assert QApplication.clipboard().text() == "print(1)"

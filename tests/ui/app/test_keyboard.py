@@ -21,6 +21,7 @@ from kvchat.ui.transcript.reply_view import ReplyView
 from kvchat.words.folding import folded
 from tests.ui.fake_runtime import FakeRuntime, a_receipt
 from tests.ui.waiting import until
+from tests.ui.windows import child
 
 TITLES = ("Trip to Jeju", "Thesis, chapter 3", "Crème brûlée", "量子力学入门", "The thesis itself")
 
@@ -78,8 +79,7 @@ async def test_the_palette_switches_chats_and_does_things(
     furnished: FakeRuntime, window: MainWindow, qtbot: QtBot
 ) -> None:
     qtbot.keyClick(window, Qt.Key.Key_K, Qt.KeyboardModifier.ControlModifier)
-    palette = window.findChild(Palette)
-    assert isinstance(palette, Palette)
+    palette = child(window, Palette)
     assert palette.shown[0] != window.header.title.whole  # the open one comes last
     qtbot.keyClicks(palette.field, "jeju")
     assert palette.shown == ["Trip to Jeju"]
@@ -144,8 +144,7 @@ async def test_the_palette_says_when_nothing_fits(furnished: FakeRuntime, window
 
 async def test_the_sheet_names_every_key(runtime: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
     qtbot.keyClick(window, Qt.Key.Key_Slash, Qt.KeyboardModifier.ControlModifier)
-    sheet = window.findChild(ShortcutSheet)
-    assert isinstance(sheet, ShortcutSheet)
+    sheet = child(window, ShortcutSheet)
     words = {label.text() for label in sheet.findChildren(QLabel)}
     assert {part for one in SHORTCUTS if one.keys for part in (one.words, shown_keys(one))} <= words
     sheet.close()

@@ -36,7 +36,6 @@ from kvchat.session.events import Restored, Restoring
 from kvchat.session.proof import Source, Verdict
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.base.theme import Look
-from kvchat.ui.dialogs.confirm import ConfirmDialog
 from kvchat.ui.models.models_window import ModelsWindow
 from kvchat.ui.transcript.footer import Timeline
 from kvchat.ui.transcript.reply_view import ReplyView
@@ -44,7 +43,7 @@ from kvchat.ui.widgets.lists import ROW
 from kvchat.words.wording import ALWAYS_KEEP, NEVER_KEEP, VERIFY_MEMORY
 from tests.ui.fake_runtime import FakeRuntime, a_receipt
 from tests.ui.waiting import LONG_MS, until
-from tests.ui.windows import joined
+from tests.ui.windows import child, joined, question
 
 
 @pytest.fixture
@@ -82,10 +81,6 @@ async def settled(window: MainWindow, runtime: FakeRuntime) -> None:
     """The open conversation stands on the page."""
     wanted = len(runtime.chat.said(window.chat.current or ""))
     await until(lambda: len(window.transcript.views) == wanted, "the messages")
-
-
-def dialog(window: MainWindow) -> ConfirmDialog:
-    return next(d for d in window.findChildren(ConfirmDialog) if d.isVisible())
 
 
 async def test_shows_the_newest_conversation_and_tells_the_runtime(furnished: FakeRuntime, window: MainWindow) -> None:
@@ -298,8 +293,7 @@ async def test_a_title_that_looks_like_html_is_shown_as_it_is(runtime: FakeRunti
 async def test_rename_in_place(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
     await settled(window, furnished)
     qtbot.keyClick(window.composer.editor, Qt.Key.Key_F2)
-    editor = window.sidebar.list.findChild(QLineEdit)
-    assert editor is not None
+    editor = child(window.sidebar.list, QLineEdit)
     editor.selectAll()
     qtbot.keyClicks(editor, "The lemma")
     qtbot.keyClick(editor, Qt.Key.Key_Return)
@@ -499,8 +493,7 @@ async def test_engine_failure_card_and_its_buttons(furnished: FakeRuntime, windo
     assert "server is listening" in engine.log.text.toPlainText()
     engine.close()
     card.model.click()
-    models = window.findChild(ModelsWindow)
-    assert models is not None
+    models = child(window, ModelsWindow)
     assert models.isVisible()
     furnished.set_engine(EngineState.READY)
     assert card.isHidden()
@@ -556,8 +549,7 @@ async def test_an_open_receipt_stays_open_when_it_learns_what_came_after_the_rep
     assert receipt is not None
     assert receipt.is_open
     assert receipt.details is not None
-    timeline = receipt.details.findChild(Timeline)
-    assert timeline is not None
+    timeline = child(receipt.details, Timeline)
     assert timeline.isVisible()
     told = "Loading 21 ms, Reading 70 ms, First token 0.22 s, Writing 9.98 s, Rounding off 0.22 s, Saving 90 ms"
     assert timeline.accessibleName() == f"Timeline: {told}"
@@ -698,16 +690,16 @@ async def test_quitting_in_the_middle_of_something_asks(
     furnished.models.downloads._known[waiting.path] = waiting
     leave()
     leave()
-    question = dialog(window)
-    words = " ".join(label.text() for label in question.findChildren(QLabel))
+    asked = question(window)
+    words = " ".join(label.text() for label in asked.findChildren(QLabel))
     assert all(part in words for part in ("“Thesis, chapter 3”", "1 model is being downloaded", "Importing"))
     assert (heard, window.isVisible()) == ([], True)
-    qtbot.keyClick(question, Qt.Key.Key_Return)  # staying is the default
+    qtbot.keyClick(asked, Qt.Key.Key_Return)  # staying is the default
     assert heard == []
     window.transfer.going_on.clear()
     furnished.models.downloads._known.clear()
     leave()
-    dialog(window).yes.click()
+    question(window).yes.click()
     assert heard == [True]
     furnished.chat.finish("thesis", None)
     leave()
@@ -752,8 +744,8 @@ async def test_a_chat_that_waits_says_for_which_and_can_go_first(furnished: Fake
     assert pending.text() == "Waiting for “Trip to Jeju”: writing its reply, 4 words so far."
     assert first.isVisible()
     first.click()
-    assert "Trip to Jeju" in dialog(window).findChildren(QLabel)[1].text()
-    dialog(window).yes.click()
+    assert "Trip to Jeju" in question(window).findChildren(QLabel)[1].text()
+    question(window).yes.click()
     assert ("go_first", "thesis") in furnished.chat.calls
     furnished.chat.ahead = None
     furnished.events.publish(Prefilling("thesis", 1, 10, 0))

@@ -27,6 +27,7 @@ from kvchat.ui.transcript.footer import MessageRequest, Request
 from kvchat.ui.transcript.reply_view import ReplyView
 from tests.ui.fake_runtime import FakeRuntime
 from tests.ui.waiting import until
+from tests.ui.windows import child
 
 
 @pytest.fixture
@@ -88,8 +89,7 @@ async def test_a_hostile_link_does_no_harm(
 
 async def test_a_link_to_a_model_asks_nothing_of_the_network(window: MainWindow, opener: Opener) -> None:
     opener.open("kvchat://model/ggml-org/gemma-3-4b-it-GGUF")
-    models = window.findChild(ModelsWindow)
-    assert models is not None
+    models = child(window, ModelsWindow)
     assert models.hub.field.text() == "ggml-org/gemma-3-4b-it-GGUF"
     await until(lambda: models.hub.list.rows)  # suggestions, which are known here
     assert models.hub.heading.text().startswith("Suggestions")

@@ -17,7 +17,7 @@ from kvchat.ui.settings.presets import ChatSettings, PresetDialog
 from kvchat.ui.transcript.tail import JumpButton
 from tests.ui.fake_runtime import FakeRuntime
 from tests.ui.waiting import until
-from tests.ui.windows import joined
+from tests.ui.windows import child, joined
 
 LEFT = Qt.MouseButton.LeftButton
 CTRL = Qt.KeyboardModifier.ControlModifier
@@ -35,8 +35,7 @@ async def test_a_list_that_changes_leaves_a_title_to_be_typed(
     where = view.visualRect(window.sidebar.model.index_of("d")).center()
     for click in (qtbot.mouseClick, qtbot.mouseDClick):  # a double click alone is only the second half
         click(view.viewport(), LEFT, pos=where)
-    editor = view.findChild(QLineEdit)
-    assert editor is not None
+    editor = child(view, QLineEdit)
     qtbot.keyClicks(editor, "Half a ti")
     match change:
         case "more":
@@ -63,8 +62,7 @@ async def test_the_only_chat_can_be_renamed_while_the_list_is_told_anew(
     await until(lambda: listed(window) == ["Only"])
     window.chat.open("only")
     window.sidebar.begin_rename()
-    editor = window.sidebar.list.findChild(QLineEdit)
-    assert editor is not None
+    editor = child(window.sidebar.list, QLineEdit)
     qtbot.keyClicks(editor, "Other")
     await window.chat.conversations.reload()
     assert editor.text() == "Other"
@@ -177,8 +175,7 @@ async def test_notices_move_nothing_and_stand_at_the_end(furnished: FakeRuntime,
     gap = window.transcript.mapTo(window, window.transcript.rect().bottomLeft()).y()
     gap -= window.notices.mapTo(window, window.notices.rect().bottomLeft()).y()
     assert 0 <= gap <= 12, "it stands at the very end of the page"
-    jump = window.transcript.findChild(JumpButton)
-    assert jump is not None
+    jump = child(window.transcript, JumpButton)
     assert window.notices.x() > jump.geometry().right()
 
 
@@ -203,12 +200,10 @@ async def test_the_preset_window_holds_what_is_behind_it_and_enter_saves(
     furnished: FakeRuntime, window: MainWindow, qtbot: QtBot
 ) -> None:
     window.open_chat_settings()
-    settings = window.findChild(ChatSettings)
-    assert isinstance(settings, ChatSettings)
+    settings = child(window, ChatSettings)
     await until(settings.save.isEnabled)
     settings.keep.click()
-    dialog = settings.findChild(PresetDialog)
-    assert isinstance(dialog, PresetDialog)
+    dialog = child(settings, PresetDialog)
     await until(dialog.save.isEnabled)
     assert QApplication.activeModalWidget() is dialog
     dialog.form.numbers["temperature"].setText("3")

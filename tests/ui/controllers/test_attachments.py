@@ -33,6 +33,7 @@ from tests.pictures import png
 from tests.ui.app.test_language import the_app
 from tests.ui.fake_runtime import FakeRuntime
 from tests.ui.waiting import until
+from tests.ui.windows import child
 
 
 def names(window: MainWindow) -> list[str]:
@@ -61,8 +62,7 @@ async def test_files_are_attached_counted_sent_and_shown(
     assert [a.name for a in view.chips.attachments] == ["notes.md"]
     assert not names(window)
     view.chips.chips[0].name.click()
-    shown = window.findChild(AttachmentView)
-    assert shown is not None
+    shown = child(window, AttachmentView)
     assert shown.text.toPlainText() == file.read_text()
     shown.close()
 
@@ -116,8 +116,7 @@ async def test_pictures_are_shown_small_sent_and_shown_large(window: MainWindow,
     assert view.chips is not None
     assert [a.name for a in view.chips.attachments] == ["red.png", "Pasted picture.png"]
     view.chips.chips[0].name.click()
-    shown = window.findChild(PictureView)
-    assert shown is not None
+    shown = child(window, PictureView)
     assert shown.picture.pixmap().deviceIndependentSize().toSize() == QSize(80, 60)
     shown.close()
 
@@ -321,10 +320,8 @@ async def test_two_paths_typed_into_the_dialog_attach_two(window: MainWindow, tm
     for name in ("a.txt", "b.txt"):
         (tmp_path / name).write_text("the same words")
     window.composer.attach.click()
-    dialog = window.findChild(QFileDialog)
-    assert dialog is not None
-    field = dialog.findChild(QLineEdit)
-    assert field is not None
+    dialog = child(window, QFileDialog)
+    field = child(dialog, QLineEdit)
     field.setText(f'"{tmp_path}/a.txt" "{tmp_path}/b.txt"')
     dialog.filesSelected.emit([str(tmp_path / "b.txt")])  # Qt tells one of those it selects while one types
     dialog.reject()

@@ -20,6 +20,7 @@ from kvchat.ui.models.models_window import ModelsWindow
 from tests.library.gguf_files import write_gguf
 from tests.ui.fake_runtime import FakeRuntime
 from tests.ui.waiting import until
+from tests.ui.windows import child
 
 GONE = "/models/Lost & Found-7B.gguf"
 
@@ -116,8 +117,7 @@ async def test_another_model_is_one_click_away(runtime: FakeRuntime, window: Mai
     next(action for action in menu.actions() if action.text().startswith("SmolLM2")).trigger()
     await until(lambda: [notice.words[0] for notice in window.notices.on_show] == ["This is no model"])
     menu.actions()[-1].trigger()
-    models = window.findChild(ModelsWindow)
-    assert isinstance(models, ModelsWindow)
+    models = child(window, ModelsWindow)
     assert models.isVisible()
     models.close()
 

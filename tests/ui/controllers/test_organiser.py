@@ -15,7 +15,7 @@ from kvchat.ui.base.theme import Look
 from kvchat.ui.sidebar.conversation_list import Arrangement, Order, Row, arranged, from_text
 from tests.ui.fake_runtime import FakeRuntime
 from tests.ui.waiting import until
-from tests.ui.windows import on_show
+from tests.ui.windows import child, on_show
 
 CTRL = Qt.KeyboardModifier.ControlModifier
 
@@ -95,8 +95,7 @@ async def test_a_right_click_opens_nothing_and_its_menu_is_about_that_row(
     qtbot.mouseClick(view.viewport(), Qt.MouseButton.RightButton, Qt.KeyboardModifier.NoModifier, place)
     assert (window.chat.current, window.sidebar.chosen) == ("d", ["d"])
     choose(window, "b", "Rename")
-    editor = view.viewport().findChild(QLineEdit)
-    assert editor is not None
+    editor = child(view.viewport(), QLineEdit)
     editor.setText("Another name")
     qtbot.keyClick(editor, Qt.Key.Key_Return)
     await until(lambda: furnished.chat.by_id["b"].title == "Another name", "the name")

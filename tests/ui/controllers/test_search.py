@@ -13,6 +13,7 @@ from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.attachments.chips import AttachmentView
 from tests.ui.fake_runtime import FakeRuntime
 from tests.ui.waiting import until
+from tests.ui.windows import child
 
 CTRL, SHIFT = Qt.KeyboardModifier.ControlModifier, Qt.KeyboardModifier.ShiftModifier
 
@@ -182,8 +183,7 @@ async def test_a_hit_in_a_document_shows_it_there(furnished: FakeRuntime, window
     await search(window, qtbot, "platypus")
     qtbot.keyClick(window.sidebar.search.field, Qt.Key.Key_Return)
     await until(lambda: window.findChild(AttachmentView) is not None, "the document")
-    shown = window.findChild(AttachmentView)
-    assert isinstance(shown, AttachmentView)
+    shown = child(window, AttachmentView)
     assert window.find_bar.place.text() == "1 of 1"
     assert [mark.cursor.selectedText() for mark in shown.text.extraSelections()] == ["platypus"] * 2
     assert shown.text.textCursor().block().text() == "The platypus."

@@ -33,6 +33,7 @@ from tests.kvstore.true_files import Bench
 from tests.transfer.library import quick_keys
 from tests.ui.fake_runtime import FakeRuntime
 from tests.ui.waiting import until
+from tests.ui.windows import child
 
 CLAUDE = {"uuid": "m", "sender": "human", "text": "Hello", "created_at": "2025-05-01T10:00:00Z"}
 
@@ -233,8 +234,7 @@ async def test_what_cannot_be_imported_is_told_line_by_line(
     choose(window, "Import chats…")
     pick(window, tmp_path / "a.json", tmp_path / "b.json")
     await until(lambda: window.findChildren(ImportReportDialog), "the report")
-    report = window.findChild(ImportReportDialog)
-    assert isinstance(report, ImportReportDialog)
+    report = child(window, ImportReportDialog)
     qtbot.mouseClick(report.copy, Qt.MouseButton.LeftButton)
     lines = QGuiApplication.clipboard().text().splitlines()
     assert [line.partition(":")[0] for line in lines] == ["a.json", "b.json"]

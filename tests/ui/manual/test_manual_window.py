@@ -12,13 +12,13 @@ from pytestqt.qtbot import QtBot
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.manual.manual_window import ManualWindow, source
 from tests.ui.fake_runtime import FakeRuntime
+from tests.ui.windows import child
 
 
 @pytest.fixture
 def manual(window: MainWindow, qtbot: QtBot) -> ManualWindow:
     qtbot.keyClick(window, Qt.Key.Key_F1)
-    manual = window.findChild(ManualWindow)
-    assert isinstance(manual, ManualWindow)
+    manual = child(window, ManualWindow)
     assert manual.isVisible()
     return manual
 

@@ -34,7 +34,7 @@ from tests.engine_fixtures import FakeEngine
 from tests.library.fake_hub import FakeHub
 from tests.ui.fake_runtime import FakeRuntime, a_model
 from tests.ui.waiting import until
-from tests.ui.windows import Open, begun
+from tests.ui.windows import Open, begun, child
 
 
 @pytest.fixture
@@ -242,8 +242,7 @@ async def test_where_an_engine_is_there_none_is_offered(
 
 async def test_a_picked_file_is_used(runtime: FakeRuntime, window: MainWindow, qtbot: QtBot, tmp_path: Path) -> None:
     qtbot.mouseClick(window.first_start.pick, Qt.MouseButton.LeftButton)
-    dialog = window.first_start.findChild(QFileDialog)
-    assert dialog is not None
+    dialog = child(window.first_start, QFileDialog)
     dialog.fileSelected.emit(str(tmp_path / "m.gguf"))
     dialog.close()
     await until(lambda: window.composer.isVisible())

@@ -33,7 +33,7 @@ from tests.library.fake_hub import TOKEN, FakeHub
 from tests.library.gguf_files import write_gguf
 from tests.ui.fake_runtime import FakeRuntime, a_model
 from tests.ui.waiting import until
-from tests.ui.windows import button
+from tests.ui.windows import button, child, question
 
 LEFT = Qt.MouseButton.LeftButton
 REPOSITORY = "org/Thing-7B-GGUF"
@@ -256,8 +256,7 @@ async def test_a_missing_model_offers_choices(
         False
     ]
     qtbot.mouseClick(card.locate, LEFT)
-    dialog = window.findChild(QFileDialog)
-    assert dialog is not None
+    dialog = child(window, QFileDialog)
     dialog.fileSelected.emit("/found/Thing.gguf")
     dialog.close()
     await until(lambda: ("use_model", Path("/found/Thing.gguf")) in runtime.calls)
@@ -289,18 +288,13 @@ async def test_a_page_without_models_says_what_to_do(
     assert models.hub.isVisible()
     models.tabs.button(0).click()
     qtbot.mouseClick(button(models.here.none, "Choose a folder…"), LEFT)
-    dialog = models.findChild(QFileDialog)
-    assert isinstance(dialog, QFileDialog)
+    dialog = child(models, QFileDialog)
     dialog.close()
     assert models.here.starter.text() == starter_words(here=starter_is_here(runtime.paths.models))
     qtbot.mouseClick(models.here.starter, LEFT)
     await until(lambda: asked)
     assert not models.isVisible()
     assert window.first_start.is_fetching
-
-
-def question(models: ModelsWindow) -> ConfirmDialog:
-    return next(dialog for dialog in models.findChildren(ConfirmDialog) if dialog.isVisible())
 
 
 async def test_a_model_is_deleted_with_all_its_files_once_its_size_was_said(

@@ -11,14 +11,13 @@ from pytestqt.qtbot import QtBot
 
 from kvchat.settings import Settings
 from kvchat.ui.app.main_window import MainWindow
-from kvchat.ui.dialogs.confirm import ConfirmDialog
 from kvchat.ui.programs.last_requests import receipt_of, request_line
 from kvchat.ui.programs.programs_window import ProgramsWindow
 from kvchat.ui.settings.other_programs import OtherProgramsPage
 from tests.ui.fake_runtime import FakeRuntime
 from tests.ui.programs.made_up import CLAUDE, LONG_NAME, a_request, fill
 from tests.ui.waiting import until
-from tests.ui.windows import button
+from tests.ui.windows import button, question
 
 LEFT = Qt.MouseButton.LeftButton
 
@@ -139,8 +138,7 @@ async def test_it_follows_what_comes(filled: FakeRuntime, window: MainWindow) ->
 async def test_a_program_can_be_forgotten(filled: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
     programs = opened(window)
     qtbot.mouseClick(programs.forget, LEFT)
-    dialog = next(one for one in programs.findChildren(ConfirmDialog) if one.isVisible())
-    qtbot.mouseClick(button(dialog, "Forget"), LEFT)
+    qtbot.mouseClick(button(question(programs), "Forget"), LEFT)
     await until(lambda: CLAUDE not in [row.title for row in programs.list.rows])
     assert ("forget program", CLAUDE) in filled.calls
 

@@ -24,6 +24,7 @@ from tests.library.engine_archives import tarred
 from tests.library.fake_hub import FakeHub
 from tests.ui.fake_runtime import FakeEngines, FakeRuntime
 from tests.ui.waiting import until
+from tests.ui.windows import child
 
 
 @pytest_asyncio.fixture
@@ -122,12 +123,10 @@ async def test_one_click_gets_an_engine_and_it_can_be_removed(
     assert runtime.settings.engine_path == str(program)
     await until(page.fetched.isVisible)
 
-    remove = page.fetched.findChild(QPushButton)
-    assert remove is not None
+    remove = child(page.fetched, QPushButton)
     assert remove.accessibleName() == "Remove llama.cpp-b11457-vulkan"
     qtbot.mouseClick(remove, Qt.MouseButton.LeftButton)
-    dialog = page.findChild(ConfirmDialog)
-    assert dialog is not None
+    dialog = child(page, ConfirmDialog)
     dialog.yes.click()
     await until(lambda: not page.fetched.isVisible())
     assert runtime.settings.engine_path is None

@@ -12,11 +12,10 @@ from pytestqt.qtbot import QtBot
 
 from kvchat.gateway.keys import EVERYBODY
 from kvchat.ui.app.main_window import MainWindow
-from kvchat.ui.dialogs.confirm import ConfirmDialog
 from kvchat.ui.settings.other_programs import OtherProgramsPage
 from tests.ui.fake_runtime import FakeRuntime
 from tests.ui.waiting import until
-from tests.ui.windows import button
+from tests.ui.windows import button, question
 
 LEFT = Qt.MouseButton.LeftButton
 
@@ -73,8 +72,7 @@ async def test_the_key_is_renewed_after_a_question(runtime: FakeRuntime, window:
     page = await switched_on(window, runtime)
     before = page.key_entry.field.text()
     qtbot.mouseClick(page.key_entry.renew, LEFT)
-    dialog = next(one for one in page.panel.findChildren(ConfirmDialog) if one.isVisible())
-    qtbot.mouseClick(button(dialog, "Make a new key"), LEFT)
+    qtbot.mouseClick(button(question(page.panel), "Make a new key"), LEFT)
     await until(lambda: page.key_entry.field.text() not in ("", before))
     assert await runtime.door.keys() == {EVERYBODY: page.key_entry.field.text()}
 

@@ -33,7 +33,7 @@ from kvchat.words.reasons import Reason, ReasonCode
 from kvchat.words.wording import TimeRange
 from tests.ui.fake_runtime import FakeRuntime
 from tests.ui.waiting import until
-from tests.ui.windows import button
+from tests.ui.windows import button, child, question
 
 LEFT = Qt.MouseButton.LeftButton
 
@@ -55,10 +55,6 @@ def asking(settings: SettingsWindow) -> list[ConfirmDialog]:
     return [dialog for dialog in settings.findChildren(ConfirmDialog) if dialog.isVisible()]
 
 
-def question(settings: SettingsWindow) -> ConfirmDialog:
-    return asking(settings)[0]
-
-
 def applied(runtime: FakeRuntime) -> list[Settings]:
     return [call[1] for call in runtime.calls if call[0] == "apply" and isinstance(call[1], Settings)]
 
@@ -67,8 +63,7 @@ async def test_opens_by_key_and_walks_its_pages_whose_controls_have_names_and_he
     window: MainWindow, qtbot: QtBot
 ) -> None:
     qtbot.keyClick(window, Qt.Key.Key_Comma, Qt.KeyboardModifier.ControlModifier)
-    settings = window.findChild(SettingsWindow)
-    assert settings is not None
+    settings = child(window, SettingsWindow)
     assert settings.isVisible()
     await until(settings.isActiveWindow)
     for page in settings.pages[1:]:
@@ -332,13 +327,11 @@ async def test_opens_the_folders_and_leads_to_the_model_and_to_what_is_saved(
     assert settings.notices.on_show[0].words[0] == "The folder could not be opened"
     settings.show_page(ModelPage.name)
     qtbot.mouseClick(button(settings, "Choose another model"), LEFT)
-    models = window.findChild(ModelsWindow)
-    assert models is not None
+    models = child(window, ModelsWindow)
     assert models.isVisible()
     settings.show_page(StoragePage.name)
     qtbot.mouseClick(button(settings, "Show the memory of chats"), LEFT)
-    panel = window.findChild(StoragePanel)
-    assert panel is not None
+    panel = child(window, StoragePanel)
     assert panel.isVisible()
     qtbot.mouseClick(button(panel, "Change the limits"), LEFT)
     assert not panel.isVisible()

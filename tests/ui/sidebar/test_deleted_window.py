@@ -10,7 +10,6 @@ from pytestqt.qtbot import QtBot
 
 from kvchat.chat.deletion import Deleted
 from kvchat.ui.app.main_window import MainWindow
-from kvchat.ui.dialogs.confirm import ConfirmDialog
 from kvchat.ui.settings.settings_window import SettingsWindow
 from kvchat.ui.settings.storage import StoragePage
 from kvchat.ui.sidebar.deleted_window import row_of
@@ -18,6 +17,7 @@ from kvchat.ui.transcript.footer import MessageRequest, Request
 from kvchat.words.language import speak
 from tests.ui.fake_runtime import FakeRuntime
 from tests.ui.waiting import until
+from tests.ui.windows import child, question
 
 CTRL = Qt.KeyboardModifier.ControlModifier
 
@@ -78,17 +78,15 @@ async def test_the_window_gives_back_and_lets_go_for_good(
     await until(lambda: [row.title for row in panel.list.rows] == ["Chat c", "Chat a"])
     panel.list.select(panel.list.rows[0].value)
     panel.now.click()
-    question = next(d for d in panel.findChildren(ConfirmDialog) if d.isVisible())
-    assert "cannot be had back" in question.findChildren(type(panel.words))[1].text()
-    question.yes.click()
+    assert "cannot be had back" in question(panel).findChildren(type(panel.words))[1].text()
+    question(panel).yes.click()
     await until(lambda: [row.title for row in panel.list.rows] == ["Chat a"])
     panel.all.click()
-    next(d for d in panel.findChildren(ConfirmDialog) if d.isVisible()).yes.click()
+    question(panel).yes.click()
     await until(panel.empty.isVisible)
     assert not panel.restore.isEnabled()
     panel.limits.click()
-    settings = window.findChild(SettingsWindow)
-    assert isinstance(settings, SettingsWindow)
+    settings = child(window, SettingsWindow)
     settings.page(StoragePage).settings["keep_deleted_days"].field.setText("30")
     settings.page(StoragePage).settings["keep_deleted_days"].field.setModified(True)
     settings.page(StoragePage).settings["keep_deleted_days"].field.editingFinished.emit()

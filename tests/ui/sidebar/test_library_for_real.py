@@ -10,7 +10,7 @@ from kvchat.settings import Settings
 from kvchat.ui.base.theme import Look
 from kvchat.ui.sidebar.library_window import AddDialog
 from tests.engine_fixtures import FakeEngine
-from tests.ui.windows import begun
+from tests.ui.windows import begun, child
 
 pytestmark = pytest.mark.fake
 
@@ -33,8 +33,7 @@ async def test_from_a_folder_to_a_first_question_that_has_nothing_to_read(
         await opened.until(panel.empty.isVisible)
         await panel.consider([folder])
         await opened.until(lambda: panel.findChild(AddDialog) is not None)
-        dialog = panel.findChild(AddDialog)
-        assert isinstance(dialog, AddDialog)
+        dialog = child(panel, AddDialog)
         dialog.read.click()
         await opened.until(lambda: [row.chip for row in panel.list.rows] == ["ready"])
         [one] = await opened.runtime.chat.library.all()

@@ -18,6 +18,7 @@ from kvchat.ui.sidebar.library_window import AddDialog, LibraryWindow, name_for
 from kvchat.words.wording import TimeRange
 from tests.ui.fake_runtime import FakeRuntime
 from tests.ui.waiting import until
+from tests.ui.windows import child
 
 LEFT = Qt.MouseButton.LeftButton
 
@@ -38,8 +39,7 @@ async def test_what_is_added_is_read_with_a_bar_and_a_chat_begins_on_it(
     folder.mkdir()
     await panel.consider([folder])
     await until(lambda: panel.findChild(AddDialog) is not None)
-    dialog = panel.findChild(AddDialog)
-    assert isinstance(dialog, AddDialog)
+    dialog = child(panel, AddDialog)
     assert "about 36 s" in dialog.words.text()
     assert dialog.name == "manual"
     dialog.field.setText("  ")
@@ -68,8 +68,7 @@ async def test_what_is_longer_than_the_context_is_said_before_it_is_read(
     panel = await opened(window, qtbot)
     await panel.consider([tmp_path])
     await until(lambda: panel.findChild(AddDialog) is not None)
-    dialog = panel.findChild(AddDialog)
-    assert isinstance(dialog, AddDialog)
+    dialog = child(panel, AddDialog)
     assert "about 90K tokens and there is room for 6,144" in dialog.words.text()
     assert not dialog.read.isEnabled()
     dialog.field.setText("Another name")
@@ -86,8 +85,7 @@ async def test_the_warning_about_an_entry_goes_with_the_entry(
     qtbot.mouseClick(panel.again, LEFT)
     await until(lambda: panel.notices.on_show)
     qtbot.mouseClick(panel.remove, LEFT)
-    question = panel.findChild(ConfirmDialog)
-    assert isinstance(question, ConfirmDialog)
+    question = child(panel, ConfirmDialog)
     qtbot.mouseClick(question.yes, LEFT)
     await until(lambda: not panel.list.rows)
     await until(lambda: not panel.notices.on_show)
@@ -122,8 +120,7 @@ async def test_what_changed_or_is_not_ready_is_said_and_read_again_or_removed(
     assert panel.list.current is not None
     assert panel.list.current.value == "p1"
     qtbot.mouseClick(panel.remove, LEFT)
-    question = panel.findChild(ConfirmDialog)
-    assert isinstance(question, ConfirmDialog)
+    question = child(panel, ConfirmDialog)
     qtbot.mouseClick(question.yes, LEFT)
     await until(lambda: [row.title for row in panel.list.rows] == ["a changed one", "c that was too long"])
 

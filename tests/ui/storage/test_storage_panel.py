@@ -25,6 +25,7 @@ from kvchat.words.language import speak
 from kvchat.words.wording import ALWAYS_KEEP, NEVER_KEEP, TimeRange
 from tests.ui.fake_runtime import FakeRuntime, a_receipt
 from tests.ui.waiting import until
+from tests.ui.windows import child
 
 LEFT = Qt.MouseButton.LeftButton
 OPENS_WITHIN_S = 0.2
@@ -255,8 +256,7 @@ async def test_says_that_what_is_pinned_stays(furnished: FakeRuntime, window: Ma
 async def test_delete_all_asks_first(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
     panel = await opened(window)
     qtbot.mouseClick(panel.delete_all, LEFT)
-    question = panel.findChild(ConfirmDialog)
-    assert question is not None
+    question = child(panel, ConfirmDialog)
     assert furnished.kept
     qtbot.mouseClick(question.yes, LEFT)
     await until(lambda: not panel.list.usage.rows)
