@@ -95,7 +95,6 @@ class FirstStart(QWidget):
         self.error.show()
 
     def fetch_starter(self) -> None:
-
         def begin() -> None:
             self.show_progress(0, 0)
             self.amount.setText(_("Asking for it…"))
