@@ -157,7 +157,7 @@ class Hands(QObject):
         panel = self.shown(lambda: self.window.findChild(LibraryWindow))
         time.sleep(1.0)
         read = self.count(LibraryChanged)
-        self.look(lambda: panel.consider([folder]))
+        self.look(lambda: panel.run(panel.consider([folder])))
         self.dialog(AddDialog)
         time.sleep(_MOMENT_S)
         self.xdotool("key", "Return")
