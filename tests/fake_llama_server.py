@@ -9,7 +9,6 @@ happens "n times" is counted in that folder, over all processes.
 
 At the start
   FAKE_EXIT_AT_START=CODE:MESSAGE   print MESSAGE and exit with CODE (negative: die of that signal)
-  FAKE_EXIT_TIMES=N                 … only N times (default: always)
   FAKE_PORT_TAKEN_TIMES=N           the first N starts fail as if somebody else had taken the port
   FAKE_STRANGER_TIMES=N             the first N starts answer as somebody else's server: no key is asked for
   FAKE_SLOW_LOAD=SECONDS            load for so long, printing dots
@@ -35,7 +34,7 @@ said, but not that it is all), save, restore, erase (and load, but for dying)
   FAKE_REFUSE_RESTORE=1             restore answers 400
   FAKE_EMPTY_SAVE=1                 save answers 200 and writes an empty slot
   FAKE_TRUNCATE_SAVE=1              save answers 200 and leaves half the file
-  FAKE_IGNORE_SIGTERM=1 | 2         ignore SIGTERM for good | only the first one
+  FAKE_IGNORE_SIGTERM=1             ignore SIGTERM
   FAKE_SEES=1                       say that a projector is for pictures, and be too old to count any
 Pace and content
   FAKE_TOKEN_DELAY=SECONDS          wait before each word of the reply
@@ -81,9 +80,7 @@ def switch(name: str) -> str:
 
 
 def has_turn_left(name: str, limit: str) -> bool:
-    """Count one more time of `name`; whether that is within `limit` (empty: no limit)."""
-    if not limit:
-        return True
+    """Count one more time of `name`; true if that is within `limit`."""
     assert STATE is not None, "counting needs FAKE_STATE"
     file = STATE / f"count-{name}"
     with COUNTING:
@@ -141,11 +138,8 @@ def tokenize(text: str, add_special: bool) -> list[int]:
 def render(messages: list[dict[str, Any]]) -> str:
     """ChatML. A last assistant message is left open, to be continued, as llama-server does."""
     closed = messages[:-1] if messages and messages[-1]["role"] == "assistant" else messages
-    text = (
-        "".join(f"<|im_start|>{m['role']}\n{words(m['content'])}<|im_end|>\n" for m in closed)
-        + "<|im_start|>assistant\n"
-    )
-    return text + messages[-1]["content"] if closed is not messages else text
+    text = "".join(f"<|im_start|>{m['role']}\n{words(m['content'])}<|im_end|>\n" for m in closed)
+    return text + "<|im_start|>assistant\n" + (messages[-1]["content"] if closed is not messages else "")
 
 
 def words(content: str | list[dict[str, Any]]) -> str:
@@ -262,11 +256,8 @@ class Slot:
         phase("restore")
         self.tokens = []
         data = path.read_bytes() if path.exists() else b""
-        refusal = Refusal(
-            400,
-            "Unable to restore slot: No available space in KV cache or invalid slot save file",
-            "invalid_request_error",
-        )
+        words = "Unable to restore slot: No available space in KV cache or invalid slot save file"
+        refusal = Refusal(400, words, "invalid_request_error")
         if switch("FAKE_REFUSE_RESTORE") or data[:8] != slot_file([])[:8]:
             raise refusal
         count = struct.unpack_from("<I", data, 8)[0]
@@ -513,31 +504,24 @@ def parse_flags(arguments: list[str]) -> argparse.Namespace:
 
 
 def listen_to_signals() -> None:
-    asked = [0]
-
     def on_sigterm(*_: object) -> None:
-        asked[0] += 1
-        ignored = switch("FAKE_IGNORE_SIGTERM")
-        if ignored == "1" or (ignored == "2" and asked[0] == 1):
-            return
-        os._exit(0 if asked[0] == 1 else 1)
+        if not switch("FAKE_IGNORE_SIGTERM"):
+            os._exit(0)
 
     signal.signal(signal.SIGTERM, on_sigterm)
     signal.signal(signal.SIGINT, on_sigterm)
 
 
 def misbehave_at_start(flags: argparse.Namespace) -> None:
-    if switch("FAKE_EXIT_AT_START") and has_turn_left("exits", switch("FAKE_EXIT_TIMES")):
+    if switch("FAKE_EXIT_AT_START"):
         code, _, message = switch("FAKE_EXIT_AT_START").partition(":")
         say(message)
         if int(code) < 0:
             os.kill(os.getpid(), -int(code))
         os._exit(int(code))
     if has_turn_left("ports-taken", switch("FAKE_PORT_TAKEN_TIMES") or "0"):
-        say(
-            "0.00.002.800 E srv         start: couldn't bind HTTP server socket, "
-            f"hostname: {flags.host}, port: {flags.port}"
-        )
+        place = f"hostname: {flags.host}, port: {flags.port}"
+        say(f"0.00.002.800 E srv         start: couldn't bind HTTP server socket, {place}")
         os._exit(1)
 
 

@@ -11,8 +11,7 @@ from kvchat.cli.owned import Commands
 from kvchat.cli.terminal import say, show, show_progress
 from kvchat.engine.finding.discovery import EngineEntry, find_engine, take_inventory, usable_engine
 from kvchat.engine.finding.graphics import Backend, find_graphics, install_advice
-from kvchat.engine_host.fetching import EngineFetcher, FetchedEngine, Stage
-from kvchat.engine_host.setup import EngineSetup, trial_model
+from kvchat.engine_host.setup import EngineSetup, FetchedEngine, Stage, fetched_engines, trial_model
 from kvchat.engine_host.trial import Trial, TrialStep, try_engine
 from kvchat.errors import KvchatError
 from kvchat.settings import load_settings
@@ -23,7 +22,7 @@ from kvchat.words.wording import size
 
 def show_all(options: JsonOptions) -> int:
     paths = resolve_paths()
-    fetched = EngineFetcher(paths.engines, lambda: None).fetched()
+    fetched = fetched_engines(paths.engines)
     entries = take_inventory(load_settings(paths.settings_file).engine_path, [one.location for one in fetched])
     graphics = find_graphics()
     fields = {
@@ -162,7 +161,7 @@ class _Progress:
         if now.build and now.stage is not self._stage:
             self._stage = now.stage
             if now.stage is Stage.FETCHING:
-                build, source = now.build, self._setup.fetcher.source
+                build, source = now.build, self._setup.source
                 say(_("{name} ({size}) from {source}", name=build.name, size=size(build.size), source=source))
             elif now.stage is Stage.TRYING:
                 say(_("Trying it out:"))

@@ -15,10 +15,9 @@ import pytest_asyncio
 
 from kvchat.engine.finding.discovery import EngineLocation
 from kvchat.engine.finding.graphics import Backend, Graphics, Maker
-from kvchat.engine_host import fetching as fetching_module
 from kvchat.engine_host import setup as engine_setup
-from kvchat.engine_host.fetching import EngineNotStored, Fetching, NoSuchEngine, Stage
-from kvchat.engine_host.setup import EngineSetup
+from kvchat.engine_host.setup import EngineNotStored, EngineSetup, Fetching, NoSuchEngine, Stage, fetched_engines
+from kvchat.engine_host.trial import Trial
 from kvchat.errors import KvchatError
 from kvchat.library.remote import downloader
 from kvchat.library.remote.downloader import DownloadFailed
@@ -60,6 +59,18 @@ class Home:
         """The files there are, without folders of their own."""
         return sorted(path.name for path in self.paths.engines.rglob("*") if path.is_file())
 
+    async def works(self) -> None:
+        trial = await self.setup.get()
+        assert trial.works
+        assert self.settings.engine_path == str(self.program)
+
+    async def fails(self, backend: Backend | None = None) -> Trial:
+        """Fetch one that does not pass its trial, and so is not used."""
+        trial = await self.setup.get(backend)
+        assert not trial.works
+        assert self.settings.engine_path == "/usr/bin/old"
+        return trial
+
 
 @pytest_asyncio.fixture
 async def home(
@@ -67,7 +78,7 @@ async def home(
 ) -> AsyncIterator[Home]:
     monkeypatch.setattr(engine_setup, "find_graphics", lambda: Graphics("linux", (Maker.NVIDIA,)))
     monkeypatch.setattr(engine_setup, "installed_starter", lambda: None)
-    monkeypatch.setattr(fetching_module.builds_for, "__defaults__", ("x86_64",))
+    monkeypatch.setattr(engine_setup.builds_for, "__defaults__", ("x86_64",))
     monkeypatch.setattr(downloader, "WAITS_S", (0.0, 0.0))
     program = fake_engine.path.read_bytes()
     engine = tarred({"llama-b11457/llama-server": program, "llama-b11457/libggml-cuda.so": bytes(300_000)})
@@ -83,32 +94,21 @@ async def home(
 
 
 async def test_it_is_fetched_tried_out_and_used(home: Home, github: FakeHub) -> None:
-    trial = await home.setup.get()
-    assert trial.works
-    assert home.settings.engine_path == str(home.program)
+    await home.works()
     assert home.notices == [("There is an engine for the graphics card", f"{NAME} works, and is chosen.")]
     assert home.left() == ["libcublas.so.12", "libcudart.so.12", "libggml-cuda.so", "llama-server"]
     assert home.stages == [Stage.ASKING, Stage.FETCHING, Stage.UNPACKING, Stage.TRYING]
     assert home.told[-1] is None
     last = home.told[-2]
     assert [step.name for step in last.steps][-1] == "Memory of chats"
-    assert [one.name for one in home.setup.fetcher.fetched()] == [NAME]
+    assert [one.name for one in fetched_engines(home.paths.engines)] == [NAME]
     entries = await home.setup.engines()
     assert (entries[0].location.path, entries[0].chosen) == (home.program, True)
-
-
-async def test_what_is_here_is_only_tried_again(home: Home, github: FakeHub) -> None:
-    await home.setup.get()
     fetched = len(github.downloads)
-    trial = await home.setup.get()
-    assert trial.works
-    assert len(github.downloads) == fetched
-
-
-async def test_another_kind_can_be_had_and_stands_beside(home: Home) -> None:
-    await home.setup.get()
+    await home.works()
+    assert len(github.downloads) == fetched, "what is here is only tried again"
     await home.setup.get(Backend.VULKAN)
-    assert [one.name for one in home.setup.fetcher.fetched()] == [NAME, "llama.cpp-b11457-vulkan"]
+    assert [one.name for one in fetched_engines(home.paths.engines)] == [NAME, "llama.cpp-b11457-vulkan"]
     with pytest.raises(NoSuchEngine, match="no engine for SYCL"):
         await home.setup.get(Backend.SYCL)
 
@@ -123,26 +123,17 @@ async def test_without_a_card_nothing_is_asked(home: Home, github: FakeHub, monk
 async def test_one_that_does_not_see_the_card_is_not_used_and_kept_to_be_tried_again(
     home: Home, fake_engine: FakeEngine, github: FakeHub
 ) -> None:
-    fake_engine.set(FAKE_NO_GPU=1)
-    trial = await home.setup.get()
-    assert not trial.works
+    fake_engine.set(FAKE_EXIT_AT_START="-11:")
+    assert "crashed" in (await home.fails()).steps[-1].name
+    fake_engine.set(FAKE_EXIT_AT_START=None, FAKE_NO_GPU=1)
+    trial = await home.fails()
     assert trial.steps[-1].name == "The engine does not see the graphics card"
     assert "NVIDIA" in trial.steps[-1].detail
-    assert home.settings.engine_path == "/usr/bin/old"
     fake_engine.set(FAKE_NO_GPU=None)  # the driver is installed
     github.status = 0
     before = len(github.downloads)
-    trial = await home.setup.get()
-    assert trial.works
+    await home.works()
     assert len(github.downloads) == before
-    assert home.settings.engine_path == str(home.program)
-
-
-async def test_one_that_does_not_start_is_not_used(home: Home, fake_engine: FakeEngine) -> None:
-    fake_engine.set(FAKE_EXIT_AT_START="-11:")
-    trial = await home.setup.get()
-    assert "crashed" in trial.steps[-1].name
-    assert home.settings.engine_path == "/usr/bin/old"
 
 
 async def refused(home: Home, kind: type[KvchatError]) -> KvchatError:
@@ -151,7 +142,7 @@ async def refused(home: Home, kind: type[KvchatError]) -> KvchatError:
         await home.setup.get()
     assert home.setup.fetching is None
     assert home.settings.engine_path == "/usr/bin/old"
-    assert home.setup.fetcher.fetched() == ()
+    assert fetched_engines(home.paths.engines) == ()
     assert caught.value.detail
     assert caught.value.advice
     return caught.value
@@ -164,8 +155,7 @@ async def test_a_wrong_hash_and_then_a_right_one(home: Home, github: FakeHub) ->
     assert "GitHub" in error.detail
     github.claims.clear()
     before = len(github.downloads)
-    trial = await home.setup.get()
-    assert trial.works
+    await home.works()
     assert len(github.downloads) > before
 
 
@@ -188,8 +178,7 @@ async def test_cancelled_it_goes_on_later(home: Home, github: FakeHub) -> None:
     assert home.settings.engine_path == "/usr/bin/old"
     github.hold_at = None
     github.go_on.set()
-    trial = await home.setup.get()
-    assert trial.works
+    await home.works()
 
 
 async def test_too_little_room_is_told_before_a_byte_is_fetched(
@@ -208,12 +197,11 @@ async def test_a_disk_that_is_full_when_it_is_unpacked_keeps_what_arrived(
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(fetching_module, "unpack", full)
+        patch.setattr(engine_setup, "unpack", full)
         assert (await refused(home, EngineNotStored)).title == "The disk is full"
     assert home.left() == sorted((ARCHIVE, LIBRARIES))
     before = len(github.downloads)
-    trial = await home.setup.get()
-    assert trial.works
+    await home.works()
     assert len(github.downloads) == before
 
 
@@ -225,16 +213,12 @@ async def test_an_archive_that_would_lead_outside_is_not_unpacked(home: Home, gi
     assert "no llama-server in it" in (await refused(home, EngineNotStored)).detail
 
 
-async def test_what_was_begun_of_another_version_goes(home: Home, github: FakeHub) -> None:
+async def test_what_was_begun_of_another_version_goes_and_one_in_use_can_be_removed(home: Home) -> None:
     old = home.paths.engines / ".downloads" / "ggml-org" / "llama.cpp" / "llama-b1-bin-ubuntu-cuda-12.8-x64.tar.gz.part"
     old.parent.mkdir(parents=True)
     old.write_bytes(b"1")
-    await home.setup.get()
+    await home.works()
     assert not old.exists()
-
-
-async def test_removing_the_one_in_use_and_one_that_is_not_there(home: Home) -> None:
-    await home.setup.get()
     await home.setup.remove(NAME)
     assert home.settings.engine_path is None
     assert home.left() == []
@@ -255,20 +239,17 @@ async def test_one_that_cannot_even_start_says_what_it_lacks(
     ldd.write_text("#!/bin/sh\necho '\tlibssl.so.3 => not found'\n")
     ldd.chmod(0o755)
     monkeypatch.setenv("PATH", f"{ldd.parent}{os.pathsep}{os.environ['PATH']}")
-    trial = await home.setup.get()
-    assert trial.steps[-1].name == "The engine cannot be run here"
-    assert trial.steps[-1].detail == "It lacks libssl.so.3. That comes with OpenSSL (Debian: libssl3)."
-    assert home.settings.engine_path == "/usr/bin/old"
+    step = (await home.fails()).steps[-1]
+    assert step.name == "The engine cannot be run here"
+    assert step.detail == "It lacks libssl.so.3. That comes with OpenSSL (Debian: libssl3)."
 
 
 async def test_what_one_that_cannot_even_start_has_printed_is_told(home: Home, github: FakeHub) -> None:
     program = b"#!/bin/sh\necho no kernel image for this device\nexit 1\n"
     github.releases["b11457"][ARCHIVE] = tarred({"llama-b11457/llama-server": program})
-    trial = await home.setup.get()
-    error = trial.steps[-1].error
+    error = (await home.fails()).steps[-1].error
     assert (error.title, error.detail) == ("The engine cannot be run here", "no kernel image for this device")
     assert "another kind" in error.advice, "nobody has set its path"
-    assert home.settings.engine_path == "/usr/bin/old"
 
 
 @pytest.mark.engine
@@ -282,11 +263,10 @@ async def test_a_real_llama_server_out_of_an_archive(
     files = {f"llama-b11457/{path.name}": path.read_bytes() for path in there if not path.is_symlink()}
     github.releases = {"b11457": {VULKAN: tarred(files, links)}}
     home.settings = Settings(engine_path="/usr/bin/old", model_path=str(smollm2))
-    trial = await home.setup.get(Backend.VULKAN)
-    assert trial.steps[-1].name == "The engine does not see the graphics card"
-    assert "Vulkan" in trial.steps[-1].detail
-    assert home.settings.engine_path == "/usr/bin/old"
-    monkeypatch.setattr(fetching_module, "backend_of", lambda name: None)  # as if the processor were enough
+    step = (await home.fails(Backend.VULKAN)).steps[-1]
+    assert step.name == "The engine does not see the graphics card"
+    assert "Vulkan" in step.detail
+    monkeypatch.setattr(engine_setup, "backend_of", lambda name: None)  # as if the processor were enough
     trial = await home.setup.get(Backend.VULKAN)
     assert trial.works, trial.steps[-1]
     assert trial.steps[-1].name == "Memory of chats"

@@ -40,6 +40,10 @@ class OpenDoor:
     def last(self) -> Passage:
         return self.runtime.door.gateway.passages.last[-1]
 
+    @property
+    def port(self) -> int:
+        return int(self.url.rpartition(":")[2])
+
 
 def chat_body(*words: str, **more: Any) -> dict[str, Any]:
     roles = ("user", "assistant")

@@ -50,7 +50,7 @@ async def test_a_port_that_another_program_has_is_told() -> None:
 
 
 async def test_an_answer_goes_through_as_it_is_and_its_receipt_follows(at: OpenDoor, fake_engine: FakeEngine) -> None:
-    answer = await at.chat(WORDS)
+    answer = await at.chat(WORDS, id_slot=7, cache_prompt=False)  # that is not the client's to choose
     assert answer.status_code == 200
     assert answer.json()["choices"][0]["message"]["content"].startswith("You said")
     first = {name[9:]: value for name, value in answer.headers.items() if name.startswith("x-kvchat-")}
@@ -135,12 +135,6 @@ async def test_clients_see_their_own_requests_and_the_owners_key_sees_all(
             assert await counted_for(headers) == {"all": 2}
 
 
-async def test_a_client_cannot_choose_the_slot(at: OpenDoor, fake_engine: FakeEngine) -> None:
-    await at.chat(WORDS, id_slot=7, cache_prompt=False)
-    body = next(r["body"] for r in fake_engine.requests() if r["path"] == "/v1/chat/completions")
-    assert (body["id_slot"], body["cache_prompt"]) == (0, True)
-
-
 async def test_refusals_have_the_dialects_own_shape(at: OpenDoor) -> None:
     await at.runtime.apply_settings(replace(at.runtime.settings, door_any_model=False))
     for path, shape in (("/v1/chat/completions", "openai"), ("/v1/messages", "anthropic"), ("/v1/responses", "openai")):
@@ -214,6 +208,8 @@ async def test_nobody_comes_in_by_another_name_or_from_a_web_page_or_without_the
         programs = [passage.program for passage in at.runtime.door.gateway.passages.last]
         assert programs[0] == "editor"
         assert programs[1].startswith("python-httpx")
+        with pytest.raises(NoKey):  # what others can reach needs one
+            await at.runtime.door.gateway.open(Door("0.0.0.0", 0))
 
 
 async def test_named_web_pages_may_use_it(tmp_path: Path, settings: Settings) -> None:
@@ -224,11 +220,6 @@ async def test_named_web_pages_may_use_it(tmp_path: Path, settings: Settings) ->
         answer = await at.client.get("/v1/models", headers={"origin": "https://chat.example"})
         assert answer.headers["access-control-allow-origin"] == "https://chat.example"
         assert (await at.client.get("/v1/models", headers={"origin": "https://evil.example"})).status_code == 403
-
-
-async def test_what_others_can_reach_needs_a_key(at: OpenDoor) -> None:
-    with pytest.raises(NoKey):
-        await at.runtime.door.gateway.open(Door("0.0.0.0", 0))
 
 
 async def test_too_much_is_refused(at: OpenDoor, monkeypatch: pytest.MonkeyPatch, fake_engine: FakeEngine) -> None:
@@ -251,20 +242,25 @@ async def test_too_much_is_refused(at: OpenDoor, monkeypatch: pytest.MonkeyPatch
     assert (await first).status_code == 200
 
 
-async def left_in_the_middle(at: OpenDoor, fake_engine: FakeEngine) -> None:
-    """A client goes away while its long answer comes; those after it are short again."""
+def long_answer(at: OpenDoor, fake_engine: FakeEngine) -> contextlib.AbstractAsyncContextManager[httpx2.Response]:
     fake_engine.set(FAKE_REPLY="word " * 4000, FAKE_TOKEN_DELAY=0.01)
     body = chat_body(WORDS, stream=True) | {"max_tokens": 4000}
-    async with at.client.stream("POST", "/v1/chat/completions", json=body) as answer:
+    return at.client.stream("POST", "/v1/chat/completions", json=body)
+
+
+async def test_a_client_that_leaves_stops_its_answer_and_what_was_read_for_it_is_saved(
+    tmp_path: Path, at: OpenDoor, fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where it takes long to read: its slot may be another's next."""
+    monkeypatch.setattr(lease, "LONG_MS", 0.0)
+    async with long_answer(at, fake_engine) as answer:
         async for _ in answer.aiter_bytes():
             break
     await until(lambda: at.runtime.door.gateway.passages.last)
     fake_engine.set(FAKE_REPLY=None, FAKE_TOKEN_DELAY=None)
-
-
-async def test_a_client_that_leaves_stops_its_answer(at: OpenDoor, fake_engine: FakeEngine) -> None:
-    await left_in_the_middle(at, fake_engine)
     assert at.last.stage is Stage.LEFT
+    await at.settled()
+    assert StoreContents(tmp_path / "home").absorbed() == 1
     again = await at.chat(WORDS)
     assert again.headers["x-kvchat-source"] == "hot", "what was read for it is not read again"
     await at.settled()
@@ -307,16 +303,6 @@ async def test_a_conversation_that_begins_alike_waits_until_the_one_before_is_sa
         assert int((await second).headers["x-kvchat-found"]) > len(system)
 
 
-async def test_what_was_read_for_a_client_that_left_is_saved(
-    tmp_path: Path, at: OpenDoor, fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Where it takes long to read: its slot may be another's next."""
-    monkeypatch.setattr(lease, "LONG_MS", 0.0)
-    await left_in_the_middle(at, fake_engine)
-    await at.settled()
-    assert StoreContents(tmp_path / "home").absorbed() == 1
-
-
 async def test_what_was_read_is_saved_where_another_program_needs_the_slot_before_it_is_settled(
     tmp_path: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -332,7 +318,7 @@ async def test_what_was_read_is_saved_where_another_program_needs_the_slot_befor
     monkeypatch.setattr(allocator, "SETTLING_PATIENCE_S", 0.0)
     monkeypatch.setattr(lease, "LONG_MS", 0.0)
     async with door(tmp_path / "home", replace(settings, slots=1)) as at:
-        answer = (await at.chat(WORDS)).json()["choices"][0]["message"]["content"]
+        answer = reply_in(await at.chat(WORDS))
         other = {"user-agent": "another/1.0"}
         told = await at.client.post("/v1/chat/completions", json=chat_body("Something else"), headers=other)
         assert told.status_code == 200
@@ -342,11 +328,21 @@ async def test_what_was_read_is_saved_where_another_program_needs_the_slot_befor
         assert int(again.headers["x-kvchat-found"]) > len(WORDS)
 
 
+async def a_turn(at: OpenDoor) -> list[str]:
+    """What was said in one, once it is settled."""
+    said = [WORDS, reply_in(await at.chat(WORDS))]
+    await at.settled()
+    return said
+
+
+def reply_in(answer: httpx2.Response) -> str:
+    return answer.json()["choices"][0]["message"]["content"]
+
+
 async def test_what_goes_on_from_the_request_before_is_passed_on_before_its_ids_are_known(
     at: OpenDoor, fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said = [WORDS, (await at.chat(WORDS)).json()["choices"][0]["message"]["content"]]
-    await at.settled()
+    said = await a_turn(at)
     seen = len(fake_engine.requests())
 
     def asked() -> list[str]:
@@ -366,8 +362,7 @@ async def test_what_goes_on_from_the_request_before_is_passed_on_before_its_ids_
 async def test_what_goes_on_and_is_answered_in_one_piece_is_looked_at_after_its_answer(
     at: OpenDoor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said = [WORDS, (await at.chat(WORDS)).json()["choices"][0]["message"]["content"]]
-    await at.settled()
+    said = await a_turn(at)
     answered = asyncio.Event()
 
     async def after(engine: ReadyEngine, request: Asked) -> Prompt:
@@ -384,9 +379,8 @@ async def test_what_goes_on_and_is_answered_in_one_piece_is_looked_at_after_its_
     await at.settled()
     assert at.last.stage is Stage.DONE
     assert at.last.source == "hot"
-    reply = answer.json()["choices"][0]["message"]["content"]
     monkeypatch.setattr(work, "prompt_of", prompt_of)
-    again = await at.chat(*said, "And then?", reply, "And after that?")
+    again = await at.chat(*said, "And then?", reply_in(answer), "And after that?")
     assert again.headers["x-kvchat-source"] == "hot", "what the slot holds is known"
     assert int(again.headers["x-kvchat-cached"]) > int(answer.headers["x-kvchat-prompt"])
 
@@ -394,14 +388,13 @@ async def test_what_goes_on_and_is_answered_in_one_piece_is_looked_at_after_its_
 async def test_what_was_not_in_the_slot_after_all_is_looked_at_before_its_answer_is_sent(
     at: OpenDoor, fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said = [WORDS, (await at.chat(WORDS)).json()["choices"][0]["message"]["content"]]
-    await at.settled()
+    said = await a_turn(at)
     before = at.last.prompt or 0
     monkeypatch.setattr(forwarder, "SOON_S", 60.0)
     answer = await at.chat(*said, "y" * 2000)
     assert sum(one["path"] == "/v1/chat/completions" for one in fake_engine.requests()) == 2
     assert before <= int(answer.headers["x-kvchat-found"]) <= int(answer.headers["x-kvchat-prompt"]) - 2000
-    again = await at.chat(*said, "y" * 2000, answer.json()["choices"][0]["message"]["content"], "And then?")
+    again = await at.chat(*said, "y" * 2000, reply_in(answer), "And then?")
     assert again.headers["x-kvchat-source"] == "hot"
     assert int(again.headers["x-kvchat-cached"]) > 2000
 
@@ -412,8 +405,7 @@ async def test_what_is_longer_than_it_seemed_begins_again(
 ) -> None:
     """Passed on before its ids were known it would keep the window waiting; of its two tries one is answered."""
     monkeypatch.setattr(forwarder, "SOON_S", 0.0)
-    said = [WORDS, (await at.chat(WORDS)).json()["choices"][0]["message"]["content"]]
-    await at.settled()
+    said = await a_turn(at)
     before = at.last.prompt or 0
     answer = await at.chat(*said, "y" * 2000, stream=stream)
     told = receipt_in(answer.text) if stream else {n: int(answer.headers[f"x-kvchat-{n}"]) for n in ("found", "prompt")}
@@ -445,6 +437,12 @@ async def test_a_request_that_the_engine_dies_of_is_not_sent_again(at: OpenDoor,
     assert "crashed" in answer.text
     assert [one["path"] for one in fake_engine.requests()[asked:]].count("/v1/chat/completions") == 1
     assert (await at.chat(WORDS)).status_code == 200
+    fake_engine.set(FAKE_DIE_DURING="stream")
+    answer = await at.chat("x" + WORDS, stream=True)
+    assert "[DONE]" not in answer.text
+    assert at.last.stage is Stage.FAILED
+    fake_engine.set(FAKE_DIE_DURING=None)
+    assert (await at.chat(WORDS)).status_code == 200
 
 
 async def test_an_engine_that_dies_over_what_was_restored_costs_nothing(
@@ -462,18 +460,6 @@ async def test_an_engine_that_dies_over_what_was_restored_costs_nothing(
         assert at.runtime.engine.managed._connection.generation == 2
 
 
-async def test_an_engine_that_dies_in_the_middle_breaks_off_and_the_next_answers(
-    at: OpenDoor, fake_engine: FakeEngine
-) -> None:
-    await at.chat("Hello")
-    fake_engine.set(FAKE_DIE_DURING="stream", FAKE_DIE_TIMES=1)
-    answer = await at.chat(WORDS, stream=True)
-    assert "[DONE]" not in answer.text
-    assert at.last.stage is Stage.FAILED
-    fake_engine.set(FAKE_DIE_DURING=None)
-    assert (await at.chat(WORDS)).status_code == 200
-
-
 async def test_a_client_that_takes_nothing_keeps_nobody_waiting(
     at: OpenDoor, fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -481,7 +467,7 @@ async def test_a_client_that_takes_nothing_keeps_nobody_waiting(
     fake_engine.set(FAKE_REPLY="word " * 100)
     await at.chat("Hello")
     body = json.dumps(chat_body("x" * 3000, stream=True) | {"max_tokens": 900}).encode()
-    reader, writer = await asyncio.open_connection("127.0.0.1", int(at.url.rpartition(":")[2]), limit=1)
+    reader, writer = await asyncio.open_connection("127.0.0.1", at.port, limit=1)
     head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
     writer.write(head.encode() + body)
     await writer.drain()
@@ -491,11 +477,10 @@ async def test_a_client_that_takes_nothing_keeps_nobody_waiting(
 
 
 async def test_half_requests_and_too_many_are_let_go(at: OpenDoor, monkeypatch: pytest.MonkeyPatch) -> None:
-    port = int(at.url.rpartition(":")[2])
     with monkeypatch.context() as hurried:
         hurried.setattr(server, "HEAD_S", 0.3)
         hurried.setattr(server, "MOST_CONNECTIONS", 20)
-        opened = [await asyncio.open_connection("127.0.0.1", port) for _ in range(60)]
+        opened = [await asyncio.open_connection("127.0.0.1", at.port) for _ in range(60)]
         for _, writer in opened:
             with contextlib.suppress(ConnectionError):
                 writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nHost: loc")
@@ -505,7 +490,7 @@ async def test_half_requests_and_too_many_are_let_go(at: OpenDoor, monkeypatch: 
             writer.close()
     assert (await at.chat("Hello")).status_code == 200
     monkeypatch.setattr(checks, "BODY_S", 0.3)
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    reader, writer = await asyncio.open_connection("127.0.0.1", at.port)
     writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{")
     assert b" 408 " in await reader.readline()
     writer.close()
@@ -527,26 +512,13 @@ async def test_nothing_of_a_prompt_is_written_down(
 
 
 async def test_shutting_it_ends_what_is_said_and_takes_in_nobody(at: OpenDoor, fake_engine: FakeEngine) -> None:
-    fake_engine.set(FAKE_REPLY="word " * 4000, FAKE_TOKEN_DELAY=0.01)
-    body = chat_body(WORDS, stream=True) | {"max_tokens": 4000}
     with contextlib.suppress(httpx2.RemoteProtocolError, httpx2.ReadError):
-        async with at.client.stream("POST", "/v1/chat/completions", json=body) as answer:
+        async with long_answer(at, fake_engine) as answer:
             async for _ in answer.aiter_bytes():
                 await at.runtime.door.close()
     assert at.last.stage is Stage.FAILED
     with pytest.raises(httpx2.ConnectError):
         await at.client.get("/health")
-
-
-async def test_what_is_saved_is_taken_apart_while_the_door_is_open(
-    tmp_path: Path, at: OpenDoor, fake_engine: FakeEngine
-) -> None:
-    """A program's states do not gather in memory until kvchat ends."""
-    await at.chat(WORDS)
-    await at.settled()
-    kept = StoreContents(tmp_path / "home")
-    assert kept.absorbed() == 1
-    assert at.runtime.chat.slots.owners() == [f"program/{at.last.program}"]
 
 
 @pytest.mark.parametrize("slots", [1, 2])
@@ -571,17 +543,6 @@ async def test_whoever_sits_at_the_window_waits_for_a_step_at_most(
         assert answer.json()["choices"][0]["message"]["content"].startswith("You said: xx")
         assert at.last.found is not None
         assert (at.last.cached or 0) <= at.last.found < 20, "what it had read itself before it gave way was not found"
-
-
-async def test_programs_are_answered_side_by_side(tmp_path: Path, settings: Settings, fake_engine: FakeEngine) -> None:
-    async with door(tmp_path / "home", replace(settings, slots=3)) as at:
-        await at.chat("Hello")
-        fake_engine.set(FAKE_REPLY="word " * 100, FAKE_TOKEN_DELAY=0.01)
-        both = [asyncio.ensure_future(at.chat(f"{n} {WORDS}", stream=True)) for n in range(2)]
-        passages = at.runtime.door.gateway.passages
-        await until(lambda: len({one.slot for one in passages.under_way if one.stage is Stage.ANSWERING}) == 2)
-        fake_engine.set(FAKE_TOKEN_DELAY=None)
-        assert [(await one).status_code for one in both] == [200, 200]
 
 
 async def test_an_answer_that_another_takes_the_room_of_is_given_when_that_one_is_over(
@@ -625,9 +586,7 @@ async def test_a_client_that_leaves_while_room_is_made_stops_nobody_else(
 
 async def test_who_is_broken_off_is_told_so_in_the_dialects_own_shape(at: OpenDoor, fake_engine: FakeEngine) -> None:
     """One that streams, by a last event, and one that waits for it, by a refusal; both in their dialects."""
-    fake_engine.set(FAKE_REPLY="word " * 4000, FAKE_TOKEN_DELAY=0.01)
-    body = chat_body(WORDS, stream=True) | {"max_tokens": 4000}
-    async with at.client.stream("POST", "/v1/chat/completions", json=body) as answer:
+    async with long_answer(at, fake_engine) as answer:
         chunks = answer.aiter_text()
         told = await anext(chunks)
         waiting = asyncio.create_task(at.client.post("/v1/messages", json=chat_body("Me too")))

@@ -122,6 +122,12 @@ async def test_a_prompt_that_goes_on_is_no_miss_nor_is_another_conversation(at: 
     assert at.last.parting.cause == Reason(ReasonCode.OTHER_CONVERSATION)
     assert at.last.broken is None
     assert at.last.why is None
+    await at.runtime.door.forget("opencode")
+    assert not at.runtime.door.last
+    assert not at.runtime.door.totals.by_program()
+    assert not (await at.runtime.save_points.usage()).conversations
+    await ask(at, agents.opencode(date=TOMORROW))
+    assert at.last.parting is None, "what is forgotten is not compared with"
 
 
 async def test_a_change_at_the_end_is_not_blamed_for_what_stands_before_it(at: OpenDoor) -> None:
@@ -168,16 +174,6 @@ def test_where_prompts_part_is_told_only_where_nothing_else_is_known(whole: bool
         told = miss not in told_of
         assert passage.why == (parting.cause if told else miss)
         assert (passage.broken is parting) == told
-
-
-async def test_what_is_forgotten_is_not_compared_with(at: OpenDoor) -> None:
-    await ask(at, agents.opencode(date=TODAY))
-    await at.runtime.door.forget("opencode")
-    assert not at.runtime.door.last
-    assert not at.runtime.door.totals.by_program()
-    assert not (await at.runtime.save_points.usage()).conversations
-    await ask(at, agents.opencode(date=TOMORROW))
-    assert at.last.parting is None
 
 
 async def test_a_key_is_in_force_at_once_and_taken_back_at_once(tmp_path: Path, settings: Settings) -> None:

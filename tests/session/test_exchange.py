@@ -120,33 +120,30 @@ async def test_enough_ends_the_stream_and_it_is_proved_all_the_same() -> None:
     assert cast_.exchange.step is not None
 
 
-@pytest.mark.parametrize("strategy", [Strategy.SETTLE, Strategy.PLAIN])
-async def test_a_stop_before_the_engine_said_anything(strategy: Strategy) -> None:
-    """What was in the slot is of use only where it can be cut back to that: the engine may have read on."""
-    script = Script()
-    engine = ready(script, strategy)
-    cast_ = Cast(engine)
+@pytest.mark.parametrize(
+    ("strategy", "script", "kept"),
+    [
+        (Strategy.SETTLE, Script(), None),  # it cannot be cut back to what was in the slot: the engine may have read on
+        (Strategy.PLAIN, Script(), 40),
+        (Strategy.NONE, Script(progress(20)), 20),
+    ],
+)
+async def test_a_stop_before_the_answer_notes_what_the_slot_holds(
+    strategy: Strategy, script: Script, kept: int | None
+) -> None:
+    script.hangs = asyncio.Event()
+    cast_ = Cast(ready(script, strategy))
     known = await script.prompt_tokens([WORDS])
     await cast_.exchange.ready(Request([WORDS]))
-    cast_.exchange.lease.note(known[:40], exact=True)
+    if strategy.saves:
+        cast_.exchange.lease.note(known[:40], exact=True)
     asking = asyncio.ensure_future(cast_.ask())
     await script.hangs.wait()
     asking.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await asking
     contents = cast_.slots.all[0].contents
-    assert (contents.tokens if contents else None) == (known[:40] if strategy.can_cut else None)
-
-
-async def test_a_stop_while_it_reads_notes_what_was_read() -> None:
-    script = Script(progress(20))
-    cast_ = Cast(ready(script))
-    asking = asyncio.ensure_future(cast_.ask())
-    await script.hangs.wait()
-    asking.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await asking
-    assert len(cast_.slots.all[0].contents.tokens) == 20
+    assert (contents.tokens if contents else None) == (known[:kept] if kept else None)
 
 
 async def test_an_engine_lost_before_the_first_word_costs_nothing() -> None:

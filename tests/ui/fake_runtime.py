@@ -42,7 +42,7 @@ from kvchat.engine.speaking.vitals import Vitals
 from kvchat.engine.speaking.wire import Sampling
 from kvchat.engine_host.choice import Capacity, ModelJudge
 from kvchat.engine_host.model import AnsweringModel
-from kvchat.engine_host.setup import EngineSetup
+from kvchat.engine_host.setup import EngineSetup, fetched_engines
 from kvchat.engine_host.switching import RESTART_SETTINGS, SwitchingHost
 from kvchat.engine_host.trial import Trial, TrialStep
 from kvchat.errors import KvchatError
@@ -500,7 +500,8 @@ class FakeEngines(EngineSetup):
     kept: str | None = None
 
     async def engines(self) -> tuple[EngineEntry, ...]:
-        return *(EngineEntry(one.location, chosen=False) for one in self.fetcher.fetched()), *self.found
+        fetched = fetched_engines(self._engines)
+        return *(EngineEntry(engine.location, chosen=False) for engine in fetched), *self.found
 
     async def try_out(self, location: EngineLocation, tell: Callable[[TrialStep], None]) -> Trial:
         steps = (TrialStep("Version", str(location)), TrialStep("The engine crashed", "SIGSEGV", KvchatError("x")))

@@ -11,8 +11,7 @@ from PySide6.QtGui import QHideEvent, QShowEvent
 from PySide6.QtWidgets import QComboBox, QWidget
 
 from kvchat.engine.finding.graphics import Backend, Graphics, driver_first, suiting
-from kvchat.engine_host.fetching import Fetching, Stage
-from kvchat.engine_host.setup import EngineSetup
+from kvchat.engine_host.setup import EngineSetup, Fetching, Stage
 from kvchat.engine_host.trial import TrialStep
 from kvchat.errors import KvchatError
 from kvchat.library.remote.github import about

@@ -11,7 +11,7 @@ from PySide6.QtWidgets import QFileDialog, QLineEdit, QWidget
 
 from kvchat.engine.finding.discovery import EngineEntry, EngineKind, EngineLocation
 from kvchat.engine.finding.graphics import Graphics, driver_first, find_graphics
-from kvchat.engine_host.fetching import FetchedEngine
+from kvchat.engine_host.setup import FetchedEngine, fetched_engines
 from kvchat.engine_host.trial import TrialStep
 from kvchat.runtime import Runtime
 from kvchat.ui.base.building import button, clear, column, label, line_edit, row
@@ -86,7 +86,7 @@ class EnginePage(SettingsPage):
 
     async def _look(self) -> None:
         with_engine = self._looked_with
-        fetched = await asyncio.to_thread(self._engines.fetcher.fetched)
+        fetched = await asyncio.to_thread(fetched_engines, self.runtime.paths.engines)
         found = await self._engines.engines()
         self._graphics = await asyncio.to_thread(find_graphics)  # a driver may take its time
         if with_engine == self._looked_with:

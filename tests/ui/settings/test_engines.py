@@ -165,7 +165,7 @@ async def test_what_failed_its_trial_is_listed_as_well_and_what_came_while_nobod
     await until(page.fetched.isVisible)
     assert runtime.settings.engine_path is None
     page.panel.close()
-    await runtime.engines.fetcher.remove("llama.cpp-b11457-vulkan")
+    await runtime.engines.remove("llama.cpp-b11457-vulkan")
     page.panel.bring_forward()
     await until(lambda: not page.fetched.isVisible())
 
