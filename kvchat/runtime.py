@@ -141,7 +141,7 @@ class Runtime:
 
     async def engine_vitals(self) -> Vitals | None:
         """Return the engine's vitals, or None. `/slots` of llama-server b11434 leaves out what was restored."""
-        vitals, engine = await self.engine.vitals(), self.engine.current.known
+        vitals, engine = await self.engine.vitals(), self.engine.known
         if vitals is None or vitals.slot is None or engine is None:
             return vitals
         contents = [slot.known(engine) for slot in self.chat.slots.all]
@@ -151,7 +151,7 @@ class Runtime:
     async def diagnostics(self) -> str:
         vitals = await self.engine_vitals()
         text = report(self.settings, self.engine.status, self.engine.choice, vitals, self._log.lines)
-        return redact(text, this_person(), self.engine.current.secrets)
+        return redact(text, this_person(), self.engine.secrets)
 
     async def begin(self) -> None:
         """For an app that stays: start the engine, titles, the API server and backups as the settings say."""
@@ -194,7 +194,7 @@ class Runtime:
 
     async def retest_restoring(self) -> None:
         """Restart the engine and test anew how it restores."""
-        await self.engine.current.forget_finding()
+        await self.engine.forget_finding()
         await self.restart_engine()
 
     async def use_model(self, path: Path) -> None:

@@ -10,7 +10,7 @@ async def test_diagnostics_tell_the_engine_and_nothing_private(tmp_path: Path, f
     async with running(tmp_path, fake_engine, kv_type="q8_0") as runtime:
         assert await runtime.engine.vitals() is None
         await ask(runtime, (await runtime.chat.new_conversation()).id, "A question of mine")
-        (key,) = runtime.engine.current.secrets
+        (key,) = runtime.engine.secrets
         runtime._log.note(f"0.00.000.001 I a line with {key} and {Path.home()}/model.gguf")
         text = await runtime.diagnostics()
         for part in ("ready", "kv_type: 'q8_0'", "a line with ‹removed› and ~/model.gguf", "model.gguf", "memory"):

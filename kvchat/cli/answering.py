@@ -306,7 +306,7 @@ async def ask(options: AskOptions, commands: Commands) -> int:
             error = failed  # told when all is put away
         if commands.is_own:
             await _kept(talk.runtime)
-            if (finding := talk.runtime.engine.current.finding) and not finding.strategy.saves:
+            if (finding := talk.runtime.engine.finding) and not finding.strategy.saves:
                 remark(finding.words)
         if error:
             raise error

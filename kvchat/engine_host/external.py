@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from kvchat.engine.finding import arguments
@@ -17,11 +18,9 @@ from kvchat.engine.running.external import (
     parse_address,
     reachable_slot_folder,
 )
-from kvchat.engine.speaking.connection import DOWN, EngineState, EngineStatus
-from kvchat.engine.speaking.errors import EngineFailed, EngineFailure, EngineRefused, FailureKind
+from kvchat.engine.speaking.errors import EngineRefused
 from kvchat.engine.speaking.vitals import SlotState, parse_slots
 from kvchat.engine.speaking.wire import ServerFacts
-from kvchat.engine_host.base import BaseHost
 from kvchat.engine_host.choice import CannotSee, promised_strategy, with_file_stamps
 from kvchat.errors import KvchatError
 from kvchat.kvstore import disk
@@ -30,89 +29,48 @@ from kvchat.library.gguf.facts import GgufFacts, model_identity, read_facts
 from kvchat.library.gguf.kv_cache import kv_bytes_per_token
 from kvchat.library.model_files import shown_name
 from kvchat.session.host import ReadyEngine
-from kvchat.session.restore_support import Finding, Findings, Strategy, Subject
+from kvchat.session.restore_support import Finding, Strategy, Subject
 from kvchat.settings import Settings
 from kvchat.system.paths import Paths
 from kvchat.system.secret_store import SecretStore
-from kvchat.words.language import N_, _
+from kvchat.words.language import _
 from kvchat.words.reasons import Reason, ReasonCode
-
-_NO_PROJECTOR = (
-    N_("The model of your server"),
-    N_("The server was started without what it sees with (--mmproj)."),
-    N_("Start it with that, or attach the text that is in the picture."),
-)
 
 
 def server_key(paths: Paths) -> SecretStore:
     return SecretStore("llama-server key", paths.config / "server-key")
 
 
-class ExternalHost(BaseHost):
-    """Joins settings and such a server."""
+class ExternalEngine:
+    """Connects to such a server."""
 
-    _connection: ExternalServer
-
-    def __init__(
-        self,
-        settings: Callable[[], Settings],
-        slot_path: Path,
-        generations: Iterator[int],
-        findings: Findings,
-        key: SecretStore,
-    ) -> None:
+    def __init__(self, slot_path: Path, generations: Iterator[int], key: SecretStore) -> None:
         """`slot_path` stands in where the server's own folder is out of reach: nothing is written there."""
-        super().__init__(settings, slot_path, ExternalServer(generations), findings)
+        self.connection = ExternalServer(generations)
         self.server: ServerFacts | None = None  # as it told last
-        self._key = key
+        self._slot_path, self._key = slot_path, key
         self._process: RunningServer | None = None
 
     @property
-    def engine_pid(self) -> int | None:
+    def pid(self) -> int | None:
         return self._process.pid if self._process else None
 
-    async def start(self) -> None:
-        async with self._lock:
-            if self.status.state not in DOWN:
-                return
-            self.started_with = settings = self._settings()
-            self._override = None
-            try:
-                url = parse_address(settings.engine_url or "")
-            except KvchatError as error:
-                reason = EngineFailure(FailureKind.NOT_FOUND, error.title, error.detail, error.advice)
-                self._set_override(EngineStatus(EngineState.FAILED, reason))
-                return
-            kept = await asyncio.to_thread(self._key.load)  # may ask the user to unlock a keyring
-            await self._connection.connect(ServerAddress(url, kept[0] if kept else ""))
+    def cannot_see(self) -> CannotSee:
+        return CannotSee(
+            _("The model of your server"),
+            _("The server was started without what it sees with (--mmproj)."),
+            _("Start it with that, or attach the text that is in the picture."),
+        )
 
-    async def stop(self) -> None:
-        async with self._lock:
-            self._override = None
-            await self._connection.stop()
-        if self._inspection is not None:
-            self._inspection.cancel()
-            await asyncio.wait({self._inspection})
+    async def prepare(self, settings: Settings) -> Callable[[], Awaitable[None]]:
+        """Read the address and the key; returns what connects. Raises BadAddress."""
+        url = parse_address(settings.engine_url or "")
+        kept = await asyncio.to_thread(self._key.load)  # may ask the user to unlock a keyring
+        return partial(self.connection.connect, ServerAddress(url, kept[0] if kept else ""))
 
-    async def check_vision(self, model: str | None) -> None:
-        if self.is_ready() and not self.sees:
-            raise CannotSee(*map(_, _NO_PROJECTOR))
-
-    async def ready(self, *, sees: bool = False, tokens: int = 0) -> ReadyEngine:
-        while True:
-            if self.status.state in DOWN:
-                await self.start()
-            if self._override and self._override.failure:
-                raise EngineFailed(self._override.failure)
-            await self._connection.ready()
-            if known := self.known:
-                if sees and not known.sees:
-                    raise CannotSee(*map(_, _NO_PROJECTOR))
-                return known
-            await self._inspected()
-
-    async def _look_into(self) -> None:
-        engine, generation = await self._connection.ready(), self._connection.generation
+    async def inspect(self) -> tuple[ReadyEngine, Subject | None]:
+        """Ask the server for its facts; no subject where its states cannot be kept. Raises EngineError."""
+        engine, generation = await self.connection.ready(), self.connection.generation
         self.server = facts = await engine.facts()
         self._process = await asyncio.to_thread(find_server, engine.base_url)
         states = await asyncio.to_thread(states_of, self._process, facts)
@@ -120,6 +78,8 @@ class ExternalHost(BaseHost):
         with contextlib.suppress(EngineRefused):  # it was started with --no-slots
             slots = parse_slots(await engine.look("/slots"))
         number, free = slot_for_us(slots)
+        if facts.sees:  # what it was started with is part of the fingerprint, the projector too
+            engine = engine.with_projector("", facts.media_marker)
         ready = ReadyEngine(
             engine.on_slot(number),
             generation,
@@ -128,26 +88,21 @@ class ExternalHost(BaseHost):
             facts.context_size,
             0.0,
             Finding(Strategy.NONE, proved=True, reason=Reason(ReasonCode.OUT_OF_REACH)),
+            sees=facts.sees,
             slots=(number,),
             model_name=shown_name(Path(facts.model_path)) if facts.model_path else "",
         )
-        self._subject = None
-        if states is not None:
-            self._subject = subject = Subject(states.fingerprint, facts.build)
-            ready = replace(
-                ready,
-                slot_path=states.folder,
-                fingerprint=states.fingerprint,
-                kv_bytes_per_token=states.kv_bytes_per_token,
-                window=states.facts.sliding_window or 0,
-                finding=Finding(states.promised, proved=False, reason=None if free else Reason(ReasonCode.IN_USE)),
-            )
-            known = None if free else await self._findings.known(subject) or ready.finding
-            ready = replace(ready, finding=known or await self._find_out(ready, subject))
-        if facts.sees:  # what it was started with is part of the fingerprint, the projector too
-            ready = replace(ready, engine=ready.engine.with_projector("", facts.media_marker), sees=True)
-        self._ready = ready
-        self.publish(self.status)
+        if states is None:
+            return ready, None
+        ready = replace(
+            ready,
+            slot_path=states.folder,
+            fingerprint=states.fingerprint,
+            kv_bytes_per_token=states.kv_bytes_per_token,
+            window=states.facts.sliding_window or 0,
+            finding=Finding(states.promised, proved=False, reason=None if free else Reason(ReasonCode.IN_USE)),
+        )
+        return ready, Subject(states.fingerprint, facts.build)
 
 
 def slot_for_us(slots: Sequence[SlotState]) -> tuple[int, bool]:

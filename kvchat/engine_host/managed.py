@@ -1,4 +1,4 @@
-"""kvchat's own engine: chosen, handed to the supervisor, and given to sessions when it is ready, with its facts."""
+"""kvchat's own engine: chosen, handed to the supervisor, and inspected when it is ready; and its memory."""
 
 from __future__ import annotations
 
@@ -9,153 +9,74 @@ from dataclasses import replace
 from pathlib import Path
 
 from kvchat.engine.finding import arguments
-from kvchat.engine.running import failure
 from kvchat.engine.running.log import Allocations, Purpose, read_allocations
 from kvchat.engine.running.plan import LaunchPlan
 from kvchat.engine.running.supervisor import EngineSupervisor
-from kvchat.engine.speaking.connection import DOWN, EngineState, EngineStatus
-from kvchat.engine.speaking.errors import EngineFailed, EngineGone, FailureKind
-from kvchat.engine_host.base import BaseHost, tell_bug
-from kvchat.engine_host.choice import CannotSee, EngineChoice, NoModel, choose_engine, find_projector
-from kvchat.errors import KvchatError
+from kvchat.engine_host.choice import CannotSee, EngineChoice, choose_engine, find_projector
 from kvchat.kvstore.memory_files import NOTHING_STAGED, Staged
 from kvchat.kvstore.savepoint import StoreRefused
 from kvchat.kvstore.store import SavePointStore
-from kvchat.library.gguf.facts import ModelFileMissing
 from kvchat.library.memory.demand import COMPUTER, MemoryBar
 from kvchat.library.memory.limits import LoadLimit, LoadLimits
 from kvchat.library.model_files import shown_name
 from kvchat.session.host import ReadyEngine
-from kvchat.session.restore_support import Finding, Findings, Strategy
+from kvchat.session.restore_support import Finding, Subject
 from kvchat.settings import Settings
 from kvchat.words.language import _
-from kvchat.words.reasons import Reason, ReasonCode
 from kvchat.words.wording import day
 
 
-class ManagedHost(BaseHost):
-    """Joins settings, choice and supervisor."""
-
-    _connection: EngineSupervisor
+class ManagedEngine:
+    """Chooses kvchat's own engine and has the supervisor run it."""
 
     def __init__(
         self,
-        settings: Callable[[], Settings],
         slot_path: Path,
         supervisor: EngineSupervisor,
-        findings: Findings,
         memory: EngineMemory,
         needed: Callable[[], Awaitable[int]],
     ) -> None:
         """`needed`: how many tokens the chats have that are likely to be answered, the replies included."""
-        super().__init__(settings, slot_path, supervisor, findings)
+        self.connection, self.memory = supervisor, memory
         self.choice: EngineChoice | None = None  # for the engine that runs, or ran last
-        self.memory = memory
-        self._needed = needed
-        self._closed = False
-        self._starter: asyncio.Task[None] | None = None
-        self._meant_to_see = False  # the engine was started to be shown pictures
+        self._slot_path, self._needed = slot_path, needed
 
     @property
-    def engine_pid(self) -> int | None:
-        return self._connection.pid
+    def pid(self) -> int | None:
+        return self.connection.pid
 
-    async def check_vision(self, model: str | None) -> None:
-        settings = self._settings()
+    async def check_vision(self, settings: Settings, model: str | None) -> None:
+        """Raise CannotSee if the model can be shown no pictures, and KvchatError where there is none."""
         chosen = model or settings.model_path
         if chosen is not None:
             await asyncio.to_thread(find_projector, Path(chosen), arguments.parse(settings.engine_arguments))
 
-    async def start(self, *, sees: bool = False, tokens: int = 0) -> None:
-        async with self._lock:
-            closed = self._closed
-            if closed or self.status.state not in DOWN:
-                return
-            self._set_override(EngineStatus(EngineState.STARTING))
-            self.started_with = settings = self._settings()
-            self._meant_to_see = sees
-            try:
-                needed = max(tokens, await self._needed())
-                choice = await asyncio.to_thread(
-                    self.memory.choose, settings, self._slot_path, sees=sees, needed=needed
-                )
-            except KvchatError as error:
-                state = EngineState.STOPPED if isinstance(error, NoModel) else EngineState.FAILED
-                reason = failure.not_started(error)
-                if isinstance(error, ModelFileMissing):
-                    reason = replace(reason, kind=FailureKind.MODEL_MISSING)
-                self._set_override(EngineStatus(state, reason))
-                return
-            except BaseException:
-                self._set_override(EngineStatus(EngineState.FAILED, failure.not_prepared()))
-                raise
-            if self._closed:  # meanwhile
-                return
-            self.memory.starts(choice)
-            self.choice = choice
-            self._override = None
-            await self._connection.start(choice.location, choice.plan, self._step_down)
+    def cannot_see(self) -> CannotSee:
+        return CannotSee(_("This model"), _("The file beside it is not for pictures."))
 
-    async def stop(self) -> None:
-        async with self._lock:
-            self._override = None
-            await self._connection.stop()
-
-    async def rest(self) -> None:
-        """Stop the engine, or do not even start it, until somebody asks for one."""
-        async with self._lock:
-            self._set_override(EngineStatus(EngineState.RESTING))
-            await self._connection.stop()
-
-    async def close(self) -> None:
-        self._closed = True
-        async with self._lock:
-            self._override = None
-            await self._connection.close()
-            await self.memory.close()
-        if self._inspection is not None:
-            await asyncio.wait([self._inspection])  # it ends with its engine
-
-    async def ready(self, *, sees: bool = False, tokens: int = 0) -> ReadyEngine:
-        """See `EngineHost.ready`. A projector is loaded only when it is asked for, and stays as long as the engine."""
-        if sees and not self.sees:
-            await self.check_vision(None)
-        while True:
-            if self._override or self.status.state in (EngineState.STOPPED, EngineState.STOPPING, EngineState.FAILED):
-                await self.start(sees=sees, tokens=tokens)
-            if self._override and self._override.failure:
-                raise EngineFailed(self._override.failure)
-            await self._connection.ready()
-            if not (known := self.known):
-                await self._inspected()
-                continue
-            if known.sees or not sees:
-                if known.context_size >= min(tokens, known.limit):
-                    return known
-                sees = known.sees
-            elif self._meant_to_see:
-                raise CannotSee(_("This model"), _("The file beside it is not for pictures."))
-            await self._start_anew(sees=sees, tokens=tokens)
-
-    async def _start_anew(self, *, sees: bool, tokens: int) -> None:
-        """Start an engine, in place of one that runs. Whoever waits for it may go away: it is finished all the same."""
+    async def prepare(self, settings: Settings, *, sees: bool, tokens: int) -> Callable[[], Awaitable[None]]:
+        """Choose an engine, with room for so many tokens as far as there is; returns what starts it."""
+        needed = max(tokens, await self._needed())
+        choice = await asyncio.to_thread(self.memory.choose, settings, self._slot_path, sees=sees, needed=needed)
 
         async def start() -> None:
-            await self.stop()
-            await self.start(sees=sees, tokens=tokens)
+            self.memory.starts(choice)
+            self.choice = choice
+            await self.connection.start(choice.location, choice.plan, self._step_down)
 
-        self._starter = asyncio.create_task(start(), name="starting the engine")
-        self._starter.add_done_callback(tell_bug)
-        await asyncio.shield(self._starter)
+        return start
 
-    async def _look_into(self) -> None:
-        """Make the engine known; afterwards it is ready or gone. Raises EngineError where it is neither."""
+    def loaded(self) -> None:
+        if self.choice:
+            self.choice = self.memory.loaded(self.choice, self.connection.log.since_start)
+
+    async def inspect(self) -> tuple[ReadyEngine, Subject] | None:
+        """Ask a ready engine for its facts; None if its weights are other than those it was fingerprinted by."""
         choice = self.choice
         assert choice is not None
-        if await asyncio.to_thread(choice.model_changed):  # other weights than those it was fingerprinted by
-            await self.stop()
-            return
-        engine, generation = await self._connection.ready(), self._connection.generation
+        if await asyncio.to_thread(choice.model_changed):
+            return None
+        engine, generation = await self.connection.ready(), self.connection.generation
         facts = await engine.facts()
         ready = ReadyEngine(
             engine=engine.with_projector(choice.projector, facts.media_marker) if facts.sees else engine,
@@ -171,18 +92,7 @@ class ManagedHost(BaseHost):
             model_name=shown_name(choice.facts.path),
             most_context=choice.most.tokens if choice.context.tokens < choice.most.tokens else 0,
         )
-        self._subject = choice.subject
-        try:
-            finding = await self._find_out(ready, choice.subject)
-        except EngineGone as loss:
-            reason = await loss.explained()
-            if self._connection.status.state in (EngineState.READY, EngineState.STOPPING, EngineState.STOPPED):
-                raise reason from loss  # it is silent, or was stopped on purpose: that says nothing
-            died = Finding(Strategy.NONE, proved=True, reason=Reason(ReasonCode.DIED_OVER_TRIAL))
-            await self._findings.learn(choice.subject, died)
-            return
-        self._ready = replace(ready, finding=finding)
-        self.publish(self.status)
+        return ready, choice.subject
 
     def _step_down(self) -> LaunchPlan | None:
         smaller = self.memory.ran_out(self.choice) if self.choice else None
@@ -190,11 +100,6 @@ class ManagedHost(BaseHost):
             return None
         self.choice = smaller
         return smaller.plan
-
-    def _connection_changed(self, status: EngineStatus) -> None:
-        if status.state is EngineState.READY and self.choice:
-            self.choice = self.memory.loaded(self.choice, self._connection.log.since_start)
-        super()._connection_changed(status)
 
 
 class EngineMemory:

@@ -111,7 +111,7 @@ class Ours(Door):
 
     async def kill(self) -> None:
         """The engine alone: the bench is kvchat's own process."""
-        pid = self._home.runtime.engine.current.engine_pid
+        pid = self._home.runtime.engine.engine_pid
         if pid is not None:
             psutil.Process(pid).kill()
 

@@ -49,8 +49,8 @@ class Watched:
         def kill(event: Event) -> None:
             if isinstance(event, kind) and when(event):
                 self.hook = lambda event: None
-                assert self.runtime.engine.current.engine_pid is not None
-                os.kill(self.runtime.engine.current.engine_pid, signal.SIGKILL)
+                assert self.runtime.engine.engine_pid is not None
+                os.kill(self.runtime.engine.engine_pid, signal.SIGKILL)
 
         self.hook = kill
 

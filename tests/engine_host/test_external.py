@@ -72,7 +72,7 @@ async def test_a_conversation_outlives_the_servers_restart_and_the_server_outliv
             first = await ask(runtime, chat, LONG)
             assert first.receipt.source is Source.COLD
             assert runtime.model.name == display_name(fake.plan.model)
-            assert runtime.engine.current.engine_pid == theirs.process.pid
+            assert runtime.engine.engine_pid == theirs.process.pid
             await runtime.chat.idle()
             theirs.end()
             await until(lambda: runtime.engine.status.state is not EngineState.READY)
@@ -102,8 +102,8 @@ async def test_a_slot_that_another_program_uses_is_not_touched_when_the_server_i
                 await runtime.engine.ready()
                 asked = [request for request in fake.requests()[before:] if request["method"] == "POST"]
                 assert not asked
-                assert runtime.engine.current.finding.strategy.saves
-                assert runtime.engine.current.finding.reason == Reason(ReasonCode.IN_USE)
+                assert runtime.engine.finding.strategy.saves
+                assert runtime.engine.finding.reason == Reason(ReasonCode.IN_USE)
             assert (await somebody_else.prefill([7] * 100)).cache_n == 99
 
 
@@ -148,7 +148,7 @@ async def test_without_a_folder_it_chats_and_saves_nothing(tmp_path: Path, fake:
             await ask(runtime, chat, LONG)
             hot = await ask(runtime, chat, "And then?")
             assert hot.receipt.source is Source.HOT  # the server's own slot still has it
-            assert runtime.engine.current.finding.strategy is Strategy.NONE
+            assert runtime.engine.finding.strategy is Strategy.NONE
             assert (await runtime.save_points.usage()).save_points == 0
 
 
@@ -180,7 +180,7 @@ async def test_the_settings_lead_from_the_own_engine_to_the_server_and_back(tmp_
             await runtime.apply_settings(own)
             chat = (await runtime.chat.new_conversation()).id
             await ask(runtime, chat, "Hello")
-            own_pid = runtime.engine.current.engine_pid
+            own_pid = runtime.engine.engine_pid
             assert own_pid not in (None, theirs.process.pid)
             await runtime.apply_settings(server)
             assert runtime.engine.restart_pending
@@ -192,7 +192,7 @@ async def test_the_settings_lead_from_the_own_engine_to_the_server_and_back(tmp_
             await runtime.apply_settings(own)
             await runtime.restart_engine()
             await ask(runtime, chat, "Back")
-            assert runtime.engine.current.engine_pid not in (None, theirs.process.pid, own_pid)
+            assert runtime.engine.engine_pid not in (None, theirs.process.pid, own_pid)
         assert theirs.process.poll() is None
 
 

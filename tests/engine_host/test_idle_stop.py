@@ -39,7 +39,7 @@ async def test_an_idle_engine_rests_and_the_next_message_finds_everything_warm(
         await ask(runtime, chat, LONG)
         async with resting_at_once(runtime):
             await until(lambda: runtime.engine.status.state is RESTING)
-            await until(lambda: runtime.engine.current.engine_pid is None)
+            await until(lambda: runtime.engine.engine_pid is None)
         assert [request for request in fake_engine.requests() if "action=save" in request["path"]]
         second = await ask(runtime, chat, "And then?")
         assert len(fake_engine.launches()) == 2

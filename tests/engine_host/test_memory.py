@@ -58,7 +58,7 @@ async def test_the_context_is_halved_until_it_fits_and_the_next_start_knows(
         retried = [status.failure for status in said if status.state is EngineState.STARTING and status.failure]
         assert [failure.kind for failure in retried] == [FailureKind.OUT_OF_MEMORY] * 2
         assert "32,768 tokens" in retried[0].advice
-        psutil.Process(runtime.engine.current.engine_pid).kill()
+        psutil.Process(runtime.engine.engine_pid).kill()
         await ask(runtime, (await runtime.chat.new_conversation()).id, "Hello once more")  # started again, not chosen
     async with running(tmp_path, fake_engine, model_path=model) as runtime:
         heard = notices(runtime)

@@ -52,13 +52,13 @@ async def show(stage: Stage, chat: str) -> None:
 async def test_without_a_projector_nothing_is_stored_and_the_engine_stays(stage: Stage) -> None:
     chat = await stage.chat()
     await stage.answered(chat)
-    pid = stage.runtime.engine.current.engine_pid
+    pid = stage.runtime.engine.engine_pid
     await show(stage, chat)
     refused = stage.of(QuestionNotStored)[-1]
     assert "cannot see pictures" in refused.error.title
     assert refused.attachments == (RED,)
     assert len(await stage.runtime.chat.messages(chat)) == 2
-    assert stage.runtime.engine.current.engine_pid == pid
+    assert stage.runtime.engine.engine_pid == pid
 
 
 async def test_a_projector_for_sound_shows_no_pictures(stage: Stage) -> None:

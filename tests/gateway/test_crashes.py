@@ -80,7 +80,7 @@ def left(at: OpenDoor, count: int) -> bool:
 
 
 def is_later(at: OpenDoor, generation: int) -> bool:
-    return at.runtime.engine.managed._connection.generation > generation
+    return at.runtime.engine.managed.connection.generation > generation
 
 
 async def test_who_crashes_the_engine_again_and_again_is_refused(at: OpenDoor, fake_engine: FakeEngine) -> None:
@@ -122,7 +122,7 @@ async def test_those_beside_it_are_not_refused(at: OpenDoor, fake_engine: FakeEn
 
 
 async def test_one_that_hangs_up_is_counted_too(at: OpenDoor, fake_engine: FakeEngine) -> None:
-    connection = at.runtime.engine.managed._connection
+    connection = at.runtime.engine.managed.connection
     for number in range(3):
         fake_engine.set(FAKE_HOLD_DURING="begin")
         asking, generation = asyncio.ensure_future(ask(at, "hostile", BOMB)), connection.generation
@@ -137,7 +137,7 @@ async def test_one_that_hangs_up_is_counted_too(at: OpenDoor, fake_engine: FakeE
 
 async def test_a_loss_is_explained_by_the_life_it_belongs_to(at: OpenDoor, fake_engine: FakeEngine) -> None:
     """Also when the next engine is ready before anybody asks."""
-    host, connection = at.runtime.engine.managed, at.runtime.engine.managed._connection
+    host, connection = at.runtime.engine, at.runtime.engine.managed.connection
     engine, generation = await connection.ready(), connection.generation
     with pytest.raises(EngineGone, match="broke off") as loss:
         await engine._http.call("POST", "/v1/chat/completions", chat_body(BOMB))

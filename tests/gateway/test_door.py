@@ -457,7 +457,7 @@ async def test_an_engine_that_dies_over_what_was_restored_costs_nothing(
         answer = await at.chat(WORDS, stream=True)
         assert answer.status_code == 200
         assert receipt_in(answer.text)["cached"] == 0
-        assert at.runtime.engine.managed._connection.generation == 2
+        assert at.runtime.engine.managed.connection.generation == 2
 
 
 async def test_a_client_that_takes_nothing_keeps_nobody_waiting(

@@ -133,7 +133,7 @@ class Soak:
             self.happened[kind] += 1
             match kind:
                 case "kill":
-                    if (pid := self.runtime.engine.current.engine_pid) is not None:
+                    if (pid := self.runtime.engine.engine_pid) is not None:
                         with suppress(psutil.NoSuchProcess):
                             psutil.Process(pid).kill()
                 case "restart":

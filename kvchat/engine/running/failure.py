@@ -10,6 +10,7 @@ from pathlib import Path
 from kvchat.engine import embedded, parent_guard
 from kvchat.engine.finding.arguments import BadArguments, BadWorkers
 from kvchat.engine.finding.discovery import EngineNotFound, EngineTooOld
+from kvchat.engine.running.external import BadAddress
 from kvchat.engine.running.plan import LaunchPlan
 from kvchat.engine.running.process import Outcome
 from kvchat.engine.speaking import errors
@@ -185,6 +186,7 @@ def not_started(error: KvchatError) -> EngineFailure:
         return error.failure
     kinds = {
         EngineNotFound: FailureKind.NOT_FOUND,
+        BadAddress: FailureKind.NOT_FOUND,
         EngineTooOld: FailureKind.INCOMPATIBLE,
         BadArguments: FailureKind.INCOMPATIBLE,
         BadWorkers: FailureKind.INCOMPATIBLE,

@@ -174,7 +174,7 @@ async def test_a_message_during_settling_goes_on_with_the_slot_as_it_is(stage: S
 async def test_what_is_sent_while_the_engine_restarts_does_not_hold_that_up(stage: Stage) -> None:
     first, second = await stage.chat(), await stage.chat()
     await stage.answered(first)
-    before = stage.runtime.engine.current.engine_pid
+    before = stage.runtime.engine.engine_pid
     stage.fake.set(FAKE_HOLD_DURING="save")
     answered = await stage.runtime.chat.send(first, "And then?")
     assert answered is not None
@@ -184,7 +184,7 @@ async def test_what_is_sent_while_the_engine_restarts_does_not_hold_that_up(stag
     sent = stage.runtime.chat.send(second, "Meanwhile?")
     stage.fake.set(FAKE_HOLD_DURING=None)
     assert await sent is not None
-    assert stage.runtime.engine.current.engine_pid not in (None, before), "one reply after another put it off"
+    assert stage.runtime.engine.engine_pid not in (None, before), "one reply after another put it off"
     await restarting
     await stage.runtime.chat.idle()
     assert len(stage.of(Saved)) == 3, "what was being saved is kept"
@@ -408,16 +408,16 @@ async def test_repairing_the_model_file_and_picking_it_again_starts_the_engine(s
 async def test_what_the_engine_is_started_with_waits_for_its_next_start(stage: Stage) -> None:
     runtime = stage.runtime
     await stage.answered(await stage.chat())
-    first = runtime.engine.current.engine_pid
+    first = runtime.engine.engine_pid
     await runtime.apply_settings(replace(runtime.settings, context_size=2048))
     assert runtime.engine.restart_pending
-    assert runtime.engine.current.engine_pid == first
+    assert runtime.engine.engine_pid == first
     await runtime.apply_settings(replace(runtime.settings, context_size=4096))
     assert not runtime.engine.restart_pending, "what it was started with is back"
     await runtime.apply_settings(replace(runtime.settings, context_size=2048))
     await runtime.restart_engine()
     await stage.until(lambda: runtime.engine.status.state is EngineState.READY)
-    assert runtime.engine.current.engine_pid != first
+    assert runtime.engine.engine_pid != first
     assert runtime.engine.choice is not None
     assert runtime.engine.choice.plan.context_size == 2048
     assert runtime.engine.context_size == 2048, "not what the engine before it had reported"
@@ -460,8 +460,8 @@ async def test_a_restore_that_proves_hollow_in_a_summary_counts_as_one_in_a_turn
     async with Stage(stage.home, stage.fake, smollm2) as again:
         await again.runtime.chat.context.summarise(chat)
         assert again.of(RestoreFailed)
-        assert again.runtime.engine.current.finding is not None
-        assert again.runtime.engine.current.finding.hollow == 1
+        assert again.runtime.engine.finding is not None
+        assert again.runtime.engine.finding.hollow == 1
 
 
 async def test_quitting_waits_for_a_save_as_long_as_the_engine_writes(

@@ -31,8 +31,8 @@ async def started(stage: Stage) -> Finding:
     """The finding after the engine's start."""
     await stage.runtime.start_engine()
     await stage.until(stage.runtime.engine.is_ready)
-    assert stage.runtime.engine.current.finding is not None
-    return stage.runtime.engine.current.finding
+    assert stage.runtime.engine.finding is not None
+    return stage.runtime.engine.finding
 
 
 def saves(stage: Stage) -> int:
@@ -123,7 +123,7 @@ async def test_an_engine_that_dies_over_it_restarts_and_is_not_tried_again(stage
     receipt = await stage.answered(chat)  # its message came first and waited
     assert stage.of(WaitingForEngine)
     assert receipt.source is Source.COLD
-    assert stage.runtime.engine.current.finding == Finding(
+    assert stage.runtime.engine.finding == Finding(
         Strategy.NONE, proved=True, reason=Reason(ReasonCode.DIED_OVER_TRIAL)
     )
     assert len(stage.fake.launches()) == 2
@@ -139,7 +139,7 @@ async def test_the_user_may_have_it_tried_again(stage: Stage) -> None:
     assert stage.runtime.engine.may_retest
     await stage.runtime.retest_restoring()
     await stage.until(stage.runtime.engine.is_ready)
-    assert stage.runtime.engine.current.finding == Finding(Strategy.PLAIN, proved=True)
+    assert stage.runtime.engine.finding == Finding(Strategy.PLAIN, proved=True)
     assert not stage.runtime.engine.may_retest
 
 
@@ -168,7 +168,7 @@ async def test_stopping_the_engine_in_the_middle_says_nothing_about_it(stage: St
     stage.fake.set(FAKE_HOLD_DURING=None)
     assert await stage.runtime.chat.retry(chat) is not None
     await stage.runtime.chat.idle()
-    assert stage.runtime.engine.current.finding == Finding(Strategy.PLAIN, proved=True)
+    assert stage.runtime.engine.finding == Finding(Strategy.PLAIN, proved=True)
 
 
 async def test_stop_while_it_is_tried_out_ends_the_waiting_and_not_the_trial(stage: Stage) -> None:
@@ -180,7 +180,7 @@ async def test_stop_while_it_is_tried_out_ends_the_waiting_and_not_the_trial(sta
     assert await waiting is None
     stage.fake.set(FAKE_HOLD_DURING=None)
     await stage.until(stage.runtime.engine.is_ready)
-    assert stage.runtime.engine.current.finding == Finding(Strategy.PLAIN, proved=True)
+    assert stage.runtime.engine.finding == Finding(Strategy.PLAIN, proved=True)
 
 
 async def test_what_cannot_be_tried_is_assumed_and_proved_by_the_first_restore(stage: Stage, smollm2: Path) -> None:
@@ -196,8 +196,8 @@ async def test_what_cannot_be_tried_is_assumed_and_proved_by_the_first_restore(s
     await stage.runtime.close()
     async with Stage(stage.home, stage.fake, smollm2) as again:
         assert (await again.answered(chat, "And then?")).source is Source.DISK
-        assert again.runtime.engine.current.finding is not None
-        assert again.runtime.engine.current.finding.proved
+        assert again.runtime.engine.finding is not None
+        assert again.runtime.engine.finding.proved
 
 
 async def test_a_second_hollow_restore_in_a_row_makes_it_more_careful(stage: Stage, smollm2: Path) -> None:
@@ -206,11 +206,11 @@ async def test_a_second_hollow_restore_in_a_row_makes_it_more_careful(stage: Sta
         await stage.answered(chat, f"{number}: {QUESTION}")
     stage.fake.set(FAKE_HOLLOW_RESTORE=1)
     assert (await stage.answered(chats[0], "And then?")).hollow
-    assert stage.runtime.engine.current.finding == Finding(Strategy.PLAIN, proved=True, hollow=1)
+    assert stage.runtime.engine.finding == Finding(Strategy.PLAIN, proved=True, hollow=1)
     await stage.runtime.close()
     async with Stage(stage.home, stage.fake, smollm2) as again:
         assert (await again.answered(chats[1], "And then?")).hollow
-        finding = again.runtime.engine.current.finding
+        finding = again.runtime.engine.finding
         assert finding is not None
         assert (finding.strategy, finding.proved) == (Strategy.SETTLE, False)
         assert [notice.title for notice in again.of(Notice)] == ["Remembering chats did not work as expected"]

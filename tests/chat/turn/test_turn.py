@@ -340,11 +340,11 @@ async def test_a_gpu_lost_while_the_engine_still_answers_costs_no_message(stage:
     """As after sleep: /health is well, and every request that computes fails."""
     chat = await stage.chat()
     await stage.answered(chat)
-    first = stage.runtime.engine.current.engine_pid
+    first = stage.runtime.engine.engine_pid
     stage.fake.set(FAKE_LOSE_GPU=message)
     receipt = await stage.answered(chat, "And now?")
     assert receipt.source is Source.WARM  # what was saved before serves the engine after it
-    assert stage.runtime.engine.current.engine_pid != first
+    assert stage.runtime.engine.engine_pid != first
     assert not stage.errors()
 
 

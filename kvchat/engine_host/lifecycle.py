@@ -1,0 +1,313 @@
+"""Chooses, starts, inspects and stops engines for sessions: kvchat's own or the user's server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from kvchat.engine.running import failure
+from kvchat.engine.running.log import EngineLog
+from kvchat.engine.speaking.connection import DOWN, EngineState, EngineStatus
+from kvchat.engine.speaking.errors import EngineFailed, EngineGone, FailureKind
+from kvchat.engine_host.choice import (
+    ModelMissing,
+    NoModel,
+)
+from kvchat.engine_host.external import ExternalEngine
+from kvchat.engine_host.managed import ManagedEngine
+from kvchat.errors import KvchatError
+from kvchat.library.gguf.facts import ModelFileMissing
+from kvchat.session.host import ReadyEngine
+from kvchat.session.restore_support import Finding, Findings, Strategy, Subject
+from kvchat.session.self_test import self_test
+from kvchat.settings import Settings
+from kvchat.words.reasons import Reason, ReasonCode
+
+# An engine lost in these states is silent or was stopped on purpose, which says nothing of its self-test.
+_SAYS_NOTHING = (EngineState.READY, EngineState.STOPPING, EngineState.STOPPED)
+
+
+class EngineLifecycle:
+    """The `EngineHost` for sessions: kvchat's own engine or the user's server, changed only while none runs.
+
+    Belongs to the event loop's thread.
+    """
+
+    def __init__(
+        self,
+        settings: Callable[[], Settings],
+        choose_model: Callable[[str], None],
+        managed: ManagedEngine,
+        external: ExternalEngine,
+        findings: Findings,
+        publish: Callable[[EngineStatus], None],
+        log: EngineLog,
+    ) -> None:
+        """`choose_model` puts another model into the settings; `publish` hears each new status."""
+        self._settings, self._choose_model, self.log = settings, choose_model, log
+        self._findings, self._publish = findings, publish
+        self.managed, self.external = managed, external
+        self.current: ManagedEngine | ExternalEngine = external if settings().engine_url else managed
+        self._started_with: Settings | None = None  # the settings it was chosen by
+        self._meant_to_see = False  # it was started to be shown pictures
+        self._override: EngineStatus | None = None  # in place of the connection's status, before there is one
+        self._ready: ReadyEngine | None = None
+        self._subject: Subject | None = None  # the findings about restoring are about this
+        self._inspection: asyncio.Task[None] | None = None  # of an engine that has just come up
+        self._checking = False
+        self._closed = False
+        self._starter: asyncio.Task[None] | None = None
+        self._lock = asyncio.Lock()
+        for source in (managed, external):
+            source.connection.subscribe(partial(self._connection_changed, source))
+
+    @property
+    def is_external(self) -> bool:
+        return self.current is self.external
+
+    @property
+    def status(self) -> EngineStatus:
+        """The engine's status, preparation included. One that is not known yet is still loading."""
+        status = self._override or self.current.connection.status
+        if status.state is EngineState.READY and self.known is None:
+            return replace(status, state=EngineState.LOADING, checking=self._checking)
+        return status
+
+    @property
+    def known(self) -> ReadyEngine | None:
+        """The engine that runs, once it was inspected."""
+        ready = self._ready
+        return ready if ready and ready.generation == self.current.connection.generation else None
+
+    @property
+    def _usable(self) -> ReadyEngine | None:
+        return self.known if self.status.state is EngineState.READY else None
+
+    @property
+    def finding(self) -> Finding | None:
+        return self._usable.finding if self._usable else None
+
+    def is_ready(self, model: str | None = None, *, sees: bool = False) -> bool:
+        engine = self._usable
+        return engine is not None and (engine.sees or not sees) and (model is None or not self._runs_another(model))
+
+    def recovers(self) -> bool:
+        return self.status.state in (EngineState.STARTING, EngineState.LOADING, EngineState.READY)
+
+    def may_rest(self) -> bool:
+        return not self.is_external and self.is_ready()
+
+    async def check_vision(self, model: str | None = None) -> None:
+        await self._change_hosts()
+        if isinstance(self.current, ManagedEngine):
+            await self.current.check_vision(self._settings(), model)
+        elif self.is_ready() and not self.is_ready(sees=True):
+            raise self.current.cannot_see()
+
+    async def start(self) -> None:
+        """Start an engine, or connect to the server, unless one is there. What goes wrong ends up in the status."""
+        await self._change_hosts()
+        await self._start(sees=False, tokens=0)
+
+    async def stop(self) -> None:
+        """Stop the engine, or disconnect from the server."""
+        async with self._lock:
+            self._override = None
+            await self.current.connection.stop()
+        if self.is_external:
+            await self._end_inspection()
+
+    async def rest(self) -> None:
+        """Stop kvchat's own engine, or do not even start it, until somebody asks for one."""
+        await self._change_hosts()
+        if not self.is_external:
+            async with self._lock:
+                self._set_override(EngineStatus(EngineState.RESTING))
+                await self.current.connection.stop()
+
+    async def close(self) -> None:
+        self._closed = True
+        async with self._lock:
+            self._override = None
+            await self.external.connection.stop()
+            await self.managed.connection.close()
+            await self.managed.memory.close()
+        await self._end_inspection()
+
+    async def ready(self, model: str | None = None, *, sees: bool = False, tokens: int = 0) -> ReadyEngine:
+        """See `EngineHost.ready`. A server of the user's has the model and the room it has.
+
+        A projector is loaded only when it is asked for, and stays as long as the engine.
+        """
+        await self._change_hosts()
+        if model is not None and not self.is_external:
+            await self._change_models(model, restarts=sees and not self.is_ready(sees=True))
+        if sees and not self.is_ready(sees=True):
+            await self.check_vision()
+        while True:
+            if self._override or self.status.state in (EngineState.STOPPED, EngineState.STOPPING, EngineState.FAILED):
+                await self._start(sees=sees, tokens=tokens)
+            if self._override and self._override.failure:
+                raise EngineFailed(self._override.failure)
+            await self.current.connection.ready()
+            if not (known := self.known):
+                # A caller that is cancelled does not end the inspection for the others.
+                running = self._inspection is not None and not self._inspection.done()
+                await asyncio.shield(self._inspection if self._inspection and running else self._inspect())
+                continue
+            if known.sees or not sees:
+                if known.context_size >= min(tokens, known.limit):
+                    return known
+                sees = known.sees
+            elif self.is_external or self._meant_to_see:
+                raise self.current.cannot_see()
+            await self._start_anew(sees=sees, tokens=tokens)
+
+    async def note_restore(self, *, hollow: bool) -> None:
+        known, subject = self.known, self._subject
+        if known is None or subject is None:
+            return
+        finding = known.finding.after_restore(hollow=hollow)
+        if finding != known.finding:
+            self._ready = replace(known, finding=finding)
+            await self._findings.learn(subject, finding, known.finding)
+
+    async def forget_finding(self) -> None:
+        if self._subject is not None:
+            await self._findings.forget(self._subject)
+
+    async def _change_models(self, model: str, *, restarts: bool) -> None:
+        """Make `model` the one in use; where it runs, the settings may name another. Raises ModelMissing.
+
+        `restarts`: it will be started anew even if it runs.
+        """
+        if self._running_model == model and not restarts:
+            return
+        if model != self._settings().model_path:
+            if not await asyncio.to_thread(Path(model).exists):
+                raise ModelMissing(model)
+            self._choose_model(model)
+        if self._runs_another(model):
+            await self.stop()
+
+    def _runs_another(self, model: str) -> bool:
+        return self._running_model not in (None, model)
+
+    @property
+    def _running_model(self) -> str | None:
+        started = self._started_with
+        return None if self.is_external or started is None or self.status.state in DOWN else started.model_path
+
+    async def _change_hosts(self) -> None:
+        wanted = self.external if self._settings().engine_url else self.managed
+        if wanted is not self.current and self.status.state in DOWN:
+            await self.stop()
+            self.current, self._started_with = wanted, None
+
+    async def _start(self, *, sees: bool, tokens: int) -> None:
+        async with self._lock:
+            closed = self._closed
+            if closed or self.status.state not in DOWN:
+                return
+            self._set_override(EngineStatus(EngineState.STARTING))
+            self._started_with = settings = self._settings()
+            self._meant_to_see = sees
+            try:
+                if isinstance(self.current, ManagedEngine):
+                    start = await self.current.prepare(settings, sees=sees, tokens=tokens)
+                else:
+                    start = await self.current.prepare(settings)
+            except KvchatError as error:
+                state = EngineState.STOPPED if isinstance(error, NoModel) else EngineState.FAILED
+                reason = failure.not_started(error)
+                if isinstance(error, ModelFileMissing):
+                    reason = replace(reason, kind=FailureKind.MODEL_MISSING)
+                self._set_override(EngineStatus(state, reason))
+                return
+            except BaseException:
+                self._set_override(EngineStatus(EngineState.FAILED, failure.not_prepared()))
+                raise
+            if self._closed:  # meanwhile
+                return
+            self._override = None
+            await start()
+
+    async def _start_anew(self, *, sees: bool, tokens: int) -> None:
+        """Start an engine, in place of one that runs. Whoever waits for it may go away: it is finished all the same."""
+
+        async def start() -> None:
+            await self.stop()
+            await self._start(sees=sees, tokens=tokens)
+
+        self._starter = asyncio.create_task(start(), name="starting the engine")
+        self._starter.add_done_callback(tell_bug)
+        await asyncio.shield(self._starter)
+
+    def _inspect(self) -> asyncio.Task[None]:
+        """Inspect the engine that has come up, in a task of its own: whoever waits for it may go away."""
+        self._inspection = asyncio.create_task(self._look_into(), name="inspecting the engine")
+        self._inspection.add_done_callback(tell_bug)
+        return self._inspection
+
+    async def _end_inspection(self) -> None:
+        if self._inspection is not None:
+            if self.is_external:  # the other ends with its engine
+                self._inspection.cancel()
+            await asyncio.wait({self._inspection})
+
+    async def _look_into(self) -> None:
+        """Make the engine known; afterwards it is ready or gone. Raises EngineError where it is neither."""
+        source = self.current
+        inspected = await source.inspect()
+        if inspected is None:
+            await self.stop()
+            return
+        ready, self._subject = inspected
+        if subject := self._subject:
+            finding = await self._findings.known(subject)
+            if finding is None and ready.finding.reason is None:  # nothing is tried out in a slot that others use
+                try:
+                    finding = await self._tried_out(ready, subject)
+                except EngineGone as loss:
+                    reason = await loss.explained()
+                    if source is self.external or source.connection.status.state in _SAYS_NOTHING:
+                        raise reason from loss
+                    died = Finding(Strategy.NONE, proved=True, reason=Reason(ReasonCode.DIED_OVER_TRIAL))
+                    await self._findings.learn(subject, died)
+                    return
+            ready = replace(ready, finding=finding or ready.finding)
+        self._ready = ready
+        self._publish(self.status)
+
+    async def _tried_out(self, ready: ReadyEngine, subject: Subject) -> Finding:
+        """Try out what restoring can do. Raises EngineGone if that kills the engine."""
+        self._checking = True
+        self._publish(self.status)
+        try:
+            finding = await self_test(ready)
+        finally:
+            self._checking = False
+        await self._findings.learn(subject, finding)
+        return finding
+
+    def _connection_changed(self, source: ManagedEngine | ExternalEngine, status: EngineStatus) -> None:
+        if source is self.current:
+            if status.state is EngineState.READY:
+                if source is self.managed:
+                    self.managed.loaded()
+                self._inspect()
+            self._publish(self.status)
+
+    def _set_override(self, status: EngineStatus) -> None:
+        self._override = status
+        self._publish(self.status)
+
+
+def tell_bug(task: asyncio.Task[None]) -> None:
+    """Report what a finished task raised, unless it is a KvchatError: those are for whoever asks for the engine."""
+    error = None if task.cancelled() else task.exception()
+    if error is not None and not isinstance(error, KvchatError):
+        task.get_loop().call_exception_handler({"message": "Inspecting the engine broke", "exception": error})
