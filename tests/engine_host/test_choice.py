@@ -30,25 +30,16 @@ def chosen(folder: Path, fake: FakeEngine, fields: dict[str, object], context_si
     return choose_engine(settings, folder)
 
 
-@pytest.mark.parametrize(("context_size", "rope"), [(2048, "short"), (4096, "short"), (4352, "long"), (8192, "long")])
-def test_the_context_size_picks_the_rope_factors(
-    tmp_path: Path, fake_engine: FakeEngine, context_size: int, rope: str
+def test_the_context_size_picks_the_rope_factors_where_there_are_two_sets(
+    tmp_path: Path, fake_engine: FakeEngine
 ) -> None:
-    choice = chosen(tmp_path, fake_engine, LONG_ROPE, context_size)
-    assert choice.plan.context_size == context_size
-    assert choice.fingerprint.rope == rope
-
-
-def test_without_a_second_set_every_context_size_is_alike(tmp_path: Path, fake_engine: FakeEngine) -> None:
+    ropes = {2048: "short", 4096: "short", 4352: "long", 8192: "long"}
+    choices = [chosen(tmp_path, fake_engine, LONG_ROPE, size) for size in ropes]
+    assert {choice.plan.context_size: choice.fingerprint.rope for choice in choices} == ropes
+    assert choices[1].fingerprint.differences(choices[3].fingerprint) == (Reason(ReasonCode.ROPE),)
     short, long = (chosen(tmp_path, fake_engine, dict(LLAMA), size) for size in (2048, 4096))
     assert short.fingerprint == long.fingerprint
     assert short.fingerprint.rope == ""
-
-
-def test_the_other_factors_are_another_fingerprint_and_said_in_words(tmp_path: Path, fake_engine: FakeEngine) -> None:
-    short, long = (chosen(tmp_path, fake_engine, LONG_ROPE, size) for size in (4096, 8192))
-    words = (Reason(ReasonCode.ROPE),)
-    assert short.fingerprint.differences(long.fingerprint) == words
 
 
 def with_arguments(folder: Path, fake: FakeEngine, **changes: str) -> EngineChoice:
@@ -83,11 +74,9 @@ def test_arguments_the_engine_would_die_of_are_refused_before_it_starts(
     tmp_path: Path, fake_engine: FakeEngine, engine: str | None, changes: dict[str, str], words: str
 ) -> None:
     model = write_gguf(tmp_path / "model.gguf", dict(LLAMA))
+    settings = Settings(model_path=str(model), engine_path=engine or str(fake_engine.path), **changes)
     with pytest.raises(KvchatError, match=words):
-        choose_engine(
-            Settings(model_path=str(model), engine_path=engine or str(fake_engine.path), **changes),  # type: ignore[arg-type]
-            tmp_path,
-        )
+        choose_engine(settings, tmp_path)
 
 
 def test_a_build_that_cannot_share_its_work_is_said(tmp_path: Path, fake_engine: FakeEngine) -> None:
@@ -102,10 +91,10 @@ def test_a_gpu_takes_the_whole_model_where_it_fits(tmp_path: Path, fake_engine: 
     assert (choice.plan.fit_target, choice.plan.without_gpu) == (128 * 1024 * 1024, False)
     assert not choice.context.beside
     assert [bar.place for bar in choice.context.bars] == ["FAKE0", "memory"]
+    assert "--verbosity" not in choice.plan.left_out
 
 
-def test_levels_that_would_log_conversations_are_not_asked_for(tmp_path: Path, fake_engine: FakeEngine) -> None:
-    assert "--verbosity" not in with_arguments(tmp_path, fake_engine).plan.left_out
+def test_levels_that_would_log_conversations_are_not_asked_for() -> None:
     asked = EngineProbe("version: 6451", 6451, KnownOptions((Option(("--verbosity",), 1),)))
     assert "--verbosity" in options_to_leave_out(asked)
 

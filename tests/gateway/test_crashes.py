@@ -8,9 +8,8 @@ import contextlib
 import json
 import struct
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -67,20 +66,8 @@ def bombs(fake_engine: FakeEngine) -> int:
     return sum(BOMB in json.dumps(one["body"]) for one in asked)
 
 
-def reached(fake_engine: FakeEngine, count: int) -> bool:
-    return bombs(fake_engine) == count
-
-
-def answering(at: OpenDoor, count: int) -> bool:
-    return sum(one.stage is Stage.ANSWERING for one in at.runtime.door.gateway.passages.under_way) == count
-
-
-def left(at: OpenDoor, count: int) -> bool:
-    return sum(one.program == "hostile" for one in at.runtime.door.gateway.passages.last) == count
-
-
-def is_later(at: OpenDoor, generation: int) -> bool:
-    return at.runtime.engine.managed.connection.generation > generation
+async def comes_to(count: int, counted: Callable[[], int]) -> None:
+    await until(lambda: counted() >= count)
 
 
 async def test_who_crashes_the_engine_again_and_again_is_refused(at: OpenDoor, fake_engine: FakeEngine) -> None:
@@ -103,8 +90,7 @@ async def test_those_beside_it_are_not_refused(at: OpenDoor, fake_engine: FakeEn
     for number in range(4):
         fake_engine.set(FAKE_HOLD_DURING="stream")
         asking = [asyncio.ensure_future(ask(at, friend, f"{number}")) for friend in friends[: 2 if number == 0 else 1]]
-        busy = len(asking)
-        await until(partial(answering, at, busy))
+        await comes_to(len(asking), lambda: sum(one.stage is Stage.ANSWERING for one in under_way))
         hostile = asyncio.ensure_future(ask(at, "hostile", BOMB))
         if number:
             await until(lambda: any(one.program == "hostile" for one in under_way))
@@ -122,15 +108,15 @@ async def test_those_beside_it_are_not_refused(at: OpenDoor, fake_engine: FakeEn
 
 
 async def test_one_that_hangs_up_is_counted_too(at: OpenDoor, fake_engine: FakeEngine) -> None:
-    connection = at.runtime.engine.managed.connection
+    connection, last = at.runtime.engine.managed.connection, at.runtime.door.gateway.passages.last
     for number in range(3):
         fake_engine.set(FAKE_HOLD_DURING="begin")
         asking, generation = asyncio.ensure_future(ask(at, "hostile", BOMB)), connection.generation
-        await until(partial(reached, fake_engine, number + 1))
+        await comes_to(number + 1, lambda: bombs(fake_engine))
         asking.cancel()
-        await until(partial(left, at, number + 1))
+        await comes_to(number + 1, lambda: sum(one.program == "hostile" for one in last))
         fake_engine.set(FAKE_HOLD_DURING=None)
-        await until(partial(is_later, at, generation))
+        await comes_to(generation + 1, lambda: connection.generation)
         assert (await ask(at, "friend")).status_code == 200
     assert (await ask(at, "hostile")).status_code == 429
 
@@ -201,14 +187,18 @@ async def test_who_is_guilty() -> None:
     assert not is_refused(judge, "a")
 
 
-async def test_one_hang_is_enough() -> None:
-    """It takes ten minutes to be seen: three never come within ten."""
+async def test_one_hang_is_enough_and_what_was_restored_may_be_the_cause() -> None:
+    """A hang takes ten minutes to be seen: three never come within ten."""
     judge = Crashes(clock=Clock())
     await crash(judge, "a", "b", failure=HUNG)
     assert not is_refused(judge, "a")
     await crash(judge, "a", failure=HUNG)
     assert is_refused(judge, "a")
     assert not is_refused(judge, "b")
+    judge = Crashes(lambda: True)
+    for _ in range(4):
+        await crash(judge, "a")
+    assert not is_refused(judge, "a")
 
 
 async def test_who_hung_up_on_what_keeps_the_engine_busy_for_ever() -> None:
@@ -239,13 +229,6 @@ async def test_who_hung_up_on_what_keeps_the_engine_busy_for_ever() -> None:
     clock.now += LEFT_S
     life.seen_at = clock.now
     assert judge._may_begin("friend"), "the engine has answered since"
-
-
-async def test_what_was_restored_may_be_the_cause() -> None:
-    judge = Crashes(lambda: True)
-    for _ in range(4):
-        await crash(judge, "a")
-    assert not is_refused(judge, "a")
 
 
 def deep(levels: int) -> Any:

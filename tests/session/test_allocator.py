@@ -222,27 +222,17 @@ async def test_a_prompt_goes_where_most_of_it_is() -> None:
         assert slot is slots.all[2], "an empty one, for nothing of it is in any"
     async with slots.needed("new", (*shared[:40], 7)) as slot:
         assert slot is slots.all[2], "too little of it for what would be thrown away"
-
-
-async def test_where_states_cannot_be_cut_only_what_is_extended_serves() -> None:
-    slots = pool(2)
+    slots = pool(2)  # where states cannot be cut only what is extended serves
     hold(slots, one=tuple(range(100)), other=tuple(range(60)))
     slots._can_cut = False
     async with slots.needed("program", (*range(80), 7), window=False) as slot:
         assert slot is slots.all[1]
 
 
-async def test_programs_have_every_slot_where_nobody_is_at_the_window() -> None:
-    slots = pool(2)
-    async with asyncio.timeout(5), slots.needed("one", window=False), slots.needed("two", window=False):
-        assert not slots.window_used
-
-
-async def test_other_programs_wait_longer_for_settling_than_the_window(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_other_programs_wait_longer_for_settling_than_the_window() -> None:
     """What they would take away takes long to be read again."""
     slots, ended = pool(1), asyncio.Event()
     slots.restore_cost.speed.learn(100, 100_000.0, 0)
-    monkeypatch.setattr(allocator, "SETTLING_PATIENCE_S", 0.0)
 
     async def settles() -> None:
         async with slots.needed("a", window=False) as slot:
@@ -304,9 +294,11 @@ async def test_what_is_settling_is_not_lost_where_another_has_the_slot_before_it
     assert ended[0] == ("for another" if ms_per_token == 1.0 else "for its next")
 
 
-async def test_a_free_slot_is_given_while_another_program_is_settling() -> None:
+async def test_programs_have_every_slot_where_nobody_is_at_the_window() -> None:
     slots = pool(2)
     async with asyncio.timeout(5), slots.needed("one", window=False) as slot:
+        async with slots.needed("two", window=False):
+            assert not slots.window_used
         with slots.settling(slot, lambda: None):
             assert await first_slot(slots, "two") is not slot
 

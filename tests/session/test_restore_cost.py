@@ -43,6 +43,8 @@ def test_one_slow_restore_among_others_changes_nothing() -> None:
     for ms in (5, 5, 5000, 5):
         cost.learn_restore(1_000_000, ms)
     assert cost.worth(1000, 1_000_000)
+    assert not cost.worth_trying(LEAST_GAIN - 1, 10)
+    assert cost.restore_ms_per_byte == 5e-6, "what gains too little says nothing of the rate"
 
 
 def test_restores_found_too_slow_are_tried_again_some_time() -> None:
@@ -53,13 +55,6 @@ def test_restores_found_too_slow_are_tried_again_some_time() -> None:
     assert tried[-1]
     cost.learn_restore(1_000_000, 5000)
     assert not cost.worth(1000, 1_000_000)
-
-
-def test_what_gains_too_little_says_nothing_of_the_rate() -> None:
-    cost = reading_at(1.0)
-    cost.learn_restore(1_000_000, 5)
-    assert not cost.worth_trying(LEAST_GAIN - 1, 10)
-    assert cost.restore_ms_per_byte == 5e-6
 
 
 def read_in(*seconds: float, tokens: int = 2000) -> ReadingSpeed:
@@ -86,11 +81,8 @@ def test_a_machine_whose_speed_varies_is_given_a_range_or_nothing(seconds: tuple
     assert (roughly(time) if time else "") == told
 
 
-def test_only_the_last_readings_count() -> None:
+def test_only_the_last_readings_count_and_a_greeting_says_nothing_of_a_book() -> None:
     assert read_in(840, 120, *[59] * 5).forecast(2000) == TimeRange(59, 59)
-
-
-def test_a_greeting_says_nothing_of_a_book() -> None:
     speed = read_in(1.8, tokens=70)
     assert speed.forecast(3000) is None
     assert speed.forecast(140) == TimeRange(3.6, 3.6)
@@ -114,9 +106,6 @@ def test_each_model_has_its_own_speed() -> None:
     assert cost.prefill_ms(1000) == 0
     cost.use_model("")
     assert cost.prefill_ms(1000) == 4000
-
-
-def test_the_time_of_several_is_known_where_that_of_each_is() -> None:
     assert added([TimeRange(1, 2), TimeRange(3, 4)]) == TimeRange(4, 6)
     assert added([TimeRange(1, 2), None]) is None
     assert added([]) is None

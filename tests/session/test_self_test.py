@@ -48,26 +48,23 @@ async def found(
 
 
 @pytest.mark.parametrize(
-    ("architecture", "engine", "promised", "window"),
+    ("architecture", "engine", "promised", "window", "extra"),
     [
-        ("llama", SERVER, Strategy.PLAIN, None),
-        ("deepseek2", EMBEDDED, Strategy.PLAIN, None),
-        ("qwen35", EMBEDDED, Strategy.SETTLE, None),
-        ("mamba", SERVER, Strategy.SETTLE, None),
-        ("gemma3", SERVER, Strategy.COMPLETE, 32),
-        ("gpt-oss", EMBEDDED, Strategy.COMPLETE, 32),
-        ("smallthinker", EMBEDDED, Strategy.COMPLETE, 1024),
+        ("llama", SERVER, Strategy.PLAIN, None, ()),
+        ("deepseek2", EMBEDDED, Strategy.PLAIN, None, ()),
+        ("qwen35", EMBEDDED, Strategy.SETTLE, None, ()),
+        ("mamba", SERVER, Strategy.SETTLE, None, ()),
+        ("gemma3", SERVER, Strategy.COMPLETE, 32, ()),
+        ("gemma3", SERVER, Strategy.FULL_WINDOW, 32, ("--swa-full",)),
+        ("gpt-oss", EMBEDDED, Strategy.COMPLETE, 32, ()),
+        ("smallthinker", EMBEDDED, Strategy.COMPLETE, 1024, ()),
     ],
 )
 async def test_what_the_architecture_promises_holds(
-    tmp_path: Path, architecture: str, engine: str, promised: Strategy, window: int | None
+    tmp_path: Path, architecture: str, engine: str, promised: Strategy, window: int | None, extra: tuple[str, ...]
 ) -> None:
-    assert await found(tmp_path, architecture, engine, promised, window=window) == Finding(promised, proved=True)
-
-
-async def test_swa_full_is_found_to_need_no_more_rows(tmp_path: Path) -> None:
-    finding = await found(tmp_path, "gemma3", SERVER, Strategy.FULL_WINDOW, "--swa-full", window=32)
-    assert finding == Finding(Strategy.FULL_WINDOW, proved=True)
+    finding = await found(tmp_path, architecture, engine, promised, *extra, window=window)
+    assert finding == Finding(promised, proved=True)
 
 
 @pytest.mark.parametrize(
@@ -93,10 +90,8 @@ async def test_an_engine_that_restores_no_chat_shorter_than_the_window_is_found_
     used = Reason(ReasonCode.USED_LESS, {"accepted": 96, "used": 0})
     assert finding.reason == Reason(ReasonCode.NEEDS_SWA_FULL, {"reason": used})
 
-
-async def test_where_no_chat_is_longer_than_the_window_nothing_is_promised(tmp_path: Path) -> None:
     finding = await found(tmp_path, "llama4", SERVER, Strategy.COMPLETE, window=8192)
-    assert (finding.strategy, finding.proved) == (Strategy.NONE, True)
+    assert (finding.strategy, finding.proved) == (Strategy.NONE, True), "no chat is longer than its window"
 
 
 async def test_a_window_too_long_to_try_stays_a_promise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import random
 from typing import Any, cast
 
@@ -23,14 +24,12 @@ class Engine:
     generation, context_size = 1, CONTEXT
 
     def __init__(self) -> None:
-        self.erased: list[int] = []
-        self.done: list[int] = []
-        self.slot = 0
+        self.erased, self.done, self.slot = list[int](), list[int](), 0
 
     def on_slot(self, place: int) -> Engine:
-        one = Engine()
-        one.erased, one.done, one.slot = self.erased, self.done, place
-        return one
+        other = copy.copy(self)
+        other.slot = place
+        return other
 
     @property
     def engine(self) -> Engine:

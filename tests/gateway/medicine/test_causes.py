@@ -40,14 +40,11 @@ def message(number: int, code: ReasonCode, role: str = "user") -> Reason:
     return Reason(code, {"number": number, "role": role})
 
 
-def test_nothing_is_said_of_a_prompt_that_goes_on() -> None:
+def test_nothing_is_said_of_a_prompt_that_goes_on_or_is_of_another_kind() -> None:
     one = agents.opencode(user("Hello"))
     other = agents.opencode(user("Hello"), assistant("Good morning."), user("And now?"))
     assert parting(rendered(one), rendered(other)) is None
     assert parting(rendered(one), rendered(one)) is None
-
-
-def test_nothing_is_said_of_another_kind_of_request() -> None:
     title = {"messages": [user("Generate a title for this conversation:\nhow do parsers recover?")]}
     assert parting(rendered(agents.opencode()), rendered(title)) is None
 
@@ -176,14 +173,6 @@ def test_the_closest_before_is_taken_not_the_last() -> None:
     assert told(user(LONG), user("?"), model="other") is None
 
 
-def test_without_the_rendered_text_the_bodies_say_it() -> None:
-    one, other = rendered(agents.opencode()), rendered(agents.opencode(user("Something else " + LONG)))
-    for prompt in (one, other):
-        prompt.text = ""
-    found = parting(one, other)
-    assert found.cause == Reason(ReasonCode.OTHER_CONVERSATION)
-
-
 @pytest.mark.parametrize(
     ("one", "other", "cause"),
     [
@@ -196,6 +185,12 @@ def test_of_a_state_in_the_store_only_its_text_is_known(one: Body, other: Body, 
     before = rendered(one)
     found = parting(Prompt(before.ids, before.text), rendered(other))
     assert found.cause == Reason(cause)
+
+
+def test_without_the_rendered_text_the_bodies_say_it() -> None:
+    one, other = rendered(agents.opencode()), rendered(agents.opencode(user("Something else " + LONG)))
+    one.text = other.text = ""
+    assert parting(one, other).cause == Reason(ReasonCode.OTHER_CONVERSATION)
 
 
 def test_nothing_stays_of_programs_that_asked_long_ago(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,8 +55,6 @@ def test_the_billing_header_is_left_out() -> None:
     assert change.differs
     assert json.loads(one.raw) == one.body
 
-
-def test_the_billing_header_is_left_out_of_a_text_that_has_more() -> None:
     header = "x-anthropic-billing-header: cc_version=2.1.100.7b4; cc_entrypoint=cli; cch=eb6c6;\n"
     body = agents.claude_code() | {"system": header + "You are Claude Code."}
     assert treat(Mending(), body).body["system"] == "You are Claude Code."
@@ -148,6 +146,10 @@ def test_a_long_line_of_dates_is_looked_at_once(monkeypatch: pytest.MonkeyPatch)
         treat(Mending(), body, ["hold-clock"])
         assert counted.looked_at <= 20 * len(line) * 500
 
+    medicine = Mending()
+    (change,) = treat(medicine, agents.claude_code(cch="x" * 100_000), ["billing-header"]).changes
+    assert len(change.before) <= 500, "no more is remembered than can be shown"
+
 
 def test_what_stands_behind_very_much_stays_as_it_is() -> None:
     clock = Clock()
@@ -158,10 +160,3 @@ def test_what_stands_behind_very_much_stays_as_it_is() -> None:
         treated = treat(medicine, body, ["hold-clock"]).body["messages"][0]["content"]
         assert treated == told.format("2026-11-22", day)
         clock.now += timedelta(hours=15)
-
-
-def test_of_a_change_no_more_is_remembered_than_can_be_shown() -> None:
-    medicine = Mending()
-    header = agents.claude_code(cch="x" * 100_000)
-    (change,) = treat(medicine, header, ["billing-header"]).changes
-    assert len(change.before) <= 500
