@@ -1,4 +1,4 @@
-"""A program's request in its slot: loaded, read in steps, passed on as it came; the answer as it comes, then proved."""
+"""Runs a program's request in its slot: load, read in steps, pass it on as it came, stream the answer, prove."""
 
 from __future__ import annotations
 
@@ -55,9 +55,9 @@ class Forwarder:
     ahead: bool  # it most likely goes on from what the slot holds: the engine has it before its prompt is known
 
     async def run(self) -> Heard | None:
-        """Answer it; what was heard of the answer, None of one that the engine refused.
+        """Answer the request; returns what was read of the answer, None if the engine refused.
 
-        Only what may be sent twice is: the engine may have died of the request itself. Raises EngineError, and GaveWay.
+        It is not sent again after a crash that it may have caused. Raises EngineError, and GaveWay.
         """
         async with self.exchange.losses_explained():
             return await self.exchange.attempt(self._send, lambda: self.work.outlet.begun, resend=False)
@@ -92,9 +92,9 @@ class Forwarder:
         return await self._forward(steps=steps)
 
     async def _forward_ahead(self) -> Heard | None:
-        """Have the engine answer while the prompt's ids are made. Raises GaveWay if it goes on from something else.
+        """Have the engine answer while the prompt's ids are made.
 
-        Unless it is answered by then.
+        Raises GaveWay if it goes on from something else, unless it is answered by then.
         """
         slot, engine = self.lease.slot, self.lease.engine
         tokens = slot.held(engine.generation) + LEAST_STEPS + self._reserve
@@ -102,7 +102,7 @@ class Forwarder:
         return await self._forward(unknown=True)
 
     async def _catch_up(self, *, answered: bool) -> None:
-        """Find the ids of a prompt that was passed on before, and what the slot was to it."""
+        """Find the ids of a prompt that was passed on before, and how much of it was in the slot."""
         await self._render()
         too_small = self.lease.engine.too_small(len(self.work.prompt.ids) + self._reserve)
         if not self.work.prompt.ids or not (answered or (self._goes_on and not too_small)):
@@ -132,7 +132,7 @@ class Forwarder:
 
     @property
     def _goes_on(self) -> bool:
-        """True if it goes on from what the slot holds: nothing is to be loaded, and little to be read."""
+        """True if it goes on from the slot's contents: nothing is to be loaded, and little to be read."""
         contents, ids, held = self.lease.slot.contents, self.work.prompt.ids, self._as_it_is.expected_cached
         little = LEAST_STEPS if contents and held == len(contents.tokens) else LEAST_GAIN
         return self._known and held > 0 and len(ids) - held < little
@@ -167,10 +167,10 @@ class Forwarder:
             passage.miss = loaded.miss_reason or Reason(ReasonCode.NOTHING_ALIKE)
 
     async def _heads(self, loaded: Loaded) -> dict[Tokens, str | None]:
-        """Where to save on the way, so that other conversations need not read how they begin; for which audience.
+        """Return where to save on the way, for other conversations that begin alike, and for which audience.
 
         Where states can be cut any state that begins so serves this program's own. What two programs have sent, each
-        with a key of its own, is for everybody (`kvchat.kvstore.audience`); None: for whom the rest is.
+        with a key of its own, is for everybody (`kvchat.kvstore.audience`); None: the audience of the rest.
         """
         lease, ids, keyed = self.lease, self.work.prompt.ids, self.work.passage.keyed
         few = len(ids) - loaded.expected_cached < LEAST_HEAD
@@ -187,7 +187,7 @@ class Forwarder:
         return {head: None} if worth and not lease.engine.can_cut else {}
 
     async def _read(self) -> bool:
-        """Read a long prompt but for its last tokens, in steps that let others in between; whether there were any."""
+        """Read a long prompt but for its last tokens, in steps that let others in between; False if there were none."""
         if not self._known:
             return False
         loaded = self.exchange.loaded
@@ -230,8 +230,7 @@ class Forwarder:
         return True
 
     def _step_ms(self) -> float:
-        """How long a step should take: few tokens at a time are slower, which only the window is worth."""
-        return STEP_MS if self.lease.slots.window_used else ALONE_STEP_MS
+        return STEP_MS if self.lease.slots.window_used else ALONE_STEP_MS  # few tokens at a time are slower
 
     async def _forward(self, *, steps: bool = False, unknown: bool = False) -> Heard | None:
         work, lease, engine, asked = self.work, self.lease, self.lease.engine.engine, self.work.asked
@@ -277,7 +276,7 @@ class Forwarder:
         return heard
 
     def _send_hot(self, answer: Answer, counts: Counts | None, body: bytes) -> None:
-        """Send what goes on from what was in the slot, by the engine's own count; what was restored is proved first."""
+        """Send an answer at once if, by the engine's count, its prompt was in the slot, and not restored unproved."""
         passage, contents = self.work.passage, self.lease.slot.contents
         hot = counts and counts.prompt - counts.cached < LEAST_STEPS and not _is_little(counts.cached, counts.prompt)
         if counts and hot and contents and not contents.unproved:
@@ -303,9 +302,8 @@ class Forwarder:
         return rest
 
     def _usage(self) -> Usage:
-        """Usage for the answer; embeddings keep the model name that the client gave."""
         asked, passage = self.work.asked, self.work.passage
-        named = asked.form is Form.PLAIN and asked.model
+        named = asked.form is Form.PLAIN and asked.model  # embeddings keep the name that the client gave
         return Usage("" if named else passage.answering_model, passage.read, passage.read_ms)
 
     async def _refused(self, answer: Answer) -> None:
@@ -319,7 +317,7 @@ class Forwarder:
         self.work.outlet.whole(answer.status_code, self._headers(answer), body)
 
     def _note(self, *, begun: bool, ahead: bool) -> None:
-        """What the slot holds: once an answer has begun all of the prompt; else nobody can tell how much of it."""
+        """Note the slot's contents: once an answer has begun all of the prompt; else it is not known how much of it."""
         lease, contents, ids = self.lease, self.lease.slot.contents, self.work.prompt.ids
         held = common_prefix(contents.tokens, ids) if contents else 0
         if self._known and begun:
@@ -330,7 +328,7 @@ class Forwarder:
             lease.slot.forget()
 
     async def _prove(self, counts: Counts | None, *, steps: bool) -> None:
-        """What the engine's count says of what was loaded; it teaches what restoring is worth."""
+        """Judge by the engine's counts what was loaded; they teach what restoring is worth."""
         passage, ids, lease = self.work.passage, self.work.prompt.ids, self.lease
         if counts is None:
             return

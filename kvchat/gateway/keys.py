@@ -32,7 +32,7 @@ class BadKeyFile(KvchatError):
 
 
 class Keys:
-    """Those that open the door."""
+    """The keys that are accepted."""
 
     def __init__(self, keys: Mapping[str, str], owner: str = "") -> None:
         """`keys` by program, `EVERYBODY` for those that are told by their User-Agent. `owner` sees all requests."""

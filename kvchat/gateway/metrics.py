@@ -11,7 +11,7 @@ MOST_PROGRAMS = 50  # any client may call itself anything
 
 
 class Metrics:
-    """Of one gateway, by program or of all together."""
+    """The counters of one gateway, by program or for all together."""
 
     def __init__(self, passages: Passages, *, by_program: bool) -> None:
         self._registry = registry = CollectorRegistry()

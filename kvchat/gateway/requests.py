@@ -35,7 +35,7 @@ _NOT_TOLD = ("_began", "chat", "reply", "whole", "unheard", "parting", "changes"
 
 
 class Stage(Enum):
-    """How far a request is."""
+    """The progress of a request."""
 
     QUEUED = "queued"  # others are before it, or no engine is ready yet
     LOADING = "loading"  # what is kept of its prompt is being restored

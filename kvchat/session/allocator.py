@@ -47,7 +47,7 @@ class Rank(IntEnum):
 
 
 class State(Enum):
-    """How far somebody is who wants a slot, or has one."""
+    """The progress of a use of a slot."""
 
     ASKS = "asks"  # it is waited for, and has none yet
     ANSWERS = "answers"  # it is waited for, in a slot

@@ -1,4 +1,4 @@
-"""How fast this machine reads, and whether a restore beats reading, by measured rates."""
+"""The measured rates of reading and restoring on this machine, and whether a restore beats reading."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Reading:
 
 
 class ReadingSpeed:
-    """How fast one model reads on this machine: the only source of forecasts of reading time.
+    """The reading speed of one model on this machine: the only source of forecasts of reading time.
 
     Speeds of a text much longer than all that was read are not known: in a greeting, overheads are most.
     """

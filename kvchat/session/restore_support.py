@@ -1,4 +1,4 @@
-"""How far restoring works with one engine, model and set of flags, and the file where findings are kept.
+"""Findings about restoring with one engine, model and set of flags, and the file where they are kept.
 
 A finding that it does not work may have had another reason: it is tried again after a week, or when the user asks.
 """
@@ -24,7 +24,7 @@ HOLLOW_LIMIT = 2  # so many hollow restores in a row, and a proved strategy is g
 
 
 class Strategy(Enum):
-    """How states are saved and restored, the most useful first; what each can do is said in `Finding.words`."""
+    """Ways to save and restore states, the most useful first; `Finding.words` says what each can do."""
 
     PLAIN = "plain"  # a state can be cut back to any prefix
     FULL_WINDOW = "full window"  # a sliding window that --swa-full keeps whole: as SETTLE

@@ -45,7 +45,7 @@ class ServerAddress:
 
 @dataclass(frozen=True)
 class ReachPolicy:
-    """How patiently a server is looked for. Times in seconds."""
+    """The patience in looking for a server. Times in seconds."""
 
     unreachable_s: float = 4.0  # so long without an answer at first, and it is said that there is none
     returns_s: float = 20.0  # as long for one that did answer: it may be started again

@@ -165,7 +165,7 @@ _TROUBLE = re.compile(r"\berror\b|\bfailed\b|GGML_ASSERT|GGML_ABORT|terminate ca
 
 
 class Level(IntEnum):
-    """How much a line matters."""
+    """The severity of a line."""
 
     DETAIL = 0
     INFO = 1
@@ -193,7 +193,7 @@ MIB = 1024 * 1024
 
 
 class Purpose(Enum):
-    """What a buffer holds."""
+    """The contents of a buffer."""
 
     WEIGHTS = "weights"
     KV = "kv"  # recurrent state included

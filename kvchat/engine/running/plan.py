@@ -48,7 +48,7 @@ ParameterValue = str | int | bool | tuple[str, ...]
 
 @dataclass(frozen=True)
 class LaunchPlan:
-    """How one engine process is to be started. The API key is no part of it: it travels in the environment."""
+    """The options of one engine process. The API key is no part of it: it travels in the environment."""
 
     model: Path
     context_size: int  # tokens

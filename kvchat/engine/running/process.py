@@ -18,7 +18,7 @@ from kvchat.engine.running.log import EngineLog
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a process ended."""
+    """The end of a process."""
 
     code: int  # the exit code; -n: died of signal n
     last_lines: tuple[str, ...] = ()  # what it printed last, newest last
@@ -37,7 +37,7 @@ _DRAIN_S = 1.0  # how long to wait for the last output of a process that is gone
 
 @dataclass(frozen=True)
 class Ladder:
-    """How long a process is given to end, asked once and asked again, before it is killed; in seconds."""
+    """The seconds a process is given to end, asked once and asked again, before it is killed."""
 
     ask_s: float = 2.0  # one asked right after a request often hears only the next rung; all is saved by then
     terminate_s: float = 2.0

@@ -33,7 +33,7 @@ from kvchat.words.language import _
 
 @dataclass(frozen=True)
 class WatchPolicy:
-    """How closely an engine is watched. Times in seconds; patient, because a busy computer is no fault."""
+    """The times of a watch, in seconds; patient, because a busy computer is no fault."""
 
     every_s: float = 10.0
     answer_s: float = 20.0  # how long one answer to /health may take
@@ -136,7 +136,7 @@ _FINAL = {
 
 @dataclass(frozen=True)
 class RestartPolicy:
-    """How often and how soon a dead engine is started again. Times in seconds."""
+    """The limits and delays of starting a dead engine again. Times in seconds."""
 
     deaths: int = 5  # as many within `window_s`, or in a row without ever being ready, are the end
     window_s: float = 300.0

@@ -174,7 +174,7 @@ _WORKER_GONE = re.compile(r"ggml-rpc\S*: (?:Failed to connect to (?P<worker>\S+)
 
 
 class _Rule:
-    """What a line means in which some words stand."""
+    """The meaning of a line with certain words."""
 
     def __init__(self, words: str, kind: FailureKind, title: str, advice: str) -> None:
         self.pattern = re.compile(words, re.IGNORECASE)
@@ -182,12 +182,9 @@ class _Rule:
 
     def failure(self, line: str) -> EngineFailure:
         if self._kind is FailureKind.WORKER_LOST and (match := _WORKER_GONE.search(line)):
-            worker = match["worker"]
-            line = (
-                _("No rpc-server answers at {worker}.", worker=worker)
-                if worker
-                else _("The rpc-server of another computer has stopped.")
-            )
+            line = _("The rpc-server of another computer has stopped.")
+            if worker := match["worker"]:
+                line = _("No rpc-server answers at {worker}.", worker=worker)
         return EngineFailure(self._kind, _(self._title), line, _(self._advice))
 
 

@@ -1,4 +1,4 @@
-"""The ids of prompts, each text tokenised once: a prompt that begins like one before is tokenised from there on.
+"""Tokenizes each text once: a prompt that begins like one before is tokenized from there on.
 
 Special tokens part a text: what stands before one and what follows are tokenised each by itself. So a prompt can be cut
 where a message ends, at the model's end-of-text token. Whether that holds with this model is tried with the first one
