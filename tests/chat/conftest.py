@@ -18,7 +18,7 @@ def restoring_is_known_to_work(monkeypatch: pytest.MonkeyPatch) -> None:
     async def found(host: ReadyEngine) -> Finding:
         return Finding(Strategy.PLAIN, proved=True)
 
-    monkeypatch.setattr("kvchat.engine_host.base.self_test", found)
+    monkeypatch.setattr("kvchat.engine_host.lifecycle.self_test", found)
 
 
 @pytest.fixture
@@ -35,5 +35,5 @@ def cannot_cut(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     async def found(host: ReadyEngine) -> Finding:
         return Finding(Strategy.SETTLE, proved=True)
 
-    monkeypatch.setattr("kvchat.engine_host.base.self_test", found)
+    monkeypatch.setattr("kvchat.engine_host.lifecycle.self_test", found)
     stage.fake.set(FAKE_EXACT_ONLY=1)
