@@ -11,7 +11,7 @@ import re
 from typing import Any
 from zlib import crc32
 
-from kvchat.gateway.medicine.prompts import Prompt
+from kvchat.gateway.medicine.prompts import Prompt, contents
 
 Body = dict[str, Any]
 RULES_OF_THE_HOUSE = "\n".join(f"Rule {number}: do one thing at a time, and say what you did." for number in range(60))
@@ -26,29 +26,21 @@ def claude_code(
 ) -> Body:
     """`/v1/messages`: the billing header is a system block of its own, the day stands in a reminder."""
     reminder = f"<system-reminder>\n# currentDate\nToday's date is {date}.\n</system-reminder>"
-    first = {
-        "role": "user",
-        "content": [{"type": "text", "text": reminder}, {"type": "text", "text": "Fix the parser."}],
-    }
+    header = "x-anthropic-billing-header: cc_version=2.1.177.01c; cc_entrypoint=cli; cch="
+    rules = (
+        f"{RULES_OF_THE_HOUSE}\n<env>\nWorking directory: {folder}\nIs directory a git repo: Yes\nPlatform: linux\n"
+        "</env>\ngitStatus: This is the git status at the start of the conversation.\nCurrent branch: main"
+    )
     return {
         "model": "claude-sonnet-4-5",
         "max_tokens": 32_000,
         "system": [
-            {
-                "type": "text",
-                "text": f"x-anthropic-billing-header: cc_version=2.1.177.01c; cc_entrypoint=cli; cch={cch};",
-            },
-            {"type": "text", "text": "You are Claude Code, Anthropic's official CLI for Claude."},
-            {
-                "type": "text",
-                "text": f"{RULES_OF_THE_HOUSE}\n<env>\nWorking directory: {folder}\nIs directory a git repo: Yes\n"
-                "Platform: linux\n</env>\ngitStatus: This is the git status at the start of the conversation.\n"
-                "Current branch: main",
-                "cache_control": {"type": "ephemeral"},
-            },
+            _text(f"{header}{cch};"),
+            _text("You are Claude Code, Anthropic's official CLI for Claude."),
+            _text(rules) | {"cache_control": {"type": "ephemeral"}},
         ],
         "tools": tools or [_anthropic(name) for name in ("Bash", "Edit", "Read")],
-        "messages": [first, *turns],
+        "messages": [{"role": "user", "content": [_text(reminder), _text("Fix the parser.")]}, *turns],
         "metadata": {"user_id": "user_1_account__session_2"},
         "stream": True,
     }
@@ -89,17 +81,11 @@ def cline(*turns: dict[str, Any], time: str = "9:12:15 AM") -> Body:
         f"# Current Time\n11/22/2026, {time} (Europe/Berlin, UTC+1:00)\n\n"
         "# Current Working Directory (/home/ada/engine) Files\nsrc/\n</environment_details>"
     )
-    content = [{"type": "text", "text": "<task>\nFix the parser.\n</task>"}, {"type": "text", "text": details}]
+    content = [_text("<task>\nFix the parser.\n</task>"), _text(details)]
+    system = f"You are Cline, a highly skilled software engineer.\n\n{RULES_OF_THE_HOUSE}"
     return {
         "model": "local",
-        "messages": [
-            {
-                "role": "system",
-                "content": f"You are Cline, a highly skilled software engineer.\n\n{RULES_OF_THE_HOUSE}",
-            },
-            {"role": "user", "content": content},
-            *turns,
-        ],
+        "messages": [{"role": "system", "content": system}, {"role": "user", "content": content}, *turns],
         "temperature": 0,
         "stream": True,
         "stream_options": {"include_usage": True},
@@ -114,10 +100,10 @@ def aider(*turns: dict[str, Any], repository: str = "src/parser.py:\n│class Pa
         "model": "openai/local",
         "messages": [
             {"role": "system", "content": f"Act as an expert software developer.\n{RULES_OF_THE_HOUSE}"},
-            {"role": "user", "content": f"{said}\n\n{repository}"},
-            {"role": "assistant", "content": "Ok, I won't try and edit those files without asking first."},
-            {"role": "user", "content": files},
-            {"role": "assistant", "content": "Ok, any changes I propose will be to those files."},
+            user(f"{said}\n\n{repository}"),
+            assistant("Ok, I won't try and edit those files without asking first."),
+            user(files),
+            assistant("Ok, any changes I propose will be to those files."),
             *turns,
         ],
         "temperature": 0,
@@ -133,16 +119,14 @@ def opencode(
         f"<env>\n  Working directory: {folder}\n  Is directory a git repo: yes\n  Platform: linux\n"
         f"  Today's date: {date}\n</env>"
     )
+    system = f"You are opencode, an interactive CLI tool.\n{RULES_OF_THE_HOUSE}\n{around}"
     names = ("bash", "edit", "glob", "grep", "list", "read", "task", "todowrite", "webfetch", "write")
     return {
         "model": "local",
         "max_tokens": 32_000,
         "messages": [
-            {
-                "role": "system",
-                "content": f"You are opencode, an interactive CLI tool.\n{RULES_OF_THE_HOUSE}\n{around}",
-            },
-            *(turns or ({"role": "user", "content": "Explain how the parser recovers from errors."},)),
+            {"role": "system", "content": system},
+            *(turns or (user("Explain how the parser recovers from errors."),)),
         ],
         "tools": tools or [function(name) for name in names],
         "tool_choice": "auto",
@@ -153,26 +137,20 @@ def opencode(
 def function(name: str, words: str = "") -> Body:
     """A tool as the chat dialect tells it."""
     parameters = {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]}
-    return {
-        "type": "function",
-        "function": {"name": name, "description": words or f"{name}: does it", "parameters": parameters},
-    }
+    told = {"name": name, "description": words or f"{name}: does it", "parameters": parameters}
+    return {"type": "function", "function": told}
 
 
 def user(text: str) -> Body:
-    """A message of the user's."""
     return {"role": "user", "content": text}
 
 
 def assistant(text: str, **others: Any) -> Body:
-    """A reply."""
     return {"role": "assistant", "content": text, **others}
 
 
 def rendered(body: Body, *, keeps_reasoning: bool = False, day: str = "") -> Prompt:
     """What a template like Qwen's makes of a body, in tokens of a word each."""
-    from kvchat.gateway.medicine.prompts import contents
-
     said, options = contents(body), body.get("chat_template_kwargs", {})
     tools = "".join(f"{told}\n" for _, told in said.tools)
     system = "\n".join(said.system)
@@ -188,3 +166,7 @@ def rendered(body: Body, *, keeps_reasoning: bool = False, day: str = "") -> Pro
 
 def _anthropic(name: str) -> Body:
     return {"name": name, "description": f"{name}: does it", "input_schema": {"type": "object", "properties": {}}}
+
+
+def _text(words: str) -> Body:
+    return {"type": "text", "text": words}

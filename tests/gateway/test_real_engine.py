@@ -54,17 +54,18 @@ def greedy(path: str, body: dict[str, Any], **more: Any) -> dict[str, Any]:
     return body | {LIMITS.get(path, "max_tokens"): 6, "temperature": 0, "top_k": 1} | more
 
 
-@pytest.mark.parametrize("architecture", ["llama", "gemma3", "qwen35"])
-async def test_ids_and_answers_are_the_engines_own(
-    tmp_path: Path,
-    tiny_model: Callable[[str], Path],
-    real_llama_server: EngineLocation,
-    architecture: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """What was read in steps of our ids, the engine finds in its cache to the last: it made the same of the request."""
+@pytest.fixture
+def many_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forwarder, "LEAST_STEPS", 1)
     monkeypatch.setattr(forwarder, "STEP_MS", 0.0)
+
+
+@pytest.mark.usefixtures("many_steps")
+@pytest.mark.parametrize("architecture", ["llama", "gemma3", "qwen35"])
+async def test_ids_and_answers_are_the_engines_own(
+    tmp_path: Path, tiny_model: Callable[[str], Path], real_llama_server: EngineLocation, architecture: str
+) -> None:
+    """What was read in steps of our ids, the engine finds in its cache to the last: it made the same of the request."""
     model, path = tiny_model(architecture), real_llama_server.path
     assert path is not None
     chosen = settings(tmp_path, model, real_llama_server)
@@ -194,15 +195,11 @@ def usage_in(text: str, stream: bool) -> tuple[int, int]:
     return reused, reused + processed
 
 
+@pytest.mark.usefixtures("many_steps")
 async def test_usage_says_what_the_receipt_says(
-    tmp_path: Path,
-    tiny_model: Callable[[str], Path],
-    real_llama_server: EngineLocation,
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, tiny_model: Callable[[str], Path], real_llama_server: EngineLocation
 ) -> None:
     """What kvchat itself read in steps for a cold prompt was not cached, in no dialect, in one piece or streamed."""
-    monkeypatch.setattr(forwarder, "LEAST_STEPS", 1)
-    monkeypatch.setattr(forwarder, "STEP_MS", 0.0)
     async with door(tmp_path / "home", settings(tmp_path, tiny_model("llama"), real_llama_server)) as at:
         for n, (where, stream) in enumerate((where, stream) for where in GENERATING for stream in (False, True)):
             words = f"{n} {SYSTEM}"
