@@ -1,12 +1,15 @@
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from kvchat.engine.finding.discovery import EngineLocation
 from kvchat.settings import Settings
 from tests.engine_fixtures import FakeEngine
+from tests.gateway.corpus import TEMPLATE
 from tests.gateway.doors import OpenDoor, door
 from tests.library.gguf_files import LLAMA, write_gguf
 
@@ -21,3 +24,20 @@ def settings(tmp_path: Path, fake_engine: FakeEngine) -> Settings:
 async def at(tmp_path: Path, settings: Settings) -> AsyncIterator[OpenDoor]:
     async with door(tmp_path / "home", settings) as one:
         yield one
+
+
+@pytest.fixture
+def real(
+    tmp_path: Path, tiny_model: Callable[[str], Path], real_llama_server: EngineLocation
+) -> Callable[..., Settings]:
+    """Makes settings for the real engine with a template of ours: tiny models' own knows no tools."""
+    template = tmp_path / "template.jinja"
+    template.write_text(TEMPLATE, "utf-8")
+    chosen = Settings(
+        engine_path=str(real_llama_server.path),
+        engine_arguments=f"--chat-template-file {template}",
+        context_size=8192,
+        free_floor_bytes=0,
+        door_any_model=True,
+    )
+    return lambda kind="llama", **changes: replace(chosen, model_path=str(tiny_model(kind)), **changes)

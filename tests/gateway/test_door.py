@@ -437,10 +437,11 @@ async def test_a_request_that_the_engine_dies_of_is_not_sent_again(at: OpenDoor,
     assert "crashed" in answer.text
     assert [one["path"] for one in fake_engine.requests()[asked:]].count("/v1/chat/completions") == 1
     assert (await at.chat(WORDS)).status_code == 200
-    fake_engine.set(FAKE_DIE_DURING="stream", FAKE_DIE_TIMES=2)
+    fake_engine.set(FAKE_DIE_DURING="stream", FAKE_DIE_TIMES=99)
     answer = await at.chat("x" + WORDS, stream=True)
     assert "[DONE]" not in answer.text
     assert at.last.stage is Stage.FAILED
+    fake_engine.set(FAKE_DIE_DURING=None)
     assert (await at.chat(WORDS)).status_code == 200
 
 

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from kvchat.engine.finding.discovery import EngineLocation
 from kvchat.engine.running.plan import free_port
 from kvchat.gateway.medicine.causes import MENDED_BY
 from kvchat.gateway.medicine.prompts import Parting
@@ -23,7 +22,6 @@ from kvchat.settings import Settings
 from kvchat.words.reasons import Reason, ReasonCode
 from tests.engine_fixtures import FakeEngine
 from tests.gateway import agents
-from tests.gateway.corpus import TEMPLATE
 from tests.gateway.doors import OpenDoor, door, receipt_in
 
 TODAY, TOMORROW = (f"{datetime.now() + timedelta(days=days):%a %b %d %Y}" for days in (0, 1))
@@ -33,19 +31,6 @@ AGENTS = {"/v1/messages": "claude-cli/2.1.177 (external, cli)", "/v1/chat/comple
 @pytest.fixture
 def settings(settings: Settings) -> Settings:
     return replace(settings, context_size=8192, door_any_model=True)
-
-
-def real(folder: Path, model: Path, engine: EngineLocation, template: str = TEMPLATE, more: str = "") -> Settings:
-    """The real engine with a template of ours: tiny models' own knows no tools."""
-    (folder / "template.jinja").write_text(template, "utf-8")
-    return Settings(
-        model_path=str(model),
-        engine_path=str(engine.path),
-        engine_arguments=f"--chat-template-file {folder / 'template.jinja'} {more}".strip(),
-        context_size=8192,
-        free_floor_bytes=0,
-        door_any_model=True,
-    )
 
 
 async def ask(at: OpenDoor, body: agents.Body, path: str = "/v1/chat/completions") -> str:
@@ -196,22 +181,19 @@ async def test_a_key_is_in_force_at_once_and_taken_back_at_once(tmp_path: Path, 
 
 
 @pytest.mark.engine
-async def test_it_is_told_after_a_restart_as_well(
-    tmp_path: Path, tiny_model: Callable[[str], Path], real_llama_server: EngineLocation
-) -> None:
+async def test_it_is_told_after_a_restart_as_well(tmp_path: Path, real: Callable[..., Settings]) -> None:
     """What was asked is remembered in memory alone; what the store keeps of it tells the same."""
-    settings = real(tmp_path, tiny_model("llama"), real_llama_server)
     question = agents.user("How does the parser recover? " * 30)
-    async with door(tmp_path / "home", settings) as at:
+    async with door(tmp_path / "home", real()) as at:
         await ask(at, agents.opencode(question, date=TODAY))
-    async with door(tmp_path / "home", settings) as at:
+    async with door(tmp_path / "home", real()) as at:
         await ask(at, agents.opencode(question, date=TOMORROW))
         parting = at.last.broken
         assert parting.cause == Reason(ReasonCode.DATE_IN_SYSTEM)
         assert TODAY in parting.before
         assert TOMORROW in parting.after
         assert parting.at > 100
-    async with door(tmp_path / "home", settings) as at:
+    async with door(tmp_path / "home", real()) as at:
         await ask(at, agents.opencode(agents.user("What else? " * 20), date=TODAY))
         assert at.last.why is None
         assert (at.last.cached or 0) > 100
@@ -219,17 +201,16 @@ async def test_it_is_told_after_a_restart_as_well(
 
 @pytest.mark.engine
 async def test_the_billing_header_of_claude_code_before_the_real_engine(
-    tmp_path: Path, tiny_model: Callable[[str], Path], real_llama_server: EngineLocation
+    tmp_path: Path, real: Callable[..., Settings]
 ) -> None:
     """The engine itself leaves out the number of each request; the version is another one after an update."""
-    settings = real(tmp_path, tiny_model("llama"), real_llama_server)
 
     def updated(to: str) -> agents.Body:
         body = agents.claude_code()
         body["system"][0]["text"] = body["system"][0]["text"].replace("2.1.177", to)
         return body
 
-    async with door(tmp_path / "home", settings) as at:
+    async with door(tmp_path / "home", real()) as at:
         for version in ("2.1.177", "2.1.178"):
             await ask(at, updated(version), "/v1/messages")
         assert at.last.why == Reason(ReasonCode.BILLING_HEADER)

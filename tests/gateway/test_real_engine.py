@@ -24,7 +24,7 @@ from kvchat.settings import Settings
 from kvchat.system.paths import resolve_paths
 from kvchat.words.reasons import Reason, ReasonCode
 from tests.engine.waiting import until
-from tests.gateway.corpus import GOING_ON, REQUESTS, SYSTEM, TEMPLATE
+from tests.gateway.corpus import GOING_ON, REQUESTS, SYSTEM
 from tests.gateway.doors import OpenDoor, chat_body, door, events, receipt_in
 from tests.models import seeing
 from tests.pictures import png
@@ -38,18 +38,6 @@ OF_THE_CACHE = {"cache_read_input_tokens", "input_tokens", "cached_tokens"}
 CORRECTED = {"model"}  # the engine tells its path
 
 
-def settings(tmp_path: Path, model: Path, engine: EngineLocation) -> Settings:
-    template = tmp_path / "template.jinja"
-    template.write_text(TEMPLATE, "utf-8")
-    return Settings(
-        model_path=str(model),
-        engine_path=str(engine.path),
-        engine_arguments=f"--chat-template-file {template}",
-        context_size=8192,
-        free_floor_bytes=0,
-    )
-
-
 def greedy(path: str, body: dict[str, Any], **more: Any) -> dict[str, Any]:
     return body | {LIMITS.get(path, "max_tokens"): 6, "temperature": 0, "top_k": 1} | more
 
@@ -60,18 +48,20 @@ def many_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forwarder, "STEP_MS", 0.0)
 
 
+def users_server(folder: Path, settings: Settings, *arguments: str) -> UsersServer:
+    (folder / "slots").mkdir()
+    plan = LaunchPlan(Path(settings.model_path), 8192, folder / "slots", slots=settings.slots or 1, extra=arguments)
+    return UsersServer(Path(settings.engine_path), plan)
+
+
 @pytest.mark.usefixtures("many_steps")
 @pytest.mark.parametrize("architecture", ["llama", "gemma3", "qwen35"])
 async def test_ids_and_answers_are_the_engines_own(
-    tmp_path: Path, tiny_model: Callable[[str], Path], real_llama_server: EngineLocation, architecture: str
+    tmp_path: Path, real: Callable[..., Settings], architecture: str
 ) -> None:
     """What was read in steps of our ids, the engine finds in its cache to the last: it made the same of the request."""
-    model, path = tiny_model(architecture), real_llama_server.path
-    assert path is not None
-    chosen = settings(tmp_path, model, real_llama_server)
-    arguments = tuple(chosen.engine_arguments.split())
-    (tmp_path / "slots").mkdir()
-    theirs = UsersServer(path, LaunchPlan(model, 8192, tmp_path / "slots", extra=arguments))
+    chosen = real(architecture, door_any_model=False)
+    theirs = users_server(tmp_path, chosen, *chosen.engine_arguments.split())
     wrong: list[str] = []
     try:
         async with door(tmp_path / "home", chosen) as at, httpx2.AsyncClient(timeout=120, trust_env=False) as direct:
@@ -137,12 +127,13 @@ def bare(value: Any) -> Any:
 
 
 async def test_pictures_are_warm_too_in_whatever_dialect_they_come(
-    tmp_path: Path, tiny_model: Callable[[str], Path], real_llama_server: EngineLocation
+    tmp_path: Path, real: Callable[..., Settings]
 ) -> None:
     data = base64.b64encode(png()).decode()
     in_chat = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}
     in_message = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": data}}
-    chosen = replace(settings(tmp_path, seeing(tiny_model("llama")), real_llama_server), engine_arguments="")
+    chosen = real(engine_arguments="")
+    chosen = replace(chosen, model_path=str(seeing(Path(chosen.model_path))))
     words, replies = {"type": "text", "text": "What is it?"}, []
     system = {"role": "system", "content": SYSTEM}
     for sources in ("cold", ("disk", "warm")):
@@ -196,11 +187,9 @@ def usage_in(text: str, stream: bool) -> tuple[int, int]:
 
 
 @pytest.mark.usefixtures("many_steps")
-async def test_usage_says_what_the_receipt_says(
-    tmp_path: Path, tiny_model: Callable[[str], Path], real_llama_server: EngineLocation
-) -> None:
+async def test_usage_says_what_the_receipt_says(tmp_path: Path, real: Callable[..., Settings]) -> None:
     """What kvchat itself read in steps for a cold prompt was not cached, in no dialect, in one piece or streamed."""
-    async with door(tmp_path / "home", settings(tmp_path, tiny_model("llama"), real_llama_server)) as at:
+    async with door(tmp_path / "home", real()) as at:
         for n, (where, stream) in enumerate((where, stream) for where in GENERATING for stream in (False, True)):
             words = f"{n} {SYSTEM}"
             body: dict[str, Any] = {"messages": [{"role": "user", "content": words}]}
@@ -254,10 +243,10 @@ async def test_no_log_quotes_a_refused_request(
 
 
 async def test_where_the_next_request_goes_on_is_known_beforehand(
-    tmp_path: Path, tiny_model: Callable[[str], Path], real_llama_server: EngineLocation
+    tmp_path: Path, real: Callable[..., Settings]
 ) -> None:
     """After words, thinking and calls, in each dialect: what clients send next begins with what was settled at."""
-    async with door(tmp_path / "home", settings(tmp_path, tiny_model("llama"), real_llama_server)) as at:
+    async with door(tmp_path / "home", real()) as at:
         await at.chat("Hello")
         engine = await at.runtime.engine.ready()
         for where, body, reply, following in GOING_ON:
@@ -278,23 +267,13 @@ VECTORS = ("--embeddings", "--pooling", "mean")
     ("arguments", "has", "own"), [((), "", True), (VECTORS, "embeddings", True), (("--reranking",), "rank", False)]
 )
 async def test_embeddings_and_reranking_are_the_engines_own(
-    tmp_path: Path,
-    tiny_model: Callable[[str], Path],
-    real_llama_server: EngineLocation,
-    arguments: tuple[str, ...],
-    has: str,
-    own: bool,
+    tmp_path: Path, real: Callable[..., Settings], arguments: tuple[str, ...], has: str, own: bool
 ) -> None:
     """Vectors, or that it has none, byte for byte; and what they have pushed out of slots, no chat believes in."""
-    path, model = real_llama_server.path, tiny_model("llama")
-    assert path is not None
-    chosen = replace(settings(tmp_path, model, real_llama_server), slots=2, door_any_model=True)
-    (tmp_path / "slots").mkdir()
+    chosen = real(slots=2, engine_arguments=" ".join(arguments))
     with contextlib.ExitStack() as ends:
-        if own:
-            chosen = replace(chosen, engine_arguments=" ".join(arguments))
-        else:
-            theirs = UsersServer(path, LaunchPlan(model, 8192, tmp_path / "slots", slots=2, extra=arguments))
+        if not own:
+            theirs = users_server(tmp_path, chosen, *arguments)
             ends.callback(theirs.end)
             chosen = replace(chosen, engine_url=theirs.address.url)
             server_key(resolve_paths({"KVCHAT_HOME": str(tmp_path / "home")})).save(KEY)
@@ -329,11 +308,10 @@ async def test_embeddings_and_reranking_are_the_engines_own(
 
 @pytest.mark.parametrize("architecture", ["llama", "gemma3", "qwen35"])
 async def test_messages_are_answered_in_the_slot_that_was_chosen_for_them(
-    tmp_path: Path, tiny_model: Callable[[str], Path], real_llama_server: EngineLocation, architecture: str
+    tmp_path: Path, real: Callable[..., Settings], architecture: str
 ) -> None:
     """The engine drops `id_slot` in that dialect: it takes the slot that has most of the prompt, and that is ours."""
-    chosen = replace(settings(tmp_path, tiny_model(architecture), real_llama_server), slots=3)
-    async with door(tmp_path / "home", chosen) as at:
+    async with door(tmp_path / "home", real(architecture, slots=3)) as at:
         chats: dict[str, list[dict[str, Any]]] = {f"How is {place}?": [] for place in ("Ulm", "Bern", "Graz")}
         used = set()
         for turn in range(3):

@@ -42,6 +42,7 @@ async def found(
         finding = await self_test(host)
         assert not disk.listing(folder)
         assert (await client.save_slot("after")).tokens == 0, "the slot is empty again"
+        (folder / "after").unlink()
         return finding
     finally:
         await supervisor.close()
