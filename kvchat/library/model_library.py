@@ -154,7 +154,7 @@ class FactsCache:
 
 
 def _stamps(parts: Sequence[Path]) -> list[list[int]] | None:
-    """What changes when a file is replaced, written to, or made readable; None if one cannot be looked at."""
+    """Return sizes, times and inodes of a model's files; None if one cannot be looked at."""
     try:
         stats = [part.stat() for part in parts]
     except OSError:

@@ -43,7 +43,7 @@ class ModelFolder:
 
 @dataclass(frozen=True)
 class Machine:
-    """What decides where other programs keep their models."""
+    """The environment that decides where other programs keep their models."""
 
     environment: Mapping[str, str]
     home: Path

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 
-def shared_text(one: str, other: str) -> int:
+def shared_text(first: str, second: str) -> int:
     """Count the leading characters two texts share, by halves: a prompt is long, and slices compare at once."""
-    least, most = 0, min(len(one), len(other))
+    least, most = 0, min(len(first), len(second))
     while least < most:
         middle = (least + most + 1) // 2
-        if one[least:middle] == other[least:middle]:
+        if first[least:middle] == second[least:middle]:
             least = middle
         else:
             most = middle - 1

@@ -37,7 +37,7 @@ _TRADITIONAL = {"hant", "tw", "hk", "mo"}
 
 
 class _Spoken:
-    """What is in force in this process."""
+    """The language in force in this process."""
 
     language = "en"
     catalogue = gettext.NullTranslations()
@@ -74,9 +74,9 @@ def pgettext(context: str, message: str) -> str:
     return _Spoken.catalogue.pgettext(context, message)
 
 
-def several(number_of: int, one: str, many: str, /, **named: object) -> str:
+def several(number_of: int, singular: str, plural: str, /, **named: object) -> str:
     """Translate a sentence about a count, its place {count}: "1 chat", "1,204 chats". `named`: its other places."""
-    return _Spoken.catalogue.ngettext(one, many, number_of).format(count=number(number_of), **named)
+    return _Spoken.catalogue.ngettext(singular, plural, number_of).format(count=number(number_of), **named)
 
 
 def sentences(*parts: str) -> str:

@@ -130,7 +130,7 @@ _SHORTEST_NAME = 3  # a shorter one would take letters out of other words
 
 @dataclass(frozen=True)
 class Person:
-    """Who uses this computer."""
+    """The user of this computer."""
 
     home: str
     user: str

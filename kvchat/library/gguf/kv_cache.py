@@ -72,7 +72,7 @@ _ONLY_ROUGHLY = {"deepseek4", "nanbeige"}  # compressed rows; layers that are ru
 
 @dataclass(frozen=True)
 class LayerKv:
-    """What one layer keeps, in values."""
+    """The values that one layer keeps."""
 
     keys: int = 0  # in each token's K row
     values: int = 0  # in each token's V row
@@ -82,7 +82,7 @@ class LayerKv:
 
 @dataclass(frozen=True)
 class KvLayout:
-    """What all layers of a model keep."""
+    """The values that all layers of a model keep."""
 
     layers: tuple[LayerKv, ...]
     window: int  # tokens a sliding window reaches back; 0: no layer has one

@@ -92,6 +92,6 @@ def _values(name: str, code: str) -> tuple[str, ...]:
     """Return the texts that a template compares a variable with, from the least to the most where that is known."""
     found: set[str] = set()
     for compared in re.finditer(_COMPARED.format(name=name, text=_TEXT.pattern), code, re.DOTALL):
-        found |= {one or other for one, other in _TEXT.findall(compared[0])}
+        found |= {single or double for single, double in _TEXT.findall(compared[0])}
     rank = {value: place for place, value in enumerate(_LADDER)}
     return tuple(sorted(found - {""}, key=lambda value: (rank.get(value, len(rank)), value)))

@@ -46,7 +46,7 @@ class MemoryBar:
 
     @property
     def unused(self) -> int:
-        """What the model, staging and the margin leave."""
+        """Memory left by the model, staging and the margin."""
         return max(0, self.free - self.margin - self.needed - self.staging)
 
     @property

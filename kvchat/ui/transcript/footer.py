@@ -45,7 +45,7 @@ _STATE_WORDS = {
 
 
 class Request(Enum):
-    """What the user wants done with a message."""
+    """An action that the user asks for on a message."""
 
     REGENERATE = "regenerate"  # another reply beside it
     REGENERATE_WITH = "regenerate-with"  # the same by another model, which is chosen first

@@ -182,7 +182,7 @@ class FieldEntry(Entry):
 
 
 class _ShortField(QLineEdit):
-    """As wide as a number needs, in any text size."""
+    """A field wide enough for a number, in any text size."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -210,7 +210,7 @@ class ScrollPage(QScrollArea):
 
 
 class GivingWay(ScrollPage):
-    """As high as its contents; where there is less room it scrolls."""
+    """A page as high as its contents; where there is less room it scrolls."""
 
     def __init__(self) -> None:
         super().__init__("")
