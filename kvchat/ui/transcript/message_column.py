@@ -18,10 +18,10 @@ from kvchat.chat.record.messages import Message
 from kvchat.ui.base.theme import Look
 from kvchat.ui.rendering.formulas import Formulas
 from kvchat.ui.rendering.text_page import PageStyle
+from kvchat.ui.transcript.footer import JumpButton, TranscriptTail
 from kvchat.ui.transcript.message_view import UserView
 from kvchat.ui.transcript.part_column import message_text
 from kvchat.ui.transcript.reply_view import ReplyView
-from kvchat.ui.transcript.tail import JumpButton, TranscriptTail
 from kvchat.ui.widgets.layouts import COLUMN_WIDTH
 
 GAP, _GAP_AFTER_USER = 22, 4  # below a message; the buttons under the user's leave room already

@@ -16,12 +16,11 @@ from kvchat.ui.base.speaking import announce
 from kvchat.ui.base.theme import Look
 from kvchat.ui.rendering.text_page import PageStyle, TextPage, ask_to_open
 from kvchat.ui.transcript.find import HitMarks
-from kvchat.ui.transcript.footer import MessageRequest, Request
+from kvchat.ui.transcript.footer import JUMP_ROOM, MessageRequest, Request
 from kvchat.ui.transcript.message_column import GAP, TOP, MessageColumn, View
 from kvchat.ui.transcript.message_view import UserView
 from kvchat.ui.transcript.reply_view import ReplyView
 from kvchat.ui.transcript.selection import Selection
-from kvchat.ui.transcript.tail import JUMP_ROOM
 from kvchat.words.language import _
 
 _MOST_SAID = 2000  # letters of a reply that are said by themselves

@@ -14,7 +14,7 @@ from kvchat.errors import KvchatError
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.base.theme import Look
 from kvchat.ui.settings.presets import ChatSettings, PresetDialog
-from kvchat.ui.transcript.tail import JumpButton
+from kvchat.ui.transcript.footer import JumpButton
 from tests.ui.fake_runtime import FakeRuntime
 from tests.ui.waiting import until
 from tests.ui.windows import child, joined
