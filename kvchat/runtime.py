@@ -26,9 +26,9 @@ from kvchat.engine_host.switching import make_hosts
 from kvchat.kvstore.savepoint import StoreRefused
 from kvchat.kvstore.store import SavePointStore
 from kvchat.library.gguf.facts import read_facts
-from kvchat.library.memory.machine import on_battery
+from kvchat.library.memory.demand import on_battery
+from kvchat.library.model_files import name_of_blob
 from kvchat.library.model_library import ModelLibrary
-from kvchat.library.places import name_of_blob
 from kvchat.library.remote.downloads import Download, outcome_in_words
 from kvchat.session.restore_cost import BreakEven
 from kvchat.session.restore_support import Findings

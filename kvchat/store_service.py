@@ -16,7 +16,7 @@ from kvchat.kvstore.savepoint import Bounds, PrunePlan, StoreUsage
 from kvchat.kvstore.store import BlockStore, NoStore, SavePointStore, check_store
 from kvchat.library.gguf.facts import GgufFacts, read_facts
 from kvchat.library.gguf.kv_cache import kv_bytes
-from kvchat.library.memory.machine import staging_room
+from kvchat.library.memory.demand import staging_room
 from kvchat.session.restore_cost import ReadingSpeed
 from kvchat.settings import Settings
 from kvchat.system.files import in_time, is_folder

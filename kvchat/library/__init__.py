@@ -1,6 +1,6 @@
 """Models: what their files say, what memory they take, which are here and which can be had. Runs none of them.
 
-`places.py` knows where models may lie, `model_files.py` makes models of file names (parts, projectors),
+`model_files.py` knows where models may lie and makes models of file names (parts, projectors),
 `model_library.py` reads their headers and remembers them by the files' stamps. `verdict.py` says
 fits, tight or no, by the context size that would be chosen and what loads of that model have taught.
 

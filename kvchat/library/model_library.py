@@ -18,8 +18,15 @@ from kvchat.library.gguf.facts import GgufFacts, NotAModel, Weights, part_name, 
 from kvchat.library.gguf.kv_cache import KvLayout, LayerKv
 from kvchat.library.gguf.template_options import TemplateWord
 from kvchat.library.memory.verdict import Judgement
-from kvchat.library.model_files import ModelFile, identity_of, model_files
-from kvchat.library.places import ModelFolder, Source, model_folders, this_machine
+from kvchat.library.model_files import (
+    ModelFile,
+    ModelFolder,
+    Source,
+    identity_of,
+    model_files,
+    model_folders,
+    this_machine,
+)
 from kvchat.library.remote.downloader import Order
 from kvchat.library.remote.downloads import Download, Downloads
 from kvchat.library.remote.hub import Hub, HubFile, HubRepository, TokenStore

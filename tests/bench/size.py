@@ -31,7 +31,7 @@ from kvchat.kvstore import disk
 from kvchat.kvstore.memory_files import MEMORY_FOLDER, MemoryRoom
 from kvchat.kvstore.savepoint import Bounds, Fingerprint, Grown, RestorePlan, SavePoint, StagedFile, Tier, Tokens
 from kvchat.kvstore.store import BlockStore
-from kvchat.library.memory.machine import staging_room
+from kvchat.library.memory.demand import staging_room
 from kvchat.session.proof import Source
 from kvchat.system.paths import resolve_paths
 from kvchat.words.wording import duration, size

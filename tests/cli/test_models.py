@@ -16,7 +16,7 @@ from keyring.backends import fail
 
 from kvchat.__main__ import main
 from kvchat.cli.models import NoSuchFile, chosen_file
-from kvchat.library.memory.machine import DeviceMemory, MemoryFacts
+from kvchat.library.memory.demand import DeviceMemory, MemoryFacts
 from kvchat.library.remote.hub import HubFile, HubPart, HubRepository
 from kvchat.library.remote.starter import SUGGESTIONS, tier_for
 from kvchat.settings import Settings, load_settings, save_settings

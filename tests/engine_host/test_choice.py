@@ -13,8 +13,8 @@ from kvchat.engine_host import choice as choosing
 from kvchat.engine_host.choice import EngineChoice, choose_engine, options_to_leave_out
 from kvchat.engine_host.managed import EngineMemory
 from kvchat.errors import KvchatError
+from kvchat.library.memory.demand import MemoryFacts
 from kvchat.library.memory.limits import LoadLimits
-from kvchat.library.memory.machine import MemoryFacts
 from kvchat.settings import GB, Settings
 from kvchat.words.reasons import Reason, ReasonCode
 from tests.engine_fixtures import FakeEngine

@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 
 from kvchat.library.gguf.facts import GgufFacts
-from kvchat.library.memory.demand import COMPUTER, Demand, MemoryBar, given_back
-from kvchat.library.memory.machine import DeviceMemory, MemoryFacts
+from kvchat.library.memory.demand import COMPUTER, Demand, DeviceMemory, MemoryBar, MemoryFacts, given_back
 from kvchat.library.memory.verdict import Judgement, Verdict, judge
+from kvchat.library.model_files import Machine
 from kvchat.library.model_library import JudgedModel, ModelLibrary
-from kvchat.library.places import Machine
 from kvchat.library.remote.hub import HubFile, HubPart, HubRepository
 from kvchat.system.paths import Paths, resolve_paths
 from tests.library.gguf_files import write_gguf

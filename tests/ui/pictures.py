@@ -31,8 +31,8 @@ from kvchat.engine.running.failure import foreign_server, hangs
 from kvchat.engine.speaking import vitals
 from kvchat.engine.speaking.connection import EngineState
 from kvchat.engine.speaking.vitals import SlotState, Vitals
+from kvchat.library.model_files import Source as Place
 from kvchat.library.model_library import FoundModel
-from kvchat.library.places import Source as Place
 from kvchat.session.exchange import PromptTooLong
 from kvchat.session.slots import Unfinished
 from kvchat.settings import GB

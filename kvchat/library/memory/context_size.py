@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from kvchat.engine.running.log import Placement
-from kvchat.library.memory.demand import Demand, MemoryBar, margin, spendable
-from kvchat.library.memory.machine import MemoryFacts
+from kvchat.library.memory.demand import Demand, MemoryBar, MemoryFacts, margin, spendable
 from kvchat.words.language import _, ended, number, sentences
 from kvchat.words.wording import day
 from kvchat.words.wording import size as size_in_words

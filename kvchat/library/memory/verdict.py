@@ -8,8 +8,7 @@ from enum import Enum
 
 from kvchat.library.gguf.kv_cache import KV_TYPES
 from kvchat.library.memory.context_size import ContextChoice, ContextChooser, partly
-from kvchat.library.memory.demand import ENGINE_BYTES, Demand, spendable
-from kvchat.library.memory.machine import MemoryFacts
+from kvchat.library.memory.demand import ENGINE_BYTES, Demand, MemoryFacts, spendable
 from kvchat.settings import Settings
 from kvchat.words.language import N_, _, number, sentences
 from kvchat.words.wording import size as size_in_words

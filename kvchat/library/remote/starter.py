@@ -16,7 +16,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from kvchat.library.gguf.facts import NotAModel, read_facts
-from kvchat.library.memory.machine import MemoryFacts
+from kvchat.library.memory.demand import MemoryFacts
 from kvchat.library.memory.verdict import Verdict, judge_size
 from kvchat.library.remote.downloader import Downloader, DownloadFailed, disk_failure
 from kvchat.library.remote.package_index import PackageIndex

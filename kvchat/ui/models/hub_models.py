@@ -11,7 +11,7 @@ from PySide6.QtGui import QDesktopServices, QShowEvent
 from PySide6.QtWidgets import QLineEdit, QWidget
 
 from kvchat.errors import KvchatError
-from kvchat.library.memory.machine import MemoryFacts
+from kvchat.library.memory.demand import MemoryFacts
 from kvchat.library.remote.hub import (
     ELSEWHERE,
     AccessNeeded,

@@ -11,7 +11,7 @@ from PySide6.QtCore import QObject, Qt, Signal
 from PySide6.QtWidgets import QMenu
 
 from kvchat.errors import KvchatError
-from kvchat.library.memory.machine import MemoryFacts
+from kvchat.library.memory.demand import MemoryFacts
 from kvchat.library.memory.verdict import Judgement, Verdict, judge_size
 from kvchat.library.model_files import quantisation_in
 from kvchat.library.model_library import JudgedModel

@@ -12,9 +12,16 @@ import pytest
 
 from kvchat.library import model_library as finder_module
 from kvchat.library.gguf.facts import read_facts
-from kvchat.library.model_files import display_name, projector_for
+from kvchat.library.model_files import (
+    Machine,
+    ModelFolder,
+    Source,
+    display_name,
+    model_folders,
+    name_of_blob,
+    projector_for,
+)
 from kvchat.library.model_library import FoundModel, ModelFinder
-from kvchat.library.places import Machine, ModelFolder, Source, model_folders, name_of_blob
 from tests.library.gguf_files import LLAMA, write_gguf
 
 

@@ -8,8 +8,7 @@ import pytest
 
 from kvchat.library.gguf.facts import GgufFacts, read_facts
 from kvchat.library.memory.context_size import ContextChoice, ContextChooser
-from kvchat.library.memory.demand import Demand
-from kvchat.library.memory.machine import DeviceMemory, MemoryFacts
+from kvchat.library.memory.demand import Demand, DeviceMemory, MemoryFacts
 from kvchat.library.memory.verdict import Situation, Verdict, judge, judge_size, proposals
 from kvchat.settings import Settings
 from tests.library.gguf_files import LLAMA, llama_8b, write_gguf

@@ -14,8 +14,8 @@ from pytestqt.qtbot import QtBot
 from kvchat.chat.record.messages import Role
 from kvchat.engine.running.failure import hangs
 from kvchat.engine.speaking.connection import EngineState
+from kvchat.library.model_files import Source
 from kvchat.library.model_library import FoundModel, JudgedModel
-from kvchat.library.places import Source
 from kvchat.ui.app.main_window import MainWindow
 from kvchat.ui.base.icons import icon
 from kvchat.ui.base.theme import Look

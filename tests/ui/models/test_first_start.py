@@ -22,8 +22,8 @@ from kvchat.engine.speaking.connection import EngineState
 from kvchat.engine.speaking.errors import EngineFailed
 from kvchat.engine_host.choice import NoModel
 from kvchat.errors import KvchatError
+from kvchat.library.model_files import Source
 from kvchat.library.model_library import FoundModel
-from kvchat.library.places import Source
 from kvchat.library.remote.starter import StarterProgress, StarterStage
 from kvchat.settings import GB, Settings
 from kvchat.ui.app.main_window import MainWindow

@@ -17,9 +17,9 @@ from pytestqt.qtbot import QtBot
 from kvchat.engine.speaking.connection import EngineState
 from kvchat.engine.speaking.errors import EngineFailure, FailureKind
 from kvchat.library.gguf.facts import NotAModel
-from kvchat.library.memory.machine import MemoryFacts
+from kvchat.library.memory.demand import MemoryFacts
+from kvchat.library.model_files import Source
 from kvchat.library.model_library import FoundModel, UnreadableFolder
-from kvchat.library.places import Source
 from kvchat.library.remote.downloads import DownloadState
 from kvchat.library.remote.starter import starter_is_here
 from kvchat.settings import GB

@@ -5,7 +5,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from kvchat.library.memory.machine import (
+from kvchat.library.memory.demand import (
     DeviceMemory,
     MemoryFacts,
     available_memory,
