@@ -39,7 +39,7 @@ async def test_finds_judges_and_remembers(paths: Paths, tmp_path: Path) -> None:
     (tmp_path / "mine" / "b.gguf").write_bytes(b"GGUF")
     found: list[JudgedModel] = []
     await ModelLibrary(paths, lambda: [str(tmp_path / "mine")]).find(fits, found.append)
-    assert [one.model.name for one in found] == ["a", "b"]
+    assert [judged.model.name for judged in found] == ["a", "b"]
     assert found[0].judgement is not None
     assert found[0].judgement.verdict is Verdict.FITS
     assert found[1].judgement is None
@@ -59,7 +59,7 @@ async def test_the_model_in_use_is_found_wherever_it_lies(paths: Paths, tmp_path
     ):
         found: list[JudgedModel] = []
         await ModelLibrary(paths, tuple).find(fits, found.append, str(in_use))
-        assert [one.model.name for one in found] == names
+        assert [judged.model.name for judged in found] == names
 
 
 async def test_a_look_can_be_cancelled(paths: Paths) -> None:
@@ -68,8 +68,8 @@ async def test_a_look_can_be_cancelled(paths: Paths) -> None:
     found: list[JudgedModel] = []
     looking: asyncio.Task[object]
 
-    def hear(one: JudgedModel) -> None:
-        found.append(one)
+    def hear(judged: JudgedModel) -> None:
+        found.append(judged)
         looking.cancel()
 
     looking = asyncio.ensure_future(ModelLibrary(paths, tuple).find(fits, hear))

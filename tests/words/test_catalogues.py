@@ -106,11 +106,11 @@ def outside(name: str, within: list[tuple[ast.AST, list[ast.AST]]]) -> Iterator[
         parent = around[-1] if around else None
         if not looks_like_words(said(node)) or isinstance(parent, ast.Expr | ast.JoinedStr):
             continue
-        if any(called(one) in MARKS or isinstance(one, ast.Assert | ast.FormattedValue) for one in around):
+        if any(called(outer) in MARKS or isinstance(outer, ast.Assert | ast.FormattedValue) for outer in around):
             continue
-        functions = [one for one in around if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef)]
-        annotated = [one for one in around if isinstance(one, ast.AnnAssign | ast.arg)]
-        in_annotation = any(one.annotation in (*around, node) for one in annotated if one.annotation)
+        functions = [outer for outer in around if isinstance(outer, ast.FunctionDef | ast.AsyncFunctionDef)]
+        annotated = [outer for outer in around if isinstance(outer, ast.AnnAssign | ast.arg)]
+        in_annotation = any(outer.annotation in (*around, node) for outer in annotated if outer.annotation)
         if in_annotation or (functions and functions[-1].returns in (*around, node)):
             continue
         quiet = ("compile", "sub", "search", "match", "getLogger", "warning", "info", "debug", "exception", "TypeVar")
@@ -126,8 +126,8 @@ def in_parts(name: str, within: list[tuple[ast.AST, list[ast.AST]]]) -> Iterator
         if (
             called(node) in MARKS
             and isinstance(node, ast.Call)
-            and any(isinstance(one, ast.JoinedStr) for one in around)
-        ) and any(isinstance(one, ast.Constant) and said(one) for one in node.args):
+            and any(isinstance(outer, ast.JoinedStr) for outer in around)
+        ) and any(isinstance(argument, ast.Constant) and said(argument) for argument in node.args):
             yield f"{name}:{node.lineno}: {ast.unparse(node)}"
         marked = called(node) in ("_", "N_") and not isinstance(around[-1], ast.FunctionDef)
         if marked and isinstance(node, ast.Call) and isinstance(node.args[0], ast.JoinedStr | ast.BinOp):
@@ -174,8 +174,8 @@ THERE = sorted(path.name for path in CATALOGUES.iterdir() if path.is_dir())
 
 
 def key(message: object) -> tuple[object, object]:
-    one = message.id if isinstance(message.id, str) else message.id[0]  # type: ignore[attr-defined]
-    return one, message.context  # type: ignore[attr-defined]
+    first = message.id if isinstance(message.id, str) else message.id[0]  # type: ignore[attr-defined]
+    return first, message.context  # type: ignore[attr-defined]
 
 
 def test_nothing_that_is_thrown_away_is_called_as_what_translates() -> None:

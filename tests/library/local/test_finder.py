@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from pathlib import Path
 from threading import Event
 
@@ -93,7 +92,7 @@ def test_a_folder_that_may_not_be_read_is_told(tmp_path: Path, monkeypatch: pyte
     nowhere = tmp_path / "nowhere"
     looking = finder(tmp_path, nowhere, ModelFolder(Source.OLLAMA, nowhere))
     assert list(looking.models(Event())) == []
-    assert [(one.path, one.reason) for one in looking.unreadable] == [(locked, "Permission denied")]
+    assert [(folder.path, folder.reason) for folder in looking.unreadable] == [(locked, "Permission denied")]
 
 
 @pytest.mark.parametrize("missing", [0, 1])
@@ -118,7 +117,7 @@ def test_broken_files_are_shown_with_the_reason(tmp_path: Path) -> None:
     os.truncate(whole, whole.stat().st_size - 1000)
     (tmp_path / "page.gguf").write_text("<html>Not found</html>")
     (tmp_path / "dangling.gguf").symlink_to(tmp_path / "gone")
-    titles = {one.name: one.problem.title for one in look(tmp_path) if one.problem}
+    titles = {model.name: model.problem.title for model in look(tmp_path) if model.problem}
     assert titles == {
         "cut": "The model file is not whole",
         "page": "This is not a GGUF model",
@@ -147,9 +146,9 @@ def test_the_hugging_face_cache_shows_what_main_points_to_first(tmp_path: Path) 
     (repository / "refs").mkdir()
     (repository / "refs" / "main").write_text("ccccccc")
     found = look(ModelFolder(Source.HUGGING_FACE, tmp_path))
-    assert [one.path.parent.name for one in found] == ["ccccccc", "aaaaaaa"]
-    assert {one.name for one in found} == {"org/Thing-GGUF"}
-    assert all(one.facts for one in found)
+    assert [model.path.parent.name for model in found] == ["ccccccc", "aaaaaaa"]
+    assert {model.name for model in found} == {"org/Thing-GGUF"}
+    assert all(model.facts for model in found)
 
 
 def test_ollamas_blobs_have_ollamas_names(tmp_path: Path) -> None:
@@ -162,16 +161,16 @@ def test_ollamas_blobs_have_ollamas_names(tmp_path: Path) -> None:
     (folder / "manifests" / "registry.ollama.ai" / "library" / "broken" / "1b").write_text("{")
     (folder / "manifests" / ".DS_Store").write_text("")
     before = sorted(folder.rglob("*"))
-    found = {one.name: one for one in look(ModelFolder(Source.OLLAMA, folder))}
+    found = {model.name: model for model in look(ModelFolder(Source.OLLAMA, folder))}
     assert set(found) == {"llama3.2:3b", "me/tuned:latest", "hf.co/org/Eyes-GGUF:Q4_0"}
     assert found["llama3.2:3b"].path == blob
-    assert all(one.facts for one in found.values())
+    assert all(model.facts for model in found.values())
     assert found["hf.co/org/Eyes-GGUF:Q4_0"].projector is not None
     assert sorted(folder.rglob("*")) == before
     assert name_of_blob(blob) == "llama3.2:3b"
     assert name_of_blob(tmp_path / "b.gguf") is None
     blob.unlink()
-    (gone,) = [one for one in look(ModelFolder(Source.OLLAMA, folder)) if one.problem]
+    (gone,) = [model for model in look(ModelFolder(Source.OLLAMA, folder)) if model.problem]
     assert gone.name == "llama3.2:3b"
 
 
@@ -181,8 +180,8 @@ def test_a_projector_belongs_to_its_model(tmp_path: Path) -> None:
     both = [projector_in(tmp_path / "gemma", f"mmproj-{kind}.gguf") for kind in ("BF16", "F16")]
     alone = projector_in(tmp_path / "alone", "mmproj-model-f16.gguf")
     found = look(tmp_path)
-    assert [one.projector for one in found if one.facts] == [both[1]] * 2
-    (lonely,) = [one for one in found if one.facts is None]
+    assert [model.projector for model in found if model.facts] == [both[1]] * 2
+    (lonely,) = [model for model in found if model.facts is None]
     assert lonely.path == alone
     assert lonely.problem is not None
     assert "sight" in lonely.problem.title
@@ -230,7 +229,7 @@ def test_facts_are_remembered_until_the_file_changes(tmp_path: Path, monkeypatch
     assert reads == [path, cut]
     again = look(tmp_path, cache=cache)
     assert reads == [path, cut, cut], "what is broken is looked at again"
-    assert [one.facts for one in again] == [one.facts for one in first]
+    assert [model.facts for model in again] == [model.facts for model in first]
     assert first[0].facts is not None
     assert first[0].facts.sliding_window is not None
     model_in(tmp_path, weights=2000)
@@ -260,21 +259,6 @@ def test_a_look_that_was_stopped_forgets_nothing(tmp_path: Path) -> None:
     assert len(json.loads(cache.read_text())["models"]) == 3
     look(tmp_path, cache=cache)
     assert len(json.loads(cache.read_text())["models"]) == 2
-
-
-def test_hundreds_of_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    first = model_in(tmp_path, "0.gguf", tokens=1000)
-    content = first.read_bytes()
-    for number in range(1, 200):
-        (tmp_path / f"{number}.gguf").write_bytes(content)
-    cache = tmp_path / "models.json"
-    times = []
-    for _ in range(2):
-        started = time.perf_counter()
-        assert len(look(tmp_path, cache=cache)) == 200
-        times.append(time.perf_counter() - started)
-    with capsys.disabled():
-        print(f"\n200 models: {times[0]:.2f} s, remembered {times[1]:.2f} s")
 
 
 @pytest.fixture

@@ -29,7 +29,7 @@ class Watched:
         self._news.set()
 
     def now(self, path: Path) -> Download:
-        return next(one for one in self.downloads.all() if one.path == path)
+        return next(download for download in self.downloads.all() if download.path == path)
 
     async def until(self, path: Path, holds: Callable[[Download], bool]) -> Download:
         """Wait for a download to be in a state."""

@@ -67,7 +67,7 @@ async def test_a_card_scrolls_and_a_notice_leaves_the_header_free(small: MainWin
 
 async def test_the_welcome_scrolls(small: MainWindow) -> None:
     small.new_conversation()
-    (title,) = [one for one in small.findChildren(QLabel) if one.text() == "What is on your mind?"]
+    (title,) = [label for label in small.findChildren(QLabel) if label.text() == "What is on your mind?"]
     page = scrolled_in(title)
     assert isinstance(page, ScrollPage)
     await until(lambda: page.verticalScrollBar().maximum() > 0)
@@ -85,11 +85,13 @@ def test_what_is_part_of_a_line_above_keeps_its_indent(look: Look) -> None:
     assert view.details is not None
     view.resize(600, 600)
     view.grab()
-    lines = [one for one in view.details.findChildren(QLabel) if one.property("kind") == "small"]
-    at = {one.text(): one.geometry().topLeft() for one in lines}
+    lines = [label for label in view.details.findChildren(QLabel) if label.property("kind") == "small"]
+    at = {label.text(): label.geometry().topLeft() for label in lines}
     assert at["Loading (restore)"].x() == at["Reading (prefill)"].x() > at["Time to first token"].x()
-    assert [one.y() for one in at.values()] == sorted(one.y() for one in at.values())
-    heights = {one.sizeHint().height() for one in lines if one.text() in ("Loading (restore)", "Time to first token")}
+    assert [place.y() for place in at.values()] == sorted(place.y() for place in at.values())
+    heights = {
+        label.sizeHint().height() for label in lines if label.text() in ("Loading (restore)", "Time to first token")
+    }
     assert len(heights) == 1, "what it says stands beside it, not above"
 
 
@@ -98,7 +100,7 @@ def test_what_is_part_of_a_line_above_keeps_its_indent(look: Look) -> None:
 def test_a_key_has_one_name(language: str, look: Look) -> None:
     speak_here(language)
     try:
-        (send,) = [one for one in SHORTCUTS if one.action == "send"]
+        (send,) = [shortcut for shortcut in SHORTCUTS if shortcut.action == "send"]
         assert shown_keys(send) in _("Send (Enter)")
     finally:
         speak_here("en")
