@@ -7,7 +7,6 @@ from collections.abc import Callable, Collection, Sequence
 from datetime import timedelta
 
 from kvchat.kvstore import audience, disk
-from kvchat.kvstore.blocks.rebuild import BadBlock
 from kvchat.kvstore.blocks.recipe import RecipeError
 from kvchat.kvstore.index import eviction, points, recipes, usage
 from kvchat.kvstore.index.schema import fingerprint_of
@@ -85,13 +84,13 @@ class Housekeeping(StoreBase):
     @in_words()
     def pin(self, conversation_id: str, pinned: bool) -> None:
         with self.index.write() as db:
-            points.set_flag(db, conversation_id, pinned=pinned)
+            points.set_flag(db, conversation_id, "pinned", pinned)
 
     @in_words()
     def never_save(self, conversation_id: str, never: bool) -> None:
         """Never save a conversation, or allow it again. What is saved of it stays until it is deleted."""
         with self.index.write() as db:
-            points.set_flag(db, conversation_id, never=never)
+            points.set_flag(db, conversation_id, "never_save", never)
 
     # Deleting; each method returns the bytes freed
 
@@ -213,11 +212,11 @@ class Housekeeping(StoreBase):
                 except RecipeError as error:
                     wrong[str(point_id)] = Reason(ReasonCode.ERROR, {"message": str(error)})
         done, total = 0, sum(size for _, size in blocks)
-        bad: list[BadBlock] = []
+        bad: dict[bytes, int] = {}
         measured: dict[bytes, int] = {}
         for name, size in blocks:
-            if fault := self.blocks.fault(name, size):
-                bad.append(BadBlock(name, size, fault))
+            if self.blocks.fault(name, size):
+                bad[name] = size
             else:
                 with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
                     measured[name] = self.blocks.on_disk(name)

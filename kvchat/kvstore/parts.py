@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 
 from kvchat.kvstore import disk
 from kvchat.kvstore.blocks.block_files import BlockFiles
-from kvchat.kvstore.blocks.rebuild import BadBlock
 from kvchat.kvstore.index import points, recipes, usage
 from kvchat.kvstore.index.index import Index, IndexFailed, IndexLost
 from kvchat.kvstore.memory_files import MemoryRoom
@@ -134,18 +133,18 @@ class StoreBase:
                     self.blocks.new.pop(name, None)
         return freed
 
-    def put_aside(self, bad: Sequence[BadBlock]) -> None:
-        """Delete bad blocks, and with them every save point that needs one."""
-        for bad_block in bad:
+    def put_aside(self, bad: Mapping[bytes, int]) -> None:
+        """Delete bad blocks, and with them every save point that needs one. `bad`: sizes they should have, by name."""
+        for block, size in bad.items():
             with self.index.write() as db:
-                fault = self.blocks.fault(bad_block.block, bad_block.size)
+                fault = self.blocks.fault(block, size)
                 if fault is None:  # written anew meanwhile
                     continue
                 damaged = Reason(ReasonCode.BLOCK_DAMAGED, {"error": fault})
-                reason, users = Reason(ReasonCode.SET_ASIDE, {"reason": damaged}), recipes.users_of(db, bad_block.block)
+                reason, users = Reason(ReasonCode.SET_ASIDE, {"reason": damaged}), recipes.users_of(db, block)
                 usage.lose(db, users, reason, self.clock(), tell=True)
-                db.execute("DELETE FROM blocks WHERE name = ?", (bad_block.block,))
-                self.blocks.remove(bad_block.block)
+                db.execute("DELETE FROM blocks WHERE name = ?", (block,))
+                self.blocks.remove(block)
         self.collect()
 
     def lose(self, point_id: str, reason: Reason, *, tell: bool) -> None:

@@ -11,9 +11,9 @@ import os
 import sys
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from io import FileIO
+from itertools import zip_longest
 from pathlib import Path
 
 from kvchat.kvstore import disk, memory_files
@@ -36,22 +36,15 @@ from kvchat.kvstore.savepoint import CancelCheck, never
 _MOST_AT_ONCE = 256  # places that one call reads into; systems take 1024
 _WORTH_ASKING = 1 << 16  # bytes
 _Goals = list[tuple[int | None, int]]  # where bytes go, None for nowhere, and how many
-
-
-@dataclass(frozen=True)
-class BadBlock:
-    """A block that is not what its name says."""
-
-    block: bytes
-    size: int  # what it should be
-    reason: str
+_Job = tuple[BlockUse, _Goals]  # a block, and where each of its bytes goes, from the first to the last
 
 
 class Unusable(Exception):
     """The file cannot be rebuilt: blocks are bad, or, if `bad` is empty, the recipe itself is wrong."""
 
-    def __init__(self, bad: tuple[BadBlock, ...]) -> None:
-        super().__init__(bad[0].reason if bad else "its recipe was changed")
+    def __init__(self, bad: dict[bytes, int]) -> None:
+        """`bad`: the size that each bad block should have, by its name."""
+        super().__init__("a block is damaged" if bad else "its recipe was changed")
         self.bad = bad
 
 
@@ -83,9 +76,9 @@ def compose(
                     positioned.write_at(file, piece, offset)
                 offset += piece_size(piece)
             jobs = list(_jobs(recipe, _Placement(copies)))
-            ahead = dict(zip(jobs, jobs[positioned.threads() :], strict=False))
-            do = partial(_carry_out, ahead=ahead, blocks=blocks, out=out)
-            positioned.in_parallel(jobs, do, cancelled, gives_way=gives_way)
+            ahead = [use for use, _ in jobs[positioned.threads() :]]
+            do = partial(_carry_out, blocks=blocks, out=out)
+            positioned.in_parallel(list(zip_longest(jobs, ahead)), do, cancelled, gives_way=gives_way)
             file.truncate(offset)
     except (DamagedBlock, RecipeError, IndexError) as error:
         memory_files.delete(target)
@@ -123,14 +116,6 @@ class _Placement:
             yield None, end - at
 
 
-@dataclass(frozen=True, eq=False)
-class _Job:
-    """A block, and where each of its bytes goes, from the first to the last."""
-
-    use: BlockUse
-    goals: _Goals
-
-
 def _jobs(recipe: Recipe, placement: _Placement) -> Iterator[_Job]:
     """Yield the jobs for a recipe's blocks of which something is wanted. Raises RecipeError."""
     check_whole(recipe)
@@ -150,19 +135,19 @@ def _jobs(recipe: Recipe, placement: _Placement) -> Iterator[_Job]:
                 goals.append((None, after * region.row_size))
         if wanted := sum(length for target, length in goals if target is not None):
             written += wanted
-            yield _Job(use, goals)
+            yield use, goals
     if written != placement.size:
         raise RecipeError("its recipe leaves a hole")
 
 
-def _carry_out(job: _Job, buffer: memoryview, *, ahead: dict[_Job, _Job], blocks: BlockFiles, out: _Out) -> None:
-    """Do a job. Raises DamagedBlock."""
-    use = job.use
-    if job in ahead:
-        positioned.will_need(blocks.path(ahead[job].use.block))
+def _carry_out(work: tuple[_Job, BlockUse | None], buffer: memoryview, *, blocks: BlockFiles, out: _Out) -> None:
+    """Do a job, and announce the block of a later one. Raises DamagedBlock."""
+    (use, goals), later = work
+    if later is not None:
+        positioned.will_need(blocks.path(later.block))
     if use.cache == RESIDUE:
         residue = memoryview(read_residue(use, blocks))
-        for target, length in job.goals:
+        for target, length in goals:
             if target is not None:
                 positioned.write_at(out.file, residue[:length], target)
             residue = residue[length:]
@@ -172,21 +157,21 @@ def _carry_out(job: _Job, buffer: memoryview, *, ahead: dict[_Job, _Job], blocks
             if os.fstat(file.fileno()).st_size != use.size:
                 raise DamagedBlock
             digests = positioned.Digests(name=False)
-            _scatter(file, job, out, buffer, digests)
+            _scatter(file, goals, out, buffer, digests)
             if digests.xxh3 == use.xxh3:
                 return
             digests = positioned.Digests()  # it is the name that counts, and the index, too, may have been damaged
-            _scatter(file, job, out, buffer, digests)
+            _scatter(file, goals, out, buffer, digests)
     except FileNotFoundError as error:
         raise DamagedBlock from error
     if digests.name != use.block:
         raise DamagedBlock
 
 
-def _scatter(file: FileIO, job: _Job, out: _Out, buffer: memoryview, digests: positioned.Digests) -> None:
+def _scatter(file: FileIO, goals: _Goals, out: _Out, buffer: memoryview, digests: positioned.Digests) -> None:
     """Read the block once from end to end, its parts to where they belong. Raises DamagedBlock."""
     read = 0
-    for gulp in _gulps(job.goals, len(buffer)):
+    for gulp in _gulps(goals, len(buffer)):
         places, rest = out.places(gulp, buffer), buffer
         try:
             positioned.read_into(file, places, read)
@@ -243,11 +228,10 @@ class _Out:
         return found
 
 
-def _bad_blocks(recipe: Recipe, blocks: BlockFiles) -> tuple[BadBlock, ...]:
+def _bad_blocks(recipe: Recipe, blocks: BlockFiles) -> dict[bytes, int]:
     """Hash every block of a recipe and return the bad ones."""
     sizes = {use.block: use.size for use in recipe.uses}
-    faults = ((block, size, blocks.fault(block, size)) for block, size in sizes.items())
-    return tuple(BadBlock(block, size, fault) for block, size, fault in faults if fault)
+    return {block: size for block, size in sizes.items() if blocks.fault(block, size)}
 
 
 def stored_layout(recipe: Recipe, blocks: BlockFiles) -> Layout:

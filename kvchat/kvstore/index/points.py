@@ -6,6 +6,7 @@ import json
 import sqlite3
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import fields, replace
+from typing import Literal
 
 from kvchat.kvstore.index import recipes as index_recipes
 from kvchat.kvstore.index import token_tree
@@ -44,15 +45,9 @@ def never_save(db: sqlite3.Connection, conversation_id: str) -> bool:
     return bool(row and row[0])
 
 
-def set_flag(
-    db: sqlite3.Connection, conversation_id: str, *, pinned: bool | None = None, never: bool | None = None
-) -> None:
-    """Pin a conversation, or never save it; None leaves a flag as it is."""
+def set_flag(db: sqlite3.Connection, conversation_id: str, flag: Literal["pinned", "never_save"], value: bool) -> None:
     key = conversation_key(db, conversation_id)
-    db.execute(
-        "UPDATE conversations SET pinned = coalesce(?, pinned), never_save = coalesce(?, never_save) WHERE id = ?",
-        (pinned, never, key),
-    )
+    db.execute(f"UPDATE conversations SET {flag} = ? WHERE id = ?", (value, key))
 
 
 def add_staged(db: sqlite3.Connection, new: SavePoint, message_id: str | None) -> SavePoint:

@@ -59,16 +59,13 @@ def by_conversation(db: sqlite3.Connection) -> list[ConversationUsage]:
     rows = db.execute(
         "SELECT name, count(s.id), coalesce(max(last_used_at), 0),"
         " pinned, never_save, held_bytes, exclusive_bytes,"
-        " coalesce(sum(CASE WHEN link_id IS NULL THEN file_size ELSE 0 END), 0)"
+        " coalesce(sum(CASE WHEN link_id IS NULL THEN file_size ELSE 0 END), 0), coalesce(max(n_tokens), 0),"
+        " (SELECT facts ->> '$.model' FROM save_points l JOIN fingerprints f ON f.id = l.fingerprint_id"
+        " WHERE l.conversation_id = c.id ORDER BY l.n_tokens DESC LIMIT 1)"
         " FROM conversations c LEFT JOIN save_points s ON c.id = s.conversation_id"
         " GROUP BY c.id HAVING count(s.id) > 0 OR pinned OR never_save"
     )
     foreign = with_imported(db)
-    longest = db.execute(
-        "SELECT name, max(n_tokens), facts ->> '$.model' FROM save_points s"
-        " JOIN conversations c ON c.id = conversation_id JOIN fingerprints f ON f.id = s.fingerprint_id GROUP BY c.id"
-    )
-    known = {name: (tokens, model) for name, tokens, model in longest}
     usages = [
         ConversationUsage(
             conversation_id=name,
@@ -77,13 +74,13 @@ def by_conversation(db: sqlite3.Connection) -> list[ConversationUsage]:
             last_used_at=moment(used_at),
             exclusive_bytes=own + staged,
             shared_bytes=held - own,
-            tokens=known.get(name, (0, ""))[0],
-            model=known.get(name, (0, ""))[1],
+            tokens=tokens,
+            model=model or "",
             pinned=bool(pinned),
             never_save=bool(never_save),
             imported=name in foreign,
         )
-        for name, points, used_at, pinned, never_save, held, own, staged in rows
+        for name, points, used_at, pinned, never_save, held, own, staged, tokens, model in rows
     ]
     return sorted(usages, key=lambda usage: (-usage.bytes, usage.conversation_id))
 
