@@ -193,7 +193,7 @@ async def test_imported_memory_is_verified_in_spare_time_and_whoever_asks_goes_f
     tmp_path: Path, forged: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(idle_stop, "SPARE_AFTER_S", 0.0)
-    monkeypatch.setattr(Pace, "tokens", lambda self, left: min(64, left))
+    monkeypatch.setattr(Pace, "tokens", lambda self, left: min(16, left))
     chosen = settings(tiny_model("llama"), "llama-server", read_ahead="always", slots=1)
     async with opened(tmp_path / "home", chosen) as ours:
         [imported] = (await ours.transfer.take_in([forged], lambda done, total: None, start=True)).imported
