@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import shutil
 import signal
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -276,48 +274,6 @@ def _words(event: dict[str, Any]) -> str:
     if isinstance(delta, dict):
         return str(delta.get("text") or "")
     return "".join(choice["delta"].get("content") or "" for choice in event.get("choices") or ())
-
-
-@pytest.mark.skipif(shutil.which("opencode") is None, reason="opencode is not installed")
-def test_opencode(tmp_path: Path, model: Path) -> None:
-    """`npm install opencode-ai`, its commands on the PATH: it asks for a title, then with tools for an answer.
-
-    It goes on from there, and after a restart both are warm in a session of their own, and in the one that goes on.
-    """
-    home, port, folder = Home(tmp_path / "home"), free_port("127.0.0.1"), tmp_path / "work"
-    folder.mkdir()
-    provider = {
-        "npm": "@ai-sdk/openai-compatible",
-        "options": {"baseURL": f"http://127.0.0.1:{port}/v1"},
-        "models": {"local": {"limit": {"context": 16384, "output": 24}}},
-    }
-    named = {"model": "kvchat/local", "small_model": "kvchat/local", "provider": {"kvchat": provider}}
-    config = folder / "opencode.json"
-    config.write_text(json.dumps(named | {"autoupdate": False, "share": "disabled"}), "utf-8")
-    places = {f"XDG_{one}_HOME": str(tmp_path / one) for one in ("CONFIG", "DATA", "STATE", "CACHE")}
-    around = os.environ | places | {"HOME": str(tmp_path), "OPENCODE_CONFIG": str(config)}
-
-    def run(*words: str) -> None:
-        command = ["opencode", "run", *words]
-        done = subprocess.run(
-            command, cwd=folder, env=around, stdin=subprocess.DEVNULL, capture_output=True, timeout=600
-        )
-        assert done.returncode == 0, done.stderr
-
-    with door_of(home, model, port) as door:
-        run("Explain how the parser recovers from errors.")
-        run("-c", "And the lexer?")
-        title, main, following = door.requests()
-        assert main["prompt"] > title["prompt"] > 400
-        assert is_warm(following, "hot")
-    home.as_if_read_slowly()
-    with door_of(home, model, port) as door:
-        run("-c", "And the printer?")
-        run("Explain how the lexer works.")
-        assert [told["program"] for told in door.requests()] == ["opencode"] * 3
-        for told in door.requests():
-            print(json.dumps(told))
-            assert is_warm(told), json.dumps(told)
 
 
 def test_bench_compares_the_doors(tmp_path: Path) -> None:
