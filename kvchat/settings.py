@@ -284,7 +284,7 @@ class Settings:
         example="--threads 8",
     )
 
-    quota_bytes: int | None = _number(  # default: as kvstore.parts.default_quota has it
+    quota_bytes: int | None = _number(  # default: as kvstore.savepoint.default_quota has it
         None,
         100 * MB,
         MOST_BYTES,

@@ -11,8 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from kvchat.errors import KvchatError
-from kvchat.kvstore.parts import default_quota
-from kvchat.kvstore.savepoint import Bounds, PrunePlan, StoreUsage
+from kvchat.kvstore.savepoint import Bounds, PrunePlan, StoreUsage, default_quota
 from kvchat.kvstore.store import BlockStore, NoStore, SavePointStore, check_store
 from kvchat.library.gguf.facts import GgufFacts, read_facts
 from kvchat.library.gguf.kv_cache import kv_bytes

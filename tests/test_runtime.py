@@ -16,7 +16,7 @@ from kvchat.chat.events import SettingsChanged
 from kvchat.chat.record.database import Database
 from kvchat.engine.speaking.connection import EngineState
 from kvchat.engine.speaking.errors import EngineFailed
-from kvchat.kvstore import parts
+from kvchat.kvstore import savepoint
 from kvchat.kvstore.store import BlockStore
 from kvchat.runtime import Runtime, open_runtime
 from kvchat.settings import GB, Settings, SettingsNotSaved, load_settings
@@ -100,7 +100,7 @@ async def test_a_start_allows_what_is_kept_and_goes_through_no_chats(
     bench = Bench(paths.save_points)
     bench.save(chat.id, line(300))
     bench.store.close()
-    monkeypatch.setattr(parts, "DEFAULT_QUOTA", 1)
+    monkeypatch.setattr(savepoint, "DEFAULT_QUOTA", 1)
     monkeypatch.setattr(BlockStore, "usage", lambda store: pytest.fail("it goes through all chats"))
     runtime = await open_runtime(paths, Settings())
     monkeypatch.undo()

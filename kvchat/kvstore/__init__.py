@@ -1,7 +1,7 @@
 """Save points on disk. Knows tokens and files; knows no HTTP and no chat.
 
-`store.py` has what a turn is given: `BlockStore`, built up from its files and index (`parts.py`), saving (`saving.py`),
-restoring (`restoring.py`) and housekeeping (`housekeeping.py`); or `NoStore`, which keeps nothing and says why.
+`store.py` has what a turn is given: `BlockStore`, built up from its files, index and housekeeping (`parts.py`), saving
+(`saving.py`) and restoring (`restoring.py`); or `NoStore`, which keeps nothing and says why.
 One process has the folder; another one may read (`KeptMemory`, `check_store`).
 - **Blocks.** A slot file is taken apart along its token axis: runs of at most 256 tokens' rows, all layers, are
   blocks, files named by their BLAKE3. Runs are also cut where a save point ends, so that every row is written once.

@@ -24,7 +24,7 @@ from kvchat.kvstore.blocks.recipe import (
     row_map_facts,
     row_map_of,
 )
-from kvchat.kvstore.index import points, recipes, usage
+from kvchat.kvstore.index import points, usage
 from kvchat.kvstore.parts import StoreBase, in_words, not_written
 from kvchat.kvstore.savepoint import Fingerprint, NotSaved, SavePoint, StoreRefused, Tokens, common_prefix
 from kvchat.words.language import N_, _
@@ -149,13 +149,13 @@ def _number(value: Any, least: int = 0, most: int = _MOST) -> int:
 
 
 def manifest(db: sqlite3.Connection, conversation_id: str) -> Manifest | None:
-    messages = recipes.absorbed_of(db, conversation_id)
+    messages = points.absorbed_of(db, conversation_id)
     newest = points.load(db, max(messages)) if messages else None
     carried: list[CarriedPoint] = []
     for point_id, message_id in [*messages.items()][-MOST_POINTS:]:
         point, recipe = points.load(db, point_id), None
         with contextlib.suppress(RecipeError):
-            recipe = recipes.load_recipe(db, point_id)
+            recipe = points.load_recipe(db, point_id)
         if newest and point and recipe and point.fingerprint == newest.fingerprint:
             before = carried[-1].tokens if carried else ()
             shared = common_prefix(before, point.tokens)  # numbers that are there need not be there twice
@@ -244,7 +244,7 @@ def _record(
             what = conversation_id, manifest.fingerprint, point.tokens, point.recipe.file_size
             new = SavePoint("", *what, now, now, point.prefill_ms, audience)
             newest = int(points.add_staged(db, new, point.message_id).id)
-            recipes.store_recipe(db, newest, replace(point.recipe, uses=uses), there)
+            points.store_recipe(db, newest, replace(point.recipe, uses=uses), there)
             points.delete(db, points.same_place(db, newest))
     files.settle(there)
     return newest

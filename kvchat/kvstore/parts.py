@@ -1,21 +1,33 @@
-"""The base of the block store: its files, its index, its clock and its bounds, and what its modules share."""
+"""The base of the block store: its files, index and bounds, and the housekeeping in them."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 
-from kvchat.kvstore import disk
+from kvchat.kvstore import audience, disk
 from kvchat.kvstore.blocks.block_files import BlockFiles
-from kvchat.kvstore.index import points, recipes, usage
+from kvchat.kvstore.blocks.recipe import RecipeError
+from kvchat.kvstore.index import eviction, points, usage
 from kvchat.kvstore.index.index import Index, IndexFailed, IndexLost
+from kvchat.kvstore.index.schema import fingerprint_of
 from kvchat.kvstore.memory_files import MemoryRoom
-from kvchat.kvstore.savepoint import Bounds, NotSaved, StoreRefused
+from kvchat.kvstore.savepoint import (
+    Bounds,
+    Kept,
+    Loss,
+    NotSaved,
+    PrunePlan,
+    StoreRefused,
+    StoreUsage,
+    Tier,
+    Unseen,
+    VerifyReport,
+)
 from kvchat.kvstore.staging import Staging
 from kvchat.words.language import _
 from kvchat.words.reasons import Reason, ReasonCode
@@ -23,25 +35,38 @@ from kvchat.words.wording import size as size_in_words
 
 BLOCKS, INDEX, STAGING = "blocks", "index.db", "staging"  # what is in the store's folder
 _AT_A_TIME = 200  # blocks deleted in one transaction, so that other threads need not wait long
-GB = 1_000_000_000
-DEFAULT_QUOTA, DEFAULT_CHATS = 20 * GB, 10
-_USUAL_DISK = 256 * GB
+PROGRAMS_AGE_DAYS = 14.0  # agents come back to a thread within days, or never; what they all begin with is used daily
 
 
-def default_quota(disk_bytes: int, chat_bytes: int = 0, kept_bytes: int = 0) -> int:
-    """Return the quota where the user chose none: ten chats of `chat_bytes`, at least 20 GB, as the disk allows.
+def not_written(error: OSError) -> NotSaved:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return NotSaved(Reason(ReasonCode.DISK_FULL), _("Make room on the disk."))
+    return NotSaved(Reason(ReasonCode.NOT_WRITTEN, {"error": error.strerror or str(error)}))
 
-    The disk's share is a tenth of one of 256 GB. It grows by a fortieth with each doubling, up to a quarter, and
-    shrinks to a twentieth: a small disk is needed for other things. `kept_bytes` are kept already and count as far as
-    the disk's share goes, so that a change to a smaller model deletes no memory of a larger one.
+
+@contextmanager
+def in_words(*, saving: bool = False) -> Iterator[None]:
+    """Turn faults of the index and the disk into StoreRefused; also a decorator for the store's methods.
+
+    `saving`: raise NotSaved instead, and leave faults of the disk to the caller.
     """
-    share = 0.1 + 0.025 * math.log2(max(disk_bytes, 1) / _USUAL_DISK)
-    wanted = max(DEFAULT_QUOTA, DEFAULT_CHATS * chat_bytes, kept_bytes)
-    return min(wanted, round(min(0.25, max(0.05, share)) * disk_bytes))
+    try:
+        yield
+    except IndexLost as error:
+        if saving:
+            raise NotSaved(Reason(ReasonCode.INDEX_DAMAGED)) from error
+        detail = _("It was set aside, and a new one begun: each chat is read again once.")
+        raise StoreRefused(_("The list of what is kept was damaged."), detail) from error
+    except (IndexFailed, OSError) as error:
+        if saving and isinstance(error, OSError):
+            raise
+        if saving:
+            raise NotSaved(Reason(ReasonCode.INDEX_NOT_WRITTEN, {"error": str(error)})) from error
+        raise StoreRefused(_("The memory of chats could not be read or written."), f"{error}.") from error
 
 
 class StoreBase:
-    """The files and the index of a block store. Safe for threads."""
+    """The files and the index of a block store, and its housekeeping. Safe for threads."""
 
     def __init__(
         self,
@@ -106,7 +131,7 @@ class StoreBase:
         freed = 0
         while True:
             with self.index.write() as db:
-                unused = recipes.unused_blocks(db, _AT_A_TIME)
+                unused = points.unused_blocks(db, _AT_A_TIME)
                 for block_id, name, size in unused:
                     self.blocks.remove(name)
                     db.execute("DELETE FROM blocks WHERE id = ?", (block_id,))
@@ -141,7 +166,7 @@ class StoreBase:
                 if fault is None:  # written anew meanwhile
                     continue
                 damaged = Reason(ReasonCode.BLOCK_DAMAGED, {"error": fault})
-                reason, users = Reason(ReasonCode.SET_ASIDE, {"reason": damaged}), recipes.users_of(db, block)
+                reason, users = Reason(ReasonCode.SET_ASIDE, {"reason": damaged}), points.users_of(db, block)
                 usage.lose(db, users, reason, self.clock(), tell=True)
                 db.execute("DELETE FROM blocks WHERE name = ?", (block,))
                 self.blocks.remove(block)
@@ -155,29 +180,214 @@ class StoreBase:
         self.staging.drop(point_id)
         self.collect()
 
+    @in_words()
+    def usage(self) -> StoreUsage:
+        self.tidy()
+        occupied = self.occupied()
+        with self.index.read() as db:
+            conversations = tuple(usage.by_conversation(db))
+            totals = usage.totals(db, self.today())
+        return StoreUsage(
+            conversations=conversations,
+            quota_bytes=self.bounds.quota,
+            programs_quota_bytes=self.bounds.programs,
+            free_bytes=self.free_bytes(),
+            free_floor_bytes=self.bounds.free_floor,
+            save_points=totals.save_points,
+            logical_bytes=totals.logical,
+            physical_bytes=occupied,
+            other_bytes=max(0, occupied - totals.disk),
+            unique_rows_bytes=totals.rows,
+            bytes_written=totals.written,
+            bytes_written_today=totals.written_today,
+            warm_bytes=self.staging.bytes(),
+            staged=self.staging.in_words(),
+        )
 
-def not_written(error: OSError) -> NotSaved:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return NotSaved(Reason(ReasonCode.DISK_FULL), _("Make room on the disk."))
-    return NotSaved(Reason(ReasonCode.NOT_WRITTEN, {"error": error.strerror or str(error)}))
+    @in_words()
+    def occupied(self) -> int:
+        """Return the bytes that the store takes on disk: blocks, index, what is staged, and folders."""
+        with self.index.read() as db:
+            blocks = usage.totals(db, self.today()).disk
+        blocks += sum(list(self.blocks.new.values()))
+        others = sum(disk.tree_size(path) for path in disk.listing(self.folder) if path.name != BLOCKS)
+        return disk.allotted(self.folder.stat()) + blocks + self.blocks.folders_size() + others
 
+    @in_words()
+    def kept(self, conversations: Sequence[str]) -> dict[str, tuple[Kept, ...]]:
+        kept = dict[str, tuple[Kept, ...]]()
+        with self.index.read() as db:
+            rows = usage.ends(db, conversations)
+            fingerprints = {facts: fingerprint_of(facts) for facts in {row[3] for row in rows}}
+        for point_id, name, message_id, facts, tokens, size in rows:
+            tier = Tier.WARM if self.staging.has_warm(str(point_id)) else Tier.DISK
+            kept[name] = (*kept.get(name, ()), Kept(message_id, fingerprints[facts], tokens, size, tier))
+        return kept
 
-@contextmanager
-def in_words(*, saving: bool = False) -> Iterator[None]:
-    """Turn faults of the index and the disk into StoreRefused; also a decorator for the store's methods.
+    @in_words()
+    def losses(self) -> tuple[Loss, ...]:
+        """Return what turned out bad since the last call: the user is told once."""
+        with self.index.write() as db:
+            return usage.untold_losses(db) + usage.untold_index_loss(db)
 
-    `saving`: raise NotSaved instead, and leave faults of the disk to the caller.
-    """
-    try:
-        yield
-    except IndexLost as error:
-        if saving:
-            raise NotSaved(Reason(ReasonCode.INDEX_DAMAGED)) from error
-        detail = _("It was set aside, and a new one begun: each chat is read again once.")
-        raise StoreRefused(_("The list of what is kept was damaged."), detail) from error
-    except (IndexFailed, OSError) as error:
-        if saving and isinstance(error, OSError):
-            raise
-        if saving:
-            raise NotSaved(Reason(ReasonCode.INDEX_NOT_WRITTEN, {"error": str(error)})) from error
-        raise StoreRefused(_("The memory of chats could not be read or written."), f"{error}.") from error
+    @in_words()
+    def unseen(self, by: str) -> Unseen:
+        """Return what has been kept since `seen` was last called by the same; all, if another called it since."""
+        with self.index.read() as db:
+            return usage.unseen(db, by)
+
+    @in_words()
+    def seen(self, by: str, what: Unseen) -> None:
+        with self.index.write() as db:
+            usage.seen(db, by, what)
+
+    @in_words()
+    def pin(self, conversation_id: str, pinned: bool) -> None:
+        with self.index.write() as db:
+            points.set_flag(db, conversation_id, "pinned", pinned)
+
+    @in_words()
+    def never_save(self, conversation_id: str, never: bool) -> None:
+        """Never save a conversation, or allow it again. What is saved of it stays until it is deleted."""
+        with self.index.write() as db:
+            points.set_flag(db, conversation_id, "never_save", never)
+
+    # Deleting; each method returns the bytes freed
+
+    @in_words()
+    def delete_conversation(self, conversation_id: str) -> int:
+        """Delete all that is kept of a conversation. What other conversations begin with as well becomes theirs."""
+        with self.index.write() as db:
+            ids = points.hand_over(db, points.points_of(db, conversation_id))
+            points.delete(db, ids)
+            points.forget(db, conversation_id)
+        return self._deleted(ids)
+
+    @in_words()
+    def delete_all(self) -> int:
+        """Delete every save point."""
+        with self.index.write() as db:
+            ids = points.points_of(db, None)
+            points.delete(db, ids)
+            points.forget(db, None)
+        return self._deleted(ids) + self.sweep()
+
+    @in_words()
+    def delete_messages(self, conversation_id: str, message_ids: Collection[str]) -> int:
+        """Delete what is kept of these messages of a conversation, and its save points that name no message.
+
+        What others begin with as well, in any conversation, becomes theirs.
+        """
+        with self.index.write() as db:
+            ids = points.hand_over(db, points.points_of_messages(db, conversation_id, message_ids))
+            points.delete(db, ids)
+        return self._deleted(ids)
+
+    @in_words()
+    def imported(self) -> set[str]:
+        with self.index.read() as db:
+            return usage.with_imported(db)
+
+    @in_words()
+    def delete_imported(self, conversation_id: str) -> int:
+        """Delete what came with a conversation from elsewhere, and what grew from it."""
+        with self.index.write() as db:
+            ids = points.points_for(db, audience.imported(conversation_id))
+            points.delete(db, ids)
+        return self._deleted(ids)
+
+    @in_words()
+    def plan_prune(self, target_bytes: int, protected: int | None = None) -> PrunePlan:
+        """Return what pruning to a size would remove. Removes nothing."""
+        with self.index.read() as db:
+            found, needs = usage.candidates(db, protected)
+        return eviction.plan_prune(found, needs, self.occupied(), target_bytes, self.clock().timestamp())
+
+    @in_words()
+    def prune(self, plan: PrunePlan, reason: ReasonCode = ReasonCode.PRUNED_BY_USER) -> int:
+        """Carry a plan out, as far as its save points are still there."""
+        return self._give_up([int(id) for id in plan.save_point_ids], reason)
+
+    @in_words()
+    def set_bounds(self, bounds: Bounds) -> None:
+        self.bounds = bounds
+        self.enforce()
+
+    def enforce(self, protected: int | None = None) -> None:
+        """Keep to the bounds: what is too old goes, then the least valuable.
+
+        Other programs have bounds of their own within them.
+        """
+        bounds = self.bounds
+        self._expire(PROGRAMS_AGE_DAYS, protected, programs=True)
+        if bounds.max_age_days is not None:
+            self._expire(bounds.max_age_days, protected, programs=False)
+        with self.index.read() as db:
+            too_much = usage.held_by_programs(db) > bounds.programs
+            found, needs = usage.candidates(db, protected) if too_much else ([], None)
+        if needs is not None:
+            plan = eviction.plan_programs(found, needs, bounds.programs, self.clock().timestamp())
+            self.prune(plan, ReasonCode.PRUNED)
+        if self.occupied() > bounds.quota:
+            self.staging.trim(disk_too=True)
+        if self.occupied() > bounds.quota:
+            self.prune(self.plan_prune(bounds.quota, protected), ReasonCode.PRUNED)
+
+    def _expire(self, days: float, protected: int | None, *, programs: bool) -> None:
+        limit = self.clock() - timedelta(days=days)
+        with self.index.read() as db:
+            old = points.unused_since(db, limit.timestamp(), protected, programs=programs)
+        self._give_up(old, ReasonCode.EXPIRED)
+
+    def _give_up(self, point_ids: Sequence[int], reason: ReasonCode) -> int:
+        """Delete save points and remember why; return the bytes freed."""
+        if not point_ids:
+            return 0
+        with self.index.write() as db:
+            usage.lose(db, point_ids, Reason(reason), self.clock(), tell=False)
+        return self._deleted(point_ids)
+
+    def _deleted(self, point_ids: Sequence[int]) -> int:
+        """Free what was kept for save points that the index no longer has; return the bytes freed."""
+        for point_id in point_ids:
+            self.staging.drop(str(point_id))
+        freed = self.collect()
+        self.index.shrink()
+        return freed
+
+    @in_words()
+    def verify(self, progress: Callable[[int, int], None] = lambda done, total: None) -> VerifyReport:
+        """Hash every block, and delete the bad ones with every save point that needs them. Count everything anew.
+
+        `progress` is told the bytes done and in all.
+        """
+        self.index.check()
+        self.collect()  # killed while it deleted, a process leaves rows of blocks that nobody needs and that are gone
+        wrong: dict[str, Reason] = {}
+        with self.index.read() as db:
+            blocks = db.execute("SELECT name, size FROM blocks").fetchall()
+            for point_id in points.points_of(db, None):
+                try:
+                    points.load_recipe(db, point_id)
+                except RecipeError as error:
+                    wrong[str(point_id)] = Reason(ReasonCode.ERROR, {"message": str(error)})
+        done, total = 0, sum(size for _, size in blocks)
+        bad: dict[bytes, int] = {}
+        measured: dict[bytes, int] = {}
+        for name, size in blocks:
+            if self.blocks.fault(name, size):
+                bad[name] = size
+            else:
+                with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
+                    measured[name] = self.blocks.on_disk(name)
+            done += size
+            progress(done, total)
+        self.put_aside(bad)
+        with self.index.write() as db:
+            usage.recount(db, measured)
+        for wrong_id, reason in wrong.items():
+            self.lose(wrong_id, reason, tell=True)
+        self.sweep()
+        with self.index.write() as db:
+            lost = usage.untold_losses(db)
+        return VerifyReport(len(blocks), total, len(bad) + len(wrong), lost)

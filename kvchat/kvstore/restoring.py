@@ -17,7 +17,7 @@ from kvchat.kvstore.blocks import positioned
 from kvchat.kvstore.blocks.layout import CannotCompose, Plan, Span, cut, size_of, with_masked_rows
 from kvchat.kvstore.blocks.rebuild import Unusable, compose, stored_layout
 from kvchat.kvstore.blocks.recipe import Recipe, RecipeError
-from kvchat.kvstore.index import points, recipes, token_tree, usage
+from kvchat.kvstore.index import points, token_tree, usage
 from kvchat.kvstore.index.index import IndexFailed, IndexLost
 from kvchat.kvstore.index.schema import CorruptIndex
 from kvchat.kvstore.parts import in_words
@@ -110,7 +110,7 @@ class Restoring(Saving):
         with contextlib.suppress(Unusable, RecipeError, OSError, Cancelled):
             with self.index.read() as db:
                 point = points.load(db, int(point_id))
-                recipe = recipes.load_recipe(db, int(point_id))
+                recipe = points.load_recipe(db, int(point_id))
             if point is not None and recipe is not None:
                 self._make_whole(point, recipe, window, None, cancelled)
 
@@ -122,7 +122,7 @@ class Restoring(Saving):
         try:
             with self.index.read() as db:
                 newest = max(points.points_of(db, conversation_id), default=None)
-                recipe = recipes.load_recipe(db, newest) if newest is not None else None
+                recipe = points.load_recipe(db, newest) if newest is not None else None
         except (IndexFailed, IndexLost, RecipeError):
             return 0  # a restore meets it, and tells
         if recipe is None or recipe.file_size > psutil.virtual_memory().available // 2:
@@ -169,7 +169,7 @@ class Restoring(Saving):
         if (plan.tier is Tier.WARM or plan.whole) and self.staging.give(point.id, window, target):
             return point.n_tokens, Tier.WARM
         with self.index.read() as db:
-            recipe = recipes.load_recipe(db, int(point.id))
+            recipe = points.load_recipe(db, int(point.id))
         if recipe is None:
             if self.staging.give(point.id, 0, target):  # not absorbed yet: the engine itself cuts it back
                 return point.n_tokens, Tier.WARM

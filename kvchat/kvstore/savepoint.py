@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
@@ -255,6 +256,23 @@ class Bounds:
     def of(self, conversation_id: str) -> int:
         """The most bytes that one save point may take."""
         return self.programs if program_of(conversation_id) else self.quota
+
+
+GB = 1_000_000_000
+DEFAULT_QUOTA, DEFAULT_CHATS = 20 * GB, 10
+_USUAL_DISK = 256 * GB
+
+
+def default_quota(disk_bytes: int, chat_bytes: int = 0, kept_bytes: int = 0) -> int:
+    """Return the quota where the user chose none: ten chats of `chat_bytes`, at least 20 GB, as the disk allows.
+
+    The disk's share is a tenth of one of 256 GB. It grows by a fortieth with each doubling, up to a quarter, and
+    shrinks to a twentieth: a small disk is needed for other things. `kept_bytes` are kept already and count as far as
+    the disk's share goes, so that a change to a smaller model deletes no memory of a larger one.
+    """
+    share = 0.1 + 0.025 * math.log2(max(disk_bytes, 1) / _USUAL_DISK)
+    wanted = max(DEFAULT_QUOTA, DEFAULT_CHATS * chat_bytes, kept_bytes)
+    return min(wanted, round(min(0.25, max(0.05, share)) * disk_bytes))
 
 
 CancelCheck = Callable[[], bool]  # asked again and again, from any thread, by slow work: once true, it ends early

@@ -15,7 +15,7 @@ from kvchat.kvstore.blocks.absorb import Absorbed, Earlier, take_apart
 from kvchat.kvstore.blocks.block_files import Changed
 from kvchat.kvstore.blocks.parser import read_row_map
 from kvchat.kvstore.blocks.recipe import Recipe, RecipeError
-from kvchat.kvstore.index import points, recipes, token_tree, usage
+from kvchat.kvstore.index import points, token_tree, usage
 from kvchat.kvstore.index.index import IndexFailed, IndexLost
 from kvchat.kvstore.parts import StoreBase, in_words, not_written
 from kvchat.kvstore.savepoint import (
@@ -223,7 +223,7 @@ class Saving(StoreBase):
                     raise _BlockGone
                 on_disk[use.block] = taken
             usage.count_written(db, self.today(), written)
-            if not recipes.store_recipe(db, int(point.id), result.recipe, on_disk):
+            if not points.store_recipe(db, int(point.id), result.recipe, on_disk):
                 return False
             points.delete(db, points.same_place(db, int(point.id)))
         self.blocks.settle(on_disk)
@@ -287,5 +287,5 @@ def _known(db: sqlite3.Connection, fingerprint: Fingerprint, tokens: Tokens, aud
 
 def _recipe(db: sqlite3.Connection, point_id: int) -> Recipe | None:
     with contextlib.suppress(RecipeError):
-        return recipes.load_recipe(db, point_id)
+        return points.load_recipe(db, point_id)
     return None

@@ -26,7 +26,6 @@ from kvchat.kvstore import disk, exchange
 from kvchat.kvstore.blocks import positioned
 from kvchat.kvstore.blocks.block_files import BlockFiles
 from kvchat.kvstore.exchange import Contents, Manifest
-from kvchat.kvstore.housekeeping import Housekeeping
 from kvchat.kvstore.index import points, usage
 from kvchat.kvstore.index.index import IndexFailed, IndexLost, check_readable, reading
 from kvchat.kvstore.memory_files import MEMORY_FOLDER, NOTHING_STAGED, MemoryRoom, Staged
@@ -53,7 +52,7 @@ from kvchat.words.reasons import Reason, ReasonCode
 TITLE = N_("The memory of chats cannot be kept for now")
 
 
-class BlockStore(Restoring, Housekeeping):
+class BlockStore(Restoring):
     """Keeps KV states, every row of them once, and gives back what leaves the least of a prompt to prefill.
 
     Every method is synchronous and may block on disk: call it off the event loop (asyncio.to_thread). All are safe to

@@ -16,7 +16,6 @@ from kvchat.kvstore.audience import CHATS as CHATS_AUDIENCE
 from kvchat.kvstore.blocks.layout import CacheRows, Region, RowMap, Run
 from kvchat.kvstore.blocks.recipe import BlockUse, Recipe
 from kvchat.kvstore.index import points as index_points
-from kvchat.kvstore.index import recipes as index_recipes
 from kvchat.kvstore.index.token_tree import pack_tokens
 from kvchat.kvstore.savepoint import Miss, RestorePlan, SavePoint, Tokens
 from tests.kvstore.slot_files import FINGERPRINT
@@ -50,7 +49,7 @@ def fill(bench: Bench, chats: int, turn: Callable[[int, int], Tokens] = turn, bl
                 there = names[: blocks_each - TURNS + place + 1]
                 uses = tuple(BlockUse(b, 16_384, 0, 40 * n, 40, 0, 40 * n) for n, b in enumerate(there))
                 recipe = Recipe(10**6, ROW_MAP, uses)
-                index_recipes.store_recipe(db, int(point.id), recipe, dict.fromkeys(there, 16_384))
+                index_points.store_recipe(db, int(point.id), recipe, dict.fromkeys(there, 16_384))
 
 
 def prompts(chats: int) -> dict[str, Tokens]:

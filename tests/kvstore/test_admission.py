@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.kvstore.parts import GB, default_quota
-from kvchat.kvstore.savepoint import Bounds, NotSaved
+from kvchat.kvstore.savepoint import GB, Bounds, NotSaved, default_quota
 from kvchat.words.reasons import ReasonCode
 from tests.kvstore.true_files import Bench
 
