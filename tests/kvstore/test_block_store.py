@@ -14,10 +14,22 @@ import pytest
 from kvchat.errors import KvchatError
 from kvchat.kvstore.blocks import positioned
 from kvchat.kvstore.blocks.layout import with_masked_rows
-from kvchat.kvstore.savepoint import Bounds, Cancelled, Miss, RestorePlan, StagedFile, StoreRefused, Tier, Tokens
+from kvchat.kvstore.savepoint import (
+    GB,
+    Bounds,
+    Cancelled,
+    Miss,
+    NotSaved,
+    RestorePlan,
+    StagedFile,
+    StoreRefused,
+    Tier,
+    Tokens,
+    default_quota,
+)
 from kvchat.kvstore.store import KeptMemory, check_store
 from kvchat.words.reasons import Reason, ReasonCode
-from tests.kvstore.blocks.test_plan import made
+from tests.kvstore.blocks.test_layout import made
 from tests.kvstore.slot_files import FINGERPRINT, parse_bytes
 from tests.kvstore.slot_files import line as text
 from tests.kvstore.true_files import FULL, HYBRID, WINDOW, Bench, Model
@@ -421,3 +433,25 @@ def test_who_only_looks_says_why_no_store_can_be_had(bench: Bench, trouble: str)
         folder.touch()
     with pytest.raises(KvchatError):
         check_store(folder)
+
+
+def test_the_default_quota_grows_with_the_model_and_the_disk() -> None:
+    small, usual, large, chat = 64 * GB, 256 * GB, 4096 * GB, 4_300_000_000
+    assert [default_quota(disk) / GB for disk in (small, usual, large)] == [3.2, 20, 20]
+    assert [default_quota(disk, chat) / GB for disk in (small, usual, large)] == [3.2, 25.6, 43]
+    assert default_quota(large, 60 * GB) == 600 * GB
+    assert default_quota(large, 600 * GB) == round(0.2 * large), "a part of the disk at most"
+    assert default_quota(large, chat, kept_bytes=70 * GB) == 70 * GB, "a smaller model takes nothing away"
+
+
+def test_room_is_refused_at_the_floor_and_not_before(tmp_path: Path) -> None:
+    bench = Bench(tmp_path / "store", quota=100, free=200)
+    store = bench.store
+    store.bounds = Bounds(quota=100, free_floor=100)
+    store.require_room(100, 100)
+    with pytest.raises(NotSaved) as nearly_full:
+        store.require_room(100, 101)
+    with pytest.raises(NotSaved) as too_large:
+        store.require_room(101, 0)
+    codes = [one.value.reason.code for one in (nearly_full, too_large)]
+    assert codes == [ReasonCode.DISK_NEARLY_FULL, ReasonCode.OVER_LIMIT]

@@ -17,6 +17,7 @@ import pytest
 from kvchat.kvstore import disk
 from kvchat.kvstore.index.index import IndexFailed
 from kvchat.kvstore.savepoint import NotSaved, RestorePlan, StagedFile
+from tests.kvstore import mutating
 from tests.kvstore.slot_files import line as text
 from tests.kvstore.true_files import FULL, HYBRID, Bench, Model
 
@@ -195,3 +196,15 @@ def test_a_save_that_the_index_refuses_leaves_no_file(tmp_path: Path, monkeypatc
         bench.take("thesis", text(300))
     assert not list((tmp_path / "memory").glob("*/*"))
     assert bench.store.usage().save_points == 0
+
+
+def test_some_mutated_stores_are_no_worse_than_empty_ones() -> None:
+    seen = mutating.run(30, 11)
+    assert seen["restored"] > 10
+
+
+@pytest.mark.slow
+def test_hundreds_of_mutated_stores_are_no_worse_than_empty_ones() -> None:
+    """`packaging/soak` has as many as it is asked for."""
+    seen = mutating.run(400, 12)
+    assert seen["restored"] > 120
