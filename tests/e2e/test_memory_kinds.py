@@ -1,4 +1,7 @@
-"""Every kind of model memory comes back warm after a restart, as measured; pytest -s shows the table."""
+"""Every kind of model memory comes back warm after a restart: chats, prompts that begin alike, prepared documents.
+
+Also with another build of the engine on the same home. pytest -s shows the table that is measured.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +11,20 @@ from typing import Any
 
 import pytest
 
+from kvchat.chat.attachments import document_of_text
 from kvchat.chat.events import Notice
+from kvchat.chat.prepared.record import Prepared
 from kvchat.chat.record.messages import Message
 from kvchat.engine.speaking.wire import Sampling
 from kvchat.kvstore.memory_files import MEMORY_FOLDER
+from kvchat.kvstore.savepoint import common_prefix
 from kvchat.runtime import Runtime
 from kvchat.session.proof import Source
 from kvchat.words.reasons import Reason, ReasonCode
 from tests.e2e.home import Home, engine_arguments, notes
 from tests.e2e.restarts import GREEDY, SYSTEM, App, receipt
 from tests.models import tiny_model
+from tests.store_contents import StoreContents
 
 pytestmark = pytest.mark.e2e
 
@@ -26,6 +33,9 @@ SLIDING = ("gemma3", "gpt-oss", "cohere2", "olmo2", "gemma2", "exaone4")
 OTHERS = ("qwen35", "qwen3next", "lfm2", "mamba", "deepseek2")  # hybrids, recurrent, latent attention
 TELLING = ("gemma3", "cohere2", "gemma2", "exaone4")
 BY_LLAMA_SERVER = (*SLIDING, "qwen35", "mamba")  # an older engine than the embedded one, and another file format
+OLD, NEW = "llama-server", "embedded"  # b11434 and b11549
+QUESTION = "Which is the longest bridge?"
+DOCUMENT = document_of_text("river.md", "\n".join(f"{n}. The river bends at stone {n * 7 % 101}." for n in range(60)))
 WINDOWS = {"gpt-oss": 128, "gemma3": 1024, "lfm2": 0}  # as in published models; the others: see tiny_model
 
 
@@ -125,3 +135,126 @@ def measured(folder: Path, architecture: str, window: int | None, engine: str, t
 
 def share(step: dict[str, Any]) -> float:
     return float(step["cached_tokens"] / step["prompt_tokens"])
+
+
+@pytest.mark.parametrize(
+    ("architecture", "engine"), [("qwen35", "embedded"), ("mamba", "llama-server"), ("gemma3", "llama-server")]
+)
+async def test_the_third_chat_with_a_system_prompt_starts_warm(tmp_path: Path, architecture: str, engine: str) -> None:
+    """Where states cannot be cut, the second chat saves where the prompt ends."""
+    app = App(tmp_path / "home", tiny_model(architecture), engine)
+    replies = []
+    for question in ("Which is the longest bridge?", "And the shortest?", "How many notes are there?"):
+        chat = await app.new(SYSTEM)
+        replies.append(await app.once(lambda runtime, c=chat, q=question: runtime.chat.send(c, q, GREEDY)))
+    first, second, third = (receipt(reply) for reply in replies)
+    assert (first.source, second.source, third.source) == (Source.COLD, Source.COLD, Source.DISK)
+
+    saved = {point.conversation_id: point.tokens for point in StoreContents(tmp_path / "home").save_points()}
+    shared = common_prefix(saved[replies[1].conversation_id], saved[replies[2].conversation_id])
+    assert third.cached_tokens >= 0.98 * shared, (third, shared)
+    assert shared > 0.9 * third.prompt_tokens
+
+    # What the second chat read on the way to its save point was read, not cached.
+    assert second.cached_tokens == 0
+    assert second.prefill_ms <= second.ttft_ms
+
+    cold = App(tmp_path / "cold", tiny_model(architecture), engine)
+    chat = await cold.new(SYSTEM)
+    assert (await cold.once(lambda runtime: runtime.chat.send(chat, question, GREEDY))).content == replies[2].content
+
+
+async def test_the_same_document_in_another_chat_is_warm(tmp_path: Path, smollm2: Path) -> None:
+    app = App(tmp_path / "home", smollm2, "llama-server")
+    cold = App(tmp_path / "cold", smollm2, "llama-server")
+    replies = []
+    for app_used, question in (
+        (app, "How many bends?"),
+        (app, "Which stone is first?"),
+        (cold, "Which stone is first?"),
+    ):
+        chat = await app_used.new()
+        replies.append(
+            await app_used.once(
+                lambda runtime, c=chat, q=question: runtime.chat.send(c, q, GREEDY, attachments=(DOCUMENT,))
+            )
+        )
+    first, second, alone = (receipt(reply) for reply in replies)
+    assert (first.source, second.source, alone.source) == (Source.COLD, Source.DISK, Source.COLD)
+    assert second.cached_tokens >= 0.95 * second.prompt_tokens, second
+    assert replies[1].content == replies[2].content
+
+
+@pytest.mark.parametrize("architecture", ["llama", "deepseek2"])
+async def test_plain_attention_moves_between_builds(tmp_path: Path, architecture: str) -> None:
+    model = tiny_model(architecture)
+    old, new = App(tmp_path / "home", model, OLD), App(tmp_path / "home", model, NEW)
+    chat = await old.new(SYSTEM)
+    await old.once(lambda runtime: runtime.chat.send(chat, "Which is the longest bridge?", GREEDY))
+    second = await new.once(lambda runtime: runtime.chat.send(chat, "And the shortest?", GREEDY))
+    third = await old.once(lambda runtime: runtime.chat.send(chat, "Thank you.", GREEDY))  # from what the new one saved
+    again = await new.once(lambda runtime: runtime.chat.retry(chat, GREEDY))
+    for reply in (second, third, again):
+        assert receipt(reply).source is Source.DISK, receipt(reply)
+        assert receipt(reply).cached_tokens >= 0.98 * receipt(reply).prompt_tokens, receipt(reply)
+    assert again.content == third.content
+
+
+async def test_recurrent_state_stays_with_its_build(tmp_path: Path) -> None:
+    model = tiny_model("qwen35")
+    old, new = App(tmp_path / "home", model, OLD), App(tmp_path / "home", model, NEW)
+    chat = await old.new(SYSTEM)
+    await old.once(lambda runtime: runtime.chat.send(chat, "Which is the longest bridge?", GREEDY))
+    second = receipt(await new.once(lambda runtime: runtime.chat.send(chat, "And the shortest?", GREEDY)))
+    assert (second.source, second.cached_tokens) == (Source.COLD, 0)
+    assert second.miss_reason == Reason(ReasonCode.OTHER_SETTINGS, {"settings": (Reason(ReasonCode.BUILD),)})
+    back = receipt(await old.once(lambda runtime: runtime.chat.retry(chat, GREEDY)))
+    assert back.source is Source.DISK
+
+
+async def prepare(app: App, folder: Path, *, read: bool = True) -> Prepared:
+    async with app.opened() as runtime:
+        made = await runtime.chat.library.add([folder], "Bridges")
+        return await runtime.chat.library.read(made) if read else made
+
+
+async def asked(app: App, one: Prepared) -> tuple[str, int, int, Source]:
+    """A first question in a new chat after a restart: the reply, tokens cached and in all, and where from."""
+
+    async def ask(runtime: Runtime) -> object:
+        chat = await runtime.chat.library.begin(one)
+        return await runtime.chat.send(chat.id, QUESTION, GREEDY)
+
+    reply = await app.once(ask)
+    told = receipt(reply)
+    return reply.content, told.cached_tokens, told.prompt_tokens, told.source
+
+
+@pytest.mark.parametrize(
+    ("architecture", "window"), [("llama", None), ("gemma3", 1024), ("gemma3", 64), ("qwen35", None)]
+)
+async def test_a_first_question_after_a_restart_is_warm_and_answered_as_a_cold_engine_does(
+    tmp_path: Path, architecture: str, window: int | None
+) -> None:
+    folder = tmp_path / "bridges"
+    folder.mkdir()
+    (folder / "a.md").write_text(notes(60))
+    (folder / "b.md").write_text(notes(60, start=60))
+    model = tiny_model(architecture, window, heeds=True)
+    app, cold = App(tmp_path / "home", model, "embedded"), App(tmp_path / "cold", model, "embedded")
+    one = await prepare(app, folder)
+    said, cached, prompt, source = await asked(app, one)
+    assert source is Source.DISK
+    assert one.tokens - 1 <= cached < prompt
+    assert cached >= 0.98 * one.tokens
+    unread = await prepare(cold, folder, read=False)
+    told, _, again, from_where = await asked(cold, unread)
+    assert from_where is Source.COLD
+    assert (told, again) == (said, prompt)
+
+    (folder / "b.md").write_text(notes(60, start=300))
+    async with app.opened() as runtime:
+        now = await runtime.chat.library.read(one)
+    _, cached, _, source = await asked(app, now)
+    assert source is Source.DISK
+    assert cached >= now.tokens - 1
