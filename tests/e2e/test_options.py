@@ -1,4 +1,7 @@
-"""Options and models with the real engine: replies that follow a schema, no loops by default, a model's chat warm."""
+"""Options and limits with the real engine: replies that follow a schema, no loops, a model's chat warm, a full context.
+
+What does not fit the context is refused in words, then dropped or summarised, never cut silently.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.chat.events import Event, TurnFailed
+from kvchat.chat.context import SUMMARY_REQUEST, NothingToDrop
+from kvchat.chat.events import Event, Notice, TurnFailed
 from kvchat.chat.options import BadOptions, ChatOptions, FormatRefused
+from kvchat.chat.record.messages import Role
 from kvchat.engine.speaking.wire import Sampling
+from kvchat.session.exchange import PromptTooLong
 from kvchat.session.proof import Source
 from tests.e2e.restarts import settings
 from tests.models import tiny_model
@@ -24,6 +30,7 @@ QUESTIONS = (
     "Explain why the sky is blue.",
     "Give me tips for learning to play the guitar.",
 )
+SHORT = Sampling(max_tokens=12, temperature=0.0)
 SCHEMA = {"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"]}
 WORDS = "The river runs past the old garden wall and the heron stands there all morning. " * 10
 
@@ -69,16 +76,60 @@ async def test_the_starter_does_not_loop_formats_are_followed_and_a_chat_comes_b
         assert reply is not None
         assert reply.content == "gull"
 
-        short = Sampling(max_tokens=8, temperature=0.0)
         first = (await chat.new_conversation()).id
-        assert await chat.send(first, WORDS, short)
+        assert await chat.send(first, WORDS, SHORT)
         await chat.idle()
         second = (await chat.new_conversation()).id
         await chat.use_model(second, str(tiny_model("llama")))
-        assert await chat.send(second, "Hello", short)
+        assert await chat.send(second, "Hello", SHORT)
         await chat.idle()
-        reply = await chat.send(first, "And then?", short)
+        reply = await chat.send(first, "And then?", SHORT)
         assert reply is not None
         assert reply.receipt is not None
         assert reply.receipt.source in (Source.WARM, Source.DISK)
         assert reply.receipt.cached_tokens > 150
+
+
+async def test_a_full_context_is_refused_then_dropped_or_summarised(tmp_path: Path, smollm2: Path) -> None:
+    async with opened(tmp_path, settings(smollm2, "llama-server", context_size=1024)) as runtime:
+        chat, told = runtime.chat, list[Event]()
+        runtime.events.subscribe(told.append)
+        conversation = (await chat.new_conversation("You are terse.")).id
+        for number in range(4):
+            assert await chat.send(conversation, f"{number}. {WORDS}", SHORT)
+        with pytest.raises(NothingToDrop):
+            await chat.context.drop_middle((await chat.new_conversation()).id)
+        use = await chat.context.use(conversation, WORDS)
+        assert use is not None
+        assert use.tight
+        assert await chat.send(conversation, WORDS * 2, SHORT) is None
+        assert isinstance([e for e in told if isinstance(e, TurnFailed)][-1].error, PromptTooLong)
+
+        before = await chat.messages(conversation)
+        left_out = await chat.context.drop_middle(conversation)
+        after = await chat.messages(conversation)
+        assert len(after) == len(before) - left_out
+        assert after[0] == before[0]
+        assert [m.content for m in after[1:]] == [m.content for m in before[-len(after) + 1 :]]
+        answered = await chat.retry(conversation, SHORT)
+        assert answered is not None
+        assert answered.receipt is not None
+        whole = await chat.context.use(conversation)
+        assert whole is not None
+        assert whole.used >= answered.receipt.prompt_tokens  # the reply's own tokens beside it
+
+        await chat.send(conversation, "And the heron?", SHORT)
+        await chat.idle()
+        stands_for = await chat.context.summarise(conversation)
+        summed = await chat.messages(conversation)
+        assert stands_for >= 2
+        assert [m.role for m in summed[:3]] == [Role.SYSTEM, Role.USER, Role.ASSISTANT]
+        assert summed[1].content == SUMMARY_REQUEST
+        assert summed[2].content
+        assert summed[-1].content == (await chat.messages(conversation))[-1].content
+        shorter = await chat.context.use(conversation)
+        assert shorter is not None
+        assert shorter.used < whole.used
+        filler = " river" * (shorter.limit - shorter.used - 60)
+        assert await chat.send(conversation, f"Tell me a long story.{filler}", Sampling(grammar="root ::= [a-z ]{900}"))
+        assert any("cut off" in e.title and e.conversation_id == conversation for e in told if isinstance(e, Notice))
