@@ -132,15 +132,6 @@ async def test_enter_sends_and_shift_enter_makes_a_line(
     assert window.composer.draft == ""
 
 
-async def test_send_button_is_off_without_text(runtime: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
-    assert not window.composer.button.isEnabled()
-    qtbot.keyClicks(window.composer.editor, "   ")
-    assert not window.composer.button.isEnabled()
-    qtbot.keyClicks(window.composer.editor, "x")
-    assert window.composer.button.isEnabled()
-    assert window.composer.button.accessibleName() == "Send"
-
-
 async def test_composer_grows_to_eight_lines(runtime: FakeRuntime, window: MainWindow) -> None:
     editor = window.composer.editor
     heights = []
@@ -163,8 +154,13 @@ async def test_composer_is_as_high_as_its_words_need_in_another_width(window: Ma
 
 
 async def test_first_message_begins_a_conversation(runtime: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
-    qtbot.keyClicks(window.composer.editor, "Hello")
-    qtbot.mouseClick(window.composer.button, Qt.MouseButton.LeftButton)
+    composer = window.composer
+    assert not composer.button.isEnabled()
+    qtbot.keyClicks(composer.editor, "   ")
+    assert not composer.button.isEnabled()
+    qtbot.keyClicks(composer.editor, "Hello")
+    assert (composer.button.isEnabled(), composer.button.accessibleName()) == (True, "Send")
+    qtbot.mouseClick(composer.button, Qt.MouseButton.LeftButton)
     await until(lambda: titles(window) == ["Hello"])
     assert runtime.chat.calls[-1] == ("send", window.chat.current, "Hello")
     assert window.header.title.whole == "Hello"
@@ -511,7 +507,7 @@ async def test_engine_coming_back_says_what_happened(furnished: FakeRuntime, win
     assert not window.engine_card.restart.isVisible()
 
 
-async def test_errors_and_notices_go_through_one_door(furnished: FakeRuntime, window: MainWindow) -> None:
+async def test_errors_notices_and_bugs_are_shown_in_one_place(furnished: FakeRuntime, window: MainWindow) -> None:
     furnished.refuse = KvchatError("Cannot restart", "No model.", "Choose one.")
     window.header.requested.emit("restart-engine")
     await until(lambda: len(window.notices.on_show) == 1)
@@ -521,9 +517,6 @@ async def test_errors_and_notices_go_through_one_door(furnished: FakeRuntime, wi
     assert len(window.notices.on_show) == 2
     window.notices.on_show[0].close_button.click()
     assert [notice.words[0] for notice in window.notices.on_show] == ["Disk nearly full"]
-
-
-async def test_a_bug_becomes_a_report_to_copy(furnished: FakeRuntime, window: MainWindow) -> None:
     furnished.refuse = ZeroDivisionError("by zero")  # type: ignore[assignment]
     window.header.requested.emit("restart-engine")
     await until(lambda: window.notices.report is not None)

@@ -246,13 +246,6 @@ async def test_a_pin_makes_the_plan_anew(furnished: FakeRuntime, window: MainWin
     assert {one.conversation_id for one in panel.prune.plan.conversations} == {"b"}
 
 
-async def test_says_that_what_is_pinned_stays(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
-    furnished.keep(ConversationUsage("b", 900_000_000, 9, datetime.now(UTC), 900_000_000, pinned=True))
-    panel = await opened(window)
-    await slid(panel, qtbot, 0.1)
-    assert "It cannot go below 900 MB: what is always kept stays" in panel.prune.preview.text()
-
-
 async def test_delete_all_asks_first(furnished: FakeRuntime, window: MainWindow, qtbot: QtBot) -> None:
     panel = await opened(window)
     qtbot.mouseClick(panel.delete_all, LEFT)
