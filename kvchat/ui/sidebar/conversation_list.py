@@ -246,7 +246,6 @@ class ConversationDelegate(ItemDelegate):
             taken = self.look.px(_MENU)
         else:
             taken = self._paint_badges(painter, option, row)
-            taken += self._paint_wait(painter, option, taken, row)
         painter.setFont(option.font)
         painter.setPen(QColor(self.look.theme.text))
         write(painter, option, option.rect.adjusted(self.look.px(30), 0, -10 - taken, 0), one_line(row.title))
@@ -266,25 +265,18 @@ class ConversationDelegate(ItemDelegate):
         editor.setGeometry(sided(option, option.rect.adjusted(self.look.px(26), 2, -2, -2)))
 
     def _paint_badges(self, painter: QPainter, option: QStyleOptionViewItem, row: Row) -> int:
-        """Draw the badges at the row's end; return their width in pixels."""
-        side, rect = self.look.px(_BADGE), option.rect
-        for number, (name, _words) in enumerate(row.badges):
-            left = rect.right() - 8 - (number + 1) * side
-            box = QRect(left, rect.center().y() - side // 2 + 1, side, side)
-            icon(name, self.look.theme.muted).paint(painter, sided(option, box))
-        return len(row.badges) * side
-
-    def _paint_wait(self, painter: QPainter, option: QStyleOptionViewItem, taken: int, row: Row) -> int:
-        """Draw a clock before what is taken of the row's end, if its reply takes a while; returns its width.
+        """Draw the badges at the row's end, and a clock if its reply takes a while; return their width in pixels.
 
         Not the time itself: beside a chat that reads as its age. The tip has it.
         """
-        if not row.forecast or not row.forecast.noticeable:
-            return 0
         side, rect = self.look.px(_BADGE), option.rect
-        box = QRect(rect.right() - 8 - taken - side, rect.center().y() - side // 2 + 1, side, side)
-        icon("clock", self.look.theme.muted).paint(painter, sided(option, box))
-        return side
+        names = [name for name, _words in row.badges]
+        if row.forecast and row.forecast.noticeable:
+            names.append("clock")
+        for number, name in enumerate(names, 1):
+            box = QRect(rect.right() - 8 - number * side, rect.center().y() - side // 2 + 1, side, side)
+            icon(name, self.look.theme.muted).paint(painter, sided(option, box))
+        return len(names) * side
 
     def _paint_dot(self, painter: QPainter, option: QStyleOptionViewItem, row: Row) -> None:
         """Draw full: in a slot; with a core: in memory; half: on disk; empty: must be read, or not known yet."""
