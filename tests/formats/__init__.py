@@ -42,7 +42,7 @@ CHAT_ROWS = {
         INSERT INTO removed (id, conversation_id, removed_at, leaf_id, title, rows)
             VALUES ('away', 'c', 2.0, 'r', 'Herons', '{{"messages": [], "attachments": []}}');
         INSERT INTO prepared (id, name, paths, sources, texts, created_at) VALUES ('d', 'docs', '[]', '[]', '[]', 1.0)
-    """,
+    """
 }
 # Two turns that share rows, and one file of unknown layout.
 INDEX_ROWS = {
@@ -60,7 +60,7 @@ INDEX_ROWS = {
             created_at, last_used_at, row_map, seal, link_id) VALUES (1, 1, 1, 1, 1, 5100, 0, 0, 0, x'', x'', 2),
             (2, 2, 1, 1, 1, 5100, 0, 0, 0, x'', x'', 3), (3, 2, 1, 1, 1, 70, 0, 0, 0, x'', x'', 4);
         INSERT INTO held VALUES (1, 1, 1), (2, 1, 1), (1, 2, 1), (3, 2, 1), (4, 2, 1)
-    """,
+    """
 }
 
 

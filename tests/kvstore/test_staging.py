@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from io import FileIO
 from pathlib import Path
 
@@ -83,25 +83,12 @@ def test_what_an_engine_may_be_reading_is_not_deleted_for_room(tmp_path: Path) -
     assert bench.read(second) == FULL.slot_file(text(300, start=1001))
 
 
-@dataclass
-class Room:
-    free: int
-
-    def __call__(self, held: int) -> int:
-        return held + self.free
-
-
 def test_it_looks_at_what_is_free_now(tmp_path: Path) -> None:
-    room = Room(10**9)
-    bench = Bench(tmp_path / "store")
-    bench.store.close()
-    bench.store = BlockStore(
-        bench.folder, Bounds(10**9, 0), room, sync=False, memory_folder=bench.folder.parent / "memory"
-    )
-    bench.slots = bench.store.staging_folder()
+    free = 10**9
+    bench = Bench(tmp_path / "store", memory=lambda held: held + free)
     bench.save("one", text(300))
     assert bench.store.usage().warm_bytes >= SIZE
-    room.free = -1  # another program needs it
+    free = -1  # another program needs it
     bench.save("two", text(300, start=1001))
     assert bench.store.usage().warm_bytes == 0
     assert "too little memory is free" in bench.store.usage().staged

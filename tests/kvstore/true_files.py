@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvchat.kvstore import disk
+from kvchat.kvstore.memory_files import MemoryRoom
 from kvchat.kvstore.savepoint import Bounds, Fingerprint, Grown, Miss, RestorePlan, SavePoint, StagedFile, Tokens
 from kvchat.kvstore.store import BlockStore
 from kvchat.words.reasons import Reason, ReasonCode
@@ -112,7 +113,7 @@ class Bench:
     folder: Path
     model: Model = FULL
     quota: int = 1_000_000_000
-    memory: int = 0  # budget of the warm tier
+    memory: int | MemoryRoom = 0  # budget of the warm tier
     sliding: int = 0  # tokens of the model's window, said when a file is taken
     free: int = 10_000_000_000
     clock: Clock = field(default_factory=Clock)
