@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from kvchat.kvstore.audience import imported
@@ -12,11 +10,6 @@ from tests.kvstore.slot_files import line as text
 from tests.kvstore.true_files import Bench
 
 AGENT, EDITOR, DOCUMENTS = "program/claude-cli", "program/zed", "prepared:3f2a"
-
-
-@pytest.fixture
-def bench(tmp_path: Path) -> Bench:
-    return Bench(tmp_path / "store")
 
 
 def reused(bench: Bench, by: str) -> int:

@@ -35,11 +35,6 @@ from tests.kvstore.slot_files import line as text
 from tests.kvstore.true_files import FULL, HYBRID, WINDOW, Bench, Model
 
 
-@pytest.fixture
-def bench(tmp_path: Path) -> Bench:
-    return Bench(tmp_path / "store")
-
-
 def plan_of(result: RestorePlan | Miss) -> RestorePlan:
     assert isinstance(result, RestorePlan), result
     return result

@@ -58,8 +58,7 @@ def test_what_is_measured_among_many_chats_is_found_there() -> None:
 
 
 @pytest.mark.slow
-def test_a_lookup_and_the_panel_are_quick_among_100_000_blocks(tmp_path: Path) -> None:
-    bench = Bench(tmp_path / "store")
+def test_a_lookup_and_the_panel_are_quick_among_100_000_blocks(bench: Bench) -> None:
     system = tuple(range(1, 1801))
 
     def turn(number: int, place: int) -> Tokens:

@@ -98,8 +98,7 @@ def test_a_prompt_too_large_for_programs_is_not_kept(bench: Bench) -> None:
         bench.take(AGENT, text(300))
 
 
-def test_a_start_does_not_take_programs_for_strangers(tmp_path: Path) -> None:
-    bench = Bench(tmp_path / "store")
+def test_a_start_does_not_take_programs_for_strangers(tmp_path: Path, bench: Bench) -> None:
     bench.save(AGENT, text(300), message="request 1")
     bench.save("gone", text(300, 1000), message="of nobody")
     with closing(Database(tmp_path / "chats.db")) as database:
@@ -115,8 +114,3 @@ def test_a_program_can_be_deleted_and_takes_nothing_of_others_with_it(bench: Ben
     assert left(bench) == {EDITOR: 1}
     whole = bench.restored((*text(300), *text(210, 1000)), conversation=EDITOR)
     assert whole == FULL.slot_file(text(300) + text(200, 1000))
-
-
-@pytest.fixture
-def bench(tmp_path: Path) -> Bench:
-    return Bench(tmp_path / "store")

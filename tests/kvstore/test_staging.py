@@ -132,9 +132,8 @@ def test_what_a_program_goes_on_from_is_warm_before_it_asks(tmp_path: Path, owne
     assert bench.restored(text(310), conversation=owner) == FULL.slot_file(text(300))
 
 
-def test_a_next_turn_is_not_refused_for_what_is_kept_already(tmp_path: Path) -> None:
+def test_a_next_turn_is_not_refused_for_what_is_kept_already(bench: Bench) -> None:
     """On a disk with room for the engine's file and what is new, and not for the file twice."""
-    bench = Bench(tmp_path / "store")
     bench.save("thesis", text(2000))
     size = len(FULL.slot_file(text(2100)))
     bench.free = size * 5 // 4

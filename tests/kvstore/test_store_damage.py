@@ -136,8 +136,7 @@ def test_a_thousand_mutated_stores_never_give_wrong_bytes(quick_folder: Path) ->
     assert told == MUTATIONS
 
 
-def test_a_bad_block_is_deleted_with_everything_that_needs_it(tmp_path: Path) -> None:
-    bench = Bench(tmp_path / "store")
+def test_a_bad_block_is_deleted_with_everything_that_needs_it(bench: Bench) -> None:
     bench.save("thesis", text(300))
     bench.save("letter", text(280) + text(20, start=900))
     bench.save("recipe", text(300, start=5000))
@@ -155,8 +154,7 @@ def test_a_bad_block_is_deleted_with_everything_that_needs_it(tmp_path: Path) ->
     assert bench.restored(text(310)) == FULL.slot_file(text(300))
 
 
-def test_verifying_puts_wrong_sums_right(tmp_path: Path) -> None:
-    bench = Bench(tmp_path / "store")
+def test_verifying_puts_wrong_sums_right(bench: Bench) -> None:
     bench.save("thesis", text(300))
     bench.save("letter", text(280) + text(20, start=900))
     before = bench.store.usage()

@@ -66,8 +66,7 @@ def test_an_index_goes_on_when_somebody_empties_the_cache(tmp_path: Path) -> Non
     index.close()
 
 
-def test_who_looks_something_up_waits_for_nobody_who_writes(tmp_path: Path) -> None:
-    bench = Bench(tmp_path / "store")
+def test_who_looks_something_up_waits_for_nobody_who_writes(bench: Bench) -> None:
     bench.save("thesis", tuple(range(1, 300)))
     with bench.store.index.write(), ThreadPoolExecutor() as pool:
         plan = pool.submit(bench.find, tuple(range(1, 320))).result()
@@ -81,8 +80,7 @@ def test_who_looks_something_up_waits_for_nobody_who_writes(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("damage", ["block", "recipe"])
-def test_what_a_restore_finds_bad_is_taken_out_of_use_and_told(tmp_path: Path, damage: str) -> None:
-    bench = Bench(tmp_path / "store")
+def test_what_a_restore_finds_bad_is_taken_out_of_use_and_told(bench: Bench, damage: str) -> None:
     point = bench.save("thesis", tuple(range(1, 300)))
     bench.reopen()
     if damage == "block":
@@ -102,8 +100,7 @@ def test_what_a_restore_finds_bad_is_taken_out_of_use_and_told(tmp_path: Path, d
     assert bench.store.verify().clean
 
 
-def test_an_index_that_was_taken_away_is_told_like_a_damaged_one(tmp_path: Path) -> None:
-    bench = Bench(tmp_path / "store")
+def test_an_index_that_was_taken_away_is_told_like_a_damaged_one(bench: Bench) -> None:
     nothing = bench.find(tuple(range(1, 300)))
     assert isinstance(nothing, Miss)
     assert nothing.reason == Reason(ReasonCode.NOTHING_SAVED), "a new folder has lost nothing"
@@ -121,8 +118,7 @@ def test_an_index_that_was_taken_away_is_told_like_a_damaged_one(tmp_path: Path)
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_an_index_with_scribbles_is_begun_anew_and_that_is_told_once(tmp_path: Path, seed: int) -> None:
-    bench = Bench(tmp_path / "store")
+def test_an_index_with_scribbles_is_begun_anew_and_that_is_told_once(bench: Bench, seed: int) -> None:
     for length in (100, 300, 700, 900):
         bench.save("thesis", tuple(range(1, length)))
     bench.store.close()
@@ -163,8 +159,7 @@ BIG_TABLES = ("save_points", "nodes", "blocks", "links", "held", "holdings", "lo
 NO_SCANS = ("blocks_unused", "save_points_staged", "save_points_by_use")  # of few, or of the first row
 
 
-def test_nothing_between_a_question_and_its_answer_goes_through_a_whole_table(tmp_path: Path) -> None:
-    bench = Bench(tmp_path / "store")
+def test_nothing_between_a_question_and_its_answer_goes_through_a_whole_table(bench: Bench) -> None:
     for number in range(3):
         bench.save("thesis", tuple(range(1, 300 + 100 * number)), message=f"{number}")
     bench.save("letter", (*range(1, 200), *range(900, 999)))
@@ -213,8 +208,7 @@ def test_what_deleted_save_points_took_is_given_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("stored", ["its memory was set aside: a block was damaged", '{"code": "newer", "places": {}}'])
-def test_a_loss_in_another_versions_words_is_told_without_them(tmp_path: Path, stored: str) -> None:
-    bench = Bench(tmp_path / "store")
+def test_a_loss_in_another_versions_words_is_told_without_them(bench: Bench, stored: str) -> None:
     bench.store.set_aside(bench.save("thesis", tuple(range(1, 400))), Reason(ReasonCode.FAILED_OVER_USE))
     with bench.store.index.write() as db:
         db.execute("UPDATE losses SET reason = ?", (stored,))
