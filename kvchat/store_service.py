@@ -20,7 +20,7 @@ from kvchat.session.restore_cost import ReadingSpeed
 from kvchat.settings import Settings
 from kvchat.system.files import in_time, is_folder
 from kvchat.system.paths import Paths
-from kvchat.words.language import _, mark, several
+from kvchat.words.language import N_, _, mark, several
 from kvchat.words.wording import size as size_in_words
 from kvchat.words.wording import tokens_short
 
@@ -62,16 +62,10 @@ def chats_in_words(quota: int, chat_bytes: int) -> str:
         return ""
     chats, tokens = quota // chat_bytes, tokens_short(LONG_CHAT)
     if chats < 1:
-        return _(
-            "holds no chat of {tokens} tokens with this model: one takes {size}",
-            tokens=tokens,
-            size=size_in_words(chat_bytes),
-        )
-    return _(
-        "holds about {chats} of {tokens} tokens with this model",
-        chats=several(chats, "{count} chat", "{count} chats"),
-        tokens=tokens,
-    )
+        none = N_("holds no chat of {tokens} tokens with this model: one takes {size}")
+        return _(none, tokens=tokens, size=size_in_words(chat_bytes))
+    count = several(chats, "{count} chat", "{count} chats")
+    return _("holds about {chats} of {tokens} tokens with this model", chats=count, tokens=tokens)
 
 
 def limit_in_words(paths: Paths, settings: Settings) -> str:

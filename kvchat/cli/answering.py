@@ -64,31 +64,10 @@ class NoModelForCommand(KvchatError):
         )
 
 
-class EngineRuns(KvchatError):
-    """An engine was named, and kvchat runs with another."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            _("kvchat is running with its own engine"),
-            "",
-            _("Leave --engine out, choose the engine in its settings, or quit it first."),
-        )
-
-
-class GatewayElsewhere(KvchatError):
-    """Another kvchat has the data, and its API server."""
-
-    def __init__(self, name: str, pid: int) -> None:
-        super().__init__(
-            _("kvchat is running"),
-            _("{name} (process {pid}) has the engine; the model is not loaded a second time.", name=name, pid=pid),
-            _("Switch the API server on in its settings, or quit it first."),
-        )
-
-
 async def opened_runtime(commands: Commands, options: EngineOptions) -> Runtime:
     if commands.is_open and options.engine:
-        raise EngineRuns
+        advice = _("Leave --engine out, choose the engine in its settings, or quit it first.")
+        raise KvchatError(_("kvchat is running with its own engine"), "", advice)
     return await commands.runtime(await _chosen_settings(commands, options))
 
 
@@ -131,7 +110,12 @@ async def serve(options: ServeOptions, commands: Commands) -> int:
     from kvchat.gateway.keys import read_key_file
 
     if not commands.is_own:
-        raise GatewayElsewhere(commands.name, os.getpid())
+        sentence = N_("{name} (process {pid}) has the engine; the model is not loaded a second time.")
+        raise KvchatError(
+            _("kvchat is running"),
+            _(sentence, name=commands.name, pid=os.getpid()),
+            _("Switch the API server on in its settings, or quit it first."),
+        )
     commands.lasts = True
     keys = await asyncio.to_thread(read_key_file, options.key_file) if options.key_file else None
     settings = await _chosen_settings(commands, options)
@@ -281,17 +265,14 @@ async def _conversation(runtime: Runtime, options: AskOptions) -> str | NewChat:
 async def _begun_on(runtime: Runtime, name: str) -> NewChat:
     """Begin a chat on prepared documents; says so first if they have to be read again."""
     library = runtime.chat.library
-    one = await library.named(name)
+    prepared = await library.named(name)
     usage = () if runtime.save_points.problem else (await runtime.save_points.usage()).conversations
-    for standing in await library.standings(await runtime.engine.states_now(), usage):
-        if standing.prepared.id == one.id and standing.why_not:
-            told, why = calm(name), standing.why_not
-            words = _("“{name}” is read first: {why}", name=told, why=why)
-            if standing.time:
-                time = roughly(standing.time)
-                words = _("“{name}” is read first in {time}: {why}", name=told, time=time, why=why)
-            remark(words)
-    return library.new_chat(one)
+    (standing,) = await library.standings(await runtime.engine.states_now(), usage, only=prepared)
+    if why := standing.why_not:
+        told, time = calm(name), roughly(standing.time) if standing.time else ""
+        words = _("“{name}” is read first: {why}", name=told, why=why)
+        remark(_("“{name}” is read first in {time}: {why}", name=told, time=time, why=why) if time else words)
+    return library.new_chat(prepared)
 
 
 async def ask(options: AskOptions, commands: Commands) -> int:

@@ -33,7 +33,7 @@ from kvchat.transfer.backup import finish_restore, lay_ready, make_backup, write
 from kvchat.transfer.exporting import ExportForm, export_file, write_export
 from kvchat.transfer.memory_file import export_with_memory
 from kvchat.transfer.repair import repair
-from kvchat.words.language import _, mark, number, several
+from kvchat.words.language import N_, _, mark, number, several
 from kvchat.words.safe_text import calm
 from kvchat.words.wording import one_line, size, timestamp
 
@@ -71,8 +71,8 @@ def show_all(options: JsonOptions) -> int:
     return 0
 
 
-def _row(one: Conversation) -> tuple[str, ...]:
-    return one.id[:SHOWN], timestamp(one.updated_at), one_line(calm(one.title)), calm(one.folder or "")
+def _row(chat: Conversation) -> tuple[str, ...]:
+    return chat.id[:SHOWN], timestamp(chat.updated_at), one_line(calm(chat.title)), calm(chat.folder or "")
 
 
 def show_one(options: OneChat) -> int:
@@ -101,11 +101,9 @@ async def delete(options: SomeChats, commands: Commands) -> int:
     meant = [named_chat(known, name) for name in options.chats]
     await runtime.chat.organiser.delete([chat.id for chat in meant])
     days = runtime.settings.keep_deleted_days
-    kept = (
-        _("for {keep_deleted_days} among", keep_deleted_days=several(days, "{count} day", "{count} days"))
-        if days
-        else _("no longer in")
-    )
+    kept = _("no longer in")
+    if days:
+        kept = _("for {keep_deleted_days} among", keep_deleted_days=several(days, "{count} day", "{count} days"))
     count = several(len(meant), "{count} chat", "{count} chats")
     words = _("{count} deleted; {kept} the recently deleted of the window.", count=count, kept=kept)
     show(options.as_json, {"chats": meant}, [words])
@@ -154,27 +152,16 @@ def export(options: ExportOptions) -> int:
 
 def _export_with_memory(paths: Paths, options: ExportOptions) -> int:
     if not options.chat_id or options.form or options.target == STANDARD_STREAM:
-        raise NotThatWay(
-            _("A chat with its memory goes alone, into a file of its own form"),
-            "",
-            _("Name the chat with --chat, and leave --form out."),
-        )
+        title = _("A chat with its memory goes alone, into a file of its own form")
+        raise NotThatWay(title, "", _("Name the chat with --chat, and leave --form out."))
     passphrase = read_passphrase(options.passphrase_file)
     with _database(paths) as database:
         chat = named_chat(database.conversations(), options.chat_id)
-        telling = partial(show_progress, _("Exporting:"))
-        written = export_with_memory(
-            database, KeptMemory(paths.save_points), chat.id, options.target, passphrase, telling
-        )
+        store, tell = KeptMemory(paths.save_points), partial(show_progress, _("Exporting:"))
+        written = export_with_memory(database, store, chat.id, options.target, passphrase, tell)
     sealed = _("sealed with the passphrase") if passphrase else _("readable by anyone who has the file")
-    say(
-        _(
-            "exported 1 chat with its memory, {written}, to {target}; {sealed}",
-            written=size(written),
-            target=options.target,
-            sealed=sealed,
-        )
-    )
+    sentence = N_("exported 1 chat with its memory, {written}, to {target}; {sealed}")
+    say(_(sentence, written=size(written), target=options.target, sealed=sealed))
     return 0
 
 
@@ -184,13 +171,8 @@ async def take_in(options: ImportOptions, commands: Commands) -> int:
     report = await transfer.take_in(options.files, lambda done, total: None, options.passphrase, start=True)
     for problem in report.problems:
         remark(str(problem))
-    say(
-        _(
-            "imported {count}, {known} were here already",
-            count=several(len(report.imported), "{count} chat", "{count} chats"),
-            known=number(report.known),
-        )
-    )
+    count = several(len(report.imported), "{count} chat", "{count} chats")
+    say(_("imported {count}, {known} were here already", count=count, known=number(report.known)))
     for words in report.told:
         say(words)
     return 1 if report.problems else 0
@@ -203,14 +185,9 @@ def backup(options: BackupOptions) -> int:
             write_backup(paths, sys.stdout.buffer)
             return 0
         facts = make_backup(paths, options.target)
-    say(
-        _(
-            "backed up {conversations}, {size}, to {target}",
-            conversations=several(facts.conversations, "{count} chat", "{count} chats"),
-            size=size(facts.size),
-            target=options.target,
-        )
-    )
+    count = several(facts.conversations, "{count} chat", "{count} chats")
+    sentence = N_("backed up {conversations}, {size}, to {target}")
+    say(_(sentence, conversations=count, size=size(facts.size), target=options.target))
     return 0
 
 

@@ -155,7 +155,19 @@ def collect(paths: Paths, settings: Settings) -> DoctorReport:
     """Look at everything. Blocks for a second or so: the engine is asked for its version and devices."""
     engine, memory = _look_at_engine(settings)
     model, context = _look_at_model(settings, memory, LoadLimits(paths.load_limits), engine.build)
+    restoring = None
+    if (
+        model.usable
+        and model.path
+        and (newest := newest_finding(paths.restore_findings, model_identity(Path(model.path))))
+    ):
+        # Of whatever engine build: one that does not run cannot always tell its own.
+        restoring = RestoreReport(newest[0].strategy.value, newest[0].words, newest[1])
     problem = no_display.find_problem()
+    problems = {"save points": store_problem(paths)}
+    folders = [(name, getattr(paths, name.replace(" ", "_"))) for name in FOLDERS]
+    store = paths.save_points  # made at the first start; before that the disk of a folder above counts
+    existing = next((folder for folder in (store, *store.parents) if is_folder(folder)), Path(store.anchor))
     return DoctorReport(
         version=__version__,
         python=platform.python_version(),
@@ -163,18 +175,20 @@ def collect(paths: Paths, settings: Settings) -> DoctorReport:
         engine=engine,
         model=model,
         context=context,
-        restoring=_look_at_restoring(paths, model),
+        restoring=restoring,
         memory=memory,
         display=Finding(Presence.MISSING, problem.detail)
         if problem
         else Finding(Presence.AVAILABLE, "a window can open"),
         tray=find_tray(),
         keyring=find_keyring(),
-        free_disk_bytes=shutil.disk_usage(_nearest_existing(paths.save_points)).free,
+        free_disk_bytes=shutil.disk_usage(existing).free,
         free_floor_bytes=settings.free_floor_bytes,
         quota=limit_in_words(paths, settings),
         staging=staged_where(MEMORY_FOLDER, staging_room(0)),
-        directories=_folders(paths, settings),
+        directories=tuple(
+            FolderReport(name, str(path), is_folder(path), problems.get(name, "")) for name, path in folders
+        ),
     )
 
 
@@ -212,26 +226,6 @@ def _look_at_model(
     what = facts.name, facts.architecture, facts.quantisation, facts.size, facts.trained_context
     row = kv_bytes_per_token(facts.kv, settings.kv_type, settings.kv_type)
     return ModelReport(str(facts.path), True, *what, row), context
-
-
-def _look_at_restoring(paths: Paths, model: ModelReport) -> RestoreReport | None:
-    """Report the newest finding, whatever the engine build: one that does not run cannot always tell its own."""
-    if not model.usable or model.path is None:
-        return None
-    if (newest := newest_finding(paths.restore_findings, model_identity(Path(model.path)))) is None:
-        return None
-    finding, build = newest
-    return RestoreReport(finding.strategy.value, finding.words, build)
-
-
-def _nearest_existing(path: Path) -> Path:
-    return next((folder for folder in (path, *path.parents) if is_folder(folder)), Path(path.anchor))
-
-
-def _folders(paths: Paths, settings: Settings) -> tuple[FolderReport, ...]:
-    problems = {"save points": store_problem(paths)}
-    folders = [(name, getattr(paths, name.replace(" ", "_"))) for name in FOLDERS]
-    return tuple(FolderReport(name, str(path), is_folder(path), problems.get(name, "")) for name, path in folders)
 
 
 def find_tray(environment: Mapping[str, str] = os.environ) -> Finding:

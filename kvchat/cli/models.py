@@ -115,12 +115,12 @@ def suggest(options: JsonOptions) -> int:
     tier, fitting = tier_for(memory), suggestions_for(memory)
     rows = [
         (
-            f"{one.repository}:{one.quantisation}",
-            _("about {size}", size=size(one.size)),
-            judge_size(one.size, memory).verdict.value,
-            one.why,
+            f"{model.repository}:{model.quantisation}",
+            _("about {size}", size=size(model.size)),
+            judge_size(model.size, memory).verdict.value,
+            model.why,
         )
-        for one in fitting
+        for model in fitting
     ]
     title = _("For a GPU of {tier} GB:", tier=tier) if tier else _("For a computer without a large GPU:")
     lines = [title, *columns(rows), _("Fetch one with `kvchat models get NAME`.")]
@@ -131,13 +131,10 @@ def suggest(options: JsonOptions) -> int:
 async def search(options: SearchWords, commands: Commands) -> int:
     what = " ".join(options.words)
     found = await _library(commands).hub.search(what)
+    account = _("asks for your account")
     rows = [
-        (
-            one.repository,
-            _("{downloads} downloads", downloads=number(one.downloads)),
-            _("asks for your account") if one.gated else "",
-        )
-        for one in found
+        (hit.repository, _("{downloads} downloads", downloads=number(hit.downloads)), account if hit.gated else "")
+        for hit in found
     ]
     nothing = _("Nothing on Hugging Face is named like “{what}” and has GGUF files.", what=what)
     show(options.as_json, {"models": found}, columns(rows) or [nothing])
@@ -148,12 +145,9 @@ async def files(options: FilesOptions, commands: Commands) -> int:
     name, _quantisation = _parts(options.repository)
     repository = await _library(commands).hub.repository(name)
     memory = look_at_capacity(commands.settings).memory
-    verdicts = [judge_size(one.size, memory).verdict for one in repository.files]
-    judged = [
-        dataclasses.asdict(one) | {"size": one.size, "verdict": verdict}
-        for one, verdict in zip(repository.files, verdicts, strict=True)
-    ]
-    rows = [(one.name, size(one.size), verdict.value) for one, verdict in zip(repository.files, verdicts, strict=True)]
+    verdicts = [(file, judge_size(file.size, memory).verdict) for file in repository.files]
+    judged = [dataclasses.asdict(file) | {"size": file.size, "verdict": verdict} for file, verdict in verdicts]
+    rows = [(file.name, size(file.size), verdict.value) for file, verdict in verdicts]
     lines = columns(rows) or [_("{repository} has no model that kvchat could use.", repository=repository.repository)]
     if rows and repository.gated:
         lines.append(_("Its makers want to know who fetches it: `kvchat models token` takes an access token."))
@@ -212,11 +206,9 @@ async def _found(library: ModelLibrary, name: str) -> Path:
     if len(found) == 1:
         return found[0]
     there = listed(sorted({models[path] for path in found} or set(models.values()))) or _("none")
-    title = (
-        _("Several models are called like “{name}”", name=name)
-        if found
-        else _("There is no model “{name}” on this machine", name=name)
-    )
+    title = _("Several models are called like “{name}”", name=name)
+    if not found:
+        title = _("There is no model “{name}” on this machine", name=name)
     raise NoSuchFile(title, _("There is: {there}.", there=there), _("Name one of them, or the path of a GGUF file."))
 
 
@@ -245,11 +237,8 @@ def _parts(text: str) -> tuple[str, str]:
     if "://" not in text:
         name, _colon, quantisation = text.partition(":")
     if (repository := repository_in(name)) is None:
-        raise NoSuchFile(
-            _("This is no repository"),
-            _("“{name}”", name=name),
-            _("Write it as OWNER/NAME; `kvchat models search` finds it."),
-        )
+        advice = _("Write it as OWNER/NAME; `kvchat models search` finds it.")
+        raise NoSuchFile(_("This is no repository"), _("“{name}”", name=name), advice)
     return repository, quantisation
 
 

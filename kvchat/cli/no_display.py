@@ -81,7 +81,12 @@ def explain(problem: DisplayProblem, *, starter: bool) -> int:
 
 
 def _missing(libraries: Iterable[str]) -> DisplayProblem | None:
-    lost = [name for name in libraries if not _loads(name)]
+    lost = []
+    for name in libraries:
+        try:
+            ctypes.CDLL(name)
+        except OSError:
+            lost.append(name)
     if not lost:
         return None
     packages = " ".join(dict.fromkeys(map(_package, lost)))
@@ -95,14 +100,6 @@ def _package(library: str) -> str:
     """Return the Debian package of a library, named by Debian policy 8.1."""
     name, _, version = library.lower().replace("_", "-").partition(".so.")
     return _PACKAGES.get(library, f"{name}{'-' if name[-1].isdigit() else ''}{version}")
-
-
-def _loads(name: str) -> bool:
-    try:
-        ctypes.CDLL(name)
-    except OSError:
-        return False
-    return True
 
 
 def _unreachable(environment: Mapping[str, str]) -> DisplayProblem | None:

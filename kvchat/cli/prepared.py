@@ -15,7 +15,7 @@ from kvchat.cli.arguments import EngineOptions, PreparedName, PreparedOptions, P
 from kvchat.cli.owned import Commands
 from kvchat.cli.terminal import columns, padded, remark, say, show, shows_progress
 from kvchat.runtime import Runtime
-from kvchat.words.language import _, listed, number, several
+from kvchat.words.language import N_, _, listed, number, several
 from kvchat.words.safe_text import calm
 from kvchat.words.wording import duration, roughly, size, timestamp
 
@@ -27,11 +27,8 @@ async def prepare(options: PrepareOptions, commands: Commands) -> int:
     def hear(event: Event) -> None:
         reading = library.reading.get(meant.id)
         if isinstance(event, LibraryChanged) and shows_progress() and reading is not None:
-            amount = (
-                _("{done} of {total} tokens", done=number(reading.done), total=number(reading.total))
-                if reading.total
-                else ""
-            )
+            done, total = number(reading.done), number(reading.total)
+            amount = _("{done} of {total} tokens", done=done, total=total) if reading.total else ""
             remark("\r" + _("Reading: {amount}", amount=padded(amount, 30)), end="")
 
     unsubscribe = runtime.events.subscribe(hear)
@@ -58,18 +55,15 @@ async def _meant(runtime: Runtime, options: PrepareOptions) -> Prepared:
     if found is not None:
         given = await asyncio.to_thread(lambda: {str(path.absolute()) for path in options.paths})
         if given and given != set(found.paths):
-            words, advice = (
+            what, advice = (
                 _("It was made of {paths}.", paths=listed(found.paths)),
                 _("Choose another name, or remove it first."),
             )
-            raise CannotPrepare(_("There is something called “{name}” already", name=options.name), words, advice)
+            raise CannotPrepare(_("There is something called “{name}” already", name=options.name), what, advice)
         return found
     if not options.paths:
-        raise CannotPrepare(
-            _("There is nothing called “{name}” yet", name=options.name),
-            "",
-            _("Say which files or folders to read."),
-        )
+        title = _("There is nothing called “{name}” yet", name=options.name)
+        raise CannotPrepare(title, "", _("Say which files or folders to read."))
     now = await runtime.engine.states_now()
     estimate = await library.estimate(options.paths, now)
     expected = (
@@ -129,9 +123,10 @@ async def show_all(options: PreparedOptions, commands: Commands) -> int:
     usage = await runtime.save_points.usage()
     standings = await runtime.chat.library.standings(await runtime.engine.states_now(), usage.conversations)
     folder = commands.paths.save_points
-    lines = [
-        _("Nothing is prepared. `kvchat prepare PATH... --name NAME` reads documents once, for chats to begin on.")
-    ]
+    nothing = N_(
+        "Nothing is prepared. `kvchat prepare PATH... --name NAME` reads documents once, for chats to begin on."
+    )
+    lines = [_(nothing)]
     if standings:
         lines = [_("Kept in {save_points}", save_points=folder), *columns(list(map(_row, standings)))]
     show(options.as_json, {"prepared": [_fields(one, folder) for one in standings]}, lines)

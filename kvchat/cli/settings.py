@@ -50,11 +50,8 @@ async def change(options: SettingValue, commands: Commands) -> int:
     if not why and value and name in _JUDGED_BY_ENGINE:
         why = await EngineSetup(commands.paths, lambda: commands.settings, _unused).why_not(name, value)
     if why:
-        raise BadSetting(
-            _("{name} cannot be that", name=name),
-            why,
-            _("`kvchat settings reset {name}` takes what is usual.", name=name),
-        )
+        advice = _("`kvchat settings reset {name}` takes what is usual.", name=name)
+        raise BadSetting(_("{name} cannot be that", name=name), why, advice)
     return await _put(options, value, commands)
 
 
@@ -73,11 +70,8 @@ def _value(name: str, words: Sequence[str]) -> Any:
     if isinstance(usual, tuple):
         return tuple(words)
     if len(words) != 1:
-        raise BadSetting(
-            _("{name} takes one value", name=name),
-            _("{count} were given.", count=len(words)),
-            _("Put it into quotes."),
-        )
+        given = _("{count} were given.", count=len(words))
+        raise BadSetting(_("{name} takes one value", name=name), given, _("Put it into quotes."))
     if name.endswith("_bytes"):
         try:
             return byte_count(first)

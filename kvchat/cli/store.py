@@ -31,7 +31,7 @@ from kvchat.session.restore_cost import ReadingSpeed
 from kvchat.settings import Settings
 from kvchat.store_service import chats_in_words, long_chat, models_in, open_store, timed, timed_plan
 from kvchat.system.paths import Paths
-from kvchat.words.language import _, listed, number, several
+from kvchat.words.language import N_, _, listed, number, several
 from kvchat.words.safe_text import calm
 from kvchat.words.wording import TimeRange, duration, one_line, roughly, size, timestamp
 
@@ -143,59 +143,33 @@ def usage_lines(usage: StoreUsage, titles: Titles, saved: Saved) -> list[str]:
     if programs:
         others = several(len(programs), "{count} program", "{count} programs")
         chats = _("{chats} and {programs}", chats=chats, programs=others)
+    sizes = {name: size(value) for name, value in vars(usage).items() if name.endswith("_bytes")}
+    today, written = size(usage.bytes_written_today), size(usage.bytes_written)
     rows = [
-        (
-            _("Save points"),
-            _("{save_points}, in {chats}", save_points=number(usage.save_points), chats=chats),
-        ),
-        (
-            _("On disk"),
-            _(
-                "{physical_bytes} of {quota_bytes} allowed",
-                physical_bytes=size(usage.physical_bytes),
-                quota_bytes=size(usage.quota_bytes),
-            ),
-        ),
+        (_("Save points"), _("{save_points}, in {chats}", save_points=number(usage.save_points), chats=chats)),
+        (_("On disk"), _("{physical_bytes} of {quota_bytes} allowed", **sizes)),
+        *([("", holds)] if (holds := chats_in_words(usage.quota_bytes, usage.chat_bytes)) else []),
         (
             _("As whole files"),
-            _(
-                "{logical_bytes}; sharing saves {shared_savings}",
-                logical_bytes=size(usage.logical_bytes),
-                shared_savings=size(_shared_savings(usage)),
-            ),
+            _("{logical_bytes}; sharing saves {shared_savings}", shared_savings=size(_shared_savings(usage)), **sizes),
         ),
         (_("Rows, each once"), size(usage.unique_rows_bytes)),
         (
             _("Written"),
             _(
                 "{bytes_written_today} today, {bytes_written} in total",
-                bytes_written_today=size(usage.bytes_written_today),
-                bytes_written=size(usage.bytes_written),
+                bytes_written_today=today,
+                bytes_written=written,
             ),
         ),
-        (
-            _("Free on the disk"),
-            _(
-                "{free_bytes}; below {free_floor_bytes} nothing is saved",
-                free_bytes=size(usage.free_bytes),
-                free_floor_bytes=size(usage.free_floor_bytes),
-            ),
-        ),
+        (_("Free on the disk"), _("{free_bytes}; below {free_floor_bytes} nothing is saved", **sizes)),
     ]
-    if holds := chats_in_words(usage.quota_bytes, usage.chat_bytes):
-        rows.insert(2, ("", holds))
     if programs:
         held = size(sum(one.exclusive_bytes for one in programs))
-        rows.append(
-            (
-                _("Other programs"),
-                _(
-                    "{held} their own, of {programs_quota_bytes} allowed",
-                    held=held,
-                    programs_quota_bytes=size(usage.programs_quota_bytes),
-                ),
-            )
-        )
+        allowed = _("{held} their own, of {programs_quota_bytes} allowed", held=held, **sizes)
+        rows.append((_("Other programs"), allowed))
+    if usage.set_aside_bytes:
+        rows.append((_("Set aside as bad"), size(usage.set_aside_bytes)))
     broad = max(18, *(width(name) + 2 for name, _value in rows))
     lines = [f"{padded(name, broad)}{value}" for name, value in rows]
     if not usage.conversations:
@@ -226,24 +200,16 @@ def plan_lines(plan: PrunePlan, titles: Titles, target_bytes: int, *, dry_run: b
         lines = [_("Nothing to delete: the save points take {bytes_left}.", bytes_left=size(plan.bytes_left))]
     else:
         verb, left = _("Would delete") if dry_run else _("Deleting"), size(plan.bytes_left)
+        count = several(len(plan.save_point_ids), "{count} save point", "{count} save points")
+        freed, time = size(plan.bytes_freed), _rereading(plan.reading)
         lines = [
-            _(
-                "{verb} {count}, {size}; to read again: {time}.",
-                verb=verb,
-                count=several(len(plan.save_point_ids), "{count} save point", "{count} save points"),
-                size=size(plan.bytes_freed),
-                time=_rereading(plan.reading),
-            ),
+            _("{verb} {count}, {size}; to read again: {time}.", verb=verb, count=count, size=freed, time=time),
             *columns([_pruned_row(one, titles) for one in plan.conversations]),
             _("{size} would remain.", size=left) if dry_run else _("{size} remain.", size=left),
         ]
     if plan.bytes_left > target_bytes:
-        lines.append(
-            _(
-                "That is more than {target_bytes}: what is pinned stays, and the list of what is saved.",
-                target_bytes=size(target_bytes),
-            )
-        )
+        sentence = N_("That is more than {target_bytes}: what is pinned stays, and the list of what is saved.")
+        lines.append(_(sentence, target_bytes=size(target_bytes)))
     return lines
 
 
@@ -259,11 +225,8 @@ def _pruned_row(one: PrunedConversation, titles: Titles) -> tuple[str, ...]:
 
 def report_lines(report: VerifyReport, left: Mapping[str, int], titles: Titles) -> list[str]:
     """Return the result of verifying; `left`: save points that a conversation still has."""
-    checked = _(
-        "{blocks} checked, {bytes}",
-        blocks=several(report.blocks, "{count} block", "{count} blocks"),
-        bytes=size(report.bytes),
-    )
+    blocks = several(report.blocks, "{count} block", "{count} blocks")
+    checked = _("{blocks} checked, {bytes}", blocks=blocks, bytes=size(report.bytes))
     found = _("all are good.") if report.clean else _("{count} bad, set aside.", count=number(report.bad_blocks))
     lines = [f"{checked}: {found}"]
     rows = [

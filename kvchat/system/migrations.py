@@ -10,7 +10,7 @@ from contextlib import closing
 from pathlib import Path
 
 from kvchat.errors import KvchatError
-from kvchat.words.language import _
+from kvchat.words.language import N_, _
 
 Step = str | Callable[[sqlite3.Connection], None]  # SQL, or what SQL alone cannot do
 COPIES_DAYS = 7.0  # for so long what a database held before a migration is kept
@@ -21,16 +21,9 @@ class DatabaseTooNew(KvchatError):
     """The database was written by a newer kvchat."""
 
     def __init__(self, title: str, path: Path, found: int, known: int) -> None:
-        super().__init__(
-            title,
-            _(
-                "{path} has format {found}; this version knows formats up to {known}.",
-                path=path,
-                found=found,
-                known=known,
-            ),
-            _("Install the newer version again. Nothing was changed."),
-        )
+        sentence = N_("{path} has format {found}; this version knows formats up to {known}.")
+        detail = _(sentence, path=path, found=found, known=known)
+        super().__init__(title, detail, _("Install the newer version again. Nothing was changed."))
 
 
 def migrate(

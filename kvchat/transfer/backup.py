@@ -266,12 +266,8 @@ def _check_room(paths: Paths, facts: BackupFacts) -> None:
     """Raise OSError where it would fill the disk."""
     free = shutil.disk_usage(paths.data).free
     if facts.unpacked > free:
-        words = _(
-            "it needs {unpacked} of room, and {free} are free",
-            unpacked=size_in_words(facts.unpacked),
-            free=size_in_words(free),
-        )
-        raise OSError(errno.ENOSPC, words)
+        needed, there = size_in_words(facts.unpacked), size_in_words(free)
+        raise OSError(errno.ENOSPC, _("it needs {unpacked} of room, and {free} are free", unpacked=needed, free=there))
 
 
 def _unpack(

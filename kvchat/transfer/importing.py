@@ -24,7 +24,7 @@ from kvchat.transfer.foreign import foreign_parser
 from kvchat.transfer.memory_file import Brought, MemoryFile, is_memory_file, open_memory_file
 from kvchat.transfer.rows import BadConversation, Row, store_rows, take_back, with_own_ids
 from kvchat.transfer.untrusted_files import LARGEST_FILE, ZIP_FAULTS, is_zip, json_pieces, open_zip
-from kvchat.words.language import _, listed, number
+from kvchat.words.language import N_, _, listed, number
 from kvchat.words.safe_text import calm
 from kvchat.words.wording import one_line, size
 
@@ -70,13 +70,8 @@ def import_paths(
         for done, entry in enumerate(entry for path in paths for entry in _entries(path, passphrase)):
             progress(done, 0)
             if done == MOST_CHATS:
-                problems.append(
-                    _(
-                        "{where}: kvchat takes in {most_chats} chats at once, the rest is left out",
-                        where=entry.where,
-                        most_chats=number(MOST_CHATS),
-                    )
-                )
+                too_many = N_("{where}: kvchat takes in {most_chats} chats at once, the rest is left out")
+                problems.append(_(too_many, where=entry.where, most_chats=number(MOST_CHATS)))
                 break
             try:
                 row = entry.row()
@@ -91,13 +86,8 @@ def import_paths(
             except (BadConversation, RecursionError) as problem:
                 problems.append(f"{entry.where}: {_reason(problem)}")
             except (BadMemory, StoreRefused) as problem:
-                problems.append(
-                    _(
-                        "{where}: the chat is here, its memory was left out: {problem}",
-                        where=entry.where,
-                        problem=problem,
-                    )
-                )
+                left_out = N_("{where}: the chat is here, its memory was left out: {problem}")
+                problems.append(_(left_out, where=entry.where, problem=problem))
             progress(done + 1, 0)
     except BaseException:
         with suppress(StorageFailed, StoreRefused):
@@ -147,9 +137,8 @@ def _entries(path: Path, passphrase: str) -> Iterator[_Entry]:
         elif is_zip(path) or path.suffix.lower() == ".zip":
             with open_zip(path) as archive:
                 for member in _members(archive):
-                    yield from _in_file(
-                        listed((path.name, one_line(calm(member.filename)))), partial(archive.open, member)
-                    )
+                    name = listed((path.name, one_line(calm(member.filename))))
+                    yield from _in_file(name, partial(archive.open, member))
         else:
             yield from _in_file(path.name, partial(open_plain, path))
     except ZIP_FAULTS as error:
@@ -193,9 +182,8 @@ def _title(entry: Any) -> str:
 def _reason(error: Exception) -> str:
     """Say why something could not be read."""
     if isinstance(error, json.JSONDecodeError):
-        return _(
-            "line {line}, column {column}: it is not JSON ({msg})", line=error.lineno, column=error.colno, msg=error.msg
-        )
+        place = {"line": error.lineno, "column": error.colno}
+        return _("line {line}, column {column}: it is not JSON ({msg})", **place, msg=error.msg)
     if isinstance(error, UnicodeDecodeError):
         return _("it is not text in UTF-8")
     if isinstance(error, zipfile.BadZipFile | zlib.error | EOFError):

@@ -64,7 +64,7 @@ class PassphraseNeeded(KvchatError):
 
 
 class WrongPassphrase(PassphraseNeeded):
-    """Another one was given, or the first bytes of the file are damaged."""
+    """The passphrase is wrong, or the first bytes of the file are damaged."""
 
     def __init__(self) -> None:
         super().__init__(_("The passphrase does not open this file"))
@@ -87,8 +87,11 @@ def seal(pieces: Iterable[bytes], out: IO[bytes], passphrase: str) -> None:
 @contextmanager
 def opened(file: IO[bytes], passphrase: str) -> Iterator[IO[bytes]]:
     """Decrypt a file that stands behind MAGIC. A cut-off or damaged one ends early: the reader must know its end."""
+    version, salt, sealed = file.read(len(_VERSION)), file.read(_SALT), file.read(_SEALED_KEY)
     try:
-        key = pyrage.x25519.Identity.from_str(_unlocked(file, passphrase).decode())
+        if version != _VERSION:
+            raise ValueError
+        key = pyrage.x25519.Identity.from_str(_lock(passphrase, salt).decrypt(_NONCE, sealed, None).decode())
     except (InvalidTag, pyrage.IdentityError, ValueError) as error:
         raise WrongPassphrase from error
     reading, writing = os.pipe()
@@ -104,13 +107,6 @@ def opened(file: IO[bytes], passphrase: str) -> Iterator[IO[bytes]]:
             yield plain
     finally:
         thread.join()  # it meets a closed pipe
-
-
-def _unlocked(file: IO[bytes], passphrase: str) -> bytes:
-    version, salt, sealed = file.read(len(_VERSION)), file.read(_SALT), file.read(_SEALED_KEY)
-    if version != _VERSION:
-        raise ValueError
-    return _lock(passphrase, salt).decrypt(_NONCE, sealed, None)
 
 
 def _lock(passphrase: str, salt: bytes) -> ChaCha20Poly1305:
@@ -147,7 +143,7 @@ class _Joined(io.RawIOBase):
 
 @dataclass(frozen=True)
 class Brought:
-    """The memory that came with a chat."""
+    """Memory that came with a chat."""
 
     conversation_id: str
     fingerprint: Fingerprint
@@ -167,12 +163,8 @@ def told_of(brought: Brought, tried: TriedOut) -> str:
         return sentences(came, why or _("It is tried out when the chat goes on."))
     if tried.reason:
         return _("{came} Here the chat will be read again: {reason}.", came=came, reason=tried.reason.words)
-    return _(
-        "{came} It was tried out and works here: {tokens} of {of} tokens need not be read again.",
-        came=came,
-        tokens=number(tried.tokens),
-        of=number(tried.of),
-    )
+    works = N_("{came} It was tried out and works here: {tokens} of {of} tokens need not be read again.")
+    return _(works, came=came, tokens=number(tried.tokens), of=number(tried.of))
 
 
 class NothingKept(KvchatError):

@@ -40,13 +40,9 @@ class Repaired:
     @property
     def words(self) -> str:
         found = self.found
-        lines = [
-            _(
-                "{chats} with {messages} are there.",
-                chats=several(found.chats, "{count} chat", "{count} chats"),
-                messages=several(found.messages, "{count} message", "{count} messages"),
-            )
-        ]
+        chats = several(found.chats, "{count} chat", "{count} chats")
+        messages = several(found.messages, "{count} message", "{count} messages")
+        lines = [_("{chats} with {messages} are there.", chats=chats, messages=messages)]
         if found.from_backup:
             lines.append(
                 several(

@@ -16,7 +16,7 @@ from kvchat.chat.record.database import Database
 from kvchat.chat.record.messages import MessageState, Receipt, Role
 from kvchat.chat.record.rows import attachment_of, insert_rows, receipt_of, role_of, state_of, text_of
 from kvchat.session.proof import Source
-from kvchat.words.language import _, number
+from kvchat.words.language import N_, _, number
 
 Row = dict[str, Any]
 Needs = Mapping[str, type | tuple[type, ...]]  # the types of values that must be there
@@ -161,9 +161,8 @@ def _checked_message(message: Row, number: int) -> Row:
     clean = _clean(plain, _MESSAGE_NEEDS, what)
     if not isinstance(attachments, list) or not all(isinstance(attachment, dict) for attachment in attachments):
         raise BadConversation(_("the attachments of {what} are not a list", what=what))
-    clean["attachments"] = [
-        _checked_attachment(entry, _("an attachment of {what}", what=what)) for entry in attachments
-    ]
+    attached = _("an attachment of {what}", what=what)
+    clean["attachments"] = [_checked_attachment(entry, attached) for entry in attachments]
     if clean["role"] not in _ROLES:
         raise BadConversation(_("{what} is by “{clean}”, which is not a role", what=what, clean=clean["role"]))
     if clean["state"] not in _STATES or clean["state"] == MessageState.STREAMING.value:
@@ -208,14 +207,8 @@ def _clean(values: Row, needs: Needs, what: str) -> Row:
         if not isinstance(value, str | int | float | None) or (isinstance(value, int) and abs(value) > _LARGEST):
             raise BadConversation(_("{what} has something unexpected as “{name}”", what=what, name=name))
         if isinstance(value, str) and len(value) > LONGEST_TEXT and name != "data":
-            raise BadConversation(
-                _(
-                    "{what} has more than {longest_text} characters as “{name}”",
-                    what=what,
-                    longest_text=number(LONGEST_TEXT),
-                    name=name,
-                )
-            )
+            too_long = N_("{what} has more than {longest_text} characters as “{name}”")
+            raise BadConversation(_(too_long, what=what, longest_text=number(LONGEST_TEXT), name=name))
         clean[name] = _whole_text(value) if isinstance(value, str) else value
     return clean
 

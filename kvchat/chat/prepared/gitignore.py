@@ -66,21 +66,25 @@ class Rules:
         return next(said, None)
 
 
-def read_rules(folder: Path) -> Rules | None:
+def read_rules(folder: Path) -> tuple[Rules, ...]:
+    """Read a folder's .gitignore, if it has one. Like git it follows no link."""
     path = folder / ".gitignore"
     try:
         if not stat.S_ISREG(path.lstat().st_mode):
-            return None
+            return ()
         with open_plain(path) as file:
             text = file.read(MOST_BYTES)
     except (OSError, ValueError):
-        return None
+        return ()
     rules = map(_rule, text.removeprefix(b"\xef\xbb\xbf").split(b"\n"))
-    return Rules(folder, tuple(rule for rule in rules if rule))
+    return (Rules(folder, tuple(rule for rule in rules if rule)),)
 
 
 def _rule(line: bytes) -> Rule | None:
-    line = _without_trailing_spaces(line.removesuffix(b"\r"))
+    line = line.removesuffix(b"\r")
+    stripped = line.rstrip(b" ")
+    backslashes = len(stripped) - len(stripped.rstrip(b"\\"))
+    line = stripped + b" " if backslashes % 2 and stripped != line else stripped
     if not line or line.startswith(b"#") or len(line) > MOST_RULE:
         return None
     keeps = line.startswith(b"!")
@@ -98,12 +102,6 @@ def _rule(line: bytes) -> Rule | None:
     for token in tokens:
         segments.append([]) if token == _SLASH else segments[-1].append(token)
     return Rule(keeps, folders_only, anywhere, tuple(_segment(segment, deep=not anywhere) for segment in segments))
-
-
-def _without_trailing_spaces(line: bytes) -> bytes:
-    stripped = line.rstrip(b" ")
-    slashes = len(stripped) - len(stripped.rstrip(b"\\"))
-    return stripped + b" " if slashes % 2 and stripped != line else stripped
 
 
 def _tokens(rule: bytes) -> Iterator[bytes]:

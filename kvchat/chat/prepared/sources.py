@@ -17,7 +17,7 @@ from kvchat.chat.attachments import CannotAttach, document_of_file, is_picture, 
 from kvchat.chat.prepared.gitignore import Rules, read_rules
 from kvchat.chat.record.messages import Attachment
 from kvchat.errors import KvchatError
-from kvchat.words.language import _, listed, number, several
+from kvchat.words.language import N_, _, listed, number, several
 from kvchat.words.wording import size
 
 MOST_TEXT = 32_000_000  # characters; more than any context holds
@@ -94,16 +94,12 @@ def gather(paths: Sequence[Path], before: Sequence[Source] = ()) -> tuple[Docume
         documents.append(document)
         amount += len(document.text)
         if amount > MOST_TEXT:
-            words = _(
-                "They hold more than {most_text} of text, more than any model reads at once.", most_text=size(MOST_TEXT)
-            )
+            sentence = N_("They hold more than {most_text} of text, more than any model reads at once.")
+            words = _(sentence, most_text=size(MOST_TEXT))
             raise CannotPrepare(_("That is too much to prepare"), words, _("Choose the part that matters."))
     if not documents:
-        raise CannotPrepare(
-            _("There is nothing to read"),
-            _("No file with text was found there."),
-            _("Choose text, code, Markdown or a PDF."),
-        )
+        words, advice = _("No file with text was found there."), _("Choose text, code, Markdown or a PDF.")
+        raise CannotPrepare(_("There is nothing to read"), words, advice)
     return tuple(documents)
 
 
@@ -114,20 +110,20 @@ def changes(paths: Sequence[Path], before: Sequence[Source]) -> Changes:
         files = {str(path): (path, name) for path, name, _ in _files(filter(Path.exists, paths))}
     except CannotPrepare:  # they are too many now: reading them again says so
         return Changes(added=1)
-    changed = sum(_has_changed(source) for path, source in known.items() if path in files)
+
+    def has_changed(source: Source) -> bool:
+        path = Path(source.path)
+        try:
+            now = path.stat()
+            if (now.st_size, now.st_mtime_ns) == (source.size, source.mtime_ns):
+                return False
+            return now.st_size != source.size or blake3(read_bytes(path)).hexdigest() != source.hash
+        except (OSError, CannotAttach):
+            return True
+
+    changed = sum(has_changed(source) for path, source in known.items() if path in files)
     new = sum(_document(*files[path], named=False) is not None for path in files.keys() - known.keys())
     return Changes(changed, new, len(known.keys() - files.keys()))
-
-
-def _has_changed(source: Source) -> bool:
-    path = Path(source.path)
-    try:
-        now = path.stat()
-        if (now.st_size, now.st_mtime_ns) == (source.size, source.mtime_ns):
-            return False
-        return now.st_size != source.size or blake3(read_bytes(path)).hexdigest() != source.hash
-    except (OSError, CannotAttach):
-        return True
 
 
 def _document(path: Path, name: str, *, named: bool) -> Document | None:
@@ -165,7 +161,7 @@ def _files(paths: Iterable[Path]) -> Iterator[tuple[Path, str, bool]]:
 
 
 def _in_folder(folder: Path, rules: _Rules) -> Iterator[Path]:
-    rules = (*rules, *_rules_of(folder))
+    rules = (*rules, *read_rules(folder))
     try:
         entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
     except OSError:
@@ -173,7 +169,9 @@ def _in_folder(folder: Path, rules: _Rules) -> Iterator[Path]:
     for entry in entries:
         path = folder / entry.name
         is_folder = entry.is_dir(follow_symlinks=False)
-        if entry.name.startswith(".") or entry.is_symlink() or _is_ignored(path, rules, is_folder=is_folder):
+        verdicts = (innermost.ignores(path, is_folder=is_folder) for innermost in reversed(rules))
+        ignored = next((verdict for verdict in verdicts if verdict is not None), False)
+        if entry.name.startswith(".") or entry.is_symlink() or ignored:
             continue
         if is_folder:
             yield from _in_folder(path, rules)
@@ -181,17 +179,7 @@ def _in_folder(folder: Path, rules: _Rules) -> Iterator[Path]:
             yield path
 
 
-def _is_ignored(path: Path, rules: _Rules, *, is_folder: bool) -> bool:
-    said = (one.ignores(path, is_folder=is_folder) for one in reversed(rules))
-    return next((ignored for ignored in said if ignored is not None), False)
-
-
 def _rules_above(folder: Path) -> _Rules:
     above = [folder, *folder.parents]
-    root = next((number for number, one in enumerate(above) if (one / ".git").exists()), 0)
-    return tuple(rule for one in reversed(above[1 : root + 1]) for rule in _rules_of(one))
-
-
-def _rules_of(folder: Path) -> _Rules:
-    rules = read_rules(folder)
-    return (rules,) if rules else ()
+    root = next((number for number, parent in enumerate(above) if (parent / ".git").exists()), 0)
+    return tuple(rules for parent in reversed(above[1 : root + 1]) for rules in read_rules(parent))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import statistics
+import time
 import uuid
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -77,7 +78,7 @@ class Database(DatabaseFile):
     def create_conversation(
         self, title: str, system: str | None = None, attachments: Sequence[Attachment] = (), *, id: str = ""
     ) -> Conversation:
-        now, conversation_id = _now(), id or uuid.uuid4().hex
+        now, conversation_id = time.time(), id or uuid.uuid4().hex
         with self.transaction() as db:
             db.execute(
                 "INSERT INTO conversations (id, title, created_at, updated_at, used)"
@@ -170,23 +171,16 @@ class Database(DatabaseFile):
     def reopen(self, message: Message) -> None:
         """Mark an ended reply as streaming again and make it the conversation's leaf."""
         with self.transaction() as db:
-            db.execute(
-                "UPDATE messages SET state = ? WHERE id = ?",
-                (MessageState.STREAMING.value, message.id),
-            )
-            db.execute(
-                "UPDATE conversations SET leaf_id = ?, updated_at = ? WHERE id = ?",
-                (message.id, _now(), message.conversation_id),
-            )
+            db.execute("UPDATE messages SET state = 'streaming' WHERE id = ?", (message.id,))
+            statement = "UPDATE conversations SET leaf_id = ?, updated_at = ? WHERE id = ?"
+            db.execute(statement, (message.id, time.time(), message.conversation_id))
 
     def remove_leaf(self, message: Message) -> None:
         """Take back an empty reply: its parent is the leaf again, and what waits behind it moves up."""
         with self.transaction() as db:
             db.execute("UPDATE messages SET parent_id = ? WHERE parent_id = ?", (message.parent_id, message.id))
-            db.execute(
-                "UPDATE conversations SET leaf_id = ? WHERE id = ? AND leaf_id = ?",
-                (message.parent_id, message.conversation_id, message.id),
-            )
+            statement = "UPDATE conversations SET leaf_id = ? WHERE id = ? AND leaf_id = ?"
+            db.execute(statement, (message.parent_id, message.conversation_id, message.id))
             db.execute("DELETE FROM messages WHERE id = ?", (message.id,))
 
     def stand_last(self, question_id: str, waiting: Collection[str] = ()) -> bool:
@@ -203,8 +197,7 @@ class Database(DatabaseFile):
             if behind == path[-1].parent_id:
                 return False
             db.execute("UPDATE messages SET parent_id = ? WHERE id = ?", (behind, question_id))
-            where = (question_id, path[-1].conversation_id)
-            db.execute("UPDATE conversations SET leaf_id = ? WHERE id = ?", where)
+            db.execute("UPDATE conversations SET leaf_id = ? WHERE id = ?", (question_id, path[-1].conversation_id))
             return True
 
     def set_awaits_model(self, question_id: str, awaits: bool) -> None:
@@ -278,21 +271,16 @@ def insert_message(db: sqlite3.Connection, new: Message, *, said_here: bool = Tr
     """Store a message without its receipt and make it the leaf. `said_here`: not imported."""
     stored = replace(new, id=uuid.uuid4().hex, created_at=datetime.now(UTC), receipt=None)
     created, writer = stored.created_at.timestamp(), SAID_HERE if said_here else None
-    where = stored.id, stored.conversation_id, stored.parent_id
     said = stored.role.value, stored.content, stored.thinking, stored.state.value
     db.execute(
         "INSERT INTO messages (id, conversation_id, parent_id, role, content, thinking, state, created_at, writer)"
         " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-        (*where, *said, created, writer),
+        (stored.id, stored.conversation_id, stored.parent_id, *said, created, writer),
     )
     insert_attachments(db, stored.id, stored.attachments)
     query = "UPDATE conversations SET leaf_id = ?, updated_at = ? WHERE id = ?"
     db.execute(query, (stored.id, created, stored.conversation_id))
     return stored
-
-
-def _now() -> float:
-    return datetime.now(UTC).timestamp()
 
 
 @dataclass(frozen=True)

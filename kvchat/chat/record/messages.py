@@ -40,7 +40,7 @@ UNFINISHED = frozenset({MessageState.STOPPED, MessageState.LIMITED, MessageState
 
 @dataclass(frozen=True)
 class Receipt:
-    """What one reply cost, where its prefix came from and, if it missed, why. Times in milliseconds.
+    """The cost of one reply, where its prefix came from and, if it missed, why. Times in milliseconds.
 
     `ttft_ms` runs from Send to the first token on screen and includes `restore_ms`, unless `prefetched`: then the
     restore was over before Send, while the user looked at the conversation. Two waits are no part of it: for another

@@ -85,7 +85,10 @@ def _take(db: sqlite3.Connection, source: Path, known: dict[str, str | None], *,
     """Copy what can be read; rows already there stay, but for texts that lost letters."""
     if not source.exists() or not source.stat().st_size:
         return
-    deleted = _gone(db)
+    removed = (
+        "SELECT value ->> '$.id' FROM removed, json_each(removed.rows, '$.messages') WHERE json_valid(removed.rows)"
+    )
+    deleted = {id for query in ("SELECT id FROM deleted", removed) for (id,) in db.execute(query) if id is not None}
     with closing(sqlite3.connect(source, isolation_level=None)) as there, contextlib.suppress(*FAULTS):
         there.row_factory = sqlite3.Row
         there.text_factory = partial(str, encoding="utf-8", errors="replace")
@@ -96,13 +99,6 @@ def _take(db: sqlite3.Connection, source: Path, known: dict[str, str | None], *,
                 _take_table(db, there, table, deleted)
         with contextlib.suppress(*FAULTS):
             known |= _known(there)
-
-
-def _gone(db: sqlite3.Connection) -> set[str]:
-    removed = (
-        "SELECT value ->> '$.id' FROM removed, json_each(removed.rows, '$.messages') WHERE json_valid(removed.rows)"
-    )
-    return {id for query in ("SELECT id FROM deleted", removed) for (id,) in db.execute(query) if id is not None}
 
 
 def _take_table(db: sqlite3.Connection, there: sqlite3.Connection, table: str, deleted: set[str]) -> None:
@@ -125,15 +121,10 @@ def _take_row(db: sqlite3.Connection, table: str, types: dict[str, str], row: _R
     try:
         db.execute(f"INSERT INTO {table} ({names}) VALUES ({places})", list(values.values()))
     except sqlite3.IntegrityError:  # there already, or of no use
-        if table == "messages":
-            _mend(db, values)
-
-
-def _mend(db: sqlite3.Connection, values: _Row) -> None:
-    for name in ("content", "thinking"):
-        if isinstance(values.get(name), str) and _BAD not in values[name]:
-            query = f"UPDATE messages SET {name} = ? WHERE id = ? AND instr({name}, ?)"
-            db.execute(query, (values[name], values["id"], _BAD))
+        for name in ("content", "thinking") if table == "messages" else ():
+            if isinstance(values.get(name), str) and _BAD not in values[name]:  # not damaged here
+                query = f"UPDATE messages SET {name} = ? WHERE id = ? AND instr({name}, ?)"
+                db.execute(query, (values[name], values["id"], _BAD))
 
 
 def _fitting(value: Any, kind: str, default: float | None) -> Any:
@@ -148,18 +139,16 @@ def _fitting(value: Any, kind: str, default: float | None) -> Any:
 
 def _known(db: sqlite3.Connection) -> dict[str, str | None]:
     """Return messages that the indexes know of, with their chats where that is known."""
-    ids, chats = (
-        _columns(db, f"SELECT rowid, {column} FROM messages INDEXED BY {index} ORDER BY {column}")
-        for column, index in (("id", "sqlite_autoindex_messages_1"), ("conversation_id", "messages_of_conversation"))
-    )
+    ids: dict[int, str] = {}
+    chats: dict[int, str] = {}
+    for found, column, index in (
+        (ids, "id", "sqlite_autoindex_messages_1"),
+        (chats, "conversation_id", "messages_of_conversation"),
+    ):
+        with contextlib.suppress(*FAULTS):  # as far as it comes
+            query = f"SELECT rowid, {column} FROM messages INDEXED BY {index} ORDER BY {column}"
+            found.update(map(tuple, db.execute(query)))
     return {id: chats.get(number) for number, id in ids.items()}
-
-
-def _columns(db: sqlite3.Connection, query: str) -> dict[int, str]:
-    found: dict[int, str] = {}
-    with contextlib.suppress(*FAULTS):
-        found.update(map(tuple, db.execute(query)))  # as far as it comes
-    return found
 
 
 def _join(db: sqlite3.Connection) -> None:

@@ -34,18 +34,10 @@ _FIRST_QUESTION = "SELECT content FROM messages WHERE conversation_id = ? AND ro
 
 
 class BelongsToDeleted(KvchatError):
-    """What a deleted message answers is deleted, too."""
+    """The message that a deleted one answers is deleted, too."""
 
     def __init__(self) -> None:
         super().__init__(_("The message before it is deleted, too"), "", _("Put that one back first."))
-
-
-class WentOn(KvchatError):
-    """The conversation has another end than the one a branch was made for."""
-
-    def __init__(self) -> None:
-        advice = _("Try again if it is still full.")
-        super().__init__(_("The chat has gone on meanwhile"), _("Nothing was left out of it."), advice)
 
 
 @dataclass(frozen=True)
@@ -98,14 +90,15 @@ def switch(database: Database, conversation_id: str, message_id: str) -> None:
 
 
 def branch_of_copies(database: Database, parent_id: str | None, messages: Sequence[Message], leaf_id: str) -> None:
-    """Copy the messages under `parent_id`; the last is the leaf. Raises WentOn if `leaf_id` is the leaf no more."""
+    """Copy the messages under `parent_id`; the last is the leaf. Raises KvchatError unless `leaf_id` still is."""
     with database.transaction() as db:
         query = "SELECT leaf_id FROM conversations WHERE id = ?"
         row = db.execute(query, (messages[0].conversation_id,)).fetchone()
         if row is None:
             raise ConversationGone
         if row["leaf_id"] != leaf_id:
-            raise WentOn
+            what, advice = _("Nothing was left out of it."), _("Try again if it is still full.")
+            raise KvchatError(_("The chat has gone on meanwhile"), what, advice)
         for message in messages:
             parent_id = insert_message(db, replace(message, parent_id=parent_id), said_here=False).id
 
@@ -123,8 +116,8 @@ def fork(database: Database, message: Message) -> str:
         if not copied.rowcount or not path:
             raise ConversationGone
         parent_id = None
-        for one in path:
-            copy = replace(one, conversation_id=made, parent_id=parent_id)
+        for original in path:
+            copy = replace(original, conversation_id=made, parent_id=parent_id)
             parent_id = insert_message(db, copy, said_here=False).id
     return made
 
@@ -146,17 +139,14 @@ def remove(database: Database, message: Message) -> Removed:
         # The last first: SQLite follows a cascade no more than 1,000 messages deep.
         db.executemany("DELETE FROM messages WHERE id = ?", [(row["id"],) for row in reversed(removed)])
         kept = Removed(message.conversation_id, leaf["leaf_id"], leaf["title"], removed, attachments, time.time())
-        _keep(db, kept)
-        questions = [text_of(row["content"]) for row in removed if row["role"] == Role.USER.value]
-        first = db.execute(_FIRST_QUESTION, (message.conversation_id,)).fetchone()
-        gone = [text_of(row["content"]) for row in removed]
-        gone += [f"{text_of(row['name'])}\n{text_of(row['text'])}" for row in attachments]
-        if (
-            first is None
-            or leaf["title"] in map(title_from, questions)
-            or _names(db, text_of(leaf["title"]), gone, message)
-        ):
-            _set_title(db, message.conversation_id, title_from(text_of(first["content"])) if first else _(NEW_TITLE))
+        stored = [row | {"data": base64.b64encode(attachment_of(row).data).decode()} for row in attachments]
+        rows = json.dumps({"messages": removed, "attachments": stored}, ensure_ascii=False, default=text_of)
+        db.execute(
+            "INSERT OR REPLACE INTO removed (id, conversation_id, removed_at, leaf_id, title, rows)"
+            " VALUES (?, ?, ?, ?, ?, ?)",
+            (kept.id, kept.conversation_id, kept.removed_at, kept.leaf_id, kept.title, rows),
+        )
+        _rename_without(db, kept)
         return kept
 
 
@@ -197,17 +187,6 @@ def let_go(database: Database, first_id: str) -> set[str]:
         return ids
 
 
-def _keep(db: sqlite3.Connection, removed: Removed) -> None:
-    attachments = [row | {"data": base64.b64encode(attachment_of(row).data).decode()} for row in removed.attachments]
-    rows = json.dumps({"messages": removed.rows, "attachments": attachments}, ensure_ascii=False, default=text_of)
-    values = removed.id, removed.conversation_id, removed.removed_at, removed.leaf_id, removed.title, rows
-    db.execute(
-        "INSERT OR REPLACE INTO removed (id, conversation_id, removed_at, leaf_id, title, rows)"
-        " VALUES (?, ?, ?, ?, ?, ?)",
-        values,
-    )
-
-
 def _removed(row: sqlite3.Row) -> Removed | None:
     try:
         kept = json.loads(row["rows"])
@@ -230,15 +209,23 @@ def _in_order(rows: Sequence[dict[str, Any]], first_id: str) -> tuple[dict[str, 
     return tuple(ordered)
 
 
-def _names(db: sqlite3.Connection, title: str, gone: Sequence[str], message: Message) -> bool:
-    """Return True if the title has a word of what is gone and of nothing else in the chat."""
-    said = words_said(title, gone)
+def _rename_without(db: sqlite3.Connection, removed: Removed) -> None:
+    """Give the chat another title if it was made of a removed question, or has a word of nothing else in the chat."""
+    questions = [text_of(row["content"]) for row in removed.rows if row["role"] == Role.USER.value]
+    gone = [text_of(row["content"]) for row in removed.rows]
+    gone += [f"{text_of(row['name'])}\n{text_of(row['text'])}" for row in removed.attachments]
+    said, chat = words_said(text_of(removed.title), gone), removed.conversation_id
     query = (
         "SELECT content FROM messages WHERE conversation_id = ?1 UNION ALL SELECT attachments.name || char(10) || text"
         " FROM attachments JOIN messages ON messages.id = message_id WHERE conversation_id = ?1"
     )
-    rows = db.execute(query, (message.conversation_id,))
-    return words_said(" ".join(said), (text_of(row[0]) for row in rows)) != said
+    first = db.execute(_FIRST_QUESTION, (chat,)).fetchone()
+    if (
+        first is None
+        or removed.title in map(title_from, questions)
+        or words_said(" ".join(said), (text_of(row[0]) for row in db.execute(query, (chat,)))) != said
+    ):
+        _set_title(db, chat, title_from(text_of(first["content"])) if first else _(NEW_TITLE))
 
 
 def _set_leaf(db: sqlite3.Connection, conversation_id: str, message_id: str | None) -> None:

@@ -206,7 +206,7 @@ class Preparing:
                 return False
             loaded = await lease.load((*(work.draft or boundary), NEXT))
         if len(work.draft) - loaded.expected_cached >= LEAST_GAIN:
-            if reason := await self._why_stay(work):
+            if reason := await self._why_not_read_draft(work):
                 self._parts.events.publish(NotReadAhead(work.target.conversation_id, reason))
                 return False
             return await self._read(work, [work.draft], loaded, draft=True)
@@ -254,7 +254,7 @@ class Preparing:
         target, engine = work.target, work.lease.engine
         if not target.draft.strip() and not target.attachments:
             return ()
-        if engine.cannot_hold(len(target.draft) + sum(len(one.text) for one in target.attachments)):
+        if engine.cannot_hold(len(target.draft) + sum(len(item.text) for item in target.attachments)):
             return ()
         tokens, _end = await engine.engine.growing_tokens(prompt_messages([*work.branch, target.message]))
         stable = tokens[: max(len(work.boundary), len(tokens) - UNSTABLE)]
@@ -262,7 +262,7 @@ class Preparing:
             return ()
         return stable
 
-    async def _why_stay(self, work: _Work) -> Reason | None:
+    async def _why_not_read_draft(self, work: _Work) -> Reason | None:
         """Return why the draft is not read ahead: throwing it away must not cost more than it brings."""
         lease, costs = work.lease, work.lease.slots.restore_cost
         if lease.engine.can_cut:

@@ -163,15 +163,11 @@ def receipt_details(receipt: Receipt) -> tuple[tuple[str, str], ...]:
     """Return the opened receipt as names and values, with the field's terms beside kvchat's words."""
     read, cached = receipt.prompt_tokens - receipt.cached_tokens, receipt.cached_tokens
     full = _("hollow restore: what was loaded was not used") if receipt.hollow else _(_IN_FULL[receipt.source])
-    written = _tokens(receipt.predicted_tokens)
+    written, prompt = _tokens(receipt.predicted_tokens), _tokens(receipt.prompt_tokens)
     if receipt.tokens_per_second:
         written = _("{tokens} at {speed}", tokens=written, speed=per_second(receipt.tokens_per_second))
-    prompt = _(
-        "{tokens}: read {read} new, remembered {kept}",
-        tokens=_tokens(receipt.prompt_tokens),
-        read=number(read),
-        kept=number(cached),
-    )
+    kept = number(cached)
+    prompt = _("{tokens}: read {read} new, remembered {kept}", tokens=prompt, read=number(read), kept=kept)
     ahead = _("{tokens} in {time}", tokens=_tokens(receipt.read_ahead_tokens), time=duration(receipt.read_ahead_ms))
     ahead = _("{what} (before you pressed Send, not counted)", what=ahead)
     reading = _("{time} for {tokens}", time=duration(receipt.prefill_ms), tokens=_tokens(read))

@@ -60,17 +60,18 @@ class Statistics:
 
     @cached_property
     def days(self) -> tuple[date, ...]:
-        first = min((one.day for one in self.replies), default=self.today)
+        first = min((replies.day for replies in self.replies), default=self.today)
         back = min(max((self.today - first).days, LEAST_DAYS - 1), MOST_DAYS - 1)
         return tuple(self.today - timedelta(days=ago) for ago in range(back, -1, -1))
 
     @cached_property
     def count(self) -> int:
-        return sum(one.count for one in self.replies)
+        return sum(replies.count for replies in self.replies)
 
     def on(self, day: date) -> tuple[int, float]:
-        some = [one for one in self.replies if one.day == day]
-        return sum(one.count for one in some), sum(one.saved_s for one in some)
+        """Return how many replies that day had, and the seconds they saved."""
+        that_day = [replies for replies in self.replies if replies.day == day]
+        return sum(replies.count for replies in that_day), sum(replies.saved_s for replies in that_day)
 
     def of_kind(self, kind: str) -> tuple[int, float, float]:
         """Return how many replies went on from there, seconds saved, and mean seconds to the first token."""

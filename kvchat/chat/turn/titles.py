@@ -36,17 +36,7 @@ _NO_THINKING: TemplateOptions = (("enable_thinking", False), ("thinking", False)
 
 
 class NoTitle(KvchatError):
-    """The model named nothing."""
-
-    def __init__(self, *, asked: bool) -> None:
-        if asked:
-            super().__init__(_("The model found no name"), "", _("The chat keeps the one it has."))
-        else:
-            what, advice = (
-                _("The model is busy, or has not read this chat yet."),
-                _("Send a message here, then try again."),
-            )
-            super().__init__(_("The chat cannot be named now"), what, advice)
+    """The chat was not named."""
 
 
 @dataclass
@@ -54,10 +44,6 @@ class _Attempt:
     conversation_id: str
     branch: list[Message]
     answer: str | None = None  # None: the model could not be asked now
-
-    @property
-    def end(self) -> str | None:
-        return self.branch[-1].id if self.branch else None
 
     @property
     def title(self) -> str | None:
@@ -103,9 +89,12 @@ class Titles:
         await self.idle()  # it may be being named already: that one would be in the way, and this one end it
         await parts.in_database(make_due, conversation_id)
         attempt = await self._attempt(conversation_id)
-        await parts.in_database(settle, conversation_id, attempt.title, attempt.end)
+        await self._settle(attempt)
+        if attempt.answer is None:
+            what = _("The model is busy, or has not read this chat yet.")
+            raise NoTitle(_("The chat cannot be named now"), what, _("Send a message here, then try again."))
         if attempt.title is None:
-            raise NoTitle(asked=attempt.answer is not None)
+            raise NoTitle(_("The model found no name"), "", _("The chat keeps the one it has."))
         parts.events.publish(ConversationsChanged())
 
     async def _name_in_spare_time(self, conversation_ids: list[str]) -> None:
@@ -117,8 +106,12 @@ class Titles:
                 attempt = await self._attempt(id)
                 if attempt.answer is None:
                     continue
-                if await parts.in_database(settle, id, attempt.title, attempt.end):
+                if await self._settle(attempt):
                     parts.events.publish(ConversationsChanged())
+
+    async def _settle(self, attempt: _Attempt) -> bool:
+        end = attempt.branch[-1].id if attempt.branch else None
+        return await self._parts.in_database(settle, attempt.conversation_id, attempt.title, end)
 
     async def _attempt(self, conversation_id: str) -> _Attempt:
         parts = self._parts

@@ -35,7 +35,7 @@ from kvchat.session.exchange import Exchange, Request
 from kvchat.session.lease import why_not_saved
 from kvchat.session.settling import Settling, SystemPrompt
 from kvchat.system.concurrency import Interruption
-from kvchat.words.language import _, number
+from kvchat.words.language import N_, _, number
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,11 @@ class Turn:
                 reply = await self._answer()
             except KvchatError as error:
                 self._parts.events.publish(TurnFailed(self.conversation_id, error))
-                await self._close_interrupted()
+                if self._reply is None or not self._parts.unwritten.holds(self._reply.message.id):
+                    try:
+                        await self._close_reply(MessageState.INTERRUPTED)
+                    except StorageFailed as failed:
+                        self._parts.events.publish(Notice(failed.title, failed.told))
             finally:
                 self.answered = True
                 done(reply)
@@ -149,8 +153,14 @@ class Turn:
         reply = await self._open_reply(self.beginning)
         reply.earlier_tokens = next((said.receipt.prompt_tokens for said in reversed(path) if said.receipt), 0)
         chosen = await parts.answer_settings(self.conversation_id)
-        system = self._system(path[0], reply) if self._keeps and path[0].role is Role.SYSTEM else None
-        template = chosen.options.template
+
+        async def is_shared() -> bool:
+            await self._recall_rate()
+            shares = parts.database.shares_system_prompt
+            return await parts.worker.run(shares, path[0].content, reply.message.id)
+
+        has_system = self._keeps and path[0].role is Role.SYSTEM
+        system, template = SystemPrompt(path[0].id, is_shared) if has_system else None, chosen.options.template
         request = Request(messages, lambda: self._draw(chosen, reply), chosen.model, template, system)
         async with reply.written_along():
             await self._say(request, reply)
@@ -178,15 +188,6 @@ class Turn:
             drawn = replace(drawn, max_tokens=max(1, drawn.max_tokens - said))
         self._drawn = drawn
         return drawn
-
-    def _system(self, system: Message, reply: ReplyWriter) -> SystemPrompt:
-        parts = self._parts
-
-        async def is_shared() -> bool:
-            await self._recall_rate()
-            return await parts.worker.run(parts.database.shares_system_prompt, system.content, reply.message.id)
-
-        return SystemPrompt(system.id, is_shared)
 
     async def _recall_rate(self) -> float | None:
         parts, engine = self._parts, self._exchange.engine
@@ -229,29 +230,19 @@ class Turn:
             raise
         parts.events.publish(ReplyFinished(self.conversation_id, message.id, receipt))
         if receipt is not None and self._exchange.full and (engine := self._exchange.engine):
-            words = _(  # never passed off as a whole one
-                "All {tokens} tokens of it are taken. Choose a larger one, or go on in a shorter branch.",
-                tokens=number(engine.context_size),
-            )
+            sentence = N_("All {tokens} tokens of it are taken. Choose a larger one, or go on in a shorter branch.")
+            words = _(sentence, tokens=number(engine.context_size))  # never passed off as a whole one
             parts.events.publish(Notice(_("The reply was cut off: the context is full"), words, self.conversation_id))
         return message
-
-    async def _close_interrupted(self) -> None:
-        if self._reply is not None and self._parts.unwritten.holds(self._reply.message.id):
-            return
-        try:
-            await self._close_reply(MessageState.INTERRUPTED)
-        except StorageFailed as error:
-            self._parts.events.publish(Notice(error.title, error.told))
 
     async def _receipt(self, reply: ReplyWriter) -> Receipt | None:
         exchange = self._exchange
         if exchange.engine is None:
             return None
         receipt = reply.receipt(exchange.engine.fingerprint.model, await self._recall_rate())
-        foreign = exchange.lease is not None and is_imported(exchange.lease.slot.audience)
         if receipt is None:
             return None
+        foreign = exchange.lease is not None and is_imported(exchange.lease.slot.audience)
         imported = bool(receipt.cached_tokens and foreign)
         return replace(receipt, model_name=exchange.engine.model_name, imported=imported)
 

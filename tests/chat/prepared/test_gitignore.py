@@ -39,7 +39,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def kept(folder: Path) -> Iterator[str]:
     """The files below that the rules of this folder leave in."""
-    rules = read_rules(folder)
+    (rules,) = read_rules(folder)
     assert rules is not None
 
     def walk(place: Path) -> Iterator[str]:
@@ -75,7 +75,7 @@ def test_only_a_regular_file_is_read_and_not_without_end(tmp_path: Path, monkeyp
     monkeypatch.setattr(gitignore, "MOST_BYTES", 20)
     (tmp_path / "rules").write_text("*.log\n" + "x" * 30 + "\n*.txt\n")
     (tmp_path / "rules").replace(tmp_path / ".gitignore")
-    rules = read_rules(tmp_path)
+    (rules,) = read_rules(tmp_path)
     assert rules is not None
     assert rules.ignores(tmp_path / "a.log", is_folder=False)
     assert rules.ignores(tmp_path / "a.txt", is_folder=False) is None
@@ -84,4 +84,4 @@ def test_only_a_regular_file_is_read_and_not_without_end(tmp_path: Path, monkeyp
     os.mkfifo(tmp_path / "pipe" / ".gitignore")
     (tmp_path / "link" / ".gitignore").symlink_to("/dev/zero")
     (tmp_path / "folder" / ".gitignore").mkdir()
-    assert [read_rules(tmp_path / other) for other in ("pipe", "link", "folder")] == [None, None, None]
+    assert [read_rules(tmp_path / other) for other in ("pipe", "link", "folder")] == [(), (), ()]
