@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from kvchat.errors import KvchatError
 from kvchat.library.gguf.kv_cache import KV_TYPES
 from kvchat.settings import GB, KV_TYPE_NAMES, Settings, SettingsNotSaved, load_settings, save_settings, why_not
-from kvchat.system.paths import NoFolder, resolve_paths
+from kvchat.system.paths import resolve_paths
 
 
 def test_settings_come_back_as_they_were(tmp_path: Path) -> None:
@@ -121,7 +122,7 @@ def test_kvchat_home_moves_everything(tmp_path: Path) -> None:
 def test_folders_that_cannot_be_made_are_an_error_in_words(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     paths = resolve_paths({"KVCHAT_HOME": str(tmp_path / "file")})
-    with pytest.raises(NoFolder) as refused:
+    with pytest.raises(KvchatError) as refused:
         paths.ensure()
     assert str(paths.config) in refused.value.detail
     assert "KVCHAT_HOME" in refused.value.advice

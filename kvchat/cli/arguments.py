@@ -337,7 +337,7 @@ class ImportOptions(PassphraseOptions):
     passphrase: str = ""
 
     def ready(self) -> ImportOptions:
-        """Read the passphrase, and wait for files that hang in the data's owner's place. Raises NotThatWay."""
+        """Read the passphrase, and wait for files that hang in the data's owner's place. Raises KvchatError."""
         wait_for(self.files)
         return replace(self, passphrase=read_passphrase(self.passphrase_file))
 

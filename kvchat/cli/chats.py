@@ -23,7 +23,7 @@ from kvchat.cli.arguments import (
     SearchOptions,
     SomeChats,
 )
-from kvchat.cli.options import STANDARD_STREAM, NotThatWay, Options, read_passphrase
+from kvchat.cli.options import STANDARD_STREAM, Options, read_passphrase
 from kvchat.cli.owned import Commands
 from kvchat.cli.terminal import columns, remark, say, show, show_progress, shows_text
 from kvchat.errors import KvchatError
@@ -43,20 +43,16 @@ _MOST_CANDIDATES = 10
 _BOLD, _PLAIN = "\x1b[1m", "\x1b[0m"
 
 
-class NoSuchChat(KvchatError):
-    """No chat has that id, or several begin with it."""
-
-
 def named_chat(known: Sequence[Conversation], name: str) -> Conversation:
     found = [one for one in known if one.id == name] or [one for one in known if name and one.id.startswith(name)]
     if len(found) == 1:
         return found[0]
     advice = _("`kvchat chats` lists them; write more of its id.")
     if not found:
-        raise NoSuchChat(_("There is no chat {name}", name=name), "", advice)
+        raise KvchatError(_("There is no chat {name}", name=name), "", advice)
     shown = [f"{one.id[: max(SHOWN, len(name) + 4)]}  {one_line(calm(one.title))}" for one in found[:_MOST_CANDIDATES]]
     more = [mark("…")] if len(found) > len(shown) else []
-    raise NoSuchChat(_("Several chats begin with {name}", name=name), "\n".join([*shown, *more]), advice)
+    raise KvchatError(_("Several chats begin with {name}", name=name), "\n".join([*shown, *more]), advice)
 
 
 def _database(paths: Paths) -> closing[Database]:
@@ -88,7 +84,7 @@ async def rename(options: RenameOptions, commands: Commands) -> int:
     meant = named_chat(await chats.conversations(), options.chat)
     title = options.title.strip()
     if not title:
-        raise NoSuchChat(_("A chat needs a title"), _("It is empty."), _("Write one behind the chat."))
+        raise KvchatError(_("A chat needs a title"), _("It is empty."), _("Write one behind the chat."))
     await chats.rename(meant.id, title)
     renamed = await chats.conversation(meant.id) or meant
     show(options.as_json, {"chats": [renamed]}, ["  ".join(_row(renamed)).strip()])
@@ -137,7 +133,7 @@ def export(options: ExportOptions) -> int:
     if options.with_memory:
         return _export_with_memory(paths, options)
     if options.passphrase_file:
-        raise NotThatWay(_("Only a chat with its memory can be sealed with a passphrase"), "", "Add --with-memory.")
+        raise KvchatError(_("Only a chat with its memory can be sealed with a passphrase"), "", "Add --with-memory.")
     form = ExportForm(options.form) if options.form else ExportForm.of(options.target)
     with _database(paths) as database:
         known = database.conversations()
@@ -153,7 +149,7 @@ def export(options: ExportOptions) -> int:
 def _export_with_memory(paths: Paths, options: ExportOptions) -> int:
     if not options.chat_id or options.form or options.target == STANDARD_STREAM:
         title = _("A chat with its memory goes alone, into a file of its own form")
-        raise NotThatWay(title, "", _("Name the chat with --chat, and leave --form out."))
+        raise KvchatError(title, "", _("Name the chat with --chat, and leave --form out."))
     passphrase = read_passphrase(options.passphrase_file)
     with _database(paths) as database:
         chat = named_chat(database.conversations(), options.chat_id)

@@ -31,10 +31,6 @@ class NoQuestion(KvchatError):
     """There is nothing that could be asked."""
 
 
-class NotThatWay(KvchatError):
-    """The options do not go together, or a file that they name is of no use."""
-
-
 class Place(Enum):
     """Where a command is done."""
 
@@ -174,21 +170,21 @@ def read_passphrase(file: Path | None) -> str:
     try:
         whole = sys.stdin.readline() if file == STANDARD_STREAM else read_plain(file, MOST_PASSPHRASE).decode()
     except (OSError, ValueError) as error:
-        raise NotThatWay(
+        raise KvchatError(
             _("The passphrase could not be read"), f"{file}: {error}.", _("Give a file of text.")
         ) from error
     passphrase = whole.partition("\n")[0].rstrip("\r")
     if not passphrase:
-        raise NotThatWay(_("The passphrase is empty"), str(file), _("Write one into its first line."))
+        raise KvchatError(_("The passphrase is empty"), str(file), _("Write one into its first line."))
     return passphrase
 
 
 def wait_for(files: tuple[Path, ...]) -> None:
-    """Raise NotThatWay for a file on a disk that hangs; other faults are reported by its reader."""
+    """Raise KvchatError for a file on a disk that hangs; other faults are reported by its reader."""
     for file in files:
         try:
             in_time(file.stat)
         except TimeoutError as error:
-            raise NotThatWay(_("The file cannot be read"), f"{file}: {error.strerror}.") from error
+            raise KvchatError(_("The file cannot be read"), f"{file}: {error.strerror}.") from error
         except OSError:
             continue

@@ -20,10 +20,6 @@ from kvchat.words.language import _
 _JUDGED_BY_ENGINE = ("engine_arguments", "rpc_workers", "engine_url")
 
 
-class BadSetting(KvchatError):
-    """There is no such setting, or it cannot have that value."""
-
-
 def show_all(options: JsonOptions) -> int:
     settings, usual = load_settings(resolve_paths().settings_file), Settings()
     values = {name: getattr(settings, name) for name in NAMES}
@@ -51,7 +47,7 @@ async def change(options: SettingValue, commands: Commands) -> int:
         why = await EngineSetup(commands.paths, lambda: commands.settings, _unused).why_not(name, value)
     if why:
         advice = _("`kvchat settings reset {name}` takes what is usual.", name=name)
-        raise BadSetting(_("{name} cannot be that", name=name), why, advice)
+        raise KvchatError(_("{name} cannot be that", name=name), why, advice)
     return await _put(options, value, commands)
 
 
@@ -71,12 +67,12 @@ def _value(name: str, words: Sequence[str]) -> Any:
         return tuple(words)
     if len(words) != 1:
         given = _("{count} were given.", count=len(words))
-        raise BadSetting(_("{name} takes one value", name=name), given, _("Put it into quotes."))
+        raise KvchatError(_("{name} takes one value", name=name), given, _("Put it into quotes."))
     if name.endswith("_bytes"):
         try:
             return byte_count(first)
         except argparse.ArgumentTypeError as error:
-            raise BadSetting(_("{name} cannot be that", name=name), f"{error}.") from error
+            raise KvchatError(_("{name} cannot be that", name=name), f"{error}.") from error
     try:
         number = json.loads(first)
     except ValueError:

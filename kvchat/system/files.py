@@ -35,7 +35,8 @@ class NotAFile(OSError):
     """What is there under a name is a folder, a device or a pipe."""
 
     def __init__(self, path: Path, mode: int) -> None:
-        self.kind = _kind(mode)  # in words: "a pipe"
+        kinds = {stat.S_IFDIR: _("a folder"), stat.S_IFIFO: _("a pipe"), stat.S_IFSOCK: _("a socket")}
+        self.kind = kinds.get(stat.S_IFMT(mode), _("a device"))
         super().__init__(errno.EINVAL, _("It is {kind}, not a file", kind=self.kind), str(path))
 
 
@@ -110,27 +111,26 @@ def is_folder(path: Path) -> bool:
 def in_time(work: Callable[[], R]) -> R:
     """Call `work` in a thread. Raises TimeoutError where it takes too long; it goes on then."""
     done: Future[R] = Future()
-    threading.Thread(target=_do, args=(work, done), name="reading", daemon=True).start()
+
+    def do() -> None:
+        try:
+            done.set_result(work())
+        except BaseException as error:
+            done.set_exception(error)
+
+    threading.Thread(target=do, name="reading", daemon=True).start()
     try:
         return done.result(PATIENCE_S)
     except TimeoutError as error:
         if done.done():  # the work's own
             raise
-        raise TimeoutError(
-            errno.ETIMEDOUT, _("Nothing answered for {patience_s} s", patience_s=f"{PATIENCE_S:.0f}")
-        ) from error
+        words = _("Nothing answered for {patience_s} s", patience_s=f"{PATIENCE_S:.0f}")
+        raise TimeoutError(errno.ETIMEDOUT, words) from error
 
 
 def check_is_file(path: Path, mode: int) -> None:
     if not stat.S_ISREG(mode):
         raise NotAFile(path, mode)
-
-
-def _do(work: Callable[[], R], done: Future[R]) -> None:
-    try:
-        done.set_result(work())
-    except BaseException as error:
-        done.set_exception(error)
 
 
 def _open(path: Path) -> _Patient:
@@ -179,14 +179,6 @@ class _Patient(io.RawIOBase):
         if not self.closed and not self._hangs:
             os.close(self._descriptor)
         super().close()
-
-
-def _kind(mode: int) -> str:
-    if stat.S_ISDIR(mode):
-        return _("a folder")
-    if stat.S_ISFIFO(mode):
-        return _("a pipe")
-    return _("a socket") if stat.S_ISSOCK(mode) else _("a device")
 
 
 PRIVATE = 0o600

@@ -24,17 +24,6 @@ _OFF = ("hidden=true", "x-gnome-autostart-enabled=false")  # as desktops write i
 _NO_SUCH = (FileNotFoundError, NotADirectoryError)
 
 
-class LoginNotChanged(KvchatError):
-    """The place where the desktop looks for what to start cannot be written."""
-
-    def __init__(self, error: OSError) -> None:
-        super().__init__(
-            _("Starting at login could not be changed"),
-            f"{error.filename or _RUN_KEY}: {error.strerror}.",
-            _("Your desktop’s own settings have a list of the programs that start at login."),
-        )
-
-
 def can_start_at_login() -> bool:
     """True unless in a Flatpak, which cannot see the desktop's own files."""
     return "FLATPAK_ID" not in os.environ
@@ -57,11 +46,18 @@ def start_at_login(on: bool) -> None:
         if sys.platform == "win32":
             _set_run_key(on)
         elif sys.platform == "darwin":
-            _put(_agent(), plistlib.dumps(_agent_words()) if on else None)
+            # https://developer.apple.com/library/archive/documentation/MacOSX/Conceptual/BPSystemStartup
+            words: dict[str, Any] = {"Label": _LABEL, "ProgramArguments": [*command(), "--hidden"], "RunAtLoad": True}
+            words |= {"EnvironmentVariables": _home()} if _home() else {}
+            _put(_agent(), plistlib.dumps(words) if on else None)
         else:
             _put(_autostart(), _entry().encode() if on else None)
     except OSError as error:
-        raise LoginNotChanged(error) from error
+        raise KvchatError(
+            _("Starting at login could not be changed"),
+            f"{error.filename or _RUN_KEY}: {error.strerror}.",
+            _("Your desktop’s own settings have a list of the programs that start at login."),
+        ) from error
 
 
 def command() -> list[str]:
@@ -90,14 +86,8 @@ def _autostart() -> Path:
 def _entry() -> str:
     own = [f"{name}={value}" for name, value in _home().items()]
     words = [*(["env", *own] if own else []), *command(), "--hidden"]
-    lines = (
-        "Type=Application",
-        "Name=kvchat",
-        f"Exec={' '.join(map(_quoted, words))}",
-        "Icon=kvchat",
-        "Terminal=false",
-    )
-    return "\n".join(("[Desktop Entry]", *lines, ""))
+    execute = " ".join(map(_quoted, words))
+    return f"[Desktop Entry]\nType=Application\nName=kvchat\nExec={execute}\nIcon=kvchat\nTerminal=false\n"
 
 
 def _quoted(word: str) -> str:
@@ -112,12 +102,6 @@ def _quoted(word: str) -> str:
 
 def _agent() -> Path:
     return Path.home() / "Library" / "LaunchAgents" / f"{_LABEL}.plist"
-
-
-def _agent_words() -> dict[str, Any]:
-    """https://developer.apple.com/library/archive/documentation/MacOSX/Conceptual/BPSystemStartup"""
-    words: dict[str, Any] = {"Label": _LABEL, "ProgramArguments": [*command(), "--hidden"], "RunAtLoad": True}
-    return words | ({"EnvironmentVariables": _home()} if _home() else {})
 
 
 def _put(path: Path, contents: bytes | None) -> None:

@@ -14,28 +14,6 @@ from kvchat.words.language import _
 RESTORING = "restore"  # in the data folder: a checked backup that takes its place at the next start
 
 
-class NoHome(KvchatError):
-    """This user has no home folder that kvchat's own could be in."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            _("There is no home folder"),
-            _("Neither HOME nor the computer's list of users names one."),
-            _("Set HOME, or KVCHAT_HOME to a folder for kvchat alone."),
-        )
-
-
-class NoFolder(KvchatError):
-    """One of kvchat's own folders cannot be made."""
-
-    def __init__(self, folder: Path, error: OSError) -> None:
-        super().__init__(
-            _("A folder that kvchat needs cannot be made"),
-            f"{folder}: {error.strerror}.",
-            _("Check that you may write there, or set KVCHAT_HOME to another folder."),
-        )
-
-
 @dataclass(frozen=True)
 class Paths:
     """The folders kvchat uses. None of them needs to exist; `ensure` makes them."""
@@ -86,13 +64,17 @@ class Paths:
         return self.state / "findings.json"
 
     def ensure(self) -> Paths:
-        """Make the folders, private to the user. Raises NoFolder, but not for the cache, which is disposable."""
+        """Make the folders, private to the user. Raises KvchatError, but not for the cache, which is disposable."""
         for folder in (self.config, self.data, self.cache, self.state):
             try:
                 folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             except OSError as error:
                 if folder != self.cache:
-                    raise NoFolder(folder, error) from error
+                    raise KvchatError(
+                        _("A folder that kvchat needs cannot be made"),
+                        f"{folder}: {error.strerror}.",
+                        _("Check that you may write there, or set KVCHAT_HOME to another folder."),
+                    ) from error
         return self
 
 
@@ -105,7 +87,11 @@ def resolve_paths(environment: dict[str, str] | None = None) -> Paths:
     try:
         return Paths(dirs.user_config_path, dirs.user_data_path, dirs.user_cache_path, dirs.user_state_path)
     except RuntimeError as error:
-        raise NoHome from error
+        raise KvchatError(
+            _("There is no home folder"),
+            _("Neither HOME nor the computer's list of users names one."),
+            _("Set HOME, or KVCHAT_HOME to a folder for kvchat alone."),
+        ) from error
 
 
 def expanded(name: str) -> Path:

@@ -22,10 +22,6 @@ from kvchat.words.language import _, listed, number, sentences, several
 _MOST_NAMED = 8  # chats that lost something
 
 
-class RepairFailed(KvchatError):
-    """The chats could not be repaired. Nothing has been changed."""
-
-
 @dataclass(frozen=True)
 class Repaired:
     """What a repair came to."""
@@ -84,7 +80,7 @@ def repair(paths: Paths) -> Repaired | None:
         doubt_of(file).unlink(missing_ok=True)
         return Repaired(found, aside)
     except (OSError, *FAULTS) as error:
-        raise RepairFailed(
+        raise KvchatError(
             _("The chats could not be repaired"), f"{file}: {error}.", _("Make room on the disk, then try again.")
         ) from error
     finally:

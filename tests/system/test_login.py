@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
+from kvchat.errors import KvchatError
 from kvchat.system import login
-from kvchat.system.login import LoginNotChanged, can_start_at_login, start_at_login, starts_at_login
+from kvchat.system.login import can_start_at_login, start_at_login, starts_at_login
 
 
 @pytest.fixture(autouse=True)
@@ -75,7 +76,7 @@ def test_the_entry_is_one_as_desktops_want_it(home: Path, monkeypatch: pytest.Mo
 def test_where_it_cannot_be_written_it_is_said(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "linux")
     (home / "config").write_text("not a folder")
-    with pytest.raises(LoginNotChanged) as raised:
+    with pytest.raises(KvchatError) as raised:
         start_at_login(True)
     assert "autostart" in raised.value.detail
     assert not starts_at_login()

@@ -12,7 +12,8 @@ import pytest
 
 from kvchat.__main__ import main
 from kvchat.cli import terminal
-from kvchat.system.paths import NoHome, expanded, resolve_paths
+from kvchat.errors import KvchatError
+from kvchat.system.paths import expanded, resolve_paths
 
 
 @pytest.fixture
@@ -33,7 +34,7 @@ def homeless(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("homeless")
 def test_without_a_home_it_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(NoHome):
+    with pytest.raises(KvchatError, match="no home folder"):
         resolve_paths()
     assert main(["store"]) == 1
     assert capsys.readouterr().err.startswith("kvchat: There is no home folder\n")
