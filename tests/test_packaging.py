@@ -166,7 +166,6 @@ def test_what_has_no_licence_is_named(scripts: None, tmp_path: Path) -> None:
     with pytest.raises(bundled.NoLicence, match=re.escape(str(stray))):
         bundled.licences([stray], "1.0")
     engine = importlib.util.find_spec("xllamacpp")
-    assert engine is not None
     assert engine.origin is not None
     text = bundled.licences([markdown_it.__file__, engine.origin, re.__file__, ROOT / "kvchat" / "app.py"], "1.0")
     assert "  markdown-it-py " in text

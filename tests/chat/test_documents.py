@@ -10,7 +10,7 @@ import pytest
 from pypdf import PdfWriter
 from pypdf.generic import DecodedStreamObject, DictionaryObject, NameObject
 
-from kvchat.chat.attachments import CannotAttach, document_of_text, read_attachment
+from kvchat.chat.attachments import CannotAttach, read_attachment
 
 CHINESE = "姓名,城市,電話\n王小明,臺北,02-1234\n陳美麗,高雄,07-5678\n林志強,臺中,04-9876\n黃淑芬,新竹,03-4567\n"
 
@@ -52,11 +52,6 @@ def test_text_of_any_encoding(tmp_path: Path, encoding: str) -> None:
 def test_the_text_of_a_pdf(tmp_path: Path) -> None:
     read = read_attachment(pdf(tmp_path / "two.pdf", "The heron stands.", "The river runs."))
     assert read.text == "The heron stands.\n\nThe river runs."
-
-
-def test_the_same_bytes_have_the_same_hash() -> None:
-    assert document_of_text("a.txt", "x").hash == document_of_text("b.txt", "x").hash
-    assert document_of_text("a.txt", "x").hash != document_of_text("a.txt", "y").hash
 
 
 @pytest.mark.parametrize(

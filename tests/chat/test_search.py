@@ -160,16 +160,13 @@ def test_so_much_of_documents_is_read_for_the_excerpts_and_no_more(
 )
 def test_an_excerpt_is_plain_words(text: str, line: str) -> None:
     shown = excerpt(text, terms_of("needle a*"), markdown=True)
-    assert shown is not None
     assert shown.text == line
     asked = excerpt(text, terms_of("needle a*"), markdown=False)
-    assert asked is not None
     assert asked.text == " ".join(calm(text).split())
 
 
 def test_code_whose_fence_is_out_of_sight_is_left_as_it_is() -> None:
     shown = excerpt("```\n" + "x = 1\n" * 500 + "y = **needle**", terms_of("needle"), markdown=True)
-    assert shown is not None
     assert shown.text.endswith("x = 1 y = **needle**")
 
 

@@ -38,10 +38,6 @@ def parse_ask(*arguments: str) -> AskOptions:
     return options
 
 
-def test_a_bare_question_leaves_everything_else_open() -> None:
-    assert parse_ask("Hello") == AskOptions(prompt="Hello")
-
-
 def test_every_option_of_ask_arrives() -> None:
     options = parse_ask(
         *("--chat", "abc", "--model", "m.gguf", "--engine", "/opt/llama-server", "--system", "Be brief."),
@@ -165,15 +161,11 @@ def test_nonsense_is_a_usage_error(words: str, capsys: pytest.CaptureFixture[str
     assert f"usage: kvchat {words.split()[0]}" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("given", [b"", b" \n", b"\0", b"x" * 64_000_001], ids=["nothing", "space", "zero", "too much"])
-def test_a_question_that_is_none_is_refused(given: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(given)))
-    with pytest.raises(NoQuestion):
-        parse_ask("-")
-
-
-def test_without_a_standard_input_there_is_no_question(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.stdin", None)
+@pytest.mark.parametrize(
+    "given", [b"", b" \n", b"\0", b"x" * 64_000_001, None], ids=["nothing", "space", "zero", "too much", "closed"]
+)
+def test_a_question_that_is_none_is_refused(given: bytes | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", given if given is None else io.TextIOWrapper(io.BytesIO(given)))
     with pytest.raises(NoQuestion):
         parse_ask("-")
 
@@ -184,13 +176,6 @@ def test_words_are_utf_8_whatever_the_locale_took_them_for(monkeypatch: pytest.M
     )
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"caf\xe9")))
     assert parse_ask("-").prompt == "caf\ufffd"
-
-
-def test_help_tells_the_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        build_parser().parse_args(["--help"])
-    told = " ".join(capsys.readouterr().out.split())
-    assert "0 done; 1 not done" in told
 
 
 def commands_with_json(parser: argparse.ArgumentParser, before: str = "") -> Iterator[str]:
@@ -218,6 +203,7 @@ def test_the_manual_says_what_each_command_prints_as_json() -> None:
 def test_help_says_what_a_command_does_and_what_happens_without_one(capsys: pytest.CaptureFixture[str]) -> None:
     for arguments, words in (
         ([], "without one, the window"),
+        ([], "0 done; 1 not done"),
         (["serve"], "prints “ready” and the address"),
         (["models", "use"], "make a model that is here the one to chat with"),
     ):

@@ -7,9 +7,10 @@ import shutil
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 
@@ -44,6 +45,20 @@ def home(tmp_path: Path, chosen: dict[str, object]) -> Home:
     return home
 
 
+def asked(
+    home: Home, *arguments: str | bytes, stdout: object, environment: Mapping[str, str] = MappingProxyType({})
+) -> subprocess.CompletedProcess[bytes]:
+    """Ask in a new chat, with another standard output."""
+    return subprocess.run(
+        [sys.executable, "-m", "kvchat", "ask", "--new", *arguments],
+        env={**os.environ, "KVCHAT_HOME": str(home.folder), **environment},
+        stdin=subprocess.DEVNULL,
+        stdout=stdout,
+        stderr=subprocess.PIPE,
+        check=False,
+    )
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="speaks of pipes as POSIX has them")
 @pytest.mark.parametrize("as_json", [False, True], ids=["text", "json"])
 def test_a_reader_that_leaves_does_not_cost_the_reply(home: Home, fake_engine: FakeEngine, as_json: bool) -> None:
@@ -54,8 +69,6 @@ def test_a_reader_that_leaves_does_not_cost_the_reply(home: Home, fake_engine: F
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     ) as asking:
-        assert asking.stdout is not None
-        assert asking.stderr is not None
         if not as_json:
             assert asking.stdout.read(12) == b"word word wo"
         asking.stdout.close()
@@ -150,18 +163,13 @@ def test_a_folder_for_save_points_that_cannot_be_used_costs_no_reply(
     if spoil is not put_a_file_for_its_parent:
         store.parent.mkdir(parents=True)
     spoil(store)
-    environment = os.environ | {"KVCHAT_HOME": str(home.folder)}
     for words in ("One", "Two"):
-        done = subprocess.run(
-            [sys.executable, "-m", "kvchat", "ask", words], env=environment, capture_output=True, text=True, check=False
-        )
+        done = home.run("ask", words)
         assert (done.returncode, done.stdout.strip()) == (0, f"You said: {words}")
         assert done.stderr.count("cannot be kept for now") <= 2, done.stderr  # and in the receipt
         assert done.stderr.count(TITLE) == 1
         assert "Traceback" not in done.stderr
-    doctor = subprocess.run(
-        [sys.executable, "-m", "kvchat", "doctor"], env=environment, capture_output=True, text=True, check=False
-    )
+    doctor = home.run("doctor")
     assert (doctor.returncode, doctor.stderr) == (1, "")
     assert TITLE in doctor.stdout
     # Once it can be used it is.
@@ -169,7 +177,7 @@ def test_a_folder_for_save_points_that_cannot_be_used_costs_no_reply(
         shutil.rmtree(store)
     else:
         (store if store.is_file() else store.parent).unlink()
-    subprocess.run([sys.executable, "-m", "kvchat", "ask", "Three"], env=environment, capture_output=True, check=True)
+    assert home.run("ask", "Three").returncode == 0
     assert home.kept.absorbed() == 1
 
 
@@ -184,13 +192,7 @@ def test_words_that_are_no_text_and_a_terminal_that_shows_none_are_no_fault(
     attached = os.fsencode(home.folder) + b"/n\xe9.txt"
     with open(attached, "w") as file:  # noqa: PTH123
         file.write("An oak.")
-    done = subprocess.run(
-        [sys.executable, "-m", "kvchat", "ask", "--new", "--attach", attached, b"caf\xe9 \xc3\xa9"],
-        env=os.environ | {"KVCHAT_HOME": str(home.folder)} | locale,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        check=False,
-    )
+    done = asked(home, "--attach", attached, b"caf\xe9 \xc3\xa9", environment=locale, stdout=subprocess.PIPE)
     assert done.returncode == 0, done.stderr
     assert done.stdout.decode().strip() == ("F?? ?" if locale else "Füß 🌳")
     assert [reply["content"] for reply in home.replies()] == ["Füß 🌳"]
@@ -204,17 +206,9 @@ def test_words_that_are_no_text_and_a_terminal_that_shows_none_are_no_fault(
 def test_a_reply_that_cannot_be_told_is_kept_and_the_code_says_so(home: Home, fake_engine: FakeEngine) -> None:
     fake_engine.set(FAKE_REPLY="Yes.")
     with Path("/dev/full").open("w") as full:
-        done = subprocess.run(
-            [sys.executable, "-m", "kvchat", "ask", "--new", "Hello"],
-            env=os.environ | {"KVCHAT_HOME": str(home.folder)},
-            stdin=subprocess.DEVNULL,
-            stdout=full,
-            stderr=subprocess.PIPE,
-            text=True,
-            check=False,
-        )
+        done = asked(home, "Hello", stdout=full)
     assert done.returncode == 1
-    assert "The output could not be written\n  No space left on device." in done.stderr
+    assert b"The output could not be written\n  No space left on device." in done.stderr
     assert [reply["content"] for reply in home.replies()] == ["Yes."]
 
 
@@ -224,14 +218,7 @@ def test_a_reply_does_nothing_to_a_terminal(home: Home, fake_engine: FakeEngine)
     reply = "Red: \x1b[31m\x1b]0;title\x07 and \U000e0041 that is all."
     fake_engine.set(FAKE_REPLY=reply)
     ours, theirs = os.openpty()
-    done = subprocess.run(
-        [sys.executable, "-m", "kvchat", "ask", "--new", "Hello"],
-        env=os.environ | {"KVCHAT_HOME": str(home.folder)},
-        stdin=subprocess.DEVNULL,
-        stdout=theirs,
-        stderr=subprocess.PIPE,
-        check=False,
-    )
+    done = asked(home, "Hello", stdout=theirs)
     os.close(theirs)
     assert done.returncode == 0, done.stderr
     shown = os.read(ours, 10_000).decode()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import keyring
 import pytest
 from jeepney import message_bus
 from jeepney.io.blocking import Proxy, open_dbus_connection
+from keyring.backends import chainer, fail
 
 from kvchat.cli.doctor import Presence, find_keyring, find_tray
 from tests.desktop_bus import display, session_bus
@@ -69,31 +71,23 @@ def test_an_x_display_that_is_not_there_falls_back_to_what_the_bus_said() -> Non
     assert "session bus" in finding.detail
 
 
-def test_the_keyring_that_cannot_keep_anything_is_called_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    import keyring
-    from keyring.backends import fail
-
-    monkeypatch.setattr(keyring, "get_keyring", fail.Keyring)
-    assert find_keyring().presence is Presence.MISSING
+def _broken() -> None:
+    raise RuntimeError("no such plugin")
 
 
-def test_a_keyring_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    import keyring
-    from keyring.backends import chainer
-
-    monkeypatch.setattr(keyring, "get_keyring", chainer.ChainerBackend)
+@pytest.mark.parametrize(
+    ("backend", "presence", "detail"),
+    [
+        (fail.Keyring, Presence.MISSING, ""),
+        (chainer.ChainerBackend, Presence.AVAILABLE, ""),
+        (_broken, Presence.UNKNOWN, "no such plugin"),
+    ],
+)
+def test_the_keyring_is_named_missing_or_fails(
+    monkeypatch: pytest.MonkeyPatch, backend: Callable[[], object], presence: Presence, detail: str
+) -> None:
+    monkeypatch.setattr(keyring, "get_keyring", backend)
     finding = find_keyring()
-    assert finding.presence is Presence.AVAILABLE
+    assert finding.presence is presence
     assert finding.detail
-
-
-def test_a_keyring_that_fails_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    import keyring
-
-    def broken() -> None:
-        raise RuntimeError("no such plugin")
-
-    monkeypatch.setattr(keyring, "get_keyring", broken)
-    finding = find_keyring()
-    assert finding.presence is Presence.UNKNOWN
-    assert "no such plugin" in finding.detail
+    assert detail in finding.detail

@@ -76,11 +76,6 @@ def test_the_models_on_this_machine(home: Path, tmp_path: Path, capsys: pytest.C
     assert "half: The model file is not whole." in text
 
 
-def test_no_model_at_all_says_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["models"]) == 0
-    assert "kvchat models suggest" in capsys.readouterr().out
-
-
 def test_suggestions_ask_nothing_of_the_network(served: FakeHub, capsys: pytest.CaptureFixture[str]) -> None:
     answer = told(capsys, "suggest")
     assert answer["suggestions"]
@@ -170,4 +165,5 @@ def test_the_list_opens_no_connection(home: Path) -> None:
         [sys.executable, "-X", "importtime", "-m", "kvchat", "models"], capture_output=True, text=True, check=True
     )
     assert "0 models" in ended.stdout
+    assert "kvchat models suggest" in ended.stdout
     assert "huggingface_hub" not in ended.stderr

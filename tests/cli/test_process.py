@@ -97,7 +97,6 @@ def test_a_signal_ends_it_whatever_hangs(
     command: tuple[str, ...], number: signal.Signals, environment: dict[str, str]
 ) -> None:
     with dead(*command, patience_s=100_000, environment=environment) as process:
-        assert process.stderr is not None
         assert process.stderr.readline() == "hangs\n"
         process.send_signal(number)
         assert process.wait() == 128 + number
@@ -107,7 +106,6 @@ def test_a_signal_ends_it_whatever_hangs(
 def test_the_window_quits_while_a_file_hangs(environment: dict[str, str]) -> None:
     offscreen = environment | {"QT_QPA_PLATFORM": "offscreen"}
     with dead(patience_s=100_000, environment=offscreen, script=WINDOW) as process:
-        assert process.stderr is not None
         while (line := process.stderr.readline()) and line != "hangs\n":
             pass
         assert line
@@ -118,7 +116,6 @@ def test_the_window_quits_while_a_file_hangs(environment: dict[str, str]) -> Non
 def test_it_ends_where_the_main_thread_is_deaf(environment: dict[str, str]) -> None:
     home = {"KVCHAT_HOME": "/dead/home"}
     with dead("store", patience_s=100_000, environment=environment | home) as process:
-        assert process.stderr is not None
         assert process.stderr.readline() == "hangs\n"
         process.send_signal(signal.SIGINT)
         assert process.wait() == 130

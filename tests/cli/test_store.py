@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -204,26 +202,6 @@ def test_a_bad_block_is_told_with_the_conversations_that_start_cold(
     assert filled.left() == {filled.thesis: 2, filled.letter: 0}
     code, report = told(capsys, "verify")
     assert (code, report["clean"], report["by_conversation"]) == (0, True, [])
-
-
-@pytest.mark.slow
-def test_in_a_process_of_its_own(filled: Filled) -> None:
-    def kvchat(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "kvchat", "store", *arguments]
-        return subprocess.run(command, capture_output=True, text=True, check=False)
-
-    shown = kvchat("--json")
-    assert shown.returncode == 0, shown.stderr
-    assert json.loads(shown.stdout)["save_points"] == 3
-    spoil(filled.letters_block, "flipped")
-    verified = kvchat("verify")
-    assert verified.returncode == 1, verified.stderr
-    assert "1 bad, set aside" in verified.stdout
-    (letter,) = [line for line in verified.stdout.splitlines() if "A letter" in line]
-    assert "starts cold" in letter
-    pruned = kvchat("prune", "--to", "0", "--dry-run")
-    assert "My thesis on rivers" in pruned.stdout
-    assert filled.left() == {filled.thesis: 2, filled.letter: 0}
 
 
 @pytest.mark.parametrize(

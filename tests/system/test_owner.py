@@ -43,14 +43,12 @@ def answers(folder: Path) -> bool:
 def test_another_process_is_told_who_owns_it_and_takes_over_when_that_is_killed(tmp_path: Path) -> None:
     command = [sys.executable, "-c", OWN, str(tmp_path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
-        assert other.stdout is not None
         assert other.stdout.readline() == b"True\n"
         ours = Ownership(tmp_path, "kvchat ask")
         assert not ours.claim()
         while not answers(tmp_path):
             pass
         owner = owner_of(tmp_path)
-        assert owner is not None
         assert (owner.name, owner.pid) == ("kvchat serve", other.pid)
         other.kill()
         other.wait()
@@ -66,7 +64,6 @@ def test_who_does_not_have_the_key_is_not_heard(tmp_path: Path) -> None:
     assert ownership.claim()
     ownership.listen(lambda connection: heard.set())
     owner = owner_of(tmp_path)
-    assert owner is not None
     with Client(owner.address) as stranger:
         stranger.send_bytes(b"let me in")
         stranger.recv_bytes()  # the challenge
@@ -84,7 +81,6 @@ def test_a_silent_stranger_keeps_nobody_out(tmp_path: Path) -> None:
     assert ownership.claim()
     ownership.listen(echo)
     owner = owner_of(tmp_path)
-    assert owner is not None
     with Client(owner.address):
         assert answers(tmp_path)
     ownership.release()
@@ -118,7 +114,6 @@ def test_a_folder_whose_path_is_too_long_for_a_socket_has_an_owner_too(tmp_path:
     assert ownership.claim()
     ownership.listen(echo)
     owner = owner_of(folder)
-    assert owner is not None
     assert answers(folder)
     ownership.release()
     assert not Path(owner.address).parent.exists()

@@ -83,13 +83,6 @@ def test_a_backup_holds_neither_models_nor_engines_nor_secrets(kept):
     assert check_backup(kept[0]).conversations == 1
 
 
-def test_it_is_made_while_the_database_is_in_use(paths, tmp_path):
-    database = open_library(paths.data)
-    made_conversation(database)
-    assert make_backup(paths, tmp_path / "b.zip").conversations == 1
-    database.close()
-
-
 def test_it_is_of_one_moment_whatever_is_said_while_it_is_copied(paths, tmp_path, monkeypatch):
     monkeypatch.setattr(migrations, "_PAGES_AT_ONCE", 1)
     add_talk(paths)

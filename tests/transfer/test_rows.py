@@ -46,15 +46,6 @@ def test_a_chat_that_comes_in_takes_its_place_by_its_time(tmp_path):
     assert there.conversations()[0].title == "e"
 
 
-def test_a_second_import_changes_nothing(tmp_path):
-    here = open_library(tmp_path / "here")
-    made_conversation(here)
-    before = everything(here)
-    report = import_paths(here, [exported(here, tmp_path)])
-    assert (report.imported, report.known) == ((), 1)
-    assert everything(here) == before
-
-
 @pytest.mark.slow
 @given(
     texts=st.lists(

@@ -201,7 +201,6 @@ async def test_a_restart_finds_it_and_why_it_would_not_be_ready_is_said(
         found = await later.runtime.chat.library.named("Manual")
         assert found == one
         now = await later.runtime.engine.states_now()
-        assert now is not None
         usage = {entry.conversation_id: entry for entry in (await later.runtime.save_points.usage()).conversations}
         assert usage[one.owner].pinned
         [standing] = await later.runtime.chat.library.standings(now, tuple(usage.values()))

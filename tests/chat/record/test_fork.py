@@ -39,7 +39,6 @@ def test_it_has_what_was_said_so_far_and_is_answered_alike(database: Database) -
     assert not {one.id for one in copies} & {one.id for one in before}
     assert [one.parent_id for one in copies] == [None, copies[0].id, copies[1].id]
     forked = database.conversation(made)
-    assert forked is not None
     assert (forked.title, forked.model) == ("Lakes", "/models/a.gguf")
     assert answer_settings(database, made) == answer_settings(database, chat)
     assert database.branch(chat) == before

@@ -60,13 +60,12 @@ def test_flipped_bytes_are_said_in_words_and_mended_from_the_backup(paths: Paths
         database.check()
     assert "kvchat repair" in caught.value.advice
     repaired = repair(paths)
-    assert repaired is not None
     assert (repaired.aside / "data" / "conversations.db").read_bytes()[4096:] == data[4096:]
     assert whole.items() <= written(paths).items()
     assert repair(paths) is None
 
 
-def test_rows_on_both_sides_of_a_damaged_page_are_found_without_a_backup(paths: Paths) -> None:
+def test_rows_on_both_sides_of_a_damaged_page_are_found_and_what_is_lost_is_said(paths: Paths) -> None:
     for backup in backups_of(paths.database):
         backup.unlink()
     whole = written(paths)
@@ -76,6 +75,9 @@ def test_rows_on_both_sides_of_a_damaged_page_are_found_without_a_backup(paths: 
     left = written(paths)
     assert 20 < left["Rivers"] < whole["Rivers"], "one page of messages is lost, not all that came after it"
     assert left | {"Rivers": whole["Rivers"]} == whole
+    ((title, lost),) = repaired.found.lost
+    assert (title, left["Rivers"]) == ("Rivers", 40 - lost)
+    assert "“Rivers” (" in repaired.words
 
 
 @pytest.mark.parametrize("damage", ["emptied", "gone"])
@@ -84,22 +86,8 @@ def test_an_empty_file_is_not_taken_for_a_new_one(paths: Paths, damage: str) -> 
     with pytest.raises(ChatsDamaged):
         Database(paths.database)
     repaired = repair(paths)
-    assert repaired is not None
     assert "Of the damaged file itself nothing could be read." in repaired.words
     assert written(paths) == {"Mountains": 41, "Lakes": 40}  # as of the backup
-
-
-def test_what_is_lost_is_said_by_chat(paths: Paths) -> None:
-    for backup in backups_of(paths.database):
-        backup.unlink()
-    lose_a_page(paths)
-    repaired = repair(paths)
-    assert repaired is not None
-    assert [title for title, _ in repaired.found.lost] == ["Rivers"]
-    assert "“Rivers” (" in repaired.words
-    left = written(paths)
-    assert left["Rivers"] == 40 - repaired.found.lost[0][1]
-    assert (left["Lakes"], left["Seas"]) == (40, 41)
 
 
 def test_a_circle_of_parents_ends(paths: Paths) -> None:

@@ -67,14 +67,12 @@ async def test_what_is_told_of_a_message_is_what_its_reply_then_finds(stage: Sta
         if source is not Source.HOT:
             await stage.answered(other)
         forecast = await forecasts.of_message(chat, text)
-        assert forecast is not None
         receipt = await stage.answered(chat, text)
         assert forecast.source is receipt.source is source
         assert forecast.to_read == pytest.approx(
             receipt.prompt_tokens - receipt.cached_tokens, abs=16
         )  # how the reply begins
     new = await forecasts.of_message(None, STORY.swapcase())
-    assert new is not None
     assert (new.source, new.to_read > 200) == (Source.COLD, True)
 
 
@@ -86,8 +84,6 @@ async def test_what_was_read_ahead_does_not_count(stage: Stage) -> None:
     stage.runtime.chat.prepare(chat, STORY)
     await stage.runtime.chat.idle()
     after = await stage.runtime.chat.forecasts.of_message(chat, STORY)
-    assert before is not None
-    assert after is not None
     assert after.to_read < 30 < 200 < before.to_read
 
 
@@ -106,7 +102,6 @@ async def everywhere(stage: Stage, document: Path) -> dict[str, TimeRange | None
     (kept,) = [one for one in usage.conversations if one.conversation_id == prepared.prepared.owner]
     command = _timed(runtime.paths, stage.runtime._store.usage())
     (told,) = [one for one in command.conversations if one.conversation_id == prepared.prepared.owner]
-    assert message is not None
     assert prepared.prepared.tokens == kept.tokens
     library.reading[prepared.prepared.id] = Reading(asyncio.Future(), 0, kept.tokens)
     left = library.time_left(prepared.prepared)

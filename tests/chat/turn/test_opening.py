@@ -31,7 +31,6 @@ async def begun(stage: Stage, chat: str, letters: int) -> Message:
     stage.fake.set(FAKE_REPLY=WHOLE)
     reply = await stage.runtime.chat.send(chat, QUESTION, Sampling(max_tokens=letters))
     await stage.runtime.chat.idle()
-    assert reply is not None
     assert (reply.state, reply.content) == (MessageState.LIMITED, WHOLE[:letters])
     return reply
 
@@ -44,8 +43,6 @@ async def test_regenerate_makes_a_reply_beside_the_old_one(stage: Stage) -> None
     stage.fake.set(FAKE_REPLY="Something else.")
     again = await stage.runtime.chat.regenerate(first)
     await stage.runtime.chat.idle()
-    assert again is not None
-    assert again.receipt is not None
     assert again.receipt.source is Source.HOT
     question, reply = await page(stage, chat)
     assert (reply.id, reply.siblings, question.siblings) == (again.id, (first.id, again.id), ())
@@ -78,7 +75,6 @@ async def test_a_reply_goes_on_where_it_ended(stage: Stage, echo: int | None) ->
     stage.events.clear()
     whole = await stage.runtime.chat.go_on(reply)
     await stage.runtime.chat.idle()
-    assert whole is not None
     assert whole.receipt is not None
     assert (whole.id, whole.state, whole.content) == (reply.id, MessageState.COMPLETE, WHOLE)
     stored = (await page(stage, chat))[-1]
@@ -94,7 +90,6 @@ async def test_what_adds_nothing_leaves_the_reply_as_it_was(stage: Stage) -> Non
     stage.fake.set(FAKE_BREAK_STREAM="no more")
     stage.fake.set(FAKE_REPLY=WHOLE[:18])
     whole = await stage.runtime.chat.go_on(reply)
-    assert whole is not None
     assert whole.receipt == reply.receipt
     assert (await words(stage, chat)) == [QUESTION, WHOLE[:18]]
     stage.fake.set(FAKE_BREAK_STREAM=None, FAKE_REPLY=WHOLE, FAKE_TOKEN_DELAY=5)

@@ -164,7 +164,6 @@ async def test_what_the_engine_gave_up_by_itself_is_a_miss_with_a_reason(two: St
     for chat, topic in zip(chats, TOPICS, strict=False):
         await two.answered(chat, topic)
     slot = two.runtime.chat.slots.of(chats[0])
-    assert slot is not None
     engine = await two.runtime.engine.ready()
     await engine.on_slot(slot.number).engine.erase_slot()
     receipt = await two.answered(chats[0], "Go on.")
