@@ -391,7 +391,10 @@ def load_settings(path: Path) -> Settings:
 
 
 def settings_in(raw: Any) -> Settings:
-    return Settings(**_known_fields(raw)) if isinstance(raw, dict) else Settings()
+    if not isinstance(raw, dict):
+        return Settings()
+    plain: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in raw.items()}
+    return Settings(**{name: value for name, value in plain.items() if name in ABOUT and not why_not(name, value)})
 
 
 def save_settings(path: Path, settings: Settings) -> None:
@@ -416,9 +419,3 @@ def why_not(name: str, value: Any) -> str:
 def differ(one: Settings, other: Settings, names: Iterable[str]) -> bool:
     """Return True if any of these settings differs."""
     return any(getattr(one, name) != getattr(other, name) for name in names)
-
-
-def _known_fields(raw: dict[str, Any]) -> dict[str, Any]:
-    """Return the entries that are settings with a valid value."""
-    plain = {name: tuple(value) if isinstance(value, list) else value for name, value in raw.items()}
-    return {name: value for name, value in plain.items() if name in ABOUT and not why_not(name, value)}

@@ -101,13 +101,6 @@ class Split:
     recent: tuple[Message, ...]
 
 
-def beginning_of(text: str, share: float) -> str:
-    """Cut a text to a share of it (0 to 1), at the end of a line where one is near; always shorter than the text."""
-    cut = text[: min(int(len(text) * share), len(text) - 1)]
-    line = cut.rfind("\n")
-    return cut[:line] if line > len(cut) * 0.8 else cut
-
-
 def tokens_guessed(branch: Sequence[Message]) -> int:
     """Guess the tokens of a branch by its last receipt and the bytes after that, without an engine."""
     counted = next((i for i in range(len(branch) - 1, -1, -1) if branch[i].receipt), -1)
@@ -227,7 +220,10 @@ class ContextService:
                     _("The chat takes nearly the whole context already."),
                     _("Keep only the newest part of the chat, choose a larger context, or begin a new chat."),
                 )
-            part = document_of_text(_(PART, name=whole.name), beginning_of(part.text, host / tokens))
+            beginning = part.text[: min(int(len(part.text) * host / tokens), len(part.text) - 1)]
+            line = beginning.rfind("\n")
+            beginning = beginning[:line] if line > len(beginning) * 0.8 else beginning
+            part = document_of_text(_(PART, name=whole.name), beginning)
             attachments = [*attachments[:place], part, *attachments[place + 1 :]]
             use = await self.use(conversation_id, draft, attachments)
         return tuple(attachments)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvchat.chat.prepared.record import all_prepared
 from kvchat.chat.record.database import Database
@@ -34,6 +34,9 @@ from kvchat.system.paths import Paths
 from kvchat.words.language import N_, _, listed, number, several
 from kvchat.words.safe_text import calm
 from kvchat.words.wording import TimeRange, duration, one_line, roughly, size, timestamp
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 Titles = Mapping[str, str]  # by conversation id
 Saved = Mapping[str, float]  # seconds, by conversation id
@@ -99,7 +102,16 @@ async def prune(options: PruneOptions, commands: Commands) -> int:
             say("\n".join(plan_lines(plan, titles, target, dry_run=options.dry_run)))
         freed = store.prune(plan) if plan.save_point_ids and not options.dry_run else 0
         if options.as_json:
-            say(as_json(_plan_fields(plan, titles, options, freed)))
+            fields = {
+                "dry_run": options.dry_run,
+                "target_bytes": target,
+                "save_points": len(plan.save_point_ids),
+                "bytes_freed": plan.bytes_freed if options.dry_run else freed,
+                "bytes_left": plan.bytes_left,
+                "reading": plan.reading,
+                "by_conversation": [_named(chat.conversation_id, titles, chat) for chat in plan.conversations],
+            }
+            say(as_json(fields))
         elif freed:
             say(_("Freed {freed}.", freed=size(freed)))
         return 0
@@ -110,8 +122,15 @@ async def prune(options: PruneOptions, commands: Commands) -> int:
 async def verify(options: JsonOptions, commands: Commands) -> int:
     def do(opened: _Opened) -> int:
         report = opened.store.verify(partial(show_progress, _("Verifying:")))
-        left = {one.conversation_id: one.save_points for one in opened.store.usage().conversations}
-        fields = _report_fields(report, left, opened.titles)
+        left = {chat.conversation_id: chat.save_points for chat in opened.store.usage().conversations}
+        losses = [
+            _named(lost.conversation_id, opened.titles, lost)
+            | {"reason": lost.reason.english, "code": lost.reason.code}
+            | {"save_points_left": left.get(lost.conversation_id, 0), "cold": not left.get(lost.conversation_id)}
+            for lost in report.losses
+        ]
+        figures = {"blocks": report.blocks, "bytes": report.bytes, "bad_blocks": report.bad_blocks}
+        fields = figures | {"clean": report.clean, "by_conversation": losses}
         show(options.as_json, fields, report_lines(report, left, opened.titles))
         return 0 if report.clean else 1
 
@@ -246,42 +265,15 @@ def _usage_fields(usage: StoreUsage, titles: Titles, saved: Saved) -> dict[str, 
         "conversations": len(usage.conversations),
         "shared_savings_bytes": _shared_savings(usage),
         "by_conversation": [
-            _named(one.conversation_id, titles, dataclasses.asdict(one))
-            | {"seconds_saved": saved.get(one.conversation_id, 0.0)}
-            for one in usage.conversations
+            _named(chat.conversation_id, titles, chat) | {"seconds_saved": saved.get(chat.conversation_id, 0.0)}
+            for chat in usage.conversations
         ],
     }
 
 
-def _plan_fields(plan: PrunePlan, titles: Titles, options: PruneOptions, freed: int) -> dict[str, Any]:
-    return {
-        "dry_run": options.dry_run,
-        "target_bytes": options.target_bytes,
-        "save_points": len(plan.save_point_ids),
-        "bytes_freed": plan.bytes_freed if options.dry_run else freed,
-        "bytes_left": plan.bytes_left,
-        "reading": plan.reading,
-        "by_conversation": [_named(one.conversation_id, titles, dataclasses.asdict(one)) for one in plan.conversations],
-    }
-
-
-def _report_fields(report: VerifyReport, left: Mapping[str, int], titles: Titles) -> dict[str, Any]:
-    return {
-        "blocks": report.blocks,
-        "bytes": report.bytes,
-        "bad_blocks": report.bad_blocks,
-        "clean": report.clean,
-        "by_conversation": [
-            _named(one.conversation_id, titles, dataclasses.asdict(one))
-            | {"reason": one.reason.english, "code": one.reason.code}
-            | {"save_points_left": left.get(one.conversation_id, 0), "cold": not left.get(one.conversation_id)}
-            for one in report.losses
-        ],
-    }
-
-
-def _named(conversation_id: str, titles: Titles, fields: dict[str, Any]) -> dict[str, Any]:
-    return {"conversation_id": conversation_id, "title": titles.get(conversation_id), **fields}
+def _named(conversation_id: str, titles: Titles, value: DataclassInstance) -> dict[str, Any]:
+    fields = {"conversation_id": conversation_id, "title": titles.get(conversation_id)}
+    return fields | dataclasses.asdict(value)
 
 
 def _title(conversation_id: str, titles: Titles) -> str:

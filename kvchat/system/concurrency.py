@@ -26,14 +26,14 @@ class Background:
     def __init__(self, hear: Callable[[bool], None] = lambda busy: None) -> None:
         """`hear` is told True whenever work begins, and False when all of it is over."""
         self._hear = hear
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[object]] = set()
         self._used_at = time.monotonic()
 
     @property
     def idle_s(self) -> float:
         return 0.0 if self._tasks else time.monotonic() - self._used_at
 
-    def begin(self, work: Coroutine[Any, Any, None]) -> None:
+    def begin(self, work: Coroutine[Any, Any, object]) -> None:
         self._hear(True)
         task = asyncio.create_task(work)
         self._tasks.add(task)
@@ -46,7 +46,7 @@ class Background:
         while self._tasks:
             await asyncio.wait(self._tasks)
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _ended(self, task: asyncio.Task[object]) -> None:
         self._tasks.discard(task)
         self.used()
         if not self._tasks:

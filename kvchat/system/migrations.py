@@ -12,7 +12,6 @@ from pathlib import Path
 from kvchat.errors import KvchatError
 from kvchat.words.language import N_, _
 
-Step = str | Callable[[sqlite3.Connection], None]  # SQL, or what SQL alone cannot do
 COPIES_DAYS = 7.0  # for so long what a database held before a migration is kept
 _PAGES_AT_ONCE = 1000  # 4 MB
 
@@ -27,7 +26,7 @@ class DatabaseTooNew(KvchatError):
 
 
 def migrate(
-    connection: sqlite3.Connection, path: Path, steps: Sequence[Step], too_new: str, *, keep_copy: bool = True
+    connection: sqlite3.Connection, path: Path, steps: Sequence[str], too_new: str, *, keep_copy: bool = True
 ) -> None:
     """Bring the database (in autocommit mode) to the newest format, after a copy. Raises DatabaseTooNew."""
     if version(connection) < len(steps):
@@ -37,7 +36,7 @@ def migrate(
     check_version(connection, path, steps, too_new)
 
 
-def check_version(connection: sqlite3.Connection, path: Path, steps: Sequence[Step], too_new: str) -> None:
+def check_version(connection: sqlite3.Connection, path: Path, steps: Sequence[str], too_new: str) -> None:
     if version(connection) > len(steps):
         raise DatabaseTooNew(too_new, path, version(connection), len(steps))
 
@@ -72,18 +71,15 @@ def statements(script: str) -> Iterator[str]:
             pending = ""
 
 
-def _apply_missing(connection: sqlite3.Connection, steps: Sequence[Step]) -> None:
+def _apply_missing(connection: sqlite3.Connection, steps: Sequence[str]) -> None:
     connection.execute("BEGIN IMMEDIATE")  # another process may have been quicker: look again under the lock
     try:
         connection.execute(
             "CREATE TABLE IF NOT EXISTS migrations (number INTEGER PRIMARY KEY, applied_at REAL NOT NULL)"
         )
         for number in range(version(connection) + 1, len(steps) + 1):
-            step = steps[number - 1]
-            for statement in statements(step) if isinstance(step, str) else ():
+            for statement in statements(steps[number - 1]):
                 connection.execute(statement)
-            if not isinstance(step, str):
-                step(connection)
             connection.execute("INSERT INTO migrations VALUES (?, ?)", (number, time.time()))
         connection.execute("COMMIT")
     except BaseException:

@@ -183,20 +183,17 @@ def _article(message: Message, reader: MarkdownIt) -> str:
             parts.append(f'<p><img src="data:image/{kind};base64,{data}" alt="{name}"></p>')
         else:
             parts.append(_folded(name, shown_document(attachment.name, attachment.text)))
-    parts.append(
-        _rendered(message.content, reader) if message.role is Role.ASSISTANT else _plain(calm(message.content))
-    )
+    env: dict[str, Any] = {}
+    tokens = reader.parse(message.content, env) if message.role is Role.ASSISTANT else None
+    if tokens is None or is_too_deep(tokens):
+        parts.append(_plain(calm(message.content)))
+    else:
+        parts.append(str(reader.renderer.render(tokens, reader.options, env)))
     return f'<article class="{message.role.value}" dir="auto">{"".join(parts)}</article>\n'
 
 
 def _folded(title: str, text: str) -> str:
     return f"<details><summary>{title}</summary>{_plain(text)}</details>"
-
-
-def _rendered(text: str, reader: MarkdownIt) -> str:
-    env: dict[str, Any] = {}
-    tokens = reader.parse(text, env)
-    return _plain(calm(text)) if is_too_deep(tokens) else str(reader.renderer.render(tokens, reader.options, env))
 
 
 def _plain(text: str) -> str:

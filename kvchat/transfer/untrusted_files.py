@@ -94,7 +94,10 @@ def json_pieces(file: IO[bytes]) -> Iterator[Piece]:
         text.at += 1
         yield from _listed(text, own=False)
     else:
-        yield from _single(text.value())
+        value = text.value()
+        entries = own_entries(value)
+        for entry in [value] if entries is None else entries:
+            yield Piece(entry, own=entries is not None, alone=entries is None or len(entries) == 1)
     if not own and text.next():
         raise text.fault("Extra data", text.at)
 
@@ -112,14 +115,6 @@ def _listed(text: _Text, *, own: bool) -> Iterator[Piece]:
             raise text.fault("Expecting ',' delimiter", text.at)
         text.at += 1
     text.at += 1
-
-
-def _single(value: Any) -> Iterator[Piece]:
-    entries = own_entries(value)
-    if entries is None:
-        yield Piece(value, own=False, alone=True)
-    else:
-        yield from (Piece(entry, own=True, alone=len(entries) == 1) for entry in entries)
 
 
 class _Text:
@@ -164,7 +159,10 @@ class _Text:
                 whole = error.pos < len(self._buffer) - _NEAR_THE_END and not error.msg.startswith("Unterminated")
                 if whole or self._ended:
                     raise self.fault(error.msg, error.pos) from None
-            self._check_bounds()
+            if len(self._buffer) - self.at > LARGEST_PIECE:
+                raise TooMuch(_("one chat in it is larger than {largest_piece}", largest_piece=size(LARGEST_PIECE)))
+            if sum(self._buffer.count(sign, self.at) for sign in '{["') > MOST_PARTS:
+                raise TooMuch(_("one chat in it has more than {most_parts} parts", most_parts=number(MOST_PARTS)))
             self._fill(max(_STEP, len(self._buffer) - self.at))
 
     def fault(self, words: str, at: int) -> json.JSONDecodeError:
@@ -185,12 +183,6 @@ class _Text:
         if self._read > LARGEST_FILE:
             raise TooMuch(_("it is larger than {largest_file}", largest_file=size(LARGEST_FILE)))
         self._buffer, self.at, self._ended = self._buffer[self.at :] + more, 0, not more
-
-    def _check_bounds(self) -> None:
-        if len(self._buffer) - self.at > LARGEST_PIECE:
-            raise TooMuch(_("one chat in it is larger than {largest_piece}", largest_piece=size(LARGEST_PIECE)))
-        if sum(self._buffer.count(sign, self.at) for sign in '{["') > MOST_PARTS:
-            raise TooMuch(_("one chat in it has more than {most_parts} parts", most_parts=number(MOST_PARTS)))
 
     def _counted(self, parse: type[int] | type[float], digits: str) -> float:
         self._numbers += 1

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from kvchat.chat.record.migrations import MIGRATIONS as CHATS
 from kvchat.kvstore.index.schema import MIGRATIONS as INDEX
-from kvchat.system.migrations import Step, migrate
+from kvchat.system.migrations import migrate
 
 FOLDER = Path(__file__).parent
 RECEIPT = (
@@ -70,7 +70,7 @@ def earlier(kind: str, number: int, target: Path) -> Path:
     return target
 
 
-def _make(kind: str, steps: Sequence[Step], rows: Mapping[int, str]) -> None:
+def _make(kind: str, steps: Sequence[str], rows: Mapping[int, str]) -> None:
     for number in range(1, len(steps) + 1):
         packed = FOLDER / f"{kind}-{number:02}.db.gz"
         if packed.exists():

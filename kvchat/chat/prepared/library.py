@@ -246,7 +246,7 @@ class Library:
             raise CannotPrepare(_("“{name}” is being read already", name=one.name), "", "")
         task, refused = asyncio.ensure_future(self._read(one)), False
         self.reading[one.id] = Reading(task)
-        self._parts.background.begin(_ended(task))
+        self._parts.background.begin(asyncio.wait([task]))
         self._changed()
         try:
             return await task
@@ -370,7 +370,3 @@ def why_not_ready(one: Prepared, usage: ConversationUsage | None, now: Fingerpri
     if usage is None or not usage.save_points:
         return _("its memory was deleted")
     return ""
-
-
-async def _ended(task: asyncio.Future[Any]) -> None:
-    await asyncio.wait([task])

@@ -49,7 +49,10 @@ def salvage(damaged: Path, backup: Path | None, target: Path) -> Salvaged:
             _take(db, backup, {}, all_of_it=False)
         from_backup = _count(db, "messages") - before
         _join(db)
-        lost = _lost(db, known)
+        there = {row[0] for row in db.execute("SELECT id FROM messages")}
+        titles = dict(db.execute("SELECT id, title FROM conversations").fetchall())
+        missing = Counter(chat for id, chat in known.items() if id not in there)
+        lost = tuple((titles.get(chat or "", RECOVERED), number) for chat, number in missing.most_common())
         db.execute("COMMIT")
         return Salvaged(_count(db, "conversations"), _count(db, "messages"), from_backup, lost, unreadable)
 
@@ -95,18 +98,13 @@ def _take(db: sqlite3.Connection, source: Path, known: dict[str, str | None], *,
         for table in TABLES:
             if table in ("removed", "deleted") and not all_of_it:
                 continue
-            with contextlib.suppress(*FAULTS):
-                _take_table(db, there, table, deleted)
+            types = {column[1]: column[2] for column in db.execute(f"PRAGMA table_info({table})")}
+            for order in ("ASC", "DESC"):
+                with contextlib.suppress(*FAULTS):  # as far as it comes
+                    for row in there.execute(f"SELECT * FROM {table} ORDER BY rowid {order}"):
+                        _take_row(db, table, types, dict(zip(row.keys(), tuple(row), strict=True)), deleted)
         with contextlib.suppress(*FAULTS):
             known |= _known(there)
-
-
-def _take_table(db: sqlite3.Connection, there: sqlite3.Connection, table: str, deleted: set[str]) -> None:
-    types = {column[1]: column[2] for column in db.execute(f"PRAGMA table_info({table})")}
-    for order in ("ASC", "DESC"):
-        with contextlib.suppress(*FAULTS):  # as far as it comes
-            for row in there.execute(f"SELECT * FROM {table} ORDER BY rowid {order}"):
-                _take_row(db, table, types, dict(zip(row.keys(), tuple(row), strict=True)), deleted)
 
 
 def _take_row(db: sqlite3.Connection, table: str, types: dict[str, str], row: _Row, deleted: set[str]) -> None:
@@ -215,13 +213,6 @@ def _circles(parents: dict[str, str | None], id: str) -> bool:
         passed.add(at)
         at = parents[at]
     return False
-
-
-def _lost(db: sqlite3.Connection, known: dict[str, str | None]) -> tuple[tuple[str, int], ...]:
-    there = {row[0] for row in db.execute("SELECT id FROM messages")}
-    titles = dict(db.execute("SELECT id, title FROM conversations").fetchall())
-    count = Counter(chat for id, chat in known.items() if id not in there)
-    return tuple((titles.get(chat or "", RECOVERED), number) for chat, number in count.most_common())
 
 
 def _count(db: sqlite3.Connection, table: str) -> int:

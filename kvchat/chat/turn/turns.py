@@ -141,7 +141,7 @@ class Turns:
             turn.beginning = await self._stored(turn)
             if turn.beginning is not None:
                 chat, events = turn.conversation_id, self._parts.events
-                model = await self._chosen_model(turn)
+                model = (await self._parts.answer_settings(chat)).model
                 async with self._parts.slots.turn(
                     chat, model, lambda ahead: events.publish(WaitingForChat(chat, ahead))
                 ):
@@ -202,10 +202,7 @@ class Turns:
     async def _give_up(self, turn: Turn, beginning: Beginning) -> None:
         """Mark the question: without a reply, it waits for a model or for nobody."""
         with contextlib.suppress(StorageFailed):
-            model = await self._chosen_model(turn)
+            model = (await self._parts.answer_settings(turn.conversation_id)).model
             there = model is not None and await asyncio.to_thread(Path(model).exists)
             awaits = not (there or turn.stopped)
             await self._parts.worker.run(self._parts.database.set_awaits_model, beginning.question_id, awaits)
-
-    async def _chosen_model(self, turn: Turn) -> str | None:
-        return (await self._parts.answer_settings(turn.conversation_id)).model

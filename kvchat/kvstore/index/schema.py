@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 
 from kvchat.kvstore.savepoint import Fingerprint
-from kvchat.system.migrations import Step, migrate
+from kvchat.system.migrations import migrate
 
 SEGMENT, TOKEN_BYTES = 256, 4  # most tokens of a node in the tree, and bytes of each
 _MOST = 1 << 50  # of bytes and milliseconds; a sum of 8,000 of these still fits
@@ -59,7 +59,7 @@ RECOUNT = """
 """
 
 # The tables are strict and checked: what a damaged file holds is told by SQLite's own checks (see `is_sane`).
-MIGRATIONS: tuple[Step, ...] = (
+MIGRATIONS: tuple[str, ...] = (
     f"""
     CREATE TABLE fingerprints (id INTEGER PRIMARY KEY, facts TEXT NOT NULL UNIQUE) STRICT;
     CREATE TABLE trees (  -- a token tree for each audience: what others may not reuse is not found
