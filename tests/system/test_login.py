@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import plistlib
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -38,6 +39,8 @@ def test_linux_writes_an_autostart_entry(home: Path, monkeypatch: pytest.MonkeyP
     start_at_login(True)
     assert starts_at_login()
     assert run_line(entry) == "Exec=/usr/bin/python3 -m kvchat --hidden"
+    if shutil.which("desktop-file-validate"):
+        subprocess.run(["desktop-file-validate", entry], check=True)
     start_at_login(False)
     assert not entry.exists()
 
@@ -60,17 +63,6 @@ def test_names_with_spaces_images_and_a_home_of_its_own(home: Path, monkeypatch:
     start_at_login(True)
     line = run_line(home / "config/autostart/kvchat.desktop")
     assert line == r'Exec=env KVCHAT_HOME=/srv/kv "/home/a b/100%% \\"k\\$\\".AppImage" --hidden'
-
-
-def test_the_entry_is_one_as_desktops_want_it(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "platform", "linux")
-    start_at_login(True)
-    entry = str(home / "config/autostart/kvchat.desktop")
-    try:
-        done = subprocess.run(["desktop-file-validate", entry], capture_output=True, text=True, check=False)
-    except FileNotFoundError:
-        pytest.skip("desktop-file-validate is not installed")
-    assert (done.returncode, done.stdout) == (0, "")
 
 
 def test_where_it_cannot_be_written_it_is_said(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

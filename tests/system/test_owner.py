@@ -7,6 +7,8 @@ import json
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from multiprocessing.connection import Client, Connection
 from pathlib import Path
@@ -38,6 +40,15 @@ def answers(folder: Path) -> bool:
     with connection:
         connection.send("hello")
         return bool(connection.recv() == "hello")
+
+
+@contextmanager
+def listening(folder: Path) -> Iterator[Ownership]:
+    ownership = Ownership(folder, "x")
+    assert ownership.claim()
+    ownership.listen(echo)
+    yield ownership
+    ownership.release()
 
 
 def test_another_process_is_told_who_owns_it_and_takes_over_when_that_is_killed(tmp_path: Path) -> None:
@@ -77,45 +88,31 @@ def test_who_does_not_have_the_key_is_not_heard(tmp_path: Path) -> None:
 
 
 def test_a_silent_stranger_keeps_nobody_out(tmp_path: Path) -> None:
-    ownership = Ownership(tmp_path, "x")
-    assert ownership.claim()
-    ownership.listen(echo)
-    owner = owner_of(tmp_path)
-    with Client(owner.address):
+    with listening(tmp_path), Client(owner_of(tmp_path).address):
         assert answers(tmp_path)
-    ownership.release()
 
 
 def test_whoever_comes_while_the_owner_ends_finds_nobody_and_the_folder_is_free_afterwards(tmp_path: Path) -> None:
-    ownership = Ownership(tmp_path, "x")
-    assert ownership.claim()
-    ownership.listen(echo)
-    ownership.stop_listening()
-    assert connect(tmp_path) is None
-    assert not Ownership(tmp_path, "y").claim()
-    ownership.release()
+    with listening(tmp_path) as ownership:
+        ownership.stop_listening()
+        assert connect(tmp_path) is None
+        assert not Ownership(tmp_path, "y").claim()
     assert [file.name for file in tmp_path.iterdir()] in ([], ["owner.lock"])
     assert Ownership(tmp_path, "y").claim()
 
 
 def test_where_no_lock_can_be_made_nobody_is_kept_out(tmp_path: Path) -> None:
     (tmp_path / "owner.lock").mkdir()
-    ownership = Ownership(tmp_path, "x")
-    assert ownership.claim()
-    ownership.listen(echo)
-    assert answers(tmp_path)
-    ownership.release()
+    with listening(tmp_path):
+        assert answers(tmp_path)
 
 
 def test_a_folder_whose_path_is_too_long_for_a_socket_has_an_owner_too(tmp_path: Path) -> None:
     folder = tmp_path / ("long" * 30)
     folder.mkdir()
-    ownership = Ownership(folder, "x")
-    assert ownership.claim()
-    ownership.listen(echo)
-    owner = owner_of(folder)
-    assert answers(folder)
-    ownership.release()
+    with listening(folder):
+        owner = owner_of(folder)
+        assert answers(folder)
     assert not Path(owner.address).parent.exists()
 
 

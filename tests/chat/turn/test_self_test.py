@@ -300,10 +300,8 @@ def test_a_restore_that_holds_forgives_a_hollow_one() -> None:
     assert once.strategy is Strategy.COMPLETE
     assert once.after_restore(hollow=False) == Finding(Strategy.COMPLETE, proved=True)
     assert once.after_restore(hollow=True).strategy is Strategy.LONG
-
-
-def test_one_hollow_restore_is_enough_where_none_ever_held() -> None:
-    assert Finding(Strategy.SETTLE, proved=False).after_restore(hollow=True).strategy is Strategy.NONE
+    never_held = Finding(Strategy.SETTLE, proved=False)
+    assert never_held.after_restore(hollow=True).strategy is Strategy.NONE
 
 
 def test_every_strategy_ends_in_none() -> None:

@@ -174,6 +174,7 @@ def test_a_question_that_waited_moves_behind_what_was_said_meanwhile(tmp_path: P
         chat = database.create_conversation("x").id
         first = database.append_question(chat, "One")
         mine, later = database.append_question(chat, "Mine"), database.append_question(chat, "Later")
+        assert not database.stand_last(mine.id, {later.id}), "nothing was said meanwhile"
         database.append(chat, first.id, Role.ASSISTANT, "Reply", MessageState.COMPLETE)
         assert database.stand_last(mine.id, {later.id})
         assert [message.content for message in database.branch(chat)] == ["One", "Reply", "Mine"]
@@ -182,15 +183,6 @@ def test_a_question_that_waited_moves_behind_what_was_said_meanwhile(tmp_path: P
         assert database.stand_last(later.id)
         told = ["One", "Reply", "Mine", "To mine", "Later"]
         assert [message.content for message in database.branch(chat)] == told
-
-
-def test_one_that_stands_before_others_that_wait_stays_there(tmp_path: Path) -> None:
-    with closing(Database(tmp_path / "chats.db")) as database:
-        chat = database.create_conversation("x").id
-        mine = database.append_question(chat, "Mine")
-        later = database.append_question(chat, "Later")
-        assert not database.stand_last(mine.id, {later.id})
-        assert [message.content for message in database.branch(chat)] == ["Mine", "Later"]
 
 
 def test_a_question_stays_on_its_branch_where_the_user_has_gone_to_another(tmp_path: Path) -> None:
